@@ -17,8 +17,8 @@ import numpy.typing as npt
 from calibration.robust import minimise
 from calibration.write import rounded, save
 from phalanx.cost.hardware.columns import take
-from phalanx.cost.kernels import fitted as shipped
-from phalanx.cost.kernels.fitted import COMMON
+from phalanx.cost.kernels import chip as shipped
+from phalanx.cost.kernels.chip import COMMON
 from phalanx.validate.kernels import KINDS, LEFT_OUT, Measured, chips_of, measured
 
 Floats = npt.NDArray[np.float64]

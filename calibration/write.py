@@ -9,7 +9,7 @@ from typing import Any
 
 from calibration.links import KEYS
 from phalanx.cost.analytic import fitted_constants
-from phalanx.validate import left_out
+from phalanx.validate import prediction_error
 
 # The published runs that determine an owner's constants.
 ORIGINS = {
@@ -74,10 +74,10 @@ def _origin(owner: str) -> str:
 
 
 def write_left_out(name: str, kinds: Sequence[str], constants: Mapping[str, float]) -> None:
-    """Replace one entry of `phalanx.validate.left_out`: the constants fitted without these kinds of runs, as far as
-    they differ from those that ship, with four digits each."""
+    """Replace one entry of `phalanx.validate.prediction_error`: the constants fitted without these kinds of runs, as
+    far as they differ from those that ship, with four digits each."""
     shipped = fitted_constants.fitted_constants()
     changed = {key: value for key, value in rounded(constants).items() if shipped.get(key) != value}
-    known = json.loads(left_out.FILE.read_text()) if left_out.FILE.exists() else {}
+    known = json.loads(prediction_error.FILE.read_text()) if prediction_error.FILE.exists() else {}
     known[name] = {"kinds": list(kinds), "constants": changed}
-    left_out.FILE.write_text(json.dumps(known, indent=1, sort_keys=True) + "\n")
+    prediction_error.FILE.write_text(json.dumps(known, indent=1, sort_keys=True) + "\n")

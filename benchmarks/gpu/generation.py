@@ -15,13 +15,12 @@ from typing import Any
 import torch
 
 from benchmarks.gpu.sizes import SIZES, TINY, Size
-from phalanx.cost.memory.kv_cache import cache_bytes
+from phalanx.cost.memory.state import cache_bytes
 from phalanx.infer.generate import BatchedGeneration
 from phalanx.infer.sampling import Sampling
 from phalanx.runtime.comm.communicator import Comm
 from phalanx.runtime.process.environment import ALONE
-from phalanx.schedule.generation.policy import BatchingPolicy
-from phalanx.schedule.generation.scheduler import Request
+from phalanx.schedule.generation import BatchingPolicy, Request
 from phalanx.spec.files.plan import write_json
 from phalanx.spec.strategy.mesh import mesh
 from phalanx.spec.strategy.spec import Strategy

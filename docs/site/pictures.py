@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from phalanx.report.pictures.files import svg
-from phalanx.textbook.gallery.registry import PICTURES, options_of, picture
+from phalanx.textbook.answers import PICTURES, options_of, picture
 
 HEADS = {
     "hardware": "Chips and links",
@@ -22,14 +22,14 @@ ABOUT = """# Pictures
 
 What a teacher draws on a whiteboard, drawn from the numbers that the commands print.
 
-    phalanx learn draw                                    # the list; with --plot all.html, all of them on one page
+    phalanx learn draw                                    # the list; with --save all.html, all of them on one page
     phalanx learn draw fsdp --model llama3-8b --gpus 64   # as text of 80 columns
-    phalanx learn draw fsdp --plot fsdp.svg               # as SVG; .html: a page; .png: by Chromium, if installed
+    phalanx learn draw fsdp --save fsdp.svg               # as SVG; .html: a page; .png: by Chromium, if installed
 
 Colours are those of Okabe and Ito, which colour-blind readers can tell apart; pictures follow the reader's light or
 dark setting, and name the source of their numbers below. An SVG needs no other file and makes no request.
 
-Commands draw their own subject with `--plot FILE.svg|html|png`, for your model, cluster or run. A picture takes only
+Commands draw their own subject with `--save FILE.svg|html|png`, for your model, cluster or run. A picture takes only
 the options that it depends on, and refuses others; `--json` prints what is drawn as data.
 """
 

@@ -13,16 +13,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.in_process_cli import phalanx
 
-from phalanx.cost.collectives.closed_form import closed_form
-from phalanx.cost.collectives.symbols import FORMULAS
+from phalanx.cost.collectives.closed_form import FORMULAS, closed_form
 from phalanx.runtime.comm.reductions import named
 from phalanx.schedule.collectives.compositions import COMPOSITIONS, DUALS, composed
 from phalanx.schedule.collectives.gossip import fewest_messages
 from phalanx.schedule.collectives.proof import prove
 from phalanx.schedule.collectives.reduction import examine, needs, operands
 from phalanx.schedule.collectives.registry import ALGORITHMS, build
-from phalanx.schedule.errors import Unproved
-from phalanx.spec.errors import InputError
+from phalanx.spec.errors import InputError, Unproved
 
 
 def value(text: str, p: int, n: float, m: int) -> float:

@@ -114,7 +114,7 @@ _MEANT = {
     ("tables", "memory", "model"): ["--model", "llama3-8b"],
     ("tables", "memory", "strategy"): [*_ASKED, "--strategy", "tp=2"],
     ("tables", "roofline", "params"): ["--params", "7B"],
-    ("tables", "roofline", "chips"): ["--csv"],
+    ("tables", "roofline", "chips"): ["--save", "csv"],
     ("tables", "roofline", "strategy"): [*_ASKED, "--strategy", "tp=2"],
     ("tables", "scaling", "params"): ["--params", "7B", "--tokens", "1T"],
     ("tables", "scaling", "model"): _ASKED,

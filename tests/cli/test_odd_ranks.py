@@ -38,7 +38,7 @@ def test_measuring_and_training(tmp_path: Path, ranks: int, monkeypatch: pytest.
     sets = tuple(words)
     for command in (
         ("plan", "job.toml", "--out", "plan.json", "--set", "strategy=auto", *sets),
-        ("plan", "job.toml", "--strategy", in_one, "--choices", *sets),
+        ("plan", "job.toml", "--strategy", in_one, "--more", *sets),
         ("explain", "plan.json"),
         ("tables", "comm", "plan.json"),
         ("verify", "job.toml", "--strategy", in_one, *sets),

@@ -10,7 +10,7 @@ import pytest
 import typer
 
 from phalanx.cli.app import COMMANDS, app
-from phalanx.cli.lazy import Entry
+from phalanx.cli.forms import Entry
 
 
 def _after(words: str) -> tuple[str, set[str]]:

@@ -27,7 +27,7 @@ from phalanx.cost.hardware.system import System
 from phalanx.cost.ledger.flops import hardware_flops
 from phalanx.cost.ledger.flow import Held
 from phalanx.cost.ledger.gradient_flows import Types, gradient_flows
-from phalanx.cost.ledger.sharding import sharding
+from phalanx.cost.ledger.policy import sharding
 from phalanx.frameworks.registry import STACKS
 from phalanx.planning.search import space
 from phalanx.planning.search.column_pricing import Pricing

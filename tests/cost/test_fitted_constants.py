@@ -9,7 +9,7 @@ from calibration import write
 from phalanx.cost.analytic import fitted_constants as analytic
 from phalanx.cost.analytic.chips import Generation
 from phalanx.cost.analytic.profile import Profile
-from phalanx.cost.kernels import fitted as kernels
+from phalanx.cost.kernels import chip as kernels
 from phalanx.serving.cost import engines
 
 

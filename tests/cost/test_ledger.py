@@ -14,8 +14,8 @@ from support.strategies import cases
 
 from phalanx.cost.analytic.estimate import estimate, estimate_all
 from phalanx.cost.analytic.profile import profile
+from phalanx.cost.ledger.policy import sharding
 from phalanx.cost.ledger.rank_layout import layout
-from phalanx.cost.ledger.sharding import sharding
 from phalanx.cost.memory.state import model_state
 from phalanx.cost.step.terms import terms
 from phalanx.frameworks.registry import STACKS

@@ -28,8 +28,8 @@ from phalanx.cost.ledger.flow import Flow, Held, totals
 from phalanx.cost.ledger.gradient_flows import Types, gradient_flows, summed_copies, tied_embedding
 from phalanx.cost.ledger.layer_flows import boundaries, layer_flows, messages
 from phalanx.cost.ledger.model_shape import Shape, shape
+from phalanx.cost.ledger.policy import sharding
 from phalanx.cost.ledger.rank_layout import Layout, layout
-from phalanx.cost.ledger.sharding import sharding
 from phalanx.cost.step.terms import terms
 from phalanx.schedule.event import INSIDE
 from phalanx.schedule.gradients.sharding import sharding_of

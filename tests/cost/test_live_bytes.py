@@ -14,14 +14,14 @@ from support.sizes import examples
 from support.strategies import cases, evenly
 
 from phalanx.cost.analytic.memory import memory
-from phalanx.cost.analytic.precision import typed
+from phalanx.cost.analytic.option_effects import typed
 from phalanx.cost.analytic.profile import profile
 from phalanx.cost.ledger.flow import Held
 from phalanx.cost.ledger.gradient_flows import expert_ranks, experts_apart, parameters_of
 from phalanx.cost.ledger.live_bytes import end_bytes, flights, live_bytes, sliced_head, state_bytes
 from phalanx.cost.ledger.model_shape import shape
+from phalanx.cost.ledger.policy import sharding
 from phalanx.cost.ledger.rank_layout import layout
-from phalanx.cost.ledger.sharding import sharding
 from phalanx.cost.memory.state import model_state
 from phalanx.cost.step.expand import expand
 from phalanx.cost.step.terms import terms

@@ -19,8 +19,7 @@ from phalanx.observation.diff import differences, exactly, memory_differences
 from phalanx.observation.trainer.step import record_step
 from phalanx.schedule.event import Event
 from phalanx.schedule.layers.routing import balanced, most, routed
-from phalanx.schedule.layout import Layout
-from phalanx.schedule.unit_classes import repeat_of
+from phalanx.schedule.layout import Layout, repeat_of
 from phalanx.spec.cluster import presets as clusters
 from phalanx.spec.files.job_file import build, make_model
 from phalanx.spec.job import DTYPE_BYTES, Job, Precision

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from phalanx.cost.analytic.estimate import estimate
-from phalanx.cost.analytic.precision import typed
+from phalanx.cost.analytic.option_effects import typed
 from phalanx.cost.analytic.profile import profile
 from phalanx.cost.memory.state import model_state
 from phalanx.cost.step.predict import predict

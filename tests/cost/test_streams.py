@@ -7,12 +7,12 @@ from dataclasses import replace
 import pytest
 
 from phalanx.cost.step.expand import expand
-from phalanx.cost.step.streams import Timed, exposed, gathered_bytes, timed
 from phalanx.planning.lookup import model_named
 from phalanx.schedule.event import Event
 from phalanx.schedule.layout import Layout
 from phalanx.spec.files.job_file import make_strategy
 from phalanx.spec.job import Job, Precision
+from phalanx.textbook.gallery.data_parallel import Timed, exposed, gathered_bytes, timed
 
 
 def _events(line: str, layers: int = 3) -> tuple[Event, ...]:

@@ -12,8 +12,7 @@ from phalanx.cost.memory.state import model_state
 from phalanx.cost.step.expand import expand
 from phalanx.cost.step.predict import predict
 from phalanx.cost.step.terms import terms
-from phalanx.schedule.layout import Layout
-from phalanx.schedule.unit_classes import unit_class
+from phalanx.schedule.layout import Layout, unit_class
 from phalanx.spec.cluster import presets as clusters
 from phalanx.spec.files.job_file import build, make_strategy
 from phalanx.spec.job import Job, Precision

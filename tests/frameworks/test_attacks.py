@@ -24,7 +24,7 @@ from phalanx.frameworks.script import comment, words
 from phalanx.frameworks.yaml import document as yaml_of
 from phalanx.serving import plan_file as serving
 from phalanx.serving.answer import launch, manifest
-from phalanx.shared_cluster.placement import torchrun
+from phalanx.shared_cluster.placement.answer import torchrun
 from phalanx.shared_cluster.topology import hostlist, slurm
 from phalanx.spec.errors import InputError
 from phalanx.spec.files import plan
@@ -84,7 +84,7 @@ def test_a_host_is_named_by_letters_and_digits(name: str) -> None:
             hostlist.expand(text)
     with pytest.raises(InputError, match="is not the name of a host"):
         slurm.launch([name], [0], 1, "hostfile")
-    assert not _ran(torchrun.commands([name], [0]))  # and if one came in another way, it is a word
+    assert not _ran(torchrun([name], [0]))  # and if one came in another way, it is a word
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from phalanx.answers.query import Configured, Query
 from phalanx.answers.question import read, resolve
 from phalanx.answers.read import read as configuration
 from phalanx.frameworks.registry import DOCUMENTED
-from phalanx.report.improve import view
+from phalanx.report.read import improvement
 from phalanx.spec.errors import InputError
 
 LLAMA = """torchrun --nnodes 8 --nproc_per_node 8 pretrain_gpt.py --num-layers 80 --hidden-size 8192
@@ -111,7 +111,7 @@ def test_plan_from_writes_the_plan_and_prints_the_settings(tmp_path: Path) -> No
 
 
 def test_the_settings_are_a_table() -> None:
-    (sheet,) = view(improved(SLOW)).sheets
+    (sheet,) = improvement(improved(SLOW)).sheets
     assert "--recompute-granularity" in sheet.as_csv()
     assert "leave out" in sheet.as_csv()
 

@@ -24,15 +24,15 @@ import pytest
 from support.fresh_process import in_fresh_process
 from support.stack_programs import Program
 
-from phalanx.cost.analytic.precision import typed
+from phalanx.cost.analytic.option_effects import typed
 from phalanx.cost.analytic.profile import Profile, profile
 from phalanx.cost.ledger.flow import Held, totals
 from phalanx.cost.ledger.gradient_flows import Types, gradient_flows, parameters_of, summed_copies
 from phalanx.cost.ledger.layer_flows import boundaries, layer_flows, messages
 from phalanx.cost.ledger.live_bytes import live_bytes, state_bytes
 from phalanx.cost.ledger.model_shape import shape
+from phalanx.cost.ledger.policy import sharding
 from phalanx.cost.ledger.rank_layout import layout
-from phalanx.cost.ledger.sharding import sharding
 from phalanx.observation.observe import observe
 from phalanx.schedule.observation import RankObservation
 from phalanx.schedule.pipeline.stages import rank_of

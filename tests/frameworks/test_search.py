@@ -15,15 +15,14 @@ from phalanx.cli.app import app
 from phalanx.frameworks.registry import DOCUMENTED, facts
 from phalanx.frameworks.stack import of_strategy
 from phalanx.planning.lookup import cluster_named, model_named, pricing_by_gpus
-from phalanx.planning.search import condition_cost, planner, space
+from phalanx.planning.search import planner, space, variations
 from phalanx.planning.search.column_pricing import Pricing
-from phalanx.planning.search.compare_stacks import compare
-from phalanx.planning.search.condition_cost import condition_costs
 from phalanx.planning.search.limits import conditions
 from phalanx.planning.search.planner import answer, best_on
 from phalanx.planning.search.priced import price
 from phalanx.planning.search.refine import refined
 from phalanx.planning.search.strategy_columns import ORDERS, Options
+from phalanx.planning.search.variations import compare, condition_costs
 from phalanx.report.predict import heading
 from phalanx.schedule.pipeline.given_layout import given_blocks
 from phalanx.spec.cluster.spec import GIB
@@ -92,7 +91,7 @@ def test_conditions_hold_of_all_that_is_found(line: str) -> None:
 
 
 def test_a_condition_costs_what_it_takes_longer(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(condition_cost, "_PATIENCE_S", float("inf"))
+    monkeypatch.setattr(variations, "_PATIENCE_S", float("inf"))
     line = "tp=8, pp=2"
     found = best_on(pricing("megatron-core", line=line), 16)
     assert found is not None

@@ -14,9 +14,7 @@ from support.sizes import examples, sampled
 from phalanx.cost.step.generation import generating
 from phalanx.infer.sampling import Sampling, choose, uniform
 from phalanx.runtime.process.environment import ALONE
-from phalanx.schedule.generation.batch import Batch, Slot
-from phalanx.schedule.generation.policy import BatchingPolicy
-from phalanx.schedule.generation.scheduler import Request, Scheduler
+from phalanx.schedule.generation import Batch, BatchingPolicy, Request, Scheduler, Slot
 from phalanx.spec.errors import InputError
 from phalanx.spec.files.job_file import build
 from phalanx.spec.model.families import complete

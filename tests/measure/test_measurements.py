@@ -22,8 +22,7 @@ from phalanx.cost.step.terms import terms
 from phalanx.measure import nccl_tests, steal_time
 from phalanx.measure.collectives import tensors
 from phalanx.measure.fit import robust_line
-from phalanx.measure.links import SIZES, measure_gamma, measure_tier
-from phalanx.measure.ping_pong import BETWEEN, INSIDE, partner
+from phalanx.measure.links import BETWEEN, INSIDE, SIZES, measure_gamma, measure_tier, partner
 from phalanx.measure.steal_time import TimedRounds
 from phalanx.planning.auto.transport import choose
 from phalanx.report.measure import picture, plot, rates, title
@@ -252,7 +251,7 @@ def test_nccl_tests_that_say_too_little_are_refused(tmp_path: Path) -> None:
 
 def test_nccl_tests_become_a_cluster_that_plans(tmp_path: Path) -> None:
     (tmp_path / "n.txt").write_text(NCCL)
-    words = ("measure", "nccl-tests", "n.txt", "--preset", "dgx-h100", "--out", "c.toml", "--plot", "c.svg")
+    words = ("measure", "nccl-tests", "n.txt", "--preset", "dgx-h100", "--out", "c.toml", "--save", "c.svg")
     code, out, err = phalanx(tmp_path, *words)
     assert (code, err) == (0, "wrote c.toml\nwrote c.svg\n")
     assert "all_reduce of 4 ranks on 2 hosts over native: 20 µs + 0.09999 ns/B, n* = 195.3 KiB, error 0%" in out
@@ -307,7 +306,7 @@ def test_a_file_that_does_not_exist(tmp_path: Path) -> None:
     ("words", "said"),
     [
         (("--out", "no/x.toml"), "--out = 'no/x.toml': cannot be written; make its folder first"),
-        (("--plot", "."), "--plot = '.': is a folder; name a file in it"),
+        (("--save", "."), "--save = '.': is a folder; name a file in it"),
         (
             ("--dtype", "float33"),
             "--dtype = 'float33': is not a type to compute in; did you mean float32 or float64?",

@@ -27,8 +27,7 @@ from phalanx.schedule.layout import Layout
 from phalanx.spec.files import job_file
 from phalanx.spec.files.job_file import build, make_strategy
 from phalanx.spec.job import Precision
-from phalanx.spec.model.families import complete
-from phalanx.spec.model.from_hugging_face import from_hugging_face
+from phalanx.spec.model.families import complete, from_hugging_face
 from phalanx.spec.model.spec import ModelSpec, Parameter, parameters
 from phalanx.spec.strategy.mesh import mesh
 from phalanx.training.training_step import Training

@@ -11,9 +11,8 @@ from phalanx.nn.hugging_face.names import NAMINGS
 from phalanx.spec.errors import InputError
 from phalanx.spec.files import plan
 from phalanx.spec.files.job_file import build, make_model
-from phalanx.spec.model.families import FAMILIES, Family, complete
+from phalanx.spec.model.families import FAMILIES, Family, complete, to_hugging_face
 from phalanx.spec.model.spec import ModelSpec
-from phalanx.spec.model.to_hugging_face import to_hugging_face
 
 SIZES = {"vocab": 61, "hidden": 16, "layers": 2, "heads": 2, "ffn": 40, "max_seq": 16}
 

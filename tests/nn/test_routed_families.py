@@ -17,8 +17,8 @@ from support.sizes import examples
 from phalanx.nn.init import create, fill_buffers
 from phalanx.nn.weight_files import open_weights
 from phalanx.spec.files.job_file import make_model
+from phalanx.spec.model.families import to_hugging_face
 from phalanx.spec.model.presets import PRESETS
-from phalanx.spec.model.to_hugging_face import to_hugging_face
 
 
 @st.composite

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from phalanx.nn import routing
 from phalanx.nn.routing import Losses
-from phalanx.observation.parity.router_ties import first_flip, tied
+from phalanx.observation.parity.parity import first_flip, tied
 from phalanx.schedule.layers.routing import balanced, most
 from phalanx.spec.errors import InputError
 from phalanx.spec.model.mechanisms import Experts

@@ -23,7 +23,7 @@ from phalanx.answers import observe as command
 from phalanx.cost.step.expand import expand
 from phalanx.observation.observe import observe as phalanx_observe
 from phalanx.observation.unobservable import Unobservable
-from phalanx.planning.explain.observed_against_plan import compare
+from phalanx.planning.explain.observed import compare_with_plan
 from phalanx.schedule.layout import Layout
 from phalanx.schedule.observation import BackwardStart, Observation, Observed, RankObservation
 from phalanx.schedule.observation_file import from_json, to_json
@@ -204,8 +204,8 @@ def test_a_program_is_compared_with_a_plan() -> None:
 
         return Observation("train.py", 2, {}, "cpu", "2.13", (rank(0), rank(1, *more)))
 
-    assert not any(d.differs for d in compare(seen(), plan))
-    (difference,) = [d for d in compare(seen(scatter), plan) if d.differs]
+    assert not any(d.differs for d in compare_with_plan(seen(), plan))
+    (difference,) = [d for d in compare_with_plan(seen(scatter), plan) if d.differs]
     assert difference.rank == 1
     assert difference.what == "reduce_scatter of 2 ranks, backward"
     assert difference.program_count == difference.plan_count + 1

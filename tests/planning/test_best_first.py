@@ -20,8 +20,7 @@ from phalanx.planning.explain.exact import ExactSubject
 from phalanx.planning.explain.lint import lint
 from phalanx.planning.search import best_first as searching
 from phalanx.planning.search import branch_and_bound, space, strategy_columns
-from phalanx.planning.search.best_first import OPTIONS, price, search
-from phalanx.planning.search.lower_bounds import Bounds, _corners, _least
+from phalanx.planning.search.best_first import OPTIONS, Bounds, _corners, _least, price, search
 from phalanx.schedule.pipeline.schedules import SCHEDULES, build
 from phalanx.schedule.pipeline.stages import check
 from phalanx.spec.cluster import presets as clusters

@@ -77,7 +77,7 @@ def test_the_tree_as_json_has_the_leaves_and_the_path_of_a_job(tmp_path: Path) -
         assert node["question"] == step["question"]
         node = node[step["answer"]]
     assert (node["rule"], node["strategy"]) == (marked["rule"], marked["strategy"])
-    assert phalanx(tmp_path, "learn tree --csv")[0] == 2
+    assert phalanx(tmp_path, "learn tree --save csv")[0] == 2
 
 
 def _lines(node: dict[str, Any]) -> list[str]:

@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 from support.in_process_cli import error_of, phalanx
 
 from phalanx.planning.placement import axis_groups, axis_names, groups_of, in_order
-from phalanx.report.gallery.mesh import nodes, slices
-from phalanx.report.mesh_layout import cube, ranges
+from phalanx.report.gallery.mesh import cube, nodes, ranges, slices
 from phalanx.report.pictures.files import svg, text
 from phalanx.spec.cluster.presets import preset
 from phalanx.spec.strategy.spec import AXES, Strategy

@@ -11,7 +11,7 @@ from support.in_process_cli import phalanx
 
 from phalanx.planning.explain.analytic import AnalyticSubject
 from phalanx.planning.lookup import cluster_named, model_named, pricing_by_gpus
-from phalanx.planning.search import refine, space, why_not
+from phalanx.planning.search import priced, refine, space
 from phalanx.planning.search.neighbours import neighbours
 from phalanx.planning.search.planner import answer
 from phalanx.planning.search.priced import price
@@ -106,7 +106,7 @@ def test_a_wide_tensor_group_is_said_to_leave_the_node():
     )
     lines = [parse(f"dp={d},zero=1,tp={t},sp=1,pp=8") for d, t in ((16, 8), (8, 16))]
     eight, sixteen = price(question, [Strategy(**line | {"sp": True}) for line in lines])
-    assert "tp=16 leaves the node" in why_not.why_not(sixteen, eight, question)
+    assert "tp=16 leaves the node" in priced.why_not(sixteen, eight, question)
 
 
 def test_memory_as_objective_takes_less_of_it_and_at_most_ten_percent_more_time():

@@ -20,9 +20,8 @@ from phalanx.cost.ledger.flow import Held, totals
 from phalanx.cost.ledger.gradient_flows import Types, gradient_flows
 from phalanx.cost.ledger.live_bytes import Keeps, state_bytes
 from phalanx.cost.ledger.model_shape import shape
-from phalanx.cost.ledger.policy import Policy
+from phalanx.cost.ledger.policy import Policy, sharding
 from phalanx.cost.ledger.rank_layout import layout
-from phalanx.cost.ledger.sharding import sharding
 from phalanx.planning.explain import operators
 from phalanx.planning.search.column_pricing import Pricing
 from phalanx.planning.tables import textbook

@@ -14,7 +14,7 @@ from xml.etree import ElementTree
 import pytest
 from support.in_process_cli import error_of, phalanx, text_of
 
-from phalanx.planning.explain.regimes import regime
+from phalanx.planning.explain.explanation import regime
 from phalanx.planning.lookup import cluster_named, model_named, pricing_by_gpus
 from phalanx.planning.search.limits import conditions
 from phalanx.planning.tables import switch_levels, textbook
@@ -217,14 +217,14 @@ def test_each_table_prints_as_text_json_and_csv(tmp_path, words):
     out = text_of(tmp_path, *words)
     assert "─" in out
     sheets = json.loads(phalanx(tmp_path, *words, "--json")[1])["tables"]
-    text = phalanx(tmp_path, *words, "--csv")[1]
+    text = phalanx(tmp_path, *words, "--save", "csv")[1]
     read = [list(csv.DictReader(io.StringIO(part))) for part in text.split("\n\n")]
     assert [len(part) for part in read] == [len(sheet["rows"]) for sheet in sheets]
     assert list(read[0][0]) == list(sheets[0]["rows"][0])
 
 
 def test_tables_are_drawn(tmp_path):
-    words = ("tables", "memory", "--params", "7B", "--plot", "memory.svg")
+    words = ("tables", "memory", "--params", "7B", "--save", "memory.svg")
     assert phalanx(tmp_path, *words)[0] == 0
     drawn = ElementTree.parse(tmp_path / "memory.svg").getroot()
     of_ranks = drawn.findall("{*}svg")[2]  # after the bytes of a parameter and the memory wall
@@ -249,24 +249,24 @@ def test_tables_are_drawn(tmp_path):
         "8",
         "--seq",
         "64",
-        "--plot",
+        "--save",
         "s.svg",
     )
     assert phalanx(tmp_path, *words)[0] == 0
     text = (tmp_path / "s.svg").read_text()
     assert all(f">{name}</text>" in text for name in ("efficiency", "MFU", "communication", "strong: one batch"))
-    assert phalanx(tmp_path, "tables roofline --plot r.svg")[0] == 0
+    assert phalanx(tmp_path, "tables roofline --save r.svg")[0] == 0
     assert "H100: 295" in (tmp_path / "r.svg").read_text()
-    line = ("tables", "comm", "--params", "7B", "--plot", "r.gif")
-    assert "name a .svg or .html or .png file" in error_of(tmp_path, *line)
+    line = ("tables", "comm", "--params", "7B", "--save", "r.gif")
+    assert "name a .svg or .html or .png or .csv file" in error_of(tmp_path, *line)
 
 
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("tables", "memory", "--params", "7B", "--plot", "no/where.svg"), "make its folder first"),
+        (("tables", "memory", "--params", "7B", "--save", "no/where.svg"), "make its folder first"),
         (
-            ("tables", "scaling", "--params", "7B", "--tokens", "1T", "--plot", "no/where.svg"),
+            ("tables", "scaling", "--params", "7B", "--tokens", "1T", "--save", "no/where.svg"),
             "make its folder first",
         ),
         (("tables", "memory", "--seq", "8"), "--model, --cluster"),

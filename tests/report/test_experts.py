@@ -39,7 +39,7 @@ def test_it_is_shown(tmp_path: Path) -> None:
     assert "2.00" in shown
     told = json.loads(phalanx(tmp_path, "report experts", str(folder), "--json")[1])
     assert told["stretches"][1]["busiest"] == {"0": 2.0, "1": 1.5}
-    assert phalanx(tmp_path, "report experts", str(folder), "--plot", "e.svg")[0] == 0
+    assert phalanx(tmp_path, "report experts", str(folder), "--save", "e.svg")[0] == 0
     drawn = (tmp_path / "e.svg").read_text()
     assert "1.50 x the mean" in drawn
     assert "expert 1" in drawn

@@ -9,8 +9,7 @@ import pytest
 from rich.console import Console
 
 from phalanx.cli.terminal import console
-from phalanx.report.fit import print_fitted
-from phalanx.report.style import size, table
+from phalanx.report.style import print_fitted, size, table
 
 _LINE = "dp=16,zero=2,shard=2,tp=2,sp=1,pp=2,virtual=16,schedule=interleaved,micro_batch=4,order=dp/pp/cp/tp"
 

@@ -20,8 +20,8 @@ from support.quick_runs import JOB
 
 from phalanx.report.html.page import Section, page
 from phalanx.report.html.proof import observation
-from phalanx.report.html.run import _timeline
 from phalanx.report.pictures.figure import Bar, Bars, Lane, LaneBlock, Timeline
+from phalanx.report.run_page import _timeline
 from phalanx.schedule.observation_file import from_json
 from phalanx.spec.strategy.spec import Strategy
 
@@ -66,8 +66,8 @@ def _checked(text: str) -> dict[str, Any]:
 def here(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("reports")
     strategy = ("--strategy", "pp=4,virtual=2,schedule=interleaved")
-    assert phalanx(folder, "plan", *QUESTION, *strategy, "--report", "plan.html")[0] == 0
-    assert phalanx(folder, "compare plan.json tp=8,zero=1 --report compare.html")[0] == 0
+    assert phalanx(folder, "plan", *QUESTION, *strategy, "--save", "plan.html")[0] == 0
+    assert phalanx(folder, "compare plan.json tp=8,zero=1 --save compare.html")[0] == 0
     run = folder / "runs" / "one"
     run.mkdir(parents=True)
     shutil.copy(folder / "plan.json", run)
@@ -89,14 +89,14 @@ def here(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (run / "recorded.json").write_text(json.dumps({"step_time_s": 2.0, "memory_bytes": 2**30, "timeline": None}))
     assert phalanx(folder, "report runs/one")[0] == 0
     for name in ("memory", "comm"):
-        assert phalanx(folder, "tables", name, "--params", "7B", "--plot", f"{name}.html")[0] == 0
+        assert phalanx(folder, "tables", name, "--params", "7B", "--save", f"{name}.html")[0] == 0
     small = ("--model", "gpt2", *QUESTION[2:4], "--gpus", "2,4", "--batch", "8", "--seq", "64")
-    assert phalanx(folder, "tables scaling", *small, "--plot", "scaling.html")[0] == 0
+    assert phalanx(folder, "tables scaling", *small, "--save", "scaling.html")[0] == 0
     large = ("--model", "llama3-405b", "--cluster", "dgx-h100", "--gpus", "1024", "--batch", "1024", "--seq", "8192")
     strategy = ("--strategy", "dp=8,zero=1,tp=4,sp=1,pp=32,virtual=4,schedule=interleaved")
-    assert phalanx(folder, "plan", *large, *strategy, "--out", "large.json", "--report", "large.html")[0] == 0
+    assert phalanx(folder, "plan", *large, *strategy, "--out", "large.json", "--save", "large.html")[0] == 0
     (folder / "job.toml").write_text(JOB)
-    assert phalanx(folder, "verify job.toml --strategy tp=2 --report verify.html")[0] == 0
+    assert phalanx(folder, "verify job.toml --strategy tp=2 --save verify.html")[0] == 0
     return folder
 
 
@@ -203,8 +203,7 @@ def test_of_a_thousand_ranks_each_stage_is_drawn_and_who_is_slow_is_named() -> N
         (("report", "runs/none"), "is no folder of a run; name one"),
         (("report", "runs/broken"), "line 1 of metrics.jsonl is of no run of this version"),
         (("report", "runs/one", "--out", "no/where.html"), "make its folder first"),
-        (("plan", *QUESTION, "--report", "no/where.html"), "make its folder first"),
-        (("plan", "job.toml", "--report", "x.html"), "--report: no such option"),
+        (("plan", *QUESTION, "--save", "no/where.html"), "make its folder first"),
     ],
 )
 def test_what_cannot_be_shown_is_said(here: Path, words: tuple[str, ...], said: str) -> None:

@@ -34,10 +34,10 @@ from phalanx.spec.cluster.presets import PRESETS as CLUSTERS
 from phalanx.spec.errors import InputError
 from phalanx.spec.job import Job
 from phalanx.spec.model.presets import PRESETS as MODELS
-from phalanx.spec.strategy.compression import parse
+from phalanx.spec.strategy.compressors import parse
 from phalanx.spec.strategy.spec import Strategy
+from phalanx.textbook.answers import PICTURES, options_of, picture
 from phalanx.textbook.gallery.data_parallel import times_less
-from phalanx.textbook.gallery.registry import PICTURES, options_of, picture
 
 _TEXT, _GROUP = "{http://www.w3.org/2000/svg}text", "{http://www.w3.org/2000/svg}g"
 

@@ -21,8 +21,7 @@ from support.strategies import COMPRESSORS, TRANSPORTS, cases
 import phalanx
 from phalanx.observation.parity.parity import BOUNDS
 from phalanx.runtime.data_parallel.compression import RUNTIME
-from phalanx.runtime.data_parallel.compression.codec import Code
-from phalanx.runtime.data_parallel.compression.quantized import Quantised
+from phalanx.runtime.data_parallel.compression.quantized import Code, Quantised
 from phalanx.schedule.gradients.buckets import Bucket
 from phalanx.spec.errors import InputError
 from phalanx.spec.files.job_file import build
@@ -31,8 +30,7 @@ from phalanx.spec.model.families import complete
 from phalanx.spec.model.spec import ModelSpec, Parameter
 from phalanx.spec.optimizers import Optimizer
 from phalanx.spec.strategy import compressors
-from phalanx.spec.strategy.compression import parse
-from phalanx.spec.strategy.compressors import BLOCK, elements_sent, factors, max_elements
+from phalanx.spec.strategy.compressors import BLOCK, elements_sent, factors, max_elements, parse
 from phalanx.spec.strategy.legality import require_runnable
 from phalanx.spec.strategy.spec import Strategy
 

@@ -23,7 +23,7 @@ from support.struck_runs import Stroke, begin, folder_of_runs, nothing_is_left, 
 
 from phalanx.runs.resume import on_ranks
 from phalanx.runtime.checkpoint.store import steps
-from phalanx.runtime.process import status, watchdog
+from phalanx.runtime.process import agent, status
 from phalanx.runtime.process.status import StatusPage
 from phalanx.spec.errors import InputError
 from phalanx.spec.job import Job
@@ -175,19 +175,19 @@ def test_who_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
         two.now("forward of micro-batch 4")
     now_s = time.monotonic() + 10
     read = status.read(tmp_path)
-    late = watchdog.late(read, now_s, 9.0)
+    late = agent.late(read, now_s, 9.0)
     assert late is not None
     assert (late.ranks, late.what.text, late.waiting) == ((2,), "all_reduce of b", (1,))
-    assert watchdog.describe_late(late, read, now_s).startswith(
+    assert agent.describe_late(late, read, now_s).startswith(
         "rank 2 has not arrived at all_reduce of b: last seen in forward of micro-batch 4, 10.0 s ago"
     )
-    assert watchdog.late(read, now_s, 11.0) is None  # not for longer than the timeout
+    assert agent.late(read, now_s, 11.0) is None  # not for longer than the timeout
     two.arrive("all_reduce of b", "tp", (1, 2))
-    late = watchdog.late(status.read(tmp_path), now_s, 9.0)
+    late = agent.late(status.read(tmp_path), now_s, 9.0)
     assert late is not None
     assert (late.ranks, late.waiting) == ((1,), (0,))
     one.arrive("all_reduce of a", "dp", (0, 1))
-    assert watchdog.late(status.read(tmp_path), now_s, 9.0) is None  # all have met, and compute
+    assert agent.late(status.read(tmp_path), now_s, 9.0) is None  # all have met, and compute
 
 
 def test_who_is_waited_for_in_a_pipeline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -200,7 +200,7 @@ def test_who_is_waited_for_in_a_pipeline(tmp_path: Path, monkeypatch: pytest.Mon
     second.now("forward of chunk 1 of micro-batch 2")
     last.now("forward of chunk 2 of micro-batch 1")
     now_s = time.monotonic() + 10
-    late = watchdog.late(status.read(tmp_path), now_s, 9.0)
+    late = agent.late(status.read(tmp_path), now_s, 9.0)
     assert late is not None
     assert (late.ranks, late.what.text, late.waiting) == ((2,), "message to 2, again", (0,))
 
@@ -210,7 +210,7 @@ def stopped() -> Iterator[int]:
     """A process that is stopped."""
     process = subprocess.Popen(["sleep", "60"])
     process.send_signal(signal.SIGSTOP)
-    while not watchdog.is_stopped(process.pid):
+    while not agent.is_stopped(process.pid):
         time.sleep(0.01)
     yield process.pid
     process.kill()
@@ -230,7 +230,7 @@ def test_a_stopped_rank_is_named_and_not_who_waits_for_it(
     def named() -> tuple[tuple[int, ...], str]:
         read = status.read(tmp_path)
         read[3] = replace(read[3], pid=stopped)
-        return watchdog.overdue(read, time.monotonic() + 10, 9.0)
+        return agent.overdue(read, time.monotonic() + 10, 9.0)
 
     assert named()[0] == (3,)  # whom nobody waits for yet
     for page in four[:2]:
@@ -254,7 +254,7 @@ def test_who_is_late_as_its_peers_tell(tmp_path: Path, monkeypatch: pytest.Monke
     read, closed = status.read(tmp_path), "RuntimeError: Connection closed by peer [127.0.0.1]:59610"
 
     def said(waited_s: float, words: dict[int, str], ended: dict[int, int]) -> str:
-        return watchdog.described_by_peers(read, words, ended, time.monotonic() + waited_s, 10.0)
+        return agent.described_by_peers(read, words, ended, time.monotonic() + waited_s, 10.0)
 
     named = "rank 2 has not arrived at the object gather"
     assert said(9.5, {0: closed, 1: ""}, {0: 1}).startswith(named)

@@ -17,7 +17,7 @@ from torch import Tensor
 from phalanx.cost.step.predict import predict
 from phalanx.frameworks.registry import DOCUMENTED
 from phalanx.frameworks.subject import subject
-from phalanx.runtime.autograd import narrow_blocks, narrow_product
+from phalanx.runtime.autograd import narrow_product
 from phalanx.runtime.comm.communicator import Comm
 from phalanx.runtime.process.environment import ALONE, World
 from phalanx.spec.cluster.presets import preset
@@ -73,18 +73,18 @@ def _by_hand(x: Tensor, kind: str) -> np.ndarray:
 def test_numbers_are_rounded_as_the_formats_define(rows: int, n: int, seed: int, spread: float, kind: str) -> None:
     x, operands = _drawn(rows, n, seed, spread), NUMBER_FORMATS[kind]
     for lies in (x, x.t().contiguous().t()):
-        numbers, scales, whole = narrow_blocks.to_blocks(lies, kind)
+        numbers, scales, whole = narrow_product.to_blocks(lies, kind)
         held = numbers.nbytes + scales.nbytes
         width = n + -n % operands.multiple
         assert held == rows * operands.bytes_of(width) == rows * width * operands.bytes_per_value
-        values = narrow_blocks.values(numbers, scales, whole)
+        values = narrow_product.values(numbers, scales, whole)
         assert np.array_equal(values[:, :n].double().numpy(), _by_hand(x, kind))
         assert not values[:, n:].any()
 
 
 def test_a_number_between_two_levels_gets_the_even_code() -> None:
     middles = [0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0, 6.0]
-    rounded = narrow_blocks.values(*narrow_blocks.to_blocks(torch.tensor([middles * 2]), "nvfp4"))
+    rounded = narrow_product.values(*narrow_product.to_blocks(torch.tensor([middles * 2]), "nvfp4"))
     assert rounded[0, :8].tolist() == [0.0, 1.0, 1.0, 2.0, 2.0, 4.0, 4.0, 6.0]
 
 
@@ -109,7 +109,7 @@ def test_scales_lie_as_tensor_cores_read_them() -> None:
     """cuBLAS: a tile of 128 x 4 scales; row r of column c is at (r % 32) x 16 + (r / 32) x 4 + c."""
     rows, blocks = 200, 6
     scales = torch.arange(rows * blocks, dtype=torch.int64).remainder(251).to(torch.uint8).view(rows, blocks)
-    laid = narrow_blocks.laid_out(scales)
+    laid = narrow_product.laid_out(scales)
     assert len(laid) == 256 * 8
     for r, c in np.ndindex(rows, blocks):
         tile = (r // 128) * 2 + c // 4

@@ -24,7 +24,7 @@ from phalanx.schedule.pipeline import stages
 from phalanx.schedule.pipeline.actions import Action, live_activations
 from phalanx.schedule.pipeline.proof import prove
 from phalanx.schedule.pipeline.schedules import SCHEDULES, build
-from phalanx.schedule.pipeline.sends import insert_sends
+from phalanx.schedule.pipeline.simulate import insert_sends
 from phalanx.schedule.pipeline.torch_csv import from_csv, to_csv
 from phalanx.spec.job import Job, Precision
 from phalanx.spec.strategy.spec import Strategy

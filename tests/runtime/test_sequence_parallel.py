@@ -31,7 +31,7 @@ from phalanx.runtime.data_parallel import shared_gradients
 from phalanx.runtime.model_parallel import sequence
 from phalanx.runtime.model_parallel.sequence import RankRows
 from phalanx.runtime.process.environment import ALONE, World
-from phalanx.schedule.layers.tensor import chunks
+from phalanx.schedule.layers.collectives import chunks
 from phalanx.schedule.layout import Layout
 from phalanx.spec.errors import InputError
 from phalanx.spec.files.job_file import make_model

@@ -20,9 +20,8 @@ from phalanx.runtime.comm.communicator import Comm
 from phalanx.runtime.comm.recorder import Now
 from phalanx.runtime.comm.timeline import COMPUTE, WAITING, Span, common, length
 from phalanx.runtime.process.environment import ALONE
-from phalanx.runtime.tracing import perfetto
-from phalanx.runtime.tracing.pass_times import passes
-from phalanx.runtime.tracing.perfetto import RankTimeline
+from phalanx.runtime.tracing import timelines
+from phalanx.runtime.tracing.timelines import RankTimeline, passes
 from phalanx.spec.files.job_file import build
 from phalanx.spec.job import Job
 from phalanx.spec.model.families import complete
@@ -105,7 +104,7 @@ def test_the_trace_of_a_step(pool: Pool, tmp_path: Path, transport: str, zero: i
     strategy = Strategy(dp=4, zero=zero, shard=2 if zero else None, micro_batch=1, bucket=0.002)
     job = Job(global_batch=8, seq=8)
     told = pool.run(4, rank_cases.traced_step, SPEC, job, strategy, transport)
-    perfetto.write(tmp_path / "trace.json", [t for t, _ in told], {"step": 3})
+    timelines.write(tmp_path / "trace.json", [t for t, _ in told], {"step": 3})
     written = json.loads((tmp_path / "trace.json").read_text())
     assert [p.name for p in tmp_path.iterdir()] == ["trace.json"]
     assert written["otherData"] == {"step": 3}
@@ -147,7 +146,7 @@ def read(written: dict[str, Any]) -> tuple[dict[int, dict[int | None, str]], dic
 def test_what_runs_at_once_has_rows_of_its_own() -> None:
     spans = [Span(str(i), "tp", start, stop) for i, (start, stop) in enumerate([(0, 4), (1, 2), (2, 3), (1.5, 5)])]
     spans.append(Span("f", COMPUTE, 3, 4))
-    rows = perfetto.rows(spans)
+    rows = timelines.rows(spans)
     assert {name: [s.name for s in row] for name, row in rows.items()} == {
         COMPUTE: ["f"],
         "tp": ["0"],
@@ -160,7 +159,7 @@ def test_hosts_are_aligned_by_the_time_of_day(tmp_path: Path) -> None:
     """Two hosts that were started at different times: their own clocks differ, the time of day does not."""
     one = RankTimeline(0, "", 10**18, (Span("a", COMPUTE, 5.0, 6.0),))
     two = RankTimeline(1, "", 10**18 + 3 * 10**9, (Span("b", COMPUTE, 2.5, 3.0),))
-    perfetto.write(tmp_path / "trace.json", [one, two], {})
+    timelines.write(tmp_path / "trace.json", [one, two], {})
     _, drawn = read(json.loads((tmp_path / "trace.json").read_text()))
     assert drawn[0, 0][0]["ts"] == 0
     assert drawn[1, 0][0]["ts"] == pytest.approx(0.5e6)

@@ -11,13 +11,11 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from support.sizes import drawn
 
+from phalanx.schedule.collectives.algorithms import two_trees
 from phalanx.schedule.collectives.ir import Round, Schedule, compose, intervals
 from phalanx.schedule.collectives.proof import prove
-from phalanx.schedule.collectives.prove_all import sweep, variants
-from phalanx.schedule.collectives.registry import ALGORITHMS, build
-from phalanx.schedule.collectives.trees import two_trees
-from phalanx.schedule.errors import Unproved
-from phalanx.spec.errors import InputError
+from phalanx.schedule.collectives.registry import ALGORITHMS, build, sweep, variants
+from phalanx.spec.errors import InputError, Unproved
 
 NAMES = [(op, algorithm) for op, names in ALGORITHMS.items() for algorithm in names]
 

@@ -7,15 +7,15 @@ import random
 import numpy as np
 import pytest
 
-from phalanx.schedule.pipeline import rounds
-from phalanx.schedule.pipeline.rounds import KINDS, in_rounds
+from phalanx.cost.ledger import pipeline_formulas
+from phalanx.cost.ledger.pipeline_formulas import KINDS, in_rounds
 from phalanx.schedule.pipeline.schedules import SCHEDULES, build
 from phalanx.schedule.pipeline.simulate import run
 
 
 @pytest.mark.parametrize("name", SCHEDULES)
 def test_rounds_take_as_long_as_the_actions_one_by_one(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rounds, "_ROOM", 200)  # several parts, too
+    monkeypatch.setattr(pipeline_formulas, "_ROOM", 200)  # several parts, too
     draw, facts = random.Random(name), SCHEDULES[name]
     for _ in range(12):
         ranks, m = draw.randint(1, 9), draw.randint(1, 30)

@@ -8,8 +8,8 @@ import numpy as np
 
 from phalanx.cost.analytic.profile import profile
 from phalanx.cost.hardware.columns import gather
+from phalanx.cost.ledger.policy import sharding
 from phalanx.cost.ledger.rank_layout import layout
-from phalanx.cost.ledger.sharding import sharding
 from phalanx.schedule.gradients.sharding import Sharding, sharding_of
 from phalanx.spec.job import Job
 from phalanx.spec.strategy.spec import Strategy

@@ -26,8 +26,7 @@ from phalanx.schedule.pipeline.stages import check
 from phalanx.shared_cluster.placement import descent, search
 from phalanx.shared_cluster.placement.alternatives import PlacedAlternative
 from phalanx.shared_cluster.placement.carve import FreeBlock, carve
-from phalanx.shared_cluster.placement.fabric import between_groups, on_rails
-from phalanx.shared_cluster.placement.price import PlacedJob
+from phalanx.shared_cluster.placement.price import PlacedJob, between_groups, on_rails
 from phalanx.shared_cluster.placement.report import better
 from phalanx.shared_cluster.placement.search import place
 from phalanx.shared_cluster.topology.hostlist import compress, expand
@@ -289,7 +288,7 @@ def plan(tmp_path_factory) -> Path:
 
 def test_the_command_places_and_compares(plan):
     line = ("cluster", "place", "p.json", "--free", "free.json", "--strategy", "tp=8,dp=2,zero=1")
-    code, out, _ = phalanx(plan, *line, "--json", "--plot", "p.svg")
+    code, out, _ = phalanx(plan, *line, "--json", "--save", "p.svg")
     answer = json.loads(out)
     assert code == 0
     assert {(r["node"], r["gpu"]) for r in answer["ranks"]} == {(f"node{n}", g) for n in range(4) for g in range(4)}

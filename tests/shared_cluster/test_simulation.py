@@ -16,11 +16,11 @@ from hypothesis import strategies as st
 from support.in_process_cli import error_of, phalanx
 from support.sizes import drawn
 
-from phalanx.shared_cluster.simulation.engine import simulate
-from phalanx.shared_cluster.simulation.jobs import TraceJob
 from phalanx.shared_cluster.simulation.nodes import Nodes
 from phalanx.shared_cluster.simulation.outcome import outcome, use_over_time
 from phalanx.shared_cluster.simulation.policy import THRESHOLD, SchedulingPolicy
+from phalanx.shared_cluster.simulation.replay import simulate
+from phalanx.shared_cluster.simulation.trace import TraceJob
 
 _WAYS = [
     *(
@@ -261,7 +261,7 @@ def here(tmp_path_factory):
 
 
 def test_the_command_compares_policies(here):
-    line = ("cluster", "simulate", "--trace", "jobs.csv.xz", "--cluster", "3x8,2x4", "--json", "--plot", "use.svg")
+    line = ("cluster", "simulate", "--trace", "jobs.csv.xz", "--cluster", "3x8,2x4", "--json", "--save", "use.svg")
     code, out, _ = phalanx(here, *line)
     answer = json.loads(out)
     assert code == 0

@@ -18,8 +18,7 @@ from support.hf_configs import configs
 
 from phalanx.spec.errors import InputError
 from phalanx.spec.files.job_file import make_model
-from phalanx.spec.model.families import FAMILIES
-from phalanx.spec.model.from_hugging_face import from_hugging_face
+from phalanx.spec.model.families import FAMILIES, from_hugging_face
 from phalanx.spec.model.presets import PRESETS
 from phalanx.spec.model.spec import ModelSpec, parameters, require_runnable
 

@@ -12,8 +12,7 @@ from phalanx.spec.cluster import presets as clusters
 from phalanx.spec.errors import InputError
 from phalanx.spec.files import job_file
 from phalanx.spec.job import Job, Precision, Train
-from phalanx.spec.model.families import complete
-from phalanx.spec.model.from_hugging_face import from_hugging_face
+from phalanx.spec.model.families import complete, from_hugging_face
 from phalanx.spec.model.spec import ModelSpec, parameters
 from phalanx.spec.strategy import spec
 from phalanx.spec.strategy.legality import require_runnable

@@ -19,8 +19,7 @@ from phalanx.runtime.comm.communicator import Comm
 from phalanx.runtime.comm.recorder import Now
 from phalanx.runtime.process.environment import World
 from phalanx.runtime.tracing.instrument import instrument
-from phalanx.schedule.generation.policy import BatchingPolicy
-from phalanx.schedule.generation.scheduler import Request, pages_of
+from phalanx.schedule.generation import BatchingPolicy, Request, pages_of
 from phalanx.spec.errors import InputError
 from phalanx.spec.model.spec import ModelSpec, Parameter, buffers, parameters
 from phalanx.spec.strategy.generation import require_generation, served

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from phalanx.measure import all_hosts, collectives, microbenchmarks, ping_pong
+from phalanx.measure import all_hosts, collectives, links, microbenchmarks
 from phalanx.measure import links as messages
 from phalanx.measure.collectives import SHARED
 from phalanx.runtime.comm.communicator import Comm
@@ -65,5 +65,5 @@ def measure(world: World) -> ClusterSpec | None:
     collectives._SIZES = collectives._SIZES_BETWEEN = tuple(2**k for k in (10, 14))
     collectives._ROUNDS = collectives._ROUNDS_BETWEEN = 1
     messages.SIZES = (2**10, 2**14)
-    ping_pong._ROUNDS, microbenchmarks._ROUNDS, microbenchmarks._COPIED = (1, 1), 1, {"cpu": 2**16}
+    links._ROUNDS, microbenchmarks._ROUNDS, microbenchmarks._COPIED = (1, 1), 1, {"cpu": 2**16}
     return all_hosts.measure(world, "float32", 1)

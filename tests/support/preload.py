@@ -16,7 +16,7 @@ import phalanx.answers.train
 import phalanx.cli.app
 import phalanx.cli.terminal
 import phalanx.observation.parity.worker
-import phalanx.report.html.run
+import phalanx.report.run_page
 import phalanx.report.train
 import phalanx.runtime.checkpoint.container
 import phalanx.runtime.process.agent

@@ -43,9 +43,9 @@ from phalanx.runtime.process.environment import ALONE, World
 from phalanx.runtime.process.launch import RankFailure
 from phalanx.runtime.process.objects import ForgedMessageError
 from phalanx.runtime.process.rank import named
-from phalanx.runtime.tracing import perfetto
+from phalanx.runtime.tracing import timelines
 from phalanx.runtime.tracing.instrument import Tracker, instrument
-from phalanx.runtime.tracing.pass_times import passes
+from phalanx.runtime.tracing.timelines import passes
 from phalanx.schedule.collectives.ir import Schedule
 from phalanx.schedule.collectives.rank_program import program
 from phalanx.schedule.layers.context import context
@@ -706,7 +706,7 @@ def two_steps(world: World, late_s: float) -> list[dict[str, Any]]:
 
 def traced_step(
     world: World, spec: ModelSpec, job: Job, strategy: Strategy, transport: str
-) -> tuple[perfetto.RankTimeline, int]:
+) -> tuple[timelines.RankTimeline, int]:
     """Return the timeline of the second of two steps, and how many collectives the recorder saw in it."""
     comm = Comm(world, mesh(strategy), over(transport))
     training = Training(spec, job, strategy, comm, seed=0)
@@ -717,7 +717,7 @@ def traced_step(
     with passes(training.model.units(), training.optimizer, comm.timeline, lambda: training.current):
         training.step(batches, lr=1e-3)
     comm.timeline.end()
-    told = perfetto.of_rank(world.rank, comm.mesh.coordinates(world.rank), comm.timeline.spans())
+    told = timelines.of_rank(world.rank, comm.mesh.coordinates(world.rank), comm.timeline.spans())
     gathered = comm.gather_objects(told, "world")
     assert [t.rank for t in gathered] == list(range(world.size))
     comm.barrier()

@@ -6,7 +6,7 @@ What the simulation must equal. A page that is given out twice, or a slot too ma
 from dataclasses import dataclass, field
 from typing import Any
 
-from phalanx.schedule.generation.policy import BatchingPolicy
+from phalanx.schedule.generation import BatchingPolicy
 from phalanx.serving.simulation.deployment import WorkerSpec
 from phalanx.serving.simulation.price import StepPrice
 from phalanx.serving.simulation.requests import Requests

@@ -17,8 +17,8 @@ from phalanx.spec.model.families import complete
 from phalanx.spec.model.spec import ModelSpec
 from phalanx.spec.optimizers import Optimizer
 from phalanx.spec.strategy import compressors
-from phalanx.spec.strategy.compression import parse
-from phalanx.spec.strategy.context import require_context
+from phalanx.spec.strategy.compressors import parse
+from phalanx.spec.strategy.legality import require_context
 from phalanx.spec.strategy.spec import AXES, Strategy, divisors
 from phalanx.spec.strategy.split import require_split
 

@@ -5,15 +5,15 @@ Tests that train with its rates check what is done with them, not their accuracy
 
 from __future__ import annotations
 
-from phalanx.measure import collectives, compressors, kernels, microbenchmarks, worker
+from phalanx.measure import collectives, kernels, microbenchmarks, worker
 from phalanx.measure import links as messages
 
 
 def shorten_kernels() -> None:
     """Let this process measure kernels and compressors at few small sizes, in few rounds."""
     kernels._FULL = kernels._SMALL
-    compressors._SIZES, compressors._ROUNDS = (
-        compressors._SIZES | {"vocab": 64, "hidden": 32, "ffn": 32, "layers": 1},
+    microbenchmarks._SIZES, microbenchmarks._COMPRESSIONS = (
+        microbenchmarks._SIZES | {"vocab": 64, "hidden": 32, "ffn": 32, "layers": 1},
         2,
     )
 

@@ -24,7 +24,7 @@ from phalanx.runtime.tracing.instrument import instrument
 from phalanx.schedule.event import Phase
 from phalanx.schedule.layers import collectives, context
 from phalanx.schedule.layers.context import Context, keys_per_query
-from phalanx.schedule.unit_classes import repeat_of
+from phalanx.schedule.layout import repeat_of
 from phalanx.spec.job import DTYPE_BYTES, DType, Job
 from phalanx.spec.model.spec import ModelSpec, units
 from phalanx.spec.strategy.mesh import mesh

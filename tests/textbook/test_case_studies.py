@@ -9,7 +9,7 @@ from phalanx.planning.search import refine, strategy_columns
 from phalanx.planning.search.priced import price
 from phalanx.schedule.pipeline.stages import check
 from phalanx.spec.strategy.spec import Strategy
-from phalanx.textbook import rules
+from phalanx.textbook import case_studies
 from phalanx.textbook.case_studies import CASES, published, question, sheet, strategy, study
 
 _USED = [c for c in CASES if c.used]
@@ -60,7 +60,7 @@ def test_the_search_is_no_slower_and_says_why():
     assert row[2:4] == (CASES[0].measured_s, found.used_s)
 
 
-@pytest.mark.parametrize("rule", rules.RULES, ids=[r.name for r in rules.RULES])
+@pytest.mark.parametrize("rule", case_studies.RULES, ids=[r.name for r in case_studies.RULES])
 def test_rules_are_legal_on_their_gpus(rule):
     p = question(rule)
     check(strategy(rule), p.model, p.job, rule.gpus)
@@ -68,7 +68,7 @@ def test_rules_are_legal_on_their_gpus(rule):
 
 def test_plain_ddp_of_7b_does_not_fit_80_gb():
     """16 bytes a parameter are 112 GB, whatever is taught; ZeRO is what a search takes."""
-    ddp, zero = rules.sheet(rules.RULES[1:3]).rows
+    ddp, zero = case_studies.rule_sheet(case_studies.RULES[1:3]).rows
     assert ddp[3] is None
     assert "needs" in str(ddp[7])
     assert zero[6] is not None

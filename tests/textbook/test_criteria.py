@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from phalanx.planning.explain import lint
-from phalanx.textbook.rules import CRITERIA, criteria
+from phalanx.textbook.case_studies import CRITERIA, criteria
 
 
 def test_lints_of_the_criteria_exist() -> None:

@@ -1,4 +1,4 @@
-"""`phalanx learn draw` and the pictures of other commands' --plot, from the command line."""
+"""`phalanx learn draw` and the pictures of other commands' --save, from the command line."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from xml.etree import ElementTree
 import pytest
 from support.in_process_cli import error_of, phalanx
 
-from phalanx.textbook.gallery.registry import PICTURES
+from phalanx.textbook.answers import PICTURES
 
 
 def test_the_list_names_every_picture(tmp_path: Path) -> None:
@@ -22,18 +22,18 @@ def test_the_list_names_every_picture(tmp_path: Path) -> None:
 
 
 def test_without_a_name_all_are_drawn(tmp_path: Path) -> None:
-    assert phalanx(tmp_path, "learn draw --plot all.html")[2] == "wrote all.html\n"
+    assert phalanx(tmp_path, "learn draw --save all.html")[2] == "wrote all.html\n"
     assert (tmp_path / "all.html").read_text().count("<svg") == len(PICTURES)
 
 
 def test_a_picture_is_text_file_and_data(tmp_path: Path) -> None:
-    code, out, err = phalanx(tmp_path, "learn draw parameter-bytes --params 10B --plot p.svg")
+    code, out, err = phalanx(tmp_path, "learn draw parameter-bytes --params 10B --save p.svg")
     assert (code, err) == (0, "wrote p.svg\n")
     assert "5.5 B, 55 GB" in out
     assert "5.5 B, 55 GB" in (tmp_path / "p.svg").read_text()
     data = json.loads(phalanx(tmp_path, "learn draw parameter-bytes --json")[1])
     assert [panel["kind"] for panel in data["panels"]] == ["bars", "bars"]
-    assert phalanx(tmp_path, "learn draw stack --plot p.html")[0] == 0
+    assert phalanx(tmp_path, "learn draw stack --save p.html")[0] == 0
     assert "<svg" in (tmp_path / "p.html").read_text()
 
 
@@ -49,10 +49,10 @@ def test_a_picture_is_text_file_and_data(tmp_path: Path) -> None:
             ("learn", "draw", "parameter-bytes", "--ranks", "1" + 400 * "0"),
             "is too much to draw; use at most 10,000,000",
         ),
-        (("learn", "draw", "stack", "--plot", "x.gif"), "name a .svg or .html or .png file"),
-        (("collectives", "show", "ring", "--ranks", "12", "--plot", "x.svg"), "at most 8 ranks"),
-        (("collectives", "table", "--op", "barrier", "--plot", "x.svg"), "name a preset"),
-        (("pipeline", "show", "1f1b", "--micro-batches", "501", "--plot", "x.svg"), "at most 4,000"),
+        (("learn", "draw", "stack", "--save", "x.gif"), "name a .svg or .html or .png or .csv file"),
+        (("collectives", "show", "ring", "--ranks", "12", "--save", "x.svg"), "at most 8 ranks"),
+        (("collectives", "table", "--op", "barrier", "--save", "x.svg"), "name a preset"),
+        (("pipeline", "show", "1f1b", "--micro-batches", "501", "--save", "x.svg"), "at most 4,000"),
     ],
 )
 def test_a_mistake_is_one_line(tmp_path: Path, words: tuple[str, ...], said: str) -> None:
@@ -76,7 +76,7 @@ _PLOTS = (
 
 @pytest.mark.parametrize(("words", "said"), _PLOTS)
 def test_a_command_draws_its_subject(tmp_path: Path, words: tuple[str, ...], said: str) -> None:
-    assert phalanx(tmp_path, *words, "--plot", "x.svg")[0] == 0
+    assert phalanx(tmp_path, *words, "--save", "x.svg")[0] == 0
     text = (tmp_path / "x.svg").read_text()
     assert said in text
     assert "Source: " in text
@@ -87,5 +87,5 @@ def test_a_command_draws_its_subject(tmp_path: Path, words: tuple[str, ...], sai
 @pytest.mark.long
 @pytest.mark.skipif(not shutil.which("chromium"), reason="Chromium is not installed")
 def test_a_png_is_drawn_by_chromium(tmp_path: Path) -> None:
-    assert phalanx(tmp_path, "learn draw stack --plot s.png")[0] == 0
+    assert phalanx(tmp_path, "learn draw stack --save s.png")[0] == 0
     assert (tmp_path / "s.png").read_bytes()[:4] == b"\x89PNG"

@@ -28,8 +28,7 @@ from phalanx.spec.cluster.presets import preset
 from phalanx.spec.cluster.spec import ClusterSpec
 from phalanx.spec.files.job_file import make_model
 from phalanx.spec.job import Job
-from phalanx.spec.strategy.compression import parse
-from phalanx.spec.strategy.compressors import PLACE_BYTES, factors
+from phalanx.spec.strategy.compressors import PLACE_BYTES, factors, parse
 from phalanx.spec.strategy.spec import Strategy
 
 _GPT3 = make_model({"preset": "gpt3-175b"}, Path())[0]

@@ -12,11 +12,11 @@ from phalanx.measure.fit import robust_line
 from phalanx.schedule.collectives.ir import Round, compose, intervals
 from phalanx.schedule.collectives.proof import prove as prove_collective
 from phalanx.schedule.collectives.registry import build as collective
-from phalanx.schedule.errors import Unproved
 from phalanx.schedule.pipeline.actions import Action, PipelineSchedule
 from phalanx.schedule.pipeline.proof import prove
 from phalanx.schedule.pipeline.schedules import build
-from phalanx.schedule.pipeline.sends import insert_sends
+from phalanx.schedule.pipeline.simulate import insert_sends
+from phalanx.spec.errors import Unproved
 
 
 def _without(s: PipelineSchedule, rank: int, kind: str) -> PipelineSchedule:

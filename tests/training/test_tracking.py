@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from phalanx.training.progress import Progress
+from phalanx.training.metrics import Progress
 from phalanx.training.tensorboard import scalars
 
 
@@ -39,7 +39,7 @@ def test_a_log_file_reads_as_columns(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("mfu", [0.99, 1.5])
 def test_more_flops_than_the_machine_has_are_doubted_once(mfu: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("phalanx.training.progress._LINE_EVERY_S", 0.0)
+    monkeypatch.setattr("phalanx.training.metrics._LINE_EVERY_S", 0.0)
     stream = io.StringIO()
     progress = Progress(steps=10, start=0, tokens_per_step=1000, stream=stream)
     for step in range(1, 11):

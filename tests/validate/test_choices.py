@@ -11,13 +11,25 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from phalanx.answers.choices import price_expert, question, score_recipe, score_sweep
+from phalanx.answers.validate import price_expert, question, score_recipe, score_sweep
 from phalanx.cli.app import app
 from phalanx.spec.strategy.spec import Strategy
 from phalanx.validate import records
-from phalanx.validate.choices import MANY, PublishedSweep, differing, question_name, ran, recipes, sweeps
+from phalanx.validate.choices import (
+    MANY,
+    MODULES,
+    OFFLOAD,
+    SOME_BLOCKS,
+    PublishedSweep,
+    differing,
+    option,
+    options_of,
+    question_name,
+    ran,
+    recipes,
+    sweeps,
+)
 from phalanx.validate.from_row import Case, cases
-from phalanx.validate.recipe_options import MODULES, OFFLOAD, SOME_BLOCKS, option, options_of
 
 
 @pytest.fixture(scope="module")

@@ -56,7 +56,7 @@ class Answer:
         return frame(self.records())
 
     def plot(self) -> Page:
-        """Return the report: what `--report` writes."""
+        """Return the report: what `--save FILE.html` writes."""
         return Page(_views().view_of(self).page())
 
     def _repr_html_(self) -> str:

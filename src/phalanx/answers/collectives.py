@@ -18,8 +18,7 @@ from phalanx.schedule.collectives import proof
 from phalanx.schedule.collectives.compositions import composed
 from phalanx.schedule.collectives.gossip import fewest_messages
 from phalanx.schedule.collectives.ir import Schedule, atoms
-from phalanx.schedule.collectives.prove_all import count, sweep
-from phalanx.schedule.collectives.registry import build, two_tiers
+from phalanx.schedule.collectives.registry import build, count, sweep, two_tiers
 from phalanx.spec.byte_sizes import parse_bytes
 from phalanx.spec.cluster.collective_choice import Choice
 from phalanx.spec.cluster.spec import ClusterSpec, CollectiveFit

@@ -124,7 +124,7 @@ def _extras() -> Iterator[Checked]:
 
 
 def _measured() -> Iterator[Checked]:
-    from phalanx.runtime.process.cache import cache_folder
+    from phalanx.runtime.process.folder import cache_folder
 
     folder = cache_folder() / "machines"
     files = sorted(folder.glob("*.json")) if folder.is_dir() else []

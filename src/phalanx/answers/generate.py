@@ -7,7 +7,7 @@ from pathlib import Path
 
 from phalanx.answers.answer import Answer
 from phalanx.answers.this_machine import require_local
-from phalanx.cost.memory.kv_cache import cache_bytes
+from phalanx.cost.memory.state import cache_bytes
 from phalanx.cost.step.generation import generating
 from phalanx.infer.generate import experts_span_replicas
 from phalanx.infer.sampling import Sampling
@@ -15,8 +15,7 @@ from phalanx.infer.text import TextQuery, answer, question
 from phalanx.infer.worker import as_rank, over_ranks, printed
 from phalanx.measure.this_machine import rank_memory_bytes
 from phalanx.runtime.process.environment import World
-from phalanx.schedule.generation.policy import BatchingPolicy
-from phalanx.schedule.generation.scheduler import enough_pages
+from phalanx.schedule.generation import BatchingPolicy, enough_pages
 from phalanx.spec.errors import InputError
 from phalanx.spec.files.job_file import build
 from phalanx.spec.job import DTYPE_BYTES

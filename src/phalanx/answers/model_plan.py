@@ -18,10 +18,9 @@ from phalanx.planning.budget import tokens as token_count
 from phalanx.planning.explain.analytic import AnalyticSubject
 from phalanx.planning.search import HEADROOM
 from phalanx.planning.search.column_pricing import Pricing
-from phalanx.planning.search.condition_cost import ConditionCost, condition_costs
-from phalanx.planning.search.fewer_gpus import Offer, offers
 from phalanx.planning.search.planner import COST_OBJECTIVES, OBJECTIVES, Objective, SearchAnswer, answer
 from phalanx.planning.search.refine import RankedStrategy
+from phalanx.planning.search.variations import ConditionCost, Offer, condition_costs, offers
 from phalanx.spec.errors import InputError, nearest
 from phalanx.spec.files import plan as plans
 from phalanx.spec.files.plan import Plan

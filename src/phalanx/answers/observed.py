@@ -15,7 +15,7 @@ from phalanx.answers.answer import Answer
 from phalanx.answers.encode import plain
 from phalanx.answers.model_plan import ModelPlan, Wishes, model_plan
 from phalanx.answers.query import Query
-from phalanx.planning.explain import observed, observed_against_plan, observed_lint
+from phalanx.planning.explain import observed, observed_lint
 from phalanx.planning.explain.observed import ObservedFlow
 from phalanx.planning.explain.observed_lint import ProgramFinding
 from phalanx.planning.lookup import cluster_on
@@ -153,7 +153,7 @@ def compare(o: Observation, plan: Path) -> PlanDifferences:
     return PlanDifferences(
         tuple(
             PlanDifference(d.rank, d.what, d.plan_count, d.program_count, d.plan_total, d.program_total, d.differs)
-            for d in observed_against_plan.compare(o, saved)
+            for d in observed.compare_with_plan(o, saved)
         )
     )
 

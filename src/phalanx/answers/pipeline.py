@@ -11,16 +11,15 @@ from phalanx.answers.encode import DRAWN
 from phalanx.cost.pipeline_time import Costs, PricedSchedule, price
 from phalanx.cost.step.predict_pipeline import price_pipeline
 from phalanx.cost.step.terms import terms
-from phalanx.schedule.errors import Unproved
 from phalanx.schedule.layout import Layout
 from phalanx.schedule.pipeline.actions import PipelineSchedule
 from phalanx.schedule.pipeline.proof import prove as prove_schedule
 from phalanx.schedule.pipeline.proof import prove_slots
 from phalanx.schedule.pipeline.schedules import SCHEDULES, build
-from phalanx.schedule.pipeline.sends import strip_sends
+from phalanx.schedule.pipeline.simulate import strip_sends
 from phalanx.schedule.pipeline.torch_csv import cells, from_csv
 from phalanx.spec.documents import read_json
-from phalanx.spec.errors import InputError
+from phalanx.spec.errors import InputError, Unproved
 from phalanx.spec.files import plan as plans
 from phalanx.spec.ranges import Range
 from phalanx.spec.strategy.mesh import mesh

@@ -10,7 +10,7 @@ from phalanx.answers.encode import plain
 from phalanx.answers.query import Query
 from phalanx.answers.question import Premises, search_of
 from phalanx.planning.search import HEADROOM
-from phalanx.planning.search.compare_stacks import compare
+from phalanx.planning.search.variations import compare
 from phalanx.spec.errors import InputError
 from phalanx.spec.strategy.spec import Strategy
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Unpack
 
@@ -18,12 +18,24 @@ from phalanx.planning.tables import scaling as scalings
 from phalanx.planning.tables import textbook
 from phalanx.planning.tables.communication import exact_sheet
 from phalanx.planning.tables.communication import sheet as traffic_sheet
-from phalanx.planning.tables.memory import sheet as memory_sheet
 from phalanx.planning.tables.roofline import ridges, rooflines
-from phalanx.planning.tables.table import Sheet
+from phalanx.planning.tables.table import Sheet, columns
 from phalanx.spec.cluster.spec import ClusterSpec
 from phalanx.spec.errors import InputError, nearest
 from phalanx.spec.model.spec import ModelSpec
+from phalanx.spec.strategy.spec import Strategy
+
+
+def memory_sheet(s: Strategy, terms: Mapping[str, float], needed: float, usable: int) -> Sheet:
+    """Tabulate bytes by term. `needed`: bytes reserved; `usable`: usable bytes of the device."""
+    rows = [(name, value, value / usable) for name, value in terms.items() if value]
+    rest = needed - sum(terms.values())
+    rows += [("reserved beyond the peak", rest, rest / usable)] if rest > 1 else []
+    rows.append(("in all", needed, needed / usable))
+    fits = "fits tightly" if 0.95 * usable < needed <= usable else "fits" if needed <= usable else "does not fit"
+    title = f"memory of {s}: {fits}, {needed / 2**30:.1f} of {usable / 2**30:.1f} GiB usable"
+    return Sheet(title, columns("what", ("takes", "bytes"), ("of the device", "share")), rows, "of the fullest rank")
+
 
 RANKS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 """Ranks of a table's rows."""

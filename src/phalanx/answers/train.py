@@ -20,7 +20,7 @@ from phalanx.observation.diff import differences
 from phalanx.runs.folder import RUNS, open_run
 from phalanx.runs.initial_weights import companion_files, start_from_weights
 from phalanx.runs.resume import resume_point, resumed, was_started_by, with_world
-from phalanx.runtime.process.cache import cache_folder
+from phalanx.runtime.process.folder import cache_folder
 from phalanx.schedule.event import Event
 from phalanx.schedule.layout import Layout
 from phalanx.schedule.pipeline.stages import check

@@ -26,8 +26,8 @@ from phalanx.spec.documents import read_json
 from phalanx.spec.errors import InputError
 from phalanx.spec.files import job_file, plan
 from phalanx.spec.job import require_folder_name
+from phalanx.spec.model.families import to_hugging_face
 from phalanx.spec.model.spec import ModelSpec, buffers, parameters, require_runnable
-from phalanx.spec.model.to_hugging_face import to_hugging_face
 
 if TYPE_CHECKING:
     from phalanx.nn.weight_source import Weights

@@ -30,7 +30,7 @@ Operation = Annotated[
 
 @command
 def show(
-    output: Annotated[Output, "json", "plot"],
+    output: Annotated[Output, "json", "save"],
     algorithm: Annotated[
         str | None,
         typer.Argument(help="Algorithm: ring, rabenseifner, binomial, ...; none with --as.", show_default=False),
@@ -91,7 +91,7 @@ def reduce(
 ) -> None:
     """Prove an algorithm for a reduction of your own, and run it: on local ranks, against one process."""
     from phalanx.answers.own_reduction import run
-    from phalanx.schedule.errors import Unproved
+    from phalanx.spec.errors import Unproved
 
     try:
         answer = run(op, algorithm, function, ranks)
@@ -116,7 +116,7 @@ def bound(
 
 @command
 def table(
-    output: Annotated[Output, "json", "csv", "plot"],
+    output: Annotated[Output, "json", "save"],
     op: Operation = "all_reduce",
     size: Annotated[
         str, typer.Option("--bytes", help="Size of the buffer, such as 100MB or 64KiB; ignored for a barrier.")
@@ -133,9 +133,9 @@ def table(
     from phalanx.spec.errors import InputError
     from phalanx.spec.files.cluster_toml import cluster_from_toml
 
-    if output.plot is not None and (cluster == "local" or op == "barrier"):
-        why = "draws times over the size of a buffer"
-        raise InputError("--plot", str(output.plot), why, "name a preset and no barrier")
+    drawn = [str(file) for file in output.save or () if file.suffix in (".svg", ".png")]
+    if drawn and (cluster == "local" or op == "barrier"):
+        raise InputError("--save", drawn[0], "draws times over the size of a buffer", "name a preset and no barrier")
     if cluster == "local":
         output.show(measured(op, size, ranks, announce))
         return
@@ -143,7 +143,7 @@ def table(
 
 
 @command
-def formulas(output: Annotated[Output, "json", "csv"]) -> None:
+def formulas(output: Annotated[Output, "json", "save"]) -> None:
     """Show the formulas of all algorithms, in symbols."""
     from phalanx.answers.tables import Tables
     from phalanx.planning.tables.collectives import formulas as sheet

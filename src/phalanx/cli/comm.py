@@ -29,9 +29,7 @@ comm = forms(
 
 
 @command
-def of_strategy(
-    query: Annotated[Query, OF_A_STRATEGY], output: Annotated[Output, "json", "csv", "plot", "report"]
-) -> None:
+def of_strategy(query: Annotated[Query, OF_A_STRATEGY], output: Annotated[Output, "json", "save"]) -> None:
     """Tabulate what each mesh axis of a strategy sends: payload, bytes by tier, time, and whether it is hidden.
 
     Name a plan, or --model, --cluster, --gpus, --batch, --seq and --strategy; or an observed.json and --cluster.
@@ -51,7 +49,7 @@ def of_strategy(
 @command
 def of_params(
     params: Annotated[str, typer.Option("--params", metavar="25M", help="Number of parameters.")],
-    output: Annotated[Output, "json", "csv", "plot", "report"],
+    output: Annotated[Output, "json", "save"],
     rate: Annotated[float, typer.Option("--rate", help="Bandwidth of a rank in one direction, in GB/s.")] = 25.0,
     compute: Annotated[
         float | None,

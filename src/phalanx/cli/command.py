@@ -1,7 +1,7 @@
 """A command from a function: options are derived from the question and the output that it takes.
 
     @command
-    def comm(query: Annotated[Query, OF_A_STRATEGY], output: Annotated[Output, "json", "csv"]) -> None:
+    def comm(query: Annotated[Query, OF_A_STRATEGY], output: Annotated[Output, "json", "save"]) -> None:
 
 A parameter of type Query or Output becomes the options of its fields (options.py), all of them or those that the
 annotation names. The function runs with errors turned into one line, and with files to be written checked first.
@@ -19,7 +19,7 @@ from phalanx.cli.output import Output
 from phalanx.cli.terminal import exit_on_error
 
 _DERIVED: dict[type, dict[str, Any]] = {Query: QUERY_OPTIONS, Output: OUTPUT_OPTIONS}
-_DEFAULTS: dict[str, Any] = {"json": False, "csv": False, "strict": False}
+_DEFAULTS: dict[str, Any] = {"json": False, "strict": False}
 
 Command = Callable[..., Any]
 

@@ -27,7 +27,7 @@ def compare(
         ),
     ],
     query: Annotated[Query, _SHARED],
-    output: Annotated[Output, "json", "csv", "report"],
+    output: Annotated[Output, "json", "save"],
 ) -> None:
     """Compare plans, configurations or strategies: time by term, memory by part, and the settings that differ.
 

@@ -14,7 +14,7 @@ from phalanx.cli.terminal import FAILED
 
 
 @command
-def explain(query: Annotated[Query, OF_A_STRATEGY], output: Annotated[Output, "json", "csv", "report"]) -> None:
+def explain(query: Annotated[Query, OF_A_STRATEGY], output: Annotated[Output, "json", "save"]) -> None:
     """Show where a strategy's time and memory go, what to change first, and why its neighbours are no better.
 
     Name a plan, or --model, --cluster, --gpus, --batch, --seq and --strategy.
@@ -33,7 +33,7 @@ def explain(query: Annotated[Query, OF_A_STRATEGY], output: Annotated[Output, "j
 
 
 @command
-def lint(query: Annotated[Query, OF_A_STRATEGY], output: Annotated[Output, "json", "csv", "strict"]) -> None:
+def lint(query: Annotated[Query, OF_A_STRATEGY], output: Annotated[Output, "json", "save", "strict"]) -> None:
     """Find anti-patterns in a strategy, with numbers and what to do about each; exit code 1 if there are any.
 
     Name a plan, or --model, --cluster, --gpus, --batch, --seq and --strategy; or an observed.json, of which it finds

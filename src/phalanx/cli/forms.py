@@ -2,19 +2,106 @@
 
     plan = forms("Find the fastest strategy ...", {"model": Form(...), "job": Form(...)}, by_source)
 
-`phalanx plan --model M ...` is `phalanx plan model --model M ...`: the rule reads the words that follow. A form's
-module is imported when it runs.
+`phalanx plan --model M ...` is `phalanx plan model --model M ...`: the rule reads the words that follow. Commands
+and forms are named in a table, and imported when they run: help and completion need no more than their names.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
+from importlib import import_module
 from typing import Any, ClassVar
 
 import typer
+from typer.core import TyperCommand, TyperGroup
 
-from phalanx.cli.lazy import Entry, LazyGroup
+
+@dataclass(frozen=True)
+class Entry:
+    """A command or a group of commands."""
+
+    name: str
+    panel: str
+    """Heading in the help under which it is listed."""
+    target: str
+    """`module:function`, or `module:app` of a group."""
+    help: str
+    """Line of the list; the command's own help is its docstring."""
+
+    def command(self) -> Any:
+        """Import it, and make it with its options."""
+        module, _, attribute = self.target.partition(":")
+        target: typer.Typer | Callable[..., Any] = getattr(import_module(module), attribute)
+        if isinstance(target, typer.Typer):
+            group: Any = typer.main.get_group(target)
+            group.name = self.name
+            return group
+        alone = typer.Typer(add_completion=False)
+        alone.command(self.name)(target)
+        return typer.main.get_command(alone)
+
+    def listed(self) -> TyperCommand:
+        """Return what a list of commands says of it."""
+        return TyperCommand(self.name, help=self.help, rich_help_panel=self.panel)
+
+
+class Loaded(MutableMapping[str, Any]):
+    """Commands by name, each made when it is first looked up."""
+
+    def __init__(self, entries: tuple[Entry, ...]) -> None:
+        self._made: dict[str, Any] = {entry.name: entry for entry in entries}
+
+    def __getitem__(self, name: str) -> Any:
+        target = self._made[name]
+        if isinstance(target, Entry):
+            self._made[name] = target = target.command()
+        return target
+
+    def __setitem__(self, name: str, command: Any) -> None:
+        self._made[name] = command
+
+    def __delitem__(self, name: str) -> None:
+        del self._made[name]
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._made
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._made)
+
+    def __len__(self) -> int:
+        return len(self._made)
+
+
+class LazyGroup(TyperGroup):
+    """A group whose commands stand in `entries`, in the order of the help."""
+
+    entries: ClassVar[tuple[Entry, ...]] = ()
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.commands = Loaded(self.entries)
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        """Return the names of the commands."""
+        return list(self.commands)
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """Return what help and completion list of a command."""
+        return next((entry.listed() for entry in self.entries if entry.name == cmd_name), None)
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        """Write the commands under their panels."""
+        width = max(len(entry.name) for entry in self.entries)
+        for panel in dict.fromkeys(entry.panel for entry in self.entries):
+            with formatter.section(panel):
+                formatter.write_dl([(e.name.ljust(width), e.help) for e in self.entries if e.panel == panel])
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> tuple[Any, Any, list[str]]:
+        """Return the command that the first of the words names, made to be run, and the other words."""
+        name, command, rest = super().resolve_command(ctx, args)
+        return name, command and self.commands[str(command.name)], rest
 
 
 @dataclass(frozen=True)

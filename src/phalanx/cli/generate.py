@@ -70,7 +70,7 @@ def generate(
     from phalanx.answers.generate import generate as continue_texts
     from phalanx.infer.sampling import Sampling
     from phalanx.runtime.process.environment import external
-    from phalanx.schedule.generation.policy import BatchingPolicy
+    from phalanx.schedule.generation import BatchingPolicy
     from phalanx.spec.errors import InputError
 
     sampling = Sampling(tokens, temperature, top_k, seed, top_p, not past_end)

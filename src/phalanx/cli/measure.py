@@ -40,7 +40,7 @@ measure = forms(
 @command
 def of_machine(
     line: typer.Context,
-    output: Annotated[Output, "json", "plot"],
+    output: Annotated[Output, "json", "save"],
     ranks: Annotated[int | None, typer.Option(help="Number of local ranks; by default one per GPU or core.")] = None,
     dtype: Annotated[str, typer.Option(help="Type that kernels compute in: float32, bfloat16, ...")] = "float32",
     threads: Annotated[int, typer.Option(help="Number of threads per rank.")] = 1,
@@ -84,7 +84,7 @@ def of_nccl_tests(
     files: Annotated[
         list[Path], typer.Argument(metavar="FILE...", help="Output of nccl-tests, a file a collective.")
     ],
-    output: Annotated[Output, "json", "plot"],
+    output: Annotated[Output, "json", "save"],
     preset: Annotated[str, typer.Option(help="Cluster preset that the tests were run on.")] = "dgx-h100",
     op: Annotated[str, typer.Option(help="Operation that was measured, for files that do not name it.")] = "",
     out: Out = None,

@@ -42,9 +42,7 @@ memory = forms(
 
 
 @command
-def of_strategy(
-    query: Annotated[Query, OF_A_STRATEGY], output: Annotated[Output, "json", "csv", "plot", "report"]
-) -> None:
+def of_strategy(query: Annotated[Query, OF_A_STRATEGY], output: Annotated[Output, "json", "save"]) -> None:
     """Tabulate what occupies the memory of a strategy's fullest rank, as `predict` and `explain` have it."""
     from phalanx.answers.question import read
     from phalanx.answers.tables import memory_of
@@ -57,7 +55,7 @@ def of_strategy(
 @command
 def of_model(
     model: Annotated[str, typer.Option("--model", metavar="NAME|config.json", help="Model.")],
-    output: Annotated[Output, "json", "csv", "plot", "report"],
+    output: Annotated[Output, "json", "save"],
     micro_batch: Annotated[int, typer.Option("--micro-batch", help="Sequences per micro-batch.")] = 1,
     seq: Annotated[int | None, typer.Option("--seq", help="Sequence length in tokens.")] = None,
     policy: Policy = 16,
@@ -72,7 +70,7 @@ def of_model(
 @command
 def of_params(
     params: Annotated[str, typer.Option("--params", metavar="25M", help="Number of parameters.")],
-    output: Annotated[Output, "json", "csv", "plot", "report"],
+    output: Annotated[Output, "json", "save"],
     policy: Policy = 16,
     card: Card = 80.0,
 ) -> None:

@@ -32,6 +32,7 @@ mesh = forms(
     "Show which rank is on which GPU, the groups of every axis, and over which links each group talks.",
     {
         "nodes": Form(f"{__name__}:of_nodes", "All ranks, node by node, and the axes."),
+        "cube": Form(f"{__name__}:of_cube", "The three largest axes as a cube."),
         "groups": Form(f"{__name__}:of_groups", "All groups of an axis."),
         "rank": Form(f"{__name__}:of_rank", "Where one rank is, and its groups."),
     },
@@ -42,25 +43,36 @@ mesh = forms(
 
 @command
 def of_nodes(
-    output: Annotated[Output, "json", "plot"],
+    output: Annotated[Output, "json", "save"],
     source: Source = None,
     strategy: StrategyLine = None,
     cluster: Cluster = None,
     axis: Axis = None,
-    cube: Annotated[
-        bool, typer.Option("--cube", help="Draw the three largest axes as a cube: in the terminal, its slices.")
-    ] = False,
 ) -> None:
     """Show which rank is on which GPU, the groups of every axis, and over which links each group talks."""
     from phalanx.answers.mesh import placement, rank_map
 
-    output.show(rank_map(placement(source, strategy, cluster), axis), cube=cube)
+    output.show(rank_map(placement(source, strategy, cluster), axis))
+
+
+@command
+def of_cube(
+    output: Annotated[Output, "json", "save"],
+    source: Source = None,
+    strategy: StrategyLine = None,
+    cluster: Cluster = None,
+    axis: Axis = None,
+) -> None:
+    """Draw the three largest axes as a cube: in the terminal, its slices."""
+    from phalanx.answers.mesh import placement, rank_map
+
+    output.show(rank_map(placement(source, strategy, cluster), axis), cube=True)
 
 
 @command
 def of_groups(
     axis: Annotated[str, typer.Option("--axis", metavar="AXIS", help="Axis, such as tp, ep or dp_shard+cp.")],
-    output: Annotated[Output, "json", "plot"],
+    output: Annotated[Output, "json", "save"],
     source: Source = None,
     strategy: StrategyLine = None,
     cluster: Cluster = None,
@@ -74,13 +86,13 @@ def of_groups(
 @command
 def of_rank(
     rank: Annotated[int, typer.Option("--rank", help="Rank.")],
-    output: Annotated[Output, "json", "plot"],
+    output: Annotated[Output, "json", "save"],
     source: Source = None,
     strategy: StrategyLine = None,
     cluster: Cluster = None,
     axis: Axis = None,
 ) -> None:
-    """Show where a rank is, and the groups that it is in; a --plot outlines them."""
+    """Show where a rank is, and the groups that it is in; a --save outlines them."""
     from phalanx.answers.mesh import placement, rank_place
 
     output.show(rank_place(placement(source, strategy, cluster), rank, axis))

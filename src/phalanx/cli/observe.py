@@ -14,7 +14,7 @@ from phalanx.cli.terminal import require_torch, require_writable
 
 @command_with_progress
 def observe(
-    output: Annotated[Output, "json", "report"],
+    output: Annotated[Output, "json", "save"],
     command: Annotated[
         list[str],
         typer.Argument(

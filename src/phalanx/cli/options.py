@@ -1,14 +1,42 @@
-"""Options and arguments that several commands share."""
+"""Options and arguments that several commands share, and what a shell completes after --model, --cluster and --stack:
+the names that ship, or nothing, so that files follow. Tables are imported only when a shell asks.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from phalanx.cli.completion import clusters, models, stacks
 from phalanx.spec.number_formats import PRECISIONS
+
+
+def complete_model(incomplete: str) -> list[str]:
+    """Return the presets of models that begin so."""
+    from phalanx.spec.model.presets import PRESETS
+
+    return _starting(incomplete, PRESETS)
+
+
+def complete_cluster(incomplete: str) -> list[str]:
+    """Return the presets of clusters that begin so."""
+    from phalanx.spec.cluster.presets import PRESETS
+
+    return _starting(incomplete, PRESETS)
+
+
+def complete_stack(incomplete: str) -> list[str]:
+    """Return the software stacks that begin so."""
+    from phalanx.frameworks.registry import STACKS
+
+    return _starting(incomplete, STACKS)
+
+
+def _starting(incomplete: str, names: Iterable[str]) -> list[str]:
+    return sorted(name for name in names if name.startswith(incomplete))
+
 
 # A job file, and what is laid over it.
 Job = Annotated[Path, typer.Argument(metavar="JOB.toml", help="The job file.", show_default=False)]
@@ -52,18 +80,20 @@ _MODEL = typer.Option(
     "--model",
     metavar="NAME|config.json",
     help="Model: a preset or a Hugging Face config.json.",
-    autocompletion=models,
+    autocompletion=complete_model,
 )
 _CLUSTER = typer.Option(
     "--cluster",
     metavar="NAME|FILE.toml",
     help="Cluster: a preset (`phalanx presets clusters`) or a TOML file.",
-    autocompletion=clusters,
+    autocompletion=complete_cluster,
 )
 _GPUS = typer.Option("--gpus", help="Number of GPUs.")
 _BATCH = typer.Option("--batch", help="Global batch: sequences per step, over all GPUs.")
 _SEQ = typer.Option("--seq", help="Sequence length in tokens.")
-_STACK = typer.Option("--stack", metavar="STACK", help="Software stack whose step is priced.", autocompletion=stacks)
+_STACK = typer.Option(
+    "--stack", metavar="STACK", help="Software stack whose step is priced.", autocompletion=complete_stack
+)
 Model = Annotated[str | None, _MODEL]
 Cluster = Annotated[str | None, _CLUSTER]
 Gpus = Annotated[int | None, _GPUS]
@@ -76,7 +106,7 @@ OptionalStack = Annotated[
         "--stack",
         metavar="STACK",
         help="Software stack whose step is priced; by default that of the plan, else megatron-core.",
-        autocompletion=stacks,
+        autocompletion=complete_stack,
     ),
 ]
 Precision = Annotated[
@@ -105,11 +135,6 @@ Run = Annotated[Path, typer.Argument(metavar="RUN", help="A run's folder, such a
 
 # How results are printed.
 Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON; progress goes to stderr.")]
-Csv = Annotated[bool, typer.Option("--csv", help="Print the tables as CSV, one after the other.")]
-Report = Annotated[
-    Path | None,
-    typer.Option("--report", metavar="FILE.html", help="Also write a report: one HTML file that needs nothing else."),
-]
 Strict = Annotated[
     bool,
     typer.Option(
@@ -117,11 +142,15 @@ Strict = Annotated[
         help="Exit with code 1 if what matters to a price is not modelled, not judged, assumed or missing.",
     ),
 ]
-Plot = Annotated[
-    Path | None,
+_SAVE = "also write it, as the ending of each FILE says: a page that needs nothing else, a picture (PNG by Chromium)"
+Save = Annotated[
+    list[Path] | None,
     typer.Option(
-        "--plot", metavar="FILE.svg|html|png", help="Also draw it, as SVG, as a page, or as PNG by Chromium."
+        "--save", metavar="FILE.html|svg|png|csv", help=f"{_SAVE.capitalize()}, or its tables; csv alone prints them."
     ),
+]
+Drawn = Annotated[
+    list[Path] | None, typer.Option("--save", metavar="FILE.html|svg|png", help=f"{_SAVE.capitalize()}.")
 ]
 
 Where = Annotated[
@@ -150,4 +179,4 @@ QUERY_OPTIONS = {
 }
 OF_A_STRATEGY = tuple(name for name in QUERY_OPTIONS if name != "where")
 """Fields of a question about one strategy."""
-OUTPUT_OPTIONS = {"json": Json, "csv": Csv, "plot": Plot, "report": Report, "strict": Strict}
+OUTPUT_OPTIONS = {"json": Json, "save": Save, "strict": Strict}

@@ -1,17 +1,22 @@
-"""How an answer leaves a command: as text, JSON, CSV, a picture or a page, all of the same value."""
+"""How an answer leaves a command: as text or JSON, and in files as their endings say, all of the same value."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
 
-from phalanx.cli.terminal import FAILED, announce, console, print_json, require_drawing, require_writable
+from phalanx.cli.terminal import FAILED, announce, console, print_json, require_writable
 
 if TYPE_CHECKING:
+    from phalanx.report.pictures.figure import Picture
     from phalanx.report.view import View
+
+_PRINTED = Path("csv")
+"""In place of a file: the tables as CSV, printed."""
 
 
 @dataclass(frozen=True)
@@ -19,43 +24,71 @@ class Output:
     """What a command line asks of the output."""
 
     json: bool = False
-    csv: bool = False
-    plot: Path | None = None
-    report: Path | None = None
+    save: Sequence[Path] | None = None
     strict: bool = False
 
     def require_writable(self) -> None:
         """Require that the files can be written, before anything starts. Raises InputError."""
-        require_drawing(self.plot)
-        require_writable("--report", self.report)
+        from phalanx.report.pictures.files import KINDS
+
+        require_savable(_files(self.save), (*KINDS, ".csv"))
 
     def show(self, answer: Any, **details: Any) -> None:
         """Print an answer and write its files; `details`: what its view shows beyond the usual. Exits with 1 where an
         answer has caveats and the command line is strict."""
+        from phalanx.answers.encode import plain
         from phalanx.report.views import view_of
 
-        if self.report is not None:
-            self.report.write_text(view_of(answer, **details).page())
-            announce(f"report: {self.report}")
-        if self.plot is not None:
-            view_of(answer, **details).draw(self.plot)
-            announce(f"wrote {self.plot}")
-        if self.json:
-            from phalanx.answers.encode import plain
-
-            print_json(plain(answer))
-        elif self.csv:
-            print("\n".join(sheet.as_csv() for sheet in view_of(answer, **details).sheets), end="")
-        else:
-            show_view(view_of(answer, **details))
+        self.put(lambda: view_of(answer, **details), lambda: plain(answer))
         if self.strict and answer.doubts:
             raise typer.Exit(FAILED)
+
+    def put(self, view: Callable[[], View], data: Callable[[], Any]) -> None:
+        """Print a view, or the data that it shows as JSON, and write its files."""
+        for file in _files(self.save):
+            view().write(file)
+            announce(f"wrote {file}")
+        if self.json:
+            print_json(data())
+        elif self.save and _PRINTED in self.save:
+            print(view().csv(), end="")
+        else:
+            show_view(view())
+
+
+def _files(save: Sequence[Path] | None) -> list[Path]:
+    return [file for file in save or () if file != _PRINTED]
+
+
+def require_savable(save: Sequence[Path] | None, kinds: Sequence[str] = ()) -> None:
+    """Require that --save's files can be written, are of the kinds that a command writes (by default pictures), and
+    that what draws them is here. Raises InputError."""
+    if not save:
+        return
+    from phalanx.report.pictures.files import KINDS, require_browser
+    from phalanx.spec.errors import InputError
+
+    for file in save:
+        require_writable("--save", file)
+        if file.suffix.lower() not in (kinds or KINDS):
+            remedy = f"name a {' or '.join(kinds or KINDS)} file"
+            raise InputError("--save", str(file), "is of no kind that is written", remedy)
+        require_browser(file)
+
+
+def save_pictures(pictures: list[Picture], save: Sequence[Path] | None) -> None:
+    """Draw pictures in the files of --save."""
+    from phalanx.report.pictures.files import write
+
+    for file in save or ():
+        write(pictures, file)
+        announce(f"wrote {file}")
 
 
 def show_view(view: View) -> None:
     """Print a view in the terminal: its lines and tables."""
     from phalanx.planning.tables.table import Sheet
-    from phalanx.report.sheets import drawn
+    from phalanx.report.style import drawn
 
     screen = console()
     for part in view.parts:

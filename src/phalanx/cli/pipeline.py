@@ -20,7 +20,6 @@ pipeline = forms(
         "csv": Form(f"{__name__}:csv", "Print a schedule as the CSV that torch.distributed.pipelining loads."),
     },
 )
-_MOST_COLUMNS = 10_000
 Ranks = Annotated[int, typer.Option(help="Number of pipeline ranks.")]
 MicroBatches = Annotated[int, typer.Option(help="Number of micro-batches per step.")]
 Virtual = Annotated[int | None, typer.Option(help="Chunks per rank of the interleaved schedule; 2 by default.")]
@@ -36,7 +35,7 @@ Transfer = Annotated[float, typer.Option(help="Time of a message from one rank t
 
 @command
 def show(
-    output: Annotated[Output, "json", "plot"],
+    output: Annotated[Output, "json", "save"],
     names: Annotated[
         list[str],
         typer.Argument(help="Schedules (1f1b, gpipe, interleaved, zb-v, ...), CSV files, or folders of runs."),
@@ -46,23 +45,15 @@ def show(
     virtual: Virtual = None,
     costs: CostLine = "1,1,1",
     transfer: Transfer = 0.0,
-    width: Annotated[
-        int | None,
-        typer.Option(help="Columns of the drawing; by default those of the terminal. Longer ones go on in panels."),
-    ] = None,
-    ascii_only: Annotated[bool, typer.Option("--ascii", help="Draw with ASCII characters alone.")] = False,
 ) -> None:
     """Draw schedules over time, on one scale, with their bubble and live activations.
 
-    Of a run, draw its traced step as measured and as predicted.
+    Of a run, draw its traced step as measured and as predicted. A drawing that is wider than the terminal, or than
+    COLUMNS says, goes on in panels.
     """
     from phalanx.answers.pipeline import draw
-    from phalanx.spec.errors import InputError
 
-    if width is not None and not 20 <= width <= _MOST_COLUMNS:
-        raise InputError("width", width, "is no width of a drawing", f"use 20 to {_MOST_COLUMNS}")
-    answer = draw(names, ranks, micro_batches, virtual, costs, transfer)
-    output.show(answer, width=width, idle="." if ascii_only else "·")
+    output.show(draw(names, ranks, micro_batches, virtual, costs, transfer))
 
 
 @command
@@ -116,7 +107,7 @@ def csv(
     """Print a schedule as the CSV that torch.distributed.pipelining and torchtitan load: a line per rank."""
     from phalanx.answers.pipeline import schedule_named
     from phalanx.schedule.pipeline.proof import prove as prove_one
-    from phalanx.schedule.pipeline.sends import insert_sends, strip_sends
+    from phalanx.schedule.pipeline.simulate import insert_sends, strip_sends
     from phalanx.schedule.pipeline.torch_csv import to_csv
 
     schedule = schedule_named(name, ranks, micro_batches, virtual)

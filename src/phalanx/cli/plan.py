@@ -53,7 +53,7 @@ plan = forms(
 def plan_model(
     line: typer.Context,
     query: Annotated[Query, _OF_A_SEARCH, "options"],
-    output: Annotated[Output, "json", "csv", "report"],
+    output: Annotated[Output, "json", "save"],
     tokens: Annotated[
         str | None,
         typer.Option(
@@ -78,14 +78,13 @@ def plan_model(
         typer.Option("--deadline", metavar="DAYS", help="Days that the --tokens may take at most."),
     ] = None,
     headroom: Headroom = _HEADROOM,
-    front: Annotated[
+    more: Annotated[
         bool,
         typer.Option(
-            "--front", help="Find the whole Pareto front of time and memory, up to 1.5 times the shortest step."
+            "--more",
+            help="Show all tables: the best, each family, the rejected ones, and the whole Pareto front of time and "
+            "memory, up to 1.5 times the shortest step.",
         ),
-    ] = False,
-    more: Annotated[
-        bool, typer.Option("--more", help="Show all tables: the best, each family, the front, the rejected ones.")
     ] = False,
     out: Out = Path("plan.json"),
 ) -> None:
@@ -98,13 +97,13 @@ def plan_model(
 
     if query.stack == "all":
         reason = "is about one stack, and --stack all compares steps alone"
-        require_only(line, *_OF_A_SEARCH, "headroom", "json", "csv", "report", reason=reason)
+        require_only(line, *_OF_A_SEARCH, "headroom", reason=reason)
         answer = compare_stacks(query, headroom)
         output.show(answer)
         announce(f"no plan is written; --stack {answer.stacks[0].stack} writes the fastest")
         return
     require_writable("--out", out)
-    wishes = Wishes(objective, tokens, price, deadline, headroom, front)
+    wishes = Wishes(objective, tokens, price, deadline, headroom, more)
     result = model_plan(query, wishes, announce)
     show_notes(result.notes)
     result.save(out)
@@ -113,17 +112,17 @@ def plan_model(
 
     if refused := why_not_exported(result.plan, result.question.stack):
         announce(f"phalanx export would not write it: {refused}")
-    output.show(result, more=more or front)
+    output.show(result, more=more)
 
 
 @command
 def plan_job(
     job: Job,
-    output: Annotated[Output, "json", "csv"],
+    output: Annotated[Output, "json", "save"],
     strategy: StrategyLine = None,
     overrides: Set = None,
-    choices: Annotated[
-        bool, typer.Option("--choices", help="Show which transport and algorithm serve which collective.")
+    more: Annotated[
+        bool, typer.Option("--more", help="Show which transport and algorithm serve which collective.")
     ] = False,
     out: Out = Path("plan.json"),
 ) -> None:
@@ -139,7 +138,7 @@ def plan_job(
     if not decision.chosen.reason:
         plans.write(decision.plan, out)
         announce(f"plan: {out}")
-    output.show(job_plan(decision), choices=choices)
+    output.show(job_plan(decision), choices=more)
 
 
 @command

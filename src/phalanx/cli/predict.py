@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Annotated
 
-import typer
-
 from phalanx.answers.query import Query
 from phalanx.cli.command import command
 from phalanx.cli.options import OF_A_STRATEGY
@@ -15,10 +13,7 @@ from phalanx.cli.output import Output, show_notes
 @command
 def predict(
     query: Annotated[Query, OF_A_STRATEGY],
-    output: Annotated[Output, "json", "csv", "report", "strict"],
-    explain: Annotated[
-        bool, typer.Option("--explain", help="Also show each term's formula with its numbers.")
-    ] = False,
+    output: Annotated[Output, "json", "save", "strict"],
 ) -> None:
     """Predict how long a step takes, how much memory it needs and where the time goes, without running anything.
 
@@ -32,10 +27,7 @@ def predict(
         return
     from phalanx.answers.prediction import prediction_of
     from phalanx.answers.question import read
-    from phalanx.spec.errors import InputError
 
     question = read(query)
-    if explain and question.exact is not None:
-        raise InputError("explain", None, "is about formulas, and this price is exact", "phalanx explain")
     show_notes(question.notes)
-    output.show(prediction_of(question), explained=explain)
+    output.show(prediction_of(question))

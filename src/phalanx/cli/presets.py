@@ -43,7 +43,7 @@ def of_models(
 
 @command
 def of_clusters(
-    output: Annotated[Output, "json", "plot"],
+    output: Annotated[Output, "json", "save"],
     name: Annotated[
         str | None, typer.Argument(help="Show this preset alone, with its sources.", show_default=False)
     ] = None,

@@ -24,7 +24,7 @@ def read(
         ),
     ],
     query: Annotated[Query, "gpus", "model", "cluster", "batch", "seq"],
-    output: Annotated[Output, "json", "csv", "strict"],
+    output: Annotated[Output, "json", "save", "strict"],
     kind: Annotated[
         str | None,
         typer.Option(

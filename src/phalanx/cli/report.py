@@ -48,7 +48,7 @@ def of_run(
 
 
 @command
-def of_experts(run: Run, output: Annotated[Output, "json", "plot"]) -> None:
+def of_experts(run: Run, output: Annotated[Output, "json", "save"]) -> None:
     """Show the busiest expert's load over the mean, layer by layer, in the course of a run."""
     from phalanx.answers.experts import expert_balance
 

@@ -17,8 +17,7 @@ from phalanx.cli.output import Output, show_notes
 def _form(words: Sequence[str]) -> str:
     if given(words, "--params"):
         return "params"
-    output = ("--json", "--csv")
-    return "chips" if words[0] in (*output, "--plot", "--report") and not given(words, "--model") else "strategy"
+    return "chips" if words[0] in ("--json", "--save") and not given(words, "--model") else "strategy"
 
 
 roofline = forms(
@@ -34,7 +33,7 @@ roofline = forms(
 
 
 @command
-def of_chips(output: Annotated[Output, "json", "csv", "plot", "report"]) -> None:
+def of_chips(output: Annotated[Output, "json", "save"]) -> None:
     """Tabulate the FLOP per byte at which memory and links keep up with each known chip."""
     from phalanx.answers.tables import ridge_points
 
@@ -42,9 +41,7 @@ def of_chips(output: Annotated[Output, "json", "csv", "plot", "report"]) -> None
 
 
 @command
-def of_strategy(
-    query: Annotated[Query, OF_A_STRATEGY], output: Annotated[Output, "json", "csv", "plot", "report"]
-) -> None:
+def of_strategy(query: Annotated[Query, OF_A_STRATEGY], output: Annotated[Output, "json", "save"]) -> None:
     """Tabulate ridge points, and the intensity of each operator of a strategy in training and in decoding.
 
     Name a plan, or --model, --cluster, --gpus, --batch, --seq and --strategy.
@@ -60,7 +57,7 @@ def of_strategy(
 @command
 def of_params(
     params: Annotated[str, typer.Option("--params", metavar="25M", help="Number of parameters.")],
-    output: Annotated[Output, "json", "csv", "plot", "report"],
+    output: Annotated[Output, "json", "save"],
     cluster: Annotated[str, typer.Option("--cluster", metavar="NAME|FILE.toml", help="Cluster.")] = "dgx-h100",
     seq: Annotated[int, typer.Option("--seq", help="Sequence length in tokens.")] = 2048,
 ) -> None:

@@ -39,7 +39,7 @@ def of_model(
     gpus: Gpus,
     batch: Annotated[int, typer.Option("--batch", help="Global batch: sequences per step, over all GPUs.")],
     seq: Annotated[int, typer.Option("--seq", help="Sequence length in tokens.")],
-    output: Annotated[Output, "json", "csv", "plot", "report"],
+    output: Annotated[Output, "json", "save"],
     cluster: Annotated[str, typer.Option("--cluster", metavar="NAME|FILE.toml", help="Cluster.")] = "dgx-h100",
     devices: Annotated[
         str | None,
@@ -59,7 +59,7 @@ def of_model(
 def of_params(
     params: Annotated[str, typer.Option("--params", metavar="25M", help="Number of parameters.")],
     tokens: Annotated[str, typer.Option("--tokens", metavar="300B", help="Tokens to train on.")],
-    output: Annotated[Output, "json", "csv", "plot", "report"],
+    output: Annotated[Output, "json", "save"],
     rate: Annotated[float, typer.Option("--tflops", help="TFLOP/s that each GPU reaches.")] = 150.0,
     gpus: Gpus = "1,1024",
 ) -> None:

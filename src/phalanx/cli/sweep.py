@@ -16,7 +16,7 @@ from phalanx.cli.terminal import FAILED, INTERRUPTED, announce, require_torch
 @command_with_progress
 def sweep(
     job: Job,
-    output: Annotated[Output, "json", "csv", "plot"],
+    output: Annotated[Output, "json", "save"],
     steps: Annotated[int, typer.Option("--steps", help="Steps of each run.")] = 20,
     overrides: Set = None,
 ) -> None:

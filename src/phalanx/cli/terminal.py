@@ -80,8 +80,7 @@ def exit_on_error(speaks: bool = False) -> Iterator[None]:
     """Turn an expected error into one line on stderr and an exit code; anything else keeps its traceback.
 
     Meanwhile say every ten seconds what goes on, unless the command `speaks` for itself."""
-    from phalanx.schedule.errors import Unproved
-    from phalanx.spec.errors import InputError
+    from phalanx.spec.errors import InputError, Unproved
 
     try:
         with nullcontext() if speaks or os.environ.get("RANK", "0") != "0" else _signs_of_life():
@@ -152,28 +151,13 @@ def require_writable(option: str, file: Path | None) -> None:
         raise InputError(option, str(file), "cannot be written", remedy)
 
 
-def require_drawing(file: Path | None) -> None:
-    """Require that --plot's file can be written, is of a kind that is drawn, and that what draws it is here.
-
-    Raises InputError."""
-    if file is None:
-        return
-    from phalanx.report.pictures.files import KINDS, require_browser
-    from phalanx.spec.errors import InputError
-
-    require_writable("--plot", file)
-    if file.suffix.lower() not in KINDS:
-        raise InputError("--plot", str(file), "is of no kind that is drawn", f"name a {' or '.join(KINDS)} file")
-    require_browser(file)
-
-
 def console() -> Console:
     """Return a console as wide as COLUMNS says, else the terminal, else 120 columns; no table that it prints breaks a
     word, and names from files are no markup."""
     from rich.console import Console
     from rich.table import Table
 
-    from phalanx.report.fit import print_fitted
+    from phalanx.report.style import print_fitted
 
     class Screen(Console):
         """A console that fits tables."""

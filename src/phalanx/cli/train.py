@@ -57,7 +57,7 @@ def of_job(
     from phalanx.answers.plan import job_plan
     from phalanx.answers.train import run_training
     from phalanx.answers.train import sample as write_sample
-    from phalanx.report.job_plan import view as plan_view
+    from phalanx.report.plan import job_plan as plan_view
     from phalanx.report.train import batch_line
     from phalanx.report.view import View
     from phalanx.spec.errors import InputError

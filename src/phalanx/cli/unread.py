@@ -10,7 +10,7 @@ import typer
 
 from phalanx.spec.errors import InputError
 
-_OF_OUTPUT = frozenset({"plot", "as_json", "as_csv"})
+_OF_OUTPUT = frozenset({"save", "json", "as_json"})
 
 
 def require_only(line: typer.Context, *read: str, reason: str, remedy: str = "leave it out") -> None:

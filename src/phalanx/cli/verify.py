@@ -16,7 +16,7 @@ from phalanx.cli.terminal import FAILED, announce, require_torch
 @command_with_progress
 def verify(
     query: Annotated[Query, "source", "strategy", "model", "cluster", "gpus", "batch", "seq", "precision"],
-    output: Annotated[Output, "json", "report"],
+    output: Annotated[Output, "json", "save"],
     overrides: Set = None,
     device: Annotated[
         str,

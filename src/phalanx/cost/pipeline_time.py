@@ -13,8 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from phalanx.schedule.pipeline.actions import PipelineSchedule, live_activations
-from phalanx.schedule.pipeline.shared_cores import run_on_shared_cores
-from phalanx.schedule.pipeline.simulate import Times, run
+from phalanx.schedule.pipeline.simulate import Times, run, run_on_shared_cores
 
 
 @dataclass(frozen=True)

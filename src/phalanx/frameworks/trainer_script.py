@@ -2,7 +2,7 @@
 
 train.py                  builds the model from model/config.json, reads the arguments, trains
 training_arguments.json   TrainingArguments: batch, recomputation, optimizer
-config.json               the model (spec/model/to_hugging_face.py)
+config.json               the model (spec/model/families.py)
 """
 
 from __future__ import annotations
@@ -14,10 +14,9 @@ from typing import Any
 from phalanx.frameworks.script import TEMPLATES, filled
 from phalanx.frameworks.subject import Subject
 from phalanx.spec.errors import InputError
-from phalanx.spec.model.families import complete, family_of
+from phalanx.spec.model.families import complete, family_of, to_hugging_face
 from phalanx.spec.model.hugging_face.reading import Config
 from phalanx.spec.model.spec import MODEL_FIELDS
-from phalanx.spec.model.to_hugging_face import to_hugging_face
 
 
 def arguments(x: Subject, **more: Any) -> dict[str, Any]:

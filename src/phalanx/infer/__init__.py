@@ -1,2 +1,2 @@
-"""Text generation under every split: the KV cache in pages (kv_cache.py), one rank's part of a model (replica.py),
+"""Text generation under every split: one rank's part of a model with its KV cache in pages (replica.py),
 the loop of steps (generate.py), sampling, texts (text.py), and local ranks (worker.py)."""

@@ -17,9 +17,7 @@ from phalanx.infer.replica import Replica
 from phalanx.infer.sampling import Sampling
 from phalanx.nn.weight_source import Weights
 from phalanx.runtime.comm.communicator import Comm
-from phalanx.schedule.generation.batch import IDLE, IDLING, Batch
-from phalanx.schedule.generation.policy import BatchingPolicy
-from phalanx.schedule.generation.scheduler import Request, Scheduler
+from phalanx.schedule.generation import IDLE, IDLING, Batch, BatchingPolicy, Request, Scheduler
 from phalanx.spec.errors import InputError
 from phalanx.spec.job import DType
 from phalanx.spec.model.spec import ModelSpec

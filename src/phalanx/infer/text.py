@@ -18,8 +18,7 @@ from phalanx.nn.weight_source import Weights
 from phalanx.runtime.comm.communicator import Comm
 from phalanx.runtime.comm.dtypes import DTYPE_NAMES
 from phalanx.runtime.process.environment import World
-from phalanx.schedule.generation.policy import BatchingPolicy
-from phalanx.schedule.generation.scheduler import Request, enough_pages
+from phalanx.schedule.generation import BatchingPolicy, Request, enough_pages
 from phalanx.spec.documents import read_json
 from phalanx.spec.errors import InputError
 from phalanx.spec.files import plan as plans
@@ -28,7 +27,7 @@ from phalanx.spec.job import DType, compute_type
 from phalanx.spec.model.spec import ModelSpec
 from phalanx.spec.strategy.mesh import mesh
 from phalanx.spec.strategy.spec import Strategy
-from phalanx.training.data.tokenizer import open_tokenizer
+from phalanx.training.data.encode import open_tokenizer
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer

@@ -16,7 +16,7 @@ from phalanx.runtime.process.environment import ALONE, World, external
 from phalanx.runtime.process.folder import private_folder
 from phalanx.runtime.process.launch import launch
 from phalanx.runtime.process.rank import named, run_rank
-from phalanx.schedule.generation.policy import BatchingPolicy
+from phalanx.schedule.generation import BatchingPolicy
 from phalanx.spec.files.plan import write_json
 from phalanx.spec.strategy.mesh import mesh
 from phalanx.spec.strategy.spec import Strategy

@@ -9,8 +9,7 @@ from dataclasses import asdict
 
 from phalanx.measure import collectives
 from phalanx.measure.kernels import Ladder
-from phalanx.measure.links import TierLines, measure_tier
-from phalanx.measure.ping_pong import BETWEEN, INSIDE, RealWire, partner
+from phalanx.measure.links import BETWEEN, INSIDE, RealWire, TierLines, measure_tier, partner
 from phalanx.measure.this_machine import describe, fingerprint
 from phalanx.measure.worker import agreed, kernel_rates, levels, measure_figures, measure_host, written
 from phalanx.runtime.comm.communicator import Comm

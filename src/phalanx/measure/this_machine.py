@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from phalanx.measure.steal_time import noted
-from phalanx.runtime.process.cache import cache_folder
+from phalanx.runtime.process.folder import cache_folder
 from phalanx.spec.cluster.spec import ClusterSpec
 from phalanx.spec.errors import InputError
 from phalanx.spec.files.job_file import build

@@ -15,9 +15,8 @@ from typing import Any
 import torch
 
 from phalanx.measure import collectives, kernels, microbenchmarks
-from phalanx.measure.compressors import measure_coding
-from phalanx.measure.links import measure_gamma
-from phalanx.measure.ping_pong import RealWire
+from phalanx.measure.links import RealWire, measure_gamma
+from phalanx.measure.microbenchmarks import measure_coding
 from phalanx.measure.this_machine import PATIENCE_S
 from phalanx.planning.auto.transport import choose
 from phalanx.runtime.comm.communicator import Comm

@@ -39,7 +39,7 @@ class Read:
 
 
 class Cache(Protocol):
-    """The KV cache (infer/kv_cache.py) as attention sees it in one step over the tokens of several requests, (1,
+    """The KV cache (infer/replica.py) as attention sees it in one step over the tokens of several requests, (1,
     tokens).
 
     `positions` (1, tokens): positions of the tokens; `wanted`: indices of the tokens whose logits are needed, or

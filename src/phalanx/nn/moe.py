@@ -3,26 +3,35 @@
     router     logits of every token of the rank; its experts and their weights (routing.py)
     leave      rows of the rank's tokens start to travel to their experts' ranks (runtime/model_parallel/expert.py)
     shared     the MLP that all tokens go through, overlapped with that
-    experts    the MLPs of the rank's experts, over the rows that arrived (grouped_mlp.py)
+    experts    the MLPs of the rank's experts, over the rows that arrived
     give back, combine    results return; each token's rows are summed by their weights
 
 A rank routes its own tokens: with sequence parallelism its rows of the stream. Where all tp ranks have all tokens,
 each routes an equal part, and their usual sum over tp puts the parts together. Capacity and balance are per sequence:
 ranks that share a sequence exchange their choices.
+
+Experts' MLPs take rows ordered by expert: one matrix product per expert, over its rows only, or on some GPUs one for
+all experts (runtime/autograd/grouped_product.py). An expert without rows takes no time, and its
+gradient is zero.
+
+As in functional.py, docstrings say which tensors are kept for the backward pass.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TypeVar
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 
-from phalanx.nn import grouped_mlp, routing
+from phalanx.nn import routing
 from phalanx.nn.mlp import MLP
 from phalanx.nn.routing import Losses
-from phalanx.runtime.autograd import recompute
+from phalanx.runtime.autograd import deferred_weight_grads, grouped_product, narrow_product, recompute
+from phalanx.runtime.autograd.deferred_weight_grads import Grouped, Owners
 from phalanx.runtime.model_parallel import expert, sequence, tensor
 from phalanx.runtime.model_parallel.expert import ExpertParallel, Route
 from phalanx.runtime.model_parallel.tensor import TensorParallel
@@ -30,6 +39,136 @@ from phalanx.runtime.model_parallel.token_sharding import SequenceTokens, Shape
 from phalanx.schedule.layers.routing import balanced, most
 from phalanx.spec.model.spec import ModelSpec
 from phalanx.spec.number_formats import NumberFormat
+
+
+def product(
+    x: Tensor,
+    weights: Tensor,
+    counts: Sequence[int],
+    out: Tensor | None = None,
+    add: bool = False,
+    operands: NumberFormat | None = None,
+    gradient: bool = False,
+    narrow: narrow_product.NarrowWeight | None = None,
+    offsets: grouped_product.Rows | None = None,
+) -> Tensor:
+    """Compute x W_e for the rows of each expert e: (rows, n), from x (rows, m), of which expert e has counts[e] rows,
+    and W (experts, m, n). Written to `out` if given, or with `add` added to it. `operands`, `gradient`: as for
+    products of a narrow format (runtime/autograd/narrow_product.py); `narrow`: the weights in 8 bits, if they are
+    gathered in 8 bits. `offsets`: the row offsets on the device, if one kernel can multiply all experts."""
+    if offsets is not None and not grouped_product.fits(x):
+        offsets = None
+    if offsets is not None and out is None:
+        return grouped_product.all_at_once(x, weights, offsets)
+    y = x.new_empty(len(x), weights.shape[-1]) if out is None else out
+    for e, here, into in _each(counts, x, y):
+        if offsets is not None:  # no second matrix of all rows
+            one = grouped_product.of_rows(here, weights[e], e, offsets)
+            into.add_(one) if add else into.copy_(one)
+            continue
+        by: narrow_product.Operand = weights[e].t()
+        if narrow is not None:
+            by = narrow.columns(e) if gradient else narrow.rows(e)
+        narrow_product.product(here, by, operands, gradient, into, add)
+    return y
+
+
+def _each(counts: Sequence[int], x: Tensor, y: Tensor) -> Iterator[tuple[int, Tensor, Tensor]]:
+    """Yield (expert, rows of x, rows of y) of every expert that has rows."""
+    begins = 0
+    for e, rows in enumerate(counts):
+        if rows:
+            here = slice(begins, begins + rows)
+            yield e, x[here], y[here]
+        begins += rows
+
+
+def _where(counts: Sequence[int], operands: NumberFormat | None, *weights: Tensor) -> grouped_product.Rows | None:
+    """Return the experts' row offsets on the device if one kernel can multiply all of them, else None. Sent once per
+    pass."""
+    return None if operands is not None else grouped_product.rows(counts, *weights)
+
+
+class _SwiGLU(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        owners: Owners,
+        counts: tuple[int, ...],
+        operands: NumberFormat | None,
+        narrow: Sequence[narrow_product.NarrowWeight | None],
+        x: Tensor,
+        gate: Tensor,
+        up: Tensor,
+        down: Tensor,
+    ) -> Tensor:
+        ctx.owners, ctx.counts, ctx.operands, ctx.narrow = owners, counts, operands, narrow
+        multiply = partial(
+            product, counts=counts, operands=operands, offsets=_where(counts, operands, gate, up, down)
+        )
+        g, u = (multiply(x, w.mT, narrow=n) for w, n in zip((gate, up), narrow[:2], strict=True))
+        ctx.save_for_backward(x, g, u, gate, up, down)
+        return multiply(nn.functional.silu(g).mul_(u), down.mT, narrow=narrow[2])
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, d_y: Tensor) -> Any:
+        x, g, u, gate, up, down = ctx.saved_tensors
+        counts, d_y = ctx.counts, d_y.contiguous()
+        where = _where(counts, ctx.operands, gate, up, down)
+        multiply = partial(product, counts=counts, operands=ctx.operands, gradient=True, offsets=where)
+        gradient = _WeightGradient(ctx.owners, counts, ctx.operands, where)
+        of_gate, of_up, of_down = ctx.narrow
+        d_a = multiply(d_y, down, narrow=of_down)
+        a = nn.functional.silu(g)
+        d_u = d_a * a
+        d_a.mul_(u)
+        d_g = torch.ops.aten.silu_backward(d_a, g)
+        del d_a
+        d_down = gradient(2, d_y, a.mul_(u))
+        del a
+        d_x = multiply(d_g, gate, narrow=of_gate)
+        multiply(d_u, up, out=d_x, add=True, narrow=of_up)
+        d_up, d_gate = gradient(1, d_u, x), gradient(0, d_g, x)
+        return None, None, None, None, d_x, d_gate, d_up, d_down
+
+
+class _WeightGradient:
+    """Computes gradients of weights in the backward pass, or hands their factors to the engine or a deferred pass."""
+
+    def __init__(
+        self,
+        owners: Owners,
+        counts: tuple[int, ...],
+        operands: NumberFormat | None,
+        where: grouped_product.Rows | None,
+    ) -> None:
+        self._owners, self._counts, self._operands, self._where = owners, counts, operands, where
+        self._deferred = deferred_weight_grads.now(owners)
+
+    def __call__(self, which: int, g: Tensor, x: Tensor) -> Tensor | None:
+        gradient = Grouped(g, x.detach(), self._counts, self._operands, self._where)
+        if self._deferred is not None:
+            self._deferred.deliver_later(self._owners[which], gradient)
+            return None
+        return deferred_weight_grads.taken(self._owners[which:], gradient)
+
+
+def swiglu(
+    x: Tensor,
+    counts: Sequence[int],
+    gate: nn.Parameter,
+    up: nn.Parameter,
+    down: nn.Parameter,
+    operands: NumberFormat | None = None,
+) -> Tensor:
+    """(silu(x gateᵀ) * (x upᵀ)) downᵀ of each expert, (rows, hidden). x: (rows, hidden), of which expert e has
+    counts[e]; gate, up: (experts, ffn, hidden); down: (experts, hidden, ffn). Keeps x and two products of it."""
+    # Views make gradients come in order, as in runtime/model_parallel/tensor.columns.
+    views = [p.view_as(p) for p in (gate, up, down)]
+    narrow = [narrow_product.gathered(p) for p in (gate, up, down)]
+    return _SwiGLU.apply(deferred_weight_grads.owners(gate, up, down), tuple(counts), operands, narrow, x, *views)  # type: ignore[no-any-return]
+
 
 T = TypeVar("T")
 
@@ -128,7 +267,7 @@ class MoE(nn.Module):
         rows = expert.come(self.ep, self.unit, route, rows)
         bank = self.experts
         matrices = bank.gate.weight, bank.up.weight, bank.down.weight
-        rows = grouped_mlp.swiglu(rows, route.rows_per_expert, *matrices, recompute.operands_of(bank))
+        rows = swiglu(rows, route.rows_per_expert, *matrices, recompute.operands_of(bank))
         rows = expert.give_back(self.ep, self.unit, route, rows)
         return expert.combine(route, rows, weights, needed), shared_output
 

@@ -1,4 +1,6 @@
-"""Plans and strategies side by side: figures, time by term, memory by part, settings that differ."""
+"""Plans and strategies side by side: figures, time by term, memory by part, settings that differ; and the best
+strategy of every stack.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +8,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from phalanx.answers.compare import ComparedPlan, Comparison
+from phalanx.answers.stack_comparison import StackComparison
+from phalanx.planning.search.priced import TERM_NAMES
 from phalanx.planning.tables.table import Column, Sheet, Unit, columns
+from phalanx.report.html.page import Section, page
+from phalanx.report.html.plan import memory
+from phalanx.report.pictures.figure import Bar, Bars
+from phalanx.report.style import seconds
 from phalanx.report.view import View
 
 _SMALL = 0.001
@@ -70,6 +78,68 @@ def _terms(title: str, unit: Unit, terms: Sequence[Mapping[str, float]], totals:
 
 
 def _page(c: Comparison) -> str:
-    from phalanx.report.html.comparison import report
 
     return report(dict(zip(LETTERS, c.sides, strict=False)), legend(c.sides), c.settings_that_differ)
+
+
+def report(sides: Mapping[str, ComparedPlan], legend: Sequence[str], differing: Mapping[str, Sequence[str]]) -> str:
+    """Return the page of two or three sides, by letter, and the settings that differ between them."""
+    letters, sides_in_order = tuple(sides), list(sides.values())
+    names = list(dict.fromkeys(name for side in sides_in_order for name in side.terms_s))
+    bars = [
+        Bar(
+            letter,
+            [(TERM_NAMES.get(name, name), t) for name, t in side.terms_s.items() if t > 1e-3 * side.step_time_s],
+            seconds(side.step_time_s),
+        )
+        for letter, side in sides.items()
+    ]
+    rows = [
+        (TERM_NAMES.get(name, name), *(seconds(side.terms_s.get(name, 0.0)) for side in sides_in_order))
+        for name in names
+    ] + [("the step", *(seconds(side.step_time_s) for side in sides_in_order))]
+    memory_terms = {letter: dict(side.memory_terms) for letter, side in sides.items()}
+    usable = min(side.usable_bytes for side in sides_in_order)
+    sections = [
+        Section("What is compared", text=(*legend, *map(_rate, letters, sides_in_order))),
+        Section("Time by term", columns=("", *letters), rows=rows, panels=(Bars("seconds", tuple(bars)),)),
+        memory("Memory by part", memory_terms, ("usable", usable), "of the fullest rank"),
+        Section(
+            "Settings that differ",
+            columns=("setting", *letters),
+            rows=[(name, *values) for name, values in differing.items()],
+            text=() if differing else ("None.",),
+        ),
+    ]
+    return page(" against ".join(side.name for side in sides_in_order), "comparison", sections)
+
+
+def _rate(letter: str, side: ComparedPlan) -> str:
+    rate = side.tokens / side.step_time_s
+    return f"{letter}: {rate:,.0f} tokens/s on {side.gpus:,} GPUs, a step of {seconds(side.step_time_s)}"
+
+
+def stacks(c: StackComparison) -> View:
+    """Show what each stack would run, how long its step takes, and what it loses against the fastest."""
+    least = c.stacks[0].step_time_s or 1.0
+    rows = [
+        (
+            s.stack,
+            s.strategy or s.reason,
+            s.step_time_s,
+            None if s.step_time_s is None or s.step_time_s <= least else s.step_time_s / least - 1,
+            s.mfu,
+            s.memory_bytes,
+        )
+        for s in c.stacks
+    ]
+    names = columns(
+        "stack",
+        ("strategy", "strategy"),
+        ("step", "s"),
+        ("over the best", "change"),
+        ("MFU", "share"),
+        ("memory", "bytes"),
+    )
+    note = "each by its own constants; phalanx plan --stack NAME has the rest"
+    return View([Sheet("stacks", names, rows, note)])

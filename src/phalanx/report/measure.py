@@ -1,9 +1,12 @@
-"""Measurements of a cluster: tables, and plots of points, fitted line and crossover n*."""
+"""What a machine has and what is missing; and measurements of a cluster: tables, and plots of points, fitted line and
+crossover n*.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
+from phalanx.answers.doctor import MachineState
 from phalanx.answers.measure import Measurement
 from phalanx.planning.tables.table import Sheet, columns
 from phalanx.report.pictures.figure import Lines, Picture, PlotAxis, RuleLine, Series
@@ -77,7 +80,7 @@ def picture(fits: Sequence[CollectiveFit]) -> Picture:
     """Draw a panel for every fit that has points: points, line and n*. Raises InputError if none has any."""
     panels = tuple(panel_of(fit) for fit in fits if len(fit.points) > 1)
     if not panels:
-        raise InputError("plot", None, "has nothing to draw: no collective was measured at two sizes")
+        raise InputError("save", None, "has nothing to draw: no collective was measured at two sizes")
     return Picture("Collectives as measured, and the lines fitted to them", panels, "`phalanx measure`")
 
 
@@ -151,3 +154,12 @@ def _collectives(fits: Sequence[CollectiveFit]) -> Sheet:
     untrusted = any(fit.fit_error > 0.2 for fit in fits)
     note = "of an error above 20 % the line is not to be trusted; times between the measured sizes are"
     return Sheet(title, names, rows, note if untrusted else "", charted=False, keys=3)
+
+
+def machine_state(a: MachineState) -> View:
+    """Show what is there, then how to get what is missing."""
+    rows = [("ok" if c.good else "MISSING", c.what, c.state) for c in a.checks]
+    missing = [c for c in a.checks if c.remedy and (not c.good or "optional" in c.state)]
+    return View(
+        [Sheet("this machine", columns("", "what", "state"), rows), *(f"{c.what}: {c.remedy}" for c in missing)]
+    )

@@ -13,7 +13,7 @@ from rich.text import Text
 from phalanx.answers.mesh import MeshGroups, RankMap, RankPlace
 from phalanx.planning.placement import AxisGroups, Placement, axis_groups, axis_names
 from phalanx.planning.tables.table import Sheet, columns
-from phalanx.report.mesh_layout import coordinates_of, cube, cube_axes
+from phalanx.report.gallery.mesh import coordinates_of, cube, cube_axes
 from phalanx.report.pictures.scene import FILLS
 from phalanx.report.style import counted
 from phalanx.report.view import Part, View

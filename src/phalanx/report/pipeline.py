@@ -22,14 +22,13 @@ _MOST_PANELS = 4
 """Panels, one below the other, that a schedule is cut into before its blocks lose their numbers."""
 
 
-def view(a: PipelineDrawing | PipelineComparison | PipelineProofs, width: int | None = None, idle: str = "·") -> View:
-    """Show charts of schedules, their costs side by side, or what is proved of them. `width`: columns of a chart, by
-    default the terminal's; `idle`: the character of an idle rank."""
+def view(a: PipelineDrawing | PipelineComparison | PipelineProofs) -> View:
+    """Show charts of schedules, their costs side by side, or what is proved of them."""
     if isinstance(a, PipelineProofs):
         return View([_proof(p) for p in a.proofs])
     if isinstance(a, PipelineComparison):
         return View([compared(a.schedules), *(f"left out: {line}" for line in a.left_out)])
-    return View(list(_charts(a, width, idle)), "pipeline", partial(_pictures, a))
+    return View(list(_charts(a)), "pipeline", partial(_pictures, a))
 
 
 def _proof(p: ScheduleProof) -> str:
@@ -38,7 +37,7 @@ def _proof(p: ScheduleProof) -> str:
     return f"{p.schedule}: {proved if p.proved else p.reason}"
 
 
-def _charts(a: PipelineDrawing, width: int | None, idle: str) -> Iterator[Part]:
+def _charts(a: PipelineDrawing) -> Iterator[Part]:
     """Yield title, chart and costs of every schedule; times of runs are seconds, so each run has its own scale."""
     groups = [[("", s) for s in a.schedules]]
     for r in a.runs:
@@ -49,7 +48,7 @@ def _charts(a: PipelineDrawing, width: int | None, idle: str) -> Iterator[Part]:
         for label, s in group:
             title = f"{s.name}: {s.ranks} ranks, {s.micro_batches} micro-batches" + (f"; {label}" if label else "")
             yield partial(_titled, title)
-            yield partial(_scaled, s.priced, all_priced, width, idle)
+            yield partial(_scaled, s.priced, all_priced)
             yield f"{summary(s)}\n"
 
 
@@ -57,10 +56,8 @@ def _titled(title: str, columns: int) -> Text:
     return Text(title, "bold")
 
 
-def _scaled(
-    priced: PricedSchedule, group: Sequence[PricedSchedule], width: int | None, idle: str, columns: int
-) -> Text:
-    return chart(priced, width or columns, columns_per_second(group, width or columns), idle)
+def _scaled(priced: PricedSchedule, group: Sequence[PricedSchedule], columns: int) -> Text:
+    return chart(priced, columns, columns_per_second(group, columns))
 
 
 def _pictures(a: PipelineDrawing) -> list[Picture]:
@@ -88,15 +85,15 @@ def columns_per_second(schedules: Sequence[PricedSchedule], width: int) -> float
     return wanted if longest * wanted <= _MOST_PANELS * room else room / longest
 
 
-def chart(priced: PricedSchedule, width: int, scale: float, idle: str = "·") -> Text:
+def chart(priced: PricedSchedule, width: int, scale: float) -> Text:
     """Draw the Gantt chart of a schedule in lines of at most `width` columns, in panels if it is longer.
 
-    A block shows its kind and micro-batch, or only its kind if it is too narrow. `idle`: a character."""
+    A block shows its kind and micro-batch, or only its kind if it is too narrow."""
     s = priced.schedule
     label = len(_label(s.ranks - 1))
     room, end = max(1, width - label), round(priced.makespan * scale)
     room -= room % max(2, len(str(s.micro_batches - 1)) + 1) if room > 8 else 0  # so that no panel ends in a label
-    lines = [_line(priced, rank, scale, end, idle) for rank in range(s.ranks)]
+    lines = [_line(priced, rank, scale, end) for rank in range(s.ranks)]
     text = Text(no_wrap=True)
     for start in range(0, end, room):
         if start:
@@ -117,17 +114,20 @@ def _label(rank: int) -> str:
     return f"rank {rank} "
 
 
-def _line(priced: PricedSchedule, rank: int, scale: float, end: int, idle: str) -> Text:
+_IDLE = "·"
+
+
+def _line(priced: PricedSchedule, rank: int, scale: float, end: int) -> Text:
     """Draw one rank's passes from the first to the last column."""
     s, text, drawn_to = priced.schedule, Text(no_wrap=True), 0
     for action, (start, stop) in zip(s.actions[rank], priced.times[rank], strict=True):
         left, right = round(start * scale), round(stop * scale)
-        text.append(idle * (left - drawn_to), "dim")
+        text.append(_IDLE * (left - drawn_to), "dim")
         small = action.chunk // s.ranks % 2 == 1
         kind = action.kind.lower() if small else action.kind
         text.append(_block(kind, action.micro_batch, right - left), f"black {_COLOURS[action.kind]}")
         drawn_to = max(drawn_to, right)
-    text.append(idle * (end - drawn_to), "dim")
+    text.append(_IDLE * (end - drawn_to), "dim")
     return text
 
 

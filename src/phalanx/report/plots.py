@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 
 from phalanx.planning.tables.table import Column, Sheet
 from phalanx.report.pictures.figure import Bar, Bars, Lines, Panel, Picture, PlotAxis, Series, Unit
-from phalanx.report.sheets import written
+from phalanx.report.style import written
 from phalanx.spec.cluster.spec import GIB
 from phalanx.spec.errors import InputError
 
@@ -28,7 +28,7 @@ def picture(sheets: Iterable[Sheet], command: str) -> Picture:
     drawn = [sheet for sheet in sheets if sheet.charted]
     panels: list[Panel] = [panel for sheet in drawn for panel in panels_of(sheet)]
     if not panels:
-        raise InputError("plot", None, "has nothing to draw: no table of these has numbers in two rows")
+        raise InputError("save", None, "has nothing to draw: no table of these has numbers in two rows")
     notes = "; ".join(dict.fromkeys(sheet.note for sheet in drawn if sheet.note))
     return Picture(drawn[0].title, tuple(panels), f"the tables of `phalanx {command}`", notes)
 

@@ -1,15 +1,18 @@
-"""A prediction: its figures, where time and memory go, and each term with its formula and numbers."""
+"""A prediction (its figures, where time and memory go, each term with its formula and numbers), and its explanation:
+figures against targets, rooflines, what to change first.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
+from phalanx.answers.explanation import Explanation, OperatorIntensity
 from phalanx.answers.prediction import Prediction
 from phalanx.answers.question import Premises
 from phalanx.cost.analytic.compression import MOST, Payment
 from phalanx.cost.analytic.step import FORMULAS
 from phalanx.planning.search import HEADROOM
-from phalanx.planning.search.why_not import TERM_NAMES
+from phalanx.planning.search.priced import TERM_NAMES
 from phalanx.planning.tables.table import Sheet, Unit, columns
 from phalanx.report.style import seconds, size
 from phalanx.report.view import View
@@ -18,10 +21,9 @@ _SMALL = 0.001
 """Terms below this share are left out of the tables."""
 
 
-def view(p: Prediction, explained: bool = False) -> View:
-    """Show a prediction; `explained`: with the formula and the numbers of each term."""
-    more = [formulas(p)] if explained else []
-    return View([heading(p.question), figures(p), time(p), memory(p), *more], html=lambda: _page(p))
+def view(p: Prediction) -> View:
+    """Show a prediction."""
+    return View([heading(p.question), figures(p), time(p), memory(p)], html=lambda: _page(p))
 
 
 def heading(q: Premises) -> str:
@@ -128,3 +130,73 @@ def _page(p: Prediction) -> str:
         ),
     ]
     return page(str(p.strategy), "prediction", sections, {"terms_s": dict(p.terms_s)})
+
+
+def explanation(x: Explanation) -> View:
+    """Show an explanation, the most asked-for tables first."""
+    p = x.prediction
+    mfu = "" if p.mfu is None else f", MFU {p.mfu:.1%}"
+    lines = (heading(p.question), f"{p.strategy}: {seconds(p.step_time_s)} a step{mfu}")
+    sheets = [time(p), memory(p)]
+    if p.engine == "formulas":
+        sheets += [_targets(x), _axes(x), operator_table(_OPERATORS, x.operators, x.ridge), _losses(x), formulas(p)]
+    return View([*lines, *sheets, _neighbours(x)], html=lambda: view(p).page())
+
+
+_OPERATORS = "operators of a block, forward, on the compute roofline"
+
+
+def _targets(x: Explanation) -> Sheet:
+    names = columns("figure", ("here", "share"), ("good", "share"), ("excellent", "share"), "", "source")
+    rows = [(t.name, t.value, t.good, t.excellent, t.mark, t.source) for t in x.targets]
+    return Sheet("figures against targets", names, rows)
+
+
+def _axes(x: Explanation) -> Sheet:
+    names = columns(
+        "axis",
+        "links",
+        ("sent", "bytes"),
+        ("FLOP/byte", "count"),
+        ("ridge", "count"),
+        "regime",
+        ("exposed", "s"),
+        ("critical batch", "count"),
+    )
+    rows = [
+        (a.axis, a.tier, a.sent_bytes, a.flop_per_byte, a.ridge, a.regime, a.exposed_s, a.critical_batch)
+        for a in x.communication
+    ]
+    note = "critical batch: sequences in a step from which data-parallel communication takes less than compute"
+    return Sheet("on the communication roofline, per rank and step", names, rows, note)
+
+
+def operator_table(title: str, rows: Iterable[OperatorIntensity], ridge: float | None) -> Sheet:
+    """Tabulate operators on the compute roofline."""
+    names = columns(
+        "operator",
+        "size",
+        ("FLOP", "number"),
+        ("bytes", "bytes"),
+        ("FLOP/byte", "count"),
+        "bound by",
+        ("time", "s"),
+    )
+    cells = [(o.name, o.size, o.flops, o.bytes, o.intensity, o.bound, o.takes_s) for o in rows]
+    return Sheet(title, names, cells, f"the chip's ridge: {ridge or 0.0:,.0f} FLOP per byte of memory")
+
+
+def _losses(x: Explanation) -> Sheet:
+    names = columns("loss", ("takes", "s"), ("gain at most", "share"), "best single change", ("step then", "s"))
+    rows = [(a.name, a.takes_s, a.at_most, a.change or "none that fits is faster", a.step_time_s) for a in x.losses]
+    return Sheet("what to change first", names, rows, f"order of the mesh, {x.order}" if x.order else "")
+
+
+def _neighbours(x: Explanation) -> Sheet:
+    step = x.prediction.step_time_s
+    names = columns("change", "strategy", ("step", "s"), ("", "change"), ("memory", "bytes"), "why not")
+    rows = [
+        (n.change, n.strategy, n.step_time_s, n.step_time_s / step - 1, n.memory_bytes, n.reason)
+        for n in x.neighbours
+    ]
+    return Sheet("why not its neighbours", names, rows)

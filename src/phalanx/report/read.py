@@ -1,14 +1,21 @@
-"""What a configuration fixes, what became of its keys, and its mistakes."""
+"""A configuration as people see it: what it fixes, what became of its keys, its mistakes, what to change in it, and
+what an export wrote.
+"""
 
 from __future__ import annotations
 
 from dataclasses import asdict
 from typing import Any
 
+from phalanx.answers.export import Export
+from phalanx.answers.findings import Findings
+from phalanx.answers.improve import Improvement, PricedState
 from phalanx.answers.read import Reading, origins
 from phalanx.frameworks.configuration import Configuration, shown
 from phalanx.planning.tables.table import Sheet, columns
-from phalanx.report.view import View
+from phalanx.report.predict import heading
+from phalanx.report.style import counted, seconds, size
+from phalanx.report.view import View, report
 
 _SHOWN = 12
 """Keys of one kind that are listed by name; --json has all."""
@@ -60,3 +67,74 @@ def _keys(c: Configuration) -> Sheet:
 def _listed(names: list[str]) -> str:
     more = f", and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
     return ", ".join(names[:_SHOWN]) + more
+
+
+def export(e: Export) -> View:
+    """Return the lines of an export."""
+    where = f"{e.folder}/ has " if e.folder is not None else ""
+    notes = (f"note: {note}" for note in e.program.notes)
+    blanks = [f"to fill in: {', '.join(e.blanks)}"] if e.blanks else []
+    return View([f"{e.program.title}: {where}{', '.join(e.files)}", *notes, *blanks])
+
+
+def findings(f: Findings) -> View:
+    """Show each finding with its remedy, and how many there are."""
+    lines = [caveat.line for caveat in f.caveats] if f.question is None else [heading(f.question)]
+    lines += [f"{x.name}: {x.problem}; {x.remedy}" for x in f.findings]
+    count = counted(len(f.findings), "finding") if f.findings else "nothing found"
+    if f.strategy is not None:
+        lines.append(f"{f.strategy}: {count}")
+    elif not f.findings:
+        lines.append("nothing found in the file; --cluster looks at the strategy too")
+    rows = [(x.name, x.problem, x.remedy) for x in f.findings]
+    sheet = Sheet("findings", columns("name", "problem", "remedy"), rows)
+    return View(lines, html=lambda: report([sheet]))
+
+
+_LONG = 40
+_LEGEND = "alone: the file with this change only; together: with all changes above; phalanx export writes the whole"
+
+
+def improvement(x: Improvement) -> View:
+    """Show the configuration's price, the better one's, and each change alone and together with those above it."""
+    lines = [heading(x.question), state("now", x.now)]
+    if x.refused:
+        lines.append(f"{x.question.stack} refuses it: {x.refused}")
+    if x.better is None:
+        count = f"{x.strategies_evaluated:,} strategies of {x.question.stack}"
+        return View((*lines, f"nothing to change: none of {count} is faster by 0.2 % or more"))
+    lines.append(state("better", x.better))
+    reasons = [f"{n} alone: {c.alone_refused}" for n, c in enumerate(x.changes, 1) if c.alone is None]
+    return View([*lines, _changes(x), *reasons, _LEGEND])
+
+
+def state(title: str, s: PricedState) -> str:
+    """Say what a step takes."""
+    room = "" if s.fits else ", which does not fit"
+    figures = f"{seconds(s.step_time_s)} a step, MFU {s.mfu:.1%}, {size(s.memory_bytes)} a GPU{room}"
+    return f"{title}: {s.strategy}: {figures}"
+
+
+def _changes(x: Improvement) -> Sheet:
+    """Tabulate settings, old and new, with what each change brings to step and memory."""
+    rows = []
+    for number, c in enumerate(x.changes, 1):
+        alone = _difference(x.now, c.alone) if c.alone is not None else "not alone"
+        settings = [(e.key, e.old, e.new) for e in c.settings] or [(n, *values) for n, values in c.fields.items()]
+        for place, (key, old, new) in enumerate(settings):
+            effect = (alone, _difference(x.now, c.together)) if place == 0 else ("", "")
+            first = str(number) if place == 0 else ""
+            rows.append((first, key, _short(old) or "not set", _short(new) or "leave out", *effect))
+    return Sheet("what to change", columns("", "setting", "now", "better", "alone", "together"), rows, keys=2)
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= _LONG else text[: _LONG - 3] + "..."
+
+
+def _difference(now: PricedState, s: PricedState) -> str:
+    """Write the change in step and memory."""
+    more = s.memory_bytes - now.memory_bytes
+    sign = "-" if more < 0 else "+"
+    room = "" if s.fits else "\ndoes not fit"
+    return f"{s.step_time_s / now.step_time_s - 1:+.1%}\n{sign}{size(abs(more))}{room}"

@@ -1,16 +1,224 @@
-"""What `phalanx report` does: the page of a run, from what lies in its folder."""
+"""The page of a run, from what lies in its folder: loss and throughput; predicted against measured; the measured
+timeline of each rank under the predicted passes.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from statistics import median
 from typing import Any, NoReturn
 
 from phalanx.answers.measured import MeasuredQuantity
-from phalanx.report.html.run import report
+from phalanx.report.html.page import Section, page
+from phalanx.report.measured import quantity
+from phalanx.report.pictures.figure import Lane, LaneBlock, Lines, PlotAxis, Series, Timeline
+from phalanx.report.style import BYTES, largest_unit, seconds, size
 from phalanx.runs.folder import metrics
 from phalanx.spec.documents import read_json
 from phalanx.spec.errors import InputError
 from phalanx.spec.files import plan
+from phalanx.spec.files.plan import Plan
+from phalanx.spec.strategy.mesh import mesh
+from phalanx.spec.strategy.spec import Strategy
+
+_MOST_POINTS = 2000
+_MOST_RANKS = 16
+"""Ranks whose timelines are all drawn: of more, those that stand for their pipeline stage."""
+_KINDS = ("forward", "backward", "communication", "optimizer", "other")
+_SLOW = 1.1
+"""A rank that computes this many times as long as the median one is named."""
+
+
+def report(
+    name: str,
+    plan: Plan,
+    steps: Sequence[Mapping[str, Any]],
+    compared: Sequence[MeasuredQuantity],
+    trace: Sequence[Mapping[str, Any]],
+) -> str:
+    """Return the page of a run.
+
+    `steps`: the lines of metrics.jsonl; `compared`: predicted against measured; `trace`: events of trace.json, empty
+    if there is none."""
+    prediction = plan.prediction
+    byte, binary = largest_unit(max((float(row["mem_bytes"]) for row in steps), default=0.0), BYTES)
+    in_units = [{**row, "mem": float(row["mem_bytes"]) / binary} for row in steps]
+    sections = [
+        _summary(name, plan, steps),
+        _lines("Loss", "nats a token", {"training": "loss"}, steps),
+        _lines("Throughput", "tokens/s", {"all ranks": "tokens_per_s"}, steps, zero=True),
+        _lines("Memory", f"{byte}, the fullest rank", {"peak": "mem"}, in_units, zero=True),
+        Section(
+            "Predicted against measured",
+            columns=("", "predicted", "measured", "error"),
+            rows=[
+                (row.name, quantity(row, row.predicted), quantity(row, row.measured), _error(row)) for row in compared
+            ],
+        ),
+        *_timeline(plan, trace),
+    ]
+    return page(f"Run {name}", "run", sections, {"strategy": str(plan.strategy), "prediction": dict(prediction)})
+
+
+def _error(row: MeasuredQuantity) -> str:
+    return "" if row.error is None else f"{row.error:+.1%}"
+
+
+def _summary(name: str, plan: Plan, steps: Sequence[Mapping[str, Any]]) -> Section:
+    text = [
+        f"{name}: {plan.strategy} on {plan.cluster.name}, {len(steps):,} steps of {plan.job.global_batch} sequences"
+    ]
+    if steps:
+        times = [float(row["step_time_s"]) for row in steps]
+        last = steps[-1]
+        text.append(
+            f"loss {float(last['loss']):.3f} after step {last['step']}; a step takes {seconds(median(times))} in "
+            f"the median, {seconds(min(times))} at best; memory {size(float(last['mem_bytes']))}"
+        )
+        slow = sum(t > 1.5 * median(times) for t in times)
+        if slow:
+            text.append(f"{slow} of {len(times)} steps took over 1.5 times the median")
+    else:
+        text.append("no step has been written yet")
+    return Section("The run", text=tuple(text))
+
+
+def _lines(
+    title: str, unit: str, fields: Mapping[str, str], steps: Sequence[Mapping[str, Any]], zero: bool = False
+) -> Section:
+    every = max(1, len(steps) // _MOST_POINTS)
+    few = len(steps[::every]) < 100
+    series = []
+    for name, key in fields.items():
+        measured = [row for row in steps[::every] if isinstance(row.get(key), int | float)]
+        series.append(Series(name, [(float(row["step"]), float(row[key])) for row in measured], dots=few))
+    rows = [
+        (str(row["step"]), *(f"{row[key]:.4g}" for key in fields.values() if row.get(key) is not None))
+        for row in steps[-10:]
+    ]
+    values = [y for one in series for _, y in one.points]
+    low = None if zero else min(values, default=0.0)
+    panel = Lines(PlotAxis("step", "count", low=1.0), PlotAxis(unit, "count", low=low), tuple(series))
+    return Section(
+        title,
+        "the numbers: of the last steps",
+        columns=("step", *fields),
+        rows=rows,
+        panels=(panel,) if values else (),
+    )
+
+
+def _timeline(plan: Plan, trace: Sequence[Mapping[str, Any]]) -> list[Section]:
+    """Draw the traced step of each rank, compute and communication apart, under what was predicted of it."""
+    spans = [e for e in trace if e.get("ph") == "X"]
+    if not spans:
+        return []
+    names = {e["pid"]: str(e["args"]["name"]) for e in trace if e.get("name") == "process_name"}
+    busy = {pid: dict.fromkeys(_KINDS, 0.0) for pid in names}
+    for e in spans:
+        if e["pid"] in busy:
+            busy[e["pid"]][_kind(e)] += float(e["dur"]) / 1e3
+    classes = _classes(plan.strategy, busy)
+    predicted, lanes = _predicted(plan.prediction), []
+    begin = min(float(e["ts"]) for e in spans)
+    of_rank: dict[int, list[Mapping[str, Any]]] = {pid: [] for pid in classes}
+    for e in spans:
+        of_rank.get(e["pid"], []).append(e)
+    for pid, events in of_rank.items():
+        at, expected = 0.0, []
+        for kind, (name, took) in predicted.items():
+            expected.append(LaneBlock(at, at + took, name, kind))
+            at += took
+        lanes.append(Lane(f"{names[pid]}, predicted", expected))
+        compute = [_block(e, begin) for e in events if e.get("cat") == "compute"]
+        communication = [_block(e, begin) for e in events if e.get("cat") != "compute"]
+        lanes += [Lane(names[pid], compute)] if compute else []
+        lanes += [Lane(f"{names[pid]}, communication", communication)] if communication else []
+    table = [("predicted", "", *(f"{predicted[k][1]:.2f}" if k in predicted else "0.00" for k in _KINDS))]
+    for pid, stands_for in classes.items():
+        cells = (_against(busy[pid][k], predicted[k][1] if k in predicted else 0.0, k) for k in _KINDS)
+        table.append((names[pid], f"{stands_for:,}", *cells))
+    note = "one traced step; predicted passes are drawn in a row, with the communication that nothing hides"
+    if len(classes) < len(names):
+        note += f"; of {len(names):,} ranks, the first and the slowest of each pipeline stage are drawn"
+    return [
+        Section(
+            "The predicted step over the measured one",
+            note,
+            text=tuple(_slow(names, busy)),
+            columns=("ms", "ranks", *_KINDS),
+            rows=table,
+            panels=(Timeline("milliseconds", tuple(lanes)),),
+        )
+    ]
+
+
+def _block(e: Mapping[str, Any], begin: float) -> LaneBlock:
+    start = (float(e["ts"]) - begin) / 1e3
+    return LaneBlock(start, start + float(e["dur"]) / 1e3, str(e["name"]), _kind(e))
+
+
+def _kind(e: Mapping[str, Any]) -> str:
+    kind = str(e.get("args", {}).get("op", "")) if e.get("cat") == "compute" else "communication"
+    return kind if kind in _KINDS else "other"
+
+
+def _predicted(prediction: Mapping[str, Any]) -> dict[str, tuple[str, float]]:
+    """What each kind is called and the milliseconds that are predicted of it, in the order of a step."""
+    parts = {
+        "forward": ("forward passes", "forward_s"),
+        "backward": ("backward passes", "backward_s"),
+        "communication": ("exposed communication", "exposed_communication_s"),
+        "optimizer": ("update", "optimizer_s"),
+    }
+    timed = {kind: (what, float(prediction.get(key) or 0.0) * 1e3) for kind, (what, key) in parts.items()}
+    return {kind: (what, took) for kind, (what, took) in timed.items() if took}
+
+
+def _classes(s: Strategy, busy: Mapping[int, Mapping[str, float]]) -> dict[int, int]:
+    """Return the ranks that are drawn, and for how many each stands: all of few; of many, the first of each pipeline
+    stage for its stage, and the slowest for itself."""
+    if len(busy) <= _MOST_RANKS:
+        return dict.fromkeys(sorted(busy), 1)
+    ranks = mesh(s)
+    stages: dict[int, list[int]] = {}
+    for pid in sorted(busy):
+        stages.setdefault(ranks.coordinates(pid).get("pp", 0) if pid < ranks.world else -1, []).append(pid)
+    shown: dict[int, int] = {}
+    for members in list(stages.values())[: _MOST_RANKS // 2]:
+        slowest = max(members, key=lambda pid: _computing(busy[pid]))
+        shown[members[0]] = len(members) - (slowest != members[0])
+        shown.setdefault(slowest, 1)
+    return shown
+
+
+def _computing(parts: Mapping[str, float]) -> float:
+    return sum(took for kind, took in parts.items() if kind != "communication")
+
+
+def _against(measured: float, predicted: float, kind: str) -> str:
+    """A measured time and how far it is from the predicted one. All communication is measured, but only what is
+    exposed is predicted: no difference is shown there."""
+    if not predicted or kind == "communication":
+        return f"{measured:.2f}"
+    return f"{measured:.2f} ({measured / predicted - 1:+.0%})"
+
+
+def _slow(names: Mapping[int, str], busy: Mapping[int, Mapping[str, float]]) -> Iterator[str]:
+    """Say which rank computes clearly longer than the others, and in what."""
+    if len(busy) < 2:
+        return
+    slowest = max(busy, key=lambda pid: _computing(busy[pid]))
+    usual = median(_computing(parts) for parts in busy.values())
+    if usual and _computing(busy[slowest]) > _SLOW * usual:
+        more = {k: busy[slowest][k] - median(parts[k] for parts in busy.values()) for k in _KINDS}
+        kind = max((k for k in _KINDS if k != "communication"), key=lambda k: more[k])
+        yield (
+            f"{names[slowest]} computes longest: {_computing(busy[slowest]):.2f} ms, {usual:.2f} ms in the median; "
+            f"{more[kind]:.2f} ms more in {kind}"
+        )
+
 
 NAME = "report.html"
 _MOST_BYTES = 64 * 2**20

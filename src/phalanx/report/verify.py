@@ -1,10 +1,13 @@
-"""A verification: predicted and recorded side by side for each class of ranks, and the first difference."""
+"""A verification: predicted and recorded side by side for each class of ranks, and the first difference; and parity
+with one process.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
 from phalanx.answers.encode import plain
+from phalanx.answers.parity import Parity
 from phalanx.answers.verify import Verification, collectives
 from phalanx.observation.diff import slack
 from phalanx.observation.trainer.verify import Verified
@@ -125,3 +128,28 @@ def _page(v: Verification) -> str:
     from phalanx.report.html.proof import verification
 
     return verification(plain(v))
+
+
+def parity(p: Parity) -> View:
+    """Return the lines of a comparison."""
+    return View(list(_parity_lines(p)))
+
+
+def _parity_lines(p: Parity) -> Iterator[str]:
+    for row in p.optimizers:
+        worst = f"  ({row['worst']})" if row["worst"] else ""
+        yield f"{row['optimizer']:5}  loss {row['loss_rel_max']:.1e}  gradients {row['grad_rel_max']:.1e}{worst}"
+        if row["near_tie"]:
+            compared = f"only the {row['steps']} steps before it are compared"
+            yield f"{'':7}a router's near-tie in {row['near_tie']}; {compared} (float64 has none)"
+    if p.compression:
+        lossy = p.compression
+        lost = lossy["lost_rel_max"]
+        kept = "nothing is kept back" if lost is None else f"sent + kept back = gradient to {lost:.1e}"
+        yield (
+            f"compressed, lr = 0: {kept}; the first step is off by {lossy['first_error']:.2%}, the mean of "
+            f"{p.steps} by {lossy['mean_error']:.2%}; sgd and adamw above are without compression"
+        )
+    verdict = "holds" if p.passed else "DOES NOT HOLD"
+    errors = f"loss_rel_max {p.loss_rel_max:.1e}, grad_rel_max {p.grad_rel_max:.1e}, bound {p.bound:.1e}"
+    yield f"parity of {p.strategy} in {p.dtype} over {p.steps} steps {verdict}: {errors}"

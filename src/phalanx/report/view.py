@@ -8,11 +8,28 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from phalanx.planning.tables.table import Sheet
+from phalanx.report.html.page import Section, page
+from phalanx.report.pictures.figure import Picture
+from phalanx.report.plots import panels_of
+from phalanx.report.style import written
+from phalanx.spec.errors import InputError
 
 if TYPE_CHECKING:
     from rich.text import Text
 
-    from phalanx.report.pictures.figure import Picture
+
+def report(sheets: Sequence[Sheet], pictures: Sequence[Picture] = ()) -> str:
+    """Return the page of tables, with pictures of their subject first."""
+    titles = {sheet.title for sheet in sheets}
+    drawn = [p for p in pictures if p.title not in titles]
+    sections = [Section(p.title, f"{p.note} Source: {p.source}".strip(), panels=p.panels) for p in drawn]
+    return page((sheets[0] if sheets else pictures[0]).title, "tables", [*sections, *map(_section, sheets)])
+
+
+def _section(sheet: Sheet) -> Section:
+    names = tuple(c.name for c in sheet.columns)
+    rows = [tuple(written(value, c.unit) for value, c in zip(row, sheet.columns, strict=True)) for row in sheet.rows]
+    return Section(sheet.title, sheet.note, columns=names, rows=rows, panels=tuple(panels_of(sheet)))
 
 
 Part = str | Sheet | Callable[[int], "Text"]
@@ -38,16 +55,24 @@ class View:
 
     def page(self) -> str:
         """Return the page: one HTML file that needs nothing else."""
-        from phalanx.report.html.sheets import report
 
         return self.html() if self.html is not None else report(self.sheets, self._pictures())
 
-    def draw(self, file: Path) -> None:
-        """Draw the pictures, or else the columns over the first one, as the file's name asks. Raises InputError."""
+    def csv(self) -> str:
+        """Return the tables as CSV, one after the other. Raises InputError where there are none."""
+        if not self.sheets:
+            raise InputError("save", "csv", "has no table to write", "name a .html file, or --json")
+        return "\n".join(sheet.as_csv() for sheet in self.sheets)
+
+    def write(self, file: Path) -> None:
+        """Write what the file's ending says: the tables, the page, or the pictures, which without others are the
+        columns over the first one. Raises InputError."""
         from phalanx.report.pictures.files import write
         from phalanx.report.plots import picture
 
-        if file.suffix.lower() == ".html" and (self.sheets or self.html is not None):
+        if file.suffix.lower() == ".csv":
+            file.write_text(self.csv())
+        elif file.suffix.lower() == ".html" and (self.sheets or self.html is not None):
             file.write_text(self.page())
         else:
             write(self._pictures() or [picture(self.sheets, self.subject)], file)

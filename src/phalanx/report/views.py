@@ -10,25 +10,25 @@ from phalanx.planning.tables.table import Sheet
 from phalanx.report.view import View
 
 _VIEWS = {
-    "ChoiceScores": "phalanx.report.choices",
     "AllReduceBound": "phalanx.report.collectives",
+    "ChoiceScores": "phalanx.report.validate:choices",
     "CollectiveComparison": "phalanx.report.collectives",
     "CollectiveProof": "phalanx.report.collectives",
     "CollectiveSteps": "phalanx.report.collectives",
     "Comparison": "phalanx.report.compare",
-    "ExpertBalance": "phalanx.report.experts",
-    "Explanation": "phalanx.report.explain",
     "Continuations": "phalanx.report.weights",
     "DecisionPath": "phalanx.textbook.answers",
     "Drawing": "phalanx.textbook.answers",
+    "ExpertBalance": "phalanx.report.experts",
+    "Explanation": "phalanx.report.predict:explanation",
+    "Export": "phalanx.report.read:export",
     "ExportedWeights": "phalanx.report.weights",
-    "Export": "phalanx.report.export",
-    "Findings": "phalanx.report.findings",
+    "Findings": "phalanx.report.read:findings",
     "ImportedWeights": "phalanx.report.weights",
-    "Improvement": "phalanx.report.improve",
-    "JobPlan": "phalanx.report.job_plan",
-    "KernelScores": "phalanx.report.validate_kernels",
-    "MachineState": "phalanx.report.doctor",
+    "Improvement": "phalanx.report.read:improvement",
+    "JobPlan": "phalanx.report.plan:job_plan",
+    "KernelScores": "phalanx.report.validate:kernels",
+    "MachineState": "phalanx.report.measure:machine_state",
     "MeasuredCollective": "phalanx.report.collectives",
     "Measurement": "phalanx.report.measure",
     "MeshGroups": "phalanx.report.mesh",
@@ -40,14 +40,14 @@ _VIEWS = {
     "ObservedPrice": "phalanx.report.observed",
     "Outcome": "phalanx.report.train",
     "OwnReduction": "phalanx.report.collectives",
-    "Parity": "phalanx.report.parity",
+    "Parity": "phalanx.report.verify:parity",
     "PictureList": "phalanx.textbook.answers",
     "PipelineComparison": "phalanx.report.pipeline",
     "PipelineDrawing": "phalanx.report.pipeline",
     "PipelineProofs": "phalanx.report.pipeline",
     "PlanDifferences": "phalanx.report.observed",
     "PredictionScores": "phalanx.report.validate",
-    "PresetClusters": "phalanx.report.clusters",
+    "PresetClusters": "phalanx.report.models:clusters",
     "PresetModels": "phalanx.report.models",
     "Prediction": "phalanx.report.predict",
     "ProofCount": "phalanx.report.collectives",
@@ -55,23 +55,24 @@ _VIEWS = {
     "RankMap": "phalanx.report.mesh",
     "RankPlace": "phalanx.report.mesh",
     "Reading": "phalanx.report.read",
-    "StackComparison": "phalanx.report.stacks",
+    "StackComparison": "phalanx.report.compare:stacks",
     "Tables": "phalanx.report.tables",
     "Verification": "phalanx.report.verify",
 }
-"""By the name of an answer's class the module whose `view` shows it. Those of the verticals are named here and not
-imported: a common room does not know them."""
+"""By the name of an answer's class the function that shows it, `view` of the module where none is named. Those of the
+verticals are named here and not imported: a common room does not know them."""
 
 
 def view_of(answer: Any, **details: Any) -> View:
     """Return how people see an answer. `details`: what to show beyond the usual, such as more=True."""
-    view: View = import_module(_VIEWS[type(answer).__name__]).view(answer, **details)
+    module, _, function = _VIEWS[type(answer).__name__].partition(":")
+    view: View = getattr(import_module(module), function or "view")(answer, **details)
     return view
 
 
 def notebook_html(answer: Any) -> str:
     """Return an answer's lines and tables as HTML."""
-    from phalanx.report.sheets import html_table
+    from phalanx.report.style import html_table
 
     parts = view_of(answer).parts
     return "".join(

@@ -16,16 +16,15 @@ from functools import cached_property
 from phalanx.schedule.event import Phase
 from phalanx.schedule.gradients.buckets import Bucket, buckets
 from phalanx.schedule.gradients.whole_matrices import Exchange, exchanges
+from phalanx.schedule.layers.collectives import summed_elements
 from phalanx.schedule.layers.context import Context
 from phalanx.schedule.layers.routing import Routed, routed
-from phalanx.schedule.layers.tensor import summed_elements
 from phalanx.schedule.pipeline import stages
 from phalanx.schedule.pipeline.actions import Action, PipelineSchedule
-from phalanx.schedule.unit_classes import unit_classes
 from phalanx.spec.job import Job
-from phalanx.spec.model.spec import ModelSpec, StageSpec, chunks
+from phalanx.spec.model.spec import ModelSpec, StageSpec, chunks, units
 from phalanx.spec.strategy.mesh import Mesh, mesh
-from phalanx.spec.strategy.spec import Strategy
+from phalanx.spec.strategy.spec import Recompute, Strategy
 from phalanx.spec.strategy.split import Split
 
 
@@ -235,8 +234,32 @@ class RankView:
             }
         counts: Counter[tuple[str, int]] = Counter((action.kind, action.chunk) for action in self.actions)
         passes: dict[tuple[Phase, str], int] = {(phase, name): 0 for name in self.unit_classes for phase in phases}
-        for chunk, units in zip(self.chunk_indices, self.chunks, strict=True):
-            for unit in units:
+        for chunk, members in zip(self.chunk_indices, self.chunks, strict=True):
+            for unit in members:
                 for phase in phases:
                     passes[phase, self.class_of[unit]] += counts[phase, chunk]
         return passes
+
+
+def unit_classes(spec: ModelSpec, s: Strategy) -> dict[str, tuple[str, ...]]:
+    """Return the units of each class, in forward order: `embed`, `head`, and classes of `blocks` that differ in what
+    they recompute and in whether they have experts."""
+    classes: dict[str, tuple[str, ...]] = {}
+    for unit in units(spec):
+        name = unit_class(spec, s, unit)
+        classes[name] = (*classes.get(name, ()), unit)
+    return classes
+
+
+def unit_class(spec: ModelSpec, s: Strategy, unit: str) -> str:
+    """Return the class of a unit, which names its terms."""
+    kind, _, index = unit.partition(".")
+    repeat, x = repeat_of(s, unit), spec.experts
+    dense = ", dense" if x is not None and kind == "blocks" and int(index) in x.dense_layers else ""
+    return kind + dense if repeat == "none" else f"{kind}{dense}, {repeat}"
+
+
+def repeat_of(s: Strategy, unit: str) -> Recompute:
+    """Return the part of a unit's forward pass that its backward pass recomputes."""
+    kind, _, index = unit.partition(".")
+    return s.recompute_of(int(index)) if kind == "blocks" else "none"

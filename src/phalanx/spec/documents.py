@@ -1,5 +1,6 @@
 """Reading of untrusted documents: text, TOML and JSON of bounded size and depth, or an InputError that names the
-file."""
+file. Versions of our own files; files of any other version are refused.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +8,7 @@ import csv
 import json
 import lzma
 import tomllib
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
@@ -137,3 +138,17 @@ def _refuse(path: Path, field: str, format: str, error: Exception) -> NoReturn:
     else:
         reason = "holds a number of more than 4,300 digits"  # the limit of int()
     raise InputError(field, str(path), reason) from None
+
+
+VERSION = 2
+
+
+def tables_of(content: Mapping[str, Any], version: object, kind: str, where: str) -> dict[str, Any]:
+    """Return the tables of a file without its `version`.
+
+    `kind` (plan, model, cluster) and `where`, the file's name, are for messages. Raises InputError for another
+    version.
+    """
+    if version != VERSION:
+        raise InputError(kind, where, f"has version {version!r}", f"this Phalanx reads version {VERSION}")
+    return {key: value for key, value in content.items() if key != "version"}

@@ -1,4 +1,6 @@
-"""Errors about input, in one line: the field, its value, the reason, and the remedy."""
+"""Errors about input, in one line (the field, its value, the reason, and the remedy), and of a schedule that fails
+its proof.
+"""
 
 from __future__ import annotations
 
@@ -34,3 +36,7 @@ def _cut(text: str, most: int) -> str:
     """Shorten a text to `most` characters by leaving out some near its start: the end of a path is the most
     specific."""
     return text if len(text) <= most else f"{text[: most // 4]}...{text[most // 4 + 3 - most :]}"
+
+
+class Unproved(ValueError):
+    """A schedule that does not do what it must. The message names rank, action or chunk, and round."""

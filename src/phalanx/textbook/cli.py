@@ -39,15 +39,15 @@ OF_A_JOB = ("model", "cluster", "gpus", "batch", "seq")
 @command
 def draw(
     query: Annotated[Query, *OF_A_JOB],
-    output: Annotated[Output, "json", "plot"],
+    output: Annotated[Output, "json", "save"],
     name: Annotated[
         str | None,
-        typer.Argument(help="The picture; without one, all are listed, and drawn by --plot.", show_default=False),
+        typer.Argument(help="The picture; without one, all are listed, and drawn by --save.", show_default=False),
     ] = None,
     ranks: Annotated[int | None, typer.Option(help="Number of ranks.")] = None,
     params: Params = None,
 ) -> None:
-    """Draw a picture of the textbook: as text of 80 columns, and with --plot as SVG, page or PNG."""
+    """Draw a picture of the textbook: as text of 80 columns, and with --save as SVG, page or PNG."""
     from phalanx.textbook.answers import drawing, pictures
 
     options = {key: getattr(query, key) for key in OF_A_JOB} | {"ranks": ranks, "params": params}
@@ -87,7 +87,7 @@ def quiz(
 
 
 @command
-def searched(output: Annotated[Output, "json", "csv"]) -> None:
+def searched(output: Annotated[Output, "json", "save"]) -> None:
     """Compare the strategies of published trainings, as measured and as predicted, with what a search chooses."""
     from phalanx.answers.tables import Tables
     from phalanx.progress import in_progress
@@ -98,7 +98,7 @@ def searched(output: Annotated[Output, "json", "csv"]) -> None:
 
 
 @command
-def published(output: Annotated[Output, "json", "csv"]) -> None:
+def published(output: Annotated[Output, "json", "save"]) -> None:
     """Say what was published of each training, without a search."""
     from phalanx.answers.tables import Tables
     from phalanx.textbook.case_studies import published as sheet
@@ -107,16 +107,16 @@ def published(output: Annotated[Output, "json", "csv"]) -> None:
 
 
 @command
-def rules(output: Annotated[Output, "json", "csv"]) -> None:
+def rules(output: Annotated[Output, "json", "save"]) -> None:
     """Examine the usual rules of thumb, and list when each axis pays."""
     from phalanx.answers.tables import Tables
-    from phalanx.textbook.rules import criteria, sheet
+    from phalanx.textbook.case_studies import criteria, rule_sheet
 
-    output.show(Tables(None, (sheet(), criteria())))
+    output.show(Tables(None, (rule_sheet(), criteria())))
 
 
 @command
-def tree(query: Annotated[Query, *OF_A_JOB], output: Annotated[Output, "json", "plot"]) -> None:
+def tree(query: Annotated[Query, *OF_A_JOB], output: Annotated[Output, "json", "save"]) -> None:
     """Draw the usual tree of decisions; with --model, --cluster, --gpus, --batch and --seq, mark a job's path."""
     from phalanx.textbook.answers import decision_path
 

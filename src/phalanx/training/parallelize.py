@@ -14,20 +14,20 @@ start from.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from phalanx.nn.decoder import Decoder
 from phalanx.nn.init import Initial, create, fill_buffers, initial, of_rank
 from phalanx.nn.optimizers import KERNELS
 from phalanx.nn.weight_source import Weights
+from phalanx.runtime.autograd import recompute
 from phalanx.runtime.autograd.deferred_weight_grads import DeferredGradients
 from phalanx.runtime.autograd.layer_comm import LayerComm
-from phalanx.runtime.autograd.narrow_linear import narrow_products
 from phalanx.runtime.comm.communicator import Comm
 from phalanx.runtime.comm.dtypes import DTYPES
 from phalanx.runtime.data_parallel.engine import DataParallel
@@ -45,6 +45,7 @@ from phalanx.schedule.layout import Layout, RankView
 from phalanx.schedule.pipeline.actions import PipelineSchedule, last_weight_grad_at, splits
 from phalanx.spec.job import Job
 from phalanx.spec.model.spec import ModelSpec, Parameter, parameters
+from phalanx.spec.number_formats import NumberFormat
 from phalanx.spec.optimizers import Optimizer
 from phalanx.spec.strategy.spec import Strategy
 
@@ -254,3 +255,24 @@ def make_optimizer(
             for name in rule.held(s.first_decay):
                 state[name] = torch.zeros_like(master, requires_grad=False)
     return optimizer
+
+
+class NarrowLinear(nn.Linear):
+    """A linear layer whose products are of the format `operands`."""
+
+    operands: NumberFormat
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return x Wᵀ + b."""
+        return recompute.linear(self, x)
+
+
+def narrow_products(blocks: nn.Module, operands: NumberFormat, but: Collection[str] = ()) -> None:
+    """Make modules inside of `blocks` multiply in a narrow format: linear layers, except the names in `but`, and
+    modules with a field `operands`. Parameters and their names stay."""
+    for name, layer in blocks.named_modules():
+        if type(layer) is nn.Linear and name.rpartition(".")[2] not in but:
+            layer.__class__ = NarrowLinear
+            cast(NarrowLinear, layer).operands = operands
+        elif hasattr(layer, "operands"):
+            layer.operands = operands

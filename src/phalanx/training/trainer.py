@@ -28,9 +28,9 @@ from phalanx.runtime.comm.communicator import Comm
 from phalanx.runtime.comm.timeline import StepTimes
 from phalanx.runtime.data_parallel import replica_check
 from phalanx.runtime.process.rank import StopFlag
-from phalanx.runtime.tracing import perfetto
+from phalanx.runtime.tracing import timelines
 from phalanx.runtime.tracing.instrument import instrument
-from phalanx.runtime.tracing.pass_times import passes
+from phalanx.runtime.tracing.timelines import passes
 from phalanx.schedule.event import Event
 from phalanx.spec.files.plan import Plan, write_json
 from phalanx.spec.job import Train
@@ -38,8 +38,8 @@ from phalanx.training import metrics
 from phalanx.training.compiled_blocks import compile_blocks
 from phalanx.training.data import Batches, TokenSet, take, validation_windows
 from phalanx.training.expert_load import LoadWatch
+from phalanx.training.metrics import Progress
 from phalanx.training.out_of_memory import DeviceMemory, explained
-from phalanx.training.progress import Progress
 from phalanx.training.tensorboard import scalars
 from phalanx.training.training_step import StepResult, Training
 
@@ -269,11 +269,11 @@ class Trainer:
         """Write the timelines of all ranks of the step that has just ended into one file; all ranks together."""
         self.comm.status.now("writing the timeline")
         comm, rank = self.comm, self.comm.world.rank
-        mine = perfetto.of_rank(rank, comm.mesh.coordinates(rank), comm.timeline.spans())
+        mine = timelines.of_rank(rank, comm.mesh.coordinates(rank), comm.timeline.spans())
         everyone = comm.gather_objects(mine, "world")
         if self.first:
             about = {"run": self.plan.train.name, "strategy": str(self.plan.strategy), "step": step + 1}
-            perfetto.write(self.folder / "trace.json", everyone, about)
+            timelines.write(self.folder / "trace.json", everyone, about)
         self.trace_written = True
 
     def _compare_replicas(self, step: int) -> None:

@@ -12,8 +12,8 @@ from pathlib import Path
 import torch
 
 from phalanx.runtime.comm.communicator import Comm
-from phalanx.runtime.process.cache import cache_folder
 from phalanx.runtime.process.environment import ALONE, World, external
+from phalanx.runtime.process.folder import cache_folder
 from phalanx.runtime.process.rank import StopFlag, restarted, run_rank
 from phalanx.spec.errors import InputError
 from phalanx.spec.files import plan as plans

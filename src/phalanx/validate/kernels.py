@@ -28,10 +28,25 @@ from phalanx.cost.kernels.attention import (
     decode_attention_s,
     prompt_attention_s,
 )
-from phalanx.cost.kernels.chip import KernelChip, generation_of, kernel_chip
-from phalanx.cost.kernels.experts import ExpertConstants, ExpertLayer, ExpertLibrary, ExpertRate, experts_s
-from phalanx.cost.kernels.fitted import COMMON, KernelConstants, Rows, kernel_constants
-from phalanx.cost.kernels.product import ProductConstants, ProductLibrary, product_s
+from phalanx.cost.kernels.chip import (
+    COMMON,
+    KernelChip,
+    KernelConstants,
+    Rows,
+    generation_of,
+    kernel_chip,
+    kernel_constants,
+)
+from phalanx.cost.kernels.product import (
+    ExpertConstants,
+    ExpertLayer,
+    ExpertLibrary,
+    ExpertRate,
+    ProductConstants,
+    ProductLibrary,
+    experts_s,
+    product_s,
+)
 from phalanx.spec.number_formats import NUMBER_FORMATS
 from phalanx.validate.records import FOLDER
 from phalanx.validate.scores import errors

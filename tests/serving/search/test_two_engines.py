@@ -11,7 +11,7 @@ import pytest
 from support.sizes import examples
 
 from phalanx.planning.lookup import cluster_named, model_named
-from phalanx.schedule.generation.policy import BatchingPolicy
+from phalanx.schedule.generation import BatchingPolicy
 from phalanx.serving.cost.layout import ServingLayout
 from phalanx.serving.cost.roofline import ServingPrice
 from phalanx.serving.cost.steady_state import SteadyLoad, aggregated

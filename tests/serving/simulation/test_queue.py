@@ -10,8 +10,7 @@ import pytest
 from support.serving_reference import serve, worker
 from support.sizes import examples
 
-from phalanx.schedule.generation.policy import BatchingPolicy
-from phalanx.schedule.generation.scheduler import Request, Scheduler
+from phalanx.schedule.generation import BatchingPolicy, Request, Scheduler
 from phalanx.serving.simulation.deployment import Deployment, Speculation, Transfer, WorkerSpec
 from phalanx.serving.simulation.outcome import outcome
 from phalanx.serving.simulation.price import LinearPrice

@@ -14,7 +14,7 @@ from typing import Any
 from hypothesis import strategies as st
 
 from phalanx.spec.cluster.presets import PRESETS, preset
-from phalanx.spec.files.versions import VERSION
+from phalanx.spec.documents import VERSION
 from support.fuzz.leaves import Raw, leaves, near, numbers, words
 
 Tree = Any

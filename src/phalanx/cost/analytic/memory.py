@@ -29,8 +29,8 @@ from phalanx.cost.ledger.live_bytes import (
     state_bytes,
 )
 from phalanx.cost.ledger.model_shape import Shape, on_rank
+from phalanx.cost.ledger.policy import sharding
 from phalanx.cost.ledger.rank_layout import Layout, stages, stages_by_work
-from phalanx.cost.ledger.sharding import sharding
 from phalanx.schedule.gradients.sharding import Sharding
 from phalanx.spec.cluster.chips import CONTEXT_BYTES
 

@@ -18,8 +18,8 @@ from phalanx.cost.hardware.system import System
 from phalanx.cost.ledger.flow import Held
 from phalanx.cost.ledger.gradient_flows import ROOT, Parameters, Types, expert_ranks, gradient_flows, parameters_of
 from phalanx.cost.ledger.model_shape import Shape
+from phalanx.cost.ledger.policy import sharding
 from phalanx.cost.ledger.rank_layout import Layout
-from phalanx.cost.ledger.sharding import sharding
 from phalanx.schedule.gradients.sharding import Sharding
 
 

@@ -3,6 +3,14 @@
 compute = tiles in waves, partly whole, split along k where there are few
 read    = bytes / (share bytes/s), faster where all operands fit in a share of the level-2 cache
 t       = start + (compute^p + read^p)^(1/p) + quantising the input
+
+Routed experts are grouped products, with routing, permuting and summing of tokens, on the busiest rank. Of a layer's
+E experts a rank has E / ep, each cut by tp. Of n tokens, that choose k, n k / ep reach it in the mean, and `hot`
+times that where routing is skewed. They touch h of its experts, each with r rows, padded to tiles:
+
+    t = start + h expert + passes over tokens + (compute^p + read^p)^(1/p)
+    compute = 2 h (r + padding) 3 hidden f / (share FLOP/s)      f: the expert's width on a rank, at f / (f + inner)
+    read    = h 3 hidden f bytes / (share bytes/s)
 """
 
 from __future__ import annotations
@@ -92,3 +100,104 @@ def product_s(
         return seconds
     seconds = seconds + np.where(e < 2, lib.quantise_s + lib.passes * m * k / rate, 0.0)
     return (seconds**4 + lib.launch_s**4) ** 0.25
+
+
+@dataclass(frozen=True)
+class ExpertLayer:
+    """A layer's routed experts and their placement on ranks."""
+
+    hidden: Column
+    ffn: Column
+    """Width of one expert."""
+    top_k: Column
+    count: Column
+    moe_tp: Column
+    moe_ep: Column
+    matrices: Column = 3.0
+    """Matrices of an expert: 3 with a gate, 2 without."""
+
+
+@dataclass(frozen=True)
+class ExpertConstants:
+    """Rates of grouped products on a generation of chips."""
+
+    rate16: Column = 0.5
+    """Share of FLOP/s, of 16, 8 and 4 bits."""
+    rate8: Column = 0.5
+    rate4: Column = 0.4
+    memory: Column = 0.9
+    """Share of memory bandwidth."""
+    sharpness: Column = 2.0
+    cache_share: Column = 0.5
+    """Exponent by which computing and reading add, as for products."""
+    cache_gain: Column = 2.0
+    rows: Column = 30.0
+    """Rows that an expert's tokens are padded by, at most, times the library's."""
+    inner: Column = 100.0
+    """Width of an expert on a rank at which products reach half of their rate."""
+    hot1: Column = 2.0
+    """Load of the busiest of many ranks over the mean, where experts are chosen by a power law of exponent 1.01."""
+    hot12: Column = 2.2
+    """The same load for an exponent of 1.2."""
+    expert_s: Column = 1e-7
+    """Seconds per expert that is reached."""
+
+
+@dataclass(frozen=True)
+class ExpertLibrary:
+    """Deviation of one library's kernels."""
+
+    start_s: Column = 3e-5
+    """Seconds of routing, and of launches."""
+    quantised: Column = 1.2
+    """Factor of that time with weights of 8 or 4 bits."""
+    memory: Column = 0.8
+    """Factor of the chip's share."""
+    passes: Column = 4.0
+    """Passes over the tokens that a rank computes."""
+    all_passes: Column = 5.0
+    """Passes over all tokens, if experts are spread over ranks."""
+    padding: Column = 1.0
+    """Factor of `rows`."""
+
+
+@dataclass(frozen=True)
+class ExpertRate:
+    """Rate of a library with one type of weights."""
+
+    rate: Column = 1.0
+    """Factor of the chip's share."""
+
+
+def experts_s(
+    tokens: Any,
+    x: ExpertLayer,
+    chip: KernelChip,
+    c: ExpertConstants,
+    lib: ExpertLibrary,
+    of_type: ExpertRate,
+    e: Any,
+    peak: Any,
+    skew: Any = 0.0,
+) -> Any:
+    """Return seconds of one layer's routed experts. `e`: bytes per element of weights; `peak`: a datasheet's FLOP/s
+    in which they are multiplied; `skew`: exponent of the power law by which tokens choose (0, 1.01, 1.2)."""
+    local, routed = x.count / x.moe_ep, tokens * x.top_k / x.moe_ep
+    over = np.where(skew > 1.1, c.hot12, np.where(skew > 0, c.hot1, 1.0))
+    hot = np.minimum(1 + (over - 1) * (1 - 1 / x.moe_ep), x.moe_ep)
+    chosen = local * (1 - (1 - np.minimum(x.top_k / x.count, 1.0)) ** tokens)
+    reached = np.maximum(np.where(skew > 0, chosen, np.minimum(local, routed)), 1.0)
+    rows = routed * hot / reached
+    f = x.ffn / x.moe_tp
+    share = np.where(peak < 1.5 * chip.half, c.rate16, np.where(peak < 3 * chip.half, c.rate8, c.rate4))
+    rate = peak * share * of_type.rate * f / (f + c.inner)
+    padded = rows + 0.5 * c.rows * lib.padding * (1 - np.exp(-rows / c.rows))
+    weights = reached * x.matrices * x.hidden * f
+    compute = 2 * padded * weights / rate
+    held = 1 / (1 + (weights * e / (c.cache_share * chip.cache_bytes)) ** 3)
+    memory = chip.memory_bytes_per_s * c.memory
+    read = weights * e / (memory * lib.memory) * (1 - held + held / c.cache_gain)
+    moved = 2.0 * lib.all_passes * tokens * x.hidden * (1 - 1 / x.moe_ep)
+    moved = moved + 4.0 * lib.passes * routed * hot * (x.hidden + f)
+    start = lib.start_s * np.where(e < 2, lib.quantised, 1.0) + c.expert_s * reached
+    return start + moved / memory + (compute**c.sharpness + read**c.sharpness) ** (1 / c.sharpness)

@@ -7,7 +7,7 @@ policy.
 
 each as often as the Sharding says (schedule/gradients/sharding.py). Blocks' parameters may be gathered in 8 bits at
 level 3; their scales, and parameters that are not matrices, are then reduced once a step
-(schedule/gradients/narrow.py).
+(schedule/gradients/sharding.py).
 
 Experts reduce and shard over the ranks with the same experts, edp = dp cp tp / (ep etp), if those are others than the
 rest's. The head stays gathered from its forward to its backward pass. tp ranks sum partial gradients; the first and
@@ -25,7 +25,7 @@ from phalanx.cost.ledger.flow import Flow, Held
 from phalanx.cost.ledger.model_shape import Shape, on_rank
 from phalanx.cost.ledger.policy import Policy
 from phalanx.cost.ledger.rank_layout import Layout
-from phalanx.schedule.gradients.narrow import NUMBER_BYTES
+from phalanx.schedule.gradients.buckets import NUMBER_BYTES
 from phalanx.schedule.gradients.sharding import Sharding
 
 ROOT = "parameters of the root"

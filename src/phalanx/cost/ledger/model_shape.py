@@ -8,7 +8,7 @@ from functools import lru_cache
 import numpy as np
 
 from phalanx.cost.hardware.columns import Column
-from phalanx.schedule.gradients.narrow import scales
+from phalanx.schedule.gradients.buckets import scales
 from phalanx.spec.model.mechanisms import Experts
 from phalanx.spec.model.spec import ModelSpec, parameters
 

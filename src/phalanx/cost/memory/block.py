@@ -7,7 +7,7 @@ import numpy as np
 from phalanx.cost.compute.unit_work import Column
 from phalanx.cost.memory.attention_core import Core
 from phalanx.cost.memory.live_bytes import Walk, normed, rms_temporaries, statistics
-from phalanx.schedule.layers.tensor import chunks
+from phalanx.schedule.layers.collectives import chunks
 from phalanx.spec.model.spec import ModelSpec
 from phalanx.spec.number_formats import NumberFormat
 from phalanx.spec.strategy.spec import Recompute

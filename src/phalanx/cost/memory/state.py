@@ -1,4 +1,10 @@
-"""Bytes of a rank's model state: weights, masters, optimizer state, gradients."""
+"""Bytes of a rank's model state: weights, masters, optimizer state, gradients; and of its KV cache, the keys and
+values of every token and block, or their latents.
+
+grouped-query attention   2 kv_heads head_dim numbers per token and block; with tp, only for a rank's key heads,
+                          with copies on neighbouring ranks if tp exceeds the key heads
+latent attention          kv_rank + rope_dim, the same on every tp rank (DeepSeek-AI 2024a, table 1)
+"""
 
 from __future__ import annotations
 
@@ -7,8 +13,16 @@ from math import prod
 
 from phalanx.cost.compute import compression
 from phalanx.cost.memory.attention_core import first_visible_bytes
-from phalanx.schedule.gradients.buckets import layout, reduction_slots, slot_sizes
-from phalanx.schedule.gradients.narrow import NUMBER_BYTES, gathered_elements, gathered_narrow, numbers, scales
+from phalanx.schedule.gradients.buckets import (
+    NUMBER_BYTES,
+    gathered_elements,
+    gathered_narrow,
+    layout,
+    numbers,
+    reduction_slots,
+    scales,
+    slot_sizes,
+)
 from phalanx.schedule.gradients.sharding import sharding_of
 from phalanx.schedule.layers.routing import depends_on_other_tokens, own_tokens
 from phalanx.schedule.layout import RankView
@@ -193,3 +207,14 @@ def cast_gradients(elements: int, job: Job) -> int:
     """Return bytes of `elements` gradients cast to the master dtype during the update; 0 if they have it already."""
     p = job.precision
     return 0 if p.master_dtype == p.accumulate_dtype else elements * DTYPE_BYTES[p.master_dtype]
+
+
+def per_token(local: ModelSpec) -> int:
+    """Return the number of elements that a rank caches per token and block. `local`: its part of the model."""
+    a = local.latent
+    return 2 * local.kv_width if a is None else a.kv_rank + a.rope_dim
+
+
+def cache_bytes(local: ModelSpec, tokens: int, e: int) -> int:
+    """Return the bytes of a rank's cache with room for `tokens` tokens, in elements of `e` bytes."""
+    return per_token(local) * len(local.held_blocks) * tokens * e

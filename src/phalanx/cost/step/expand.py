@@ -26,15 +26,13 @@ from phalanx.cost.step.program import StepProgram
 from phalanx.cost.step.term import Term, highest
 from phalanx.cost.step.terms import metrics, terms
 from phalanx.schedule.event import INSIDE, Event, Kind, Phase
-from phalanx.schedule.gradients.buckets import Bucket, of_chunks
+from phalanx.schedule.gradients.buckets import IN_8_BITS, PARAMETERS, SCALES, Bucket, gathered_narrow, of_chunks
 from phalanx.schedule.gradients.compression import CompressedMessage, bucket_collectives, replica_collectives
-from phalanx.schedule.gradients.narrow import IN_8_BITS, PARAMETERS, SCALES, gathered_narrow
 from phalanx.schedule.gradients.sharding import sharding_of
 from phalanx.schedule.gradients.whole_matrices import Exchange
 from phalanx.schedule.layers import collectives, context
-from phalanx.schedule.layout import RankView
+from phalanx.schedule.layout import RankView, repeat_of
 from phalanx.schedule.pipeline.actions import last_weight_grad_at
-from phalanx.schedule.unit_classes import repeat_of
 from phalanx.spec.job import DTYPE_BYTES
 from phalanx.spec.model.spec import as_seen_by, blocks_among
 

@@ -1,4 +1,4 @@
-"""A step of generation as a StepProgram: prefill, decode, or both, of one rank (schedule/generation/batch.py).
+"""A step of generation as a StepProgram: prefill, decode, or both, of one rank (schedule/generation.py).
 
     recv       the stream, (tokens, hidden), from the stage before
     embed      of all tokens; over tp an all-reduce
@@ -20,11 +20,10 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from phalanx.cost.compute import unit_work
-from phalanx.cost.memory.kv_cache import cache_bytes
-from phalanx.cost.memory.state import State
+from phalanx.cost.memory.state import State, cache_bytes
 from phalanx.cost.step.program import StepProgram
 from phalanx.schedule.event import Event
-from phalanx.schedule.generation.batch import Batch, reads
+from phalanx.schedule.generation import Batch, reads
 from phalanx.schedule.layers import collectives
 from phalanx.schedule.layers.routing import routed
 from phalanx.schedule.layout import Layout, RankView

@@ -8,8 +8,7 @@ from phalanx.cost.memory.state import partial_gradient_bytes, tied_gradient_byte
 from phalanx.cost.step.term import Term
 from phalanx.schedule.event import Event, Phase
 from phalanx.schedule.layers import collectives, context
-from phalanx.schedule.layout import RankView
-from phalanx.schedule.unit_classes import repeat_of
+from phalanx.schedule.layout import RankView, repeat_of
 from phalanx.spec.job import DTYPE_BYTES
 from phalanx.spec.model.spec import as_seen_by
 

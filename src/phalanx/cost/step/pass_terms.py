@@ -16,8 +16,7 @@ from phalanx.schedule.gradients.sharding import sharding_of
 from phalanx.schedule.layers.context import keys_per_query
 from phalanx.schedule.layers.head import sliced, slices_over_ranks
 from phalanx.schedule.layers.routing import depends_on_router
-from phalanx.schedule.layout import RankView
-from phalanx.schedule.unit_classes import repeat_of
+from phalanx.schedule.layout import RankView, repeat_of
 from phalanx.spec.job import DTYPE_BYTES, DType, Job, Precision
 from phalanx.spec.model.spec import ModelSpec, as_seen_by, blocks_among
 from phalanx.spec.strategy.spec import Strategy

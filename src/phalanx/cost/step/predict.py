@@ -18,8 +18,7 @@ from phalanx.cost.ledger.rank_layout import layout as ledger_layout
 from phalanx.cost.memory.footprint import documents
 from phalanx.cost.memory.state import model_state
 from phalanx.cost.step.expand import expand
-from phalanx.cost.step.overlap import exposed_outside_layers
-from phalanx.cost.step.predict_pipeline import exposed_seconds, price_pipeline, rates_of
+from phalanx.cost.step.predict_pipeline import exposed_outside_layers, exposed_seconds, price_pipeline, rates_of
 from phalanx.cost.step.term import Term, highest
 from phalanx.cost.step.terms import terms
 from phalanx.schedule.event import INSIDE

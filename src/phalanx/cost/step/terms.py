@@ -1,4 +1,4 @@
-"""A training step of one rank, written once, as terms.
+"""A training step of one rank, written once, as terms: here the reduction of gradients and the gathers of parameters.
 
 A Term represents all events of one template in the step: count, bytes, work, and bytes that each allocates and frees.
 The price sums terms (predict.py); `expand.expand` turns the same terms into ordered events.
@@ -6,17 +6,141 @@ The price sums terms (predict.py); `expand.expand` turns the same terms into ord
 
 from __future__ import annotations
 
-from phalanx.cost.compute import unit_work
+from collections.abc import Sequence
+from dataclasses import replace
+
+from phalanx.cost.compute import compression, unit_work
+from phalanx.cost.compute.unit_work import Work
 from phalanx.cost.memory.state import update_bytes, updated_elements
-from phalanx.cost.step.gradient_terms import data_parallel_terms
 from phalanx.cost.step.layer_terms import layer_terms, partial_gradients, pipeline_messages
 from phalanx.cost.step.pass_terms import pass_terms
 from phalanx.cost.step.term import Term
-from phalanx.schedule.event import Event
+from phalanx.schedule.event import Event, Phase
+from phalanx.schedule.gradients.buckets import (
+    IN_8_BITS,
+    NUMBER_BYTES,
+    PARAMETERS,
+    SCALES,
+    Bucket,
+    gathered_narrow,
+    numbers,
+)
+from phalanx.schedule.gradients.compression import bucket_collectives, replica_collectives
+from phalanx.schedule.gradients.sharding import sharding_of
 from phalanx.schedule.layout import RankView
-from phalanx.spec.job import DTYPE_BYTES
+from phalanx.spec.job import DTYPE_BYTES, DType, Precision
 from phalanx.spec.model.spec import ModelSpec, expert_layers
+from phalanx.spec.strategy.compressors import Compression
 from phalanx.spec.strategy.spec import Strategy
+
+
+def data_parallel_terms(view: RankView) -> list[Term]:
+    """Return the terms of reducing gradients and, with ZeRO, of gathering parameters. Experts have buckets of their
+    own, reduced over their own ranks."""
+    terms = []
+    for experts in (False, True):
+        sized = [(b, size) for b, size in zip(view.buckets, view.padded, strict=True) if b.experts == experts]
+        if sized and sized[0][0].ranks(view.strategy) > 1:
+            cut, sizes = zip(*sized, strict=True)
+            terms += _bucket_terms(view, cut, sizes)
+    return terms
+
+
+def _bucket_terms(view: RankView, cut: Sequence[Bucket], sizes: Sequence[int]) -> list[Term]:
+    """Return the terms of buckets that are reduced over the same ranks. `sizes`: their elements, padding included."""
+    s, p, m = view.strategy, view.job.precision, view.layout.micro_batches
+    sharding, first = sharding_of(s), cut[0]
+    axis, parts = first.axis(s), first.parts(s)
+    filled = [_times_filled(view, b) if sharding.reduces_each else 1 for b in cut]
+    numel, reduced = sum(sizes), sum(size * n for size, n in zip(sizes, filled, strict=True))
+
+    def term(op: str, phase: Phase, unit: str, axis: str, dtype: DType, part: int = 1) -> Term:
+        """Return the term of one collective per bucket and step, of the bucket or one of its `part` equal parts."""
+        event = Event("collective", op, phase, first.kind(unit), axis, dtype=dtype)
+        return Term(event, count=len(cut), bytes=numel // part * DTYPE_BYTES[dtype])
+
+    reductions = sharding.reductions(m)  # of each bucket in a step
+    # Reductions.
+    c = s.compressor
+    if c is not None:
+        again = [b for b, n in zip(cut, filled, strict=True) for _ in range(n)]
+        terms = _compressed_terms(c, s, p.accumulate_dtype, cut, again, reductions)
+    elif not sharding.state:
+        terms = [term("all_reduce", "B", "gradients", axis, p.reduce_dtype)]
+    else:
+        event = term("reduce_scatter", "B", "gradients", axis, p.reduce_dtype).event
+        count, size = sum(filled) * reductions, reduced * DTYPE_BYTES[p.reduce_dtype] * reductions
+        terms = [Term(event, count=count, bytes=size)]
+        if first.across(s):
+            terms.append(term("all_reduce", "B", "shards", "dp_replicate", p.accumulate_dtype, part=parts))
+    if sharding.reduces_each:  # gradients are copied into the reduction buffer, and the reduced shards accumulated
+        compute, accumulate = DTYPE_BYTES[p.compute], DTYPE_BYTES[p.accumulate_dtype]
+        reduce = accumulate if c else DTYPE_BYTES[p.reduce_dtype]
+        copies = Work(traffic_bytes=reduced * reductions * (compute + reduce + 3 * accumulate / parts))
+        terms[0] = replace(terms[0], work=terms[0].work + copies)
+    # Gathers of parameters: after the update, or by unit and pass.
+    if sharding.updates_gather:
+        terms.append(term("all_gather", "opt", PARAMETERS, axis, p.compute))
+    elif sharding.parameters:
+        narrow = [gathered_narrow(b, p) for b in cut]
+        for eight in (False, True):
+            if those := [held for held, of in zip(zip(cut, sizes, strict=True), narrow, strict=True) if of == eight]:
+                terms.append(_gathers(those, s, "uint8" if eight else p.compute, m))
+        if any(narrow):
+            terms.append(_scales([b for b, of in zip(cut, narrow, strict=True) if of], s, p))
+    return terms
+
+
+def _times_filled(view: RankView, bucket: Bucket) -> int:
+    """Return the number of chunks of the rank that fill a bucket in their backward passes of one micro-batch: two for
+    a tied embedding, if the rank has both ends of a pipeline whose chunks lie in a V."""
+    if bucket.parameters[0].unit != "model":
+        return 1
+    return max(1, sum("embed" in units or "head" in units for units in view.chunks))
+
+
+def _compressed_terms(
+    c: Compression, s: Strategy, dtype: DType, held: Sequence[Bucket], cut: Sequence[Bucket], times_a_step: int
+) -> list[Term]:
+    """Return the terms of reducing compressed gradients of the buckets in `cut`: the first collective of every
+    bucket, the second of every bucket that has one, then the same for the shards of the buckets `held` over their
+    replicas. The first term carries the work of coding."""
+    terms: list[Term] = []
+    bucket_sends = [bucket_collectives(c, b, s, dtype) for b in cut]
+    shard_sends = [replica_collectives(c, b, s) for b in held]
+    for unit, sends, times in (("gradients", bucket_sends, times_a_step), ("shards", shard_sends, 1)):
+        kinds = {(i, x.op, x.axis, x.dtype, x.at_most) for of_bucket in sends for i, x in enumerate(of_bucket)}
+        for i, op, axis, sent_dtype, at_most in sorted(kinds):
+            sizes = [of_bucket[i].bytes for of_bucket in sends if len(of_bucket) > i]
+            name = unit if i == 0 else f"{unit}, then"
+            event = Event("collective", op, "B", name, axis, dtype=sent_dtype, at_most=at_most)
+            terms.append(Term(event, len(sizes) * times, sum(sizes) * times))
+    work = compression.work(c, cut, s, DTYPE_BYTES[dtype])
+    coding = Work(traffic_bytes=int(work.traffic_bytes), kernels=int(work.kernels)) * times_a_step
+    return [replace(terms[0], coding=coding, code=c.name), *terms[1:]]
+
+
+def _gathers(sized: Sequence[tuple[Bucket, int]], s: Strategy, dtype: str, m: int) -> Term:
+    """Return ZeRO-3's gathers: of every unit in every pass of every micro-batch, or once a step."""
+    total, first = sum(size for _, size in sized), sized[0][0]
+    # From the forward to the backward pass.
+    kept = [size for b, size in sized if b.unit in ("head", "model")]
+    what = IN_8_BITS if dtype == "uint8" else PARAMETERS
+    event = Event("collective", "all_gather", "F", first.kind(what), first.axis(s), dtype=dtype)
+    if sharding_of(s).gathers_each:
+        gathers, size = (2 * len(sized) - len(kept)) * m, (2 * total - sum(kept)) * m
+    else:
+        gathers, size = len(sized), total
+    return Term(event, count=gathers, bytes=size * DTYPE_BYTES[dtype])
+
+
+def _scales(cut: Sequence[Bucket], s: Strategy, p: Precision) -> Term:
+    """Return the all-reduce by which ranks find the scales of 8-bit gathers; its work reads masters for that, and
+    again to round them."""
+    event = Event("collective", "all_reduce", "opt", cut[0].kind(SCALES), cut[0].axis(s), dtype="float32")
+    part = sum(b.padded(s) // b.parts(s) for b in cut)
+    rounding = Work(traffic_bytes=part * (2 * DTYPE_BYTES[p.master_dtype] + 2 * DTYPE_BYTES[p.compute] + 1))
+    return Term(event, count=1, bytes=numbers(cut) * NUMBER_BYTES, work=rounding)
 
 
 def terms(view: RankView) -> tuple[Term, ...]:

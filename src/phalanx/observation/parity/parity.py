@@ -3,11 +3,17 @@
 Rank 0 trains two models in parallel from the same weights on the same sequences: its share of the examined
 strategy, and the full job alone. After every step losses, gradient norms and gradients are compared. Adam hides a
 wrong gradient scale and clipping a wrong norm, so SGD runs too and the gradients themselves are compared.
+
+Near-ties of a router are cases in which a strategy may correctly choose other experts than one process does. In fp32
+the scores of a token's k-th and next best expert may differ by less than two orders of summation do. Then a
+strategy may choose the other one, and every later number differs. Such a flip is visible in the expert loads. It
+counts as a near-tie if the choices of at least as many tokens of that layer change when their scores change by
+`BOUND`; otherwise it is an error like any other.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -15,19 +21,59 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from phalanx.nn import routing
 from phalanx.nn.moe import MoE
-from phalanx.observation.parity.router_ties import first_flip
 from phalanx.progress import in_progress
 from phalanx.runtime.comm.communicator import Comm
 from phalanx.runtime.process.environment import ALONE
 from phalanx.spec.job import Job, Precision, Train
+from phalanx.spec.model.mechanisms import Experts
 from phalanx.spec.model.spec import ModelSpec
 from phalanx.spec.optimizers import OptimizerName
 from phalanx.spec.strategy.mesh import mesh
 from phalanx.spec.strategy.spec import Strategy
 from phalanx.training.data import Batches
+from phalanx.training.expert_load import LayerLoad
 from phalanx.training.trainer import learning_rate
 from phalanx.training.training_step import StepResult, Training
+
+BOUND = 1e-5
+"""Relative change of a score; the bound of fp32 gradients."""
+_TRIALS = 16
+
+
+def tied(p: Tensor, x: Experts, balance: Tensor | None) -> int:
+    """Count the tokens, of scores p (tokens, count), that choose other experts when scores change by up to
+    `BOUND`."""
+    generator = torch.Generator(p.device).manual_seed(0)
+    chosen = routing.choose(p, x, balance).sort(-1).values
+    differ = torch.zeros(len(p), dtype=torch.bool, device=p.device)
+    for _ in range(_TRIALS):
+        noise = torch.randint(0, 2, p.shape, generator=generator, device=p.device).mul_(2).sub_(1)
+        other = routing.choose(p * (1 + BOUND * noise.to(p.dtype)), x, balance).sort(-1).values
+        differ |= (other != chosen).any(-1)
+    return int(differ.sum())
+
+
+def first_flip(
+    ours: Sequence[LayerLoad],
+    truth: Sequence[LayerLoad],
+    seen: Mapping[int, Sequence[tuple[Tensor, Tensor | None]]],
+    x: Experts,
+) -> str:
+    """Describe the near-ties that explain the first layer whose loads differ; "" if all loads agree, or near-ties do
+    not explain it. `seen`: (scores, balance biases) of every pass, by block, as one process had them."""
+    for a, b in zip(ours, truth, strict=True):
+        if a.chosen == b.chosen:
+            continue
+        moved = sum(abs(m - n) for m, n in zip(a.chosen, b.chosen, strict=True)) // 2
+        ties = sum(tied(p, x, balance) for p, balance in seen[b.block])
+        if moved > ties:
+            return ""
+        choices = "1 choice" if moved == 1 else f"{moved} choices"
+        return f"{choices} in block {b.block}, where {ties} tokens hang on less than {BOUND:g} of a score"
+    return ""
+
 
 BOUNDS: dict[str, float] = {"float64": 1e-9, "float32": 1e-5}
 """The largest relative deviation that passes, by compute type."""
@@ -37,7 +83,7 @@ _ORACLE_TOKENS = 4096  # per micro-batch of the oracle, so that it splits its ba
 @dataclass(frozen=True)
 class Deviation:
     """The largest relative deviations of loss and gradients, and the place of the `worst` gradient. `near_tie`: why
-    only `steps` steps could be compared (router_ties.py), "" if all were."""
+    only `steps` steps could be compared (near-ties), "" if all were."""
 
     optimizer: str
     loss_rel_max: float

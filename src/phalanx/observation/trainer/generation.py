@@ -32,7 +32,7 @@ from phalanx.observation.trainer.step import (
 from phalanx.runtime.comm.communicator import Comm
 from phalanx.runtime.comm.recorder import Now
 from phalanx.runtime.tracing.instrument import instrument
-from phalanx.schedule.generation.batch import Batch, Slot
+from phalanx.schedule.generation import Batch, Slot
 from phalanx.schedule.layout import RankView
 from phalanx.spec.job import DType
 from phalanx.spec.model.spec import ModelSpec

@@ -13,10 +13,9 @@ from typing import Any
 from phalanx.cost.memory.state import model_state
 from phalanx.cost.step.pass_terms import pass_terms
 from phalanx.cost.step.predict_pipeline import unit_seconds
-from phalanx.schedule.layout import Layout, RankView
+from phalanx.schedule.layout import Layout, RankView, unit_class
 from phalanx.schedule.partition.balance import MemoryLimits, Units, explain, partition
 from phalanx.schedule.pipeline.actions import live_activations
-from phalanx.schedule.unit_classes import unit_class
 from phalanx.spec.cluster.spec import ClusterSpec
 from phalanx.spec.errors import InputError
 from phalanx.spec.job import Job

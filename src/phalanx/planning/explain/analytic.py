@@ -10,7 +10,7 @@ from typing import Any
 
 from phalanx.cost.analytic.estimate import require_policy
 from phalanx.cost.ledger.flops import hardware_flops, model_flops
-from phalanx.cost.ledger.sharding import sharding
+from phalanx.cost.ledger.policy import sharding
 from phalanx.frameworks.registry import facts
 from phalanx.planning.explain.targets import BUBBLE, EXPOSED, IMBALANCE, MFU, OVERLAP, Target
 from phalanx.planning.explain.traffic import TrafficRow, flows

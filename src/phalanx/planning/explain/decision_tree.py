@@ -1,6 +1,6 @@
 """The usual decision tree for choosing a strategy, as data: every branch is a question about numbers, every leaf a
 rule. The tree gives a first guess with reasons; the search gives the answer. `walk` answers the questions for a job
-and returns the path; `RULES` in textbook/rules.py prices the leaves. N: parameters, 16 N bytes of
+and returns the path; `RULES` in textbook/case_studies.py prices the leaves. N: parameters, 16 N bytes of
 state.
 """
 

@@ -21,8 +21,8 @@ from phalanx.cost.ledger import flow as ledger
 from phalanx.cost.ledger.flow import Held
 from phalanx.cost.ledger.gradient_flows import Types, gradient_flows, summed_copies, tied_embedding
 from phalanx.cost.ledger.layer_flows import boundaries, layer_flows, messages
+from phalanx.cost.ledger.policy import sharding
 from phalanx.cost.ledger.rank_layout import Layout
-from phalanx.cost.ledger.sharding import sharding
 from phalanx.planning.search.column_pricing import Pricing
 from phalanx.planning.search.strategy_columns import of
 from phalanx.spec.strategy.mesh import mesh

@@ -24,7 +24,7 @@ from phalanx.cost.ledger.rank_layout import FORMAT_INDEX, Layout, under_any_cut
 from phalanx.cost.ledger.recomputed import recomputed
 from phalanx.frameworks.registry import DOCUMENTED, facts, priced_stack
 from phalanx.frameworks.stack import Stack, counted
-from phalanx.planning.search import HEADROOM, recompute_kinds
+from phalanx.planning.search import HEADROOM, limits
 from phalanx.planning.search.limits import SearchLimits
 from phalanx.planning.search.strategy_columns import ORDERS, SEARCHED, Ints, Options, Strategies, joined
 from phalanx.schedule.pipeline.given_layout import ends_of
@@ -94,7 +94,7 @@ class Pricing:
         row = self.row
         stack = priced_stack(self.stack).as_priced if row is None else row
         flash = bool(np.all(self.profile.flash)) and not np.any(self.profile.result_again)
-        kinds = recompute_kinds.searched(row, self.model, flash, bool(np.all(self.profile.per_op)))
+        kinds = limits.recompute_kinds(row, self.model, flash, bool(np.all(self.profile.per_op)))
         rates = {t.bandwidth_bytes_per_s_per_gpu_per_direction for t in self.cluster.tiers}
         return Options(
             schedules=stack.schedules,

@@ -5,6 +5,8 @@ chosen, before the next step of the search multiplies it:
 
     core       dp tp sp cp ulysses pp micro_batch, and world, ring, micro_batches, ...
     experts    ep etp          pipeline   schedule virtual          recompute          sharding   zero shard order
+
+Of recomputation a search offers the kinds that a stack supports and that differ for the model.
 """
 
 from __future__ import annotations
@@ -19,7 +21,9 @@ import numpy.typing as npt
 
 from phalanx.frameworks.stack import DERIVED, WORDS, Stack, of_strategy
 from phalanx.spec.errors import InputError
+from phalanx.spec.model.spec import ModelSpec
 from phalanx.spec.strategy import where
+from phalanx.spec.strategy.recompute import encode, parse, written
 from phalanx.spec.strategy.spec import FIELDS, Strategy
 from phalanx.spec.strategy.stack_options import DEFAULTS, OPTION_FIELDS, StackOptions
 from phalanx.spec.strategy.stack_options import parse as parse_options
@@ -209,3 +213,32 @@ def conditions(line: str, field: str = "where") -> tuple[tuple[Condition, ...], 
 def without(wanted: Sequence[Condition], text: str) -> tuple[Condition, ...]:
     """Return the conditions except those written as `text`."""
     return tuple(c for c in wanted if c.text != text)
+
+
+UNDOCUMENTED = ("none", "selective", "full", "every:2", "every:4")
+"""Default for an unknown stack."""
+_COUNTED = ("block:1", "block:2", "block:4", "block:8")
+
+
+def recompute_kinds(stack: Stack | None, model: ModelSpec, flash: bool, by_operation: bool) -> tuple[str, ...]:
+    """Return the kinds that a search chooses from. With `flash` attention, whose core keeps nothing, plain selective
+    recomputation frees nothing, unless the stack recomputes `by_operation`."""
+    if stack is None:
+        return tuple(kind for kind in UNDOCUMENTED if not (flash and kind == "selective"))
+    entry = stack.strategy["recompute"]
+    kinds = [kind for kind in (*UNDOCUMENTED, *_COUNTED, *stack.recipes) if entry.allows(kind)]
+    return tuple(written(encode(kind)) for kind in kinds if _differs(kind, stack, model, flash and not by_operation))
+
+
+def _differs(kind: str, stack: Stack, model: ModelSpec, nothing_in_core: bool) -> bool:
+    """Whether a kind frees memory in this model under this stack that other kinds do not."""
+    if kind == "selective":
+        return not nothing_in_core
+    x = model.experts
+    has = {
+        "mlp": x is None or bool(x.dense_layers),
+        "moe": x is not None,
+        "moe_act": x is not None,
+        "mla_up_proj": model.latent is not None,
+    }
+    return all(name in stack.modules and has.get(name, True) for name in parse(kind).modules)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from phalanx.frameworks.registry import facts
-from phalanx.planning.search import branch_and_bound, priced, space, why_not
+from phalanx.planning.search import branch_and_bound, priced, space
 from phalanx.planning.search.branch_and_bound import FAMILIES, Exploration
 from phalanx.planning.search.column_pricing import Pricing
 from phalanx.planning.search.priced import PricedStrategy
@@ -89,7 +89,7 @@ def nothing_fits(
         kind: p for p, kind in misfits(pricing, explored.cores, set(), options)
     }
     smallest = min(smallest_of_family.values(), key=lambda p: p.bytes_, default=None)
-    needs = f": {smallest.strategy} {why_not.why_not(smallest, None, pricing)}" if smallest else ""
+    needs = f": {smallest.strategy} {priced.why_not(smallest, None, pricing)}" if smallest else ""
     enough = least_ranks(larger, gpus, pricing.cluster.ranks_per_node, options)
     device = f"{pricing.cluster.device.name}, {pricing.cluster.device.usable_bytes / GIB:.1f} GiB each"
     remedy = f"{enough} of them would do ({device})" if enough else "no number of them would do: shorten seq"

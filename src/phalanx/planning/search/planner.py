@@ -11,13 +11,12 @@ from typing import Literal
 
 import numpy as np
 
-from phalanx.planning.search import branch_and_bound, no_answer, why_not
+from phalanx.planning.search import branch_and_bound, no_answer, priced
 from phalanx.planning.search.branch_and_bound import FAMILIES, Exploration
 from phalanx.planning.search.column_pricing import Pricing
-from phalanx.planning.search.number_types import NarrowerTypes, narrower_types
 from phalanx.planning.search.priced import PricedStrategy
 from phalanx.planning.search.refine import RankedStrategy, RefinedPrices, best_of_each_family
-from phalanx.planning.search.stack_options import with_best_options
+from phalanx.planning.search.stack_options import NarrowerTypes, narrower_types, with_best_options
 from phalanx.planning.search.stage_lengths import StageLengths, lengths, that_fit
 from phalanx.planning.search.strategy_columns import ORDERS, Options
 from phalanx.spec.errors import InputError
@@ -265,12 +264,12 @@ def _rejected(
     """Return the smallest member of each family that does not fit, and the neighbours of the best strategy."""
     pricing = prices.pricing
     for p, kind in no_answer.misfits(pricing, explored.cores, has, options):
-        yield Rejected(kind, p, why_not.why_not(p, best.priced, pricing))
+        yield Rejected(kind, p, priced.why_not(p, best.priced, pricing))
     close = prices.neighbours(replace(best.strategy, layers="auto"))
     for (what, _), other in zip(close, prices.of([s for _, s in close]), strict=True):
         if other.priced.fits and other.seconds < best.seconds:
             continue  # faster, but needs more memory, and memory is the objective
-        yield Rejected(other.family, other.priced, f"{what}: {why_not.why_not(other.priced, best.priced, pricing)}")
+        yield Rejected(other.family, other.priced, f"{what}: {priced.why_not(other.priced, best.priced, pricing)}")
 
 
 FOR_OPTIONS = 6

@@ -33,8 +33,7 @@ from phalanx.spec.errors import InputError
 from phalanx.spec.job import Job
 from phalanx.spec.model.spec import ModelSpec
 from phalanx.spec.strategy import recompute as recomputation
-from phalanx.spec.strategy.context import require_context
-from phalanx.spec.strategy.legality import require_narrow
+from phalanx.spec.strategy.legality import require_context, require_narrow
 from phalanx.spec.strategy.spec import Strategy, divisors
 from phalanx.spec.strategy.split import require_split
 from phalanx.spec.strategy.where import Condition, Words

@@ -5,21 +5,32 @@ Strategies are found first, with the release's default for every option; then op
 whichever makes the fastest of them faster by the formulas, until none does; then the second pass prices the
 candidates with them (planning/search/refine.py). How blocks are cut into chunks is no option here: see
 stage_lengths.py. Options that a user fixed (`where`) stay; options hard-coded in a program, which no configuration
-sets, are left out. Number types are offered (number_types.py); offloading to the host, adapters, documents,
-optimizers and multi-token prediction are left to the user.
+sets, are left out. Offloading to the host, adapters, documents, optimizers and multi-token prediction are left to the
+user.
+
+Narrower number types are offered with their gain: Adam's moments in bfloat16 or in 8 bits, bfloat16 parameters with a
+16-bit remainder for a master copy, gradients accumulated and reduced in bfloat16, parameters gathered in 8 bits.
+
+They change the numbers of a training, so a search offers them and never applies one by itself: each set is priced
+with the best strategies, and with the faster ones that did not fit without it. A search with the offer as a condition
+(`where`) covers all strategies under it, so the gain of an offer is a lower bound.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
+from phalanx.frameworks.registry import facts
 from phalanx.planning.search.column_pricing import Pricing
 from phalanx.planning.search.priced import price_under
+from phalanx.planning.search.refine import RankedStrategy, RefinedPrices, refined
+from phalanx.spec.number_formats import NUMBER_FORMATS
 from phalanx.spec.strategy.spec import Strategy
+from phalanx.spec.strategy.stack_options import StackOptions
 
 _CHANGES: tuple[dict[str, Any], ...] = (
     {"context": "all_gather"},
@@ -91,3 +102,123 @@ def _least(each: Sequence[Pricing], strategies: Sequence[Strategy]) -> list[floa
 
 def _allows(pricing: Pricing, s: Strategy) -> bool:
     return pricing.options.allows(s, s.accumulation(pricing.job))
+
+
+_MOMENTS = {"first_moment": "bfloat16", "second_moment": "bfloat16"}
+_GRADIENTS = {"gradients": "bfloat16", "reduce": "bfloat16"}
+_SETS: tuple[dict[str, Any], ...] = (
+    _MOMENTS,
+    {"first_moment": "bfloat16"},
+    {"first_moment": "float8", "second_moment": "float8"},
+    {"master": "float16"},
+    {"reduce": "bfloat16"},
+    {"gradients": "bfloat16"},
+    _GRADIENTS,
+    {**_MOMENTS, "master": "float16"},
+    {**_MOMENTS, **_GRADIENTS},
+    {**_MOMENTS, "master": "float16", **_GRADIENTS},
+)
+_GAIN_OF_TYPES = 0.002
+"""Share of the step by which a set must shorten it to be offered."""
+_BEST, _TOO_LARGE = 4, 12
+"""Strategies that each set is priced with."""
+
+
+@dataclass(frozen=True)
+class NarrowerTypes:
+    """A set of number types, and the best strategy of those tried with it."""
+
+    types: dict[str, Any]
+    strategy: Strategy
+    seconds: float
+    """Step time."""
+    bytes_: float
+    gain: float
+    """Share of the step that it saves."""
+
+    @property
+    def where(self) -> str:
+        """The offer as a condition, for `where`."""
+        return ", ".join(f"{name}={value}" for name, value in self.types.items())
+
+
+def narrower_types(prices: RefinedPrices, best: Sequence[RankedStrategy]) -> tuple[NarrowerTypes, ...]:
+    """Return the sets of number types that shorten the step of the best strategy, the shortest step first; of sets
+    with equal gain, the one that changes least."""
+    pricing, limit = prices.pricing, best[0].seconds
+    sets = list(_sets(pricing))
+    if not sets:
+        return ()
+    too_large = sorted((r for r in prices.met() if not r.priced.fits), key=lambda r: r.seconds)
+    too_large = [r for r in too_large if r.seconds < limit][:_TOO_LARGE]
+    tried = [*best[:_BEST], *too_large, *_with_fewer_chunks(prices, too_large, limit)]
+    offers: list[NarrowerTypes] = []
+    for there, offer in _least_types(pricing, sets, tried, limit):
+        if offer is None:
+            continue
+        offer = _cut_anew(there, offer, limit)
+        if all(offer.seconds < (1 - _GAIN_OF_TYPES) * o.seconds or not _part(o, offer) for o in offers):
+            offers.append(offer)
+    return tuple(sorted(offers, key=lambda o: o.seconds))
+
+
+def _cut_anew(there: Pricing, offer: NarrowerTypes, limit: float) -> NarrowerTypes:
+    """Return an offer with its pipeline cut anew under the types, where more fits."""
+    ((p, _),) = refined(there, [offer.strategy])
+    return replace(offer, seconds=p.seconds, bytes_=p.bytes_, gain=1 - p.seconds / limit)
+
+
+def _with_fewer_chunks(
+    prices: RefinedPrices, too_large: Sequence[RankedStrategy], limit: float
+) -> list[RankedStrategy]:
+    """Return strategies that a search for the fastest misses: with one chunk fewer on each rank, which takes less
+    memory and may fit with fewer of the types."""
+    pricing, known = prices.pricing, [r.strategy for r in too_large]
+    fewer = [replace(s, virtual=s.virtual - 1) for s in known if s.virtual > 2]
+    fewer = [s for s in fewer if s not in known and pricing.options.allows(s, s.accumulation(pricing.job))]
+    return sorted((r for r in prices.of(fewer, limit) if r.seconds < limit), key=lambda r: r.seconds)
+
+
+def _part(one: NarrowerTypes, other: NarrowerTypes) -> bool:
+    """Whether one set of types is a subset of another."""
+    return one.types.items() <= other.types.items()
+
+
+def _sets(pricing: Pricing) -> Iterator[dict[str, Any]]:
+    """Yield the sets that the stack offers and the user has not fixed, small ones first."""
+    row = pricing.row
+    if row is None or "exp_avg_sq" not in pricing.job.optimizer.row.others.moments:
+        return
+    products = pricing.number_format if pricing.extra.products == "auto" else pricing.extra.products
+    narrow = NUMBER_FORMATS[products].narrow
+    sets = sorted((*_SETS, *([{"narrow_parameters": "on"}] if narrow else [])), key=len)
+    pinned = pricing.extra.changed().keys()
+    for types in sets:
+        has = all(name in row.options and row.options[name].allows(value) for name, value in types.items())
+        if has and not pinned & types.keys():
+            yield types
+
+
+def _least_types(
+    pricing: Pricing, sets: Sequence[dict[str, Any]], tried: Sequence[RankedStrategy], limit: float
+) -> Iterator[tuple[Pricing, NarrowerTypes | None]]:
+    """Yield the question with each set of types, and its fastest strategy or None where none is faster than `limit`:
+    the formulas anew, for all sets in one call, the pipelines as they were timed."""
+    strategies = [r.strategy for r in tried]
+    each = [replace(pricing, extra=StackOptions(**pricing.extra.changed() | types)) for types in sets]
+    terms, reserved = price_under(each, strategies, [r.run.blocks if r.strategy.pp > 1 else None for r in tried])
+    for k, (types, there) in enumerate(zip(sets, each, strict=True)):
+        least: NarrowerTypes | None = None
+        for i, r in enumerate(tried, k * len(tried)):
+            of_row = {name: float(term[i]) for name, term in terms.items()}
+            seconds = r.run.seconds(of_row) if r.strategy.pp > 1 else sum(of_row.values())
+            faster = seconds < min(least.seconds if least else limit, (1 - _GAIN_OF_TYPES) * limit)
+            if faster and reserved[i] <= pricing.usable and _legal(there, r.strategy):
+                least = NarrowerTypes(types, r.strategy, seconds, float(reserved[i]), 1 - seconds / limit)
+        yield there, least
+
+
+def _legal(there: Pricing, s: Strategy) -> bool:
+    row = there.row
+    assert row is not None
+    return row.refusal(s, there.extra, facts(there.model, there.job, s)) is None

@@ -7,9 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 
-from phalanx.cost.collectives.closed_form import best_segments, closed_form
+from phalanx.cost.collectives.closed_form import FORMULAS, best_segments, closed_form
 from phalanx.cost.collectives.critical_path import Costs, Path, costs, lower_bound
-from phalanx.cost.collectives.symbols import FORMULAS
 from phalanx.planning.tables.table import Sheet, columns
 from phalanx.schedule.collectives.ir import Schedule
 from phalanx.schedule.collectives.registry import ALGORITHMS, SEGMENTED, build

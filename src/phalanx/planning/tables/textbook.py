@@ -22,7 +22,7 @@ from phalanx.cost.ledger.live_bytes import Keeps, live_bytes
 from phalanx.cost.ledger.model_shape import shape
 from phalanx.cost.ledger.rank_layout import layout
 from phalanx.planning.budget import large_number
-from phalanx.planning.explain.regimes import MEANING, regime
+from phalanx.planning.explain.explanation import MEANING, regime
 from phalanx.planning.tables.table import Sheet, columns
 from phalanx.spec.errors import InputError
 from phalanx.spec.job import Job, Precision

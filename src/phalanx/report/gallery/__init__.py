@@ -1,1 +1,1 @@
-"""Pictures that commands draw with `--plot`: a function each, whose numbers are those that the command prints."""
+"""Pictures that commands draw with `--save`: a function each, whose numbers are those that the command prints."""

@@ -39,7 +39,7 @@ MOST_DRAWN = 8
 def rounds(schedule: Schedule) -> Picture:
     """Draw a schedule round by round. Raises InputError for more ranks than can be drawn."""
     if schedule.ranks > MOST_DRAWN:
-        raise InputError("plot", None, f"draws at most {MOST_DRAWN} ranks", "leave it out, or ask for fewer ranks")
+        raise InputError("save", None, f"draws at most {MOST_DRAWN} ranks", "leave it out, or ask for fewer ranks")
     symbolic = run(schedule)
     held: list[RoundState] = []
     needed = symbolic.positions(schedule.start).sum(axis=0)
@@ -145,7 +145,7 @@ def algorithms_over_size(op: str, ranks: int, cluster: str) -> Picture:
         if points:
             curves[algorithm] = points
     if not curves:
-        raise InputError("plot", None, f"no algorithm of {op} has a formula for {ranks} ranks", "leave it out")
+        raise InputError("save", None, f"no algorithm of {op} has a formula for {ranks} ranks", "leave it out")
     best = [(n, min(curves, key=lambda a: dict(curves[a]).get(n, float("inf")))) for n in sizes]
     changes = [
         (_crossing(curves[last], curves[algorithm], before, n), algorithm)

@@ -8,7 +8,7 @@ from phalanx.cost.pipeline_time import Costs, PricedSchedule, price
 from phalanx.report.pictures.figure import Lane, LaneBlock, Picture, Timeline
 from phalanx.schedule.pipeline.proof import prove
 from phalanx.schedule.pipeline.schedules import SCHEDULES, build
-from phalanx.schedule.pipeline.sends import strip_sends
+from phalanx.schedule.pipeline.simulate import strip_sends
 from phalanx.spec.errors import InputError
 
 _KINDS = {"F": "forward", "B": "backward", "I": "input gradient", "W": "weight gradient"}
@@ -24,7 +24,7 @@ def schedules(of: Sequence[tuple[str, PricedSchedule]], unit: str, source: str) 
     passes than a picture shows."""
     blocks = sum(len(own) for _, p in of for own in p.times)
     if blocks > _MOST_BLOCKS:
-        raise InputError("plot", None, f"{blocks:,} passes are too many to draw", f"at most {_MOST_BLOCKS:,}")
+        raise InputError("save", None, f"{blocks:,} passes are too many to draw", f"at most {_MOST_BLOCKS:,}")
     longest = max(p.makespan for _, p in of)
     panels = []
     for beside, p in of:

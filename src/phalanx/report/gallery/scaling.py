@@ -40,7 +40,7 @@ def scaling_of(sheets: Sequence[Sheet], question: str) -> Picture:
     for sheet, name in zip(sheets[:2], ("strong: one batch", "weak: the batch grows"), strict=False):
         rows = [r for r in sheet.records() if r["efficiency"] is not None]
         if not rows:
-            raise InputError("plot", None, "has nothing to draw: no number of GPUs has a strategy that fits")
+            raise InputError("save", None, "has nothing to draw: no number of GPUs has a strategy that fits")
         curves.append(Series(name, [(float(r["gpus"]), r["efficiency"]) for r in rows], dots=True))
         bars = []
         for r in rows:

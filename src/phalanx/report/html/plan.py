@@ -13,10 +13,9 @@ from phalanx.planning.explain import explanation, operators
 from phalanx.planning.explain.analytic import AnalyticSubject
 from phalanx.planning.placement import in_order
 from phalanx.planning.search.planner import SearchAnswer
-from phalanx.planning.search.priced import COMMUNICATION, layout_of
+from phalanx.planning.search.priced import COMMUNICATION, TERM_NAMES, layout_of
 from phalanx.planning.search.refine import RankedStrategy, timeline
 from phalanx.planning.search.strategy_columns import of
-from phalanx.planning.search.why_not import TERM_NAMES
 from phalanx.report.gallery.mesh import nodes, one_of_each_stage
 from phalanx.report.html.page import Section, page
 from phalanx.report.pictures.figure import (
@@ -173,7 +172,7 @@ def _front(a: SearchAnswer) -> Section:
     usable = a.pricing.cluster.device.usable_bytes
     return Section(
         "Time against memory",
-        f"of what the search priced (phalanx plan --front: all); dashed: {size(usable)} usable; hover, or open the "
+        f"of what the search priced (phalanx plan --more: all); dashed: {size(usable)} usable; hover, or open the "
         "numbers, for strategies",
         columns=("", "strategy", "step", "memory", "MFU"),
         rows=rows,

@@ -21,7 +21,7 @@ from typing import Any
 from phalanx.answers.model_plan import ModelPlan, Wishes, model_plan
 from phalanx.answers.query import Query
 from phalanx.frameworks.registry import DOCUMENTED
-from phalanx.planning.search.why_not import TERM_NAMES
+from phalanx.planning.search.priced import TERM_NAMES
 from phalanx.report.html.page import body, charts, contents
 from phalanx.report.html.plan import data, sections, title
 from phalanx.report.plan import lines

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from html import escape
 from pathlib import Path
 
-from phalanx.report.pictures import bars, diagram, grids, heat, lines, rounds, timeline, tree
+from phalanx.report.pictures import bars, diagram, grids, lines
 from phalanx.report.pictures.figure import Bars, Diagram, Grids, Heat, Lines, Panel, Picture, Rounds, Timeline, Tree
 from phalanx.report.pictures.scene import WIDE, Scene
 from phalanx.spec.errors import InputError
@@ -46,17 +46,17 @@ def _draw(scene: Scene, panel: Panel) -> None:
         case Bars():
             bars.draw(scene, panel)
         case Timeline():
-            timeline.draw(scene, panel)
+            bars.draw_timeline(scene, panel)
         case Diagram():
             diagram.draw(scene, panel)
         case Tree():
-            tree.draw(scene, panel)
+            diagram.draw_tree(scene, panel)
         case Rounds():
-            rounds.draw(scene, panel)
+            grids.draw_rounds(scene, panel)
         case Grids():
             grids.draw(scene, panel)
         case Heat():
-            heat.draw(scene, panel)
+            grids.draw_heat(scene, panel)
 
 
 def text(picture: Picture) -> list[str]:
@@ -78,17 +78,17 @@ def panel_text(panel: Panel) -> list[str]:
         case Bars():
             return bars.text(panel)
         case Timeline():
-            return timeline.text(panel)
+            return bars.timeline_text(panel)
         case Diagram():
             return diagram.text(panel)
         case Tree():
-            return tree.text(panel)
+            return diagram.tree_text(panel)
         case Rounds():
-            return rounds.text(panel)
+            return grids.rounds_text(panel)
         case Grids():
             return grids.text(panel)
         case Heat():
-            return heat.text(panel)
+            return grids.heat_text(panel)
 
 
 def write(pictures: list[Picture], file: Path) -> None:
@@ -144,7 +144,7 @@ def size(drawn: str) -> tuple[float, float]:
 def require_browser(file: Path | None) -> None:
     """Require what draws a PNG, where one is asked for. Raises InputError."""
     if file is not None and file.suffix.lower() == ".png" and _browser() is None:
-        raise InputError("plot", str(file), "needs Chromium, which is not installed", "name a .svg or .html file")
+        raise InputError("save", str(file), "needs Chromium, which is not installed", "name a .svg or .html file")
 
 
 def _browser() -> str | None:
@@ -155,7 +155,7 @@ def png(drawn: str) -> bytes:
     """Return an SVG as PNG, twice as large as its units. Raises InputError without Chromium, or where it fails."""
     browser = _browser()
     if browser is None:
-        raise InputError("plot", None, "a PNG needs Chromium, which is not installed", "name a .svg or .html file")
+        raise InputError("save", None, "a PNG needs Chromium, which is not installed", "name a .svg or .html file")
     wide, high = size(drawn)
     with tempfile.TemporaryDirectory() as folder:
         source, target = Path(folder, "picture.html"), Path(folder, "picture.png")
@@ -170,5 +170,5 @@ def png(drawn: str) -> bytes:
         done = subprocess.run([browser, *options], capture_output=True, text=True, timeout=60, check=False)
         if not target.exists():
             reason = (done.stderr.strip().splitlines() or ["no reason given"])[-1][:120]
-            raise InputError("plot", None, f"{browser} drew no PNG: {reason}", "name a .svg or .html file")
+            raise InputError("save", None, f"{browser} drew no PNG: {reason}", "name a .svg or .html file")
         return target.read_bytes()

@@ -1,10 +1,14 @@
-"""Named grids of cells, side by side as far as there is room."""
+"""Grids of cells: named ones side by side, what each rank holds of each chunk round by round, and shares over time as
+darkness.
+"""
 
 from __future__ import annotations
 
 from itertools import pairwise
 
-from phalanx.report.pictures.figure import Cell, Grid, Grids
+import numpy as np
+
+from phalanx.report.pictures.figure import Cell, Grid, Grids, Heat, Rounds, RoundState
 from phalanx.report.pictures.scene import EDGE, WIDE, Scene, width, wrap
 
 _CELL, _GAP, _APART = 32, 3, 12
@@ -57,3 +61,110 @@ def text(panel: Grids) -> list[str]:
             bars = ["|" if a != b else " " for a, b in pairwise(colours)]
             lines.append("  " + "".join(f"{bar}{cell.text:>{wide}}" for bar, cell in zip(bars, row, strict=True)))
     return [*lines, *panel.foot]
+
+
+_HIGH, _SMALL = 22, 11
+
+
+def draw_rounds(scene: Scene, panel: Rounds) -> None:
+    """Draw the tables, as many side by side as there is room for."""
+    scene.heading(panel.head)
+    cell = max([18.0, *(width(c, _SMALL) + 8 for r in panel.rounds for row in r.cells for c in row)])
+    ranks, chunks = len(panel.rounds[0].cells), len(panel.rounds[0].cells[0])
+    arcs = 12 + 9 * min(ranks - 1, 8)
+    name = width(f"rank {ranks - 1}", _SMALL) + 8
+    wide = name + cell * chunks + arcs
+    wide = max(wide, *(width(r.head, _SMALL) + 16 for r in panel.rounds))
+    across = max(1, int((WIDE - 2 * EDGE) // wide))
+    high = 40 + _HIGH * ranks + 14
+    for i, held in enumerate(panel.rounds):
+        if i and i % across == 0:
+            scene.y += high
+        _draw(scene, held, EDGE + i % across * wide, scene.y, name, cell)
+    scene.y += high
+    scene.legend([("f6", "", "nothing yet"), ("f4", "", "some contributions"), ("f2", "", "all that it shall hold")])
+
+
+def _draw(scene: Scene, held: RoundState, left: float, top: float, name: float, cell: float) -> None:
+    scene.text(left, top + 14, held.head, size=_SMALL, bold=False)
+    chunks = len(held.cells[0])
+    if chunks > 1:
+        for chunk in range(chunks):
+            scene.text(left + name + cell * (chunk + 0.5), top + 32, str(chunk), "m", 10, "middle")
+    top += 38
+    for rank, row in enumerate(held.cells):
+        y = top + _HIGH * rank
+        scene.text(left + name - 6, y + 15, f"rank {rank}", "m", _SMALL, "end")
+        for chunk, word in enumerate(row):
+            share = held.full[rank][chunk]
+            x = left + name + cell * chunk
+            fill = "f2" if share >= 1 else "f4" if share > 0 else "f6"
+            scene.rect(x, y, cell - 1, _HIGH - 2, f"{fill} b")
+            if held.changed[rank][chunk]:
+                scene.rect(x + 1, y + 1, cell - 3, _HIGH - 4, "new")
+            scene.text(x + cell / 2, y + 15, word, "on", _SMALL, "middle")
+    edge = left + name + cell * chunks + 2
+    pairs = list(dict.fromkeys((source, to) for source, to, _ in held.sends))
+    for source, to in pairs:
+        y0, y1 = (
+            top + _HIGH * (r + 0.5) - 1 + (3 if r == source else -3) * (1 if to > source else -1)
+            for r in (source, to)
+        )
+        bend = 8 + 9.0 * min(abs(to - source), 8)
+        scene.curve(
+            f"M{edge:.1f} {y0:.1f}C{edge + bend:.1f} {y0:.1f} {edge + bend:.1f} {y1:.1f} {edge + 4:.1f} {y1:.1f}", "a"
+        )
+        scene.head(edge + 1, y1, -1, 0, size=5)
+
+
+def rounds_text(panel: Rounds) -> list[str]:
+    """Return the rounds as tables in characters, with what was sent above each."""
+    lines = [panel.head] if panel.head else []
+    for held in panel.rounds:
+        lines.append(held.head)
+        sent = [f"{source}->{to}: {what}" for source, to, what in held.sends]
+        wide = max([len(s) for s in sent] or [1]) + 3
+        per = max(1, 76 // wide)
+        lines += [
+            "  " + "".join(f"{s:<{wide}}" for s in sent[i : i + per]).rstrip() for i in range(0, len(sent), per)
+        ]
+        cell = max(len(c) for row in held.cells for c in row)
+        for rank, row in enumerate(held.cells):
+            lines.append(f"  rank {rank:>2} | " + " ".join(f"{c:^{cell}}" for c in row).rstrip())
+    return lines
+
+
+_LEVELS = " ▁▂▃▄▅▆▇█"
+_STRIPE = 6
+
+
+def draw_heat(scene: Scene, panel: Heat) -> None:
+    """Draw the rows; names stand where there is room between them."""
+    scene.heading(panel.head)
+    left = EDGE + 8 + max(width(name, 11) for name, _ in panel.rows)
+    room = WIDE - EDGE - left
+    named = scene.y - 14
+    for name, shares in panel.rows:
+        level = np.round(np.clip(shares, 0, 1) * 10).astype(int)
+        step = room / len(level)
+        for a, b in pairwise(np.flatnonzero(np.diff(level, prepend=-1, append=-1)).tolist()):
+            if level[a]:
+                scene.rect(left + a * step, scene.y, (b - a) * step, _STRIPE - 1, "f0", opacity=level[a] / 10)
+        if scene.y - named >= 14:
+            scene.text(left - 8, scene.y + 6, name, "m", 11, "end")
+            named = scene.y
+        scene.y += _STRIPE
+    scene.text(left, scene.y + 14, panel.span, "m", 11)
+    scene.y += 20
+
+
+def heat_text(panel: Heat, columns: int = 80) -> list[str]:
+    """Return the rows in characters: full height is all of it."""
+    label = max(len(name) for name, _ in panel.rows) + 1
+    room = max(10, columns - label - 1)
+    lines = [panel.head] if panel.head else []
+    for name, shares in panel.rows:
+        parts = np.array_split(np.asarray(shares, dtype=float), min(room, len(shares)))
+        level = np.clip(np.round([8 * part.mean() for part in parts]), 0, 8).astype(int)
+        lines.append(name.ljust(label) + "".join(_LEVELS[i] for i in level))
+    return [*lines, " " * label + f"{panel.span}; full height: all of it"]

@@ -13,7 +13,7 @@ async_saver.py does all of this concurrently with training. The container itself
 run is a function of (seed, step): that is the random state.
 
 Nothing that came from a file is unpickled, and a checkpoint is read as if an enemy had written it: the checksums show
-damage, not authorship (regular_files.py, index.py).
+damage, not authorship (regular_files.py, container.py).
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from phalanx.runtime.data_parallel.bucket_buffers import square
 from phalanx.runtime.data_parallel.engine import DataParallel
-from phalanx.schedule.layers.tensor import summed_elements
+from phalanx.schedule.layers.collectives import summed_elements
 from phalanx.spec.model.spec import holds_one_tied_copy, is_head_copy
 from phalanx.spec.strategy.split import Split, partial
 

@@ -29,7 +29,7 @@ from phalanx.runtime.autograd.deferred_weight_grads import Deliver, Owners
 from phalanx.runtime.autograd.layer_comm import LayerComm
 from phalanx.runtime.comm.transport import Handle
 from phalanx.schedule.event import Phase
-from phalanx.schedule.layers.tensor import chunks
+from phalanx.schedule.layers.collectives import chunks
 from phalanx.spec.number_formats import NumberFormat
 
 Narrow = Sequence[narrow_product.NarrowWeight | None]

@@ -1,6 +1,6 @@
 """The agent of a local launcher: it starts the ranks of this host, watches over them, and restarts them.
 
-Every 50 ms it checks whether a rank has failed, and less often whether one keeps the others waiting (watchdog.py). On
+Every 50 ms it checks whether a rank has failed, and less often whether one keeps the others waiting. On
 a failure it names the culprit in one sentence and ends all ranks: with SIGTERM, then with SIGKILL after a few
 seconds. A rank that did not arrive, has not started, or whose process is stopped is killed at once. While restarts
 are left, all ranks start again; every attempt has its own status pages. After wrong input there is no restart, since
@@ -8,6 +8,13 @@ it would fail again.
 
 Under torchrun torch's elastic agent does this, for many hosts. It is not used here because importing torch takes two
 seconds, during which no rank would start.
+
+Late ranks, those waiting for them, and since when, are found in the status pages of a host's ranks. A rank is late
+for a collective when another rank of the group arrived there longer ago than the timeout and it did not, which is how
+the collective itself defines a timeout. However long a rank computes, evaluates or compiles, it is not late as long
+as no rank waits for it. The hanging rank is the one that others wait for and that waits for none. A rank whose
+process is stopped is blamed first. It may have arrived and still keep others waiting, since its operations in flight
+(an all-gather) make no progress; ranks that wait for those do not arrive anywhere either.
 """
 
 from __future__ import annotations
@@ -20,8 +27,118 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from phalanx.runtime.process import status, watchdog
-from phalanx.runtime.process.status import Status
+from phalanx.runtime.process import status
+from phalanx.runtime.process.failure import cut_off, timed_out
+from phalanx.runtime.process.status import Status, StatusEntry
+
+
+@dataclass(frozen=True)
+class Late:
+    """`ranks` have not arrived at the collective `what`, where the `waiting` ranks have been since its time."""
+
+    ranks: tuple[int, ...]
+    what: StatusEntry
+    waiting: tuple[int, ...]
+
+
+def late(pages: dict[int, Status], now_s: float, overdue_s: float) -> Late | None:
+    """Return the ranks that have kept others waiting for longer than `overdue_s` seconds, or None."""
+    # By collective (ranks, number): its entry, the ranks that wait there, the ranks that are missing.
+    unmet: dict[tuple[tuple[int, ...], int], tuple[StatusEntry, list[int], set[int]]] = {}
+    for rank, page in pages.items():
+        for e in page.entries:
+            if not e.ranks or now_s - e.time_s < overdue_s:
+                continue
+            missing = {r for r in e.ranks if r not in pages or pages[r].arrived.get(e.ranks, 0) < e.number}
+            if missing:
+                unmet.setdefault((e.ranks, e.number), (e, [], missing))[1].append(rank)
+    if not unmet:
+        return None
+    waiting = {rank for _, ranks, _ in unmet.values() for rank in ranks}
+    halted = {rank for rank, page in pages.items() if is_stopped(page.pid)}
+    # A rank that itself waits is not to blame; if all wait for each other, the oldest collective is reported.
+    roots = [(what, ranks, missing & halted) for what, ranks, missing in unmet.values() if missing & halted]
+    roots = roots or [
+        (what, ranks, missing - waiting) for what, ranks, missing in unmet.values() if missing - waiting
+    ]
+    what, ranks, missing = min(roots or unmet.values(), key=lambda row: row[0].time_s)
+    return Late(tuple(sorted(missing)), what, tuple(sorted(ranks)))
+
+
+def stopped(pages: dict[int, Status], now_s: float, overdue_s: float) -> tuple[int, ...]:
+    """Return the ranks whose process is stopped (SIGSTOP) and has reported nothing for `overdue_s` seconds."""
+    return tuple(
+        rank
+        for rank, page in sorted(pages.items())
+        if is_stopped(page.pid) and page.entries and now_s - page.entries[-1].time_s >= overdue_s
+    )
+
+
+def overdue(pages: dict[int, Status], now_s: float, overdue_s: float) -> tuple[tuple[int, ...], str]:
+    """Return the ranks to blame for a lack of progress for `overdue_s` seconds, and a sentence about them."""
+    who, halted = late(pages, now_s, overdue_s), stopped(pages, now_s, overdue_s)
+    if who is not None and (not halted or set(who.ranks) & set(halted)):
+        return who.ranks, describe_late(who, pages, now_s)
+    return halted, describe_stopped(halted, pages, now_s)
+
+
+def described_by_peers(
+    pages: dict[int, Status], words: Mapping[int, str], ended: Mapping[int, int], now_s: float, timeout_s: float
+) -> str:
+    """Describe the rank that others waited for until a collective of theirs timed out, from their last `words`.
+
+    That happens just before the watchdog would have noticed. A rank whose collective timed out closes its connections
+    before it says why, so the first that is heard may be a peer that complains of its connection. Empty if the ranks
+    failed for another reason; `ended` has exit codes, negative for signals.
+    """
+    said = [text for text in words.values() if text]
+    if any(timed_out(text) for text in said):
+        overdue_s = timeout_s / 2
+    elif said and all(cut_off(text) for text in said) and not any(code < 0 for code in ended.values()):
+        overdue_s = 0.9 * timeout_s  # a peer may also have died: only ranks that are nearly late are to blame
+    else:
+        return ""
+    return overdue(pages, now_s, overdue_s)[1]
+
+
+def is_stopped(pid: int) -> bool:
+    """Whether a process is stopped or traced; False if it is gone, or the system has no /proc."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] in "Tt"
+    except (OSError, IndexError):
+        return False
+
+
+def describe_late(late: Late, pages: dict[int, Status], now_s: float) -> str:
+    """Return one sentence: which ranks did not arrive where, their last reports, and which ranks have waited how
+    long."""
+    names = " and ".join(_name(rank, pages) for rank in late.ranks)
+    seen = [_last_seen(pages.get(rank), now_s) for rank in late.ranks]
+    if len(late.ranks) > 1:
+        seen = [f"rank {rank} {text}" for rank, text in zip(late.ranks, seen, strict=True)]
+    have = "has" if len(late.ranks) == 1 else "have"
+    who, wait = ("rank", "has") if len(late.waiting) == 1 else ("ranks", "have")
+    return (
+        f"{names} {have} not arrived at {late.what.text}: {', '.join(seen)}; "
+        f"{who} {', '.join(map(str, late.waiting))} {wait} been waiting for {now_s - late.what.time_s:.1f} s"
+    )
+
+
+def describe_stopped(ranks: tuple[int, ...], pages: dict[int, Status], now_s: float) -> str:
+    """Return one sentence: which stopped ranks make no progress, though no rank waits for them."""
+    return "; ".join(f"{_name(rank, pages)} makes no progress: {_last_seen(pages[rank], now_s)}" for rank in ranks)
+
+
+def _name(rank: int, pages: dict[int, Status]) -> str:
+    return str(pages[rank]) if rank in pages else f"rank {rank}"
+
+
+def _last_seen(page: Status | None, now_s: float) -> str:
+    if page is None or not page.entries:
+        return "has reported nothing yet"
+    note = " (its process is stopped)" if is_stopped(page.pid) else ""
+    return f"last seen in {page.doing}, {now_s - page.entries[-1].time_s:.1f} s ago{note}"
+
 
 LAUNCHER_VARIABLE = "PHALANX_LAUNCHER"
 """Environment variable: the launcher's process, with which its ranks end."""
@@ -158,10 +275,10 @@ class Agent:
             return (), ""
         self._checked_s = now_s
         pages = self.pages()
-        waited_for = watchdog.late(pages, now_s, 0.0) is not None
-        if waited_for and watchdog.late(pages, now_s, self._timeout_s) is None:  # who still has time
+        waited_for = late(pages, now_s, 0.0) is not None
+        if waited_for and late(pages, now_s, self._timeout_s) is None:  # who still has time
             return (), ""
-        return watchdog.overdue(pages, now_s, self._timeout_s)
+        return overdue(pages, now_s, self._timeout_s)
 
     def _conclude(self, late: tuple[int, ...], why: str) -> None:
         """Identify the rank that failed and end all others. The `late` ranks are killed at once; `why` describes
@@ -169,11 +286,11 @@ class Agent:
         pages = self.pages()
         ended = _codes(self._pids)
         words = {rank: status.words_of(self._attempt_folder, rank) for rank in self._pids}
-        why = why or watchdog.described_by_peers(pages, words, ended, time.monotonic(), self._timeout_s)
+        why = why or described_by_peers(pages, words, ended, time.monotonic(), self._timeout_s)
         sent: dict[int, signal.Signals] = {}
         for rank, pid in self._pids.items():
             if rank not in ended:
-                hopeless = rank in late or watchdog.is_stopped(pid)
+                hopeless = rank in late or is_stopped(pid)
                 idle = rank not in pages or pages[rank].doing in (status.START_UP, status.MEETING)
                 sent[rank] = signal.SIGKILL if hopeless or idle else signal.SIGTERM
                 _signal_all(pid, sent[rank])

@@ -1,4 +1,4 @@
-"""Temporary folders of launchers and their ranks, and those that killed launchers left behind.
+"""Folders: the cache of measurements and tokens, and the temporary ones of launchers and their ranks.
 
 A launcher removes its folder when its ranks have ended; if it dies before them, they remove it (rank.py). If a
 launcher is killed in its last moments, or together with its ranks, the next launcher removes its folder. A folder in
@@ -17,6 +17,8 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+
+from phalanx.spec.errors import InputError
 
 _PREFIX, _LOCK = "phalanx-", "launcher.lock"
 
@@ -60,3 +62,17 @@ def _remove_if_abandoned(folder: Path) -> None:
 
 def _host() -> bytes:
     return platform.node().encode() + b"\n"
+
+
+def cache_folder() -> Path:
+    """Return the folder of cached measurements and tokens, created if need be.
+
+    It is $PHALANX_CACHE, or else `phalanx` in the user's cache folder. Raises InputError if it cannot be created.
+    """
+    chosen = os.environ.get("PHALANX_CACHE")
+    base = Path(chosen) if chosen else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "phalanx"
+    try:
+        base.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError("cache folder", str(base), f"cannot be created ({error})", "set PHALANX_CACHE") from None
+    return base

@@ -15,8 +15,7 @@ from __future__ import annotations
 from phalanx.schedule.collectives.ir import Schedule, dual, then
 from phalanx.schedule.collectives.proof import prove
 from phalanx.schedule.collectives.registry import ALGORITHMS, build
-from phalanx.schedule.errors import Unproved
-from phalanx.spec.errors import InputError, nearest
+from phalanx.spec.errors import InputError, Unproved, nearest
 
 COMPOSITIONS: dict[str, tuple[tuple[str, str], ...]] = {
     "all_reduce": (("reduce_scatter", "all_gather"), ("reduce", "broadcast")),

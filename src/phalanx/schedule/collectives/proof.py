@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from phalanx.schedule.collectives.ir import Holdings, Ints, Schedule, atoms, boundaries
-from phalanx.schedule.errors import Unproved
+from phalanx.spec.errors import Unproved
 
 Counts = npt.NDArray[np.int16]
 

@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from phalanx.schedule.collectives.ir import Schedule
 from phalanx.schedule.collectives.proof import prove, run
-from phalanx.schedule.errors import Unproved
+from phalanx.spec.errors import Unproved
 
 Combine = Callable[[npt.NDArray[np.int64], npt.NDArray[np.int64]], npt.NDArray[np.int64]]
 """Combines two arrays of equal shape elementwise."""

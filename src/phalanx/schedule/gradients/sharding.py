@@ -7,7 +7,7 @@
     3       m times, or once            -                        2 m times, or once and kept
 
 An engine that reduces once for several micro-batches keeps unsharded gradients until then. `sharding_of` decides this
-for our own engine; policies decide it for columns of strategies under any stack (cost/ledger/sharding.py).
+for our own engine; policies decide it for columns of strategies under any stack (cost/ledger/policy.py).
 """
 
 from __future__ import annotations

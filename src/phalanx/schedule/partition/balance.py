@@ -4,7 +4,7 @@ A model is embed, blocks 0..L-1, head. Chunks are contiguous runs of it, in orde
 head, so these two need no block, and every other has at least one. The cost of a rank is the sum of its chunks.
 
     blocks of equal cost       greedy, each block to the rank that is then the cheapest: optimal for any map of chunks
-    a few, then equal ones     the same, for every way to cut the few (leading.py)
+    a few, then equal ones     the same, for every way to cut the few (below)
     one chunk a rank, or a V   optimal dynamic programming, rank by rank: of the partial partitions that leave
                                the same choices open, only the best is kept
     other maps, other blocks   local search that moves blocks, then the same dynamic programming while it stays small,
@@ -14,20 +14,95 @@ head, so these two need no block, and every other has at least one. The cost of 
 Among optimal partitions the most even is chosen: the least sum of squares over ranks (for unequal blocks, while the
 search stays small). Costs are rounded to integer multiples of at most 2^-49 of their sum, so that blocks of equal
 cost stay equal wherever they lie.
+
+The first few blocks are of another kind than the rest where the first layers have a dense MLP and the rest experts
+(DeepSeek-V3: 3 of 61). Chunks before the one in which the second kind begins hold blocks of the first kind alone. So
+there are few ways to cut these, at most 2^n for n blocks; for each, the others cost the same and are dealt out
+(`deal`), which is optimal.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from phalanx.schedule.partition.leading import deal_after, leading
-from phalanx.schedule.partition.search import Measure, PartitionQuestion, Solution, deal, least_worst
+from phalanx.schedule.partition.search import (
+    Measure,
+    PartitionQuestion,
+    Solution,
+    cuts_of,
+    deal,
+    least_worst,
+    value_of,
+)
 from phalanx.spec.byte_sizes import write_bytes
 from phalanx.spec.errors import InputError
+
+FEW = 6
+"""The most blocks of the first kind: 64 ways to cut them."""
+
+
+def leading(question: PartitionQuestion) -> int:
+    """Return the number of blocks of the first kind, if all later ones cost the same on each rank; 0 if blocks are
+    not of two such kinds, or too many are of the first."""
+    each = [np.diff(m.prefix, axis=1) for m in question.measures]
+    for count in range(1, min(FEW, question.length - 1) + 1):
+        parts = [part for one in each for part in (one[:, :count], one[:, count:])]
+        if all((part == part[:, :1]).all() for part in parts):
+            return count
+    return 0
+
+
+def deal_after(question: PartitionQuestion, count: int) -> Solution | None:
+    """Return the best partition if the first `count` blocks are of one kind and all others of another; None if no
+    partition meets the limits."""
+    best: tuple[tuple[int, int, int], tuple[int, ...]] | None = None
+    for first in _ways(question, count):
+        rest = deal(_others(question, first))
+        if rest is not None:
+            blocks = (*first[:-1], first[-1] + rest.blocks[0], *rest.blocks[1:])
+            value = value_of(question, cuts_of(blocks)), blocks
+            best = value if best is None else min(best, value)
+    return None if best is None else Solution(best[1], best[0][1], best[0][1])
+
+
+def _ways(question: PartitionQuestion, count: int) -> Iterator[tuple[int, ...]]:
+    """Yield every way to divide the blocks of the first kind, as counts per chunk up to the last chunk that has
+    any."""
+
+    def ways(chunk: int, left: int) -> Iterator[tuple[int, ...]]:
+        yield (left,)
+        if chunk + 1 < len(question.rank_of):
+            for n in range(question.least[chunk], left):
+                for rest in ways(chunk + 1, left - n):
+                    yield (n, *rest)
+
+    return ways(0, count)
+
+
+def _others(question: PartitionQuestion, first: tuple[int, ...]) -> PartitionQuestion:
+    """Return the remaining question: deal out blocks of the second kind to the chunks from the last of `first` on."""
+    begin, count = len(first) - 1, sum(first)
+    rank_of = question.rank_of
+
+    def rest(m: Measure) -> Measure:
+        extra, base = m.extra[begin:].copy(), m.base.copy()
+        one = m.prefix[:, 1]
+        extra[0] += first[-1] * one[rank_of[begin]]
+        for chunk, n in enumerate(first[:-1]):
+            base[rank_of[chunk]] -= m.extra[chunk] + n * one[rank_of[chunk]]
+        return Measure(m.prefix[:, count:] - m.prefix[:, count : count + 1], extra, base)
+
+    return replace(
+        question,
+        target=rest(question.target),
+        limit=rest(question.limit) if question.limit else None,
+        rank_of=rank_of[begin:],
+        least=(0, *question.least[begin + 1 :]),
+    )
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """The search behind balance.py: the counts of blocks per chunk whose worst rank costs least, in integers.
 
 A cut is where a chunk begins: cut 0 is block 0, the last cut is the end. `deal` serves blocks of equal cost, and
-leading.py a few of one kind before others of equal cost. Otherwise `_improved` moves blocks for as long as that
+balance.py a few of one kind before others of equal cost. Otherwise `_improved` moves blocks for as long as that
 helps, and `_sweep` finds out whether anything better exists: it goes through the ranks and tries every way to cut
 their chunks. What later ranks can do depends only on the cuts that border on a chunk not yet cut, so of all partial
 partitions that agree in those only the best is continued. That is one cut if a rank has one chunk, two in a V, three

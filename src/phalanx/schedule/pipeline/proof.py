@@ -9,10 +9,9 @@ from collections import Counter
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 
-from phalanx.schedule.errors import Unproved
 from phalanx.schedule.pipeline.actions import Action, PipelineSchedule, live_activations
-from phalanx.schedule.pipeline.sends import insert_sends, strip_sends
-from phalanx.schedule.pipeline.simulate import run, unit
+from phalanx.schedule.pipeline.simulate import insert_sends, run, strip_sends, unit
+from phalanx.spec.errors import Unproved
 
 
 @dataclass(frozen=True)
@@ -25,8 +24,8 @@ class PipelineProof:
 
 
 def prove(s: PipelineSchedule) -> PipelineProof:
-    """Prove a schedule, with its own sends and receives if it has any, otherwise with those inserted by sends.py.
-    Raises Unproved, with rank, action and reason."""
+    """Prove a schedule, with its own sends and receives if it has any, otherwise with those inserted by
+    `insert_sends`. Raises Unproved, with rank, action and reason."""
     computes = strip_sends(s)
     _complete(computes)
     run(computes, unit(s.chunks))

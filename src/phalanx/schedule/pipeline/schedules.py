@@ -1,6 +1,6 @@
 """The pipeline schedules: one table, SCHEDULES, with a row per schedule that holds every fact about it.
 
-Schedules are built without sends and receives, which pipeline/sends.py inserts; pipeline/actions.py says what an
+Schedules are built without sends and receives, which pipeline/simulate.py inserts; actions.py says what an
 action is. All are synchronous: every gradient of a step belongs to the weights that the step began with.
 
 naive        one micro-batch after the other

@@ -9,7 +9,7 @@ from __future__ import annotations
 from phalanx.schedule.partition.balance import Units, partition
 from phalanx.schedule.pipeline.actions import PipelineSchedule, round_robin, v_shape
 from phalanx.schedule.pipeline.schedules import SCHEDULES, build
-from phalanx.schedule.pipeline.sends import insert_sends
+from phalanx.schedule.pipeline.simulate import insert_sends
 from phalanx.spec.errors import InputError
 from phalanx.spec.job import Job
 from phalanx.spec.model.spec import ModelSpec, parameters

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from phalanx.cli import completion
+from phalanx.cli import options
 
 Model = Annotated[
     str,
@@ -14,7 +14,7 @@ Model = Annotated[
         "--model",
         metavar="NAME|config.json",
         help="Model: a preset or a Hugging Face config.json.",
-        autocompletion=completion.models,
+        autocompletion=options.complete_model,
     ),
 ]
 Cluster = Annotated[
@@ -23,6 +23,6 @@ Cluster = Annotated[
         "--cluster",
         metavar="NAME|FILE.toml",
         help="Cluster: a preset (`phalanx presets clusters`) or a TOML file.",
-        autocompletion=completion.clusters,
+        autocompletion=options.complete_cluster,
     ),
 ]

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 _Gpus = Annotated[int, typer.Option("--gpus", help="Number of GPUs.")]
 _Weights = Annotated[str, typer.Option("--weights", metavar="bf16|fp8|int4|nvfp4", help="Type of the weights.")]
-Shown = Annotated[Output, "json", "csv", "plot", "report"]
+Shown = Annotated[Output, "json", "save"]
 _Cache = Annotated[str, typer.Option("--kv", metavar="bf16|fp8", help="Type of the KV cache.")]
 
 

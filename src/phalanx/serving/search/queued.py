@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from phalanx.schedule.generation.policy import BatchingPolicy
+from phalanx.schedule.generation import BatchingPolicy
 from phalanx.serving.cost.layout import ServingLayout
 from phalanx.serving.search.copies import Copy
 from phalanx.serving.search.question import ServingCandidate, ServingQuestion, WorkerGroup

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from phalanx.schedule.generation.policy import BatchingPolicy
+from phalanx.schedule.generation import BatchingPolicy
 from phalanx.serving.simulation.price import StepPrice
 from phalanx.serving.simulation.requests import Requests
 from phalanx.spec.errors import InputError

@@ -1,4 +1,4 @@
-"""A worker under a BatchingPolicy (schedule/generation/policy.py), advanced in events.
+"""A worker under a BatchingPolicy (schedule/generation.py), advanced in events.
 
     plan     what the engine does next: a step that computes chunks of prompts, or a run of steps that only decode
     cut      ends a run early, at the first step boundary after something came

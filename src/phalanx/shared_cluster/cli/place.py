@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from phalanx.cli.options import Json, OptionalStack, Plot, StrategyLine
-from phalanx.cli.terminal import announce, console, exit_on_error, print_json, require_drawing
+from phalanx.cli.options import Drawn, Json, OptionalStack, StrategyLine
+from phalanx.cli.output import require_savable, save_pictures
+from phalanx.cli.terminal import announce, console, exit_on_error, print_json
 
 if TYPE_CHECKING:
     from phalanx.shared_cluster.placement.answer import PlaceAnswer
@@ -39,7 +40,7 @@ def place(
     out: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Folder for placement.json and these files.")
     ] = None,
-    plot: Plot = None,
+    save: Drawn = None,
     as_json: Json = False,
 ) -> None:
     """Put a plan's ranks on free GPUs so that its step is fastest, and compare with an empty cluster.
@@ -53,7 +54,7 @@ def place(
         from phalanx.spec.errors import InputError
         from phalanx.spec.files.plan import write_json, write_text
 
-        require_drawing(plot)
+        require_savable(save)
         if launcher and not out:
             raise InputError("--out", None, "is missing: --for writes files", "name a folder")
         if out and out.exists() and not out.is_dir():
@@ -67,18 +68,17 @@ def place(
             for name, text in files.items():
                 write_text(out / name, text)
             announce(f"written: {', '.join(str(out / name) for name in ('placement.json', *files))}")
-        if plot:
+        if save:
             from phalanx.report.gallery.mesh import nodes
-            from phalanx.report.pictures.files import write
 
             at = a.placed.placement
-            write([nodes(at, at.coloured_axis)], plot)
+            save_pictures([nodes(at, at.coloured_axis)], save)
         if as_json:
             print_json(_as_json(a))
             return
 
         from phalanx.report import mesh as drawing
-        from phalanx.report.sheets import drawn
+        from phalanx.report.style import drawn
         from phalanx.shared_cluster.placement.report import better, lines, others
 
         screen, p = console(), a.placed.placement

@@ -9,8 +9,9 @@ from typing import Annotated
 
 import typer
 
-from phalanx.cli.options import Json, Plot
-from phalanx.cli.terminal import announce, console, exit_on_error, print_json, require_drawing
+from phalanx.cli.options import Drawn, Json
+from phalanx.cli.output import require_savable, save_pictures
+from phalanx.cli.terminal import announce, console, exit_on_error, print_json
 from phalanx.cli.unread import require_only
 
 
@@ -57,7 +58,7 @@ def simulate(
     skip_bad: Annotated[
         bool, typer.Option("--skip-bad", help="Leave out bad rows of the trace, and count them.")
     ] = False,
-    plot: Plot = None,
+    save: Drawn = None,
     as_json: Json = False,
 ) -> None:
     """Replay a trace of jobs under scheduling policies: queueing, completion, use, and what fragmentation costs.
@@ -79,7 +80,7 @@ def simulate(
             others = [str(p.name) for p in line.command.params if p.name != "restart_s"]
             reason = f"is not read under {' and '.join(dict.fromkeys(policy))}, where no job is stopped"
             require_only(line, *others, reason=reason, remedy="add --preempt, --elastic or --policy las")
-        require_drawing(plot)
+        require_savable(save)
         rules = placement or ["best-fit"]
         policies_of(policy or [], rules, elastic, restart_s, preempt)  # before a long trace is read
         shared = cluster_of(on, nodes, leaf)
@@ -95,19 +96,18 @@ def simulate(
             histories.append(run(jobs, shared, each, speed_of))
             announce(f"{each.title}: {counted(len(jobs.jobs), 'job')} in {time.perf_counter() - start:.1f} s")
         outcomes = [outcome(history) for history in histories]
-        if plot:
-            from phalanx.report.pictures.files import write
-            from phalanx.shared_cluster.simulation.report import picture
+        if save:
+            from phalanx.shared_cluster.simulation.outcome import picture
 
-            write([picture(histories, shared.title)], plot)
+            save_pictures([picture(histories, shared.title)], save)
         if as_json:
             print_json(
                 {"cluster": shared.title, "skipped": len(jobs.skipped), "policies": [asdict(o) for o in outcomes]}
             )
             return
 
-        from phalanx.report.pictures import heat
-        from phalanx.shared_cluster.simulation.report import ROWS, tables, use
+        from phalanx.report.pictures import grids
+        from phalanx.shared_cluster.simulation.outcome import ROWS, tables, use
 
         out = console()
         out.print(f"{counted(len(jobs.jobs), 'job')} on {shared.title}", highlight=False)
@@ -115,4 +115,4 @@ def simulate(
             out.print(table)
         if len(histories) == 1:
             shares = use(histories[0], max(10, out.width - 14), ROWS)
-            print("\n".join(heat.text(shares, out.width)))
+            print("\n".join(grids.heat_text(shares, out.width)))

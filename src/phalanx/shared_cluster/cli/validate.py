@@ -21,7 +21,7 @@ def validate(as_json: Json = False) -> None:
             )
             return
 
-        from phalanx.shared_cluster.validation.report import machine
+        from phalanx.shared_cluster.validation.placements import machine
 
         out = console()
         out.print("step on two nodes over one on as many GPUs of one node, measured and predicted", highlight=False)

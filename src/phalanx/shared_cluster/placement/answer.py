@@ -1,19 +1,34 @@
 """The placement of a plan's ranks on free GPUs, compared with an empty cluster and with other strategies on the same
-GPUs."""
+GPUs.
+
+A placement as files that start it: for Kueue and for torchrun (for Slurm: topology/slurm.py).
+
+Kueue's topology-aware scheduling: a Topology, a ResourceFlavor with it, and the annotations of a job's pods. Schemas:
+kubernetes-sigs/kueue, config/components/crd/bases/kueue.x-k8s.io_{topologies,resourceflavors}.yaml, version v1beta2,
+at ff69552e79ad of August 2026 (v1beta1 is deprecated there, v1alpha1 is not served). Kueue places pods, not ranks:
+one pod takes a node's GPUs. `required` topology: all pods in one domain of that level; `preferred`: if there is one
+with room. Written as JSON documents, which YAML contains, so that no quoting can go wrong.
+
+torchrun: a command line for each node, whose ranks follow one another. It numbers ranks node by node
+(torch/distributed/elastic/agent/server/api.py, _assign_worker_ranks), so a placement can be started with it only if
+every node has ranks in a row, and as many as the others.
+"""
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from phalanx.answers.precision import products_in
-from phalanx.frameworks.launchers.export import documents
+from phalanx.frameworks.launchers.export import LEAF_LABEL, documents
 from phalanx.planning.placement import Placement
 from phalanx.schedule.pipeline.stages import check
-from phalanx.shared_cluster.placement import free_gpus, kueue, torchrun
+from phalanx.shared_cluster.placement import free_gpus
 from phalanx.shared_cluster.placement.alternatives import PlacedAlternative, alternatives
 from phalanx.shared_cluster.placement.price import PlacedJob
 from phalanx.shared_cluster.placement.search import Carvings, Placed, place
@@ -22,6 +37,94 @@ from phalanx.spec.errors import InputError, nearest
 from phalanx.spec.files import plan as plans
 from phalanx.spec.files.job_file import make_strategy
 from phalanx.spec.strategy.stack_options import AS_RELEASED
+
+
+def torchrun(hosts: Sequence[str], gpus: Sequence[int]) -> str:
+    """Write a shell script that runs the command of the node that it is started on.
+
+    `hosts`, `gpus`: of each rank. Raises InputError if torchrun cannot number ranks that way.
+    """
+    names = list(dict.fromkeys(hosts))
+    ranks = {name: [rank for rank, host in enumerate(hosts) if host == name] for name in names}
+    sizes = {len(own) for own in ranks.values()}
+    scattered = next((n for n, own in ranks.items() if own[-1] - own[0] + 1 != len(own)), None)
+    if scattered is not None or len(sizes) > 1:
+        reason = (
+            f"{scattered} has ranks that are not in a row"
+            if scattered is not None
+            else f"nodes have {min(sizes)} to {max(sizes)} ranks"
+        )
+        raise InputError("for", "torchrun", reason, "use --for slurm, which places ranks one by one")
+    cases = "\n".join(
+        f"  {shlex.quote(name)}) node={node} gpus={','.join(str(gpus[rank]) for rank in ranks[name])} ;;"
+        for node, name in enumerate(names)
+    )
+    return f"""#!/bin/bash
+# Start this on every node with the training command; each node finds its own number and GPUs by its host name.
+case "$(hostname -s)" in
+{cases}
+  *) echo "$(hostname -s) has no rank of this job" >&2; exit 1 ;;
+esac
+export CUDA_VISIBLE_DEVICES=$gpus
+exec torchrun --nnodes={len(names)} --node-rank=$node --nproc-per-node={sizes.pop()} \\
+  --master-addr={shlex.quote(names[0])} --master-port=29500 "$@"
+"""
+
+
+HOST_LABEL = "kubernetes.io/hostname"
+
+
+def topology(name: str) -> dict[str, Any]:
+    """Return a Topology of leaf switches and hosts."""
+    return {
+        "apiVersion": "kueue.x-k8s.io/v1beta2",
+        "kind": "Topology",
+        "metadata": {"name": name},
+        "spec": {"levels": [{"nodeLabel": LEAF_LABEL}, {"nodeLabel": HOST_LABEL}]},
+    }
+
+
+def resource_flavor(name: str, device: str) -> dict[str, Any]:
+    """Return a ResourceFlavor of the nodes with a device, whose topology Kueue then follows."""
+    return {
+        "apiVersion": "kueue.x-k8s.io/v1beta2",
+        "kind": "ResourceFlavor",
+        "metadata": {"name": name},
+        "spec": {"nodeLabels": {"nvidia.com/gpu.product": device}, "topologyName": name},
+    }
+
+
+def job(name: str, pods: int, gpus: int, leaves: int) -> dict[str, Any]:
+    """Return a Job of `pods` pods of `gpus` GPUs each, that asks for one leaf where the placement has one.
+
+    The image and the command are blanks to fill in.
+    """
+    relation = "required" if leaves == 1 else "preferred"
+    return {
+        "apiVersion": "batch/v1",
+        "kind": "Job",
+        "metadata": {"name": name, "labels": {"kueue.x-k8s.io/queue-name": "FILL-IN-LOCAL-QUEUE"}},
+        "spec": {
+            "parallelism": pods,
+            "completions": pods,
+            "completionMode": "Indexed",
+            "suspend": True,
+            "template": {
+                "metadata": {"annotations": {f"kueue.x-k8s.io/podset-{relation}-topology": LEAF_LABEL}},
+                "spec": {
+                    "restartPolicy": "Never",
+                    "containers": [
+                        {
+                            "name": "rank",
+                            "image": "FILL-IN-IMAGE",
+                            "command": ["FILL-IN-COMMAND"],
+                            "resources": {"limits": {"nvidia.com/gpu": gpus}},
+                        }
+                    ],
+                },
+            },
+        },
+    }
 
 
 @dataclass(frozen=True, eq=False)
@@ -95,16 +198,16 @@ def launch_files(launcher: str, p: Placement) -> dict[str, str]:
     gpus = p.topology.index[p.gpu].tolist()
     leaves = len({int(block) for block in p.topology.blocks[-2][p.gpu]}) if len(p.cluster.tiers) > 2 else 1
     if launcher == "slurm":
-        return {"hostfile": slurm.host_file(hosts), "launch.sbatch": slurm.launch(hosts, gpus, leaves, "hostfile")}
+        return {"hostfile": slurm.host_file(hosts), "sbatch": slurm.launch(hosts, gpus, leaves, "hostfile")}
     if launcher == "torchrun":
-        return {"launch.sh": torchrun.commands(hosts, gpus)}
+        return {"sh": torchrun(hosts, gpus)}
     if launcher == "kueue":
         per_node = {len(ranks) for _, ranks in p.ranks_by_host()}
         if len(per_node) > 1:
             reason = f"its pods are equal, but nodes have {min(per_node)} to {max(per_node)} ranks"
             raise InputError("for", launcher, reason, "use --for slurm, which places ranks one by one")
         name = "phalanx-job"
-        flavor = kueue.resource_flavor(name, p.cluster.device.name)
-        pods = kueue.job(name, p.world // (each := per_node.pop()), each, leaves)
-        return {"kueue.yaml": documents(kueue.topology(name), flavor, pods)}
+        flavor = resource_flavor(name, p.cluster.device.name)
+        pods = job(name, p.world // (each := per_node.pop()), each, leaves)
+        return {"yaml": documents(topology(name), flavor, pods)}
     raise InputError("for", launcher, "is not a launcher", nearest(launcher, LAUNCHERS))

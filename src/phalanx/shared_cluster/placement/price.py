@@ -6,8 +6,16 @@ crosses with two, and one split 4 + 4 with four. All groups of an axis wait for 
 the engine, the least m of every axis at every tier, and an axis has the distance R/m at which an even mesh on blocks
 of R ranks would have m of them together. A pipeline and a ring send to neighbours: their slowest hop counts.
 
-Uplinks that a block shares are divided among its GPUs in use, by this job or by others. What rails and the direct
-links of a dragonfly add is in fabric.py.
+Uplinks that a block shares are divided among its GPUs in use, by this job or by others. A fabric's
+wiring adds rails and direct links between groups.
+
+Rails: GPU i of every host under a leaf is at switch i. Two ranks of different index meet over NVLink in a host that
+has a GPU of the job at both indices (NCCL's PXN: the message changes its rail before it leaves). Hosts on which the
+job has no index in common, {0-3} here and {4-7} there, cannot: what they send each other goes one tier further out.
+
+Dragonfly (Kim, Dally, Scott, Abts, ISCA 2008): every two of G groups are joined by global links; a group's uplink U
+is all of its own. A job in s groups has U (s-1) / (G-1) on minimal routes. Valiant's routes lead over a third group,
+which costs two global hops: half of U. Adaptive routing takes whichever is better.
 """
 
 from __future__ import annotations
@@ -25,7 +33,6 @@ from phalanx.cost.collectives.nccl_model import collective_s
 from phalanx.cost.hardware.system import System
 from phalanx.planning.search.column_pricing import Pricing
 from phalanx.planning.search.refine import as_cut, run_placed
-from phalanx.shared_cluster.placement.fabric import between_groups, on_rails
 from phalanx.spec.cluster.spec import ClusterSpec
 from phalanx.spec.cluster.topology import Ints, Topology
 from phalanx.spec.job import Job
@@ -33,6 +40,34 @@ from phalanx.spec.model.spec import ModelSpec
 from phalanx.spec.strategy.mesh import Mesh, mesh
 from phalanx.spec.strategy.spec import Strategy
 from phalanx.spec.strategy.stack_options import AS_RELEASED, StackOptions
+
+
+def between_groups(reached: Ints, groups: int) -> Floats:
+    """Return the share of a group's global links that a job in `used` of `groups` groups has, (placements,)."""
+    direct = (reached - 1) / max(groups - 1, 1)
+    return np.asarray(np.where(reached > 1, np.maximum(direct, 0.5), 1.0))
+
+
+def on_rails(topology: Topology, leaves: Ints, gpus: Ints) -> Ints:
+    """Return the block of every rank under leaves of rails, (placements, world): ranks under a leaf are in one block
+    if rails, or NVLink in hosts of the job, lead from one to the other. `leaves`: of each GPU; `gpus`: those of each
+    placement, (placements, world)."""
+    rails = int(topology.index.max()) + 1
+    result = np.empty_like(gpus)
+    for row, own in enumerate(gpus):
+        leaf, host, rail = leaves[own], topology.host[own], topology.index[own]
+        hosts, at = np.unique(host, return_inverse=True)
+        used = np.zeros((len(hosts), rails + 1), dtype=np.int64)
+        used[at, rail] = 1
+        used[at, rails] = leaf
+        block = np.arange((int(leaf.max()) + 1) * rails).reshape(-1, rails)  # (leaf, rail), joined below
+        for *present, of in np.unique(used, axis=0).tolist():
+            together = np.flatnonzero(present)
+            labels = block[of]
+            labels[np.isin(labels, labels[together])] = labels[together].min()
+        result[row] = block[leaf, rail]
+    return result
+
 
 Floats = npt.NDArray[np.float64]
 Parts = dict[str, Ints]

@@ -13,10 +13,10 @@ from dataclasses import dataclass
 
 from phalanx.shared_cluster.simulation import policy as policies
 from phalanx.shared_cluster.simulation.history import JobHistory, JobRun
-from phalanx.shared_cluster.simulation.jobs import TraceJob
 from phalanx.shared_cluster.simulation.nodes import HeldGpus, Nodes
 from phalanx.shared_cluster.simulation.policy import THRESHOLD, Key, SchedulingPolicy
 from phalanx.shared_cluster.simulation.reservations import Reservation, Timelines
+from phalanx.shared_cluster.simulation.trace import TraceJob
 
 SpeedOf = Callable[[TraceJob, HeldGpus], float]
 """Speed of a job on the GPUs that it has, over that of its best placement: above 0, at most 1."""

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from phalanx.shared_cluster.simulation.jobs import TraceJob
 from phalanx.shared_cluster.simulation.nodes import HeldGpus, Nodes
 from phalanx.shared_cluster.simulation.policy import SchedulingPolicy
+from phalanx.shared_cluster.simulation.trace import TraceJob
 
 
 @dataclass(frozen=True, slots=True)

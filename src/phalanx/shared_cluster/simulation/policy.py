@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from phalanx.shared_cluster.simulation.jobs import TraceJob
+from phalanx.shared_cluster.simulation.trace import TraceJob
 
 POLICIES = ("fifo", "easy", "conservative", "smallest", "las")
 THRESHOLD = 3600.0 * 8

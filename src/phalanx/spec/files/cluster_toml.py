@@ -8,9 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from phalanx.spec.cluster.spec import ClusterSpec
-from phalanx.spec.documents import read_toml
+from phalanx.spec.documents import VERSION, read_toml, tables_of
 from phalanx.spec.files.job_file import build
-from phalanx.spec.files.versions import VERSION, tables_of
 
 
 def to_toml(cluster: ClusterSpec, heading: str = "") -> str:

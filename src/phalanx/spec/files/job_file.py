@@ -17,8 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast, get_args, get_type_hints
 from phalanx.spec.documents import read_toml
 from phalanx.spec.errors import InputError, nearest
 from phalanx.spec.job import Job, Train
-from phalanx.spec.model.families import complete
-from phalanx.spec.model.from_hugging_face import from_hugging_face
+from phalanx.spec.model.families import complete, from_hugging_face
 from phalanx.spec.model.presets import preset
 from phalanx.spec.model.spec import MODEL_FIELDS, ModelSpec
 from phalanx.spec.ranges import FilePath, Name, Ranks, require_ranges

@@ -3,16 +3,23 @@ config.json.
 
 Any field may be overridden. To add a family: a row here, its reader and writer in hugging_face/, the names of its
 weights in nn/hugging_face/names.py.
+
+A model's shape is read from the `config.json` that Hugging Face's `transformers` keeps with its weights. Missing keys
+get the default of `transformers` for the family. Features that our decoder does not support are refused by name,
+never dropped. Written is the `config.json` from which `transformers` builds the same model; fields that its family
+cannot express are left out: to detect them, read the file back and compare.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+from phalanx.spec.documents import read_json
 from phalanx.spec.errors import InputError, nearest
-from phalanx.spec.model.hugging_face import deepseek, experts, gpt, llama
+from phalanx.spec.model.hugging_face import dense, experts
 from phalanx.spec.model.hugging_face.reading import Config, Fields
 from phalanx.spec.model.spec import ModelSpec
 
@@ -58,29 +65,29 @@ class Family:
 
 
 FAMILIES: dict[str, Family] = {
-    "llama": Family(_LLAMA, {}, (), llama.read_llama, ("LlamaForCausalLM", llama.write_llama)),
-    "mistral": Family(_LLAMA, {}, (), llama.read_mistral, ("MistralForCausalLM", llama.write_mistral)),
+    "llama": Family(_LLAMA, {}, (), dense.read_llama, ("LlamaForCausalLM", dense.write_llama)),
+    "mistral": Family(_LLAMA, {}, (), dense.read_mistral, ("MistralForCausalLM", dense.write_mistral)),
     "qwen2": Family(
         _LLAMA | {"norm_eps": 1e-6, "qkv_bias": True, "rope_theta": 1e6},
         {},
         (),
-        llama.read_qwen2,
-        ("Qwen2ForCausalLM", llama.write_qwen2),
+        dense.read_qwen2,
+        ("Qwen2ForCausalLM", dense.write_qwen2),
     ),
     "qwen3": Family(
         _LLAMA | {"norm_eps": 1e-6, "qk_norm": True, "rope_theta": 1e6},
         {},
         (),
-        llama.read_qwen3,
-        ("Qwen3ForCausalLM", llama.write_qwen3),
+        dense.read_qwen3,
+        ("Qwen3ForCausalLM", dense.write_qwen3),
     ),
-    "gpt2": Family(_GPT2, {}, (), gpt.read_gpt2, ("GPT2LMHeadModel", gpt.write_gpt2)),
+    "gpt2": Family(_GPT2, {}, (), dense.read_gpt2, ("GPT2LMHeadModel", dense.write_gpt2)),
     "gpt_neox": Family(
         _GPT2 | {"position": "rotary", "activation": "gelu", "tied": False, "residual": "parallel"},
         {},
         (),
-        gpt.read_gpt_neox,
-        ("GPTNeoXForCausalLM", gpt.write_gpt_neox),
+        dense.read_gpt_neox,
+        ("GPTNeoXForCausalLM", dense.write_gpt_neox),
     ),
     # Chowdhery et al. 2022, section 2: no bias anywhere, one head of keys and values, one norm for both branches.
     # Their logits are divided by sqrt(hidden), ours are not.
@@ -109,16 +116,16 @@ FAMILIES: dict[str, Family] = {
         _LLAMA | {"norm_eps": 1e-6},
         {},
         ("experts", "latent"),
-        deepseek.read_deepseek_v2,
-        ("DeepseekV2ForCausalLM", deepseek.write_deepseek_v2),
+        experts.read_deepseek_v2,
+        ("DeepseekV2ForCausalLM", experts.write_deepseek_v2),
     ),
     "deepseek_v3": Family(
         _LLAMA | {"norm_eps": 1e-6},
         # balance_bias: DeepSeek-AI 2024b, section 4.2; no config.json has it.
         {"score": "sigmoid", "normalized": True, "group_score": "top2", "balance_bias": 0.001},
         ("experts", "latent"),
-        deepseek.read_deepseek_v3,
-        ("DeepseekV3ForCausalLM", deepseek.write_deepseek_v3),
+        experts.read_deepseek_v3,
+        ("DeepseekV3ForCausalLM", experts.write_deepseek_v3),
     ),
     "gpt_oss": Family(
         _LLAMA
@@ -182,3 +189,39 @@ def complete(fields: Mapping[str, Any]) -> dict[str, Any]:
     if family == "gpt_neox" and isinstance(full.get("head_dim"), int):
         full.setdefault("rotary_dim", max(2, full["head_dim"] // 8 * 2))  # a quarter (Black et al. 2022)
     return full
+
+
+def from_hugging_face(path: Path) -> tuple[Fields, list[str]]:
+    """Return the fields of a ModelSpec from a Hugging Face `config.json`, and notes on keys that were ignored.
+
+    Raises InputError naming the file if it is missing, is not JSON, or is of a family or asks for something that our
+    decoder does not support.
+    """
+    config = read_json(path, "model.config")
+    if not isinstance(config, dict):
+        raise InputError("model.config", str(path), "is not a JSON object")
+    kind, c = config.get("model_type"), Config(config, path)
+    readers = {name: family.read for name, family in FAMILIES.items() if family.read is not None}
+    if not isinstance(kind, str) or kind not in readers:
+        raise c.wrong(f"model_type {kind!r} is not supported", nearest(str(kind), readers))
+    try:
+        shape = {"family": kind, **readers[kind](c)}
+    except (KeyError, TypeError, AttributeError, ValueError, ZeroDivisionError) as error:
+        if isinstance(error, InputError):
+            raise
+        raise c.wrong(f"has a field that cannot be read ({error!r})") from None
+    names = ("attention_dropout", "hidden_dropout", "resid_pdrop", "embd_pdrop", "attn_pdrop")
+    dropouts = [k for k in names if config.get(k)]
+    notes = [f"dropout set to 0 ({', '.join(dropouts)} in {path.name})"] if dropouts else []
+    return shape, notes
+
+
+def to_hugging_face(spec: ModelSpec) -> Fields:
+    """Return the fields of a config.json. Raises InputError for a family whose weights `transformers` cannot load."""
+    writers = {name: family.write for name, family in FAMILIES.items() if family.write is not None}
+    if spec.family not in writers:
+        reason = "has no weight format that both transformers and Phalanx read"
+        raise InputError("model.family", spec.family, reason, nearest(spec.family, writers))
+    architecture, write = writers[spec.family]
+    common = {"vocab_size": spec.vocab, "tie_word_embeddings": spec.tied}
+    return {"architectures": [architecture], "model_type": spec.family, **common, **write(spec)}

@@ -16,7 +16,7 @@ from typing import Annotated, Any, Literal
 from phalanx.spec.errors import InputError, nearest
 from phalanx.spec.job import Job
 from phalanx.spec.ranges import Count, Length, Name, Range, Ranks, require_ranges
-from phalanx.spec.strategy import compression
+from phalanx.spec.strategy import compressors
 from phalanx.spec.strategy import recompute as recomputation
 from phalanx.spec.strategy.compressors import Compression
 from phalanx.spec.strategy.zero_levels import ZERO_LEVELS, ZeroLevel
@@ -73,7 +73,7 @@ class Strategy:
     every block); full (every block); every:k (blocks 0, k, 2k, ...); block:n (the first n blocks of each chunk);
     uniform:n (every block, from the input of each n-th). recompute.py has the grammar."""
     compression: Name = "none"
-    """Compression of gradients in transit; compression.py has the grammar."""
+    """Compression of gradients in transit; compressors.py has the grammar."""
     grad_sync: Literal["step", "micro"] | None = None
     """When gradients are reduced: once a step, or after every micro-batch. None: micro at zero = 2 and 3, else
     step."""
@@ -112,7 +112,7 @@ class Strategy:
             raise InputError(
                 "strategy.layers", self.layers, "does not list the blocks of each chunk", "write 7/9/9/7, or use auto"
             )
-        compression.parse(self.compression)
+        compressors.parse(self.compression)
         if sorted(self.order.split("/")) != sorted(AXES):
             raise InputError(
                 "strategy.order", self.order, f"must name each of {', '.join(AXES)} once, as pp/dp/cp/tp"
@@ -183,7 +183,7 @@ class Strategy:
     @property
     def compressor(self) -> Compression | None:
         """The parsed compression of gradients; None if they are not compressed, or not sent."""
-        return compression.parse(self.compression) if self.gradient_ranks > 1 else None
+        return compressors.parse(self.compression) if self.gradient_ranks > 1 else None
 
     @property
     def bucket_bytes(self) -> int:

@@ -1,4 +1,5 @@
-"""Texts to token ids: with an existing tokenizer.json, or a byte-level BPE trained on the texts themselves.
+"""Texts to token ids: with an existing tokenizer.json, checked against the model's vocabulary, or a byte-level BPE
+trained on the texts themselves.
 
 Documents are separated by the tokenizer's end-of-text, if it has one. Ids are streamed to disk.
 """
@@ -18,11 +19,31 @@ import numpy as np
 from phalanx.spec.errors import InputError
 from phalanx.spec.job import Train
 from phalanx.training.data.texts import TextFile, documents, join_chunks, paragraphs
-from phalanx.training.data.tokenizer import open_tokenizer
 from phalanx.training.data.tokens import TokenSet, cached, content_digest, key, named, split, survey
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
+
+
+def open_tokenizer(path: Path, vocab: int, field: str) -> Tokenizer:
+    """Open a tokenizer, without truncation and padding. Raises InputError, about `field`, if the file cannot be read,
+    is not a tokenizer.json, or has a token whose id is not below `vocab`."""
+    from tokenizers import Tokenizer
+
+    try:
+        tokenizer = Tokenizer.from_buffer(path.read_bytes())
+    except OSError as error:
+        raise InputError(field, str(path), f"cannot be read ({error.strerror})") from None
+    except Exception as error:  # the library raises nothing more special
+        raise InputError(field, str(path), f"is not a tokenizer.json ({error})") from None
+    size = max(tokenizer.get_vocab_size(), max(tokenizer.get_vocab().values(), default=-1) + 1)
+    if size > vocab:
+        reason = f"has {size} entries, model.vocab is {vocab}"
+        raise InputError(field, str(path), reason, "use the model's own tokenizer, or raise model.vocab")
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    return tokenizer
+
 
 END_OF_TEXT = "<|endoftext|>"
 NAMES = (END_OF_TEXT, "<|end_of_text|>", "</s>", "<eos>", "<|eos|>", "<\uff5cend\u2581of\u2581sentence\uff5c>")

@@ -18,9 +18,8 @@ from torch import Tensor
 from phalanx.runtime.comm.communicator import Comm
 from phalanx.runtime.comm.transport import Handle
 from phalanx.runtime.data_parallel.bucket_buffers import FlatBucket
-from phalanx.runtime.data_parallel.compression.codec import TYPES
 from phalanx.runtime.data_parallel.compression.powersgd import PowerSGD
-from phalanx.runtime.data_parallel.compression.quantized import Quantised
+from phalanx.runtime.data_parallel.compression.quantized import TYPES, Quantised
 from phalanx.runtime.data_parallel.compression.sparse import Above, Drawn, Largest
 from phalanx.spec.strategy.compressors import Compression
 from phalanx.spec.strategy.spec import Strategy

@@ -1,7 +1,12 @@
-"""The same question under every stack that has a row: what each would run, and how long its step takes.
+"""A question with one thing changed: another stack, fewer GPUs, without some of its conditions.
 
-Rows that differ only in options, such as two releases, share the first pass of a search, which sets no options; so
-does one that refuses more, unless it refuses the best. The groups are searched side by side in processes.
+Every stack that has a row: what each would run, and how long its step takes. Rows that differ only in options, such
+as two releases, share the first pass of a search, which sets no options; so does one that refuses more, unless it
+refuses the best. The groups are searched side by side in processes.
+
+Fewer GPUs: days against money. They take fewer GPU-hours, since they wait less, but more days.
+
+Conditions: the step with them over the step without, all together and one by one.
 """
 
 from __future__ import annotations
@@ -9,6 +14,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
@@ -19,11 +25,13 @@ from phalanx.frameworks.stack import Stack
 from phalanx.planning.search import space
 from phalanx.planning.search.branch_and_bound import Exploration
 from phalanx.planning.search.column_pricing import Pricing
-from phalanx.planning.search.planner import FOR_OPTIONS, best_of, fastest_rows, first_pass
+from phalanx.planning.search.limits import without
+from phalanx.planning.search.planner import FOR_OPTIONS, best_of, best_on, fastest_rows, first_pass
 from phalanx.planning.search.priced import PricedStrategy
 from phalanx.planning.search.refine import best_of_each_family
 from phalanx.spec.errors import InputError
 from phalanx.spec.number_formats import NUMBER_FORMATS
+from phalanx.spec.strategy.spec import Strategy
 
 _WORKERS = 4
 """Maximum processes: more would idle while the longest search runs."""
@@ -153,3 +161,77 @@ def _lacking(row: Stack, pricing: Pricing) -> str:
         if option not in row.options or not row.options[option].allows(value):
             return f"has no {option}={value}"
     return ""
+
+
+@dataclass(frozen=True)
+class Offer:
+    """The fastest strategy on a number of GPUs."""
+
+    gpus: int
+    strategy: Strategy
+    seconds: float
+    """Seconds of a step."""
+
+    @property
+    def gpu_seconds(self) -> float:
+        """GPU-seconds of a step."""
+        return self.gpus * self.seconds
+
+
+def offers(larger: Callable[[int], Pricing], most: int) -> list[Offer]:
+    """Return the offers for `most` GPUs, a half, a quarter, ... if anything fits: the fastest first, each cheaper
+    than all before it."""
+    offered: list[Offer] = []
+    n = most
+    while n:
+        best = best_on(larger(n), n)
+        if best is not None:
+            offered.append(Offer(n, best.strategy, best.seconds))
+        n //= 2
+    front: list[Offer] = []
+    for offer in sorted(offered, key=lambda o: (o.seconds, o.gpus)):
+        if not front or offer.gpu_seconds < front[-1].gpu_seconds:
+            front.append(offer)
+    return front
+
+
+_PATIENCE_S = 4.0
+"""Seconds after which no further condition is left out separately."""
+
+
+@dataclass(frozen=True)
+class ConditionCost:
+    """The price of some conditions. `share`: the step with them over the step without, minus 1; None if nothing fits
+    without them either, or time ran out."""
+
+    text: str
+    share: float | None
+    without: Strategy | None = None
+    """The best strategy without them."""
+    seconds: float | None = None
+    """Its step time, seconds."""
+
+
+def condition_costs(
+    larger: Callable[[int], Pricing], gpus: int, seconds: float
+) -> tuple[ConditionCost, tuple[ConditionCost, ...]]:
+    """Return the cost of all conditions of a question with a best step of `seconds`, and of each on top of the
+    others."""
+    pricing = larger(gpus)
+    texts = list(dict.fromkeys(c.text for c in pricing.wanted))
+    start = time.perf_counter()
+    whole = _cost(replace(pricing, wanted=()), gpus, ", ".join(texts), seconds)
+    each = []
+    for text in texts if len(texts) > 1 else ():
+        if time.perf_counter() - start > _PATIENCE_S:
+            each.append(ConditionCost(text, None))
+            continue
+        each.append(_cost(replace(pricing, wanted=without(pricing.wanted, text)), gpus, text, seconds))
+    return whole, tuple(each)
+
+
+def _cost(pricing: Pricing, gpus: int, text: str, seconds: float) -> ConditionCost:
+    best = best_on(pricing, gpus)
+    if best is None:
+        return ConditionCost(text, None)
+    return ConditionCost(text, max(seconds / best.seconds - 1, 0.0), best.strategy, best.seconds)
