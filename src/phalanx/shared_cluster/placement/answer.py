@@ -198,9 +198,9 @@ def launch_files(launcher: str, p: Placement) -> dict[str, str]:
     gpus = p.topology.index[p.gpu].tolist()
     leaves = len({int(block) for block in p.topology.blocks[-2][p.gpu]}) if len(p.cluster.tiers) > 2 else 1
     if launcher == "slurm":
-        return {"hostfile": slurm.host_file(hosts), "sbatch": slurm.launch(hosts, gpus, leaves, "hostfile")}
+        return {"hostfile": slurm.host_file(hosts), "launch.sbatch": slurm.launch(hosts, gpus, leaves, "hostfile")}
     if launcher == "torchrun":
-        return {"sh": torchrun(hosts, gpus)}
+        return {"launch.sh": torchrun(hosts, gpus)}
     if launcher == "kueue":
         per_node = {len(ranks) for _, ranks in p.ranks_by_host()}
         if len(per_node) > 1:
@@ -209,5 +209,5 @@ def launch_files(launcher: str, p: Placement) -> dict[str, str]:
         name = "phalanx-job"
         flavor = resource_flavor(name, p.cluster.device.name)
         pods = job(name, p.world // (each := per_node.pop()), each, leaves)
-        return {"yaml": documents(topology(name), flavor, pods)}
+        return {"kueue.yaml": documents(topology(name), flavor, pods)}
     raise InputError("for", launcher, "is not a launcher", nearest(launcher, LAUNCHERS))
