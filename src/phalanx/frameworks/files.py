@@ -278,7 +278,7 @@ def _launched(started: Started, kind: str | None, reading: _Reading, path: Path)
     config = _with_named(config, framework, started.directory, reading)
     if launch.kept or launch.config:
         tables = reading.tables_of(launch.config, started.directory, "accelerate's file") if launch.config else {}
-        config["accelerate"] = accelerate.tables(tables or {}, launch.kept, missing=tables is None)
+        config["accelerate"] = accelerate.tables(tables or {}, _typed(launch.kept), missing=tables is None)
         config = _with_named(config, framework, started.directory, reading)
         if framework.reads == "accelerate":  # a dialect of its file
             config = {**config.pop("accelerate"), **config}

@@ -127,7 +127,7 @@ def _readers(kind: str, pool_is_quick: bool) -> list[str]:
     quick, slow = dict(_DATA["reader_quick"]), dict(_DATA["reader_slow"])
     question = "--cluster dgx-h100 --gpus 16"
     for name, file in _CONFIGURATION.items():
-        is_kind = "" if name in ("script", "YAML", "Python") else f" --kind {name}"
+        is_kind = f" --kind {name}" if name in configurations.KINDS else ""
         priced = f"predict {file} {question} --batch 64 --seq 2048 --model llama2-7b --json"
         reads = [f"read {file}{more}" for more in (" --json", " --gpus 16", is_kind)]
         quick[f"{name} configuration"] = [*reads, priced, f"lint {file} --gpus 16"]
@@ -140,6 +140,7 @@ _CONFIGURATION = {
     **dict.fromkeys(("deepspeed", "hf"), "c.json"),
     **dict.fromkeys(("nanotron", "maxtext", "nemo", "accelerate", "YAML"), "c.yaml"),
     **{"torchtitan": "c.toml", "megatron": "c.yaml", "script": "c.sh", "Python": "c.py"},
+    **{"started": "c.txt", "manifest": "c.yaml"},
 }
 """The file in which a kind of configuration comes."""
 
@@ -163,6 +164,7 @@ def file_cases(draw: st.DrawFn, plans: tuple[Any, ...], quick: bool) -> Case:
     for name in configurations.KINDS:
         write = files.as_toml if name == "torchtitan" else files.as_json
         trees[f"{name} configuration"] = (configurations.trees(name), write, _CONFIGURATION[name])
+    trees["manifest configuration"] = (st.sampled_from(configurations.MANIFESTS), files.as_json, "c.yaml")
     texts = {
         "schedule": ((files.SCHEDULE,), "s.csv"),
         "measured runs": ((files.RUNS,), "r.csv"),
@@ -172,20 +174,26 @@ def file_cases(draw: st.DrawFn, plans: tuple[Any, ...], quick: bool) -> Case:
         "served runs": ((listings.SERVED,), "v.csv"),
         "metrics": ((listings.METRICS,), "runs/f/metrics.jsonl"),
         "script configuration": ((configurations.SCRIPT,), "c.sh"),
+        "started configuration": (configurations.STARTED, "c.txt"),
         "YAML configuration": ((configurations.YAML,), "c.yaml"),
         "Python configuration": ((configurations.PYTHON,), "c.py"),
     }
     if not quick:
         texts["requests"] = ((listings.REQUESTS,), "q.csv")
     often = ("cluster file", "config.json", "job file", "plan.json") * 3
-    often += ("script configuration", "YAML configuration")
+    often += ("script configuration", "YAML configuration", "started configuration", "manifest configuration")
     kind = draw(st.sampled_from(often + tuple(texts) + tuple(trees)))
     if kind in texts:
         valid, name = texts[kind]
         content = draw(st.sampled_from(valid))
         for _ in range(draw(st.integers(1, 2))):
             how = files.damaged(content) | files.reworded(content)
-            if content in (configurations.SCRIPT, configurations.YAML, configurations.PYTHON):
+            if content in (
+                configurations.SCRIPT,
+                configurations.YAML,
+                configurations.PYTHON,
+                *configurations.STARTED,
+            ):
                 how = how | configurations.hostile(content) | configurations.hostile(content)
             content = draw(how)
     else:

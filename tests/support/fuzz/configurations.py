@@ -60,6 +60,69 @@ def llama3_8b() -> Trainer.Config:
     )
 """
 
+BATCH = rb"""#!/bin/bash
+#SBATCH --nodes=2
+#SBATCH --gpus-per-node=h100:8
+#SBATCH --ntasks-per-node=1
+: ${TP:=2}
+MODE=large
+ARGS=(--num-layers 8 --hidden-size 512 --num-attention-heads 8)
+ARGS+=(--seq-length 1024 --max-position-embeddings 1024 --vocab-size 32000)
+if [[ $MODE == large && -z "$SMALL" ]]; then
+  ARGS+=(--micro-batch-size 1 --global-batch-size $((SLURM_NNODES * 8)))
+else
+  exit 1
+fi
+case $MODE in small|tiny) TP=1 ;; *) ;; esac
+train() { srun bash -c "torchrun --nnodes $SLURM_NNODES --nproc-per-node 8 pretrain_gpt.py $*"; }
+for x in 1; do train "${ARGS[@]}" --bf16 --tensor-model-parallel-size $(expr $TP \* 1); done
+"""
+LINE = (
+    rb"CUDA_VISIBLE_DEVICES=0,1,2,3 accelerate launch --num_processes 4 --use_deepspeed --zero_stage 2 train.py "
+    rb"--per_device_train_batch_size 2 --gradient_accumulation_steps=4 --bf16 True --max_seq_length 2048 $EXTRA"
+)
+WORDS = (
+    rb"python -m MaxText.train base.yml model_name=llama2-7b ici_fsdp_parallelism=-1 per_device_batch_size=2 "
+    rb"max_target_length=2048 remat_policy=full +x=1 ~y"
+)
+FLAGS = (
+    rb"torchrun --nnodes=2 --nproc_per_node=8 -m torchtitan.train --job.config_file t.toml --training.seq_len 2048 "
+    rb"--training.local_batch_size=1 --parallelism.tensor_parallel_degree 2"
+)
+LOG = b"[rank0] using world size: 16\n" + b"".join(
+    b"  %s %s %s\n" % (name, b"." * (48 - len(name)), value)
+    for name, value in (
+        *((b"num_layers", b"8"), (b"hidden_size", b"512"), (b"num_attention_heads", b"8"), (b"bf16", b"True")),
+        *((b"seq_length", b"1024"), (b"micro_batch_size", b"1"), (b"global_batch_size", b"64"), (b"load", b"None")),
+        *((b"max_position_embeddings", b"1024"), (b"padded_vocab_size", b"32000"), (b"lr", b"1e-4")),
+        *((b"tensor_model_parallel_size", b"2"), (b"pipeline_model_parallel_size", b"1")),
+    )
+)
+STARTED = (BATCH, LINE, WORDS, FLAGS, LOG)
+"""What people start a training with, and what it prints."""
+_CONTAINER = {
+    "name": "train",
+    "command": ["torchrun", "--nnodes=2", "--nproc_per_node=8"],
+    "args": LINE.decode().partition("train.py")[2].split()[:-1],
+    "env": [{"name": "A", "value": "1"}],
+    "resources": {"limits": {"nvidia.com/gpu": 8}},
+}
+_POD = {"spec": {"containers": [_CONTAINER | {"args": ["train.py", *_CONTAINER["args"]]}]}}
+MANIFESTS = tuple(
+    {"apiVersion": "v1", "kind": kind, "metadata": {"name": "x"}, "spec": spec}
+    for kind, spec in (
+        ("PyTorchJob", {"nprocPerNode": "8", "pytorchReplicaSpecs": {"Worker": {"replicas": 2, "template": _POD}}}),
+        ("JobSet", {"replicatedJobs": [{"name": "w", "template": {"spec": {"parallelism": 2, "template": _POD}}}]}),
+        ("LeaderWorkerSet", {"leaderWorkerTemplate": {"size": 2, "workerTemplate": _POD}}),
+        (
+            "MPIJob",
+            {"mpiReplicaSpecs": {"Launcher": {"template": _POD}, "Worker": {"replicas": 2, "template": _POD}}},
+        ),
+        ("TrainJob", {"trainer": {"numNodes": 2, "command": ["bash", "-c", "torchrun train.py --bf16 True"]}}),
+        ("RayJob", {"entrypoint": LINE.decode(), "rayClusterSpec": {"workerGroupSpecs": [{"template": _POD}]}}),
+    )
+)
+
 _HOSTILE_PYTHON = (
     b"def a() -> Trainer.Config:\n    c = Trainer.Config(x=1)\n    c.c = c\n    c.d = c\n    return c\n",
     b"def f0():\n    return [1] \n"
