@@ -101,7 +101,7 @@ def contents(path: Path) -> dict[str, Stored]:
         tensors = {
             name: _stored(name, path, about, 8 + length) for name, about in header.items() if name != "__metadata__"
         }
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
+    except (AttributeError, KeyError, TypeError, ValueError, OverflowError) as error:
         if isinstance(error, InputError):
             raise
         raise InputError(FIELD, str(path), f"has a header that cannot be read ({error!r})") from None
