@@ -327,6 +327,10 @@ def query_by(path: Path, asked: Query, reading: Reading | None = None) -> tuple[
     for m in reading.mistakes:
         if m.name in _CONFLICTS:
             raise InputError(f"{path}: {m.key}", None, f"{m.problem} ({m.source})", m.remedy)
+    if c.unpriced:
+        raise InputError(
+            "file", str(path), f"has no price: {c.unpriced}", "name model and strategy in place of the file"
+        )
     _require_filled_in(path, asked, reading)
     for caveat in reading.caveats:
         if caveat.kind == "not modelled" and "layout" in caveat.changes:

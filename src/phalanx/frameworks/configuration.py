@@ -94,6 +94,8 @@ class Configuration:
     model_name: str = ""
     spec: ModelSpec | None = None
     """The model, where the file states all of it."""
+    unpriced: str = ""
+    """What it trains that has no price, so that none is made; "" where it has one."""
     open_model: str = ""
     """Why there is no `spec`: what the file leaves open, or what no ModelSpec has."""
     options: Mapping[str, Any] = field(default_factory=dict)

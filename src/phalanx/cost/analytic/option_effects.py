@@ -100,6 +100,8 @@ _PARTS = 8
 """Parts of the tokens in which a fused linear loss computes its logits."""
 _FUSED_KEPT, _FUSED_TRAFFIC = 4.0, 8.0
 """Bytes per logit that a fused loss keeps (logits and gradient in 16 bits) and moves (both read and written)."""
+BASE_BYTES = {"auto": 2.0, "nf4": (4 + 32 / 64) / 8, "nf4-double": (4 + 8 / 64 + 32 / (64 * 256)) / 8, "int8": 1.0}
+"""Bytes of a frozen weight of a block, with its share of the scales."""
 _OVERLAPPED_STACK = "nemo-24.11"
 """The stack whose fitted overlap represents userbuffers and async tensor parallelism: NVIDIA's recipes had it on."""
 
@@ -180,9 +182,13 @@ def _state(by: Profile, model: Shape, o: StackOptions) -> Profile:
     if o.parameter_offload:
         new = replace(new, full_shard_bytes=new.full_shard_bytes - 2.0)
     if o.lora:
-        # Frozen parameters have only a weight.
-        new = replace(new, whole_bytes=2.0, kept_bytes=2.0, full_shard_bytes=2.0, replica_bytes=0.0)
+        # Frozen parameters have only a weight; embedding and head stay in 16 bits.
+        base, ends = BASE_BYTES[o.base], model.ends / model.params
+        weight = base * (1 - ends) + 2.0 * ends
+        new = replace(new, whole_bytes=weight, kept_bytes=weight, full_shard_bytes=weight, replica_bytes=0.0)
         new = replace(new, shard_bytes=0.0, accumulated_bytes=0.0, idle_bytes=0.0)
+        if o.base != "auto":  # read, and written as 16 bits, each time that a product needs it
+            new = replace(new, dequantised_bytes=base + 2.0)
     return new
 
 

@@ -98,6 +98,8 @@ class Profile(Keeps):
     """Bytes per sent gradient element."""
     parameter_bytes: Column = 2.0
     """Bytes per gathered parameter element."""
+    dequantised_bytes: Column = 0.0
+    """Traffic per frozen parameter of a block, and use of it, that turns it into a 16-bit weight."""
     optimizer_bytes: Column = 30.0
     """Traffic per parameter of norm, clipping and update."""
     bucket_bytes: Column = 160e6

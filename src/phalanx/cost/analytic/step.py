@@ -114,6 +114,7 @@ def step(shape: Shape, layout: Layout, system: System, profile: Profile, replica
         repeated = (
             repeated
             + _adapters(shape, layout, system, profile)
+            + _dequantised(shape, layout, system, profile)
             + _offloaded(shape, layout, system, profile, block, blocks)
         )
         launched_back = launched * (profile.launch_backward + full)
@@ -222,6 +223,16 @@ def _adapters(shape: Shape, layout: Layout, system: System, profile: Profile) ->
         / layout.tp
         / (system.peak(layout.activation_bytes) * system.gemm * profile.gemm)
     )
+
+
+def _dequantised(shape: Shape, layout: Layout, system: System, profile: Profile) -> Column:
+    """Return seconds of making 16-bit weights of a block's frozen ones: for the forward pass, for its repetition, and
+    for the gradient of the input."""
+    if not np.any(profile.dequantised_bytes):
+        return 0.0
+    params = (shape.params - shape.ends) / shape.layers / layout.tp
+    rate = system.memory_bytes_per_s * system.memory
+    return (2 + layout.full) * params * profile.dequantised_bytes / rate
 
 
 def _offloaded(

@@ -40,9 +40,11 @@ def forward_per_token(shape: Shape, seq: Column) -> tuple[Column, Column]:
 
 
 def model_flops(shape: Shape, layout: Layout) -> Column:
-    """Return FLOPs of one step on all ranks, without recomputation."""
+    """Return FLOPs of one step on all ranks, without recomputation; frozen weights have no gradients."""
     blocks, head = forward_per_token(shape, layout.seq)
-    return 3.0 * (blocks + head) * layout.step_tokens  # a float: 405B's step has more FLOPs than an int64 holds
+    core = 2 * shape.layers * layout.seq * shape.heads * (shape.head_dim + shape.value_dim)
+    per_token = 3.0 * (blocks + head) - layout.frozen * (blocks - core + head)
+    return per_token * layout.step_tokens  # a float: 405B's step has more FLOPs than an int64 holds
 
 
 @dataclass(frozen=True)
@@ -79,10 +81,10 @@ def rank_flops(shape: Shape, layout: Layout, policy: Policy, units: Held) -> Flo
         m = layout.modules
         modules = m.mla_up_proj * expanded
         modules = modules + (np.where(m.moe > 0, mlp, m.shared_experts * shared) if moe else m.mlp * mlp)
-        products = products + count * (3 * forward + again + (1 - layout.full) * modules)
+        products = products + count * ((3 - layout.frozen) * forward + again + (1 - layout.full) * modules)
         attention = attention + count * core * (3 + np.minimum(layout.full + layout.selective, 1.0))
     vocab = np.ceil(shape.vocab / layout.tp) * (1 + shape.depths) + shape.depths * 2 * shape.hidden
-    head = 3 * units.head * vocab * shape.hidden
+    head = (3 - layout.frozen) * units.head * vocab * shape.hidden
     return Flops(per_pass * (products + head), per_pass * attention)
 
 

@@ -17,6 +17,7 @@ from phalanx.frameworks.configuration import (
     truth,
     zero_level,
 )
+from phalanx.frameworks.hugging_face.read_tuning import tuning
 from phalanx.frameworks.keys import key_table
 
 _STRATEGIES = {
@@ -213,6 +214,8 @@ def read(config: Config, world: int | None = None) -> Configuration:
         offload=offload,
     )
     name = str(keys.take("base_model", "model", "") or "")
+    trained, unpriced = tuning(keys) if axolotl else ({}, "")
+    options |= trained
     quiet, open_, unknown = keys.rest(key_table("accelerate"))
     others = part.rest(key_table("hugging_face"))
     table = "training_arguments."
@@ -230,6 +233,7 @@ def read(config: Config, world: int | None = None) -> Configuration:
         unknown,
         {},
         name,
+        unpriced=unpriced,
         options=options,
         fields=fields,
         job=job,

@@ -20,14 +20,18 @@ from phalanx.frameworks.configuration import (
     zero_level,
 )
 from phalanx.frameworks.deepspeed import read as deepspeed
+from phalanx.frameworks.hugging_face.read_tuning import tuning
 from phalanx.frameworks.keys import key_table
 
 _BF16_UNASKED = ("dataset_text_field", "num_generations", "max_completion_length", "assistant_only_loss")
 """Arguments of TRL's configurations, which turn bf16 on unless fp16 is (trl/trainer/sft_config.py, __post_init__)."""
 _BESIDE = dict.fromkeys(("deepspeed_json.", "args.deepspeed.", "deepspeed."), key_table("deepspeed"))
-_LENGTHS = ("max_seq_length", "model_max_length", "max_seq_len", "max_length", "cutoff_len")
-"""Arguments for the length of a sequence: of TRL, of scripts after Alpaca's, of LLaMA-Factory."""
 _WORDS = {"full_shard": 3, "hybrid_shard": 3, "shard_grad_op": 2, "hybrid_shard_zero2": 2, "no_shard": 0}
+_OF_LLAMA_FACTORY = ("finetuning_type", "cutoff_len", "dataset_dir")
+"""Keys of LLaMA-Factory, which recomputes every block unless it is told otherwise (prepare_model_for_training of
+src/llamafactory/model/model_utils/checkpointing.py)."""
+_LENGTHS = ("max_seq_length", "model_max_length", "max_seq_len", "max_length", "cutoff_len", "sequence_len")
+"""Keys of the sequence length, by program."""
 
 
 def read(config: Config, world: int | None = None) -> Configuration:
@@ -51,6 +55,8 @@ def read(config: Config, world: int | None = None) -> Configuration:
             (f"{at}gradient_checkpointing", f"{at}grad_checkpoint", f"{at}use_gradient_checkpointing"), "strategy"
         )
     )
+    if again is None and any(keys.take(f"{at}{name}", "stack") is not None for name in _OF_LLAMA_FACTORY):
+        again = not truth(keys.take(f"{at}disable_gradient_checkpointing", "strategy.recompute"))
     zero: int | None = None
     offload: dict[str, str | None] | None = None
     stack = "accelerate"
@@ -121,6 +127,8 @@ def read(config: Config, world: int | None = None) -> Configuration:
         offload=offload,
     )
     name = str(keys.first((f"{at}model_name_or_path", f"{at}model_name"), "model", "") or "")
+    trained, unpriced = tuning(keys, at)
+    options |= trained
     own = Keys({n: value for n, value in config.items() if n != "accelerate"}, beside=_BESIDE)
     own.understood = keys.understood
     c = own.configuration(
@@ -132,5 +140,6 @@ def read(config: Config, world: int | None = None) -> Configuration:
         options=options,
         fields=fields,
         job=job | {"compute": type_ or unstated},
+        unpriced=unpriced,
     )
     return c if launched is None else joined(c, launched, "accelerate")

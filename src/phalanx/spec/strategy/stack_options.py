@@ -83,6 +83,9 @@ class StackOptions:
     """Rank of the adapters, which alone are trained (Hu et al. 2021); 0: all parameters are trained."""
     lora_targets: Literal["attention", "linear"] = "linear"
     """Layers with adapters: attention's, or every linear layer (experts excluded)."""
+    base: Literal["auto", "nf4", "nf4-double", "int8"] = "auto"
+    """Number format of the frozen weights of blocks under `lora`. auto: 16 bits; nf4: 4 bits with an fp32 scale for
+    each 64; nf4-double: with 8-bit scales (QLoRA, Dettmers et al. 2023); int8: LLM.int8() (Dettmers et al. 2022)."""
     mtp: Annotated[int, Range(0, 16)] = 0
     """Depths of multi-token prediction (DeepSeek-V3, section 2.2): further blocks at the end, each with a product of
     twice the hidden size and the head once more."""

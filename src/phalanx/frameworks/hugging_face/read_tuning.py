@@ -1,0 +1,70 @@
+"""What a Trainer's configuration trains: all of the model, adapters over a frozen base, or a part of it.
+
+Names differ by program: TRL (`use_peft`, `lora_r`: trl/trainer/model_config.py), LLaMA-Factory (`finetuning_type`,
+`lora_rank`, `quantization_bit`: src/llamafactory/hparams/{finetuning,model}_args.py), axolotl (`adapter`,
+`lora_target_linear`: src/axolotl/utils/schemas/peft.py), LLaVA and FastChat (`lora_enable`, `bits`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from phalanx.frameworks.configuration import Keys, count, truth
+
+_METHOD = ("finetuning_type", "adapter", "peft_type", "peft_method")
+_SWITCHES = ("use_peft", "use_lora", "lora_enable", "enable_lora", "lora", "peft")
+_RANKS = ("lora_rank", "lora_r", "lora_dim", "peft_lora_r")
+_TARGETS = ("lora_target", "lora_target_modules", "lora_modules", "target_modules")
+_OF_LORA = {"lora", "qlora", "dora", "pissa"}
+_WHOLE = {"full", "none", ""}
+_RANK = 8
+"""Rank where the file has none (peft's LoraConfig; LLaMA-Factory's)."""
+_ATTENTION = {
+    *("q_proj", "k_proj", "v_proj", "o_proj", "qkv_proj", "query_key_value"),
+    *("c_attn", "wq", "wk", "wv", "wo"),
+}
+
+
+def tuning(keys: Keys, at: str = "") -> tuple[dict[str, Any], str]:
+    """Return options of what is trained, and why it has no price, "" where it has one. `at`: table of the keys."""
+
+    def of(names: tuple[str, ...], field: str) -> Any:
+        return keys.first(tuple(f"{at}{name}" for name in names), field)
+
+    method = str(of(_METHOD, "options.lora") or "").lower()
+    switch = of(_SWITCHES, "options.lora")
+    rank = count(of(_RANKS, "options.lora"))
+    trains = method in _OF_LORA or truth(switch) is True or (not method and switch is None and rank is not None)
+    if method not in _OF_LORA | _WHOLE:
+        return {}, f"{method} trains another part of the model than all of it or adapters"
+    base = _base(keys, at, of, method)
+    if not trains:
+        return {}, "a quantised model is trained without adapters" if base else ""
+    options: dict[str, Any] = {"lora": rank or _RANK}
+    if _on_attention_alone(of(_TARGETS, "options.lora_targets"), of(("lora_target_linear",), "options.lora_targets")):
+        options["lora_targets"] = "attention"
+    return options | ({"base": base} if base else {}), ""
+
+
+def _base(keys: Keys, at: str, of: Any, method: str) -> str:
+    """Return the number format of the frozen weights, "" for 16 bits."""
+    bits = count(of(("quantization_bit", "bits"), "options.base"))
+    four = truth(of(("load_in_4bit", "q_lora", "use_4bit", "use_qlora"), "options.base"))
+    eight = truth(of(("load_in_8bit", "use_8bit"), "options.base"))
+    table = keys.config.get("quantization_config") if not at else None
+    if isinstance(table, Mapping):
+        four, eight = four or truth(table.get("load_in_4bit")), eight or truth(table.get("load_in_8bit"))
+    twice = truth(of(("double_quantization", "double_quant", "use_bnb_nested_quant"), "options.base"))
+    if bits == 4 or four or method == "qlora":
+        # LLaMA-Factory, QLoRA's own script and axolotl quantise the scales too; TRL does where it is told.
+        return "nf4" if twice is False or (twice is None and four and method != "qlora") else "nf4-double"
+    return "int8" if bits == 8 or eight else ""
+
+
+def _on_attention_alone(targets: Any, linear: Any) -> bool:
+    """Whether only products of attention have adapters."""
+    if truth(linear):
+        return False
+    words = targets if isinstance(targets, list) else str(targets or "").replace(",", " ").split()
+    return bool(words) and {str(word) for word in words} <= _ATTENTION

@@ -1,0 +1,118 @@
+"""Adapters over a frozen base, as several programs configure them, and what they save."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from support.in_process_cli import error_of, json_of
+
+from phalanx import predict
+from phalanx.cost.analytic.option_effects import BASE_BYTES
+from phalanx.frameworks import files
+from phalanx.spec.errors import InputError
+
+HF = {"per_device_train_batch_size": 1, "gradient_accumulation_steps": 8, "bf16": True, "max_seq_length": 1024}
+AXOLOTL = {
+    "base_model": "x",
+    "micro_batch_size": 1,
+    "gradient_accumulation_steps": 8,
+    "bf16": True,
+    "sequence_len": 1024,
+}
+
+
+@pytest.mark.parametrize(
+    ("config", "options"),
+    [
+        (HF | {"finetuning_type": "lora", "lora_rank": 16, "lora_target": "all"}, {"lora": 16}),
+        (HF | {"finetuning_type": "lora", "lora_target": "q_proj,v_proj"}, {"lora": 8, "lora_targets": "attention"}),
+        (HF | {"finetuning_type": "lora", "quantization_bit": 4}, {"lora": 8, "base": "nf4-double"}),
+        (HF | {"finetuning_type": "full"}, {}),
+        (HF | {"use_peft": True, "lora_r": 32, "load_in_4bit": True}, {"lora": 32, "base": "nf4"}),
+        (HF | {"use_peft": True, "lora_target_modules": ["q_proj", "up_proj"]}, {"lora": 8}),
+        (HF | {"use_peft": True, "load_in_8bit": True}, {"lora": 8, "base": "int8"}),
+        (HF | {"use_peft": False, "lora_r": 32}, {}),
+        (HF | {"lora_enable": False, "lora_r": 128}, {}),
+        (HF | {"lora_r": 64}, {"lora": 64}),
+        (AXOLOTL | {"adapter": "qlora", "lora_r": 32, "lora_target_linear": 1}, {"lora": 32, "base": "nf4-double"}),
+        (AXOLOTL | {"adapter": "lora", "lora_r": 8, "load_in_8bit": True}, {"lora": 8, "base": "int8"}),
+        (AXOLOTL, {}),
+    ],
+)  # fmt: skip
+def test_adapters_are_read_in_the_words_of_each_program(config: dict[str, Any], options: dict[str, Any]) -> None:
+    kind = "hf" if "per_device_train_batch_size" in config else "accelerate"
+    found = files.READERS[kind](config, 8)
+    kept = ("lora", "lora_targets", "base")
+    assert {name: value for name, value in found.options.items() if name in kept} == options
+    assert found.unpriced == ""
+
+
+def test_what_has_no_price_is_not_priced(tmp_path: Path) -> None:
+    asked = ("--gpus", "1", "--cluster", "pcie-rtx4090", "--model", "llama3-8b")
+    for more, said in (
+        ({"finetuning_type": "freeze"}, "freeze trains another part"),
+        ({"load_in_4bit": True}, "without adapters"),
+    ):
+        (tmp_path / "c.json").write_text(json.dumps(HF | more))
+        assert said in error_of(tmp_path, "predict", "c.json", *asked)
+
+
+def test_llama_factory_recomputes_unless_it_is_told_otherwise(tmp_path: Path) -> None:
+    lora = HF | {"finetuning_type": "lora"}
+    assert files.READERS["hf"](lora, 1).layout.recompute == "full"
+    assert files.READERS["hf"](lora | {"disable_gradient_checkpointing": True}, 1).layout.recompute is None
+    assert files.READERS["hf"](HF, 1).layout.recompute is None
+
+
+def test_an_8b_with_adapters_fits_a_card_of_24_gb(tmp_path: Path) -> None:
+    (tmp_path / "c.json").write_text(json.dumps(HF | {"finetuning_type": "lora", "lora_rank": 8, "cutoff_len": 1024}))
+    asked = ("--gpus", "1", "--cluster", "pcie-rtx4090", "--model", "llama3-8b", "--json")
+    memory = [json_of(tmp_path, "predict", "c.json", *asked)["memory_bytes"]]
+    for bits in (8, 4):
+        (tmp_path / "c.json").write_text(
+            json.dumps(HF | {"finetuning_type": "lora", "lora_rank": 8, "quantization_bit": bits})
+        )
+        memory.append(json_of(tmp_path, "predict", "c.json", *asked)["memory_bytes"])
+    assert 16e9 < memory[0] < 20e9
+    assert memory == sorted(memory, reverse=True)
+
+
+@given(
+    st.sampled_from([4, 16, 64, 256]),
+    st.sampled_from(["attention", "linear"]),
+    st.sampled_from(list(BASE_BYTES)),
+    st.sampled_from(["dp=8", "dp=8,zero=3", "tp=2,dp=4,zero=3"]),
+)
+def test_less_is_trained_with_less(rank: int, targets: str, base: str, strategy: str) -> None:
+    question: dict[str, Any] = dict(
+        model="llama3-8b", cluster="dgx-h100", gpus=8, batch=16, seq=2048, stack="accelerate"
+    )
+    question["strategy"] = strategy
+    whole = predict(**question)
+    line = f"lora={rank},lora_targets={targets}"
+    some, more = (predict(**question, options=f"lora={r},lora_targets={targets}") for r in (rank, 2 * rank))
+    quantised = predict(**question, options=f"{line},base={base}")
+    assert quantised.memory_bytes <= some.memory_bytes <= more.memory_bytes < whole.memory_bytes
+    assert some.step_time_s <= more.step_time_s < whole.step_time_s
+    assert some.step_time_s <= quantised.step_time_s
+    assert some.model_flops is not None
+    assert whole.model_flops is not None
+    assert 2 / 3 * whole.model_flops <= some.model_flops < whole.model_flops
+
+
+def test_a_stack_without_quantised_bases_refuses_them() -> None:
+    with pytest.raises(InputError, match="does not have it"):
+        predict(
+            model="llama3-8b",
+            cluster="dgx-h100",
+            gpus=8,
+            batch=16,
+            seq=2048,
+            strategy="dp=8",
+            options="lora=8,base=nf4",
+        )
