@@ -163,6 +163,12 @@ def one_step() -> None:
     optimizer.step()
 
 
+def convolutions(groups: int, transposed: bool) -> None:
+    kind = nn.ConvTranspose1d if transposed else nn.Conv1d
+    model = nn.Sequential(kind(WIDTH, WIDTH, 1), kind(WIDTH, WIDTH, 3, groups=groups)).cuda()
+    train(model, lambda x: model(x[..., None].expand(-1, -1, 16)).mean())
+
+
 def averaged() -> None:
     model = Model().cuda()
     ema = AveragedModel(model)
@@ -333,3 +339,12 @@ def test_parts_that_are_called_by_themselves_have_their_names_in_the_model() -> 
     rank = observed(two_parts_called_by_themselves)
     assert not rank.models
     assert calls(rank)["F"] == {"layers.0", "layers.1", "head"}
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+@pytest.mark.parametrize("groups", [1, 4, WIDTH])
+def test_a_backward_pass_of_grouped_convolutions_takes_twice_the_forward_pass(groups: int, transposed: bool) -> None:
+    flops = observed(convolutions, groups=groups, transposed=transposed).flops
+    positions = 16 if transposed else 14
+    assert flops["F", "1"] == MICRO_BATCHES * 2 * BATCH * positions * 3 * WIDTH * WIDTH // groups
+    assert flops["B", "1"] == 2 * flops["F", "1"]

@@ -249,6 +249,17 @@ def test_layers_split_by_a_plan_equal_one_process(pool: Pool, kind: str, world: 
                 )
 
 
+@pytest.mark.parametrize("line", ["tp=2", "tp=2,zero=3"])
+def test_a_split_that_changes_the_function_is_refused_with_its_layers(pool: Pool, line: str) -> None:
+    """In the first forward pass; a module of the same shapes without packed matrices trains, dropout and all."""
+    for said in pool.run(2, split_module.packed, True, line, True):
+        assert said.startswith(
+            "tp_plan = '1.down, 1.gate_and_up, 1.up': makes 1 compute another function than unsplit"
+        )
+    assert pool.run(2, split_module.packed, False, line, True) == ["", ""]
+    assert pool.run(2, split_module.packed, True, line, False) == ["", ""]
+
+
 @pytest.mark.parametrize("buffers", ["rank 0", "average"])
 def test_buffers_follow_rank_0_or_are_averaged(pool: Pool, tmp_path: Path, buffers: str) -> None:
     found = pool.run(2, split_module.statistics, buffers, str(tmp_path / "checkpoint"))

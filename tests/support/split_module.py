@@ -148,6 +148,42 @@ def refused(world: World, plan: dict[str, str] | None) -> str:
     raise AssertionError("nothing was refused")
 
 
+class Packed(nn.Module):
+    """Gate and up in one matrix, as fused kernels want it."""
+
+    def __init__(self, packed: bool) -> None:
+        super().__init__()
+        self.first = nn.Linear(6, 8)
+        self.gate_and_up = nn.Linear(8, 48)
+        self.gate, self.up, self.down = nn.Linear(8, 24), nn.Linear(8, 24), nn.Linear(24, 8)
+        self.drop, self.packed = nn.Dropout(0.5), packed
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.first(x)
+        gate, up = self.gate_and_up(x).chunk(2, -1) if self.packed else (self.gate(x), self.up(x))
+        return x + self.drop(self.down(nn.functional.silu(gate) * up))  # type: ignore[no-any-return]
+
+
+def packed(world: World, packed: bool, line: str, compare: bool) -> str:
+    """Take two steps of a module with such a matrix in a block; return what is refused."""
+    plan = {"1.gate_and_up" if packed else "1.gate": "colwise", "1.up": "colwise", "1.down": "rowwise"}
+    module = nn.Sequential(nn.Linear(6, 6), Packed(packed), nn.Linear(8, 2)).double()
+    unused = ("gate", "up") if packed else ("gate_and_up",)
+    for name in unused:
+        module[1].get_submodule(name).requires_grad_(False)
+    model = spread(world, module, line, tp_plan=plan, compare_first=compare)
+    update = model.attach(torch.optim.AdamW(model.parameters()))
+    try:
+        for _ in range(2):
+            torch.manual_seed(0)  # tp ranks get the same batch, and drop the same
+            model.backward(model(torch.randn(3, 6, dtype=torch.float64)).square().mean())
+            update.step()
+    except InputError as error:
+        return str(error)
+    assert model.module.get_submodule("1.drop").training
+    return ""
+
+
 def batch_norms(world: World, line: str, meaning: Any) -> dict[str, Any]:
     """Train the example's net; return its state."""
     cuts = [3] if "pp" in line else None

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from phalanx.runtime.any_module import state as states
+from phalanx.runtime.any_module.first_pass import require_equal
 from phalanx.runtime.any_module.stages import Loss, ModuleStages
 from phalanx.runtime.any_module.state import Buffers, ModuleState
 from phalanx.runtime.any_module.tensor_plan import SplitNames
@@ -45,7 +46,8 @@ class Parallel(nn.Module):
     the training state below. It is moved, cast and frozen before it is parallelized, not after.
 
     `dims`: the dim in which each parameter is split over tp; `cut`: the children of each chunk of a pipeline, and the
-    entire module without memory."""
+    entire module without memory; `unsplit`: the module before it was split, with which the first forward pass is
+    compared (first_pass.py)."""
 
     def __init__(
         self,
@@ -58,6 +60,7 @@ class Parallel(nn.Module):
         buffers: Buffers = "rank 0",
         dims: Mapping[str, int] | None = None,
         cut: tuple[tuple[tuple[str, ...], ...], nn.Module] | None = None,
+        unsplit: nn.Module | None = None,
     ) -> None:
         super().__init__()
         self.module, self.strategy, self.comm = module, strategy, comm
@@ -72,6 +75,10 @@ class Parallel(nn.Module):
         initial = {name: p.data for name, p in trained.items()}
         for name, p in trained.items():
             p.data = initial[name].to(compute)
+        for p in unsplit.parameters() if unsplit is not None else ():
+            p.data = p.data.to(compute) if p.requires_grad else p.data
+        # In a list, so that it is no submodule.
+        self._unsplit, self._dims = [] if unsplit is None else [unsplit], dict(dims or {})
         if cut is None:
             filled, of_chunks = cut_buckets(trained, units, strategy, precision), None
         else:
@@ -129,9 +136,12 @@ class Parallel(nn.Module):
         return self.comm.mesh.replica(self.rank)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the module. Raises RuntimeError in a pipeline, where a rank has only part of the module."""
+        """Run the module. Raises RuntimeError in a pipeline, where a rank has only part of the module; InputError if
+        splitting it over tp has changed its function."""
         if self._stages is not None:
             raise RuntimeError("a rank of a pipeline has a part of the module: use model.step or model.evaluate")
+        if self._unsplit:
+            require_equal(self._unsplit.pop(), self.module, self._dims, args, kwargs)
         return self.module(*args, **kwargs)
 
     def _apply(self, *_: Any, **__: Any) -> Any:
@@ -307,6 +317,7 @@ class Parallel(nn.Module):
         if not strict or assign:
             raise InputError("load_state_dict", None, "is always strict, and copies", "leave strict and assign out")
         states.load_state_dict(self._state, state)
+        self._unsplit_follows()
 
     def save(self, folder: str | Path, step: int, keep: int = 2) -> None:
         """Write a checkpoint of parameters, optimizer state, residuals of compression, frozen parameters and buffers;
@@ -324,7 +335,13 @@ class Parallel(nn.Module):
             return 0
         self._allocate_state()
         states.load(self._state, optimizer, Path(folder), step)
+        self._unsplit_follows()
         return step
+
+    def _unsplit_follows(self) -> None:
+        """Load the state into the unsplit module too, if it is still to be compared."""
+        for unsplit in self._unsplit:
+            unsplit.load_state_dict(self.state_dict())
 
     def _attached(self) -> torch.optim.Optimizer:
         if self._optimizer is None:

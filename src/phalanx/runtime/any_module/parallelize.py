@@ -16,6 +16,7 @@ single process. All ranks have the same module, and run its units in the same or
 from __future__ import annotations
 
 import atexit
+import copy
 import math
 from collections.abc import Mapping, Sequence
 from typing import Literal, get_args
@@ -57,6 +58,7 @@ def parallelize(
     buffers: Buffers = "rank 0",
     tp_plan: Mapping[str, str] | Literal["published"] | None = None,
     cuts: Sequence[int | str] | None = None,
+    compare_first: bool = True,
     timeout_s: float = 300.0,
 ) -> Parallel:
     """Train a module data-parallel, and tensor-parallel by a plan of names or as a pipeline by a list of cuts, over
@@ -78,11 +80,17 @@ def parallelize(
     cuts        with pp > 1, of an nn.Sequential: the numbers or names of the children with which each chunk after the
                 first begins (stages.py). All pp ranks of a replica get the same batch, by `model.step(batch, loss)`
 
+    compare_first
+                with tp > 1, run the first batch through the whole module too, and refuse a plan that makes the split
+                one compute another function (first_pass.py). Until then each rank holds the whole module once more
+
     Parameters and buffers are copied from rank 0. Frozen parameters are not sharded. A parameter that gets no
     gradient is updated with a gradient of zeros. ZeRO-3 has no double backward, and allows activation checkpointing
     inside a unit, not around it. Raises InputError.
     """
-    return spread(_world(timeout_s), module, strategy, precision, units, average, transport, buffers, tp_plan, cuts)
+    world = _world(timeout_s)
+    options = (precision, units, average, transport, buffers, tp_plan, cuts, compare_first)
+    return spread(world, module, strategy, *options)
 
 
 def spread(
@@ -96,6 +104,7 @@ def spread(
     buffers: Buffers = "rank 0",
     tp_plan: Mapping[str, str] | Literal["published"] | None = None,
     cuts: Sequence[int | str] | None = None,
+    compare_first: bool = True,
 ) -> Parallel:
     """Parallelize a module in a world that has already been joined; arguments as for `parallelize`."""
     # Refuse before anything is sent or changed.
@@ -134,8 +143,11 @@ def spread(
     if s.pp == 1:
         if buffers == "synchronise":
             synchronise_batch_norms(module, comm)
+        unsplit = copy.deepcopy(module) if s.tp > 1 and compare_first else None
         dims = split_layers(module, plan, comm) if s.tp > 1 else {}
-        return Parallel(module, s, precision, comm, find_units(module, units), average, buffers, dims)
+        return Parallel(
+            module, s, precision, comm, find_units(module, units), average, buffers, dims, unsplit=unsplit
+        )
     # In a pipeline: this rank's children, and the whole module without memory for its shapes.
     skeleton = without_memory(module, {id(p) for p in trained.values()}, DTYPES[precision.compute])
     place = mesh(s).place(world.rank)["pp"]

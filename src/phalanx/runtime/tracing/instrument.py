@@ -47,6 +47,11 @@ def flops_of(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any)
         return _attention_flops(name, args)
     if packet is _aten._grouped_mm:  # every row, or element of the summed dimension, belongs to one group
         return 2 * int(args[0].numel()) * int(args[1].shape[-1])
+    if packet is _aten.convolution_backward:  # each gradient takes as many as the output, also where there are groups
+        gradient, x, weight = args[:3]
+        positions = int((x if args[7] else gradient).shape[2:].numel())
+        gradients = int(args[10][0]) + int(args[10][1])
+        return gradients * 2 * int(x.shape[0]) * positions * int(weight.numel())
     if packet in flop_registry:
         return int(flop_registry[packet](*args[: _OPERANDS.get(func)], **kwargs, out_val=out))
     _formulas[func] = None
