@@ -11,8 +11,8 @@ import numpy as np
 from phalanx.cost.analytic import compression
 from phalanx.cost.analytic.block import seconds_of
 from phalanx.cost.analytic.kernels import Passes
-from phalanx.cost.analytic.profile import Profile
-from phalanx.cost.collectives.nccl_model import collective_s
+from phalanx.cost.analytic.profile import FIELDS, Profile
+from phalanx.cost.collectives.nccl_model import collective_s, together
 from phalanx.cost.hardware.columns import Column
 from phalanx.cost.hardware.system import System
 from phalanx.cost.ledger.flow import Held
@@ -79,7 +79,8 @@ def reduced(shape: Shape, layout: Layout, system: System, profile: Profile, bloc
         of_root = params.kept / np.maximum(params.all, 1)
         others = (1 - of_root) / np.maximum(params.units - params.kept_units, 1)
         alone = np.where(shape.wraps_blocks, alone, of_root + others)
-    exposed, hidden = _exposed(once, zero, profile, passes, m, alone)
+    stride = layout.data_stride(system.tiers[0].ranks)
+    exposed, hidden = _exposed(once, zero, profile, passes, m, alone, _contention(ranks, stride, system, profile))
     out = Terms({}, {})
     out.of["dp"] = {
         "ranks": ranks,
@@ -156,22 +157,40 @@ def _compressed(
     return scatter, replicate
 
 
+_OF_PROCESSORS = FIELDS["contention"]
+"""Slowdown by the processors that a collective's kernels hold for as long as it lasts."""
+
+
+def _contention(ranks: Column, stride: Column, system: System, profile: Profile) -> Column:
+    """Return the slowdown of compute that overlaps a collective over `ranks` at distance `stride`. What exceeds the
+    processors' share is for the memory that copies and kernels read and write as fast as the links of a node carry;
+    a group with few ranks in each node is held up by its ports, and moves that much less at a time."""
+    inner, *outer = system.tiers
+    least = np.minimum(profile.contention, _OF_PROCESSORS)
+    if not outer:
+        return profile.contention
+    members = together(ranks, stride, inner)
+    ports = members * outer[0].bytes_per_s_per_gpu_per_direction / inner.bytes_per_s_per_gpu_per_direction
+    pace = np.where(np.asarray(ranks) > members, np.minimum(ports, 1.0), 1.0)
+    return least + (profile.contention - least) * pace
+
+
 def _exposed(
-    once: _Once, zero: Sharding, profile: Profile, passes: Passes, m: Column, alone: Column
+    once: _Once, zero: Sharding, profile: Profile, passes: Passes, m: Column, alone: Column, contention: Column
 ) -> tuple[Column, Column]:
     """Return the exposed seconds per step of reductions and gathers of `m` micro-batches, and the hidden seconds of
     those that happen once a step. `alone`: share of the parameters in the unit gathered first and reduced last."""
     (scatter, replicate, gather, again), (forward, backward) = once, (passes.forward, passes.backward)
     replicates = np.asarray(zero.replicates_each)
-    forward_room = profile.dp_overlap * forward / profile.contention
-    backward_room = profile.dp_overlap * backward / profile.contention
+    forward_room = profile.dp_overlap * forward / contention
+    backward_room = profile.dp_overlap * backward / contention
     hidden = np.minimum(profile.dp_overlap * (scatter + replicate), backward_room)
     hidden = hidden + np.minimum(profile.gather_overlap * gather, forward)
     # For every micro-batch: parameters in the forward pass, and again in the backward pass, and gradients in the
     # latter; the same share of once-a-step collectives is hidden as above.
     again = zero.regathers * again
     reduction = scatter + replicates * replicate
-    slowed = (profile.contention - 1) * np.minimum(forward + backward, gather + again + reduction)
+    slowed = (contention - 1) * np.minimum(forward + backward, gather + again + reduction)
     both_passes = np.maximum(gather - forward_room, 0) + np.maximum(again + reduction - backward_room, 0)
     # No compute overlaps the gather of a pass's first unit, nor the reduction of its last one.
     both_passes = np.minimum(both_passes + alone * (gather + reduction), gather + again + reduction)

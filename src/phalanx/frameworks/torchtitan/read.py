@@ -105,6 +105,8 @@ def read(config: Config, world: int | None = None) -> Configuration:
     stack, why = _release(keys)
     if stack == "torchtitan-eager" and "loss" in why:
         options["cross_entropy"] = "fused"
+    if stack != "torchtitan" and (tp or 1) > 1:  # only the compiler's "async TP" overlaps collectives
+        options.setdefault("tp_overlap", "none")
     return keys.configuration(
         "torchtitan",
         stack,
