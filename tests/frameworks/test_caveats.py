@@ -139,3 +139,13 @@ def test_a_part_of_the_price_bounds_how_far_off_it_is(tmp_path: Path) -> None:
     first = text_of(tmp_path, "predict", "run.sh", *ON).splitlines()[0]
     assert first.endswith(f"memory and time may differ, memory by at most {least:.1f} GiB less")
     assert json_of(tmp_path, "read", "run.sh", "--json")["caveats"][0]["bound"] == ""
+
+
+def test_a_file_that_is_named_and_missing_is_asked_for_before_anything_is_priced(tmp_path: Path) -> None:
+    line = "deepspeed --num_gpus 8 train.py --model_name_or_path m --per_device_train_batch_size 1 --bf16 True"
+    (tmp_path / "run.sh").write_text(f"{line} --deepspeed ds_config.json --max_seq_length 512\n")
+    assert "missing: ds_config.json, its deepspeed, is not here: give it too" in text_of(tmp_path, "read", "run.sh")
+    error = error_of(tmp_path, "predict", "run.sh", *ON, "--model", "llama2-7b")
+    assert "run.sh: ds_config.json: its deepspeed, is not here, and the layout may be" in error
+    (tmp_path / "ds_config.json").write_text('{"zero_optimization": {"stage": 3}}')
+    assert "zero=3" in text_of(tmp_path, "predict", "run.sh", *ON, "--model", "llama2-7b")

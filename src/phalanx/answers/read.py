@@ -38,8 +38,6 @@ _CONFLICTS = ("both-halves", "two-engines", "types-disagree", "batches-disagree"
 """Lints of settings that contradict each other, of which a price would have to choose one."""
 _OPEN_KERNEL = ("hf", "accelerate")
 """Kinds whose models choose attention's kernel by release, where nobody names it."""
-_MISSING = " is not here"
-"""In a note of a reader about a file that the configuration names."""
 _UNPRICED = ("bucket", "prefetch", "grad_sync", "reshard")
 _OF_UNITS = ("units", "unit_size")
 _OF_STAGES = ("first_stage_layers", "last_stage_layers", "embedding_as_layer", "loss_as_layer")
@@ -129,17 +127,16 @@ def _require_understood(c: Configuration, title: str) -> None:
 def _assumed(c: Configuration) -> tuple[Caveat, ...]:
     """Return what is taken where the file leaves something open that matters."""
     s = c.layout
-    assumed = []
+    assumed = list(c.notes)
     if s.zero is None and (zero := _FRAMEWORKS[c.kind].zero) is not None:
         assumed.append(f"zero={zero}, which is what {c.stack} does by itself")
     if s.recompute not in (None, *_RECOMPUTED):
         assumed.append(f"recompute={s.recompute} is the framework's own: it is priced as full")
     missing = ["the number of ranks: --gpus says it"] if s.world is None else []
-    for note in c.notes:
-        (missing if _MISSING in note else assumed).append(note)
     return (
         *(Caveat("assumed", (), text) for text in assumed),
-        *(Caveat("missing", (), text, ("layout", "time", "memory") if _MISSING in text else ()) for text in missing),
+        *(Caveat("missing", (), text, ("layout", "time", "memory")) for text in c.missing),
+        *(Caveat("missing", (), text) for text in missing),
     )
 
 
@@ -332,6 +329,9 @@ def query_by(path: Path, asked: Query, reading: Reading | None = None) -> tuple[
             "file", str(path), f"has no price: {c.unpriced}", "name model and strategy in place of the file"
         )
     _require_filled_in(path, asked, reading)
+    for text in c.missing:
+        file, _, reason = text.partition(", ")
+        raise InputError(f"{path}: {file}", None, f"{reason.partition(':')[0]}, and the layout may be", "give it too")
     for caveat in reading.caveats:
         if caveat.kind == "not modelled" and "layout" in caveat.changes:
             reason = f"changes the layout {caveat.reason} and has no price"

@@ -105,9 +105,11 @@ class Configuration:
     job: Mapping[str, Any] = field(default_factory=dict)
     """What the file says of the job besides layout: optimizer (fields of Optimizer), clip, compute (bf16, ...)."""
     notes: tuple[str, ...] = ()
-    """What its reader assumes, and files that it misses."""
+    """What its reader assumes."""
     companions: tuple[str, ...] = ()
     """Other files that were read with it."""
+    missing: tuple[str, ...] = ()
+    """Files that it names and that are not here: `NAME, what it is, is not here: give it too`."""
 
     @property
     def sizes(self) -> dict[str, Any]:

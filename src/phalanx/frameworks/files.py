@@ -117,10 +117,9 @@ def read(paths: Sequence[Path], kind: str | None = None, world: int | None = Non
     kind, config = _with_given(kind, config, reading)
     c = configured(config, kind, world)
     model = c.spec or _model(c, reading)
-    notes = (*(source.started.notes if source.started else ()), *reading.asks, *c.notes)
-    return replace(
-        c, notes=notes, companions=tuple(reading.notes), spec=model, open_model="" if model else c.open_model
-    ), config
+    notes = (*(source.started.notes if source.started else ()), *c.notes)
+    c = replace(c, notes=notes, companions=tuple(reading.notes), missing=tuple(reading.asks))
+    return replace(c, spec=model, open_model="" if model else c.open_model), config
 
 
 def configured(config: Config, kind: str, world: int | None) -> Configuration:
