@@ -17,8 +17,8 @@ from phalanx.frameworks.configuration import (
     truth,
     zero_level,
 )
-from phalanx.frameworks.hugging_face.read_tuning import tuning
 from phalanx.frameworks.keys import key_table
+from phalanx.frameworks.trainer_tuning import tuning
 
 _STRATEGIES = {
     "1": 3, "FULL_SHARD": 3, "2": 2, "SHARD_GRAD_OP": 2, "3": 0, "NO_SHARD": 0,

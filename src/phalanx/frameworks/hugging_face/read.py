@@ -20,8 +20,8 @@ from phalanx.frameworks.configuration import (
     zero_level,
 )
 from phalanx.frameworks.deepspeed import read as deepspeed
-from phalanx.frameworks.hugging_face.read_tuning import tuning
 from phalanx.frameworks.keys import key_table
+from phalanx.frameworks.trainer_tuning import tuning
 
 _BF16_UNASKED = ("dataset_text_field", "num_generations", "max_completion_length", "assistant_only_loss")
 """Arguments of TRL's configurations, which turn bf16 on unless fp16 is (trl/trainer/sft_config.py, __post_init__)."""
