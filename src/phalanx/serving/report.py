@@ -81,12 +81,14 @@ def against(rows: Iterable[ServingNeighbour]) -> Table:
     return out
 
 
-def _answered(o: ServingOutcome) -> float:
-    """Requests/s that are answered while they come: those of a benchmark without the service of its last ones."""
+def _queue_grows(o: ServingOutcome, offered: float) -> bool:
+    """Whether requests come faster than they are answered. Of a benchmark the service of its last ones is left out of
+    the time, and they must have queued: few arrivals differ from their rate."""
     if o.makespan_s is None:
-        return o.requests_per_s
+        return o.requests_per_s < 0.9 * offered
     service = o.latency.mean - o.queueing.mean
-    return o.requests / max(o.makespan_s - service, 1e-9)
+    answered = o.requests / max(o.makespan_s - service, 1e-9)
+    return answered < 0.95 * offered and o.queueing.mean > 0.2 * service
 
 
 def lines(a: ServingAnswer, cache_bytes: float, fits: int, money: float | None) -> list[str]:
@@ -106,7 +108,7 @@ def lines(a: ServingAnswer, cache_bytes: float, fits: int, money: float | None) 
     each = f"{c.tokens_per_s / c.gpus:,.0f} tokens/s per GPU"
     cost = "" if money is None else f", {money:,.2f} per million generated tokens"
     out.append(f"{o.tokens_per_s:,.0f} tokens/s, {o.requests_per_s:,.2f} requests/s, {each}{cost}")
-    if q.open_load and _answered(o) < 0.9 * q.offered:
+    if q.open_load and _queue_grows(o, q.offered):
         out.append(f"{q.offered:,.3g} requests/s come, fewer are answered: the queue grows as long as they come")
     held = f"KV cache: {cache_bytes:,.0f} bytes per token; {fits:,} requests of {q.input:,} + {q.output:,} tokens fit"
     out.append(held + (f"; {o.preemptions:,} preemptions" if o.preemptions else ""))

@@ -102,6 +102,11 @@ def test_what_is_not_known_is_named_first() -> None:
     assert len(caveats) == 4
 
 
+def test_a_variable_behind_a_flag_without_value_is_named() -> None:
+    (line,) = lines("vllm serve m/x --trust-remote-code $MORE")
+    assert list(line.caveats()) == ["missing: $MORE may hold more flags, and the script does not set it"]
+
+
 def test_parts_of_one_server_are_one() -> None:
     text = "for R in 0 1; do ssh n$R vllm serve m/x --nnodes 2 --node-rank $R --master-addr n0; done"
     assert len(lines(text)) == 1

@@ -109,6 +109,7 @@ def prepared(folder: Path, quick: bool) -> Path:
         ("serving.json", files.as_json(listings.serving_plan()[0])),
         ("program.py", listings.PROGRAM),
         ("run.sh", configurations.SCRIPT),
+        ("serve.sh", configurations.SERVED[0]),
         ("fsdp.yaml", configurations.YAML),
     ):
         (folder / name).write_bytes(content)

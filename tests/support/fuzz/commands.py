@@ -177,6 +177,7 @@ def file_cases(draw: st.DrawFn, plans: tuple[Any, ...], quick: bool) -> Case:
         "started configuration": (configurations.STARTED, "c.txt"),
         "YAML configuration": ((configurations.YAML,), "c.yaml"),
         "Python configuration": ((configurations.PYTHON,), "c.py"),
+        "serving script": (configurations.SERVED, "v.sh"),
     }
     if not quick:
         texts["requests"] = ((listings.REQUESTS,), "q.csv")
@@ -193,6 +194,7 @@ def file_cases(draw: st.DrawFn, plans: tuple[Any, ...], quick: bool) -> Case:
                 configurations.YAML,
                 configurations.PYTHON,
                 *configurations.STARTED,
+                *configurations.SERVED,
             ):
                 how = how | configurations.hostile(content) | configurations.hostile(content)
             content = draw(how)

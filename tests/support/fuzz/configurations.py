@@ -33,6 +33,27 @@ torchrun --nproc_per_node $GPUS_PER_NODE --nnodes=$NNODES \\
     --micro-batch-size 1 --global-batch-size 64 --use-distributed-optimizer > log.txt 2>&1
 """
 
+SERVED = (
+    b"""MODEL=meta-llama/Llama-3.1-8B-Instruct
+TP=${TP:-2}
+CUDA_VISIBLE_DEVICES=0,1 nohup vllm serve $MODEL -tp $TP --max-num-seqs 64 --max-num-batched-tokens 4096 \\
+    --gpu-memory-utilization 0.9 --enforce-eager $EXTRA &
+vllm bench serve --backend vllm --model $MODEL --dataset-name random --random-input-len 512 --random-output-len 32 \\
+    --random-range-ratio 0.5 --num-prompts 40 --request-rate 20 --burstiness 0.7 --max-concurrency 16
+""",
+    b"""docker run --gpus all lmsysorg/sglang python3 -m sglang.launch_server --model-path meta-llama/Llama-3.1-8B \\
+    --tp 2 --dp 2 --mem-fraction-static 0.85 --max-running-requests 64 --chunked-prefill-size 4096
+python -m sglang.bench_serving --dataset-name random --random-input 128 --random-output 16 --num-prompt 20
+""",
+    b"""python prepare_dataset.py token-norm-dist --num-requests 30 --input-mean 128 --output-mean 16 --input-stdev 4
+trtllm-bench --model meta-llama/Llama-3.1-8B throughput --dataset data.txt --tp 1 --concurrency 8
+""",
+    b"""trtllm-serve meta-llama/Llama-3.1-8B --tp_size 2 --max_batch_size 32 --max_num_tokens 2048 &
+genai-perf profile -m meta-llama/Llama-3.1-8B --concurrency 4 --synthetic-input-tokens-mean 200 \\
+    --synthetic-input-tokens-stddev 20 --output-tokens-mean 20 --request-count 20 -- -v
+""",
+)
+
 YAML = b"""compute_environment: LOCAL_MACHINE
 distributed_type: FSDP
 mixed_precision: bf16

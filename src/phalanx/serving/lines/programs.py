@@ -176,7 +176,7 @@ def _line(program: Program, words: list[str], number: int) -> Line:
         verdict = program.verdict(full)
         if verdict is not None and verdict.switch and not isinstance(value, bool):
             rest = value if isinstance(value, list) else [value]
-            positional, value = (*positional, *map(str, rest)), True
+            positional, value = (*positional, *(plain(str(word)) for word in rest)), True
         flags[full] = settled(value, verdict is not None and verdict.switch)
         written[full] = f"--{name}" if len(name) > 1 else f"-{name}"
         left |= {plain(str(w)) for w in (value if isinstance(value, list) else [value]) if is_open(str(w))} - {
