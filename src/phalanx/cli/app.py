@@ -110,7 +110,7 @@ COMMANDS = (
     Entry("export", _PLAN, "phalanx.cli.export:export", "Write a plan as another framework's configuration."),
     Entry("verify", _PROVE, "phalanx.cli.verify:verify", "Compare a real step, on fake tensors, with the plan."),
     Entry("observe", _PROVE, "phalanx.cli.observe:observe", "Show what one step of any torch program does."),
-    Entry("parity", _PROVE, "phalanx.cli.parity:parity", "Compare losses and gradients with those of one process."),
+    Entry("parity", _PROVE, "phalanx.cli.parity:parity", "Compare losses and gradients with one process."),
     Entry(
         "collectives", _PROVE, "phalanx.cli.collectives:collectives", "Show, prove and compare collective algorithms."
     ),
@@ -136,7 +136,7 @@ COMMANDS = (
         "Place and simulate jobs of a shared cluster.",
     ),
 )
-"""The commands by panel. Those of the verticals are named here and not imported: a common room does not know them."""
+"""The commands by panel. Those that verticals have are named, not imported: a common room does not know them."""
 
 
 class _Root(OneLineErrors):

@@ -53,7 +53,7 @@ def of_params(
     rate: Annotated[float, typer.Option("--rate", help="Bandwidth of a rank in one direction, in GB/s.")] = 25.0,
     compute: Annotated[
         float | None,
-        typer.Option("--compute", metavar="SECONDS", help="Compare with so many seconds of computing a step."),
+        typer.Option("--compute", metavar="SECONDS", help="Compare with this many seconds of computing a step."),
     ] = None,
     top_k: Annotated[
         float | None, typer.Option("--top-k", metavar="SHARE", help="Send the largest share of gradients alone.")

@@ -36,8 +36,8 @@ def explain(query: Annotated[Query, OF_A_STRATEGY], output: Annotated[Output, "j
 def lint(query: Annotated[Query, OF_A_STRATEGY], output: Annotated[Output, "json", "save", "strict"]) -> None:
     """Find anti-patterns in a strategy, with numbers and what to do about each; exit code 1 if there are any.
 
-    Name a plan, or --model, --cluster, --gpus, --batch, --seq and --strategy; or an observed.json, of which it finds
-    those of the program, in seconds too with --cluster.
+    Name a plan, or --model, --cluster, --gpus, --batch, --seq and --strategy; or an observed.json, whose program
+    is examined, in seconds too with --cluster.
     """
     from phalanx.answers import observed
     from phalanx.answers.findings import findings_about

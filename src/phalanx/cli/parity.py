@@ -21,7 +21,7 @@ def parity(
     dtype: Annotated[str, typer.Option(help="Type to compute in: float64 or float32.")] = "float64",
     overrides: Set = None,
 ) -> None:
-    """Compare losses, gradients and gradient norms of a strategy with those of one process, under SGD and AdamW."""
+    """Compare losses, gradients and gradient norms of a strategy with one process, under SGD and AdamW."""
     require_torch()
     from phalanx.answers.parity import parity as compare
     from phalanx.answers.plan import with_strategy

@@ -14,8 +14,8 @@ _OF_OUTPUT = frozenset({"save", "json", "as_json"})
 
 
 def require_only(line: typer.Context, *read: str, reason: str, remedy: str = "leave it out") -> None:
-    """Require that a command line gives no parameters but `read` (by their names in the command's function) and those
-    of the output. Raises InputError."""
+    """Require that a command line gives no parameters but `read` (by their names in the command's function) and the
+    output's. Raises InputError."""
     for parameter in line.command.params:
         name = str(parameter.name)
         source = line.get_parameter_source(name)

@@ -172,7 +172,7 @@ def decision_path(query: Query) -> DecisionPath:
 
 @singledispatch
 def view(answer: Any, answers: bool = False) -> View:
-    """Show an answer; `answers`: those of exercises too. Raises TypeError for other answers."""
+    """Show an answer; `answers`: with the answers of exercises. Raises TypeError for other answers."""
     raise TypeError(f"{type(answer).__name__} has no view")
 
 
@@ -203,7 +203,7 @@ def _(answer: DecisionPath) -> View:
 
 
 def _drawn(lines: list[str], width: int) -> Text:
-    """Return a drawing in characters, which is as wide as it is."""
+    """Return a drawing in characters, whatever the width."""
     from rich.text import Text
 
     return Text("\n".join(lines))

@@ -120,6 +120,6 @@ def stack() -> Picture:
     return Picture(
         "The stack, from hardware to framework",
         (Diagram(tuple(items)),),
-        "the commands named are those of `phalanx --help`",
+        "the commands are named as in `phalanx --help`",
         "Each floor uses those below it; a command of each shows its numbers.",
     )

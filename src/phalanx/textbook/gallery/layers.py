@@ -133,7 +133,7 @@ def sequence_parallel(model: str = "llama3-8b", ranks: int = 4, seq: int = 8192)
     )
     without = [x for x in communication(spec, job, _tp(ranks), "blocks", "F", seq) if not isinstance(x, CoreRuns)]
     return Picture(
-        f"Sequence parallelism beside tensor parallelism: a block of {model} over {ranks} ranks",
+        f"Sequence parallelism along with tensor parallelism: a block of {model} over {ranks} ranks",
         (Diagram(tuple(items)),),
         "the collectives that a block's forward pass sends (schedule/layers/collectives.py), as `phalanx verify` "
         "records them; Korthikanti et al. 2022",
