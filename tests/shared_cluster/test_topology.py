@@ -17,7 +17,7 @@ from support.openapi import violations
 
 from phalanx.frameworks.launchers.export import documents
 from phalanx.shared_cluster.placement import answer
-from phalanx.shared_cluster.topology import ibnetdiscover, nvidia_topo, slurm
+from phalanx.shared_cluster.topology import gpus, ibnetdiscover, nccl_xml, nvidia_topo, rocm_smi, slurm
 from phalanx.spec.cluster.presets import preset
 from phalanx.spec.cluster.topology import SwitchTree
 from phalanx.spec.errors import InputError
@@ -132,10 +132,10 @@ def test_matrices_of_gpus_become_tiers():
     full = nvidia_topo.read_matrix(_matrix(nvlink), "t")
     assert full.nvlink
     assert full.nics == 2
-    cluster = nvidia_topo.cluster(full, "H100", 4, 400, "mine")
+    cluster = gpus.cluster(full, "H100", 4, 400, "mine")
     assert [(t.name, t.ranks) for t in cluster.tiers] == [("nvlink", 8), ("network", 32)]
-    assert cluster.tiers[1].uplink_bandwidth_bytes_per_s_per_direction == 100e9  # two NICs for eight GPUs
-    pcie = nvidia_topo.cluster(nvidia_topo.read_matrix(_matrix(_pcie()), "t"), "A10", 1, None, "mine")
+    assert cluster.tiers[1].uplink_bandwidth_bytes_per_s_per_direction == 50e9  # NIC1 is near no GPU
+    pcie = gpus.cluster(nvidia_topo.read_matrix(_matrix(_pcie()), "t"), "A10", 1, None, "mine")
     assert [(t.name, t.ranks) for t in pcie.tiers] == [("pcie", 4), ("sockets", 8)]
     with pytest.raises(InputError, match="GPU7"):
         nvidia_topo.read_matrix(_matrix(nvlink).replace("\nGPU7\t", "\nCPU7\t"), "t")
@@ -236,7 +236,7 @@ def test_what_real_machines_printed_is_read():
     assert (len(dgx.links), dgx.nics, dgx.nvlink) == (8, 12, True)
     cube = nvidia_topo.read_matrix((data / "topo_v100_cube_mesh.txt").read_text(), "t")
     assert not cube.nvlink
-    own = nvidia_topo.cluster(cube, "V100", 1, None, "mine")
+    own = gpus.cluster(cube, "V100", 1, None, "mine")
     ours = preset("dgx-1v", 1)
     assert [(t.ranks, t.bandwidth_bytes_per_s_per_gpu_per_direction) for t in own.tiers] == [
         (t.ranks, t.bandwidth_bytes_per_s_per_gpu_per_direction)
@@ -296,3 +296,144 @@ def test_a_cluster_is_read_from_its_tools(here):
     words = "--model llama3-8b --cluster host.toml --gpus 8 --batch 8 --seq 2048 --strategy tp=8"
     assert phalanx(here, "predict", *words.split())[0] == 0
     assert "is no topology that Phalanx reads" in error_of(here, "cluster read free.json")
+
+
+# Hosts as their tools print them.
+
+
+@st.composite
+def hosts(draw):
+    """A host of sockets with GPUs in cliques of NVLinks, and NICs below PCIe switches, sockets or none."""
+    sockets, each = draw(st.sampled_from([1, 2])), draw(st.sampled_from([2, 4]))
+    count = sockets * each
+    clique = draw(st.sampled_from([n for n in (1, 2, 4, 8) if count % n == 0]))
+    number, near = draw(st.integers(1, 18)), draw(st.sampled_from(["PXB", "PHB"]))
+
+    def link(i, j):
+        if i == j:
+            return "X"
+        if clique > 1 and i // clique == j // clique:
+            return f"NV{number}"
+        return near if i // each == j // each else "SYS"
+
+    links = tuple(tuple(link(i, j) for j in range(count)) for i in range(count))
+    nics = draw(st.lists(st.integers(-1, count - 1), max_size=4))
+    rows = tuple(
+        tuple("PIX" if i == gpu else near if gpu >= 0 and i // each == gpu // each else "SYS" for i in range(count))
+        for gpu in nics
+    )
+    names = tuple(f"NIC{n}" for n in range(len(nics)))
+    return gpus.GpuTopology(links, rows, names), sockets, nics
+
+
+def as_matrix(t):
+    head = "\t".join(["", *(f"GPU{i}" for i in range(len(t.links))), *t.nic_names, "CPU Affinity"])
+    lines = [f"GPU{i}\t" + "\t".join([*row, *(near[i] for near in t.near), "0-47"]) for i, row in enumerate(t.links)]
+    return "\n".join([head, *lines, "", "Legend:", "  X    = Self"]) + "\n"
+
+
+@given(hosts())
+def test_a_matrix_is_read_as_the_host_that_it_is_of(host):
+    t, _, nics = host
+    assert nvidia_topo.read_matrix(as_matrix(t), "t") == t
+    below = {n for n, gpu in enumerate(nics) if gpu >= 0}
+    assert set(t.fabric) == (below or set(range(len(nics))))
+    spec = gpus.cluster(t, "A100", 2, 400, "mine")
+    sizes = [tier.ranks for tier in spec.tiers]
+    assert sizes == sorted(set(sizes))
+    assert sizes[-1] == 2 * len(t.links)
+    rates = [tier.bandwidth_bytes_per_s_per_gpu_per_direction for tier in spec.tiers[:-1]]
+    assert rates == sorted(rates, reverse=True)  # nothing is faster further away
+
+
+def test_pairs_of_cards_and_nics_of_a_host_are_placed():
+    rows = [
+        ["X" if i == j else "NV4" if i // 2 == j // 2 else "NODE" if i // 4 == j // 4 else "SYS" for j in range(8)]
+        for i in range(8)
+    ]
+    near = (("PIX", *["SYS"] * 7), (*["SYS"] * 4, "PIX", *["SYS"] * 3), ("SYS",) * 8)
+    t = gpus.GpuTopology(tuple(map(tuple, rows)), near, ("mlx5_0", "mlx5_1", "mlx5_2"))
+    spec = gpus.cluster(t, "A10", 2, 100, "mine")
+    assert [(x.name, x.ranks) for x in spec.tiers] == [("nvlink", 2), ("pcie", 4), ("sockets", 8), ("network", 16)]
+    assert spec.tiers[-1].uplink_bandwidth_bytes_per_s_per_direction == 25e9
+    said = list(gpus.placement(t))
+    assert said[0] == "2 of 3 NICs are the fabric's: mlx5_2 are near no GPU, and are not counted"
+    assert "GPUs 1, 2, 3, 5, 6, 7 have no NIC" in said[1]
+
+
+_DUMP = """<system version="1">
+  <cpu numaid="0" affinity="ffff" arch="x86_64">
+    <pci busid="0000:16:00.0" class="0x060400">
+      <pci busid="0000:18:00.0" class="0x030200"><gpu dev="0" sm="90" rank="0" gdr="1">
+        <nvlink target="ffffff" count="18" tclass="0x068000"/></gpu></pci>
+      <pci busid="0000:17:00.0" class="0x020700"><nic><net name="mlx5_0" dev="0" speed="400000" port="1"/></nic></pci>
+    </pci>
+  </cpu>
+  <cpu numaid="1" affinity="ffff0000" arch="x86_64">
+    <pci busid="0000:9a:00.0" class="0x030200"><gpu dev="1" sm="90" rank="1" gdr="1">
+      <nvlink target="ffffff" count="18" tclass="0x068000"/></gpu></pci>
+  </cpu>
+</system>
+"""
+_ROCM = """
+GPU[0]\t\t: (Topology) Numa Node: 0
+GPU[1]\t\t: (Topology) Numa Node: 0
+GPU[2]\t\t: (Topology) Numa Node: 1
+=============================== Link Type between two GPUs ===============================
+       GPU0         GPU1         GPU2
+GPU0   0            XGMI         PCIE
+GPU1   XGMI         0            PCIE
+GPU2   PCIE         PCIE         0
+======================================= Numa Nodes =======================================
+"""
+
+
+def test_what_nccl_and_rocm_write_is_read():
+    t = nccl_xml.read_dump(_DUMP, "t")
+    assert (t.links, t.near) == ((("X", "NV18"), ("NV18", "X")), (("PIX", "SYS"),))
+    assert (t.nic_names, t.port_gbit) == (("mlx5_0",), 400)
+    assert gpus.cluster(t, "H100", 2, None, "mine").tiers[-1].uplink_bandwidth_bytes_per_s_per_direction == 50e9
+    assert rocm_smi.read_tables(_ROCM, "t").links == (("X", "NV1", "SYS"), ("NV1", "X", "SYS"), ("SYS", "SYS", "X"))
+
+
+@pytest.mark.parametrize(
+    ("read", "text", "said"),
+    [
+        (nccl_xml.read_dump, '<!DOCTYPE a [<!ENTITY b "c">]><system/>', "declares a document type"),
+        (nccl_xml.read_dump, "<system><cpu>", "is not XML"),
+        (nccl_xml.read_dump, "<system/>", "is not a number of GPUs"),
+        (
+            nccl_xml.read_dump,
+            "<system>" + '<cpu numaid="0">' * 99 + "</cpu>" * 99 + "</system>",
+            "nested more than 64",
+        ),
+        (nccl_xml.read_dump, _DUMP.replace('count="18"', 'count="x"'), "is not a count"),
+        (rocm_smi.read_tables, "Link Type between two GPUs\nGPU0 GPU1\n", "has no table of link types"),
+        (rocm_smi.read_tables, _ROCM.replace("XGMI         0", "XGMI"), "has 2 links, and there are 3 GPUs"),
+        (rocm_smi.read_tables, _ROCM.replace("XGMI", "TCP"), "is not a kind of link"),
+        (slurm.read_yaml, "- topology: a\n  flat: true\n", "has no topology of switches or blocks"),
+        (slurm.read_yaml, "- topology: a\n  tree: {switches: [{switch: s}]}\n", "needs nodes or children"),
+        (slurm.read_nodes, "NodeNames=a\n", "has no switch with nodes"),
+    ],
+)
+def test_a_topology_with_a_mistake_gets_one_line(read, text, said):
+    with pytest.raises(InputError, match=said):
+        read(text, "t")
+
+
+def test_a_topology_is_the_same_in_every_form_of_slurms():
+    tree = SwitchTree({"r1": ("g1", "g2"), "r2": ("g3", "g4")}, {"spine": ("r1", "r2")})
+    shown = (
+        "SwitchName=spine Level=1 LinkSpeed=1 Nodes=g[1-4] Switches=r[1-2]\n"
+        "SwitchName=r1 Level=0 LinkSpeed=1 Nodes=g[1-2]\nSwitchName=r2 Level=0 LinkSpeed=1 Nodes=g[3-4]\n"
+    )
+    switches = "[{switch: spine, children: 'r[1-2]'}, {switch: r1, nodes: 'g[1-2]'}, {switch: r2, nodes: 'g[3-4]'}]"
+    assert slurm.read_topology(slurm.write_topology(tree), "t") == tree
+    assert slurm.read_topology(shown, "t") == tree
+    assert slurm.read_yaml(f"- topology: a\n  cluster_default: true\n  tree: {{switches: {switches}}}\n", "t") == tree
+    blocks = "- topology: b\n  block: {blocks: [{block: r1, nodes: 'g[1-2]'}, {block: r2, nodes: 'g[3-4]'}]}\n"
+    assert slurm.read_yaml(blocks, "t").leaves == tree.leaves
+    assert slurm.read_nodes("NodeName=g1 Arch=x86_64\n   Gres=gpu:8\n\nNodeName=g2 Arch=x\n", "t").hosts == [
+        "g1",
+        "g2",
+    ]

@@ -169,7 +169,13 @@ def file_cases(draw: st.DrawFn, plans: tuple[Any, ...], quick: bool) -> Case:
         "schedule": ((files.SCHEDULE,), "s.csv"),
         "measured runs": ((files.RUNS,), "r.csv"),
         "nccl-tests": ((files.NCCL,), "n.txt"),
-        "topology": ((listings.TOPOLOGY, listings.IBNETDISCOVER, listings.TOPO), "t.conf"),
+        "topology": (
+            (
+                *(listings.TOPOLOGY, listings.IBNETDISCOVER, listings.TOPO, listings.SCONTROL),
+                *(listings.TREE_YAML, listings.NCCL_XML, listings.ROCM),
+            ),
+            "t.conf",
+        ),
         "jobs": ((listings.JOBS,), "t.csv"),
         "served runs": ((listings.SERVED,), "v.csv"),
         "metrics": ((listings.METRICS,), "runs/f/metrics.jsonl"),

@@ -53,6 +53,23 @@ GPU2\tNV18\tNV18\t X \tNV18\tSYS\t48-95
 GPU3\tNV18\tNV18\tNV18\t X \tSYS\t48-95
 NIC0\tPIX\tPXB\tSYS\tSYS\t X
 """
+SCONTROL = b"SwitchName=s Level=1 LinkSpeed=1 Nodes=n[1-4] Switches=r[1-2]\n" + b"".join(
+    b"SwitchName=r%d Level=0 LinkSpeed=1 Nodes=n[%d-%d]\n" % (n, 2 * n - 1, 2 * n) for n in (1, 2)
+)
+TREE_YAML = (
+    b"- topology: a\n  cluster_default: true\n  tree:\n    switches:\n"
+    b"      - {switch: s, children: 'r[1-2]'}\n      - {switch: r1, nodes: 'n[1-2]'}\n"
+    b"      - {switch: r2, nodes: n3}\n"
+)
+NCCL_XML = (
+    b'<system version="1"><cpu numaid="0"><pci busid="0:1"><pci busid="0:2"><gpu dev="0">'
+    b'<nvlink target="0:4" count="4"/></gpu></pci><pci busid="0:3"><nic><net name="mlx5_0" speed="400000"/></nic></pci></pci><pci busid="0:4">'
+    b'<gpu dev="1"><nvlink target="0:2" count="4"/></gpu></pci></cpu></system>\n'
+)
+ROCM = (
+    b"GPU[0]\t: (Topology) Numa Node: 0\nGPU[1]\t: (Topology) Numa Node: 1\n== Link Type between two GPUs ==\n"
+    b"       GPU0   GPU1\nGPU0   0      XGMI\nGPU1   XGMI   0\n== Numa Nodes ==\n"
+)
 JOBS = b"submit,gpus,duration,limit,widths\n0,8,3600,7200,2:0.3;4:0.55\n60,4,1800,,\n120,16,600,1200,8:0.6\n"
 REQUESTS = b"arrival,input,output,priority,reused\n" + b"".join(
     b"%d.5,%d,%d,%d,%d\n" % (2 * i, 300 + 50 * (i % 7), 20 + 3 * (i % 5), i % 2, 10 * (i % 3)) for i in range(60)

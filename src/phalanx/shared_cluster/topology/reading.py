@@ -6,27 +6,40 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from phalanx.shared_cluster.topology import ibnetdiscover, nvidia_topo, slurm
+from phalanx.shared_cluster.topology import gpus, ibnetdiscover, nccl_xml, nvidia_topo, rocm_smi, slurm
+from phalanx.shared_cluster.topology.gpus import GpuTopology
 from phalanx.shared_cluster.topology.hostlist import compress
-from phalanx.shared_cluster.topology.nvidia_topo import GpuTopology
 from phalanx.spec.cluster.presets import preset
 from phalanx.spec.cluster.spec import ClusterSpec
 from phalanx.spec.cluster.topology import SwitchTree, of_leaves
 from phalanx.spec.documents import read_text
 from phalanx.spec.errors import InputError
 
+_LARGEST = 2**24
+"""Bytes of the largest file that is read."""
+
 
 def read_topology(path: Path, field: str = "FILE") -> SwitchTree | GpuTopology:
-    """Read a topology.conf, or the output of ibnetdiscover or `nvidia-smi topo -m`. Raises InputError about
-    `field`."""
-    text = read_text(path, field)
+    """Read what a scheduler, a fabric or a host's tools print of a topology. Raises InputError about `field`."""
+    text = read_text(path, field, _LARGEST)
     if re.search(r"^\s*(SwitchName|BlockName)\s*=", text, re.MULTILINE | re.IGNORECASE):
         return slurm.read_topology(text, path.name)
     if re.search(r'^Switch\s+\d+\s+"S-', text, re.MULTILINE):
         return ibnetdiscover.read_topology(text, path.name)[0]
+    if re.search(r"Link Type between two GPUs", text, re.IGNORECASE):
+        return rocm_smi.read_tables(text, path.name)
     if re.search(r"^\s*GPU0\b", text, re.MULTILINE):
         return nvidia_topo.read_matrix(text, path.name)
-    kinds = "a Slurm topology.conf, the output of ibnetdiscover, or that of nvidia-smi topo -m"
+    if re.search(r"^\s*-\s+topology\s*:", text, re.MULTILINE):
+        return slurm.read_yaml(text, path.name)
+    if re.search(r"^NodeName=", text, re.MULTILINE):
+        return slurm.read_nodes(text, path.name)
+    if re.match(r"\s*<(\?xml|system)", text):
+        return nccl_xml.read_dump(text, path.name)
+    kinds = (
+        "Slurm's topology.conf, topology.yaml, scontrol show topology or nodes; ibnetdiscover; nvidia-smi topo -m; "
+        "rocm-smi --showtopo; NCCL_TOPO_DUMP_FILE"
+    )
     raise InputError(field, str(path), "is no topology that Phalanx reads", f"it reads {kinds}")
 
 
@@ -49,9 +62,7 @@ def described(
     """Return the cluster of a topology: of switches with nodes like those of the preset `like`, or of `nodes` hosts
     with a matrix of `device`s. Raises InputError."""
     if isinstance(content, GpuTopology):
-        if device is None:
-            raise InputError("device", None, "is missing: the matrix does not say which GPUs", "e.g. --device H100")
-        return nvidia_topo.cluster(content, device, nodes, port_gbit, name)
+        return gpus.cluster(content, device, nodes, port_gbit, name)
     if like is None:
         raise InputError("like", None, "is missing: switches do not say which nodes", "e.g. --like dgx-h100")
     hosts, of = content.hosts, {host: i for i, own in enumerate(content.leaves.values()) for host in own}
@@ -63,7 +74,7 @@ def summary(content: SwitchTree | GpuTopology) -> Iterator[str]:
     if isinstance(content, GpuTopology):
         kinds = sorted({link for row in content.links for link in row} - {"X"})
         yield f"a host of {len(content.links)} GPUs, which reach each other by {', '.join(kinds) or 'nothing'}"
-        yield f"{content.nics} NICs"
+        yield from gpus.placement(content)
         return
     sizes = sorted(len(hosts) for hosts in content.leaves.values())
     each = f"{sizes[0]} to {sizes[-1]} hosts" if sizes[0] < sizes[-1] else f"{sizes[0]} hosts each"

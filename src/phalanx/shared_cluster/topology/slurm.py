@@ -1,4 +1,5 @@
-"""Slurm: topology.conf of the tree and the block plugin, and host files for an arbitrary distribution of ranks.
+"""Slurm: topology.conf of the tree and the block plugin, what `scontrol show topology` and `scontrol show nodes`
+print, topology.yaml (25.05), and host files for an arbitrary distribution of ranks.
 
 Grammar of topology.conf (slurm.schedmd.com/topology.conf.html): lines of Key=Value, keys in any case, # starts a
 comment, a backslash continues a line. SwitchName with Nodes or Switches (tree), BlockName with Nodes (block);
@@ -13,11 +14,22 @@ import re
 import shlex
 from collections.abc import Sequence
 
+from phalanx.frameworks.tables import documents
 from phalanx.shared_cluster.topology.hostlist import compress, expand, require_host_name
 from phalanx.spec.cluster.topology import SwitchTree
 from phalanx.spec.errors import InputError
 
-_KEYS = ("switchname", "nodes", "switches", "linkspeed", "blockname", "blocksizes")
+_KEYS = (
+    "switchname",
+    "nodes",
+    "switches",
+    "linkspeed",
+    "blockname",
+    "blocksizes",
+    "level",
+    "blockindex",
+    "blocksize",
+)
 
 
 def read_topology(text: str, file: str) -> SwitchTree:
@@ -34,13 +46,50 @@ def read_topology(text: str, file: str) -> SwitchTree:
             continue
         if name in leaves or name in above:
             raise InputError(f"{file} line {number}", name, "is named twice")
-        if bool(fields.get("nodes")) == bool(fields.get("switches")):
+        if not fields.get("nodes") and not fields.get("switches"):
             raise InputError(f"{file} line {number}", name, "needs Nodes or Switches")
-        if "nodes" in fields:
+        if fields.get("switches") and fields.get("nodes") and "level" not in fields:
+            raise InputError(f"{file} line {number}", name, "has both Nodes and Switches", "name one of them")
+        if not fields.get("switches"):
             leaves[name] = tuple(expand(fields["nodes"], f"{file} line {number}"))
         else:
             above[name] = tuple(expand(fields["switches"], f"{file} line {number}"))
     return checked(SwitchTree(leaves, above), file)
+
+
+def read_yaml(text: str, file: str) -> SwitchTree:
+    """Read a topology.yaml (slurm.schedmd.com/topology.yaml.html): the cluster's default topology, of the tree plugin
+    or of blocks. Raises InputError."""
+    (content,) = documents(text, ".yaml", file) or [None]
+    named = [t for t in content if isinstance(t, dict)] if isinstance(content, list) else []
+    switched = [t for t in named if isinstance(t.get("tree"), dict) or isinstance(t.get("block"), dict)]
+    if not switched:
+        raise InputError(file, None, "has no topology of switches or blocks", "one with `tree:` or `block:`")
+    chosen = next((t for t in switched if t.get("cluster_default")), switched[0])
+    tree = chosen.get("tree") or {}
+    leaves: dict[str, tuple[str, ...]] = {}
+    above: dict[str, tuple[str, ...]] = {}
+    blocks = chosen["block"].get("blocks") if not tree else []
+    for row in [*(tree.get("switches") or []), *(blocks or [])]:
+        row = row if isinstance(row, dict) else {}
+        name = str(row.get("switch") or row.get("block") or "")
+        if not name or name in leaves or name in above:
+            raise InputError(file, name or None, "is named twice" if name else "has a switch without a name")
+        if row.get("children"):
+            above[name] = tuple(expand(str(row["children"]), file))
+        elif row.get("nodes"):
+            leaves[name] = tuple(expand(str(row["nodes"]), file))
+        else:
+            raise InputError(file, name, "needs nodes or children")
+    return checked(SwitchTree(leaves, above), file)
+
+
+def read_nodes(text: str, file: str) -> SwitchTree:
+    """Read what `scontrol show nodes` prints: hosts, of whose switches it says nothing. Raises InputError."""
+    hosts = tuple(dict.fromkeys(re.findall(r"^NodeName=(\S+)", text, re.M)))
+    for host in hosts:
+        require_host_name(host, file)
+    return checked(SwitchTree({"all": hosts} if hosts else {}, {}), file)
 
 
 def _fields(line: str, file: str) -> dict[str, str]:

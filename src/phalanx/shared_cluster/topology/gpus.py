@@ -1,0 +1,168 @@
+"""The GPUs and NICs of a host as its tools list them, and the tiers of links that follow.
+
+    X self   NV# that many NVLinks (XGMI counts as one)   PIX one PCIe switch   PXB several   PHB the host bridge
+    NODE several host bridges of a NUMA node   SYS between NUMA nodes
+
+Cliques of GPUs that all reach each other by NVLink are a tier: the host, halves, pairs. Where NVLinks connect all
+GPUs without a clique of them, as in the cube mesh of DGX-1, a second tier is all of them. Above cliques that are not
+the host, GPUs below one NUMA node reach each other by PCIe, and all of the host over the link between sockets.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from phalanx.spec.cluster.chips import CHIPS
+from phalanx.spec.cluster.presets import of_datasheet
+from phalanx.spec.cluster.spec import ClusterSpec, Origin, Tier
+from phalanx.spec.errors import InputError, nearest
+
+KINDS = ("PIX", "PXB", "PHB", "NODE", "SYS")
+"""Kinds of PCIe paths, the shortest first."""
+_PCIE, _SOCKETS = 25e9, 25e9  # bytes/s, as the presets of PCIe nodes have it
+_BRIDGE = 14.0625e9
+"""Bytes/s of one link, per direction, of an NVLink bridge between cards: 4 links are 112.5 GB/s both ways (NVIDIA A40
+datasheet)."""
+
+
+@dataclass(frozen=True)
+class GpuTopology:
+    """A host's GPUs and NICs: `links[i][j]` is how GPU i reaches GPU j, `near[n][i]` how NIC n reaches GPU i."""
+
+    links: tuple[tuple[str, ...], ...]
+    near: tuple[tuple[str, ...], ...] = ()
+    nic_names: tuple[str, ...] = ()
+    port_gbit: float | None = None
+    """Gb/s of a NIC, where the file says it."""
+    device: str = ""
+    """The chip, where the file says it."""
+
+    @property
+    def nics(self) -> int:
+        """NICs of the host."""
+        return len(self.near)
+
+    @property
+    def nvlink(self) -> bool:
+        """Whether every GPU reaches every other by NVLink."""
+        return all(link.startswith("NV") for i, row in enumerate(self.links) for j, link in enumerate(row) if i != j)
+
+    @property
+    def fabric(self) -> tuple[int, ...]:
+        """NICs of the fabric: those below a PCIe switch with a GPU; where there are none, those of a GPU's NUMA node;
+        else all."""
+        for kinds in (("PIX", "PXB"), ("PHB", "NODE")):
+            if nics := tuple(n for n, row in enumerate(self.near) if set(row) & set(kinds)):
+                return nics
+        return tuple(range(self.nics))
+
+    def own_nic(self, gpu: int) -> int | None:
+        """Return the NIC of the fabric below a GPU's own PCIe switch, None where it has none."""
+        return next((n for n in self.fabric if self.near[n][gpu] in ("PIX", "PXB")), None)
+
+
+def placement(t: GpuTopology) -> Iterator[str]:
+    """Yield where the NICs are, in words."""
+    names = t.nic_names or tuple(f"NIC{n}" for n in range(t.nics))
+    fabric = t.fabric
+    away = [names[n] for n in range(t.nics) if n not in fabric]
+    counted = f"{len(fabric)} of {t.nics} NICs are the fabric's" if away else f"{t.nics} NICs"
+    yield counted + (f": {', '.join(away)} are near no GPU, and are not counted" if away else "")
+    own = [gpu for gpu in range(len(t.links)) if t.own_nic(gpu) is not None]
+    others = [str(gpu) for gpu in range(len(t.links)) if gpu not in own]
+    if own and others:
+        yield f"GPUs {', '.join(others)} have no NIC at their PCIe switch: they reach one through a neighbour"
+    elif fabric and others:
+        yield "no GPU has a NIC at its own PCIe switch: all reach them through the host"
+
+
+def cluster(topology: GpuTopology, device: str | None, nodes: int, port_gbit: float | None, name: str) -> ClusterSpec:
+    """Return a cluster of `nodes` such hosts, whose NICs have `port_gbit` Gb/s each. Raises InputError."""
+    device = device or topology.device
+    if not device:
+        raise InputError("device", None, "is missing: the matrix does not say which GPUs", "e.g. --device H100")
+    if device not in CHIPS:
+        raise InputError("device", device, "is not a chip that Phalanx knows", nearest(device, CHIPS))
+    port_gbit = port_gbit or topology.port_gbit
+    if nodes > 1 and port_gbit is None:
+        raise InputError("port_gbit", None, "is needed for several nodes", "say the Gb/s of a NIC, such as 400")
+    if port_gbit is not None and not 0 < port_gbit <= 1e6:
+        raise InputError("port_gbit", port_gbit, "is not the Gb/s of a NIC", "such as 400")
+    chip, count = CHIPS[device], len(topology.links)
+    said = f"the host's topology; rate of {device}'s datasheet, one direction"
+    tiers = _nvlink_tiers(topology, chip.link_bytes_per_s, said)
+    tiers += _pcie_tiers(topology, tiers[-1].ranks if tiers else 1)
+    if nodes > 1 and port_gbit is not None:
+        nics = max(len(topology.fabric), 1)
+        host = nics * port_gbit * 1e9 / 8
+        each = min(port_gbit * 1e9 / 8, host / count) if nics >= count else min(port_gbit * 1e9 / 8, host)
+        what = f"{nics} NICs of {port_gbit:g} Gb/s for {count} GPUs, one direction"
+        shared = host if nics < count else None
+        tiers.append(Tier("network", count * nodes, 15e-6, each, "estimated", what, shared))
+    return of_datasheet(name, chip.as_device(), count, nodes, tuple(tiers))
+
+
+def _blocks(count: int, size: int) -> list[range]:
+    return [range(start, start + size) for start in range(0, count, size)]
+
+
+def _nvlink_tiers(topology: GpuTopology, rate: float, source: str) -> list[Tier]:
+    """Return the tiers of NVLinks, of which a GPU with all of its links has `rate`: the largest cliques, then the
+    host where NVLinks connect all of it."""
+    count = len(topology.links)
+    links = np.array([[int(link[2:]) if link.startswith("NV") else 0 for link in row] for row in topology.links])
+    inner = next(
+        size
+        for size in range(count, 0, -1)
+        if count % size == 0
+        and all(np.sum(links[b, b] > 0) == size * (size - 1) for b in map(_slice, _blocks(count, size)))
+    )
+    if count < 2 or not links.any():
+        return []
+    reached = np.linalg.matrix_power((links > 0) + np.eye(count), count) > 0
+    connected = bool(reached.all())
+    # Cards with bridges have no NVLink rate in their datasheet's row: their links are of PCIe's rate there.
+    bridged = not connected and rate <= 64e9
+    each = _BRIDGE if bridged else rate / links.sum(axis=1).max()
+    parts = [_slice(b) for b in _blocks(count, inner)]
+    inside = min(float(links[b, b].sum(axis=1).min()) for b in parts) * each
+    origin: Origin = "estimated" if bridged else "published"
+    tiers = [Tier("nvlink", inner, 5e-6, inside, origin, source)] if inner > 1 else []
+    if inner < count and connected:
+        leaving = min(float(links[b].sum() - links[b, b].sum()) for b in parts) * each
+        every = float(links.sum(axis=1).min()) * each
+        tiers.append(Tier("nvlink mesh", count, 5e-6, every, "estimated", source, max(leaving, every)))
+    return tiers
+
+
+def _slice(block: range) -> slice:
+    return slice(block.start, block.stop)
+
+
+def _pcie_tiers(topology: GpuTopology, below: int) -> list[Tier]:
+    """Return the tiers of PCIe above NVLink's cliques of `below` GPUs: a socket's, then the host's."""
+    count = len(topology.links)
+    if below >= count > 1 or count == 1:
+        return [] if count > 1 else [Tier("pcie", 1, 1e-5, _PCIE, "estimated", "a single GPU")]
+    near = [
+        size
+        for size in range(count, below - 1, -1)
+        if count % size == 0 and size % below == 0 and _is_within_sockets(topology, size)
+    ]
+    socket = near[0] if near else below
+    said = "the host's topology; rate"
+    tiers = []
+    if socket > below or (socket == below == 1):
+        tiers.append(Tier("pcie", socket, 1e-5, _PCIE, "estimated", f"{said} of PCIe 4.0 x16, one direction"))
+    if socket < count:
+        between = f"{said} between the host bridges of two sockets"
+        tiers.append(Tier("sockets", count, 1.5e-5, _PCIE, "estimated", between, _SOCKETS))
+    return tiers
+
+
+def _is_within_sockets(topology: GpuTopology, size: int) -> bool:
+    """Whether consecutive GPUs in blocks of a size reach each other without the link between sockets."""
+    return all(topology.links[i][j] != "SYS" for b in _blocks(len(topology.links), size) for i in b for j in b)
