@@ -63,7 +63,8 @@ TREE_YAML = (
 )
 NCCL_XML = (
     b'<system version="1"><cpu numaid="0"><pci busid="0:1"><pci busid="0:2"><gpu dev="0">'
-    b'<nvlink target="0:4" count="4"/></gpu></pci><pci busid="0:3"><nic><net name="mlx5_0" speed="400000"/></nic></pci></pci><pci busid="0:4">'
+    b'<nvlink target="0:4" count="4"/></gpu></pci><pci busid="0:3"><nic>'
+    b'<net name="mlx5_0" speed="400000"/></nic></pci></pci><pci busid="0:4">'
     b'<gpu dev="1"><nvlink target="0:2" count="4"/></gpu></pci></cpu></system>\n'
 )
 ROCM = (

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from phalanx.frameworks.accelerate.read_tuning import tuning
 from phalanx.frameworks.configuration import (
     Config,
     Configuration,

@@ -7,7 +7,6 @@ from typing import Any
 
 from phalanx.frameworks.accelerate import read as accelerate
 from phalanx.frameworks.accelerate.read import arguments_job, attention, sharding, wrapping
-from phalanx.frameworks.accelerate.read_tuning import tuning
 from phalanx.frameworks.configuration import (
     Config,
     Configuration,
