@@ -161,7 +161,7 @@ def test_files_that_are_named_are_found_where_they_lie(tmp_path: Path) -> None:
     (tmp_path / "ds.json").rename(tmp_path / "elsewhere.json")
     c, _ = files.read([script])
     assert c.layout.zero is None
-    assert c.notes[0] == "configs/ds.json, its deepspeed, is not here: give it too"
+    assert c.missing[0] == "configs/ds.json, its deepspeed, is not here: give it too"
     (tmp_path / "elsewhere.json").rename(tmp_path / "ds.json")
     c, _ = files.read([script, tmp_path / "ds.json"])
     assert c.layout.zero == 3
@@ -304,7 +304,8 @@ def test_commands_as_people_write_them(tmp_path: Path, name: str, text: str, wor
     (tmp_path / name).write_text(text)
     c, _ = files.read([tmp_path / name])
     assert (c.kind, c.layout.world, c.layout.tp, c.unknown) == ("megatron", world, 2, {})
-    assert c.notes[0].startswith(note) if note else not c.notes
+    said = (*c.notes, *c.missing)
+    assert said[0].startswith(note) if note else not said
 
 
 def test_programs_that_launch_themselves(tmp_path: Path) -> None:
@@ -324,7 +325,7 @@ def test_a_file_that_cannot_be_read_is_not_said_to_be_missing(tmp_path: Path) ->
     line = "torchrun --nproc_per_node 4 t.py --per_device_train_batch_size 2 --deepspeed ds.json"
     (tmp_path / "run.sh").write_text(line)
     c, _ = files.read([tmp_path / "run.sh"])
-    assert c.notes[0] == "ds.json, its deepspeed, is larger than 1 MiB, and is left out"
+    assert c.missing[0] == "ds.json, its deepspeed, is larger than 1 MiB: give one that can be read"
     (tmp_path / "run.sh").write_text("cd $(dirname $0)\nsh pretrain.sh dsw 8B 1\n")
     said = error_of(tmp_path, "read", "run.sh")
     assert "starts no training that is known by itself; pretrain.sh, which it runs, is not here: give it too" in said
@@ -337,6 +338,43 @@ def test_a_file_that_the_script_writes_is_read(tmp_path: Path) -> None:
     )
     c, _ = files.read([tmp_path / "run.sh"])
     assert (c.layout.zero, c.layout.world) == (2, 4)
+
+
+def test_a_layout_that_a_variable_leaves_open_is_said_and_never_priced(tmp_path: Path) -> None:
+    line = f"torchrun --nproc_per_node 8 pretrain_gpt.py --tensor-model-parallel-size $TP {_SIZES} --seq-length 1024"
+    line += " --max-position-embeddings 1024 --vocab-size 32000 --bf16"
+    (tmp_path / "run.sh").write_text(line)
+    asked = ("run.sh", "--cluster", "dgx-h100")
+    assert "missing: tensor-model-parallel-size is $TP, which only its shell" in text_of(tmp_path, "read", "run.sh")
+    for command in ("predict", "lint"):
+        assert "run.sh: tensor-model-parallel-size: is $TP, which only its shell" in error_of(
+            tmp_path, command, *asked
+        )
+    (tmp_path / "run.sh").write_text(f"TP=2\n{line}")
+    assert "dp=4,tp=2" in text_of(tmp_path, "predict", *asked)
+
+
+def test_a_script_that_names_its_settings_alone_asks_for_them_in_every_command(tmp_path: Path) -> None:
+    (tmp_path / "run.sh").write_text("torchrun --nproc_per_node 8 -m torchtitan.train --module llama3 --config x")
+    for command in ("read", "predict", "lint"):
+        asked = ("--cluster", "dgx-h100") if command != "read" else ()
+        assert "config_registry.py::x, its base configuration, is not here" in error_of(
+            tmp_path, command, "run.sh", *asked
+        )
+
+
+def test_deepspeeds_file_of_accelerate_and_of_axolotl_is_read(tmp_path: Path) -> None:
+    engine = {"zero_optimization": {"stage": 3, "offload_param": {"device": "cpu"}}, "bf16": {"enabled": True}}
+    (tmp_path / "ds.json").write_text(json.dumps(engine))
+    own = "distributed_type: DEEPSPEED\nnum_processes: 4\ndeepspeed_config: {deepspeed_config_file: ds.json}\n"
+    (tmp_path / "accelerate.yaml").write_text(own)
+    (tmp_path / "axolotl.yaml").write_text(
+        "base_model: x\nmicro_batch_size: 1\ndeepspeed: ds.json\nsequence_len: 8\n"
+    )
+    for name in ("accelerate.yaml", "axolotl.yaml"):
+        c, _ = files.read([tmp_path / name])
+        assert (c.layout.zero, c.layout.precision, c.stack, c.unknown) == (3, "bf16", "deepspeed", {})
+        assert c.options["parameter_offload"] is True
 
 
 def test_a_template_is_said_to_be_one(tmp_path: Path) -> None:

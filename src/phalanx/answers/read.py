@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -38,6 +38,7 @@ _CONFLICTS = ("both-halves", "two-engines", "types-disagree", "batches-disagree"
 """Lints of settings that contradict each other, of which a price would have to choose one."""
 _OPEN_KERNEL = ("hf", "accelerate")
 """Kinds whose models choose attention's kernel by release, where nobody names it."""
+_UNSET = "only its shell knows"
 _UNPRICED = ("bucket", "prefetch", "grad_sync", "reshard")
 _OF_UNITS = ("units", "unit_size")
 _OF_STAGES = ("first_stage_layers", "last_stage_layers", "embedding_as_layer", "loss_as_layer")
@@ -104,7 +105,16 @@ def read(paths: Sequence[Path], kind: str | None = None, gpus: int | None = None
     _require_understood(configuration, title)
     job_of(configuration, 1, 1)  # refuses an optimizer out of range, as every command does that prices it
     mistakes = tuple(lint(config, configuration))
-    return Reading(configuration, mistakes, config, title, (*caveats_of(configuration), *_assumed(configuration)))
+    caveats = (*caveats_of(configuration), *_unset(configuration, config), *_assumed(configuration))
+    return Reading(configuration, mistakes, config, title, caveats)
+
+
+def _unset(c: Configuration, config: Config) -> Iterator[Caveat]:
+    """Yield a caveat for each field of the layout that a variable says which the file does not set."""
+    for key, meaning in c.understood.items():
+        value = Keys(config).take(key, "") if meaning.startswith("strategy.") else None
+        if isinstance(value, str) and value.startswith("$"):
+            yield Caveat("missing", (shown(key),), f"is {value}, which {_UNSET}", ("layout", "time", "memory"))
 
 
 def _require_understood(c: Configuration, title: str) -> None:
@@ -121,6 +131,7 @@ def _require_understood(c: Configuration, title: str) -> None:
         else f"{seems}, and has no settings"
     )
     remedy = "name the file with the layout, such as the configuration that it loads; or --kind, if it is of another"
+    remedy = c.missing[0] if c.missing else remedy
     raise InputError("file", title, reason, remedy)
 
 
@@ -253,19 +264,20 @@ def findings_in(reading: Reading) -> tuple[Finding, ...]:
 def is_configuration(path: Path) -> bool:
     """Whether a file is another framework's configuration, not a plan, a run's folder or an observation. Raises
     InputError for a script, YAML or Python that cannot be read: it can be nothing else."""
+    data = files.named(path)[0].suffix.lower() in (".json", ".toml")
     if path.is_dir():
         return not (path / "plan.json").exists() and any((path / name).is_file() for name in FILES)
     try:
         config = files.document(path)
     except InputError:
-        if files.named(path)[0].suffix.lower() in (".sh", ".sbatch", ".yaml", ".yml", ".py"):
+        if path.is_file() and not data:
             raise
         return False
     if "version" in config and ("strategy" in config or "ranks" in config):
         return False
     if path.suffix.lower() == ".toml" and files.kind_of(config) != "torchtitan":  # a job file of ours
         return False
-    return files.kind_in(path, config) is not None
+    return not data or files.kind_in(path, config) is not None
 
 
 def gpus_of(reading: Reading, gpus: int | None, path: Path) -> int:
@@ -336,6 +348,9 @@ def query_by(path: Path, asked: Query, reading: Reading | None = None) -> tuple[
         if caveat.kind == "not modelled" and "layout" in caveat.changes:
             reason = f"changes the layout {caveat.reason} and has no price"
             raise InputError(f"{path}: {caveat.keys[0]}", None, reason, "leave it out to price the rest")
+        if caveat.reason.endswith(_UNSET) and asked.strategy is None:
+            remedy = "set that variable in the file's first line, or write the number"
+            raise InputError(f"{path}: {caveat.keys[0]}", None, caveat.reason, remedy)
     gpus = gpus_of(reading, asked.gpus, path)
     strategy = strategy_of(c, gpus)
     said = []

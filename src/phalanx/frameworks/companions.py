@@ -11,6 +11,7 @@ from phalanx.spec.errors import InputError
 
 LARGEST = 2**20
 """Bytes of the largest file that is read."""
+MISSING = "is not here: give it too"
 _ABOVE = 3
 """Folders above a file in which a path relative to a repository's root is looked for."""
 
@@ -29,7 +30,7 @@ class Companions:
 
     def why(self, name: str) -> str:
         """Say why a named file has no text."""
-        return f"{self.unread[name]}, and is left out" if name in self.unread else "is not here: give it too"
+        return f"{self.unread[name]}: give one that can be read" if name in self.unread else MISSING
 
     def find(self, name: str, directory: str = "") -> Path | None:
         """Return the path of a named file; None where it is nowhere."""

@@ -20,14 +20,14 @@ from typing import Any
 
 from phalanx.frameworks import folder
 from phalanx.frameworks.accelerate import launch as accelerate
-from phalanx.frameworks.companions import LARGEST, Companions
+from phalanx.frameworks.companions import LARGEST, MISSING, Companions
 from phalanx.frameworks.configuration import Config, Configuration, Partial
 from phalanx.frameworks.dumps import dumped, logged
 from phalanx.frameworks.framework import Framework
 from phalanx.frameworks.keys import key_table
 from phalanx.frameworks.launchers.launch import Launch
 from phalanx.frameworks.launchers.manifest import is_manifest
-from phalanx.frameworks.launchers.started import MISSING, Started, in_manifest, in_script, settled, value_of
+from phalanx.frameworks.launchers.started import Started, in_manifest, in_script, settled, value_of
 from phalanx.frameworks.parts import python_tables, reader
 from phalanx.frameworks.registry import FRAMEWORKS
 from phalanx.frameworks.shell.expansion import plain
@@ -264,9 +264,7 @@ def _launched(started: Started, kind: str | None, reading: _Reading, path: Path)
     args = {name: _plain(settled(value, name.replace("-", "_") in switches)) for name, value in started.args.items()}
     assigned = {name: _plain(value) for name, value in started.assigned.items()}
     launched = {"launch": _typed(launch.options), "env": _typed(started.environment), "launched": launch}
-    reading.asks += [
-        f"{word} brings options of its launcher: they are open, and so are its ranks" for word in launch.open
-    ]
+    reading.asks += started.missing
     if launch.missing:
         reading.asks += [f"{name}, its list of hosts, {reading.files.why(name)}" for name in launch.missing]
     config = _over_base(framework, args, assigned, started, reading)

@@ -9,14 +9,17 @@ from phalanx.frameworks.configuration import (
     Config,
     Configuration,
     Keys,
+    Partial,
     StatedLayout,
     count,
     divided,
+    joined,
     number,
     product,
     truth,
     zero_level,
 )
+from phalanx.frameworks.deepspeed import read as deepspeed
 from phalanx.frameworks.keys import key_table
 from phalanx.frameworks.trainer_tuning import tuning
 
@@ -116,9 +119,11 @@ def _trainer(keys: Keys) -> tuple[int | None, int | None, dict[str, Any], dict[s
 
 
 def read(config: Config, world: int | None = None) -> Configuration:
-    """Read accelerate's file, or axolotl's."""
-    given = config.get("training_arguments")
-    keys = Keys({name: value for name, value in config.items() if name != "training_arguments"})
+    """Read accelerate's file, or axolotl's, with DeepSpeed's where it names one."""
+    given, file = config.get("training_arguments"), config.get("deepspeed_json")
+    own = {name: value for name, value in config.items() if name not in ("training_arguments", "deepspeed_json")}
+    keys = Keys(Partial(own) if isinstance(config, Partial) else own)
+    engine = Keys(file if isinstance(file, dict) else {})
     part = Keys(given if isinstance(given, dict) else {})
     how = str(keys.take("distributed_type", "stack", "")).upper()
     world = world or count(keys.take("num_processes", "world"))
@@ -155,6 +160,8 @@ def read(config: Config, world: int | None = None) -> Configuration:
                 for name in ("optimizer", "param")
             }
             steps = count(keys.take(f"{at}.gradient_accumulation_steps", "accumulation"))
+        if engine.config:
+            zero, offload = deepspeed.stage(engine), deepspeed.offloaded(engine)
     elif fsdp:
         zero, offload, recompute = sharding(keys)
         units = wrapping(keys, by_default="TRANSFORMER_BASED_WRAP" if axolotl else "")
@@ -181,16 +188,21 @@ def read(config: Config, world: int | None = None) -> Configuration:
         unstated = "fp32" if bf16 is False else "bf16"  # `auto` is its default
         again = truth(keys.take("gradient_checkpointing", "strategy.recompute"))
         recompute = "full" if again else recompute or ("none" if again is False else None)
-    job: dict[str, Any] = {"compute": unstated}
+    half = deepspeed.precision(engine) if engine.config else None
+    type_ = half if half in ("bf16", "fp16") and type_ is None else type_
+    job: dict[str, Any] = {"compute": None if isinstance(config, Partial) else unstated}
     fields: dict[str, Any] = {}
+    options: dict[str, Any] = units | attention(keys)
+    if engine.config:
+        beyond, fields, stated = deepspeed.beyond(engine)
+        options, job = options | beyond, job | stated
     if part.config:
-        micro, steps, stated, fields = _trainer(part)
-        job |= stated
+        micro, steps, stated, more = _trainer(part)
+        job, fields = job | stated, fields | more
         if truth(part.take("gradient_checkpointing", "strategy.recompute")):
             recompute = "full"
     if type_ not in (None, "fp32"):
         job["compute"] = type_
-    options: dict[str, Any] = units | attention(keys)
     if fsdp and (offload or {}).get("param") == "cpu":
         options |= {"parameter_offload": True, "optimizer_offload": 1.0}
     gathers = ("parallelism_config.parallelism_config_cp_comm_strategy", "parallelism_config.cp_comm_strategy")
@@ -223,7 +235,7 @@ def read(config: Config, world: int | None = None) -> Configuration:
     quiet = (*quiet, *(table + k for k in others[0]))
     open_ |= {table + k: v for k, v in others[1].items()}
     unknown |= {table + k: v for k, v in others[2].items()}
-    return Configuration(
+    c = Configuration(
         "accelerate",
         stack,
         layout,
@@ -238,3 +250,6 @@ def read(config: Config, world: int | None = None) -> Configuration:
         fields=fields,
         job=job,
     )
+    if not engine.config:
+        return c
+    return joined(c, engine.configuration("deepspeed", stack, layout, deepspeed.KEYS), "deepspeed_json")

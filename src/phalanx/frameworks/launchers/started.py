@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from phalanx.frameworks.companions import MISSING
 from phalanx.frameworks.launchers import batch
 from phalanx.frameworks.launchers.launch import Given, Launch, OpenFile, launch
 from phalanx.frameworks.launchers.manifest import manifest
@@ -25,7 +26,6 @@ _FLAG = re.compile(r"--[A-Za-z]")
 _FENCED = re.compile(
     r"^[ \t]*(`{3,}|~{3,})[ \t]*(?:bash|sh|shell|console|zsh|text)?[ \t]*\n(.*?)^[ \t]*\1[ \t]*$", re.M | re.S
 )
-MISSING = "is not here: give it too"
 Knows = Callable[[Launch], bool]
 """Whether a framework knows a program or its arguments."""
 
@@ -45,6 +45,8 @@ class Started:
     directory: str = ""
     given: Given = field(default_factory=Given)
     notes: tuple[str, ...] = ()
+    missing: tuple[str, ...] = ()
+    """Scripts in place of a program, which are not here."""
 
 
 def in_script(text: str, open_file: OpenFile, knows: Knows, name: str = "script.sh") -> Started:
@@ -90,7 +92,7 @@ def _started(
     one = replace(one, asked=given.ranks)
     args, assigned, positional = arguments(one.words)
     script_of_its_own = re.search(r"\.(sh|bash|sbatch|slurm)$", one.program)
-    notes = (f"{plain(one.program)}, which it runs, {MISSING}",) if script_of_its_own else ()
+    notes = [f"{word} brings options of its launcher: they are open, and so are its ranks" for word in one.open]
     forks = [note for fork in script.forks if (note := fork.note(invocation.names))]
     return Started(
         one,
@@ -102,6 +104,7 @@ def _started(
         invocation.directory,
         given,
         (*notes, *script.notes, *forks),
+        (f"{plain(one.program)}, which it runs, {MISSING}",) if script_of_its_own else (),
     )
 
 
