@@ -146,6 +146,6 @@ def test_a_file_that_is_named_and_missing_is_asked_for_before_anything_is_priced
     (tmp_path / "run.sh").write_text(f"{line} --deepspeed ds_config.json --max_seq_length 512\n")
     assert "missing: ds_config.json, its deepspeed, is not here: give it too" in text_of(tmp_path, "read", "run.sh")
     error = error_of(tmp_path, "predict", "run.sh", *ON, "--model", "llama2-7b")
-    assert "run.sh: ds_config.json: its deepspeed, is not here, and the layout may be" in error
+    assert "run.sh: ds_config.json: its deepspeed, is not here: the layout may be in it" in error
     (tmp_path / "ds_config.json").write_text('{"zero_optimization": {"stage": 3}}')
     assert "zero=3" in text_of(tmp_path, "predict", "run.sh", *ON, "--model", "llama2-7b")

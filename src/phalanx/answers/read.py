@@ -343,7 +343,9 @@ def query_by(path: Path, asked: Query, reading: Reading | None = None) -> tuple[
     _require_filled_in(path, asked, reading)
     for text in c.missing:
         file, _, reason = text.partition(", ")
-        raise InputError(f"{path}: {file}", None, f"{reason.partition(':')[0]}, and the layout may be", "give it too")
+        raise InputError(
+            f"{path}: {file}", None, f"{reason.partition(':')[0]}: the layout may be in it", "give it too"
+        )
     for caveat in reading.caveats:
         if caveat.kind == "not modelled" and "layout" in caveat.changes:
             reason = f"changes the layout {caveat.reason} and has no price"

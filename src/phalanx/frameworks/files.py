@@ -66,7 +66,9 @@ class _Reading:
     files: Companions
     notes: list[str] = field(default_factory=list)
     asks: list[str] = field(default_factory=list)
-    """Files that are named and not here."""
+    """What a launcher leaves open."""
+    missing: list[str] = field(default_factory=list)
+    """Files of settings that are named and not here."""
 
     def tables_of(self, name: str, directory: str, what: str, depth: int = 0) -> dict[str, Any] | None:
         """Return the tables of a file that is named; None where it is not here, which is noted. Raises InputError for
@@ -74,7 +76,7 @@ class _Reading:
         path, function = named(Path(name))
         text = self.files.text(str(path), directory)
         if text is None:
-            self.asks.append(f"{name}, {what}, {self.files.why(str(path))}")
+            self.missing.append(f"{name}, {what}, {self.files.why(str(path))}")
             return None
         if path.suffix == ".py":
             return _of_python(text, str(path), function)
@@ -117,8 +119,8 @@ def read(paths: Sequence[Path], kind: str | None = None, world: int | None = Non
     kind, config = _with_given(kind, config, reading)
     c = configured(config, kind, world)
     model = c.spec or _model(c, reading)
-    notes = (*(source.started.notes if source.started else ()), *c.notes)
-    c = replace(c, notes=notes, companions=tuple(reading.notes), missing=tuple(reading.asks))
+    notes = (*(source.started.notes if source.started else ()), *reading.asks, *c.notes)
+    c = replace(c, notes=notes, companions=tuple(reading.notes), missing=tuple(reading.missing))
     return replace(c, spec=model, open_model="" if model else c.open_model), config
 
 
@@ -264,7 +266,7 @@ def _launched(started: Started, kind: str | None, reading: _Reading, path: Path)
     args = {name: _plain(settled(value, name.replace("-", "_") in switches)) for name, value in started.args.items()}
     assigned = {name: _plain(value) for name, value in started.assigned.items()}
     launched = {"launch": _typed(launch.options), "env": _typed(started.environment), "launched": launch}
-    reading.asks += started.missing
+    reading.missing += started.missing
     if launch.missing:
         reading.asks += [f"{name}, its list of hosts, {reading.files.why(name)}" for name in launch.missing]
     config = _over_base(framework, args, assigned, started, reading)

@@ -80,6 +80,7 @@ def read(config: Config, world: int | None = None) -> Configuration:
     layers = count(flag("num_layers", "model.num_hidden_layers"))
     per_stage = count(flag("num_layers_per_virtual_pipeline_stage", "strategy.virtual"))
     stages = count(flag("num_virtual_stages_per_pipeline_rank", "strategy.virtual"))
+    stages = stages or count(flag("virtual_pipeline_model_parallel_size", "strategy.virtual"))
     experts = count(flag("num_experts", "model.experts"))
     extra = beyond.options(flag, experts is not None, cp)
     ends = sum(bool(extra.get(f"{n}_as_layer")) for n in ("embedding", "loss"))
