@@ -93,6 +93,26 @@ def test_degrees_stand_in_the_lines_as_each_engine_counts_them() -> None:
     assert "--quantization" not in vllm  # DeepSeek-V3 is published in fp8
 
 
+def test_lines_leave_to_the_engine_what_the_plan_does_not_bound() -> None:
+    from dataclasses import replace
+
+    limits = ("--max-num-seqs", "--max-running-requests", "--max_batch_size")
+    contexts = ("--max-model-len", "--context-length", "--max_seq_len")
+    plan = replace(_drawn(np.random.default_rng(0)), model=_DENSE, model_name="llama3-70b", adapters=0)
+    for room, bounds_context in ((_DENSE.max_seq, False), (_DENSE.max_seq - 1, True)):
+        prefill = Workers("prefill", 1, 4, 1, 1, 4, 1, 2, 4096, room)
+        groups = prefill, replace(prefill, role="decode", slots=99)
+        for engine in ("vllm", "sglang", "trtllm"):
+            made = launch(replace(plan, engine=engine, workers=groups, gpus=8))  # type: ignore[arg-type]
+            first, then = (command.options for command in made.commands[:2])
+            assert not set(limits) & set(first)
+            assert "99" in then
+            for options in (first, then):
+                assert bool(set(contexts) & set(options)) == bounds_context
+                assert not any("disable" in word and "cach" in word for word in options)
+            assert "prefix caching is the engine's default" in made.notes[0]
+
+
 def test_what_an_engine_cannot_do_is_one_line() -> None:
     from dataclasses import replace
 

@@ -11,7 +11,7 @@ import json
 from phalanx.serving.launch import sglang, trtllm, vllm
 from phalanx.serving.launch.arguments import published
 from phalanx.serving.launch.checkpoints import weights_of
-from phalanx.serving.launch.launch import WorkerPlace, longest, places
+from phalanx.serving.launch.launch import WorkerPlace, context, most_requests, places
 from phalanx.serving.plan_file import ServingPlan
 
 _IMAGE = {"vllm": "vllm-runtime", "sglang": "sglang-runtime", "trtllm": "tensorrtllm-runtime"}
@@ -36,8 +36,11 @@ def worker_options(plan: ServingPlan, place: WorkerPlace) -> list[str]:
     out += ["--tensor-parallel-size", str(w.tp * w.attention_dp), "--pipeline-parallel-size", str(w.pp)]
     out += ["--expert-parallel-size", str(w.moe_ep)] if w.moe_ep > 1 else []
     out += ["--enable-attention-dp"] if w.attention_dp > 1 else []
-    out += ["--max-batch-size", str(-(-w.slots // w.attention_dp))]
-    out += ["--max-num-tokens", str(w.step_tokens), "--max-seq-len", str(longest(plan))]
+    if most := most_requests(w, w.attention_dp):
+        out += ["--max-batch-size", str(most)]
+    out += ["--max-num-tokens", str(w.step_tokens)]
+    if tokens := context(plan, w):
+        out += ["--max-seq-len", str(tokens)]
     return [*out, "--kv-block-size", str(plan.page_tokens), "--extra-engine-args", f"/config/{w.role}.yaml"]
 
 

@@ -90,6 +90,22 @@ def places(plan: ServingPlan, first_port: int = 8000) -> list[WorkerPlace]:
     return placed
 
 
-def longest(plan: ServingPlan) -> int:
-    """Return the tokens of the longest request to allow, prompt and answer, rounded up to a multiple of 64."""
+def context(plan: ServingPlan, workers: Workers) -> int | None:
+    """Return the tokens of the longest request to allow, prompt and answer, rounded up to a multiple of 64; None where
+    the cache holds one as long as the model's context, which engines then allow by themselves."""
+    if workers.cache_tokens // workers.attention_dp >= plan.model.max_seq:
+        return None
     return min(plan.model.max_seq, -(-plan.longest // 64) * 64)
+
+
+def most_requests(workers: Workers, shared: int = 1) -> int | None:
+    """Return the most requests at once of each of `shared` parts of a worker. None for workers that prefill: the
+    tokens of a step bound these, and the engine's own limit holds."""
+    return None if workers.role == "prefill" else -(-workers.slots // shared)
+
+
+def caching_note(plan: ServingPlan) -> str:
+    """Say what prefix caching, which engines do by themselves, does beside the plan."""
+    if plan.load.reuse:
+        return f"prefix caching is the engine's default; the plan counts on {plan.load.reuse:.0%} of each prompt"
+    return "prefix caching is the engine's default; the plan counts on none of it"

@@ -4,7 +4,15 @@ from __future__ import annotations
 
 from phalanx.serving.launch.arguments import published
 from phalanx.serving.launch.checkpoints import quantised_on_load, weights_of
-from phalanx.serving.launch.launch import Command, Launch, WorkerPlace, longest, places
+from phalanx.serving.launch.launch import (
+    Command,
+    Launch,
+    WorkerPlace,
+    caching_note,
+    context,
+    most_requests,
+    places,
+)
 from phalanx.serving.plan_file import ServingPlan
 
 
@@ -18,17 +26,18 @@ def options(plan: ServingPlan, place: WorkerPlace) -> list[str]:
         out += ["--dp-size", str(w.attention_dp), "--enable-dp-attention"]
     if w.moe_ep > 1:
         out += ["--ep-size", str(w.moe_ep)]
-    out += ["--max-running-requests", str(w.slots), "--chunked-prefill-size"]
-    out += [str(w.step_tokens * w.attention_dp)]  # which the groups share
-    out += ["--context-length", str(longest(plan)), "--page-size", str(plan.page_tokens)]
+    if most := most_requests(w):
+        out += ["--max-running-requests", str(most)]
+    out += ["--chunked-prefill-size", str(w.step_tokens * w.attention_dp)]  # which the groups share
+    if tokens := context(plan, w):
+        out += ["--context-length", str(tokens)]
+    out += ["--page-size", str(plan.page_tokens)]
     if quantised_on_load(plan):
         out += ["--quantization", "fp8"]
     elif plan.weights == "nvfp4":
         out += ["--quantization", "modelopt_fp4"]
     if plan.cache == "fp8":
         out += ["--kv-cache-dtype", "fp8_e4m3"]
-    if not plan.load.reuse:
-        out += ["--disable-radix-cache"]
     if plan.draft_tokens:
         out += ["--speculative-algorithm", "NGRAM", "--speculative-num-draft-tokens", str(plan.draft_tokens)]
     if plan.adapters:
@@ -50,7 +59,7 @@ def launch(plan: ServingPlan) -> Launch:
             own += ["--nnodes", str(place.nodes), "--node-rank", "$NODE_RANK", "--dist-init-addr", "$HEAD:5000"]
         program = ("python3", "-m", "sglang.launch_server")
         commands.append(Command(place.name, program, tuple(own), place.gpus, place.node, ("sglang",)))
-    notes = [note] if note else []
+    notes = [caching_note(plan), *([note] if note else [])]
     if len(commands) > 1:
         notes.append("sglang_router (a package of its own) routes to several workers, and from prefill to decode")
     return Launch("sglang", published("sglang").version, tuple(commands), {}, tuple(notes))

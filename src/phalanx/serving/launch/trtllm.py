@@ -4,7 +4,15 @@ from __future__ import annotations
 
 from phalanx.serving.launch.arguments import published
 from phalanx.serving.launch.checkpoints import weights_of
-from phalanx.serving.launch.launch import Command, Launch, WorkerPlace, longest, places
+from phalanx.serving.launch.launch import (
+    Command,
+    Launch,
+    WorkerPlace,
+    caching_note,
+    context,
+    most_requests,
+    places,
+)
 from phalanx.serving.plan_file import ServingPlan
 from phalanx.spec.errors import InputError
 
@@ -23,8 +31,8 @@ def engine_file(plan: ServingPlan, place: WorkerPlace) -> str:
     lines = [f"enable_attention_dp: {'true' if w.attention_dp > 1 else 'false'}"]
     lines += ["kv_cache_config:", f"  dtype: {'fp8' if plan.cache == 'fp8' else 'auto'}"]
     lines += [f"  tokens_per_block: {plan.page_tokens}"]
-    lines += [f"  enable_block_reuse: {'true' if plan.load.reuse else 'false'}"]
-    lines += ["cuda_graph_config:", f"  max_batch_size: {w.slots}", "  enable_padding: true"]
+    if w.role != "prefill":
+        lines += ["cuda_graph_config:", f"  max_batch_size: {w.slots}", "  enable_padding: true"]
     if plan.draft_tokens:
         lines += ["speculative_config:", "  decoding_type: NGram", f"  max_draft_len: {plan.draft_tokens}"]
     if plan.adapters:
@@ -45,8 +53,11 @@ def options(plan: ServingPlan, place: WorkerPlace) -> list[str]:
     if w.moe_ep > 1:
         out += ["--ep_size", str(w.moe_ep)]
     # Of one rank where attention is data parallel.
-    out += ["--max_batch_size", str(-(-w.slots // w.attention_dp))]
-    out += ["--max_num_tokens", str(w.step_tokens), "--max_seq_len", str(longest(plan))]
+    if most := most_requests(w, w.attention_dp):
+        out += ["--max_batch_size", str(most)]
+    out += ["--max_num_tokens", str(w.step_tokens)]
+    if tokens := context(plan, w):
+        out += ["--max_seq_len", str(tokens)]
     return [*out, "--enable_chunked_prefill"]
 
 
@@ -65,7 +76,7 @@ def launch(plan: ServingPlan) -> Launch:
         if place.nodes > 1:
             program = ("mpirun", "-n", str(place.workers.gpus), "trtllm-llmapi-launch", *program)
         commands.append(Command(place.name, program, tuple(own), place.gpus, place.node, ("trtllm",)))
-    notes = [note] if note else []
+    notes = [caching_note(plan), *([note] if note else [])]
     if plan.weights == "fp8":
         notes.append("fp8 needs a checkpoint that was quantised so, such as nvidia's -FP8 releases")
     if len(plan.workers) > 1:

@@ -6,7 +6,15 @@ import json
 
 from phalanx.serving.launch.arguments import published
 from phalanx.serving.launch.checkpoints import quantised_on_load, weights_of
-from phalanx.serving.launch.launch import Command, Launch, WorkerPlace, longest, places
+from phalanx.serving.launch.launch import (
+    Command,
+    Launch,
+    WorkerPlace,
+    caching_note,
+    context,
+    most_requests,
+    places,
+)
 from phalanx.serving.plan_file import ServingPlan
 from phalanx.spec.errors import InputError
 
@@ -25,15 +33,16 @@ def options(plan: ServingPlan, place: WorkerPlace) -> list[str]:
     if w.moe_ep > 1:
         out += ["--enable-expert-parallel"]
     # Both limits are of one engine core, of which data parallelism has as many.
-    out += ["--max-num-seqs", str(-(-w.slots // w.attention_dp))]
+    if most := most_requests(w, w.attention_dp):
+        out += ["--max-num-seqs", str(most)]
     out += ["--max-num-batched-tokens", str(w.step_tokens)]
-    out += ["--max-model-len", str(longest(plan)), "--block-size", str(plan.page_tokens)]
+    if tokens := context(plan, w):
+        out += ["--max-model-len", str(tokens)]
+    out += ["--block-size", str(plan.page_tokens)]
     if quantised_on_load(plan):
         out += ["--quantization", "fp8"]
     if plan.cache == "fp8":
         out += ["--kv-cache-dtype", "fp8"]
-    if not plan.load.reuse:
-        out += ["--disable-prefix-caching"]
     if plan.draft_tokens:
         method = {"method": "ngram", "num_speculative_tokens": plan.draft_tokens}
         out += ["--speculative-config", json.dumps(method, separators=(",", ":"))]
@@ -55,7 +64,7 @@ def launch(plan: ServingPlan) -> Launch:
             own += ["--nnodes", str(place.nodes), "--node-rank", "$NODE_RANK", "--master-addr", "$HEAD"]
         program = ("vllm", "serve", where)
         commands.append(Command(place.name, program, tuple(own), place.gpus, place.node, ("vllm",)))
-    notes = [note] if note else []
+    notes = [caching_note(plan), *([note] if note else [])]
     if plan.draft_tokens:
         notes.append("the draft is n-gram look-up here; name your draft model in --speculative-config for another")
     if len(commands) > 1 and len(plan.workers) == 1:
