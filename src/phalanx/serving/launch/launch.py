@@ -91,8 +91,8 @@ def places(plan: ServingPlan, first_port: int = 8000) -> list[WorkerPlace]:
 
 
 def context(plan: ServingPlan, workers: Workers) -> int | None:
-    """Return the tokens of the longest request to allow, prompt and answer, rounded up to a multiple of 64; None where
-    the cache holds one as long as the model's context, which engines then allow by themselves."""
+    """Return the tokens of the longest request to allow, prompt and answer, in multiples of 64. None where the
+    cache holds one as long as the model's context, which engines then allow by themselves."""
     if workers.cache_tokens // workers.attention_dp >= plan.model.max_seq:
         return None
     return min(plan.model.max_seq, -(-plan.longest // 64) * 64)
