@@ -218,7 +218,9 @@ def _link(chip: ChipRates, c: EngineConstants, ranks: Any) -> tuple[Any, Any]:
     eight = np.where(chip.link_bytes_per_s < 40e9, _OLD_BUS_EIGHT, _BUS_EIGHT)
     share = np.where(bus, _BUS_PAIR * (eight / _BUS_PAIR) ** ((np.log2(np.maximum(ranks, 2)) - 1) / 2), c.link)
     hop = np.where(inside, np.where(bus, 2 * c.hop_s, c.hop_s), c.net_hop_s)
-    return hop, np.where(inside, chip.link_bytes_per_s * share, chip.net_bytes_per_s * c.link)
+    within, across = chip.link_bytes_per_s * share, chip.net_bytes_per_s * c.link
+    # Ranks on a bus share it on their way out too: what leaves a domain is no faster than what stays.
+    return hop, np.where(inside, within, np.where(bus, np.minimum(across, within), across))
 
 
 def all_reduce_s(chip: ChipRates, c: EngineConstants, ranks: Any, size: Any) -> Any:
