@@ -291,3 +291,19 @@ def test_wrong_models_say_why(fields: dict[str, Any], words: str) -> None:
         make_model({**sizes, **fields}, Path())
     assert words in str(error.value)
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("kind", "said"),
+    [
+        ("lama", "did you mean llama?"),
+        ("mixtrl", "did you mean mixtral?"),
+        ("qwen3_next", "no other model_type represents it"),
+        ("llama4", "no other model_type represents it"),
+        ("deepseek_v4", "no other model_type represents it"),
+    ],
+)
+def test_another_release_of_a_family_is_no_slip(tmp_path: Path, kind: str, said: str) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": kind}))
+    with pytest.raises(InputError, match=re.escape(said)):
+        from_hugging_face(tmp_path / "config.json")

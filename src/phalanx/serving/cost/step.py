@@ -216,7 +216,8 @@ def _link(chip: ChipRates, c: EngineConstants, ranks: Any) -> tuple[Any, Any]:
     neighbours."""
     inside, bus = ranks <= chip.domain, chip.link_bytes_per_s <= _BUS
     eight = np.where(chip.link_bytes_per_s < 40e9, _OLD_BUS_EIGHT, _BUS_EIGHT)
-    share = np.where(bus, _BUS_PAIR * (eight / _BUS_PAIR) ** ((np.log2(np.maximum(ranks, 2)) - 1) / 2), c.link)
+    doublings = np.log2(np.clip(ranks, 2, 8))  # nobody has measured more
+    share = np.where(bus, _BUS_PAIR * (eight / _BUS_PAIR) ** ((doublings - 1) / 2), c.link)
     hop = np.where(inside, np.where(bus, 2 * c.hop_s, c.hop_s), c.net_hop_s)
     within, across = chip.link_bytes_per_s * share, chip.net_bytes_per_s * c.link
     # Ranks on a bus share it on their way out too: what leaves a domain is no faster than what stays.

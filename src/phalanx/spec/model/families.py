@@ -12,8 +12,10 @@ cannot express are left out: to detect them, read the file back and compare.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -191,6 +193,16 @@ def complete(fields: Mapping[str, Any]) -> dict[str, Any]:
     return full
 
 
+def _slip(kind: str, known: Mapping[str, object]) -> str:
+    """Return the type that a slip was meant to be. Another release of a family computes something else, and is none:
+    its cache and parameters would be those of another model."""
+    near = get_close_matches(kind, known, 1, 0.85)
+    same_release = bool(near) and re.sub(r"\D", "", near[0]) == re.sub(r"\D", "", kind)
+    if near and same_release and not kind.startswith(near[0]) and not near[0].startswith(kind):
+        return f"did you mean {near[0]}?"
+    return "no other model_type represents it: its layers may differ"
+
+
 def from_hugging_face(path: Path) -> tuple[Fields, list[str]]:
     """Return the fields of a ModelSpec from a Hugging Face `config.json`, and notes on keys that were ignored.
 
@@ -203,7 +215,7 @@ def from_hugging_face(path: Path) -> tuple[Fields, list[str]]:
     kind, c = config.get("model_type"), Config(config, path)
     readers = {name: family.read for name, family in FAMILIES.items() if family.read is not None}
     if not isinstance(kind, str) or kind not in readers:
-        raise c.wrong(f"model_type {kind!r} is not supported", nearest(str(kind), readers))
+        raise c.wrong(f"model_type {kind!r} is not supported", _slip(str(kind), readers))
     try:
         shape = {"family": kind, **readers[kind](c)}
     except (KeyError, TypeError, AttributeError, ValueError, ZeroDivisionError) as error:
