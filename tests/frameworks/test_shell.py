@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from phalanx.frameworks.shell.expansion import is_open, plain
+from phalanx.frameworks.shell.scope import is_open, plain
 from phalanx.frameworks.shell.script import follow
 from phalanx.spec.errors import InputError
 

@@ -30,7 +30,7 @@ from phalanx.frameworks.launchers.manifest import is_manifest
 from phalanx.frameworks.launchers.started import Started, in_manifest, in_script, settled, value_of
 from phalanx.frameworks.parts import python_tables, reader
 from phalanx.frameworks.registry import FRAMEWORKS
-from phalanx.frameworks.shell.expansion import plain
+from phalanx.frameworks.shell.scope import plain
 from phalanx.frameworks.tables import documents, nested, overlaid, texts, without
 from phalanx.spec.documents import read_text, require_finite, require_shallow
 from phalanx.spec.errors import InputError, nearest

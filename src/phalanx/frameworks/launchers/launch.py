@@ -13,7 +13,7 @@ from difflib import get_close_matches
 from functools import cache
 from pathlib import Path
 
-from phalanx.frameworks.shell.expansion import is_open, plain
+from phalanx.frameworks.shell.scope import is_open, plain
 from phalanx.spec.rows import Rows, record
 
 OpenFile = Callable[[str], "str | None"]

@@ -11,8 +11,9 @@ import operator
 import re
 from dataclasses import dataclass, field
 
-from phalanx.frameworks.shell.expansion import OPEN, Scope, arithmetic, is_open, text_of
-from phalanx.frameworks.shell.grammar import NAME, Test
+from phalanx.frameworks.shell.expansion import arithmetic, text_of
+from phalanx.frameworks.shell.nodes import NAME, Test
+from phalanx.frameworks.shell.scope import OPEN, Scope, is_open
 
 _ENVIRONMENT = re.compile(rf"{OPEN}({NAME})")
 _NUMBERS = {

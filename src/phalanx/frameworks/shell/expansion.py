@@ -8,118 +8,22 @@ from __future__ import annotations
 
 import fnmatch
 import re
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
 
 from phalanx.frameworks.shell.arithmetic import evaluate
-from phalanx.frameworks.shell.grammar import NAME, Node
-from phalanx.spec.errors import InputError
+from phalanx.frameworks.shell.nodes import NAME
+from phalanx.frameworks.shell.quoting import braces, closing, closing_quote, escaped
+from phalanx.frameworks.shell.scope import Scope, is_open, plain, unknown
 
-OPEN = "\ue000"
-"""Begins a part that only the running shell could tell."""
-_SHIFT = 0xE100
-_OPAQUE = {ord(c): _SHIFT + ord(c) for c in map(chr, range(128)) if not (c.isalnum() or c == "_")}
-"""Characters inside such a part that a shell would take for its own: the part is one word, however often it is read
-again, as by `bash -c "$COMMAND"`."""
-_SHOWN = {ord(OPEN): "$"} | {mark: chr(character) for character, mark in _OPAQUE.items()}
-LARGEST_WORK = 2**24
-"""Characters that expansions may copy: a variable can be twice the one before it."""
 _PARAMETER = re.compile(
     rf"(?P<prefix>[#!]?)(?P<name>{NAME}|[0-9]+|[@*#?$!-])(?:\[(?P<index>[^\]]*)\])?(?P<rest>.*)\Z", re.S
 )
 _OPERATION = re.compile(r"(:?[-=+?]|##?|%%?|/[/#%]?|\^\^?|,,?|@|:)(.*)\Z", re.S)
-_BRACES = re.compile(
-    r"(?P<before>[^\s'\"`${]*)\{(?P<inside>[^\s{}'\"`$]*(?:,|\.\.)[^\s{}'\"`$]*)\}(?P<after>.*)\Z", re.S
-)
-_ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "\\": "\\", "'": "'", '"': '"', "e": "\x1b", "a": "\a", "b": "\b"}
-_WORD = 100
-"""Work of a word that braces make, in characters copied."""
-
-
-@dataclass
-class Budget:
-    """Work that is left for a whole script."""
-
-    left: int = LARGEST_WORK
-
-    def spend(self, work: int) -> None:
-        """Count what an expansion copies or a command costs. Raises InputError when nothing is left."""
-        self.left -= work + 1
-        if self.left < 0:
-            reason = f"its variables and loops make more than {LARGEST_WORK:,} characters of it"
-            raise InputError("script", None, reason, "give the command line that it comes to")
-
-
-@dataclass
-class Scope:
-    """Variables, functions and arguments of a shell at one point of a script."""
-
-    variables: dict[str, list[str]] = field(default_factory=dict)
-    exported: set[str] = field(default_factory=set)
-    arguments: list[str] = field(default_factory=list)
-    functions: dict[str, Node] = field(default_factory=dict)
-    directory: str = ""
-    """Where `cd` led, relative to where the script starts; open behind a folder that is not known."""
-    name: str = "script.sh"
-    capture: Callable[[str, Scope], str | None] = lambda text, scope: None
-    """What a command substitution prints; None where only a shell could tell."""
-    budget: Budget = field(default_factory=Budget)
-    environment: dict[str, str] = field(default_factory=dict)
-    """Defaults that the script has for variables of the environment, by name."""
-    tables: set[str] = field(default_factory=set)
-    """Associative arrays; an element is a variable, `name[key]`."""
-
-    def copy(self) -> Scope:
-        """Return a shell of its own, with the same budget."""
-        variables = {name: list(value) for name, value in self.variables.items()}
-        self.budget.spend(16 * len(variables))
-        return Scope(
-            variables,
-            set(self.exported),
-            list(self.arguments),
-            dict(self.functions),
-            self.directory,
-            self.name,
-            self.capture,
-            self.budget,
-            self.environment,
-            set(self.tables),
-        )
-
-    def keys(self, name: str) -> list[str]:
-        """Return the keys of an associative array, in the order in which they were set."""
-        return [n[len(name) + 1 : -1] for n in self.variables if n.startswith(f"{name}[")]
-
-    def value(self, name: str) -> str | None:
-        """Return a variable's text, of an array its first element; None for one that is not set here."""
-        values = self.variables.get(name)
-        return None if values is None else values[0] if values else ""
-
-    def assign(self, name: str, value: str) -> None:
-        """Set a variable."""
-        self.budget.spend(len(value))
-        self.variables[name] = [value]
-
-
-def unknown(text: str) -> str:
-    """Return the open part that stands for a text."""
-    return OPEN + re.sub(r"\s+", " ", plain(text)).translate(_OPAQUE)
-
-
-def is_open(text: str) -> bool:
-    """Whether a part of a text is open."""
-    return OPEN in text
-
-
-def plain(text: str) -> str:
-    """Return a text as it was written, with `$` where it is open."""
-    return text.translate(_SHOWN)
 
 
 def expand(raw: str, scope: Scope) -> list[str]:
     """Return the words that a word of a script expands to: none, one or several."""
     result: list[str] = []
-    for word in _braces(raw, scope.budget):
+    for word in braces(raw, scope.budget):
         fields = _Fields()
         _Expansion(word, scope, fields).run()
         result += fields.words()
@@ -220,17 +124,17 @@ class _Expansion:
                 at = end + 1
             elif raw.startswith("$'", at):
                 end = at + 2 + len(_require(re.match(r"(?:[^'\\]|\\.)*", raw[at + 2 :], re.S))[0])
-                self.fields.add(_escaped(raw[at + 2 : end]))
+                self.fields.add(escaped(raw[at + 2 : end]))
                 at = end + 1
             elif c == '"' or raw.startswith('$"', at):
                 start = at + 1 + (c == "$")
-                end = _closing_quote(raw, start)
+                end = closing_quote(raw, start)
                 if not re.fullmatch(r"\$@|\$\{\w+\[@\]\}", raw[start:end]):  # which may be no word at all
                     self.fields.add("")
                 self.quoted(start, end)
                 at = end + 1
             elif raw.startswith(("<(", ">("), at):
-                end = _closing(raw, at + 1)
+                end = closing(raw, at + 1)
                 self.fields.add(unknown(raw[at:end]))
                 at = end
             elif c in "$`":
@@ -265,16 +169,16 @@ class _Expansion:
             stop = _require(re.compile(r"(?:[^`\\]|\\.)*`", re.S).match(raw, at + 1)).end()
             self.command(re.sub(r"\\([$`\\])", r"\1", raw[at + 1 : stop - 1]), quoted)
             return stop
-        if raw.startswith("$((", at) and raw.startswith("))", (stop := _closing(raw, at + 1)) - 2):
+        if raw.startswith("$((", at) and raw.startswith("))", (stop := closing(raw, at + 1)) - 2):
             value = arithmetic(raw[at + 3 : stop - 2], self.scope)
             self.put(unknown(raw[at + 1 : stop]) if value is None else str(value), quoted)
             return stop
         if raw.startswith("$(", at):
-            stop = _closing(raw, at + 1)
+            stop = closing(raw, at + 1)
             self.command(raw[at + 2 : stop - 1], quoted)
             return stop
         if raw.startswith("${", at):
-            stop = _closing(raw, at + 1)
+            stop = closing(raw, at + 1)
             self.parameter(raw[at + 2 : stop - 1], quoted)
             return stop
         match = re.compile(rf"{NAME}|[0-9@*#?$!-]").match(raw, at + 1, end)
@@ -462,67 +366,3 @@ class _Expansion:
 def _require(match: re.Match[str] | None) -> re.Match[str]:
     assert match is not None  # the grammar closed every quote
     return match
-
-
-def _closing_quote(raw: str, at: int) -> int:
-    """Return where the double quotes that are open at `at` close."""
-    while at < len(raw) and raw[at] != '"':
-        if raw[at] == "\\":
-            at += 2
-        elif raw.startswith(("$(", "${"), at):
-            at = _closing(raw, at + 1)
-        elif raw[at] == "`":
-            at = raw.index("`", at + 1) + 1
-        else:
-            at += 1
-    return at
-
-
-def _closing(raw: str, start: int) -> int:
-    """Return the place behind the bracket that closes the one at `start`."""
-    opens = raw[start]
-    closes = ")" if opens == "(" else "}"
-    at, level = start + 1, 1
-    while at < len(raw):
-        c = raw[at]
-        if c == "\\":
-            at += 1
-        elif c == "'" and (end := raw.find("'", at + 1)) > 0:
-            at = end
-        elif c == '"':
-            at = _closing_quote(raw, at + 1)
-        elif c == opens:
-            level += 1
-        elif c == closes:
-            level -= 1
-            if not level:
-                return at + 1
-        at += 1
-    return len(raw)
-
-
-def _escaped(text: str) -> str:
-    return re.sub(r"\\(.)", lambda m: _ESCAPES.get(m[1], m[0]), text, flags=re.S)
-
-
-def _braces(raw: str, budget: Budget) -> Iterator[str]:
-    """Yield the words that braces make: `{a,b}`, `{1..4}`."""
-    match = _BRACES.match(raw) if "{" in raw else None
-    if not match:
-        yield raw
-        return
-    inside = match["inside"]
-    numbers = re.fullmatch(r"(-?\d{1,6})\.\.(-?\d{1,6})", inside)
-    if numbers:
-        first, last = int(numbers[1]), int(numbers[2])
-        step = 1 if last >= first else -1
-        parts: Sequence[object] = range(first, last + step, step)
-    elif "," in inside:
-        parts = inside.split(",")
-    else:
-        yield raw
-        return
-    for part in parts:
-        for after in _braces(match["after"], budget):
-            budget.spend(_WORD + len(raw))
-            yield f"{match['before']}{part}{after}"

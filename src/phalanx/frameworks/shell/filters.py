@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable
 from fractions import Fraction
 
-from phalanx.frameworks.shell.expansion import is_open
+from phalanx.frameworks.shell.scope import is_open
 
 _LONGEST = 2**16
 """Characters of the longest output."""

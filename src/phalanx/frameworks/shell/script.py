@@ -14,18 +14,9 @@ from dataclasses import dataclass, field
 
 from phalanx.frameworks.shell import filters
 from phalanx.frameworks.shell.conditions import Answer, holds, test_holds
-from phalanx.frameworks.shell.expansion import (
-    Scope,
-    arithmetic,
-    document,
-    expand,
-    expand_all,
-    is_open,
-    plain,
-    text_of,
-    unknown,
-)
-from phalanx.frameworks.shell.grammar import (
+from phalanx.frameworks.shell.expansion import arithmetic, document, expand, expand_all, text_of
+from phalanx.frameworks.shell.grammar import parse
+from phalanx.frameworks.shell.nodes import (
     NAME,
     Assignment,
     Case,
@@ -40,8 +31,8 @@ from phalanx.frameworks.shell.grammar import (
     Redirect,
     Test,
     While,
-    parse,
 )
+from phalanx.frameworks.shell.scope import Scope, is_open, plain, unknown
 from phalanx.spec.errors import InputError
 
 Include = Callable[[str], "str | None"]

@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 from phalanx.frameworks import verdicts
 from phalanx.frameworks.launchers.started import arguments, settled
-from phalanx.frameworks.shell.expansion import is_open, plain
+from phalanx.frameworks.shell.scope import is_open, plain
 from phalanx.frameworks.shell.script import follow
 from phalanx.frameworks.verdicts import Verdict
 from phalanx.spec.errors import InputError
