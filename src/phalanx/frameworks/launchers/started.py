@@ -12,8 +12,9 @@ from phalanx.frameworks.companions import MISSING
 from phalanx.frameworks.launchers import batch
 from phalanx.frameworks.launchers.launch import Given, Launch, OpenFile, launch
 from phalanx.frameworks.launchers.manifest import manifest
+from phalanx.frameworks.shell.invocation import Invocation
 from phalanx.frameworks.shell.scope import OPEN, is_open, plain
-from phalanx.frameworks.shell.script import Invocation, Script, follow
+from phalanx.frameworks.shell.script import Script, follow
 from phalanx.spec.errors import InputError
 
 _ASSIGNED = re.compile(r"(?:\+{0,2}[A-Za-z_][\w./@-]*=|~[A-Za-z_][\w./@-]*(?:=|$))")

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 
 from phalanx.frameworks.shell.nodes import (
+    DECLARES,
     NAME,
     Assignment,
     Case,
@@ -289,7 +290,7 @@ def _command(source: Source, line: int) -> Node:
 
 def _assignment(source: Source, words: list[str]) -> Assignment | None:
     """Take an assignment in front of a command, or behind `export` and its kin."""
-    if words and words[0] not in ("export", "declare", "typeset", "readonly", "local"):
+    if words and words[0] not in DECLARES:
         return None
     match = _ASSIGNMENT.match(source.text, source.at)
     if not match:

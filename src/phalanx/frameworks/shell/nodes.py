@@ -1,13 +1,19 @@
 """What a shell script consists of: commands, pipelines, conditions, loops and functions (POSIX.1-2024, XCU 2.10).
 
-Words are as they are written."""
+Words are as they are written.
+"""
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 NAME = r"[A-Za-z_][A-Za-z0-9_]*"
 """A variable's name, as a pattern."""
+REFERENCE = re.compile(rf"\$\{{?[#!]?({NAME}|[@*0-9])")
+"""A reference to a variable or an argument."""
+DECLARES = frozenset(("export", "declare", "typeset", "readonly", "local"))
+"""Builtins whose words assign."""
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,10 @@ from phalanx.spec.errors import InputError
 
 OPEN = "\ue000"
 """Begins a part that only the running shell could tell."""
+DEEPEST = 12
+"""Scripts, functions and substitutions in one another."""
+LONGEST_LOOP = 1_000
+"""Rounds of a loop that are followed, and places of an array."""
 LARGEST_WORK = 2**24
 """Characters that expansions may copy: a variable can be twice the one before it."""
 _SHIFT = 0xE100

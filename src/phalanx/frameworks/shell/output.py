@@ -1,0 +1,88 @@
+"""What commands print, where the script decides it: for `$( )`, pipelines and files that it writes."""
+
+from __future__ import annotations
+
+import re
+
+from phalanx.frameworks.shell import filters
+from phalanx.frameworks.shell.expansion import document, expand_all, text_of
+from phalanx.frameworks.shell.follower import Follower
+from phalanx.frameworks.shell.grammar import parse
+from phalanx.frameworks.shell.nodes import (
+    DECLARES,
+    Command,
+    Group,
+    Node,
+    Pipeline,
+    Redirect,
+)
+from phalanx.frameworks.shell.scope import DEEPEST, Scope, plain
+
+
+def capture(m: Follower, text: str, scope: Scope) -> str | None:
+    """Return what a command substitution prints; None where only a shell could tell."""
+    if m.depth >= DEEPEST:
+        return None
+    return _outputs(m, parse(text)[0].links, scope.copy())
+
+
+def _outputs(m: Follower, links: tuple[tuple[str, Pipeline], ...], scope: Scope) -> str | None:
+    """Return what commands print one after the other."""
+    result = ""
+    for operator, pipeline in links:
+        if operator == "||" and result:
+            continue
+        printed: str | None = ""
+        for part in pipeline.parts:
+            printed = _output(m, part, printed, scope)
+        if printed is None:
+            return None
+        result += printed
+    return result
+
+
+def _output(m: Follower, part: Node, given: str | None, scope: Scope) -> str | None:
+    """Return what a command of a substitution prints for its input."""
+    m.depth += 1
+    try:
+        if not isinstance(part, Command):
+            return None
+        for assignment in part.assignments:
+            m.assign(assignment, scope)
+        words = expand_all(part.words, scope)
+        if not words:
+            return ""
+        if words[0] in scope.functions:
+            body = scope.functions[words[0]]
+            links = body.body.links if isinstance(body, Group) else ()
+            inner = scope.copy()
+            inner.arguments = words[1:]
+            return _outputs(m, links, inner)
+        if words[0] in ("cd", "set", "true", ":", *DECLARES):
+            return ""
+        return printed(m, words, part.redirects, given, scope)
+    finally:
+        m.depth -= 1
+
+
+def printed(
+    m: Follower, words: list[str], redirects: tuple[Redirect, ...], given: str | None, scope: Scope
+) -> str | None:
+    """Return what a command prints for its words, its redirections and its input."""
+    for redirect in redirects:
+        if redirect.operator == "<<":
+            given = redirect.document if redirect.quoted else document(redirect.document or "", scope)
+        elif redirect.operator == "<<<":
+            given = text_of(redirect.target, scope) + "\n"
+        elif redirect.operator == "<":
+            given = m.files.get(plain(text_of(redirect.target, scope)))
+    if not words:
+        return None
+    if words[0] == "scontrol" and words[1:3] in (["show", "hostnames"], ["show", "hostname"]):
+        nodes = scope.value("SLURM_JOB_NUM_NODES") or ""
+        return "".join(f"node{i}\n" for i in range(int(nodes))) if re.fullmatch(r"\d{1,4}", nodes) else None
+    if words[0] == "cat" and len(words) > 1:
+        texts = [m.files.get(plain(word)) for word in words[1:]]
+        return None if None in texts else "".join(text or "" for text in texts)
+    scope.budget.spend(len(given or "") + sum(map(len, words)))
+    return filters.printed(words, given)

@@ -1,0 +1,193 @@
+"""What a command runs: a script, a function or a text in a shell of its own, else a program, which is noted."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+from phalanx.frameworks.shell.expansion import document
+from phalanx.frameworks.shell.follower import Follower
+from phalanx.frameworks.shell.invocation import Invocation, Left
+from phalanx.frameworks.shell.nodes import (
+    Command,
+)
+from phalanx.frameworks.shell.scope import DEEPEST, Scope, plain
+from phalanx.spec.errors import InputError
+
+_SHELLS = frozenset(("bash", "sh", "zsh", "dash", "ksh"))
+_QUIET = frozenset(
+    (
+        "trap", "ulimit", "module", "ml", "conda", "mamba", "mkdir", "rm", "ln", "cp", "mv", "chmod", "touch",
+        "sleep", "wait", "pip", "pip3", "git", "wget", "curl", "tar", "ls", "pwd", "date", "hostname", "shopt",
+        "umask", "alias", "kill", "pkill", "modprobe", "sysctl", "apt-get", "apt", "scontrol", "tee", "cat",
+        "echo", "printf", "sed", "awk", "head", "tail", "set", "history", "popd", "getopts", "squeue", "scancel",
+        "jupyter", "tensorboard", "rsync", "scp", "unzip", "du", "df", "free", "top",
+        "printenv", "id", "whoami", "uname", "make", "cmake", "basename", "dirname", "expr", "bc", "seq", "tr",
+        "cut", "wc", "sort", "uniq", "xargs", "find",
+    )
+)  # fmt: skip
+"""Programs and builtins that start no training and set nothing that is read."""
+_SENDERS = frozenset(("ssh", "pdsh", "clush", "pssh", "parallel-ssh"))
+_HOLDERS = frozenset(("tmux", "screen", "su", "script", "watch"))
+"""Programs that hand a text to a shell, of other hosts and of this one."""
+
+
+def _text_in(words: list[str]) -> int | None:
+    """Return the place of the word that a program hands to a shell, as `ssh host "cd x && run"`; None without one."""
+    known = words[0].rpartition("/")[2] in _SENDERS | _HOLDERS
+    for place, word in enumerate(words):
+        named = word.startswith("--command=") or words[place - 1] == "--command"
+        if place and (known or named) and re.search(r"\s", word):
+            return place
+    return None
+
+
+def start(m: Follower, words: list[str], names: set[str], node: Command, scope: Scope) -> bool | None:
+    """Follow the script that a command runs, or note the program that it starts."""
+    for place, word in enumerate(words):
+        shell = word.rpartition("/")[2] in _SHELLS
+        if shell or (word.endswith((".sh", ".bash")) and (place == 0 or words[place - 1][:2] != "--")):
+            inner = _script_of(m, words, place, shell, node, scope)
+            if inner is not None:
+                text, arguments, file = inner
+                return _in_its_own_shell(m, text, words[:place], arguments, names, scope, file)
+            if shell:
+                continue
+    if words[0] in ("sbatch", "qsub", "bsub") and (given := _document_of(m, node, scope)):
+        m.batch.append(given)
+        return _in_its_own_shell(m, given, (), [], names, scope, words[0])
+    if words[0] in ("ssh",) and (given := _document_of(m, node, scope)):
+        return _in_its_own_shell(m, given, (), [], names, scope, "ssh")
+    if (at := _text_in(words)) is not None:
+        sent = words[0].rpartition("/")[2] in _SENDERS
+        text = " ".join(words[at:]) if sent else words[at].removeprefix("--command=")
+        return _in_its_own_shell(m, text, words[:at] if sent else (), [], names, scope, words[0])
+    if words[0].rpartition("/")[2] in _QUIET and not m.prefix and words[1:2] != ["run"]:
+        return True
+    if words[0].startswith("-") and m.invocations and not m.prefix:
+        m.notes.append(
+            f"line {node.line} begins with {plain(words[0])}: a comment or an empty line ends the command above "
+            "it, which does not get these flags"
+        )
+        return True
+    environment = {n: plain(" ".join(scope.variables[n])) for n in sorted(scope.exported) if n in scope.variables}
+    m.invocations.append(Invocation((*m.prefix, *words), environment, node.line, scope.directory, m.closure(names)))
+    scope.budget.spend(sum(map(len, words)))
+    return True
+
+
+def _document_of(m: Follower, node: Command, scope: Scope) -> str | None:
+    """Return the here-document of a command."""
+    for redirect in node.redirects:
+        if redirect.operator == "<<":
+            return redirect.document if redirect.quoted else document(redirect.document or "", scope)
+    return None
+
+
+def _script_of(
+    m: Follower, words: list[str], place: int, shell: bool, node: Command, scope: Scope
+) -> tuple[str, list[str], str] | None:
+    """Return (text, arguments, file) of the script that a shell at `place` runs; None where it is not known."""
+    rest = words[place + 1 :] if shell else words[place:]
+    while shell and rest and rest[0].startswith("-"):
+        option = rest.pop(0)
+        if re.fullmatch(r"-\w*c", option):
+            return _text_of_option(m, rest, node.line) if rest else None
+        if option in ("-o", "-O") and rest:
+            rest.pop(0)
+    if not rest or (shell and rest == ["-s"]):
+        given = _document_of(m, node, scope) if shell else None
+        return None if given is None else (given, [], "bash")
+    text = m.files.get(plain(rest[0])) or m.include(_path_of(m, rest[0], scope))
+    if text is None and shell:
+        m.notes.append(f"{plain(rest[0])}, which it runs, is not here: give it too")
+    return None if text is None else (text, rest[1:], plain(rest[0]))
+
+
+def _text_of_option(m: Follower, words: list[str], line: int) -> tuple[str, list[str], str]:
+    """Return (text, arguments, name) of `bash -c TEXT NAME ARGUMENTS`."""
+    text, rest = words[0], words[1:]
+    if len(rest) > 1 and not re.search(r"\$\{?[0-9@*]", text):
+        m.notes.append(
+            f'line {line}: an array in quotes, "... ${{A[@]}}", ends the text of -c at its first element: write '
+            "${A[*]}. It is read as it was meant"
+        )
+        return " ".join(words), [], "bash"
+    return text, rest[1:], rest[0] if rest else "bash"
+
+
+def _path_of(m: Follower, name: str, scope: Scope) -> str:
+    name = plain(name)
+    return name if name.startswith("/") or not scope.directory else f"{scope.directory}/{name}"
+
+
+def _in_its_own_shell(
+    m: Follower,
+    text: str,
+    prefix: Iterable[str],
+    arguments: list[str],
+    names: set[str],
+    scope: Scope,
+    name: str,
+) -> bool | None:
+    """Follow a script in a shell of its own, behind what launches it."""
+    if m.depth >= DEEPEST:
+        raise InputError("script", None, f"runs scripts more than {DEEPEST} deep", "does one run itself?")
+    inner = scope.copy()
+    inner.arguments, inner.name = arguments, name
+    kept, m.prefix, outer = m.prefix, (*m.prefix, *prefix), m.outer
+    m.outer = outer | names
+    m.references["@"] = m.references["*"] = set(names)
+    m.depth += 1
+    try:
+        m.batch += [text] if "#SBATCH" in text else []
+        return m.text(text, inner)
+    except Left:
+        return True
+    finally:
+        m.depth -= 1
+        m.prefix, m.outer = kept, outer
+
+
+def source(m: Follower, words: list[str], line: int, scope: Scope) -> bool | None:
+    """Follow a script in this shell. Raises InputError for one that sources itself."""
+    if not words:
+        return True
+    text = m.files.get(plain(words[0])) or m.include(_path_of(m, words[0], scope))
+    if text is None:
+        if not re.search(r"activate|conda|bashrc|profile|modules|setvars", words[0]):
+            m.notes.append(f"{plain(words[0])}, which it sources, is not here: what it sets is open")
+        return True
+    if m.depth >= DEEPEST:
+        raise InputError(
+            "script", None, f"line {line}: sources files more than {DEEPEST} deep", "does one source itself?"
+        )
+    m.depth += 1
+    try:
+        return m.text(text, scope)
+    except Left as left:
+        if left.how != "return":
+            raise
+        return True
+    finally:
+        m.depth -= 1
+
+
+def call(m: Follower, words: list[str], names: set[str], scope: Scope) -> bool | None:
+    """Follow a function with its arguments; None where it calls itself."""
+    if m.depth >= DEEPEST:
+        return None
+    outer, scope.arguments = scope.arguments, words[1:]
+    m.references["@"] = m.references["*"] = set(names)
+    for place in range(1, len(words)):
+        m.references[str(place)] = set(names)
+    m.depth += 1
+    try:
+        return m.node(scope.functions[words[0]], scope)
+    except Left as left:
+        if left.how != "return":
+            raise
+        return True
+    finally:
+        m.depth -= 1
+        scope.arguments = outer
