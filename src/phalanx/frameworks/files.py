@@ -25,7 +25,7 @@ from phalanx.frameworks.configuration import Config, Configuration, Partial
 from phalanx.frameworks.dumps import dumped, logged
 from phalanx.frameworks.framework import Framework
 from phalanx.frameworks.keys import key_table
-from phalanx.frameworks.launchers.launch import Launch
+from phalanx.frameworks.launchers.launcher import Launch
 from phalanx.frameworks.launchers.manifest import is_manifest
 from phalanx.frameworks.launchers.started import Started, in_manifest, in_script, settled, value_of
 from phalanx.frameworks.parts import python_tables, reader

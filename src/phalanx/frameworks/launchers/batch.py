@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-from phalanx.frameworks.launchers.launch import Given
+from phalanx.frameworks.launchers.launcher import Given
 
 _SHORT = {"N": "nodes", "n": "ntasks", "G": "gpus"}
 _LINE = re.compile(r"^[ \t]*#(SBATCH|PBS)[ \t]+(.*)$", re.M)

@@ -7,116 +7,18 @@ torchtitan.train. The launchers are rows of programs.toml; what none of them is,
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping
+from dataclasses import replace
 from difflib import get_close_matches
-from functools import cache
-from pathlib import Path
 
+from phalanx.frameworks.launchers.launcher import Given, Launch, Launcher, OpenFile, launchers
+from phalanx.frameworks.launchers.ranks import Ranks
 from phalanx.frameworks.shell.scope import is_open, plain
-from phalanx.spec.rows import Rows, record
 
-OpenFile = Callable[[str], "str | None"]
-"""The text of a file that a command names; None where it is not here."""
 _PYTHON = re.compile(r"(?:.*/)?(?:python|pypy|ipython)[0-9.]*$")
 _PYTHON_SWITCHES = re.compile(r"-[uOBEsSIivqbxdP]+$")
 _BAG = re.compile(r"(?i)arg|opt|flag|dist|launch|torchrun|param")
 """Names of variables that hold options."""
-_MOST = 10**7
-
-
-@dataclass(frozen=True)
-class Launcher:
-    """A program that starts another: a row of programs.toml, which says what its fields are."""
-
-    title: str
-    names: tuple[str, ...]
-    source: str
-    subcommands: tuple[str, ...] = ()
-    switches: tuple[str, ...] = ()
-    pairs: tuple[str, ...] = ()
-    options: tuple[str, ...] = ()
-    operands: int = 0
-    counts: Mapping[str, str] = field(default_factory=dict)
-    environment: Mapping[str, str] = field(default_factory=dict)
-    """Variables that say a count where no option does."""
-    python: bool = False
-    itself: bool = False
-    """Whether it is the program too: its options are the program's."""
-    allocation: bool = False
-    """Whether it starts what its batch job was given."""
-    keeps_options: bool = False
-    """Whether its options configure the program too."""
-    node_default: int | None = None
-    per_node_default: int | None = None
-
-    def knows(self, name: str) -> bool:
-        """Whether it has an option; every one where its options are not listed."""
-        return not self.options or name in self.known
-
-    @property
-    def known(self) -> tuple[str, ...]:
-        """Its options, where they are listed."""
-        return (*self.options, *self.switches, *self.counts)
-
-    def full_name(self, name: str) -> str:
-        """Return the option that a beginning of its name means, as argparse and getopt take it."""
-        near = [other for other in self.known if other.startswith(name)] if len(name) > 2 else []
-        return near[0] if len(near) == 1 else name
-
-
-@dataclass(frozen=True)
-class Given:
-    """What a batch system or an operator gives a job; None: it does not say. `by`: where it says so."""
-
-    nodes: int | None = None
-    per_node: int | None = None
-    """Tasks of a node."""
-    tasks: int | None = None
-    gpus: int | None = None
-    """Of a node."""
-    all_gpus: int | None = None
-    by: str = ""
-
-    @property
-    def ranks(self) -> int | None:
-        """GPUs of the whole job."""
-        return self.all_gpus or (self.nodes * self.gpus if self.nodes and self.gpus else None)
-
-
-@dataclass(frozen=True)
-class Launch:
-    """A program with its words, and its ranks; None: the command leaves them open."""
-
-    launchers: tuple[str, ...] = ()
-    program: str = ""
-    words: tuple[str, ...] = ()
-    nodes: int | None = None
-    per_node: int | None = None
-    world: int | None = None
-    options: Mapping[str, str | bool] = field(default_factory=dict)
-    """Options of the launchers, by name."""
-    counted: Mapping[str, str] = field(default_factory=dict)
-    """Options that the ranks follow from -> what they count."""
-    kept: Mapping[str, str | bool] = field(default_factory=dict)
-    """Options of a launcher that configure the program."""
-    unknown: Mapping[str, str] = field(default_factory=dict)
-    """Options that a launcher does not have -> the nearest name that it has, or ""."""
-    config: str = ""
-    """A launcher's configuration file."""
-    missing: tuple[str, ...] = ()
-    """Files of hosts that are not here."""
-    asked: int | None = None
-    """GPUs that the batch job asks for."""
-    open: tuple[str, ...] = ()
-    """Words that bring options of a launcher, which are not known."""
-
-
-@cache
-def launchers() -> Mapping[str, Launcher]:
-    """Return every launcher by the names that it is called."""
-    rows = Rows(Path(__file__).parent / "programs.toml", record(Launcher, "title"))
-    return {name: launcher for launcher in rows.values() for name in launcher.names}
 
 
 def launch(
@@ -129,7 +31,7 @@ def launch(
     rest, variables = list(words), dict(environment or {})
     given = given or Given()
     started = Launch()
-    ranks = _Ranks(given, variables, open_file)
+    ranks = Ranks(given, variables, open_file)
     while rest:
         rest = _without_assignments(rest, variables)
         word = rest[0] if rest else ""
@@ -246,7 +148,7 @@ def _behind_python(words: list[str]) -> list[str]:
     return words
 
 
-def _component(ranks: _Ranks, row: Launcher, words: list[str]) -> list[str]:
+def _component(ranks: Ranks, row: Launcher, words: list[str]) -> list[str]:
     """Return the program of `torchx run ... dist.ddp -j 2x8 --script train.py -- ...`, whose options count ranks."""
     options, rest, _ = _options(row, words)
     ranks.add(row, options)
@@ -272,132 +174,3 @@ def _noted(started: Launch, row: Launcher, options: Mapping[str, str | bool]) ->
             next((options[n] for n, what in row.counts.items() if what == "config" and n in options), started.config)
         ),
     )
-
-
-class _Ranks:
-    """Nodes and ranks as launchers state them, from the outermost in."""
-
-    def __init__(self, given: Given, environment: Mapping[str, str], open_file: OpenFile) -> None:
-        self.given, self.environment, self.open_file = given, environment, open_file
-        self.nodes: int | None = None
-        self.per_node: int | None = None
-        self.world: int | None = None
-        self.gpus = given.gpus
-        self.counted: dict[str, str] = {}
-        self.missing: list[str] = []
-
-    def add(self, row: Launcher, options: Mapping[str, str | bool]) -> None:
-        """Take what a launcher states; one that starts Python starts ranks of its own on the nodes around it."""
-        stated: dict[str, str] = {}
-        for name, value in options.items():
-            if what := row.counts.get(name):
-                stated[what] = plain(str(value)) if not is_open(str(value)) else ""
-                if what in ("nodes", "per_node", "world", "grid", "include", "hosts", "hostfile", "map_by"):
-                    self.counted[name] = {"per_node": "ranks of a node"}.get(what, what)
-        for what, variable in row.environment.items():
-            if what not in stated and variable in self.environment:
-                stated[what] = self.environment[variable]
-        if any(name[:1] == "$" for name in options):  # which may say any count
-            stated = dict.fromkeys(row.counts.values(), "") | stated
-        hosts = self._hosts(stated)
-        if row.allocation:
-            self._allocated(stated)
-        elif row.python:
-            self._started(row, stated, hosts)
-        elif row.counts and row.title != "torchx":
-            self.nodes = hosts[0] or self.nodes or self.given.nodes
-            ppr = re.match(r"ppr:(\d+):node", stated.get("map_by", ""))
-            self.per_node = _count(stated.get("per_node")) or (int(ppr[1]) if ppr else None)
-            sets = _product(_count(stated.get("sets")), _count(stated.get("per_set", "1")))
-            self.world = _count(stated.get("world")) or sets or _product(self.nodes, self.per_node) or hosts[1]
-        elif grid := re.fullmatch(r"(?:(?:\d+:)?(\d+)x)?(\d+)", stated.get("grid", "")):
-            self.nodes, self.per_node = int(grid[1] or 1), int(grid[2])
-            self.world = self.nodes * self.per_node
-
-    def _allocated(self, stated: Mapping[str, str]) -> None:
-        given = self.given
-        self.nodes = _count(stated.get("nodes", "").partition("-")[0]) or given.nodes
-        self.gpus = _gpus(stated.get("gpus")) or self.gpus
-        self.per_node = _count(stated.get("per_node")) or given.per_node
-        self.world = _count(stated.get("world")) or _product(self.nodes, self.per_node) or given.tasks
-        if self.world is None and "per_node" not in stated and "world" not in stated:
-            self.world = self.nodes  # one task a node
-        if self.world and self.nodes and self.per_node is None and self.world % self.nodes == 0:
-            self.per_node = self.world // self.nodes
-
-    def _started(self, row: Launcher, stated: Mapping[str, str], hosts: tuple[int | None, int | None]) -> None:
-        around = self.nodes or self.given.nodes
-        nodes = stated.get("nodes")
-        elastic = re.fullmatch(r"(\d+):(\d+)", nodes or "")
-        if elastic:
-            self.nodes = int(elastic[2])
-        elif nodes is not None:
-            self.nodes = _count(nodes) or around
-        else:
-            self.nodes = hosts[0] or row.node_default
-        written = stated.get("per_node")
-        visible = _visible(self.environment.get("CUDA_VISIBLE_DEVICES", ""))
-        if written in ("gpu", "auto") or (written is None and row.per_node_default is None):
-            each = hosts[1] // (hosts[0] or 1) if hosts[1] else None
-            self.per_node = each or visible or self.gpus
-        else:
-            self.per_node = row.per_node_default if written is None else _count(written) or self.gpus
-        self.world = _product(self.nodes, self.per_node)
-        if "world" in row.counts.values():  # it counts all ranks, or leaves them to its file
-            self.world = _count(stated.get("world")) if "world" in stated else None
-            self.nodes = _count(stated.get("nodes")) if "nodes" in stated else None
-            self.per_node = self.world // self.nodes if self.world and self.nodes else None
-
-    def _hosts(self, stated: Mapping[str, str]) -> tuple[int | None, int | None]:
-        """Return (hosts, slots) of a list, a file or a filter of hosts."""
-        if text := stated.get("include"):
-            places = [part for part in text.split("@") if part]
-            slots = [len(p.partition(":")[2].split(",")) if ":" in p else 0 for p in places]
-            return len(places), sum(slots) if all(slots) else None
-        if name := stated.get("hostfile"):
-            text = self.open_file(name) or ""
-            if not text:
-                self.missing.append(name)
-            lines = [line.split("#")[0].split() for line in text.splitlines()]
-            lines = [line for line in lines if line]
-            slots = [int(m[1]) if (m := re.search(r"slots=(\d{1,6})", " ".join(line))) else 0 for line in lines]
-            return (len(lines), sum(slots) if all(slots) else None) if lines else (None, None)
-        if text := stated.get("hosts"):
-            parts = [part for part in text.split(",") if part]
-            slots = [int(p.rpartition(":")[2]) if re.search(r":\d{1,6}$", p) else 1 for p in parts]
-            return len(parts), sum(slots)
-        return None, None
-
-    def result(self, started: Launch) -> Launch:
-        """Return a launch with its ranks; a process without a launcher has those of its own variables."""
-        if not started.launchers and "RANK" in self.environment:
-            self.world = _count(self.environment.get("WORLD_SIZE"))
-        return replace(
-            started,
-            nodes=self.nodes,
-            per_node=self.per_node,
-            world=self.world,
-            counted=self.counted,
-            missing=tuple(self.missing),
-        )
-
-
-def _visible(text: str) -> int | None:
-    """Return how many devices CUDA_VISIBLE_DEVICES has; None where it is not set or not known."""
-    parts = [part for part in plain(text).split(",") if part.strip()]
-    return len(parts) if parts and all(re.fullmatch(r"\s*(\d+|GPU-.+|MIG-.+)\s*", part) for part in parts) else None
-
-
-def _gpus(text: str | None) -> int | None:
-    """Return the number of GPUs in Slurm's words: 8, h100:8, gpu:h100:8."""
-    match = re.search(r"(?:^|:|,)(\d{1,6})(?:\(|$|,)", text or "")
-    return int(match[1]) if match and ("gpu" in (text or "") or ":" not in (text or "") or text) else None
-
-
-def _count(text: str | None) -> int | None:
-    value = int(text) if text and re.fullmatch(r"\d{1,8}", text) else 0
-    return value if 0 < value <= _MOST else None
-
-
-def _product(a: int | None, b: int | None) -> int | None:
-    return a * b if a and b else None

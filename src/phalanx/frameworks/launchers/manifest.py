@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from phalanx.frameworks.launchers.launch import Given
+from phalanx.frameworks.launchers.launcher import Given
 from phalanx.spec.errors import InputError
 
 Table = Mapping[str, Any]

@@ -10,7 +10,8 @@ from typing import Any
 
 from phalanx.frameworks.companions import MISSING
 from phalanx.frameworks.launchers import batch
-from phalanx.frameworks.launchers.launch import Given, Launch, OpenFile, launch
+from phalanx.frameworks.launchers.launch import launch
+from phalanx.frameworks.launchers.launcher import Given, Launch, OpenFile
 from phalanx.frameworks.launchers.manifest import manifest
 from phalanx.frameworks.shell.invocation import Invocation
 from phalanx.frameworks.shell.scope import OPEN, is_open, plain

@@ -1,0 +1,141 @@
+"""How many ranks on how many nodes launchers start, from the outermost in."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+
+from phalanx.frameworks.launchers.launcher import Given, Launch, Launcher, OpenFile
+from phalanx.frameworks.shell.scope import is_open, plain
+
+_MOST = 10**7
+
+
+class Ranks:
+    """Nodes and ranks as launchers state them, from the outermost in."""
+
+    def __init__(self, given: Given, environment: Mapping[str, str], open_file: OpenFile) -> None:
+        self.given, self.environment, self.open_file = given, environment, open_file
+        self.nodes: int | None = None
+        self.per_node: int | None = None
+        self.world: int | None = None
+        self.gpus = given.gpus
+        self.counted: dict[str, str] = {}
+        self.missing: list[str] = []
+
+    def add(self, row: Launcher, options: Mapping[str, str | bool]) -> None:
+        """Take what a launcher states; one that starts Python starts ranks of its own on the nodes around it."""
+        stated: dict[str, str] = {}
+        for name, value in options.items():
+            if what := row.counts.get(name):
+                stated[what] = plain(str(value)) if not is_open(str(value)) else ""
+                if what in ("nodes", "per_node", "world", "grid", "include", "hosts", "hostfile", "map_by"):
+                    self.counted[name] = {"per_node": "ranks of a node"}.get(what, what)
+        for what, variable in row.environment.items():
+            if what not in stated and variable in self.environment:
+                stated[what] = self.environment[variable]
+        if any(name[:1] == "$" for name in options):  # which may say any count
+            stated = dict.fromkeys(row.counts.values(), "") | stated
+        hosts = self._hosts(stated)
+        if row.allocation:
+            self._allocated(stated)
+        elif row.python:
+            self._started(row, stated, hosts)
+        elif row.counts and row.title != "torchx":
+            self.nodes = hosts[0] or self.nodes or self.given.nodes
+            ppr = re.match(r"ppr:(\d+):node", stated.get("map_by", ""))
+            self.per_node = _count(stated.get("per_node")) or (int(ppr[1]) if ppr else None)
+            sets = _product(_count(stated.get("sets")), _count(stated.get("per_set", "1")))
+            self.world = _count(stated.get("world")) or sets or _product(self.nodes, self.per_node) or hosts[1]
+        elif grid := re.fullmatch(r"(?:(?:\d+:)?(\d+)x)?(\d+)", stated.get("grid", "")):
+            self.nodes, self.per_node = int(grid[1] or 1), int(grid[2])
+            self.world = self.nodes * self.per_node
+
+    def _allocated(self, stated: Mapping[str, str]) -> None:
+        given = self.given
+        self.nodes = _count(stated.get("nodes", "").partition("-")[0]) or given.nodes
+        self.gpus = _gpus(stated.get("gpus")) or self.gpus
+        self.per_node = _count(stated.get("per_node")) or given.per_node
+        self.world = _count(stated.get("world")) or _product(self.nodes, self.per_node) or given.tasks
+        if self.world is None and "per_node" not in stated and "world" not in stated:
+            self.world = self.nodes  # one task a node
+        if self.world and self.nodes and self.per_node is None and self.world % self.nodes == 0:
+            self.per_node = self.world // self.nodes
+
+    def _started(self, row: Launcher, stated: Mapping[str, str], hosts: tuple[int | None, int | None]) -> None:
+        around = self.nodes or self.given.nodes
+        nodes = stated.get("nodes")
+        elastic = re.fullmatch(r"(\d+):(\d+)", nodes or "")
+        if elastic:
+            self.nodes = int(elastic[2])
+        elif nodes is not None:
+            self.nodes = _count(nodes) or around
+        else:
+            self.nodes = hosts[0] or row.node_default
+        written = stated.get("per_node")
+        visible = _visible(self.environment.get("CUDA_VISIBLE_DEVICES", ""))
+        if written in ("gpu", "auto") or (written is None and row.per_node_default is None):
+            each = hosts[1] // (hosts[0] or 1) if hosts[1] else None
+            self.per_node = each or visible or self.gpus
+        else:
+            self.per_node = row.per_node_default if written is None else _count(written) or self.gpus
+        self.world = _product(self.nodes, self.per_node)
+        if "world" in row.counts.values():  # it counts all ranks, or leaves them to its file
+            self.world = _count(stated.get("world")) if "world" in stated else None
+            self.nodes = _count(stated.get("nodes")) if "nodes" in stated else None
+            self.per_node = self.world // self.nodes if self.world and self.nodes else None
+
+    def _hosts(self, stated: Mapping[str, str]) -> tuple[int | None, int | None]:
+        """Return (hosts, slots) of a list, a file or a filter of hosts."""
+        if text := stated.get("include"):
+            places = [part for part in text.split("@") if part]
+            slots = [len(p.partition(":")[2].split(",")) if ":" in p else 0 for p in places]
+            return len(places), sum(slots) if all(slots) else None
+        if name := stated.get("hostfile"):
+            text = self.open_file(name) or ""
+            if not text:
+                self.missing.append(name)
+            lines = [line.split("#")[0].split() for line in text.splitlines()]
+            lines = [line for line in lines if line]
+            slots = [int(m[1]) if (m := re.search(r"slots=(\d{1,6})", " ".join(line))) else 0 for line in lines]
+            return (len(lines), sum(slots) if all(slots) else None) if lines else (None, None)
+        if text := stated.get("hosts"):
+            parts = [part for part in text.split(",") if part]
+            slots = [int(p.rpartition(":")[2]) if re.search(r":\d{1,6}$", p) else 1 for p in parts]
+            return len(parts), sum(slots)
+        return None, None
+
+    def result(self, started: Launch) -> Launch:
+        """Return a launch with its ranks; a process without a launcher has those of its own variables."""
+        if not started.launchers and "RANK" in self.environment:
+            self.world = _count(self.environment.get("WORLD_SIZE"))
+        return replace(
+            started,
+            nodes=self.nodes,
+            per_node=self.per_node,
+            world=self.world,
+            counted=self.counted,
+            missing=tuple(self.missing),
+        )
+
+
+def _visible(text: str) -> int | None:
+    """Return how many devices CUDA_VISIBLE_DEVICES has; None where it is not set or not known."""
+    parts = [part for part in plain(text).split(",") if part.strip()]
+    return len(parts) if parts and all(re.fullmatch(r"\s*(\d+|GPU-.+|MIG-.+)\s*", part) for part in parts) else None
+
+
+def _gpus(text: str | None) -> int | None:
+    """Return the number of GPUs in Slurm's words: 8, h100:8, gpu:h100:8."""
+    match = re.search(r"(?:^|:|,)(\d{1,6})(?:\(|$|,)", text or "")
+    return int(match[1]) if match and ("gpu" in (text or "") or ":" not in (text or "") or text) else None
+
+
+def _count(text: str | None) -> int | None:
+    value = int(text) if text and re.fullmatch(r"\d{1,8}", text) else 0
+    return value if 0 < value <= _MOST else None
+
+
+def _product(a: int | None, b: int | None) -> int | None:
+    return a * b if a and b else None
