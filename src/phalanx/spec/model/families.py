@@ -194,8 +194,8 @@ def complete(fields: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _slip(kind: str, known: Mapping[str, object]) -> str:
-    """Return the type that a slip was meant to be. Another release of a family computes something else, and is none:
-    its cache and parameters would be those of another model."""
+    """Return the type that a slip was meant to be. Another release of a family is none, since its layers may differ,
+    and with them its cache and parameters."""
     near = get_close_matches(kind, known, 1, 0.85)
     same_release = bool(near) and re.sub(r"\D", "", near[0]) == re.sub(r"\D", "", kind)
     if near and same_release and not kind.startswith(near[0]) and not near[0].startswith(kind):
