@@ -16,7 +16,8 @@ from support.launch_forms import Program, forms, words_of
 from support.sizes import drawn
 
 from phalanx.frameworks import files
-from phalanx.frameworks.configuration import Configuration
+from phalanx.frameworks.configuration import Configuration, Partial
+from phalanx.frameworks.tables import nested
 from phalanx.spec.errors import InputError
 
 _DATA = Path(__file__).parent / "data" / "configurations.json.xz"
@@ -87,9 +88,9 @@ def parsed(kind: str, args: dict[str, Any], world: int) -> Configuration | str:
     config = (
         {"args": args}
         if kind in ("megatron", "hf")
-        else files.Partial(files.nested(args))
+        else Partial(nested(args))
         if kind == "torchtitan"
-        else files.nested(args)
+        else nested(args)
     )
     try:
         return files.READERS[kind](config, world)

@@ -22,8 +22,10 @@ from phalanx.answers.read import read, strategy_of
 from phalanx.answers.release import release_named
 from phalanx.frameworks import files
 from phalanx.frameworks.configuration import Configuration, StatedLayout
+from phalanx.frameworks.launch_tables import as_tables
 from phalanx.frameworks.launchers.started import in_script
 from phalanx.frameworks.lints import lint, lints
+from phalanx.frameworks.source import kind_of
 from phalanx.spec.errors import InputError
 
 KINDS = tuple(files.READERS)
@@ -74,7 +76,7 @@ def covered(key: str, taken: set[str]) -> bool:
 
 def test_a_framework_is_recognised_by_its_keys() -> None:
     rows = data()["configurations"]
-    seen = Counter((row["kind"], files.kind_of(row["config"])) for row in rows)
+    seen = Counter((row["kind"], kind_of(row["config"])) for row in rows)
     right = sum(n for (kind, found), n in seen.items() if kind == found)
     # 13 of Primus have NeMo's form of Megatron's names, and are read by that reader.
     assert (len(rows), right, seen["megatron", "nemo"]) == (537, 521, 13), seen
@@ -148,7 +150,7 @@ SHARDED = "--fsdp 'full_shard auto_wrap'"
 
 def started(text: str) -> dict[str, Any]:
     """Return the tables of what a script starts."""
-    return files.as_tables(in_script(text, lambda name: None, lambda launch: True))
+    return as_tables(in_script(text, lambda name: None, lambda launch: True))
 
 
 def trainer(line: str, ranks: int = 4) -> dict[str, Any]:

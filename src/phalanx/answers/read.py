@@ -19,6 +19,7 @@ from phalanx.frameworks.configuration import Config, Configuration, Keys, Stated
 from phalanx.frameworks.folder import FILES
 from phalanx.frameworks.lints import Mistake, lint
 from phalanx.frameworks.registry import FRAMEWORKS, STACKS
+from phalanx.frameworks.source import kind_in, kind_of, named
 from phalanx.planning import lookup as names
 from phalanx.planning.explain.lint import Finding
 from phalanx.schedule.pipeline.given_layout import equal_blocks, listed
@@ -264,7 +265,7 @@ def findings_in(reading: Reading) -> tuple[Finding, ...]:
 def is_configuration(path: Path) -> bool:
     """Whether a file is another framework's configuration, not a plan, a run's folder or an observation. Raises
     InputError for a script, YAML or Python that cannot be read: it can be nothing else."""
-    data = files.named(path)[0].suffix.lower() in (".json", ".toml")
+    data = named(path)[0].suffix.lower() in (".json", ".toml")
     if path.is_dir():
         return not (path / "plan.json").exists() and any((path / name).is_file() for name in FILES)
     try:
@@ -275,9 +276,9 @@ def is_configuration(path: Path) -> bool:
         return False
     if "version" in config and ("strategy" in config or "ranks" in config):
         return False
-    if path.suffix.lower() == ".toml" and files.kind_of(config) != "torchtitan":  # a job file of ours
+    if path.suffix.lower() == ".toml" and kind_of(config) != "torchtitan":  # a job file of ours
         return False
-    return not data or files.kind_in(path, config) is not None
+    return not data or kind_in(path, config) is not None
 
 
 def gpus_of(reading: Reading, gpus: int | None, path: Path) -> int:

@@ -1,0 +1,194 @@
+"""What a training that is started makes of its flags and of the files that they name: tables as its reader has them.
+
+launch     options of its launchers                 env     variables that are exported for it
+args       flags of its program; those of a framework whose flags are keys (`flat`) are laid over its file
+accelerate, deepspeed_json, fsdp_json               files that it names, by their place in facts.toml
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from phalanx.frameworks.accelerate import launch as accelerate
+from phalanx.frameworks.companions import MISSING, Companions
+from phalanx.frameworks.configuration import Partial
+from phalanx.frameworks.framework import Framework
+from phalanx.frameworks.keys import key_table
+from phalanx.frameworks.launchers.started import Started, settled, value_of
+from phalanx.frameworks.registry import FRAMEWORKS
+from phalanx.frameworks.shell.scope import plain
+from phalanx.frameworks.source import BY_KIND, DATA, framework_of, kind_of, named, of_python
+from phalanx.frameworks.tables import documents, nested, overlaid, without
+from phalanx.spec.errors import InputError
+
+BASES = re.compile(r"\.(ya?ml|json|toml)$")
+"""Ends of names of base files."""
+_DEFAULTS = frozenset(name for framework in FRAMEWORKS.values() for name in framework.default_bases)
+_DEEPEST = 8
+"""Base files of base files."""
+
+
+@dataclass
+class Reading:
+    """What becomes of the files of one reading."""
+
+    files: Companions
+    notes: list[str] = field(default_factory=list)
+    asks: list[str] = field(default_factory=list)
+    """What a launcher leaves open."""
+    missing: list[str] = field(default_factory=list)
+    """Files of settings that are named and not here."""
+
+    def tables_of(self, name: str, directory: str, what: str, depth: int = 0) -> dict[str, Any] | None:
+        """Return the tables of a file that is named; None where it is not here, which is noted. Raises InputError for
+        one that cannot be read."""
+        path, function = named(Path(name))
+        text = self.files.text(str(path), directory)
+        if text is None:
+            self.missing.append(f"{name}, {what}, {self.files.why(str(path))}")
+            return None
+        if path.suffix == ".py":
+            return of_python(text, str(path), function)
+        tables = documents(text, path.suffix.lower(), name)
+        config = tables[0] if tables and isinstance(tables[0], dict) else {}
+        self.notes.append(f"{name}, {what}, is read too")
+        return self.over_base(config, directory, depth)
+
+    def over_base(self, config: dict[str, Any], directory: str, depth: int = 0) -> dict[str, Any]:
+        """Return tables over those that their file names as its base (MaxText's `base_config`)."""
+        base = config.get("base_config")
+        if not isinstance(base, str) or not BASES.search(base) or base.rpartition("/")[2] in _DEFAULTS:
+            return config
+        if depth >= _DEEPEST:
+            raise InputError("file", base, f"is the base of a base, {_DEEPEST} deep", "does one include itself?")
+        below = self.tables_of(base, directory, "its base", depth + 1)
+        return overlaid(below, config) if below is not None else config
+
+
+def launched_tables(started: Started, kind: str | None, reading: Reading, path: Path) -> tuple[str, dict[str, Any]]:
+    """Return the kind and the tables of a training that is started. Raises InputError where it is of no framework
+    that is known."""
+    reading.files.written |= started.files
+    launch, flags = started.launch, {**started.args, **started.assigned}
+    framework = BY_KIND[kind] if kind else framework_of(launch.program, flags)
+    if framework is None and (engine := _engine_file(started, reading)) is not None:
+        framework, config = engine
+        return framework.reads, {**config, "launch": _typed(launch.options), "launched": launch}
+    if framework is None:
+        raise _not_known(started, path)
+    switches = key_table(framework.folder).switches
+    args = {name: _plain(settled(value, name.replace("-", "_") in switches)) for name, value in started.args.items()}
+    assigned = {name: _plain(value) for name, value in started.assigned.items()}
+    launched = {"launch": _typed(launch.options), "env": _typed(started.environment), "launched": launch}
+    reading.missing += started.missing
+    if launch.missing:
+        reading.asks += [f"{name}, its list of hosts, {reading.files.why(name)}" for name in launch.missing]
+    config = _over_base(framework, args, assigned, started, reading)
+    if isinstance(config, dict) and not framework.flat:
+        config = {**launched, **config}
+    elif framework.flat:
+        config |= {k: v for k, v in launched.items() if k != "env" or "env" in framework.beside}
+    config = with_named(config, framework, started.directory, reading)
+    if launch.kept or launch.config:
+        tables = reading.tables_of(launch.config, started.directory, "accelerate's file") if launch.config else {}
+        config["accelerate"] = accelerate.tables(tables or {}, _typed(launch.kept), missing=tables is None)
+        config = with_named(config, framework, started.directory, reading)
+        if framework.reads == "accelerate":  # a dialect of its file
+            config = {**config.pop("accelerate"), **config}
+    return framework.reads, config
+
+
+def _over_base(
+    framework: Framework, args: dict[str, Any], assigned: dict[str, Any], started: Started, reading: Reading
+) -> dict[str, Any]:
+    """Return a program's flags over the file that they name as their base; Partial where that file is not here."""
+    name = _base_of(framework, args, started)
+    removed = [word[1:].partition("=")[0] for word in assigned if word.startswith("~")]
+    flags = {**args, **{key: value for key, value in assigned.items() if not key.startswith("~")}}
+    over = nested(flags) if framework.flat else {"args": flags}
+    if name.rpartition("/")[2] in framework.default_bases and reading.files.find(name, started.directory) is None:
+        return over
+    base = reading.tables_of(name, started.directory, "its base configuration") if name else None
+    if base is None:
+        return Partial(over) if name or framework.needs_base else over
+    for path in removed:
+        base = without(base, path)
+    return overlaid(base if framework.flat else {"args": base}, over)
+
+
+def _base_of(framework: Framework, args: dict[str, Any], started: Started) -> str:
+    """Take the name of the base file out of a program's flags; "" where they name none."""
+    plain_names = {name.replace("-", "_"): name for name in args}
+    if {"config_path", "config_name"} <= set(plain_names):  # hydra's
+        folder_, file = (str(args.pop(plain_names[name])) for name in ("config_path", "config_name"))
+        return f"{folder_}/{file}{'' if BASES.search(file) else '.yaml'}"
+    for name in framework.base:
+        if isinstance(args.get(name), str):
+            return str(args.pop(name))
+    if framework.python_base and isinstance(args.get("config"), str):
+        return framework.python_base.format(module=args.pop("module", ""), config=args.pop("config"))
+    positional = [word for word in started.positional if BASES.search(word)]
+    return positional[-1] if "" in framework.base and positional else ""
+
+
+def _engine_file(started: Started, reading: Reading) -> tuple[Framework, dict[str, Any]] | None:
+    """Return the configuration of DeepSpeed that a program of its own is given."""
+    for value in started.args.values():
+        if isinstance(value, str) and value.endswith(".json"):
+            tables = reading.tables_of(value, started.directory, "its file")
+            if tables is not None and kind_of(tables) == "deepspeed":
+                return BY_KIND["deepspeed"], tables
+    return None
+
+
+def _not_known(started: Started, path: Path) -> InputError:
+    program = plain(started.launch.program)
+    missing = [note for note in started.notes if note.endswith(MISSING)]
+    if missing:
+        return InputError("file", str(path), "starts no training that is known by itself", "; ".join(missing[:3]))
+    if not started.args and not started.assigned:
+        return InputError(
+            "file", str(path), "is no configuration of a known framework, and starts no training", known_kinds()
+        )
+    flags = [f"--{name}" for name in started.args][:3]
+    given = f" with {', '.join(flags)}" if flags else ""
+    reason = f"starts {program or 'a program'}{given}, which is of no framework that is known"
+    return InputError("file", str(path), reason, "give the file of its settings, or " + known_kinds())
+
+
+def known_kinds() -> str:
+    """Return the remedy for a file of which nothing tells the framework."""
+    return f"--kind, one of {', '.join(BY_KIND)}"
+
+
+def _typed(values: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: _plain(value_of(value) if isinstance(value, str) else value) for name, value in values.items()}
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_plain(inner) for inner in value]
+    return plain(value) if isinstance(value, str) else value
+
+
+def with_named(config: dict[str, Any], framework: Framework, directory: str, reading: Reading) -> dict[str, Any]:
+    """Return tables with those of the files that they name."""
+    for path, place in framework.named.items():
+        value: Any = config
+        for part in path.split("."):
+            value = value.get(part, value.get(part.replace("_", "-"))) if isinstance(value, Mapping) else None
+        if not isinstance(value, str) or not value.endswith(DATA) or place in config:
+            continue
+        if (tables := reading.tables_of(value, directory, f"its {path.rpartition('.')[2]}")) is not None:
+            config = type(config)({**config, place: tables})
+    return config
+
+
+def as_tables(started: Started) -> dict[str, Any]:
+    """Return {launch, env, args} of a training that is started."""
+    args = {name: _plain(settled(value, False)) for name, value in {**started.args, **started.assigned}.items()}
+    return {"launch": _typed(started.launch.options), "env": _typed(started.environment), "args": args}

@@ -1,0 +1,139 @@
+"""A file of somebody's own as it is read: as tables, or as the training that it starts; and which framework it is of.
+
+JSON, YAML and TOML are parsed as data; scripts, command lines and manifests are read as text (launchers/), Python by
+its syntax tree. Nothing is run.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from phalanx.frameworks.companions import LARGEST, Companions
+from phalanx.frameworks.configuration import Config
+from phalanx.frameworks.dumps import dumped, logged
+from phalanx.frameworks.framework import Framework
+from phalanx.frameworks.launchers.launcher import Launch
+from phalanx.frameworks.launchers.manifest import is_manifest
+from phalanx.frameworks.launchers.started import Started, in_manifest, in_script
+from phalanx.frameworks.parts import python_tables
+from phalanx.frameworks.registry import FRAMEWORKS
+from phalanx.frameworks.tables import documents, texts
+from phalanx.spec.documents import read_text, require_finite, require_shallow
+from phalanx.spec.errors import InputError
+
+BY_KIND = {framework.reads: framework for framework in FRAMEWORKS.values() if framework.reads}
+"""Frameworks by the kind of configuration that they read."""
+IN_PYTHON = next(framework for framework in FRAMEWORKS.values() if framework.python)
+"""The framework that is configured in Python."""
+DATA = (".json", ".yaml", ".yml", ".toml")
+"""Suffixes of files that are data."""
+
+
+@dataclass(frozen=True)
+class Source:
+    """A file on its way to a configuration. `started`: what it launches, None for tables."""
+
+    path: Path
+    config: Config
+    started: Started | None = None
+
+
+def source_of(path: Path, files: Companions) -> Source:
+    """Return a file as tables, or as what it starts. Raises InputError where it cannot be read."""
+    file, function = named(path)
+    text = read_text(file, "file", LARGEST)
+    suffix = file.suffix.lower()
+    where = str(file)
+    if suffix == ".py":
+        return Source(path, of_python(text, where, function))
+    if suffix in DATA or text.lstrip().startswith("{"):
+        tables = documents(text, suffix, where)
+        if is_manifest(tables):
+            return Source(path, {}, _located(where, partial(in_manifest, tables, files.text, _knows)))
+        if len(tables) > 1:
+            raise InputError(
+                "file", where, f"has {len(tables)} documents", "keep the one that configures the training"
+            )
+        if not tables or not isinstance(tables[0], dict):
+            raise InputError("file", where, "is no table of settings")
+        return Source(path, logged(tables[0]))
+    if args := dumped(text):
+        return Source(path, {"launch": {}, "env": {}, "args": texts(args)} if _is_flat(args) else texts(args))
+    started = _located(where, partial(in_script, text, files.text, _knows, file.name))
+    if not started.args and not started.assigned and not started.positional and _looks_like_yaml(text):
+        tables = documents(text, ".yaml", where)
+        if tables and isinstance(tables[0], dict):
+            return Source(path, tables[0])
+    return Source(path, {}, started)
+
+
+def _located(where: str, make: Callable[[], Started]) -> Started:
+    """Return what a text starts; an error about it names its file."""
+    try:
+        return make()
+    except InputError as error:
+        if error.field == "script" or (error.field == "file" and error.value is None):
+            raise InputError("file", where, error.reason, error.remedy) from None
+        raise
+
+
+def _looks_like_yaml(text: str) -> bool:
+    lines = [line for line in text.splitlines() if line.strip() and not line.lstrip().startswith("#")]
+    return bool(lines) and sum(bool(re.match(r"\s*(- )?[\w.-]+:(\s|$)", line)) for line in lines) > len(lines) / 2
+
+
+def of_python(text: str, where: str, function: str) -> dict[str, Any]:
+    """Return the tables of a configuration in Python. Raises InputError where it has none."""
+    try:
+        value = python_tables(IN_PYTHON, text, where, function)
+        require_finite(value)
+        result: dict[str, Any] = texts(require_shallow(value))
+    except RecursionError:
+        raise InputError("file", where, "is nested too deep") from None
+    except InputError:
+        raise
+    except ValueError as error:
+        raise InputError("file", where, f"cannot be parsed: {' '.join(str(error).split())[:160]}") from error
+    return result
+
+
+def _is_flat(args: Mapping[str, Any]) -> bool:
+    return not any(isinstance(value, dict) for value in args.values())
+
+
+def _knows(launch: Launch) -> bool:
+    return framework_of(launch.program, {w.lstrip("-").partition("=")[0]: True for w in launch.words}) is not None
+
+
+def framework_of(program: str, args: Mapping[str, Any]) -> Framework | None:
+    """Return the framework of a program's flags, or of the program by its name."""
+    by_flags = kind_of({"launch": {}, "args": dict(args)})
+    if by_flags is not None:
+        return BY_KIND[by_flags]
+    name = re.sub(r"\.py$", "", program)
+    frameworks = sorted(FRAMEWORKS.values(), key=lambda f: f.position)
+    return next((f for f in frameworks if any(re.search(rf"(^|[./]){p}$", name) for p in f.programs)), None)
+
+
+def named(path: Path) -> tuple[Path, str]:
+    """Split `config_registry.py::llama3_8b` into a file and the function of it that is meant."""
+    file, _, function = str(path).partition(".py::")
+    return (Path(f"{file}.py"), function) if function else (path, "")
+
+
+def kind_in(path: Path, config: Config) -> str | None:
+    """Return the framework of a file's tables: one alone is configured in Python, others say it by their keys."""
+    return IN_PYTHON.reads if named(path)[0].suffix == ".py" else kind_of(config)
+
+
+def kind_of(config: Config) -> str | None:
+    """Return the framework that a configuration is of, by its keys; None if it is of none."""
+    clues = sorted(
+        ((c.order, i, c, f) for i, f in enumerate(FRAMEWORKS.values()) for c in f.clues), key=lambda x: x[:2]
+    )
+    return next((framework.reads for *_, clue, framework in clues if clue.holds(config)), None)
