@@ -375,3 +375,8 @@ def test_conditions_are_named_by_the_option_that_gave_them(tmp_path: Path) -> No
         (["--strategy", "tp=8,pp<=2"], "error: --strategy = 'pp<=2': is a condition, "),
     ):
         assert error_of(tmp_path, *asked, *words).startswith(said)
+
+
+def test_a_misspelt_model_is_answered_with_the_options_that_were_meant(tmp_path: Path) -> None:
+    words = ("--modle", "llama3-8b", "--cluster", "dgx-h100", "--gpus", "8")
+    assert "did you mean --model" in error_of(tmp_path, "plan", *words)

@@ -174,6 +174,17 @@ def test_files_that_are_named_are_found_where_they_lie(tmp_path: Path) -> None:
     assert "is none that belongs to it" in error_of(tmp_path, "read", "scripts/run.sh", "plan.json")
 
 
+def test_a_slip_of_a_key_that_sets_the_layout_is_not_priced_as_its_default(tmp_path: Path) -> None:
+    sizes = "--num-layers 8 --hidden-size 512 --num-attention-heads 8 --seq-length 512 --max-position-embeddings 512 "
+    line = f"torchrun --nproc_per_node 8 pretrain_gpt.py {sizes} --micro-batch-size 1 --vocab-size 9 --bf16 "
+    (tmp_path / "run.sh").write_text(line + "--global-batch-size 8 --tensor-model-paralel-size 8")
+    refused = error_of(tmp_path, "predict", "run.sh", "--cluster", "dgx-h100")
+    assert "tensor-model-paralel-size: is no key of the framework" in refused
+    assert "did you mean tensor_model_parallel_size?" in refused
+    (tmp_path / "run.sh").write_text(line + "--global-batch-size 8 --tensor-model-parallel-size 8 --my-own-flag 3")
+    assert "tp=8" in text_of(tmp_path, "predict", "run.sh", "--cluster", "dgx-h100")
+
+
 def test_auto_is_what_an_integration_fills_in(tmp_path: Path) -> None:
     engine = {
         "train_micro_batch_size_per_gpu": "auto",

@@ -6,6 +6,7 @@ import json
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from difflib import SequenceMatcher
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from phalanx.frameworks import files
 from phalanx.frameworks.caveats import Caveat, caveats_of
 from phalanx.frameworks.configuration import Config, Configuration, Keys, StatedLayout, count, divided, shown
 from phalanx.frameworks.folder import FILES
+from phalanx.frameworks.keys import key_table
 from phalanx.frameworks.lints import Mistake, lint
 from phalanx.frameworks.registry import FRAMEWORKS, STACKS
 from phalanx.frameworks.source import kind_in, kind_of, named
@@ -42,6 +44,8 @@ _OPEN_KERNEL = ("hf", "accelerate")
 _UNSET = "only its shell knows"
 _UNPRICED = ("bucket", "prefetch", "grad_sync", "reshard")
 _OF_UNITS = ("units", "unit_size")
+_SLIP = 0.92
+"""Likeness from which a name is a slip of another, such as zero_optimisation (0.94)."""
 _OF_STAGES = ("first_stage_layers", "last_stage_layers", "embedding_as_layer", "loss_as_layer")
 
 
@@ -327,6 +331,17 @@ def _require_filled_in(path: Path, asked: Query, reading: Reading) -> None:
                 raise InputError(f"{path}: {key}", value, reason, "give it too, or name a number in its place")
 
 
+def _require_spelt(path: Path, c: Configuration) -> None:
+    """Require that no key is a slip of one that sets the layout, of which a price would take the default."""
+    table = key_table(_FRAMEWORKS[c.kind].folder)
+    for key, near in c.unknown.items():
+        name = shown(key).rpartition(".")[2].replace("-", "_")
+        verdict = table.verdict(near) if near else None
+        if verdict and verdict.effect == "layout" and SequenceMatcher(None, name, near).ratio() >= _SLIP:
+            reason = "is no key of the framework, and one that is sets the layout"
+            raise InputError(f"{path}: {shown(key)}", None, reason, f"did you mean {near}?")
+
+
 def query_by(path: Path, asked: Query, reading: Reading | None = None) -> tuple[Query, Configured]:
     """Return the query that a configuration makes: with the file's model, strategy, stack and precision where `asked`
     leaves them open, and what else it sets. `reading`: the file, read. Raises InputError."""
@@ -342,6 +357,8 @@ def query_by(path: Path, asked: Query, reading: Reading | None = None) -> tuple[
             "file", str(path), f"has no price: {c.unpriced}", "name model and strategy in place of the file"
         )
     _require_filled_in(path, asked, reading)
+    if asked.strategy is None:
+        _require_spelt(path, c)
     for text in c.missing:
         file, _, reason = text.partition(", ")
         raise InputError(

@@ -33,7 +33,9 @@ _OF_A_SEARCH = ("model", "cluster", "gpus", "batch", "seq", "strategy", "stack",
 def _form(words: Sequence[str]) -> str:
     if given(words, "--from"):
         return "improve"
-    return "model" if given(words, "--model") else "job"
+    # A misspelt --model is answered with the options of the form that was meant.
+    misspelt = given(words, "--cluster", "--seq") and not any(word.endswith(".toml") for word in words)
+    return "model" if given(words, "--model") or misspelt else "job"
 
 
 plan = forms(
