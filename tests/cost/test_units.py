@@ -10,7 +10,7 @@ from torch.distributed.fsdp import wrap
 
 from phalanx.cost.analytic.estimate import Estimate, estimate
 from phalanx.cost.ledger.model_shape import shape
-from phalanx.cost.ledger.units import Units, units
+from phalanx.cost.ledger.units import UnitParams, units
 from phalanx.planning.lookup import model_named
 from phalanx.spec.cluster.presets import preset
 from phalanx.spec.job import Job, Precision
@@ -57,7 +57,7 @@ def llama() -> Parts:
     return Parts({"model": decoder, "head": Parts(m.vocab * m.hidden)})
 
 
-def of_torch(least: int) -> Units:
+def of_torch(least: int) -> UnitParams:
     """Return the units of torch's policy, the one around the list of blocks counted as part of the root."""
     root = llama()
     policy = partial(wrap.size_based_auto_wrap_policy, min_num_params=least)
@@ -70,7 +70,7 @@ def of_torch(least: int) -> Units:
         if not any(isinstance(module, torch.nn.ModuleList) for module in unit.modules()):
             sizes.append(own)
     everything = sum(p.numel() for p in root.parameters())
-    return Units(float(everything - sum(sizes)), float(max(sizes, default=0)), float(len(sizes)))
+    return UnitParams(float(everything - sum(sizes)), float(max(sizes, default=0)), float(len(sizes)))
 
 
 @pytest.mark.parametrize("least", [2000, 5_000, 20_000_000, 60_000_000, 100_000_000, 131_072_001, 10**9, 10**10])
@@ -83,7 +83,7 @@ def test_units_of_accelerates_fsdp2_count_what_is_inside_them() -> None:
     found = units(SIZE, "module", 10**8)
     assert found.count == 2 + 2 * 32
     assert found.largest == 3 * 4096 * 11008
-    assert units(SIZE, "model") == Units(SIZE.params, 0.0, 0.0)
+    assert units(SIZE, "model") == UnitParams(SIZE.params, 0.0, 0.0)
 
 
 def price(level: int = 3, dp: int = 8, compute: str = "bfloat16", **options: object) -> Estimate:

@@ -99,7 +99,7 @@ def test_less_is_trained_with_less(rank: int, targets: str, base: str, strategy:
     quantised = predict(**question, options=f"{line},base={base}")
     assert quantised.memory_bytes <= some.memory_bytes <= more.memory_bytes < whole.memory_bytes
     assert some.step_time_s <= more.step_time_s < whole.step_time_s
-    assert some.step_time_s <= quantised.step_time_s
+    assert (some.step_time_s < quantised.step_time_s) == (base != "auto")  # weights are made 16-bit ones
     assert some.model_flops is not None
     assert whole.model_flops is not None
     assert 2 / 3 * whole.model_flops <= some.model_flops < whole.model_flops

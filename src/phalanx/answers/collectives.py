@@ -118,7 +118,7 @@ class MeasuredWay:
 
 
 @dataclass(frozen=True)
-class MeasuredCollective(Answer):
+class CollectiveMeasurement(Answer):
     """A collective between ranks of this machine: every way to execute it, and which serves which size."""
 
     op: str
@@ -202,11 +202,11 @@ def collectives(
     return CollectiveComparison(compared.rows, compared.winners, compared.crossovers, op, size, ranks, on.name)
 
 
-def measured(op: str, size: str, ranks: int, announce: Announce = lambda _: None) -> MeasuredCollective:
+def measured(op: str, size: str, ranks: int, announce: Announce = lambda _: None) -> CollectiveMeasurement:
     """Measure a collective between ranks of this machine. Raises InputError."""
     from phalanx.answers.measure import local_collectives
 
     n = int(parse_bytes(size))
     fits, choices = local_collectives(op, ranks, announce)
     rows = (MeasuredWay(fit.way, float(fit.seconds(n)), fit) for fit in fits)
-    return MeasuredCollective(op, ranks, n, tuple(rows), tuple(choices))
+    return CollectiveMeasurement(op, ranks, n, tuple(rows), tuple(choices))

@@ -11,8 +11,8 @@ from phalanx.frameworks import folder
 from phalanx.frameworks.accelerate import launch as accelerate
 from phalanx.frameworks.companions import Companions
 from phalanx.frameworks.configuration import Config, Configuration, Partial
-from phalanx.frameworks.launch_tables import Reading, as_tables, known_kinds, launched_tables, with_named
-from phalanx.frameworks.launchers.launcher import Launch
+from phalanx.frameworks.launch_tables import FileReading, as_tables, known_kinds, launched_tables, with_named
+from phalanx.frameworks.launchers.launcher import ProgramLaunch
 from phalanx.frameworks.parts import reader
 from phalanx.frameworks.source import BY_KIND, DATA, kind_in, kind_of, named, source_of
 from phalanx.frameworks.tables import overlaid
@@ -35,7 +35,7 @@ def read(paths: Sequence[Path], kind: str | None = None, world: int | None = Non
     if len(paths) == 1 and paths[0].is_dir():
         return _folder(paths[0], kind, world)
     main, given = _main(paths)
-    reading = Reading(Companions(main.parent, given))
+    reading = FileReading(Companions(main.parent, given))
     source = source_of(main, reading.files)
     if source.started is not None:
         kind, config = launched_tables(source.started, kind, reading, main)
@@ -63,7 +63,7 @@ def configured(config: Config, kind: str, world: int | None) -> Configuration:
     }
     tables = Partial(own) if isinstance(config, Partial) else own
     launched = config.get("launched")
-    if not isinstance(launched, Launch):
+    if not isinstance(launched, ProgramLaunch):
         return READERS[kind](tables if "launch" not in config else {"launch": launch, **tables}, world)
     c = READERS[kind](tables, world)
     understood = {f"launch.{name}": "world" for name in launched.counted}
@@ -98,7 +98,7 @@ def _rank(path: Path) -> int:
     return {"manifest": 0, "hf": 1, "deepspeed": 5, "accelerate": 4, None: 6}.get(kind, 2)
 
 
-def _with_given(kind: str, config: dict[str, Any], reading: Reading) -> tuple[str, dict[str, Any]]:
+def _with_given(kind: str, config: dict[str, Any], reading: FileReading) -> tuple[str, dict[str, Any]]:
     """Return tables with the files that were given too and that none of the others names. Raises InputError for one
     that does not belong to them."""
     framework = BY_KIND[kind]
@@ -121,7 +121,7 @@ def _with_given(kind: str, config: dict[str, Any], reading: Reading) -> tuple[st
     return kind, config
 
 
-def _model(c: Configuration, reading: Reading) -> ModelSpec | None:
+def _model(c: Configuration, reading: FileReading) -> ModelSpec | None:
     """Return the model of the config.json that was given, or that lies in the folder which the file names."""
     given = [p for p in reading.files.given if p not in reading.files.opened and p.suffix == ".json"]
     config_json = next((p for p in given if "model_type" in document(p) or "architectures" in document(p)), None)

@@ -33,7 +33,7 @@ _DEEPEST = 8
 
 
 @dataclass
-class Reading:
+class FileReading:
     """What becomes of the files of one reading."""
 
     files: Companions
@@ -69,7 +69,9 @@ class Reading:
         return overlaid(below, config) if below is not None else config
 
 
-def launched_tables(started: Started, kind: str | None, reading: Reading, path: Path) -> tuple[str, dict[str, Any]]:
+def launched_tables(
+    started: Started, kind: str | None, reading: FileReading, path: Path
+) -> tuple[str, dict[str, Any]]:
     """Return the kind and the tables of a training that is started. Raises InputError where it is of no framework
     that is known."""
     reading.files.written |= started.files
@@ -103,7 +105,7 @@ def launched_tables(started: Started, kind: str | None, reading: Reading, path: 
 
 
 def _over_base(
-    framework: Framework, args: dict[str, Any], assigned: dict[str, Any], started: Started, reading: Reading
+    framework: Framework, args: dict[str, Any], assigned: dict[str, Any], started: Started, reading: FileReading
 ) -> dict[str, Any]:
     """Return a program's flags over the file that they name as their base; Partial where that file is not here."""
     name = _base_of(framework, args, started)
@@ -135,7 +137,7 @@ def _base_of(framework: Framework, args: dict[str, Any], started: Started) -> st
     return positional[-1] if "" in framework.base and positional else ""
 
 
-def _engine_file(started: Started, reading: Reading) -> tuple[Framework, dict[str, Any]] | None:
+def _engine_file(started: Started, reading: FileReading) -> tuple[Framework, dict[str, Any]] | None:
     """Return the configuration of DeepSpeed that a program of its own is given."""
     for value in started.args.values():
         if isinstance(value, str) and value.endswith(".json"):
@@ -175,7 +177,7 @@ def _plain(value: Any) -> Any:
     return plain(value) if isinstance(value, str) else value
 
 
-def with_named(config: dict[str, Any], framework: Framework, directory: str, reading: Reading) -> dict[str, Any]:
+def with_named(config: dict[str, Any], framework: Framework, directory: str, reading: FileReading) -> dict[str, Any]:
     """Return tables with those of the files that they name."""
     for path, place in framework.named.items():
         value: Any = config

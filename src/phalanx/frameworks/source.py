@@ -17,7 +17,7 @@ from phalanx.frameworks.companions import LARGEST, Companions
 from phalanx.frameworks.configuration import Config
 from phalanx.frameworks.dumps import dumped, logged
 from phalanx.frameworks.framework import Framework
-from phalanx.frameworks.launchers.launcher import Launch
+from phalanx.frameworks.launchers.launcher import ProgramLaunch
 from phalanx.frameworks.launchers.manifest import is_manifest
 from phalanx.frameworks.launchers.started import Started, in_manifest, in_script
 from phalanx.frameworks.parts import python_tables
@@ -35,7 +35,7 @@ DATA = (".json", ".yaml", ".yml", ".toml")
 
 
 @dataclass(frozen=True)
-class Source:
+class FileSource:
     """A file on its way to a configuration. `started`: what it launches, None for tables."""
 
     path: Path
@@ -43,33 +43,33 @@ class Source:
     started: Started | None = None
 
 
-def source_of(path: Path, files: Companions) -> Source:
+def source_of(path: Path, files: Companions) -> FileSource:
     """Return a file as tables, or as what it starts. Raises InputError where it cannot be read."""
     file, function = named(path)
     text = read_text(file, "file", LARGEST)
     suffix = file.suffix.lower()
     where = str(file)
     if suffix == ".py":
-        return Source(path, of_python(text, where, function))
+        return FileSource(path, of_python(text, where, function))
     if suffix in DATA or text.lstrip().startswith("{"):
         tables = documents(text, suffix, where)
         if is_manifest(tables):
-            return Source(path, {}, _located(where, partial(in_manifest, tables, files.text, _knows)))
+            return FileSource(path, {}, _located(where, partial(in_manifest, tables, files.text, _knows)))
         if len(tables) > 1:
             raise InputError(
                 "file", where, f"has {len(tables)} documents", "keep the one that configures the training"
             )
         if not tables or not isinstance(tables[0], dict):
             raise InputError("file", where, "is no table of settings")
-        return Source(path, logged(tables[0]))
+        return FileSource(path, logged(tables[0]))
     if args := dumped(text):
-        return Source(path, {"launch": {}, "env": {}, "args": texts(args)} if _is_flat(args) else texts(args))
+        return FileSource(path, {"launch": {}, "env": {}, "args": texts(args)} if _is_flat(args) else texts(args))
     started = _located(where, partial(in_script, text, files.text, _knows, file.name))
     if not started.args and not started.assigned and not started.positional and _looks_like_yaml(text):
         tables = documents(text, ".yaml", where)
         if tables and isinstance(tables[0], dict):
-            return Source(path, tables[0])
-    return Source(path, {}, started)
+            return FileSource(path, tables[0])
+    return FileSource(path, {}, started)
 
 
 def _located(where: str, make: Callable[[], Started]) -> Started:
@@ -106,7 +106,7 @@ def _is_flat(args: Mapping[str, Any]) -> bool:
     return not any(isinstance(value, dict) for value in args.values())
 
 
-def _knows(launch: Launch) -> bool:
+def _knows(launch: ProgramLaunch) -> bool:
     return framework_of(launch.program, {w.lstrip("-").partition("=")[0]: True for w in launch.words}) is not None
 
 

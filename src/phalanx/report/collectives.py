@@ -10,9 +10,9 @@ from phalanx.answers.answer import Answer
 from phalanx.answers.collectives import (
     AllReduceBound,
     CollectiveComparison,
+    CollectiveMeasurement,
     CollectiveProof,
     CollectiveSteps,
-    MeasuredCollective,
     ProofCount,
     proof_of,
 )
@@ -100,7 +100,7 @@ def _drawn_sizes(a: CollectiveComparison) -> list[Picture]:
 
 
 @view.register
-def _(a: MeasuredCollective) -> View:
+def _(a: CollectiveMeasurement) -> View:
     title = f"{a.op} of {a.size_bytes:,} bytes over {a.ranks} ranks of this machine"
     lines = ("auto takes, by size of the buffer:", *(f"  {line}" for line in choices(a.choices)))
     return View([measured([row.fit for row in a.rows], a.size_bytes, title), *lines])

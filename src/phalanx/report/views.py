@@ -29,7 +29,7 @@ _VIEWS = {
     "JobPlan": "phalanx.report.plan:job_plan",
     "KernelScores": "phalanx.report.validate:kernels",
     "MachineState": "phalanx.report.measure:machine_state",
-    "MeasuredCollective": "phalanx.report.collectives",
+    "CollectiveMeasurement": "phalanx.report.collectives",
     "Measurement": "phalanx.report.measure",
     "MeshGroups": "phalanx.report.mesh",
     "ModelPlan": "phalanx.report.plan",

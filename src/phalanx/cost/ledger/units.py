@@ -21,7 +21,7 @@ Wrapping = Literal["remainder", "module"]
 
 
 @dataclass(frozen=True)
-class Units:
+class UnitParams:
     """Parameters of the root; of the largest other unit; and how many others there are."""
 
     root: float
@@ -42,14 +42,14 @@ class _Module:
         return self.own + sum(child.all for child in self.children)
 
 
-def units(shape: Shape, how: Wrapping | Literal["model"], least: float = 0.0) -> Units:
+def units(shape: Shape, how: Wrapping | Literal["model"], least: float = 0.0) -> UnitParams:
     """Return the units of a model, with the modules of a decoder of transformers."""
     if how == "model":
-        return Units(float(shape.params), 0.0, 0.0)
+        return UnitParams(float(shape.params), 0.0, 0.0)
     sizes: list[float] = []
     for child in _model(shape).children:
         _wrap(child, how, least, sizes)
-    return Units(float(shape.params) - sum(sizes), max(sizes, default=0.0), float(len(sizes)))
+    return UnitParams(float(shape.params) - sum(sizes), max(sizes, default=0.0), float(len(sizes)))
 
 
 def _wrap(module: _Module, how: Wrapping, least: float, sizes: list[float]) -> float:

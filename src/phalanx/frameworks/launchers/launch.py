@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from difflib import get_close_matches
 
-from phalanx.frameworks.launchers.launcher import Given, Launch, Launcher, OpenFile, launchers
-from phalanx.frameworks.launchers.ranks import Ranks
+from phalanx.frameworks.launchers.launcher import Given, Launcher, OpenFile, ProgramLaunch, launchers
+from phalanx.frameworks.launchers.ranks import RankCounts
 from phalanx.frameworks.shell.scope import is_open, plain
 
 _PYTHON = re.compile(r"(?:.*/)?(?:python|pypy|ipython)[0-9.]*$")
@@ -26,12 +26,12 @@ def launch(
     environment: Mapping[str, str] | None = None,
     given: Given | None = None,
     open_file: OpenFile = lambda name: None,
-) -> Launch:
+) -> ProgramLaunch:
     """Read a command's words, from its first launcher to its program."""
     rest, variables = list(words), dict(environment or {})
     given = given or Given()
-    started = Launch()
-    ranks = Ranks(given, variables, open_file)
+    started = ProgramLaunch()
+    ranks = RankCounts(given, variables, open_file)
     while rest:
         rest = _without_assignments(rest, variables)
         word = rest[0] if rest else ""
@@ -148,7 +148,7 @@ def _behind_python(words: list[str]) -> list[str]:
     return words
 
 
-def _component(ranks: Ranks, row: Launcher, words: list[str]) -> list[str]:
+def _component(ranks: RankCounts, row: Launcher, words: list[str]) -> list[str]:
     """Return the program of `torchx run ... dist.ddp -j 2x8 --script train.py -- ...`, whose options count ranks."""
     options, rest, _ = _options(row, words)
     ranks.add(row, options)
@@ -157,7 +157,7 @@ def _component(ranks: Ranks, row: Launcher, words: list[str]) -> list[str]:
     return ["python", *(("-m",) if "m" in options else ()), str(program), *rest] if program else rest
 
 
-def _noted(started: Launch, row: Launcher, options: Mapping[str, str | bool]) -> Launch:
+def _noted(started: ProgramLaunch, row: Launcher, options: Mapping[str, str | bool]) -> ProgramLaunch:
     unknown = {
         name: next(iter(get_close_matches(name, row.known, 1, 0.7)), "")
         for name in options

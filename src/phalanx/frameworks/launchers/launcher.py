@@ -73,7 +73,7 @@ class Given:
 
 
 @dataclass(frozen=True)
-class Launch:
+class ProgramLaunch:
     """A program with its words, and its ranks; None: the command leaves them open."""
 
     launchers: tuple[str, ...] = ()

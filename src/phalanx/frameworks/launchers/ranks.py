@@ -6,13 +6,13 @@ import re
 from collections.abc import Mapping
 from dataclasses import replace
 
-from phalanx.frameworks.launchers.launcher import Given, Launch, Launcher, OpenFile
+from phalanx.frameworks.launchers.launcher import Given, Launcher, OpenFile, ProgramLaunch
 from phalanx.frameworks.shell.scope import is_open, plain
 
 _MOST = 10**7
 
 
-class Ranks:
+class RankCounts:
     """Nodes and ranks as launchers state them, from the outermost in."""
 
     def __init__(self, given: Given, environment: Mapping[str, str], open_file: OpenFile) -> None:
@@ -106,7 +106,7 @@ class Ranks:
             return len(parts), sum(slots)
         return None, None
 
-    def result(self, started: Launch) -> Launch:
+    def result(self, started: ProgramLaunch) -> ProgramLaunch:
         """Return a launch with its ranks; a process without a launcher has those of its own variables."""
         if not started.launchers and "RANK" in self.environment:
             self.world = _count(self.environment.get("WORLD_SIZE"))

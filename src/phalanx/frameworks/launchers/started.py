@@ -11,7 +11,7 @@ from typing import Any
 from phalanx.frameworks.companions import MISSING
 from phalanx.frameworks.launchers import batch
 from phalanx.frameworks.launchers.launch import launch
-from phalanx.frameworks.launchers.launcher import Given, Launch, OpenFile
+from phalanx.frameworks.launchers.launcher import Given, OpenFile, ProgramLaunch
 from phalanx.frameworks.launchers.manifest import manifest
 from phalanx.frameworks.shell.invocation import Invocation
 from phalanx.frameworks.shell.scope import OPEN, is_open, plain
@@ -28,7 +28,7 @@ _FLAG = re.compile(r"--[A-Za-z]")
 _FENCED = re.compile(
     r"^[ \t]*(`{3,}|~{3,})[ \t]*(?:bash|sh|shell|console|zsh|text)?[ \t]*\n(.*?)^[ \t]*\1[ \t]*$", re.M | re.S
 )
-Knows = Callable[[Launch], bool]
+Knows = Callable[[ProgramLaunch], bool]
 """Whether a framework knows a program or its arguments."""
 
 
@@ -37,7 +37,7 @@ class Started:
     """A training as a text starts it. `args`: its flags, a value or True, a list where several follow; `positional`:
     its other words; `assigned`: those of `key=value`."""
 
-    launch: Launch
+    launch: ProgramLaunch
     args: Mapping[str, Any] = field(default_factory=dict)
     assigned: Mapping[str, Any] = field(default_factory=dict)
     positional: tuple[str, ...] = ()
@@ -80,7 +80,7 @@ def in_manifest(documents: Sequence[Any], open_file: OpenFile, knows: Knows) -> 
 def _started(
     script: Script, given: Given, open_file: OpenFile, knows: Knows, environment: Mapping[str, str] | None = None
 ) -> Started:
-    trainings: dict[tuple[Any, ...], tuple[Invocation, Launch]] = {}
+    trainings: dict[tuple[Any, ...], tuple[Invocation, ProgramLaunch]] = {}
     for invocation, words in ((i, words) for i in script.invocations for words in _components(i.words)):
         one = launch(words, {**(environment or {}), **invocation.environment}, given, open_file)
         if one.program or one.words:
@@ -118,12 +118,14 @@ def _components(words: tuple[str, ...]) -> list[tuple[str, ...]]:
     return [words[:at], *_components((words[0], *words[at + 1 :]))]
 
 
-def _chosen(trainings: list[tuple[Invocation, Launch]], knows: Knows) -> tuple[Invocation, Launch] | None:
+def _chosen(
+    trainings: list[tuple[Invocation, ProgramLaunch]], knows: Knows
+) -> tuple[Invocation, ProgramLaunch] | None:
     """Return the one invocation that trains. Raises InputError where several do."""
     if not trainings:
         return None
 
-    def rank(one: Launch) -> tuple[bool, bool, bool]:
+    def rank(one: ProgramLaunch) -> tuple[bool, bool, bool]:
         return (
             not _PREPARES.search(one.program.rpartition("/")[2]),
             knows(one),
@@ -147,10 +149,10 @@ def _arguments_alone(script: Script, given: Given) -> Started:
     texts = [(name, [w for v in values for w in shlex_words(v)]) for name, values in script.variables.items()]
     flags = [(name, words) for name, words in texts if any(map(_FLAG.match, words))]
     if not flags:
-        return Started(Launch(), given=given, notes=script.notes, files=script.files)
+        return Started(ProgramLaunch(), given=given, notes=script.notes, files=script.files)
     name, words = max(flags, key=lambda pair: sum(bool(_FLAG.match(w)) for w in pair[1]))
     first = next(i for i, word in enumerate(words) if _FLAG.match(word))
-    one = launch(tuple(words)) if first else Launch(words=tuple(words))
+    one = launch(tuple(words)) if first else ProgramLaunch(words=tuple(words))
     args, assigned, positional = arguments(one.words)
     notes = (*script.notes, f"it starts nothing: the flags are those of {name}")
     return Started(one, args, assigned, positional, files=script.files, given=given, notes=notes)

@@ -12,12 +12,12 @@ from phalanx.frameworks.shell.invocation import Fork, Left
 from phalanx.frameworks.shell.nodes import (
     NAME,
     REFERENCE,
-    Case,
+    CaseCommand,
     Chain,
-    Command,
     For,
     If,
     Node,
+    SimpleCommand,
     While,
 )
 from phalanx.frameworks.shell.scope import LONGEST_LOOP, Scope, is_open, plain, unknown
@@ -152,13 +152,13 @@ def while_loop(m: Follower, node: While, scope: Scope) -> bool | None:
 
 def _reads(m: Follower, condition: Chain) -> bool:
     return any(
-        isinstance(part, Command) and part.words[:1] == ("read",)
+        isinstance(part, SimpleCommand) and part.words[:1] == ("read",)
         for _, line in condition.links
         for part in line.parts
     )
 
 
-def case(m: Follower, node: Case, scope: Scope) -> bool | None:
+def case(m: Follower, node: CaseCommand, scope: Scope) -> bool | None:
     """Follow the arm of `case` that fits; the last one where the word is open."""
     word = text_of(node.word, scope)
     if is_open(word):

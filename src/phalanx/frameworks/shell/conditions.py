@@ -29,14 +29,14 @@ _LONGEST_PATTERN = 200
 
 
 @dataclass
-class Answer:
+class TestOutcome:
     """`holds`: None where it is open. `unset`: variables of the environment that were taken as unset."""
 
     holds: bool | None
     unset: set[str] = field(default_factory=set)
 
 
-def holds(test: Test, scope: Scope) -> Answer:
+def holds(test: Test, scope: Scope) -> TestOutcome:
     """Decide `[[ ]]` or `(( ))`."""
     if test.arithmetic is not None:
         unset = {name for name in re.findall(NAME, test.arithmetic) if name not in scope.variables}
@@ -44,15 +44,15 @@ def holds(test: Test, scope: Scope) -> Answer:
         known.variables |= {name: ["0"] for name in unset}
         value = arithmetic(test.arithmetic, known)
         scope.variables |= {name: v for name, v in known.variables.items() if name not in unset}
-        return Answer(None if value is None else bool(value), unset)
+        return TestOutcome(None if value is None else bool(value), unset)
     expression = _Expression([*test.words], scope, double=True)
-    return Answer(expression.decide(), expression.unset)
+    return TestOutcome(expression.decide(), expression.unset)
 
 
-def test_holds(words: list[str], scope: Scope) -> Answer:
+def test_holds(words: list[str], scope: Scope) -> TestOutcome:
     """Decide the words of `[ ]` or `test`, which are expanded."""
     expression = _Expression(words, scope, double=False)
-    return Answer(expression.decide(), expression.unset)
+    return TestOutcome(expression.decide(), expression.unset)
 
 
 class _Expression:

@@ -12,7 +12,7 @@ import re
 from phalanx.frameworks.shell.arithmetic import evaluate
 from phalanx.frameworks.shell.nodes import NAME
 from phalanx.frameworks.shell.quoting import braces, closing, closing_quote, escaped
-from phalanx.frameworks.shell.scope import Scope, is_open, plain, unknown
+from phalanx.frameworks.shell.scope import WORD, Scope, is_open, plain, unknown
 
 _PARAMETER = re.compile(
     rf"(?P<prefix>[#!]?)(?P<name>{NAME}|[0-9]+|[@*#?$!-])(?:\[(?P<index>[^\]]*)\])?(?P<rest>.*)\Z", re.S
@@ -27,7 +27,7 @@ def expand(raw: str, scope: Scope) -> list[str]:
         fields = _Fields()
         _Expansion(word, scope, fields).run()
         result += fields.words()
-    scope.budget.spend(sum(map(len, result)))
+    scope.budget.spend(sum(map(len, result)) + WORD * len(result))
     return result
 
 

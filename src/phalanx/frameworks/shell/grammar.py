@@ -12,20 +12,20 @@ from phalanx.frameworks.shell.nodes import (
     DECLARES,
     NAME,
     Assignment,
-    Case,
+    CaseCommand,
     Chain,
-    Command,
+    CommandPipeline,
     For,
     Function,
-    Group,
+    GroupCommand,
     If,
     Node,
-    Pipeline,
-    Redirect,
+    Redirection,
+    SimpleCommand,
     Test,
     While,
 )
-from phalanx.frameworks.shell.source import DEEPEST, Source
+from phalanx.frameworks.shell.source import DEEPEST, ScriptText
 
 _ASSIGNMENT = re.compile(rf"({NAME})(?:\[([^\]\n]*)\])?(\+?)=")
 _OPERATOR = re.compile(r"&&|\|\||;;&?|;&|\|&|&>>?|[;&|()\n]")
@@ -43,19 +43,19 @@ def parse(text: str) -> tuple[Chain, tuple[str, ...]]:
         line = text.count("\n", 0, spaced.start()) + 1
         notes = (f"line {line} ends in a backslash and a space, where a shell ends the command: it is read on",)
         text = _CONTINUED.sub(r"\\", text)
-    source = Source(text)
+    source = ScriptText(text)
     commands = _chain(source, ())
     if source.at < len(text):
         source.fail(f"{text[source.at]!r} is where no command can begin")
     return commands, notes
 
 
-def _chain(source: Source, ends: tuple[str, ...], close: str = "") -> Chain:
+def _chain(source: ScriptText, ends: tuple[str, ...], close: str = "") -> Chain:
     """Take commands up to one of the reserved words, or to the character `close`."""
     source.depth += 1
     if source.depth > DEEPEST:
         source.fail(f"is nested more than {DEEPEST} deep")
-    links: list[tuple[str, Pipeline]] = []
+    links: list[tuple[str, CommandPipeline]] = []
     operator = ";"
     while True:
         source.blanks(lines=True)
@@ -83,7 +83,7 @@ def _chain(source: Source, ends: tuple[str, ...], close: str = "") -> Chain:
     return Chain(tuple(links))
 
 
-def _pipeline(source: Source) -> Pipeline:
+def _pipeline(source: ScriptText) -> CommandPipeline:
     negated = bool(source.reserved("!"))
     source.blanks()
     parts = [_part(source)]
@@ -91,13 +91,13 @@ def _pipeline(source: Source) -> Pipeline:
         source.blanks()
         match = _OPERATOR.match(source.text, source.at)
         if not match or match[0] not in ("|", "|&"):
-            return Pipeline(tuple(parts), negated)
+            return CommandPipeline(tuple(parts), negated)
         source.at = match.end()
         source.blanks(lines=True)
         parts.append(_part(source))
 
 
-def _part(source: Source) -> Node:
+def _part(source: ScriptText) -> Node:
     """Take a simple or a compound command."""
     line = source.line()
     if source.text.startswith("[[", source.at) and source.text[source.at + 2 : source.at + 3] in (" ", "\t", "\n"):
@@ -109,12 +109,12 @@ def _part(source: Source) -> Node:
         source.at += 1
         body = _chain(source, (), close=")")
         source.close(")")
-        return Group(body, True, _redirects(source))
+        return GroupCommand(body, True, _redirects(source))
     word = source.reserved("{", "if", "for", "select", "while", "until", "case", "function")
     if word == "{":
         body = _chain(source, ("}",))
         source.require("}")
-        return Group(body, False, _redirects(source))
+        return GroupCommand(body, False, _redirects(source))
     if word == "if":
         return _branches(source, line)
     if word in ("for", "select"):
@@ -138,7 +138,7 @@ def _part(source: Source) -> Node:
     return _command(source, line)
 
 
-def _test(source: Source, line: int) -> Test:
+def _test(source: ScriptText, line: int) -> Test:
     source.at += 2
     words: list[str] = []
     while True:
@@ -163,7 +163,7 @@ def _test(source: Source, line: int) -> Test:
         words.append(word)
 
 
-def _branches(source: Source, line: int) -> If:
+def _branches(source: ScriptText, line: int) -> If:
     branches, otherwise = [], None
     while True:
         condition = _chain(source, ("then",))
@@ -178,7 +178,7 @@ def _branches(source: Source, line: int) -> If:
             return If(tuple(branches), otherwise, line)
 
 
-def _body(source: Source) -> Chain:
+def _body(source: ScriptText) -> Chain:
     if source.reserved("{"):
         body = _chain(source, ("}",))
         source.require("}")
@@ -189,7 +189,7 @@ def _body(source: Source) -> Chain:
     return body
 
 
-def _loop(source: Source) -> For:
+def _loop(source: ScriptText) -> For:
     source.blanks()
     if source.text.startswith("((", source.at) and (match := _ARITHMETIC.match(source.text, source.at)):
         source.at = match.end()
@@ -210,7 +210,7 @@ def _loop(source: Source) -> For:
     return loop
 
 
-def _words_to_end(source: Source) -> tuple[str, ...]:
+def _words_to_end(source: ScriptText) -> tuple[str, ...]:
     words: list[str] = []
     while True:
         source.blanks()
@@ -219,7 +219,7 @@ def _words_to_end(source: Source) -> tuple[str, ...]:
         words.append(word)
 
 
-def _arms(source: Source, line: int) -> Case:
+def _arms(source: ScriptText, line: int) -> CaseCommand:
     source.blanks()
     word = source.word()
     source.require("in")
@@ -243,11 +243,11 @@ def _arms(source: Source, line: int) -> Case:
         elif not source.ended(("esac",)):
             source.fail(";; or esac is missing")
     _redirects(source)
-    return Case(word, tuple(arms), line)
+    return CaseCommand(word, tuple(arms), line)
 
 
-def _redirects(source: Source) -> tuple[Redirect, ...]:
-    redirects: list[Redirect] = []
+def _redirects(source: ScriptText) -> tuple[Redirection, ...]:
+    redirects: list[Redirection] = []
     while True:
         source.blanks()
         if not (redirect := _redirect(source)):
@@ -255,7 +255,7 @@ def _redirects(source: Source) -> tuple[Redirect, ...]:
         redirects.append(redirect)
 
 
-def _redirect(source: Source) -> Redirect | None:
+def _redirect(source: ScriptText) -> Redirection | None:
     """Take a redirection if one is next, with the text of its here-document."""
     match = _REDIRECT.match(source.text, source.at)
     if not match or (match[2] in "<>" and source.text.startswith("(", match.end())):
@@ -264,15 +264,15 @@ def _redirect(source: Source) -> Redirect | None:
     source.blanks()
     target = source.word()
     if not match[2].startswith("<<") or match[2] == "<<<":
-        return Redirect(match[2], target)
+        return Redirection(match[2], target)
     end = re.sub(r"[\\'\"]", "", target)
-    return Redirect("<<", "", source.document(end, match[2] == "<<-"), end != target)
+    return Redirection("<<", "", source.document(end, match[2] == "<<-"), end != target)
 
 
-def _command(source: Source, line: int) -> Node:
+def _command(source: ScriptText, line: int) -> Node:
     words: list[str] = []
     assignments: list[Assignment] = []
-    redirects: list[Redirect] = []
+    redirects: list[Redirection] = []
     while True:
         source.blanks()
         if redirect := _redirect(source):
@@ -285,10 +285,10 @@ def _command(source: Source, line: int) -> Node:
             break
     if words[:1] in (["$"], ["%"]):  # the prompt, pasted with the line
         words = words[1:]
-    return Command(tuple(words), tuple(assignments), tuple(redirects), line)
+    return SimpleCommand(tuple(words), tuple(assignments), tuple(redirects), line)
 
 
-def _assignment(source: Source, words: list[str]) -> Assignment | None:
+def _assignment(source: ScriptText, words: list[str]) -> Assignment | None:
     """Take an assignment in front of a command, or behind `export` and its kin."""
     if words and words[0] not in DECLARES:
         return None

@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass, field
 
 from phalanx.frameworks.shell import branches, output, programs
-from phalanx.frameworks.shell.conditions import Answer, holds, test_holds
+from phalanx.frameworks.shell.conditions import TestOutcome, holds, test_holds
 from phalanx.frameworks.shell.expansion import arithmetic, expand, expand_all, text_of
 from phalanx.frameworks.shell.follower import Include
 from phalanx.frameworks.shell.grammar import parse
@@ -16,19 +16,19 @@ from phalanx.frameworks.shell.nodes import (
     NAME,
     REFERENCE,
     Assignment,
-    Case,
+    CaseCommand,
     Chain,
-    Command,
+    CommandPipeline,
     For,
     Function,
-    Group,
+    GroupCommand,
     If,
     Node,
-    Pipeline,
+    SimpleCommand,
     Test,
     While,
 )
-from phalanx.frameworks.shell.scope import LONGEST_LOOP, Scope, is_open, plain, unknown
+from phalanx.frameworks.shell.scope import LONGEST_LOOP, WORD, Scope, is_open, plain, unknown
 
 _QUERIES = frozenset(
     ("command", "which", "type", "hash", "grep", "pgrep", "nvidia-smi", "lspci", "ping", "nc", "diff")
@@ -38,7 +38,7 @@ STEP = 100
 
 
 @dataclass
-class Machine:
+class ScriptFollower:
     """Follows commands; `prefix`: launchers in front of the shell that runs them."""
 
     include: Include
@@ -59,11 +59,11 @@ class Machine:
     def node(self, node: Node, scope: Scope) -> bool | None:
         scope.budget.spend(STEP)
         match node:
-            case Command():
+            case SimpleCommand():
                 return self.command(node, scope)
             case Chain():
                 return self.chain(node, scope)
-            case Pipeline():
+            case CommandPipeline():
                 return self.pipeline(node, scope)
             case Test():
                 return self.decided(holds(node, scope))
@@ -73,12 +73,12 @@ class Machine:
                 return branches.for_loop(self, node, scope)
             case While():
                 return branches.while_loop(self, node, scope)
-            case Case():
+            case CaseCommand():
                 return branches.case(self, node, scope)
             case Function():
                 scope.functions[node.name] = node.body
                 return True
-            case Group():
+            case GroupCommand():
                 inner = scope.copy() if node.subshell else scope
                 try:
                     status = self.chain(node.body, inner)
@@ -103,15 +103,15 @@ class Machine:
         return status
 
     def _line(self, node: Node) -> int:
-        if isinstance(node, Pipeline):
+        if isinstance(node, CommandPipeline):
             return self._line(node.parts[0])
         return getattr(node, "line", 0)
 
-    def decided(self, answer: Answer) -> bool | None:
+    def decided(self, answer: TestOutcome) -> bool | None:
         self.unset = answer.unset
         return answer.holds
 
-    def pipeline(self, node: Pipeline, scope: Scope) -> bool | None:
+    def pipeline(self, node: CommandPipeline, scope: Scope) -> bool | None:
         if len(node.parts) == 1:
             status = self.node(node.parts[0], scope)
         else:
@@ -119,7 +119,7 @@ class Machine:
             given: str | None = ""
             for part in node.parts:
                 inner = scope.copy()
-                if isinstance(part, Command):
+                if isinstance(part, SimpleCommand):
                     words = expand_all(part.words, inner)
                     if words[:1] in (["bash"], ["sh"]) and len(words) == 1 and given:
                         self.text(given, inner)
@@ -132,7 +132,7 @@ class Machine:
                     status, given = self.node(part, inner), None
         return status if not node.negated or status is None else not status
 
-    def command(self, node: Command, scope: Scope) -> bool | None:
+    def command(self, node: SimpleCommand, scope: Scope) -> bool | None:
         scope.budget.spend(STEP + len(node.words))
         if not node.words:
             for assignment in node.assignments:
@@ -163,7 +163,7 @@ class Machine:
         names = set(REFERENCE.findall(" ".join(node.words)))
         return self.words(words, names, node, local if node.assignments else scope)
 
-    def redirected(self, words: list[str], node: Command, scope: Scope) -> None:
+    def redirected(self, words: list[str], node: SimpleCommand, scope: Scope) -> None:
         """Keep the text of a file that the script writes."""
         for redirect in node.redirects:
             if redirect.operator in (">", ">>", ">|", "&>") and words[:1] and words[0] in ("cat", "echo", "printf"):
@@ -174,7 +174,7 @@ class Machine:
                     scope.budget.spend(len(earlier) + len(text))
                     self.files[target] = earlier + text
 
-    def words(self, words: list[str], names: set[str], node: Command, scope: Scope) -> bool | None:
+    def words(self, words: list[str], names: set[str], node: SimpleCommand, scope: Scope) -> bool | None:
         """Follow a command by its expanded words."""
         if not words:
             return True
@@ -221,7 +221,7 @@ class Machine:
             return None
         return programs.start(self, words, names, node, scope)
 
-    def read(self, words: list[str], node: Command, scope: Scope) -> None:
+    def read(self, words: list[str], node: SimpleCommand, scope: Scope) -> None:
         """Set the variables that `read` takes from a text that is known, else leave them open."""
         names = [word for word in words if re.fullmatch(NAME, word) and word not in ("d", "r", "a")] or ["REPLY"]
         given = next((text_of(r.target, scope) for r in node.redirects if r.operator == "<<<"), None)
@@ -264,7 +264,7 @@ class Machine:
                 return
             values = [word for raw in assignment.value for word in expand(raw, scope)]
             earlier = scope.variables.get(name, []) if assignment.append else []
-            scope.budget.spend(len(earlier) + len(values))
+            scope.budget.spend(WORD * (len(earlier) + len(values)))
             scope.variables[name] = [*earlier, *values]
             return
         value = text_of(assignment.value, scope)

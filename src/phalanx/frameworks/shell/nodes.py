@@ -27,7 +27,7 @@ class Assignment:
 
 
 @dataclass(frozen=True)
-class Redirect:
+class Redirection:
     """`> file`, `< file`, or a here-document with its text; `quoted`: nothing in that text is expanded."""
 
     operator: str
@@ -37,12 +37,12 @@ class Redirect:
 
 
 @dataclass(frozen=True)
-class Command:
+class SimpleCommand:
     """Assignments, words and redirections of one simple command."""
 
     words: tuple[str, ...]
     assignments: tuple[Assignment, ...]
-    redirects: tuple[Redirect, ...]
+    redirects: tuple[Redirection, ...]
     line: int
 
 
@@ -56,7 +56,7 @@ class Test:
 
 
 @dataclass(frozen=True)
-class Pipeline:
+class CommandPipeline:
     """Parts of which each reads what the one before it writes; `negated`: its status is turned over."""
 
     parts: tuple[Node, ...]
@@ -67,7 +67,7 @@ class Pipeline:
 class Chain:
     """Pipelines, each behind its operator: `;`, `&`, `&&` or `||`."""
 
-    links: tuple[tuple[str, Pipeline], ...]
+    links: tuple[tuple[str, CommandPipeline], ...]
 
 
 @dataclass(frozen=True)
@@ -100,7 +100,7 @@ class While:
 
 
 @dataclass(frozen=True)
-class Case:
+class CaseCommand:
     """A word, and bodies by patterns."""
 
     word: str
@@ -117,12 +117,12 @@ class Function:
 
 
 @dataclass(frozen=True)
-class Group:
+class GroupCommand:
     """`{ ... }`, or `( ... )` as a subshell, with redirections."""
 
     body: Chain
     subshell: bool
-    redirects: tuple[Redirect, ...] = ()
+    redirects: tuple[Redirection, ...] = ()
 
 
-Node = Command | Test | Pipeline | Chain | If | For | While | Case | Function | Group
+Node = SimpleCommand | Test | CommandPipeline | Chain | If | For | While | CaseCommand | Function | GroupCommand

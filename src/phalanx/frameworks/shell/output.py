@@ -10,11 +10,11 @@ from phalanx.frameworks.shell.follower import Follower
 from phalanx.frameworks.shell.grammar import parse
 from phalanx.frameworks.shell.nodes import (
     DECLARES,
-    Command,
-    Group,
+    CommandPipeline,
+    GroupCommand,
     Node,
-    Pipeline,
-    Redirect,
+    Redirection,
+    SimpleCommand,
 )
 from phalanx.frameworks.shell.scope import DEEPEST, Scope, plain
 
@@ -26,7 +26,7 @@ def capture(m: Follower, text: str, scope: Scope) -> str | None:
     return _outputs(m, parse(text)[0].links, scope.copy())
 
 
-def _outputs(m: Follower, links: tuple[tuple[str, Pipeline], ...], scope: Scope) -> str | None:
+def _outputs(m: Follower, links: tuple[tuple[str, CommandPipeline], ...], scope: Scope) -> str | None:
     """Return what commands print one after the other."""
     result = ""
     for operator, pipeline in links:
@@ -45,7 +45,7 @@ def _output(m: Follower, part: Node, given: str | None, scope: Scope) -> str | N
     """Return what a command of a substitution prints for its input."""
     m.depth += 1
     try:
-        if not isinstance(part, Command):
+        if not isinstance(part, SimpleCommand):
             return None
         for assignment in part.assignments:
             m.assign(assignment, scope)
@@ -54,7 +54,7 @@ def _output(m: Follower, part: Node, given: str | None, scope: Scope) -> str | N
             return ""
         if words[0] in scope.functions:
             body = scope.functions[words[0]]
-            links = body.body.links if isinstance(body, Group) else ()
+            links = body.body.links if isinstance(body, GroupCommand) else ()
             inner = scope.copy()
             inner.arguments = words[1:]
             return _outputs(m, links, inner)
@@ -66,7 +66,7 @@ def _output(m: Follower, part: Node, given: str | None, scope: Scope) -> str | N
 
 
 def printed(
-    m: Follower, words: list[str], redirects: tuple[Redirect, ...], given: str | None, scope: Scope
+    m: Follower, words: list[str], redirects: tuple[Redirection, ...], given: str | None, scope: Scope
 ) -> str | None:
     """Return what a command prints for its words, its redirections and its input."""
     for redirect in redirects:

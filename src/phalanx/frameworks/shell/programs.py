@@ -9,7 +9,7 @@ from phalanx.frameworks.shell.expansion import document
 from phalanx.frameworks.shell.follower import Follower
 from phalanx.frameworks.shell.invocation import Invocation, Left
 from phalanx.frameworks.shell.nodes import (
-    Command,
+    SimpleCommand,
 )
 from phalanx.frameworks.shell.scope import DEEPEST, Scope, plain
 from phalanx.spec.errors import InputError
@@ -42,7 +42,7 @@ def _text_in(words: list[str]) -> int | None:
     return None
 
 
-def start(m: Follower, words: list[str], names: set[str], node: Command, scope: Scope) -> bool | None:
+def start(m: Follower, words: list[str], names: set[str], node: SimpleCommand, scope: Scope) -> bool | None:
     """Follow the script that a command runs, or note the program that it starts."""
     for place, word in enumerate(words):
         shell = word.rpartition("/")[2] in _SHELLS
@@ -76,7 +76,7 @@ def start(m: Follower, words: list[str], names: set[str], node: Command, scope: 
     return True
 
 
-def _document_of(m: Follower, node: Command, scope: Scope) -> str | None:
+def _document_of(m: Follower, node: SimpleCommand, scope: Scope) -> str | None:
     """Return the here-document of a command."""
     for redirect in node.redirects:
         if redirect.operator == "<<":
@@ -85,7 +85,7 @@ def _document_of(m: Follower, node: Command, scope: Scope) -> str | None:
 
 
 def _script_of(
-    m: Follower, words: list[str], place: int, shell: bool, node: Command, scope: Scope
+    m: Follower, words: list[str], place: int, shell: bool, node: SimpleCommand, scope: Scope
 ) -> tuple[str, list[str], str] | None:
     """Return (text, arguments, file) of the script that a shell at `place` runs; None where it is not known."""
     rest = words[place + 1 :] if shell else words[place:]

@@ -5,14 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 
-from phalanx.frameworks.shell.scope import Budget
+from phalanx.frameworks.shell.scope import WORD, Budget
 
 _BRACES = re.compile(
     r"(?P<before>[^\s'\"`${]*)\{(?P<inside>[^\s{}'\"`$]*(?:,|\.\.)[^\s{}'\"`$]*)\}(?P<after>.*)\Z", re.S
 )
 _ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "\\": "\\", "'": "'", '"': '"', "e": "\x1b", "a": "\a", "b": "\b"}
-_WORD = 100
-"""Work of a word that braces make, in characters copied."""
 
 
 def closing_quote(raw: str, at: int) -> int:
@@ -76,5 +74,5 @@ def braces(raw: str, budget: Budget) -> Iterator[str]:
         return
     for part in parts:
         for after in braces(match["after"], budget):
-            budget.spend(_WORD + len(raw))
+            budget.spend(WORD + len(raw))
             yield f"{match['before']}{part}{after}"

@@ -17,6 +17,8 @@ LONGEST_LOOP = 1_000
 """Rounds of a loop that are followed, and places of an array."""
 LARGEST_WORK = 2**24
 """Characters that expansions may copy: a variable can be twice the one before it."""
+WORD = 100
+"""Work of making a word beyond its characters, in characters copied."""
 _SHIFT = 0xE100
 _OPAQUE = {ord(c): _SHIFT + ord(c) for c in map(chr, range(128)) if not (c.isalnum() or c == "_")}
 """Characters inside such a part that a shell would take for its own: the part is one word, however often it is read

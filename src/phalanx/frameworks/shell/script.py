@@ -15,7 +15,7 @@ from phalanx.frameworks.shell import output
 from phalanx.frameworks.shell.follower import Include
 from phalanx.frameworks.shell.grammar import parse
 from phalanx.frameworks.shell.invocation import Fork, Invocation, Left
-from phalanx.frameworks.shell.machine import Machine
+from phalanx.frameworks.shell.machine import ScriptFollower
 from phalanx.frameworks.shell.scope import Scope
 from phalanx.spec.errors import InputError
 
@@ -42,7 +42,7 @@ def follow(
 ) -> Script:
     """Follow a script or a command line. `given`: variables that its batch system sets; `include`: the text of a
     script that it calls, None where there is none. Raises InputError for what a shell would refuse."""
-    machine = Machine(include)
+    machine = ScriptFollower(include)
     scope = Scope({k: [v] for k, v in (given or {}).items()}, name=name, arguments=list(arguments))
     scope.capture = partial(output.capture, machine)
     chain, notes = parse(text)

@@ -22,7 +22,7 @@ _BLANKS = re.compile(r"(?:[ \t\r]|\\\n)*(?:#[^\n]*)?")
 
 
 @dataclass
-class Source:
+class ScriptText:
     """A script's text, and how far it is read."""
 
     text: str
