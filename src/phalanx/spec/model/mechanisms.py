@@ -84,8 +84,13 @@ class Experts:
     shared_ffn: Annotated[int, Range(0, 10**7)] = 0
     """Width of the shared expert, which every token passes; 0: none. Several shared experts are one of their total
     width."""
+    shared_gate: bool = False
+    """Whether a sigmoid of the token scales the shared expert's result (Qwen2-MoE)."""
+    latent: Annotated[int, Range(0, 10**7)] = 0
+    """Width of the space in which routed experts work, between a product down and one up that all experts share
+    (Nemotron 3); 0: the residual stream's."""
     dense_layers: tuple[Annotated[int, Range(0, MOST_LAYERS)], ...] = ()
-    """Blocks, from 0, that keep the dense MLP."""
+    """Blocks, from 0, that keep the dense MLP; only without a pattern, which names them itself."""
     bias: bool = False
     """Whether the experts' matrices have biases."""
     router_bias: bool = False
@@ -142,10 +147,28 @@ class Experts:
                 name = "normalized" if self.normalized else "balance_bias"
                 raise InputError(f"{table}.{name}", getattr(self, name), "is for chooser = tokens", "leave it out")
 
+        if self.shared_gate and not self.shared_ffn:
+            raise InputError(f"{table}.shared_gate", True, "scales a shared expert, and there is none")
+
     @property
     def here(self) -> int:
         """Experts that this rank holds."""
         return self.count if self.local_count is None else self.local_count
+
+
+@dataclass(frozen=True)
+class SparseIndex:
+    """The lightning indexer of sparse attention (DeepSeek-V3.2), which chooses the keys of a query."""
+
+    heads: Annotated[int, Range(1, 10**5)]
+    """Heads that score keys."""
+    dim: Width
+    """Width of a head, and of the one key that a token leaves."""
+    top: Count
+    """Keys of a query: the best ones."""
+
+    def __post_init__(self) -> None:
+        require_ranges(self, "model.latent.index")
 
 
 @dataclass(frozen=True)
@@ -165,6 +188,8 @@ class Latent:
     """Size of the latent vector that queries come from; None: queries are projected from the token itself."""
     interleaved: bool = True
     """Whether rotary positions turn neighbouring dimensions as pairs, instead of those half a head apart."""
+    index: SparseIndex | None = None
+    """Sparse attention by an index; None: a query attends to all keys."""
 
     def __post_init__(self) -> None:
         require_ranges(self, "model.latent")

@@ -10,36 +10,15 @@ Every user of a model's parameters (initialisation, buckets, sharding, checkpoin
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import cache, cached_property
 from typing import Annotated, Literal
 
 from phalanx.spec.errors import InputError
+from phalanx.spec.model.blocks.lowering import Mixer, architecture, require_pattern
+from phalanx.spec.model.blocks.operators import GATED, Attend, Dim, Role, Route, Weight, whole
 from phalanx.spec.model.mechanisms import MOST_LAYERS, Experts, Latent, RopeScaling, Width
 from phalanx.spec.ranges import Count, Name, Range, require_ranges
-
-Role = Literal[
-    "embedding",
-    "position",
-    "norm",
-    "column",
-    "column_bias",
-    "row",
-    "row_bias",
-    "latent",  # into the low-rank space of latent attention, which all heads share
-    "latent_bias",
-    "sink",
-    "router",
-    "router_bias",
-    "expert_column",  # (experts, out, in): all experts of a layer in one tensor
-    "expert_column_bias",
-    "expert_row",
-    "expert_row_bias",
-    "head",
-    "balance",  # a buffer: the bias of experts' scores, used for choosing only
-]
-"""Role of a parameter, which determines its initialisation and its split over ranks (strategy/split.py)."""
-
 
 @dataclass(frozen=True)
 class ModelSpec:
@@ -73,9 +52,9 @@ class ModelSpec:
     """Added to a norm's mean square or variance; positive."""
     position: Literal["rotary", "learned"]
     """Rotary positions (Su et al. 2021), or a learned table of `max_seq` rows."""
-    activation: Literal["swiglu", "swiglu_clamped", "gelu", "gelu_tanh"]
-    """Activation of the MLP. swiglu is gated: a third matrix; swiglu_clamped is gpt_oss's; gelu_tanh approximates
-    gelu."""
+    activation: Literal["swiglu", "swiglu_clamped", "geglu", "gelu", "gelu_tanh", "relu2"]
+    """Activation of the MLP. swiglu and geglu are gated: a third matrix; swiglu_clamped is gpt_oss's; gelu_tanh
+    approximates gelu; relu2 is the square of relu (So et al. 2021)."""
     qkv_bias: bool
     """Whether the query, key and value projections have biases."""
     out_bias: bool
@@ -96,7 +75,13 @@ class ModelSpec:
     rotary_dim: Width | None = None
     """Rotated dimensions of a head, even; None: all."""
     qk_norm: bool = False
-    """Whether queries and keys are normed, head by head."""
+    """Whether queries and keys are normed."""
+    qk_norm_over: Literal["head", "all"] = "head"
+    """Whether that is over each head, or over all heads at once (OLMo 2)."""
+    norms: Literal["before", "after", "both"] = "before"
+    """Norms of the residual stream: before a sublayer, of what it adds (OLMo 2), or both (Gemma 2)."""
+    output_gate: bool = False
+    """Whether a sigmoid of the token multiplies attention's result (Qwen3-Next)."""
     window: Count | None = None
     """Sliding window: the tokens that a token attends to, itself included. None: all before it."""
     window_layers: tuple[Annotated[int, Range(0, MOST_LAYERS)], ...] | None = None
@@ -107,6 +92,12 @@ class ModelSpec:
     """A mixture of experts in place of the MLP; None: all blocks are dense."""
     latent: Latent | None = None
     """Multi-head latent attention; None: each head's keys and values are projected from the token."""
+    mixers: tuple[Mixer, ...] = ()
+    """Further mechanisms, or the model's own in other sizes, by the names that `pattern` uses."""
+    pattern: tuple[Name, ...] | None = None
+    """Sublayers of each block, joined by `+`: attention, mlp, experts, or names of `mixers`, such as
+    ("delta+experts", "delta+experts", "delta+experts", "attention+experts"). A shorter pattern repeats. None: all
+    blocks are attention, then the MLP or experts."""
 
     def __post_init__(self) -> None:
         require_ranges(self, "model")
@@ -140,8 +131,9 @@ class ModelSpec:
         # Experts.
         if self.experts and self.residual != "serial":
             raise InputError("model.residual", self.residual, "experts need a serial residual", "use serial")
-        if self.experts and not self.gated:
+        if self.experts and not self.gated and self.activation != "relu2":
             raise InputError("model.activation", self.activation, "experts need a gated activation", "use swiglu")
+        require_pattern(self)
         # Latent attention.
         if self.latent and self.latent.nope_dim + self.latent.rope_dim != self.head_dim:
             raise InputError(
@@ -187,10 +179,13 @@ class ModelSpec:
     @property
     def gated(self) -> bool:
         """Whether the MLP has a gate in addition to its first product."""
-        return self.activation.startswith("swiglu")
+        return self.activation in GATED
 
     def window_of(self, layer: int) -> int | None:
         """Return the sliding window of a layer, in tokens; None: a token attends to all before it."""
+        if self.pattern is not None:
+            attend = architecture(self).blocks[layer].first(Attend)
+            return attend.window if attend is not None else None
         return self.window if self.window_layers is None or layer in self.window_layers else None
 
     @property
@@ -272,6 +267,8 @@ class Parameter:
     """Role in the model."""
     unit: str
     """Unit: `embed`, `blocks.i` or `head`; `model` for a tied embedding, used by two units."""
+    dims: tuple[Dim, ...] = field(default=(), repr=False, compare=False)
+    """The dimensions of `shape`, with the mesh axis that divides each."""
 
     @cached_property
     def numel(self) -> int:
@@ -294,8 +291,7 @@ class Parameter:
 
 def expert_layers(spec: ModelSpec) -> tuple[int, ...]:
     """Return the blocks of the full model, by number, that have experts in place of the MLP."""
-    x = spec.experts
-    return tuple(i for i in range(spec.layers) if i not in x.dense_layers) if x else ()
+    return tuple(i for i, block in enumerate(architecture(spec).blocks) if block.first(Route) is not None)
 
 
 def as_seen_by(spec: ModelSpec, unit: str) -> ModelSpec:
@@ -333,30 +329,21 @@ def parameters(spec: ModelSpec) -> tuple[Parameter, ...]:
         if spec.tied and not of_stage.isdisjoint(("embed", "head")):
             of_stage.add("model")
         return tuple(p for p in parameters(spec.model) if p.unit in of_stage)
-    h = spec.hidden
-    embedding = Parameter("embed.token.weight", (spec.vocab, h), "embedding", "model" if spec.tied else "embed")
-    rows = [embedding]
-    if spec.position == "learned":
-        rows.append(Parameter("embed.position.weight", (spec.max_seq, h), "position", "embed"))
-    # Blocks, each in the order of its forward pass.
-    for i in range(spec.layers):
-        b = f"blocks.{i}"
-        block = _norm(spec, f"{b}.norm1")
-        if spec.latent is None:
-            block += _attention(spec, f"{b}.attention")
-        else:
-            block += _latent(spec, spec.latent, f"{b}.attention")
-        if spec.residual != "parallel_one_norm":
-            block += _norm(spec, f"{b}.norm2")
-        if spec.experts and i not in spec.experts.dense_layers:
-            block += _experts(spec, spec.experts, f"{b}.mlp")
-        else:
-            block += _mlp(spec, f"{b}.mlp", spec.ffn)
-        rows += (Parameter(name, shape, role, b) for name, shape, role in block)
-    rows += (Parameter(name, shape, role, "head") for name, shape, role in _norm(spec, "head.norm"))
-    if not spec.tied:
-        rows.append(Parameter("head.linear.weight", (spec.vocab, h), "head", "head"))
+    model, h = architecture(spec), whole(spec.hidden)
+    rows = [_parameter(Weight("embed.token.weight", (model.vocab, h), "embedding"), "", "model" if model.tied else "embed")]
+    if model.learned_positions:
+        rows.append(_parameter(Weight("embed.position.weight", (whole(spec.max_seq), h), "position"), "", "embed"))
+    for i, block in enumerate(model.blocks):
+        unit = f"blocks.{i}"
+        rows += (_parameter(w, f"{unit}.{name}", unit) for name, w in block.weights())
+    rows += (_parameter(w, f"head.{w.name}", "head") for w in (*model.end_weights, *model.last_norm.weights))
+    if not model.tied:
+        rows.append(_parameter(Weight("head.linear.weight", (model.vocab, h), "head"), "", "head"))
     return tuple(rows)
+
+
+def _parameter(w: Weight, fqn: str, unit: str) -> Parameter:
+    return Parameter(fqn or w.name, tuple(d.size for d in w.shape), w.role, unit, w.shape)
 
 
 def buffers(spec: ModelSpec) -> tuple[Parameter, ...]:
@@ -378,70 +365,3 @@ def holds_one_tied_copy(spec: ModelSpec) -> bool:
 def is_head_copy(spec: ModelSpec, fqn: str) -> bool:
     """Whether `fqn` is the head's copy of a tied embedding, whose first copy is on another pipeline rank."""
     return isinstance(spec, StageSpec) and fqn == "embed.token.weight" and "embed" not in units(spec)
-
-
-_Rows = list[tuple[str, tuple[int, ...], Role]]
-"""Name, shape and role of some parameters."""
-
-
-def _norm(spec: ModelSpec, name: str) -> _Rows:
-    weight: _Rows = [(f"{name}.weight", (spec.hidden,), "norm")]
-    return [*weight, (f"{name}.bias", (spec.hidden,), "norm")] if spec.norm == "layer" and spec.norm_bias else weight
-
-
-def _linear(name: str, out: int, into: int, role: Literal["column", "row", "latent"], bias: bool) -> _Rows:
-    weight: _Rows = [(f"{name}.weight", (out, into), role)]
-    biases: dict[str, Role] = {"column": "column_bias", "row": "row_bias", "latent": "latent_bias"}
-    return [*weight, (f"{name}.bias", (out,), biases[role])] if bias else weight
-
-
-def _attention(spec: ModelSpec, name: str) -> _Rows:
-    h, q, kv = spec.hidden, spec.q_width, spec.kv_width
-    rows = _linear(f"{name}.q", q, h, "column", spec.qkv_bias)
-    rows += _linear(f"{name}.k", kv, h, "column", spec.qkv_bias)
-    rows += _linear(f"{name}.v", kv, h, "column", spec.qkv_bias)
-    rows += _linear(f"{name}.o", h, q, "row", spec.out_bias)
-    if spec.qk_norm:
-        rows += [(f"{name}.{part}_norm.weight", (spec.head_dim,), "norm") for part in "qk"]
-    return [*rows, (f"{name}.sinks", (spec.heads,), "sink")] if spec.sinks else rows
-
-
-def _latent(spec: ModelSpec, a: Latent, name: str) -> _Rows:
-    h, heads, bias = spec.hidden, spec.heads, spec.qkv_bias
-    if a.q_rank is None:
-        rows = _linear(f"{name}.q", spec.q_width, h, "column", False)
-    else:
-        rows = _linear(f"{name}.q_down", a.q_rank, h, "latent", bias)
-    # Next to q_down, since the gradients of the two are ready together.
-    rows += _linear(f"{name}.kv_down", a.kv_rank + a.rope_dim, h, "latent", bias)
-    if a.q_rank is not None:
-        rows += [(f"{name}.q_norm.weight", (a.q_rank,), "norm")]
-        rows += _linear(f"{name}.q_up", spec.q_width, a.q_rank, "column", False)
-    rows += [(f"{name}.kv_norm.weight", (a.kv_rank,), "norm")]
-    rows += _linear(f"{name}.kv_up", heads * (a.nope_dim + a.v_dim), a.kv_rank, "column", False)
-    return rows + _linear(f"{name}.o", h, heads * a.v_dim, "row", spec.out_bias)
-
-
-def _mlp(spec: ModelSpec, name: str, f: int) -> _Rows:
-    h = spec.hidden
-    rows = _linear(f"{name}.gate", f, h, "column", spec.mlp_bias) if spec.gated else []
-    rows += _linear(f"{name}.up", f, h, "column", spec.mlp_bias)
-    return rows + _linear(f"{name}.down", h, f, "row", spec.mlp_bias)
-
-
-def _experts(spec: ModelSpec, x: Experts, name: str) -> _Rows:
-    h, n = spec.hidden, x.here
-    rows: _Rows = [(f"{name}.router.weight", (x.count, h), "router")]
-    if x.router_bias:
-        rows.append((f"{name}.router.bias", (x.count,), "router_bias"))
-    # Buckets fill from the end: backward finishes the experts first, then the shared expert (while the gradients of
-    # the experts' rows travel), and last the router.
-    rows += _mlp(spec, f"{name}.shared", x.shared_ffn) if x.shared_ffn else []
-    for part in ("gate", "up") if spec.gated else ("up",):
-        rows.append((f"{name}.experts.{part}.weight", (n, x.ffn, h), "expert_column"))
-        if x.bias:
-            rows.append((f"{name}.experts.{part}.bias", (n, x.ffn), "expert_column_bias"))
-    rows.append((f"{name}.experts.down.weight", (n, h, x.ffn), "expert_row"))
-    if x.bias:
-        rows.append((f"{name}.experts.down.bias", (n, h), "expert_row_bias"))
-    return rows

@@ -23,6 +23,7 @@ from functools import cached_property
 from typing import Protocol
 
 from phalanx.spec.errors import InputError
+from phalanx.spec.model.blocks.lowering import architecture
 from phalanx.spec.model.spec import ModelSpec, Parameter, parameters
 from phalanx.spec.strategy.spec import Strategy
 
@@ -133,8 +134,7 @@ class Split:
     @cached_property
     def boxes(self) -> dict[str, ParameterBox]:
         """This rank's box of every parameter, by name."""
-        pairs = zip(parameters(self.spec), parameters(self.local), strict=True)
-        return {p.fqn: _box_of(self, p, local_shape=of_rank.shape) for p, of_rank in pairs}
+        return {p.fqn: _box_of(self, p) for p in parameters(self.spec)}
 
     def at(self, index: int) -> Split:
         """Return the same split from the viewpoint of coordinate `index` along tp."""
@@ -145,38 +145,30 @@ class Split:
         return replace(self, expert=index // self.etp, part=index % self.etp)
 
 
-def _box_of(split: Split, p: Parameter, local_shape: tuple[int, ...]) -> ParameterBox:
-    index = split.index
-    if p.of_experts:
-        inside = {"expert_column": 1, "expert_column_bias": 1, "expert_row": 2}.get(p.role)
-        at = {0: split.expert, inside: split.part}
-        return ParameterBox(p, local_shape, tuple(at.get(i, 0) * n for i, n in enumerate(local_shape)), local_shape)
-    if p.role in ("embedding", "head"):
-        return ParameterBox(p, local_shape, (split.first_token, 0), (split.tokens, *p.shape[1:]))
-    copies, partial_gradient = _copies(split, p, local_shape)
-    dim = _SPLIT_DIM.get(p.role)
-    if dim is None:
-        return ParameterBox(p, p.shape, (0,) * len(p.shape), p.shape, copies, partial_gradient)
-    offsets = tuple(index // copies * n if i == dim else 0 for i, n in enumerate(local_shape))
-    return ParameterBox(p, local_shape, offsets, local_shape, copies, partial_gradient)
+def _box_of(split: Split, p: Parameter) -> ParameterBox:
+    copies, partial_gradient = _copies(split, p)
+    at = {"": 0, "tp": split.index, "ep": split.expert, "etp": split.part}
+    shape = tuple(dim.here(split) for dim in p.dims)
+    index = [at[dim.axis] // (copies if dim.axis == "tp" else 1) for dim in p.dims]
+    # Padding, of the vocabulary, is at the end.
+    offsets = tuple(min(i * n, dim.size) for i, n, dim in zip(index, shape, p.dims, strict=True))
+    sizes = tuple(min(n, dim.size - offset) for n, offset, dim in zip(shape, offsets, p.dims, strict=True))
+    return ParameterBox(p, shape, offsets, sizes, copies, partial_gradient)
 
 
-_SPLIT_DIM = {"column": 0, "column_bias": 0, "row": 1, "sink": 0}
-"""The dimension that tp splits, by role; other roles of a dense layer are not split."""
-
-
-def _copies(split: Split, p: Parameter, local_shape: tuple[int, ...]) -> tuple[int, bool]:
+def _copies(split: Split, p: Parameter) -> tuple[int, bool]:
     """Return the number of tp ranks that hold the same box of a parameter, and whether each has only a part of its
     gradient."""
     if p.of_experts or p.role in ("embedding", "head"):
         return 1, False
-    dim = _SPLIT_DIM.get(p.role)
-    if dim is None:
-        # Norms inside attention, and the latent projections shared by all heads, see only this rank's heads; a router
+    divided = next((dim for dim in p.dims if dim.axis == "tp"), None)
+    if divided is None:
+        # Norms inside a sublayer, and the latent projections shared by all heads, see only this rank's heads; a router
         # sees the tokens that this rank routes; all others see what every rank sees.
-        own_heads = p.role in ("latent", "latent_bias") or (p.role == "norm" and ".attention." in p.fqn)
+        inside = p.role == "norm" and p.fqn.startswith("blocks.") and p.fqn.count(".") > 3
+        own_heads = p.role in ("latent", "latent_bias") or inside
         return split.tp, split.sp or own_heads or p.role in ("router", "router_bias")
-    copies = local_shape[dim] * split.tp // p.shape[dim]
+    copies = divided.groups(split) * split.tp // divided.count
     return copies, copies > 1
 
 
@@ -185,44 +177,36 @@ def partial(split: Split) -> dict[str, int]:
     name."""
     if split.tp == 1:
         return {}
-    boxes = {}
-    for p, of_rank in zip(parameters(split.spec), parameters(split.local), strict=True):
-        copies, partial_gradient = _copies(split, p, of_rank.shape)
-        if partial_gradient:
-            boxes[p.fqn] = split.tp // copies
-    return boxes
+    each = {p.fqn: _copies(split, p) for p in parameters(split.spec)}
+    return {fqn: split.tp // copies for fqn, (copies, is_partial) in each.items() if is_partial}
 
 
 def require_split(spec: ModelSpec, s: Degrees) -> None:
     """Raise InputError where tp, ep or etp does not cut the layers into equal parts."""
-    # tp divides heads and widths.
-    tp, x = s.tp, spec.experts
-    sizes = {"model.heads": spec.heads, "model.ffn": spec.ffn}
-    if x is not None:
-        if len(x.dense_layers) == 0:
-            del sizes["model.ffn"]
-        if x.shared_ffn:
-            sizes["model.experts.shared_ffn"] = x.shared_ffn
-    for name, size in sizes.items():
-        if size % tp:
-            fits = math.gcd(*sizes.values())
-            raise InputError("strategy.tp", tp, f"does not divide {name} = {size}", f"use a divisor of {fits}")
-    if spec.kv_heads % tp and tp % spec.kv_heads:
-        raise InputError(
-            "strategy.tp",
-            tp,
-            f"neither divides model.kv_heads = {spec.kv_heads} nor is a multiple of it",
-            "a key head is not split: one rank holds it, or several hold copies",
-        )
+    dims = {dim.of: dim for block in architecture(spec).kinds for _, w in block.weights() for dim in w.shape if dim.axis}
+    # tp divides heads and widths; fewer key heads than ranks are copied.
+    split = {name: dim.count for name, dim in dims.items() if dim.axis == "tp" and not dim.copies}
+    for name, count in split.items():
+        if count % s.tp:
+            fits = f"use a divisor of {math.gcd(*split.values())}"
+            raise InputError("strategy.tp", s.tp, f"does not divide model.{name} = {count}", fits)
+    for name, dim in dims.items():
+        if dim.copies and dim.count % s.tp and s.tp % dim.count:
+            raise InputError(
+                "strategy.tp",
+                s.tp,
+                f"neither divides model.{name} = {dim.count} nor is a multiple of it",
+                "a key head is not split: one rank holds it, or several hold copies",
+            )
     # ep and etp divide experts and their width.
     for field, ranks in (("ep", s.ep), ("etp", s.etp)):
         if ranks == 1:
             continue
-        if x is None:
+        if spec.experts is None:
             raise InputError(f"strategy.{field}", ranks, "the model has no experts", "leave it out")
-        name, size = ("count", x.count) if field == "ep" else ("ffn", x.ffn)
-        if size % ranks:
-            reason = f"does not divide model.experts.{name} = {size}"
-            raise InputError(f"strategy.{field}", ranks, reason, f"use a divisor of {size}")
-    if s.etp > 1 and x is not None and x.bias:
+        name, count = next((name, dim.count) for name, dim in dims.items() if dim.axis == field)
+        if count % ranks:
+            reason = f"does not divide model.{name} = {count}"
+            raise InputError(f"strategy.{field}", ranks, reason, f"use a divisor of {count}")
+    if s.etp > 1 and spec.experts is not None and spec.experts.bias:
         raise InputError("strategy.etp", s.etp, "the width of experts with biases is not split", "use ep")

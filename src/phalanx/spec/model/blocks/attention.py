@@ -1,0 +1,109 @@
+"""Softmax attention with grouped key heads (Vaswani et al. 2017, Ainslie et al. 2023), in a window, with sinks, norms
+of queries and keys, an output gate, with or without positions."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+from phalanx.spec.model.blocks.block import Sublayer
+from phalanx.spec.model.blocks.operators import (
+    Activate,
+    Attend,
+    Dim,
+    Norm,
+    Operator,
+    Output,
+    Resize,
+    Role,
+    Rotary,
+    Weight,
+    added,
+    linear,
+    whole,
+)
+from phalanx.spec.model.mechanisms import Width
+from phalanx.spec.ranges import Count, Name, Range, require_ranges
+
+
+@dataclass(frozen=True)
+class AttentionSizes:
+    """Softmax attention that differs from the model's own; None: as the model."""
+
+    name: Name
+    """The name that a pattern calls it by."""
+    kind: Literal["attention"] = "attention"
+    """The mechanism."""
+    heads: Annotated[int, Range(1, 10**5)] | None = None
+    """Query heads."""
+    kv_heads: Annotated[int, Range(1, 10**5)] | None = None
+    """Key and value heads, a divisor of `heads`."""
+    head_dim: Annotated[int, Range(1, 10**5)] | None = None
+    """Width of a query or key head."""
+    value_dim: Width | None = None
+    """Width of a value head; None: `head_dim`."""
+    window: Count | None = None
+    """Sliding window in tokens; None: a token attends to all before it, whatever the model's window."""
+    rotary_dim: Annotated[int, Range(0, 10**7)] | None = None
+    """Rotated dimensions of a head; 0: no positions; None: as the model."""
+    sinks: bool | None = None
+    """Whether each head has a learned logit that takes weight from the tokens."""
+    shared_values: bool = False
+    """Whether keys are the values too (Gemma 4's full attention), without a matrix of their own."""
+
+    def __post_init__(self) -> None:
+        require_ranges(self, f"model.mixers.{self.name}")
+
+
+def attention(
+    hidden: int,
+    heads: int,
+    kv_heads: int,
+    head_dim: int,
+    norm: Norm | None,
+    *,
+    value_dim: int | None = None,
+    qkv_bias: bool = False,
+    out_bias: bool = False,
+    qk_norm: Literal["", "head", "all"] = "",
+    rotary: int = 0,
+    window: int | None = None,
+    sinks: bool = False,
+    gated: bool = False,
+    shared_values: bool = False,
+    after: Norm | None = None,
+) -> Sublayer:
+    """Return softmax attention. `qk_norm`: whether queries and keys are normed, over each head or over all; `rotary`:
+    rotated elements of a head; `gated`: a sigmoid gate of the result."""
+    value = head_dim if value_dim is None else value_dim
+    core = max(head_dim, value)
+    q = Dim(heads, head_dim, "tp", of="heads")
+    k = Dim(kv_heads, head_dim, "tp", copies=True, of="kv_heads")
+    v = Dim(kv_heads, value, "tp", copies=True, of="kv_heads")
+    result, h = Dim(heads, value, "tp", of="heads"), whole(hidden)
+    outputs = [Output("q", q), Output("k", k), *([] if shared_values else [Output("v", v)])]
+    outputs += [Output("gate", result)] if gated else []
+    ops: list[Operator] = [linear("n", h, tuple(outputs), tuple(out.name for out in outputs), qkv_bias)]
+    if qk_norm:
+        ops += [_head_norm("q", q, qk_norm), _head_norm("k", k, qk_norm)]
+    if rotary:
+        ops.append(Rotary(("q", "k"), (q, k), rotary))
+    if value < core:
+        ops.append(Resize("v", Output("v", Dim(kv_heads, core, "tp", copies=True, of="kv_heads"))))
+    sink = (Weight("sinks", (Dim(heads, 1, "tp", of="heads"),), "sink", late=True),) if sinks else ()
+    cached = k.size + v.size * (not shared_values)
+    ops.append(Attend(Output("o", result), k, head_dim, value, core, cached, True, window, weights=sink))
+    if gated:
+        ops.append(Activate("sigmoid_gate", ("o", "gate"), Output("o", result)))
+    ops.append(linear("o", result, (added(hidden),), ("o",), out_bias))
+    return Sublayer("attention", norm, tuple(ops), after)
+
+
+def _head_norm(part: str, heads: Dim, over: Literal["head", "all"]) -> Norm:
+    """Return the norm of queries or keys: over each head with one weight for all heads, or over all heads at once."""
+    shape = whole(heads.each) if over == "head" else heads
+    role: Role = "norm" if over == "head" else "head_norm"
+    normed = heads if over == "head" else Dim(1, heads.size)
+    return Norm(
+        part, Output(part, normed), "rms", (Weight(f"{part}_norm.weight", (shape,), role, late=True),), inside=True
+    )

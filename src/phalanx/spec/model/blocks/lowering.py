@@ -1,0 +1,156 @@
+"""From the sizes that a user writes to an Architecture: which sublayers each block has, by its pattern."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import TYPE_CHECKING, Literal
+
+from phalanx.spec.errors import InputError, nearest
+from phalanx.spec.model.blocks.attention import AttentionSizes, attention
+from phalanx.spec.model.blocks.block import Architecture, Block, Sublayer, stream_norm
+from phalanx.spec.model.blocks.delta import DeltaSizes, delta
+from phalanx.spec.model.blocks.latent import latent
+from phalanx.spec.model.blocks.mamba import MambaSizes, mamba
+from phalanx.spec.model.blocks.mlp import MlpSizes, experts, mlp
+from phalanx.spec.model.blocks.operators import Dim, Norm
+
+if TYPE_CHECKING:
+    from phalanx.spec.model.spec import ModelSpec
+
+Mixer = AttentionSizes | DeltaSizes | MambaSizes | MlpSizes
+"""Sizes of a sublayer that a pattern names."""
+OWN = ("attention", "mlp", "experts")
+"""Sublayers that a pattern names and the model's own fields describe. With `latent`, `attention` is latent."""
+JOINED = "+"
+"""Between the sublayers of one block in a pattern."""
+
+
+@lru_cache(maxsize=256)
+def architecture(spec: ModelSpec) -> Architecture:
+    """Return the blocks of a model; of a pipeline rank's stage, those of the full model."""
+    made: dict[tuple[str, int | None], Block] = {}
+    blocks = []
+    for i, words in enumerate(pattern_of(spec)):
+        kind = (words, None if spec.pattern is not None else spec.window_of(i))
+        if kind not in made:
+            made[kind] = _block(spec, words, kind[1])
+        blocks.append(made[kind])
+    return Architecture(
+        Dim(spec.vocab, 1, "tp", pads=True, of="vocab"),
+        spec.hidden,
+        spec.max_seq,
+        tuple(blocks),
+        stream_norm(spec.hidden, spec.norm, spec.norm_bias, "norm"),
+        spec.position == "learned",
+        spec.tied,
+    )
+
+
+def pattern_of(spec: ModelSpec) -> tuple[str, ...]:
+    """Return the sublayers of every block, such as `attention+mlp`."""
+    if spec.pattern is not None:
+        n = len(spec.pattern)
+        return tuple(spec.pattern[i % n] for i in range(spec.layers))
+    x = spec.experts
+    return tuple("attention+mlp" if not x or i in x.dense_layers else "attention+experts" for i in range(spec.layers))
+
+
+def require_pattern(spec: ModelSpec) -> None:
+    """Raise InputError for a pattern that is longer than the model's layers, or that names what is not described."""
+    mixers = [m.name for m in spec.mixers]
+    for i, name in enumerate(mixers):
+        if name in OWN or name in mixers[:i] or JOINED in name or not name.strip():
+            reason = "is the model's own" if name in OWN else "is used twice" if name in mixers[:i] else "is no word"
+            raise InputError(f"model.mixers.{i}.name", name, reason, "give each mixer a name of its own")
+    if spec.pattern is None:
+        if mixers:
+            raise InputError("model.mixers", mixers[0], "is in no block", "give a pattern that names it")
+        return
+    if not spec.pattern:
+        raise InputError("model.pattern", "()", "has no block", "name the sublayers of each block")
+    if len(spec.pattern) > spec.layers:
+        reason = f"has {len(spec.pattern)} blocks, more than layers = {spec.layers}"
+        raise InputError("model.pattern", None, reason, "a shorter one repeats; a longer one is a mistake")
+    known = [*OWN, *mixers]
+    for i, words in enumerate(spec.pattern):
+        for word in words.split(JOINED):
+            if word not in known:
+                raise InputError(f"model.pattern.{i}", word, "is no sublayer of this model", nearest(word, known))
+            if word == "experts" and spec.experts is None:
+                raise InputError("model.experts", None, f"is missing: the pattern's block {i} has experts")
+    unused = [name for name in mixers if not any(name in words.split(JOINED) for words in spec.pattern)]
+    if unused:
+        raise InputError("model.mixers", unused[0], "is in no block of the pattern", "name it there, or leave it out")
+    if spec.experts is not None and spec.experts.dense_layers:
+        reason = "contradicts model.pattern, which names the blocks with experts"
+        raise InputError("model.experts.dense_layers", list(spec.experts.dense_layers), reason, "leave it out")
+    if spec.window_layers is not None:
+        reason = "contradicts model.pattern, whose mixers have windows of their own"
+        raise InputError("model.window_layers", list(spec.window_layers), reason, "leave it out")
+
+
+def _block(spec: ModelSpec, words: str, window: int | None) -> Block:
+    if spec.pattern is not None:
+        window = spec.window
+    parts = words.split(JOINED)
+    sublayers = tuple(_sublayer(spec, word, i, window) for i, word in enumerate(parts, start=1))
+    return Block(sublayers, spec.residual)
+
+
+def _norms(spec: ModelSpec, i: int) -> tuple[Norm | None, Norm | None]:
+    """Return the norms before and after the block's sublayer number `i`, from 1."""
+    before = spec.norms != "after" and not (spec.residual == "parallel_one_norm" and i > 1)
+    first = stream_norm(spec.hidden, spec.norm, spec.norm_bias, f"norm{i}") if before else None
+    after = stream_norm(spec.hidden, spec.norm, spec.norm_bias, f"norm{i}_after") if spec.norms != "before" else None
+    return first, after
+
+
+def _sublayer(spec: ModelSpec, word: str, i: int, window: int | None) -> Sublayer:
+    """Return the sublayer that a word of a pattern names."""
+    norm, after = _norms(spec, i)
+    if word == "mlp":
+        return mlp(spec.hidden, spec.ffn, spec.activation, norm, bias=spec.mlp_bias, after=after)
+    if word == "experts":
+        assert spec.experts is not None
+        return experts(spec.hidden, spec.experts, spec.activation, norm, bias=spec.mlp_bias, after=after)
+    if word == "attention" and spec.latent is not None:
+        bias = {"bias": spec.qkv_bias, "out_bias": spec.out_bias}
+        return latent(spec.hidden, spec.heads, spec.latent, norm, **bias, window=window, after=after)
+    if word == "attention":
+        return _attention(spec, None, norm, after, window)
+    match mixer := next(m for m in spec.mixers if m.name == word):
+        case AttentionSizes():
+            return _attention(spec, mixer, norm, after, mixer.window)
+        case DeltaSizes():
+            return delta(spec.hidden, mixer, norm, after=after)
+        case MambaSizes():
+            return mamba(spec.hidden, mixer, norm, after=after)
+        case MlpSizes():
+            return mlp(spec.hidden, mixer.ffn, spec.activation, norm, bias=spec.mlp_bias, after=after)
+
+
+def _attention(
+    spec: ModelSpec, mixer: AttentionSizes | None, norm: Norm | None, after: Norm | None, window: int | None
+) -> Sublayer:
+    """Return softmax attention: the model's own, or with the sizes of a mixer where it has them."""
+    own = mixer or AttentionSizes("attention")
+    rotary = spec.rotary_width if spec.position == "rotary" else 0
+    head_dim = own.head_dim or spec.head_dim
+    over: Literal["", "head", "all"] = spec.qk_norm_over if spec.qk_norm else ""
+    return attention(
+        spec.hidden,
+        own.heads or spec.heads,
+        own.kv_heads or spec.kv_heads,
+        head_dim,
+        norm,
+        value_dim=own.value_dim,
+        qkv_bias=spec.qkv_bias,
+        out_bias=spec.out_bias,
+        qk_norm=over,
+        rotary=(head_dim if own.head_dim else rotary) if own.rotary_dim is None else own.rotary_dim,
+        window=window,
+        sinks=spec.sinks if own.sinks is None else own.sinks,
+        gated=spec.output_gate,
+        shared_values=own.shared_values,
+        after=after,
+    )

@@ -1,0 +1,99 @@
+"""The MLP: dense or gated (Shazeer 2020), whole or as one of many experts with a router (Shazeer et al. 2017), with
+shared experts (DeepSeek-V2), and experts in a narrower latent space (Nemotron 3)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+from phalanx.spec.model.blocks.block import Sublayer
+from phalanx.spec.model.blocks.operators import (
+    GATED,
+    Activate,
+    Combine,
+    Dim,
+    Dispatch,
+    Norm,
+    Operator,
+    Output,
+    Product,
+    Role,
+    Route,
+    Rows,
+    Weight,
+    added,
+    linear,
+    whole,
+)
+from phalanx.spec.model.mechanisms import Experts
+from phalanx.spec.ranges import Name, Range, require_ranges
+
+
+@dataclass(frozen=True)
+class MlpSizes:
+    """A dense MLP that differs from the model's own."""
+
+    name: Name
+    """The name that a pattern calls it by."""
+    ffn: Annotated[int, Range(1, 10**7)]
+    """Width inside it."""
+    kind: Literal["mlp"] = "mlp"
+    """The mechanism."""
+
+    def __post_init__(self) -> None:
+        require_ranges(self, f"model.mixers.{self.name}")
+
+
+def _mlp(
+    h: Dim,
+    ffn: Dim,
+    activation: str,
+    bias: bool,
+    prefix: str = "",
+    x: str = "n",
+    rows: Rows = "all",
+    experts: Dim | None = None,
+) -> list[Operator]:
+    parts = ("gate", "up") if activation in GATED else ("up",)
+    names = tuple(f"{prefix}{part}" for part in parts)
+    role_in: Role | Literal[""] = "expert_column" if experts else ""
+    role_out: Role | Literal[""] = "expert_row" if experts else ""
+    last = added(h.size, "own" if rows == "all" else rows)
+    return [
+        linear(x, h, tuple(Output(name, ffn, rows) for name in names), names, bias, role_in, experts),
+        Activate(activation, names, Output("a", ffn, rows)),
+        linear("a", ffn, (last,), (f"{prefix}down",), bias, role_out, experts),
+    ]
+
+
+def mlp(
+    hidden: int, ffn: int, activation: str, norm: Norm | None, *, bias: bool = False, after: Norm | None = None
+) -> Sublayer:
+    """Return a dense MLP of width `ffn`."""
+    return Sublayer("mlp", norm, tuple(_mlp(whole(hidden), Dim(ffn, 1, "tp", of="ffn"), activation, bias)), after)
+
+
+def experts(
+    hidden: int, sizes: Experts, activation: str, norm: Norm | None, *, bias: bool = False, after: Norm | None = None
+) -> Sublayer:
+    """Return a mixture of experts. `bias`: of the shared expert's matrices."""
+    h, inner = whole(hidden), whole(sizes.latent or hidden)
+    router = [Weight("router.weight", (whole(sizes.count), h), "router")]
+    router += [Weight("router.bias", (whole(sizes.count),), "router_bias")] if sizes.router_bias else []
+    ops: list[Operator] = [Product("n", h, (Output("logits", whole(sizes.count), "routed"),), tuple(router))]
+    ops.append(Route(sizes.count, sizes.top_k, sizes.chooser, sizes.capacity))
+    if sizes.latent:
+        ops.append(linear("n", h, (Output("narrow", inner),), ("narrow",)))
+    ops.append(Dispatch(inner.size))
+    # Buckets fill from the end: backward finishes the experts first, then the shared expert (while the gradients of
+    # the experts' rows travel), and last the router.
+    if sizes.shared_ffn:
+        ops += _mlp(h, Dim(sizes.shared_ffn, 1, "tp", of="experts.shared_ffn"), activation, bias, "shared.")
+        if sizes.shared_gate:
+            ops.append(linear("n", h, (Output("shared.scale", whole(1)),), ("shared.scale",)))
+    count, width = Dim(sizes.count, 1, "ep", of="experts.count"), Dim(sizes.ffn, 1, "etp", of="experts.ffn")
+    ops += _mlp(inner, width, activation, sizes.bias, "experts.", "rows", "received", count)
+    ops.append(Combine(inner.size, sizes.top_k))
+    if sizes.latent:
+        ops.append(linear("y", inner, (Output("y", h),), ("wide",)))
+    return Sublayer("mlp", norm, tuple(ops), after, leaves="complete", shared=sizes.shared_ffn > 0)
