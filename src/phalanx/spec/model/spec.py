@@ -20,6 +20,7 @@ from phalanx.spec.model.blocks.operators import GATED, Attend, Dim, Role, Route,
 from phalanx.spec.model.mechanisms import MOST_LAYERS, Experts, Latent, RopeScaling, Width
 from phalanx.spec.ranges import Count, Name, Range, require_ranges
 
+
 @dataclass(frozen=True)
 class ModelSpec:
     """A decoder-only transformer. Sizes are counts of elements.
@@ -330,7 +331,11 @@ def parameters(spec: ModelSpec) -> tuple[Parameter, ...]:
             of_stage.add("model")
         return tuple(p for p in parameters(spec.model) if p.unit in of_stage)
     model, h = architecture(spec), whole(spec.hidden)
-    rows = [_parameter(Weight("embed.token.weight", (model.vocab, h), "embedding"), "", "model" if model.tied else "embed")]
+    rows = [
+        _parameter(
+            Weight("embed.token.weight", (model.vocab, h), "embedding"), "", "model" if model.tied else "embed"
+        )
+    ]
     if model.learned_positions:
         rows.append(_parameter(Weight("embed.position.weight", (whole(spec.max_seq), h), "position"), "", "embed"))
     for i, block in enumerate(model.blocks):

@@ -183,7 +183,9 @@ def partial(split: Split) -> dict[str, int]:
 
 def require_split(spec: ModelSpec, s: Degrees) -> None:
     """Raise InputError where tp, ep or etp does not cut the layers into equal parts."""
-    dims = {dim.of: dim for block in architecture(spec).kinds for _, w in block.weights() for dim in w.shape if dim.axis}
+    dims = {
+        dim.of: dim for block in architecture(spec).kinds for _, w in block.weights() for dim in w.shape if dim.axis
+    }
     # tp divides heads and widths; fewer key heads than ranks are copied.
     split = {name: dim.count for name, dim in dims.items() if dim.axis == "tp" and not dim.copies}
     for name, count in split.items():

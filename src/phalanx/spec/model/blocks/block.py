@@ -1,8 +1,8 @@
 """Sublayer, Block and Architecture: how operators make a model.
 
-    Architecture   embedding, blocks, further depths (multi-token prediction), head
-    Block          what one pass, one gather of ZeRO-3 and one recomputation take at once
-    Sublayer       residual stream -> norm -> operators -> (norm) -> added to the stream
+Architecture   embedding, blocks, further depths (multi-token prediction), head
+Block          what one pass, one gather of ZeRO-3 and one recomputation take at once
+Sublayer       residual stream -> norm -> operators -> (norm) -> added to the stream
 """
 
 from __future__ import annotations

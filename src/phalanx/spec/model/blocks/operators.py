@@ -324,7 +324,8 @@ def linear(
         shape = (out.dim, into) if experts is None else (experts, out.dim, into)
         weights.append(Weight(f"{name}.weight", shape, kind))
         if bias:
-            weights.append(Weight(f"{name}.bias", shape[:-1], f"{kind}_bias"))
+            of_bias: Any = f"{kind}_bias"
+            weights.append(Weight(f"{name}.bias", shape[:-1], of_bias))
     return Product(x, into, outputs, tuple(weights), experts)
 
 
