@@ -163,8 +163,8 @@ def _copies(split: Split, p: Parameter) -> tuple[int, bool]:
         return 1, False
     divided = next((dim for dim in p.dims if dim.axis == "tp"), None)
     if divided is None:
-        # Norms inside a sublayer, and the latent projections shared by all heads, see only this rank's heads; a router
-        # sees the tokens that this rank routes; all others see what every rank sees.
+        # Norms inside a sublayer, and the latent projections shared by all heads, see only this rank's heads; a
+        # router sees the tokens that this rank routes; all others see what every rank sees.
         inside = p.role == "norm" and p.fqn.startswith("blocks.") and p.fqn.count(".") > 3
         own_heads = p.role in ("latent", "latent_bias") or inside
         return split.tp, split.sp or own_heads or p.role in ("router", "router_bias")

@@ -1,7 +1,8 @@
 """Gated delta net (Yang et al. 2024), the linear attention of Qwen3-Next and Qwen3.5.
 
-q, k, v, z, beta and alpha in one column-parallel product (Megatron-LM d98e8a6, core/ssm/gated_delta_net/gdn.py:43-58);
-a causal convolution of q, k and v; the recurrence in chunks; a norm over each head, gated by z; the last product.
+q, k, v, z, beta and alpha in one column-parallel product (Megatron-LM d98e8a6,
+core/ssm/gated_delta_net/gdn.py:43-58); a causal convolution of q, k and v; the recurrence in chunks; a norm over each
+head, gated by z; the last product.
 """
 
 from __future__ import annotations

@@ -27,14 +27,14 @@ JOINED = "+"
 
 @lru_cache(maxsize=256)
 def architecture(spec: ModelSpec) -> Architecture:
-    """Return the blocks of a model; of a pipeline rank's stage, those of the full model."""
-    made: dict[tuple[str, int | None], Block] = {}
+    """Return the blocks of a model."""
+    distinct: dict[tuple[str, int | None], Block] = {}
     blocks = []
     for i, words in enumerate(pattern_of(spec)):
         kind = (words, None if spec.pattern is not None else spec.window_of(i))
-        if kind not in made:
-            made[kind] = _block(spec, words, kind[1])
-        blocks.append(made[kind])
+        if kind not in distinct:
+            distinct[kind] = _block(spec, words, kind[1])
+        blocks.append(distinct[kind])
     return Architecture(
         Dim(spec.vocab, 1, "tp", pads=True, of="vocab"),
         spec.hidden,

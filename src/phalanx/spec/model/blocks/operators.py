@@ -18,8 +18,8 @@ import numpy as np
 
 Axis = Literal["", "tp", "ep", "etp"]
 Rows = Literal["own", "all", "routed", "sent", "received"]
-"""Tokens of a tensor: those of the residual stream (with `sp` a rank's own part), all of a rank's tokens, those that a
-rank routes, its rows on the way to experts, and the rows that its experts receive."""
+"""Rows of a tensor: the residual stream's tokens (with `sp` a rank's own part), all of a rank's tokens, the tokens
+that a rank routes, its rows on the way to experts, or the rows that its experts receive."""
 
 
 Role = Literal[
@@ -192,15 +192,15 @@ class Attend:
     top: int | None = None
     """Most keys of a query, chosen by an Index; None: all."""
     compressed: int = 0
-    """Tokens that one further key stands for, of which `top` are read (DeepSeek-V4); 0: no such keys."""
+    """Tokens that one further, pooled key represents, of which `top` are read (DeepSeek-V4); 0: no such keys."""
     weights: tuple[Weight, ...] = ()
     """Sinks."""
 
 
 @dataclass(frozen=True)
 class Index:
-    """The lightning indexer of sparse attention (DeepSeek-V3.2): scores of `heads` queries of width `each` against one
-    key a token, whose best `top` tokens are attended to. Whole on every tp rank (Megatron-LM d98e8a6,
+    """The lightning indexer of sparse attention (DeepSeek-V3.2): scores of `heads` queries of width `each` against
+    one key for each token, whose best `top` tokens are attended to. Whole on every tp rank (Megatron-LM d98e8a6,
     core/transformer/experimental_attention_variant/dsa.py:1168)."""
 
     heads: int
@@ -211,7 +211,7 @@ class Index:
     into: tuple[int, int, int]
     """Inner sizes of these three products."""
     ratio: int = 1
-    """Tokens that one key stands for."""
+    """Tokens that one key represents."""
 
 
 @dataclass(frozen=True)
@@ -316,8 +316,8 @@ def linear(
     role: Role | Literal[""] = "",
     experts: Dim | None = None,
 ) -> Product:
-    """Return a Product with a weight `name.weight` for each output, and `name.bias` where `bias`. Without a `role`, it
-    follows from the divided side: column for outputs, row for the input, latent for neither."""
+    """Return a Product with a weight `name.weight` for each output, and `name.bias` where `bias`. Without a `role`,
+    the divided side says it: column for outputs, row for the input, latent for neither."""
     weights: list[Weight] = []
     for name, out in zip(names, outputs, strict=True):
         kind: Any = role or ("column" if out.dim.axis else "row" if into.axis else "latent")
