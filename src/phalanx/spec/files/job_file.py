@@ -195,7 +195,10 @@ def build(kind: type[T], table: Any, table_name: str) -> T:
         return cast("T", _adapter(kind).validate_json(text, strict=True))
     except ValidationError as error:
         # For a union (`float or "auto"`) every branch reports an error; the first is as good as any.
-        first = error.errors()[0]
+        # Of several mechanisms, the one that the table's `kind` names reports no error at `kind`.
+        problems = error.errors()
+        kinds = {e["loc"][:-1] for e in problems if e["type"] == "literal_error" and e["loc"][-1:] == ("kind",)}
+        first = next((e for e in problems if e["loc"][:-1] not in kinds), problems[0])
         name = ".".join([table_name, *_field_path(kind, first["loc"])])
         if first["type"] == "missing":
             raise InputError(name, None, "is missing") from None
@@ -220,18 +223,34 @@ _hints: Callable[[Any], dict[str, Any]] = cache(get_type_hints)
 def _field_path(kind: Any, loc: tuple[str | int, ...]) -> list[str]:
     """Return the field names in pydantic's location, without its names of union branches."""
     path: list[str] = []
+    kinds = [kind]
     for part in loc:
         if isinstance(part, int):
             path.append(str(part))
-        elif is_dataclass(kind) and part in {f.name for f in fields(kind)}:
+            continue
+        named = [k for k in kinds if part in {f.name for f in fields(k)}]
+        if named:
             path.append(part)
-            kind = _dataclass_in(_hints(kind)[part])
+            kinds = [k for owner in named for k in _dataclasses_in(_hints(owner)[part])]
     return path
 
 
-def _dataclass_in(hint: Any) -> Any:
-    """Return the dataclass in a type hint, alone or inside a union or tuple; None if there is none."""
-    return hint if is_dataclass(hint) else next((a for a in get_args(hint) if is_dataclass(a)), None)
+def _dataclasses_in(hint: Any) -> list[Any]:
+    """Return the dataclasses in a type hint, alone or inside unions and tuples."""
+    return [hint] if is_dataclass(hint) else [k for part in get_args(hint) for k in _dataclasses_in(part)]
+
+
+def _chosen(kinds: Sequence[Any], table: Mapping[str, Any], name: str) -> Any:
+    """Return the dataclass of a table that may be several, which its `kind` tells. Raises InputError for others."""
+    if len(kinds) == 1:
+        return kinds[0]
+    by_kind = {str(next(f.default for f in fields(k) if f.name == "kind")): k for k in kinds}
+    said = table.get("kind", "")
+    if said not in by_kind:
+        raise InputError(
+            f"{name}.kind", said, "is no mechanism" if said else "is missing", nearest(str(said), by_kind)
+        )
+    return by_kind[said]
 
 
 def _require_known_keys(kind: Any, table: Any, name: str) -> None:
@@ -243,12 +262,12 @@ def _require_known_keys(kind: Any, table: Any, name: str) -> None:
     for key, inner in table.items():
         if key not in names:
             raise InputError(f"{name}.{key}", None, "no such field", nearest(str(key), names))
-        nested = _dataclass_in(hints[key])
-        if nested is not None:
+        nested = _dataclasses_in(hints[key])
+        if nested:
             for i, part in enumerate(inner if isinstance(inner, list | tuple) else [inner]):
                 if isinstance(part, Mapping):
                     place = f"{name}.{key}" + (f".{i}" if isinstance(inner, list | tuple) else "")
-                    _require_known_keys(nested, part, place)
+                    _require_known_keys(_chosen(nested, part, place), part, place)
 
 
 def make_model(table: Any, folder: Path) -> tuple[ModelSpec, list[str]]:

@@ -243,14 +243,22 @@ class StageSpec(ModelSpec):
 
 def require_runnable(spec: ModelSpec) -> None:
     """Require that the trainer can run a model. Raises InputError for mechanisms that are only priced."""
+    x, latent = spec.experts, spec.latent
     for name, unsupported, what in (
         ("sinks", spec.sinks, "attention sinks"),
-        ("activation", spec.activation == "swiglu_clamped", "gpt_oss's activation"),
-        ("experts.bias", spec.experts is not None and spec.experts.bias, "experts with biases"),
+        ("activation", spec.activation in ("swiglu_clamped", "geglu", "relu2"), f"the activation {spec.activation}"),
+        ("experts.bias", x is not None and x.bias, "experts with biases"),
+        ("experts.latent", x is not None and x.latent > 0, "experts in a latent space"),
+        ("experts.shared_gate", x is not None and x.shared_gate, "a gate of the shared expert"),
+        ("latent.index", latent is not None and latent.index is not None, "sparse attention by an index"),
+        ("norms", spec.norms != "before", "norms after a sublayer"),
+        ("qk_norm_over", spec.qk_norm and spec.qk_norm_over == "all", "a norm over all heads"),
+        ("output_gate", spec.output_gate, "attention's output gate"),
+        ("pattern", spec.pattern is not None, "a pattern of sublayers"),
     ):
         if unsupported:
             reason = f"{what}: its shape is known, its step is not priced or run yet"
-            raise InputError(f"model.{name}", None, reason, "use a dense model; phalanx presets models lists them")
+            raise InputError(f"model.{name}", None, reason, "phalanx predict and plan price it; train another model")
 
 
 @dataclass(frozen=True)

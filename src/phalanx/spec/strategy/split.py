@@ -78,6 +78,7 @@ def local_model(spec: ModelSpec, s: Degrees) -> ModelSpec:
         ffn=max(1, spec.ffn // s.tp),  # has no effect where every layer has experts
         vocab=-(-spec.vocab // s.tp),
         experts=x,
+        mixers=tuple(mixer.of_rank(s.tp) for mixer in spec.mixers),
     )
 
 

@@ -3,7 +3,7 @@ of queries and keys, an output gate, with or without positions."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Literal
 
 from phalanx.spec.model.blocks.block import Sublayer
@@ -54,6 +54,11 @@ class AttentionSizes:
     def __post_init__(self) -> None:
         require_ranges(self, f"model.mixers.{self.name}")
 
+    def of_rank(self, tp: int) -> AttentionSizes:
+        """Return the sizes of one of `tp` ranks."""
+        heads = self.heads and self.heads // tp
+        return replace(self, heads=heads, kv_heads=self.kv_heads and max(1, self.kv_heads // tp))
+
 
 def attention(
     hidden: int,
@@ -103,7 +108,5 @@ def _head_norm(part: str, heads: Dim, over: Literal["head", "all"]) -> Norm:
     """Return the norm of queries or keys: over each head with one weight for all heads, or over all heads at once."""
     shape = whole(heads.each) if over == "head" else heads
     role: Role = "norm" if over == "head" else "head_norm"
-    normed = heads if over == "head" else Dim(1, heads.size)
-    return Norm(
-        part, Output(part, normed), "rms", (Weight(f"{part}_norm.weight", (shape,), role, late=True),), inside=True
-    )
+    weight = Weight(f"{part}_norm.weight", (shape,), role, late=True)
+    return Norm(part, Output(part, heads), "rms", (weight,), inside=True, spans=1 if over == "head" else heads.count)

@@ -7,7 +7,7 @@ head, gated by z; the last product.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Literal
 
 from phalanx.spec.errors import InputError
@@ -45,6 +45,10 @@ class DeltaSizes:
         if self.value_heads % self.key_heads:
             reason = f"is not a multiple of key_heads = {self.key_heads}"
             raise InputError(f"{where}.value_heads", self.value_heads, reason)
+
+    def of_rank(self, tp: int) -> DeltaSizes:
+        """Return the sizes of one of `tp` ranks."""
+        return replace(self, key_heads=self.key_heads // tp, value_heads=self.value_heads // tp)
 
 
 def delta(hidden: int, sizes: DeltaSizes, norm: Norm | None, *, after: Norm | None = None) -> Sublayer:

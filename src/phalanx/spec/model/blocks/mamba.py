@@ -4,7 +4,7 @@ norm over each group, gated by z; the last product."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Literal
 
 from phalanx.spec.errors import InputError
@@ -48,6 +48,10 @@ class MambaSizes:
         if self.heads % self.groups:
             raise InputError(f"{where}.groups", self.groups, f"does not divide heads = {self.heads}")
 
+    def of_rank(self, tp: int) -> MambaSizes:
+        """Return the sizes of one of `tp` ranks; ranks share the B and C of a group where there are fewer."""
+        return replace(self, heads=self.heads // tp, groups=max(1, self.groups // tp))
+
 
 def mamba(hidden: int, sizes: MambaSizes, norm: Norm | None, *, after: Norm | None = None) -> Sublayer:
     """Return a Mamba-2 mixer."""
@@ -58,14 +62,13 @@ def mamba(hidden: int, sizes: MambaSizes, norm: Norm | None, *, after: Norm | No
     parts = (("z", x), ("x", x), ("b", g), ("c", g), ("dt", each))
     filters = tuple(Weight(f"conv.{n}.weight", (d, taps), "conv") for n, d in parts[1:4])
     filters += tuple(Weight(f"conv.{n}.bias", (d,), "conv_bias") for n, d in parts[1:4]) if sizes.conv_bias else ()
-    normed = sizes.groups if sizes.group_norm else 1
-    over = Dim(normed, sizes.heads * sizes.head_dim // normed, "tp", copies=True, of=groups_of)
+    spans = sizes.heads // sizes.groups if sizes.group_norm else sizes.heads
     gates = tuple(Weight(name, (each,), "gate") for name in ("dt_bias", "a_log", "d"))
     ops = (
         linear("n", h, tuple(Output(n, d) for n, d in parts), tuple(n for n, _ in parts), sizes.bias),
         Conv(("x", "b", "c"), (x, g, g), sizes.taps, filters),
         Scan("ssd", Output("o", x), g, sizes.state, sizes.chunk, gates, ("x", "b", "c")),
-        Norm("o", Output("o", over), "rms", (Weight("norm.weight", (x,), "head_norm"),), "z", True),
+        Norm("o", Output("o", x), "rms", (Weight("norm.weight", (x,), "head_norm"),), "z", True, spans),
         linear("o", x, (added(hidden),), ("o",), sizes.bias),
     )
     return Sublayer("mamba", norm, ops, after)

@@ -3,7 +3,7 @@ shared experts (DeepSeek-V2), and experts in a narrower latent space (Nemotron 3
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Literal
 
 from phalanx.spec.model.blocks.block import Sublayer
@@ -42,6 +42,10 @@ class MlpSizes:
 
     def __post_init__(self) -> None:
         require_ranges(self, f"model.mixers.{self.name}")
+
+    def of_rank(self, tp: int) -> MlpSizes:
+        """Return the sizes of one of `tp` ranks."""
+        return replace(self, ffn=self.ffn // tp)
 
 
 def _mlp(

@@ -108,7 +108,7 @@ class Output:
 
 @dataclass(frozen=True)
 class Norm:
-    """Normalises each of `y.dim.count` groups of `y.dim.each` elements (RMSNorm, LayerNorm, or the L2 norm)."""
+    """Normalises each of `y.dim.count` heads of `y.dim.each` elements (RMSNorm, LayerNorm, or the L2 norm)."""
 
     x: str
     y: Output
@@ -118,6 +118,16 @@ class Norm:
     """A tensor whose SiLU multiplies the result, or with Mamba-2 the input; empty: none."""
     inside: bool = False
     """Whether it is between a sublayer's products, instead of on the residual stream."""
+    spans: int = 1
+    """Neighbouring heads that are normalised together (a group of Mamba-2's, all of OLMo 2's), on several ranks where
+    tp divides these."""
+
+    def sums(self, degrees: Any) -> Any:
+        """Return the sums of squares of a token on a rank, of parts of heads' groups where these span ranks."""
+        if self.spans == 1:
+            return self.y.dim.groups(degrees)
+        groups = self.y.dim.groups(degrees)
+        return max(1, groups // self.spans) if isinstance(groups, int) else np.maximum(1.0, groups / self.spans)
 
 
 @dataclass(frozen=True)
