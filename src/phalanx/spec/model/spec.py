@@ -93,6 +93,8 @@ class ModelSpec:
     """A mixture of experts in place of the MLP; None: all blocks are dense."""
     latent: Latent | None = None
     """Multi-head latent attention; None: each head's keys and values are projected from the token."""
+    streams: Annotated[int, Range(1, 64)] = 1
+    """Residual streams that hyper-connections mix (Zhu et al. 2024); 1: a plain residual."""
     mixers: tuple[Mixer, ...] = ()
     """Further mechanisms, or the model's own in other sizes, by the names that `pattern` uses."""
     pattern: tuple[Name, ...] | None = None
@@ -254,6 +256,7 @@ def require_runnable(spec: ModelSpec) -> None:
         ("norms", spec.norms != "before", "norms after a sublayer"),
         ("qk_norm_over", spec.qk_norm and spec.qk_norm_over == "all", "a norm over all heads"),
         ("output_gate", spec.output_gate, "attention's output gate"),
+        ("streams", spec.streams > 1, "hyper-connections"),
         ("pattern", spec.pattern is not None, "a pattern of sublayers"),
     ):
         if unsupported:

@@ -14,6 +14,7 @@ from typing import Literal, TypeVar
 
 from phalanx.spec.model.blocks.operators import (
     Attend,
+    Conv,
     Dim,
     Norm,
     Operator,
@@ -94,6 +95,16 @@ class Block:
         return " + ".join(_label(s) for s in self.sublayers)
 
 
+_SCANS = {
+    "delta": "gated delta net",
+    "ssd": "Mamba-2",
+    "lightning": "lightning attention",
+    "selective": "Mamba",
+    "channel_delta": "Kimi delta attention",
+}
+"""Mechanisms by the kind of their recurrence, in words."""
+
+
 def _label(s: Sublayer) -> str:
     """Return a sublayer in words."""
     if (attend := s.first(Attend)) is not None:
@@ -102,7 +113,9 @@ def _label(s: Sublayer) -> str:
         limits += [f"top {attend.top:,} keys"] if attend.top else []
         return f"{kind} ({', '.join(limits)})" if limits else kind
     if (scan := s.first(Scan)) is not None:
-        return {"delta": "gated delta net", "ssd": "Mamba-2", "lightning": "lightning attention"}[scan.kind]
+        return _SCANS[scan.kind]
+    if (conv := s.first(Conv)) is not None:
+        return f"short convolution ({conv.taps} taps)"
     return "experts" if s.first(Route) is not None else s.name
 
 

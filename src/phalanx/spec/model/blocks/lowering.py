@@ -2,23 +2,49 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import lru_cache
 from typing import TYPE_CHECKING, Literal
 
 from phalanx.spec.errors import InputError, nearest
 from phalanx.spec.model.blocks.attention import AttentionSizes, attention
 from phalanx.spec.model.blocks.block import Architecture, Block, Sublayer, stream_norm
+from phalanx.spec.model.blocks.channel_delta import ChannelDeltaSizes, channel_delta
+from phalanx.spec.model.blocks.compressed import CompressedSizes, compressed
 from phalanx.spec.model.blocks.delta import DeltaSizes, delta
 from phalanx.spec.model.blocks.latent import latent
+from phalanx.spec.model.blocks.lightning import LightningSizes, lightning
 from phalanx.spec.model.blocks.mamba import MambaSizes, mamba
 from phalanx.spec.model.blocks.mlp import MlpSizes, experts, mlp
-from phalanx.spec.model.blocks.operators import Dim, Norm
+from phalanx.spec.model.blocks.operators import Dim, Norm, Weight, whole
+from phalanx.spec.model.blocks.selective import SelectiveSizes, selective
+from phalanx.spec.model.blocks.short_conv import ShortConvSizes, short_conv
 
 if TYPE_CHECKING:
     from phalanx.spec.model.spec import ModelSpec
 
-Mixer = AttentionSizes | DeltaSizes | MambaSizes | MlpSizes
+Mixer = (
+    AttentionSizes
+    | ChannelDeltaSizes
+    | CompressedSizes
+    | DeltaSizes
+    | LightningSizes
+    | MambaSizes
+    | MlpSizes
+    | SelectiveSizes
+    | ShortConvSizes
+)
 """Sizes of a sublayer that a pattern names."""
+_SUBLAYERS: dict[type, Callable[..., Sublayer]] = {
+    ChannelDeltaSizes: channel_delta,
+    CompressedSizes: compressed,
+    DeltaSizes: delta,
+    LightningSizes: lightning,
+    MambaSizes: mamba,
+    SelectiveSizes: selective,
+    ShortConvSizes: short_conv,
+}
+"""The function (hidden, sizes, norm, after) that makes a sublayer of mechanisms with sizes of their own."""
 OWN = ("attention", "mlp", "experts")
 """Sublayers that a pattern names and the model's own fields describe. With `latent`, `attention` is latent."""
 JOINED = "+"
@@ -43,6 +69,7 @@ def architecture(spec: ModelSpec) -> Architecture:
         stream_norm(spec.hidden, spec.norm, spec.norm_bias, "norm"),
         spec.position == "learned",
         spec.tied,
+        end_weights=_joined(spec) if spec.streams > 1 else (),
     )
 
 
@@ -94,7 +121,30 @@ def _block(spec: ModelSpec, words: str, window: int | None) -> Block:
         window = spec.window
     parts = words.split(JOINED)
     sublayers = tuple(_sublayer(spec, word, i, window) for i, word in enumerate(parts, start=1))
-    return Block(sublayers, spec.residual)
+    mixing = tuple(w for s in sublayers for w in _mixing(spec, s.name)) if spec.streams > 1 else ()
+    return Block(sublayers, spec.residual, spec.streams, mixing)
+
+
+def _mixing(spec: ModelSpec, name: str) -> tuple[Weight, ...]:
+    """Return the parameters of a sublayer's hyper-connections: n² + 2n mixing weights from n streams (transformers
+    5.23, models/deepseek_v4/modeling_deepseek_v4.py:887)."""
+    n = spec.streams
+    weights, streams = whole((2 + n) * n), whole(n * spec.hidden)
+    return (
+        Weight(f"{name}_mix.weight", (weights, streams), "latent"),
+        Weight(f"{name}_mix.base", (weights,), "norm"),
+        Weight(f"{name}_mix.scale", (whole(3),), "norm"),
+    )
+
+
+def _joined(spec: ModelSpec) -> tuple[Weight, ...]:
+    """Return the parameters that join n streams into one before the head (the same file, :1001)."""
+    n = spec.streams
+    return (
+        Weight("mix.weight", (whole(n), whole(n * spec.hidden)), "latent"),
+        Weight("mix.base", (whole(n),), "norm"),
+        Weight("mix.scale", (whole(1),), "norm"),
+    )
 
 
 def _norms(spec: ModelSpec, i: int) -> tuple[Norm | None, Norm | None]:
@@ -121,12 +171,10 @@ def _sublayer(spec: ModelSpec, word: str, i: int, window: int | None) -> Sublaye
     match mixer := next(m for m in spec.mixers if m.name == word):
         case AttentionSizes():
             return _attention(spec, mixer, norm, after, mixer.window)
-        case DeltaSizes():
-            return delta(spec.hidden, mixer, norm, after=after)
-        case MambaSizes():
-            return mamba(spec.hidden, mixer, norm, after=after)
         case MlpSizes():
             return mlp(spec.hidden, mixer.ffn, spec.activation, norm, bias=spec.mlp_bias, after=after)
+        case _:
+            return _SUBLAYERS[type(mixer)](spec.hidden, mixer, norm, after=after)
 
 
 def _attention(

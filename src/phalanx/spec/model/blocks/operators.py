@@ -140,6 +140,13 @@ class Product:
     weights: tuple[Weight, ...]
     experts: Dim | None = None
     """One matrix for each of these; None: one matrix."""
+    grouped: bool = False
+    """Whether each group of `into` has a matrix of its own, from the group to its group of the output."""
+
+    @property
+    def inner(self) -> int:
+        """Elements of the input that one element of the output sums over."""
+        return self.into.each if self.grouped else self.into.size
 
 
 @dataclass(frozen=True)
@@ -226,12 +233,13 @@ class Index:
 
 @dataclass(frozen=True)
 class Conv:
-    """A causal convolution of `taps` over each channel, then SiLU."""
+    """A causal convolution of `taps` over each channel, then an activation."""
 
     x: tuple[str, ...]
     channels: tuple[Dim, ...]
     taps: int
     weights: tuple[Weight, ...]
+    activation: Literal["silu", ""] = "silu"
 
 
 @dataclass(frozen=True)
@@ -242,9 +250,11 @@ class Scan:
     delta      S = a S (I - b k kᵀ) + b v kᵀ      (gated delta rule: Yang et al. 2024)
     ssd        S = a S + dt x Bᵀ                  (Mamba-2: Dao & Gu 2024)
     lightning  S = a S + v kᵀ, fixed decay a      (Lightning Attention-2: Qin et al. 2024)
+    selective  S = a S + dt x Bᵀ of each channel  (Mamba: Gu & Dao 2023), token by token
+    channel_delta   as delta, with a decay for every key channel (Kimi Delta Attention, 2025)
     """
 
-    kind: Literal["delta", "ssd", "lightning"]
+    kind: Literal["delta", "ssd", "lightning", "selective", "channel_delta"]
     y: Output
     groups: Dim
     """Heads of keys and queries (of B and C), each shared by several value heads."""
