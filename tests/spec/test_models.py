@@ -245,7 +245,7 @@ def test_models_are_shown(tmp_path: Path) -> None:
         ({"model_type": "gpt_oss", "num_hidden_layers": 10**9, "sliding_window": 4}, "must be at most 10,000"),
         (
             {"model_type": "qwen2", "use_sliding_window": True, "sliding_window": 4, "max_window_layers": -(10**9)},
-            "must not be negative",
+            "has a negative max_window_layers",
         ),
     ],
 )

@@ -15,6 +15,7 @@ from phalanx.frameworks.script import TEMPLATES, filled
 from phalanx.frameworks.subject import Subject
 from phalanx.spec.errors import InputError
 from phalanx.spec.model.families import complete, family_of, to_hugging_face
+from phalanx.spec.model.hugging_face.reader import read
 from phalanx.spec.model.hugging_face.reading import Config
 from phalanx.spec.model.spec import MODEL_FIELDS
 
@@ -83,9 +84,8 @@ def files(x: Subject, given: dict[str, Any], more: str = "", from_first_rank: bo
 
 def _require_whole(x: Subject, config: dict[str, Any]) -> None:
     """Require that config.json builds the model: what a reader makes of it is the same."""
-    reader = family_of(x.model.family).read
-    assert reader is not None  # a family that is written is read
-    back = complete({"family": x.model.family, **reader(Config(config, Path("config.json")))})
+    row = family_of(x.model.family)
+    back = complete({"family": x.model.family, **read(row, Config(config, Path("config.json")))})
     for name in MODEL_FIELDS:
         if (
             name in back

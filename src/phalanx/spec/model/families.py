@@ -1,8 +1,8 @@
 """The table of model families: the fields that each fixes, so that a user writes only sizes, and the format of its
 config.json.
 
-Any field may be overridden. To add a family: a row here, its reader and writer in hugging_face/, the names of its
-weights in nn/hugging_face/names.py.
+Any field may be overridden. To add a family: a row of families.toml; if its weights are exported, a writer below and
+their names in nn/hugging_face/names.py.
 
 A model's shape is read from the `config.json` that Hugging Face's `transformers` keeps with its weights. Missing keys
 get the default of `transformers` for the family. Features that our decoder does not support are refused by name,
@@ -13,8 +13,7 @@ cannot express are left out: to detect them, read the file back and compare.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
@@ -22,131 +21,31 @@ from typing import Any
 from phalanx.spec.documents import read_json
 from phalanx.spec.errors import InputError, nearest
 from phalanx.spec.model.hugging_face import dense, experts
+from phalanx.spec.model.hugging_face.reader import read
 from phalanx.spec.model.hugging_face.reading import Config, Fields
+from phalanx.spec.model.hugging_face.rows import Families, Row
 from phalanx.spec.model.spec import ModelSpec
 
-_LLAMA: dict[str, Any] = {
-    "norm": "rms",
-    "norm_eps": 1e-5,
-    "position": "rotary",
-    "activation": "swiglu",
-    "qkv_bias": False,
-    "out_bias": False,
-    "mlp_bias": False,
-    "tied": False,
-}
-_GPT2: dict[str, Any] = {
-    "norm": "layer",
-    "norm_eps": 1e-5,
-    "position": "learned",
-    "activation": "gelu_tanh",
-    "qkv_bias": True,
-    "out_bias": True,
-    "mlp_bias": True,
-    "tied": True,
-}
-
-Reader = Callable[[Config], Fields]
+FAMILIES = Families(Path(__file__).with_name("families.toml"))
+"""Every model type, by name."""
 Writer = tuple[str, Callable[[ModelSpec], Fields]]
-
-
-@dataclass(frozen=True)
-class Family:
-    """Every fact about one family. No field has a default: a row that lacks a fact cannot be made."""
-
-    fields: Fields
-    """Fields of ModelSpec that the family fixes."""
-    routing: Fields
-    """Default routing of tokens: fields of Experts."""
-    needs: tuple[str, ...]
-    """Mechanisms that the family requires: experts, latent."""
-    read: Reader | None
-    """Reader of its config.json; None: `transformers` has no such family."""
-    write: Writer | None
-    """(Class of `transformers`, writer of its config.json); None: its weights are not exported."""
-
-
-FAMILIES: dict[str, Family] = {
-    "llama": Family(_LLAMA, {}, (), dense.read_llama, ("LlamaForCausalLM", dense.write_llama)),
-    "mistral": Family(_LLAMA, {}, (), dense.read_mistral, ("MistralForCausalLM", dense.write_mistral)),
-    "qwen2": Family(
-        _LLAMA | {"norm_eps": 1e-6, "qkv_bias": True, "rope_theta": 1e6},
-        {},
-        (),
-        dense.read_qwen2,
-        ("Qwen2ForCausalLM", dense.write_qwen2),
-    ),
-    "qwen3": Family(
-        _LLAMA | {"norm_eps": 1e-6, "qk_norm": True, "rope_theta": 1e6},
-        {},
-        (),
-        dense.read_qwen3,
-        ("Qwen3ForCausalLM", dense.write_qwen3),
-    ),
-    "gpt2": Family(_GPT2, {}, (), dense.read_gpt2, ("GPT2LMHeadModel", dense.write_gpt2)),
-    "gpt_neox": Family(
-        _GPT2 | {"position": "rotary", "activation": "gelu", "tied": False, "residual": "parallel"},
-        {},
-        (),
-        dense.read_gpt_neox,
-        ("GPTNeoXForCausalLM", dense.write_gpt_neox),
-    ),
-    # Chowdhery et al. 2022, section 2: no bias anywhere, one head of keys and values, one norm for both branches.
-    # Their logits are divided by sqrt(hidden), ours are not.
-    "palm": Family(
-        _LLAMA | {"norm": "layer", "norm_bias": False, "residual": "parallel_one_norm", "kv_heads": 1, "tied": True},
-        {},
-        (),
-        None,
-        None,
-    ),
-    "mixtral": Family(
-        _LLAMA | {"rope_theta": 1e6},
-        {"normalized": True},
-        ("experts",),
-        experts.read_mixtral,
-        ("MixtralForCausalLM", experts.write_mixtral),
-    ),
-    "qwen3_moe": Family(
-        _LLAMA | {"norm_eps": 1e-6, "qk_norm": True, "rope_theta": 1e6},
-        {"normalized": True},
-        ("experts",),
-        experts.read_qwen3_moe,
-        ("Qwen3MoeForCausalLM", experts.write_qwen3_moe),
-    ),
-    "deepseek_v2": Family(
-        _LLAMA | {"norm_eps": 1e-6},
-        {},
-        ("experts", "latent"),
-        experts.read_deepseek_v2,
-        ("DeepseekV2ForCausalLM", experts.write_deepseek_v2),
-    ),
-    "deepseek_v3": Family(
-        _LLAMA | {"norm_eps": 1e-6},
-        # balance_bias: DeepSeek-AI 2024b, section 4.2; no config.json has it.
-        {"score": "sigmoid", "normalized": True, "group_score": "top2", "balance_bias": 0.001},
-        ("experts", "latent"),
-        experts.read_deepseek_v3,
-        ("DeepseekV3ForCausalLM", experts.write_deepseek_v3),
-    ),
-    "gpt_oss": Family(
-        _LLAMA
-        | {
-            "activation": "swiglu_clamped",
-            "qkv_bias": True,
-            "out_bias": True,
-            "sinks": True,
-            "rope_theta": 150_000.0,
-        },
-        {},
-        ("experts",),
-        experts.read_gpt_oss,
-        None,
-    ),
+"""A class of `transformers`, and what writes its config.json."""
+WRITERS: dict[str, Writer] = {
+    "llama": ("LlamaForCausalLM", dense.write_llama),
+    "mistral": ("MistralForCausalLM", dense.write_mistral),
+    "qwen2": ("Qwen2ForCausalLM", dense.write_qwen2),
+    "qwen3": ("Qwen3ForCausalLM", dense.write_qwen3),
+    "gpt2": ("GPT2LMHeadModel", dense.write_gpt2),
+    "gpt_neox": ("GPTNeoXForCausalLM", dense.write_gpt_neox),
+    "mixtral": ("MixtralForCausalLM", experts.write_mixtral),
+    "qwen3_moe": ("Qwen3MoeForCausalLM", experts.write_qwen3_moe),
+    "deepseek_v2": ("DeepseekV2ForCausalLM", experts.write_deepseek_v2),
+    "deepseek_v3": ("DeepseekV3ForCausalLM", experts.write_deepseek_v3),
 }
+"""The families whose weights are exported."""
 
 
-def family_of(name: object) -> Family:
+def family_of(name: object) -> Row:
     """Return the row of a family. Raises InputError for an unknown one."""
     if not isinstance(name, str) or name not in FAMILIES:
         raise InputError("model.family", name, "is not a family that Phalanx knows", nearest(str(name), FAMILIES))
@@ -171,7 +70,7 @@ def complete(fields: Mapping[str, Any]) -> dict[str, Any]:
     for name in row.needs:
         if not fields.get(name):
             raise InputError(f"model.{name}", None, f"is missing: family {family} needs it")
-    full = {**row.fields, **fields}
+    full = {**row.fixed, **fields}
     if isinstance(full.get("experts"), Mapping):
         full["experts"] = {**row.routing, **full["experts"]}
     # Sizes that follow from others.
@@ -193,7 +92,7 @@ def complete(fields: Mapping[str, Any]) -> dict[str, Any]:
     return full
 
 
-def _slip(kind: str, known: Mapping[str, object]) -> str:
+def _slip(kind: str, known: Collection[str]) -> str:
     """Return the type that a slip was meant to be. Another release of a family is none, since its layers may differ,
     and with them its cache and parameters."""
     near = get_close_matches(kind, known, 1, 0.85)
@@ -206,34 +105,52 @@ def _slip(kind: str, known: Mapping[str, object]) -> str:
 def from_hugging_face(path: Path) -> tuple[Fields, list[str]]:
     """Return the fields of a ModelSpec from a Hugging Face `config.json`, and notes on keys that were ignored.
 
-    Raises InputError naming the file if it is missing, is not JSON, or is of a family or asks for something that our
-    decoder does not support.
+    Raises InputError naming the file if it is missing, is not JSON, or is of a family or asks for something that no
+    row describes.
     """
     config = read_json(path, "model.config")
     if not isinstance(config, dict):
         raise InputError("model.config", str(path), "is not a JSON object")
-    kind, c = config.get("model_type"), Config(config, path)
-    readers = {name: family.read for name, family in FAMILIES.items() if family.read is not None}
-    if not isinstance(kind, str) or kind not in readers:
-        raise c.wrong(f"model_type {kind!r} is not supported", _slip(str(kind), readers))
+    kind, row, c, notes = _text_part(config, path)
     try:
-        shape = {"family": kind, **readers[kind](c)}
-    except (KeyError, TypeError, AttributeError, ValueError, ZeroDivisionError) as error:
+        shape = {"family": kind, **read(row, c)}
+    except (LookupError, TypeError, AttributeError, ValueError, ZeroDivisionError) as error:
         if isinstance(error, InputError):
             raise
         raise c.wrong(f"has a field that cannot be read ({error!r})") from None
     names = ("attention_dropout", "hidden_dropout", "resid_pdrop", "embd_pdrop", "attn_pdrop")
-    dropouts = [k for k in names if config.get(k)]
-    notes = [f"dropout set to 0 ({', '.join(dropouts)} in {path.name})"] if dropouts else []
+    dropouts = [k for k in names if c.keys.get(k)]
+    notes += [f"dropout set to 0 ({', '.join(dropouts)} in {path.name})"] if dropouts else []
     return shape, notes
+
+
+def _text_part(config: Fields, path: Path) -> tuple[str, Row, Config, list[str]]:
+    """Return the type of the part of a config that is a decoder of text, its row, its keys, and a note on the rest.
+
+    Raises InputError for a type without a row.
+    """
+    kind, c, notes = config.get("model_type"), Config(config, path), list[str]()
+    while True:
+        if not isinstance(kind, str) or kind not in FAMILIES or not FAMILIES[kind].reads:
+            readers = [name for name in FAMILIES if FAMILIES[name].reads]
+            raise c.wrong(f"model_type {kind!r} is not supported", _slip(str(kind), readers))
+        row = FAMILIES[kind]
+        if not row.part:
+            return kind, row, c, notes
+        part = c.keys.get(row.part)
+        shared = {key: c.keys[key] for key in ("tie_word_embeddings",) if key in c.keys}
+        if isinstance(part, dict):
+            c = Config({**part, **shared}, path)
+            notes = [f"{row.part} of {path.name} is read and priced: the text part of {config['model_type']}"]
+        inner = c.keys.get("model_type") if isinstance(part, dict) else None
+        kind = row.inner if inner is None or not row.any_inner else inner
 
 
 def to_hugging_face(spec: ModelSpec) -> Fields:
     """Return the fields of a config.json. Raises InputError for a family whose weights `transformers` cannot load."""
-    writers = {name: family.write for name, family in FAMILIES.items() if family.write is not None}
-    if spec.family not in writers:
+    if spec.family not in WRITERS:
         reason = "has no weight format that both transformers and Phalanx read"
-        raise InputError("model.family", spec.family, reason, nearest(spec.family, writers))
-    architecture, write = writers[spec.family]
+        raise InputError("model.family", spec.family, reason, nearest(spec.family, WRITERS))
+    architecture, write = WRITERS[spec.family]
     common = {"vocab_size": spec.vocab, "tie_word_embeddings": spec.tied}
     return {"architectures": [architecture], "model_type": spec.family, **common, **write(spec)}

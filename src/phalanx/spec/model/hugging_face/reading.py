@@ -1,4 +1,4 @@
-"""Read a Hugging Face `config.json`: its keys, and the fields that descendants of Llama share.
+"""Read a Hugging Face `config.json`: its keys, and rotary positions.
 
 Missing keys get the default of `transformers` for the family. Features that our decoder does not support are refused
 by name, never dropped.
@@ -46,59 +46,34 @@ class Config:
             raise self.wrong(f"{key} = {value!r} is not supported", f"use {' or '.join(map(str, usable))}")
 
 
-def sizes(c: Config, max_seq: int, norm_eps: float = 1e-6, kv_heads: int | None = None) -> Fields:
-    """Read the sizes that all descendants of Llama share. `kv_heads` is the default of a config without that key."""
-    c.only("hidden_act", "silu")
-    heads = c.need("num_attention_heads")
-    kv = c("num_key_value_heads", heads if "num_key_value_heads" in c.keys or kv_heads is None else kv_heads)
-    return {
-        "vocab": c.need("vocab_size"),
-        "hidden": c.need("hidden_size"),
-        "layers": _layers(c),
-        "heads": heads,
-        "kv_heads": kv,
-        "ffn": c.need("intermediate_size"),
-        "max_seq": c("max_position_embeddings", max_seq),
-        "norm_eps": c("rms_norm_eps", norm_eps),
-        "tied": c("tie_word_embeddings", False),
-    }
-
-
-def _layers(c: Config) -> Any:
-    """Read the number of layers, within ModelSpec's range, since some families enumerate them before it is
-    checked."""
-    layers = c.need("num_hidden_layers")
+def require_layers(layers: Any) -> Any:
+    """Return the number of layers if it is within ModelSpec's range, since readers enumerate them before that is
+    checked. Raises InputError."""
     problem = Range(1, MOST_LAYERS).problem(layers) if isinstance(layers, int) else ""
     if problem:
         raise InputError("model.layers", layers, problem)
     return layers
 
 
-def head_dim(c: Config, default: int | None = None) -> Fields:
-    """Read the width of a head, if the config or `default` states it."""
-    size = c("head_dim", default)
-    return {"head_dim": size} if size else {}
-
-
-def biases(c: Config, default: bool = False) -> Fields:
-    """Read whether attention has biases."""
-    bias = c("attention_bias", default)
-    return {"qkv_bias": bias, "out_bias": bias}
-
-
-def rope(c: Config, theta: float = 10_000.0, partial: bool = False, default: Fields | None = None) -> Fields:
+def rope(c: Config, row: Mapping[str, Any]) -> Fields:
     """Read rotary positions: transformers 5 writes `rope_parameters`, 4 wrote `rope_theta` and `rope_scaling`.
 
-    `theta` and `default` replace missing keys; `partial`: the family may rotate only a part of each head, which the
-    caller reads.
+    `row`: theta and scaling where the config has none; `partial`: whether the family may rotate a part of each head,
+    which its row reads; `kinds`: further kinds of scaling, which are named and not run; `of`: the kind of layer whose
+    rope is the model's where each has its own.
     """
-    rope = c("rope_parameters") or c("rope_scaling") or default or {}
-    if not partial and rope.get("partial_rotary_factor", c("partial_rotary_factor", 1.0)) != 1.0:
+    rope = c("rope_parameters") or c("rope_scaling") or row.get("default") or {}
+    if row.get("of") in rope:
+        rope = rope[row["of"]]
+    if not row.get("partial") and rope.get("partial_rotary_factor", c("partial_rotary_factor", 1.0)) != 1.0:
         raise c.wrong("partial_rotary_factor is not supported in this family", "use gpt_neox")
-    base: Fields = {"rope_theta": rope.get("rope_theta") or c("rope_theta", theta)}
+    theta = rope.get("rope_theta") or c("rope_theta") or c(row.get("key", ""), row.get("theta", 10_000.0))
+    base: Fields = {"rope_theta": theta}
     kind = rope.get("rope_type", rope.get("type", "default"))
     if kind == "default":
         return base
+    if kind in row.get("kinds", ()):
+        return base | {"rope_only_priced": [f"{kind} positions"]}
     if kind not in ("linear", "llama3", "yarn"):
         raise c.wrong(f"rope type {kind!r} is not supported", "use default, linear, llama3 or yarn")
     scaling: Fields = {"kind": kind, "factor": rope["factor"]}
@@ -110,6 +85,8 @@ def rope(c: Config, theta: float = 10_000.0, partial: bool = False, default: Fie
     if kind == "yarn":
         scaling |= {name: rope[name] for name in ("beta_fast", "beta_slow") if rope.get(name)}
         scaling |= {"truncate": rope.get("truncate", True), "attention_factor": _yarn_attention(rope)}
+    if row.get("latent"):
+        scaling |= {"mscale_all_dim": float(rope.get("mscale_all_dim") or 0)}
     return {**base, "rope_scaling": scaling}
 
 
@@ -120,17 +97,3 @@ def _yarn_attention(rope: Mapping[str, Any]) -> float | None:
         above, below = (0.1 * rope[k] * math.log(max(rope["factor"], 1)) + 1 for k in ("mscale", "mscale_all_dim"))
         factor = above / below
     return None if factor is None else float(factor)
-
-
-def windows(c: Config, by_default: range | None = None) -> Fields:
-    """Read the sliding window, in the layers that `layer_types` names, else in those `by_default` (None: all)."""
-    window, kinds = c("sliding_window"), c("layer_types")
-    if window is None:
-        return {}
-    if kinds is None:
-        return {"window": window, "window_layers": list(by_default) if by_default is not None else None}
-    for kind in kinds:
-        if kind not in ("sliding_attention", "full_attention"):
-            raise c.wrong(f"layer type {kind!r} is not supported", "use full_attention or sliding_attention")
-    layers = [i for i, kind in enumerate(kinds) if kind == "sliding_attention"]
-    return {"window": window, "window_layers": layers} if layers else {}

@@ -1,0 +1,144 @@
+"""Read a config.json by its row: one reader for all model types."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from phalanx.spec.errors import InputError
+from phalanx.spec.model.hugging_face.expressions import evaluate, names
+from phalanx.spec.model.hugging_face.neutral import NEUTRAL, STRUCTURAL
+from phalanx.spec.model.hugging_face.reading import Config, Fields, require_layers, rope
+from phalanx.spec.model.hugging_face.rows import Row
+
+_JOINED = "+"
+WINDOWED = "windowed"
+"""The word of a row for the model's own attention in its window."""
+
+
+def read(row: Row, c: Config) -> Fields:
+    """Return the fields of a ModelSpec from a config.json of the row's type.
+
+    Raises InputError for keys that are missing, that ask for what no row describes, or that its row does not know.
+    """
+    for key, usable in row.only.items():
+        c.only(key, *usable)
+    for what, part in row.refused.items():
+        if _of(part, c, {}):
+            raise c.wrong(f"has {what}, which is not described", "no part of the model would be priced in its place")
+    _require_known(row, c)
+    read: Fields = dict(row.fixed)
+    for name, part in row.keys.items():
+        _take(read, name, _of(part, c, read))
+    if "layers" in read:
+        read["layers"] = require_layers(read["layers"])
+    if read.get("position") == "rotary":
+        read |= rope(c, row.rope)
+    for name, table in (("latent", row.latent), ("experts", row.experts)):
+        if table and (part := _table(table, c, read)) is not None:
+            read[name] = part
+    read["only_priced"] = [what for what, part in row.only_priced.items() if _of(part, c, read)]
+    read["only_priced"] += read.pop("rope_only_priced", [])
+    if not read["only_priced"]:
+        del read["only_priced"]
+    return read | _pattern(row, c, read)
+
+
+def _take(read: Fields, name: str, value: Any) -> None:
+    """Put a field that was read; None leaves what is fixed, or ModelSpec's own default."""
+    if value is not None:
+        read[name] = value
+
+
+def _of(part: Any, c: Config, read: Fields, **more: Any) -> Any:
+    """Return the value of an expression, or of a choice by one. Raises InputError for a key that is missing."""
+    if isinstance(part, Mapping):
+        chosen = _of(part["of"], c, read, **more)
+        if chosen not in part:
+            usable = " or ".join(key for key in part if key != "of")
+            key = min(names(part["of"]))
+            raise c.wrong(f"{key} = {chosen!r} is not supported", f"use {usable}")
+        return part[chosen]
+    if not isinstance(part, str):
+        return part
+    value = evaluate(part, c.keys, spec=read, **more)
+    if value is None and not re.search(r"\bnone\b|has\(", part):
+        raise c.wrong(
+            f"has no {next(iter(re.findall(r'[A-Za-z_]+', part)))!r}", "is this a Hugging Face config.json?"
+        )
+    return value
+
+
+def _table(part: Mapping[str, Any], c: Config, read: Fields) -> Fields | None:
+    """Return the fields of a mechanism; None if the expression `if` says that the config has none."""
+    if not _of(part.get("if", True), c, read):
+        return None
+    inside: Fields = {}
+    for name, value in part.items():
+        if name != "if":
+            inner = (
+                _table(value, c, read) if isinstance(value, Mapping) and "of" not in value else _of(value, c, read)
+            )
+            if inner is not None:
+                inside[name] = inner
+            elif name == "q_rank":
+                inside[name] = None
+    return inside
+
+
+def _require_known(row: Row, c: Config) -> None:
+    """Raise InputError for a key that may change the layers and that the row does not know."""
+    for key, value in c.keys.items():
+        if key in row.known or key in NEUTRAL or not STRUCTURAL.search(key):
+            continue
+        if value not in (None, False, 0, "", [], {}):
+            remedy = f"remove {key} if it changes neither the layers nor their sizes"
+            raise c.wrong(
+                f"{key} = {str(value)[:40]} is not known for model_type {c.keys.get('model_type')!r}", remedy
+            )
+
+
+def _pattern(row: Row, c: Config, read: Fields) -> Fields:
+    """Return the pattern of the layers; where they differ in windows and experts only, the fields that say that."""
+    if not row.layer:
+        return {}
+    layers, experts = read["layers"], read.get("experts")
+    pattern = [_words(row, c, read, i) for i in range(layers)]
+    used = {word for words in pattern for word in re.split(r"[+&]", words)}
+    if used <= {"attention", WINDOWED, "mlp", "experts"} and all(words.count(_JOINED) == 1 for words in pattern):
+        windows = [i for i, words in enumerate(pattern) if words.startswith(WINDOWED)]
+        dense = [i for i, words in enumerate(pattern) if words.endswith("mlp")]
+        window = {"window": read.get("window") if windows else None}
+        if windows and read.get("window") is not None:
+            window["window_layers"] = windows if names(row.layer[0]) else None
+        return window | {"experts": None if experts is None else experts | {"dense_layers": dense}}
+    mixers = []
+    for name, part in row.mixers.items():
+        if name in used:
+            mixers.append({"name": name, **(_table(part, c, read) or {})})
+    if WINDOWED in used:
+        mixers.append({"name": WINDOWED, "kind": "attention", "window": read.get("window")})
+    period = next(n for n in range(1, layers + 1) if all(pattern[i] == pattern[i % n] for i in range(layers)))
+    return {
+        "window": None,
+        "experts": experts if "experts" in used else None,
+        "mixers": mixers,
+        "pattern": pattern[:period],
+    }
+
+
+def _words(row: Row, c: Config, read: Fields, i: int) -> str:
+    """Return the sublayers of layer `i`."""
+    sublayers = []
+    for part in row.layer:
+        word = _of(part, c, read, i=i)
+        known = row.words.get(
+            word, word if word in ("attention", WINDOWED, "mlp", "experts", "", *row.mixers) else None
+        )
+        if known is None:
+            raise InputError(
+                "model.config", str(c.path), f"layer type {word!r} is not supported", f"use {' or '.join(row.words)}"
+            )
+        sublayers += [known] if known else []
+    return _JOINED.join(sublayers)
