@@ -1,0 +1,114 @@
+"""What a token opens: the gated norms after a recurrence, and the sigmoid gate after attention."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from phalanx.nn.functional import accumulate_dtype
+from phalanx.runtime.autograd import deferred_weight_grads
+
+Gate = Literal["before", "after"]
+Sum = Callable[[Tensor, Literal["F", "B"]], Tensor]
+"""Adds up the numbers (..., groups) of the ranks that share a group; the second argument is the pass."""
+
+
+class _GatedRMSNorm(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, y: Tensor, z: Tensor, weight: Tensor, groups: int, eps: float, gate: Gate, width: int, total: Any
+    ) -> Tensor:
+        wide = accumulate_dtype(y.dtype)
+        open_ = F.silu(z.to(wide))
+        normed = (y * open_ if gate == "before" else y.to(wide)).unflatten(-1, (groups, -1))
+        squares = torch.linalg.vector_norm(normed, dim=-1, dtype=wide).square_()
+        if total is not None:
+            squares = total(squares, "F")
+        r = squares.div_(width).add_(eps).rsqrt_()  # (..., groups)
+        out = (normed * r.unsqueeze(-1)).flatten(-2)
+        out = _weighted(out, weight.to(wide))
+        if gate == "after":
+            out.mul_(open_)
+        ctx.save_for_backward(y, z, weight, r)
+        ctx.rest = groups, gate, width, total
+        ctx.owners = deferred_weight_grads.owners(weight)
+        return out.to(y.dtype)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, g: Tensor) -> Any:
+        y, z, weight, r = ctx.saved_tensors
+        groups, gate, width, total = ctx.rest
+        wide_z, wide_weight, g = z.to(r.dtype), weight.to(r.dtype), g.to(r.dtype)
+        open_ = F.silu(wide_z)
+        unit = (y * open_ if gate == "before" else y.to(r.dtype)).unflatten(-1, (groups, -1)).mul(r.unsqueeze(-1))
+        if gate == "after":
+            d_open = _weighted(unit.flatten(-2), wide_weight).mul_(g)
+            g = g * open_
+        d_weight = (g * unit.flatten(-2)).view(-1, len(weight)).sum(0).to(weight.dtype)
+        # dx = r (g w - x̂ mean(g w x̂)), x̂ = x r
+        g = _weighted(g, wide_weight).unflatten(-1, (groups, -1))
+        along = (g * unit).sum(-1)
+        if total is not None:
+            along = total(along, "B")
+        d_y = torch.addcmul(g, unit, along.div_(width).unsqueeze(-1), value=-1).mul_(r.unsqueeze(-1)).flatten(-2)
+        if gate == "before":
+            d_open = d_y * y
+            d_y = d_y.mul_(open_)
+        d_z = torch.ops.aten.silu_backward(d_open, wide_z)
+        deferred = deferred_weight_grads.now(ctx.owners)
+        if deferred is not None:
+            deferred.deliver_later(ctx.owners[0], d_weight)
+            d_weight = None
+        return d_y.to(y.dtype), d_z.to(z.dtype), d_weight, None, None, None, None, None
+
+
+def _weighted(x: Tensor, weight: Tensor) -> Tensor:
+    """Multiply (..., channels) with a weight of all channels, or of one head, which all share."""
+    return (x.view(*x.shape[:-1], -1, len(weight)) * weight).flatten(-2)
+
+
+def gated_rms_norm(
+    y: Tensor,
+    z: Tensor,
+    weight: Tensor,
+    groups: int,
+    eps: float,
+    gate: Gate,
+    ranks: int = 1,
+    total: Sum | None = None,
+) -> Tensor:
+    """Return the RMS norm of y, (..., channels), over each of `groups` parts of the channels, with a gate: silu(z)
+    multiplies y before the norm (Mamba-2), or its result (gated delta net). Keeps y, z and one number for each token
+    and group.
+
+    weight: (channels,), or (channels of a head,) for all heads. `ranks`: how many have a part of one group; `total`
+    adds up their sums of squares, and backward their sums of products.
+    """
+    width = y.shape[-1] // groups * ranks
+    return _GatedRMSNorm.apply(y, z, weight, groups, eps, gate, width, total)  # type: ignore[no-any-return]
+
+
+class _Sigmoid(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, y: Tensor, gate: Tensor) -> Tensor:
+        ctx.save_for_backward(y, gate)
+        return gate.sigmoid().mul_(y)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor, Tensor]:
+        y, gate = ctx.saved_tensors
+        open_ = gate.sigmoid()
+        d_y = g * open_
+        return d_y, (1 - open_).mul_(d_y).mul_(y)
+
+
+def sigmoid_gate(y: Tensor, gate: Tensor) -> Tensor:
+    """Return y sigmoid(gate). Keeps both."""
+    return _Sigmoid.apply(y, gate)  # type: ignore[no-any-return]
