@@ -19,6 +19,7 @@ from phalanx.frameworks.configuration import (
 from phalanx.frameworks.deepspeed import read as deepspeed
 from phalanx.frameworks.keys import key_table
 from phalanx.frameworks.megatron import layout as pipelines
+from phalanx.frameworks.megatron import patterns
 from phalanx.frameworks.megatron import read_model as shaped
 from phalanx.frameworks.megatron import read_options as beyond
 from phalanx.spec.errors import InputError
@@ -28,6 +29,7 @@ from phalanx.spec.strategy import stack_options
 KEYS = key_table("megatron")
 _SWITCHES = (
     *("strategy.sp", "strategy.zero", "strategy.order", "model.qk_norm", "options.embedding_as_layer"),
+    *("model.output_gate", "model.experts.shared_gate"),
     *("options.loss_as_layer", "options.document", "options.tp_overlap", "options.overlap_experts"),
     "options.cross_entropy",
 )
@@ -78,6 +80,8 @@ def read(config: Config, world: int | None = None) -> Configuration:
         flag(name, "job.global_batch") is not None for name in ("global_batch_size", "step_batch_size_schedule")
     )
     layers = count(flag("num_layers", "model.num_hidden_layers"))
+    hybrid = patterns.stated(flag, layers)
+    layers = layers if hybrid is None else len(hybrid.symbols)
     per_stage = count(flag("num_layers_per_virtual_pipeline_stage", "strategy.virtual"))
     stages = count(flag("num_virtual_stages_per_pipeline_rank", "strategy.virtual"))
     stages = stages or count(flag("virtual_pipeline_model_parallel_size", "strategy.virtual"))
@@ -94,6 +98,10 @@ def read(config: Config, world: int | None = None) -> Configuration:
             virtual = None
         else:
             virtual, blocks = divided(len(chunks), pp), "/".join(map(str, chunks))
+    if hybrid is not None:
+        extra |= {"mtp": hybrid.depths} if hybrid.depths else {}
+        if hybrid.divided and (virtual := divided(len(hybrid.chunks), pp)) is not None:
+            blocks = "/".join(map(str, hybrid.chunks)) if len(set(hybrid.chunks)) > 1 else None
     # A word of a flag without a value is true.
     strategy = flag("data_parallel_sharding_strategy", "strategy.zero")
     distributed = truth(flag("use_distributed_optimizer", "strategy.zero"))
@@ -148,7 +156,8 @@ def read(config: Config, world: int | None = None) -> Configuration:
     assumed = keys.take("env.PHALANX_ASSUMES", "options")  # of the data, which no flag states
     extra |= stack_options.parse(str(assumed)) if assumed else {}
     model = {theirs: flag(ours, f"model.{theirs}") for ours, theirs in _MODEL.items()}
-    spec, why = shaped.model(flag)
+    model["num_hidden_layers"] = layers if layers is not None else model["num_hidden_layers"]
+    spec, why = shaped.model(flag, hybrid)
     etp = count(flag("expert_tensor_parallel_size", "strategy.etp"))
     narrow = "bfloat16" in (extra.get("gradients"), extra.get("reduce"))
     products = NUMBER_FORMATS.get(str(extra.get("products")))

@@ -7,40 +7,42 @@ four times the hidden size (8/3 with a gate). The family is the one of that shap
 
 from __future__ import annotations
 
-import ast
-from collections.abc import Callable
 from typing import Any
 
 from phalanx.frameworks.configuration import count, number, truth
+from phalanx.frameworks.megatron import read_blocks as blocks
+from phalanx.frameworks.megatron.patterns import LATENT, Flag, HybridPattern
+from phalanx.frameworks.megatron.read_blocks import listed
 from phalanx.spec.errors import InputError
 from phalanx.spec.model.mechanisms import MOST_LAYERS, Experts, Latent, RopeScaling
 from phalanx.spec.model.spec import ModelSpec
 
-Flag = Callable[..., Any]
-"""(name, meaning, default) -> the flag's value, noted as understood."""
 
-
-def model(flag: Flag) -> tuple[ModelSpec | None, str]:
+def model(flag: Flag, hybrid: HybridPattern | None = None) -> tuple[ModelSpec | None, str]:
     """Return the model, or None with the reason: sizes that the arguments leave open, or a mechanism that no
-    ModelSpec has."""
+    ModelSpec has. `hybrid`: the pattern that they state, which says the number of blocks too."""
     needed = {"num_layers": None, "hidden_size": None, "num_attention_heads": None}
     sizes = {name: count(flag(name, f"model.{name}")) for name in needed}
+    if hybrid is not None:
+        sizes["num_layers"] = len(hybrid.symbols)
     vocab = count(flag("padded_vocab_size", "model.vocab")) or count(flag("vocab_size", "model.vocab"))
     missing = [name.replace("_", "-") for name, value in sizes.items() if value is None]
     missing += [] if vocab else ["padded-vocab-size"]
-    experts, dense = _experts(flag, sizes["num_layers"])
-    latent = _latent(flag)
+    experts, dense = _experts(flag, sizes["num_layers"], hybrid is None)
+    latent = _latent(flag, hybrid is not None and any(symbol in hybrid.symbols for symbol in LATENT))
     position = str(flag("position_embedding_type", "model.position", "learned_absolute"))
     if truth(flag("use_rotary_position_embeddings", "model.position")):
         position = "rope"
-    swiglu = bool(truth(flag("swiglu", "model.activation")))
-    plain = [n for n in ("squared_relu", "quick_geglu") if truth(flag(n, "model.activation"))]
+    swiglu, squared = (bool(truth(flag(n, "model.activation"))) for n in ("swiglu", "squared_relu"))
+    quick = truth(flag("quick_geglu", "model.activation"))
     if missing:
         return None, f"the file leaves {', '.join('--' + m for m in missing)} open"
-    if position not in ("rope", "learned_absolute", "yarn"):
+    if position not in ("rope", "learned_absolute", "yarn", "none"):
         return None, f"position-embedding-type {position} is no position of a ModelSpec"
-    if plain:
-        return None, f"--{plain[0].replace('_', '-')} is no activation of a ModelSpec"
+    if quick:
+        return None, "--quick-geglu is no activation of a ModelSpec"
+    if (kind := blocks.variant(flag)) not in ("", "gdn", "dsa"):
+        return None, f"--experimental-attention-variant {kind} is no mechanism of a ModelSpec"
     if dense is None:
         return None, "--moe-layer-freq cannot be read"
     layers, hidden, heads = (sizes[name] or 1 for name in needed)
@@ -55,7 +57,6 @@ def model(flag: Flag) -> tuple[ModelSpec | None, str]:
     norm = "rms" if flag("normalization", "model.norm", "LayerNorm") == "RMSNorm" or latent else "layer"
     fused = not truth(flag("no_bias_gelu_fusion", "model.activation"))
     width = count(flag("ffn_hidden_size", "model.ffn"))
-    window = flag("window_size", "model.window")
     fields: dict[str, Any] = {
         "vocab": vocab,
         "hidden": hidden,
@@ -69,21 +70,28 @@ def model(flag: Flag) -> tuple[ModelSpec | None, str]:
         or 1,
         "norm": norm,
         "norm_eps": number(flag("norm_epsilon", "model.norm_eps"), 1e-5),
-        "position": "rotary" if rotary else "learned",
-        "activation": "swiglu" if swiglu else "gelu_tanh" if fused else "gelu",
+        "position": position,
+        "activation": "swiglu" if swiglu else "relu2" if squared else "gelu_tanh" if fused else "gelu",
         "qkv_bias": qkv,
         "out_bias": linear,
         "mlp_bias": linear,
         "tied": not truth(flag("untie_embeddings_and_output_weights", "model.tied")),
         "qk_norm": bool(truth(flag("qk_layernorm", "model.qk_norm"))) and latent is None,
-        "window": _window(window),
+        "output_gate": bool(truth(flag("attention_output_gate", "model.output_gate"))),
         "experts": experts,
         "latent": latent,
     }
-    if rotary:
-        fields |= _rotary(flag, latent, head_dim)
-    fields["family"] = family(fields)
     try:
+        if hybrid is not None:
+            fields |= blocks.hybrid(flag, hidden, hybrid, fields)
+        elif (described := blocks.transformer(flag, hidden, dense, fields)) is not None:
+            fields |= described
+        else:
+            return None, "--linear-attention-freq cannot be read"
+        fields["position"] = "rotary" if rotary else "learned"
+        if rotary:
+            fields |= _rotary(flag, latent, head_dim)
+        fields["family"] = family(fields)
         return ModelSpec(**fields), ""
     except InputError as error:
         return None, f"{error.field}: {error.reason}"
@@ -130,23 +138,17 @@ def _rotary(flag: Flag, latent: Latent | None, head_dim: int) -> dict[str, Any]:
     return fields
 
 
-def _window(value: Any) -> int | None:
-    """Return a sliding window's tokens of `127,0`, which counts those before a token."""
-    words = value if isinstance(value, list) else str(value or "").strip("()").split(",")
-    before = count(words[0]) if words and words[0] != "" else None
-    return before + 1 if before else None
-
-
-def _latent(flag: Flag) -> Latent | None:
-    if not truth(flag("multi_latent_attention", "model.latent")):
+def _latent(flag: Flag, implied: bool) -> Latent | None:
+    if not truth(flag("multi_latent_attention", "model.latent")) and not implied:
         return None
     names = {"kv_lora_rank": 32, "qk_head_dim": 128, "qk_pos_emb_head_dim": 64, "v_head_dim": 128}
     kv, nope, rope, v = (count(flag(n, "model.latent", d)) or d for n, d in names.items())
     return Latent(kv, nope, rope, v, count(flag("q_lora_rank", "model.latent")))
 
 
-def _experts(flag: Flag, layers: int | None) -> tuple[Experts | None, tuple[int, ...] | None]:
-    """Return the mixture of experts, and the dense blocks (None: they cannot be read)."""
+def _experts(flag: Flag, layers: int | None, spread: bool) -> tuple[Experts | None, tuple[int, ...] | None]:
+    """Return the mixture of experts, and the dense blocks (None: they cannot be read). `spread`: whether a frequency
+    says which blocks have experts."""
     number_of = count(flag("num_experts", "model.experts"))
     if number_of is None:
         return None, ()
@@ -154,7 +156,7 @@ def _experts(flag: Flag, layers: int | None) -> tuple[Experts | None, tuple[int,
     def of(name: str, default: Any = None) -> Any:
         return flag(f"moe_{name}", "model.experts", default)
 
-    dense = _dense(of("layer_freq", 1), layers or 1)
+    dense = _dense(of("layer_freq", 1), layers or 1) if spread else ()
     score = str(of("router_score_function", "softmax"))
     groups, best = count(of("router_num_groups")) or 1, count(of("router_group_topk")) or 1
     top = count(of("router_topk", 2)) or 2
@@ -172,6 +174,8 @@ def _experts(flag: Flag, layers: int | None) -> tuple[Experts | None, tuple[int,
                 top_k=top,
                 ffn=count(of("ffn_hidden_size")) or count(flag("ffn_hidden_size", "model.ffn")) or 1,
                 shared_ffn=count(of("shared_expert_intermediate_size")) or 0,
+                shared_gate=bool(truth(of("shared_expert_gate"))),
+                latent=count(of("latent_size")) or 0,
                 dense_layers=dense or (),
                 score="sigmoid" if score == "sigmoid" else "softmax",
                 normalized=score == "sigmoid" or not pre,
@@ -196,23 +200,5 @@ def _dense(frequency: Any, layers: int) -> tuple[int, ...] | None:
         return None
     if (every := count(frequency)) is not None:
         return tuple(i for i in range(layers) if i % every)
-    try:
-        pattern = _pattern(ast.parse(str(frequency), mode="eval").body)
-    except (SyntaxError, ValueError, RecursionError):
-        return None
-    return tuple(i for i, has in enumerate(pattern) if not has) if len(pattern) == layers else None
-
-
-def _pattern(node: ast.expr) -> list[int]:
-    """Evaluate lists of 0 and 1, their sums and repetitions."""
-    if isinstance(node, ast.List):
-        values = [x.value for x in node.elts if isinstance(x, ast.Constant) and x.value in (0, 1)]
-        if len(values) == len(node.elts):
-            return [int(v) for v in values]  # type: ignore[arg-type]
-    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
-        return _pattern(node.left) + _pattern(node.right)
-    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mult) and isinstance(node.right, ast.Constant):
-        times = node.right.value
-        if isinstance(times, int) and 0 <= times <= 10**4:
-            return (_pattern(node.left) * times)[: 10**4]
-    raise ValueError("no pattern of blocks")
+    pattern = listed(frequency)
+    return tuple(i for i, has in enumerate(pattern) if not has) if pattern and len(pattern) == layers else None

@@ -8,7 +8,7 @@ from typing import Any
 
 from phalanx.frameworks.configuration import count, truth
 from phalanx.frameworks.keys import key_table
-from phalanx.frameworks.megatron.read_model import Flag
+from phalanx.frameworks.megatron.patterns import Flag
 
 KEYS = key_table("megatron")
 _MIB = 2**20

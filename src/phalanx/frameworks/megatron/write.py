@@ -8,7 +8,7 @@ from typing import Any
 from phalanx.frameworks import blanks as common
 from phalanx.frameworks import reasons
 from phalanx.frameworks.keys import key_table, optimizer_word
-from phalanx.frameworks.megatron import layout
+from phalanx.frameworks.megatron import layout, patterns, write_blocks
 from phalanx.frameworks.megatron.write_model import model_settings
 from phalanx.frameworks.program import Blank, Group, Setting, TrainingProgram, Variable, settings
 from phalanx.frameworks.script import TORCHRUN
@@ -22,10 +22,11 @@ KEYS = key_table("megatron")
 
 def program(x: Subject) -> TrainingProgram:
     """Return a plan as Megatron-LM's arguments. Raises InputError for what has none."""
+    trainer = "pretrain_hybrid.py" if write_blocks.of(x.model).symbols else "pretrain_gpt.py"
     return TrainingProgram(
         x.stack.title,
         groups(x),
-        f'exec {TORCHRUN} \\\n  "$MEGATRON/pretrain_gpt.py" "${{ARGUMENTS[@]}}"',
+        f'exec {TORCHRUN} \\\n  "$MEGATRON/{trainer}" "${{ARGUMENTS[@]}}"',
         variables(x),
         blanks(x),
         arguments=True,
@@ -37,7 +38,7 @@ def groups(x: Subject) -> tuple[Group, ...]:
     m, s, o = x.model, x.s, x.options
     _require_expressible(x)
     result = [
-        Group("Model", f"{m.family}, {m.parameter_count:,} parameters.", model_settings(m)),
+        Group("Model", f"{m.family}, {m.parameter_count:,} parameters.", (*model_settings(m), *_pattern(x))),
         Group("Layout", reasons.layout(x), _order(x)),
         Group("Tensor parallelism", reasons.tensor(x), _tensor(x)),
         Group("Pipeline", reasons.pipeline(x), _pipeline(x)),
@@ -67,6 +68,25 @@ def groups(x: Subject) -> tuple[Group, ...]:
     return tuple(result)
 
 
+def _pattern(x: Subject) -> tuple[Setting, ...]:
+    """Return the pattern of a hybrid model, which says the chunks of its pipeline too."""
+    b = write_blocks.of(x.model)
+    if not b.symbols:
+        return ()
+    if x.options.embedding_as_layer or x.options.loss_as_layer:  # arguments.py:825-836
+        field = "options.embedding_as_layer" if x.options.embedding_as_layer else "options.loss_as_layer"
+        reason = "does not go with a hybrid pattern, which says where chunks end (Megatron-LM)"
+        raise InputError(field, 1, reason, "leave it out")
+    attention = next((symbol for symbol in b.symbols if symbol in "*+D"), "*")
+    depth = attention + ("E" if "E" in b.symbols else "-")
+    chunks = b.chunks(x.blocks) if x.s.pp > 1 and x.blocks else ()
+    if x.s.virtual > 1 and not chunks:  # models/hybrid/hybrid_layer_allocation.py:391-402
+        raise InputError(
+            "strategy.virtual", x.s.virtual, "needs chunks that the pattern states", "list strategy.layers"
+        )
+    return settings((KEYS["model.pattern"], patterns.written(b.symbols, chunks, depth, x.options.mtp)))
+
+
 def _order(x: Subject) -> tuple[Setting, ...]:
     return settings(("--use-tp-pp-dp-mapping", x.s.order == "dp/pp/cp/tp"))
 
@@ -82,11 +102,12 @@ def _tensor(x: Subject) -> tuple[Setting, ...]:
 
 def _pipeline(x: Subject) -> tuple[Setting, ...]:
     s, o = x.s, x.options
-    listed = s.layers != "auto"
+    listed, hybrid = s.layers != "auto", bool(write_blocks.of(x.model).symbols)
+    chunks = s.virtual if s.virtual > 1 and not listed and not hybrid else None
     return settings(
         (KEYS["strategy.pp"], s.pp),
-        ("--num-virtual-stages-per-pipeline-rank", s.virtual if s.virtual > 1 and not listed else None),
-        ("--pipeline-model-parallel-layout", layout.written(x.blocks, o.mtp) if listed else None),
+        ("--num-virtual-stages-per-pipeline-rank", chunks),
+        ("--pipeline-model-parallel-layout", layout.written(x.blocks, o.mtp) if listed and not hybrid else None),
         (KEYS["options.first_stage_layers"], o.first_stage_layers or None),
         (KEYS["options.last_stage_layers"], o.last_stage_layers or None),
         (KEYS["options.embedding_as_layer"], o.embedding_as_layer),

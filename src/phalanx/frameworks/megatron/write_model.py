@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from phalanx.frameworks.keys import key_table
+from phalanx.frameworks.megatron.write_blocks import Blocks, block_settings, compact, of, positionless
+from phalanx.frameworks.megatron.write_blocks import refuse as _refuse
 from phalanx.frameworks.program import Setting, settings
-from phalanx.spec.errors import InputError
 from phalanx.spec.model.mechanisms import Experts, Latent, RopeScaling
 from phalanx.spec.model.spec import ModelSpec
 
 KEYS = key_table("megatron")
-
-
-def _refuse(field: str, value: object, reason: str, remedy: str = "use another model") -> InputError:
-    return InputError(f"model.{field}", value, f"Megatron-LM has no argument for it: {reason}", remedy)
 
 
 def model_settings(m: ModelSpec) -> tuple[Setting, ...]:
@@ -23,12 +20,20 @@ def model_settings(m: ModelSpec) -> tuple[Setting, ...]:
         raise _refuse("sinks", True, "a checkpoint's sinks come through Megatron-Bridge")
     if m.norm == "layer" and not m.norm_bias:
         raise _refuse("norm_bias", False, "its LayerNorm has a bias")
-    rotary = m.position == "rotary"
+    if m.norms != "before":
+        raise _refuse("norms", m.norms, "its norms are before attention and the MLP")
+    if m.qk_norm and m.qk_norm_over != "head":
+        raise _refuse("qk_norm_over", m.qk_norm_over, "queries and keys are normed over each head")
+    if m.output_gate and m.latent is not None:  # transformer_config.py:3348
+        raise _refuse("output_gate", True, "latent attention has no output gate")
+    blocks = of(m)
+    rotary = m.position == "rotary" and not positionless(blocks)
+    position = "rope" if rotary else "none" if m.position == "rotary" else "learned_absolute"
     return (
         *settings(
             ("--use-mcore-models", True),
             ("--transformer-impl", "transformer_engine"),
-            (KEYS["model.layers"], m.layers),
+            (KEYS["model.layers"], len(blocks.words)),
             (KEYS["model.hidden"], m.hidden),
             (KEYS["model.ffn"], m.ffn),
             (KEYS["model.heads"], m.heads),
@@ -41,15 +46,16 @@ def model_settings(m: ModelSpec) -> tuple[Setting, ...]:
             ("--normalization", {"rms": "RMSNorm", "layer": "LayerNorm"}[m.norm]),
             (KEYS["model.norm_eps"], m.norm_eps),
             (KEYS["model.qk_norm"], m.qk_norm),
-            ("--position-embedding-type", "rope" if rotary else "learned_absolute"),
+            (KEYS["model.output_gate"], m.output_gate),
+            ("--position-embedding-type", position),
         ),
         *(_rotary(m) if rotary else ()),
         *_activation(m),
         *_biases(m),
         *settings(("--attention-dropout", 0.0), ("--hidden-dropout", 0.0)),
-        *_window(m),
+        *block_settings(blocks),
         *(_latent(m, m.latent) if m.latent else ()),
-        *(_experts(m, m.experts) if m.experts else ()),
+        *(_experts(m.experts, blocks) if m.experts else ()),
     )
 
 
@@ -93,6 +99,10 @@ def _require_fixed(r: RopeScaling, what: str, **values: float) -> None:
 def _activation(m: ModelSpec) -> tuple[Setting, ...]:
     if m.activation == "swiglu_clamped":
         raise _refuse("activation", m.activation, "its products with biases come through Megatron-Bridge")
+    if m.activation == "relu2":
+        return settings(("--squared-relu", True))
+    if m.activation == "geglu":
+        raise _refuse("activation", m.activation, "its gate is SiLU's")
     if m.activation == "gelu_tanh":  # the fused kernel is the approximation by tanh
         return ()
     return settings(("--swiglu", True)) if m.activation == "swiglu" else settings(("--no-bias-gelu-fusion", True))
@@ -108,14 +118,6 @@ def _biases(m: ModelSpec) -> tuple[Setting, ...]:
     return settings(("--disable-bias-linear", True), ("--add-qkv-bias", m.qkv_bias))
 
 
-def _window(m: ModelSpec) -> tuple[Setting, ...]:
-    if m.window is None:
-        return ()
-    if m.window_layers is not None:
-        raise _refuse("window_layers", list(m.window_layers)[:8], "a window in some blocks only is not exported")
-    return settings(("--window-size", f"{m.window - 1},0"))
-
-
 def _latent(m: ModelSpec, x: Latent) -> tuple[Setting, ...]:
     return settings(
         ("--multi-latent-attention", True),
@@ -127,17 +129,13 @@ def _latent(m: ModelSpec, x: Latent) -> tuple[Setting, ...]:
     )
 
 
-def frequency(m: ModelSpec, x: Experts) -> str:
-    """Return --moe-layer-freq: 1 for blocks with experts, as a Python list."""
-    if not x.dense_layers:
-        return "1"
-    first = len(x.dense_layers)
-    if set(x.dense_layers) == set(range(first)):
-        return f"([0]*{first}+[1]*{m.layers - first})"
-    return "[" + ",".join("0" if i in x.dense_layers else "1" for i in range(m.layers)) + "]"
+def frequency(blocks: Blocks) -> str | None:
+    """Return --moe-layer-freq: 1 for blocks with experts, as a Python list; None where a hybrid pattern says it."""
+    has = [word.endswith("experts") for word in blocks.words]
+    return None if blocks.symbols else "1" if all(has) else f"({compact(has)})"
 
 
-def _experts(m: ModelSpec, x: Experts) -> tuple[Setting, ...]:
+def _experts(x: Experts, blocks: Blocks) -> tuple[Setting, ...]:
     if x.chooser != "tokens":
         raise _refuse("experts.chooser", x.chooser, "its tokens choose experts", "use tokens")
     if x.bias or x.router_bias:
@@ -157,7 +155,9 @@ def _experts(m: ModelSpec, x: Experts) -> tuple[Setting, ...]:
         (KEYS["model.experts.top_k"], x.top_k),
         (KEYS["model.experts.ffn"], x.ffn),
         (KEYS["model.experts.shared_ffn"], x.shared_ffn or None),
-        ("--moe-layer-freq", frequency(m, x)),
+        ("--moe-layer-freq", frequency(blocks)),
+        (KEYS["model.experts.shared_gate"], x.shared_gate),
+        (KEYS["model.experts.latent"], x.latent or None),
         ("--moe-grouped-gemm", True),
         (KEYS["model.experts.score"], x.score),
         # softmax over the chosen logits equals scores that are divided by their sum

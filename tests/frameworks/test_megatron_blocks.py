@@ -1,0 +1,118 @@
+"""Models by block as Megatron's arguments: written and read, the same model; and patterns that are refused."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from phalanx.frameworks.megatron import patterns, read, write_blocks
+from phalanx.frameworks.megatron.write_model import model_settings
+from phalanx.spec.errors import InputError
+from phalanx.spec.model.blocks.attention import AttentionSizes
+from phalanx.spec.model.blocks.delta import DeltaSizes
+from phalanx.spec.model.blocks.lowering import Mixer, architecture, pattern_of
+from phalanx.spec.model.blocks.mamba import MambaSizes
+from phalanx.spec.model.mechanisms import Experts, Latent, SparseIndex
+from phalanx.spec.model.spec import ModelSpec
+
+
+def _model(rng: random.Random, **fields: object) -> ModelSpec:
+    heads, width = rng.choice((4, 8, 12)), rng.choice((16, 32, 64))
+    plain = {
+        "family": "any",
+        "vocab": 1000,
+        "hidden": 64 * rng.randint(1, 8),
+        "heads": heads,
+        "kv_heads": rng.choice((1, 2, 4, heads)),
+        "head_dim": width,
+        "ffn": rng.choice((128, 320)),
+        "max_seq": 4096,
+        "norm": "rms",
+        "norm_eps": 1e-5,
+        "position": "rotary",
+        "activation": rng.choice(("swiglu", "relu2")),
+        "qkv_bias": False,
+        "out_bias": False,
+        "mlp_bias": False,
+        "tied": rng.random() < 0.5,
+        "qk_norm": rng.random() < 0.5,
+        "output_gate": rng.random() < 0.5,
+    }
+    return ModelSpec(**plain | fields)  # type: ignore[arg-type]
+
+
+def _experts(rng: random.Random) -> Experts:
+    shared = rng.choice((0, 96))
+    gate = bool(shared) and rng.random() < 0.5
+    narrow = rng.choice((0, 48))
+    return Experts(16, rng.choice((1, 2, 6)), 80, shared, gate, narrow, normalized=True)
+
+
+def _mixer(rng: random.Random, name: str) -> Mixer:
+    groups = rng.choice((1, 2, 4))
+    window = 1024 if "window" in name else None
+    if name == "mamba":
+        return MambaSizes(name, groups * rng.randint(1, 8), rng.choice((32, 64)), groups, rng.choice((16, 128)))
+    if name == "delta":
+        return DeltaSizes(name, groups, groups * rng.randint(1, 3), 32, rng.choice((32, 64)), rng.choice((2, 4)))
+    return AttentionSizes(name, window=window, rotary_dim=0 if "nope" in name else None)
+
+
+def drawn(rng: random.Random) -> ModelSpec:
+    """Return a model of drawn blocks: one sublayer each, or attention or a delta net before an MLP or experts."""
+    kinds = ["attention", *rng.sample(("nope", "window", "window_nope"), rng.randint(0, 2)), "delta"]
+    more: dict[str, object] = {}
+    if rng.random() < 0.3:
+        index = SparseIndex(4, 32, 64) if rng.random() < 0.5 else None
+        latent = Latent(32, 16, 16, 32, rng.choice((None, 48)), index=index)
+        kinds = ["attention"] if index else ["attention", "delta"]
+        heads = rng.choice((4, 8))
+        more = {"latent": latent, "heads": heads, "kv_heads": heads, "head_dim": 32, "qk_norm": False}
+        more |= {"output_gate": False, "rope_scaling": None}
+    experts = _experts(rng) if rng.random() < 0.6 else None
+    ends = ["mlp", *(["experts"] if experts else [])]
+    if rng.random() < 0.5:
+        words = rng.choices([*kinds, "mamba", *ends], k=rng.randint(1, 8))
+    else:
+        words = [f"{rng.choice(kinds)}+{rng.choice(ends)}" for _ in range(rng.randint(1, 6))]
+    n = next(n for n in range(1, len(words) + 1) if all(w == words[i % n] for i, w in enumerate(words)))
+    words = words[:n]
+    named = {part for word in words for part in word.split("+")}
+    order = ("mamba", "delta", "window", "nope", "window_nope")
+    mixers = tuple(_mixer(rng, name) for name in order if name in named)
+    fields: dict[str, object] = {"layers": n * rng.randint(1, 4), "pattern": tuple(words), "mixers": mixers}
+    return _model(rng, **fields | more | {"experts": experts if "experts" in named else None})
+
+
+def _read(m: ModelSpec) -> ModelSpec:
+    args = {s.key.removeprefix("--"): s.value for s in model_settings(m)}
+    b = write_blocks.of(m)
+    if b.symbols:
+        args["hybrid-layer-pattern"] = patterns.written(b.symbols)
+    c = read.read(args)
+    assert not c.not_modelled
+    assert c.spec is not None, c.open_model
+    return c.spec
+
+
+@settings(max_examples=300)
+@given(seed=st.integers(0, 2**32))
+def test_a_model_is_read_as_it_was_written(seed: int) -> None:
+    """Up to what has two descriptions: blocks of one softmax attention as a pattern or by lists of layers, a window
+    or missing positions of all attention as the model's own or as a mixer's, and Mamba-2 with its MLP as two."""
+    m = drawn(random.Random(seed))
+    back = _read(m)
+    assert replace(back, family="any", layers=1, pattern=None, mixers=(), **_LISTS) == replace(
+        m, layers=1, pattern=None, mixers=(), **_LISTS
+    )
+    assert architecture(back).blocks == architecture(m).blocks
+    if m.latent is None and set(m.mixers) == set(back.mixers) and m.window == back.window:
+        assert pattern_of(back) == pattern_of(m)
+
+
+_LISTS: dict[str, object] = {"window": None, "window_layers": None, "experts": None}
+"""Fields that a pattern may say instead."""
