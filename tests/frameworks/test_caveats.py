@@ -82,9 +82,9 @@ def test_a_layout_without_a_price_is_refused(tmp_path: Path, flags: str, reason:
 @pytest.mark.parametrize(
     "flags",
     [
-        "--experimental-attention-variant dsa",
-        "--linear-attention-freq 4",
-        "--hybrid-layer-pattern M*M-",
+        "--dsa-indexer-loss-coeff 0.1",
+        "--enable-mhc-connections",
+        "--gdp-num-householder 2",
     ],
 )
 def test_another_network_is_said_to_be_one(tmp_path: Path, flags: str) -> None:

@@ -4,14 +4,22 @@ from __future__ import annotations
 
 import random
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.exports import draw
 
+from phalanx.answers.export import export, write
+from phalanx.answers.read import model_of, strategy_of
+from phalanx.answers.read import read as files_read
 from phalanx.frameworks.megatron import patterns, read, write_blocks
 from phalanx.frameworks.megatron.write_model import model_settings
+from phalanx.frameworks.registry import DOCUMENTED
+from phalanx.frameworks.subject import subject
 from phalanx.spec.errors import InputError
+from phalanx.spec.files.plan import Plan
 from phalanx.spec.model.blocks.attention import AttentionSizes
 from phalanx.spec.model.blocks.block import Sublayer
 from phalanx.spec.model.blocks.delta import DeltaSizes
@@ -19,6 +27,7 @@ from phalanx.spec.model.blocks.lowering import Mixer, architecture
 from phalanx.spec.model.blocks.mamba import MambaSizes
 from phalanx.spec.model.mechanisms import Experts, Latent, SparseIndex
 from phalanx.spec.model.spec import ModelSpec
+from phalanx.spec.strategy.spec import Strategy
 
 
 def _model(rng: random.Random, **fields: object) -> ModelSpec:
@@ -81,12 +90,11 @@ def drawn(rng: random.Random) -> ModelSpec:
     else:
         words = ["attention+mlp"] * bool(more)
         words += [f"{rng.choice(kinds)}+{rng.choice(ends)}" for _ in range(rng.randint(1, 6))]
-    n = next(n for n in range(1, len(words) + 1) if all(w == words[i % n] for i, w in enumerate(words)))
-    words = words[:n]
+    words = words[: next(n for n in range(1, len(words) + 1) if words[:n] * (len(words) // n) == words)]
     named = {part for word in words for part in word.split("+")}
     order = ("mamba", "delta", "window", "nope", "window_nope")
     mixers = tuple(_mixer(rng, name) for name in order if name in named)
-    fields: dict[str, object] = {"layers": n * rng.randint(1, 4), "pattern": tuple(words), "mixers": mixers}
+    fields: dict[str, object] = {"layers": len(words) * rng.randint(1, 4), "pattern": tuple(words), "mixers": mixers}
     return _model(rng, **fields | more | {"experts": experts if "experts" in named else None})
 
 
@@ -97,6 +105,7 @@ def _read(m: ModelSpec) -> ModelSpec:
         args["hybrid-layer-pattern"] = patterns.written(b.symbols)
     c = read.read(args)
     assert not c.not_modelled
+    assert not c.unknown
     assert c.spec is not None, c.open_model
     return c.spec
 
@@ -123,3 +132,86 @@ def _sublayers(m: ModelSpec) -> list[Sublayer]:
 
 _LISTS: dict[str, object] = {"window": None, "window_layers": None, "experts": None}
 """Fields that a pattern may say instead."""
+
+
+def _plan(m: ModelSpec, stack: str, **strategy: object) -> Plan:
+    drawn = draw.plan(DOCUMENTED[stack], random.Random(1), ("llama3-8b",), options=False)
+    s = Strategy(**strategy)  # type: ignore[arg-type]
+    return replace(drawn, model=m, strategy=s, job=replace(drawn.job, global_batch=4 * s.dp, seq=4096))
+
+
+NEMOTRON = "MEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEMEM*EMEMEMEME"
+"""Nemotron 3 Nano's blocks (nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-BF16, config.json)."""
+
+
+def _nano() -> ModelSpec:
+    words = {"M": "mamba", "E": "experts", "*": "nope"}
+    mixers = (MambaSizes("mamba", 64, 64, 8, 128), AttentionSizes("nope", rotary_dim=0))
+    experts = Experts(128, 6, 1856, 3712, score="sigmoid", normalized=True, scale=2.5, balance_bias=1e-3)
+    sizes = {"vocab": 131072, "hidden": 2688, "heads": 32, "kv_heads": 2, "head_dim": 128, "ffn": 1856}
+    pattern = tuple(words[symbol] for symbol in NEMOTRON)
+    plain = {"layers": len(NEMOTRON), "pattern": pattern, "mixers": mixers, "experts": experts, "activation": "relu2"}
+    named = {"family": "llama", "qk_norm": False, "output_gate": False, "tied": False, "max_seq": 4096}
+    return _model(random.Random(1), **sizes, **plain, **named)
+
+
+def test_nano_has_the_published_parameters() -> None:
+    assert _nano().parameter_count == 31_577_937_344
+
+
+@pytest.mark.parametrize(("to", "stack"), [("megatron", "megatron-core"), ("bridge", "megatron-bridge")])
+@pytest.mark.parametrize(
+    "strategy",
+    [
+        {"dp": 8, "ep": 8},
+        {"dp": 2, "tp": 2, "sp": True, "pp": 2, "layers": "20/32"},
+        {"dp": 1, "pp": 2, "virtual": 2, "schedule": "interleaved"},
+    ],
+)
+def test_a_hybrid_plan_is_read_as_it_was_exported(
+    to: str, stack: str, strategy: dict[str, object], tmp_path: Path
+) -> None:
+    """Chunks of the pipeline stand in the pattern, which also says the number of blocks."""
+    plan = _plan(_nano(), stack, **strategy)
+    files = export(plan, to)
+    write(files, tmp_path / "out")
+    c = files_read([tmp_path / "out"]).configuration
+    assert c.layout.world is not None
+    assert strategy_of(c, c.layout.world) == subject(plan, DOCUMENTED[stack]).s
+    assert replace(model_of(c, None)[0], family="llama", max_seq=4096) == plan.model
+    assert not c.unknown
+    assert "pretrain_hybrid.py" in "".join(files.files.values()) or to == "bridge"
+
+
+def test_shares_of_blocks_are_the_pattern_that_megatron_makes_of_them() -> None:
+    """As of nvidia/mamba2-hybrid-8b-3t-128k: 56 blocks, 8 % attention, half MLPs."""
+    made = "M-M-M--M-M*-M-M-M-M--M*-M-M-M-M-M*--M-M-M-M-M*-M--M-M-M-"
+    assert patterns.from_shares(56, 0.08, 0.5) == made
+
+
+@pytest.mark.parametrize(
+    ("pattern", "reason"),
+    [
+        ("M*Q", "'Q' is no symbol"),
+        ("M*+", "attention .* beside latent attention"),
+        ("", "names no block"),
+        ("M*|M-/MM/M*", "depths of multi-token prediction that differ"),
+        ("M*/M|M", "is no symbol"),
+    ],
+)
+def test_a_pattern_that_megatron_refuses_is_refused_in_one_line(pattern: str, reason: str) -> None:
+    with pytest.raises(InputError, match=reason):
+        patterns.parse(pattern)
+
+
+@pytest.mark.parametrize(
+    ("changed", "reason"),
+    [
+        ({"norms": "both"}, "norms are before"),
+        ({"mixers": (MambaSizes("mamba", 64, 64, 8, 128, chunk=256), AttentionSizes("nope", rotary_dim=0))}, "chunk"),
+        ({"activation": "geglu"}, "activation"),
+    ],
+)
+def test_what_has_no_argument_is_refused_by_name(changed: dict[str, object], reason: str) -> None:
+    with pytest.raises(InputError, match=reason):
+        export(_plan(replace(_nano(), **changed), "megatron-core", dp=8), "megatron")

@@ -46,7 +46,7 @@ class HybridPattern:
 
 
 def parse(text: str, field: str = FIELD) -> HybridPattern:
-    """Read a pattern. Raises InputError for an unknown symbol, depths that differ, and attention beside latent one."""
+    """Read a pattern. Raises InputError for an unknown symbol, depths that differ, attention beside a latent one."""
     main, *depths = text.split("/")
     for i, (part, known) in enumerate(((main, f"{''.join(WORDS)}|"), *((d, "".join(WORDS)) for d in depths))):
         for symbol in part:

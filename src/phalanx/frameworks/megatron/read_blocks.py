@@ -68,8 +68,8 @@ def transformer(flag: Flag, hidden: int, dense: Sequence[int], fields: dict[str,
 
 
 def _pattern(flag: Flag, hidden: int, words: list[str]) -> dict[str, Any]:
-    """Return the shortest pattern that repeats to these words, and the mixers that it names."""
-    n = next(n for n in range(1, len(words) + 1) if all(words[i] == words[i % n] for i in range(len(words))))
+    """Return the shortest pattern of which these words are a repetition, and the mixers that it names."""
+    n = next(n for n in range(1, len(words) + 1) if words[:n] * (len(words) // n) == words)
     named = {word for words in words[:n] for word in words.split("+")}
     mixers: list[Mixer] = []
     if "mamba" in named:
@@ -91,7 +91,9 @@ def _attention_words(flag: Flag, words: list[str], fields: dict[str, Any]) -> tu
     window = windowed(flag)
     skips, bare = flag("window_attn_skip_freq", "model.window_layers"), flag("no_rope_freq", "model.pattern")
     # 1 is a block with the window (transformer/utils.py:531-542), but one without positions (attention.py:1322).
-    narrow = frequency(skips, layers) if skips is not None and window is not None else None
+    narrow = [window is not None] * layers
+    if skips is not None and window is not None:
+        narrow = frequency(skips, layers) or narrow
     without = [False] * layers if bare is None or count(bare) else frequency(bare, layers)
     if every := count(bare):
         without = [(i + 1) % every == 0 for i in range(layers)]
@@ -99,12 +101,11 @@ def _attention_words(flag: Flag, words: list[str], fields: dict[str, Any]) -> tu
         raise InputError("--no-rope-freq", str(bare)[:80], f"is no list of {layers} blocks")
     if fields["position"] == "none" and fields["latent"] is None:
         without = [True] * layers
-    shared = narrow is None or all(narrow[i] for i in own)
+    shared = all(narrow[i] and not without[i] for i in own)
     name = {(False, False): "attention", (True, False): "window", (False, True): "nope", (True, True): "window_nope"}
-    kinds = [name[bool(narrow and narrow[i] and not shared), without[i]] for i in range(layers)]
-    return [k if word == "attention" else word for word, k in zip(words, kinds, strict=True)], (
-        window if shared else None
-    )
+    kinds = [name[narrow[i] and not shared, without[i]] for i in range(layers)]
+    result = [k if word == "attention" else word for word, k in zip(words, kinds, strict=True)]
+    return result, window if shared else None
 
 
 def frequency(value: Any, layers: int) -> list[bool] | None:
@@ -161,9 +162,11 @@ def _mamba(flag: Flag, hidden: int) -> MambaSizes:
 
 def _delta(flag: Flag) -> DeltaSizes:
     """Return its gated delta net (transformer_config.py:370-382)."""
-    heads = _sizes(flag, {"linear_num_key_heads": 16, "linear_num_value_heads": 32})
-    widths = _sizes(flag, {"linear_key_head_dim": 128, "linear_value_head_dim": 128})
-    return DeltaSizes("delta", *heads, *widths, *_sizes(flag, {"linear_conv_kernel_dim": 4}))
+    key_heads, value_heads = _sizes(flag, {"linear_num_key_heads": 16, "linear_num_value_heads": 32})
+    key, value = _sizes(flag, {"linear_key_head_dim": 128, "linear_value_head_dim": 128})
+    return DeltaSizes(
+        "delta", key_heads, value_heads, key, value, count(flag("linear_conv_kernel_dim", "model.mixers")) or 4
+    )
 
 
 def _index(flag: Flag) -> SparseIndex:

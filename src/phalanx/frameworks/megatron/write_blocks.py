@@ -51,8 +51,8 @@ class Blocks:
         """Return what softmax attention of this name has; None for other sublayers."""
         if word == "attention":
             return AttentionSizes("attention", window=self.of.window)
-        found = next((m for m in self.of.mixers if m.name == word), None)
-        return found if isinstance(found, AttentionSizes) else None
+        mixer = next((m for m in self.of.mixers if m.name == word), None)
+        return mixer if isinstance(mixer, AttentionSizes) else None
 
     def chunks(self, blocks: tuple[int, ...]) -> tuple[int, ...]:
         """Return how many of Megatron's blocks pipeline chunks of these blocks have."""
@@ -146,8 +146,8 @@ def block_settings(b: Blocks) -> tuple[Setting, ...]:
 
 def positionless(b: Blocks) -> bool:
     """Whether none of a model's attention has positions."""
-    found = [b.attention(word.split(JOINED)[0]) for word in b.words]
-    return b.of.latent is None and all(a.rotary_dim == 0 for a in found if a is not None)
+    attends = [b.attention(word.split(JOINED)[0]) for word in b.words]
+    return b.of.latent is None and all(a.rotary_dim == 0 for a in attends if a is not None)
 
 
 def compact(blocks: list[bool]) -> str:

@@ -65,11 +65,11 @@ def _with_others(keys: Keys) -> dict[str, Any]:
     args: dict[str, Any] = {}
     if truth(keys.take("model.gated_linear_unit", "model.activation")):
         args["swiglu"] = True
-    keys.take("model.activation_func", "model.activation")
-    if truth(keys.take("model.bias_activation_fusion", "model.activation")) is False:
+    if str(keys.take("model.activation_func", "model.activation")).endswith("squared_relu"):
+        args["squared-relu"] = True
+    fused = truth(keys.take("model.bias_activation_fusion", "model.activation"))
+    if fused is False and "squared-relu" not in args:
         args["no-bias-gelu-fusion"] = True
-    if (window := keys.take("model.window_size", "model.window")) is not None:
-        args["window-size"] = window
     if keys.take("model.num_query_groups", "model.kv_heads") is not None:
         args["group-query-attention"] = True
     narrow = truth(keys.take("mixed_precision.grad_reduce_in_fp32", "options.reduce")) is False

@@ -10,6 +10,8 @@ import re
 from collections.abc import Iterable
 
 from phalanx.frameworks.megatron import write as megatron
+from phalanx.frameworks.megatron import write_blocks
+from phalanx.frameworks.megatron.read_blocks import listed
 from phalanx.frameworks.megatron_bridge.flags import DTYPES, IMPLIED, INVERTED, KEYS, TARGETS
 from phalanx.frameworks.program import Blank, Group, Setting, TrainingProgram
 from phalanx.frameworks.script import TEMPLATES, TORCHRUN, comment
@@ -50,6 +52,9 @@ def _require_expressible(x: Subject) -> None:
     if m.position == "learned" and m.max_seq != x.job.seq:
         reason = f"has no key there: a table of learned positions is as long as a sequence, {x.job.seq}"
         raise InputError("model.max_seq", m.max_seq, reason, f"use seq={m.max_seq}")
+    if m.latent is not None and write_blocks.of(m).symbols:
+        reason = "its provider of hybrid models has no latent attention"  # models/hybrid/hybrid_provider.py:109
+        raise InputError("model.latent", "set", reason, "use Megatron-LM's arguments")
     if o.lora and m.latent is not None:
         raise InputError("options.lora", o.lora, "adapters of latent attention are not exported", "leave it out")
 
@@ -74,8 +79,10 @@ def _keyed(flag: Setting, x: Subject) -> list[Setting]:
         return [Setting(INVERTED[key], False)]
     if key in _DTYPES:
         value = DTYPES[value]
-    elif key == "--moe-layer-freq":
-        value = 1 if value == "1" else blocks_with_experts(x)
+    elif key in _BY_BLOCK:
+        value = 1 if value == "1" else listed(value)
+    elif key == "--window-size":
+        value = [int(n) for n in value.split(",")]
     elif key == "--recompute-modules":
         value = list(value)
     elif isinstance(value, str) and re.fullmatch(r"\$[A-Z_]+", value):
@@ -94,25 +101,22 @@ def _keyed(flag: Setting, x: Subject) -> list[Setting]:
 
 
 _WITH_OTHERS = (
-    *("--swiglu", "--no-bias-gelu-fusion", "--window-size", "--grad-reduce-in-bf16"),
+    *("--swiglu", "--squared-relu", "--no-bias-gelu-fusion", "--grad-reduce-in-bf16"),
     *("--sft", "--cross-entropy-loss-fusion"),
 )
 """Flags that are written with others, below."""
 
 
-def blocks_with_experts(x: Subject) -> list[int]:
-    """Return 1 for each block that has experts, 0 for the others."""
-    dense = x.model.experts.dense_layers if x.model.experts else ()
-    return [int(i not in dense) for i in range(x.model.layers)]
+_BY_BLOCK = ("--moe-layer-freq", "--linear-attention-freq", "--window-attn-skip-freq", "--no-rope-freq")
+"""Flags that list what each block has."""
+_ACTIVATIONS = {"--swiglu": "torch.nn.functional.silu", "--squared-relu": "megatron.core.activations.squared_relu"}
 
 
 def _model(x: Subject, flags: set[str]) -> Iterable[Setting]:
-    m = x.model
+    activation = next((name for flag, name in _ACTIVATIONS.items() if flag in flags), "torch.nn.functional.gelu")
     yield Setting("model.gated_linear_unit", "--swiglu" in flags)
-    yield Setting("model.activation_func", f"torch.nn.functional.{'silu' if '--swiglu' in flags else 'gelu'}")
-    yield Setting("model.bias_activation_fusion", "--no-bias-gelu-fusion" not in flags)
-    if m.window is not None:
-        yield Setting("model.window_size", [m.window - 1, 0])
+    yield Setting("model.activation_func", activation)
+    yield Setting("model.bias_activation_fusion", not flags & {"--no-bias-gelu-fusion", "--squared-relu"})
 
 
 def _pipeline(x: Subject, flags: set[str]) -> Iterable[Setting]:
