@@ -9,6 +9,7 @@ import numpy as np
 
 from phalanx.cost.hardware.columns import Column
 from phalanx.schedule.gradients.buckets import scales
+from phalanx.spec.errors import InputError
 from phalanx.spec.model.mechanisms import Experts
 from phalanx.spec.model.spec import ModelSpec, parameters
 
@@ -157,7 +158,10 @@ _SPLIT = ("column", "column_bias", "row", "sink", "embedding", "head")
     maxsize=64
 )  # called for every set of options in a search, while counting a model's parameters takes milliseconds
 def shape(spec: ModelSpec) -> Shape:
-    """Return the Shape of a model."""
+    """Return the Shape of a model. Raises InputError for blocks of kinds that it has no columns for."""
+    if spec.pattern is not None or spec.output_gate or spec.norms != "before" or (spec.latent and spec.latent.index):
+        field = "pattern" if spec.pattern is not None else "output_gate" if spec.output_gate else "norms"
+        raise InputError(f"model.{field}", None, "has no price yet", "use a model of attention and an MLP or experts")
     e, latent = spec.experts, spec.latent
     moe = [i for i in range(spec.layers) if e and i not in e.dense_layers]
     sizes: dict[tuple[str, bool], int] = {}
