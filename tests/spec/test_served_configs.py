@@ -1,61 +1,124 @@
-"""Every shape of a served model beside the config.json that its authors published."""
+"""Every published model beside the config.json of its authors."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from phalanx.spec.model.served import SERVED, ServedModel, served
+from phalanx.spec.files.job_file import make_model
+from phalanx.spec.model.blocks.lowering import architecture
+from phalanx.spec.model.blocks.operators import Attend, Route, Scan
+from phalanx.spec.model.presets import PRESETS, PUBLISHED, published
+from phalanx.spec.model.spec import ModelSpec
 
 CONFIGS = json.loads((Path(__file__).parent / "data" / "served_configs.json").read_text())["configs"]
 _SAME = {
     **{"vocab": "vocab_size", "layers": "num_hidden_layers", "hidden": "hidden_size", "heads": "num_attention_heads"},
-    **{"kv_heads": "num_key_value_heads", "expert_ffn": "moe_intermediate_size", "kv_rank": "kv_lora_rank"},
-    **{"q_rank": "q_lora_rank", "nope_dim": "qk_nope_head_dim", "rope_dim": "qk_rope_head_dim"},
-    **{"linear_key_heads": "linear_num_key_heads", "linear_value_heads": "linear_num_value_heads"},
-    **{"linear_dim": "linear_key_head_dim", "index_top": "index_topk", "index_heads": "index_n_heads"},
-    **{"index_dim": "index_head_dim", "linear_layers": "linear_layers"},
+    **{"kv_heads": "num_key_value_heads", "experts.ffn": "moe_intermediate_size", "latent.kv_rank": "kv_lora_rank"},
+    **{"latent.q_rank": "q_lora_rank", "latent.nope_dim": "qk_nope_head_dim", "latent.rope_dim": "qk_rope_head_dim"},
+    **{"key_heads": "linear_num_key_heads", "value_heads": "linear_num_value_heads"},
+    **{"key_dim": "linear_key_head_dim", "index.top": "index_topk", "index.heads": "index_n_heads"},
+    **{"index.dim": "index_head_dim", "linear_layers": "linear_layers"},
 }
 
 
-def differences(m: ServedModel, config: dict[str, int]) -> dict[str, tuple[float, float]]:
+def sizes(m: ModelSpec) -> dict[str, Any]:
+    """The sizes of a model by name, those of its mechanisms too."""
+    blocks = architecture(m).blocks
+    parts: dict[str, Any] = {"experts": m.experts, "latent": m.latent, "index": m.latent and m.latent.index}
+    flat = {f"{name}.{k}": v for name, part in parts.items() if part is not None for k, v in vars(part).items()}
+    attends = [a for b in blocks if (a := b.first(Attend)) is not None]
+    flat |= {"linear_layers": sum(b.first(Scan) is not None for b in blocks)}
+    flat |= {"window_layers": sum(a.window is not None for a in attends)}
+    flat |= {"value_dim": max(a.value for a in attends), "window": max(a.window or 0 for a in attends)}
+    flat |= {"expert_layers": sum(b.first(Route) is not None for b in blocks)}
+    delta = next((x for x in m.mixers if x.kind == "delta"), None)
+    return vars(m) | flat | (vars(delta) if delta is not None else {})
+
+
+def differences(m: ModelSpec, config: dict[str, int]) -> dict[str, tuple[float, float]]:
     """What a row and a config.json say otherwise."""
-    pairs = {ours: (getattr(m, ours), config[theirs]) for ours, theirs in _SAME.items() if theirs in config}
+    ours = sizes(m)
+    pairs = {name: (ours.get(name) or 0, config[theirs]) for name, theirs in _SAME.items() if theirs in config}
     names = ("num_local_experts", "n_routed_experts", "num_experts")
     experts = next((config[k] for k in names if k in config), 0)
-    pairs["experts"] = (m.experts, experts)
+    pairs["experts"] = (ours.get("experts.count", 0), experts)
     if experts:
-        pairs["top_k"] = (m.top_k, config.get("num_experts_per_tok", config.get("top_k_experts")))
-    if "head_dim" in config and not m.latent:
+        pairs["top_k"] = (ours["experts.top_k"], config.get("num_experts_per_tok", config.get("top_k_experts", 0)))
+    if m.latent:
+        pairs["v_dim"] = (m.latent.v_dim, config["v_head_dim"])
+        pairs["head_dim"] = (m.head_dim, config["qk_nope_head_dim"] + config["qk_rope_head_dim"])
+    elif "head_dim" in config:
         wide = (config["head_dim"] + config.get("v_head_dim", config["head_dim"])) / 2
         pairs["head_dim"] = (m.head_dim, wide)
-    if m.latent:
-        pairs["v_dim"] = (m.v_dim, config["v_head_dim"])
-        pairs["head_dim"] = (m.head_dim, config["qk_nope_head_dim"] + config["qk_rope_head_dim"])
-    if m.ffn:  # of dense layers; where every layer has experts, none is left to compare
-        pairs["ffn"] = (m.ffn, config.get("intermediate_size_mlp", config.get("intermediate_size")))
+    if ours["expert_layers"] < m.layers:
+        pairs["ffn"] = (m.ffn, config.get("intermediate_size_mlp", config.get("intermediate_size", 0)))
     if "n_shared_experts" in config:
-        pairs["shared_ffn"] = (m.shared_ffn, config["n_shared_experts"] * config["moe_intermediate_size"])
+        shared = config["n_shared_experts"] * config["moe_intermediate_size"]
+        pairs["shared_ffn"] = (ours.get("experts.shared_ffn", 0), shared)
     if "shared_expert_intermediate_size" in config:
-        pairs["shared_ffn"] = (m.shared_ffn, config["shared_expert_intermediate_size"])
+        pairs["shared_ffn"] = (ours["experts.shared_ffn"], config["shared_expert_intermediate_size"])
     if "first_k_dense_replace" in config:
-        pairs["expert_layers"] = (m.expert_layers, m.layers - config["first_k_dense_replace"])
+        pairs["expert_layers"] = (ours["expert_layers"], m.layers - config["first_k_dense_replace"])
     if "window_layers" in config:
-        pairs["window_layers"] = (m.window_layers, config["window_layers"])
+        pairs["window_layers"] = (ours["window_layers"], config["window_layers"])
         if config["window_layers"]:
-            pairs["window"] = (m.window, config["sliding_window"])
+            pairs["window"] = (ours["window"], config["sliding_window"])
     if config.get("tie_word_embeddings"):
         pairs["tied"] = (m.tied, 1)
     return {name: both for name, both in pairs.items() if both[0] != both[1]}
 
 
+def _model(name: str) -> ModelSpec:
+    return make_model({"preset": name}, Path())[0]
+
+
 @pytest.mark.parametrize("name", sorted(CONFIGS))
-def test_a_served_model_is_as_its_config_says(name: str) -> None:
-    assert differences(served(name), CONFIGS[name]) == {}
+def test_a_published_model_is_as_its_config_says(name: str) -> None:
+    assert differences(_model(name), CONFIGS[name]) == {}
 
 
 def test_how_many_the_page_says() -> None:
     """docs/serving.md."""
-    assert (len(SERVED), len(CONFIGS)) == (64, 44)
+    assert (len(PUBLISHED), len(CONFIGS)) == (64, 44)
+
+
+@pytest.mark.parametrize(
+    ("name", "billions"),
+    [
+        ("meta-llama/Llama-3.1-8B", 8.03),
+        ("Qwen/Qwen3-32B", 32.8),
+        ("deepseek-ai/DeepSeek-V3", 671),
+        ("MiniMaxAI/MiniMax-M2.5", 229),
+        ("Qwen/Qwen3.5-397B-A17B", 397),
+        ("zai-org/GLM-5", 744),
+        ("moonshotai/Kimi-K2.5", 1026),
+        ("openai/gpt-oss-120b", 117),
+        ("Qwen/Qwen3-235B-A22B", 235),
+    ],
+)
+def test_parameters_are_those_that_models_are_known_by(name: str, billions: float) -> None:
+    assert _model(name).parameter_count / 1e9 == pytest.approx(billions, rel=0.005)
+
+
+@pytest.mark.parametrize(
+    ("written", "meant"),
+    [
+        ("nvidia/DeepSeek-R1-0528-FP4", "deepseek-ai/DeepSeek-R1"),
+        ("DeepSeek-V3/R1-671B", "deepseek-ai/DeepSeek-R1"),
+        ("meta-llama/Llama-3.3-70B-Instruct", "meta-llama/Llama-3.1-70B"),
+        ("Qwen/Qwen3-235B-A22B-Instruct-2507-FP8", "Qwen/Qwen3-235B-A22B"),
+        ("zhipuai/GLM-5", "zai-org/GLM-5"),
+    ],
+)
+def test_names_say_how_a_model_was_tuned_and_quantised(written: str, meant: str) -> None:
+    assert published(written) == meant
+    assert _model(written) == _model(meant)
+
+
+def test_a_preset_is_never_taken_for_a_published_model() -> None:
+    assert [name for name in PRESETS if "/" in name] == []
+    assert published("Qwen/Qwen3-33B") is None

@@ -25,16 +25,19 @@ _MIB = 2**20
 
 
 class Rows(Mapping[str, T]):
-    """The rows of a file by name, in its order. `make` makes a row of its name and its table."""
+    """The rows of a file by name, in its order. `make` makes a row of its name and its table; `among` says by name
+    which rows are these, where a file has several kinds."""
 
-    def __init__(self, path: Path, make: Callable[[str, Table], T]) -> None:
-        self._path, self._make = path, make
+    def __init__(
+        self, path: Path, make: Callable[[str, Table], T], among: Callable[[str], bool] = lambda name: True
+    ) -> None:
+        self._path, self._make, self._among = path, make, among
 
     @cached_property
     def _rows(self) -> dict[str, T]:
         tables = tomllib.loads(self._path.read_text())
         try:
-            return {name: self._make(name, _in_full(name, tables)) for name in tables}
+            return {name: self._make(name, _in_full(name, tables)) for name in tables if self._among(name)}
         except ValueError as error:
             raise ValueError(f"{self._path.name}: {error}") from None
 

@@ -21,14 +21,13 @@ from phalanx.serving.cost.step import (
     GpuSplit,
     StepLoad,
     all_reduce_s,
-    cached_tokens,
+    cache_bytes,
     product_rate,
     step_parts,
 )
 from phalanx.serving.cost.step import weight_bytes as bytes_of_weights
 from phalanx.spec.cluster.chips import CHIPS
 from phalanx.spec.cluster.spec import GIB, ClusterSpec
-from phalanx.spec.model.served import served_of
 from phalanx.spec.model.spec import ModelSpec
 
 _WORKSPACE = 4 * 2**30
@@ -62,7 +61,7 @@ class ServingPrice:
     @cached_property
     def shape(self) -> ServingShape:
         """The model as the price reads it."""
-        return shape_of(served_of(self.model))
+        return shape_of(self.model)
 
     @cached_property
     def constants(self) -> EngineConstants:
@@ -96,13 +95,14 @@ class ServingPrice:
     @cached_property
     def cache_bytes_per_token(self) -> float:
         """Bytes of one token's keys and values, or latents, in all layers of the whole model."""
-        return float(self.shape.cache * self.shape.attention_layers * BYTES[self.cache])
+        return float((self.shape.cache + self.shape.window_cache) * BYTES[self.cache])
 
     def cache_bytes_per_gpu(self, x: ServingLayout) -> float:
         """Bytes of one token's cache on a GPU: heads are split by tp, and duplicated where it exceeds them; latents
         are not split."""
-        shards = 1 if self.model.latent is not None else min(x.tp, self.model.kv_heads)
-        return self.cache_bytes_per_token / shards / x.pp
+        m = self.shape
+        whole = m.cache / min(x.tp, m.cache_heads) + m.window_cache / min(x.tp, m.window_heads)
+        return float(whole * BYTES[self.cache]) / x.pp
 
     def weight_bytes(self, x: ServingLayout) -> float:
         """Bytes of weights on the fullest GPU."""
@@ -127,12 +127,14 @@ class ServingPrice:
         more of them fit. 0: all tokens in all layers.
         """
         room = self.bytes_for_weights - self.weight_bytes(x)
-        kept = float(cached_tokens(self.shape, length)) / length if length else 1.0
-        return int(max(room, 0.0) / (self.cache_bytes_per_gpu(x) * kept)) * x.attention_dp
+        each = (
+            cache_bytes(self.shape, self.split(x), length) / length / x.pp if length else self.cache_bytes_per_gpu(x)
+        )
+        return int(max(room, 0.0) / each) * x.attention_dp
 
     def cache_bytes(self, length: int) -> float:
         """Bytes of the cache of a request of `length` tokens, in all layers of the whole model."""
-        return self.cache_bytes_per_token * float(cached_tokens(self.shape, length))
+        return float(cache_bytes(self.shape, self.split(ServingLayout()), length))
 
     def seconds(
         self, x: ServingLayout, tokens: Any, past: Any, sequences: Any, context: Any, uneven: float = 1.0

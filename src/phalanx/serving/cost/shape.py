@@ -1,14 +1,22 @@
-"""A model as the price of a step reads it: numbers of elements by what splits them, and work per token.
+"""A model as the price of a step reads it: sums over its operators, by what splits them and what they cost.
 
 Every field may be a NumPy column (one entry per model), so that the same formulas price one step or 10^5.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
+from typing import Any
 
 from phalanx.cost.hardware.columns import Column
-from phalanx.spec.model.served import ServedModel
+from phalanx.cost.memory.cache import LayerCache, latents, of_layer
+from phalanx.spec.errors import InputError
+from phalanx.spec.model.blocks.block import Sublayer, products_of
+from phalanx.spec.model.blocks.lowering import architecture
+from phalanx.spec.model.blocks.operators import Attend, Index, Norm, Product, Route, Weight
+from phalanx.spec.model.spec import ModelSpec
 
 
 @dataclass(frozen=True)
@@ -16,11 +24,12 @@ class ServingShape:
     """Sums over a model's layers, in elements, unless said otherwise."""
 
     layers: Column
+    """Pairs of sublayers, such as attention and MLP: half of all sublayers."""
     hidden: Column
     attention: Column
-    """Projections that tensor parallelism splits."""
+    """Matrices of sublayers that mix tokens, attention and recurrences, that tensor parallelism splits."""
     replicated: Column
-    """Latent projections and routers, which every rank has in full."""
+    """Matrices that every rank has in full: latent projections, routers, the index of sparse attention."""
     mlp: Column
     """Dense MLPs and shared experts."""
     expert: Column
@@ -35,65 +44,115 @@ class ServingShape:
     """1: every token also passes a shared expert."""
     expert_ffn: Column
     expert_layers: Column
-    attention_layers: Column
-    """Layers whose cache grows with the context."""
-    window_layers: Column
-    """Those of them that see no more than `window` tokens."""
-    window: Column
+    latent_layers: Column
+    """Layers whose cache holds latents in place of keys and values."""
     linear_layers: Column
-    state: Column
-    """State of a sequence in all layers of linear attention."""
+    """Layers of a recurrence, whose state does not grow."""
     cache: Column
-    """Cache of one token in one layer: keys and values of all heads, or the latent."""
-    kv_heads: Column
-    latent: Column
-    """1: the cache holds latents, which tensor parallelism does not split; 0: heads, which it splits."""
+    """Cache of one token in all layers that keep it of every token: keys and values of all heads, or the latent."""
+    cache_heads: Column
+    """Heads of a layer that tensor parallelism splits this over; 1: it does not split latents."""
+    window_cache: Column
+    """Cache of one token in all layers that keep no more than `window` tokens."""
+    window_heads: Column
+    window: Column
+    state: Column
+    """State of a sequence in all recurrences."""
     prompt_width: Column
-    """FLOP per pair of tokens and layer in a prompt, / 4."""
+    """FLOP per pair of tokens in a prompt, / 4, in all layers without a window."""
+    window_width: Column
+    """The same in all layers with one, also in decoding."""
     decode_width: Column
-    """The same in decoding, where latents replace keys and values."""
+    """As `prompt_width` in decoding, where latents replace keys and values."""
     q_width: Column
+    """Width of a layer's query heads together."""
+    index_layers: Column
     index_top: Column
     """Tokens that sparse attention chooses; 0: it sees all."""
     index_width: Column
-    """FLOP per pair and layer to choose them, / 4."""
-    wide_norm: Column
-    """1: queries and keys are normalised over all heads, which takes a small all-reduce."""
+    """FLOP per pair to choose them, / 4, in all layers."""
+    wide_norms: Column
+    """Layers whose queries and keys are normalised over all heads, which takes a small all-reduce."""
 
 
-def shape_of(m: ServedModel) -> ServingShape:
-    """Return the sums of a served model."""
-    if m.latent:
-        prompt = m.heads * (m.nope_dim + m.rope_dim + m.v_dim) / 2
-        decode = m.heads * (2 * m.kv_rank + m.rope_dim) / 2
-    else:
-        prompt = decode = float(m.heads * m.head_dim)
-    return ServingShape(
-        layers=m.layers,
-        hidden=m.hidden,
-        attention=m.attention_elements,
-        replicated=m.latent_elements,
-        mlp=m.mlp_elements,
-        expert=m.expert_elements,
-        head=m.vocab * m.hidden,
-        ends=m.vocab * m.hidden * (1 if m.tied else 2),
-        experts=m.experts,
-        top_k=m.top_k,
-        shared=int(m.shared_ffn > 0),
-        expert_ffn=m.expert_ffn,
-        expert_layers=m.expert_layers,
-        attention_layers=m.attention_layers,
-        window_layers=m.window_layers,
-        window=m.window,
-        linear_layers=m.linear_layers,
-        state=m.linear_layers * m.linear_value_heads * m.linear_dim**2,
-        cache=m.cache_elements,
-        kv_heads=m.kv_heads,
-        latent=int(m.latent),
-        prompt_width=prompt,
-        decode_width=decode,
-        q_width=m.heads * m.head_dim,
-        index_top=m.index_top,
-        index_width=m.index_heads * m.index_dim / 2,
-        wide_norm=m.wide_norm,
-    )
+def _matrices(s: Sublayer) -> Iterator[tuple[Weight, int]]:
+    """Yield the matrices of a sublayer's products and of its index, with their elements."""
+    for op in s.operators:
+        for w in op.weights if isinstance(op, Product | Index) else ():
+            if len(w.shape) > 1 and not w.role.endswith("_bias"):
+                elements = 1
+                for dim in w.shape:
+                    elements *= dim.size
+                yield w, elements
+
+
+def _add(counts: dict[str, Any], s: Sublayer, n: int) -> None:
+    """Add `n` equal sublayers to the sums."""
+    kept = of_layer(s)
+    for w, elements in _matrices(s):
+        if w.name in ("beta.weight", "alpha.weight", "index.weights.weight"):
+            continue
+        if w.role.startswith("expert"):
+            kind = "expert"
+        elif not any(dim.axis for dim in w.shape):
+            kind = "replicated"
+        else:
+            kind = "attention" if kept is not None else "mlp"
+        counts[kind] += n * elements
+    if (attend := s.first(Attend)) is not None:
+        if attend.compressed:
+            raise InputError("model.mixers", None, "attention over compressed keys is not priced in serving")
+        heads, width = attend.y.dim.count, attend.key + attend.value
+        rank, rope = latents(s)
+        counts["q_width"] = max(counts["q_width"], heads * attend.key)
+        counts["latent_layers"] += n * (rank > 0)
+        local = attend.window is not None
+        if local and rank:
+            raise InputError("model.window", attend.window, "latent attention in a window is not priced in serving")
+        counts["window_width" if local else "prompt_width"] += n * heads * width / 2
+        counts["decode_width"] += 0 if local else n * heads * (2 * rank + rope if rank else width) / 2
+        spans = any(isinstance(op, Norm) and op.inside and op.spans > 1 for op in s.operators)
+        counts["wide_norms"] += n * spans
+    if (index := s.first(Index)) is not None:
+        counts["index_width"] += n * index.heads * index.each / 2
+        counts["index_layers"] += n
+        counts["index_top"] = index.top
+    if (route := s.first(Route)) is not None:
+        expert = next(p for p in products_of(s) if p.experts is not None)
+        counts |= {"experts": route.count, "top_k": route.top_k, "expert_ffn": expert.y[0].dim.size}
+        counts |= {"shared": int(s.shared), "expert_layers": counts["expert_layers"] + n}
+    if kept is not None:
+        _keep(counts, kept, n)
+
+
+def _keep(counts: dict[str, Any], kept: LayerCache, n: int) -> None:
+    """Add the caches of `n` layers. Raises InputError where those with a window, or those without, differ in what
+    splits them, so that two sums do not describe them."""
+    counts["linear_layers"] += n * (kept.state > 0)
+    counts["state"] += n * kept.state
+    if not kept.token:
+        return
+    local = kept.window is not None
+    name, heads = ("window_cache", "window_heads") if local else ("cache", "cache_heads")
+    for field, value in ((heads, kept.heads), ("window", kept.window)):
+        if value is not None and counts[name] and counts[field] != value:
+            reason = f"{counts[field]} and {value} in layers of one model: serving prices one of each"
+            raise InputError("model.mixers", None, f"{field.replace('_', ' ')}: {reason}")
+    counts |= {name: counts[name] + n * kept.token, heads: kept.heads, "window": kept.window or counts["window"]}
+
+
+@cache
+def shape_of(model: ModelSpec) -> ServingShape:
+    """Return the sums of a model. Raises InputError for one whose layers differ in what serving has one number
+    for."""
+    counts: dict[str, Any] = dict.fromkeys(ServingShape.__dataclass_fields__, 0)
+    counts |= {"cache_heads": 1, "window_heads": 1}
+    for block, n in architecture(model).kinds.items():
+        if block.streams > 1:
+            raise InputError("model.streams", block.streams, "residual streams are not priced in serving")
+        for s in block.sublayers:
+            _add(counts, s, n)
+            counts["layers"] += n / 2
+    head = model.vocab * model.hidden
+    counts |= {"hidden": model.hidden, "head": head, "ends": head * (1 if model.tied else 2)}
+    return ServingShape(**counts)

@@ -122,10 +122,10 @@ def step_parts(m: ServingShape, x: GpuSplit, chip: ChipRates, c: EngineConstants
     out["collectives"] = _collectives(m, x, chip, c, group)
     moved = 24.0 * m.hidden * m.layers * group / memory  # norms, residuals, rotary, activations: 16-bit
     launches = m.layers * c.layer_s + m.expert_layers * c.expert_layer_s
-    launches = launches + m.layers * m.latent * c.latent_layer_s + m.linear_layers * c.linear_layer_s
+    launches = launches + m.latent_layers * c.latent_layer_s + m.linear_layers * c.linear_layer_s
     launches = launches + m.layers * np.where(x.weight_bytes < 2, c.quantized_layer_s, 0.0)
     launches = launches + m.expert_layers * m.shared * c.shared_layer_s
-    launches = launches + m.layers * np.where(m.index_top > 0, c.index_layer_s, 0.0)
+    launches = launches + m.index_layers * c.index_layer_s
     out["other"] = moved + launches
     heads = np.maximum(b.sequences + b.prompts, 1.0) / x.attention_dp
     out["head"] = roof(2 * m.head / x.tp * heads / (chip.half * c.gemm), 2.0 * m.head / x.tp / memory)
@@ -133,7 +133,7 @@ def step_parts(m: ServingShape, x: GpuSplit, chip: ChipRates, c: EngineConstants
     out["host"] = c.host_s + 0.0 * every
     gpu = sum(out[part] for part in ("projections", "mlp", "experts", "prompt attention", "cache", "collectives"))
     gpu = gpu + out["other"]
-    eager = np.where(b.tokens > 0, m.layers * (c.eager_layer_s + m.latent * c.latent_eager_s), 0.0)
+    eager = np.where(b.tokens > 0, m.layers * c.eager_layer_s + m.latent_layers * c.latent_eager_s, 0.0)
     out["other"] = out["other"] + (gpu**4 + eager**4) ** 0.25 - gpu
     return out
 
@@ -167,33 +167,28 @@ def _attention(
 ) -> tuple[Any, Any]:
     """Seconds of attention in prompts, and in decoding."""
     peak = chip.half * c.attention
-    local = m.window_layers / np.maximum(m.attention_layers, 1)
-    reach = np.minimum(b.pairs, b.tokens * m.window)
-    seen = np.where(m.index_top > 0, np.minimum(b.pairs, b.tokens * m.index_top), b.pairs)
-    pairs = (seen * (1 - local) + reach * local) * b.uneven / x.attention_dp
-    width = m.prompt_width / x.tp * pairs + m.index_width * np.where(m.index_top > 0, b.pairs, 0.0) / x.attention_dp
-    prompt = 4 * m.attention_layers * width / peak
-    prompt = prompt + 4 * m.linear_layers * m.q_width / x.tp * 64 * b.tokens / x.attention_dp / peak  # chunks of 64
+    every, chosen = b.pairs, np.minimum(b.pairs, b.tokens * m.index_top)
+    width = m.prompt_width * np.where(m.index_top > 0, chosen, every)
+    width = width + m.window_width * np.minimum(every, b.tokens * m.window)
+    width = width / x.tp * b.uneven + m.index_width * every
+    width = width + m.linear_layers * m.q_width / x.tp * 64 * b.tokens  # chunks of 64
+    prompt = 4 * width / x.attention_dp / peak
     each = b.context / np.maximum(b.sequences, 1e-9)
     limit = np.where(m.index_top > 0, np.minimum(each, m.index_top), each)
-    cached = b.sequences * (limit * (1 - local) + np.minimum(each, m.window) * local) / x.attention_dp
-    read = cached * cache_per_gpu(m, x) * m.attention_layers / (memory * c.cache)
-    read = read + 2 * 2.0 * m.state / x.tp * b.sequences / x.attention_dp / memory
-    decode = 4 * m.decode_width / x.tp * m.attention_layers * cached / peak
-    return prompt, np.maximum(read, decode)
+    sequences = b.sequences / x.attention_dp
+    read = sequences * cache_bytes(m, x, limit, each) / (memory * c.cache)
+    read = read + 2 * 2.0 * m.state / x.tp * sequences / memory
+    decode = m.decode_width * limit + m.window_width * np.minimum(each, m.window)
+    return prompt, np.maximum(read, 4 * sequences * decode / x.tp / peak)
 
 
-def cache_per_gpu(m: ServingShape, x: GpuSplit) -> Any:
-    """Bytes of a token's cache in one layer on a GPU that has it: heads split by tp, duplicated beyond."""
-    shards = np.where(m.latent > 0, 1.0, np.minimum(x.tp, m.kv_heads))
-    return m.cache * x.cache_bytes / shards
-
-
-def cached_tokens(m: ServingShape, length: Any) -> Any:
-    """Return the tokens of a request that are cached, averaged over layers: sliding-window layers keep only their
-    window."""
-    local = m.window_layers / np.maximum(m.attention_layers, 1)
-    return length * (1 - local) + np.minimum(length, m.window) * local
+def cache_bytes(m: ServingShape, x: GpuSplit, length: Any, within: Any = None) -> Any:
+    """Return the bytes of the cache of a request of `length` tokens in all layers, on a GPU that has it: heads are
+    split by tp, and duplicated beyond their number. Layers with a window keep no more than that of `within` tokens,
+    by default `length`."""
+    local = np.minimum(length if within is None else within, m.window)
+    whole = m.cache / np.minimum(x.tp, m.cache_heads) * length
+    return (whole + m.window_cache / np.minimum(x.tp, m.window_heads) * local) * x.cache_bytes
 
 
 def weight_bytes(m: ServingShape, x: GpuSplit) -> Any:
@@ -235,7 +230,7 @@ def _collectives(m: ServingShape, x: GpuSplit, chip: ChipRates, c: EngineConstan
     spread = x.attention_dp > 1
     times = np.where(spread, 1.0, 2.0) * m.layers
     total = times * all_reduce_s(chip, c, x.tp, group * m.hidden * 2.0)
-    total = total + m.layers * m.wide_norm * all_reduce_s(chip, c, x.tp, group * 8.0)
+    total = total + m.wide_norms * all_reduce_s(chip, c, x.tp, group * 8.0)
     hop, rate = _link(chip, c, width)
     copies = np.where(x.moe_ep > 1, np.minimum(m.top_k, width), width)
     sent = group / x.tp * copies * m.hidden * 2.0

@@ -18,7 +18,10 @@ from phalanx.serving.cost.steady_state import STEP_TOKENS, SteadyLoad, aggregate
 from phalanx.serving.cost.step import BYTES, ChipRates, GpuSplit, product_rate
 from phalanx.spec.cluster.chips import CHIPS
 from phalanx.spec.errors import InputError, nearest
-from phalanx.spec.model.served import served
+from phalanx.spec.files.job_file import build
+from phalanx.spec.model.families import complete
+from phalanx.spec.model.presets import preset
+from phalanx.spec.model.spec import ModelSpec
 from phalanx.spec.number_formats import NUMBER_FORMATS
 from phalanx.validate.records import Row, load
 
@@ -142,7 +145,8 @@ def _types(row: Row, chip: str) -> tuple[str, str]:
 
 @cache
 def _shape(path: str, name: str) -> ServingShape:
-    return shape_of(served(*(n for n in (path, name) if n)))
+    fields = complete(preset(*(n for n in (path, name) if n)))
+    return shape_of(build(ModelSpec, fields, "model"))
 
 
 def _cache_bytes(row: Row, name: str, chip: str, weights: str, experts: str) -> float:

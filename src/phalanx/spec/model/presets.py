@@ -1,8 +1,14 @@
-"""Models by name, as their papers or published config.json files describe them: models.toml, each with its source."""
+"""Models by name, as their papers or published config.json files describe them: models.toml.
+
+A name that people use says how a model was tuned and quantised too: nvidia/DeepSeek-R1-0528-FP4 has the sizes of
+deepseek-ai/DeepSeek-R1.
+"""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -10,21 +16,61 @@ from phalanx.spec.errors import InputError, nearest
 from phalanx.spec.model.spec import MODEL_FIELDS
 from phalanx.spec.rows import Rows, require_fields
 
-_REQUIRED = ("source", "family", "vocab", "hidden", "layers", "heads", "ffn", "max_seq")
+_REQUIRED = ("family", "vocab", "hidden", "layers", "heads", "ffn", "max_seq")
 
 
 def _fields(name: str, row: Mapping[str, Any]) -> dict[str, Any]:
     """Return the fields of a row, which are some of a ModelSpec's. Raises ValueError for others, and for too few."""
-    require_fields(name, row, ("source", *MODEL_FIELDS), _REQUIRED)
+    source = () if _is_published(name) else ("source",)
+    require_fields(name, row, ("source", *MODEL_FIELDS), (*source, *_REQUIRED))
     return {field: value for field, value in row.items() if field != "source"}
 
 
-PRESETS: Mapping[str, dict[str, Any]] = Rows(Path(__file__).with_name("models.toml"), _fields)
-"""Every model that Phalanx knows, by name; `families.complete` adds the fields that its family fixes."""
+def _is_published(name: str) -> bool:
+    """Whether a row's name is a Hugging Face name, which is its source too."""
+    return "/" in name
 
 
-def preset(name: str) -> dict[str, Any]:
-    """Return the fields of a preset; `families.complete` adds the rest. Raises InputError for unknown names."""
-    if name not in PRESETS:
-        raise InputError("model.preset", name, "is not a model that Phalanx knows", nearest(name, PRESETS))
-    return dict(PRESETS[name])
+_FILE = Path(__file__).with_name("models.toml")
+PRESETS: Mapping[str, dict[str, Any]] = Rows(_FILE, _fields, lambda name: not _is_published(name))
+"""Every preset, by name; `families.complete` adds the fields that its family fixes."""
+PUBLISHED: Mapping[str, dict[str, Any]] = Rows(_FILE, _fields, _is_published)
+"""Published models by Hugging Face name, without the suffixes of tuning and quantisation."""
+
+_TUNED = re.compile(
+    r"-(instruct|thinking|chat|base|it|hf|fp8|fp4|nvfp4|mxfp4|awq|gptq|int4|w4a16|bf16|dynamic|terminus|exp|v0\.\d"
+    r"|\d{4}|\d+e)(?=-|$)"
+)
+_SAME = {"llama-3.3": "llama-3.1", "r1-671b": "deepseek-r1", "meta-llama": "llama", "qwen3-vl": "qwen3"}
+
+
+def _plain(name: str) -> str:
+    """Return a model's name without its organisation, tuning and quantisation."""
+    short = name.split("/")[-1].lower().replace("_", "-")
+    for was, now in _SAME.items():
+        short = short.replace(was, now)
+    while (cut := _TUNED.sub("", short)) != short:
+        short = cut
+    return short
+
+
+@cache
+def _by_plain() -> Mapping[str, str]:
+    return {_plain(name): name for name in PUBLISHED}
+
+
+def published(name: str) -> str | None:
+    """Return a Hugging Face name as PUBLISHED has it; None if it is not known."""
+    return name if name in PUBLISHED else _by_plain().get(_plain(name))
+
+
+def preset(*names: str) -> dict[str, Any]:
+    """Return the fields of the first of these names that is known, a preset's or a published model's;
+    `families.complete` adds the rest. Raises InputError for unknown names."""
+    for name in names:
+        if name in PRESETS:
+            return dict(PRESETS[name])
+        if (known := published(name)) is not None:
+            return dict(PUBLISHED[known])
+    near = nearest(names[0], PUBLISHED if _is_published(names[0]) else PRESETS)
+    raise InputError("model.preset", names[0], "is not a model that Phalanx knows", near)
