@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from itertools import product
+
 import pytest
 from hypothesis import strategies as st
 from support.sizes import drawn
 from support.strategies import cases
 
 from phalanx.cost.compute import unit_work
+from phalanx.cost.compute.unit_work import RankPass
 from phalanx.cost.memory.state import model_state
 from phalanx.cost.step.expand import expand
 from phalanx.cost.step.predict import predict
@@ -93,15 +96,16 @@ def test_only_blocks_with_a_window_read_its_mask() -> None:
     """Unless documents are kept apart: then all read one."""
     sizes = {"family": "llama", "vocab": 8, "hidden": 8, "layers": 4, "heads": 2, "ffn": 8, "max_seq": 64}
     t, seq, e = 96, 32, 4
-    for window, windowed in ((16, [0, 1, 2, 3]), (16, [3]), (16, []), (32, [0, 3]), (None, None)):
+    for window, windowed in ((16, (0, 1, 2, 3)), (16, (3,)), (16, ()), (32, (0, 3)), (None, None)):
         spec = ModelSpec(**complete({**sizes, "window": window, "window_layers": windowed}))
         none = ModelSpec(**complete(sizes))
-        share = len(windowed or ()) / 4 if window and window < seq else 0
-        for work in (unit_work.forward, unit_work.backward):
-            ours, plain = work(spec, "blocks", t, seq, e), work(none, "blocks", t, seq, e)
+        p = RankPass(t, seq, e)
+        for i, work in product(range(4), (unit_work.forward, unit_work.backward)):
+            reads = window is not None and window < seq and i in (windowed or ())
+            ours, plain = work(spec, f"blocks.{i}", p), work(none, f"blocks.{i}", p)
             assert ours.flops == plain.flops
-            assert ours.traffic_bytes - plain.traffic_bytes == share * t * seq * e
-            apart = ours + unit_work.mask(spec, "blocks", t, seq, e)
+            assert ours.traffic_bytes - plain.traffic_bytes == reads * t * seq * e
+            apart = ours + unit_work.mask(spec, f"blocks.{i}", p)
             assert apart.traffic_bytes - plain.traffic_bytes == t * seq * e
 
 

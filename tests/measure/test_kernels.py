@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from phalanx.cost.compute import unit_work
+from phalanx.cost.compute.unit_work import RankPass
 from phalanx.measure import kernels
 from phalanx.measure.fit import nonnegative_fit
 from phalanx.measure.kernels import UnitTime, fit
@@ -36,8 +37,8 @@ def test_kernel_rates_are_recovered_from_work_and_time() -> None:
     for hidden, tokens in ((128, 256), (128, 2048), (256, 512), (512, 1024), (192, 384)):
         sizes = {"family": "llama", "vocab": 2048, "hidden": hidden, "layers": 1, "heads": 4, "ffn": 3 * hidden}
         spec = ModelSpec(**complete({**sizes, "max_seq": 256}))
-        for unit in ("blocks", "head"):
-            work = unit_work.forward(spec, unit, tokens, 128, 4)
+        for unit in ("blocks.0", "head"):
+            work = unit_work.forward(spec, unit, RankPass(tokens, 128, 4))
             points.append(UnitTime("F", unit, work, float(work.seconds(truth))))
     found, residual = fit(points, "F")
     assert residual < 1e-6
@@ -52,8 +53,8 @@ def test_what_is_timed_tells_every_rate_from_the_others(sizes: kernels._Sizes) -
     for shape, batches in sizes.ladder:
         spec = kernels._spec(*shape)
         for sequences, seq in batches:
-            for unit in ("blocks", "head"):
-                work = unit_work.forward(spec, unit, sequences * seq, seq, 4)
+            for unit in ("blocks.0", "head"):
+                work = unit_work.forward(spec, unit, RankPass(sequences * seq, seq, 4))
                 points.append(UnitTime("F", unit, work, float(work.seconds(truth))))
     found, residual = fit(points, "F")
     assert residual < 1e-6

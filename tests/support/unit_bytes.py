@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from phalanx.cost.compute import unit_work
+from phalanx.cost.compute.unit_work import RankPass
 from phalanx.cost.memory import footprint
 from phalanx.cost.memory.attention_core import Core
 from phalanx.cost.memory.live_bytes import Pass
@@ -23,7 +24,7 @@ from phalanx.runtime.comm.recorder import Now
 from phalanx.runtime.tracing.instrument import instrument
 from phalanx.schedule.event import Phase
 from phalanx.schedule.layers import collectives, context
-from phalanx.schedule.layers.context import Context, keys_per_query
+from phalanx.schedule.layers.context import Context
 from phalanx.schedule.layout import repeat_of
 from phalanx.spec.job import DTYPE_BYTES, DType, Job
 from phalanx.spec.model.spec import ModelSpec, units
@@ -118,7 +119,6 @@ def predicted(spec: ModelSpec, job: Job, s: Strategy, rank: int, split: bool) ->
     held, part = local_model(spec, s), Context(job.seq, s.ring, s.ulysses)
     t, e = s.micro_batch * part.tokens, DTYPE_BYTES[job.precision.compute]
     core = Core(held, job, t, part, int(mesh(s).along("ring")[rank])) if part.parallel else None
-    keys = keys_per_query(job.seq, s.ring)
     apart = footprint.documents(held, job, t, part)
     last_use = {f"blocks.{i}": size for i, size in apart.items()}
     stream = t // (s.tp if s.sp else 1) * held.hidden * e
@@ -140,13 +140,13 @@ def predicted(spec: ModelSpec, job: Job, s: Strategy, rank: int, split: bool) ->
             "I": unit_held.parts.inputs,
             "W": unit_held.parts.weights,
         }
-        args = (held, kind, t, job.seq, e, keys)
-        again = unit_work.recomputed(held, repeat, t, job.seq, e, keys).flops if kind == "blocks" else 0
+        args = spec, unit, RankPass(t, job.seq, e, s)
+        again = unit_work.recomputed(spec, unit, repeat, args[2]).flops
         flops = {
             "F": unit_work.forward(*args).flops,
             "B": unit_work.backward(*args).flops + again,
             "I": unit_work.input_grad(*args).flops + again,
-            "W": unit_work.weight_grad(held, kind, t, e).flops,
+            "W": unit_work.weight_grad(*args).flops,
         }
         for phase in phases:
             masks = last_use.get(unit, 0) if phase in "BI" else 0
@@ -159,9 +159,9 @@ def predicted(spec: ModelSpec, job: Job, s: Strategy, rank: int, split: bool) ->
 
 def sends(spec: ModelSpec, job: Job, s: Strategy, unit: str, phase: Phase, t: int) -> Iterator[tuple[str, int]]:
     repeat = repeat_of(s, unit)
-    for x in collectives.communication(spec, job, s, unit.split(".")[0], phase, t, repeat, splits=True):
+    for x in collectives.communication(spec, job, s, unit, phase, t, repeat, splits=True):
         if isinstance(x, collectives.CoreRuns):
-            for y in context.communication(local_model(spec, s), s, job.precision.compute, x.way, t):
+            for y in context.communication(x.op, x.sublayer, s, job.precision.compute, x.way, t):
                 yield y.op, y.bytes
         else:
             yield from [(x.op, x.bytes // x.count)] * x.count

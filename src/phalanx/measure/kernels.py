@@ -18,7 +18,7 @@ import numpy.typing as npt
 import torch
 
 from phalanx.cost.compute import unit_work
-from phalanx.cost.compute.unit_work import Work
+from phalanx.cost.compute.unit_work import RankPass, Work
 from phalanx.measure.fit import nonnegative_fit
 from phalanx.nn.decoder import Decoder
 from phalanx.nn.init import create
@@ -161,7 +161,7 @@ class _Bench:
         self.x.grad = None
         m = self.model
         self._time("embed", lambda: m.embed(self.tokens[:, :-1]), self.g)
-        self._time("blocks", lambda: m.blocks["0"](self.x, self.angles), self.g)
+        self._time("blocks.0", lambda: m.blocks["0"](self.x, self.angles), self.g)
         self.x.grad = None
         self._time("head", lambda: m.head(self.x, self.tokens[:, 1:]), None)
 
@@ -169,14 +169,15 @@ class _Bench:
         """Return the median time of each unit and phase."""
         spec, t = self.model.spec, self.sequences * self.seq
         e = next(self.model.parameters()).element_size()
+        whole = RankPass(t, self.seq, e)
         work = {
-            (phase, unit): count(spec, unit, t, self.seq, e)
+            (phase, unit): count(spec, unit, whole)
             for phase, count in (("F", unit_work.forward), ("B", unit_work.backward))
-            for unit in ("embed", "blocks", "head")
+            for unit in ("embed", "blocks.0", "head")
         }
         if sliced(t, spec.vocab, spec.hidden, e):
-            work["F", "head"] += unit_work.head_products(spec, t, e)
-            work["B", "head"] = unit_work.normed_input_grad(spec, t, e)
+            work["F", "head"] += unit_work.head_products(spec, whole)
+            work["B", "head"] = unit_work.normed_input_grad(spec, whole)
         return [
             UnitTime(phase, unit, work[phase, unit], median(times)) for (phase, unit), times in self.times.items()
         ]
@@ -366,11 +367,12 @@ class FullPasses:
 
         `links`: the fits of the all-reduce.
         """
-        spec, t, e = self.spec, self.sequences * self.job.seq, DTYPE_BYTES[self.job.precision.compute]
+        spec, seq = self.spec, self.job.seq
+        whole = RankPass(self.sequences * seq, seq, DTYPE_BYTES[self.job.precision.compute])
         parts = sum(
-            n * (unit_work.forward(spec, unit, t, self.job.seq, e).seconds(forward))
-            + n * (unit_work.backward(spec, unit, t, self.job.seq, e).seconds(backward))
-            for unit, n in (("embed", 1), ("blocks", spec.layers), ("head", 1))
+            n * (unit_work.forward(spec, unit, whole).seconds(forward))
+            + n * (unit_work.backward(spec, unit, whole).seconds(backward))
+            for unit, n in (("embed", 1), ("blocks.0", spec.layers), ("head", 1))
         )
         sent = 0.0
         if links and self.sends and self.comm.world.device.type == "cpu":

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 from phalanx.schedule.event import Phase
 from phalanx.schedule.gradients.buckets import Bucket, buckets
@@ -22,6 +22,8 @@ from phalanx.schedule.layers.routing import Routed, routed
 from phalanx.schedule.pipeline import stages
 from phalanx.schedule.pipeline.actions import Action, PipelineSchedule
 from phalanx.spec.job import Job
+from phalanx.spec.model.blocks.lowering import architecture, block_of
+from phalanx.spec.model.blocks.operators import Attend, Route
 from phalanx.spec.model.spec import ModelSpec, StageSpec, chunks, units
 from phalanx.spec.strategy.mesh import Mesh, mesh
 from phalanx.spec.strategy.spec import Recompute, Strategy
@@ -176,13 +178,17 @@ class RankView:
         return self.strategy.micro_batch * self.context.tokens
 
     @cached_property
-    def routed(self) -> Routed | None:
-        """Traffic of one layer with experts and one micro-batch, in perfect balance; None for a dense model."""
-        if self.model.experts is None:
-            return None
+    def _routed(self) -> dict[Route, Routed]:
+        """Traffic of one micro-batch through every kind of experts, in perfect balance."""
         operands = self.job.precision.operands
         multiple = operands.multiple if operands else 1
-        return routed(self.model.experts, self.strategy, self.tokens, self.representative, multiple)
+        routes = (route for block in architecture(self.model).kinds for route in block.all(Route))
+        return {x: routed(x, self.strategy, self.tokens, self.representative, multiple) for x in routes}
+
+    def rows_of(self, unit: str) -> Routed | None:
+        """Return the traffic of one micro-batch through a unit's experts, in perfect balance; None if it has none."""
+        route = block_of(self.model, unit).first(Route) if unit.startswith("blocks") else None
+        return None if route is None else self._routed[route]
 
     @cached_property
     def buckets(self) -> tuple[Bucket, ...]:
@@ -242,8 +248,8 @@ class RankView:
 
 
 def unit_classes(spec: ModelSpec, s: Strategy) -> dict[str, tuple[str, ...]]:
-    """Return the units of each class, in forward order: `embed`, `head`, and classes of `blocks` that differ in what
-    they recompute and in whether they have experts."""
+    """Return the units of each class, in forward order: `embed`, `head`, and classes of `blocks` that differ in their
+    sublayers or in what they recompute."""
     classes: dict[str, tuple[str, ...]] = {}
     for unit in units(spec):
         name = unit_class(spec, s, unit)
@@ -254,9 +260,28 @@ def unit_classes(spec: ModelSpec, s: Strategy) -> dict[str, tuple[str, ...]]:
 def unit_class(spec: ModelSpec, s: Strategy, unit: str) -> str:
     """Return the class of a unit, which names its terms."""
     kind, _, index = unit.partition(".")
-    repeat, x = repeat_of(s, unit), spec.experts
-    dense = ", dense" if x is not None and kind == "blocks" and int(index) in x.dense_layers else ""
-    return kind + dense if repeat == "none" else f"{kind}{dense}, {repeat}"
+    repeat, words = repeat_of(s, unit), _kind_words(spec)[int(index)] if kind == "blocks" else ()
+    return ", ".join((kind, *words, *((repeat,) if repeat != "none" else ())))
+
+
+@lru_cache(maxsize=256)
+def _kind_words(spec: ModelSpec) -> tuple[tuple[str, ...], ...]:
+    """Return for every block the words that tell its kind from the model's others: dense if others have
+    experts, window if others have none; where that is not enough, its sublayers."""
+    blocks = architecture(spec).blocks
+    kinds = list({id(block): block for block in blocks}.values())
+    routed = [block.first(Route) is not None for block in kinds]
+    windows = [any(op.window for op in block.all(Attend)) for block in kinds]
+    words = [
+        ("dense",) * (not has_experts and any(routed)) + ("window",) * (has_window and not all(windows))
+        for has_experts, has_window in zip(routed, windows, strict=True)
+    ]
+    if len(set(words)) < len(kinds):
+        words = [(block.label,) for block in kinds]
+    if len(set(words)) < len(kinds):
+        words = [(f"{i}. {block.label}",) for i, block in enumerate(kinds, start=1)]
+    by_id = {id(block): of_kind for block, of_kind in zip(kinds, words, strict=True)}
+    return tuple(by_id[id(block)] for block in blocks)
 
 
 def repeat_of(s: Strategy, unit: str) -> Recompute:

@@ -34,7 +34,7 @@ from phalanx.schedule.layers import collectives, context
 from phalanx.schedule.layout import RankView, repeat_of
 from phalanx.schedule.pipeline.actions import last_weight_grad_at
 from phalanx.spec.job import DTYPE_BYTES
-from phalanx.spec.model.spec import as_seen_by, blocks_among
+from phalanx.spec.model.spec import blocks_among
 
 
 def expand(view: RankView, step_terms: Sequence[Term] | None = None) -> StepProgram:
@@ -325,14 +325,12 @@ def _bucket(term: Term, bucket: Bucket, view: RankView, micro_batch: int | None,
 
 def _communication(view: RankView, unit: str, phase: Phase) -> Iterator[Event]:
     """Yield the communication in the middle of a pass of a unit, of any micro-batch."""
-    job, s, unit_spec = view.job, view.strategy, as_seen_by(view.stage, unit)
-    kind, repeat = unit.split(".")[0], repeat_of(s, unit)
-    of_pass = collectives.communication(
-        unit_spec, job, s, kind, phase, view.tokens, repeat, view.routed, view.splits_backward
-    )
-    for x in of_pass:
+    repeat, rows, splits = repeat_of(view.strategy, unit), view.rows_of(unit), view.splits_backward
+    for x in collectives.communication(
+        view.model, view.job, view.strategy, unit, phase, view.tokens, repeat, rows, splits
+    ):
         if isinstance(x, collectives.CoreRuns):
-            yield from _core(view, unit, phase, x.way)
+            yield from _core(view, unit, phase, x)
             continue
         size = view.mesh.size(x.axis)
         event = Event("collective", x.op, phase, unit, x.axis, size, dtype=x.dtype, routed=x.routed)
@@ -340,10 +338,11 @@ def _communication(view: RankView, unit: str, phase: Phase) -> Iterator[Event]:
             yield replace(event, bytes=x.bytes // x.count)
 
 
-def _core(view: RankView, unit: str, phase: Phase, way: collectives.Way) -> Iterator[Event]:
-    """Yield the attention core's communication in a pass of a block: hops of the ring, all-to-alls of Ulysses."""
+def _core(view: RankView, unit: str, phase: Phase, runs: collectives.CoreRuns) -> Iterator[Event]:
+    """Yield the communication of an attention core or a recurrence in a pass of a block: hops of the ring,
+    all-to-alls."""
     dtype, rank = view.job.precision.compute, view.representative
-    for x in context.communication(view.local, view.strategy, dtype, way, view.tokens):
+    for x in context.communication(runs.op, runs.sublayer, view.strategy, dtype, runs.way, view.tokens):
         group = view.mesh.group_of(rank, x.axis)
         step = {"send": 1, "recv": -1}.get(x.op)
         peer = None if step is None else group[(group.index(rank) + step) % len(group)]

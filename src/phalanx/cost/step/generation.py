@@ -20,6 +20,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from phalanx.cost.compute import unit_work
+from phalanx.cost.compute.unit_work import RankPass
 from phalanx.cost.memory.state import State, cache_bytes
 from phalanx.cost.step.program import StepProgram
 from phalanx.schedule.event import Event
@@ -29,7 +30,10 @@ from phalanx.schedule.layers.routing import routed
 from phalanx.schedule.layout import Layout, RankView
 from phalanx.schedule.pipeline.stages import check
 from phalanx.spec.job import DTYPE_BYTES, DType, Job, Precision, widest
-from phalanx.spec.model.spec import ModelSpec, as_seen_by
+from phalanx.spec.model.blocks.block import Block, products_of
+from phalanx.spec.model.blocks.lowering import block_of
+from phalanx.spec.model.blocks.operators import Attend, Expand, Route
+from phalanx.spec.model.spec import ModelSpec, buffers
 from phalanx.spec.strategy.generation import require_generation, served
 from phalanx.spec.strategy.spec import Strategy
 
@@ -57,11 +61,9 @@ TOKENS = "tokens"
 def state(view: RankView, cached: int) -> State:
     """Return the state of a rank between steps: weights, tables of angles and of experts' biases, and the cache."""
     local, dtype = view.local, view.job.precision.compute
-    e, x = DTYPE_BYTES[dtype], local.experts
+    e = DTYPE_BYTES[dtype]
     tables = local.max_seq * local.rotary_width * e if local.position == "rotary" else 0
-    if x is not None and x.balance_bias is not None:
-        layers = sum(i not in x.dense_layers for i in local.held_blocks)
-        tables += layers * x.count * DTYPE_BYTES[widest(dtype)]
+    tables += sum(p.numel for p in buffers(local)) * DTYPE_BYTES[widest(dtype)]
     cache = cache_bytes(local, cached, e)
     return State(local.parameter_count * e, 0, 0, 0, 0, tables, 0, cache=cache)
 
@@ -93,32 +95,37 @@ def _pass(view: RankView, batch: Batch, unit: str, kind: str) -> Iterator[Event]
     """Yield the pass of a unit and the collectives inside it."""
     job, s, tokens = view.job, view.strategy, batch.samples if kind == "head" else batch.tokens
     dtype = job.precision.compute
-    e, local, full = DTYPE_BYTES[dtype], as_seen_by(view.local, unit), as_seen_by(view.stage, unit)
-    x = full.experts
+    e, block = DTYPE_BYTES[dtype], block_of(view.model, unit) if kind == "blocks" else None
+    x = block.first(Route) if block is not None else None
     rows = routed(x, s, batch.tokens, view.representative) if x is not None else None
-    work = unit_work.forward(local, kind, tokens, 0, e, None, rows)
-    flops = work.flops + (attention_flops(local, batch, int(unit.split(".")[1])) if kind == "blocks" else 0)
-    yield Event("compute", "forward", "F", unit, dtype=dtype, flops=flops, routed=kind == "blocks" and x is not None)
+    flops = unit_work.forward(view.model, unit, RankPass(tokens, 0, e, s, rows)).flops
+    flops += attention_flops(block, s, batch) if block is not None else 0
+    yield Event("compute", "forward", "F", unit, dtype=dtype, flops=flops, routed=x is not None)
     if kind == "head":
         if s.tp > 1:
-            logits = s.tp * tokens * local.vocab * e
+            logits = s.tp * tokens * view.local.vocab * e
             yield Event("collective", "all_gather", "F", unit, "tp", s.tp, dtype=dtype, bytes=logits)
         return
-    for sent in collectives.communication(full, job, s, kind, "F", tokens, "none", rows):
+    for sent in collectives.communication(view.model, job, s, unit, "F", tokens, "none", rows):
         if isinstance(sent, collectives.LayerMessage):
             size = view.mesh.size(sent.axis)
             event = Event("collective", sent.op, "F", unit, sent.axis, size, dtype=sent.dtype, routed=sent.routed)
             yield replace(event, bytes=sent.bytes)
 
 
-def attention_flops(local: ModelSpec, batch: Batch, block: int) -> int:
-    """Return the FLOPs of a block's attention over cached tokens, on a rank that holds `local`, and of the keys and
-    values that latent attention computes of them in a prefill."""
-    a, flops = local.latent, 0
-    for slots, keys in reads(batch, local.window_of(block)):
-        width = local.core_dim if a is None or not slots[0].decodes else a.kv_rank + a.rope_dim
-        queries = sum(s.new for s in slots)
-        flops += 4 * local.heads * width * queries * keys
-        if a is not None and not slots[0].decodes:
-            flops += 2 * (keys - queries) * a.kv_rank * local.heads * (a.nope_dim + a.v_dim)
+def attention_flops(block: Block, s: Strategy, batch: Batch) -> int:
+    """Return the FLOPs of a block's attention over cached tokens on a rank, and of the keys and values that latent
+    attention computes of them in a prefill."""
+    flops = 0
+    for sublayer in block.sublayers:
+        if (attend := sublayer.first(Attend)) is None:
+            continue
+        expand = sublayer.first(Expand)
+        for slots, keys in reads(batch, attend.window):
+            latent = expand is not None and slots[0].decodes
+            queries = sum(slot.new for slot in slots)
+            flops += 4 * attend.y.dim.groups(s) * (attend.cache if latent else attend.core) * queries * keys
+            if expand is not None and not latent:
+                (up,) = (op for op in products_of(sublayer) if op.y[0].name == expand.up)
+                flops += 2 * (keys - queries) * up.into.size * up.y[0].dim.here(s)
     return flops

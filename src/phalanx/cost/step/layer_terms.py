@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from phalanx.cost.compute import moe
-from phalanx.cost.compute.unit_work import NO_WORK
+from phalanx.cost.compute.unit_work import NO_WORK, RankPass, shared_expert
 from phalanx.cost.memory.state import partial_gradient_bytes, tied_gradient_bytes
 from phalanx.cost.step.term import Term
 from phalanx.schedule.event import Event, Phase
 from phalanx.schedule.layers import collectives, context
 from phalanx.schedule.layout import RankView, repeat_of
 from phalanx.spec.job import DTYPE_BYTES
-from phalanx.spec.model.spec import as_seen_by
 
 
 def layer_terms(view: RankView) -> list[Term]:
@@ -26,22 +24,21 @@ def layer_terms(view: RankView) -> list[Term]:
 
 def _of_pass(view: RankView, name: str, member: str, phase: Phase) -> list[Term]:
     """Return the terms of one phase of one unit class; `member`: a unit of the class."""
-    job, s, t, rows = view.job, view.strategy, view.tokens, view.routed
+    job, s, t, rows = view.job, view.strategy, view.tokens, view.rows_of(member)
     compute, n = job.precision.compute, view.passes[phase, name]
-    unit_spec, unit = as_seen_by(view.stage, member), name.split(",")[0]
+    shared = RankPass(t, job.seq, DTYPE_BYTES[compute], s)
     terms = []
-    core: dict[tuple[str, str], list[int]] = {}  # bytes that the attention core sends, by operation and axis
+    core: dict[tuple[str, str], list[int]] = {}  # bytes that the core sends, by operation and axis
     repeat, splits = repeat_of(s, member), view.splits_backward
-    for i, x in enumerate(collectives.communication(unit_spec, job, s, unit, phase, t, repeat, rows, splits)):
+    for i, x in enumerate(collectives.communication(view.model, job, s, member, phase, t, repeat, rows, splits)):
         if isinstance(x, collectives.CoreRuns):
-            for y in context.communication(view.local, s, compute, x.way, t):
+            for y in context.communication(x.op, x.sublayer, s, compute, x.way, t):
                 core.setdefault((y.op, y.axis), []).append(y.bytes)
             continue
         event = Event("collective", x.op, phase, name if i == 0 else f"{name}, then", x.axis, dtype=x.dtype)
         overlapping = NO_WORK
         if x.overlapped:
-            assert view.local.experts is not None
-            overlapping = moe.shared(view.local, view.local.experts, t, DTYPE_BYTES[compute], phase != "F") * n
+            overlapping = shared_expert(view.model, member, shared, phase != "F") * n
         terms.append(Term(event, count=x.count * n, bytes=x.bytes * n, overlapping=overlapping))
     for (op, axis), sizes in core.items():
         event = Event("p2p" if axis == "ring" else "collective", op, phase, name, axis, dtype=compute)

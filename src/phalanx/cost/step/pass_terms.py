@@ -6,18 +6,19 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from phalanx.cost.compute import unit_work
-from phalanx.cost.compute.unit_work import NO_WORK, Work
+from phalanx.cost.compute.unit_work import NO_WORK, RankPass, Work
 from phalanx.cost.memory.attention_core import Core
 from phalanx.cost.memory.footprint import documents, footprint
 from phalanx.cost.memory.live_bytes import Pass
 from phalanx.cost.step.term import Term
 from phalanx.schedule.event import Event, Phase
 from phalanx.schedule.gradients.sharding import sharding_of
-from phalanx.schedule.layers.context import keys_per_query
 from phalanx.schedule.layers.head import sliced, slices_over_ranks
 from phalanx.schedule.layers.routing import depends_on_router
 from phalanx.schedule.layout import RankView, repeat_of
 from phalanx.spec.job import DTYPE_BYTES, DType, Job, Precision
+from phalanx.spec.model.blocks.lowering import block_of
+from phalanx.spec.model.blocks.operators import Route
 from phalanx.spec.model.spec import ModelSpec, as_seen_by, blocks_among
 from phalanx.spec.strategy.spec import Strategy
 
@@ -41,16 +42,17 @@ def _of_class(view: RankView, name: str, member: str, core: Core | None) -> Iter
     """Yield the passes of one class; `member`: a unit of the class."""
     job, s, spec, t = view.job, view.strategy, view.local, view.tokens
     dtype, e = job.precision.compute, DTYPE_BYTES[job.precision.compute]
-    unit, repeat, unit_spec = name.split(",")[0], repeat_of(s, member), as_seen_by(spec, member)
-    keys, rows = keys_per_query(job.seq, s.ring), view.routed
+    unit, repeat, rows = name.split(",")[0], repeat_of(s, member), view.rows_of(member)
     narrow, turned = _narrow(job.precision, s)
+    onward = RankPass(t, job.seq, e, s, rows, narrow)
+    back = replace(onward, narrow=turned)
     deferrable = s.pp > 1  # with a pipeline, layers can always defer weight gradients
     cuts = sliced if s.tp == 1 else lambda *sizes: slices_over_ranks(*sizes) > 1
     in_slices = unit == "head" and not view.splits_backward and bool(cuts(t, spec.vocab, spec.hidden, e))
     in_parts = deferrable and not in_slices
     # Live bytes of the passes.
     memory = footprint(
-        unit_spec,
+        as_seen_by(spec, member),
         unit,
         t,
         job.seq,
@@ -66,13 +68,14 @@ def _of_class(view: RankView, name: str, member: str, core: Core | None) -> Iter
     )
     separate = job.documents == "separate"
     mask_bytes, temporary = _first_masks(view, core) if unit == "embed" and separate else (0, 0)
-    mask_work = unit_work.mask(spec, unit, t, job.seq, e, keys) if separate else NO_WORK
-    depends_on_routing = unit_spec.experts is not None and depends_on_router(unit_spec.experts, s)
+    mask_work = unit_work.mask(view.model, member, onward) if separate else NO_WORK
+    route = block_of(view.model, member).first(Route) if unit == "blocks" else None
+    depends_on_routing = route is not None and depends_on_router(route, s)
     # The forward pass; a sliced head computes the products of its backward pass in it.
-    forward = unit_work.forward(unit_spec, unit, t, job.seq, e, keys, rows, narrow) + mask_work
+    forward = unit_work.forward(view.model, member, onward) + mask_work
     products = NO_WORK  # of the backward pass, which a head in slices does in its forward pass
     if in_slices:
-        products = unit_work.head_products(spec, t, e)
+        products = unit_work.head_products(view.model, onward)
     n = view.passes["F", name]
     highest = max(int(memory.forward), temporary)
     yield Term(
@@ -83,12 +86,11 @@ def _of_class(view: RankView, name: str, member: str, core: Core | None) -> Iter
         free=highest - mask_bytes,
     )
     # Work of the backward pass, with the repeated part of the forward pass.
-    recomputed = unit_work.recomputed(unit_spec, repeat, t, job.seq, e, keys, rows, narrow) + (
-        mask_work if repeat != "none" else NO_WORK
-    )
+    recomputed = unit_work.recomputed(view.model, member, repeat, onward)
+    recomputed += mask_work if repeat != "none" else NO_WORK
     freed = _freed(spec, unit, t // s.tp if s.sp else t, job, int(memory.kept))
-    inputs = unit_work.input_grad(unit_spec, unit, t, job.seq, e, keys, rows, turned) + mask_work + recomputed
-    weights = unit_work.weight_grad(unit_spec, unit, t, e, rows, turned)
+    inputs = unit_work.input_grad(view.model, member, back) + mask_work + recomputed
+    weights = unit_work.weight_grad(view.model, member, back)
     event = Event("compute", "backward", "B", name, dtype=dtype, routed=depends_on_routing)
     # A split backward pass: I and W.
     if memory.parts is not None and view.splits_backward:
@@ -113,7 +115,7 @@ def _of_class(view: RankView, name: str, member: str, core: Core | None) -> Iter
     yield Term(
         event,
         count=n,
-        work=(inputs + weights if products is NO_WORK else unit_work.normed_input_grad(spec, t, e)) * n,
+        work=(inputs + weights if products is NO_WORK else unit_work.normed_input_grad(view.model, back)) * n,
         recomputed=recomputed * n,
         alloc=int(memory.backward),
         free=int(memory.backward - memory.leaves) + freed,

@@ -52,7 +52,18 @@ from phalanx.schedule.gradients.buckets import Bucket, layout
 from phalanx.schedule.layers.head import slices_over_ranks
 from phalanx.schedule.layers.routing import Routed, depends_on_other_tokens
 from phalanx.spec.job import DTYPE_BYTES, DType, Job, Precision
-from phalanx.spec.model.mechanisms import Experts
+from phalanx.spec.model.blocks.block import Block, Sublayer
+from phalanx.spec.model.blocks.lowering import block_of
+from phalanx.spec.model.blocks.operators import (
+    Attend,
+    Combine,
+    Dispatch,
+    Norm,
+    Operator,
+    Product,
+    Route,
+    Scan,
+)
 from phalanx.spec.model.spec import ModelSpec
 from phalanx.spec.strategy.spec import Recompute, Strategy
 from phalanx.spec.strategy.split import Split, partial
@@ -103,22 +114,14 @@ class LayerMessage:
 
 @dataclass(frozen=True)
 class CoreRuns:
-    """Marks where the attention core runs, forward or backward."""
+    """Marks where a sublayer's attention core or recurrence runs, forward or backward."""
 
     way: Way
+    op: Attend | Scan
+    sublayer: Sublayer
 
 
 Sends = tuple[LayerMessage | CoreRuns, ...]
-
-
-@dataclass(frozen=True)
-class _Stream:
-    """Messages of a block's residual stream under sequence parallelism."""
-
-    gather: Sends
-    again: Sends
-    """Gathers of the forward pass, repeated."""
-    scatter: Sends
 
 
 def communication(
@@ -137,7 +140,7 @@ def communication(
     schedule splits backward passes."""
     compute = job.precision.compute
     size = tokens * spec.hidden * DTYPE_BYTES[compute]
-    wide: DType = "float64" if compute == "float64" else "float32"
+    wide = wide_of(compute)
     slices = head_slices(spec, job, s, tokens) if unit == "head" and not splits else 1
     numbers = tokens // slices * DTYPE_BYTES[wide]
     scalars: Sends = (
@@ -147,13 +150,9 @@ def communication(
     reduce: Sends = (LayerMessage("all_reduce", compute, size),)
     if s.tp == 1:
         reduce = scalars = ()
-    # Blocks.
-    if unit == "blocks":
-        stream = _of_blocks(job.precision, s, size, tokens * spec.hidden, tokens)
-        if spec.experts is not None and rows is not None:
-            experts = _experts(spec, spec.experts, job, s, tokens, rows)
-            return _with_experts(spec.experts, phase, repeat, reduce, stream, s.sp, experts)
-        return _block(spec, phase, repeat, reduce, stream, s.sp)
+    if unit.startswith("blocks"):
+        stream = _of_blocks(job.precision, s, size, tokens) if s.sp else (reduce, (), (), ())
+        return _BlockPass(block_of(spec, unit), job, s, tokens, rows, repeat, *stream).sends(phase)
     # Embedding and head with sequence parallelism, then without.
     if s.sp:
         gather, scatter = _gather_and_scatter(s, compute, size, tokens)
@@ -164,6 +163,11 @@ def communication(
     if unit == "embed":
         return reduce if phase == "F" else ()
     return {"F": scalars, "W": ()}.get(phase, reduce)
+
+
+def wide_of(dtype: DType) -> DType:
+    """Return the type of sums of numbers of a compute type."""
+    return "float64" if dtype == "float64" else "float32"
 
 
 def head_slices(spec: ModelSpec, job: Job, s: Strategy, tokens: int) -> int:
@@ -179,106 +183,142 @@ def _gather_and_scatter(s: Strategy, dtype: DType, size: Any, tokens: Any) -> tu
     return (LayerMessage("all_gather", dtype, size, parts),), (LayerMessage("reduce_scatter", dtype, size, parts),)
 
 
-def _of_blocks(p: Precision, s: Strategy, size: Any, elements: Any, tokens: Any) -> _Stream:
+def _of_blocks(p: Precision, s: Strategy, size: Any, tokens: Any) -> tuple[Sends, Sends, Sends, Sends]:
+    """Return the messages of a block's residual stream of `size` bytes under sequence parallelism: `reduce`,
+    `gather`, `again` and `scatter`."""
     gather, scatter = _gather_and_scatter(s, p.compute, size, tokens)
     if not p.gathers_narrow:
-        return _Stream(gather, gather, scatter)
-    again: Sends = (LayerMessage("all_gather", "uint8", elements, chunks(tokens, s.tp)),)
+        return (), gather, gather, scatter
+    again: Sends = (LayerMessage("all_gather", "uint8", size // DTYPE_BYTES[p.compute], chunks(tokens, s.tp)),)
     scale: Sends = (LayerMessage("all_reduce", "float32", DTYPE_BYTES["float32"]),)
-    return _Stream(scale + again, again, scatter)
-
-
-def _block(spec: ModelSpec, phase: Phase, repeat: Recompute, reduce: Sends, stream: _Stream, sp: bool) -> Sends:
-    gather, scatter = stream.gather, stream.scatter
-    core_forward: Sends = (CoreRuns("F"),)
-    core_backward: Sends = (CoreRuns("B"),)
-    if repeat == "selective":
-        core_backward = core_forward + core_backward
-    serial = spec.residual == "serial"
-    if phase == "W":
-        return stream.again * 2 if sp else ()
-    again = () if phase == "I" else stream.again  # the inputs of products, which weight gradients need
-    if not sp:
-        forward, last = (core_forward + reduce, reduce) if serial else (core_forward, reduce)
-        backward = reduce + core_backward + reduce
-    elif serial:
-        forward, last = gather + core_forward + scatter + gather, scatter
-        backward = (gather + again + scatter) + gather + core_backward + (again + scatter)
-    elif repeat == "selective":  # the core is recomputed where its output is summed
-        forward, last = gather + gather + core_forward, scatter
-        backward = gather + core_backward + (again + scatter) * 2
-    else:
-        forward, last = gather + core_forward + gather, scatter
-        backward = gather + (again + scatter) + core_backward + (again + scatter)
-    if phase == "F":
-        return forward + last
-    return (forward if repeat == "full" else ()) + backward
+    return (), scale + again, again, scatter
 
 
 @dataclass(frozen=True)
-class _Experts:
-    """Messages of experts: before the shared expert is computed, after it, and in the backward pass."""
+class _BlockPass:
+    """The messages of a block's passes over `tokens` tokens of a rank. Each of `reduce`, `gather` (with its scale,
+    where it is of 8 bits), `again` (a gather of the forward pass, repeated) and `scatter` is empty if not sent."""
 
-    leave: Sends
-    come: Sends
-    back: Sends
+    block: Block
+    job: Job
+    s: Strategy
+    tokens: Any
+    rows: Routed | None
+    repeat: Recompute
+    reduce: Sends
+    gather: Sends
+    again: Sends
+    scatter: Sends
+
+    def sends(self, phase: Phase) -> Sends:
+        """Return the messages of one pass, in order."""
+        if phase == "W":
+            return self.again * sum(map(_gathers, self.block.sublayers))
+        if phase == "F":
+            return self._forward(needed=True)
+        again = () if phase == "I" else self.again  # the inputs of products, which weight gradients need
+        return (self._forward(needed=False) if self.repeat == "full" else ()) + self._backward(again + self.scatter)
+
+    @property
+    def _joined(self) -> bool:
+        """Whether all sublayers add to the residual stream at once."""
+        return self.block.residual != "serial" and all(s.after is None for s in self.block.sublayers)
+
+    @property
+    def _core_last(self) -> bool:
+        """Whether the core is recomputed where its output is summed, after all sublayers gathered."""
+        return self._joined and self.s.sp and self.repeat == "selective"
+
+    def _leaves(self, sublayer: Sublayer) -> bool:
+        """Whether a sum over tp ranks follows a sublayer."""
+        return not self._joined or sublayer is self.block.sublayers[-1]
+
+    def _forward(self, needed: bool) -> Sends:
+        """Return the forward pass. Unless its result is `needed`, the last sum is only sent if a norm reads it."""
+        sent = self.gather * len(self.block.sublayers) if self._core_last else ()
+        for sublayer in self.block.sublayers:
+            gather = () if self._core_last else self.gather
+            for op in sublayer.operators:
+                if _reads_all(op):
+                    sent, gather = sent + gather, ()
+                sent += self._operator(op, sublayer, "F")
+            last = sublayer is self.block.sublayers[-1]
+            if self._leaves(sublayer) and (needed or not last or sublayer.after is not None):
+                sent += self.reduce + self.scatter * _gathers(sublayer)
+        return sent
+
+    def _backward(self, enters: Sends) -> Sends:
+        """Return the backward pass. `enters`: what a sublayer that gathers sends for the gradient of its input."""
+        sent: Sends = ()
+        for sublayer in reversed(self.block.sublayers):
+            gathers = _gathers(sublayer)
+            sent += self.gather * (gathers and self._leaves(sublayer))
+            for op in reversed(sublayer.operators):
+                sent += self._operator(op, sublayer, "B")
+            sent += self.reduce + enters * (gathers and not self._core_last)
+        return sent + enters * (len(self.block.sublayers) * self._core_last)
+
+    def _operator(self, op: Operator, sublayer: Sublayer, way: Way) -> Sends:
+        """Return what one operator sends."""
+        match op:
+            case Attend():
+                again = (CoreRuns("F", op, sublayer),) if way == "B" and self.repeat == "selective" else ()
+                return (*again, CoreRuns(way, op, sublayer))
+            case Scan():  # keeps only its inputs, so that there is nothing to recompute
+                return (CoreRuns(way, op, sublayer),)
+            case Norm() if op.inside and op.spans > op.y.dim.groups(self.s):
+                numbers = self.tokens * (op.y.dim.count // op.spans)
+                return (LayerMessage("all_reduce", self._wide, numbers * DTYPE_BYTES[self._wide]),)
+            case Product() if op.into.axis == "tp" and self.s.tp > 1:
+                inner = sum(out.dim.size for out in op.y if not out.dim.axis and out.rows != "own")
+                return (self._of_compute("all_reduce", self.tokens * inner, "tp"),) if inner else ()
+            case Route() if way == "F" and self.s.cp * self.s.tp > 1 and depends_on_other_tokens(op, self.s):
+                return (self._choices(op),)
+            case Dispatch() if self.s.ep * self.s.etp > 1:
+                if way == "B":
+                    return (self._rows(op.width, received=True, overlapped=sublayer.shared),)
+                experts = next(o.experts for o in sublayer.operators if isinstance(o, Product) and o.experts)
+                counts = LayerMessage("all_to_all", "int64", experts.count * self.s.etp * 8, axis=self._expert_axis)
+                return (counts, self._rows(op.width, received=False, overlapped=sublayer.shared))
+            case Combine() if self.s.ep * self.s.etp > 1:
+                return (self._rows(op.width, received=way == "F"),)
+        return ()
+
+    @property
+    def _wide(self) -> DType:
+        return wide_of(self.job.precision.compute)
+
+    @property
+    def _expert_axis(self) -> str:
+        return "ep" if self.s.etp == 1 else "ep+etp"
+
+    def _of_compute(self, op: str, elements: Any, axis: str) -> LayerMessage:
+        compute = self.job.precision.compute
+        return LayerMessage(op, compute, elements * DTYPE_BYTES[compute], axis=axis)
+
+    def _rows(self, width: int, received: bool, overlapped: bool = False) -> LayerMessage:
+        """Return the all-to-all of rows to experts, or back of the rows that were `received`."""
+        assert self.rows is not None
+        n = self.rows.received if received else self.rows.rows * self.rows.copies
+        message = self._of_compute("all_to_all", n * width, self._expert_axis)
+        return replace(message, routed=True, overlapped=overlapped)
+
+    def _choices(self, op: Route) -> LayerMessage:
+        """Return the all-gather of the choices of each token; or, if experts choose, of its scores."""
+        if op.chooser == "tokens":
+            dtype: Any = "int32"
+            each = 4 * op.top_k
+        else:
+            dtype, each = self._wide, DTYPE_BYTES[self._wide] * op.count
+        size = self.s.cp * self.s.tp * -(-self.tokens // self.s.tp) * each
+        return LayerMessage("all_gather", dtype, size, axis="tokens")
 
 
-def _experts(spec: ModelSpec, x: Experts, job: Job, s: Strategy, tokens: Any, rows: Routed) -> _Experts:
-    compute = job.precision.compute
-    e, ranks = DTYPE_BYTES[compute] * spec.hidden, s.ep * s.etp
-    leave: Sends = ()
-    if s.cp * s.tp > 1 and depends_on_other_tokens(x, s):
-        # The choices of each token; or, if experts choose, its scores.
-        score_dtype: DType = "float64" if compute == "float64" else "float32"
-        dtype, n = (
-            ("int32", 4 * x.top_k) if x.chooser == "tokens" else (score_dtype, DTYPE_BYTES[score_dtype] * x.count)
-        )
-        size = s.cp * s.tp * -(-tokens // s.tp) * n
-        leave += (LayerMessage("all_gather", dtype, size, axis="tokens"),)  # type: ignore[arg-type]
-    if ranks == 1:
-        return _Experts(leave, (), ())
-    axis = "ep" if s.etp == 1 else "ep+etp"
-    shared = x.shared_ffn > 0
-    rows_out = LayerMessage("all_to_all", compute, rows.rows * rows.copies * e, axis=axis, routed=True)
-    results = LayerMessage("all_to_all", compute, rows.received * e, axis=axis, routed=True)
-    counts = LayerMessage("all_to_all", "int64", x.count * s.etp * 8, axis=axis)
-    return _Experts(
-        (*leave, counts, replace(rows_out, overlapped=shared)),
-        (results,),
-        (rows_out, replace(results, overlapped=shared)),
-    )
+def _reads_all(op: Operator) -> bool:
+    """Whether an operator reads the tokens of all tp ranks from the residual stream."""
+    return isinstance(op, Product) and op.x == "n" and any(out.rows == "all" for out in op.y)
 
 
-def _with_experts(
-    x: Experts, phase: Phase, repeat: Recompute, reduce: Sends, stream: _Stream, sp: bool, messages: _Experts
-) -> Sends:
-    """Return the messages of a block with experts, which runs attention and experts in sequence."""
-    gather, scatter = stream.gather, stream.scatter
-    core_forward: Sends = (CoreRuns("F"),)
-    core_backward: Sends = (CoreRuns("B"),)
-    if repeat == "selective":
-        core_backward = core_forward + core_backward
-    reduces_shared = sp and x.shared_ffn > 0
-    # Deferred weight gradients gather again what they read.
-    if phase == "W":
-        return stream.again * (1 + reduces_shared) if sp else ()
-    again = () if phase == "I" else stream.again  # the inputs of products, which weight gradients need
-    # The forward and the backward pass.
-    if not sp:
-        forward, last = core_forward + reduce + messages.leave + messages.come, reduce
-        backward = messages.back + reduce + core_backward + reduce
-    else:
-        forward = gather + core_forward + scatter + messages.leave + gather * reduces_shared + messages.come
-        last = scatter * reduces_shared
-        backward = (
-            gather * reduces_shared
-            + messages.back
-            + (again + scatter) * reduces_shared
-            + gather
-            + core_backward
-            + (again + scatter)
-        )
-    if phase == "F":
-        return forward + last
-    return (forward if repeat == "full" else ()) + backward
+def _gathers(sublayer: Sublayer) -> bool:
+    """Whether a sublayer reads, and adds to, the tokens of all tp ranks: not so experts without a shared one."""
+    return any(map(_reads_all, sublayer.operators))

@@ -24,7 +24,8 @@ import numpy.typing as npt
 
 from phalanx.schedule.event import Phase
 from phalanx.spec.job import DTYPE_BYTES, DType
-from phalanx.spec.model.spec import ModelSpec
+from phalanx.spec.model.blocks.block import Sublayer, products_of
+from phalanx.spec.model.blocks.operators import Attend, Scan
 from phalanx.spec.strategy.mesh import Mesh
 from phalanx.spec.strategy.spec import Strategy
 
@@ -117,15 +118,20 @@ class CoreMessage:
     bytes: Any
 
 
-def communication(spec: ModelSpec, s: Strategy, dtype: DType, phase: Phase, tokens: Any) -> Iterator[CoreMessage]:
-    """Yield the attention core's messages in a pass over `tokens` tokens of a rank (a number or a column), in order.
-    `spec`: the part of the model that the rank holds."""
+def communication(
+    op: Attend | Scan, sublayer: Sublayer, s: Strategy, dtype: DType, phase: Phase, tokens: Any
+) -> Iterator[CoreMessage]:
+    """Yield the messages of a sublayer's attention core or recurrence in a pass over `tokens` tokens of a rank (a
+    number or a column), in order."""
     if s.cp == 1:
         return
-    head = tokens * spec.core_dim * DTYPE_BYTES[dtype]
-    kv_heads = max(1, spec.kv_heads // s.ulysses)
-    scatter_heads = CoreMessage("all_to_all", "ulysses", head * (spec.heads + 2 * kv_heads * s.ulysses))
-    gather_heads = CoreMessage("all_to_all", "ulysses", head * spec.heads)
+    if isinstance(op, Scan):
+        yield from _of_scan(op, sublayer, s, tokens * DTYPE_BYTES[dtype], phase)
+        return
+    head = tokens * op.core * DTYPE_BYTES[dtype]
+    heads, kv_heads = op.y.dim.groups(s), max(1, op.kv.groups(s) // s.ulysses)
+    scatter_heads = CoreMessage("all_to_all", "ulysses", head * (heads + 2 * kv_heads * s.ulysses))
+    gather_heads = CoreMessage("all_to_all", "ulysses", head * heads)
     if s.ulysses > 1:
         yield scatter_heads if phase == "F" else gather_heads
     block = [CoreMessage(op, "ring", head * s.ulysses * 2 * kv_heads) for op in ("send", "recv")]
@@ -133,3 +139,16 @@ def communication(spec: ModelSpec, s: Strategy, dtype: DType, phase: Phase, toke
         yield from block
     if s.ulysses > 1:
         yield gather_heads if phase == "F" else scatter_heads
+
+
+def _of_scan(op: Scan, sublayer: Sublayer, s: Strategy, element: Any, phase: Phase) -> Iterator[CoreMessage]:
+    """Yield the two all-to-alls of a recurrence over all ranks that share sequences: of what its convolution and it
+    read, to whole sequences of a part of the heads, and of its result back. Groups of keys are repeated where ranks
+    are more (Megatron-LM d98e8a6, core/ssm/mamba_context_parallel.py:119-133)."""
+    groups = op.groups.groups(s)
+    width = op.gates * op.y.dim.groups(s)
+    for part in (out for product in products_of(sublayer) for out in product.y if out.name in op.x):
+        width += part.dim.here(s) * (max(1, s.cp // groups) if part.dim == op.groups else 1)
+    there = CoreMessage("all_to_all", "cp", element * width)
+    back = CoreMessage("all_to_all", "cp", element * op.y.dim.here(s))
+    yield from (there, back) if phase == "F" else (back, there)

@@ -205,9 +205,10 @@ def require_split(spec: ModelSpec, s: Degrees) -> None:
     for field, ranks in (("ep", s.ep), ("etp", s.etp)):
         if ranks == 1:
             continue
-        if spec.experts is None:
+        divided = next(((name, dim.count) for name, dim in dims.items() if dim.axis == field), None)
+        if divided is None:
             raise InputError(f"strategy.{field}", ranks, "the model has no experts", "leave it out")
-        name, count = next((name, dim.count) for name, dim in dims.items() if dim.axis == field)
+        name, count = divided
         if count % ranks:
             reason = f"does not divide model.{name} = {count}"
             raise InputError(f"strategy.{field}", ranks, reason, f"use a divisor of {count}")

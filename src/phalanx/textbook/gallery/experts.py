@@ -13,7 +13,7 @@ from phalanx.schedule.layers.routing import balanced, most, routed
 from phalanx.spec.errors import InputError
 from phalanx.spec.job import Job, Precision
 from phalanx.spec.model.mechanisms import Experts
-from phalanx.spec.model.spec import ModelSpec
+from phalanx.spec.model.spec import ModelSpec, expert_layers
 from phalanx.spec.strategy.spec import Strategy
 
 _TOKENS = 10
@@ -82,7 +82,7 @@ def moe_layer(model: str = "mixtral-8x7b", ranks: int = 4, seq: int = 4096) -> P
     s = Strategy(dp=ranks, ep=ranks)
     rows = routed(x, s, seq)
     job = Job(ranks, seq, Precision("bfloat16"))
-    sends = communication(spec, job, s, "blocks", "F", seq, rows=rows)
+    sends = communication(spec, job, s, f"blocks.{expert_layers(spec)[0]}", "F", seq, rows=rows)
     sent = [c for c in sends if not isinstance(c, CoreRuns)]
     here = x.count // ranks
     items: list[Box | Arrow | Label] = []

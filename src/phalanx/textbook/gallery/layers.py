@@ -106,7 +106,9 @@ def sequence_parallel(model: str = "llama3-8b", ranks: int = 4, seq: int = 8192)
     local = Split.of(spec, _tp(ranks)).local
     each = seq // ranks
     job = Job(1, seq, Precision("bfloat16"))
-    sent = [x for x in communication(spec, job, _tp(ranks, True), "blocks", "F", seq) if not isinstance(x, CoreRuns)]
+    sent = [
+        x for x in communication(spec, job, _tp(ranks, True), "blocks.0", "F", seq) if not isinstance(x, CoreRuns)
+    ]
     kinds = list(dict.fromkeys(x.op for x in sent))
     assert [x.op for x in sent] == kinds * 2, sent  # gather, scatter; gather, scatter
     items: Items = []
@@ -131,7 +133,7 @@ def sequence_parallel(model: str = "llama3-8b", ranks: int = 4, seq: int = 8192)
     items.append(
         Label(0, rows_ + 1, f"each of them moves {float(sent[0].bytes) / 2**20:g} MiB, as nccl-tests counts")
     )
-    without = [x for x in communication(spec, job, _tp(ranks), "blocks", "F", seq) if not isinstance(x, CoreRuns)]
+    without = [x for x in communication(spec, job, _tp(ranks), "blocks.0", "F", seq) if not isinstance(x, CoreRuns)]
     return Picture(
         f"Sequence parallelism along with tensor parallelism: a block of {model} over {ranks} ranks",
         (Diagram(tuple(items)),),

@@ -73,6 +73,11 @@ def architecture(spec: ModelSpec) -> Architecture:
     )
 
 
+def block_of(spec: ModelSpec, unit: str) -> Block:
+    """Return the block of a unit `blocks.i`."""
+    return architecture(spec).blocks[int(unit.partition(".")[2])]
+
+
 def pattern_of(spec: ModelSpec) -> tuple[str, ...]:
     """Return the sublayers of every block, such as `attention+mlp`."""
     if spec.pattern is not None:

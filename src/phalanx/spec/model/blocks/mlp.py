@@ -85,9 +85,9 @@ def experts(
     router = [Weight("router.weight", (whole(sizes.count), h), "router")]
     router += [Weight("router.bias", (whole(sizes.count),), "router_bias")] if sizes.router_bias else []
     ops: list[Operator] = [Product("n", h, (Output("logits", whole(sizes.count), "routed"),), tuple(router))]
-    ops.append(Route(sizes.count, sizes.top_k, sizes.chooser, sizes.capacity))
+    ops.append(Route(sizes.count, sizes.top_k, sizes.chooser, sizes.capacity, sizes.balance_loss))
     if sizes.latent:
-        ops.append(linear("n", h, (Output("narrow", inner),), ("narrow",)))
+        ops.append(linear("n", h, (Output("narrow", inner, "routed"),), ("narrow",)))
     ops.append(Dispatch(inner.size))
     # Buckets fill from the end: backward finishes the experts first, then the shared expert (while the gradients of
     # the experts' rows travel), and last the router.
@@ -95,9 +95,9 @@ def experts(
         ops += _mlp(h, Dim(sizes.shared_ffn, 1, "tp", of="experts.shared_ffn"), activation, bias, "shared.")
         if sizes.shared_gate:
             ops.append(linear("n", h, (Output("shared.scale", whole(1)),), ("shared.scale",)))
-    count, width = Dim(sizes.count, 1, "ep", of="experts.count"), Dim(sizes.ffn, 1, "etp", of="experts.ffn")
+    count, width = Dim(sizes.here, 1, "ep", of="experts.count"), Dim(sizes.ffn, 1, "etp", of="experts.ffn")
     ops += _mlp(inner, width, activation, sizes.bias, "experts.", "rows", "received", count)
     ops.append(Combine(inner.size, sizes.top_k))
     if sizes.latent:
-        ops.append(linear("y", inner, (Output("y", h),), ("wide",)))
+        ops.append(linear("y", inner, (Output("y", h, "routed"),), ("wide",)))
     return Sublayer("mlp", norm, tuple(ops), after, leaves="complete", shared=sizes.shared_ffn > 0)

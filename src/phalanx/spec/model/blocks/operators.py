@@ -284,6 +284,8 @@ class Route:
     top_k: int
     chooser: Literal["tokens", "experts"] = "tokens"
     capacity: float | None = None
+    balance_loss: float = 0.0
+    """Weight of the loss that compares what experts get of a sequence; 0: there is none."""
 
 
 @dataclass(frozen=True)
