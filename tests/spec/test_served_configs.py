@@ -52,8 +52,9 @@ def differences(m: ModelSpec, config: dict[str, int]) -> dict[str, tuple[float, 
         pairs["v_dim"] = (m.latent.v_dim, config["v_head_dim"])
         pairs["head_dim"] = (m.head_dim, config["qk_nope_head_dim"] + config["qk_rope_head_dim"])
     elif "head_dim" in config:
-        wide = (config["head_dim"] + config.get("v_head_dim", config["head_dim"])) / 2
-        pairs["head_dim"] = (m.head_dim, wide)
+        pairs["head_dim"] = (m.head_dim, config["head_dim"])
+        if "v_head_dim" in config:
+            pairs["value_dim"] = (ours["value_dim"], config["v_head_dim"])
     if ours["expert_layers"] < m.layers:
         pairs["ffn"] = (m.ffn, config.get("intermediate_size_mlp", config.get("intermediate_size", 0)))
     if "n_shared_experts" in config:

@@ -79,7 +79,7 @@ def _matrices(s: Sublayer) -> Iterator[tuple[Weight, int]]:
     """Yield the matrices of a sublayer's products and of its index, with their elements."""
     for op in s.operators:
         for w in op.weights if isinstance(op, Product | Index) else ():
-            if len(w.shape) > 1 and not w.role.endswith("_bias"):
+            if len(w.shape) > 1:
                 elements = 1
                 for dim in w.shape:
                     elements *= dim.size
@@ -90,8 +90,6 @@ def _add(counts: dict[str, Any], s: Sublayer, n: int) -> None:
     """Add `n` equal sublayers to the sums."""
     kept = of_layer(s)
     for w, elements in _matrices(s):
-        if w.name in ("beta.weight", "alpha.weight", "index.weights.weight"):
-            continue
         if w.role.startswith("expert"):
             kind = "expert"
         elif not any(dim.axis for dim in w.shape):

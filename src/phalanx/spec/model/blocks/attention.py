@@ -49,7 +49,8 @@ class AttentionSizes:
     sinks: bool | None = None
     """Whether each head has a learned logit that takes weight from the tokens."""
     shared_values: bool = False
-    """Whether keys are the values too (Gemma 4's full attention), without a matrix of their own."""
+    """Whether keys, before their norm and positions, are the values too (Gemma 4's full attention: transformers 5.23,
+    models/gemma4/modeling_gemma4.py:1226), which have no matrix of their own. Both are cached."""
 
     def __post_init__(self) -> None:
         require_ranges(self, f"model.mixers.{self.name}")
@@ -96,8 +97,7 @@ def attention(
     if value < core:
         ops.append(Resize("v", Output("v", Dim(kv_heads, core, "tp", copies=True, of="kv_heads"))))
     sink = (Weight("sinks", (Dim(heads, 1, "tp", of="heads"),), "sink", late=True),) if sinks else ()
-    cached = k.size + v.size * (not shared_values)
-    ops.append(Attend(Output("o", result), k, head_dim, value, core, cached, True, window, weights=sink))
+    ops.append(Attend(Output("o", result), k, head_dim, value, core, k.size + v.size, True, window, weights=sink))
     if gated:
         ops.append(Activate("sigmoid_gate", ("o", "gate"), Output("o", result)))
     ops.append(linear("o", result, (added(hidden),), ("o",), out_bias))
