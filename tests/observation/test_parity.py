@@ -36,6 +36,21 @@ def test_parity_in_fp64(pool: Pool, world: int, examples: int) -> None:
     holds()
 
 
+@examples(4, 150)
+@pytest.mark.parametrize("world", sampled([2, 4], (1,)))
+def test_parity_of_blocks_that_a_pattern_lists(pool: Pool, world: int, examples: int) -> None:
+    """Recurrences, windows, gates and norms of every kind, in blocks of one or two."""
+
+    @settings(max_examples=examples)
+    @given(cases(world, patterns=True), TRANSPORTS, OPTIMIZERS)
+    def holds(case, transport, under) -> None:  # type: ignore[no-untyped-def]
+        for found in pool.run(world, rank_cases.examine, *case, "float64", 3, transport, (under,))[0]:
+            assert found.loss_rel_max <= BOUNDS["float64"], found
+            assert found.grad_rel_max <= BOUNDS["float64"], found
+
+    holds()
+
+
 @examples(2, 50)
 def test_parity_in_fp32(pool: Pool, examples: int) -> None:
     @settings(max_examples=examples)

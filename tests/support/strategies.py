@@ -134,6 +134,44 @@ def with_experts(draw: st.DrawFn, small: bool = False) -> ModelSpec:
     return build(ModelSpec, complete(sizes), "model")
 
 
+@st.composite
+def mixed(draw: st.DrawFn, small: bool = False) -> ModelSpec:
+    """Draw a model of blocks that a pattern lists: recurrences, attention and MLPs, in blocks of one or two."""
+    groups, heads = draw(st.sampled_from([1, 2])), draw(st.sampled_from([4, 8]))
+    mamba = {"kind": "mamba", "name": "mixer", "heads": heads, "groups": groups}
+    mamba |= {"head_dim": draw(st.sampled_from([2, 6])), "state": draw(st.sampled_from([3, 8]))}
+    mamba |= {"bias": draw(st.booleans()), "conv_bias": draw(st.booleans()), "group_norm": draw(st.booleans())}
+    delta = {"kind": "delta", "name": "linear", "key_heads": 4, "value_heads": draw(st.sampled_from([4, 8]))}
+    delta |= {"key_dim": draw(st.sampled_from([3, 8])), "value_dim": draw(st.sampled_from([4, 6]))}
+    both = {"taps": draw(st.sampled_from([2, 4])), "chunk": draw(st.sampled_from([4, 16]))}
+    near = {"kind": "attention", "name": "near", "window": draw(st.sampled_from([5, 50])), "rotary_dim": 0}
+    mixers = {str(m["name"]): m for m in (mamba | both, delta | both, near)}
+    joined = [f"{mixer}+mlp" for mixer in (*mixers, "attention")]
+    pattern = draw(st.lists(st.sampled_from([*mixers, "attention", "mlp", *joined, *joined]), min_size=1, max_size=4))
+    named = {word for words in pattern for word in words.split("+")}
+    sizes: dict[str, Any] = {
+        "family": draw(st.sampled_from(["llama", "qwen3"])),
+        "vocab": 61 if small else 300,
+        "hidden": draw(st.sampled_from([16, 48] if small else [64, 128])),
+        "layers": draw(st.integers(len(pattern), 4)),
+        "heads": 4,
+        "kv_heads": draw(st.sampled_from([1, 2, 4])),
+        "head_dim": 8,
+        "ffn": 48,
+        "max_seq": 64 if small else 256,
+        "tied": draw(st.booleans()),
+        "qkv_bias": draw(st.booleans()),
+        "activation": draw(st.sampled_from(["swiglu", "geglu", "relu2", "gelu"])),
+        "norms": draw(st.sampled_from(["before", "after", "both"])),
+        "qk_norm": draw(st.booleans()),
+        "qk_norm_over": draw(st.sampled_from(["head", "all"])),
+        "output_gate": draw(st.booleans()),
+        "mixers": [mixer for name, mixer in mixers.items() if name in named],
+        "pattern": pattern,
+    }
+    return build(ModelSpec, complete(sizes), "model")
+
+
 def splits(model: ModelSpec, tp: int, ep: int = 1, etp: int = 1) -> bool:
     """Whether a model can be split into this many equal parts."""
     try:
@@ -172,10 +210,16 @@ ORDERS = ["/".join(order) for order in permutations(AXES)]
 
 @st.composite
 def cases(
-    draw: st.DrawFn, ranks: int, small: bool = True, compressed: bool = False, experts: bool = False
+    draw: st.DrawFn,
+    ranks: int,
+    small: bool = True,
+    compressed: bool = False,
+    experts: bool = False,
+    patterns: bool = False,
 ) -> tuple[ModelSpec, Job, Strategy]:
     """Draw a model, a job and a strategy of `ranks` ranks that fit each other."""
-    model = draw(with_experts(small=small) if experts else models(small=small))
+    kind = with_experts if experts else mixed if patterns else models
+    model = draw(kind(small=small))
     micro_batch = draw(st.sampled_from([1, 2, 3]))
     accumulation = draw(st.sampled_from([1, 2, 3, 4]))
     zero = draw(st.sampled_from([0, 1, 2, 3]))
@@ -185,6 +229,8 @@ def cases(
     seq = draw(st.sampled_from([8, 32] if small else [32, 128, 256]))
     # A ring of many ranks has as many steps in every block, all alike.
     parts = [Strategy(tp=tp, cp=cp, ulysses=u) for cp in divisors(ranks // tp) for u in divisors(cp) if cp // u <= 4]
+    if patterns:
+        parts = [Strategy(tp=tp)]
     context = draw(st.sampled_from([s for s in parts if shares(model, seq, s)]))
     cp = context.cp
     dp = ranks // tp // cp
@@ -221,7 +267,7 @@ def cases(
         precision=precision,
         optimizer=Optimizer(name=draw(st.sampled_from(["adamw", "sgd"]))),
         clip=draw(st.sampled_from([0.0, 0.5, 1.0])),
-        documents=draw(st.sampled_from(["packed", "separate"])),
+        documents="packed" if patterns else draw(st.sampled_from(["packed", "separate"])),
     )
     check(strategy, model, job, world)
     return model, job, strategy

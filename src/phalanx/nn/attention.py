@@ -11,13 +11,16 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from phalanx.nn import functional
-from phalanx.nn.norms import RMSNorm
+from phalanx.nn.gated_norm import sigmoid_gate
+from phalanx.nn.norms import AllHeadsNorm, RMSNorm
 from phalanx.runtime.autograd import recompute
 from phalanx.runtime.autograd.layer_comm import LayerComm
 from phalanx.runtime.model_parallel import context, sequence, tensor
 from phalanx.runtime.model_parallel.context import ContextParallel
 from phalanx.runtime.model_parallel.sequence import ProductTerm
 from phalanx.runtime.model_parallel.tensor import TensorParallel
+from phalanx.spec.model.blocks.block import Sublayer, products_of
+from phalanx.spec.model.blocks.operators import Attend, Rotary
 from phalanx.spec.model.spec import ModelSpec
 
 
@@ -75,16 +78,19 @@ class CausalAttention(nn.Module):
     scale: float | None = None
     """The scale of the logits; None: 1 / sqrt(head_dim)."""
 
-    def __init__(self, spec: ModelSpec, block: int, tp: TensorParallel | None, cp: ContextParallel | None) -> None:
+    def __init__(self, sublayer: Sublayer, block: int, tp: TensorParallel | None, cp: ContextParallel | None) -> None:
         super().__init__()
-        self.head_dim, self.block, self.tp, self.cp = spec.head_dim, block, tp, cp
-        self.unit, self.window = f"blocks.{block}", spec.window_of(block)
-        self.grouped = spec.kv_heads < spec.heads
+        attend = sublayer.first(Attend)
+        assert attend is not None
+        self.head_dim, self.block, self.tp, self.cp = attend.key, block, tp, cp
+        self.unit, self.window = f"blocks.{block}", attend.window
+        self.grouped = attend.kv.count < attend.y.dim.count
         self.repeats: LayerComm | None = None  # set where the core is recomputed: how it communicates
 
-    def heads(self, x: Tensor, angles: Angles) -> tuple[Tensor, Tensor, Tensor]:
-        """Return queries (batch, seq, heads, width), keys and values (batch, seq, kv_heads, width). x: (batch, seq,
-        hidden), or with sequence parallelism this rank's rows, (rows, hidden)."""
+    def heads(self, x: Tensor, angles: Angles) -> tuple[Tensor, ...]:
+        """Return queries (batch, seq, heads, width), keys and values (batch, seq, kv_heads, width), and the gate of
+        the result, (batch, seq, heads x v_dim), if there is one. x: (batch, seq, hidden), or with sequence
+        parallelism this rank's rows, (rows, hidden)."""
         raise NotImplementedError
 
     def cached(self, x: Tensor, angles: Angles, cache: Cache) -> Tensor:
@@ -104,27 +110,31 @@ class CausalAttention(nn.Module):
         parallelism the factors of it. `needed`: whether the value is used (runtime/autograd/recompute.py)."""
         if cache is not None:
             return self._projected(self.cached(x, angles, cache), needed)
-        q, k, v = self.heads(x, angles)
+        q, k, v, *gate = self.heads(x, angles)
         repeats = self.repeats if recompute.pays(q) else None
         split = self.tp is not None and self.tp.rows is not None
         if repeats is not None:
             if split:
-                return sequence.repeated(self._core, repeats, (q, k, v, mask), self.o)
-            return recompute.repeated(self._projected_core, repeats, q, k, v, mask)
-        out = self._core(q, k, v, mask)
-        del q, k, v  # the core may keep different tensors for its backward pass
+                return sequence.repeated(self._core, repeats, (q, k, v, mask, *gate), self.o)
+            return recompute.repeated(self._projected_core, repeats, q, k, v, mask, *gate)
+        out = self._core(q, k, v, mask, *gate)
+        del q, k, v, gate  # the core may keep different tensors for its backward pass
         return sequence.factors(out, self.o) if split else self._projected(out, needed)
 
-    def _projected_core(self, needed: bool, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
-        return self._projected(self._core(q, k, v, mask), needed)
+    def _projected_core(self, needed: bool, *parts: Tensor) -> Tensor:
+        return self._projected(self._core(*parts), needed)
 
     def _projected(self, out: Tensor, needed: bool) -> Tensor:
         if self.tp is None:
             return recompute.linear(self.o, out, needed)
         return tensor.rows(out, self.o, needed)
 
-    def _core(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
-        """Compute softmax(scale q kᵀ) v, (batch, new, heads x v_dim), of what `heads` returns."""
+    def _core(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, gate: Tensor | None = None) -> Tensor:
+        """Compute softmax(scale q kᵀ) v sigmoid(gate), (batch, new, heads x v_dim), of what `heads` returns."""
+        out = self._attended(q, k, v, mask)
+        return out if gate is None else sigmoid_gate(out, gate)
+
+    def _attended(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
         if self.cp is not None:
             return self._of_values(context.core(self.cp, self.unit, q, k, v, mask, self.scale))
         grouped = self.grouped
@@ -155,38 +165,55 @@ class CausalAttention(nn.Module):
 
 
 class Attention(CausalAttention):
-    """Multi-head attention: grouped where kv_heads < heads (Ainslie et al. 2023); with query and key norms where the
-    spec has them (Dehghani et al. 2023)."""
+    """Multi-head attention: grouped where kv_heads < heads (Ainslie et al. 2023). Its operators say whether queries
+    and keys are normed, over each head (Dehghani et al. 2023) or over all, whether positions turn them, and whether a
+    sigmoid gates the result."""
 
     def __init__(
-        self, spec: ModelSpec, block: int, tp: TensorParallel | None, cp: ContextParallel | None = None
+        self,
+        spec: ModelSpec,
+        sublayer: Sublayer,
+        block: int,
+        tp: TensorParallel | None,
+        cp: ContextParallel | None = None,
     ) -> None:
-        super().__init__(spec, block, tp, cp)
-        self.q = nn.Linear(spec.hidden, spec.q_width, bias=spec.qkv_bias)
-        self.k = nn.Linear(spec.hidden, spec.kv_width, bias=spec.qkv_bias)
-        self.v = nn.Linear(spec.hidden, spec.kv_width, bias=spec.qkv_bias)
-        self.o = nn.Linear(spec.q_width, spec.hidden, bias=spec.out_bias)
-        self.normed = spec.qk_norm
-        if self.normed:
-            self.q_norm = RMSNorm(spec.head_dim, spec.norm_eps)
-            self.k_norm = RMSNorm(spec.head_dim, spec.norm_eps)
+        super().__init__(sublayer, block, tp, cp)
+        into, last = products_of(sublayer)
+        widths = {out.name: out.dim.size for out in into.y}
+        for name, width in widths.items():
+            setattr(self, name, nn.Linear(spec.hidden, width, bias=spec.qkv_bias))
+        self.parts = tuple(widths)
+        self.o = nn.Linear(last.into.size, spec.hidden, bias=spec.out_bias)
+        self.rotates = sublayer.first(Rotary) is not None
+        self.norm_over = spec.qk_norm_over if spec.qk_norm else ""
+        if self.norm_over == "head":
+            self.q_norm: RMSNorm = RMSNorm(self.head_dim, spec.norm_eps)
+            self.k_norm: RMSNorm = RMSNorm(self.head_dim, spec.norm_eps)
+        elif self.norm_over == "all":
+            copies = 1 if tp is None else tp.copies_of(f"{self.unit}.attention.k.weight")
+            self.q_norm = AllHeadsNorm(widths["q"], spec.norm_eps, tp, self.unit)
+            self.k_norm = AllHeadsNorm(widths["k"], spec.norm_eps, tp, self.unit, copies)
 
-    def heads(self, x: Tensor, angles: Angles) -> tuple[Tensor, Tensor, Tensor]:
-        q, k, v = tensor.columns(self.tp, self.unit, x, (self.q, self.k, self.v))
+    def heads(self, x: Tensor, angles: Angles) -> tuple[Tensor, ...]:
+        layers = [getattr(self, part) for part in self.parts]
+        q, k, v, *gate = tensor.columns(self.tp, self.unit, x, layers)
+        if self.norm_over == "all":
+            q, k = self.q_norm(q), self.k_norm(k)
         shape = (*q.shape[:2], -1, self.head_dim)
         q, k, v = q.view(shape), k.view(shape), v.view(shape)
-        if self.normed:
+        if self.norm_over == "head":
             q, k = self.q_norm(q), self.k_norm(k)
-        if angles is not None:
+        if angles is not None and self.rotates:
             q, k = functional.rotary(q, *angles), functional.rotary(k, *angles)
-        return q, k, v
+        return q, k, v, *gate
 
     def cached(self, x: Tensor, angles: Angles, cache: Cache) -> Tensor:
-        q, k, v = self.heads(x, angles)
+        q, k, v, *gate = self.heads(x, angles)
         cache.extend(self.block, k, v)
         parts = []
         for read in cache.reads(self.window):
             own = q[:, read.rows].view(read.slots, -1, *q.shape[2:])
             k, v = cache.read(self.block, read)
             parts.append(self._core(own, k, v, read.mask).reshape(1, -1, self.o.in_features))
-        return torch.cat(parts, 1)
+        out = torch.cat(parts, 1)
+        return sigmoid_gate(out, *gate) if gate else out

@@ -9,16 +9,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from phalanx.nn import functional, vocab_parallel
-from phalanx.nn.attention import Attention, Cache
+from phalanx.nn.attention import Attention, Cache, CausalAttention
 from phalanx.nn.mla import LatentAttention
 from phalanx.nn.mlp import MLP
 from phalanx.nn.moe import MoE
 from phalanx.nn.norms import make_norm
+from phalanx.nn.recurrence import GatedDeltaNet, Mamba, Recurrence
 from phalanx.nn.rotary import rotary_table
 from phalanx.runtime.autograd import deferred_weight_grads, recompute
 from phalanx.runtime.autograd.layer_comm import LayerComm
@@ -29,12 +31,23 @@ from phalanx.runtime.model_parallel.sequence import RankRows
 from phalanx.runtime.model_parallel.tensor import TensorParallel
 from phalanx.runtime.model_parallel.token_sharding import SequenceTokens
 from phalanx.schedule.layers.head import sliced, slices_over_ranks
+from phalanx.spec.model.blocks.block import Sublayer, products_of
+from phalanx.spec.model.blocks.lowering import architecture
+from phalanx.spec.model.blocks.operators import Attend, Route, Scan
 from phalanx.spec.model.spec import ModelSpec, chunks, units
 from phalanx.spec.strategy.spec import Recompute
 
+_SAME = nn.Identity()
+
 
 class DecoderBlock(nn.Module):
-    """A transformer block: attention and MLP (or experts), each with its norm, added to the residual stream."""
+    """A block as the model's architecture lists it: sublayers (attention, a recurrence, an MLP, experts), each with a
+    norm before it, after it or both, added to the residual stream."""
+
+    attention: CausalAttention | GatedDeltaNet
+    mlp: MLP | MoE
+    norm1: nn.Module
+    norm2: nn.Module
 
     def __init__(
         self,
@@ -46,19 +59,17 @@ class DecoderBlock(nn.Module):
         tokens: SequenceTokens | None = None,
     ) -> None:
         super().__init__()
-        self.residual, self.window = spec.residual, spec.window_of(index)
-        self.unit, self.tp = f"blocks.{index}", tp
-        self.norm1 = make_norm(spec)
-        self.attention = (Attention if spec.latent is None else LatentAttention)(spec, index, tp, cp)
-        if self.residual != "parallel_one_norm":
-            self.norm2 = make_norm(spec)
-        self.mlp: MLP | MoE
-        if spec.experts is not None and index not in spec.experts.dense_layers:
-            width = spec.experts.shared_ffn
-            shared = MLP(spec, width, index, tp) if width else None
-            self.mlp = MoE(spec, index, tp, ep, tokens or SequenceTokens(), shared)
-        else:
-            self.mlp = MLP(spec, spec.ffn, index, tp)
+        block = architecture(spec).blocks[index]
+        self.residual, self.unit, self.tp = block.residual, f"blocks.{index}", tp
+        attend = block.first(Attend)
+        self.window = None if attend is None else attend.window
+        self.names = tuple(sublayer.name for sublayer in block.sublayers)
+        for i, sublayer in enumerate(block.sublayers, start=1):
+            if sublayer.norm is not None:
+                setattr(self, f"norm{i}", make_norm(spec))
+            setattr(self, sublayer.name, _sublayer(spec, sublayer, index, tp, cp, ep, tokens or SequenceTokens()))
+            if sublayer.after is not None:
+                setattr(self, f"norm{i}_after", make_norm(spec))
         self.repeats: LayerComm | None = None  # set where the block is recomputed: how the repeated pass communicates
 
     def forward(
@@ -88,43 +99,82 @@ class DecoderBlock(nn.Module):
         cache: Cache | None,
         needed: bool = True,
     ) -> Tensor:
-        if self.tp is not None:
-            return self._over_ranks(self.tp, x, angles, mask, cache, needed)
-        if self.residual == "serial":
-            x = x + self.attention(self.norm1(x), angles, mask, cache)
-            return recompute.add(x, self.mlp(self.norm2(x), needed), needed)
-        normed = self.norm1(x)
-        out = recompute.add(x, self.attention(normed, angles, mask, cache, needed), needed)
-        other = self.mlp(normed if self.residual == "parallel_one_norm" else self.norm2(x), needed)
-        return recompute.add(out, other, needed)
+        if self.residual != "serial":
+            return self._parallel(x, angles, mask, cache, needed)
+        last = len(self.names)
+        for i, name in enumerate(self.names, start=1):
+            mixer: nn.Module = getattr(self, name)
+            after: nn.Module | None = getattr(self, f"norm{i}_after", None)
+            wanted = needed or i < last
+            term = self._term(i, mixer, x, angles, mask, cache, wanted or after is not None)
+            if self.tp is not None and not isinstance(mixer, MoE):  # which adds up the ranks' terms itself
+                term = tensor.summed(self.tp, self.unit, (term,), (_last(mixer),), wanted or after is not None)
+            x = recompute.add(x, term if after is None else after(term), wanted)
+            del term
+        return x
 
-    def _over_ranks(
+    def _term(
         self,
-        tp: TensorParallel,
+        i: int,
+        mixer: nn.Module,
+        x: Tensor,
+        angles: tuple[Tensor, Tensor] | None,
+        mask: Tensor | None,
+        cache: Cache | None,
+        needed: bool,
+    ) -> Any:
+        """Return what the sublayer number `i` makes of the stream: with tp this rank's term of it."""
+        norm: nn.Module = getattr(self, f"norm{i}", _SAME)
+        if isinstance(mixer, CausalAttention):
+            return mixer(norm(x), angles, mask, cache, needed)
+        return mixer(norm(x), needed)
+
+    def _parallel(
+        self,
         x: Tensor,
         angles: tuple[Tensor, Tensor] | None,
         mask: Tensor | None,
         cache: Cache | None,
         needed: bool,
     ) -> Tensor:
-        """`_pass` with tp: each rank computes a term of what attention and MLP add to the stream."""
-        o = self.attention.o
+        """`_pass` where attention and MLP read the block's input, and with tp share one sum over ranks."""
         normed = self.norm1(x)
-        if self.residual == "serial":
-            term = self.attention(normed, angles, mask, cache)
-            del normed
-            x = x + tensor.summed(tp, self.unit, (term,), (o,))
-            del term
-            if isinstance(self.mlp, MoE):  # adds up the ranks' terms itself
-                return recompute.add(x, self.mlp(self.norm2(x), needed), needed)
-            down = self.mlp.down
-            other = tensor.summed(tp, self.unit, (self.mlp(self.norm2(x), needed),), (down,), needed)
-            return recompute.add(x, other, needed)
         term = self.attention(normed, angles, mask, cache, needed)
+        if self.tp is None:
+            term = recompute.add(x, term, needed)
         other = self.mlp(normed if self.residual == "parallel_one_norm" else self.norm2(x), needed)
-        assert isinstance(self.mlp, MLP)
-        layers = (o, self.mlp.down)
-        return recompute.add(x, tensor.summed(tp, self.unit, (term, other), layers, needed), needed)
+        if self.tp is None:
+            return recompute.add(term, other, needed)
+        layers = (_last(self.attention), _last(self.mlp))
+        return recompute.add(x, tensor.summed(self.tp, self.unit, (term, other), layers, needed), needed)
+
+
+def _sublayer(
+    spec: ModelSpec,
+    sublayer: Sublayer,
+    block: int,
+    tp: TensorParallel | None,
+    cp: ContextParallel | None,
+    ep: ExpertParallel | None,
+    tokens: SequenceTokens,
+) -> nn.Module:
+    """Make the module of a sublayer."""
+    scan = sublayer.first(Scan)
+    if scan is not None:
+        return (Mamba if scan.kind == "ssd" else GatedDeltaNet)(spec, sublayer, block, tp)
+    if sublayer.first(Attend) is not None:
+        return (Attention if spec.latent is None else LatentAttention)(spec, sublayer, block, tp, cp)
+    if sublayer.first(Route) is None:
+        return MLP(spec, products_of(sublayer)[-1].into.size, block, tp)
+    assert spec.experts is not None
+    width = spec.experts.shared_ffn
+    return MoE(spec, block, tp, ep, tokens, MLP(spec, width, block, tp) if width else None)
+
+
+def _last(mixer: nn.Module) -> nn.Linear:
+    """Return the product whose terms are summed over tp."""
+    last: nn.Linear = mixer.down if isinstance(mixer, MLP) else mixer.o  # type: ignore[assignment]
+    return last
 
 
 class Embed(nn.Module):
@@ -264,7 +314,9 @@ class Decoder(nn.Module):
         for unit, block in self._blocks().items():
             repeat = of(int(unit.split(".")[1]))
             block.repeats = inner if repeat == "full" else None
-            block.attention.repeats = inner if repeat == "selective" else None
+            for mixer in block.children():
+                if isinstance(mixer, (CausalAttention, Recurrence)):
+                    mixer.repeats = inner if repeat == "selective" else None
 
     def _blocks(self) -> dict[str, DecoderBlock]:
         return {f"blocks.{n}": block for n, block in self.blocks.items()}  # type: ignore[misc]

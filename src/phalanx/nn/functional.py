@@ -132,6 +132,50 @@ def swiglu(gate: Tensor, up: Tensor) -> Tensor:
     return _SwiGLU.apply(gate, up)  # type: ignore[no-any-return]
 
 
+class _GeGLU(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, gate: Tensor, up: Tensor) -> Tensor:
+        ctx.save_for_backward(gate, up)
+        return torch.nn.functional.gelu(gate, approximate="tanh").mul_(up)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor, Tensor]:
+        gate, up = ctx.saved_tensors
+        d_up = torch.nn.functional.gelu(gate, approximate="tanh").mul_(g)
+        d_gate: Tensor = torch.ops.aten.gelu_backward(g * up, gate, approximate="tanh")
+        return d_gate, d_up
+
+
+def geglu(gate: Tensor, up: Tensor) -> Tensor:
+    """gelu(gate) * up, gelu by tanh (Shazeer 2020, as Gemma has it). Keeps gate and up."""
+    if torch.compiler.is_compiling():
+        return torch.nn.functional.gelu(gate, approximate="tanh") * up
+    return _GeGLU.apply(gate, up)  # type: ignore[no-any-return]
+
+
+class _ReLU2(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.save_for_backward(x)
+        out: Tensor = x.relu().square_()
+        return out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, g: Tensor) -> Tensor:
+        (x,) = ctx.saved_tensors
+        d_x: Tensor = x.relu().mul_(g).mul_(2)
+        return d_x
+
+
+def relu2(x: Tensor) -> Tensor:
+    """relu(x)² (So et al. 2021). Keeps x."""
+    if torch.compiler.is_compiling():
+        return x.relu().square()
+    return _ReLU2.apply(x)  # type: ignore[no-any-return]
+
+
 class _Rotary(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, cos: Tensor, sin: Tensor, start: int, neighbours: bool) -> Tensor:

@@ -12,19 +12,28 @@ from torch.autograd.function import once_differentiable
 
 from phalanx.nn.functional import accumulate_dtype
 from phalanx.runtime.autograd import deferred_weight_grads
+from phalanx.schedule.event import Phase
 
-Gate = Literal["before", "after"]
-Sum = Callable[[Tensor, Literal["F", "B"]], Tensor]
+Gate = Literal["before", "after", "none"]
+Sum = Callable[[Tensor, Phase], Tensor]
 """Adds up the numbers (..., groups) of the ranks that share a group; the second argument is the pass."""
 
 
 class _GatedRMSNorm(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, y: Tensor, z: Tensor, weight: Tensor, groups: int, eps: float, gate: Gate, width: int, total: Any
+        ctx: Any,
+        y: Tensor,
+        z: Tensor | None,
+        weight: Tensor,
+        groups: int,
+        eps: float,
+        gate: Gate,
+        width: int,
+        total: Any,
     ) -> Tensor:
         wide = accumulate_dtype(y.dtype)
-        open_ = F.silu(z.to(wide))
+        open_ = F.silu(z.to(wide)) if z is not None else y
         normed = (y * open_ if gate == "before" else y.to(wide)).unflatten(-1, (groups, -1))
         squares = torch.linalg.vector_norm(normed, dim=-1, dtype=wide).square_()
         if total is not None:
@@ -44,8 +53,9 @@ class _GatedRMSNorm(torch.autograd.Function):
     def backward(ctx: Any, g: Tensor) -> Any:
         y, z, weight, r = ctx.saved_tensors
         groups, gate, width, total = ctx.rest
-        wide_z, wide_weight, g = z.to(r.dtype), weight.to(r.dtype), g.to(r.dtype)
+        wide_z, wide_weight, g = y if z is None else z.to(r.dtype), weight.to(r.dtype), g.to(r.dtype)
         open_ = F.silu(wide_z)
+        d_z: Tensor | None = None
         unit = (y * open_ if gate == "before" else y.to(r.dtype)).unflatten(-1, (groups, -1)).mul(r.unsqueeze(-1))
         if gate == "after":
             d_open = _weighted(unit.flatten(-2), wide_weight).mul_(g)
@@ -60,12 +70,13 @@ class _GatedRMSNorm(torch.autograd.Function):
         if gate == "before":
             d_open = d_y * y
             d_y = d_y.mul_(open_)
-        d_z = torch.ops.aten.silu_backward(d_open, wide_z)
+        if gate != "none":
+            d_z = torch.ops.aten.silu_backward(d_open, wide_z).to(y.dtype)
         deferred = deferred_weight_grads.now(ctx.owners)
         if deferred is not None:
             deferred.deliver_later(ctx.owners[0], d_weight)
             d_weight = None
-        return d_y.to(y.dtype), d_z.to(z.dtype), d_weight, None, None, None, None, None
+        return d_y.to(y.dtype), d_z, d_weight, None, None, None, None, None
 
 
 def _weighted(x: Tensor, weight: Tensor) -> Tensor:
@@ -94,11 +105,18 @@ def gated_rms_norm(
     return _GatedRMSNorm.apply(y, z, weight, groups, eps, gate, width, total)  # type: ignore[no-any-return]
 
 
+def rms_norm_over_ranks(x: Tensor, weight: Tensor, eps: float, ranks: int, total: Sum) -> Tensor:
+    """Return the RMS norm of x, (..., channels), whose channels are a part of those that `ranks` ranks have. Keeps x
+    and one number for each token."""
+    width = x.shape[-1] * ranks
+    return _GatedRMSNorm.apply(x, None, weight, 1, eps, "none", width, total)  # type: ignore[no-any-return]
+
+
 class _Sigmoid(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, y: Tensor, gate: Tensor) -> Tensor:
         ctx.save_for_backward(y, gate)
-        return gate.sigmoid().mul_(y)
+        return gate.sigmoid() * y
 
     @staticmethod
     @once_differentiable
@@ -106,9 +124,10 @@ class _Sigmoid(torch.autograd.Function):
         y, gate = ctx.saved_tensors
         open_ = gate.sigmoid()
         d_y = g * open_
-        return d_y, (1 - open_).mul_(d_y).mul_(y)
+        d_gate = (1 - open_) * (d_y * y).sum_to_size(gate.shape)
+        return d_y, d_gate
 
 
 def sigmoid_gate(y: Tensor, gate: Tensor) -> Tensor:
-    """Return y sigmoid(gate). Keeps both."""
+    """Return y sigmoid(gate). Keeps both. y: (..., channels); gate: like y, or one number a token, (..., 1)."""
     return _Sigmoid.apply(y, gate)  # type: ignore[no-any-return]

@@ -86,14 +86,19 @@ def draw(spec: ModelSpec, p: Parameter, seed: int, start: int, stop: int) -> npt
     """Draw elements start..stop of the flattened logical parameter, fp32.
 
     Norm weights are one, biases zero; matrices are normal with standard deviation 0.02, or 0.02 / sqrt(2 layers) if
-    they write into the residual stream (GPT-2).
+    they write into the residual stream (GPT-2); convolutions have torch's variance, 1 / (3 taps). Gates of
+    recurrences are as in Mamba-2 (state-spaces/mamba, mamba_ssm/modules/mamba2.py): steps log-uniform in [0.001,
+    0.1], decays uniform in [1, 16], skips one.
     """
     # Constants.
-    if p.role == "norm":
-        return np.full(stop - start, 1.0 if p.fqn.endswith("weight") else 0.0, dtype=np.float32)
+    name = p.fqn.rpartition(".")[2]
+    if p.role in ("norm", "head_norm") or (p.role == "gate" and name == "d"):
+        return np.full(stop - start, 0.0 if name == "bias" else 1.0, dtype=np.float32)
     if p.role.endswith("_bias"):
         return np.zeros(stop - start, dtype=np.float32)
     std = STD / (2 * spec.layers) ** 0.5 if p.role in ("row", "expert_row") else STD
+    if p.role == "conv":
+        std = (3 * p.shape[1]) ** -0.5
     out = np.empty(stop - start, dtype=np.float32)
 
     # Matrices, block by block, so that any slice has the same values under every layout.
@@ -101,11 +106,12 @@ def draw(spec: ModelSpec, p: Parameter, seed: int, start: int, stop: int) -> npt
         key = hashlib.sha256(f"{seed}/{p.fqn}/{block}".encode()).digest()
         generator = np.random.Generator(np.random.Philox(key=int.from_bytes(key[:16], "little")))
         size = min(BLOCK, p.numel - block * BLOCK)
-        values = generator.standard_normal(size, dtype=np.float32)
+        if p.role == "gate":
+            values = _gate(name, generator.random(size))
+        else:
+            values = generator.standard_normal(size, dtype=np.float32) * np.float32(std)
         low, high = max(start, block * BLOCK), min(stop, block * BLOCK + size)
-        np.multiply(
-            values[low - block * BLOCK : high - block * BLOCK], np.float32(std), out=out[low - start : high - start]
-        )
+        out[low - start : high - start] = values[low - block * BLOCK : high - block * BLOCK]
 
     blocks = range(start // BLOCK, -(-stop // BLOCK))
     threads = min(torch.get_num_threads(), len(blocks))
@@ -116,6 +122,14 @@ def draw(spec: ModelSpec, p: Parameter, seed: int, start: int, stop: int) -> npt
         for block in blocks:
             fill(block)
     return out
+
+
+def _gate(name: str, uniform: npt.NDArray[np.float64]) -> npt.NDArray[np.float32]:
+    """Turn uniform draws in [0, 1) into initial values of a recurrence's gates."""
+    if name == "a_log":
+        return np.log(1 + 15 * uniform).astype(np.float32)
+    step = np.exp(math.log(0.001) + uniform * math.log(0.1 / 0.001))
+    return np.log(np.expm1(step)).astype(np.float32)  # softplus of it is the step
 
 
 def create(

@@ -47,6 +47,7 @@ from phalanx.runtime.autograd import recompute
 from phalanx.runtime.model_parallel import tensor
 from phalanx.runtime.model_parallel.context import ContextParallel
 from phalanx.runtime.model_parallel.tensor import TensorParallel
+from phalanx.spec.model.blocks.block import Sublayer
 from phalanx.spec.model.spec import ModelSpec
 
 _EPS = 1e-6
@@ -84,9 +85,14 @@ class LatentAttention(CausalAttention):
     """Latent attention. Communicates over tp as Attention does: the gradient of x, and the sum of `o`."""
 
     def __init__(
-        self, spec: ModelSpec, block: int, tp: TensorParallel | None, cp: ContextParallel | None = None
+        self,
+        spec: ModelSpec,
+        sublayer: Sublayer,
+        block: int,
+        tp: TensorParallel | None,
+        cp: ContextParallel | None = None,
     ) -> None:
-        super().__init__(spec, block, tp, cp)
+        super().__init__(sublayer, block, tp, cp)
         assert spec.latent is not None
         self.sizes = a = spec.latent
         self.v_dim, self.width = a.v_dim, spec.core_dim
@@ -103,7 +109,7 @@ class LatentAttention(CausalAttention):
         self.kv_up = nn.Linear(a.kv_rank, spec.heads * (a.nope_dim + a.v_dim), bias=False)
         self.o = nn.Linear(spec.heads * a.v_dim, spec.hidden, bias=spec.out_bias)
 
-    def heads(self, x: Tensor, angles: Angles) -> tuple[Tensor, Tensor, Tensor]:
+    def heads(self, x: Tensor, angles: Angles) -> tuple[Tensor, ...]:
         q, latent, rope = self._latents(x, angles)
         if self.width > self.head_dim:
             q = F.pad(q, (0, self.width - self.head_dim))

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -12,14 +15,23 @@ from phalanx.runtime.model_parallel.sequence import ProductTerm
 from phalanx.runtime.model_parallel.tensor import TensorParallel
 from phalanx.spec.model.spec import ModelSpec
 
+ACTIVATIONS: dict[str, Callable[..., Tensor]] = {
+    "swiglu": functional.swiglu,
+    "geglu": functional.geglu,
+    "gelu": F.gelu,
+    "gelu_tanh": partial(F.gelu, approximate="tanh"),
+    "relu2": functional.relu2,
+}
+"""Activations that run, of one tensor or of a gate and another, by their names in a ModelSpec."""
+
 
 class MLP(nn.Module):
-    """A gated (SwiGLU) or plain (GELU) MLP. `width`: this rank's part of the hidden width."""
+    """A gated (SwiGLU, GEGLU) or plain (GELU, squared ReLU) MLP. `width`: this rank's part of the hidden width."""
 
     def __init__(self, spec: ModelSpec, width: int, block: int, tp: TensorParallel | None) -> None:
         super().__init__()
         self.gated, self.unit, self.tp = spec.gated, f"blocks.{block}", tp
-        self.approximate = "tanh" if spec.activation == "gelu_tanh" else "none"
+        self.activate = ACTIVATIONS[spec.activation]
         if self.gated:
             self.gate = nn.Linear(spec.hidden, width, bias=spec.mlp_bias)
         self.up = nn.Linear(spec.hidden, width, bias=spec.mlp_bias)
@@ -43,4 +55,4 @@ class MLP(nn.Module):
     def _activated(self, x: Tensor, tp: TensorParallel | None) -> Tensor:
         layers = (self.gate, self.up) if self.gated else (self.up,)
         into = tensor.columns(tp, self.unit, x, layers)
-        return functional.swiglu(*into) if self.gated else F.gelu(into[0], approximate=self.approximate)
+        return self.activate(*into)

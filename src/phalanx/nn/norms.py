@@ -6,7 +6,10 @@ import torch
 from torch import Tensor, nn
 
 from phalanx.nn import functional
+from phalanx.nn.gated_norm import rms_norm_over_ranks
 from phalanx.runtime.autograd import deferred_weight_grads
+from phalanx.runtime.model_parallel.tensor import TensorParallel
+from phalanx.schedule.event import Phase
 from phalanx.spec.model.spec import ModelSpec
 
 
@@ -20,6 +23,26 @@ class RMSNorm(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return functional.rms_norm(x, self.weight, self.eps)
+
+
+class AllHeadsNorm(RMSNorm):
+    """An RMSNorm over the heads of all tp ranks, of which this rank has `size` elements. Ranks add up one number a
+    token, forward and backward; with `copies`, neighbouring ranks hold the same heads."""
+
+    def __init__(self, size: int, eps: float, tp: TensorParallel | None, unit: str, copies: int = 1) -> None:
+        super().__init__(size, eps)
+        self.tp, self.unit, self.copies = tp, unit, copies
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.tp is None:
+            return super().forward(x)
+        ranks = self.tp.split.tp // self.copies
+        return rms_norm_over_ranks(x, self.weight, self.eps, ranks, self._total)
+
+    def _total(self, numbers: Tensor, phase: Phase) -> Tensor:
+        assert self.tp is not None
+        self.tp.all_reduce(numbers, self.unit, phase).wait()
+        return numbers.div_(self.copies)
 
 
 class LayerNorm(nn.LayerNorm):

@@ -24,6 +24,8 @@ from phalanx.runtime.comm.transport import DONE, Handle
 from phalanx.runtime.model_parallel import sequence
 from phalanx.runtime.model_parallel.sequence import Narrow, RankRows
 from phalanx.schedule.event import Phase, Reduction
+from phalanx.spec.model.blocks.block import Sublayer
+from phalanx.spec.model.blocks.lowering import architecture
 from phalanx.spec.number_formats import NumberFormat
 from phalanx.spec.strategy.split import Split
 
@@ -43,6 +45,14 @@ class TensorParallel:
         split = self.split
         even = split.sp and batch * seq % split.tp == 0
         self.rows = RankRows(self.inner, split.tp, split.index, batch, seq, self.rounds) if even else None
+
+    def copies_of(self, fqn: str) -> int:
+        """Return the number of neighbouring ranks that hold the same box of a parameter."""
+        return self.split.box(fqn).copies
+
+    def sublayer(self, block: int, name: str) -> Sublayer:
+        """Return a sublayer as all ranks together have it."""
+        return next(s for s in architecture(self.split.spec).blocks[block].sublayers if s.name == name)
 
     def all_reduce(self, tensor: Tensor, unit: str, phase: Phase, reduction: Reduction = "sum") -> Handle:
         """Start reducing a contiguous tensor in place over the tp ranks."""

@@ -1,0 +1,171 @@
+"""Linear recurrences as mixers of a block: Mamba-2 (Dao & Gu 2024) and the gated delta net (Yang et al. 2024).
+
+    products of x, each part divided over tp by heads     z, x, b, c, dt       q, k, v, z, beta, alpha
+    convolution, SiLU, recurrence                         ssd.py               delta_rule.py
+    norm and gate by z                                    gate, then a norm    a norm of every head, then the gate
+                                                          of each group
+    last product, a term of a sum over tp
+
+Their operators (spec/model/blocks) say names, sizes and which axis divides them. Where fewer groups than tp ranks
+have B and C, neighbours hold copies; a group's norm then adds up one number a token, in both passes.
+
+Kept for the backward pass: the projected parts, the recurrence's result, one number for each token and norm, and what
+the products keep. Selective recomputation keeps the projected parts alone; it repeats recurrence and norm.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from phalanx.nn import delta_rule, ssd
+from phalanx.nn.delta_rule import DeltaRule
+from phalanx.nn.gated_norm import Gate, gated_rms_norm
+from phalanx.nn.norms import RMSNorm
+from phalanx.nn.ssd import StateSpace
+from phalanx.runtime.autograd import recompute
+from phalanx.runtime.autograd.layer_comm import LayerComm
+from phalanx.runtime.model_parallel import sequence, tensor
+from phalanx.runtime.model_parallel.sequence import ProductTerm
+from phalanx.runtime.model_parallel.tensor import TensorParallel
+from phalanx.schedule.event import Phase
+from phalanx.spec.model.blocks.block import Sublayer, products_of
+from phalanx.spec.model.blocks.operators import Conv, Norm, Scan
+from phalanx.spec.model.spec import ModelSpec
+
+
+class Filters(nn.Module):
+    """The weights (channels, taps), and biases, of one part's convolution."""
+
+    def __init__(self, channels: int, taps: int, biased: bool) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(channels, taps))
+        self.register_parameter("bias", nn.Parameter(torch.empty(channels)) if biased else None)
+
+
+class Recurrence(nn.Module):
+    """What the two mixers share; subclasses define `scanned` and where the gate is."""
+
+    o: nn.Linear
+    gate: Gate
+
+    def __init__(self, spec: ModelSpec, sublayer: Sublayer, block: int, tp: TensorParallel | None) -> None:
+        super().__init__()
+        self.block, self.unit, self.tp = block, f"blocks.{block}", tp
+        self.repeats: LayerComm | None = None  # set where the recurrence is recomputed: how it communicates
+        into, last = products_of(sublayer)
+        conv, scan, norm = sublayer.first(Conv), sublayer.first(Scan), _gated(sublayer)
+        assert conv is not None
+        assert scan is not None
+        self.scan = scan
+        biased = {w.name for op in (into, conv, last) for w in op.weights}
+        for out in into.y:
+            setattr(self, out.name, nn.Linear(spec.hidden, out.dim.size, bias=f"{out.name}.bias" in biased))
+        self.projected = tuple(out.name for out in into.y)
+        self.conv = nn.ModuleDict(
+            {
+                part: Filters(dim.size, conv.taps, f"conv.{part}.bias" in biased)
+                for part, dim in zip(conv.x, conv.channels, strict=True)
+            }
+        )
+        for w in scan.weights:
+            self.register_parameter(w.name, nn.Parameter(torch.empty(w.shape[0].size)))
+        self.gates = tuple(w.name for w in scan.weights)
+        self.norm = RMSNorm(norm.weights[0].shape[0].size, spec.norm_eps)
+        # Groups of heads that are normed together, and the ranks that have a part of one.
+        self.groups = _groups(sublayer) if tp is None else _groups(tp.sublayer(block, sublayer.name))
+        self.ranks = 1 if tp is None else max(1, tp.split.tp // self.groups)
+        self.groups_here = self.groups if tp is None else max(1, self.groups // tp.split.tp)
+        self.o = nn.Linear(last.into.size, spec.hidden, bias="o.bias" in biased)
+
+    def scanned(self, parts: Sequence[Tensor]) -> Tensor:
+        """Return the recurrence's result, (batch, seq, channels), of the projected parts but z."""
+        raise NotImplementedError
+
+    def forward(self, x: Tensor, needed: bool = True) -> Tensor | ProductTerm:
+        """Return what the mixer adds to the stream, (batch, seq, hidden): with tp this rank's term, with sequence
+        parallelism the factors of it. x: (batch, seq, hidden), or this rank's rows, (rows, hidden). `needed`: whether
+        the value is used (runtime/autograd/recompute.py)."""
+        parts = tensor.columns(self.tp, self.unit, x, [getattr(self, name) for name in self.projected])
+        repeats = self.repeats if recompute.pays(parts[0]) else None
+        split = self.tp is not None and self.tp.rows is not None
+        if repeats is not None:
+            if split:
+                return sequence.repeated(self._core, repeats, parts, self.o)
+            return recompute.repeated(self._projected_core, repeats, *parts)
+        out = self._core(*parts)
+        return sequence.factors(out, self.o) if split else self._term(out, needed)
+
+    def _projected_core(self, needed: bool, *parts: Tensor) -> Tensor:
+        return self._term(self._core(*parts), needed)
+
+    def _term(self, out: Tensor, needed: bool) -> Tensor:
+        return recompute.linear(self.o, out, needed) if self.tp is None else tensor.rows(out, self.o, needed)
+
+    def _core(self, *parts: Tensor) -> Tensor:
+        """Return the gated and normed result, (batch, seq, channels), of all projected parts."""
+        z = parts[self.projected.index("z")]
+        y = self.scanned([part for part in parts if part is not z])
+        return self._normed(y, z)
+
+    def _normed(self, y: Tensor, z: Tensor) -> Tensor:
+        total = self._total if self.ranks > 1 else None
+        return gated_rms_norm(y, z, self.norm.weight, self.groups_here, self.norm.eps, self.gate, self.ranks, total)
+
+    def _total(self, numbers: Tensor, phase: Phase) -> Tensor:
+        """Add up the numbers (batch, seq, 1) of the ranks that share this rank's group: all ranks reduce one number
+        for every group."""
+        assert self.tp is not None
+        own = self.tp.split.index // self.ranks
+        every = numbers.new_zeros(*numbers.shape[:-1], self.groups)
+        every[..., own] = numbers[..., 0]
+        self.tp.all_reduce(every, self.unit, phase).wait()
+        return every[..., own : own + 1]
+
+    def _filters(self) -> list[Tensor]:
+        return [filters.weight for filters in self.conv.values()]  # type: ignore[misc]
+
+    def _gates(self) -> list[Tensor]:
+        return [getattr(self, name) for name in self.gates]
+
+
+def _gated(sublayer: Sublayer) -> Norm:
+    """Return the norm that z gates."""
+    return next(op for op in sublayer.operators if isinstance(op, Norm) and op.gate)
+
+
+def _groups(sublayer: Sublayer) -> int:
+    """Return the groups of heads that the norm is over."""
+    norm = _gated(sublayer)
+    return norm.y.dim.count // norm.spans
+
+
+class Mamba(Recurrence):
+    """Mamba-2."""
+
+    gate = "before"
+
+    def __init__(self, spec: ModelSpec, sublayer: Sublayer, block: int, tp: TensorParallel | None) -> None:
+        super().__init__(spec, sublayer, block, tp)
+        heads, groups = self.scan.y.dim, self.scan.groups
+        self.sizes = StateSpace(heads.count, heads.each, groups.count, groups.each, self.scan.chunk)
+
+    def scanned(self, parts: Sequence[Tensor]) -> Tensor:
+        biases = [filters.bias for filters in self.conv.values()]
+        return ssd.scan(self.sizes, parts, self._filters(), biases, self._gates())  # type: ignore[arg-type]
+
+
+class GatedDeltaNet(Recurrence):
+    """A gated delta net."""
+
+    gate = "after"
+
+    def __init__(self, spec: ModelSpec, sublayer: Sublayer, block: int, tp: TensorParallel | None) -> None:
+        super().__init__(spec, sublayer, block, tp)
+        heads, keys = self.scan.y.dim, self.scan.groups
+        self.sizes = DeltaRule(keys.count, heads.count, keys.each, heads.each, self.scan.chunk)
+
+    def scanned(self, parts: Sequence[Tensor]) -> Tensor:
+        return delta_rule.scan(self.sizes, parts, self._filters(), self._gates())
