@@ -17,7 +17,7 @@ from torch import Tensor
 
 from benchmarks.interleaved import Step, rounds
 from benchmarks.programs import our_step
-from phalanx.nn import moe
+from phalanx.nn import expert_mlps
 from phalanx.runtime.autograd.deferred_weight_grads import Grouped
 from phalanx.runtime.comm.communicator import Comm
 from phalanx.runtime.process.environment import ALONE, external
@@ -62,11 +62,11 @@ def products(rows: int) -> dict[str, list[list[float]]]:
     y, d_x = torch.empty(rows, FFN), torch.empty(rows, HIDDEN)
     pairs: dict[str, tuple[Callable[[], object], Callable[[], object]]] = {
         "results": (
-            lambda: moe.product(x, banks.mT, held, out=y),
+            lambda: expert_mlps.product(x, banks.mT, held, out=y),
             lambda: torch.mm(x, dense.t(), out=y),
         ),
         "gradients of inputs": (
-            lambda: moe.product(g, banks, held, out=d_x),
+            lambda: expert_mlps.product(g, banks, held, out=d_x),
             lambda: torch.mm(g, dense, out=d_x),
         ),
         "gradients of weights": (

@@ -11,7 +11,7 @@ import torch
 from support.fresh_process import in_fresh_process
 from torch import Tensor, nn
 
-from phalanx.nn import moe
+from phalanx.nn import expert_mlps
 from phalanx.observation.trainer.verify import verify
 from phalanx.runtime.autograd import grouped_product
 from phalanx.runtime.autograd.deferred_weight_grads import Grouped
@@ -37,7 +37,7 @@ def _swiglu(counts: tuple[int, ...], at_once: bool) -> list[Tensor]:
     x.requires_grad_()
     gate, up, down = (nn.Parameter(w) for w in weights)
     with patch.object(grouped_product, "rows", _as_on_a_gpu if at_once else lambda *_: None):
-        y = moe.swiglu(x, counts, gate, up, down)
+        y = expert_mlps.swiglu(x, counts, gate, up, down)
         y.float().square().sum().backward()
     return [y.detach(), *(t.grad for t in (x, gate, up, down) if t.grad is not None)]
 

@@ -146,9 +146,14 @@ def mixed(draw: st.DrawFn, small: bool = False) -> ModelSpec:
     both = {"taps": draw(st.sampled_from([2, 4])), "chunk": draw(st.sampled_from([4, 16]))}
     near = {"kind": "attention", "name": "near", "window": draw(st.sampled_from([5, 50])), "rotary_dim": 0}
     mixers = {str(m["name"]): m for m in (mamba | both, delta | both, near)}
-    joined = [f"{mixer}+mlp" for mixer in (*mixers, "attention")]
-    pattern = draw(st.lists(st.sampled_from([*mixers, "attention", "mlp", *joined, *joined]), min_size=1, max_size=4))
+    joined = [f"{mixer}+{other}" for mixer in (*mixers, "attention") for other in ("mlp", "mlp", "experts")]
+    alone = [*mixers, "attention", "mlp", "experts"]
+    pattern = draw(st.lists(st.sampled_from([*alone, *joined]), min_size=1, max_size=4))
     named = {word for words in pattern for word in words.split("+")}
+    shared = draw(st.sampled_from([0, 24]))
+    routed = {"count": 4, "top_k": draw(st.sampled_from([1, 2])), "ffn": 12, "shared_ffn": shared}
+    routed |= {"shared_gate": shared > 0 and draw(st.booleans()), "latent": draw(st.sampled_from([0, 6]))}
+    activations = ["swiglu", "relu2"] if "experts" in named else ["swiglu", "geglu", "relu2", "gelu"]
     sizes: dict[str, Any] = {
         "family": draw(st.sampled_from(["llama", "qwen3"])),
         "vocab": 61 if small else 300,
@@ -161,7 +166,7 @@ def mixed(draw: st.DrawFn, small: bool = False) -> ModelSpec:
         "max_seq": 64 if small else 256,
         "tied": draw(st.booleans()),
         "qkv_bias": draw(st.booleans()),
-        "activation": draw(st.sampled_from(["swiglu", "geglu", "relu2", "gelu"])),
+        "activation": draw(st.sampled_from(activations)),
         "norms": draw(st.sampled_from(["before", "after", "both"])),
         "qk_norm": draw(st.booleans()),
         "qk_norm_over": draw(st.sampled_from(["head", "all"])),
@@ -169,6 +174,8 @@ def mixed(draw: st.DrawFn, small: bool = False) -> ModelSpec:
         "mixers": [mixer for name, mixer in mixers.items() if name in named],
         "pattern": pattern,
     }
+    if "experts" in named:
+        sizes["experts"] = routed
     return build(ModelSpec, complete(sizes), "model")
 
 
@@ -235,7 +242,7 @@ def cases(
     cp = context.cp
     dp = ranks // tp // cp
     inside = [(ep, etp) for ep in divisors(ranks) for etp in divisors(ranks // ep) if splits(model, tp, ep, etp)]
-    ep, etp = draw(st.sampled_from(inside)) if experts else (1, 1)
+    ep, etp = draw(st.sampled_from(inside)) if model.experts else (1, 1)
     precision = draw(st.sampled_from(PRECISIONS))
     usable = QUANTISERS if zero == 3 else COMPRESSORS
     coarse = precision.accumulate_dtype not in ("float32", "float64")

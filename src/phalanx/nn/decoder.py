@@ -166,9 +166,7 @@ def _sublayer(
         return (Attention if spec.latent is None else LatentAttention)(spec, sublayer, block, tp, cp)
     if sublayer.first(Route) is None:
         return MLP(spec, products_of(sublayer)[-1].into.size, block, tp)
-    assert spec.experts is not None
-    width = spec.experts.shared_ffn
-    return MoE(spec, block, tp, ep, tokens, MLP(spec, width, block, tp) if width else None)
+    return MoE(spec, block, tp, ep, tokens)
 
 
 def _last(mixer: nn.Module) -> nn.Linear:

@@ -10,188 +10,50 @@ A rank routes its own tokens: with sequence parallelism its rows of the stream. 
 each routes an equal part, and their usual sum over tp puts the parts together. Capacity and balance are per sequence:
 ranks that share a sequence exchange their choices.
 
-Experts' MLPs take rows ordered by expert: one matrix product per expert, over its rows only, or on some GPUs one for
-all experts (runtime/autograd/grouped_product.py). An expert without rows takes no time, and its
-gradient is zero.
+With experts in a latent space (Nemotron 3) rows travel, and experts multiply, in a narrower width: a product down
+before they leave, and one up after they are combined.
 
 As in functional.py, docstrings say which tensors are kept for the backward pass.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from functools import partial
-from typing import Any, TypeVar
+from collections.abc import Callable
+from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 
 from phalanx.nn import routing
+from phalanx.nn.expert_mlps import ExpertMLPs
+from phalanx.nn.gated_norm import sigmoid_gate
 from phalanx.nn.mlp import MLP
 from phalanx.nn.routing import Losses
-from phalanx.runtime.autograd import deferred_weight_grads, grouped_product, narrow_product, recompute
-from phalanx.runtime.autograd.deferred_weight_grads import Grouped, Owners
+from phalanx.runtime.autograd import recompute
 from phalanx.runtime.model_parallel import expert, sequence, tensor
 from phalanx.runtime.model_parallel.expert import ExpertParallel, Route
 from phalanx.runtime.model_parallel.tensor import TensorParallel
 from phalanx.runtime.model_parallel.token_sharding import SequenceTokens, Shape
 from phalanx.schedule.layers.routing import balanced, most
 from phalanx.spec.model.spec import ModelSpec
-from phalanx.spec.number_formats import NumberFormat
-
-
-def product(
-    x: Tensor,
-    weights: Tensor,
-    counts: Sequence[int],
-    out: Tensor | None = None,
-    add: bool = False,
-    operands: NumberFormat | None = None,
-    gradient: bool = False,
-    narrow: narrow_product.NarrowWeight | None = None,
-    offsets: grouped_product.Rows | None = None,
-) -> Tensor:
-    """Compute x W_e for the rows of each expert e: (rows, n), from x (rows, m), of which expert e has counts[e] rows,
-    and W (experts, m, n). Written to `out` if given, or with `add` added to it. `operands`, `gradient`: as for
-    products of a narrow format (runtime/autograd/narrow_product.py); `narrow`: the weights in 8 bits, if they are
-    gathered in 8 bits. `offsets`: the row offsets on the device, if one kernel can multiply all experts."""
-    if offsets is not None and not grouped_product.fits(x):
-        offsets = None
-    if offsets is not None and out is None:
-        return grouped_product.all_at_once(x, weights, offsets)
-    y = x.new_empty(len(x), weights.shape[-1]) if out is None else out
-    for e, here, into in _each(counts, x, y):
-        if offsets is not None:  # no second matrix of all rows
-            one = grouped_product.of_rows(here, weights[e], e, offsets)
-            into.add_(one) if add else into.copy_(one)
-            continue
-        by: narrow_product.Operand = weights[e].t()
-        if narrow is not None:
-            by = narrow.columns(e) if gradient else narrow.rows(e)
-        narrow_product.product(here, by, operands, gradient, into, add)
-    return y
-
-
-def _each(counts: Sequence[int], x: Tensor, y: Tensor) -> Iterator[tuple[int, Tensor, Tensor]]:
-    """Yield (expert, rows of x, rows of y) of every expert that has rows."""
-    begins = 0
-    for e, rows in enumerate(counts):
-        if rows:
-            here = slice(begins, begins + rows)
-            yield e, x[here], y[here]
-        begins += rows
-
-
-def _where(counts: Sequence[int], operands: NumberFormat | None, *weights: Tensor) -> grouped_product.Rows | None:
-    """Return the experts' row offsets on the device if one kernel can multiply all of them, else None. Sent once per
-    pass."""
-    return None if operands is not None else grouped_product.rows(counts, *weights)
-
-
-class _SwiGLU(torch.autograd.Function):
-    @staticmethod
-    def forward(
-        ctx: Any,
-        owners: Owners,
-        counts: tuple[int, ...],
-        operands: NumberFormat | None,
-        narrow: Sequence[narrow_product.NarrowWeight | None],
-        x: Tensor,
-        gate: Tensor,
-        up: Tensor,
-        down: Tensor,
-    ) -> Tensor:
-        ctx.owners, ctx.counts, ctx.operands, ctx.narrow = owners, counts, operands, narrow
-        multiply = partial(
-            product, counts=counts, operands=operands, offsets=_where(counts, operands, gate, up, down)
-        )
-        g, u = (multiply(x, w.mT, narrow=n) for w, n in zip((gate, up), narrow[:2], strict=True))
-        ctx.save_for_backward(x, g, u, gate, up, down)
-        return multiply(nn.functional.silu(g).mul_(u), down.mT, narrow=narrow[2])
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, d_y: Tensor) -> Any:
-        x, g, u, gate, up, down = ctx.saved_tensors
-        counts, d_y = ctx.counts, d_y.contiguous()
-        where = _where(counts, ctx.operands, gate, up, down)
-        multiply = partial(product, counts=counts, operands=ctx.operands, gradient=True, offsets=where)
-        gradient = _WeightGradient(ctx.owners, counts, ctx.operands, where)
-        of_gate, of_up, of_down = ctx.narrow
-        d_a = multiply(d_y, down, narrow=of_down)
-        a = nn.functional.silu(g)
-        d_u = d_a * a
-        d_a.mul_(u)
-        d_g = torch.ops.aten.silu_backward(d_a, g)
-        del d_a
-        d_down = gradient(2, d_y, a.mul_(u))
-        del a
-        d_x = multiply(d_g, gate, narrow=of_gate)
-        multiply(d_u, up, out=d_x, add=True, narrow=of_up)
-        d_up, d_gate = gradient(1, d_u, x), gradient(0, d_g, x)
-        return None, None, None, None, d_x, d_gate, d_up, d_down
-
-
-class _WeightGradient:
-    """Computes gradients of weights in the backward pass, or hands their factors to the engine or a deferred pass."""
-
-    def __init__(
-        self,
-        owners: Owners,
-        counts: tuple[int, ...],
-        operands: NumberFormat | None,
-        where: grouped_product.Rows | None,
-    ) -> None:
-        self._owners, self._counts, self._operands, self._where = owners, counts, operands, where
-        self._deferred = deferred_weight_grads.now(owners)
-
-    def __call__(self, which: int, g: Tensor, x: Tensor) -> Tensor | None:
-        gradient = Grouped(g, x.detach(), self._counts, self._operands, self._where)
-        if self._deferred is not None:
-            self._deferred.deliver_later(self._owners[which], gradient)
-            return None
-        return deferred_weight_grads.taken(self._owners[which:], gradient)
-
-
-def swiglu(
-    x: Tensor,
-    counts: Sequence[int],
-    gate: nn.Parameter,
-    up: nn.Parameter,
-    down: nn.Parameter,
-    operands: NumberFormat | None = None,
-) -> Tensor:
-    """(silu(x gateᵀ) * (x upᵀ)) downᵀ of each expert, (rows, hidden). x: (rows, hidden), of which expert e has
-    counts[e]; gate, up: (experts, ffn, hidden); down: (experts, hidden, ffn). Keeps x and two products of it."""
-    # Views make gradients come in order, as in runtime/model_parallel/tensor.columns.
-    views = [p.view_as(p) for p in (gate, up, down)]
-    narrow = [narrow_product.gathered(p) for p in (gate, up, down)]
-    return _SwiGLU.apply(deferred_weight_grads.owners(gate, up, down), tuple(counts), operands, narrow, x, *views)  # type: ignore[no-any-return]
-
 
 T = TypeVar("T")
 
 
-class _Matrices(nn.Module):
-    """The matrices of all local experts in one parameter, (experts, out, in)."""
+class SharedExpert(MLP):
+    """The MLP that every token passes; with `gated`, a sigmoid of the token scales its result."""
 
-    def __init__(self, *shape: int) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.empty(shape))
+    def __init__(self, spec: ModelSpec, width: int, block: int, tp: TensorParallel | None, gated: bool) -> None:
+        super().__init__(spec, width, block, tp)
+        if gated:
+            self.scale = nn.Linear(spec.hidden, 1, bias=False)
 
+    def scaled(self, y: Tensor, x: Tensor) -> Tensor:
+        """Return its result y for tokens x, or a rank's term of it, times their scale."""
+        return sigmoid_gate(y, recompute.linear(self.scale, x)) if hasattr(self, "scale") else y
 
-class _Bank(nn.Module):
-    """The MLPs of the local experts."""
-
-    operands: NumberFormat | None = None
-    """Narrow format of the products' operands; None: the compute type."""
-
-    def __init__(self, here: int, hidden: int, ffn: int) -> None:
-        super().__init__()
-        self.gate = _Matrices(here, ffn, hidden)
-        self.up = _Matrices(here, ffn, hidden)
-        self.down = _Matrices(here, hidden, ffn)
+    def term(self, x: Tensor, needed: bool = True) -> Tensor:
+        return self.scaled(super().term(x, needed or hasattr(self, "scale")), x)
 
 
 class MoE(nn.Module):
@@ -209,7 +71,6 @@ class MoE(nn.Module):
         tp: TensorParallel | None,
         ep: ExpertParallel | None,
         tokens: SequenceTokens,
-        shared: MLP | None,
     ) -> None:
         super().__init__()
         assert spec.experts is not None
@@ -217,9 +78,14 @@ class MoE(nn.Module):
         self.x, self.block, self.tp, self.ep, self.tokens = x, block, tp, ep, tokens
         self.unit = f"blocks.{block}"
         self.router = nn.Linear(spec.hidden, x.count, bias=x.router_bias)
-        if shared is not None:
-            self.shared = shared
-        self.experts = _Bank(x.here, spec.hidden, x.ffn)
+        width = x.latent or spec.hidden
+        if x.latent:
+            self.narrow = nn.Linear(spec.hidden, width, bias=False)
+        if x.shared_ffn:
+            self.shared = SharedExpert(spec, x.shared_ffn, block, tp, x.shared_gate)
+        self.experts = ExpertMLPs(x.here, width, x.ffn, spec.gated)
+        if x.latent:
+            self.wide = nn.Linear(width, spec.hidden, bias=False)
         balance = None if x.balance_bias is None else torch.zeros(x.count)
         self.register_buffer("balance", balance)
 
@@ -251,7 +117,9 @@ class MoE(nn.Module):
         routed, factors = self._routed(x, (tp.rows.batch, tp.rows.seq), shared, needed)
         if factors is None:
             return routed
-        return recompute.add(routed, sequence.summed(tp.rows, self.unit, (factors,), needed), needed)
+        wanted = needed or hasattr(self.shared, "scale")
+        shared_rows = self.shared.scaled(sequence.summed(tp.rows, self.unit, (factors,), wanted), x)
+        return recompute.add(routed, shared_rows, needed)
 
     def _shared(self, x: Tensor, needed: bool = True) -> Callable[[], Tensor] | None:
         return (lambda: self.shared.term(x, needed)) if hasattr(self, "shared") else None
@@ -262,14 +130,17 @@ class MoE(nn.Module):
         """Return (the routed experts' output for this rank's tokens, x (tokens, hidden); the result of `shared`,
         which runs while rows travel). `shape`: (batch, seq) of the part that the ranks of tp divide."""
         weights, route = self._chosen(recompute.linear(self.router, x), shape)
-        rows = expert.leave(self.ep, self.unit, route, x)
+        sent = recompute.linear(self.narrow, x) if self.x.latent else x
+        rows = expert.leave(self.ep, self.unit, route, sent)
+        del sent
         shared_output = None if shared is None else shared()
         rows = expert.come(self.ep, self.unit, route, rows)
-        bank = self.experts
-        matrices = bank.gate.weight, bank.up.weight, bank.down.weight
-        rows = swiglu(rows, route.rows_per_expert, *matrices, recompute.operands_of(bank))
+        rows = self.experts(rows, route.rows_per_expert)
         rows = expert.give_back(self.ep, self.unit, route, rows)
-        return expert.combine(route, rows, weights, needed), shared_output
+        if not self.x.latent:
+            return expert.combine(route, rows, weights, needed), shared_output
+        combined = expert.combine(route, rows, weights, True)
+        return recompute.linear(self.wide, combined, needed), shared_output
 
     def _chosen(self, logits: Tensor, shape: Shape) -> tuple[Tensor, Route]:
         """Choose experts for this rank's tokens by logits (tokens, count). Returns (weights, the route of their

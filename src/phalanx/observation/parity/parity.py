@@ -153,9 +153,10 @@ class _NearTies:
     def __init__(self, oracle: Training | None) -> None:
         self._layers: dict[int, MoE] = {}
         for name, block in oracle.model.blocks.items() if oracle is not None else ():
-            if isinstance(block.mlp, MoE):
-                self._layers[int(name)] = block.mlp
-                block.mlp.noted = []
+            for layer in block.children():
+                if isinstance(layer, MoE):
+                    self._layers[int(name)] = layer
+                    layer.noted = []
 
     def explain(self, comm: Comm, ours: StepResult, truth: StepResult | None) -> str:
         """Return why the latest step may differ from the oracle's, "" if it may not. All ranks must call this."""
