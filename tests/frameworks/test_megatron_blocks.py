@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+import re
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,7 +18,7 @@ from phalanx.answers.read import model_of, strategy_of
 from phalanx.answers.read import read as files_read
 from phalanx.frameworks.megatron import patterns, read, write_blocks
 from phalanx.frameworks.megatron.write_model import model_settings
-from phalanx.frameworks.registry import DOCUMENTED
+from phalanx.frameworks.registry import DOCUMENTED, facts
 from phalanx.frameworks.subject import subject
 from phalanx.spec.errors import InputError
 from phalanx.spec.files.plan import Plan
@@ -215,3 +217,50 @@ def test_a_pattern_that_megatron_refuses_is_refused_in_one_line(pattern: str, re
 def test_what_has_no_argument_is_refused_by_name(changed: dict[str, object], reason: str) -> None:
     with pytest.raises(InputError, match=reason):
         export(_plan(replace(_nano(), **changed), "megatron-core", dp=8), "megatron")
+
+
+def _qwen3_next() -> ModelSpec:
+    """Return a model of Qwen3-Next's kind: three gated delta nets to an attention."""
+    pattern = ("delta+experts",) * 3 + ("attention+experts",)
+    mixers = (DeltaSizes("delta", 16, 32, 128, 128),)
+    return _model(random.Random(1), layers=8, pattern=pattern, mixers=mixers, experts=Experts(16, 2, 64))
+
+
+@pytest.mark.parametrize(
+    ("stack", "model", "strategy", "reason"),
+    [
+        ("megatron-core", _nano, {"dp": 1, "tp": 16}, "groups of Mamba-2 of its own"),
+        ("megatron-core", _nano, {"cp": 3}, "divide the heads of Mamba-2"),
+        ("megatron-core", _qwen3_next, {"tp": 4, "cp": 8}, "divide the key heads of gated delta nets"),
+        ("megatron-core", _qwen3_next, {"tp": 4, "sp": True}, ""),
+        ("megatron-core-0.14", _qwen3_next, {"dp": 8}, "has no gated delta net"),
+        ("megatron-bridge", _nano, {"dp": 8, "ep": 8}, ""),
+        ("torchtitan", _nano, {"dp": 8, "zero": 3}, "has no Mamba-2"),
+        ("torchtitan", _qwen3_next, {"dp": 8, "zero": 3}, ""),
+        ("torchtitan", _qwen3_next, {"dp": 4, "zero": 3, "cp": 2}, "whole sequences"),
+        ("fsdp2", _nano, {"dp": 8, "zero": 3}, ""),
+        ("accelerate", _qwen3_next, {"dp": 4, "zero": 3, "tp": 2}, "leaves recurrences whole"),
+        ("deepspeed", _nano, {"dp": 4, "tp": 2}, "AutoTP"),
+        ("nanotron", _nano, {"dp": 8}, "has no Mamba-2"),
+        ("maxtext", _qwen3_next, {"dp": 8, "zero": 3}, ""),
+        ("maxtext", _nano, {"dp": 8, "zero": 3}, "has no Mamba-2"),
+    ],
+)
+def test_what_a_stack_does_not_run_is_refused_with_its_line(
+    stack: str, model: Callable[[], ModelSpec], strategy: dict[str, object], reason: str
+) -> None:
+    refusal = DOCUMENTED[stack].refusal(Strategy(**strategy), None, facts(model()))  # type: ignore[arg-type]
+    if not reason:
+        assert refusal is None
+        return
+    assert refusal is not None
+    assert reason in refusal.reason
+    assert re.search(r"\.py:\d+$", refusal.source)
+
+
+def test_the_refusal_of_an_operator_is_about_the_model() -> None:
+    refusal = DOCUMENTED["torchtitan"].refusal(Strategy(), None, facts(_nano()))
+    assert refusal is not None
+    assert str(refusal.error("torchtitan")).startswith(
+        "model.pattern: has no Mamba-2 (torchtitan, torchtitan/models/"
+    )

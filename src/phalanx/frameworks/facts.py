@@ -8,6 +8,8 @@
         modules, recipes, needs, runs: see Stack
     [stacks.NAME.strategy]       field = { key, words, written, values, note, in_code, source }, or false
     [stacks.NAME.options]        the same of options
+    [stacks.NAME.operators]      operator = file:line of what runs it; `others`: of what runs all others, or `absent`:
+                                 of the list that has no others (OPERATORS of stack.py)
     [stacks.NAME.rules.ID]       when (one condition or several), reason, remedy, source (Rule)
     [stacks.NAME.priced]         zero, zero_in_pipeline, schedules, ulysses, without: what its constants price
     [stacks.NAME.constants]      constants of a Profile that are known from its code
@@ -27,14 +29,14 @@ from pathlib import Path
 from typing import Any
 
 from phalanx.frameworks.framework import Framework, framework_of
-from phalanx.frameworks.stack import WORDS, FieldFact, Rule, Stack, in_full
+from phalanx.frameworks.stack import OPERATORS, WORDS, FieldFact, Rule, Stack, in_full
 from phalanx.schedule.pipeline.schedules import SCHEDULES
 from phalanx.spec.strategy.spec import FIELDS
 from phalanx.spec.strategy.stack_options import DEFAULTS, OPTION_FIELDS
 
 Table = Mapping[str, Any]
 _ABOUT = ("title", "repository", "commit", "position", "parent", "like", "modules", "recipes", "needs")
-_STACK = frozenset((*_ABOUT, "strategy", "options", "rules", "priced", "constants", "policy", "runs"))
+_STACK = frozenset((*_ABOUT, "strategy", "options", "operators", "rules", "priced", "constants", "policy", "runs"))
 _ENTRY = frozenset(("key", "words", "written", "values", "note", "in_code", "source"))
 _PRICED = ("zero", "zero_in_pipeline", "schedules", "ulysses", "without")
 _RULE = frozenset(("when", "reason", "remedy", "source"))
@@ -116,7 +118,7 @@ def _build(name: str, tables: Mapping[str, tuple[_Folder, Table]], built: dict[s
         commit=table.get("commit", ""),
         strategy=_entries(name, folder, table.get("strategy", {}), like.strategy if like else {}, same),
         options=_entries(name, folder, table.get("options", {}), like.options if like else {}, same),
-        rules=tuple(r for group in rules.values() for r in group),
+        rules=(*_operators(name, folder, table, like, same), *(r for group in rules.values() for r in group)),
         priced=_limits(name, _inherited(name, "priced", tables)),
         modules=tuple(table.get("modules", like.modules if like else ())),
         recipes=tuple(table.get("recipes", like.recipes if like else ())),
@@ -195,6 +197,19 @@ def _rules(
         source = folder.source(fact["source"])
         shared[id_] = tuple(Rule(when, fact["reason"], fact["remedy"], source) for when in conditions)
     return shared
+
+
+def _operators(stack: str, folder: _Folder, table: Table, like: Stack | None, same: bool) -> tuple[Rule, ...]:
+    """Return a rule against each operator that a stack does not run."""
+    given = table.get("operators", {})
+    if not given and same and like is not None:
+        return tuple(rule for rule in like.rules if rule.when.removesuffix(">0") in OPERATORS)
+    _require_known(f"{stack}.operators", given, (*OPERATORS, "others", "absent"))
+    if ("others" in given) == ("absent" in given) and "title" in table:
+        raise ValueError(f"{stack}.operators does not say whether it runs others")
+    source = folder.source(given.get("absent", ""))
+    refused = [name for name in OPERATORS if "absent" in given and name not in given]
+    return tuple(Rule(f"{n}>0", f"has no {OPERATORS[n]}", "use a model without it", source) for n in refused)
 
 
 def _inherited(name: str, part: str, tables: Mapping[str, tuple[_Folder, Table]]) -> dict[str, Any]:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 from phalanx.frameworks.facts import load
-from phalanx.frameworks.stack import Stack
+from phalanx.frameworks.stack import OPERATORS, Stack
 from phalanx.spec.errors import InputError, nearest
 from phalanx.spec.job import Job
-from phalanx.spec.model.spec import ModelSpec
+from phalanx.spec.model.blocks.lowering import architecture
+from phalanx.spec.model.blocks.operators import Attend, Conv, Index, Scan
+from phalanx.spec.model.spec import ModelSpec, expert_layers
 from phalanx.spec.strategy.spec import Strategy
 from phalanx.spec.strategy.stack_options import StackOptions
 
@@ -52,13 +55,37 @@ def facts(model: ModelSpec, job: Job | None = None, s: Strategy | None = None) -
         "experts": x.count if x else 0,
         "top_k": x.top_k if x else 0,
         "tied": int(model.tied),
-        "dense_blocks": len(x.dense_layers) if x else model.layers,
+        "dense_blocks": model.layers - len(expert_layers(model)),
+        **_operators(model),
     }
     if job is not None:
         result |= {"seq": job.seq, "batch": job.global_batch}
         if s is not None:
             result["micro_batches"] = s.accumulation(job)
     return result
+
+
+@lru_cache(maxsize=64)
+def _operators(model: ModelSpec) -> dict[str, int]:
+    """Return how many blocks have each of OPERATORS, and what divides their heads."""
+    counts = dict.fromkeys((*OPERATORS, "scans"), 0)
+    heads = {"delta_heads": 1, "ssd_heads": 1, "ssd_groups": 1}
+    for block, n in architecture(model).kinds.items():
+        scans, attends = block.all(Scan), block.all(Attend)
+        has = {scan.kind for scan in scans} | ({"scans"} if scans else set())
+        has |= {"index"} if block.first(Index) is not None else set()
+        has |= {"compressed"} if any(attend.compressed for attend in attends) else set()
+        has |= {"streams"} if block.streams > 1 else set()
+        for s in block.sublayers:
+            has |= {"short_conv"} if s.first(Conv) is not None and s.first(Scan) is None else set()
+        for name in has:
+            counts[name] += n
+        for scan in scans:
+            if scan.kind == "delta":
+                heads["delta_heads"] = scan.groups.count
+            if scan.kind == "ssd":
+                heads |= {"ssd_heads": scan.y.dim.count, "ssd_groups": scan.groups.count}
+    return counts | heads
 
 
 def require_runnable(

@@ -32,16 +32,35 @@ DERIVED = (
     "cp_chunks",
     "chunks",
     "tp_ulysses",
+    "tp_cp",
     "middle_chunks",
     "counted_blocks",
     "middle_blocks",
 )
 """Names that rules may read besides the fields: products of fields (replicas: dp x cp; cp_chunks: 2 cp; chunks:
-pp x virtual; tp_ulysses: tp x ulysses; middle_chunks: chunks of ranks whose blocks are not given), the job's
-micro-batches of a step, the GPUs of a node, blocks with embedding and head where these count as such, and blocks of
-the middle ranks."""
-OF_MODEL = ("blocks", "heads", "kv_heads", "experts", "top_k", "seq", "batch", "tied", "dense_blocks")
-"""Names that rules may read of the model and the job, where these are known; a rule about others is left out."""
+pp x virtual; tp_ulysses: tp x ulysses; tp_cp: tp x cp; middle_chunks: chunks of ranks whose blocks are not given),
+the job's micro-batches of a step, the GPUs of a node, blocks with embedding and head where these count as such, and
+blocks of the middle ranks."""
+OPERATORS = {
+    "delta": "gated delta net",
+    "ssd": "Mamba-2",
+    "lightning": "lightning attention",
+    "channel_delta": "Kimi delta attention",
+    "selective": "Mamba",
+    "short_conv": "short convolution",
+    "index": "sparse attention by an index",
+    "compressed": "attention to compressed keys",
+    "streams": "hyper-connections",
+}
+"""Operators that not every stack runs, and what each is; rules read the number of blocks that have one."""
+OF_MODEL = (
+    *("blocks", "heads", "kv_heads", "experts", "top_k", "seq", "batch", "tied", "dense_blocks"),
+    *OPERATORS,
+    *("scans", "delta_heads", "ssd_heads", "ssd_groups"),
+)
+"""Names that rules may read of the model and the job, where these are known; a rule about others is left out. scans:
+blocks with any recurrence; delta_heads: key heads of its gated delta nets; ssd_heads, ssd_groups: of its Mamba-2 (1
+without)."""
 
 
 @dataclass(frozen=True)
@@ -102,7 +121,7 @@ class Refusal:
 
     def error(self, stack: str) -> InputError:
         """Return it as an error about a strategy under this stack."""
-        table = "options" if self.field in OPTION_FIELDS else "strategy"
+        table = "options" if self.field in OPTION_FIELDS else "strategy" if self.field in FIELDS else "model"
         by = ", ".join(filter(None, (stack, self.source)))
         return InputError(f"{table}.{self.field}", self.value, f"{self.reason} ({by})", self.remedy)
 
@@ -230,6 +249,8 @@ class Stack:
             values |= counted(options, values["blocks"])
         for rule, conditions, fields in self._rules_under(options):
             if fields <= values.keys() and bool(where.holds(conditions, values)):
+                if fields <= OPERATORS.keys():
+                    return Refusal("pattern", None, rule.reason, rule.remedy, rule.source)
                 name = next((f for f in _ordered(conditions) if f in FIELDS or f in OPTION_FIELDS), "zero")
                 value = getattr(s, name) if name in FIELDS else getattr(options, name)
                 return Refusal(name, value, rule.reason, rule.remedy, rule.source)
@@ -280,7 +301,11 @@ def of_strategy(s: Strategy, options: StackOptions) -> dict[str, Any]:
         "cp_chunks": 2 * s.cp,
         "chunks": s.pp * s.virtual,
     }
-    values |= {"tp_ulysses": s.tp * s.ulysses, "middle_chunks": (s.pp - given_ends(options)) * s.virtual}
+    values |= {
+        "tp_cp": s.tp * s.cp,
+        "tp_ulysses": s.tp * s.ulysses,
+        "middle_chunks": (s.pp - given_ends(options)) * s.virtual,
+    }
     return {name: "auto" if value is None else value for name, value in values.items()}
 
 

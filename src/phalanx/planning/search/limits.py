@@ -31,7 +31,7 @@ from phalanx.spec.strategy.where import Condition
 from phalanx.spec.strategy.zero_levels import level_columns
 
 _DEGREES = ("dp", "tp", "sp", "cp", "ulysses", "pp", "micro_batch")
-_PRODUCTS = ("world", "ring", "replicas", "cp_chunks", "tp_ulysses", "micro_batches")
+_PRODUCTS = ("world", "ring", "replicas", "cp_chunks", "tp_ulysses", "tp_cp", "micro_batches")
 CORE = frozenset((*_DEGREES, *_PRODUCTS))
 STAGES = {
     "core": CORE,

@@ -15,13 +15,14 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
 from multiprocessing import active_children, get_all_start_methods, get_context
+from typing import Any
 
-from phalanx.frameworks.registry import DOCUMENTED
-from phalanx.frameworks.stack import Stack
+from phalanx.frameworks.registry import DOCUMENTED, facts
+from phalanx.frameworks.stack import OPERATORS, Stack
 from phalanx.planning.search import space
 from phalanx.planning.search.branch_and_bound import Exploration
 from phalanx.planning.search.column_pricing import Pricing
@@ -31,6 +32,7 @@ from phalanx.planning.search.priced import PricedStrategy
 from phalanx.planning.search.refine import best_of_each_family
 from phalanx.spec.errors import InputError
 from phalanx.spec.number_formats import NUMBER_FORMATS
+from phalanx.spec.strategy import where
 from phalanx.spec.strategy.spec import Strategy
 
 _WORKERS = 4
@@ -58,8 +60,10 @@ class OfStack:
 def compare(pricing: Callable[[str], Pricing], gpus: int) -> list[OfStack]:
     """Return every stack's best strategy on `gpus` GPUs, the fastest first. `pricing`: the question under a stack."""
     groups: list[list[str]] = []
+    model = pricing(next(iter(DOCUMENTED))).model
+    operators = {name: count for name, count in facts(model).items() if name in OPERATORS}
     for name, row in DOCUMENTED.items():
-        same = next((g for g in groups if _alike(DOCUMENTED[g[0]], row)), None)
+        same = next((g for g in groups if _alike(DOCUMENTED[g[0]], row, operators)), None)
         groups.append([name]) if same is None else same.append(name)
     questions = [[replace(pricing(name), stack=name) for name in group] for group in groups]
     answers_by_stack = [answer for answers in _each(questions, gpus) for answer in answers]
@@ -108,13 +112,20 @@ def _taken(index: int) -> list[OfStack]:
     return _of(questions[index], gpus)
 
 
-def _alike(one: Stack, other: Stack) -> bool:
-    """Whether two rows may share the first pass of a search: `other` may differ in options, and refuse more."""
+def _alike(one: Stack, other: Stack, operators: Mapping[str, Any]) -> bool:
+    """Whether two rows may share the first pass of a search: `other` may differ in options, and refuse more.
+    `operators`: how many blocks of the model have each."""
+
+    def refused(row: Stack) -> set[str]:
+        """Return the conditions of rules that are about the model's operators, or about none."""
+        kept = ((r, [c for c in each if c.fields <= operators.keys()]) for r, each in row.conditions)
+        return {rule.when for rule, of_model in kept if where.holds(of_model, operators)}
+
     return (
         one.constants == other.constants
         and one.modules == other.modules
         and all(other.strategy[field].values == entry.values for field, entry in one.strategy.items())
-        and {r.when for r in one.rules} <= {r.when for r in other.rules}
+        and refused(one) <= refused(other)
     )
 
 
