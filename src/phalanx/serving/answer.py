@@ -9,7 +9,9 @@ from typing import Any
 
 from phalanx.answers.answer import Answer
 from phalanx.answers.encode import DRAWN
+from phalanx.serving.cost.layout import ServingLayout
 from phalanx.serving.cost.roofline import ServingPrice
+from phalanx.serving.cost.step import state_bytes
 from phalanx.serving.launch import dynamo, sglang, trtllm, vllm
 from phalanx.serving.launch.arguments import refused
 from phalanx.serving.launch.launch import Launch
@@ -59,6 +61,8 @@ class ServingPlanAnswer(Answer):
     limits: LatencyLimits
     kv_bytes_per_token: float
     """Of the whole model."""
+    state_bytes_per_request: float
+    """Of the whole model's recurrences."""
     requests_that_fit: int
     """Whose caches fit at once."""
     best: PlannedDeployment
@@ -95,7 +99,7 @@ def serve_plan(
     searched = answer(search)
     against = neighbours(search, searched)
     q = searched.question
-    per_token, fits = cache_of(searched)
+    per_token, state, fits = cache_of(searched)
 
     def listed(c: ServingCandidate) -> PlannedDeployment:
         plan = as_plan(query, c)
@@ -110,6 +114,7 @@ def serve_plan(
         objective=q.objective,
         limits=LatencyLimits(q.ttft_s, q.tpot_s, q.percentile),  # type: ignore[arg-type]
         kv_bytes_per_token=per_token,
+        state_bytes_per_request=state,
         requests_that_fit=fits,
         best=listed(searched.best),
         alternatives=tuple(map(listed, searched.finalists[1:])),
@@ -142,12 +147,14 @@ def money(c: ServingCandidate, price: float) -> float:
     return price * c.gpus / 3600 / c.tokens_per_s * 1e6
 
 
-def cache_of(answered: ServingAnswer) -> tuple[float, int]:
-    """Return (bytes of KV cache per token of the whole model, requests of the load whose caches fit at once)."""
+def cache_of(answered: ServingAnswer) -> tuple[float, float, int]:
+    """Return (bytes of KV cache per token of the whole model, bytes of states per request, requests of the load whose
+    caches fit at once)."""
     q, best = answered.question, answered.best
     group = best.groups[-1]
-    per_token = ServingPrice(q.model, q.cluster, q.engine.name, best.weights, q.cache).cache_bytes_per_token
-    return per_token, group.count * (group.cache_tokens // (q.input + q.output))
+    price = ServingPrice(q.model, q.cluster, q.engine.name, best.weights, q.cache)
+    state = float(state_bytes(price.shape, price.split(ServingLayout())))
+    return price.cache_bytes_per_token, state, group.count * (group.cache_tokens // (q.input + q.output))
 
 
 def as_plan(query: NamedQuestion, c: ServingCandidate) -> ServingPlan:

@@ -13,10 +13,12 @@ from phalanx.planning import lookup as questions
 from phalanx.serving.cost.adapters import HOST_BYTES_PER_S, adapter_bytes
 from phalanx.serving.cost.layout import ServingLayout
 from phalanx.serving.cost.roofline import ServingPrice, memory_share
+from phalanx.serving.cost.shape import shape_of
+from phalanx.serving.cost.step import BYTES
 from phalanx.serving.search.question import OBJECTIVES, Objective, ServingQuestion
 from phalanx.serving.search.space import illegal
 from phalanx.serving.simulation import trace as traces
-from phalanx.serving.simulation.engines import NEEDS, EngineRow, engine, require_types
+from phalanx.serving.simulation.engines import NEEDS, EngineRow, engine, page_tokens, require_types
 from phalanx.serving.simulation.requests import Requests
 from phalanx.spec.cluster.chips import CHIPS
 from phalanx.spec.errors import InputError, nearest
@@ -304,7 +306,7 @@ def ask(request: ServingRequest) -> NamedQuestion:
         percentile=request.percentile,
         weights=types,
         cache=request.cache,
-        page_tokens=row.page_tokens,
+        page_tokens=page_tokens(row, spec, BYTES[request.cache]),
         slots=request.slots or 0,
         memory_share=memory_share(request.memory, row.name, described.device.memory_bytes),
         chunks=(request.chunk,) if request.chunk else _CHUNKS,
@@ -325,6 +327,6 @@ def ask(request: ServingRequest) -> NamedQuestion:
         seed=request.seed,
         price=request.price,
     )
-    return NamedQuestion(
-        q, request.model, request.cluster, str(request.trace or ""), fixed, (*named_notes, *load.notes)
-    )
+    reuse = (row.state_reuse,) if request.reuse and shape_of(spec).state else ()
+    notes = (*named_notes, *load.notes, *reuse)
+    return NamedQuestion(q, request.model, request.cluster, str(request.trace or ""), fixed, notes)

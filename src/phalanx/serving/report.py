@@ -91,7 +91,7 @@ def _queue_grows(o: ServingOutcome, offered: float) -> bool:
     return answered < 0.95 * offered and o.queueing.mean > 0.2 * service
 
 
-def lines(a: ServingAnswer, cache_bytes: float, fits: int, money: float | None) -> list[str]:
+def lines(a: ServingAnswer, kept: tuple[float, float, int], money: float | None) -> list[str]:
     """Describe the choice and its results in sentences."""
     q, c = a.question, a.best
     o = c.outcome
@@ -110,7 +110,10 @@ def lines(a: ServingAnswer, cache_bytes: float, fits: int, money: float | None) 
     out.append(f"{o.tokens_per_s:,.0f} tokens/s, {o.requests_per_s:,.2f} requests/s, {each}{cost}")
     if q.open_load and _queue_grows(o, q.offered):
         out.append(f"{q.offered:,.3g} requests/s come, fewer are answered: the queue grows as long as they come")
-    held = f"KV cache: {cache_bytes:,.0f} bytes per token; {fits:,} requests of {q.input:,} + {q.output:,} tokens fit"
+    cache_bytes, state_bytes, fits = kept
+    state = f" and {state_bytes:,.0f} of states per request" if state_bytes else ""
+    held = f"KV cache: {cache_bytes:,.0f} bytes per token{state}; "
+    held += f"{fits:,} requests of {q.input:,} + {q.output:,} tokens fit"
     out.append(held + (f"; {o.preemptions:,} preemptions" if o.preemptions else ""))
     out.append(f"{a.evaluated:,} candidates in their steady state, {a.simulated:,} of them simulated")
     return out

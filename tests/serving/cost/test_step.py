@@ -17,9 +17,12 @@ from phalanx.serving.cost.step import (
     StepLoad,
     all_reduce_s,
     cache_bytes,
+    request_bytes,
+    state_bytes,
     step_parts,
     weight_bytes,
 )
+from phalanx.serving.simulation.engines import ENGINES, page_tokens
 from phalanx.spec.errors import InputError
 from phalanx.spec.files.job_file import make_model
 from phalanx.spec.model.presets import PUBLISHED
@@ -65,6 +68,23 @@ def test_layers_with_and_without_a_window_have_caches_of_their_own() -> None:
     assert (gemma.cache, gemma.window_cache) == (5 * 2 * 1024, 25 * 8 * 512)
     assert cache_bytes(mimo, one(tp=8), 1000) == 2 * (9 * 320 * 1000 + 39 * 320 * 128)
     assert cache_bytes(gemma, one(tp=4), 500) == 2 * 500 * (5 * 1024 + 25 * 2 * 512)
+
+
+def test_recurrent_states_take_room_and_make_pages() -> None:
+    """Qwen3.5-4B: vLLM says "Setting attention block size to 528 tokens" (its issue 40696)."""
+    delta = {"kind": "delta", "key_heads": 16, "value_heads": 32, "key_dim": 128, "value_dim": 128}
+    small = model(
+        "Qwen/Qwen3.5-27B", hidden=2560, layers=32, heads=16, ffn=9216, mixers=[{"name": "delta", **delta}], tied=True
+    )
+    m = shape_of(small)
+    states, inputs = 24 * 32 * 128 * 128, 24 * 3 * (2 * 16 + 32) * 128
+    assert state_bytes(m, one(tp=2)) == (4 * states + 2 * inputs) / 2
+    assert request_bytes(m, one(), 1000) == 1000 * 8 * 4 * 512 * 2 + 4 * states + 2 * inputs
+    pages = {name: page_tokens(row, small, 2.0) for name, row in ENGINES.items()}
+    assert pages == {"vllm": 528, "sglang": 1, "trtllm": 32}
+    assert page_tokens(ENGINES["vllm"], model("llama3-8b"), 2.0) == 16
+    load = replace(LOAD, input=1000.0, output=200.0)
+    assert slots(m, one(), load) < 0.8 * slots(replace(m, state=0, inputs=0), one(), load)
 
 
 def test_what_one_sum_does_not_describe_is_refused_by_name() -> None:

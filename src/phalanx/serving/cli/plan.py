@@ -193,7 +193,8 @@ def _show(answer: ServingPlanAnswer) -> None:
         out.print(caveat, highlight=False, soft_wrap=True, markup=False)
     q, best = search.question, search.best
     cost = None if q.price is None else money(best, q.price)
-    for line in lines(search, answer.kv_bytes_per_token, answer.requests_that_fit, cost):
+    kept = answer.kv_bytes_per_token, answer.state_bytes_per_request, answer.requests_that_fit
+    for line in lines(search, kept, cost):
         out.print(line, highlight=False, soft_wrap=True)
     out.print(seen(best))
     out.print(ranked(search.finalists[:8], q, "the best of each layout within the limits", best))

@@ -21,8 +21,8 @@ from phalanx.serving.cost.step import (
     GpuSplit,
     StepLoad,
     all_reduce_s,
-    cache_bytes,
     product_rate,
+    request_bytes,
     step_parts,
 )
 from phalanx.serving.cost.step import weight_bytes as bytes_of_weights
@@ -128,13 +128,15 @@ class ServingPrice:
         """
         room = self.bytes_for_weights - self.weight_bytes(x)
         each = (
-            cache_bytes(self.shape, self.split(x), length) / length / x.pp if length else self.cache_bytes_per_gpu(x)
+            request_bytes(self.shape, self.split(x), length) / length / x.pp
+            if length
+            else self.cache_bytes_per_gpu(x)
         )
         return int(max(room, 0.0) / each) * x.attention_dp
 
     def cache_bytes(self, length: int) -> float:
         """Bytes of the cache of a request of `length` tokens, in all layers of the whole model."""
-        return float(cache_bytes(self.shape, self.split(ServingLayout()), length))
+        return float(request_bytes(self.shape, self.split(ServingLayout()), length))
 
     def seconds(
         self, x: ServingLayout, tokens: Any, past: Any, sequences: Any, context: Any, uneven: float = 1.0

@@ -58,6 +58,8 @@ class ServingShape:
     window: Column
     state: Column
     """State of a sequence in all recurrences."""
+    inputs: Column
+    """Last inputs of their convolutions."""
     prompt_width: Column
     """FLOP per pair of tokens in a prompt, / 4, in all layers without a window."""
     window_width: Column
@@ -128,6 +130,7 @@ def _keep(counts: dict[str, Any], kept: LayerCache, n: int) -> None:
     splits them, so that two sums do not describe them."""
     counts["linear_layers"] += n * (kept.state > 0)
     counts["state"] += n * kept.state
+    counts["inputs"] += n * kept.inputs
     if not kept.token:
         return
     local = kept.window is not None

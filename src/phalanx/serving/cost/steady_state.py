@@ -31,7 +31,8 @@ from phalanx.serving.cost.step import (
     ChipRates,
     GpuSplit,
     StepLoad,
-    cache_bytes,
+    request_bytes,
+    state_bytes,
     step_parts,
     weight_bytes,
 )
@@ -95,7 +96,7 @@ def _burst_s(m: ServingShape, x: GpuSplit, chip: ChipRates, c: EngineConstants, 
 def slots(m: ServingShape, x: GpuSplit, load: SteadyLoad) -> Any:
     """Return how many requests of mean length fit in the cache at once: at least one per attention group."""
     room = SHARE * (load.memory_bytes - weight_bytes(m, x) - WORKSPACE)
-    each = cache_bytes(m, x, load.input + load.output / 2) / x.pp
+    each = request_bytes(m, x, load.input + load.output / 2) / x.pp
     return np.maximum(room / each, 1.0) * x.attention_dp
 
 
@@ -152,7 +153,8 @@ def disaggregated(
         batch = 0.5 * (batch + np.minimum(rate * load.output * step, room))
     first = np.maximum(first, total / rate - load.output * step)
     waits = _waits(c, load)
-    transfer = (m.cache + m.window_cache) * xp.cache_bytes * load.input / chip.net_bytes_per_s
+    sent = (m.cache + m.window_cache) * xp.cache_bytes * load.input + state_bytes(m, xp) * xp.tp
+    transfer = sent / chip.net_bytes_per_s
     ttft = (
         c.first_s
         + c.token_s * load.input

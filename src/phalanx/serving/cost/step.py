@@ -177,9 +177,15 @@ def _attention(
     limit = np.where(m.index_top > 0, np.minimum(each, m.index_top), each)
     sequences = b.sequences / x.attention_dp
     read = sequences * cache_bytes(m, x, limit, each) / (memory * c.cache)
-    read = read + 2 * 2.0 * m.state / x.tp * sequences / memory
+    read = read + 2 * sequences * state_bytes(m, x) / memory
     decode = m.decode_width * limit + m.window_width * np.minimum(each, m.window)
     return prompt, np.maximum(read, 4 * sequences * decode / x.tp / peak)
+
+
+STATE_BYTES, INPUT_BYTES = 4.0, 2.0
+"""Bytes of an element of a recurrent state, and of a convolution's input (SGLang 02e208d, srt/configs/mamba_utils.py:
+float32 unless config.json says otherwise; vLLM, model_executor/models/config.py, NemotronHForCausalLMConfig and
+Qwen3_5ForConditionalGenerationConfig: what config.json says, which is float32)."""
 
 
 def cache_bytes(m: ServingShape, x: GpuSplit, length: Any, within: Any = None) -> Any:
@@ -189,6 +195,17 @@ def cache_bytes(m: ServingShape, x: GpuSplit, length: Any, within: Any = None) -
     local = np.minimum(length if within is None else within, m.window)
     whole = m.cache / np.minimum(x.tp, m.cache_heads) * length
     return (whole + m.window_cache / np.minimum(x.tp, m.window_heads) * local) * x.cache_bytes
+
+
+def state_bytes(m: ServingShape, x: GpuSplit) -> Any:
+    """Return the bytes of a request's recurrent states, and of the last inputs of their convolutions, in all layers
+    on a GPU, whatever its length."""
+    return (STATE_BYTES * m.state + INPUT_BYTES * m.inputs) / x.tp
+
+
+def request_bytes(m: ServingShape, x: GpuSplit, length: Any) -> Any:
+    """Return the bytes that a request of `length` tokens keeps in all layers on a GPU: its cache and its states."""
+    return cache_bytes(m, x, length) + state_bytes(m, x)
 
 
 def weight_bytes(m: ServingShape, x: GpuSplit) -> Any:

@@ -6,7 +6,9 @@ import re
 import shlex
 from dataclasses import dataclass, field
 
+from phalanx.serving.cost.shape import shape_of
 from phalanx.serving.plan_file import ServingPlan, Workers
+from phalanx.serving.simulation.engines import engine
 from phalanx.spec.errors import InputError
 
 _MOST = 4096
@@ -106,6 +108,8 @@ def most_requests(workers: Workers, shared: int = 1) -> int | None:
 
 def caching_note(plan: ServingPlan) -> str:
     """Say what prefix caching, which engines do by themselves, does beside the plan."""
+    if shape_of(plan.model).state:
+        return f"{engine(plan.engine).state_reuse}; the plan counts on {plan.load.reuse:.0%} of each prompt"
     if plan.load.reuse:
         return f"prefix caching is the engine's default; the plan counts on {plan.load.reuse:.0%} of each prompt"
     return "prefix caching is the engine's default; the plan counts on none of it"

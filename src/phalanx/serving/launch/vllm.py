@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+from phalanx.serving.cost.shape import shape_of
 from phalanx.serving.launch.arguments import published
 from phalanx.serving.launch.checkpoints import quantised_on_load, weights_of
 from phalanx.serving.launch.launch import (
@@ -39,6 +40,8 @@ def options(plan: ServingPlan, place: WorkerPlace) -> list[str]:
     if tokens := context(plan, w):
         out += ["--max-model-len", str(tokens)]
     out += ["--block-size", str(plan.page_tokens)]
+    if plan.load.reuse and shape_of(plan.model).state:
+        out.append("--enable-prefix-caching")  # such models need it up to 0.27 (engine/arg_utils.py:2598)
     if quantised_on_load(plan):
         out += ["--quantization", "fp8"]
     if plan.cache == "fp8":

@@ -7,10 +7,15 @@ SGLang 0.5.23: prompts run in steps of their own unless --enable-mixed-chunk is 
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Literal
 
+from phalanx.cost.memory.cache import of_layer
+from phalanx.serving.cost.step import INPUT_BYTES, STATE_BYTES
 from phalanx.spec.errors import InputError, nearest
+from phalanx.spec.model.blocks.lowering import architecture
+from phalanx.spec.model.spec import ModelSpec
 from phalanx.spec.number_formats import NUMBER_FORMATS
 
 
@@ -33,14 +38,31 @@ class EngineRow:
     """Whether experts may be split by ep and tp at once (any), or only by one of them (all)."""
     int4: bool
     """Whether it serves 4-bit integer weights (AWQ, GPTQ) on this path."""
+    state_pages: bool
+    """Whether a page of the cache is at least as large as a layer's recurrent state."""
+    state_reuse: str
+    """How it reuses prefixes of a model with recurrent states."""
 
+
+_VLLM_STATE = (
+    "vLLM keeps recurrent states at whole pages of the cache, so that a prefix is reused in pages of as many tokens "
+    "as a layer's state takes; priced so"
+)
+"""docs.vllm.ai/en/latest/features/automatic_prefix_caching, Hybrid Mamba models; vLLM's
+model_executor/models/config.py, MambaModelConfig: the modes `align` and `all`."""
+_SGLANG_STATE = (
+    "SGLang reuses a prefix only up to where it kept the recurrent states: the end of an earlier request or of a "
+    "chunk, or every 256 tokens with --mamba-radix-cache-strategy extra_buffer; not modelled"
+)
+"""github.com/sgl-project/sglang, pull request 14792; mamba_track_interval is 256 by default."""
+_TRTLLM_STATE = "how TensorRT-LLM reuses prefixes of a model with recurrent states is not modelled"
 
 ENGINES = {
     row.name: row
     for row in (
-        EngineRow("vllm", "vLLM", True, False, 16, "any", "all", True),
-        EngineRow("sglang", "SGLang", False, False, 1, "any", "any", True),
-        EngineRow("trtllm", "TensorRT-LLM", True, True, 32, "all", "any", True),
+        EngineRow("vllm", "vLLM", True, False, 16, "any", "all", True, True, _VLLM_STATE),
+        EngineRow("sglang", "SGLang", False, False, 1, "any", "any", True, False, _SGLANG_STATE),
+        EngineRow("trtllm", "TensorRT-LLM", True, True, 32, "all", "any", True, False, _TRTLLM_STATE),
     )
 }
 """Every serving engine that Phalanx knows."""
@@ -59,6 +81,18 @@ def engine(name: str) -> EngineRow:
     if name not in ENGINES:
         raise InputError("engine", name, "is not a serving engine that Phalanx knows", nearest(name, ENGINES))
     return ENGINES[name]
+
+
+def page_tokens(row: EngineRow, model: ModelSpec, cache_bytes: float) -> int:
+    """Return the tokens of a page: where an engine's pages hold recurrent states too, in multiples of 16, as many as
+    one layer's state takes (vLLM 0144dd5, model_executor/models/config.py, HybridAttentionMambaModelConfig).
+    `cache_bytes`: of an element."""
+    kept = [k for block in architecture(model).kinds for s in block.sublayers if (k := of_layer(s)) is not None]
+    state = max((STATE_BYTES * k.state + INPUT_BYTES * k.inputs for k in kept), default=0.0)
+    tokens = [cache_bytes * k.token for k in kept if k.token]
+    if not (row.state_pages and state and tokens):
+        return row.page_tokens
+    return max(row.page_tokens, 16 * math.ceil(state / (16 * min(tokens))))
 
 
 def require_types(weights: str, cache: str, generation: str, chip: str) -> None:
