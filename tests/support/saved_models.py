@@ -51,6 +51,20 @@ TINY: dict[str, dict[str, Any]] = {
     | {"attention_bias": True},
     "deepseek_v3": DEEPSEEK | {"q_lora_rank": 12},
 }
+HYBRID: dict[str, dict[str, Any]] = {
+    "qwen3_next": LLAMA
+    | {"num_hidden_layers": 4, "head_dim": 8, "linear_num_key_heads": 2, "linear_num_value_heads": 4}
+    | {"linear_key_head_dim": 6, "linear_value_head_dim": 8, "num_experts": 6, "num_experts_per_tok": 3}
+    | {"moe_intermediate_size": 16, "shared_expert_intermediate_size": 24}
+    | {"layer_types": ["linear_attention", "full_attention"] * 2}
+    | {"rope_parameters": {"rope_type": "default", "rope_theta": 10_000.0, "partial_rotary_factor": 0.5}},
+    "nemotron_h": LLAMA
+    | {"num_hidden_layers": 4, "head_dim": 8, "mamba_num_heads": 4, "mamba_head_dim": 8, "n_groups": 2}
+    | {"ssm_state_size": 6, "chunk_size": 16, "n_routed_experts": 6, "num_experts_per_tok": 2, "moe_latent_size": 12}
+    | {"moe_intermediate_size": 16, "moe_shared_expert_intermediate_size": 24, "routed_scaling_factor": 2.5}
+    | {"layers_block_type": ["linear_attention", "mlp", "full_attention", "moe"]},
+}
+"""Models with recurrences, which are not written from a ModelSpec yet."""
 ROUTED = ("mixtral", "qwen3_moe", "deepseek_v2", "deepseek_v3")
 
 

@@ -16,6 +16,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from phalanx.nn.functional import accumulate_dtype
 from phalanx.nn.hugging_face import container
 from phalanx.nn.hugging_face.container import FIELD, Stored
 from phalanx.nn.hugging_face.names import Source, is_buffer, plain, sources
@@ -70,7 +71,8 @@ def _slice(source: Source, stored: Stored, start: int, stop: int) -> Tensor:
         low, high = max(start, k * run), min(stop, (k + 1) * run)
         at = first + k * stride - k * run
         parts.append(stored.read(at + low, at + high))
-    return parts[0] if len(parts) == 1 else torch.cat(parts)
+    values = parts[0] if len(parts) == 1 else torch.cat(parts)
+    return values.to(accumulate_dtype(values.dtype)).add_(source.less) if source.less else values
 
 
 def read(path: Path, spec: ModelSpec) -> HuggingFaceWeights:
@@ -218,7 +220,10 @@ def _outgoing(spec: ModelSpec, weights: Weights, dtype: torch.dtype | None) -> I
         result: Tensor | None = None
         for fqn, i, s in pieces:
             each = math.prod(s.ours)
-            value = _cast(weights.slice(fqn, i * each, (i + 1) * each), kind, tensor).view(s.ours)
+            value = weights.slice(fqn, i * each, (i + 1) * each)
+            if s.less:
+                value = value.to(accumulate_dtype(value.dtype)) - s.less
+            value = _cast(value, kind, tensor).view(s.ours)
             if s.run == s.stride:  # a tensor of its own
                 return value.T if s.transposed else value
             if result is None:
