@@ -120,8 +120,14 @@ def from_hugging_face(path: Path) -> tuple[Fields, list[str]]:
         raise c.wrong(f"has a field that cannot be read ({error!r})") from None
     names = ("attention_dropout", "hidden_dropout", "resid_pdrop", "embd_pdrop", "attn_pdrop")
     dropouts = [k for k in names if c.keys.get(k)]
+    depths = next((k for k in _DEPTHS if c.keys.get(k)), None)
+    notes += [f"multi-token prediction is left out ({depths} = {c.keys[depths]})"] if depths else []
     notes += [f"dropout set to 0 ({', '.join(dropouts)} in {path.name})"] if dropouts else []
     return shape, notes
+
+
+_DEPTHS = ("num_nextn_predict_layers", "mtp_num_hidden_layers", "num_mtp_layers", "num_mtp_modules")
+_TIED = "tie_word_embeddings"
 
 
 def _text_part(config: Fields, path: Path) -> tuple[str, Row, Config, list[str]]:
@@ -129,21 +135,25 @@ def _text_part(config: Fields, path: Path) -> tuple[str, Row, Config, list[str]]
 
     Raises InputError for a type without a row.
     """
-    kind, c, notes = config.get("model_type"), Config(config, path), list[str]()
+    whole, kind, c = Config(config, path), config.get("model_type"), Config(config, path)
+    notes: list[str] = []
     while True:
         if not isinstance(kind, str) or kind not in FAMILIES or not FAMILIES[kind].reads:
             readers = [name for name in FAMILIES if FAMILIES[name].reads]
-            raise c.wrong(f"model_type {kind!r} is not supported", _slip(str(kind), readers))
+            raise whole.wrong(f"model_type {kind!r} is not supported", _slip(str(kind), readers))
         row = FAMILIES[kind]
         if not row.part:
             return kind, row, c, notes
-        part = c.keys.get(row.part)
-        shared = {key: c.keys[key] for key in ("tie_word_embeddings",) if key in c.keys}
-        if isinstance(part, dict):
-            c = Config({**part, **shared}, path)
-            notes = [f"{row.part} of {path.name} is read and priced: the text part of {config['model_type']}"]
-        inner = c.keys.get("model_type") if isinstance(part, dict) else None
-        kind = row.inner if inner is None or not row.any_inner else inner
+        part: Any = c.keys
+        for name in row.part.split("."):
+            part = part.get(name) if isinstance(part, dict) else None
+        kind = row.inner
+        if not isinstance(part, dict):  # configurations of transformers 4 had the text's keys among the others
+            continue
+        tied = {_TIED: c.keys[_TIED]} if c.keys.get(_TIED) is not None else {}
+        c = Config({**part, **tied}, path)
+        kind = part.get("model_type", kind) if row.any_inner else kind
+        notes = [f"the text part of {config['model_type']} is read and priced, without its other parts"]
 
 
 def to_hugging_face(spec: ModelSpec) -> Fields:

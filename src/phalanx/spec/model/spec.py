@@ -15,6 +15,7 @@ from functools import cache, cached_property
 from typing import Annotated, Literal
 
 from phalanx.spec.errors import InputError
+from phalanx.spec.model.blocks.block import stream_norm
 from phalanx.spec.model.blocks.lowering import Mixer, architecture, require_pattern
 from phalanx.spec.model.blocks.operators import GATED, Attend, Dim, Role, Route, Weight, whole
 from phalanx.spec.model.mechanisms import MOST_LAYERS, Experts, Latent, RopeScaling, Width
@@ -51,11 +52,12 @@ class ModelSpec:
     """RMSNorm (Zhang & Sennrich 2019) or LayerNorm."""
     norm_eps: Annotated[float, Range(1e-30, 1)]
     """Added to a norm's mean square or variance; positive."""
-    position: Literal["rotary", "learned"]
-    """Rotary positions (Su et al. 2021), or a learned table of `max_seq` rows."""
-    activation: Literal["swiglu", "swiglu_clamped", "geglu", "gelu", "gelu_tanh", "relu2"]
+    position: Literal["rotary", "learned", "none"]
+    """Rotary positions (Su et al. 2021), a learned table of `max_seq` rows, or none in the stream (ALiBi adds them to
+    attention's logits; Mamba needs none)."""
+    activation: Literal["swiglu", "swiglu_clamped", "geglu", "gelu", "gelu_tanh", "relu", "relu2", "xielu"]
     """Activation of the MLP. swiglu and geglu are gated: a third matrix; swiglu_clamped is gpt_oss's; gelu_tanh
-    approximates gelu; relu2 is the square of relu (So et al. 2021)."""
+    approximates gelu; relu2 is the square of relu (So et al. 2021); xielu is Apertus's."""
     qkv_bias: bool
     """Whether the query, key and value projections have biases."""
     out_bias: bool
@@ -70,6 +72,12 @@ class ModelSpec:
     """Scaling of rotary frequencies for longer sequences; None: no scaling."""
     norm_bias: bool = True
     """Whether LayerNorm has biases; RMSNorm has none."""
+    norm_weights: bool = True
+    """Whether norms of the residual stream have weights (not in OLMo and nanochat)."""
+    embed_norm: bool = False
+    """Whether the embedding's rows are normed (BLOOM)."""
+    head_bias: bool = False
+    """Whether the head has a bias for each token of the vocabulary (Phi, GPT-J)."""
     residual: Literal["serial", "parallel", "parallel_one_norm"] = "serial"
     """serial: the MLP follows attention. parallel: both read the block's input, through a norm each.
     parallel_one_norm: through one norm."""
@@ -77,8 +85,9 @@ class ModelSpec:
     """Rotated dimensions of a head, even; None: all."""
     qk_norm: bool = False
     """Whether queries and keys are normed."""
-    qk_norm_over: Literal["head", "all"] = "head"
-    """Whether that is over each head, or over all heads at once (OLMo 2)."""
+    qk_norm_over: Literal["head", "each", "all", "plain"] = "head"
+    """head: over each head, with one weight for all. each: with weights of its own (Cohere). all: over all heads at
+    once (OLMo 2). plain: over each head, without weights (Llama 4)."""
     norms: Literal["before", "after", "both"] = "before"
     """Norms of the residual stream: before a sublayer, of what it adds (OLMo 2), or both (Gemma 2)."""
     output_gate: bool = False
@@ -97,10 +106,13 @@ class ModelSpec:
     """Residual streams that hyper-connections mix (Zhu et al. 2024); 1: a plain residual."""
     mixers: tuple[Mixer, ...] = ()
     """Further mechanisms, or the model's own in other sizes, by the names that `pattern` uses."""
+    only_priced: tuple[Annotated[str, Name], ...] = ()
+    """What the model has, without parameters or a cost of note, and our decoder has not, such as a softcap of logits:
+    it is priced, and refused where it would run."""
     pattern: tuple[Name, ...] | None = None
-    """Sublayers of each block, joined by `+`: attention, mlp, experts, or names of `mixers`, such as
-    ("delta+experts", "delta+experts", "delta+experts", "attention+experts"). A shorter pattern repeats. None: all
-    blocks are attention, then the MLP or experts."""
+    """Sublayers of each block, joined by `+`, or by `&` where the second reads the first's normed input: attention,
+    mlp, experts, or names of `mixers`, such as ("delta+experts", "delta+experts", "delta+experts",
+    "attention+experts"). A shorter pattern repeats. None: all blocks are attention, then the MLP or experts."""
 
     def __post_init__(self) -> None:
         require_ranges(self, "model")
@@ -243,21 +255,30 @@ class StageSpec(ModelSpec):
         return cls(**{name: getattr(model, name) for name in MODEL_FIELDS}, chunks=chunks)
 
 
+_UNUSED = ("swiglu_clamped", "geglu", "relu", "relu2", "xielu")
+"""Activations that the trainer does not run."""
+
+
 def require_runnable(spec: ModelSpec) -> None:
     """Require that the trainer can run a model. Raises InputError for mechanisms that are only priced."""
     x, latent = spec.experts, spec.latent
     for name, unsupported, what in (
         ("sinks", spec.sinks, "attention sinks"),
-        ("activation", spec.activation in ("swiglu_clamped", "geglu", "relu2"), f"the activation {spec.activation}"),
+        ("activation", spec.activation in _UNUSED, f"the activation {spec.activation}"),
+        ("position", spec.position == "none", "a stream without positions"),
+        ("norm_weights", not spec.norm_weights, "norms without weights"),
+        ("embed_norm", spec.embed_norm, "a norm of the embedding"),
+        ("head_bias", spec.head_bias, "a bias of the head"),
         ("experts.bias", x is not None and x.bias, "experts with biases"),
         ("experts.latent", x is not None and x.latent > 0, "experts in a latent space"),
         ("experts.shared_gate", x is not None and x.shared_gate, "a gate of the shared expert"),
         ("latent.index", latent is not None and latent.index is not None, "sparse attention by an index"),
         ("norms", spec.norms != "before", "norms after a sublayer"),
-        ("qk_norm_over", spec.qk_norm and spec.qk_norm_over == "all", "a norm over all heads"),
+        ("qk_norm_over", spec.qk_norm and spec.qk_norm_over != "head", f"a norm over heads, {spec.qk_norm_over}"),
         ("output_gate", spec.output_gate, "attention's output gate"),
         ("streams", spec.streams > 1, "hyper-connections"),
         ("pattern", spec.pattern is not None, "a pattern of sublayers"),
+        ("only_priced", bool(spec.only_priced), ", ".join(spec.only_priced)),
     ):
         if unsupported:
             reason = f"{what}: its shape is known, its step is not priced or run yet"
@@ -349,12 +370,17 @@ def parameters(spec: ModelSpec) -> tuple[Parameter, ...]:
     ]
     if model.learned_positions:
         rows.append(_parameter(Weight("embed.position.weight", (whole(spec.max_seq), h), "position"), "", "embed"))
+    if spec.embed_norm:
+        of_embed = stream_norm(spec.hidden, spec.norm, spec.norm_bias, "norm").weights
+        rows += (_parameter(w, f"embed.{w.name}", "embed") for w in of_embed)
     for i, block in enumerate(model.blocks):
         unit = f"blocks.{i}"
         rows += (_parameter(w, f"{unit}.{name}", unit) for name, w in block.weights())
     rows += (_parameter(w, f"head.{w.name}", "head") for w in (*model.end_weights, *model.last_norm.weights))
     if not model.tied:
         rows.append(_parameter(Weight("head.linear.weight", (model.vocab, h), "head"), "", "head"))
+    if spec.head_bias:
+        rows.append(_parameter(Weight("head.linear.bias", (model.vocab,), "head"), "", "head"))
     return tuple(rows)
 
 

@@ -71,7 +71,7 @@ def attention(
     value_dim: int | None = None,
     qkv_bias: bool = False,
     out_bias: bool = False,
-    qk_norm: Literal["", "head", "all"] = "",
+    qk_norm: Literal["", "head", "each", "all", "plain"] = "",
     rotary: int = 0,
     window: int | None = None,
     sinks: bool = False,
@@ -79,7 +79,7 @@ def attention(
     shared_values: bool = False,
     after: Norm | None = None,
 ) -> Sublayer:
-    """Return softmax attention. `qk_norm`: whether queries and keys are normed, over each head or over all; `rotary`:
+    """Return softmax attention. `qk_norm`: how queries and keys are normed, as `ModelSpec.qk_norm_over`; `rotary`:
     rotated elements of a head; `gated`: a sigmoid gate of the result."""
     value = head_dim if value_dim is None else value_dim
     core = max(head_dim, value)
@@ -104,9 +104,11 @@ def attention(
     return Sublayer("attention", norm, tuple(ops), after)
 
 
-def _head_norm(part: str, heads: Dim, over: Literal["head", "all"]) -> Norm:
-    """Return the norm of queries or keys: over each head with one weight for all heads, or over all heads at once."""
+def _head_norm(part: str, heads: Dim, over: Literal["head", "each", "all", "plain"]) -> Norm:
+    """Return the norm of queries or keys: over each head, or over all at once; with one weight for all heads, weights
+    of their own, or none."""
     shape = whole(heads.each) if over == "head" else heads
     role: Role = "norm" if over == "head" else "head_norm"
-    weight = Weight(f"{part}_norm.weight", (shape,), role, late=True)
-    return Norm(part, Output(part, heads), "rms", (weight,), inside=True, spans=1 if over == "head" else heads.count)
+    weights = () if over == "plain" else (Weight(f"{part}_norm.weight", (shape,), role, late=True),)
+    spans = heads.count if over == "all" else 1
+    return Norm(part, Output(part, heads), "rms", weights, inside=True, spans=spans)

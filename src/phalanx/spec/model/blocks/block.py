@@ -147,11 +147,13 @@ class Architecture:
         return counts
 
 
-def stream_norm(hidden: int, kind: Literal["rms", "layer"], bias: bool, name: str) -> Norm:
+def stream_norm(hidden: int, kind: Literal["rms", "layer"], bias: bool, name: str, weights: bool = True) -> Norm:
     """Return a norm of the residual stream, with a weight, and with a bias where LayerNorm has one."""
+    if not weights:
+        return Norm("x", Output("n", Dim(1, hidden), "own"), kind)
     names = (f"{name}.weight", f"{name}.bias") if kind == "layer" and bias else (f"{name}.weight",)
-    weights = tuple(Weight(n, (whole(hidden),), "norm") for n in names)
-    return Norm("x", Output("n", Dim(1, hidden), "own"), kind, weights)
+    of_norm = tuple(Weight(n, (whole(hidden),), "norm") for n in names)
+    return Norm("x", Output("n", Dim(1, hidden), "own"), kind, of_norm)
 
 
 def products_of(s: Sublayer) -> list[Product]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Literal
 
@@ -47,8 +48,8 @@ _SUBLAYERS: dict[type, Callable[..., Sublayer]] = {
 """The function (hidden, sizes, norm, after) that makes a sublayer of mechanisms with sizes of their own."""
 OWN = ("attention", "mlp", "experts")
 """Sublayers that a pattern names and the model's own fields describe. With `latent`, `attention` is latent."""
-JOINED = "+"
-"""Between the sublayers of one block in a pattern."""
+JOINED, BESIDE = "+", "&"
+"""Between the sublayers of one block in a pattern: one after the other, or both of one normed input."""
 
 
 @lru_cache(maxsize=256)
@@ -66,7 +67,7 @@ def architecture(spec: ModelSpec) -> Architecture:
         spec.hidden,
         spec.max_seq,
         tuple(blocks),
-        stream_norm(spec.hidden, spec.norm, spec.norm_bias, "norm"),
+        stream_norm(spec.hidden, spec.norm, spec.norm_bias, "norm", spec.norm_weights),
         spec.position == "learned",
         spec.tied,
         end_weights=_joined(spec) if spec.streams > 1 else (),
@@ -87,11 +88,16 @@ def pattern_of(spec: ModelSpec) -> tuple[str, ...]:
     return tuple("attention+mlp" if not x or i in x.dense_layers else "attention+experts" for i in range(spec.layers))
 
 
+def words_of(block: str) -> list[str]:
+    """Return the words of one block of a pattern."""
+    return block.replace(BESIDE, JOINED).split(JOINED)
+
+
 def require_pattern(spec: ModelSpec) -> None:
     """Raise InputError for a pattern that is longer than the model's layers, or that names what is not described."""
     mixers = [m.name for m in spec.mixers]
     for i, name in enumerate(mixers):
-        if name in OWN or name in mixers[:i] or JOINED in name or not name.strip():
+        if name in OWN or name in mixers[:i] or len(words_of(name)) > 1 or not name.strip():
             reason = "is the model's own" if name in OWN else "is used twice" if name in mixers[:i] else "is no word"
             raise InputError(f"model.mixers.{i}.name", name, reason, "give each mixer a name of its own")
     if spec.pattern is None:
@@ -105,12 +111,12 @@ def require_pattern(spec: ModelSpec) -> None:
         raise InputError("model.pattern", None, reason, "a shorter one repeats; a longer one is a mistake")
     known = [*OWN, *mixers]
     for i, words in enumerate(spec.pattern):
-        for word in words.split(JOINED):
+        for word in words_of(words):
             if word not in known:
                 raise InputError(f"model.pattern.{i}", word, "is no sublayer of this model", nearest(word, known))
             if word == "experts" and spec.experts is None:
                 raise InputError("model.experts", None, f"is missing: the pattern's block {i} has experts")
-    unused = [name for name in mixers if not any(name in words.split(JOINED) for words in spec.pattern)]
+    unused = [name for name in mixers if not any(name in words_of(words) for words in spec.pattern)]
     if unused:
         raise InputError("model.mixers", unused[0], "is in no block of the pattern", "name it there, or leave it out")
     if spec.experts is not None and spec.experts.dense_layers:
@@ -124,10 +130,13 @@ def require_pattern(spec: ModelSpec) -> None:
 def _block(spec: ModelSpec, words: str, window: int | None) -> Block:
     if spec.pattern is not None:
         window = spec.window
-    parts = words.split(JOINED)
-    sublayers = tuple(_sublayer(spec, word, i, window) for i, word in enumerate(parts, start=1))
+    sublayers: list[Sublayer] = []
+    for i, part in enumerate(words.split(JOINED), start=1):
+        first, *others = part.split(BESIDE)
+        sublayers.append(_sublayer(spec, first, i, window))
+        sublayers += (replace(_sublayer(spec, word, i, window), norm=None) for word in others)
     mixing = tuple(w for s in sublayers for w in _mixing(spec, s.name)) if spec.streams > 1 else ()
-    return Block(sublayers, spec.residual, spec.streams, mixing)
+    return Block(tuple(sublayers), spec.residual, spec.streams, mixing)
 
 
 def _mixing(spec: ModelSpec, name: str) -> tuple[Weight, ...]:
@@ -155,8 +164,9 @@ def _joined(spec: ModelSpec) -> tuple[Weight, ...]:
 def _norms(spec: ModelSpec, i: int) -> tuple[Norm | None, Norm | None]:
     """Return the norms before and after the block's sublayer number `i`, from 1."""
     before = spec.norms != "after" and not (spec.residual == "parallel_one_norm" and i > 1)
-    first = stream_norm(spec.hidden, spec.norm, spec.norm_bias, f"norm{i}") if before else None
-    after = stream_norm(spec.hidden, spec.norm, spec.norm_bias, f"norm{i}_after") if spec.norms != "before" else None
+    kind = (spec.hidden, spec.norm, spec.norm_bias)
+    first = stream_norm(*kind, f"norm{i}", spec.norm_weights) if before else None
+    after = stream_norm(*kind, f"norm{i}_after", spec.norm_weights) if spec.norms != "before" else None
     return first, after
 
 
@@ -189,7 +199,7 @@ def _attention(
     own = mixer or AttentionSizes("attention")
     rotary = spec.rotary_width if spec.position == "rotary" else 0
     head_dim = own.head_dim or spec.head_dim
-    over: Literal["", "head", "all"] = spec.qk_norm_over if spec.qk_norm else ""
+    over: Literal["", "head", "each", "all", "plain"] = spec.qk_norm_over if spec.qk_norm else ""
     return attention(
         spec.hidden,
         own.heads or spec.heads,

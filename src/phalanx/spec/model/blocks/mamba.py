@@ -9,7 +9,19 @@ from typing import Annotated, Literal
 
 from phalanx.spec.errors import InputError
 from phalanx.spec.model.blocks.block import Sublayer
-from phalanx.spec.model.blocks.operators import Conv, Dim, Norm, Output, Scan, Weight, added, linear, whole
+from phalanx.spec.model.blocks.operators import (
+    Activate,
+    Conv,
+    Dim,
+    Norm,
+    Operator,
+    Output,
+    Scan,
+    Weight,
+    added,
+    linear,
+    whole,
+)
 from phalanx.spec.ranges import Name, Range, require_ranges
 
 Heads = Annotated[int, Range(1, 10**5)]
@@ -39,6 +51,8 @@ class MambaSizes:
     """Whether the products have biases."""
     group_norm: bool = True
     """Whether the gated norm is over each group; False: over all heads at once."""
+    norm: bool = True
+    """Whether there is that norm; False: only the gate (Falcon-H1)."""
     kind: Literal["mamba"] = "mamba"
     """The mechanism."""
 
@@ -64,11 +78,15 @@ def mamba(hidden: int, sizes: MambaSizes, norm: Norm | None, *, after: Norm | No
     filters += tuple(Weight(f"conv.{n}.bias", (d,), "conv_bias") for n, d in parts[1:4]) if sizes.conv_bias else ()
     spans = sizes.heads // sizes.groups if sizes.group_norm else sizes.heads
     gates = tuple(Weight(name, (each,), "gate") for name in ("dt_bias", "a_log", "d"))
-    ops = (
+    weight = (Weight("norm.weight", (x,), "head_norm"),)
+    gated: Operator = Norm("o", Output("o", x), "rms", weight, "z", True, spans)
+    if not sizes.norm:
+        gated = Activate("silu_gate", ("o", "z"), Output("o", x))
+    ops: tuple[Operator, ...] = (
         linear("n", h, tuple(Output(n, d) for n, d in parts), tuple(n for n, _ in parts), sizes.bias),
         Conv(("x", "b", "c"), (x, g, g), sizes.taps, filters),
         Scan("ssd", Output("o", x), g, sizes.state, sizes.chunk, gates, ("x", "b", "c")),
-        Norm("o", Output("o", x), "rms", (Weight("norm.weight", (x,), "head_norm"),), "z", True, spans),
+        gated,
         linear("o", x, (added(hidden),), ("o",), sizes.bias),
     )
     return Sublayer("mamba", norm, ops, after)

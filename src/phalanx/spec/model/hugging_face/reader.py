@@ -25,7 +25,7 @@ def read(row: Row, c: Config) -> Fields:
     for key, usable in row.only.items():
         c.only(key, *usable)
     for what, part in row.refused.items():
-        if _of(part, c, {}):
+        if _holds(part, c, {}):
             raise c.wrong(f"has {what}, which is not described", "no part of the model would be priced in its place")
     _require_known(row, c)
     read: Fields = dict(row.fixed)
@@ -38,7 +38,7 @@ def read(row: Row, c: Config) -> Fields:
     for name, table in (("latent", row.latent), ("experts", row.experts)):
         if table and (part := _table(table, c, read)) is not None:
             read[name] = part
-    read["only_priced"] = [what for what, part in row.only_priced.items() if _of(part, c, read)]
+    read["only_priced"] = [what for what, part in row.only_priced.items() if _holds(part, c, read)]
     read["only_priced"] += read.pop("rope_only_priced", [])
     if not read["only_priced"]:
         del read["only_priced"]
@@ -70,20 +70,24 @@ def _of(part: Any, c: Config, read: Fields, **more: Any) -> Any:
     return value
 
 
+def _holds(part: Any, c: Config, read: Fields) -> bool:
+    """Return whether what a row names is in a config."""
+    return bool(evaluate(part, c.keys, spec=read) if isinstance(part, str) else part)
+
+
 def _table(part: Mapping[str, Any], c: Config, read: Fields) -> Fields | None:
     """Return the fields of a mechanism; None if the expression `if` says that the config has none."""
-    if not _of(part.get("if", True), c, read):
+    if not _holds(part.get("if", True), c, read):
         return None
     inside: Fields = {}
     for name, value in part.items():
-        if name != "if":
-            inner = (
-                _table(value, c, read) if isinstance(value, Mapping) and "of" not in value else _of(value, c, read)
-            )
+        if name == "kind":
+            inside[name] = value
+        elif name != "if":
+            nested = isinstance(value, Mapping) and "of" not in value
+            inner = _table(value, c, read) if nested else _of(value, c, read)
             if inner is not None:
                 inside[name] = inner
-            elif name == "q_rank":
-                inside[name] = None
     return inside
 
 
@@ -104,6 +108,9 @@ def _pattern(row: Row, c: Config, read: Fields) -> Fields:
     if not row.layer:
         return {}
     layers, experts = read["layers"], read.get("experts")
+    for key in sorted({key for part in row.layer for key in names(part)}):
+        if isinstance(kinds := c.keys.get(key), list) and key.endswith("types") and len(kinds) != layers:
+            raise c.wrong(f"{key} has {len(kinds)} entries for {layers} layers", "name the kind of each layer")
     pattern = [_words(row, c, read, i) for i in range(layers)]
     used = {word for words in pattern for word in re.split(r"[+&]", words)}
     if used <= {"attention", WINDOWED, "mlp", "experts"} and all(words.count(_JOINED) == 1 for words in pattern):
@@ -133,9 +140,8 @@ def _words(row: Row, c: Config, read: Fields, i: int) -> str:
     sublayers = []
     for part in row.layer:
         word = _of(part, c, read, i=i)
-        known = row.words.get(
-            word, word if word in ("attention", WINDOWED, "mlp", "experts", "", *row.mixers) else None
-        )
+        own = set(re.split("[+&]", str(word))) <= {"attention", WINDOWED, "mlp", "experts", "", *row.mixers}
+        known = row.words.get(word, word if own else None)
         if known is None:
             raise InputError(
                 "model.config", str(c.path), f"layer type {word!r} is not supported", f"use {' or '.join(row.words)}"
