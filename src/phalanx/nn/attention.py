@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from phalanx.nn import functional
 from phalanx.nn.gated_norm import sigmoid_gate
 from phalanx.nn.norms import AllHeadsNorm, RMSNorm
-from phalanx.runtime.autograd import recompute
+from phalanx.runtime.autograd import recompute, windowed_attention
 from phalanx.runtime.autograd.layer_comm import LayerComm
 from phalanx.runtime.model_parallel import context, sequence, tensor
 from phalanx.runtime.model_parallel.context import ContextParallel
@@ -71,7 +71,8 @@ Angles = tuple[Tensor, Tensor] | None
 
 class CausalAttention(nn.Module):
     """Causal self-attention; subclasses define `heads`, which makes queries, keys and values. Values may have `v_dim`
-    numbers in tensors of the keys' width. A window is a mask over the full square of logits."""
+    numbers in tensors of the keys' width. A window is a mask over the full square of logits, or over bands of it
+    (schedule/layers/windows.py)."""
 
     o: nn.Linear
     v_dim: int | None = None
@@ -137,6 +138,9 @@ class CausalAttention(nn.Module):
     def _attended(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
         if self.cp is not None:
             return self._of_values(context.core(self.cp, self.unit, q, k, v, mask, self.scale))
+        if mask is not None and mask.shape[-2] < q.shape[1]:  # of a band
+            assert self.window is not None
+            return self._of_values(windowed_attention.windowed(q, k, v, mask, self.window, self.scale))
         grouped = self.grouped
         flash = mask is None and q.dtype in (torch.float16, torch.bfloat16)
         if grouped and q.device.type != "cpu" and not flash:

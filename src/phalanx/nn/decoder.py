@@ -24,6 +24,7 @@ from phalanx.nn.recurrence import GatedDeltaNet, Mamba, Recurrence
 from phalanx.nn.rotary import rotary_table
 from phalanx.runtime.autograd import deferred_weight_grads, recompute
 from phalanx.runtime.autograd.layer_comm import LayerComm
+from phalanx.runtime.autograd.windowed_attention import band_mask
 from phalanx.runtime.model_parallel import tensor
 from phalanx.runtime.model_parallel.context import ContextParallel
 from phalanx.runtime.model_parallel.expert import ExpertParallel
@@ -31,6 +32,7 @@ from phalanx.runtime.model_parallel.sequence import RankRows
 from phalanx.runtime.model_parallel.tensor import TensorParallel
 from phalanx.runtime.model_parallel.token_sharding import SequenceTokens
 from phalanx.schedule.layers.head import sliced, slices_over_ranks
+from phalanx.schedule.layers.windows import banded
 from phalanx.spec.model.blocks.block import Sublayer, products_of
 from phalanx.spec.model.blocks.lowering import architecture
 from phalanx.spec.model.blocks.operators import Attend, Route, Scan
@@ -299,7 +301,7 @@ class Decoder(nn.Module):
             cos, sin = rotary_table(spec)
             self.register_buffer("cos", cos.to(dtype), persistent=False)
             self.register_buffer("sin", sin.to(dtype), persistent=False)
-        self._kept: tuple[int, Tensor] | None = None
+        self._kept: dict[tuple[int, int], Tensor] = {}  # masks by (tokens, window)
         if dtype != torch.get_default_dtype():
             self.to(dtype)
 
@@ -395,9 +397,11 @@ class Decoder(nn.Module):
             return hidden_from(x, window, positions)
         if window is None:
             return None
-        if self._kept is None or self._kept[0] != new or self._kept[1].dtype != x.dtype:
-            self._kept = (new, hidden_from(x, window))
-        return self._kept[1]
+        key = new, window
+        if key not in self._kept or self._kept[key].dtype != x.dtype:
+            self._kept = {size: mask for size, mask in self._kept.items() if size[0] == new}
+            self._kept[key] = band_mask(window, x) if banded(new, window) else hidden_from(x, window)
+        return self._kept[key]
 
 
 def hidden_from(x: Tensor, window: int | None, positions: Tensor | None = None) -> Tensor:

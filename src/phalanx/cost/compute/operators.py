@@ -21,6 +21,7 @@ from phalanx.cost.compute.work import (
     rms_norm,
     rms_norm_grad,
 )
+from phalanx.schedule.layers import windows
 from phalanx.schedule.layers.context import keys_per_query
 from phalanx.schedule.layers.routing import Routed
 from phalanx.spec.errors import InputError
@@ -62,6 +63,8 @@ class RankPass:
     """Rows of experts, where a block has them."""
     narrow: Narrow | None = None
     """Parameters of a block's products of a narrow format, if it has them."""
+    packed: bool = False
+    """Whether a rank has entire sequences without boundaries, so that long ones attend in bands of a window."""
 
     @property
     def keys(self) -> int:
@@ -172,8 +175,11 @@ def core(op: Attend, p: RankPass, passes: int = 1) -> Work:
     if op.compressed:
         raise InputError("model.mixers", "compressed", "attends to compressed keys, whose step is not priced yet")
     q, kv = op.y.dim.groups(p.strategy) * op.core, op.kv.groups(p.strategy) * op.core
-    traffic = 2 * passes * p.tokens * (q + kv) + (p.tokens * p.keys if masked(op, p.seq) else 0)
-    return Work(0, 4 * passes * p.tokens * p.keys * q, traffic * p.e, 1)
+    pairs = p.tokens * p.keys
+    if p.packed and op.window is not None and windows.banded(p.seq, op.window):
+        pairs = p.tokens // p.seq * windows.pairs(p.seq, op.window)
+    traffic = 2 * passes * p.tokens * (q + kv) + (pairs if masked(op, p.seq) else 0)
+    return Work(0, 4 * passes * pairs * q, traffic * p.e, 1)
 
 
 def masked(op: Attend, seq: int) -> bool:

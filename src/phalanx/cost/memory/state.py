@@ -25,6 +25,7 @@ from phalanx.schedule.gradients.buckets import (
 )
 from phalanx.schedule.gradients.sharding import sharding_of
 from phalanx.schedule.layers.routing import depends_on_other_tokens, own_tokens
+from phalanx.schedule.layers.windows import mask_elements
 from phalanx.schedule.layout import RankView
 from phalanx.spec.job import DTYPE_BYTES, Job
 from phalanx.spec.model.spec import ModelSpec, holds_one_tied_copy, parameters
@@ -107,7 +108,8 @@ def model_state(view: RankView) -> State:
     rows = context.tokens if context.parallel and not separate else model.max_seq
     rotary = rows * model.rotary_width * compute if model.position == "rotary" else 0
     # The mask of a window is built once, the same for every sequence.
-    mask = job.seq**2 * compute if view.stage.masked(job.seq) and not separate else 0
+    hiding = {w for i in view.stage.held_blocks if (w := view.stage.window_of(i)) is not None and w < job.seq}
+    mask = 0 if separate else sum(mask_elements(job.seq, w) for w in hiding) * compute
     if context.parallel:
         mask = 0 if separate else sum(first_visible_bytes(view.stage, context, 1, False).values())
         mask += (context.tokens + job.seq) * 8  # positions

@@ -44,7 +44,7 @@ def _of_class(view: RankView, name: str, member: str, core: Core | None) -> Iter
     dtype, e = job.precision.compute, DTYPE_BYTES[job.precision.compute]
     unit, repeat, rows = name.split(",")[0], repeat_of(s, member), view.rows_of(member)
     narrow, turned = _narrow(job.precision, s)
-    onward = RankPass(t, job.seq, e, s, rows, narrow)
+    onward = RankPass(t, job.seq, e, s, rows, narrow, job.documents == "packed" and s.cp == 1)
     back = replace(onward, narrow=turned)
     deferrable = s.pp > 1  # with a pipeline, layers can always defer weight gradients
     cuts = sliced if s.tp == 1 else lambda *sizes: slices_over_ranks(*sizes) > 1
