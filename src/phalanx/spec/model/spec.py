@@ -16,6 +16,7 @@ from typing import Annotated, Literal
 
 from phalanx.spec.errors import InputError
 from phalanx.spec.model.blocks.block import stream_norm
+from phalanx.spec.model.blocks.layer_embedding import LayerEmbeddingSizes
 from phalanx.spec.model.blocks.lowering import Mixer, architecture, require_pattern
 from phalanx.spec.model.blocks.operators import GATED, Attend, Dim, Role, Route, Weight, whole
 from phalanx.spec.model.mechanisms import MOST_LAYERS, Experts, Latent, RopeScaling, Width
@@ -373,6 +374,9 @@ def parameters(spec: ModelSpec) -> tuple[Parameter, ...]:
     if spec.embed_norm:
         of_embed = stream_norm(spec.hidden, spec.norm, spec.norm_bias, "norm").weights
         rows += (_parameter(w, f"embed.{w.name}", "embed") for w in of_embed)
+    for mixer in spec.mixers:
+        if isinstance(mixer, LayerEmbeddingSizes):
+            rows += (_parameter(w, f"embed.{w.name}", "embed") for w in mixer.table(spec.hidden, spec.layers))
     for i, block in enumerate(model.blocks):
         unit = f"blocks.{i}"
         rows += (_parameter(w, f"{unit}.{name}", unit) for name, w in block.weights())

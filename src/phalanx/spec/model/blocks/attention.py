@@ -52,6 +52,9 @@ class AttentionSizes:
     """Whether keys, before their norm and positions, are the values too (Gemma 4's full attention: transformers 5.23,
     models/gemma4/modeling_gemma4.py:1226), which have no matrix of their own. Both are cached."""
 
+    own_keys: bool = True
+    """Whether it has keys and values of its own; False: it reads an earlier layer's (Gemma 3n and 4)."""
+
     def __post_init__(self) -> None:
         require_ranges(self, f"model.mixers.{self.name}")
 
@@ -77,6 +80,7 @@ def attention(
     sinks: bool = False,
     gated: bool = False,
     shared_values: bool = False,
+    own_keys: bool = True,
     after: Norm | None = None,
 ) -> Sublayer:
     """Return softmax attention. `qk_norm`: how queries and keys are normed, as `ModelSpec.qk_norm_over`; `rotary`:
@@ -87,13 +91,14 @@ def attention(
     k = Dim(kv_heads, head_dim, "tp", copies=True, of="kv_heads")
     v = Dim(kv_heads, value, "tp", copies=True, of="kv_heads")
     result, h = Dim(heads, value, "tp", of="heads"), whole(hidden)
-    outputs = [Output("q", q), Output("k", k), *([] if shared_values else [Output("v", v)])]
+    keys = [Output("k", k), *([] if shared_values else [Output("v", v)])]
+    outputs = [Output("q", q), *(keys if own_keys else [])]
     outputs += [Output("gate", result)] if gated else []
     ops: list[Operator] = [linear("n", h, tuple(outputs), tuple(out.name for out in outputs), qkv_bias)]
     if qk_norm:
-        ops += [_head_norm("q", q, qk_norm), _head_norm("k", k, qk_norm)]
+        ops += [_head_norm("q", q, qk_norm), *([_head_norm("k", k, qk_norm)] if own_keys else [])]
     if rotary:
-        ops.append(Rotary(("q", "k"), (q, k), rotary))
+        ops.append(Rotary(("q", "k"), (q, k), rotary) if own_keys else Rotary(("q",), (q,), rotary))
     if value < core:
         ops.append(Resize("v", Output("v", Dim(kv_heads, core, "tp", copies=True, of="kv_heads"))))
     sink = (Weight("sinks", (Dim(heads, 1, "tp", of="heads"),), "sink", late=True),) if sinks else ()

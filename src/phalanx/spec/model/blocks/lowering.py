@@ -14,6 +14,7 @@ from phalanx.spec.model.blocks.channel_delta import ChannelDeltaSizes, channel_d
 from phalanx.spec.model.blocks.compressed import CompressedSizes, compressed
 from phalanx.spec.model.blocks.delta import DeltaSizes, delta
 from phalanx.spec.model.blocks.latent import latent
+from phalanx.spec.model.blocks.layer_embedding import LayerEmbeddingSizes, layer_embedding
 from phalanx.spec.model.blocks.lightning import LightningSizes, lightning
 from phalanx.spec.model.blocks.mamba import MambaSizes, mamba
 from phalanx.spec.model.blocks.mlp import MlpSizes, experts, mlp
@@ -29,6 +30,7 @@ Mixer = (
     | ChannelDeltaSizes
     | CompressedSizes
     | DeltaSizes
+    | LayerEmbeddingSizes
     | LightningSizes
     | MambaSizes
     | MlpSizes
@@ -40,6 +42,7 @@ _SUBLAYERS: dict[type, Callable[..., Sublayer]] = {
     ChannelDeltaSizes: channel_delta,
     CompressedSizes: compressed,
     DeltaSizes: delta,
+    LayerEmbeddingSizes: layer_embedding,
     LightningSizes: lightning,
     MambaSizes: mamba,
     SelectiveSizes: selective,
@@ -215,5 +218,6 @@ def _attention(
         sinks=spec.sinks if own.sinks is None else own.sinks,
         gated=spec.output_gate,
         shared_values=own.shared_values,
+        own_keys=own.own_keys,
         after=after,
     )

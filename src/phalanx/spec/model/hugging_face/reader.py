@@ -26,7 +26,7 @@ def read(row: Row, c: Config) -> Fields:
         c.only(key, *usable)
     for what, part in row.refused.items():
         if _holds(part, c, {}):
-            raise c.wrong(f"has {what}, which is not described", "no part of the model would be priced in its place")
+            raise c.wrong(f"has {what}, which is not described", "nothing near it is priced in its place")
     _require_known(row, c)
     read: Fields = dict(row.fixed)
     for name, part in row.keys.items():
