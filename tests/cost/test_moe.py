@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from support.sizes import sampled
 from support.strategies import cases
 
-from phalanx.cost.memory.moe import ExpertsBlock, SplitExpertsBlock
+from phalanx.cost.memory.pass_sizes import PassSizes
+from phalanx.cost.memory.passes import BlockWalk
 from phalanx.cost.step.expand import expand
 from phalanx.cost.step.predict import predict
 from phalanx.observation.diff import differences, exactly, memory_differences
@@ -23,6 +24,7 @@ from phalanx.schedule.layout import Layout, repeat_of
 from phalanx.spec.cluster import presets as clusters
 from phalanx.spec.files.job_file import build, make_model
 from phalanx.spec.job import DTYPE_BYTES, Job, Precision
+from phalanx.spec.model.blocks.lowering import architecture
 from phalanx.spec.model.families import complete
 from phalanx.spec.model.mechanisms import Experts
 from phalanx.spec.model.spec import ModelSpec, expert_layers
@@ -95,10 +97,11 @@ def test_what_is_kept_comes_and_goes(case: tuple[ModelSpec, Job, Strategy]) -> N
     rows = routed(model.experts, s, t)
     for i in expert_layers(model):
         e, repeat = DTYPE_BYTES[job.precision.compute], repeat_of(s, f"blocks.{i}")
-        whole = ExpertsBlock(held, t, e, s.tp, s.sp, repeat, rows=rows)
-        split = SplitExpertsBlock(held, t, e, s.tp, s.sp, repeat, rows=rows, in_place=job.seq == 32)
-        for block in (whole, split):
-            there, back = block.passes()
+        sizes = PassSizes(t, e, held.hidden, s.tp, s.sp, repeat, experts=held.experts, rows=rows)
+        block = architecture(held).blocks[i]
+        split = BlockWalk(block, replace(sizes, in_place=job.seq == 32))
+        for walk in (BlockWalk(block, sizes), split):
+            there, back = walk.passes()
             assert there.live + back.live == 0
         parts = split.parts()
         assert split.passes()[0].live + parts.inputs.change + parts.weights.change == 0

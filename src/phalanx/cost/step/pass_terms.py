@@ -19,7 +19,7 @@ from phalanx.schedule.layout import RankView, repeat_of
 from phalanx.spec.job import DTYPE_BYTES, DType, Job, Precision
 from phalanx.spec.model.blocks.lowering import block_of
 from phalanx.spec.model.blocks.operators import Route
-from phalanx.spec.model.spec import ModelSpec, as_seen_by, blocks_among
+from phalanx.spec.model.spec import ModelSpec, blocks_among
 from phalanx.spec.strategy.spec import Strategy
 
 
@@ -52,8 +52,8 @@ def _of_class(view: RankView, name: str, member: str, core: Core | None) -> Iter
     in_parts = deferrable and not in_slices
     # Live bytes of the passes.
     memory = footprint(
-        as_seen_by(spec, member),
-        unit,
+        spec,
+        member,
         t,
         job.seq,
         job,

@@ -10,7 +10,7 @@ Every user of a model's parameters (initialisation, buckets, sharding, checkpoin
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields
 from functools import cache, cached_property
 from typing import Annotated, Literal
 
@@ -326,15 +326,6 @@ class Parameter:
 def expert_layers(spec: ModelSpec) -> tuple[int, ...]:
     """Return the blocks of the full model, by number, that have experts in place of the MLP."""
     return tuple(i for i, block in enumerate(architecture(spec).blocks) if block.first(Route) is not None)
-
-
-def as_seen_by(spec: ModelSpec, unit: str) -> ModelSpec:
-    """Return the model from the viewpoint of one unit: without experts if the unit is a dense block of a model with
-    experts."""
-    kind, _, index = unit.partition(".")
-    if spec.experts is None or kind != "blocks" or int(index) not in spec.experts.dense_layers:
-        return spec
-    return replace(spec, experts=None)
 
 
 def units(spec: ModelSpec) -> tuple[str, ...]:

@@ -1,0 +1,108 @@
+"""What the live bytes of a block's passes depend on, in addition to its operators."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+from phalanx.cost.compute.unit_work import Column
+from phalanx.cost.memory.attention_core import Core
+from phalanx.schedule.layers.routing import Routed
+from phalanx.spec.model.blocks.operators import Dim, Product
+from phalanx.spec.model.mechanisms import Experts
+from phalanx.spec.number_formats import NumberFormat
+from phalanx.spec.strategy.spec import Recompute
+
+
+@dataclass(frozen=True)
+class PassSizes:
+    """The tokens of a micro-batch on one of `tp` ranks, whose part of the block has Dims of its own, and how they are
+    computed. Sizes of tensors are in bytes.
+
+    stream   (own tokens, hidden): the residual stream, its norms, their gradients
+    whole    (t, hidden): the same of all tokens, while they are summed
+    """
+
+    t: Column
+    """Tokens."""
+    e: int
+    """Bytes of an element."""
+    hidden: int
+    tp: int = 1
+    sp: bool = False
+    """Whether the residual stream has only the rank's own tokens."""
+    repeat: Recompute = "none"
+    """Recomputation in the backward pass (runtime/autograd/recompute.py)."""
+    core: Core | None = None
+    """Attention's core over ranks that share sequences."""
+    operands: NumberFormat | None = None
+    """The products' narrow format."""
+    gathered: bool = False
+    """Whether weights are gathered in it, so that forward passes do not round them; backward passes transpose
+    them."""
+    narrow_stream: bool = False
+    """Whether gathers of sequence parallelism are in it, too."""
+    mask: Column = 0
+    """Bytes of the masks between documents, without rotary angles."""
+    in_place: bool | None = None
+    """Whether products write weight gradients straight into gradient memory of their own type; None: layers cannot
+    defer weight gradients."""
+    experts: Experts | None = None
+    rows: Routed | None = None
+    """Rows of its experts."""
+
+    @cached_property
+    def own_tokens(self) -> Column:
+        """Tokens of the residual stream."""
+        return self.t // self.tp if self.sp else self.t
+
+    @cached_property
+    def stream(self) -> Column:
+        return self.own_tokens * self.hidden * self.e
+
+    @cached_property
+    def whole(self) -> Column:
+        return self.t * self.hidden * self.e
+
+    @cached_property
+    def together(self) -> Column:
+        """Bytes of the stream of all tokens while they are gathered."""
+        return self.t * self.hidden if self.narrow_stream else self.whole
+
+    @property
+    def wide(self) -> int:
+        """Bytes of a number that is at least fp32: a statistic, a score."""
+        return max(self.e, 4)
+
+    @property
+    def defers(self) -> bool:
+        """Whether layers can defer weight gradients; all products of one input then have their backward pass
+        together."""
+        return self.in_place is not None
+
+    @property
+    def copied(self) -> int:
+        """0 where a product's weight gradient is computed in its final memory, without a copy; else 1."""
+        return int(not self.in_place or self.operands is not None)
+
+    @property
+    def operand_bytes(self) -> float:
+        """Bytes of an operand in the narrow format; 0: no such format."""
+        return self.operands.bytes_per_value if self.operands else 0
+
+    @property
+    def ulysses(self) -> bool:
+        """Whether attention scatters heads and gathers tokens."""
+        return self.core is not None and self.core.part.ulysses > 1
+
+    def of(self, dim: Dim) -> Column:
+        """Return the bytes of a tensor of all tokens."""
+        return self.t * dim.size * self.e
+
+    def numbers(self, groups: int) -> Column:
+        """Return the bytes of a wide number for each token and group."""
+        return self.t * groups * self.wide
+
+    def weight(self, op: Product, i: int = 0) -> int:
+        """Return the bytes of the gradient of a product's matrix number `i`."""
+        return op.y[i].dim.size * op.into.size * self.e

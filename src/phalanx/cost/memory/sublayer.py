@@ -1,0 +1,383 @@
+"""Live bytes along the passes of one sublayer, derived from its operators. What is particular to our runtime stands
+in `_forward` and `_backward`, an operator each.
+
+A pass runs operators in order. Each allocates what it writes, and temporaries. With a graph, what an operator saves
+lives until its backward pass, and the backward pass runs them in reverse. Without one, a tensor lives until the
+statement of its last reader ends.
+
+R1  An argument lives until its function returns: the norm's result in all of the sublayer, a latent until keys are
+    laid out. Two results of one statement free their inputs together.
+R2 to R4 (products.py), R5 (passes.py)
+"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import numpy as np
+
+from phalanx.cost.compute.unit_work import Column
+from phalanx.cost.memory import attention
+from phalanx.cost.memory.experts import ExpertsWalk
+from phalanx.cost.memory.live_bytes import Walk, rms_temporaries
+from phalanx.cost.memory.pass_sizes import PassSizes
+from phalanx.cost.memory.products import (
+    columns,
+    columns_backward,
+    columns_weights,
+    rounded,
+    weight_gradient,
+)
+from phalanx.spec.errors import InputError
+from phalanx.spec.model.blocks.block import Sublayer, products_of
+from phalanx.spec.model.blocks.operators import (
+    GATED,
+    Activate,
+    Attend,
+    Combine,
+    Conv,
+    Dispatch,
+    Expand,
+    Index,
+    Norm,
+    Operator,
+    Product,
+    Resize,
+    Rotary,
+    Route,
+    Scan,
+    Views,
+)
+
+
+class SublayerWalk:
+    """The walks of one sublayer's passes. `first`: whether it is the block's first."""
+
+    def __init__(self, s: Sublayer, p: PassSizes, residual: str, first: bool) -> None:
+        _require_walked(s)
+        self.p, self.norm, self.operators, self.first, self.residual = p, s.norm, s.operators, first, residual
+        self.made = {y.name: p.of(y.dim) for op in products_of(s) for y in op.y}
+        self.attend = s.first(Attend)
+        self.added = next((op for op in products_of(s) if op.y[0].name == "y" and op.y[0].rows == "own"), None)
+        self.experts = ExpertsWalk(p, s.shared) if s.first(Route) is not None else None
+        self.late: Column = 0  # gradients that stay in a buffer with others
+
+    # What the walk of the block needs.
+
+    @property
+    def frees_normed(self) -> bool:
+        """Whether no other sublayer needs the norm's result after it."""
+        return self.norm is not None and (self.residual == "serial" or not self.first)
+
+    @property
+    def added_size(self) -> Column:
+        """Bytes of what the product reads that is added to the stream."""
+        return self.p.of(self.added.into) if self.added is not None else 0
+
+    @property
+    def added_weight(self) -> int:
+        """Bytes of this product's weight gradient."""
+        return self.p.weight(self.added) if self.added is not None else 0
+
+    @property
+    def read_by_sum(self) -> Column:
+        """Bytes of what only this product has saved."""
+        shared = self.attend is not None and not attention.copies_result(self.p, self.attend)
+        return 0 if shared else self.added_size
+
+    @property
+    def bias_of_sum(self) -> int:
+        """Bytes of the gradient of a bias that is added to the stream."""
+        weights = self.added.weights if self.added is not None else ()
+        return sum(w.shape[0].size for w in weights if w.role == "row_bias") * self.p.e
+
+    @property
+    def keeps_gradient(self) -> bool:
+        """Whether W needs the gradient of what is added to the stream."""
+        return self.added is not None and not self.p.sp
+
+    @property
+    def repeats(self) -> Attend | None:
+        """Attention's core, if only that is recomputed."""
+        return self.attend if self.p.repeat == "selective" else None
+
+    # Forward.
+
+    def forward(self, walk: Walk, graph: bool, output: bool) -> None:
+        """Walk its forward pass to what it adds to the stream, with sequence parallelism to what the product reads
+        that is added. `output`: also compute what only the output needs."""
+        p, norm = self.p, self.norm
+        if norm is not None:
+            walk.alloc(_statistics(p, norm))
+            if norm.kind == "rms":
+                _wide_norm(p, walk, p.own_tokens * p.hidden)
+            walk.alloc(p.stream)
+            walk.free(_statistics(p, norm) * (not graph))
+        dead: Column = 0
+        for op, after in pairwise((*self.operators, None)):
+            if (op is self.added and (p.sp or not output)) or (isinstance(op, Combine) and not output):
+                continue
+            assert op is not None
+            dead = dead + self._forward(walk, op, graph)
+            if not _one_statement(op, after):
+                walk.free(dead * (not graph))
+                dead = 0
+
+    def _forward(self, walk: Walk, op: Operator, graph: bool) -> Column:
+        """Walk an operator; return the bytes of what is not read any more, if there is no graph."""
+        p = self.p
+        if self.experts is not None and _of_experts(op):
+            self._experts_forward(walk, self.experts, op, graph)
+            return 0
+        match op:
+            case Product() if op.x == "n":
+                columns(p, walk, op)
+                return 0
+            case Product():
+                read, result = p.of(op.into), p.stream if op is self.added else p.of(op.y[0].dim)
+                rounded(p, walk, read, result, not p.gathered)
+                walk.alloc(result)
+                return read
+            case Norm():
+                walk.alloc(_sums(p, op))
+                _wide_norm(p, walk, p.t * op.y.dim.size)
+                walk.alloc(p.of(op.y.dim))
+                walk.free(_sums(p, op) * (not graph))
+                return self.made[op.x]
+            case Rotary() if op.apart:
+                walk.alloc(p.of(op.heads[0]))
+                return 0
+            case Rotary():
+                walk.touch(*(p.of(dim) for dim in op.heads))  # all before one replaces what it was
+                return 0
+            case Resize():
+                walk.alloc(p.of(op.y.dim))
+                walk.free(self.made[op.x])
+                return 0
+            case Expand():
+                walk.alloc(sum(p.of(y.dim) for y in op.y))
+                walk.free(self.made[op.up] + self._rope)
+                return 0
+            case Attend():
+                self._attend(walk, op, graph)
+                return 0
+            case Activate():
+                walk.alloc(p.of(op.y.dim))
+                return len(op.x) * p.of(op.y.dim)
+            case _:  # views
+                return 0
+
+    def _attend(self, walk: Walk, op: Attend, graph: bool) -> None:
+        p, (q, k) = self.p, attention.heads(self.p, op)
+        if not graph:
+            attention.without_graph(p, walk, op)
+            walk.alloc(p.of(op.y.dim))
+            walk.free(q + 2 * k)
+        elif p.repeat != "selective":
+            attention.forward(p, walk, op)
+        elif not p.sp:
+            attention.without_graph(p, walk, op)
+            walk.touch(p.of(op.y.dim), p.stream)
+
+    @property
+    def _rope(self) -> Column:
+        """Bytes of the rotated part of a latent."""
+        return sum(self.p.of(op.heads[0]) for op in self.operators if isinstance(op, Rotary) and op.apart)
+
+    def _experts_forward(self, walk: Walk, experts: ExpertsWalk, op: Operator, graph: bool) -> None:
+        match op:
+            case Product() if op.experts is None:
+                walk.alloc(experts.Z)
+            case Route():
+                experts.choose(walk, graph)
+            case Dispatch():
+                experts.dispatch(walk)
+            case Product() if op.x == "rows":
+                experts.run(walk, graph)
+            case Combine():
+                experts.combine(walk, graph)
+
+    # Backward.
+
+    def backward(self, walk: Walk, whole: bool) -> None:
+        """Walk its backward pass, or with not `whole` its first part, I: what W needs, which is what products read
+        and their results' gradients, stays."""
+        p, norm = self.p, self.norm
+        for op in reversed(self.operators):
+            self._backward(walk, op, whole)
+        if norm is not None:
+            walk.alloc(_weights(p, norm) * (not whole))
+            wide = norm.kind == "rms"
+            walk.touch(rms_temporaries(p.own_tokens, p.hidden, p.e) if wide else p.stream)
+            walk.free(_statistics(p, norm))
+
+    def _backward(self, walk: Walk, op: Operator, whole: bool) -> None:
+        p = self.p
+        if self.experts is not None and _of_experts(op):
+            self._experts_backward(walk, self.experts, op, whole)
+            return
+        match op:
+            case Product() if op is self.added and p.sp:
+                walk.free(self.added_weight * whole)  # the rest with the sum
+            case Product() if op is self.added:
+                if self.repeats is not None:
+                    attention.recompute(p, walk, self.repeats)
+                size = self.added_size
+                rounded(p, walk, p.stream, size)
+                walk.alloc(size)
+                if whole:
+                    weight_gradient(p, walk, self.added_weight * p.copied, p.stream, size)
+                    walk.free(self.read_by_sum)
+            case Product() if op.x == "n":
+                one_norm, alone = self.residual == "parallel_one_norm", self.experts is None
+                frees = alone and (self.first or not one_norm)
+                columns_backward(p, walk, op, whole, alone, frees, adds=self.first and one_norm)
+            case Product():
+                read, result = p.of(op.into), p.of(op.y[0].dim)
+                rounded(p, walk, result, read)
+                walk.alloc(read)
+                if whole:
+                    weight_gradient(p, walk, p.weight(op) * p.copied, result, read)
+                    walk.free(read + result)
+                walk.alloc(self._weights_of(op.x))
+            case Activate():
+                size, more = p.of(op.y.dim), op.kind in GATED
+                walk.alloc(size * (len(op.x) + more))
+                walk.free(size * (len(op.x) + 1 + more))
+            case Attend():
+                self._attend_backward(walk, op, whole)
+            case Rotary() if op.apart:
+                walk.touch(p.of(op.heads[0]))
+            case Rotary():
+                # Queries are the most, and last: the angles outlive the masks until then.
+                walk.touch(p.of(op.heads[0]))
+                walk.masked = np.maximum(walk.masked, walk.highest - p.mask)
+                walk.free(self.late + self._weights_of("latent") * whole)
+                self.late = 0
+            case Norm():
+                latent = bool(self._weights_of(op.y.name))
+                walk.alloc(_weights(p, op) * (not whole and not latent))
+                rows = p.t * op.y.dim.count
+                walk.touch(rms_temporaries(rows, op.y.dim.each, p.e))
+                walk.free(self.made[op.x], _sums(p, op))
+                walk.free(_weights(p, op) * (whole and op.y.name == "q_latent"))
+            case Views():
+                walk.alloc(p.of(op.x.dim))
+                walk.free(sum(p.of(part.dim) for part in op.parts))
+            case Resize():
+                walk.alloc(self.made[op.x])
+                walk.free(p.of(op.y.dim) + self.late)
+                self.late = 0
+            case Expand():
+                walk.alloc(self.made[op.up], self._rope)
+                both = sum(p.of(y.dim) for y in op.y)
+                in_one = self.attend is not None and attention.gradients_in_one_buffer(p, self.attend)
+                walk.free(both * (not in_one))
+                self.late = both * in_one
+
+    def _attend_backward(self, walk: Walk, op: Attend, whole: bool) -> None:
+        p = self.p
+        # With parallel residuals, the output's gradient, to which that of the other norm was added.
+        added = p.stream * (whole and self.residual == "parallel" and p.repeat != "full")
+        after = p.repeat == "selective" and not p.sp
+        walk.free(added * (not after))
+        if p.repeat != "selective" or not p.sp:
+            attention.backward(p, walk, op, keeps_result=not whole)
+        walk.free(added * after)
+
+    def _experts_backward(self, walk: Walk, experts: ExpertsWalk, op: Operator, whole: bool) -> None:
+        match op:
+            case Combine():
+                experts.combine_backward(walk)
+            case Product() if op.experts is not None and op.x != "rows":
+                experts.run_backward(walk, whole)
+            case Dispatch():
+                experts.dispatch_backward(walk)
+            case Route():
+                experts.choose_backward(walk)
+            case Product() if op.experts is None:
+                experts.router_backward(walk, whole)
+
+    def _weights_of(self, name: str) -> int:
+        """Return the bytes of the gradient of a latent's norm's weight, which lives from when a product's input
+        gradient is computed until that of the norm's input is."""
+        norms = (op for op in self.operators if isinstance(op, Norm) and op.y.name == name and op.y.name != op.x)
+        return sum(_weights(self.p, op) for op in norms)
+
+    def weights(self, walk: Walk) -> None:
+        """Walk W: the gradients of weights."""
+        p = self.p
+        heads = [op for op in self.operators if isinstance(op, Norm) and op.y.name == op.x]
+        walk.free(sum(_weights(p, op) for op in heads))
+        for op in reversed(self.operators):
+            match op:
+                case Product() if op is self.added:
+                    weight_gradient(p, walk, self.added_weight * p.copied, p.whole, self.added_size)
+                    walk.free(self.added_size)
+                    if self.residual == "serial" or self.first:
+                        walk.free(p.together if p.sp else p.stream)
+                case Product() if self.experts is not None and _of_experts(op):
+                    if op.experts is None:
+                        self.experts.router_weights(walk)
+                    elif op.x != "rows":
+                        self.experts.weights(walk)
+                case Product() if op.x == "n":
+                    columns_weights(p, walk, op)
+                case Product():
+                    read, result = p.of(op.into), p.of(op.y[0].dim)
+                    weight_gradient(p, walk, p.weight(op) * p.copied, result, read)
+                    walk.free(read + result + self._weights_of(op.x))
+        if self.norm is not None:
+            walk.free(p.stream, _weights(p, self.norm))
+
+
+def _require_walked(s: Sublayer) -> None:
+    """Raise InputError for a sublayer whose live bytes are not known."""
+    for op in s.operators:
+        gated = isinstance(op, Norm) and (op.gate or op.spans > 1 or op.kind != "rms")
+        if gated or isinstance(op, (Conv, Index, Scan)) or (isinstance(op, Activate) and "gate" in op.kind):
+            name = f"{type(op).__name__} of {s.name}"
+            raise InputError(
+                "model", name, "has live bytes that are not derived yet", "use attention, an MLP, experts"
+            )
+    if s.after is not None:
+        raise InputError("model.norms", None, "a norm after a sublayer has live bytes that are not derived yet")
+
+
+def _one_statement(op: Operator, after: Operator | None) -> bool:
+    """Whether our runtime computes both operators in one statement, so that what they read is freed together."""
+    if isinstance(op, Norm):
+        return not (isinstance(after, Attend) or (isinstance(after, Rotary) and not after.apart))
+    return isinstance(after, Expand)
+
+
+def _of_experts(op: Operator) -> bool:
+    """Whether an operator is computed by the autograd functions of routing and of experts."""
+    match op:
+        case Product():
+            return op.y[0].rows in ("routed", "received")
+        case Activate():
+            return op.y.rows == "received"
+        case _:
+            return isinstance(op, (Route, Dispatch, Combine))
+
+
+def _statistics(p: PassSizes, norm: Norm) -> Column:
+    """Return the bytes that a norm of the stream keeps in addition to its input and output."""
+    return p.own_tokens * (p.wide if norm.kind == "rms" else 2 * p.e)
+
+
+def _sums(p: PassSizes, norm: Norm) -> Column:
+    """Return the bytes that a norm of heads keeps in addition to its input and output."""
+    return p.numbers(max(1, norm.y.dim.count // norm.spans))
+
+
+def _weights(p: PassSizes, norm: Norm) -> int:
+    """Return the bytes of the gradients of a norm's weights."""
+    return sum(w.shape[0].size for w in norm.weights) * p.e
+
+
+def _wide_norm(p: PassSizes, walk: Walk, elements: Column) -> None:
+    """Walk the fp32 temporaries of an RMSNorm over `elements` elements of a narrower dtype."""
+    if p.e < 4:
+        walk.touch(2 * elements * 4)

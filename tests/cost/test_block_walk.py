@@ -1,0 +1,85 @@
+"""The walks of a block's passes, of drawn sizes: presets alone hide events that are the peak of no preset."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from phalanx.cost.memory.attention_core import Core
+from phalanx.cost.memory.pass_sizes import PassSizes
+from phalanx.cost.memory.passes import BlockWalk
+from phalanx.schedule.layers.context import Context
+from phalanx.spec.files.job_file import make_model
+from phalanx.spec.job import Job, Precision
+from phalanx.spec.model.blocks.lowering import architecture
+from phalanx.spec.model.mechanisms import Latent
+from phalanx.spec.model.spec import ModelSpec
+from phalanx.spec.number_formats import MULTIPLIED
+
+LLAMA, DEEPSEEK = (
+    replace(make_model({"preset": name}, Path())[0], layers=1, experts=None, window=None)
+    for name in ("llama3-8b", "deepseek-v3")
+)
+
+
+@st.composite
+def models(draw: st.DrawFn) -> ModelSpec:
+    """Draw a model of one block whose tokens are few and matrices wide, or the reverse."""
+    heads = draw(st.sampled_from([4, 8]))
+    sizes: dict[str, Any] = {
+        "hidden": draw(st.sampled_from([32, 512, 2048])),
+        "heads": heads,
+        "ffn": draw(st.sampled_from([32, 256, 4096])),
+        "norm": draw(st.sampled_from(["rms", "layer"])),
+        "residual": draw(st.sampled_from(["serial", "parallel", "parallel_one_norm"])),
+    }
+    sizes |= {flag: draw(st.booleans()) for flag in ("qkv_bias", "out_bias", "mlp_bias")}
+    if draw(st.booleans()):
+        nope, rope, value = (draw(st.sampled_from(n)) for n in ([4, 128], [4, 64], [4, 36, 192]))
+        latent = Latent(draw(st.sampled_from([16, 256])), nope, rope, value, draw(st.sampled_from([None, 16, 256])))
+        return replace(DEEPSEEK, **sizes, kv_heads=heads, head_dim=nope + rope, latent=latent)
+    own = {"kv_heads": draw(st.sampled_from([4, heads])), "head_dim": draw(st.sampled_from([4, 64]))}
+    activation = draw(st.sampled_from(["swiglu", "gelu"]))
+    return replace(LLAMA, **sizes, **own, qk_norm=draw(st.booleans()), activation=activation)
+
+
+@st.composite
+def walks(draw: st.DrawFn) -> BlockWalk:
+    spec, e = draw(models()), draw(st.sampled_from([2, 4]))
+    ring, ulysses = draw(st.sampled_from([(1, 1), (2, 1), (1, 4), (2, 2)]))
+    tp, seq = draw(st.sampled_from([1, 4])), draw(st.sampled_from([32, 2048]))
+    part = Context(seq, ring, ulysses)
+    job = Job(8, seq, Precision("bfloat16" if e == 2 else "float32"))
+    t = seq // ring // ulysses
+    sp = tp > 1 and draw(st.booleans())
+    narrow = draw(st.sampled_from([None, *MULTIPLIED])) if e == 2 else None
+    sizes = PassSizes(
+        t,
+        e,
+        spec.hidden,
+        tp,
+        sp,
+        draw(st.sampled_from(["none", "selective", "full"])),
+        Core(spec, job, t, part, None) if part.parallel else None,
+        narrow,
+        narrow is not None and draw(st.booleans()),
+        sp and narrow is not None and draw(st.booleans()),
+        in_place=draw(st.booleans()),
+    )
+    return BlockWalk(architecture(spec).blocks[0], sizes)
+
+
+@settings(max_examples=300)
+@given(walks())
+def test_what_a_block_keeps_comes_and_goes(walk: BlockWalk) -> None:
+    """The passes of a block leave nothing, whole or in parts: each walk frees what it and those before allocate."""
+    forward, backward = walk.passes()
+    assert forward.live + backward.live == 0
+    assert forward.live >= walk.p.stream
+    parts = walk.parts()
+    assert forward.live + parts.inputs.change + parts.weights.change == 0
+    assert parts.inputs.highest >= parts.inputs.change
