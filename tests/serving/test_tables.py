@@ -9,6 +9,9 @@ from typing import Any
 import pytest
 from support.in_process_cli import error_of, json_of, phalanx
 
+from phalanx.planning.lookup import model_named
+from phalanx.serving.tables import cache
+
 
 def _rows(here: Path, *words: str) -> list[list[dict[str, Any]]]:
     return [sheet["rows"] for sheet in json_of(here, "serve", *words, "--json")["tables"]]
@@ -81,3 +84,14 @@ def test_the_ridge_of_decoding_is_the_datasheets(tmp_path: Path) -> None:
     assert "the chip's ridge is 295 FLOP per byte" in note
     assert "bound by memory at 295 tokens a step" in note
     assert "Attention is bound by memory at any batch: 8 of 295" in note
+
+
+def test_a_cache_of_several_kinds_lists_each() -> None:
+    """Qwen3.5-27B: 16 layers cache, 48 keep a state of 48 x 128 x 128 in 32 bits; Gemma 4's windows end at 1,024."""
+    rows = cache(model_named("Qwen/Qwen3.5-27B")[0], 1000).rows
+    states = 48 * (48 * 128 * 128 * 4 + 3 * (2 * 16 + 48) * 128 * 2)
+    assert rows[0][1:5] == ("2 x 4 heads x 256", "bf16", 65_536, 65_536_000 + states)
+    gemma = model_named("google/gemma-4-31B")[0]
+    short, long = (cache(gemma, seq).rows[0] for seq in (1024, 2048))
+    assert short[1] == "50 of 2 x 16 heads x 256, 10 of 2 x 4 heads x 512"
+    assert long[4] - short[4] == 1024 * 10 * 2 * 4 * 512 * 2

@@ -3,14 +3,20 @@ parallelism."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 
 from phalanx.cost.analytic.chips import system_of
+from phalanx.cost.memory.cache import latents
 from phalanx.planning.tables.table import Sheet, columns
 from phalanx.serving.cost.layout import ServingLayout
 from phalanx.serving.cost.roofline import ServingPrice
-from phalanx.serving.cost.step import BYTES
+from phalanx.serving.cost.shape import shape_of
+from phalanx.serving.cost.step import BYTES, INPUT_BYTES, STATE_BYTES
 from phalanx.serving.simulation.engines import MULTIPLIED_AS
+from phalanx.spec.model.blocks.block import Sublayer
+from phalanx.spec.model.blocks.lowering import architecture
+from phalanx.spec.model.blocks.operators import Attend, Index
 from phalanx.spec.model.spec import ModelSpec
 
 BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
@@ -19,22 +25,26 @@ _CARDS = {"bf16": 2, "fp8": 1}
 
 def cache(model: ModelSpec, seq: int) -> Sheet:
     """Tabulate a model's KV cache by number type, also as it would be with keys and values of all heads."""
-    latent, dim = model.latent, model.head_dim
-    if latent is not None:
-        per_layer = [("latents", f"{latent.kv_rank} + {latent.rope_dim}", latent.kv_rank + latent.rope_dim)]
-        heads = model.heads * (dim + latent.v_dim)
-        per_layer.append(("as keys and values of all heads", f"{model.heads} heads", heads))
-    else:
-        per_layer = [("as it is", f"2 x {model.kv_heads} heads x {dim}", 2 * model.kv_width)]
-        if model.kv_heads < model.heads:
-            per_layer.append(("without grouped queries", f"2 x {model.heads} heads x {dim}", 2 * model.q_width))
+    m, layers, every, all_heads = shape_of(model), Counter[str](), Counter[str](), Counter[bool]()
+    for block, n in architecture(model).kinds.items():
+        for s in block.sublayers:
+            if (attend := s.first(Attend)) is not None:
+                text, of_all = _elements(s, attend)
+                layers[text] += n
+                every[of_all] += n
+                all_heads[attend.window is not None] += n * attend.y.dim.count * (attend.key + attend.value)
+    own, whole = ("latents", "as keys and values of all heads") if m.latent_layers else _GROUPED
+    sizes = [(own, _listed(layers), m.cache, m.window_cache)]
+    if all_heads.total() > m.cache + m.window_cache:
+        sizes.append((whole, _listed(every), all_heads[False], all_heads[True]))
+    states = round(STATE_BYTES * m.state + INPUT_BYTES * m.inputs)
     rows = []
-    for title, elements, width in per_layer:
+    for title, elements, width, local in sizes:
         for dtype, size in _CARDS.items():
-            each = width * model.layers * size
-            rows.append((title, elements, dtype, each, each * seq, (80e9 / (each * seq))))
+            request = size * (width * seq + local * min(seq, m.window)) + states
+            rows.append((title, elements, dtype, size * (width + local), request, (80e9 / request)))
     return Sheet(
-        f"KV cache: {model.layers} layers, {seq:,} tokens a request",
+        f"KV cache: {layers.total()} layers, {seq:,} tokens a request",
         columns(
             "cache",
             "elements a layer",
@@ -44,8 +54,31 @@ def cache(model: ModelSpec, seq: int) -> Sheet:
             ("requests in 80 GB", "count"),
         ),
         rows,
-        "per token: elements x layers x bytes of the type; beside weights there is less room",
+        "per token: elements x layers x bytes of the type; beside weights there is less room"
+        + (f"; per request: layers with a window keep no more than {m.window:,} tokens" if m.window_cache else "")
+        + (f"; per request: with {states:,.0f} bytes of recurrent states" if states else ""),
     )
+
+
+_GROUPED = ("as it is", "without grouped queries")
+
+
+def _elements(s: Sublayer, attend: Attend) -> tuple[str, str]:
+    """Return what a layer caches of a token in words, and what it would with keys and values of all heads."""
+    heads, (rank, rope), index = attend.y.dim.count, latents(s), s.first(Index)
+    if rank:
+        return f"{rank} + {rope}" + (f" + {index.each}" if index is not None else ""), f"{heads} heads"
+    each = (
+        f"2 x {{}} heads x {attend.key}"
+        if attend.key == attend.value
+        else f"{{}} heads x {attend.key + attend.value}"
+    )
+    return each.format(attend.kv.count), each.format(heads)
+
+
+def _listed(layers: Mapping[str, int]) -> str:
+    """Return the kinds of layers in words, with how many there are of each where there are several."""
+    return next(iter(layers), "") if len(layers) < 2 else ", ".join(f"{n} of {text}" for text, n in layers.items())
 
 
 def room(price: ServingPrice, seq: int, layouts: Sequence[ServingLayout]) -> Sheet:
@@ -88,11 +121,9 @@ def intensity(price: ServingPrice, seq: int) -> Sheet:
     peak, peak_16, memory = _peaks(price)
     ridge = peak / memory
     # A cached element is multiplied for every query head that shares it: once for its score, once as a value.
-    uses = m.heads / m.kv_heads
-    if m.latent is not None:
-        rank, rope = m.latent.kv_rank, m.latent.rope_dim
-        uses = m.heads * (2 * rank + rope) / (rank + rope)  # the rotary part is in no value
-    attention = 2 * uses / BYTES[price.cache]
+    shape = price.shape
+    width, cached = shape.decode_width + shape.window_width, shape.cache + shape.window_cache
+    attention = 4 * width / max(cached, 1) / BYTES[price.cache]
     rows = []
     for b in BATCHES:
         parts = price.parts(x, 0, 0, b, b * seq)
@@ -143,15 +174,13 @@ def _peaks(price: ServingPrice) -> tuple[float, float, float]:
 
 def collectives(price: ServingPrice, degrees: Sequence[int]) -> Sheet:
     """Tabulate what a decoding step sends by tensor parallelism and batch, with the links that it uses."""
-    m, rows = price.model, []
+    m, times, rows = price.model, round(2 * price.shape.layers), []
     for tp in degrees:
         for b in (1, 16, 64, 256):
             size = b * m.hidden * 2.0
             each = float(price.all_reduce_s(tp, size))
             step = float(price.seconds(ServingLayout(tp, 1, 1, tp, 1), 0, 0, b, b * 1000))
-            rows.append(
-                (tp, _link(price, tp), b, size, 2 * m.layers, each, 2 * m.layers * each, 2 * m.layers * each / step)
-            )
+            rows.append((tp, _link(price, tp), b, size, times, each, times * each, times * each / step))
     return Sheet(
         "all-reduces of a step that decodes",
         columns(

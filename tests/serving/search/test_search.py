@@ -151,7 +151,7 @@ def test_layouts_are_legal_and_complete() -> None:
             assert {ServingLayout(8, 1, 1, 8, 1), ServingLayout(1, 8), ServingLayout(1)} <= set(found)
     vllm = engine("vllm")
     deepseek = model_named("deepseek-v3")[0]
-    assert "more than 32 heads" in illegal(_MODEL, ServingLayout(64, 1, 1, 64, 1), vllm)
+    assert "more than heads = 32" in illegal(_MODEL, ServingLayout(64, 1, 1, 64, 1), vllm)
     assert "does not divide 256 experts" in illegal(deepseek, ServingLayout(1, 1, 3, 1, 3), vllm)
     assert "all ranks or not at all" in illegal(deepseek, ServingLayout(4, 1, 1, 2, 2), vllm)
     assert not illegal(deepseek, ServingLayout(4, 1, 1, 2, 2), engine("sglang"))
@@ -193,3 +193,10 @@ def test_a_window_leaves_room_for_more_requests() -> None:
     assert price.cache_tokens(x, 4096) == price.cache_tokens(x) == price.cache_tokens(x, 100)
     assert price.cache_tokens(x, 16384) == pytest.approx(4 * price.cache_tokens(x), rel=1e-4)
     assert price.cache_bytes(16384) == price.cache_bytes(4096) == 4096 * price.cache_bytes_per_token
+
+
+def test_layouts_divide_every_mechanism_of_a_model() -> None:
+    """Gated delta nets: no more ranks than key heads, whatever the heads of attention."""
+    qwen, vllm = model_named("Qwen/Qwen3.5-397B-A17B")[0], engine("vllm")
+    assert not illegal(qwen, ServingLayout(16, 1, 1, 1, 16), vllm)
+    assert "more than mixers.delta.key_heads = 16" in illegal(qwen, ServingLayout(32, 1, 1, 1, 32), vllm)

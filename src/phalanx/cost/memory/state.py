@@ -13,6 +13,7 @@ from math import prod
 
 from phalanx.cost.compute import compression
 from phalanx.cost.memory.attention_core import first_visible_bytes
+from phalanx.cost.memory.cache import of_layer
 from phalanx.schedule.gradients.buckets import (
     NUMBER_BYTES,
     gathered_elements,
@@ -28,6 +29,7 @@ from phalanx.schedule.layers.routing import depends_on_other_tokens, own_tokens
 from phalanx.schedule.layers.windows import mask_elements
 from phalanx.schedule.layout import RankView
 from phalanx.spec.job import DTYPE_BYTES, Job
+from phalanx.spec.model.blocks.lowering import architecture
 from phalanx.spec.model.spec import ModelSpec, holds_one_tied_copy, parameters
 from phalanx.spec.optimizers import COUNT_BYTES
 from phalanx.spec.strategy.spec import Strategy
@@ -211,12 +213,9 @@ def cast_gradients(elements: int, job: Job) -> int:
     return 0 if p.master_dtype == p.accumulate_dtype else elements * DTYPE_BYTES[p.master_dtype]
 
 
-def per_token(local: ModelSpec) -> int:
-    """Return the number of elements that a rank caches per token and block. `local`: its part of the model."""
-    a = local.latent
-    return 2 * local.kv_width if a is None else a.kv_rank + a.rope_dim
-
-
 def cache_bytes(local: ModelSpec, tokens: int, e: int) -> int:
-    """Return the bytes of a rank's cache with room for `tokens` tokens, in elements of `e` bytes."""
-    return per_token(local) * len(local.held_blocks) * tokens * e
+    """Return the bytes of a rank's cache with room for `tokens` tokens, in elements of `e` bytes. `local`: its
+    part of the model."""
+    blocks = architecture(local).blocks
+    kept = [of_layer(s) for i in local.held_blocks for s in blocks[i].sublayers]
+    return sum(k.token for k in kept if k is not None) * tokens * e

@@ -3,27 +3,50 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import cache
 
+from phalanx.cost.memory.cache import of_layer
 from phalanx.serving.cost.layout import ServingLayout
 from phalanx.serving.simulation.engines import EngineRow
+from phalanx.spec.model.blocks.lowering import architecture
+from phalanx.spec.model.blocks.operators import Dim
 from phalanx.spec.model.spec import ModelSpec
+
+
+@cache
+def _split_dims(model: ModelSpec, mixing: bool) -> tuple[Dim, ...]:
+    """Return the dimensions that tensor parallelism divides, of sublayers that mix tokens or of the others."""
+    distinct: dict[tuple[Dim, str], Dim] = {}
+    for block in architecture(model).kinds:
+        for s in block.sublayers:
+            if (of_layer(s) is not None) == mixing:
+                dims = [dim for _, w in s.weights() for dim in w.shape if dim.axis == "tp"]
+                distinct |= {(dim, dim.of): dim for dim in dims}
+    return tuple(distinct.values())
+
+
+def _undivided(dims: tuple[Dim, ...], tp: int) -> str:
+    """Return which of these dimensions `tp` ranks do not divide, and why; empty if they divide all."""
+    for dim in dims:
+        if not dim.copies and tp > dim.count:
+            return f"tp = {tp} is more than {dim.of} = {dim.count}"
+        if dim.count % tp and not (dim.copies and tp % dim.count == 0):
+            nor = "neither divides" if dim.copies else "does not divide"
+            return f"tp = {tp} {nor} {dim.of} = {dim.count}{' nor is a multiple of it' if dim.copies else ''}"
+    return ""
 
 
 def illegal(model: ModelSpec, x: ServingLayout, engine: EngineRow) -> str:
     """Return why a layout is illegal for a model; empty if it is legal."""
-    if x.tp > model.heads:
-        return f"tp = {x.tp} is more than {model.heads} heads"
-    if model.heads % x.tp:
-        return f"tp = {x.tp} does not divide {model.heads} heads"
-    if model.latent is None and model.kv_heads % x.tp and x.tp % model.kv_heads:
-        return f"tp = {x.tp} neither divides {model.kv_heads} KV heads nor is a multiple of them"
+    if reason := _undivided(_split_dims(model, True), x.tp):
+        return reason
     if x.pp > model.layers:
         return f"pp = {x.pp} is more than {model.layers} layers"
     width = x.tp * x.attention_dp
     if x.moe_tp * x.moe_ep != width:
         return f"moe_tp x moe_ep = {x.moe_tp} x {x.moe_ep} is not tp x attention_dp = {width}"
-    if model.ffn and model.ffn % x.tp:
-        return f"tp = {x.tp} does not divide the MLP's width {model.ffn}"
+    if reason := _undivided(_split_dims(model, False), x.tp):
+        return reason
     if model.experts is None:
         if x.moe_ep > 1:
             return "the model has no experts to split by ep"
