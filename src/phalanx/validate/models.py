@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import cache
+from pathlib import Path
 from typing import Any
 
+from phalanx.frameworks.megatron.patterns import WORDS
 from phalanx.spec.errors import InputError
 from phalanx.spec.files.job_file import build
 from phalanx.spec.model.families import complete
 from phalanx.spec.model.mechanisms import Experts, Latent
 from phalanx.spec.model.presets import PRESETS, preset
 from phalanx.spec.model.spec import ModelSpec
+from phalanx.spec.rows import Rows
 from phalanx.validate.records import Row
 
 _SIZES = ("layers", "hidden", "ffn", "heads", "kv_heads", "vocab", "experts", "topk")
@@ -19,6 +23,28 @@ _VOCAB = 51200
 _VOCABULARIES = {"vtrain/single-node": 50257}
 """Vocabularies of groups whose table assumes another: GPT-2's, not padded (VIA-Research/vTrain f8dda84,
 src/config.py:43, which no configuration of its runs overrides)."""
+
+
+_MIXERS = ("mamba", "delta")
+_NOPE = {"name": "nope", "kind": "attention", "rotary_dim": 0}
+"""Nemotron's attention, which has no positions."""
+
+
+def _hybrid(name: str, table: Mapping[str, Any]) -> tuple[tuple[str, ...], ModelSpec]:
+    """Return the names that tables have for a model of blocks of several kinds, in small letters, and the model."""
+    left = {key: value for key, value in table.items() if key not in ("names", "source", "blocks", *_MIXERS)}
+    bare = "mamba" in table
+    words = {**WORDS, **({"*": "nope"} if bare else {})}
+    pattern = ["+".join(words[symbol] for symbol in block) for block in table["blocks"].split()]
+    mixers = [{"name": mixer, "kind": mixer, **table[mixer]} for mixer in _MIXERS if mixer in table]
+    mixers += [_NOPE] if bare else []
+    fields = {"family": "llama", "layers": len(pattern), "pattern": pattern, "mixers": mixers, **left}
+    return (name, *map(str.lower, table["names"])), build(ModelSpec, complete(fields), "model")
+
+
+_HYBRIDS: Mapping[str, tuple[tuple[str, ...], ModelSpec]] = Rows(
+    Path(__file__).with_name("hybrid_models.toml"), _hybrid
+)
 
 
 class Unspecified(Exception):
@@ -31,6 +57,9 @@ def model_of(row: Row) -> ModelSpec:
     vocab = _VOCABULARIES.get(row.group, row.count("vocab"))
     sizes = tuple(vocab if name == "vocab" else row.count(name) for name in _SIZES)
     untied = "tied_embeddings=False" in row["options"]
+    known = next((model for names, model in _HYBRIDS.values() if row["model"].lower() in names), None)
+    if known is not None:
+        return known
     try:
         if row["model"].lower() in PRESETS and not any(sizes[:2]):
             return build(ModelSpec, complete(preset(row["model"].lower())), "model")
