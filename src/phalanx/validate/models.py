@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -30,21 +31,43 @@ _NOPE = {"name": "nope", "kind": "attention", "rotary_dim": 0}
 """Nemotron's attention, which has no positions."""
 
 
-def _hybrid(name: str, table: Mapping[str, Any]) -> tuple[tuple[str, ...], ModelSpec]:
-    """Return the names that tables have for a model of blocks of several kinds, in small letters, and the model."""
-    left = {key: value for key, value in table.items() if key not in ("names", "source", "blocks", *_MIXERS)}
+@dataclass(frozen=True)
+class _Hybrid:
+    """A model of blocks of several kinds."""
+
+    names: tuple[str, ...]
+    """What tables call it, in small letters."""
+    model: ModelSpec
+    depths: int
+    """Depths of multi-token prediction of its published runs."""
+
+
+def _hybrid(name: str, table: Mapping[str, Any]) -> _Hybrid:
+    left = {
+        key: value for key, value in table.items() if key not in ("names", "source", "blocks", "depths", *_MIXERS)
+    }
     bare = "mamba" in table
     words = {**WORDS, **({"*": "nope"} if bare else {})}
     pattern = ["+".join(words[symbol] for symbol in block) for block in table["blocks"].split()]
     mixers = [{"name": mixer, "kind": mixer, **table[mixer]} for mixer in _MIXERS if mixer in table]
     mixers += [_NOPE] if bare else []
     fields = {"family": "llama", "layers": len(pattern), "pattern": pattern, "mixers": mixers, **left}
-    return (name, *map(str.lower, table["names"])), build(ModelSpec, complete(fields), "model")
+    names = (name, *map(str.lower, table["names"]))
+    return _Hybrid(names, build(ModelSpec, complete(fields), "model"), table.get("depths", 0))
 
 
-_HYBRIDS: Mapping[str, tuple[tuple[str, ...], ModelSpec]] = Rows(
-    Path(__file__).with_name("hybrid_models.toml"), _hybrid
-)
+_HYBRIDS: Mapping[str, _Hybrid] = Rows(Path(__file__).with_name("hybrid_models.toml"), _hybrid)
+
+
+def _hybrid_of(row: Row) -> _Hybrid | None:
+    return next((h for h in _HYBRIDS.values() if row["model"].lower() in h.names), None)
+
+
+def depths_of(row: Row) -> int:
+    """Return the depths of multi-token prediction of a hybrid model's row; 0 for others, whose tables leave them
+    out."""
+    known = _hybrid_of(row)
+    return 0 if known is None else row.count("mtp_layers") or known.depths
 
 
 class Unspecified(Exception):
@@ -57,9 +80,8 @@ def model_of(row: Row) -> ModelSpec:
     vocab = _VOCABULARIES.get(row.group, row.count("vocab"))
     sizes = tuple(vocab if name == "vocab" else row.count(name) for name in _SIZES)
     untied = "tied_embeddings=False" in row["options"]
-    known = next((model for names, model in _HYBRIDS.values() if row["model"].lower() in names), None)
-    if known is not None:
-        return known
+    if (known := _hybrid_of(row)) is not None:
+        return known.model
     try:
         if row["model"].lower() in PRESETS and not any(sizes[:2]):
             return build(ModelSpec, complete(preset(row["model"].lower())), "model")
