@@ -27,8 +27,6 @@ src/config.py:43, which no configuration of its runs overrides)."""
 
 
 _MIXERS = ("mamba", "delta")
-_NOPE = {"name": "nope", "kind": "attention", "rotary_dim": 0}
-"""Nemotron's attention, which has no positions."""
 
 
 @dataclass(frozen=True)
@@ -46,11 +44,8 @@ def _hybrid(name: str, table: Mapping[str, Any]) -> _Hybrid:
     left = {
         key: value for key, value in table.items() if key not in ("names", "source", "blocks", "depths", *_MIXERS)
     }
-    bare = "mamba" in table
-    words = {**WORDS, **({"*": "nope"} if bare else {})}
-    pattern = ["+".join(words[symbol] for symbol in block) for block in table["blocks"].split()]
+    pattern = ["+".join(WORDS[symbol] for symbol in block) for block in table["blocks"].split()]
     mixers = [{"name": mixer, "kind": mixer, **table[mixer]} for mixer in _MIXERS if mixer in table]
-    mixers += [_NOPE] if bare else []
     fields = {"family": "llama", "layers": len(pattern), "pattern": pattern, "mixers": mixers, **left}
     names = (name, *map(str.lower, table["names"]))
     return _Hybrid(names, build(ModelSpec, complete(fields), "model"), table.get("depths", 0))
