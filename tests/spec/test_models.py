@@ -211,6 +211,10 @@ def test_models_are_shown(tmp_path: Path) -> None:
     shown = _phalanx("presets", "models").stdout
     assert all(name in shown for name in PRESETS)
     assert "671,026,404,352 parameters, 37,552,282,624 of them" in _phalanx("presets", "models", "deepseek-v3").stdout
+    drawn = _phalanx("presets", "models", "Qwen/Qwen3-Next-80B-A3B").stdout
+    assert "A  36 x gated delta net + experts\nB  12 x attention + experts\n" + "AAAB" * 12 + "\n" in drawn
+    assert "x attention + mlp, no positions" in _phalanx("presets", "models", "HuggingFaceTB/SmolLM3-3B").stdout
+    assert "\n32 x attention + mlp\n" in _phalanx("presets", "models", "llama3-8b").stdout
     config = tmp_path / "config.json"
     config.write_text(json.dumps({"model_type": "gpt2", "vocab_size": 7, "n_embd": 4, "n_layer": 1, "n_head": 2}))
     found = json.loads(_phalanx("presets", "models", str(config), "--json").stdout)

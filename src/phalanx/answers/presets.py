@@ -14,6 +14,7 @@ from phalanx.spec.cluster.presets import PRESETS as CLUSTERS
 from phalanx.spec.cluster.presets import preset
 from phalanx.spec.cluster.spec import ClusterSpec
 from phalanx.spec.files.job_file import make_model
+from phalanx.spec.model.blocks.lowering import architecture
 from phalanx.spec.model.presets import PRESETS as MODELS
 from phalanx.spec.model.spec import ModelSpec, parameters
 
@@ -52,7 +53,8 @@ def _(value: PresetModels) -> dict[str, Any]:
 
 @plain.register
 def _(value: ModelShape) -> dict[str, Any]:
-    return {"model": asdict(value.model), **_counts(value.model), "roles": value.roles}
+    layers = [{"layers": count, "kind": kind.label} for kind, count in architecture(value.model).kinds.items()]
+    return {"model": asdict(value.model), **_counts(value.model), "kinds": layers, "roles": value.roles}
 
 
 @plain.register

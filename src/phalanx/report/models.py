@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass
+from string import ascii_uppercase
 from typing import TYPE_CHECKING, Any
 
 from phalanx.answers.presets import ModelShape, PresetClusters, PresetModels
@@ -13,6 +14,8 @@ from phalanx.planning.tables.switch_levels import sheet as levels
 from phalanx.planning.tables.table import Sheet, columns
 from phalanx.report.view import View
 from phalanx.spec.cluster.spec import ClusterSpec
+from phalanx.spec.model.blocks.lowering import architecture
+from phalanx.spec.model.blocks.operators import Attend, Rotary
 from phalanx.spec.model.spec import ModelSpec
 
 if TYPE_CHECKING:
@@ -24,9 +27,8 @@ def view(a: PresetModels | ModelShape) -> View:
     if isinstance(a, PresetModels):
         return View([presets(a.models)], "models")
     rows = [(role, count, count / a.model.parameter_count) for role, count in a.roles.items()]
-    return View(
-        [shape(a.name, a.model), Sheet("", columns("role", ("parameters", "count"), ("share", "share")), rows)]
-    )
+    by_role = Sheet("", columns("role", ("parameters", "count"), ("share", "share")), rows)
+    return View([shape(a.name, a.model), layers(a.model), by_role])
 
 
 def presets(models: Mapping[str, ModelSpec]) -> Sheet:
@@ -54,6 +56,22 @@ def shape(name: str, model: ModelSpec) -> str:
     return f"{name}: {model.parameter_count:,} parameters{active}\n{', '.join(stated)}"
 
 
+def layers(model: ModelSpec) -> str:
+    """Draw the pattern of a model: how many layers there are of each kind, by letters, and these letters in order."""
+    blocks, kinds = architecture(model).blocks, architecture(model).kinds
+    placed = any(kind.all(Rotary) for kind in kinds)
+    names = [
+        kind.label + (", no positions" if placed and kind.all(Attend) and not kind.all(Rotary) else "")
+        for kind in kinds
+    ]
+    if len(kinds) == 1:
+        return f"{len(blocks)} x {names[0]}"
+    letters = {kind: ascii_uppercase[i] if i < 26 else "?" for i, kind in enumerate(kinds)}
+    width = len(f"{max(kinds.values())}")
+    counts = [f"{letters[kind]}  {kinds[kind]:{width}} x {name}" for kind, name in zip(kinds, names, strict=True)]
+    return "\n".join([*counts, "".join(letters[block] for block in blocks)])
+
+
 def billions(n: int) -> str:
     """Write a number of parameters in billions (B) or millions (M)."""
     return f"{n / 1e9:,.1f} B" if n >= 1e9 else f"{n / 1e6:,.0f} M"
@@ -72,7 +90,7 @@ def _written(value: Any) -> str:
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, tuple):
-        return f"[{', '.join(map(str, value))}]"
+        return f"[{', '.join(map(_written, value))}]"
     return f'"{value}"' if isinstance(value, str) else str(value)
 
 

@@ -32,8 +32,8 @@ class LayerEmbeddingSizes:
         return self
 
     def table(self, hidden: int, layers: int) -> tuple[Weight, ...]:
-        """Return the parameters in addition to the embedding's: the table of all layers' vectors, and a projection of the
-        stream's, with a norm, that is added to them."""
+        """Return the parameters in addition to the embedding's: the table of all layers' vectors, and a projection of
+        the stream's, with a norm, that is added to them."""
         all_layers = whole(layers, self.width)
         return (
             Weight("layers.weight", (whole(self.vocab), all_layers), "embedding"),
