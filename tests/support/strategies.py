@@ -236,8 +236,6 @@ def cases(
     seq = draw(st.sampled_from([8, 32] if small else [32, 128, 256]))
     # A ring of many ranks has as many steps in every block, all alike.
     parts = [Strategy(tp=tp, cp=cp, ulysses=u) for cp in divisors(ranks // tp) for u in divisors(cp) if cp // u <= 4]
-    if patterns:
-        parts = [Strategy(tp=tp)]
     context = draw(st.sampled_from([s for s in parts if shares(model, seq, s)]))
     cp = context.cp
     dp = ranks // tp // cp

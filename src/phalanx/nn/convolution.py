@@ -8,7 +8,9 @@ after SiLU. Plain functions, forward and backward, for autograd functions that k
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -77,6 +79,30 @@ def _shifted(seen: Tensor, out: Tensor, back: int) -> tuple[Tensor, Tensor]:
     """Return (the tokens `back` before each token of `out`, where they exist; the part of `out` that sees them)."""
     n = min(out.shape[1], seen.shape[1] - back)
     return seen[:, seen.shape[1] - back - n : seen.shape[1] - back], out[:, out.shape[1] - n :]
+
+
+Places = tuple[tuple[int, int] | None, ...]
+"""For each parameter (first, number) of the rows that this rank uses; None: all."""
+
+
+def own_rows(parameters: Sequence[Tensor | None], places: Places) -> list[Any]:
+    """Return the rows of parameters that this rank uses."""
+    if not places:
+        return list(parameters)
+    return [
+        p if p is None or place is None else p.narrow(0, *place) for p, place in zip(parameters, places, strict=True)
+    ]
+
+
+def all_rows(gradients: Sequence[Tensor | None], parameters: Sequence[Tensor | None], places: Places) -> list[Any]:
+    """Return gradients of all rows of parameters, zero where this rank does not use them."""
+    if not places:
+        return list(gradients)
+    whole = [None if p is None else torch.zeros_like(p) for p in parameters]
+    for into, gradient in zip(own_rows(whole, places), gradients, strict=True):
+        if into is not None and gradient is not None:
+            into.copy_(gradient)
+    return whole
 
 
 def slices(seq: int, tokens: int) -> list[tuple[int, int]]:

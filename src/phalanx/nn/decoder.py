@@ -20,7 +20,7 @@ from phalanx.nn.mla import LatentAttention
 from phalanx.nn.mlp import MLP
 from phalanx.nn.moe import MoE
 from phalanx.nn.norms import make_norm
-from phalanx.nn.recurrence import GatedDeltaNet, Mamba, Recurrence
+from phalanx.nn.recurrence import GatedDeltaNet, Mamba
 from phalanx.nn.rotary import rotary_table
 from phalanx.runtime.autograd import deferred_weight_grads, recompute
 from phalanx.runtime.autograd.layer_comm import LayerComm
@@ -163,7 +163,7 @@ def _sublayer(
     """Make the module of a sublayer."""
     scan = sublayer.first(Scan)
     if scan is not None:
-        return (Mamba if scan.kind == "ssd" else GatedDeltaNet)(spec, sublayer, block, tp)
+        return (Mamba if scan.kind == "ssd" else GatedDeltaNet)(spec, sublayer, block, tp, cp)
     if sublayer.first(Attend) is not None:
         return (Attention if spec.latent is None else LatentAttention)(spec, sublayer, block, tp, cp)
     if sublayer.first(Route) is None:
@@ -315,7 +315,7 @@ class Decoder(nn.Module):
             repeat = of(int(unit.split(".")[1]))
             block.repeats = inner if repeat == "full" else None
             for mixer in block.children():
-                if isinstance(mixer, (CausalAttention, Recurrence)):
+                if isinstance(mixer, CausalAttention):
                     mixer.repeats = inner if repeat == "selective" else None
 
     def _blocks(self) -> dict[str, DecoderBlock]:

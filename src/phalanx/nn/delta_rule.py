@@ -29,9 +29,10 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from phalanx.nn.convolution import Filter, FilterGradient, slices
+from phalanx.nn.convolution import Filter, FilterGradient, Places, all_rows, own_rows, slices
 from phalanx.nn.functional import accumulate_dtype
 from phalanx.runtime.autograd import deferred_weight_grads
+from phalanx.runtime.autograd.deferred_weight_grads import Owners
 
 EPS = 1e-6
 """Added to the squared length of queries and keys."""
@@ -207,23 +208,26 @@ def run(
 
 class _Scan(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, s: DeltaRule, owners: Any, *tensors: Tensor) -> Tensor:
-        ctx.s, ctx.owners = s, owners
+    def forward(ctx: Any, s: DeltaRule, owners: Owners, places: Places, *tensors: Tensor) -> Tensor:
+        ctx.s, ctx.owners, ctx.places = s, owners, places
         ctx.save_for_backward(*tensors)
-        q, k, v, beta, alpha, *weights, dt_bias, a_log = tensors
+        q, k, v, beta, alpha = tensors[:5]
+        *weights, dt_bias, a_log = own_rows(tensors[5:], places)
         filters = _filters(weights, accumulate_dtype(v.dtype))
         return run(s, q, k, v, beta, alpha, filters, dt_bias, a_log)[0]
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, g: Tensor) -> Any:
-        d_parts, d_parameters = _backward(ctx.s, ctx.saved_tensors, g)
+        tensors = ctx.saved_tensors
+        d_parts, d_own = _backward(ctx.s, [*tensors[:5], *own_rows(tensors[5:], ctx.places)], g)
+        d_parameters = all_rows(d_own, tensors[5:], ctx.places)
         deferred = deferred_weight_grads.now(ctx.owners)
         if deferred is None:
-            return None, None, *d_parts, *d_parameters
+            return None, None, None, *d_parts, *d_parameters
         for owner, gradient in zip(ctx.owners, d_parameters, strict=True):
             deferred.deliver_later(owner, gradient)
-        return None, None, *d_parts, *(None for _ in d_parameters)
+        return None, None, None, *d_parts, *(None for _ in d_parameters)
 
 
 def _filters(weights: Sequence[Tensor], wide: torch.dtype) -> list[Filter]:
@@ -308,11 +312,18 @@ def _through_length(g: Tensor, unit: Tensor, inverse: Tensor) -> Tensor:
     return (g - unit * (g * unit).sum(-1, keepdim=True)) * inverse
 
 
-def scan(s: DeltaRule, parts: Sequence[Tensor], filters: Sequence[Tensor], gates: Sequence[Tensor]) -> Tensor:
+def scan(
+    s: DeltaRule,
+    parts: Sequence[Tensor],
+    filters: Sequence[Tensor],
+    gates: Sequence[Tensor],
+    places: Places = (),
+) -> Tensor:
     """Return y of `parts`, the projected q, k, v, beta and alpha of whole sequences; `filters`: of q, k and v;
-    `gates`: dt_bias and a_log. Keeps the five parts and the parameters, nothing else: convolution, norms, triangular
-    systems and states are computed again in the backward pass, which holds a state and `new` a chunk."""
+    `gates`: dt_bias and a_log; `places`: the rows of these parameters that the parts belong to. Keeps the five parts
+    and the parameters, nothing else: convolution, norms, triangular systems and states are computed again in the
+    backward pass, which holds a state and `new` a chunk."""
     parameters = (*filters, *gates)
     # Through views, as in model_parallel/tensor.py, so that gradients arrive in order.
     views = [p.view_as(p) for p in parameters]
-    return _Scan.apply(s, deferred_weight_grads.owners(*parameters), *parts, *views)  # type: ignore[no-any-return]
+    return _Scan.apply(s, deferred_weight_grads.owners(*parameters), places, *parts, *views)  # type: ignore[no-any-return]

@@ -9,8 +9,12 @@
 Their operators (spec/model/blocks) say names, sizes and which axis divides them. Where fewer groups than tp ranks
 have B and C, neighbours hold copies; a group's norm then adds up one number a token, in both passes.
 
-Kept for the backward pass: the projected parts, the recurrence's result, one number for each token and norm, and what
-the products keep. Selective recomputation keeps the projected parts alone; it repeats recurrence and norm.
+Over cp, ranks exchange tokens for heads before the convolution, and heads for tokens before the norm
+(runtime/model_parallel/whole_sequences.py).
+
+Kept for the backward pass: the projected parts (with cp, of the rank's heads after the exchange, and z), the
+recurrence's result, one number for each token and norm, and what the products keep. A recurrence always computes its
+inside again, so that selective recomputation changes nothing.
 """
 
 from __future__ import annotations
@@ -21,15 +25,17 @@ import torch
 from torch import Tensor, nn
 
 from phalanx.nn import delta_rule, ssd
+from phalanx.nn.convolution import Places
 from phalanx.nn.delta_rule import DeltaRule
 from phalanx.nn.gated_norm import Gate, gated_rms_norm
 from phalanx.nn.norms import RMSNorm
 from phalanx.nn.ssd import StateSpace
 from phalanx.runtime.autograd import recompute
-from phalanx.runtime.autograd.layer_comm import LayerComm
-from phalanx.runtime.model_parallel import sequence, tensor
+from phalanx.runtime.model_parallel import sequence, tensor, whole_sequences
+from phalanx.runtime.model_parallel.context import ContextParallel
 from phalanx.runtime.model_parallel.sequence import ProductTerm
 from phalanx.runtime.model_parallel.tensor import TensorParallel
+from phalanx.runtime.model_parallel.whole_sequences import WholeSequences
 from phalanx.schedule.event import Phase
 from phalanx.spec.model.blocks.block import Sublayer, products_of
 from phalanx.spec.model.blocks.operators import Conv, Norm, Scan
@@ -50,11 +56,19 @@ class Recurrence(nn.Module):
 
     o: nn.Linear
     gate: Gate
+    has_biases = False
+    """Whether its convolution may have biases."""
 
-    def __init__(self, spec: ModelSpec, sublayer: Sublayer, block: int, tp: TensorParallel | None) -> None:
+    def __init__(
+        self,
+        spec: ModelSpec,
+        sublayer: Sublayer,
+        block: int,
+        tp: TensorParallel | None,
+        cp: ContextParallel | None = None,
+    ) -> None:
         super().__init__()
         self.block, self.unit, self.tp = block, f"blocks.{block}", tp
-        self.repeats: LayerComm | None = None  # set where the recurrence is recomputed: how it communicates
         into, last = products_of(sublayer)
         conv, scan, norm = sublayer.first(Conv), sublayer.first(Scan), _gated(sublayer)
         assert conv is not None
@@ -79,6 +93,18 @@ class Recurrence(nn.Module):
         self.ranks = 1 if tp is None else max(1, tp.split.tp // self.groups)
         self.groups_here = self.groups if tp is None else max(1, self.groups // tp.split.tp)
         self.o = nn.Linear(last.into.size, spec.hidden, bias="o.bias" in biased)
+        self.whole: WholeSequences | None = None
+        self.places: Places = ()
+        self.ways = 1
+        """Ranks among which heads are dealt while the recurrence runs."""
+        if cp is not None:
+            dims = {out.name: out.dim for out in into.y if out.name != "z"}
+            self.whole = WholeSequences(cp, self.unit, [dim.count for dim in dims.values()])
+            self.ways = self.whole.ranks
+            channels = [self.whole.place(dims[part].count, dims[part].each) for part in conv.x]
+            biases = channels if any(w.role == "conv_bias" for w in conv.weights) else [None] * len(channels)
+            heads = self.whole.place(scan.y.dim.count, 1)
+            self.places = (*channels, *(biases if self.has_biases else ()), *(heads for _ in self.gates))
 
     def scanned(self, parts: Sequence[Tensor]) -> Tensor:
         """Return the recurrence's result, (batch, seq, channels), of the projected parts but z."""
@@ -89,17 +115,11 @@ class Recurrence(nn.Module):
         parallelism the factors of it. x: (batch, seq, hidden), or this rank's rows, (rows, hidden). `needed`: whether
         the value is used (runtime/autograd/recompute.py)."""
         parts = tensor.columns(self.tp, self.unit, x, [getattr(self, name) for name in self.projected])
-        repeats = self.repeats if recompute.pays(parts[0]) else None
-        split = self.tp is not None and self.tp.rows is not None
-        if repeats is not None:
-            if split:
-                return sequence.repeated(self._core, repeats, parts, self.o)
-            return recompute.repeated(self._projected_core, repeats, *parts)
         out = self._core(*parts)
-        return sequence.factors(out, self.o) if split else self._term(out, needed)
-
-    def _projected_core(self, needed: bool, *parts: Tensor) -> Tensor:
-        return self._term(self._core(*parts), needed)
+        del parts
+        if self.tp is not None and self.tp.rows is not None:
+            return sequence.factors(out, self.o)
+        return self._term(out, needed)
 
     def _term(self, out: Tensor, needed: bool) -> Tensor:
         return recompute.linear(self.o, out, needed) if self.tp is None else tensor.rows(out, self.o, needed)
@@ -107,8 +127,11 @@ class Recurrence(nn.Module):
     def _core(self, *parts: Tensor) -> Tensor:
         """Return the gated and normed result, (batch, seq, channels), of all projected parts."""
         z = parts[self.projected.index("z")]
-        y = self.scanned([part for part in parts if part is not z])
-        return self._normed(y, z)
+        read: Sequence[Tensor] = [part for part in parts if part is not z]
+        if self.whole is None:
+            return self._normed(self.scanned(read), z)
+        y = self.scanned(whole_sequences.there(self.whole, read))
+        return self._normed(whole_sequences.back(self.whole, y, self.scan.y.dim.count), z)
 
     def _normed(self, y: Tensor, z: Tensor) -> Tensor:
         total = self._total if self.ranks > 1 else None
@@ -146,15 +169,18 @@ class Mamba(Recurrence):
     """Mamba-2."""
 
     gate = "before"
+    has_biases = True
 
-    def __init__(self, spec: ModelSpec, sublayer: Sublayer, block: int, tp: TensorParallel | None) -> None:
-        super().__init__(spec, sublayer, block, tp)
+    @property
+    def sizes(self) -> StateSpace:
+        """Sizes of the recurrence on this rank."""
         heads, groups = self.scan.y.dim, self.scan.groups
-        self.sizes = StateSpace(heads.count, heads.each, groups.count, groups.each, self.scan.chunk)
+        here = heads.count // self.ways, heads.each, max(1, groups.count // self.ways), groups.each
+        return StateSpace(*here, self.scan.chunk)
 
     def scanned(self, parts: Sequence[Tensor]) -> Tensor:
         biases = [filters.bias for filters in self.conv.values()]
-        return ssd.scan(self.sizes, parts, self._filters(), biases, self._gates())  # type: ignore[arg-type]
+        return ssd.scan(self.sizes, parts, self._filters(), biases, self._gates(), self.places)  # type: ignore[arg-type]
 
 
 class GatedDeltaNet(Recurrence):
@@ -162,10 +188,11 @@ class GatedDeltaNet(Recurrence):
 
     gate = "after"
 
-    def __init__(self, spec: ModelSpec, sublayer: Sublayer, block: int, tp: TensorParallel | None) -> None:
-        super().__init__(spec, sublayer, block, tp)
-        heads, keys = self.scan.y.dim, self.scan.groups
-        self.sizes = DeltaRule(keys.count, heads.count, keys.each, heads.each, self.scan.chunk)
+    @property
+    def sizes(self) -> DeltaRule:
+        """Sizes of the recurrence on this rank."""
+        heads, keys, ways = self.scan.y.dim, self.scan.groups, self.ways
+        return DeltaRule(keys.count // ways, heads.count // ways, keys.each, heads.each, self.scan.chunk)
 
     def scanned(self, parts: Sequence[Tensor]) -> Tensor:
-        return delta_rule.scan(self.sizes, parts, self._filters(), self._gates())
+        return delta_rule.scan(self.sizes, parts, self._filters(), self._gates(), self.places)

@@ -27,9 +27,10 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from phalanx.nn.convolution import Filter, FilterGradient, slices
+from phalanx.nn.convolution import Filter, FilterGradient, Places, all_rows, own_rows, slices
 from phalanx.nn.functional import accumulate_dtype
 from phalanx.runtime.autograd import deferred_weight_grads
+from phalanx.runtime.autograd.deferred_weight_grads import Owners
 
 
 @dataclass(frozen=True)
@@ -161,11 +162,11 @@ def _steps(dt: Tensor, dt_bias: Tensor, wide: torch.dtype, past: int = 0) -> Ten
 
 class _Scan(torch.autograd.Function):
     @staticmethod
-    def forward(
-        ctx: Any, s: StateSpace, owners: Any, x: Tensor, b: Tensor, c: Tensor, dt: Tensor, *p: Tensor
-    ) -> Tensor:
-        ctx.s, ctx.owners = s, owners
-        ctx.save_for_backward(x, b, c, dt, *p)
+    def forward(ctx: Any, s: StateSpace, owners: Owners, places: Places, *tensors: Tensor) -> Tensor:
+        ctx.s, ctx.owners, ctx.places = s, owners, places
+        ctx.save_for_backward(*tensors)
+        x, b, c, dt = tensors[:4]
+        p = own_rows(tensors[4:], places)
         wide = accumulate_dtype(x.dtype)
         dt_bias, a_log, d = p[6:]
         return run(s, x, b, c, dt, _filters(p, wide), dt_bias, a_log, d)[0]
@@ -174,14 +175,15 @@ class _Scan(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, g: Tensor) -> Any:
         x, b, c, dt, *p = ctx.saved_tensors
-        d_parts, d_parameters = _backward(ctx.s, x, b, c, dt, p, g)
+        d_parts, d_own = _backward(ctx.s, x, b, c, dt, own_rows(p, ctx.places), g)
+        d_parameters = all_rows(d_own, p, ctx.places)
         deferred = deferred_weight_grads.now(ctx.owners)
         if deferred is not None:
             given = [gradient for gradient in d_parameters if gradient is not None]
             for owner, gradient in zip(ctx.owners, given, strict=True):
                 deferred.deliver_later(owner, gradient)
             d_parameters = [None] * len(p)
-        return None, None, *d_parts, *d_parameters
+        return None, None, None, *d_parts, *d_parameters
 
 
 def _filters(p: Sequence[Tensor | None], wide: torch.dtype) -> list[Filter]:
@@ -258,11 +260,13 @@ def scan(
     filters: Sequence[Tensor],
     biases: Sequence[Tensor | None],
     gates: Sequence[Tensor],
+    places: Places = (),
 ) -> Tensor:
     """Return y of `parts`, the projected x, b, c and dt of whole sequences; `filters`, `biases`: of x, b and c;
-    `gates`: dt_bias, a_log and d. Keeps the four parts and the parameters, nothing else: convolution and states are
-    computed again in the backward pass, which holds one state a chunk."""
+    `gates`: dt_bias, a_log and d; `places`: the rows of these parameters that the parts belong to. Keeps the four
+    parts and the parameters, nothing else: convolution and states are computed again in the backward pass, which
+    holds one state a chunk."""
     parameters = (*filters, *biases, *gates)
     # Through views, as in model_parallel/tensor.py, so that gradients arrive in order.
     views = [None if p is None else p.view_as(p) for p in parameters]
-    return _Scan.apply(s, deferred_weight_grads.owners(*parameters), *parts, *views)  # type: ignore[no-any-return]
+    return _Scan.apply(s, deferred_weight_grads.owners(*parameters), places, *parts, *views)  # type: ignore[no-any-return]

@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import cache
-from pathlib import Path
 from typing import Any
 
-from phalanx.frameworks.megatron.patterns import WORDS
 from phalanx.spec.errors import InputError
 from phalanx.spec.files.job_file import build
 from phalanx.spec.model.families import complete
 from phalanx.spec.model.mechanisms import Experts, Latent
 from phalanx.spec.model.presets import PRESETS, preset
 from phalanx.spec.model.spec import ModelSpec
-from phalanx.spec.rows import Rows
 from phalanx.validate.records import Row
 
 _SIZES = ("layers", "hidden", "ffn", "heads", "kv_heads", "vocab", "experts", "topk")
@@ -24,45 +19,6 @@ _VOCAB = 51200
 _VOCABULARIES = {"vtrain/single-node": 50257}
 """Vocabularies of groups whose table assumes another: GPT-2's, not padded (VIA-Research/vTrain f8dda84,
 src/config.py:43, which no configuration of its runs overrides)."""
-
-
-_MIXERS = ("mamba", "delta")
-
-
-@dataclass(frozen=True)
-class _Hybrid:
-    """A model of blocks of several kinds."""
-
-    names: tuple[str, ...]
-    """What tables call it, in small letters."""
-    model: ModelSpec
-    depths: int
-    """Depths of multi-token prediction of its published runs."""
-
-
-def _hybrid(name: str, table: Mapping[str, Any]) -> _Hybrid:
-    left = {
-        key: value for key, value in table.items() if key not in ("names", "source", "blocks", "depths", *_MIXERS)
-    }
-    pattern = ["+".join(WORDS[symbol] for symbol in block) for block in table["blocks"].split()]
-    mixers = [{"name": mixer, "kind": mixer, **table[mixer]} for mixer in _MIXERS if mixer in table]
-    fields = {"family": "llama", "layers": len(pattern), "pattern": pattern, "mixers": mixers, **left}
-    names = (name, *map(str.lower, table["names"]))
-    return _Hybrid(names, build(ModelSpec, complete(fields), "model"), table.get("depths", 0))
-
-
-_HYBRIDS: Mapping[str, _Hybrid] = Rows(Path(__file__).with_name("hybrid_models.toml"), _hybrid)
-
-
-def _hybrid_of(row: Row) -> _Hybrid | None:
-    return next((h for h in _HYBRIDS.values() if row["model"].lower() in h.names), None)
-
-
-def depths_of(row: Row) -> int:
-    """Return the depths of multi-token prediction of a hybrid model's row; 0 for others, whose tables leave them
-    out."""
-    known = _hybrid_of(row)
-    return 0 if known is None else row.count("mtp_layers") or known.depths
 
 
 class Unspecified(Exception):
@@ -75,8 +31,6 @@ def model_of(row: Row) -> ModelSpec:
     vocab = _VOCABULARIES.get(row.group, row.count("vocab"))
     sizes = tuple(vocab if name == "vocab" else row.count(name) for name in _SIZES)
     untied = "tied_embeddings=False" in row["options"]
-    if (known := _hybrid_of(row)) is not None:
-        return known.model
     try:
         if row["model"].lower() in PRESETS and not any(sizes[:2]):
             return build(ModelSpec, complete(preset(row["model"].lower())), "model")

@@ -17,6 +17,8 @@ from typing import Any
 
 from phalanx.spec.errors import InputError
 from phalanx.spec.job import DType, Job, Precision
+from phalanx.spec.model.blocks.lowering import architecture
+from phalanx.spec.model.blocks.operators import Scan
 from phalanx.spec.model.spec import ModelSpec
 from phalanx.spec.strategy import compressors
 from phalanx.spec.strategy.spec import AXES, Strategy, divisors, format_field
@@ -50,6 +52,13 @@ def require_context(spec: ModelSpec, seq: int, s: Strategy) -> None:
             f"neither divides model.kv_heads = {of_tp_rank.kv_heads}{of_rank} nor is a multiple of it",
             "a key head is not split: one rank holds it, or several hold copies",
         )
+    for scan in (op for block in architecture(spec).kinds for op in block.all(Scan)):
+        for dim in (scan.y.dim, scan.groups):
+            here = dim.groups(s)
+            if here % s.cp and not (dim.copies and s.cp % here == 0):
+                of_rank = f" of a tp rank ({dim.count} / {s.tp})" if s.tp > 1 else ""
+                reason = f"does not divide model.{dim.of} = {here}{of_rank}"
+                raise InputError("strategy.cp", s.cp, reason, "a recurrence runs over whole sequences of some heads")
 
 
 def check(strategy: Strategy, model: ModelSpec, job: Job, world: int | None) -> None:

@@ -1,0 +1,107 @@
+"""Recurrences over sequences of which each rank of cp holds a part: an all-to-all over all of these ranks gives each
+the entire sequences of a part of the heads, and another returns the result (as Megatron-LM does it, d98e8a6,
+core/ssm/mamba_context_parallel.py:159-211). Backward alike, in reverse.
+
+    there    every projected part, (batch, tokens, heads x width) -> (batch, seq, heads / cp x width), in one message
+    back     the result, (batch, seq, heads / cp x width) -> (batch, tokens, heads x width)
+
+Where a part has fewer heads (groups of keys) than there are ranks, neighbours get copies of one, whose gradients add
+up. Tokens are put in the sequence's order, which a ring's are not. Keeps nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from phalanx.runtime.model_parallel.context import ContextParallel
+from phalanx.schedule.event import Phase
+from phalanx.schedule.layers.context import Context
+
+
+class WholeSequences:
+    """A recurrence's exchange on one rank. `heads`: of each projected part, on this rank of tp."""
+
+    def __init__(self, cp: ContextParallel, unit: str, heads: Sequence[int]) -> None:
+        self.cp, self.unit, self.heads = cp, unit, tuple(heads)
+        c = cp.context
+        self.ranks, self.index = c.ring * c.ulysses, c.index
+        order = [Context(c.seq, c.ring, c.ulysses, rank).own for rank in range(self.ranks)]
+        self.order = torch.cat([torch.tensor(part, device=cp.own.device) for part in order])  # positions by rank
+
+    def place(self, heads: int, width: int) -> tuple[int, int]:
+        """Return (first, number) of this rank's channels, out of `heads` heads of `width`."""
+        here = max(1, heads // self.ranks)
+        return self.index // max(1, self.ranks // heads) * here * width, here * width
+
+    def scatter(self, phase: Phase, parts: Sequence[Tensor], heads: Sequence[int]) -> list[Tensor]:
+        """Exchange tokens for heads."""
+        b, n = parts[0].shape[:2]
+        here = [self.place(h, part.shape[2] // h)[1] for h, part in zip(heads, parts, strict=True)]
+        sent = parts[0].new_empty(self.ranks, b, n, sum(here))
+        for place, part, h, width in zip(sent.split(here, 3), parts, heads, here, strict=True):
+            alike = max(1, self.ranks // h)
+            into = place.unflatten(0, (-1, alike))
+            into.copy_(part.reshape(b, n, -1, 1, width).permute(2, 3, 0, 1, 4).expand(into.shape))
+        received = self._exchanged(sent, phase)
+        whole = received.new_empty(b, self.ranks * n, sum(here))
+        whole.index_copy_(1, self.order, received.transpose(0, 1).flatten(1, 2))
+        return list(whole.split(here, 2))
+
+    def gather(self, phase: Phase, parts: Sequence[Tensor], heads: Sequence[int]) -> list[Tensor]:
+        """Undo `scatter`; a head that several ranks had becomes the sum over them."""
+        b, seq = parts[0].shape[:2]
+        here = [part.shape[2] for part in parts]
+        by_rank = torch.cat([part.index_select(1, self.order) for part in parts], 2)
+        sent = by_rank.unflatten(1, (self.ranks, -1)).transpose(0, 1).contiguous()
+        received = self._exchanged(sent, phase)
+        whole = []
+        for part, h in zip(received.split(here, 3), heads, strict=True):
+            if h < self.ranks:
+                part = part.unflatten(0, (h, -1)).sum(1)
+            whole.append(part.permute(1, 2, 0, 3).reshape(b, seq // self.ranks, -1))
+        return whole
+
+    def _exchanged(self, sent: Tensor, phase: Phase) -> Tensor:
+        received = torch.empty_like(sent)
+        self.cp.inner.all_to_all(received.view(-1), sent.view(-1), "cp", self.unit, phase).wait()
+        return received
+
+
+class _There(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, whole: WholeSequences, *parts: Tensor) -> Any:
+        ctx.whole = whole
+        return tuple(part.contiguous() for part in whole.scatter("F", parts, whole.heads))
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *d_parts: Tensor) -> Any:
+        return None, *ctx.whole.gather("B", d_parts, ctx.whole.heads)
+
+
+class _Back(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, whole: WholeSequences, y: Tensor, heads: int) -> Tensor:
+        ctx.rest = whole, heads
+        return whole.gather("F", [y], [heads])[0]
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, g: Tensor) -> Any:
+        whole, heads = ctx.rest
+        return None, whole.scatter("B", [g], [heads])[0].contiguous(), None
+
+
+def there(whole: WholeSequences, parts: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    """Return this rank's heads of entire sequences, of every part."""
+    return _There.apply(whole, *parts)  # type: ignore[no-any-return]
+
+
+def back(whole: WholeSequences, y: Tensor, heads: int) -> Tensor:
+    """Return this rank's tokens of a result of `heads` heads over all ranks of cp."""
+    return _Back.apply(whole, y, heads)  # type: ignore[no-any-return]
