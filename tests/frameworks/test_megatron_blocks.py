@@ -119,7 +119,8 @@ def test_a_model_is_read_as_it_was_written(seed: int) -> None:
     or missing positions of all attention as the model's own or as a mixer's, and Mamba-2 with its MLP as two."""
     m = drawn(random.Random(seed))
     back = _read(m)
-    assert replace(back, family="any", layers=1, pattern=None, mixers=(), **_LISTS) == replace(
+    positions = {"position": "rotary"} if back.position == "none" else {}
+    assert replace(back, family="any", **positions, layers=1, pattern=None, mixers=(), **_LISTS) == replace(
         m, layers=1, pattern=None, mixers=(), **_LISTS
     )
     assert _sublayers(back) == _sublayers(m)
@@ -147,12 +148,19 @@ NEMOTRON = "MEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEMEM*EMEMEMEME"
 
 
 def _nano() -> ModelSpec:
-    words = {"M": "mamba", "E": "experts", "*": "nope"}
-    mixers = (MambaSizes("mamba", 64, 64, 8, 128), AttentionSizes("nope", rotary_dim=0))
+    words = {"M": "mamba", "E": "experts", "*": "attention"}
+    mixers = (MambaSizes("mamba", 64, 64, 8, 128),)
     experts = Experts(128, 6, 1856, 3712, score="sigmoid", normalized=True, scale=2.5, balance_bias=1e-3)
     sizes = {"vocab": 131072, "hidden": 2688, "heads": 32, "kv_heads": 2, "head_dim": 128, "ffn": 1856}
     pattern = tuple(words[symbol] for symbol in NEMOTRON)
-    plain = {"layers": len(NEMOTRON), "pattern": pattern, "mixers": mixers, "experts": experts, "activation": "relu2"}
+    plain = {
+        "layers": len(NEMOTRON),
+        "pattern": pattern,
+        "mixers": mixers,
+        "experts": experts,
+        "activation": "relu2",
+        "position": "none",
+    }
     named = {"family": "llama", "qk_norm": False, "output_gate": False, "tied": False, "max_seq": 4096}
     return _model(random.Random(1), **sizes, **plain, **named)
 
@@ -210,7 +218,10 @@ def test_a_pattern_that_megatron_refuses_is_refused_in_one_line(pattern: str, re
     ("changed", "reason"),
     [
         ({"norms": "both"}, "norms are before"),
-        ({"mixers": (MambaSizes("mamba", 64, 64, 8, 128, chunk=256), AttentionSizes("nope", rotary_dim=0))}, "chunk"),
+        ({"mixers": (MambaSizes("mamba", 64, 64, 8, 128, chunk=256),)}, "chunk"),
+        ({"streams": 4}, "hyper-connections"),
+        ({"only_priced": ("a softcap of logits",)}, "only_priced"),
+        ({"activation": "xielu"}, "activation"),
         ({"activation": "geglu"}, "activation"),
     ],
 )

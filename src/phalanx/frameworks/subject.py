@@ -101,6 +101,29 @@ class Subject:
         return f"{self.final_lr_share * self.plan.train.scaled_lr(self.job.global_batch):g}"
 
 
+def require_plain(m: ModelSpec, title: str) -> None:
+    """Require what has arguments in every framework: blocks of attention and an MLP or experts, with weights in their
+    norms, one residual stream, nothing beyond. Raises InputError."""
+    latent, experts = m.latent, m.experts
+    for name, plain in (
+        ("pattern", m.pattern is None),
+        ("norms", m.norms == "before"),
+        ("norm_weights", m.norm_weights),
+        ("embed_norm", not m.embed_norm),
+        ("head_bias", not m.head_bias),
+        ("streams", m.streams == 1),
+        ("output_gate", not m.output_gate),
+        ("only_priced", not m.only_priced),
+        ("position", m.position != "none"),
+        ("activation", m.activation not in ("geglu", "relu", "relu2", "xielu")),
+        ("qk_norm_over", not m.qk_norm or m.qk_norm_over == "head"),
+        ("latent.index", latent is None or latent.index is None),
+        ("experts", experts is None or not (experts.latent or experts.shared_gate)),
+    ):
+        if not plain:
+            raise InputError(f"model.{name}", None, f"is not exported to {title}", "use another model")
+
+
 def subject(plan: Plan, stack: Stack) -> Subject:
     """Return a plan as an export of this stack has it. Raises InputError for what the stack does not run."""
     s = plan.strategy

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from phalanx.cost.analytic.option_effects import extended
 from phalanx.cost.hardware.system import System
 from phalanx.cost.ledger.model_shape import Shape, shape
 from phalanx.cost.ledger.rank_layout import Layout, layout
@@ -12,8 +13,9 @@ from phalanx.spec.errors import InputError
 from phalanx.spec.job import Job, Precision
 from phalanx.spec.model.spec import ModelSpec
 from phalanx.spec.strategy.spec import Strategy
+from phalanx.spec.strategy.stack_options import StackOptions
 from phalanx.validate import stacks, systems
-from phalanx.validate.models import Unspecified, model_of
+from phalanx.validate.models import Unspecified, depths_of, model_of
 from phalanx.validate.records import Row
 from phalanx.validate.stacks import PricingStack
 
@@ -142,9 +144,15 @@ def case(row: Row) -> Case:
     timed = "MEMORY only" not in row["notes"] and (pp == 1 or "after_pp_fix=False" not in row["notes"])
     measured_s = row.step_s(gpus) if timed else None
     if model not in _SHAPES:
-        _SHAPES[model] = shape(model)
+        try:
+            _SHAPES[model] = shape(model)
+        except InputError as error:
+            raise Unspecified(str(error)) from None
+    sizes = _SHAPES[model]
+    if depths := depths_of(row):
+        sizes = extended(sizes, StackOptions(mtp=depths))
     system = systems.system_of_row(row)
-    return Case(row, model, job, strategy, _SHAPES[model], placed, system, stack, measured_s, timed)
+    return Case(row, model, job, strategy, sizes, placed, system, stack, measured_s, timed)
 
 
 def cases(rows: list[Row]) -> tuple[list[Case], list[tuple[Row, str]]]:

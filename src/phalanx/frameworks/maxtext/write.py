@@ -9,7 +9,7 @@ from phalanx.frameworks import reasons
 from phalanx.frameworks.blanks import blanks
 from phalanx.frameworks.keys import key_table, optimizer_word
 from phalanx.frameworks.program import Group, TrainingProgram, Variable, group
-from phalanx.frameworks.subject import Subject
+from phalanx.frameworks.subject import Subject, require_plain
 from phalanx.frameworks.yaml import document
 from phalanx.spec.errors import InputError
 from phalanx.spec.model.mechanisms import Experts, Latent
@@ -48,6 +48,7 @@ def program(x: Subject) -> TrainingProgram:
 
 def _require_expressible(x: Subject) -> None:
     s, o = x.s, x.options
+    require_plain(x.model, x.stack.title)
     _require_model(x.model)
     shards = s.dp_shard if s.level.parameters else 1
     if shards % s.ep:

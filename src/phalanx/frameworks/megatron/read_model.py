@@ -46,7 +46,8 @@ def model(flag: Flag, hybrid: HybridPattern | None = None) -> tuple[ModelSpec | 
     if dense is None:
         return None, "--moe-layer-freq cannot be read"
     layers, hidden, heads = (sizes[name] or 1 for name in needed)
-    rotary = position != "learned_absolute"
+    words = {"learned_absolute": "learned", "none": "none" if latent is None else "rotary"}
+    rotary = words.get(position, "rotary") == "rotary"
     head_dim = latent.nope_dim + latent.rope_dim if latent else count(flag("kv_channels", "model.head_dim"))
     if head_dim is None and hidden % heads:
         return None, "--kv-channels is missing, and the heads do not divide the hidden size"
@@ -70,7 +71,7 @@ def model(flag: Flag, hybrid: HybridPattern | None = None) -> tuple[ModelSpec | 
         or 1,
         "norm": norm,
         "norm_eps": number(flag("norm_epsilon", "model.norm_eps"), 1e-5),
-        "position": position,
+        "position": words.get(position, "rotary"),
         "activation": "swiglu" if swiglu else "relu2" if squared else "gelu_tanh" if fused else "gelu",
         "qkv_bias": qkv,
         "out_bias": linear,
@@ -88,7 +89,6 @@ def model(flag: Flag, hybrid: HybridPattern | None = None) -> tuple[ModelSpec | 
             fields |= described
         else:
             return None, "--linear-attention-freq cannot be read"
-        fields["position"] = "rotary" if rotary else "learned"
         if rotary:
             fields |= _rotary(flag, latent, head_dim)
         fields["family"] = family(fields)

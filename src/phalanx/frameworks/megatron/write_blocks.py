@@ -13,7 +13,7 @@ from phalanx.frameworks.program import Setting, settings
 from phalanx.spec.errors import InputError
 from phalanx.spec.model.blocks.attention import AttentionSizes
 from phalanx.spec.model.blocks.delta import DeltaSizes
-from phalanx.spec.model.blocks.lowering import JOINED, Mixer, pattern_of
+from phalanx.spec.model.blocks.lowering import BESIDE, JOINED, Mixer, pattern_of
 from phalanx.spec.model.blocks.mamba import MambaSizes
 from phalanx.spec.model.blocks.mlp import MlpSizes
 from phalanx.spec.model.spec import ModelSpec
@@ -67,6 +67,8 @@ def of(m: ModelSpec) -> Blocks:
     """Return a model's blocks. Raises InputError for what Megatron-LM has no argument for."""
     for mixer in m.mixers:
         _require_sizes(m, mixer)
+    if any(BESIDE in words for words in pattern_of(m)):
+        raise refuse("pattern", None, "its sublayers follow each other")
     parts = [words.split(JOINED) for words in pattern_of(m)]
     two = all(len(p) == 2 and p[1] in ("mlp", "experts") and p[0] not in ("mlp", "experts") for p in parts)
     mamba = any(isinstance(x, MambaSizes) for x in m.mixers)
@@ -105,6 +107,8 @@ def _require_sizes(m: ModelSpec, x: Mixer) -> None:
                 raise refuse("latent", "set", "attention beside latent attention")
         case MlpSizes():
             fixed = {"ffn": m.ffn}
+        case _:
+            raise refuse(f"mixers.{x.name}", x.kind, "it has Mamba-2 and gated delta nets")
     for name, value in fixed.items():
         if getattr(x, name) != value:
             raise refuse(f"mixers.{x.name}.{name}", getattr(x, name), f"all of its blocks have {value}")

@@ -22,13 +22,17 @@ def model_settings(m: ModelSpec) -> tuple[Setting, ...]:
         raise _refuse("norm_bias", False, "its LayerNorm has a bias")
     if m.norms != "before":
         raise _refuse("norms", m.norms, "its norms are before attention and the MLP")
+    beyond = {"norm_weights": True, "embed_norm": False, "head_bias": False, "streams": 1, "only_priced": ()}
+    for name, plain in beyond.items():
+        if getattr(m, name) != plain:
+            raise _refuse(name, getattr(m, name), "it is of another decoder")
     if m.qk_norm and m.qk_norm_over != "head":
         raise _refuse("qk_norm_over", m.qk_norm_over, "queries and keys are normed over each head")
     if m.output_gate and m.latent is not None:  # transformer_config.py:3348
         raise _refuse("output_gate", True, "latent attention has no output gate")
     blocks = of(m)
     rotary = m.position == "rotary" and not positionless(blocks)
-    position = "rope" if rotary else "none" if m.position == "rotary" else "learned_absolute"
+    position = "rope" if rotary else "learned_absolute" if m.position == "learned" else "none"
     return (
         *settings(
             ("--use-mcore-models", True),
@@ -101,8 +105,8 @@ def _activation(m: ModelSpec) -> tuple[Setting, ...]:
         raise _refuse("activation", m.activation, "its products with biases come through Megatron-Bridge")
     if m.activation == "relu2":
         return settings(("--squared-relu", True))
-    if m.activation == "geglu":
-        raise _refuse("activation", m.activation, "its gate is SiLU's")
+    if m.activation in ("geglu", "relu", "xielu"):
+        raise _refuse("activation", m.activation, "its gate is SiLU's, and others are gelu and the square of relu")
     if m.activation == "gelu_tanh":  # the fused kernel is the approximation by tanh
         return ()
     return settings(("--swiglu", True)) if m.activation == "swiglu" else settings(("--no-bias-gelu-fusion", True))

@@ -9,7 +9,7 @@ from phalanx.frameworks.blanks import blanks
 from phalanx.frameworks.keys import key_table, optimizer_word
 from phalanx.frameworks.program import Blank, Group, TrainingProgram, Variable, group
 from phalanx.frameworks.script import TORCHRUN
-from phalanx.frameworks.subject import Subject
+from phalanx.frameworks.subject import Subject, require_plain
 from phalanx.frameworks.yaml import Unquoted, document
 from phalanx.spec.errors import InputError
 from phalanx.spec.model.spec import ModelSpec
@@ -20,6 +20,7 @@ _MODELS = {"llama": "is_llama_config", "mistral": "is_llama_config", "qwen2": "i
 
 def program(x: Subject) -> TrainingProgram:
     """Return a plan as config.yaml. Raises InputError for what nanotron has no key or no model for."""
+    require_plain(x.model, x.stack.title)
     _require_model(x.model)
     if x.model.kv_heads < x.s.tp:
         reason = f"nanotron needs a key-value head for each tp rank; there are {x.model.kv_heads}"
