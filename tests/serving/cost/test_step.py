@@ -91,6 +91,12 @@ def test_what_one_sum_does_not_describe_is_refused_by_name() -> None:
     two = [{"name": f"by{n}", "kind": "attention", "window": n} for n in (64, 128)]
     with pytest.raises(InputError, match=r"model\.mixers.*window: 64 and 128"):
         shape_of(model("llama2-7b", mixers=two, pattern=["by64+mlp", "by128+mlp"]))
+    reader = {"name": "reader", "kind": "attention", "own_keys": False}
+    with pytest.raises(InputError, match="earlier layer's keys is not priced"):
+        shape_of(model("llama2-7b", mixers=[reader], pattern=["attention+mlp", "reader+mlp"]))
+    table = {"name": "own", "kind": "layer_embedding", "width": 8, "vocab": 100}
+    with pytest.raises(InputError, match="embeddings for each layer"):
+        shape_of(model("llama2-7b", mixers=[table], pattern=["attention+mlp+own"]))
 
 
 def test_an_unknown_model_or_engine_is_refused_with_the_nearest() -> None:

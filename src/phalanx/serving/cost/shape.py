@@ -100,8 +100,12 @@ def _add(counts: dict[str, Any], s: Sublayer, n: int) -> None:
             kind = "attention" if kept is not None else "mlp"
         counts[kind] += n * elements
     if (attend := s.first(Attend)) is not None:
-        if attend.compressed:
-            raise InputError("model.mixers", None, "attention over compressed keys is not priced in serving")
+        for named, what in (
+            (attend.compressed, "over compressed keys"),
+            (not attend.cache, "to an earlier layer's keys"),
+        ):
+            if named:
+                raise InputError("model.mixers", None, f"attention {what} is not priced in serving")
         heads, width = attend.y.dim.count, attend.key + attend.value
         rank, rope = latents(s)
         counts["q_width"] = max(counts["q_width"], heads * attend.key)
@@ -148,6 +152,8 @@ def shape_of(model: ModelSpec) -> ServingShape:
     for."""
     counts: dict[str, Any] = dict.fromkeys(ServingShape.__dataclass_fields__, 0)
     counts |= {"cache_heads": 1, "window_heads": 1}
+    if any(mixer.kind == "layer_embedding" for mixer in model.mixers):
+        raise InputError("model.mixers", None, "embeddings for each layer are not priced in serving")
     for block, n in architecture(model).kinds.items():
         if block.streams > 1:
             raise InputError("model.streams", block.streams, "residual streams are not priced in serving")

@@ -102,7 +102,8 @@ def attention(
     if value < core:
         ops.append(Resize("v", Output("v", Dim(kv_heads, core, "tp", copies=True, of="kv_heads"))))
     sink = (Weight("sinks", (Dim(heads, 1, "tp", of="heads"),), "sink", late=True),) if sinks else ()
-    ops.append(Attend(Output("o", result), k, head_dim, value, core, k.size + v.size, True, window, weights=sink))
+    cached = k.size + v.size if own_keys else 0
+    ops.append(Attend(Output("o", result), k, head_dim, value, core, cached, True, window, weights=sink))
     if gated:
         ops.append(Activate("sigmoid_gate", ("o", "gate"), Output("o", result)))
     ops.append(linear("o", result, (added(hidden),), ("o",), out_bias))
