@@ -35,7 +35,18 @@ def test_lines_and_options_give_one_answer(examples: int, tmp_path: Path) -> Non
         server = f"vllm serve meta-llama/Llama-3.1-8B-Instruct -tp {tp} --max-num-seqs {slots}"
         server += " --max-num-batched-tokens 4096"
         (tmp_path / "run.sh").write_text(f"{server} &\n{_BENCH} --num-prompts {n} {load}\n")
-        same = ["--model", "llama3-8b", "--gpus", str(tp), "--layout", f"tp={tp}", "--input", "500", "--output", "60"]
+        same = [
+            "--model",
+            "meta-llama/Llama-3.1-8B-Instruct",
+            "--gpus",
+            str(tp),
+            "--layout",
+            f"tp={tp}",
+            "--input",
+            "500",
+            "--output",
+            "60",
+        ]
         same += [
             "--requests",
             str(n),
@@ -60,7 +71,10 @@ def test_lines_and_options_give_one_answer(examples: int, tmp_path: Path) -> Non
     [
         (
             "vllm serve meta-llama/Llama-3.1-70B-Instruct-FP8 -tp 4 -pp 2",
-            {"model": "llama3-70b", "layout": "tp=4,pp=2", "gpus": 8, "weights": "fp8", "chunk": 8192, "slots": 1024},
+            {
+                "model": "meta-llama/Llama-3.1-70B-Instruct-FP8",
+                **{"layout": "tp=4,pp=2", "gpus": 8, "weights": "fp8", "chunk": 8192, "slots": 1024},
+            },
         ),
         ("vllm serve meta-llama/Llama-3.1-8B -dp 4", {"layout": "tp=1", "gpus": 4}),
         (
@@ -143,7 +157,7 @@ def test_options_go_before_lines(tmp_path: Path) -> None:
         ("vllm serve llama3-8b\nvllm serve llama3-70b", "starts 2 servers, in lines 1, 2; leave one of them"),
         ("for C in 1 4; do vllm bench serve --model llama3-8b --max-concurrency $C; done", "starts 2 benchmarks"),
         ("vllm serve llama3-8b", "--input, --output: missing: the file starts no benchmark"),
-        ("vllm bench serve --model foo/bar", "--model: foo/bar is no preset; give its config.json"),
+        ("vllm bench serve --model foo/bar", "--model: foo/bar is no model that is known; give its config.json"),
         ("vllm bench serve", "--model: missing: the file does not say it"),
         ("vllm bench serve --model llama3-8b --dataset-name sharegpt", "--input: missing: the lengths of sharegpt"),
         ("vllm serve llama3-8b -tp 0", "line 1: tp must be a whole number, at least 1"),

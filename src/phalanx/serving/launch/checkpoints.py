@@ -1,11 +1,10 @@
-"""Where the weights of named models are published, for launch lines; and the preset of a published model."""
+"""Where the weights of named models are published, for launch lines."""
 
 from __future__ import annotations
 
-import re
-
 from phalanx.serving.plan_file import ServingPlan
 from phalanx.spec.errors import InputError
+from phalanx.spec.model.presets import published
 
 _PUBLISHED = {
     "gpt2": "openai-community/gpt2",
@@ -44,32 +43,9 @@ def weights_of(plan: ServingPlan) -> tuple[str, str]:
     where = _PUBLISHED.get(name, name.removesuffix("/config.json") if name.endswith("config.json") else name)
     if plan.weights in ("int4", "nvfp4"):
         return where, f"{plan.weights} needs a checkpoint that was quantised so: put its name for {where}"
-    if name not in _PUBLISHED and not name.endswith("config.json"):
+    if name not in _PUBLISHED and published(name) is None and not name.endswith("config.json"):
         return where, f"{name} has no published weights that are known here: put your checkpoint's folder for it"
     return where, ""
-
-
-_TUNED = re.compile(
-    r"-(instruct|chat|it|hf|base|dynamic|distill|bf16|v0\.[0-9]|0324|0528|2507)(?=-|$)|"
-    r"-(fp8|awq|gptq|int4|nvfp4|fp4|w4a16|w8a8)(-.*)?$"
-)
-"""Parts of a checkpoint's name that leave the network as it is."""
-_SAME = {"deepseek-r1": "deepseek-v3", "deepseek-v3.1": "deepseek-v3", "qwen2.5-7b": "qwen2-7b"}
-"""Models with the sizes of a preset of another name."""
-
-
-def preset_of(checkpoint: str) -> str:
-    """Return the preset with the network of a published checkpoint, such as llama3-70b for
-    meta-llama/Llama-3.3-70B-Instruct; empty if there is none."""
-    for preset, published in _PUBLISHED.items():
-        if checkpoint.lower() in (preset, published.lower()):
-            return preset
-    name = checkpoint.rstrip("/").rpartition("/")[2].lower()[:200]
-    while (shorter := _TUNED.sub("", name)) != name:
-        name = shorter
-    name = re.sub(r"^(?:meta-)?llama-?(\d)(?:\.[0-9])?-", r"llama\1-", name)
-    name = _SAME.get(name, name)
-    return name if name in _PUBLISHED else ""
 
 
 def quantised_on_load(plan: ServingPlan) -> bool:

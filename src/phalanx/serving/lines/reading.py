@@ -14,11 +14,11 @@ from typing import Any
 
 from phalanx.frameworks.companions import LARGEST
 from phalanx.planning.lookup import cluster_named, model_named
-from phalanx.serving.launch.checkpoints import preset_of
 from phalanx.serving.lines.programs import Line, lines, only
 from phalanx.spec.cluster.spec import GIB
 from phalanx.spec.documents import read_text
 from phalanx.spec.errors import InputError
+from phalanx.spec.model.presets import PRESETS, published
 
 _WEIGHTS = {
     **dict.fromkeys(("fp8", "fbgemm_fp8", "w8a8_fp8", "modelopt", "modelopt_fp8"), "fp8"),
@@ -168,9 +168,9 @@ def _model(name: str) -> str:
     for path in (Path(name) / "config.json", Path(name)):
         if path.name.endswith(".json") and len(name) < 1000 and path.is_file():
             return str(path)
-    if preset := preset_of(name):
-        return preset
-    raise InputError("model", None, f"{name} is no preset", "give its config.json")
+    if name.lower() in PRESETS or published(name) is not None:
+        return name.lower() if name.lower() in PRESETS else name
+    raise InputError("model", None, f"{name} is no model that is known", "give its config.json")
 
 
 # The benchmark
