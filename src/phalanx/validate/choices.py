@@ -24,6 +24,7 @@ from phalanx.spec.strategy.spec import Strategy
 from phalanx.spec.strategy.stack_options import AS_RELEASED, StackOptions
 from phalanx.validate.from_row import Case
 from phalanx.validate.records import Row
+from phalanx.validate.stacks import named_modules
 from phalanx.validate.systems import Benched, benched
 
 MODULES = "recomputation by module"
@@ -63,16 +64,12 @@ class _Recipes:
 
 
 _KNOWN = Rows(Path(__file__).with_name("recipe_options.toml"), record(_Recipes, "line"))
-_WORDS = {"norm": "layernorm", "act": "moe_act", "shared_expert": "shared_experts"}
-"""Modules as rows name them, and as Megatron-Core does."""
 
 
 def options_of(row: Row, s: Strategy) -> tuple[Strategy, StackOptions]:
     """Return a row's strategy with what its recipe recomputes, and its other options, as far as these are known."""
-    kind, colon, words = row["act_ckpt"].partition(":")
-    if kind == "selective" and colon:
-        named = "+".join(_WORDS.get(word.strip(), word.strip()) for word in words.split(","))
-        return replace(s, recompute=f"selective:{named}"), AS_RELEASED
+    if named := named_modules(row):
+        return replace(s, recompute=named), AS_RELEASED
     recipe = _recipe(row)
     if recipe is None:
         return s, AS_RELEASED

@@ -15,7 +15,7 @@ from phalanx.spec.model.spec import ModelSpec
 from phalanx.spec.strategy.spec import Strategy
 from phalanx.spec.strategy.stack_options import StackOptions
 from phalanx.validate import stacks, systems
-from phalanx.validate.models import Unspecified, depths_of, model_of
+from phalanx.validate.models import Unspecified, depths_of, is_hybrid, model_of
 from phalanx.validate.records import Row
 from phalanx.validate.stacks import PricingStack
 
@@ -130,7 +130,7 @@ def case(row: Row) -> Case:
             if pp > 1
             else 1,
             micro_batch=micro,
-            recompute=stacks.recomputation(row),
+            recompute=(stacks.named_modules(row) if is_hybrid(row) else "") or stacks.recomputation(row),
         )
         job = Job(batch, seq, Precision("bfloat16" if bf16 else "float16"))
     except InputError as error:

@@ -41,6 +41,11 @@ multi-token prediction with which Megatron-Bridge trains it (067f987, src/megatr
 gb200/nemotronh.py:228, 479; recipes/nemotronh/h100/nemotron_3_super.py:97). Lightning has the shape of Nano."""
 
 
+def is_hybrid(row: Row) -> bool:
+    """Whether a row's model has blocks of several kinds."""
+    return row["model"].lower() in _HYBRIDS
+
+
 def depths_of(row: Row) -> int:
     """Return the depths of multi-token prediction of a hybrid model's row; 0 for others, whose tables leave them
     out."""

@@ -136,6 +136,18 @@ def number_format(row: Row) -> str:
     raise Unspecified(f"precision {precision} is not modelled" if precision else "the precision is not stated")
 
 
+_MODULES = {"norm": "layernorm", "act": "moe_act", "shared_expert": "shared_experts"}
+"""Modules as rows name them, and as Megatron-Core does."""
+
+
+def named_modules(row: Row) -> str:
+    """Return the `recompute` of a row that names the modules that run again; "" for one that does not."""
+    kind, colon, words = row["act_ckpt"].partition(":")
+    if kind != "selective" or not colon:
+        return ""
+    return "selective:" + "+".join(_MODULES.get(word.strip(), word.strip()) for word in words.split(","))
+
+
 def recomputation(row: Row) -> str:
     """Return the `recompute` of a row's strategy. Blank counts as none: NVIDIA's tables leave it out for tuned runs.
 
