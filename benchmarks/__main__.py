@@ -501,6 +501,13 @@ def bench_lab() -> Iterator[Result]:
     yield from bench()
 
 
+def bench_mixers() -> Iterator[Result]:
+    """Compare recurrences and windows with transformers' torch implementations, on one thread."""
+    from benchmarks.mixers import bench
+
+    yield from bench()
+
+
 BENCHES: dict[str, Callable[[], Iterator[Result]]] = {
     "help": bench_help,
     "mesh": bench_mesh,
@@ -513,6 +520,7 @@ BENCHES: dict[str, Callable[[], Iterator[Result]]] = {
     "pipeline": bench_pipeline,
     "experts": bench_experts,
     "context": bench_context,
+    "mixers": bench_mixers,
     "bound": bench_bound,
     "peak": bench_peak,
     "saving": bench_saving,
