@@ -188,7 +188,9 @@ def test_a_hybrid_plan_is_read_as_it_was_exported(
     c = files_read([tmp_path / "out"]).configuration
     assert c.layout.world is not None
     assert strategy_of(c, c.layout.world) == subject(plan, DOCUMENTED[stack]).s
-    assert replace(model_of(c, None)[0], family="llama", max_seq=4096) == plan.model
+    read_back = model_of(c, None)[0]
+    assert read_back.family == "nemotron_h"
+    assert replace(read_back, family="llama", max_seq=4096) == plan.model
     assert not c.unknown
     assert "pretrain_hybrid.py" in "".join(files.files.values()) or to == "bridge"
 

@@ -99,7 +99,13 @@ def model(flag: Flag, hybrid: HybridPattern | None = None) -> tuple[ModelSpec | 
 
 def family(fields: dict[str, Any]) -> str:
     """Return the family of a shape."""
-    experts = fields["experts"]
+    experts, kinds = fields["experts"], [mixer.kind for mixer in fields.get("mixers", ())]
+    if "mamba" in kinds:
+        return "nemotron_h"
+    if "delta" in kinds:
+        return "qwen3_next"
+    if fields["latent"] is not None and fields["latent"].index is not None:
+        return "deepseek_v32"
     if fields["latent"] is not None:
         return "deepseek_v3" if experts is not None and experts.score == "sigmoid" else "deepseek_v2"
     if experts is not None:
