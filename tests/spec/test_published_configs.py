@@ -1,4 +1,4 @@
-"""Models are as large as published, by their config.json: 71 of the Hugging Face hub, and one of each model type that
+"""Models are as large as published, by their config.json: 72 of the Hugging Face hub, and one of each model type that
 transformers 5.23 counts on its meta device. data/published_configs.json has name, parameters, those that a token uses
 (null: not counted), and the keys that say so; lists of layers are shortened to the part that repeats."""
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import Literal
+
 from phalanx.spec.model.blocks.block import Sublayer
 from phalanx.spec.model.blocks.operators import (
     Attend,
@@ -21,6 +24,24 @@ from phalanx.spec.model.blocks.operators import (
     whole,
 )
 from phalanx.spec.model.mechanisms import Latent
+from phalanx.spec.ranges import Name, require_ranges
+
+
+@dataclass(frozen=True)
+class EarlierIndexSizes:
+    """Latent attention in the model's own sizes, to the keys that an earlier layer's index chose (GLM-5.2)."""
+
+    name: Name
+    """The name that a pattern calls it by."""
+    kind: Literal["earlier_index"] = "earlier_index"
+    """The mechanism."""
+
+    def __post_init__(self) -> None:
+        require_ranges(self, f"model.mixers.{self.name}")
+
+    def of_rank(self, tp: int) -> EarlierIndexSizes:
+        """Return the sizes of one of `tp` ranks: the model's own say them."""
+        return self
 
 
 def latent(
@@ -32,9 +53,11 @@ def latent(
     bias: bool = False,
     out_bias: bool = False,
     window: int | None = None,
+    own_index: bool = True,
     after: Norm | None = None,
 ) -> Sublayer:
-    """Return latent attention. `bias`: of the projections down to the latents."""
+    """Return latent attention. `bias`: of the projections down to the latents; `own_index`: whether its sparse form
+    has an index of its own."""
     nope, rope, value, kv_rank, q_rank = sizes.nope_dim, sizes.rope_dim, sizes.v_dim, sizes.kv_rank, sizes.q_rank
     q, h = Dim(heads, nope + rope, "tp", of="heads"), whole(hidden)
     down, result = Output("kv_down", whole(kv_rank + rope)), Dim(heads, value, "tp", of="heads")
@@ -62,7 +85,9 @@ def latent(
     ops.append(Expand("kv_up", "rope", (Output("k", core), Output("v", core)), nope, value))
     # Attention, and its result.
     top, cached = None, kv_rank + rope
-    if sizes.index is not None:
+    if sizes.index is not None and not own_index:
+        top = sizes.index.top
+    elif sizes.index is not None:
         ops.append(_index(hidden, q_rank or hidden, sizes.index.heads, sizes.index.dim, sizes.index.top))
         top, cached = sizes.index.top, cached + sizes.index.dim
     kv = Dim(heads, nope + rope, "tp", of="heads")

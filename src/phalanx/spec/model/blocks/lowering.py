@@ -13,7 +13,7 @@ from phalanx.spec.model.blocks.block import Architecture, Block, Sublayer, strea
 from phalanx.spec.model.blocks.channel_delta import ChannelDeltaSizes, channel_delta
 from phalanx.spec.model.blocks.compressed import CompressedSizes, compressed
 from phalanx.spec.model.blocks.delta import DeltaSizes, delta
-from phalanx.spec.model.blocks.latent import latent
+from phalanx.spec.model.blocks.latent import EarlierIndexSizes, latent
 from phalanx.spec.model.blocks.layer_embedding import LayerEmbeddingSizes, layer_embedding
 from phalanx.spec.model.blocks.lightning import LightningSizes, lightning
 from phalanx.spec.model.blocks.mamba import MambaSizes, mamba
@@ -30,6 +30,7 @@ Mixer = (
     | ChannelDeltaSizes
     | CompressedSizes
     | DeltaSizes
+    | EarlierIndexSizes
     | LayerEmbeddingSizes
     | LightningSizes
     | MambaSizes
@@ -112,6 +113,8 @@ def require_pattern(spec: ModelSpec) -> None:
     if len(spec.pattern) > spec.layers:
         reason = f"has {len(spec.pattern)} blocks, more than layers = {spec.layers}"
         raise InputError("model.pattern", None, reason, "a shorter one repeats; a longer one is a mistake")
+    if spec.latent is None and any(isinstance(m, EarlierIndexSizes) for m in spec.mixers):
+        raise InputError("model.latent", None, "is missing: the pattern has layers that read an earlier index")
     known = [*OWN, *mixers]
     for i, words in enumerate(spec.pattern):
         for word in words_of(words):
@@ -182,17 +185,26 @@ def _sublayer(spec: ModelSpec, word: str, i: int, window: int | None) -> Sublaye
         assert spec.experts is not None
         return experts(spec.hidden, spec.experts, spec.activation, norm, bias=spec.mlp_bias, after=after)
     if word == "attention" and spec.latent is not None:
-        bias = {"bias": spec.qkv_bias, "out_bias": spec.out_bias}
-        return latent(spec.hidden, spec.heads, spec.latent, norm, **bias, window=window, after=after)
+        return _latent(spec, norm, after, window, own_index=True)
     if word == "attention":
         return _attention(spec, None, norm, after, window)
     match mixer := next(m for m in spec.mixers if m.name == word):
         case AttentionSizes():
             return _attention(spec, mixer, norm, after, mixer.window)
+        case EarlierIndexSizes():
+            return _latent(spec, norm, after, window, own_index=False)
         case MlpSizes():
             return mlp(spec.hidden, mixer.ffn, spec.activation, norm, bias=spec.mlp_bias, after=after)
         case _:
             return _SUBLAYERS[type(mixer)](spec.hidden, mixer, norm, after=after)
+
+
+def _latent(spec: ModelSpec, norm: Norm | None, after: Norm | None, window: int | None, own_index: bool) -> Sublayer:
+    """Return latent attention in the model's own sizes."""
+    assert spec.latent is not None
+    bias = {"bias": spec.qkv_bias, "out_bias": spec.out_bias}
+    more = {**bias, "own_index": own_index}
+    return latent(spec.hidden, spec.heads, spec.latent, norm, **more, window=window, after=after)
 
 
 def _attention(
