@@ -67,12 +67,17 @@ class BlockWalk:
         for line in self.lines:
             more = line is not self.lines[-1]
             wanted = output or (self.serial and more)
-            line.forward(walk, graph, wanted)
+            line.forward(walk, graph, wanted or line.after is not None)
             waiting.append(line)
-            if not wanted or (self.one_sum and more):
+            if not (wanted or line.after) or (self.one_sum and more):
                 continue
             self._sum(walk, waiting, graph)
+            line.after_forward(walk, graph)
+            if not wanted:
+                walk.free(stream)
+                continue
             walk.touch(stream)  # + the input; the sum takes the place of what is added
+            walk.free(stream * (line.after is not None and not graph))
             # What entered it; or what other sublayers have added.
             walk.free(stream * (not line.first and (not graph if self.serial else not self.p.sp)))
             waiting = []
@@ -124,6 +129,7 @@ class BlockWalk:
             attention.backward(p, walk, attend, keeps_result=not whole)
         if whole:
             walk.free(*(line.read_by_sum for line in lines))
+        walk.free(p.stream * any(line.after is not None for line in lines))
 
     def _backward(self, walk: Walk) -> None:
         """Walk the backward pass. The output's gradient is replaced by the input's, and tensors kept by the forward
@@ -133,6 +139,7 @@ class BlockWalk:
         if self.one_sum:
             self._sum_backward(walk, self.lines, whole=True)
         for line in reversed(self.lines):
+            line.after_backward(walk, whole=True)
             if self.p.sp and self.serial:
                 self._sum_backward(walk, [line], whole=True)
             line.backward(walk, whole=True)
@@ -151,6 +158,7 @@ class BlockWalk:
         if self.one_sum:
             self._sum_backward(walk, self.lines, whole=False)
         for line in reversed(self.lines):
+            line.after_backward(walk, whole=False)
             if self.p.sp and self.serial:
                 self._sum_backward(walk, [line], whole=False)
             line.backward(walk, whole=False)

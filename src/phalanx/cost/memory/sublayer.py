@@ -49,17 +49,22 @@ from phalanx.spec.model.blocks.operators import (
     Views,
 )
 
+_UNDERIVED = "has live bytes that are not derived yet"
+_UNKNOWN = ("silu_gate", "product")
+"""Activations whose live bytes are not known."""
+
 
 class SublayerWalk:
     """The walks of one sublayer's passes. `first`: whether it is the block's first."""
 
     def __init__(self, s: Sublayer, p: PassSizes, residual: str, first: bool) -> None:
-        _require_walked(s)
+        _require_walked(s, p)
         self.p, self.norm, self.operators, self.first, self.residual = p, s.norm, s.operators, first, residual
         self.made = {y.name: p.of(y.dim) for op in products_of(s) for y in op.y}
         self.attend = s.first(Attend)
         self.added = next((op for op in products_of(s) if op.y[0].name == "y" and op.y[0].rows == "own"), None)
         self.experts = ExpertsWalk(p, s.shared) if s.first(Route) is not None else None
+        self.after, self.gate = s.after, next((op for op in s.operators if _gates(op)), None)
         self.late: Column = 0  # gradients that stay in a buffer with others
 
     # What the walk of the block needs.
@@ -82,7 +87,7 @@ class SublayerWalk:
     @property
     def read_by_sum(self) -> Column:
         """Bytes of what only this product has saved."""
-        shared = self.attend is not None and not attention.copies_result(self.p, self.attend)
+        shared = self.attend is not None and self.gate is None and not attention.copies_result(self.p, self.attend)
         return 0 if shared else self.added_size
 
     @property
@@ -94,7 +99,7 @@ class SublayerWalk:
     @property
     def keeps_gradient(self) -> bool:
         """Whether W needs the gradient of what is added to the stream."""
-        return self.added is not None and not self.p.sp
+        return self.added is not None and not self.p.sp and self.after is None
 
     @property
     def repeats(self) -> Attend | None:
@@ -108,11 +113,7 @@ class SublayerWalk:
         that is added. `output`: also compute what only the output needs."""
         p, norm = self.p, self.norm
         if norm is not None:
-            walk.alloc(_statistics(p, norm))
-            if norm.kind == "rms":
-                _wide_norm(p, walk, p.own_tokens * p.hidden)
-            walk.alloc(p.stream)
-            walk.free(_statistics(p, norm) * (not graph))
+            self._normed(walk, norm, graph)
         dead: Column = 0
         for op, after in pairwise((*self.operators, None)):
             if (op is self.added and (p.sp or not output)) or (isinstance(op, Combine) and not output):
@@ -122,6 +123,20 @@ class SublayerWalk:
             if not _one_statement(op, after):
                 walk.free(dead * (not graph))
                 dead = 0
+
+    def after_forward(self, walk: Walk, graph: bool) -> None:
+        """Walk the norm of what it adds, which is kept."""
+        if self.after is not None:
+            self._normed(walk, self.after, graph)
+
+    def _normed(self, walk: Walk, norm: Norm, graph: bool) -> None:
+        """Walk a norm of the stream."""
+        p = self.p
+        walk.alloc(_statistics(p, norm))
+        if norm.kind == "rms":
+            _wide_norm(p, walk, p.own_tokens * p.hidden)
+        walk.alloc(p.stream)
+        walk.free(_statistics(p, norm) * (not graph))
 
     def _forward(self, walk: Walk, op: Operator, graph: bool) -> Column:
         """Walk an operator; return the bytes of what is not read any more, if there is no graph."""
@@ -159,25 +174,26 @@ class SublayerWalk:
                 walk.free(self.made[op.up] + self._rope)
                 return 0
             case Attend():
-                self._attend(walk, op, graph)
-                return 0
+                return self._attend(walk, op, graph)
             case Activate():
+                walk.touch(2 * p.of(op.y.dim) * _gates(op))  # the sigmoid, and the result
                 walk.alloc(p.of(op.y.dim))
                 return len(op.x) * p.of(op.y.dim)
             case _:  # views
                 return 0
 
-    def _attend(self, walk: Walk, op: Attend, graph: bool) -> None:
+    def _attend(self, walk: Walk, op: Attend, graph: bool) -> Column:
         p, (q, k) = self.p, attention.heads(self.p, op)
         if not graph:
             attention.without_graph(p, walk, op)
             walk.alloc(p.of(op.y.dim))
-            walk.free(q + 2 * k)
-        elif p.repeat != "selective":
+            return q + 2 * k
+        if p.repeat != "selective":
             attention.forward(p, walk, op)
         elif not p.sp:
             attention.without_graph(p, walk, op)
             walk.touch(p.of(op.y.dim), p.stream)
+        return 0
 
     @property
     def _rope(self) -> Column:
@@ -206,10 +222,21 @@ class SublayerWalk:
         for op in reversed(self.operators):
             self._backward(walk, op, whole)
         if norm is not None:
-            walk.alloc(_weights(p, norm) * (not whole))
-            wide = norm.kind == "rms"
-            walk.touch(rms_temporaries(p.own_tokens, p.hidden, p.e) if wide else p.stream)
-            walk.free(_statistics(p, norm))
+            self._norm_backward(walk, norm, whole)
+
+    def _norm_backward(self, walk: Walk, norm: Norm, whole: bool) -> None:
+        """Walk the backward pass of a norm of the stream, whose gradient replaces that of its result."""
+        p = self.p
+        walk.alloc(_weights(p, norm) * (not whole))
+        walk.touch(rms_temporaries(p.own_tokens, p.hidden, p.e) if norm.kind == "rms" else p.stream)
+        walk.free(_statistics(p, norm))
+
+    def after_backward(self, walk: Walk, whole: bool) -> None:
+        """Walk the backward pass of the norm of what it adds. The residual needs the output's gradient too."""
+        if self.after is not None:
+            self._norm_backward(walk, self.after, whole)
+            walk.alloc(self.p.stream)
+            walk.free(self.p.stream)  # what was normed
 
     def _backward(self, walk: Walk, op: Operator, whole: bool) -> None:
         p = self.p
@@ -227,7 +254,7 @@ class SublayerWalk:
                 walk.alloc(size)
                 if whole:
                     weight_gradient(p, walk, self.added_weight * p.copied, p.stream, size)
-                    walk.free(self.read_by_sum)
+                    walk.free(self.read_by_sum, p.stream * (self.after is not None))
             case Product() if op.x == "n":
                 one_norm, alone = self.residual == "parallel_one_norm", self.experts is None
                 frees = alone and (self.first or not one_norm)
@@ -240,6 +267,11 @@ class SublayerWalk:
                     weight_gradient(p, walk, p.weight(op) * p.copied, result, read)
                     walk.free(read + result)
                 walk.alloc(self._weights_of(op.x))
+            case Activate() if _gates(op):
+                size = p.of(op.y.dim)
+                walk.alloc(5 * size)  # two gradients, the sigmoid and what multiplies it
+                copied = self.attend is not None and attention.copies_result(p, self.attend)
+                walk.free(size * (5 + copied))  # three of these, the result's gradient, the gate; the core's result
             case Activate():
                 size, more = p.of(op.y.dim), op.kind in GATED
                 walk.alloc(size * (len(op.x) + more))
@@ -257,8 +289,8 @@ class SublayerWalk:
             case Norm():
                 latent = bool(self._weights_of(op.y.name))
                 walk.alloc(_weights(p, op) * (not whole and not latent))
-                rows = p.t * op.y.dim.count
-                walk.touch(rms_temporaries(rows, op.y.dim.each, p.e))
+                sums = max(1, op.y.dim.count // op.spans)
+                walk.touch(rms_temporaries(p.t * sums, op.y.dim.size // sums, p.e))
                 walk.free(self.made[op.x], _sums(p, op))
                 walk.free(_weights(p, op) * (whole and op.y.name == "q_latent"))
             case Views():
@@ -282,7 +314,7 @@ class SublayerWalk:
         after = p.repeat == "selective" and not p.sp
         walk.free(added * (not after))
         if p.repeat != "selective" or not p.sp:
-            attention.backward(p, walk, op, keeps_result=not whole)
+            attention.backward(p, walk, op, keeps_result=not whole and self.gate is None)
         walk.free(added * after)
 
     def _experts_backward(self, walk: Walk, experts: ExpertsWalk, op: Operator, whole: bool) -> None:
@@ -329,26 +361,35 @@ class SublayerWalk:
                     walk.free(read + result + self._weights_of(op.x))
         if self.norm is not None:
             walk.free(p.stream, _weights(p, self.norm))
+        if self.after is not None:
+            walk.free(_weights(p, self.after))
 
 
-def _require_walked(s: Sublayer) -> None:
+def _require_walked(s: Sublayer, p: PassSizes) -> None:
     """Raise InputError for a sublayer whose live bytes are not known."""
     for op in s.operators:
-        gated = isinstance(op, Norm) and (op.gate or op.spans > 1 or op.kind != "rms")
-        if gated or isinstance(op, (Conv, Index, Scan)) or (isinstance(op, Activate) and "gate" in op.kind):
-            name = f"{type(op).__name__} of {s.name}"
-            raise InputError(
-                "model", name, "has live bytes that are not derived yet", "use attention, an MLP, experts"
-            )
-    if s.after is not None:
-        raise InputError("model.norms", None, "a norm after a sublayer has live bytes that are not derived yet")
+        over_ranks = isinstance(op, Norm) and op.spans > 1 and p.tp > 1
+        norm = isinstance(op, Norm) and (op.gate or op.kind != "rms")
+        gate = (_gates(op) and p.repeat == "selective") or (isinstance(op, Activate) and op.kind in _UNKNOWN)
+        if over_ranks or norm or gate or isinstance(op, (Conv, Index, Scan)):
+            raise InputError("model", f"{type(op).__name__} of {s.name}", _UNDERIVED)
+    narrow = any(isinstance(op, Dispatch) and op.width != p.hidden for op in s.operators)
+    if narrow or any(isinstance(op, Product) and op.y[0].name == "shared.scale" for op in s.operators):
+        raise InputError("model.experts", None, f"in a latent space, or with a gated shared one, {_UNDERIVED}")
+    if s.norm is None and s.after is not None:
+        raise InputError("model.norms", "after", _UNDERIVED, "use before or both")
+
+
+def _gates(op: Operator) -> bool:
+    """Whether an operator is the sigmoid gate of attention's result."""
+    return isinstance(op, Activate) and op.kind == "sigmoid_gate"
 
 
 def _one_statement(op: Operator, after: Operator | None) -> bool:
     """Whether our runtime computes both operators in one statement, so that what they read is freed together."""
     if isinstance(op, Norm):
         return not (isinstance(after, Attend) or (isinstance(after, Rotary) and not after.apart))
-    return isinstance(after, Expand)
+    return isinstance(after, Expand) or (after is not None and _gates(after))
 
 
 def _of_experts(op: Operator) -> bool:
