@@ -6,19 +6,24 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.unit_bytes import compare
 
 from phalanx.cost.memory.attention_core import Core
 from phalanx.cost.memory.pass_sizes import PassSizes
 from phalanx.cost.memory.passes import BlockWalk
 from phalanx.schedule.layers.context import Context
-from phalanx.spec.files.job_file import make_model
+from phalanx.spec.errors import InputError
+from phalanx.spec.files.job_file import build, make_model
 from phalanx.spec.job import Job, Precision
 from phalanx.spec.model.blocks.lowering import architecture
+from phalanx.spec.model.families import complete
 from phalanx.spec.model.mechanisms import Latent
 from phalanx.spec.model.spec import ModelSpec
 from phalanx.spec.number_formats import MULTIPLIED
+from phalanx.spec.strategy.spec import Recompute, Strategy
 
 LLAMA, DEEPSEEK = (
     replace(make_model({"preset": name}, Path())[0], layers=1, experts=None, window=None)
@@ -83,3 +88,26 @@ def test_what_a_block_keeps_comes_and_goes(walk: BlockWalk) -> None:
     parts = walk.parts()
     assert forward.live + parts.inputs.change + parts.weights.change == 0
     assert parts.inputs.highest >= parts.inputs.change
+
+
+@pytest.mark.parametrize("split", [True, False])
+@pytest.mark.parametrize("repeat", ["none", "full"])
+@pytest.mark.parametrize("s", [Strategy(), Strategy(tp=2), Strategy(tp=2, sp=True)], ids=str)
+def test_norms_after_gates_and_single_sublayers_are_the_runtime_s(
+    s: Strategy, repeat: Recompute, split: bool
+) -> None:
+    sizes = {"family": "llama", "vocab": 300, "hidden": 256, "layers": 3, "heads": 4, "kv_heads": 2, "head_dim": 64}
+    sizes |= {"ffn": 512, "max_seq": 256, "norms": "both", "output_gate": True, "activation": "geglu"}
+    sizes |= {"pattern": ["attention+mlp", "attention", "mlp"]}
+    spec = build(ModelSpec, complete(sizes), "model")
+    compare((spec, Job(4, 256, Precision("bfloat16")), replace(s, micro_batch=2, recompute=repeat), 0), split)
+
+
+def test_what_the_walks_do_not_know_is_refused_by_name() -> None:
+    sizes = {"family": "llama", "vocab": 300, "hidden": 256, "layers": 1, "heads": 4, "kv_heads": 2, "head_dim": 64}
+    mixer = {"kind": "mamba", "name": "m", "heads": 8, "head_dim": 64, "groups": 1, "state": 16}
+    spec = build(
+        ModelSpec, complete(sizes | {"ffn": 512, "max_seq": 64, "mixers": [mixer], "pattern": ["m"]}), "model"
+    )
+    with pytest.raises(InputError, match="Conv of mamba"):
+        BlockWalk(architecture(spec).blocks[0], PassSizes(64, 2, spec.hidden))

@@ -126,7 +126,7 @@ def predicted(spec: ModelSpec, job: Job, s: Strategy, rank: int, split: bool) ->
     phases: tuple[Phase, ...] = ("F", "I", "W") if split else ("F", "B")
     for unit in units(spec):
         kind, repeat = unit.split(".")[0], repeat_of(s, unit)
-        unit_held = footprint.footprint(held, kind, t, job.seq, job, PLACED, s.tp, s.sp, repeat, core, in_parts=True)
+        unit_held = footprint.footprint(held, unit, t, job.seq, job, PLACED, s.tp, s.sp, repeat, core, in_parts=True)
         made = held_back = 0
         if kind == "embed" and job.documents == "separate":
             held_back = sum(apart.values())

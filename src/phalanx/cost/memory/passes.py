@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from phalanx.cost.memory import attention
+from phalanx.cost.memory.derived import require_derived
 from phalanx.cost.memory.live_bytes import Parts, Pass, Walk
 from phalanx.cost.memory.pass_sizes import PassSizes
 from phalanx.cost.memory.products import in_chunks, weights_of_one
@@ -25,6 +26,7 @@ class BlockWalk:
     """The walks of a block's passes."""
 
     def __init__(self, block: Block, p: PassSizes) -> None:
+        require_derived(block, p)
         self.p, self.serial, self.full = p, block.residual == "serial", p.repeat == "full"
         self.one_norm, self.one_sum = block.residual == "parallel_one_norm", p.sp and block.residual != "serial"
         self.lines = [SublayerWalk(s, p, block.residual, s is block.sublayers[0]) for s in block.sublayers]

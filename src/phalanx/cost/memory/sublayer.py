@@ -28,37 +28,28 @@ from phalanx.cost.memory.products import (
     rounded,
     weight_gradient,
 )
-from phalanx.spec.errors import InputError
 from phalanx.spec.model.blocks.block import Sublayer, products_of
 from phalanx.spec.model.blocks.operators import (
     GATED,
     Activate,
     Attend,
     Combine,
-    Conv,
     Dispatch,
     Expand,
-    Index,
     Norm,
     Operator,
     Product,
     Resize,
     Rotary,
     Route,
-    Scan,
     Views,
 )
-
-_UNDERIVED = "has live bytes that are not derived yet"
-_UNKNOWN = ("silu_gate", "product")
-"""Activations whose live bytes are not known."""
 
 
 class SublayerWalk:
     """The walks of one sublayer's passes. `first`: whether it is the block's first."""
 
     def __init__(self, s: Sublayer, p: PassSizes, residual: str, first: bool) -> None:
-        _require_walked(s, p)
         self.p, self.norm, self.operators, self.first, self.residual = p, s.norm, s.operators, first, residual
         self.made = {y.name: p.of(y.dim) for op in products_of(s) for y in op.y}
         self.attend = s.first(Attend)
@@ -218,11 +209,10 @@ class SublayerWalk:
     def backward(self, walk: Walk, whole: bool) -> None:
         """Walk its backward pass, or with not `whole` its first part, I: what W needs, which is what products read
         and their results' gradients, stays."""
-        p, norm = self.p, self.norm
         for op in reversed(self.operators):
             self._backward(walk, op, whole)
-        if norm is not None:
-            self._norm_backward(walk, norm, whole)
+        if self.norm is not None:
+            self._norm_backward(walk, self.norm, whole)
 
     def _norm_backward(self, walk: Walk, norm: Norm, whole: bool) -> None:
         """Walk the backward pass of a norm of the stream, whose gradient replaces that of its result."""
@@ -339,8 +329,9 @@ class SublayerWalk:
     def weights(self, walk: Walk) -> None:
         """Walk W: the gradients of weights."""
         p = self.p
-        heads = [op for op in self.operators if isinstance(op, Norm) and op.y.name == op.x]
-        walk.free(sum(_weights(p, op) for op in heads))
+        norms = [op for op in self.operators if isinstance(op, Norm) and op.y.name == op.x]
+        norms += [self.after] if self.after is not None else []
+        walk.free(sum(_weights(p, op) for op in norms))
         for op in reversed(self.operators):
             match op:
                 case Product() if op is self.added:
@@ -361,23 +352,6 @@ class SublayerWalk:
                     walk.free(read + result + self._weights_of(op.x))
         if self.norm is not None:
             walk.free(p.stream, _weights(p, self.norm))
-        if self.after is not None:
-            walk.free(_weights(p, self.after))
-
-
-def _require_walked(s: Sublayer, p: PassSizes) -> None:
-    """Raise InputError for a sublayer whose live bytes are not known."""
-    for op in s.operators:
-        over_ranks = isinstance(op, Norm) and op.spans > 1 and p.tp > 1
-        norm = isinstance(op, Norm) and (op.gate or op.kind != "rms")
-        gate = (_gates(op) and p.repeat == "selective") or (isinstance(op, Activate) and op.kind in _UNKNOWN)
-        if over_ranks or norm or gate or isinstance(op, (Conv, Index, Scan)):
-            raise InputError("model", f"{type(op).__name__} of {s.name}", _UNDERIVED)
-    narrow = any(isinstance(op, Dispatch) and op.width != p.hidden for op in s.operators)
-    if narrow or any(isinstance(op, Product) and op.y[0].name == "shared.scale" for op in s.operators):
-        raise InputError("model.experts", None, f"in a latent space, or with a gated shared one, {_UNDERIVED}")
-    if s.norm is None and s.after is not None:
-        raise InputError("model.norms", "after", _UNDERIVED, "use before or both")
 
 
 def _gates(op: Operator) -> bool:

@@ -1,0 +1,55 @@
+"""Which blocks the walks know. What is not understood is refused by name, never priced."""
+
+from __future__ import annotations
+
+from phalanx.cost.memory.pass_sizes import PassSizes
+from phalanx.spec.errors import InputError
+from phalanx.spec.model.blocks.block import Block, Sublayer
+from phalanx.spec.model.blocks.operators import (
+    GATED,
+    Activate,
+    Attend,
+    Conv,
+    Dispatch,
+    Expand,
+    Index,
+    Norm,
+    Operator,
+    Product,
+    Scan,
+)
+
+_UNDERIVED = "has live bytes that are not derived yet"
+_UNKNOWN = ("silu_gate", "product")
+"""Activations whose live bytes are not known."""
+
+
+def require_derived(block: Block, p: PassSizes) -> None:
+    """Raise InputError for a block whose live bytes are not known."""
+    if block.streams > 1:
+        raise InputError("model.streams", block.streams, _UNDERIVED)
+    for s in block.sublayers:
+        if s.after is not None and (s.norm is None or block.residual != "serial"):
+            raise InputError("model.norms", None, f"without one before, or with parallel residuals, {_UNDERIVED}")
+        for op in s.operators:
+            if _unknown(op, s, p):
+                raise InputError("model", f"{type(op).__name__} of {s.name}", _UNDERIVED)
+
+
+def _unknown(op: Operator, s: Sublayer, p: PassSizes) -> bool:
+    match op:
+        case Norm():
+            return bool(op.gate) or op.kind != "rms" or (op.spans > 1 and p.tp > 1)
+        case Attend():
+            keys = op.key < op.core and s.first(Expand) is None
+            return keys or bool(op.compressed)
+        case Activate():
+            gate = op.kind == "sigmoid_gate" and p.repeat == "selective"
+            return gate or op.kind in _UNKNOWN or (op.y.rows == "received" and op.kind not in GATED)
+        case Product():
+            names = [y.name for y in op.y]
+            return "shared.scale" in names or ("k" in names and "v" not in names)
+        case Dispatch():
+            return op.width != p.hidden
+        case _:
+            return isinstance(op, (Conv, Index, Scan))
