@@ -14,9 +14,11 @@ from support.strategies import OPTIMIZERS, ORDERS, TRANSPORTS, cases
 from phalanx.cost.step.expand import expand
 from phalanx.observation.parity.parity import BOUNDS
 from phalanx.schedule.layout import Layout
+from phalanx.spec.errors import InputError
 from phalanx.spec.files.job_file import build, make_strategy
 from phalanx.spec.job import Job, Precision
 from phalanx.spec.model.families import complete
+from phalanx.spec.model.modules import require_modules
 from phalanx.spec.model.spec import ModelSpec
 from phalanx.spec.strategy.spec import Strategy
 
@@ -155,3 +157,15 @@ def test_an_embedding_that_is_tied_over_a_pipeline(pool: Pool, schedule: str, ze
     for view in Layout(model, Job(8, 8), over_replicas).stage_views():
         across = [e.unit for e in expand(view).events if e.axis == "dp_replicate" and zero]
         assert len(across) == len(set(across))  # each shard goes over the replicas once
+
+
+def test_parity_refuses_only_what_has_no_module() -> None:
+    """Mechanisms that have no price yet are examined all the same."""
+    mamba = {"kind": "mamba", "name": "m", "heads": 4, "head_dim": 4, "groups": 2, "state": 4}
+    runs = SIZES | {"mixers": [mamba], "pattern": ["m", "attention+mlp"], "norms": "both", "output_gate": True}
+    require_modules(build(ModelSpec, complete(runs), "model"))
+    with pytest.raises(InputError, match="attention sinks: the runtime has no module for it"):
+        require_modules(build(ModelSpec, complete(SIZES | {"sinks": True}), "model"))
+    lightning = {"kind": "lightning", "name": "m", "heads": 4, "head_dim": 4}
+    with pytest.raises(InputError, match="the recurrence lightning"):
+        require_modules(build(ModelSpec, complete(SIZES | {"mixers": [lightning], "pattern": ["m"]}), "model"))

@@ -15,7 +15,7 @@ from phalanx.spec.cluster.collective_choice import Choice
 from phalanx.spec.errors import InputError
 from phalanx.spec.files import job_file
 from phalanx.spec.files.job_file import JobFile
-from phalanx.spec.model import spec as models
+from phalanx.spec.model.modules import require_modules
 from phalanx.spec.strategy.legality import require_runnable
 
 _MOST_STEPS = 100_000
@@ -55,7 +55,7 @@ def parity(file: JobFile, steps: int, dtype: str, announce: Announce) -> Parity:
         raise InputError("steps", steps, f"must be at most {_MOST_STEPS:,}: every step runs twice")
     if file.strategy is None:
         raise InputError("strategy", "auto", "parity examines one strategy", "name it, e.g. --strategy dp=2")
-    models.require_runnable(file.model)
+    require_modules(file.model)
     require_runnable(file.strategy, file.job)
     check(file.strategy, file.model, file.job, None)
     require_local(file.strategy.world)

@@ -1,0 +1,62 @@
+"""Which mechanisms have modules of our runtime: what nn/ computes, whether or not its step has a price."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from phalanx.spec.errors import InputError
+from phalanx.spec.model.blocks.block import Sublayer, products_of
+from phalanx.spec.model.blocks.lowering import architecture
+from phalanx.spec.model.blocks.operators import Attend, Rotary, Route, Scan
+from phalanx.spec.model.spec import ModelSpec
+
+ACTIVATIONS = ("swiglu", "geglu", "gelu", "gelu_tanh", "relu2")
+"""Of MLPs; experts have the first and the last."""
+RECURRENCES = ("ssd", "delta")
+
+
+def require_modules(spec: ModelSpec) -> None:
+    """Require that the runtime computes every mechanism of a model. Raises InputError for those that are only
+    described."""
+    x, latent = spec.experts, spec.latent
+    for name, missing, what in (
+        ("sinks", spec.sinks, "attention sinks"),
+        ("activation", spec.activation not in ACTIVATIONS, f"the activation {spec.activation}"),
+        ("norm_weights", not spec.norm_weights, "norms without weights"),
+        ("embed_norm", spec.embed_norm, "a norm of the embedding"),
+        ("head_bias", spec.head_bias, "a bias of the head"),
+        ("experts.bias", x is not None and x.bias, "experts with biases"),
+        ("latent.index", latent is not None and latent.index is not None, "sparse attention by an index"),
+        ("qk_norm_over", spec.qk_norm and spec.qk_norm_over not in ("head", "all"), "such a norm over heads"),
+        ("streams", spec.streams > 1, "hyper-connections"),
+        ("only_priced", bool(spec.only_priced), ", ".join(spec.only_priced)),
+    ):
+        if missing:
+            _refuse(name, what)
+    for block in architecture(spec).kinds:
+        for sublayer in block.sublayers:
+            for what in _missing(spec, sublayer):
+                _refuse("mixers", what)
+
+
+def _missing(spec: ModelSpec, s: Sublayer) -> Iterator[str]:
+    """Yield what a sublayer has that no module computes."""
+    scan, attend, rotary = s.first(Scan), s.first(Attend), s.first(Rotary)
+    if scan is not None and scan.kind not in RECURRENCES:
+        yield f"the recurrence {scan.kind}"
+    if scan is None and attend is None and s.name not in ("mlp", "experts"):
+        yield f"the sublayer {s.name}"
+    if s.first(Route) is not None and spec.activation not in (ACTIVATIONS[0], ACTIVATIONS[-1]):
+        yield f"experts with the activation {spec.activation}"
+    if attend is None or spec.latent is not None:
+        return
+    if attend.weights or attend.compressed or attend.top is not None or attend.value != attend.key:
+        yield "attention with sinks, chosen or pooled keys, or values of another width"
+    if [out.name for out in products_of(s)[0].y][:3] != ["q", "k", "v"]:
+        yield "attention without a matrix of values"
+    if rotary is not None and rotary.turned != spec.rotary_width:
+        yield "positions that turn another width in some blocks"
+
+
+def _refuse(name: str, what: str) -> None:
+    raise InputError(f"model.{name}", None, f"{what}: the runtime has no module for it", "train another model")
