@@ -42,7 +42,7 @@ def _unknown(op: Operator, s: Sublayer, p: PassSizes) -> bool:
             return bool(op.gate) or op.kind != "rms" or (op.spans > 1 and p.tp > 1)
         case Attend():
             keys = op.key < op.core and s.first(Expand) is None
-            return keys or bool(op.compressed)
+            return keys or bool(op.compressed) or op.top is not None
         case Activate():
             gate = op.kind == "sigmoid_gate" and p.repeat == "selective"
             return gate or op.kind in _UNKNOWN or (op.y.rows == "received" and op.kind not in GATED)
