@@ -18,15 +18,18 @@ from phalanx.cost.memory.attention_core import Core
 from phalanx.cost.memory.live_bytes import Pass
 from phalanx.observation.diff import SLACK_BYTES
 from phalanx.observation.trainer.step import FakeRank
-from phalanx.runtime.autograd.deferred_weight_grads import Product
+from phalanx.runtime.autograd.deferred_weight_grads import Grouped, Product
 from phalanx.runtime.comm.communicator import Comm
 from phalanx.runtime.comm.recorder import Now
 from phalanx.runtime.tracing.instrument import instrument
 from phalanx.schedule.event import Phase
 from phalanx.schedule.layers import collectives, context
 from phalanx.schedule.layers.context import Context
+from phalanx.schedule.layers.routing import Routed, routed
 from phalanx.schedule.layout import repeat_of
 from phalanx.spec.job import DTYPE_BYTES, DType, Job
+from phalanx.spec.model.blocks.lowering import block_of
+from phalanx.spec.model.blocks.operators import Route
 from phalanx.spec.model.spec import ModelSpec, units
 from phalanx.spec.strategy.mesh import mesh
 from phalanx.spec.strategy.spec import Strategy
@@ -70,9 +73,11 @@ def measured(spec: ModelSpec, job: Job, s: Strategy, rank: int, split: bool) -> 
 
     places = {id(p): torch.empty(p.shape, dtype=torch.float32) for p in part.model.parameters()}
 
-    def deliver(p: nn.Parameter, gradient: Tensor | Product | None, rows: list[tuple[Tensor, Tensor]]) -> None:
+    def deliver(
+        p: nn.Parameter, gradient: Tensor | Product | Grouped | None, rows: list[tuple[Tensor, Tensor]]
+    ) -> None:
         """Deliver a gradient like an engine that stores gradients in memory of its own type."""
-        if isinstance(gradient, Product):
+        if isinstance(gradient, Product | Grouped):
             gradient.put(places[id(p)], add=True)
         while rows:
             index, values = rows[-1]
@@ -140,14 +145,7 @@ def predicted(spec: ModelSpec, job: Job, s: Strategy, rank: int, split: bool) ->
             "I": unit_held.parts.inputs,
             "W": unit_held.parts.weights,
         }
-        args = spec, unit, RankPass(t, job.seq, e, s)
-        again = unit_work.recomputed(spec, unit, repeat, args[2]).flops
-        flops = {
-            "F": unit_work.forward(*args).flops,
-            "B": unit_work.backward(*args).flops + again,
-            "I": unit_work.input_grad(*args).flops + again,
-            "W": unit_work.weight_grad(*args).flops,
-        }
+        flops = flops_of(spec, job, s, unit, t)
         for phase in phases:
             masks = last_use.get(unit, 0) if phase in "BI" else 0
             p = passes[phase]
@@ -157,9 +155,25 @@ def predicted(spec: ModelSpec, job: Job, s: Strategy, rank: int, split: bool) ->
     return found
 
 
+def flops_of(spec: ModelSpec, job: Job, s: Strategy, unit: str, t: int) -> dict[Phase, int]:
+    p = RankPass(t, job.seq, DTYPE_BYTES[job.precision.compute], s, rows_of(spec, s, unit, t))
+    again = unit_work.recomputed(spec, unit, repeat_of(s, unit), p).flops
+    return {
+        "F": unit_work.forward(spec, unit, p).flops,
+        "B": unit_work.backward(spec, unit, p).flops + again,
+        "I": unit_work.input_grad(spec, unit, p).flops + again,
+        "W": unit_work.weight_grad(spec, unit, p).flops,
+    }
+
+
+def rows_of(spec: ModelSpec, s: Strategy, unit: str, t: int) -> Routed | None:
+    route = block_of(spec, unit).first(Route) if unit.startswith("blocks") else None
+    return None if route is None else routed(route, s, t)
+
+
 def sends(spec: ModelSpec, job: Job, s: Strategy, unit: str, phase: Phase, t: int) -> Iterator[tuple[str, int]]:
-    repeat = repeat_of(s, unit)
-    for x in collectives.communication(spec, job, s, unit, phase, t, repeat, splits=True):
+    repeat, rows = repeat_of(s, unit), rows_of(spec, s, unit, t)
+    for x in collectives.communication(spec, job, s, unit, phase, t, repeat, rows, splits=True):
         if isinstance(x, collectives.CoreRuns):
             for y in context.communication(x.op, x.sublayer, s, job.precision.compute, x.way, t):
                 yield y.op, y.bytes

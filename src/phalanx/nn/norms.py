@@ -34,7 +34,7 @@ class AllHeadsNorm(RMSNorm):
         self.tp, self.unit, self.copies = tp, unit, copies
 
     def forward(self, x: Tensor) -> Tensor:
-        if self.tp is None:
+        if self.tp is None or self.copies == self.tp.split.tp:  # every rank has all heads
             return super().forward(x)
         ranks = self.tp.split.tp // self.copies
         return rms_norm_over_ranks(x, self.weight, self.eps, ranks, self._total)

@@ -37,6 +37,7 @@ from phalanx.spec.model.blocks.operators import (
     Index,
     Norm,
     Operator,
+    Output,
     Product,
     Resize,
     Rotary,
@@ -155,7 +156,7 @@ def weight_grad(op: Operator, p: RankPass) -> Work:
         return NO_WORK
     work, e, narrow, k = NO_WORK, p.e, _format(op, p), op.into.here(p.strategy)
     for y in op.y:
-        n, rows = y.dim.here(p.strategy), _rows(y.rows, p)
+        n, rows = y.dim.here(p.strategy), _rows_of(op, y, p)
         if op.experts is None:
             work += gemm_weight(rows, n, k, e) if narrow is None else narrow_gemm_weight(rows, n, k, e, narrow)
             continue
@@ -205,16 +206,23 @@ def _format(op: Product, p: RankPass) -> Narrow | None:
 
 def _rows(rows: str, p: RankPass) -> Column:
     """Return how many rows a rank has of a tensor's."""
+    if rows == "own" and p.strategy.sp:
+        return p.tokens // p.strategy.tp
     if rows == "routed":
         return p.routed.tokens
     return p.routed.received if rows == "received" else p.tokens
+
+
+def _rows_of(op: Product, y: Output, p: RankPass) -> Column:
+    """Return how many rows a rank computes of a product: all tokens where ranks' results are then summed."""
+    return p.tokens if op.into.axis == "tp" else _rows(y.rows, p)
 
 
 def _products(op: Product, p: RankPass, turned: bool) -> Work:
     """Return the work of y = x Wᵀ, or `turned` of dx = dy W."""
     work, e, narrow = NO_WORK, p.e, _format(op, p)
     for y in op.y:
-        n, k, rows = y.dim.here(p.strategy), op.into.here(p.strategy), _rows(y.rows, p)
+        n, k, rows = y.dim.here(p.strategy), op.into.here(p.strategy), _rows_of(op, y, p)
         if op.grouped:
             k = op.into.each
         if turned:

@@ -101,13 +101,14 @@ def normed_input_grad(spec: ModelSpec, p: RankPass) -> Work:
 
 def recomputed(spec: ModelSpec, unit: str, repeat: Recompute, p: RankPass) -> Work:
     """Return the forward work that a block's backward pass recomputes (runtime/autograd/recompute.py): with `full`,
-    all but the products whose results are not needed; with `selective`, attention's core."""
+    all but the products whose results are not needed; with `selective`, cores of attention and recurrences."""
     if repeat == "none":
         return NO_WORK
     block, again, unneeded = block_of(spec, unit), NO_WORK, NO_WORK
     if repeat == "selective":
-        for attend in block.all(Attend):
-            again += operators.core(attend, p)
+        for s in block.sublayers:
+            for op in s.core():
+                again += operators.core(op, p) if isinstance(op, Attend) else operators.forward(op, s, p)
         return again
     for s in block.sublayers[-1:] if block.residual == "serial" else block.sublayers:
         unneeded += _added(spec, p)
@@ -160,7 +161,8 @@ def _last_norm(spec: ModelSpec, p: RankPass, backward: bool = False) -> Work:
 def _last(s: Sublayer) -> Iterator[Operator]:
     """Yield the operators of a sublayer whose results nothing but the residual stream reads."""
     if s.after is None:
-        yield from (op for op in s.operators if isinstance(op, Product) and op.y[0].name == "y" and not op.experts)
+        products = (op for op in s.operators if isinstance(op, Product) and op.y[0].name == "y" and not op.experts)
+        yield from (op for op in products if not (s.scaled and op.y[0].rows == "own"))
         if isinstance(s.operators[-1], Combine):
             yield s.operators[-1]
 

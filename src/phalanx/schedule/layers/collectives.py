@@ -229,12 +229,16 @@ class _BlockPass:
         """Whether the core is recomputed where its output is summed, after all sublayers gathered."""
         return self._joined and self.s.sp and self.repeat == "selective"
 
+    def _read(self, sublayer: Sublayer) -> bool:
+        """Whether a sublayer itself reads the sum over tp ranks that it adds: a norm, or a gate of own tokens."""
+        return sublayer.after is not None or (self.s.sp and sublayer.scaled)
+
     def _leaves(self, sublayer: Sublayer) -> bool:
         """Whether a sum over tp ranks follows a sublayer."""
         return not self._joined or sublayer is self.block.sublayers[-1]
 
     def _forward(self, needed: bool) -> Sends:
-        """Return the forward pass. Unless its result is `needed`, the last sum is only sent if a norm reads it."""
+        """Return the forward pass. Unless its result is `needed`, the last sum is only sent if it is read."""
         sent = self.gather * len(self.block.sublayers) if self._core_last else ()
         for sublayer in self.block.sublayers:
             gather = () if self._core_last else self.gather
@@ -243,7 +247,7 @@ class _BlockPass:
                     sent, gather = sent + gather, ()
                 sent += self._operator(op, sublayer, "F")
             last = sublayer is self.block.sublayers[-1]
-            if self._leaves(sublayer) and (needed or not last or sublayer.after is not None):
+            if self._leaves(sublayer) and (needed or not last or self._read(sublayer)):
                 sent += self.reduce + self.scatter * _gathers(sublayer)
         return sent
 
@@ -253,6 +257,8 @@ class _BlockPass:
         for sublayer in reversed(self.block.sublayers):
             gathers = _gathers(sublayer)
             sent += self.gather * (gathers and self._leaves(sublayer))
+            for op in sublayer.core() if self.repeat == "selective" else ():
+                sent += self._operator(op, sublayer, "F")
             for op in reversed(sublayer.operators):
                 sent += self._operator(op, sublayer, "B")
             sent += self.reduce + enters * (gathers and not self._core_last)
@@ -261,10 +267,7 @@ class _BlockPass:
     def _operator(self, op: Operator, sublayer: Sublayer, way: Way) -> Sends:
         """Return what one operator sends."""
         match op:
-            case Attend():
-                again = (CoreRuns("F", op, sublayer),) if way == "B" and self.repeat == "selective" else ()
-                return (*again, CoreRuns(way, op, sublayer))
-            case Scan():  # keeps only its inputs, so that there is nothing to recompute
+            case Attend() | Scan():
                 return (CoreRuns(way, op, sublayer),)
             case Norm() if op.inside and op.spans > op.y.dim.groups(self.s):
                 numbers = self.tokens * (op.y.dim.count // op.spans)

@@ -13,16 +13,18 @@ of the heads (Jacobs et al. 2023). Both together: Fang & Zhao 2024, "USP". A rin
 from __future__ import annotations
 
 import math
-from typing import Any
+from collections.abc import Iterator
+from typing import Any, Literal
 
 from phalanx.spec.errors import InputError
 from phalanx.spec.job import DType, Job, Precision
+from phalanx.spec.model.blocks.block import Block, products_of
 from phalanx.spec.model.blocks.lowering import architecture
-from phalanx.spec.model.blocks.operators import Scan
+from phalanx.spec.model.blocks.operators import Attend, Conv, Dim, Scan
 from phalanx.spec.model.spec import ModelSpec
 from phalanx.spec.strategy import compressors
 from phalanx.spec.strategy.spec import AXES, Strategy, divisors, format_field
-from phalanx.spec.strategy.split import local_model, require_split
+from phalanx.spec.strategy.split import require_split
 
 
 def require_context(spec: ModelSpec, seq: int, s: Strategy) -> None:
@@ -35,30 +37,29 @@ def require_context(spec: ModelSpec, seq: int, s: Strategy) -> None:
             raise InputError(
                 "job.seq", seq, f"is not divisible by {label}", f"use a multiple of {math.lcm(s.cp, chunks)}"
             )
-    of_tp_rank = local_model(spec, s)
-    of_rank = f" of a tp rank ({spec.heads} / {s.tp})" if s.tp > 1 else ""
-    if of_tp_rank.heads % s.ulysses:
-        raise InputError(
-            "strategy.ulysses",
-            s.ulysses,
-            f"does not divide model.heads = {of_tp_rank.heads}{of_rank}",
-            "every rank must take the same number of heads",
-        )
-    if of_tp_rank.kv_heads % s.ulysses and s.ulysses % of_tp_rank.kv_heads:
-        of_rank = f" of a tp rank ({spec.kv_heads} / {s.tp})" if s.tp > 1 else ""
-        raise InputError(
-            "strategy.ulysses",
-            s.ulysses,
-            f"neither divides model.kv_heads = {of_tp_rank.kv_heads}{of_rank} nor is a multiple of it",
-            "a key head is not split: one rank holds it, or several hold copies",
-        )
-    for scan in (op for block in architecture(spec).kinds for op in block.all(Scan)):
-        for dim in (scan.y.dim, scan.groups):
-            here = dim.groups(s)
-            if here % s.cp and not (dim.copies and s.cp % here == 0):
-                of_rank = f" of a tp rank ({dim.count} / {s.tp})" if s.tp > 1 else ""
-                reason = f"does not divide model.{dim.of} = {here}{of_rank}"
-                raise InputError("strategy.cp", s.cp, reason, "a recurrence runs over whole sequences of some heads")
+    for block in architecture(spec).kinds:
+        for attend in block.all(Attend):
+            _require_parts(attend.y.dim, "ulysses", s)
+            _require_parts(attend.kv, "ulysses", s, copies=True)
+        for scan in block.all(Scan):
+            _require_parts(scan.y.dim, "cp", s)
+            _require_parts(scan.groups, "cp", s, copies=scan.groups.copies)
+        if block.first(Conv) is not None and block.first(Scan) is None:
+            reason = "cuts sequences whose tokens a convolution sees, and nothing sends them"
+            raise InputError("strategy.cp", s.cp, reason, "use cp=1")
+
+
+def _require_parts(heads: Dim, field: Literal["ulysses", "cp"], s: Strategy, copies: bool = False) -> None:
+    """Require that the ranks of a field divide a tp rank's heads, or that several can hold `copies` of one."""
+    ranks, held = getattr(s, field), heads.groups(s)
+    if held % ranks == 0 or (copies and ranks % held == 0):
+        return
+    name = f"model.{heads.of} = {held}" + (f" of a tp rank ({heads.count} / {s.tp})" if s.tp > 1 else "")
+    if copies:
+        remedy = "a key head is not split: one rank holds it, or several hold copies"
+        raise InputError(f"strategy.{field}", ranks, f"neither divides {name} nor is a multiple of it", remedy)
+    remedy = "every rank must take the same number of heads"
+    raise InputError(f"strategy.{field}", ranks, f"does not divide {name}", remedy)
 
 
 def check(strategy: Strategy, model: ModelSpec, job: Job, world: int | None) -> None:
@@ -142,31 +143,34 @@ def require_narrow(model: ModelSpec, job: Job, s: Strategy) -> None:
     field, value, operands = "job.precision.products", job.precision.products, job.precision.operands
     assert operands is not None
     multiple = operands.multiple
-    # Inner and outer sizes of all products of blocks, with the ranks that divide them.
-    sizes = {"model.hidden": (model.hidden, 1)}  # (the model's size, ranks that share it)
-    if model.experts is None or model.experts.dense_layers:
-        sizes["model.ffn"] = model.ffn, s.tp
-    if model.experts is not None:
-        sizes["model.experts.ffn"] = model.experts.ffn, s.etp
-        sizes["model.experts.shared_ffn"] = model.experts.shared_ffn, s.tp
-    sizes["heads x head_dim"] = model.q_width, s.tp
-    a = model.latent
-    if a is None:
-        sizes["kv_heads x head_dim"] = model.kv_width, min(s.tp, model.kv_heads)  # beyond, ranks hold the same head
-    else:
-        sizes["model.latent.q_rank"] = a.q_rank or 0, 1
-        sizes["model.latent.kv_rank"] = a.kv_rank, 1
-        sizes["kv_rank + rope_dim"] = a.kv_rank + a.rope_dim, 1
-        sizes["heads x (nope_dim + v_dim)"] = model.heads * (a.nope_dim + a.v_dim), s.tp
-        sizes["heads x v_dim"] = model.heads * a.v_dim, s.tp
-    sizes["tokens of a micro-batch on a rank"] = s.micro_batch * job.seq // s.cp, 1
+    tokens = s.micro_batch * job.seq // s.cp
+    sizes = [("model.hidden", model.hidden, model.hidden)]  # (name, all of it, a rank's part)
+    for block in architecture(model).kinds:
+        dims = sorted(_narrow_dims(block), key=lambda named: not named[1].of)  # a field's before what follows from it
+        sizes += [(name, dim.size, dim.here(s)) for name, dim in dims]
+    sizes.append(("tokens of a micro-batch on a rank", tokens, tokens))
     # Whole and divided, each must be a multiple.
-    for name, (size, ranks) in sizes.items():
-        held = -(-size // ranks)
+    for name, size, held in sizes:
         if size % multiple or held % multiple:
-            what = f"{name} = {size}" if size % multiple else f"{name} over {ranks} ranks = {held}"
+            what = f"{name} = {size}" if size % multiple else f"{name} over {size // held} ranks = {held}"
             reason = f"takes multiples of {multiple}, and {what}"
             raise InputError(field, value, reason, "change it, or leave it out")
+
+
+def _narrow_dims(block: Block) -> Iterator[tuple[str, Dim]]:
+    """Yield the inner and outer dimensions, with names, of a block's products that may be of a narrow format: not a
+    router's, and not numbers for each token or head."""
+    for sublayer in block.sublayers:
+        for op in products_of(sublayer):
+            if op.weights[0].role == "router" or op.y[0].dim.size == 1:
+                continue
+            by_head = any(out.dim.each > 1 for out in op.y)
+            dims = [(out.name, out.dim) for out in op.y if not (by_head and out.dim.axis and out.dim.each == 1)]
+            for name, dim in ((op.x, op.into), *dims):
+                if dim.of:
+                    yield f"model.{dim.of}" + (f" x {dim.each}" if dim.each > 1 else ""), dim
+                elif name not in ("n", "y"):
+                    yield f"{sublayer.name}.{name}", dim
 
 
 # The fields of a strategy, with the values that the trainer runs (None: every legal one).

@@ -10,9 +10,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import dropwhile, takewhile
 from typing import Literal, TypeVar
 
 from phalanx.spec.model.blocks.operators import (
+    Activate,
     Attend,
     Conv,
     Dim,
@@ -48,6 +50,17 @@ class Sublayer:
     def first(self, kind: type[T]) -> T | None:
         """Return its first operator of a kind; None if it has none."""
         return next((op for op in self.operators if isinstance(op, kind)), None)
+
+    def core(self) -> tuple[Operator, ...]:
+        """Return what selective recomputation repeats: attention's core, with what follows up to the last product. A
+        recurrence always computes its inside again (nn/recurrence.py)."""
+        begins = dropwhile(lambda op: not isinstance(op, Attend), self.operators)
+        return tuple(takewhile(lambda op: not isinstance(op, Product), begins))
+
+    @property
+    def scaled(self) -> bool:
+        """Whether a gate scales what its shared expert adds, before that is added."""
+        return any(isinstance(op, Activate) and "y" in op.x for op in self.operators)
 
     def weights(self) -> Iterator[tuple[str, Weight]]:
         """Yield its parameters with their names inside the block, in the order of gradient buckets: norm, operators,

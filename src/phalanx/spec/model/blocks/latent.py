@@ -73,7 +73,7 @@ def latent(
         # Next to kv_down, since the gradients of the two are ready together.
         ops.append(linear("n", h, (Output("q_down", whole(q_rank)), down), ("q_down", "kv_down"), bias))
         ops.append(_latent_norm("q_down", "q_latent", "q_norm", q_rank))
-        ops.append(linear("q_latent", whole(q_rank), (Output("q", q),), ("q_up",)))
+        ops.append(linear("q_latent", whole(q_rank, of="latent.q_rank"), (Output("q", q),), ("q_up",)))
     ops.append(Rotary(("q",), (q,), rope))
     ops.append(Views(down, (Output("kv_down", Dim(1, kv_rank)), Output("rope", shared))))
     ops.append(_latent_norm("kv_down", "latent", "kv_norm", kv_rank))
@@ -81,7 +81,7 @@ def latent(
     if width > nope + rope:  # only after the latent's norm, whose temporaries are the peak where latents are wide
         ops.append(Resize("q", Output("q", core)))
     up = Output("kv_up", Dim(heads, nope + value, "tp", of="heads"))
-    ops.append(linear("latent", whole(kv_rank), (up,), ("kv_up",)))
+    ops.append(linear("latent", whole(kv_rank, of="latent.kv_rank"), (up,), ("kv_up",)))
     ops.append(Expand("kv_up", "rope", (Output("k", core), Output("v", core)), nope, value))
     # Attention, and its result.
     top, cached = None, kv_rank + rope

@@ -94,7 +94,8 @@ def experts(
     if sizes.shared_ffn:
         ops += _mlp(h, Dim(sizes.shared_ffn, 1, "tp", of="experts.shared_ffn"), activation, bias, "shared.")
         if sizes.shared_gate:
-            ops.append(linear("n", h, (Output("shared.scale", whole(1)),), ("shared.scale",)))
+            ops.append(linear("n", h, (Output("shared.scale", whole(1), "own"),), ("shared.scale",)))
+            ops.append(Activate("sigmoid_gate", ("y", "shared.scale"), added(hidden)))
     count, width = Dim(sizes.here, 1, "ep", of="experts.count"), Dim(sizes.ffn, 1, "etp", of="experts.ffn")
     ops += _mlp(inner, width, activation, sizes.bias, "experts.", "rows", "received", count)
     ops.append(Combine(inner.size, sizes.top_k))
