@@ -25,6 +25,7 @@ from phalanx.cost.analytic.profile import Profile, profile
 from phalanx.cost.analytic.step import step
 from phalanx.cost.hardware.columns import gather, take
 from phalanx.cost.hardware.system import System
+from phalanx.cost.ledger.model_shape import side_by_side
 from phalanx.frameworks.registry import STACKS
 from phalanx.spec.cluster.chips import CHIPS
 from phalanx.validate.from_row import Case
@@ -138,7 +139,7 @@ class Data:
     weight: Floats
 
     def __post_init__(self) -> None:
-        self.shape = gather([c.shape for c in self.cases])
+        self.shape = side_by_side([c.shape for c in self.cases])
         self.layout = gather([c.layout for c in self.cases])
         self.benched = gather([benched(c.row) for c in self.cases])
         self.kinds = sorted({description(c.row) for c in self.cases})

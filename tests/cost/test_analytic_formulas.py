@@ -140,7 +140,7 @@ def test_written_scores_are_slower_where_tensor_cores_cannot_take_a_head() -> No
     """And by the square of the sequence. 150 is no multiple of 8 elements."""
     spec, on, stack = model("gpt3-175b"), system("A100", 8, 25e9), profile("megatron-2021")
     laid = layout(Strategy(**parse("tp=8")), JOB, spec.layers)
-    sizes = [replace(shape(spec), head_dim=d, value_dim=d) for d in (144, 150, 152)]
+    sizes = [replace(shape(spec).kinds[0], head_dim=d, value_dim=d) for d in (144, 150, 152)]
     few, odd, more = (float(attention(size, laid, on, stack).forward) for size in sizes)
     assert few < more < odd
     assert more == pytest.approx(few, rel=0.5)
@@ -201,7 +201,8 @@ def test_a_ring_merges_its_steps_and_ulysses_has_none() -> None:
     seconds = [float(x.step.of["attention"]["forward_s"]) for x in (ring, turned, whole)]
     assert seconds[0] > seconds[1] == pytest.approx(seconds[2] / 8)
     free = step(ring.shape, ring.layout, ring.system, replace(ring.profile, ring_bytes=0.0))
-    by = ring.profile.ring_bytes * ring.layout.tokens * ring.shape.heads * ring.shape.value_dim * 8
+    heads = ring.shape.kinds[0].heads * ring.shape.kinds[0].value_dim
+    by = ring.profile.ring_bytes * ring.layout.tokens * heads * 8
     merged = seconds[0] - float(free.of["attention"]["forward_s"])
     assert merged == pytest.approx(float(by / (ring.system.memory_bytes_per_s * ring.system.memory)))
 
@@ -284,7 +285,7 @@ def test_memory_is_that_of_the_fullest_instant() -> None:
         return float(memory(found.shape, found.layout, by).peak)
 
     per_logit = 2 * 4096 * 32000
-    again = float(block_bytes(found.shape, found.layout, found.profile))
+    again = float(block_bytes(found.shape.kinds[0], found.layout, found.profile))
     assert peak(0.5 * again / per_logit) == peak(0.0)
     assert peak(1.5 * again / per_logit) == pytest.approx(peak(0.0) + 0.5 * again)
 
@@ -304,7 +305,7 @@ def test_products_that_sum_in_place_keep_a_gradient_of_each_shape() -> None:
     by = replace(found.profile, stand_in=1.0)
     more = memory(found.shape, found.layout, by)
     norms = 2 * 4096  # which every tp rank has
-    block = 2 * ((found.shape.block_params - norms) / 8 + norms)
+    block = 2 * ((found.shape.kinds[0].params - norms) / 8 + norms)
     assert float(more.steady - found.memory.steady) == pytest.approx(block)
     assert float(more.peak - found.memory.peak) == pytest.approx(block + 2 * 32000 * 4096 / 8)
 
@@ -532,7 +533,7 @@ def test_heads_that_are_no_multiple_of_four_have_no_fused_softmax() -> None:
         one(f"dp=4,tp=16{more}", stack=stack)
         for more, stack in (("", "megatron-2022"), (",micro_batch=2", "megatron-2022"), ("", "megatron-core"))
     )
-    assert [float(unfused(x.shape, x.layout, x.profile)) for x in (single, pair, flash)] == [1, 0, 0]
+    assert [float(unfused(x.shape.kinds[0], x.layout, x.profile)) for x in (single, pair, flash)] == [1, 0, 0]
     fused = replace(single.profile, unfused_launches=0.0)
     launched = (
         single.step.of["launch"]["forward_s"]

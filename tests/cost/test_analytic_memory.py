@@ -10,7 +10,8 @@ import pytest
 from phalanx.cost.analytic.estimate import estimate
 from phalanx.cost.analytic.memory import memory
 from phalanx.cost.analytic.profile import profile
-from phalanx.cost.ledger.live_bytes import block_bytes, cast_weight_bytes
+from phalanx.cost.hardware.columns import Column
+from phalanx.cost.ledger.live_bytes import Keeps, block_bytes, cast_weight_bytes
 from phalanx.cost.ledger.model_shape import Shape, shape
 from phalanx.cost.ledger.rank_layout import Layout, layout
 from phalanx.planning.search.column_pricing import Pricing
@@ -28,6 +29,10 @@ def _of(name: str, line: str = "dp=8,zero=1", number_format: str = "bfloat16") -
     return shape(spec), layout(Strategy(**parse(line)), JOB, spec.layers, number_format)
 
 
+def _block_bytes(sizes: Shape, how: Layout, keeps: Keeps) -> Column:
+    return block_bytes(sizes.kinds[-1], how, keeps)
+
+
 # bytes of an operand's element; scales: one byte per 32 elements, or per 16 of 4 bits
 _OPERAND = {"bfloat16": 2.0, "float8": 1.0, "mxfp8": 33 / 32, "nvfp4": 9 / 16}
 
@@ -42,7 +47,7 @@ def test_a_dense_block_keeps_its_operands_as_cast(number_format: str) -> None:
     hidden, kv, ffn = 4096, 1024, 14336
     again = 0.0 if operand == 2 else operand
     by_hand = hidden * (2 * 2 + 2 * operand) + 2 * (2 * hidden + 2 * kv) + again * hidden + ffn * (2 * 2 + operand)
-    kept = block_bytes(*how, profile("megatron-bridge-26.04"))
+    kept = _block_bytes(*how, profile("megatron-bridge-26.04"))
     assert float(kept) == pytest.approx(4096 * by_hand)
 
 
@@ -53,13 +58,13 @@ def test_experts_keep_their_routed_input_as_cast() -> None:
     hidden, kv, ffn = 4096, 1024, 14336
     attention = hidden * (2 * 2 + 1 + 2) + 2 * (2 * hidden + 2 * kv) + hidden
     by_hand = attention + 2 * (ffn * (2 * 2 + 1) + hidden * 1)
-    assert float(block_bytes(*how, profile("megatron-bridge-26.04"))) == pytest.approx(4096 * by_hand)
+    assert float(_block_bytes(*how, profile("megatron-bridge-26.04"))) == pytest.approx(4096 * by_hand)
 
 
 def test_stacks_that_do_not_keep_operands_as_cast() -> None:
     for stack in ("torchtitan-2025-06", "phalanx", "maxtext"):
-        assert float(block_bytes(*_of("llama3-8b", number_format="float8"), profile(stack))) == pytest.approx(
-            float(block_bytes(*_of("llama3-8b"), profile(stack)))
+        assert float(_block_bytes(*_of("llama3-8b", number_format="float8"), profile(stack))) == pytest.approx(
+            float(_block_bytes(*_of("llama3-8b"), profile(stack)))
         )
 
 

@@ -25,7 +25,7 @@ from phalanx.cost.analytic.memory import memory
 from phalanx.cost.analytic.step import step
 from phalanx.cost.hardware.system import System
 from phalanx.cost.ledger.flops import hardware_flops
-from phalanx.cost.ledger.flow import Held
+from phalanx.cost.ledger.flow import some_blocks
 from phalanx.cost.ledger.gradient_flows import Types, gradient_flows
 from phalanx.cost.ledger.policy import sharding
 from phalanx.frameworks.registry import STACKS
@@ -67,9 +67,7 @@ def _drawn(p: Pricing, count: int, seed: int) -> Strategies:
 def _sent(p: Pricing, rows: Strategies) -> np.ndarray:
     """Bytes of gradients and parameters that a rank of the fullest stage sends in a step, an all-reduce as two."""
     how, by = p.layout(rows), p.profile
-    moe = p.shape.moe_layers / p.shape.layers
-    blocks = p.shape.layers / how.pp
-    held = Held(blocks * (1 - moe), blocks * moe, 1.0, 1.0)
+    held = some_blocks(p.shape.kinds, p.shape.layers / how.pp, 1.0, 1.0)
     types = Types(by.gradient_bytes, by.gradient_bytes, by.gradient_bytes)
     flows = gradient_flows(p.shape, how, sharding(how, by.policy), types, held, 1.0, by.bucket_bytes)
     each = (f.count() * f.bytes * (1 - 1 / np.maximum(f.ranks, 1)) * (1 + (f.op == "all_reduce")) for f in flows)
@@ -119,7 +117,7 @@ def _whole(p: Pricing, rows: Strategies) -> None:
     assert sum(e.memory.terms.values()) == pytest.approx(e.memory.peak)
     assert np.all(e.memory.reserved >= e.memory.peak), p.stack
     assert np.all((e.mfu > 0) & (e.hfu < 1)), p.stack
-    if not np.any(p.shape.capacity):
+    if not any(np.any(kind.capacity) for kind in p.shape.kinds):
         assert np.all(e.model_flops <= hardware_flops(p.shape, how, p.profile.policy) * NEAR), p.stack
 
 

@@ -24,7 +24,7 @@ from support.strategies import cases, evenly
 
 from phalanx.cost.analytic.profile import profile
 from phalanx.cost.ledger.flops import hardware_flops, model_flops, rank_flops
-from phalanx.cost.ledger.flow import Flow, Held, totals
+from phalanx.cost.ledger.flow import Flow, Held, totals, whole_model
 from phalanx.cost.ledger.gradient_flows import Types, gradient_flows, summed_copies, tied_embedding
 from phalanx.cost.ledger.layer_flows import boundaries, layer_flows, messages
 from phalanx.cost.ledger.model_shape import Shape, shape
@@ -54,7 +54,7 @@ def ledger(case: Case) -> tuple[list[Flow], Shape, Layout, Held]:
     """The flows of a whole pipeline, each of its units once."""
     model, job, s = case
     sizes, how = shape(model), layout(s, job, model.layers)
-    held = Held(sizes.layers - sizes.moe_layers, sizes.moe_layers, 1.0, 1.0)
+    held = whole_model(sizes.kinds)
     p = job.precision
     types = Types(*(DTYPE_BYTES[t] for t in (p.reduce_dtype, p.compute, p.accumulate_dtype)))
     sharded = sharding(how, PHALANX)

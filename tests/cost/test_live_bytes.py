@@ -16,7 +16,7 @@ from support.strategies import cases, evenly
 from phalanx.cost.analytic.memory import memory
 from phalanx.cost.analytic.option_effects import typed
 from phalanx.cost.analytic.profile import profile
-from phalanx.cost.ledger.flow import Held
+from phalanx.cost.ledger.flow import whole_model
 from phalanx.cost.ledger.gradient_flows import expert_ranks, experts_apart, parameters_of
 from phalanx.cost.ledger.live_bytes import end_bytes, flights, live_bytes, sliced_head, state_bytes
 from phalanx.cost.ledger.model_shape import shape
@@ -63,11 +63,7 @@ def agree(case: Case) -> None:
     model, job, s = case
     job = replace(job, documents="packed")
     sizes, how = shape(model), layout(s, job, model.layers)
-    blocks = sum(
-        float(live_bytes(sizes, how, PHALANX, moe).stored) * count
-        for moe, count in ((0.0, sizes.layers - sizes.moe_layers), (1.0, sizes.moe_layers))
-        if count
-    )
+    blocks = float(live_bytes(sizes, how, PHALANX).stored) * sizes.layers
     of_program, of_ends = kept_by_program((model, job, s))
     assert of_program == pytest.approx(blocks, rel=1e-12)
     first, last = end_bytes(sizes, how, PHALANX)
@@ -106,7 +102,7 @@ def _state(case: Case) -> None:
     s = replace(s, grad_sync=None, reshard=None, compression="none")
     sizes, how, by = shape(model), layout(s, job, model.layers), typed(PHALANX, job)
     sharded = sharding(how, by.policy)
-    held = parameters_of(sizes, how, Held(sizes.layers - sizes.moe_layers, sizes.moe_layers, 1.0, 1.0))
+    held = parameters_of(sizes, how, whole_model(sizes.kinds))
     own = np.where(experts_apart(how), np.where(sharded.state, expert_ranks(how), 1.0), sharded.shards)
     dense = float(held.dense * state_bytes(how, by, sharded, sharded.shards))
     experts = float(held.experts * state_bytes(how, by, sharded, own))

@@ -16,7 +16,7 @@ from phalanx.cost.analytic import kernels
 from phalanx.cost.analytic.chips import system_of
 from phalanx.cost.analytic.kernels import Passes, Products
 from phalanx.cost.ledger.flops import rank_flops
-from phalanx.cost.ledger.flow import Held, totals
+from phalanx.cost.ledger.flow import Held, totals, whole_model
 from phalanx.cost.ledger.gradient_flows import Types, gradient_flows
 from phalanx.cost.ledger.live_bytes import Keeps, state_bytes
 from phalanx.cost.ledger.model_shape import shape
@@ -61,19 +61,18 @@ def _products(case: Case) -> None:
     ops = {o.name: o.flops for o in operators.training(pricing, s)}
     elsewhere = ("norm", "activation", "attention", "head, once a model")
     inside = {"mlp in", "mlp out"}, {n for n in ops if "expert" in n or n == "router"}
+    none = (0.0,) * len(sizes.kinds)
     around = sum(f for name, f in ops.items() if name not in (*elsewhere, *inside[0], *inside[1]))
     by = Counting(system_of(CLUSTER), 1.0, 1.0)
-    router = 2 * float(how.tokens) * sizes.hidden * sizes.experts / s.tp  # the router's time is a constant
-    for moe, held in enumerate((Held(1, 0, 0, 0), Held(0, 1, 0, 0))):
-        if (sizes.moe_layers if moe else sizes.layers - sizes.moe_layers) == 0:
-            continue
-        flops = rank_flops(sizes, how, Policy(), held)
+    for place, kind in enumerate(sizes.kinds):
+        moe = bool(kind.experts)
+        router = 2 * float(how.tokens) * kind.hidden * kind.experts / s.tp  # the router's time is a constant
+        flops = rank_flops(sizes, how, Policy(), Held((*none[:place], 1.0, *none[place + 1 :])))
         m = float(how.micro_batches)
         assert around + sum(ops[name] for name in inside[moe]) == pytest.approx(float(flops.products) / 3 / m)
-        parts = [kernels.projections(sizes, how, by)]
-        parts += [kernels.experts(sizes, how, by)] if moe else [kernels.mlp(sizes, how, sizes.ffn, by)]
-        if moe and sizes.shared_ffn:
-            parts.append(kernels.mlp(sizes, how, sizes.shared_ffn, by))
+        parts = [kernels.projections(kind, how, by)]
+        parts += [kernels.experts(kind, how, by)] if moe else [kernels.mlp(kind, how, kind.ffn, by)]
+        parts.append(kernels.mlp(kind, how, kind.shared_ffn, by))
         for passes, share in (("forward", 1), ("backward", 2)):
             timed = sum(float(getattr(part, passes)) for part in parts) + moe * share * router
             assert timed == pytest.approx(share * float(flops.products) / 3 / m)
@@ -103,7 +102,7 @@ def test_the_textbook_s_traffic_is_the_ledger_s() -> None:
     needs one gather less."""
     model, ranks = make_model({"preset": "gpt3-175b"}, Path())[0], 64
     sizes = shape(model)
-    held = Held(model.layers, 0.0, 1.0, 1.0)
+    held = whole_model(sizes.kinds)
     (row,) = textbook.gradient_traffic(float(sizes.params), [ranks], 1.0).rows
     for zero, of_table in ((0, row[2]), (3, row[5])):
         how = layout(Strategy(dp=ranks, zero=zero), Job(ranks, 2048), model.layers)

@@ -22,6 +22,7 @@ from phalanx.cost.analytic.memory import memory
 from phalanx.cost.analytic.profile import profile
 from phalanx.cost.analytic.step import step
 from phalanx.cost.hardware.columns import Column, gather, take
+from phalanx.cost.ledger.model_shape import side_by_side
 from phalanx.validate.from_row import Case, cases
 from phalanx.validate.records import GIB, Row
 from phalanx.validate.scores import errors, fit
@@ -95,7 +96,7 @@ def priced(
     which = np.array([kinds.index(description(c.row)) for c in cases])
     systems = take([system(*kind, constants=constants) for kind in kinds], which)
     systems = measured(systems, gather(benchmarks or [benched(c.row) for c in cases]))
-    shapes, layouts = gather([c.shape for c in cases]), gather([c.layout for c in cases])
+    shapes, layouts = side_by_side([c.shape for c in cases]), gather([c.layout for c in cases])
     predicted_step = step(shapes, layouts, systems, stacks)
     room = np.asarray(systems.memory_bytes - stacks.context_bytes)
     predicted_memory = memory(shapes, layouts, stacks, predicted_step.ahead, room)

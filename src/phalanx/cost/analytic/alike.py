@@ -54,6 +54,8 @@ def taken(part: Any, rows: npt.NDArray[np.int64]) -> Any:
         return part[rows] if part.ndim else part
     if isinstance(part, _SINGLE):
         return part
+    if isinstance(part, tuple):
+        return tuple(taken(each, rows) for each in part)
     if is_dataclass(part) and not isinstance(part, type):
         return replace(part, **{f.name: taken(getattr(part, f.name), rows) for f in fields(part)})
     return part

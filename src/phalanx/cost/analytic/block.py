@@ -16,7 +16,8 @@ from phalanx.cost.analytic.profile import Profile
 from phalanx.cost.collectives.nccl_model import collective_s, message_s
 from phalanx.cost.hardware.columns import Column
 from phalanx.cost.hardware.system import System
-from phalanx.cost.ledger.flow import Flow
+from phalanx.cost.ledger.flow import Flow, Unit
+from phalanx.cost.ledger.kind import Kind
 from phalanx.cost.ledger.layer_flows import expert_flows, flows_without_routing, routed_rows
 from phalanx.cost.ledger.model_shape import Shape
 from phalanx.cost.ledger.rank_layout import FORMATS, Layout
@@ -33,14 +34,18 @@ class Block:
     tp: Passes
     cp: Passes
     ep: Passes
+    recurrence: Passes | None = None
+    """None where the model has no linear recurrence."""
     again: Column = 0.0
 
     @property
     def parts(self) -> dict[str, Passes]:
         """The passes by term."""
+        recurrence = {} if self.recurrence is None else {"recurrence": self.recurrence}
         return {
             "matmul": self.matmul,
             "attention": self.attention,
+            **recurrence,
             "memory": self.memory,
             "tp": self.tp,
             "cp": self.cp,
@@ -167,7 +172,7 @@ def _context_parallel(flows: _Flows, layout: Layout, system: System, profile: Pr
 
 
 def _expert_parallel(
-    flows: _Flows, shape: Shape, layout: Layout, system: System, profile: Profile, products: Passes, compute: Passes
+    flows: _Flows, kind: Kind, layout: Layout, system: System, profile: Profile, products: Passes, compute: Passes
 ) -> Passes:
     """Return exposed seconds of expert parallelism in one block: all-to-alls (dispatch and combine), permutation on
     both sides, the router, the overhead of each of a rank's experts, and waiting for the rank whose experts got the
@@ -175,7 +180,7 @@ def _expert_parallel(
     forward: Column = 0.0
     backward: Column = 0.0
     for flow in flows:
-        each = seconds_of(_dispatched(flow, shape, layout, system, profile), system)
+        each = seconds_of(_dispatched(flow, kind, layout, system, profile), system)
         forward, backward = forward + flow.count("F") * each, backward + flow.count("B") * each
     if np.any(profile.overlaps_experts):
         # Another micro-batch's products run meanwhile; the uncovered part is exposed, and the products are slowed.
@@ -184,8 +189,8 @@ def _expert_parallel(
             np.where(overlaps, np.maximum(sent - own, 0) + slowed * np.minimum(sent, own), sent)
             for sent, own in ((forward, compute.forward), (backward, compute.backward))
         )
-    fixed = _permuted(routed_rows(shape, layout, np.maximum(shape.experts, 1)), shape, system, profile)
-    each = profile.expert_s * np.maximum(shape.experts / layout.ep, 1)
+    fixed = _permuted(routed_rows(kind, layout, np.maximum(kind.experts, 1)), kind, system, profile)
+    each = profile.expert_s * np.maximum(kind.experts / layout.ep, 1)
     shown, waits = 1 - profile.ep_overlap, np.where(np.asarray(layout.ep) > 1, profile.imbalance, 0.0)
     return Passes(
         forward * shown + fixed + each + waits * products.forward,
@@ -193,19 +198,19 @@ def _expert_parallel(
     )
 
 
-def _permuted(rows: Column, shape: Shape, system: System, profile: Profile) -> Column:
+def _permuted(rows: Column, kind: Kind, system: System, profile: Profile) -> Column:
     """Return the seconds of the router, and of permuting these rows to their experts or back."""
-    moved = profile.token_bytes * rows * shape.hidden
+    moved = profile.token_bytes * rows * kind.expert_dim
     return moved / (system.memory_bytes_per_s * system.memory) + profile.router_s
 
 
-def _dispatched(flow: Flow, shape: Shape, layout: Layout, system: System, profile: Profile) -> Flow:
+def _dispatched(flow: Flow, kind: Kind, layout: Layout, system: System, profile: Profile) -> Flow:
     """Return the operation that carries tokens to their experts, or back, if it is not an all-to-all with one copy
     per expert: one copy for each node, or rank of a node, that has one of them (DeepEP; of `k` experts drawn from `n`
     nodes, n (1 - (1 - 1/n)^k) are distinct); or all tokens for every rank."""
     if flow.op != "all_to_all" or flow.axis != "ep":
         return flow
-    k = np.maximum(shape.top_k, 1)
+    k = np.maximum(kind.top_k, 1)
     if np.any(profile.sends_once):
         node = system.tiers[0].ranks
         places = np.where(layout.ep * layout.etp > node, np.ceil(layout.ep * layout.etp / node), layout.ep)
@@ -220,19 +225,29 @@ _NONE = Passes(0.0, 0.0)
 
 
 @dataclass(frozen=True)
-class Common:
-    """Seconds that do not depend on the spread of experts: of a block with a dense MLP, of head and loss, and of the
-    embedding's collectives; and of a block with experts, `around`: the products around attention; `shared`: products
-    of shared experts; `memory`: memory-bound kernels; `sent`: collectives over tp; `again`: see _again."""
+class KindParts:
+    """Seconds of a kind of block that do not depend on the spread of experts: of attention's core and what context
+    parallelism sends; of a recurrence; of the products `around` both; of the `inner` ones of an MLP and of shared
+    experts; of memory-bound kernels; of collectives over tp; `again`: of recomputed modules, see _again."""
 
-    dense: Block
-    head: Passes
-    embedding: Passes
+    core: Passes
+    cp: Passes
+    recurrence: Passes | None
     around: Passes
-    shared: Passes
+    inner: Passes
     memory: Passes
     sent: _Sent
     again: Column
+
+
+@dataclass(frozen=True)
+class Common:
+    """Seconds that do not depend on the spread of experts: of each kind of block, of head and loss, and of the
+    embedding's collectives."""
+
+    kinds: tuple[KindParts, ...]
+    head: Passes
+    embedding: Passes
 
 
 def _products(layout: Layout, system: System, profile: Profile) -> kernels.Products:
@@ -246,41 +261,65 @@ def _products(layout: Layout, system: System, profile: Profile) -> kernels.Produ
 def block_kinds(
     shape: Shape, layout: Layout, system: System, profile: Profile, common: Common | None = None
 ) -> list[tuple[Block, Column]]:
-    """Return each kind of block with how many the model has, those with a plain MLP first. `common`: the parts
+    """Return a block of each kind with how many the model has, in the order of Shape.kinds. `common`: the parts
     independent of the spread of experts, if already computed."""
     common = common or common_parts(shape, layout, system, profile)
-    kinds = [(common.dense, shape.layers - shape.moe_layers)]
-    if np.any(shape.moe_layers):
-        kinds.append((experts_block(common, shape, layout, system, profile), shape.moe_layers))
-    return kinds
+    blocks = []
+    for place, (kind, parts) in enumerate(zip(shape.kinds, common.kinds, strict=True)):
+        if np.any(kind.experts):
+            blocks.append((experts_block(parts, kind, place, layout, system, profile), kind.count))
+        else:
+            blocks.append((_whole_block(parts, layout, system, profile, parts.inner, _NONE, parts.again), kind.count))
+    return blocks
 
 
 def least_block_kinds(shape: Shape, layout: Layout, system: System, profile: Profile) -> list[tuple[Block, Column]]:
-    """Return the kinds of blocks with a lower bound over all spreads of experts: each rank has one expert, with all
+    """Return a block of each kind with a lower bound over all spreads of experts: each rank has one expert, with all
     FLOPs of its products at full tensor-core rate, and no tokens travel."""
     common = common_parts(shape, layout, system, profile)
-    kinds = [(common.dense, shape.layers - shape.moe_layers)]
-    if np.any(shape.moe_layers):
-        rows = routed_rows(shape, layout, np.maximum(shape.experts, 1))
-        by = _products(layout, system, profile)
-        forward = 2 * rows * shape.hidden * shape.mlp_matrices * shape.expert_ffn / (by.rate * profile.grouped)
-        routed = Passes(forward, forward * (2 - layout.frozen))
-        around, shared = common.around, common.shared
-        products = Passes(
-            around.forward + shared.forward + routed.forward, around.backward + shared.backward + routed.backward
-        )
-        each, fixed = profile.expert_s, _permuted(rows, shape, system, profile)
-        block = Block(
-            matmul=products,
-            attention=common.dense.attention,
-            memory=common.memory,
-            tp=_exposed(common.sent, layout, system, profile, products),
-            cp=common.dense.cp,
-            ep=Passes(fixed + each, fixed + 2 * each),
-            again=0.0,
-        )
-        kinds.append((block, shape.moe_layers))
-    return kinds
+    blocks = []
+    for kind, parts in zip(shape.kinds, common.kinds, strict=True):
+        inner, ep, again = parts.inner, _NONE, parts.again
+        if np.any(kind.experts):
+            rows = routed_rows(kind, layout, np.maximum(kind.experts, 1))
+            by = _products(layout, system, profile)
+            forward = 2 * rows * kind.expert_dim * kind.mlp_matrices * kind.expert_ffn / (by.rate * profile.grouped)
+            routed = _routed(kind, Passes(forward, forward * (2 - layout.frozen)))
+            inner = _both(inner, routed)
+            each, fixed = profile.expert_s, _permuted(rows, kind, system, profile)
+            ep = _routed(kind, Passes(fixed + each, fixed + 2 * each))
+            again = np.where(np.asarray(kind.experts) > 0, 0.0, again)
+        blocks.append((_whole_block(parts, layout, system, profile, inner, ep, again), kind.count))
+    return blocks
+
+
+def _both(one: Passes, other: Passes) -> Passes:
+    """Return the sum of two passes."""
+    return Passes(one.forward + other.forward, one.backward + other.backward)
+
+
+def _routed(kind: Kind, passes: Passes) -> Passes:
+    """Return passes where a kind has experts, else zero."""
+    if np.all(kind.experts):
+        return passes
+    has = np.asarray(kind.experts) > 0
+    return Passes(np.where(has, passes.forward, 0.0), np.where(has, passes.backward, 0.0))
+
+
+def _whole_block(
+    parts: KindParts, layout: Layout, system: System, profile: Profile, inner: Passes, ep: Passes, again: Column
+) -> Block:
+    products = _both(parts.around, inner)
+    return Block(
+        matmul=products,
+        attention=parts.core,
+        memory=parts.memory,
+        tp=_exposed(parts.sent, layout, system, profile, products),
+        cp=parts.cp,
+        ep=ep,
+        recurrence=parts.recurrence,
+        again=again,
+    )
 
 
 def common_parts(shape: Shape, layout: Layout, system: System, profile: Profile) -> Common:
@@ -289,87 +328,87 @@ def common_parts(shape: Shape, layout: Layout, system: System, profile: Profile)
 
 
 def _common(shape: Shape, layout: Layout, system: System, profile: Profile) -> Common:
-    by_unit: dict[str, list[Flow]] = {}
+    by_unit: dict[Unit, list[Flow]] = {}
     for flow in flows_without_routing(shape, layout, profile.policy):
         by_unit.setdefault(flow.unit, []).append(flow)
     timer, by = _Timer(system), _products(layout, system, profile)
 
-    def sent(unit: str) -> _Sent:
+    def sent(unit: Unit) -> _Sent:
         return _sent([flow for flow in by_unit.get(unit, ()) if flow.axis == "tp"], layout, timer, profile)
 
-    # A block with a dense MLP.
-    core, around = kernels.attention(shape, layout, system, profile), kernels.projections(shape, layout, by)
-    inner, up = kernels.mlp(shape, layout, shape.ffn, by), kernels.up_projections(shape, layout, by)
-    products = Passes(around.forward + inner.forward, around.backward + inner.backward)
-    of_ring = [flow for flow in by_unit.get("dense", ()) if flow.axis in ("ring", "ulysses")]
-    again = _again(shape, layout, system, up)
-    dense = Block(
-        matmul=products,
-        attention=core,
-        memory=kernels.traffic(shape, layout, shape.ffn, system, profile),
-        tp=_exposed(sent("dense"), layout, system, profile, products),
-        cp=_context_parallel(of_ring, layout, system, profile, core),
-        ep=_NONE,
-        again=again + layout.modules.mlp * (inner.forward + 3 * _element(layout, system) * shape.ffn / layout.tp),
-    )
-    # Parts of a block with experts that do not depend on their spread.
-    shared, memory, of_experts = _NONE, _NONE, _NOT_SENT
-    if np.any(shape.moe_layers):
-        memory = kernels.traffic(shape, layout, shape.top_k * shape.expert_ffn + shape.shared_ffn, system, profile)
-        of_experts = sent("experts")
-    if np.any(shape.shared_ffn):
-        has, passes = shape.shared_ffn > 0, kernels.mlp(shape, layout, np.maximum(shape.shared_ffn, 1), by)
-        shared = Passes(np.where(has, passes.forward, 0), np.where(has, passes.backward, 0))
+    # Blocks of each kind; kinds with the same attention share its price.
+    recurs = any(np.any(kind.mixed) for kind in shape.kinds)
+    known: dict[tuple[float, ...], _Mixer] = {}
+    kinds = []
+    for place, kind in enumerate(shape.kinds):
+        own = tuple(getattr(kind, name) for name in _OF_MIXER)
+        alike = own if all(isinstance(number, (int, float)) for number in own) else (float(place),)
+        if alike not in known:
+            core = kernels.attention(kind, layout, system, profile)
+            of_cp = [flow for flow in by_unit.get(place, ()) if flow.axis in ("ring", "ulysses", "cp")]
+            known[alike] = (
+                core,
+                _context_parallel(of_cp, layout, system, profile, core),
+                kernels.recurrence(kind, layout, system, profile) if recurs else None,
+                kernels.projections(kind, layout, by),
+                kernels.up_projections(kind, layout, by),
+            )
+        core, cp, recurrence, around, up = known[alike]
+        dense, shared = kernels.mlp(kind, layout, kind.ffn, by), kernels.mlp(kind, layout, kind.shared_ffn, by)
+        width = kind.ffn + kind.top_k * kind.expert_ffn + kind.shared_ffn
+        again = _again(kind, layout, system, up)
+        of_mlp = dense.forward + 3 * _element(layout, system) * kind.ffn / layout.tp
+        again = again + layout.modules.mlp * of_mlp * (np.asarray(kind.ffn) > 0)
+        memory = kernels.traffic(kind, layout, width, system, profile)
+        kinds.append(KindParts(core, cp, recurrence, around, _both(dense, shared), memory, sent(place), again))
     # Head and loss, once for each depth of multi-token prediction.
     products, loss = kernels.head(shape, layout, system, profile)
     of_head, heads = _exposed(sent("head"), layout, system, profile, products), 1 + shape.depths
     return Common(
-        dense,
+        tuple(kinds),
         head=Passes(
             heads * (products.forward + loss / 2) + of_head.forward,
             heads * (products.backward + loss / 2) + of_head.backward,
         ),
         embedding=_exposed(sent("embed"), layout, system, profile, _NONE),
-        around=around,
-        shared=shared,
-        memory=memory,
-        sent=of_experts,
-        again=again,
     )
 
 
-def experts_block(common: Common, shape: Shape, layout: Layout, system: System, profile: Profile) -> Block:
-    """Return the seconds of one block with experts."""
+_Mixer = tuple[Passes, Passes, Passes | None, Passes, Passes]
+"""Seconds of a mixer: attention's core, context parallelism, recurrence, the products around it, of those the ones
+that expand latents."""
+_OF_MIXER = (
+    *("heads", "kv_heads", "head_dim", "value_dim", "kv_width", "core_dim", "q_rank", "kv_rank", "rope_dim"),
+    *("window_share", "window", "top", "gate", "index", "index_pair", "scan_heads", "scan_dim", "scan_state"),
+    *("scan_groups", "scan_in", "scan_shared", "scan_chunk", "scan_pairs", "conv_channels"),
+    *("mixed", "mixed_shared", "mixed_whole", "mixed_low", "mixed_out"),
+)
+"""Columns of a Kind that the price of its mixer depends on."""
+
+
+def experts_block(
+    parts: KindParts, kind: Kind, place: int, layout: Layout, system: System, profile: Profile
+) -> Block:
+    """Return the seconds of one block of a kind with experts, at its `place` among the model's."""
 
     def of_experts(layout: Layout) -> Passes:
         by = _products(layout, system, profile)
-        return kernels.experts(shape, layout, replace(by, rate=by.rate * profile.grouped, parts=1.0))
+        return kernels.experts(kind, layout, replace(by, rate=by.rate * profile.grouped, parts=1.0))
 
-    routed = once(of_experts, layout, OF_EXPERTS, shape, system, profile)
-    core, around, shared = common.dense.attention, common.around, common.shared
-    compute = Passes(
-        around.forward + core.forward + routed.forward, around.backward + core.backward + routed.backward
-    )
-    flows = expert_flows(shape, layout, profile.policy)
-    ep = _expert_parallel(flows, shape, layout, system, profile, routed, compute)
-    inner = Passes(routed.forward + shared.forward, routed.backward + shared.backward)
-    products = Passes(around.forward + inner.forward, around.backward + inner.backward)
+    routed = _routed(kind, once(of_experts, layout, OF_EXPERTS, kind, system, profile))
+    compute = _both(_both(parts.around, parts.core), routed)
+    flows = expert_flows(kind, place, layout, profile.policy)
+    ep = _routed(kind, _expert_parallel(flows, kind, layout, system, profile, routed, compute))
+    inner = _both(routed, parts.inner)
     again: Column = 0.0
     if layout.modules.any:
-        m, width = layout.modules, shape.top_k * shape.expert_ffn
+        m, width = layout.modules, kind.top_k * kind.expert_ffn
         # The activation reads one or two and writes one.
-        act = shape.mlp_matrices * _element(layout, system) * width / layout.tp
+        act = kind.mlp_matrices * _element(layout, system) * width / layout.tp
         whole = inner.forward + ep.forward + act
-        again = common.again + np.where(m.moe > 0, whole, m.moe_act * act + m.shared_experts * shared.forward)
-    return Block(
-        matmul=products,
-        attention=core,
-        memory=common.memory,
-        tp=_exposed(common.sent, layout, system, profile, products),
-        cp=common.dense.cp,
-        ep=ep,
-        again=again,
-    )
+        of_modules = np.where(m.moe > 0, whole, m.moe_act * act + m.shared_experts * parts.inner.forward)
+        again = parts.again + np.where(np.asarray(kind.experts) > 0, of_modules, 0.0)
+    return _whole_block(parts, layout, system, profile, inner, ep, again)
 
 
 def _element(layout: Layout, system: System) -> Column:
@@ -377,11 +416,11 @@ def _element(layout: Layout, system: System) -> Column:
     return layout.tokens * layout.activation_bytes / (system.memory_bytes_per_s * system.memory)
 
 
-def _again(shape: Shape, layout: Layout, system: System, up: Passes) -> Column:
+def _again(kind: Kind, layout: Layout, system: System, up: Passes) -> Column:
     """Return the forward seconds of the recomputed modules of a block, except its MLP: norms, and the products `up`
     that expand latents."""
     if not layout.modules.any:
         return 0.0
     ways = np.where(layout.sp > 0, layout.tp, 1)
-    norms = 2 * 2 * _element(layout, system) * shape.hidden / ways  # two norms read and write
+    norms = 2 * kind.norms * _element(layout, system) * kind.hidden / ways  # each reads and writes
     return layout.modules.layernorm * norms + layout.modules.mla_up_proj * up.forward

@@ -21,7 +21,7 @@ from phalanx.cost.hardware.columns import Column, gather
 from phalanx.cost.hardware.system import System
 from phalanx.cost.ledger.compressed import compressed_gradients
 from phalanx.cost.ledger.flops import active_params, hardware_flops, model_flops
-from phalanx.cost.ledger.model_shape import Shape, shape
+from phalanx.cost.ledger.model_shape import Shape, kinds_of_blocks, shape
 from phalanx.cost.ledger.pipeline_formulas import makespan
 from phalanx.cost.ledger.rank_layout import Layout, PlacedLayout, layout
 from phalanx.cost.pipeline_time import Costs
@@ -173,8 +173,7 @@ def _run_schedule(result: Step, s: Strategy, model: ModelSpec) -> None:
     """Set the bubble of a schedule that splits the backward pass (half of it each for input and weight gradients), by
     running its actions over chunks as equal as whole blocks allow."""
     ranks, passes = rank_of(s), [kind for _, kind in result.blocks]
-    experts = model.experts
-    kinds = [passes[0 if experts is None or i in experts.dense_layers else -1] for i in range(model.layers)]
+    kinds = [passes[place] for place in kinds_of_blocks(model)]
     chunk_passes = [[kinds[i] for i in kind] for kind in np.array_split(np.arange(model.layers), len(ranks))]
     chunk_passes[-1].append(result.head)
     forward = [sum(float(kind.forward) for kind in chunk) for chunk in chunk_passes]

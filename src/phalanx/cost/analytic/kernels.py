@@ -11,7 +11,8 @@ from phalanx.cost.analytic.profile import Profile
 from phalanx.cost.hardware.columns import Column
 from phalanx.cost.hardware.system import System
 from phalanx.cost.kernels.tiles import Tiles, whole_waves_s
-from phalanx.cost.ledger.layer_flows import kv_heads, routed_rows
+from phalanx.cost.ledger.kind import Kind, copied
+from phalanx.cost.ledger.layer_flows import kv_heads, routed_rows, shared_here
 from phalanx.cost.ledger.model_shape import Shape
 from phalanx.cost.ledger.rank_layout import FORMATS, NARROW, Layout
 
@@ -97,107 +98,156 @@ def _sum(parts: list[Passes]) -> Passes:
     return Passes(sum(p.forward for p in parts), sum(p.backward for p in parts))
 
 
-def projections(shape: Shape, layout: Layout, by: Products) -> Passes:
-    """Return seconds of the products around attention; latent attention (DeepSeek-V2, 2024) has low-rank ones
-    instead."""
-    m, h = layout.tokens, shape.hidden
-    out = shape.heads * shape.value_dim / layout.tp
-    q = shape.heads * shape.head_dim / layout.tp
-    plain = by.linear(m, q + 2 * kv_heads(shape, layout) * shape.head_dim, h)
-    last = by.linear(m, h, out, back=True)
-    if not np.any(shape.kv_rank):
-        return _sum([plain, last])
-    down = by.linear(m, shape.q_rank + shape.kv_rank + shape.rope_dim, h)
-    low = _sum([down, up_projections(shape, layout, by)])
-    latent = shape.kv_rank > 0
-    first = Passes(np.where(latent, low.forward, plain.forward), np.where(latent, low.backward, plain.backward))
-    return _sum([first, last])
-
-
-def up_projections(shape: Shape, layout: Layout, by: Products) -> Passes:
-    """Return seconds of the products that expand latent queries, keys and values; zero without latents."""
-    if not np.any(shape.kv_rank):
+def projections(kind: Kind, layout: Layout, by: Products) -> Passes:
+    """Return seconds of the products around attention, or around another mixer; latent attention (DeepSeek-V2, 2024)
+    has low-rank ones instead."""
+    m, h = layout.tokens, kind.hidden
+    q = kind.heads * kind.head_dim / layout.tp
+    width = q + kv_heads(kind, layout) * kind.kv_width + kind.gate / layout.tp
+    out = kind.heads * kind.value_dim / layout.tp
+    if np.any(kind.mixed):
+        width = width + kind.mixed / layout.tp + shared_here(kind, layout) + kind.mixed_whole
+        out = out + kind.mixed_out / layout.tp
+    if not np.any(out):
         return Passes(0.0, 0.0)
-    m, latent = layout.tokens, shape.kv_rank > 0
-    q = shape.heads * shape.head_dim / layout.tp
-    kv = shape.heads * (shape.head_dim - shape.rope_dim + shape.value_dim) / layout.tp
-    up_q = by.linear(m, q, np.where(shape.q_rank > 0, shape.q_rank, shape.hidden))
-    up_kv = by.linear(m, kv, np.maximum(shape.kv_rank, 1))
+    plain = by.linear(m, width, h)
+    last = by.linear(m, h, out, back=True)
+    parts = [plain, last]
+    if np.any(kind.kv_rank):
+        down = by.linear(m, kind.q_rank + kind.kv_rank + kind.rope_dim, h)
+        low = _sum([down, up_projections(kind, layout, by)])
+        latent = np.asarray(kind.kv_rank) > 0
+        parts[0] = Passes(
+            np.where(latent, low.forward, plain.forward), np.where(latent, low.backward, plain.backward)
+        )
+    if np.any(kind.index):
+        parts.append(by.linear(m, kind.index / h, h))
+    if np.any(kind.mixed_low):
+        parts.append(by.linear(m, kind.mixed_low / layout.tp / h, h))
+    has, total = np.asarray(kind.attends + kind.mixes) > 0, _sum(parts)
+    return Passes(np.where(has, total.forward, 0.0), np.where(has, total.backward, 0.0))
+
+
+def up_projections(kind: Kind, layout: Layout, by: Products) -> Passes:
+    """Return seconds of the products that expand latent queries, keys and values; zero without latents."""
+    if not np.any(kind.kv_rank):
+        return Passes(0.0, 0.0)
+    m, latent = layout.tokens, np.asarray(kind.kv_rank) > 0
+    q = kind.heads * kind.head_dim / layout.tp
+    kv = kind.heads * (kind.head_dim - kind.rope_dim + kind.value_dim) / layout.tp
+    up_q = by.linear(m, q, np.where(kind.q_rank > 0, kind.q_rank, kind.hidden))
+    up_kv = by.linear(m, kv, np.maximum(kind.kv_rank, 1))
     both = _sum([up_q, up_kv])
     return Passes(both.forward * latent, both.backward * latent)
 
 
-def mlp(shape: Shape, layout: Layout, width: Column, by: Products) -> Passes:
-    """Return seconds of the products of a dense MLP of this width; the gate is part of the first product."""
-    m, h, f = layout.tokens, shape.hidden, width / layout.tp
-    return _sum(
-        [
-            by.linear(m, (shape.mlp_matrices - 1) * f, h),
-            by.linear(m, h, f, back=True),
-        ]
-    )
+def mlp(kind: Kind, layout: Layout, width: Column, by: Products) -> Passes:
+    """Return seconds of the products of a dense MLP of this width, zero where that is; the gate is part of the first
+    product."""
+    if not np.any(width):
+        return Passes(0.0, 0.0)
+    m, h, f = layout.tokens, kind.hidden, np.maximum(width, 1) / layout.tp
+    both = _sum([by.linear(m, (kind.mlp_matrices - 1) * f, h), by.linear(m, h, f, back=True)])
+    has = np.asarray(width) > 0
+    return Passes(np.where(has, both.forward, 0.0), np.where(has, both.backward, 0.0))
 
 
-def every_second(shape: Shape) -> Column:
+def every_second(kind: Kind) -> Column:
     """Return the share of a block's products that recomputation by operation repeats: the second, fourth and sixth,
     which are keys, the projection after attention and the MLP's second (torchtitan, parallelize_llama.py)."""
-    q, kv = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
-    return (kv + q + shape.ffn) / (2 * q + 2 * kv + shape.mlp_matrices * shape.ffn)
+    q, kv = kind.heads * kind.head_dim, kind.kv_heads * kind.head_dim
+    ffn = kind.ffn + kind.top_k * kind.expert_ffn + kind.shared_ffn
+    mixed = kind.mixed + kind.mixed_shared
+    return (kv + q + kind.mixed_out + ffn) / (2 * q + 2 * kv + mixed + kind.mixed_out + kind.mlp_matrices * ffn)
 
 
-def experts(shape: Shape, layout: Layout, by: Products) -> Passes:
-    """Return seconds of the grouped products of the experts on a rank, each with an equal share of the rows."""
-    local_experts = np.maximum(shape.experts / layout.ep, 1)
-    m = routed_rows(shape, layout, local_experts) * layout.ep * layout.etp / local_experts
-    h = shape.hidden
-    f = np.maximum(shape.expert_ffn / layout.etp, 1)
-    return _sum(
-        [
-            by.linear(m, (shape.mlp_matrices - 1) * f, h, local_experts),
-            by.linear(m, h, f, local_experts),
-        ]
-    )
+def experts(kind: Kind, layout: Layout, by: Products) -> Passes:
+    """Return seconds of the grouped products of the experts on a rank, each with an equal share of the rows, and of
+    the products into and out of their latent space."""
+    local_experts = np.maximum(kind.experts / layout.ep, 1)
+    m = routed_rows(kind, layout, local_experts) * layout.ep * layout.etp / local_experts
+    width, f = kind.expert_dim, np.maximum(kind.expert_ffn / layout.etp, 1)
+    parts = [
+        by.linear(m, (kind.mlp_matrices - 1) * f, width, local_experts),
+        by.linear(m, width, f, local_experts),
+    ]
+    narrow = (np.asarray(width) < kind.hidden) & (np.asarray(kind.experts) > 0)
+    if np.any(narrow):
+        both = by.linear(layout.tokens / layout.tp, 2 * width, kind.hidden)
+        parts.append(Passes(np.where(narrow, both.forward, 0.0), np.where(narrow, both.backward, 0.0)))
+    return _sum(parts)
 
 
-def keys_per_query(shape: Shape, layout: Layout) -> Column:
-    """Return the mean number of keys per query under a causal mask, over all blocks: half of the sequence or
-    document, or a window."""
+def keys_per_query(kind: Kind, layout: Layout) -> Column:
+    """Return the mean number of keys per query under a causal mask, over blocks of a kind: half of the sequence or
+    document, a window, or as many as an index chooses."""
     reach: Column = np.where(np.asarray(layout.document) > 0, np.minimum(layout.document, layout.seq), layout.seq)
-    window = np.minimum(np.maximum(shape.window, 1), reach / 2)
-    return (1 - shape.window_share) * reach / 2 + shape.window_share * window
+    window = np.minimum(np.maximum(kind.window, 1), reach / 2)
+    keys = (1 - kind.window_share) * reach / 2 + kind.window_share * window
+    return np.where(np.asarray(kind.top) > 0, np.minimum(keys, np.maximum(kind.top, 1)), keys)
 
 
-def attention(shape: Shape, layout: Layout, system: System, profile: Profile) -> Passes:
+def recurrence(kind: Kind, layout: Layout, system: System, profile: Profile) -> Passes:
+    """Return seconds of a linear recurrence in chunks of c tokens, and of its convolution: the products of chunks,
+    (c, n, c) for each group of keys and (c, c, p), (n, c, p), (c, n, p) for each head, which are written between
+    kernels (Dao & Gu 2024, section 6); a delta rule multiplies keys by keys as well, applies the inverse of each
+    chunk's triangle to keys and values, and corrects values by the state (Yang et al. 2024, section 3.3). The
+    backward pass takes two products for each of these, and computes states again."""
+    if not np.any(kind.mixed):
+        return Passes(0.0, 0.0)
+    n, p, c = (np.maximum(x, 1) for x in (kind.scan_state, kind.scan_dim, kind.scan_chunk))
+    chunks = layout.tokens / c
+    heads = chunks * kind.scan_heads / layout.tp
+    groups = chunks * np.where(np.asarray(kind.scan_groups) > 0, copied(kind.scan_groups, layout.tp), 0.0)
+    by = (system, _peak(layout, system) * system.gemm * profile.gemm, layout.activation_bytes)
+    # Products of pairs in a chunk are of value heads in a delta rule, whose keys are repeated to them.
+    delta = np.asarray(kind.scan_pairs) > 0
+    pairs = product_s(c, c, n, *by, np.where(delta, 2 * heads, groups))
+    plain = pairs + product_s(c, p, c, *by, heads) + product_s(n, p, c, *by, heads) + product_s(c, p, n, *by, heads)
+    solved = product_s(c, n, c, *by, heads) + product_s(c, p, c, *by, heads) + product_s(c, p, n, *by, heads)
+    products = plain + np.where(delta, solved, 0.0)
+    # The convolution reads and writes its channels, with their activation in the same kernel.
+    moved = 2 * layout.tokens * kind.conv_channels / layout.tp * layout.activation_bytes
+    conv = moved / (system.memory_bytes_per_s * system.memory)
+    forward = kind.recurs * products + conv
+    return Passes(forward, 3 * kind.recurs * products + 2 * conv)
+
+
+def attention(kind: Kind, layout: Layout, system: System, profile: Profile) -> Passes:
     """Return seconds of attention's core. Flash attention (Dao 2023) works on the causal half and recomputes the
     scores in the backward pass, which takes 2.5 times the forward FLOPs. In a context-parallel ring, each step is a
     kernel over a part of the keys, whose result is merged into the previous ones. Without flash attention, scores are
     written: two batched products over the full square, and passes over it."""
-    heads = shape.heads / layout.tp
+    if not np.any(kind.heads):
+        return Passes(0.0, 0.0)
+    heads = kind.heads / layout.tp
     pairs = layout.tokens * heads
-    flops = 2 * pairs * (shape.head_dim + shape.value_dim)
-    keys = keys_per_query(shape, layout)
+    flops = 2 * pairs * (kind.head_dim + kind.value_dim)
+    keys = keys_per_query(kind, layout)
     ring = np.where(np.asarray(profile.gathers_keys) > 0, 1, layout.cp / layout.ulysses)
     long = layout.seq / (layout.seq + system.attention_half * ring)
-    narrow = (np.minimum(shape.head_dim, 128) / 128) ** system.attention_narrow
+    narrow = (np.clip(kind.head_dim, 1, 128) / 128) ** system.attention_narrow
     share = np.where(profile.portable > 0, system.portable_attention, system.attention)
     best = _peak(layout, system) * share * profile.attention * long * narrow
     flash = flops * keys / best
+    if np.any(kind.index_pair):  # every rank scores all keys before a query
+        flash = flash + 2 * layout.tokens * kind.index_pair * layout.seq / 2 / best
     backward = np.where(profile.portable > 0, system.portable_backward, system.attention_backward)
     flash_back = 2.5 * flash / backward
     steps = np.where(ring > 1, ring, 0)
-    merged = steps * profile.ring_bytes * pairs * shape.value_dim / (system.memory_bytes_per_s * system.memory)
+    merged = steps * profile.ring_bytes * pairs * kind.value_dim / (system.memory_bytes_per_s * system.memory)
 
     if np.all(profile.flash):
         return Passes(flash + merged, flash_back + merged)
     # A head as inner or outer size does not fill tiles, and rows that are no multiple of 8 elements cannot use tensor
     # cores.
-    d = shape.head_dim
+    d = kind.head_dim
     batch = layout.micro_batch * heads
     s = layout.seq / layout.cp
     rate = _peak(layout, system) * system.gemm * profile.gemm * _aligned(d, system.misaligned)
     e = layout.activation_bytes
     scores = product_s(s, layout.seq, d, system, rate, e, batch) + product_s(s, d, layout.seq, system, rate, e, batch)
-    moved = profile.score_bytes + _UNFUSED_BYTES * unfused(shape, layout, profile)
+    moved = profile.score_bytes + _UNFUSED_BYTES * unfused(kind, layout, profile)
     passes = e / 2 * moved * pairs * layout.seq / (system.memory_bytes_per_s * system.memory)
     return Passes(
         np.where(profile.flash > 0, flash + merged, scores + passes),
@@ -213,10 +263,10 @@ _UNFUSED_BYTES = 32.0
 there (8 each) and a cast back (6), less 4."""
 
 
-def unfused(shape: Shape, layout: Layout, profile: Profile) -> Column:
+def unfused(kind: Kind, layout: Layout, profile: Profile) -> Column:
     """Return 1 where scores are written and their masked softmax is not a single kernel, since torch's own operations
     are it, or since a rank's heads and sequences are not a multiple of four."""
-    matrices = layout.micro_batch * shape.heads / (layout.tp * layout.ulysses)
+    matrices = layout.micro_batch * kind.heads / (layout.tp * layout.ulysses)
     apart = (matrices % _FUSED_BATCHES != 0) | (np.asarray(profile.plain) > 0)
     return 1.0 * ((np.asarray(profile.flash) == 0) & apart)
 
@@ -237,17 +287,20 @@ def _rows_aligned(n: Column, odd: Column) -> Column:
     return np.asarray(odd) ** (1 - np.log2(together) / 3)
 
 
-def traffic(shape: Shape, layout: Layout, width: Column, system: System, profile: Profile) -> Passes:
+def traffic(kind: Kind, layout: Layout, width: Column, system: System, profile: Profile) -> Passes:
     """Return seconds of the memory-bound kernels of a block: norms and residuals (which sequence parallelism splits
-    over tp ranks), the inside of an MLP of this `width`, and casts of the products' operands to 8 bits or less."""
+    over tp ranks), the inside of an MLP of this `width`, gates of mixers, and casts of the products' operands to 8
+    bits or less."""
     ways = np.where(layout.sp > 0, layout.tp, 1)
-    hidden = layout.tokens * shape.hidden
+    hidden = layout.tokens * kind.hidden
     inner = layout.tokens * width / layout.tp
+    # A gate reads two tensors of a mixer's width and writes one.
+    inner = inner + layout.tokens * (kind.gate + kind.mixed_out) / layout.tp / 2
     size = layout.activation_bytes / 2
-    bytes_ = size * (profile.hidden_bytes * hidden / ways + profile.ffn_bytes * inner)
+    bytes_ = size * (profile.hidden_bytes * hidden * kind.sublayers / 2 / ways + profile.ffn_bytes * inner)
     fine = np.where(np.choose(np.asarray(layout.format, dtype=int), _FINE), profile.fine_cast, 1.0)
     narrow = np.choose(np.asarray(layout.format, dtype=int), NARROW)
-    cast = np.where(narrow, profile.cast_bytes * fine * (2 * hidden + inner), 0.0)
+    cast = np.where(narrow, profile.cast_bytes * fine * (kind.sublayers * hidden + inner), 0.0)
     rate = system.memory_bytes_per_s * system.memory
     return Passes((bytes_ + cast) / rate, (bytes_ * profile.backward_traffic + cast) / rate)
 

@@ -19,6 +19,7 @@ import numpy as np
 from phalanx.cost.analytic.profile import Profile
 from phalanx.cost.hardware.columns import Column
 from phalanx.cost.ledger.gradient_flows import expert_ranks, experts_apart
+from phalanx.cost.ledger.kind import Kind
 from phalanx.cost.ledger.live_bytes import (
     cast_weight_bytes,
     end_bytes,
@@ -28,7 +29,7 @@ from phalanx.cost.ledger.live_bytes import (
     sliced_head,
     state_bytes,
 )
-from phalanx.cost.ledger.model_shape import Shape, on_rank
+from phalanx.cost.ledger.model_shape import Shape
 from phalanx.cost.ledger.policy import sharding
 from phalanx.cost.ledger.rank_layout import Layout, stages, stages_by_work
 from phalanx.schedule.gradients.sharding import Sharding
@@ -83,10 +84,13 @@ def waiting_bytes(
 
 def _two_matrices(shape: Shape, layout: Layout, apart: Column) -> Column:
     """Return the elements of the two largest matrices of blocks; of separately sharded experts, three more."""
-    wide = np.maximum(shape.heads * np.maximum(shape.head_dim, shape.value_dim), shape.shared_ffn)
-    wide = np.maximum(wide, np.where(shape.moe_layers < shape.layers, shape.ffn, 0.0))
-    dense = shape.hidden * wide / layout.tp
-    experts = shape.experts * shape.hidden * shape.expert_ffn / (layout.ep * layout.etp)
+
+    def widest(kind: Kind) -> Column:
+        mixer = np.maximum(kind.heads * np.maximum(kind.head_dim, kind.value_dim), kind.mixed_out)
+        return np.maximum(np.maximum(mixer, kind.shared_ffn), kind.ffn)
+
+    dense = shape.hidden * shape.most(widest) / layout.tp
+    experts = shape.most(lambda kind: kind.experts * kind.expert_dim * kind.expert_ffn) / (layout.ep * layout.etp)
     return np.where(apart, 2 * dense + 3 * experts, 2 * np.maximum(dense, experts))
 
 
@@ -116,10 +120,8 @@ def _fuller(one: _Rank, other: _Rank) -> _Rank:
 
 def _parameters_of_block(shape: Shape, layout: Layout) -> tuple[Column, Column]:
     """Return the parameters of a block on a rank, averaged over blocks: of all but routed experts, and of those."""
-    moe = shape.moe_layers / shape.layers
-    dense = (1 - moe) * on_rank(shape.block_params, shape.block_whole, shape.block_kv, shape, layout.tp)
-    dense = dense + moe * on_rank(shape.moe_block_params, shape.moe_block_whole, shape.block_kv, shape, layout.tp)
-    return dense, moe * shape.expert_params / (layout.ep * layout.etp)
+    dense = shape.mean(lambda kind: kind.on_rank(layout.tp))
+    return dense, shape.mean(lambda kind: kind.expert_params) / (layout.ep * layout.etp)
 
 
 class _Ends(NamedTuple):
@@ -277,8 +279,8 @@ def _constant_bytes(
     """Return bytes that every rank holds permanently, and the share of compression among them."""
     # Products that accumulate their weights' gradients in place return a placeholder, kept for each shape; the head's
     # goes with the loss.
-    moe = shape.moe_layers / shape.layers
-    per_shape = share.dense_params + moe * shape.expert_params / np.maximum(shape.experts, 1) / layout.etp
+    of_expert = shape.mean(lambda kind: kind.expert_params / np.maximum(kind.experts, 1))
+    per_shape = share.dense_params + of_expert / layout.etp
     stand_in = profile.stand_in * profile.parameter_bytes * per_shape
     buffers = np.where(layout.tp > 1, profile.buffers * layout.tokens * shape.hidden * layout.activation_bytes, 0.0)
     replicas = layout.dp * layout.cp

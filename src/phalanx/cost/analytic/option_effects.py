@@ -23,6 +23,7 @@ import numpy as np
 
 from phalanx.cost.analytic.profile import FIELDS, Profile, profile
 from phalanx.cost.hardware.columns import Column
+from phalanx.cost.ledger.kind import Kind
 from phalanx.cost.ledger.model_shape import Shape
 from phalanx.cost.ledger.rank_layout import FORMAT_INDEX, Layout
 from phalanx.cost.ledger.units import units
@@ -196,11 +197,16 @@ def adapter_params(model: Shape, o: StackOptions) -> float:
     """Return the parameters of a block's adapters: r (inputs + outputs) for each product that has one."""
     if not o.lora:
         return 0.0
-    q, kv = model.heads * model.head_dim, model.kv_heads * model.head_dim
-    attention = 2 * (model.hidden + q) + 2 * (model.hidden + kv)
-    share = 1 - model.moe_layers / model.layers
-    mlp = share * model.mlp_matrices * (model.hidden + model.ffn) if o.lora_targets == "linear" else 0.0
-    return float(o.lora * (attention + mlp))
+
+    def of_block(kind: Kind) -> Column:
+        q, kv, h = kind.heads * kind.head_dim, kind.kv_heads * kind.head_dim, kind.hidden
+        attention = kind.attends * (2 * (h + q) + 2 * (h + kv))
+        mixed = kind.mixed + kind.mixed_shared + kind.mixed_whole
+        mixer = kind.mixes * ((h + mixed) + (h + kind.mixed_out))
+        return attention + mixer + (kind.mlp_matrices * (h + kind.ffn) if linear and kind.ffn else 0.0)
+
+    linear = o.lora_targets == "linear"
+    return float(o.lora * model.mean(of_block))
 
 
 def extended(model: Shape, o: StackOptions) -> Shape:
@@ -209,8 +215,7 @@ def extended(model: Shape, o: StackOptions) -> Shape:
         # A depth is a block like the last ones, a product of two hidden states, and the head once more.
         model = replace(
             model,
-            layers=model.layers + o.mtp,
-            moe_layers=model.moe_layers + o.mtp * (np.asarray(model.moe_layers) > 0),
+            kinds=(*model.kinds[:-1], replace(model.kinds[-1], count=model.kinds[-1].count + o.mtp)),
             head_params=model.head_params + o.mtp * 2 * model.hidden**2,
             depths=float(o.mtp),
         )

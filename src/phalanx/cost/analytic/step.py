@@ -20,6 +20,7 @@ from phalanx.cost.analytic.update import reduced, updated
 from phalanx.cost.collectives.nccl_model import collective_s
 from phalanx.cost.hardware.columns import Column
 from phalanx.cost.hardware.system import System
+from phalanx.cost.ledger.kind import Kind
 from phalanx.cost.ledger.layer_flows import messages, stream_bytes
 from phalanx.cost.ledger.live_bytes import live_bytes
 from phalanx.cost.ledger.model_shape import Shape
@@ -34,7 +35,7 @@ class Step:
     terms: dict[str, Column] = field(default_factory=dict)
     of: dict[str, dict[str, Column]] = field(default_factory=dict)
     blocks: list[tuple[Column, Passes]] = field(default_factory=list)
-    """(number of blocks, a micro-batch's passes of one) for each kind of block, those with a plain MLP first."""
+    """(number of blocks, a micro-batch's passes of one) for each of Shape.kinds."""
     head: Passes = field(default_factory=lambda: Passes(0.0, 0.0))
     """A micro-batch's passes of the head and the loss."""
     ahead: Column = 1.0
@@ -50,6 +51,7 @@ class Step:
 FORMULAS = {
     "matmul": "micro_batches x blocks x (forward_s + backward_s)",
     "attention": "micro_batches x blocks x (forward_s + backward_s)",
+    "recurrence": "micro_batches x blocks x (forward_s + backward_s), products of chunks, and the convolution",
     "memory": "micro_batches x blocks x (forward_s + backward_s)",
     "tp": "micro_batches x blocks x (forward_s + backward_s), the exposed part of two all-reduces each",
     "cp": "micro_batches x blocks x (forward_s + backward_s), keys and values that attention does not overlap",
@@ -94,22 +96,23 @@ def step(shape: Shape, layout: Layout, system: System, profile: Profile, replica
     blocks = parts.most
     m, full = layout.micro_batches, layout.full
     sync_factor = 1 + profile.launch_sync * (np.minimum(layout.tp, 8) - 1) / 7
-    count = profile.launches + profile.unfused_launches * kernels.unfused(shape, layout, profile)
     launch_s = profile.launch_s * sync_factor
-    of_block = count * launch_s
     # An unobserved job may be delayed by its CPUs; its reserved memory assumes that it is not, which reserves more.
     delay = np.where(layout.tp > 1, profile.listed * layout.tp * profile.list_s, 0.0)
     several = np.asarray(layout.world) > system.tiers[0].ranks
     surely = system.held_up * delay
     listed = np.where(np.asarray(system.observed) > 0, surely, profile.held_up * several * delay)
-    every_second = kernels.every_second(shape)
     forward: Column = 0.0
     backward: Column = 0.0
-    for place, (block, count) in enumerate(kinds):
+    for kind, (block, count) in zip(shape.kinds, kinds, strict=True):
         share = count / shape.layers * blocks  # blocks of this kind on a rank
-        core_again = block.attention.forward + block.cp.forward
-        selected = np.where(profile.per_op > 0, every_second * block.matmul.forward, core_again)
-        launched = of_block * (1 + profile.expert_launches / np.maximum(profile.launches, 1) * (place > 0))
+        core_again = kind.attends * (block.attention.forward + block.cp.forward)
+        every_second = kernels.every_second(kind) * block.matmul.forward if np.any(profile.per_op) else 0.0
+        selected = np.where(profile.per_op > 0, every_second, core_again)
+        number = profile.launches * kind.sublayers / 2
+        number = number + profile.unfused_launches * kernels.unfused(kind, layout, profile)
+        expert_launches = profile.expert_launches / np.maximum(profile.launches, 1) * kind.routes
+        launched = number * launch_s * (1 + expert_launches)
         repeated = full * block.forward + layout.selective * selected + (1 - full) * block.again
         repeated = (
             repeated
@@ -118,13 +121,13 @@ def step(shape: Shape, layout: Layout, system: System, profile: Profile, replica
             + _offloaded(shape, layout, system, profile, block, blocks)
         )
         launched_back = launched * (profile.launch_backward + full)
-        launched_back = launched_back + (1 - full) * _launched_again(shape, layout, profile, place > 0) * launch_s
+        launched_back = launched_back + (1 - full) * _launched_again(kind, layout, profile) * launch_s
         f = _slower(block.forward, launched + listed)
         b = _slower(block.backward + repeated, launched_back + listed * (1 + full))
         for name, part in block.parts.items():
             terms[name] = terms.get(name, 0) + m * share * (part.forward + part.backward)
             factors = {"micro_batches": m, "blocks": share, "forward_s": part.forward, "backward_s": part.backward}
-            out.of[name if len(kinds) == 1 or block is kinds[-1][0] else f"{name}, dense blocks"] = factors
+            out.of[name if kind is shape.kinds[-1] else f"{name}, {_blocks_of(shape, kind)}"] = factors
         out.of["recompute"] = {"micro_batches": m, "blocks": share, "repeated_s": repeated}
         out.of["launch"] = {"micro_batches": m, "blocks": share, "forward_s": launched + listed}
         terms["recompute"] = terms.get("recompute", 0) + m * share * repeated
@@ -170,27 +173,34 @@ _CORE_LAUNCHES = 4
 """Number of kernels of attention's core that writes scores: two batched products, masked softmax, dropout."""
 _MLP_LAUNCHES = 3
 """Kernels of an MLP, and of shared experts: two products and the activation."""
-_NORM_LAUNCHES, _UP_LAUNCHES = 2, 2
-"""Norms of a block, and products that expand latents."""
+_UP_LAUNCHES = 2
+"""Products that expand latents."""
 
 
-def _launched_again(shape: Shape, layout: Layout, profile: Profile, experts: bool) -> Column:
-    """Return the kernels that the backward pass of a block launches again for the parts that run again (`experts`: of
-    a block with experts). Recomputation by operation repeats all but the products and attention that it keeps."""
+def _launched_again(kind: Kind, layout: Layout, profile: Profile) -> Column:
+    """Return the kernels that the backward pass of a block launches again for the parts that run again. Recomputation
+    by operation repeats all but the products and attention that it keeps."""
     core = np.where(profile.flash > 0, 1, _CORE_LAUNCHES)
-    core = core + profile.unfused_launches * kernels.unfused(shape, layout, profile)
+    core = kind.attends * (core + profile.unfused_launches * kernels.unfused(kind, layout, profile))
     # Of two products of attention and two or three of the MLP one in two is kept, and attention.
-    by_operation = np.maximum(profile.launches - (2 + shape.mlp_matrices) / 2 - 1, 0)
+    by_operation = np.maximum(profile.launches * kind.sublayers / 2 - (2 + kind.mlp_matrices) / 2 - 1, 0)
     again: Column = layout.selective * np.where(profile.per_op > 0, by_operation, core)
     m = layout.modules
     if not m.any:
         return again * (profile.launches > 0)
-    inside: Column = m.mlp * _MLP_LAUNCHES
-    if experts:
+    inside: Column = m.mlp * _MLP_LAUNCHES * (np.asarray(kind.ffn) > 0)
+    if np.any(kind.experts):
         whole = _MLP_LAUNCHES + profile.expert_launches
-        inside = np.where(m.moe > 0, whole, m.moe_act + m.shared_experts * _MLP_LAUNCHES * (shape.shared_ffn > 0))
-    up = m.mla_up_proj * _UP_LAUNCHES * (shape.kv_rank > 0)
-    return (again + m.layernorm * _NORM_LAUNCHES + up + inside) * (profile.launches > 0)
+        shared = m.shared_experts * _MLP_LAUNCHES * (np.asarray(kind.shared_ffn) > 0)
+        inside = inside + kind.routes * np.where(m.moe > 0, whole, m.moe_act + shared)
+    up = m.mla_up_proj * _UP_LAUNCHES * (np.asarray(kind.kv_rank) > 0)
+    return (again + m.layernorm * kind.norms + up + inside) * (profile.launches > 0)
+
+
+def _blocks_of(shape: Shape, kind: Kind) -> str:
+    """Return the blocks of a kind in words, for names of formulas."""
+    plain = all(np.all(k.heads) for k in shape.kinds) and len(shape.kinds) == 2
+    return "dense blocks" if plain else kind.label
 
 
 def _transfers(out: Step, shape: Shape, layout: Layout, system: System, profile: Profile) -> None:

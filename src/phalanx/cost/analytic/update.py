@@ -15,7 +15,7 @@ from phalanx.cost.analytic.profile import FIELDS, Profile
 from phalanx.cost.collectives.nccl_model import collective_s, together
 from phalanx.cost.hardware.columns import Column
 from phalanx.cost.hardware.system import System
-from phalanx.cost.ledger.flow import Held
+from phalanx.cost.ledger.flow import Held, some_blocks
 from phalanx.cost.ledger.gradient_flows import ROOT, Parameters, Types, expert_ranks, gradient_flows, parameters_of
 from phalanx.cost.ledger.model_shape import Shape
 from phalanx.cost.ledger.policy import sharding
@@ -39,9 +39,8 @@ class Terms:
 def _held(shape: Shape, layout: Layout, blocks: Column) -> Held:
     """Return the units of the fullest rank, with `blocks` blocks: the embedding, and the head too without a pipeline
     or where chunks lie in a V."""
-    moe_share = shape.moe_layers / shape.layers
     both = (np.asarray(layout.pp) == 1) | (np.asarray(layout.v_shaped) > 0)
-    return Held(blocks * (1 - moe_share), blocks * moe_share, 1.0, 1.0 * both)
+    return some_blocks(shape.kinds, blocks, 1.0, 1.0 * both)
 
 
 class _Once(NamedTuple):
@@ -222,10 +221,8 @@ def updated(shape: Shape, layout: Layout, system: System, profile: Profile, bloc
 def _orthogonal_s(shape: Shape, system: System) -> Column:
     """Return seconds per parameter of Muon's five Newton-Schulz iterations X <- a X + (b A + c A A) X, A = X X^T, of
     matrices (n, w) with n <= w: 2 n w (2 n) + 2 n^3 FLOP each (Jordan et al. 2024)."""
-    narrow: Column = np.where(
-        shape.moe_layers > 0, np.minimum(shape.hidden, np.maximum(shape.expert_ffn, 1)), shape.hidden
-    )
-    wide = np.where(
-        shape.moe_layers > 0, np.maximum(shape.hidden, shape.expert_ffn), np.maximum(shape.hidden, shape.ffn)
-    )
+    experts, ffn = shape.most(lambda kind: kind.expert_ffn), shape.most(lambda kind: kind.ffn)
+    routes = np.asarray(shape.routes) > 0
+    narrow: Column = np.where(routes, np.minimum(shape.hidden, np.maximum(experts, 1)), shape.hidden)
+    wide = np.maximum(shape.hidden, np.where(routes, experts, ffn))
     return 5 * (4 * narrow + 2 * narrow**2 / wide) / (system.peak_bf16 * system.gemm)

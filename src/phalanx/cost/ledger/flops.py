@@ -14,8 +14,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from phalanx.cost.hardware.columns import Column
-from phalanx.cost.ledger.flow import Held
-from phalanx.cost.ledger.layer_flows import kv_heads, routed_rows
+from phalanx.cost.ledger.flow import Held, whole_model
+from phalanx.cost.ledger.kind import Kind, copied
+from phalanx.cost.ledger.layer_flows import kv_heads, routed_rows, shared_here
 from phalanx.cost.ledger.model_shape import Shape
 from phalanx.cost.ledger.policy import Policy
 from phalanx.cost.ledger.rank_layout import Layout
@@ -23,33 +24,51 @@ from phalanx.cost.ledger.rank_layout import Layout
 
 def forward_per_token(shape: Shape, seq: Column) -> tuple[Column, Column]:
     """Return forward FLOPs per token of the whole model, as (blocks, heads; a depth of multi-token prediction joins
-    two hidden states by a product). Of the experts, only those that a token
-    is routed to count; latent attention counts as it trains, with keys and values expanded."""
-    h, q = shape.hidden, shape.heads * shape.head_dim
-    value = shape.heads * shape.value_dim
-    plain = h * (q + 2 * shape.kv_heads * shape.head_dim) + value * h
-    rank = np.where(shape.q_rank > 0, shape.q_rank, h)
-    low = h * (np.where(shape.q_rank > 0, shape.q_rank, 0) + shape.kv_rank + shape.rope_dim) + rank * q
-    low = low + shape.kv_rank * shape.heads * (shape.head_dim - shape.rope_dim + shape.value_dim) + value * h
-    around = np.where(shape.kv_rank > 0, low, plain)
-    core = seq * (q + value)
-    dense = shape.mlp_matrices * h * shape.ffn
-    routed = shape.mlp_matrices * h * (shape.top_k * shape.expert_ffn + shape.shared_ffn) + h * shape.experts
-    blocks = shape.layers * (around + core) + (shape.layers - shape.moe_layers) * dense + shape.moe_layers * routed
-    return 2 * blocks, 2 * h * (shape.vocab * (1 + shape.depths) + shape.depths * 2 * h)
+    two hidden states by a product). Of the experts, only those that a token is routed to count; latent attention
+    counts as it trains, with keys and values expanded; recurrences token by token."""
+    blocks = sum(kind.count * (_products_per_token(kind) + _core_per_token(kind, seq)) for kind in shape.kinds)
+    return blocks, 2 * shape.hidden * (shape.vocab * (1 + shape.depths) + shape.depths * 2 * shape.hidden)
+
+
+def _products_per_token(kind: Kind) -> Column:
+    """Return the FLOPs of a block's products and convolutions, forward."""
+    h, q, out = kind.hidden, kind.heads * kind.head_dim, kind.heads * kind.value_dim
+    rank = np.where(kind.q_rank > 0, kind.q_rank, h)
+    low = h * (kind.q_rank + kind.kv_rank + kind.rope_dim) + rank * q
+    low = low + kind.kv_rank * kind.heads * (kind.head_dim - kind.rope_dim + kind.value_dim)
+    around = np.where(np.asarray(kind.kv_rank) > 0, low, h * (q + kind.kv_heads * kind.kv_width)) + out * h
+    around = around + h * kind.gate + kind.index
+    mixed = h * (kind.mixed + kind.mixed_shared + kind.mixed_whole + kind.mixed_out) + kind.mixed_low + kind.conv
+    experts = kind.mlp_matrices * (kind.expert_dim * kind.top_k * kind.expert_ffn + h * kind.shared_ffn)
+    inner = kind.mlp_matrices * h * kind.ffn + experts + h * (kind.experts + _further_outputs(kind))
+    return 2 * (around + mixed + inner)
+
+
+def _further_outputs(kind: Kind) -> Column:
+    """Return the outputs per hidden element of an experts' layer's other products: into its latent space and out of
+    it, and of the shared expert's gate."""
+    narrow = np.where(np.asarray(kind.expert_dim) < kind.hidden, 2 * kind.expert_dim, 0.0)
+    return narrow + kind.shared_gate
+
+
+def _core_per_token(kind: Kind, seq: Column) -> Column:
+    """Return the FLOPs of attention's core, of an index's scores, and of a recurrence, forward."""
+    keys = np.where(np.asarray(kind.top) > 0, np.minimum(np.maximum(kind.top, 1), seq), seq)
+    return 2 * (keys * kind.heads * (kind.head_dim + kind.value_dim) + seq * kind.index_pair) + kind.scan_flops
 
 
 def model_flops(shape: Shape, layout: Layout) -> Column:
     """Return FLOPs of one step on all ranks, without recomputation; frozen weights have no gradients."""
     blocks, head = forward_per_token(shape, layout.seq)
-    core = 2 * shape.layers * layout.seq * shape.heads * (shape.head_dim + shape.value_dim)
+    core = sum(kind.count * _core_per_token(kind, layout.seq) for kind in shape.kinds)
     per_token = 3.0 * (blocks + head) - layout.frozen * (blocks - core + head)
     return per_token * layout.step_tokens  # a float: 405B's step has more FLOPs than an int64 holds
 
 
 @dataclass(frozen=True)
 class Flops:
-    """FLOPs of a rank in a step: matrix products, and attention's core over the full square."""
+    """FLOPs of a rank in a step: matrix products; attention's core over the full square, and recurrences in
+    chunks."""
 
     products: Column
     attention: Column
@@ -63,73 +82,96 @@ class Flops:
 def rank_flops(shape: Shape, layout: Layout, policy: Policy, units: Held) -> Flops:
     """Return the FLOPs of a rank with these units (with several ranks' units, of all together)."""
     per_pass = 2.0 * layout.tokens * layout.micro_batches
-    around, last_around = _attention_products(shape, layout)
     pads = np.asarray(policy.pads_core) > 0
-    core = layout.seq * shape.heads / layout.tp
-    core = core * np.where(pads, 2 * shape.core_dim, shape.head_dim + shape.value_dim)
-    expanded = _expanding(shape, layout)
     products: Column = 0.0
-    attention: Column = 0.0
-    for moe, count in ((False, units.dense), (True, units.experts)):
+    cores: Column = 0.0
+    for kind, count in zip(shape.kinds, units.blocks, strict=True):
         if not np.any(count):
             continue
-        mlp, last, shared = _inner_products(shape, layout, moe)
+        around, last_around = _mixer_products(kind, layout)
+        mlp, last, shared = _inner_products(kind, layout)
         forward = around + mlp
-        # The end of a repeated block: with a parallel residual, attention's last product too.
-        unread = last + np.where(np.asarray(shape.parallel) > 0, last_around, 0.0)
+        # The end of a repeated block: with a parallel residual, attention's last product too; without an MLP, only
+        # that.
+        alone = (np.asarray(kind.ffn) == 0) & (np.asarray(kind.experts) == 0)
+        unread = last + np.where((np.asarray(kind.parallel) > 0) | alone, last_around, 0.0)
         again = layout.full * (forward - (1 - policy.repeats_last) * unread)
         m = layout.modules
-        modules = m.mla_up_proj * expanded
-        modules = modules + (np.where(m.moe > 0, mlp, m.shared_experts * shared) if moe else m.mlp * mlp)
+        modules = m.mla_up_proj * _expanding(kind, layout) + m.mlp * kind.mlp_matrices * kind.hidden * (
+            kind.ffn / layout.tp
+        )
+        if np.any(kind.experts):
+            modules = modules + kind.routes * np.where(m.moe > 0, mlp, m.shared_experts * shared)
         products = products + count * ((3 - layout.frozen) * forward + again + (1 - layout.full) * modules)
-        attention = attention + count * core * (3 + np.minimum(layout.full + layout.selective, 1.0))
+        keys = np.where(np.asarray(kind.top) > 0, np.minimum(np.maximum(kind.top, 1), layout.seq), layout.seq)
+        width = np.where(pads, 2 * kind.core_dim, kind.head_dim + kind.value_dim)
+        core = keys * kind.heads / layout.tp * width + layout.seq * kind.index_pair
+        cores = cores + count * core * (3 + np.minimum(layout.full + layout.selective, 1.0))
+        cores = cores + count * recurrence_macs(kind, layout) * (3 + layout.full)
     vocab = np.ceil(shape.vocab / layout.tp) * (1 + shape.depths) + shape.depths * 2 * shape.hidden
     head = (3 - layout.frozen) * units.head * vocab * shape.hidden
-    return Flops(per_pass * (products + head), per_pass * attention)
+    return Flops(per_pass * (products + head), per_pass * cores)
 
 
-def _attention_products(shape: Shape, layout: Layout) -> tuple[Column, Column]:
-    """Return multiply-adds per token of the products around attention on a rank; and of the last of them."""
-    h, tp = shape.hidden, layout.tp
-    q = shape.heads * shape.head_dim / tp
-    out = shape.heads * shape.value_dim / tp * h
-    plain = h * (q + 2 * kv_heads(shape, layout) * shape.head_dim)
-    if not np.any(shape.kv_rank):
-        return plain + out, out
-    # Every rank projects to the latents; each expands its own heads.
-    latent = h * (shape.q_rank + shape.kv_rank + shape.rope_dim) + np.where(shape.q_rank > 0, shape.q_rank, h) * q
-    latent = latent + shape.kv_rank * shape.heads / tp * (shape.head_dim - shape.rope_dim + shape.value_dim)
-    return np.where(shape.kv_rank > 0, latent, plain) + out, out
+def recurrence_macs(kind: Kind, layout: Layout) -> Column:
+    """Return multiply-adds per token of a recurrence on a rank in chunks of c tokens (Dao & Gu 2024, section 6; Yang
+    et al. 2024, section 3.3), and of its convolution.
+
+    scores c n of each group of keys, results c p and states 2 n p of each head; a delta rule also multiplies
+    keys by keys, solves the triangle (c^2 / 6) and applies it to keys and values, and reads the state once more."""
+    if not np.any(kind.mixed):
+        return 0.0
+    heads, n, p, c = kind.scan_heads / layout.tp, kind.scan_state, kind.scan_dim, kind.scan_chunk
+    groups = np.where(np.asarray(kind.scan_groups) > 0, copied(kind.scan_groups, layout.tp), 0.0)
+    plain = groups * c * n + heads * (c * p + 2 * n * p)
+    delta = heads * (3 * n * p + c * (3 * n + 2 * p) + c * c / 6)
+    return np.where(np.asarray(kind.scan_pairs) > 0, delta, plain) + kind.conv / layout.tp
 
 
-def _expanding(shape: Shape, layout: Layout) -> Column:
+def _mixer_products(kind: Kind, layout: Layout) -> tuple[Column, Column]:
+    """Return multiply-adds per token of the products around attention or a recurrence on a rank; and of the last of
+    them."""
+    h, tp = kind.hidden, layout.tp
+    q = kind.heads * kind.head_dim / tp
+    out = (kind.heads * kind.value_dim + kind.mixed_out) / tp * h
+    plain = h * (q + kv_heads(kind, layout) * kind.kv_width + kind.gate / tp)
+    if np.any(kind.kv_rank):
+        # Every rank projects to the latents; each expands its own heads.
+        low = h * (kind.q_rank + kind.kv_rank + kind.rope_dim) + np.where(kind.q_rank > 0, kind.q_rank, h) * q
+        low = low + kind.kv_rank * kind.heads / tp * (kind.head_dim - kind.rope_dim + kind.value_dim)
+        plain = np.where(np.asarray(kind.kv_rank) > 0, low, plain)
+    plain = plain + kind.index
+    if np.any(kind.mixed):
+        plain = plain + h * (kind.mixed / tp + shared_here(kind, layout) + kind.mixed_whole) + kind.mixed_low / tp
+    return plain + out, out
+
+
+def _expanding(kind: Kind, layout: Layout) -> Column:
     """Return multiply-adds per token of the products that expand latent queries, keys and values."""
-    q = np.where(shape.q_rank > 0, shape.q_rank, shape.hidden) * shape.heads * shape.head_dim
-    kv = shape.kv_rank * shape.heads * (shape.head_dim - shape.rope_dim + shape.value_dim)
-    return (q + kv) / layout.tp * (np.asarray(shape.kv_rank) > 0)
+    q = np.where(kind.q_rank > 0, kind.q_rank, kind.hidden) * kind.heads * kind.head_dim
+    kv = kind.kv_rank * kind.heads * (kind.head_dim - kind.rope_dim + kind.value_dim)
+    return (q + kv) / layout.tp * (np.asarray(kind.kv_rank) > 0)
 
 
-def _inner_products(shape: Shape, layout: Layout, moe: bool) -> tuple[Column, Column, Column]:
-    """Return multiply-adds per token after attention in a block: all; the last product that all tokens go through;
+def _inner_products(kind: Kind, layout: Layout) -> tuple[Column, Column, Column]:
+    """Return multiply-adds per token of a block's MLP or experts: all; the last product that all tokens go through;
     and only the shared expert."""
-    h, f = shape.hidden, shape.ffn / layout.tp
-    if not moe:
-        return shape.mlp_matrices * h * f, h * f, 0.0
-    f = shape.shared_ffn / layout.tp
-    shared = shape.mlp_matrices * h * f
-    rows = routed_rows(shape, layout, np.maximum(shape.experts, 1) / layout.ep) * layout.ep * layout.etp
-    each = rows / layout.tokens * shape.mlp_matrices * h * shape.expert_ffn / layout.etp
-    return each + shared + h * shape.experts / layout.tp, h * f, shared
+    h, f = kind.hidden, (kind.ffn + kind.shared_ffn) / layout.tp
+    dense = kind.mlp_matrices * h * kind.ffn / layout.tp
+    if not np.any(kind.experts):
+        return dense, h * f, 0.0
+    shared = kind.mlp_matrices * h * kind.shared_ffn / layout.tp
+    rows = kind.routes * routed_rows(kind, layout, np.maximum(kind.experts, 1) / layout.ep) * layout.ep * layout.etp
+    each = rows / layout.tokens * kind.mlp_matrices * kind.expert_dim * kind.expert_ffn / layout.etp
+    further = h * (kind.experts + _further_outputs(kind) - kind.shared_gate) / layout.tp + h * kind.shared_gate
+    return dense + each + shared + further, h * f, shared
 
 
 def hardware_flops(shape: Shape, layout: Layout, policy: Policy) -> Column:
     """Return FLOPs of one step on all ranks, as executed by the stack."""
-    model = Held(shape.layers - shape.moe_layers, shape.moe_layers, 1.0, 1.0)
-    return rank_flops(shape, layout, policy, model).all * (layout.world / layout.pp)
+    return rank_flops(shape, layout, policy, whole_model(shape.kinds)).all * (layout.world / layout.pp)
 
 
 def active_params(shape: Shape) -> Column:
     """Return the parameters that take part in a token's forward pass: of the experts, `top_k` per layer."""
-    share = shape.top_k / np.maximum(shape.experts, 1)
-    blocks = shape.block_params * (shape.layers - shape.moe_layers)
-    return blocks + shape.moe_layers * (shape.moe_block_params + shape.expert_params * share) + shape.ends
+    return sum(kind.count * kind.active_params for kind in shape.kinds) + shape.ends

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
 
 from phalanx.cost.hardware.columns import Column
+from phalanx.cost.ledger.kind import Kind
 
-Unit = Literal["dense", "experts", "embed", "head", "rank"]
-"""Issuer of an operation: a block with an MLP, a block with experts, embedding, head; or a rank as a whole."""
+Unit = int | Literal["embed", "head", "rank"]
+"""Issuer of an operation: a block of a kind, by its place in Shape.kinds; embedding, head; or a rank as a whole."""
 
 
 @dataclass(frozen=True)
@@ -43,16 +44,33 @@ class Flow:
 
 @dataclass(frozen=True)
 class Held:
-    """Number of units of each kind on a rank, or on several ranks together."""
+    """Number of units on a rank, or on several ranks together: blocks of each kind, embedding, head."""
 
-    dense: Column
-    experts: Column
-    embed: Column
-    head: Column
+    blocks: tuple[Column, ...]
+    embed: Column = 0.0
+    head: Column = 0.0
+
+    @property
+    def all_blocks(self) -> Column:
+        """Blocks of all kinds."""
+        return sum(self.blocks)
 
     def of(self, unit: Unit) -> Column:
         """Return the number of units of a kind."""
+        if isinstance(unit, int):
+            return self.blocks[unit]
         return 1.0 if unit == "rank" else getattr(self, unit)
+
+
+def whole_model(kinds: Sequence[Kind]) -> Held:
+    """Return every unit of a model once."""
+    return Held(tuple(kind.count for kind in kinds), 1.0, 1.0)
+
+
+def some_blocks(kinds: Sequence[Kind], blocks: Column, embed: Column = 0.0, head: Column = 0.0) -> Held:
+    """Return `blocks` blocks of a model, as many of each kind as the model has on average, and these ends."""
+    layers = sum(kind.count for kind in kinds)
+    return Held(tuple(blocks * (kind.count / layers) for kind in kinds), embed, head)
 
 
 @dataclass(frozen=True)

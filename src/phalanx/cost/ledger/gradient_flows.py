@@ -22,7 +22,7 @@ import numpy as np
 
 from phalanx.cost.hardware.columns import Column
 from phalanx.cost.ledger.flow import Flow, Held
-from phalanx.cost.ledger.model_shape import Shape, on_rank
+from phalanx.cost.ledger.model_shape import Shape
 from phalanx.cost.ledger.policy import Policy
 from phalanx.cost.ledger.rank_layout import Layout
 from phalanx.schedule.gradients.buckets import NUMBER_BYTES
@@ -62,10 +62,8 @@ class Parameters:
 
 def parameters_of(shape: Shape, layout: Layout, rank_units: Held) -> Parameters:
     """Return the parameters of a rank with these units (with several ranks' units, of all together)."""
-    blocks = rank_units.dense * on_rank(shape.block_params, shape.block_whole, shape.block_kv, shape, layout.tp)
-    blocks = blocks + rank_units.experts * on_rank(
-        shape.moe_block_params, shape.moe_block_whole, shape.block_kv, shape, layout.tp
-    )
+    each = [(count, kind) for count, kind in zip(rank_units.blocks, shape.kinds, strict=True)]
+    blocks = sum(count * kind.on_rank(layout.tp) for count, kind in each)
     vocab = np.ceil(shape.vocab / layout.tp) * shape.hidden
     positions = np.where(shape.embedding_params > 0, shape.embedding_params - shape.vocab * shape.hidden, 0.0)
     tied = np.asarray(shape.tied) > 0
@@ -77,8 +75,8 @@ def parameters_of(shape: Shape, layout: Layout, rank_units: Held) -> Parameters:
     kept = np.where(shared, head + rank_units.embed * vocab, head)
     copies = np.where(shared, np.minimum(rank_units.embed + rank_units.head, 1.0), rank_units.embed + rank_units.head)
     kept_units = rank_units.head + np.where(tied, copies, 0.0)
-    units = rank_units.dense + rank_units.experts + rank_units.embed * (~tied | (positions > 0)) + kept_units
-    experts = rank_units.experts * shape.expert_params / (layout.ep * layout.etp)
+    units = rank_units.all_blocks + rank_units.embed * (~tied | (positions > 0)) + kept_units
+    experts = sum(count * kind.expert_params for count, kind in each) / (layout.ep * layout.etp)
     if not np.all(shape.wraps_blocks):  # the root's are gathered once
         kept = np.where(shape.wraps_blocks, kept, shape.root_params / layout.tp / layout.pp)
         kept_units = np.where(shape.wraps_blocks, kept_units, 1.0)
@@ -88,15 +86,13 @@ def parameters_of(shape: Shape, layout: Layout, rank_units: Held) -> Parameters:
 
 def _scales(shape: Shape, layout: Layout, held: Held) -> tuple[Column, Column]:
     """Return the number of elements reduced to gather blocks in 8 bits: for all but experts, and for experts."""
-    dense = held.dense * (
-        shape.matrices + on_rank(shape.others, shape.others_whole, shape.others_kv, shape, layout.tp)
-    )
-    mixed = held.experts * (
-        shape.moe_matrices + on_rank(shape.moe_others, shape.moe_others_whole, shape.others_kv, shape, layout.tp)
-    )
-    here = shape.experts / layout.ep
-    experts = held.experts * (shape.expert_matrices * here + shape.expert_others / (layout.ep * layout.etp))
-    return dense + mixed, experts
+    dense: Column = 0.0
+    experts: Column = 0.0
+    for count, kind in zip(held.blocks, shape.kinds, strict=True):
+        dense = dense + count * (kind.matrices + kind.others_on_rank(layout.tp))
+        matrices = kind.expert_matrices * kind.experts / layout.ep
+        experts = experts + count * (matrices + kind.expert_others / (layout.ep * layout.etp))
+    return dense, experts
 
 
 @dataclass(frozen=True)
@@ -149,7 +145,7 @@ def gradient_flows(
     blocks = narrow * (p.blocks + np.where(apart, 0.0, p.experts))
     numbers = numbers + np.where(apart, 0.0, of_experts)
     units, over = (
-        narrow * (rank_units.dense + rank_units.experts),
+        narrow * rank_units.all_blocks,
         (ranks, stride, zero.shards, zero.replicas, replica_stride),
     )
     # A tied embedding is reduced by two chunks if the rank has both ends of a V.
@@ -162,9 +158,10 @@ def gradient_flows(
     groups = [_Group("dp", dense, p.kept, *over, p.units, p.kept_units, blocks, units, narrow * numbers, twice)]
     # Experts that reduce over ranks of their own.
     if np.any(p.experts):
+        of_experts_units = sum(n * kind.routes for n, kind in zip(rank_units.blocks, shape.kinds, strict=True))
         params, shards = np.where(apart, p.experts, 0.0), np.where(zero.state, edp, 1.0)
         between = layout.edp_stride
-        over, units = (edp, between, shards, edp / shards, between), rank_units.experts
+        over, units = (edp, between, shards, edp / shards, between), of_experts_units
         numbers = narrow * np.where(apart, of_experts, 0.0)
         groups.append(_Group("edp", params, 0.0, *over, units, 0.0, narrow * params, narrow * units, numbers))
     flows: list[Flow] = []
@@ -236,15 +233,17 @@ def summed_copies(shape: Shape, layout: Layout, policy: Policy, zero: Sharding, 
     else of those that see only a rank's heads or tokens; and of key heads with copies. In one operation of
     accumulated gradients, or parameter by parameter whenever gradients are reduced."""
     split = np.asarray(layout.sp) > 0
-    dense = np.where(split, shape.block_whole, shape.block_own)
-    experts = np.where(split, shape.moe_block_whole, shape.moe_block_own)
-    copied = np.where(layout.tp > shape.kv_heads, shape.block_kv, 0.0) * (np.asarray(shape.kv_rank) == 0)
-    elements = units.dense * (dense + copied) + units.experts * (experts + copied)
+    elements: Column = 0.0
+    norms = np.minimum(units.head, 1.0)
+    for count, kind in zip(units.blocks, shape.kinds, strict=True):
+        copies = np.where(layout.tp > kind.copied_groups, kind.kv, 0.0)
+        elements = elements + count * (np.where(split, kind.whole, kind.own) + copies)
+        norms = norms + count * (kind.norms + kind.after_norms)
+    norms = np.maximum(norms, 1.0)
     ends = shape.embed_whole * np.minimum(units.embed, 1.0) + shape.head_whole * np.minimum(units.head, 1.0)
     elements = elements + np.where(split, ends, 0.0)
     size = elements / np.maximum(zero.shards, 1) * types.accumulated
     apart = np.asarray(policy.copies_each) > 0
-    norms = np.maximum((units.dense + units.experts) * shape.norms + np.minimum(units.head, 1.0), 1.0)
     each = ~zero.state | (zero.reduces_each > 0)  # else they are added up first, in the reduced type
     size = np.where(apart, elements * np.where(each, types.parameter, types.gradient) / norms, size)
     times = np.where(each, layout.micro_batches, 1.0)

@@ -9,6 +9,7 @@ stack's policy.
             pass; the loss, of 1 and 2 numbers per token.
     ring    R - 1 hops of keys and values, twice as many backward, with their gradients
     ulysses all-to-all of queries, keys, values; of attention's result; and both back
+    cp      recurrences: all-to-all of what they read, and of their result
     ep      all-to-all of rows to experts, and back; and the same of their gradients
 
 Recomputation repeats a forward pass (`R`), or attention's core. n: bytes of the residual stream of a micro-batch.
@@ -22,6 +23,7 @@ import numpy as np
 
 from phalanx.cost.hardware.columns import Column
 from phalanx.cost.ledger.flow import Flow, Unit
+from phalanx.cost.ledger.kind import Kind, copied
 from phalanx.cost.ledger.model_shape import Shape
 from phalanx.cost.ledger.policy import Policy
 from phalanx.cost.ledger.rank_layout import Layout
@@ -38,23 +40,23 @@ COUNT_BYTES = 8.0
 def layer_flows(shape: Shape, layout: Layout, policy: Policy) -> list[Flow]:
     """Return the traffic of a rank's layers."""
     flows = flows_without_routing(shape, layout, policy)
-    if np.any(shape.moe_layers):
-        flows += [*_core(shape, layout, "experts"), *expert_flows(shape, layout, policy)]
+    for place, kind in enumerate(shape.kinds):
+        if np.any(kind.experts):
+            flows += expert_flows(kind, place, layout, policy)
     return flows
 
 
 def flows_without_routing(shape: Shape, layout: Layout, policy: Policy) -> list[Flow]:
-    """Return the flows that do not depend on the spread of experts, with attention's core of one kind of block."""
+    """Return the flows that do not depend on the spread of experts."""
     parts = _halves(layout, policy)
     whole = stream_bytes(shape, layout)
     of = _Stream(whole, whole / parts if np.any(parts > 1) else whole, parts)
-    flows = [
-        *_stream(shape, layout, policy, of, "dense"),
-        *_ends(shape, layout, policy, of),
-        *_core(shape, layout, "dense"),
-    ]
-    if np.any(shape.moe_layers):
-        flows += _stream(shape, layout, policy, of, "experts")
+    flows: list[Flow] = []
+    for routes in (False, True):  # blocks without experts, the ends, blocks with experts
+        kinds = [(place, kind) for place, kind in enumerate(shape.kinds) if bool(np.any(kind.experts)) == routes]
+        flows += [flow for place, kind in kinds for flow in _stream(kind, layout, policy, of, place)]
+        flows += [] if routes else _ends(shape, layout, policy, of)
+        flows += [flow for place, kind in kinds for flow in _core(kind, layout, place)]
     return flows
 
 
@@ -84,19 +86,25 @@ def _tp(
     return Flow("tp", op, what, unit, layout.tp, layout.tp_stride, size, counts, beside)
 
 
-def _stream(shape: Shape, layout: Layout, policy: Policy, stream: _Stream, unit: Unit) -> list[Flow]:
+def _stream(kind: Kind, layout: Layout, policy: Policy, stream: _Stream, unit: int) -> list[Flow]:
     """Return the collectives of a block over tp: all-reduces, or the collectives of sequence parallelism."""
     split = np.asarray(layout.sp) > 0
     plain = 1.0 - 1.0 * split
-    sums = np.where(shape.parallel > 0, 1.0, 2.0)
-    inputs: Column = 2.0  # products that read an unsharded input
-    if unit == "experts":
+    sums: Column = kind.sublayers
+    inputs: Column = kind.sublayers  # products that read an unsharded input
+    shared: Column = 1.0
+    if np.any(kind.parallel):
+        sums = np.where(np.asarray(kind.parallel) > 0, 1.0, sums)
+    if np.any(kind.experts):
         # The experts' own output is complete; without sequence parallelism it is summed as an MLP's is.
-        shared = 1.0 * (np.asarray(shape.shared_ffn) > 0)
-        sums = np.where(split, 1.0 + shared, 2.0)
-        inputs = np.where(split, 1.0 + shared, 2.0)
+        shared = np.where(np.asarray(kind.experts) > 0, 1.0 * (np.asarray(kind.shared_ffn) > 0), 1.0)
+        routed = np.asarray(kind.experts) > 0
+        sums = np.where(
+            split, np.where(routed, kind.sublayers - 1 + shared, sums), np.where(routed, kind.sublayers, sums)
+        )
+        inputs = np.where(split, kind.sublayers - 1 + shared, kind.sublayers)
     # The last collective of a repeated forward pass; experts without a shared one end in their own all-to-all.
-    last = (1 - policy.repeats_last) * (np.where(split, shared, 1.0) if unit == "experts" else 1.0)
+    last = (1 - policy.repeats_last) * np.where(split, shared, 1.0)
     repeats = layout.full
     reduce = {"F": plain * sums, "B": plain * inputs, "R": plain * repeats * (sums - last)}
     s = split * stream.parts
@@ -150,23 +158,50 @@ def _ends(shape: Shape, layout: Layout, policy: Policy, stream: _Stream) -> list
     return flows
 
 
-def kv_heads(shape: Shape, layout: Layout) -> Column:
-    """Return the key heads that a tp rank has: with fewer than ranks, neighbours hold copies of one."""
-    of_model = np.where(shape.kv_rank > 0, shape.heads, shape.kv_heads)
-    return np.maximum(np.floor(of_model / layout.tp), 1.0)
+def kv_heads(kind: Kind, layout: Layout) -> Column:
+    """Return the key heads that a tp rank has; latent attention has one for each query head."""
+    return copied(np.where(np.asarray(kind.kv_rank) > 0, kind.heads, kind.kv_heads), layout.tp)
 
 
-def _core(shape: Shape, layout: Layout, unit: Unit) -> list[Flow]:
-    """Return the traffic of attention's core: hops of the ring, all-to-alls of Ulysses."""
+def shared_here(kind: Kind, layout: Layout) -> Column:
+    """Return the elements on a tp rank of what the groups of a recurrence share, from its first product."""
+    groups = np.maximum(kind.scan_groups, 1)
+    return kind.mixed_shared / groups * copied(groups, layout.tp)
+
+
+def _core(kind: Kind, layout: Layout, unit: int) -> list[Flow]:
+    """Return the traffic of attention's core (hops of the ring, all-to-alls of Ulysses) and of a recurrence."""
     if not np.any(np.asarray(layout.cp) > 1):
         return []
+    flows = _attention_core(kind, layout, unit) if np.any(kind.heads) else []
+    return [*flows, *_recurrence(kind, layout, unit)] if np.any(kind.scan_heads) else flows
+
+
+def _recurrence(kind: Kind, layout: Layout, unit: int) -> list[Flow]:
+    """Return the all-to-alls of a recurrence over all ranks of cp: of what it reads, to whole sequences of a part of
+    its heads, and of its result back. Where ranks are more than groups, each gets its group (Megatron-LM d98e8a6,
+    core/ssm/mamba_context_parallel.py:119-133)."""
+    e = layout.tokens * layout.activation_bytes
+    groups = np.maximum(kind.scan_groups, 1)
+    here = copied(groups, layout.tp)
+    width = kind.scan_in / layout.tp + kind.scan_shared / groups * here * np.maximum(np.floor(layout.cp / here), 1.0)
+    twice = {phase: kind.recurs * n for phase, n in {"F": 1.0, "B": 1.0, "R": layout.full}.items()}
+    over = (layout.cp, layout.cp_stride)
+    back = e * kind.scan_heads * kind.scan_dim / layout.tp
+    return [
+        Flow("cp", "all_to_all", "inputs of recurrences", unit, *over, e * width, twice),
+        Flow("cp", "all_to_all", "results of recurrences", unit, *over, back, twice),
+    ]
+
+
+def _attention_core(kind: Kind, layout: Layout, unit: int) -> list[Flow]:
     again = np.minimum(layout.full + layout.selective, 1.0)
     ring, u = layout.cp / layout.ulysses, layout.ulysses
-    head = layout.tokens * shape.core_dim * layout.activation_bytes
-    kv = np.maximum(np.floor(kv_heads(shape, layout) / u), 1.0)
-    hops, heads = np.maximum(ring - 1, 0.0), shape.heads / layout.tp
+    head = layout.tokens * kind.core_dim * layout.activation_bytes
+    kv = np.maximum(np.floor(kv_heads(kind, layout) / u), 1.0)
+    hops, heads = np.maximum(ring - 1, 0.0) * kind.attends, kind.heads / layout.tp
     out, back = head * (heads + 2 * kv * u), head * heads
-    twice = {"F": 1.0, "B": 1.0, "R": again}
+    twice = {phase: kind.attends * n for phase, n in {"F": 1.0, "B": 1.0, "R": again}.items()}
     counts = {"F": hops, "B": 2 * hops, "R": again * hops}
     return [
         Flow(
@@ -185,52 +220,55 @@ def _core(shape: Shape, layout: Layout, unit: Unit) -> list[Flow]:
     ]
 
 
-def routed_rows(shape: Shape, layout: Layout, held: Column) -> Column:
+def routed_rows(kind: Kind, layout: Layout, held: Column) -> Column:
     """Return the rows that `held` experts take of the tokens that a rank routes, each token's choices in perfect
     balance and no expert beyond its capacity (schedule/layers/routing.py)."""
-    tokens, count = layout.tokens / layout.tp, np.maximum(shape.experts, 1)
-    limit = np.minimum(tokens, np.ceil(np.maximum(shape.capacity, 0) * shape.top_k * tokens / count))
-    limit = np.where(np.asarray(shape.capacity) > 0, limit, np.inf)
-    each = np.floor(tokens * shape.top_k / count)
-    over = np.minimum(tokens * shape.top_k - each * count, held)
+    tokens, count = layout.tokens / layout.tp, np.maximum(kind.experts, 1)
+    limit = np.minimum(tokens, np.ceil(np.maximum(kind.capacity, 0) * kind.top_k * tokens / count))
+    limit = np.where(np.asarray(kind.capacity) > 0, limit, np.inf)
+    each = np.floor(tokens * kind.top_k / count)
+    over = np.minimum(tokens * kind.top_k - each * count, held)
     chosen = over * np.minimum(each + 1, limit) + (held - over) * np.minimum(each, limit)
-    by_experts = held * np.where(np.asarray(shape.experts_choose) > 0, limit, 0.0)
-    return np.where(np.asarray(shape.experts_choose) > 0, by_experts, chosen)
+    by_experts = held * np.where(np.asarray(kind.experts_choose) > 0, limit, 0.0)
+    return np.where(np.asarray(kind.experts_choose) > 0, by_experts, chosen)
 
 
-def expert_flows(shape: Shape, layout: Layout, policy: Policy) -> list[Flow]:
+def expert_flows(kind: Kind, unit: int, layout: Layout, policy: Policy) -> list[Flow]:
     """Return the traffic of routing: rows to experts and back, counts, choices."""
     # Rows to experts and back.
     copies = np.where(policy.sends_copies > 0, layout.etp, 1.0)
     ranks = layout.ep * copies
     axis = "ep" if not np.any((policy.sends_copies > 0) & (np.asarray(layout.etp) > 1)) else "ep+etp"
-    row, stride = shape.hidden * layout.activation_bytes, np.where(copies > 1, layout.expert_stride / layout.etp, 1.0)
+    row, stride = (
+        kind.expert_dim * layout.activation_bytes,
+        np.where(copies > 1, layout.expert_stride / layout.etp, 1.0),
+    )
     stride = np.where(copies > 1, stride, layout.expert_stride)
-    count = np.maximum(shape.experts, 1)
-    sent = routed_rows(shape, layout, count) * copies * row
-    received = routed_rows(shape, layout, count / layout.ep) * ranks * row
-    once = {"F": 1.0, "B": 1.0, "R": layout.full}
+    count = np.maximum(kind.experts, 1)
+    sent = routed_rows(kind, layout, count) * copies * row
+    received = routed_rows(kind, layout, count / layout.ep) * ranks * row
+    once = {phase: kind.routes * n for phase, n in {"F": 1.0, "B": 1.0, "R": layout.full}.items()}
     flows = [
-        Flow(axis, "all_to_all", "tokens to experts", "experts", ranks, stride, sent, once),
-        Flow(axis, "all_to_all", "experts' results", "experts", ranks, stride, received, once),
+        Flow(axis, "all_to_all", "tokens to experts", unit, ranks, stride, sent, once),
+        Flow(axis, "all_to_all", "experts' results", unit, ranks, stride, received, once),
     ]
     # A token sent to one of etp ranks is gathered by all of them.
     if np.any((policy.sends_copies == 0) & (np.asarray(layout.etp) > 1)):
         gathered = np.where(policy.sends_copies > 0, 0.0, sent * layout.etp)
         for what in ("rows of an expert", "experts' results"):
-            flows.append(Flow("etp", "all_gather", what, "experts", layout.etp, layout.etp_stride, gathered, once))
+            flows.append(Flow("etp", "all_gather", what, unit, layout.etp, layout.etp_stride, gathered, once))
     # Counts before the rows, and choices that depend on other tokens.
     if np.any(policy.sends_counts):
-        counts = policy.sends_counts
+        counts = policy.sends_counts * kind.routes
         size = count * layout.etp * COUNT_BYTES
         forward = {"F": counts, "R": counts * layout.full}
-        flows.append(Flow(axis, "all_to_all", "counts", "experts", ranks, stride, size, forward))
+        flows.append(Flow(axis, "all_to_all", "counts", unit, ranks, stride, size, forward))
         sharing = layout.cp * layout.tp
-        wide = np.where((np.asarray(shape.experts_choose) > 0) & (np.asarray(layout.activation_bytes) > 4), 2.0, 1.0)
-        choices = sharing * np.ceil(layout.tokens / layout.tp) * shape.gathers_choices * wide
-        some = {phase: n * (np.asarray(shape.gathers_choices) > 0) for phase, n in forward.items()}
+        wide = np.where((np.asarray(kind.experts_choose) > 0) & (np.asarray(layout.activation_bytes) > 4), 2.0, 1.0)
+        choices = sharing * np.ceil(layout.tokens / layout.tp) * kind.gathers_choices * wide
+        some = {phase: n * (np.asarray(kind.gathers_choices) > 0) for phase, n in forward.items()}
         stride = np.minimum(layout.tp_stride, layout.cp_stride)
-        flows.append(Flow("tokens", "all_gather", "choices", "experts", sharing, stride, choices, some))
+        flows.append(Flow("tokens", "all_gather", "choices", unit, sharing, stride, choices, some))
     return flows
 
 

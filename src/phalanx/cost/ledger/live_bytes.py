@@ -4,6 +4,7 @@ A block keeps, for t tokens and e bytes per element (Korthikanti et al. 2022, se
 
     stream       what enters it, what enters its MLP, and both norms' results       t h, over tp ranks with `sp`
     attention    queries, keys, values and the result; latents that they come from  over tp ranks
+    recurrences  what its convolution, its scan, its gated norm and its last product read
     MLP          what its products and its activation read                          over tp ranks
     experts      rows that arrive, what is inside, rows that return; a router's scores and places
 
@@ -19,6 +20,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from phalanx.cost.hardware.columns import Column
+from phalanx.cost.ledger.kind import Kind, copied
 from phalanx.cost.ledger.layer_flows import head_slices, kv_heads, routed_rows, stream_bytes
 from phalanx.cost.ledger.model_shape import Shape
 from phalanx.cost.ledger.policy import PLAIN, Policy
@@ -147,83 +149,97 @@ class _Widths:
     result: Column
 
 
-def _widths(shape: Shape, layout: Layout, keeps: Keeps) -> _Widths:
+def _widths(kind: Kind, layout: Layout, keeps: Keeps) -> _Widths:
     pads = np.asarray(keeps.policy.pads_core) > 0
-    key, value = (np.where(pads, shape.core_dim, d) for d in (shape.head_dim, shape.value_dim))
-    heads, kv = shape.heads / layout.tp, kv_heads(shape, layout)
-    return _Widths(heads, kv, heads * key, kv * key, kv * value, heads * value)
+    key, value = (np.where(pads, kind.core_dim, d) for d in (kind.head_dim, kind.value_dim))
+    heads, kv = kind.heads / layout.tp, kv_heads(kind, layout)
+    values = np.where(np.asarray(kind.kv_width) > kind.head_dim, value, 0.0)  # keys may be the values
+    return _Widths(heads, kv, heads * key, kv * key, kv * np.where(pads, value, values), heads * value)
 
 
-def _attention_bytes(shape: Shape, layout: Layout, keeps: Keeps) -> tuple[Column, Column]:
+def _attention_bytes(kind: Kind, layout: Layout, keeps: Keeps) -> tuple[Column, Column]:
     """Return bytes per token of attention in 2-byte elements: kept regardless of recomputation (queries, keys, values
     and their sources), and of its core (the result, sums, tensors exchanged by Ulysses)."""
-    w = _widths(shape, layout, keeps)
+    w = _widths(kind, layout, keeps)
     every = np.asarray(keeps.every_tensor)
     sums = every * _wide(layout) * 2 / layout.activation_bytes
     inputs = 2 * keeps.kept_qkv * (w.queries + w.keys + w.values)
-    latent = 2 * (2 * shape.q_rank + 2 * shape.kv_rank + shape.rope_dim)
-    inputs = inputs + latent + sums * (1.0 * (shape.kv_rank > 0) + (shape.q_rank > 0))
-    normed = np.asarray(shape.normed_heads)
+    latent = 2 * (2 * kind.q_rank + 2 * kind.kv_rank + kind.rope_dim)
+    inputs = inputs + latent + sums * (1.0 * (kind.kv_rank > 0) + (kind.q_rank > 0))
+    normed = np.asarray(kind.normed_heads)
     inputs = inputs + normed * (2 * (w.queries + w.keys) + sums * (w.heads + w.kv))
-    narrow = (w.result > w.heads * shape.value_dim) * w.heads * shape.value_dim
+    # A gate, and the gated result; an index.
+    inputs = inputs + 2 * (2 * kind.gate / layout.tp + kind.index_kept)
+    inputs = inputs + 2 * mixer_kept(kind, layout)
+    narrow = (w.result > w.heads * kind.value_dim) * w.heads * kind.value_dim
     result = 2 * (keeps.kept_qkv * w.result + narrow) + sums * w.heads
     exchanged = 2 * (np.maximum(layout.ulysses / w.kv, 1.0) - 1) * (w.keys + w.values)
     returned = 2 * np.where(narrow > 0, 0.0, w.result)
     return inputs, result + every * (np.asarray(layout.ulysses) > 1) * (exchanged + returned)
 
 
-def _experts_bytes(shape: Shape, layout: Layout, keeps: Keeps, inside: Column, saved: Column) -> Column:
+def _experts_bytes(kind: Kind, layout: Layout, keeps: Keeps, inside: Column, saved: Column) -> Column:
     """Return bytes of a micro-batch's rows in 2-byte elements: as they arrive, inside experts, as they return, and
     the router's bytes for each token that a rank routes. `inside`: bytes per row and element inside."""
-    count = np.maximum(shape.experts, 1)
-    sent = routed_rows(shape, layout, count)
-    arriving = routed_rows(shape, layout, count / layout.ep) * layout.ep * layout.etp
+    count = np.maximum(kind.experts, 1)
+    sent = routed_rows(kind, layout, count)
+    arriving = routed_rows(kind, layout, count / layout.ep) * layout.ep * layout.etp
     returning = np.where(keeps.policy.sends_copies > 0, sent * layout.etp, sent)
     rows = np.minimum(keeps.kept_routed, 2.0) - saved
     rows = arriving * rows + returning * np.maximum(keeps.kept_routed - 2.0, 0.0)
     own = layout.tokens / layout.tp
-    kept = arriving * keeps.kept_inside * inside * shape.expert_ffn / layout.etp + rows * shape.hidden
-    small = own * (_wide(layout) * shape.router_scores + shape.router_places)
-    sorted_ = (np.asarray(layout.ep * layout.etp) > 1) & (shape.experts / layout.ep > 1)
+    kept = arriving * keeps.kept_inside * inside * kind.expert_ffn / layout.etp + rows * kind.expert_dim
+    small = own * (_wide(layout) * kind.router_scores + kind.router_places)
+    sorted_ = (np.asarray(layout.ep * layout.etp) > 1) & (kind.experts / layout.ep > 1)
     small = small + 8 * arriving * sorted_
     return kept + np.asarray(keeps.every_tensor) * small * 2 / layout.activation_bytes
 
 
-def block_bytes(shape: Shape, layout: Layout, keeps: Keeps, moe: Column | None = None) -> Column:
+def mixer_kept(kind: Kind, layout: Layout) -> Column:
+    """Return the elements per token that a recurrence or a convolution keeps on a rank."""
+    if not np.any(kind.mixed):
+        return 0.0
+    groups = np.maximum(kind.scan_groups, 1)
+    return kind.mixed_kept / layout.tp + kind.mixed_shared_kept / groups * copied(groups, layout.tp)
+
+
+def block_bytes(kind: Kind, layout: Layout, keeps: Keeps) -> Column:
     """Return the bytes that a block's forward pass keeps for its backward pass without recomputation, the input
-    counted, not the output. `moe`: the share of blocks with experts over which to average, by default the model's."""
-    moe = shape.moe_layers / shape.layers if moe is None else moe
+    counted, not the output."""
+    moe = kind.routes
     # Both norms' results are operands; experts get the second one unquantised.
     operand = operand_bytes(layout, keeps)
     saved = 2.0 - operand
     # With a parallel residual there is none between attention and MLP, which may share a norm.
-    parallel = np.asarray(shape.parallel)
-    stream = keeps.kept_hidden - 2 * parallel - 2 * (2 - shape.norms) - (shape.norms - moe) * saved
-    sums = np.where(np.asarray(shape.rms) > 0, _wide(layout) * 2 / layout.activation_bytes, 4.0)
+    parallel = np.asarray(kind.parallel)
+    stream = keeps.kept_hidden * kind.sublayers / 2 - 2 * parallel - 2 * (kind.sublayers - kind.norms)
+    stream = stream + 2 * kind.after_norms - (kind.norms - moe) * saved
+    sums = np.where(np.asarray(kind.rms) > 0, _wide(layout) * 2 / layout.activation_bytes, 4.0)
     sums = np.asarray(keeps.every_tensor) * sums
-    hidden = (stream * shape.hidden + shape.norms * sums) / _ways(layout)
+    hidden = (stream * kind.hidden + (kind.norms + kind.after_norms) * sums) / _ways(layout)
     # Inputs gathered for products are kept in place of a rank's part of the norms' results.
-    normed = 2 * shape.norms - (shape.norms - moe) * saved
-    hidden = hidden + _gathered_share(layout, keeps) * normed * shape.hidden
+    normed = 2 * kind.norms - (kind.norms - moe) * saved
+    hidden = hidden + _gathered_share(layout, keeps) * normed * kind.hidden
     # Attention keeps its result in 16 bits; the product after it keeps another, where it is cast.
-    cast = np.where(saved > 0, operand, 0.0) * shape.heads * shape.value_dim / layout.tp
-    inputs, core = _attention_bytes(shape, layout, keeps)
+    results = kind.heads * kind.value_dim + kind.mixed_out
+    cast = np.where(saved > 0, operand, 0.0) * results / layout.tp
+    inputs, core = _attention_bytes(kind, layout, keeps)
     scores = np.where(
         (keeps.flash > 0) | (layout.selective > 0),
         0.0,
-        keeps.kept_score * shape.heads * layout.seq / layout.cp / layout.tp,
+        keeps.kept_score * kind.heads * layout.seq / layout.cp / layout.tp,
     )
-    each = 2 * keeps.kept_ffn * shape.mlp_matrices - saved
-    mlp = (1 - moe) * shape.ffn * each / layout.tp
+    each = 2 * keeps.kept_ffn * kind.mlp_matrices - saved
+    mlp = kind.ffn * each / layout.tp
     t, size = layout.tokens, layout.activation_bytes / 2
     kept = t * size * (hidden + inputs + core + cast + scores + mlp)
     if np.any(moe):
-        experts = _experts_bytes(shape, layout, keeps, each, saved) + t * shape.shared_ffn * each / layout.tp
+        experts = _experts_bytes(kind, layout, keeps, each, saved) + t * kind.shared_ffn * each / layout.tp
         kept = kept + moe * size * experts
     return kept
 
 
-def freed_bytes(shape: Shape, layout: Layout, keeps: Keeps, moe: Column | None = None) -> Column:
+def freed_bytes(kind: Kind, layout: Layout, keeps: Keeps) -> Column:
     """Return the bytes of a block freed by recomputed parts. Attention's core: nothing more than its scores, unless
     the product after it is computed again too. Modules:
 
@@ -237,34 +253,34 @@ def freed_bytes(shape: Shape, layout: Layout, keeps: Keeps, moe: Column | None =
     m, size = layout.modules, layout.activation_bytes / 2
     freed: Column = 0.0
     if np.any(keeps.result_again):
-        _, core = _attention_bytes(shape, layout, keeps)
+        _, core = _attention_bytes(kind, layout, keeps)
         freed = keeps.result_again * layout.selective * core
     if not m.any:
         return layout.tokens * size * freed
-    moe = shape.moe_layers / shape.layers if moe is None else moe
+    moe = kind.routes
     operand = operand_bytes(layout, keeps)
     saved = 2.0 - operand
-    norms = (operand + (1 - moe) * operand + moe * 2.0) / _ways(layout) * shape.hidden
-    w = _widths(shape, layout, keeps)
-    up = keeps.kept_qkv * 2 * (w.queries + w.keys + w.values) * (shape.kv_rank > 0)
-    inside = (2 * keeps.kept_ffn * shape.mlp_matrices - saved) / layout.tp
-    act = np.where(shape.mlp_matrices > 2, 1.0, 0.5) * 2 * keeps.kept_ffn - saved
-    act = np.maximum(act, 0.0) / layout.tp * shape.top_k * shape.expert_ffn
-    routed = shape.top_k * (shape.expert_ffn * inside + (keeps.kept_routed - saved) * shape.hidden / layout.tp)
-    shared = shape.shared_ffn * inside
+    norms = ((kind.sublayers - moe) * operand + moe * 2.0) / _ways(layout) * kind.hidden
+    w = _widths(kind, layout, keeps)
+    up = keeps.kept_qkv * 2 * (w.queries + w.keys + w.values) * (kind.kv_rank > 0)
+    inside = (2 * keeps.kept_ffn * kind.mlp_matrices - saved) / layout.tp
+    act = np.where(kind.mlp_matrices > 2, 1.0, 0.5) * 2 * keeps.kept_ffn - saved
+    act = np.maximum(act, 0.0) / layout.tp * kind.top_k * kind.expert_ffn
+    routed = kind.top_k * (kind.expert_ffn * inside + (keeps.kept_routed - saved) * kind.expert_dim / layout.tp)
+    shared = kind.shared_ffn * inside
     experts = np.where(m.moe > 0, routed + shared, m.moe_act * act + m.shared_experts * shared)
-    freed = freed + m.layernorm * norms + m.mla_up_proj * up + m.mlp * (1 - moe) * shape.ffn * inside + moe * experts
+    freed = freed + m.layernorm * norms + m.mla_up_proj * up + m.mlp * kind.ffn * inside + moe * experts
     return layout.tokens * size * freed
 
 
-def operation_bytes(shape: Shape, layout: Layout, moe: Column | None = None) -> Column:
+def operation_bytes(kind: Kind, layout: Layout) -> Column:
     """Return the bytes that a block keeps where recomputation chooses among operations: its input, attention's result
     and every second product (queries, values, one of the MLP's first two, its last)."""
-    q, v = shape.heads * shape.head_dim, shape.kv_heads * shape.value_dim
-    moe = shape.moe_layers / shape.layers if moe is None else moe
-    ffn = (1 - moe) * shape.ffn + moe * (shape.top_k * shape.expert_ffn + shape.shared_ffn)
-    wide = shape.heads * shape.value_dim + q + v + ffn + shape.hidden
-    return layout.tokens * layout.activation_bytes * (shape.hidden / _ways(layout) + wide / layout.tp)
+    q, v = kind.heads * kind.head_dim, kind.kv_heads * kind.value_dim
+    ffn = kind.ffn + kind.top_k * kind.expert_ffn + kind.shared_ffn
+    wide = kind.heads * kind.value_dim + q + v + ffn + kind.hidden
+    wide = wide + (kind.mixed + kind.mixed_shared) / 2 + kind.mixed_out
+    return layout.tokens * layout.activation_bytes * (kind.hidden / _ways(layout) + wide / layout.tp)
 
 
 @dataclass(frozen=True)
@@ -277,16 +293,15 @@ class BlockBytes:
     stored: Column
 
 
-def live_bytes(shape: Shape, layout: Layout, keeps: Keeps, moe: Column | None = None) -> BlockBytes:
-    """Return the bytes kept by a block, averaged over the share `moe` of blocks with experts, by default the
-    model's."""
-    kept = block_bytes(shape, layout, keeps, moe)
-    freed = np.minimum(freed_bytes(shape, layout, keeps, moe), kept)
+def live_bytes(shape: Shape, layout: Layout, keeps: Keeps) -> BlockBytes:
+    """Return the bytes kept by a block, on average over the model's."""
+    kept = shape.mean(lambda kind: block_bytes(kind, layout, keeps))
+    freed = np.minimum(shape.mean(lambda kind: freed_bytes(kind, layout, keeps)), kept)
     input_bytes = stream_bytes(shape, layout) / _ways(layout)
     by_operation = layout.selective * np.asarray(keeps.per_op)
     stored = layout.full * input_bytes / layout.group + (1 - layout.full - by_operation) * (kept - freed)
     if np.any(keeps.per_op):
-        stored = stored + by_operation * operation_bytes(shape, layout, moe)
+        stored = stored + by_operation * shape.mean(lambda kind: operation_bytes(kind, layout))
     return BlockBytes(kept, freed, stored)
 
 
@@ -319,9 +334,13 @@ def gathered_key_bytes(shape: Shape, layout: Layout, keeps: Keeps) -> Column:
     them."""
     if not np.any(keeps.gathers_keys):
         return 0.0
-    ring, w = layout.cp / layout.ulysses, _widths(shape, layout, keeps)
-    whole = layout.tokens * ring * (w.keys + w.values) * layout.activation_bytes
-    return np.where(ring > 1, keeps.gathers_keys * whole, 0.0)
+    ring = layout.cp / layout.ulysses
+
+    def whole(kind: Kind) -> Column:
+        w = _widths(kind, layout, keeps)
+        return layout.tokens * ring * (w.keys + w.values) * layout.activation_bytes
+
+    return np.where(ring > 1, keeps.gathers_keys * shape.most(whole), 0.0)
 
 
 def flights(layout: Layout, policy: Policy) -> tuple[Column, Column]:

@@ -259,9 +259,7 @@ def blocks_by_work(shape: Shape, pp: int) -> tuple[int, ...]:
 
 def _head_in_blocks(shape: Shape) -> Column:
     """Return the head in blocks, by multiplied weights, of the routed experts too."""
-    experts = shape.expert_params * shape.top_k / np.maximum(shape.experts, 1)
-    moe = shape.moe_layers / shape.layers
-    return shape.vocab * shape.hidden / ((1 - moe) * shape.block_params + moe * (shape.moe_block_params + experts))
+    return shape.vocab * shape.hidden / shape.mean(lambda kind: kind.active_params)
 
 
 def stages_by_work(shape: Shape, layout: Layout) -> Stages:
@@ -304,7 +302,10 @@ def under_any_cut(shape: Shape, layout: Layout) -> Layout:
     head = _HEAVIER[np.asarray(layout.format, dtype=int)] * _head_in_blocks(shape)
     with_head = np.maximum(np.floor(mean - head * (p - 1) / p) - 1, 0.0)
     v_shaped, open_ = np.asarray(layout.v_shaped) > 0, (np.asarray(p) > 1) & (np.asarray(layout.most_blocks) < 0)
-    few = np.maximum(np.floor(mean) - (shape.moe_layers > 0), 0.0)
+    # Blocks of unlike weight are spread by their seconds, so that a rank may have only heavy ones.
+    heaviest = shape.most(lambda kind: kind.active_params) / shape.mean(lambda kind: kind.active_params)
+    spread = np.where(len(shape.kinds) > 2, heaviest, 1.0)
+    few = np.maximum(np.floor(mean / spread) - shape.routes, 0.0)
     return replace(
         layout,
         first_blocks=np.where(open_, np.where(v_shaped, with_head, few), layout.first_blocks),

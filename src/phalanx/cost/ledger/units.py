@@ -15,6 +15,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from phalanx.cost.ledger.kind import Kind
 from phalanx.cost.ledger.model_shape import Shape
 
 Wrapping = Literal["remainder", "module"]
@@ -70,15 +71,7 @@ def _model(shape: Shape) -> _Module:
     """Return the tree of modules: the decoder (embedding, list of blocks, norm), and the head."""
     head = 0.0 if shape.tied else float(shape.vocab * shape.hidden)
     embedding = _Module(float(shape.embedding_params))
-    dense = int(shape.layers - shape.moe_layers)
-    mlp = _mlp(float(shape.hidden * shape.ffn), int(shape.mlp_matrices))
-    blocks = [_block(shape, float(shape.block_params), mlp)] * dense
-    if shape.moe_layers:
-        experts = [_mlp(float(shape.hidden * shape.expert_ffn), int(shape.mlp_matrices))] * int(shape.experts)
-        shared = _mlp(float(shape.hidden * shape.shared_ffn), int(shape.mlp_matrices))
-        router = _Module(float(shape.hidden * shape.experts))
-        layer = _Module(children=(_Module(children=tuple(experts), listed=True), shared, router))
-        blocks += [_block(shape, float(shape.moe_block_params + shape.expert_params), layer)] * int(shape.moe_layers)
+    blocks = [block for kind in shape.kinds for block in [_block(kind)] * int(kind.count)]
     norm = _Module(float(shape.head_params) - head)
     decoder = _Module(children=(embedding, _Module(children=tuple(blocks), listed=True), norm))
     return _Module(children=(decoder, _Module(head)))
@@ -88,12 +81,26 @@ def _mlp(matrix: float, matrices: int) -> _Module:
     return _Module(children=(_Module(matrix),) * matrices)
 
 
-def _block(shape: Shape, params: float, mlp: _Module) -> _Module:
-    """Return a block: norms, attention with its products, and what comes after it."""
-    out = float(shape.hidden * shape.heads * shape.value_dim)
-    norms = float(shape.norms * shape.hidden)
-    inputs = params - mlp.all - norms - out  # queries, keys and values, from latents too
-    query = min(float(shape.hidden * shape.heads * shape.head_dim), inputs) if not shape.kv_rank else inputs
-    rest = (inputs - query) / 2
-    attention = _Module(children=(_Module(query), _Module(rest), _Module(rest), _Module(out)))
-    return _Module(children=(attention, mlp, *(_Module(norms / shape.norms),) * int(shape.norms)))
+def _inner(kind: Kind) -> tuple[_Module, ...]:
+    """Return the modules of a block's MLP, or of its experts."""
+    matrices, h = int(kind.mlp_matrices), float(kind.hidden)
+    if not kind.experts:
+        return (_mlp(h * kind.ffn, matrices),) if kind.ffn else ()
+    experts = [_mlp(float(kind.expert_dim * kind.expert_ffn), matrices)] * int(kind.experts)
+    routed = _Module(children=tuple(experts), listed=True)
+    return (_Module(children=(routed, _mlp(h * kind.shared_ffn, matrices), _Module(h * kind.experts))),)
+
+
+def _block(kind: Kind) -> _Module:
+    """Return a block: norms, attention or another mixer with its products, and what comes after it."""
+    inner, count = _inner(kind), int(kind.norms + kind.after_norms)
+    out = float(kind.hidden * (kind.heads * kind.value_dim + kind.mixed_out))
+    norms = float(count * kind.hidden)
+    mixers: tuple[_Module, ...] = ()
+    if out:
+        inputs = float(kind.all_params) - sum(m.all for m in inner) - norms - out  # from latents too
+        query = min(float(kind.hidden * kind.heads * kind.head_dim), inputs)
+        query = inputs if kind.kv_rank or kind.mixed else query
+        rest = (inputs - query) / 2
+        mixers = (_Module(children=(_Module(query), _Module(rest), _Module(rest), _Module(out))),)
+    return _Module(children=(*mixers, *inner, *(_Module(norms / count),) * count))

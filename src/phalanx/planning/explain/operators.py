@@ -13,7 +13,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from phalanx.cost.analytic import kernels
-from phalanx.cost.ledger.layer_flows import kv_heads, routed_rows
+from phalanx.cost.ledger.flops import recurrence_macs
+from phalanx.cost.ledger.kind import Kind
+from phalanx.cost.ledger.layer_flows import kv_heads, routed_rows, shared_here
 from phalanx.planning.search.column_pricing import Pricing
 from phalanx.planning.search.strategy_columns import of
 from phalanx.spec.strategy.spec import Strategy
@@ -62,62 +64,133 @@ def decoding(pricing: Pricing, s: Strategy, sequences: int, context: int) -> lis
 def _operators(
     pricing: Pricing, s: Strategy, tokens: float, sequences: float, keys: float, decode: bool
 ) -> Iterator[Operator]:
-    shape, system, tp = pricing.shape, pricing.system, s.tp
-    layout, element = pricing.layout(of([s])), pricing.layout(of([s])).activation_bytes
-    rate = kernels.rate_of(layout, system, pricing.profile)
-    memory = float(system.memory_bytes_per_s * system.memory)
-    h, top = shape.hidden, ridge(pricing)
+    """Yield the operators of every kind of block, those that several have once, and of the head."""
+    by = _Sizes(pricing, s)
+    rows: dict[Operator, None] = {}
+    for kind in pricing.shape.kinds:
+        rows |= dict.fromkeys(_of_block(by, kind, tokens, sequences, keys, decode))
+    yield from rows
+    yield by.product("head, once a model", tokens, float(pricing.shape.vocab) / s.tp, float(pricing.shape.hidden))
 
-    def product(name: str, m: float, n: float, k: float, batch: float = 1.0) -> Operator:
-        seconds = float(np.max(kernels.product_s(m, n, k, system, rate, element, batch)))
+
+class _Sizes:
+    """Rates of a chip under a strategy, for the operators on it."""
+
+    def __init__(self, pricing: Pricing, s: Strategy) -> None:
+        self.system, self.profile, self.s, self.top = pricing.system, pricing.profile, s, ridge(pricing)
+        self.layout = pricing.layout(of([s]))
+        self.element = float(self.layout.activation_bytes)
+        self.memory = float(self.system.memory_bytes_per_s * self.system.memory)
+        self.rate = kernels.rate_of(self.layout, self.system, self.profile)
+
+    def product(self, name: str, m: float, n: float, k: float, batch: float = 1.0) -> Operator:
+        """Return a matrix product (m, k) x (k, n)."""
+        seconds = float(np.max(kernels.product_s(m, n, k, self.system, self.rate, self.element, batch)))
         times = f"{batch:,.0f} x " if batch > 1 else ""
-        size = element * batch * (m * k + k * n + m * n)
-        return Operator(name, f"{times}{m:,.0f} x {k:,.0f} x {n:,.0f}", 2 * batch * m * n * k, size, seconds, top)
-
-    def moved(name: str, elements: float, passes: float, flops: float) -> Operator:
-        size = element * passes * elements
-        return Operator(name, f"{elements:,.0f}", flops * elements, size, size / memory, top)
-
-    q, out = shape.heads * shape.head_dim / tp, shape.heads * shape.value_dim / tp
-    yield moved("norm", tokens * h / (tp if s.sp else 1), 2, 4)
-    if shape.kv_rank:
-        latent = shape.q_rank + shape.kv_rank + shape.rope_dim
-        yield product("latent down", tokens, latent, h)
-        yield product("queries up", tokens, q, shape.q_rank or h)
-        width = shape.heads * (shape.head_dim - shape.rope_dim + shape.value_dim) / tp
-        yield product("keys, values up", tokens, width, shape.kv_rank)
-    else:
-        yield product(
-            "queries, keys, values", tokens, q + 2 * float(np.max(kv_heads(shape, layout))) * shape.head_dim, h
+        size = self.element * batch * (m * k + k * n + m * n)
+        return Operator(
+            name, f"{times}{m:,.0f} x {k:,.0f} x {n:,.0f}", 2 * batch * m * n * k, size, seconds, self.top
         )
+
+    def moved(self, name: str, elements: float, passes: float, flops: float) -> Operator:
+        """Return an operator that reads and writes elements, `passes` times in all."""
+        size = self.element * passes * elements
+        return Operator(name, f"{elements:,.0f}", flops * elements, size, size / self.memory, self.top)
+
+
+def _of_block(
+    by: _Sizes, kind: Kind, tokens: float, sequences: float, keys: float, decode: bool
+) -> Iterator[Operator]:
+    s, layout, h, tp = by.s, by.layout, float(kind.hidden), by.s.tp
+    yield by.moved("norm", tokens * h / (tp if s.sp else 1), 2, 4)
+    if kind.heads:
+        yield from _attention(by, kind, tokens, sequences, keys, decode)
+    if kind.mixed:
+        yield from _mixer(by, kind, tokens)
+    if kind.ffn:
+        f = kind.ffn / tp
+        yield by.product("mlp in", tokens, (kind.mlp_matrices - 1) * f, h)
+        yield by.moved("activation", tokens * f, kind.mlp_matrices, 8)
+        yield by.product("mlp out", tokens, h, f)
+    if kind.experts:
+        local_experts = max(kind.experts / s.ep, 1)
+        f, width = kind.expert_ffn / s.etp, float(kind.expert_dim)
+        m = tokens * kind.top_k * s.etp / tp / local_experts
+        if not decode:
+            m = float(np.max(routed_rows(kind, layout, local_experts))) * s.ep * s.etp / local_experts
+        yield by.product("router", tokens / tp, kind.experts, h)
+        if width < h:
+            yield by.product("experts' latent space in", tokens / tp, width, h)
+        yield by.product("experts in", m, (kind.mlp_matrices - 1) * f, width, local_experts)
+        yield by.product("experts out", m, width, f, local_experts)
+        if width < h:
+            yield by.product("experts' latent space out", tokens / tp, h, width)
+        if kind.shared_ffn:
+            f = kind.shared_ffn / tp
+            yield by.product("shared expert in", tokens, (kind.mlp_matrices - 1) * f, h)
+            yield by.product("shared expert out", tokens, h, f)
+        if kind.shared_gate:
+            yield by.product("shared expert's gate", tokens, 1, h)
+
+
+def _attention(
+    by: _Sizes, kind: Kind, tokens: float, sequences: float, keys: float, decode: bool
+) -> Iterator[Operator]:
+    h, tp = float(kind.hidden), by.s.tp
+    q, out = kind.heads * kind.head_dim / tp, kind.heads * kind.value_dim / tp
+    if kind.kv_rank:
+        latent = kind.q_rank + kind.kv_rank + kind.rope_dim
+        yield by.product("latent down", tokens, latent, h)
+        yield by.product("queries up", tokens, q, kind.q_rank or h)
+        width = kind.heads * (kind.head_dim - kind.rope_dim + kind.value_dim) / tp
+        yield by.product("keys, values up", tokens, width, kind.kv_rank)
+    else:
+        width = q + float(np.max(kv_heads(kind, by.layout))) * kind.kv_width + kind.gate / tp
+        name = "queries, keys, values, gate" if kind.gate else "queries, keys, values"
+        yield by.product(name, tokens, width, h)
     # Fused: scores are never written; queries, keys, values and the result are. Causal, so half of the square.
     attended = keys if decode else keys / 2
+    if kind.index:
+        yield by.product("index", tokens, kind.index / h, h)
+        pairs = 2 * tokens * attended * kind.index_pair
+        yield Operator(
+            "index's scores",
+            f"{tokens:,.0f} x {attended:,.0f} keys",
+            pairs,
+            by.element * tokens * (kind.index_kept),
+            pairs / float(by.system.peak_bf16 * by.system.attention),
+            by.top,
+        )
+    if kind.top:
+        attended = min(attended, kind.top)
     flops = 2 * tokens * attended * (q + out)
-    kv = max(shape.kv_heads / tp, 1) * (shape.head_dim + shape.value_dim)
-    if shape.kv_rank:
-        kv = (shape.kv_rank + shape.rope_dim) if decode else (q + out)
-    size = element * (tokens * (q + out) + sequences * keys / (1 if decode else s.cp) * kv)
-    peak = float(system.peak_bf16 * system.attention)
-    yield Operator(
-        "attention", f"{tokens:,.0f} x {attended:,.0f} keys", flops, size, max(flops / peak, size / memory), top
-    )
-    yield product("attention out", tokens, h, out)
-    if shape.moe_layers < shape.layers:
-        f = shape.ffn / tp
-        yield product("mlp in", tokens, (shape.mlp_matrices - 1) * f, h)
-        yield moved("activation", tokens * f, shape.mlp_matrices, 8)
-        yield product("mlp out", tokens, h, f)
-    if shape.moe_layers:
-        local_experts = max(shape.experts / s.ep, 1)
-        f = shape.expert_ffn / s.etp
-        m = tokens * shape.top_k * s.etp / tp / local_experts
-        if not decode:
-            m = float(np.max(routed_rows(shape, layout, local_experts))) * s.ep * s.etp / local_experts
-        yield product("router", tokens / tp, shape.experts, h)
-        yield product("experts in", m, (shape.mlp_matrices - 1) * f, h, local_experts)
-        yield product("experts out", m, h, f, local_experts)
-        if shape.shared_ffn:
-            f = shape.shared_ffn / tp
-            yield product("shared expert in", tokens, (shape.mlp_matrices - 1) * f, h)
-            yield product("shared expert out", tokens, h, f)
-    yield product("head, once a model", tokens, shape.vocab / tp, h)
+    kv = max(kind.kv_heads / tp, 1) * (kind.head_dim + kind.value_dim)
+    if kind.kv_rank:
+        kv = (kind.kv_rank + kind.rope_dim) if decode else (q + out)
+    size = by.element * (tokens * (q + out) + sequences * keys / (1 if decode else by.s.cp) * kv)
+    peak = float(by.system.peak_bf16 * by.system.attention)
+    seconds = max(flops / peak, size / by.memory)
+    yield Operator("attention", f"{tokens:,.0f} x {attended:,.0f} keys", flops, size, seconds, by.top)
+    yield by.product("attention out", tokens, h, out)
+
+
+def _mixer(by: _Sizes, kind: Kind, tokens: float) -> Iterator[Operator]:
+    """Yield the operators of a recurrence or a convolution."""
+    h, tp = float(kind.hidden), by.s.tp
+    width = kind.mixed / tp + float(np.max(shared_here(kind, by.layout))) + kind.mixed_whole
+    yield by.product("recurrence in" if kind.scan_heads else "convolution in", tokens, width, h)
+    if kind.mixed_low:
+        yield by.product("gates", tokens, kind.mixed_low / tp / h, h)
+    if kind.conv:
+        channels = tokens * kind.conv_channels / tp
+        yield by.moved("convolution", channels, 2, 2 * kind.conv / kind.conv_channels)
+    if kind.scan_heads:
+        passes = kernels.recurrence(kind, by.layout, by.system, by.profile)
+        per_token = float(np.max(recurrence_macs(kind, by.layout))) - kind.conv / tp
+        # Each head reads keys, queries and values and writes a result; the states of chunks are written and read.
+        state = kind.scan_heads * kind.scan_dim * kind.scan_state / tp
+        moved = (kind.scan_in + kind.scan_shared + kind.scan_heads * kind.scan_dim) / tp + 2 * state / kind.scan_chunk
+        seconds = float(np.max(passes.forward))
+        chunks = f"{tokens / kind.scan_chunk:,.0f} chunks of {kind.scan_chunk:,.0f}"
+        yield Operator("recurrence", chunks, 2 * tokens * per_token, by.element * tokens * moved, seconds, by.top)
+    yield by.product("recurrence out" if kind.scan_heads else "convolution out", tokens, h, kind.mixed_out / tp)

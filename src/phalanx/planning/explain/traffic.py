@@ -18,7 +18,7 @@ from phalanx.cost.analytic.update import bucket_bytes
 from phalanx.cost.collectives.nccl_model import collective_s, message_s, together
 from phalanx.cost.hardware.columns import Column
 from phalanx.cost.ledger import flow as ledger
-from phalanx.cost.ledger.flow import Held
+from phalanx.cost.ledger.flow import Held, some_blocks, whole_model
 from phalanx.cost.ledger.gradient_flows import Types, gradient_flows, summed_copies, tied_embedding
 from phalanx.cost.ledger.layer_flows import boundaries, layer_flows, messages
 from phalanx.cost.ledger.policy import sharding
@@ -82,9 +82,9 @@ def _in_a_v(pricing: Pricing, s: Strategy) -> bool:
 def _with_gradients_of(pricing: Pricing, s: Strategy, embed: float, head: float = 0.0) -> list[TrafficRow]:
     """Return the traffic of a rank with the gradients of its blocks, of `embed` embeddings and of `head` heads."""
     shape = pricing.shape
-    moe, blocks, whole = shape.moe_layers / shape.layers, shape.layers / s.pp, float(s.pp == 1)
-    held = Held(blocks * (1 - moe), blocks * moe, whole, whole)
-    reduced = Held(held.dense, held.experts, embed, max(head, whole))
+    whole = float(s.pp == 1)
+    held = some_blocks(shape.kinds, shape.layers / s.pp, whole, whole)
+    reduced = Held(held.blocks, embed, max(head, whole))
     inner, end = _boundaries(pricing, s)
     return _of_rank(pricing, s, held, reduced, inner if s.pp > 2 else end)
 
@@ -108,12 +108,13 @@ def job_flows(pricing: Pricing, s: Strategy) -> list[JobFlow]:
         return rows
     _, end = _boundaries(pricing, s)
     known = {(f.axis, f.op, f.what, f.payload) for f in typical if f.axis != "pp" or s.pp == 2}
+    none = (0.0,) * len(pricing.shape.kinds)
     for ranks, units in (
-        ("first stage", Held(0.0, 0.0, 1.0, float(head_first))),
-        ("last stage", Held(0.0, 0.0, 0.0, float(not head_first))),
-        ("both ends", Held(0.0, 0.0, 0.0, 0.0)),
+        ("first stage", Held(none, 1.0, float(head_first))),
+        ("last stage", Held(none, 0.0, float(not head_first))),
+        ("both ends", Held(none)),
     ):
-        nothing = Held(0.0, 0.0, 0.0, 0.0)
+        nothing = Held(none)
         for f in _of_rank(pricing, s, units, nothing, end if ranks == "both ends" else 0.0, ranks == "both ends"):
             if (f.axis, f.op, f.what, f.payload) not in known:
                 rows.append(JobFlow(f, ranks, job.pop((f.axis, f.op, f.what), 0.0)))
@@ -182,7 +183,7 @@ def _job_bytes(pricing: Pricing, s: Strategy) -> dict[tuple[str, str, str], floa
     """Return the bytes sent by all ranks, by axis, operation and kind of data: the sum over one rank of every stage,
     times the ranks of a stage."""
     shape = pricing.shape
-    whole = Held(shape.layers - shape.moe_layers, shape.moe_layers, 1.0, 1.0)
+    whole = whole_model(shape.kinds)
     result: dict[tuple[str, str, str], float] = {}
     for row, count in _rows(pricing, s, whole, whole, _number(boundaries(pricing.layout(of([s])))), tied=True):
         p = _number(row.ranks)

@@ -123,6 +123,7 @@ def _per_row(columns: Mapping[str, Column], count: int) -> list[dict[str, float]
 TERM_NAMES = {
     "matmul": "matrix products",
     "attention": "attention",
+    "recurrence": "linear recurrences",
     "memory": "memory-bound work",
     "tp": "tensor-parallel communication",
     "cp": "context-parallel communication",

@@ -18,6 +18,7 @@ from phalanx.cost.analytic.kernels import Passes
 from phalanx.cost.analytic.step import Step
 from phalanx.cost.hardware.columns import Column
 from phalanx.cost.ledger.flops import model_flops
+from phalanx.cost.ledger.model_shape import kinds_of_blocks
 from phalanx.cost.ledger.pipeline_formulas import makespans
 from phalanx.cost.ledger.rank_layout import blocks_by_work
 from phalanx.cost.pipeline_time import Costs, PricedSchedule
@@ -35,7 +36,19 @@ from phalanx.schedule.pipeline.schedules import SCHEDULES
 from phalanx.schedule.pipeline.schedules import build as build_schedule
 from phalanx.spec.strategy.spec import Schedule, Strategy
 
-_PIPELINED = ("matmul", "attention", "memory", "tp", "cp", "ep", "recompute", "launch", "head", "bubble")
+_PIPELINED = (
+    "matmul",
+    "attention",
+    "recurrence",
+    "memory",
+    "tp",
+    "cp",
+    "ep",
+    "recompute",
+    "launch",
+    "head",
+    "bubble",
+)
 """Terms of a step that a pipeline's makespan replaces."""
 GAIN = 0.001
 """Share of the step by which chunks of unequal length must shorten it to be worth a line of configuration."""
@@ -75,7 +88,9 @@ class PipelineRun:
         The blocks' terms become a mean rank's, `head` the excess of the slowest rank, `bubble` its waiting."""
         if self.mean is None:
             return dict(formula)
-        block_terms = {name: formula.get(name, 0.0) for name in _PIPELINED if name not in ("head", "bubble")}
+        block_terms = {
+            name: formula[name] for name in _PIPELINED if name in formula and name not in ("head", "bubble")
+        }
         share = self.mean / sum(block_terms.values())
         waits = {"head": self.makespan - self.bubble - self.mean, "bubble": self.bubble}
         return dict(formula) | {name: share * value for name, value in block_terms.items()} | waits
@@ -158,7 +173,7 @@ def _rows_of(step: Step, rows: list[int], count: int) -> Step:
     def both(passes: Passes) -> Passes:
         return Passes(taken(passes.forward), taken(passes.backward))
 
-    terms = {name: taken(step.terms[name]) for name in _PIPELINED}
+    terms = {name: taken(step.terms[name]) for name in _PIPELINED if name in step.terms}
     blocks = [(number, both(passes)) for number, passes in step.blocks]
     return Step(terms=terms, blocks=blocks, head=both(step.head))
 
@@ -171,7 +186,7 @@ def _least_makespans(pricing: Pricing, strategies: Sequence[Strategy], step: Ste
     each = [(np.asarray(count), passes.forward + passes.backward) for count, passes in step.blocks]
     mean = (sum(count * seconds for count, seconds in each) + step.head.forward + step.head.backward) / pp
     of_kind = [np.ceil(count / pp) * seconds for count, seconds in each]
-    work = sum(step.terms[name] for name in _PIPELINED)
+    work = sum(step.terms.get(name, 0.0) for name in _PIPELINED)
     least: Floats = np.where(pp > 1, m * np.maximum.reduce([mean, *of_kind]), work)
     return least
 
@@ -192,14 +207,12 @@ def _chunks(
     count = len(strategies)
     kinds = [_rows(passes, count) for _, passes in step.blocks]
     heads = _rows(step.head, count)
-    experts = pricing.model.experts
-    plain = [experts is None or i in experts.dense_layers for i in range(pricing.model.layers)]
-    plain += [experts is None] * pricing.extra.mtp
+    places = kinds_of_blocks(pricing.model, pricing.extra.mtp)
     chunks: dict[int, _Chunks] = {}
     for i, (s, cut) in enumerate(zip_longest(strategies, cuts)):
         if s.pp > 1:
-            passes = tuple(kinds[0][i] if dense else kinds[-1][i] for dense in plain)
-            given = given_blocks(s, pricing.extra, len(plain)) or cut
+            passes = tuple(kinds[place][i] for place in places)
+            given = given_blocks(s, pricing.extra, len(places)) or cut
             chunks[i] = _Chunks(s.schedule, s.pp, s.virtual, passes, heads[i], given)
     return chunks
 
@@ -231,7 +244,7 @@ def _runs(
     """Time the pipelines of strategies whose steps are columns; equal ones share one run. `cuts`: the blocks of each
     chunk unless prescribed; without it, blocks are cut here."""
     count = len(strategies)
-    work = np.broadcast_to(sum(step.terms[name] for name in _PIPELINED), count)
+    work = np.broadcast_to(sum(step.terms.get(name, 0.0) for name in _PIPELINED), count)
     pipelines = {
         i: (chunks, strategies[i].accumulation(pricing.job))
         for i, chunks in _chunks(pricing, strategies, step, cuts).items()
@@ -248,9 +261,7 @@ def timeline(pricing: Pricing, s: Strategy, blocks: tuple[int, ...], micro_batch
     stages. `blocks`: the number of blocks of each chunk."""
     step = pricing.step(of([s]))
     kinds = [_rows(passes, 1)[0] for _, passes in step.blocks]
-    experts = pricing.model.experts
-    plain = [experts is None or i in experts.dense_layers for i in range(sum(blocks))]
-    passes = [kinds[0] if dense else kinds[-1] for dense in plain]
+    passes = [kinds[place] for place in kinds_of_blocks(pricing.model, pricing.extra.mtp)]
     facts = SCHEDULES[s.schedule]
     chunks = s.virtual if facts.takes_virtual else facts.chunks
     return price_schedule(

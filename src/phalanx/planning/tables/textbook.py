@@ -18,6 +18,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from phalanx.cost.ledger.kind import Kind
 from phalanx.cost.ledger.live_bytes import Keeps, live_bytes
 from phalanx.cost.ledger.model_shape import shape
 from phalanx.cost.ledger.rank_layout import layout
@@ -148,16 +149,11 @@ def activation_bytes(
     As in the paper: an MLP 4 h wide without a gate, as many key heads as heads, masks of dropout, no flash
     attention."""
     h = model.hidden
-    sizes = replace(
-        shape(model),
-        **{name: 0 for name in ("kv_rank", "q_rank", "rope_dim", "moe_layers", "parallel", "normed_heads")},
-        ffn=4 * h,
-        mlp_matrices=2,
-        kv_heads=model.heads,
-        head_dim=h / model.heads,
-        value_dim=h / model.heads,
-        norms=2,
-    )
+    sizes = shape(model)
+    heads = {"heads": model.heads, "kv_heads": model.heads, "kv_width": 2 * h / model.heads}
+    heads |= dict.fromkeys(("head_dim", "value_dim", "core_dim"), h / model.heads)
+    block = Kind("as in the paper", model.layers, h, rms=sizes.rms, ffn=4 * h, **heads)
+    sizes = replace(sizes, kinds=(block,))
     s = Strategy(tp=tp, sp=sp, micro_batch=micro_batch, recompute=recompute)
     how = layout(s, Job(micro_batch, seq, Precision("bfloat16")), model.layers)
     return float(live_bytes(sizes, how, Keeps(flash=0.0)).stored) * model.layers

@@ -85,7 +85,7 @@ def experts(
     router = [Weight("router.weight", (whole(sizes.count), h), "router")]
     router += [Weight("router.bias", (whole(sizes.count),), "router_bias")] if sizes.router_bias else []
     ops: list[Operator] = [Product("n", h, (Output("logits", whole(sizes.count), "routed"),), tuple(router))]
-    ops.append(Route(sizes.count, sizes.top_k, sizes.chooser, sizes.capacity, sizes.balance_loss))
+    ops.append(Route(sizes.count, sizes.top_k, sizes.chooser, sizes.capacity, sizes.balance_loss, sizes.z_loss))
     if sizes.latent:
         ops.append(linear("n", h, (Output("narrow", inner, "routed"),), ("narrow",)))
     ops.append(Dispatch(inner.size))

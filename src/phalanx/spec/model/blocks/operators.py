@@ -286,6 +286,8 @@ class Route:
     capacity: float | None = None
     balance_loss: float = 0.0
     """Weight of the loss that compares what experts get of a sequence; 0: there is none."""
+    z_loss: float = 0.0
+    """Weight of the loss on the size of logits; 0: there is none."""
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,194 @@
+"""A kind of block as plain numbers (Kind): what its operators multiply, keep and hold, zero where it has no such
+operator."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from phalanx.cost.hardware.columns import Column
+
+
+@dataclass(frozen=True)
+class Kind:
+    """Equal blocks of a model, and how many there are. Sizes in elements. Blocks that differ in nothing but an
+    attention window are one kind, with the share of those that have it."""
+
+    label: str
+    """Its sublayers in words."""
+    count: Column
+    hidden: Column
+    sublayers: Column = 2.0
+    """Mixers and MLPs that add to the stream."""
+    norms: Column = 2.0
+    """Norms of the stream before them: fewer where some share one, or have none."""
+    after_norms: Column = 0.0
+    """Norms of what they add."""
+    rms: Column = 1.0
+    """1: norms keep one sum per token, the root mean square; 0: mean and variance."""
+    parallel: Column = 0.0
+    """1: attention and MLP read the same input, and their outputs are summed (parallel residual)."""
+
+    heads: Column = 0.0
+    """Query heads of softmax attention; 0: there is none."""
+    kv_heads: Column = 0.0
+    head_dim: Column = 0.0
+    value_dim: Column = 0.0
+    kv_width: Column = 0.0
+    """Elements that a key head's products write: of keys and values, or of keys that are the values too."""
+    core_dim: Column = 0.0
+    """Width of a head in attention's core: of keys or values, whichever is wider."""
+    q_rank: Column = 0.0
+    kv_rank: Column = 0.0
+    rope_dim: Column = 0.0
+    window_share: Column = 0.0
+    """Share of these blocks with an attention window, of `window` tokens."""
+    window: Column = 0.0
+    top: Column = 0.0
+    """Most keys of a query, as an index chooses them; 0: all."""
+    normed_heads: Column = 0.0
+    """1: queries and keys are normed."""
+    gate: Column = 0.0
+    """Elements of an output gate."""
+    index: Column = 0.0
+    """Multiply-adds per token of an index's products, which every tp rank computes."""
+    index_pair: Column = 0.0
+    """The same for each pair of a query and a key of the index."""
+    index_kept: Column = 0.0
+    """Elements per token that an index keeps."""
+
+    scan_heads: Column = 0.0
+    """Heads of a linear recurrence; 0: there is none."""
+    scan_dim: Column = 0.0
+    """Width of one's value; its state is `scan_state` times that."""
+    scan_state: Column = 0.0
+    scan_groups: Column = 0.0
+    """Groups of heads that share keys and queries."""
+    scan_in: Column = 0.0
+    """Elements that the recurrence reads, without `scan_shared`, what its groups share."""
+    scan_shared: Column = 0.0
+    scan_chunk: Column = 1.0
+    """Tokens of a chunk."""
+    scan_pairs: Column = 0.0
+    """Products of pairs in a chunk beyond queries by keys and those by values: 1 with a delta rule, which solves a
+    triangle for what it writes."""
+    scan_flops: Column = 0.0
+    """FLOPs per token, token by token, as Megatron-LM counts a model's."""
+    conv: Column = 0.0
+    """Multiply-adds per token of causal convolutions; `conv_channels`: their channels."""
+    conv_channels: Column = 0.0
+    mixed: Column = 0.0
+    """Elements that the first product of a mixer without softmax attention writes; `mixed_shared`: the part of them
+    that ranks beyond the groups hold copies of; `mixed_whole`: the part that every tp rank computes."""
+    mixed_shared: Column = 0.0
+    mixed_whole: Column = 0.0
+    mixed_low: Column = 0.0
+    """Multiply-adds per token of its further products from those parts."""
+    mixed_out: Column = 0.0
+    """Elements that its last product reads."""
+    mixed_kept: Column = 0.0
+    """Elements that it keeps, of 2 bytes; those in copies are among `mixed_shared_kept`."""
+    mixed_shared_kept: Column = 0.0
+
+    ffn: Column = 0.0
+    """Width of a dense MLP; 0: there is none."""
+    mlp_matrices: Column = 2.0
+    """3 with a gate, else 2, in experts too."""
+    experts: Column = 0.0
+    """Experts; 0: there are none."""
+    top_k: Column = 0.0
+    expert_ffn: Column = 0.0
+    expert_dim: Column = 0.0
+    """Width of the rows that experts take: the stream's, or of their latent space."""
+    shared_ffn: Column = 0.0
+    shared_gate: Column = 0.0
+    """1: a gate of one number scales the shared expert."""
+    capacity: Column = 0.0
+    """Capacity factor of experts; 0: unlimited."""
+    experts_choose: Column = 0.0
+    """1: experts choose tokens."""
+    gathers_choices: Column = 0.0
+    """Bytes per token that ranks sharing sequences gather where a choice depends on a sequence's other tokens; 0: no
+    choice does."""
+    router_scores: Column = 0.0
+    """Numbers per token that a router keeps as scores and weights."""
+    router_places: Column = 0.0
+    """Bytes per token kept by a router for choices and destinations."""
+
+    params: Column = 0.0
+    """Parameters of a block but routed experts."""
+    expert_params: Column = 0.0
+    """Parameters of all its routed experts."""
+    whole: Column = 0.0
+    """Number of `params` replicated over tp: norms, biases after a sum, latent projections, the router."""
+    kv: Column = 0.0
+    """Number of `params` in key and value heads; every rank holds at least one head."""
+    own: Column = 0.0
+    """Number of `whole` whose gradient on a tp rank covers only its own heads or tokens: latent projections, norms
+    inside attention, the router."""
+    matrices: Column = 0.0
+    """Matrices of the block's products, which may be gathered in 8 bits, without experts'; `expert_`: of one
+    expert."""
+    expert_matrices: Column = 0.0
+    others: Column = 0.0
+    """Number of `params` outside of these matrices: norms, biases, the router."""
+    expert_others: Column = 0.0
+    """The same for all experts."""
+    others_whole: Column = 0.0
+    """Number of `others` replicated over tp."""
+    others_kv: Column = 0.0
+    """Number of `others` in key and value heads."""
+
+    @property
+    def attends(self) -> Column:
+        """1 where it has softmax attention."""
+        return 1.0 * (np.asarray(self.heads) > 0)
+
+    @property
+    def recurs(self) -> Column:
+        """1 where it has a linear recurrence."""
+        return 1.0 * (np.asarray(self.scan_heads) > 0)
+
+    @property
+    def mixes(self) -> Column:
+        """1 where it has a mixer without softmax attention: a recurrence, or only a convolution."""
+        return 1.0 * (np.asarray(self.mixed) > 0)
+
+    @property
+    def routes(self) -> Column:
+        """1 where it has experts."""
+        return 1.0 * (np.asarray(self.experts) > 0)
+
+    @property
+    def all_params(self) -> Column:
+        """Parameters of a block."""
+        return self.params + self.expert_params
+
+    @property
+    def active_params(self) -> Column:
+        """Parameters that take part in a token's forward pass: of the experts, `top_k`."""
+        return self.params + self.expert_params * self.top_k / np.maximum(self.experts, 1)
+
+    @property
+    def copied_groups(self) -> Column:
+        """Key heads, or groups of a recurrence, that ranks beyond them hold copies of."""
+        return np.where(np.asarray(self.heads) > 0, self.kv_heads, self.scan_groups)
+
+    def on_rank(self, tp: Column) -> Column:
+        """Return the number of `params` on each of `tp` ranks (spec/strategy/split.py)."""
+        return on_rank(self.params, self.whole, self.kv, self, tp)
+
+    def others_on_rank(self, tp: Column) -> Column:
+        """Return the same of `others`."""
+        return on_rank(self.others, self.others_whole, self.others_kv, self, tp)
+
+
+def on_rank(params: Column, whole: Column, kv: Column, kind: Kind, tp: Column) -> Column:
+    """Return the number of a block's parameters on each of `tp` ranks."""
+    return (params - whole - kv) / tp + kv / np.minimum(tp, np.maximum(kind.copied_groups, 1)) + whole
+
+
+def copied(groups: Column, tp: Column) -> Column:
+    """Return the groups that a tp rank has: with fewer than ranks, neighbours hold copies of one."""
+    return np.maximum(np.floor(groups / tp), 1.0)
