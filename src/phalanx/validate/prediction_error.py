@@ -24,6 +24,7 @@ from phalanx.cost.analytic.step import step
 from phalanx.cost.hardware.columns import Column, gather, take
 from phalanx.cost.ledger.model_shape import side_by_side
 from phalanx.validate.from_row import Case, cases
+from phalanx.validate.models import Unspecified, model_of
 from phalanx.validate.records import GIB, Row
 from phalanx.validate.scores import errors, fit
 from phalanx.validate.systems import Benched, benched, description, measured
@@ -197,14 +198,25 @@ def scores(c: PredictionError) -> dict[str, Any]:
 
 
 def kinds_of(row: Row) -> str:
-    """Name the kind of a run within its family: one node or many, with a pipeline or without, MoE or dense."""
+    """Name the kind of a run within its family: one node or many, with a pipeline or without, hybrid, MoE or
+    dense."""
     if row.family == "vtrain":
         return "vtrain/single-node" if "single" in row.group else "vtrain/multi-node"
     if row.family == "hf-ultrascale":
         return f"hf-ultrascale/pp{'=' if row['pp'] in ('', '1') else '>'}1"
     if row.family == "nvidia-dgxc-benchmarking" and row["framework"] in ("MaxText", "PAX"):
         return "nvidia-dgxc-benchmarking/JAX"
+    if _hybrid(row):
+        return f"{row.family}/hybrid"
     return f"{row.family}/{'MoE' if row.moe else 'dense'}"
+
+
+def _hybrid(row: Row) -> bool:
+    """Whether the model of a row has a pattern of unlike blocks."""
+    try:
+        return model_of(row).pattern is not None
+    except Unspecified:
+        return False
 
 
 def _one_of(name: str, group: Callable[[Row], str]) -> Callable[[Row], bool]:
