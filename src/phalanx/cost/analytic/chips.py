@@ -10,6 +10,7 @@ from dataclasses import dataclass, fields, replace
 from phalanx.cost.analytic.fitted_constants import resolve
 from phalanx.cost.analytic.kernels import product_s
 from phalanx.cost.hardware.system import System, TierRates
+from phalanx.spec.cluster.calibration import Calibration
 from phalanx.spec.cluster.chips import CHIPS
 from phalanx.spec.cluster.spec import MEASURED_PRODUCT, ClusterSpec
 from phalanx.spec.errors import InputError
@@ -167,15 +168,46 @@ def system_of(cluster: ClusterSpec) -> System:
     observed = float(cluster.tiers[-1].origin == "measured")
     result = replace(base, memory_bytes=device.usable_bytes, tiers=tuple(tiers), observed=observed)
     if device.origin == "measured":
-        return _as_measured(result, cluster)
+        return calibrated(_as_measured(result, cluster), cluster.calibration)
     half = device.dense_flops_per_s.get("bfloat16", base.peak_bf16)
-    return replace(
+    result = replace(
         result,
         memory_bytes_per_s=device.memory_bandwidth_bytes_per_s,
         peak_bf16=half,
         peak_tf32=base.peak_tf32 * half / base.peak_bf16,
         peak_fp32=device.dense_flops_per_s.get("float32", base.peak_fp32),
         peak_fp64=device.dense_flops_per_s.get("float64", base.peak_fp64),
+    )
+    return calibrated(result, cluster.calibration)
+
+
+def calibrated(nominal: System, by: Calibration | None) -> System:
+    """Return `nominal` with its rates divided by the factors of a calibration."""
+    if by is None:
+        return nominal
+    inside, *between = nominal.tiers
+    return replace(
+        nominal,
+        gemm=nominal.gemm / by.products,
+        gemm8=nominal.gemm8 / by.products,
+        gemm4=nominal.gemm4 / by.products,
+        attention=nominal.attention / by.attention,
+        portable_attention=nominal.portable_attention / by.attention,
+        memory=nominal.memory / by.memory,
+        host=nominal.host * by.host,
+        tree=nominal.tree / by.between,
+        tiers=(_slower(inside, by.inside), *(_slower(tier, by.between) for tier in between)),
+    )
+
+
+def _slower(tier: TierRates, factor: float) -> TierRates:
+    """Return a tier whose messages take `factor` times as long."""
+    return TierRates(
+        tier.ranks,
+        tier.bytes_per_s_per_gpu_per_direction / factor,
+        tier.hop_s * factor,
+        tier.bulk_hop_s * factor,
+        tier.bulk_reduce_hop_s * factor,
     )
 
 

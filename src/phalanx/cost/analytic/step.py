@@ -96,7 +96,7 @@ def step(shape: Shape, layout: Layout, system: System, profile: Profile, replica
     blocks = parts.most
     m, full = layout.micro_batches, layout.full
     sync_factor = 1 + profile.launch_sync * (np.minimum(layout.tp, 8) - 1) / 7
-    launch_s = profile.launch_s * sync_factor
+    launch_s = profile.launch_s * system.host * sync_factor
     # An unobserved job may be delayed by its CPUs; its reserved memory assumes that it is not, which reserves more.
     delay = np.where(layout.tp > 1, profile.listed * layout.tp * profile.list_s, 0.0)
     several = np.asarray(layout.world) > system.tiers[0].ranks

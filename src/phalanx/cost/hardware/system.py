@@ -79,6 +79,8 @@ class System:
     bulk_reduce_bytes: Column
     """Chunk bytes at which a hop takes the mean of a small and a large chunk's; `bulk_bytes`: the same in gathers."""
     tiers: tuple[TierRates, ...]
+    host: Column = 1.0
+    """Seconds of a launch relative to the stack's own constant, as calibrated."""
     start_s: Column = 0.0
     """Seconds before the ranks of a collective of many bytes move the first of them, whatever their number."""
     host_bytes_per_s: Column = 64e9

@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal
 
 import numpy as np
 
+from phalanx.spec.cluster.calibration import Calibration
 from phalanx.spec.cluster.collective_choice import Transport
 from phalanx.spec.errors import InputError
 from phalanx.spec.job import DType
@@ -260,6 +261,8 @@ class ClusterSpec:
     """Measured collectives; others are priced from the tiers."""
     figures: tuple[Figure, ...] = field(default=())
     """Microbenchmarks, shown to people and not used for prices."""
+    calibration: Calibration | None = None
+    """Measured against predicted seconds of a user's own steps; None: none were measured."""
 
     def __post_init__(self) -> None:
         require_ranges(self, "cluster")

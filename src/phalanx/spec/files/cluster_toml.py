@@ -20,6 +20,8 @@ def to_toml(cluster: ClusterSpec, heading: str = "") -> str:
     lines = [f"# {line}" for line in heading.splitlines()]
     tables: list[str] = []
     for key, value in {"version": VERSION, **asdict(cluster)}.items():
+        if value is None:
+            continue
         if isinstance(value, dict):
             tables += ["", f"[{key}]", *_fields(value)]
         elif isinstance(value, (list, tuple)):
