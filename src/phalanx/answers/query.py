@@ -48,6 +48,8 @@ class Query:
     """Conditions on the strategies of a search, such as "tp<=8, zero=1", and options of the stack."""
     job: Job | None = None
     """Optimizer and clipping, where they are not the defaults; its batch, length and types give way to the above."""
+    calibration: Path | None = None
+    """A file of `phalanx calibrate`: factors of the cluster's seconds, from measured steps."""
     files: tuple[Path, ...] = ()
     """Further files of a configuration, such as DeepSpeed's; those that it names are found where they lie."""
 
@@ -78,6 +80,7 @@ class QueryFields(TypedDict, total=False):
     precision: str | None
     options: str | None
     where: str | None
+    calibration: Path | None
     job: Job | None
 
 

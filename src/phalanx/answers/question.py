@@ -39,8 +39,11 @@ from phalanx.planning.explain.exact import ExactSubject, subject_of_plan
 from phalanx.planning.search.column_pricing import Pricing
 from phalanx.planning.search.limits import conditions
 from phalanx.schedule.pipeline.stages import check
+from phalanx.spec.cluster.calibration import Calibration
+from phalanx.spec.cluster.spec import ClusterSpec
 from phalanx.spec.errors import InputError
 from phalanx.spec.files import plan as plans
+from phalanx.spec.files.cluster_toml import calibration_table
 from phalanx.spec.files.job_file import build, make_strategy
 from phalanx.spec.files.plan import Plan
 from phalanx.spec.model.spec import ModelSpec
@@ -72,6 +75,8 @@ class Premises:
     options: StackOptions
     refused: str = ""
     """Why the stack does not run the strategy; "" where it does, or has no row of facts."""
+    calibrated: str = ""
+    """Whose measured steps calibrate the price; "" where none do."""
     caveats: tuple[Caveat, ...] = ()
     """What matters to the price and is not modelled, not judged, assumed or missing: of a configuration."""
 
@@ -151,8 +156,15 @@ class Question:
             if self.precision in PRECISIONS and PRECISIONS[self.precision].narrow
             else ""
         )
+        how += f", {self.calibrated}" if self.calibrated else ""
         line = f"stack {self.stack}, priced {how}; precision {self.precision}{peak}; {self.dp_rule}{options}"
         return f"{line}\n{self.stack} does not run it: {self.refused}" if self.refused else line
+
+    @property
+    def calibrated(self) -> str:
+        """Whose measured steps calibrate the price, and how many; "" where none do."""
+        own = self.pricing.cluster.calibration if self.exact is None else None
+        return f"calibrated with {own.steps} measured steps of {own.stack}" if own else ""
 
     @cached_property
     def refused(self) -> str:
@@ -183,6 +195,7 @@ class Question:
             precision=self.precision,
             options=AS_RELEASED if self.exact else self.pricing.extra,
             refused=self.refused,
+            calibrated=self.calibrated,
             caveats=bounded(self.caveats, self.estimate) if self._limited else self.caveats,
         )
 
@@ -225,7 +238,7 @@ def resolve(query: Query, configured: Configured, searched: bool = False, any_st
     lookup.require_counts(("gpus", gpus))
     spec = query.model
     model, notes = (spec, []) if isinstance(spec, ModelSpec) else lookup.model_named(str(spec))
-    on = lookup.cluster_on(query.cluster)
+    on = _calibrated(lookup.cluster_on(query.cluster), query.calibration)
     precision = precision_on(query.precision, on(gpus))
     larger = lookup.pricing_by_gpus(model, on, query.batch or 0, query.seq or 0, stack)
 
@@ -271,6 +284,9 @@ def _of_plan(query: Query, path: Path, notes: tuple[str, ...]) -> Question:
             raise InputError("precision", query.precision, "is the job's in a plan of our own runtime", remedy)
         if query.options is not None:
             raise InputError("options", query.options, "are of a stack, and this price is exact", "name a stack")
+        if query.calibration is not None:
+            reason = "is of a stack's formulas, and this price is exact"
+            raise InputError("calibration", str(query.calibration), reason, "measure the machine, or name a stack")
         exact = subject_of_plan(saved, strategy if query.strategy else None, query.gpus)
         compute = saved.job.precision.compute
 
@@ -281,7 +297,8 @@ def _of_plan(query: Query, path: Path, notes: tuple[str, ...]) -> Question:
             about, unpriced, gpus, exact.strategy, rule, OWN_STACK, OF_COMPUTE.get(compute, compute), (), saved, exact
         )
     stack = query.stack or planned_stack
-    larger = lookup.pricing_of_plan(saved, stack)
+    cluster = _calibrated(lambda count: saved.cluster, query.calibration)(gpus)
+    larger = lookup.pricing_of_plan(replace(saved, cluster=cluster), stack)
     precision = query.precision or saved.choices.get("precision") or OF_COMPUTE.get(saved.job.precision.compute)
     if precision is None:
         remedy = f"name a precision: {', '.join(PRECISIONS)}"
@@ -295,6 +312,14 @@ def _of_plan(query: Query, path: Path, notes: tuple[str, ...]) -> Question:
 
     check(strategy, saved.model, saved.job, None)
     return Question(about, pricing_on, gpus, strategy, rule, stack, precision, notes, saved)
+
+
+def _calibrated(on: Callable[[int], ClusterSpec], file: Path | None) -> Callable[[int], ClusterSpec]:
+    """Return the clusters with the factors of a calibration's file. Raises InputError."""
+    if file is None:
+        return on
+    calibration = build(Calibration, calibration_table(file), "calibration")
+    return lambda gpus: replace(on(gpus), calibration=calibration)
 
 
 def options_in(line: str | None, stack: str) -> StackOptions:

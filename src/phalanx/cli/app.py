@@ -123,6 +123,7 @@ COMMANDS = (
     Entry("weights", _RUN, "phalanx.cli.weights:weights", "Import Hugging Face weights, or export a checkpoint."),
     Entry("ui", _RUN, "phalanx.cli.ui:ui", "Serve a page on this machine: plans that change, and runs."),
     Entry("measure", _MEASURE, "phalanx.cli.measure:measure", "Measure kernels, links and collectives here."),
+    Entry("calibrate", _MEASURE, "phalanx.cli.calibrate:calibrate", "Bend predictions with steps that you measured."),
     Entry(
         "validate", _MEASURE, "phalanx.cli.validate:validate", "Predict published runs, and show how far off it is."
     ),

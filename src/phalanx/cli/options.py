@@ -163,6 +163,13 @@ Where = Annotated[
     ),
 ]
 
+Calibration = Annotated[
+    Path | None,
+    typer.Option(
+        "--calibration", metavar="FILE.toml", help="Factors of your own machines, as `phalanx calibrate` wrote them."
+    ),
+]
+
 # What a parameter of type Query or Output becomes (command.py), by field.
 QUERY_OPTIONS = {
     "source": Source,
@@ -176,6 +183,7 @@ QUERY_OPTIONS = {
     "precision": Precision,
     "options": StackOptionsLine,
     "where": Where,
+    "calibration": Calibration,
 }
 OF_A_STRATEGY = tuple(name for name in QUERY_OPTIONS if name != "where")
 """Fields of a question about one strategy."""

@@ -30,6 +30,7 @@ def heading(q: Premises) -> str:
     """Return what every output begins with: what its price does not know, then whose step it is, in which numbers,
     and where dp is from."""
     engine = "exactly, as our own runtime runs it" if q.engine == "exact" else "by fitted formulas"
+    engine += f", {q.calibrated}" if q.calibrated else ""
     options = f"; {q.options}" if q.options.changed() else ""
     peak = " (MFU: of the peak in bf16)" if q.precision.startswith(("fp8", "fp4")) else ""
     line = f"stack {q.stack}, priced {engine}; precision {q.precision}{peak}; {q.dp_rule}{options}"

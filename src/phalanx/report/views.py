@@ -11,6 +11,7 @@ from phalanx.report.view import View
 
 _VIEWS = {
     "AllReduceBound": "phalanx.report.collectives",
+    "Calibrated": "phalanx.report.calibration",
     "ChoiceScores": "phalanx.report.validate:choices",
     "CollectiveComparison": "phalanx.report.collectives",
     "CollectiveProof": "phalanx.report.collectives",

@@ -9,6 +9,7 @@ from typing import Any
 
 from phalanx.spec.cluster.spec import ClusterSpec
 from phalanx.spec.documents import VERSION, read_toml, tables_of
+from phalanx.spec.errors import InputError
 from phalanx.spec.files.job_file import build
 
 
@@ -38,6 +39,14 @@ def cluster_from_toml(path: Path) -> ClusterSpec:
     return build(
         ClusterSpec, tables_of(content, content.get("version", VERSION), "cluster.file", str(path)), "cluster"
     )
+
+
+def calibration_table(path: Path) -> Any:
+    """Return the table [calibration] of a TOML file. Raises InputError."""
+    content = read_toml(path, "calibration")
+    if "calibration" not in content:
+        raise InputError("calibration", str(path), "has no table [calibration]", "phalanx calibrate --out writes one")
+    return content["calibration"]
 
 
 def _fields(table: dict[str, Any]) -> list[str]:

@@ -1,0 +1,177 @@
+"""What a few measured steps say of a user's own machines: the question of `calibrate`.
+
+A step is a configuration, or a line of a strategy, with its measured seconds or the log that has them. The factors
+that come out are kept in a file that every command takes with --calibration.
+"""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from phalanx.answers.answer import Answer
+from phalanx.answers.query import Query
+from phalanx.answers.question import read
+from phalanx.cost.analytic.chips import calibrated
+from phalanx.cost.analytic.estimate import Estimate
+from phalanx.cost.analytic.step import step
+from phalanx.frameworks.step_logs import step_time
+from phalanx.spec.cluster.calibration import PARTS, Calibration
+from phalanx.spec.documents import read_text
+from phalanx.spec.errors import InputError
+from phalanx.validate.calibrate import PRIORS, Fit, Floats, calibrate
+
+_HELD = 0.8
+"""Share of its prior's spread from which a factor counts as not constrained by the steps."""
+
+
+@dataclass(frozen=True)
+class MeasuredStep:
+    """One measured configuration."""
+
+    name: str
+    gpus: int
+    strategy: str
+    measured_s: float
+    predicted_s: float
+    """With the shipped constants."""
+    calibrated_s: float
+    left_out_error: float | None
+    """Per cent, of the prediction calibrated with the other steps; None of a single step."""
+    note: str = ""
+    """Where the seconds are from."""
+
+    @property
+    def error(self) -> float:
+        """Per cent by which the shipped prediction is off."""
+        return 100 * (self.predicted_s / self.measured_s - 1)
+
+    @property
+    def calibrated_error(self) -> float:
+        """Per cent that remain."""
+        return 100 * (self.calibrated_s / self.measured_s - 1)
+
+
+@dataclass(frozen=True)
+class Calibrated(Answer):
+    """The factors of a user's machines, with the steps that they are from."""
+
+    steps: tuple[MeasuredStep, ...]
+    factors: dict[str, float]
+    """Measured over predicted seconds, by part of a step."""
+    spreads: dict[str, float]
+    """Relative uncertainty of each factor."""
+    unconstrained: tuple[str, ...]
+    """Parts that these steps hardly say anything of."""
+    stack: str
+    cluster: str
+    file: str = ""
+    """Where the factors were written."""
+
+    def records(self) -> list[dict[str, Any]]:
+        """Return a row for each step."""
+        return [asdict(s) | {"error": s.error, "calibrated_error": s.calibrated_error} for s in self.steps]
+
+
+def calibration_of(steps: Sequence[str], query: Query, out: Path | None = None) -> Calibrated:
+    """Fit the factors to measured steps: each `FILE=SECONDS`, `FILE=LOG`, `LOG` that prints its own arguments,
+    `STRATEGY=SECONDS` (with the model and the rest in `query`), or a CSV with the columns `step` and `measured`.
+
+    Raises InputError for a step that cannot be read or priced, and for steps of different stacks."""
+    words = [pair for word in steps for pair in _expanded(word)]
+    if not words:
+        raise InputError("steps", None, "none are named", "name a log, FILE=LOG, FILE=SECONDS or a CSV")
+    found = [_measured(name, measured, query) for name, measured in words]
+    stacks = sorted({e.profile.name for _, e, _, _ in found})
+    if len(stacks) > 1:
+        reason = f"are of {len(stacks)} stacks ({', '.join(stacks)}), whose programs differ"
+        raise InputError("steps", None, reason, "calibrate each by itself")
+    measured_s = [seconds for _, _, seconds, _ in found]
+    estimates = [e for _, e, _, _ in found]
+    fit = calibrate(lambda by: _price(estimates, by), measured_s, stacks[0])
+    predicted, bent = _price(estimates, Calibration()), _price(estimates, fit.calibration)
+    answer = Calibrated(
+        steps=tuple(
+            MeasuredStep(
+                name,
+                int(e.layout.world),
+                line,
+                seconds,
+                float(predicted[i]),
+                float(bent[i]),
+                fit.left_out[i] if fit.left_out else None,
+                note,
+            )
+            for i, ((name, e, seconds, note), line) in enumerate(zip(found, _lines(words, query), strict=True))
+        ),
+        factors={part: getattr(fit.calibration, part) for part in PARTS},
+        spreads=fit.spread,
+        unconstrained=tuple(part for part in PARTS if fit.spread[part] > _HELD * PRIORS[part]),
+        stack=stacks[0],
+        cluster=str(query.cluster),
+    )
+    if out is None:
+        return answer
+    out.write_text(_toml(answer, fit))
+    return replace(answer, file=str(out))
+
+
+def _expanded(word: str) -> list[tuple[str, str]]:
+    """Return (what was run, its seconds or log) of one word, or of each row of a CSV."""
+    if word.lower().endswith(".csv"):
+        rows = list(csv.DictReader(read_text(Path(word), "steps").splitlines()))
+        if not rows or not {"step", "measured"} <= set(rows[0]):
+            has = ", ".join(rows[0]) if rows else "nothing"
+            raise InputError("steps", word, f"has the columns {has}", "give it the columns step and measured")
+        return [(str(row["step"]).strip(), str(row["measured"]).strip()) for row in rows]
+    name, equals, measured = word.rpartition("=")
+    return [(name, measured) if equals and name else (word, word)]
+
+
+def _lines(words: Sequence[tuple[str, str]], query: Query) -> list[str]:
+    return [name if query.model is not None and not Path(name).exists() else "" for name, _ in words]
+
+
+def _measured(name: str, measured: str, query: Query) -> tuple[str, Estimate, float, str]:
+    """Return a step's name, price, measured seconds and their origin."""
+    try:
+        seconds = float(measured.removesuffix("s"))
+    except ValueError:
+        seconds = 0.0
+    if seconds < 0 or (not seconds and not Path(measured).exists()):
+        raise InputError("steps", f"{name}={measured}", "is no number of seconds, and no log", "e.g. train.sh=4.31")
+    source = Path(name)
+    if not source.exists() and (query.model is None or "=" not in name):
+        raise InputError("steps", name, "no such file", "name a configuration, or --model and the rest with tp=8,...")
+    asked = replace(query, source=source) if source.exists() else replace(query, strategy=name)
+    question = read(asked)
+    if question.exact is not None:
+        reason = "is a run of our own runtime, whose price is exact from the rates of `phalanx measure`"
+        raise InputError("steps", name, reason, "measure this machine in its place")
+    estimate = question.estimate
+    if seconds:
+        return name, estimate, seconds, ""
+    job = question.pricing.job
+    found = step_time(read_text(Path(measured), "log"), measured, job.global_batch, job.seq, question.gpus)
+    return name, estimate, found.seconds, found.note
+
+
+def _price(estimates: Sequence[Estimate], by: Calibration) -> Floats:
+    """Return the seconds of each configuration under a calibration: the formulas', with what its pipeline's blocks
+    add as predicted."""
+    plain = [float(step(e.shape, e.layout, e.system, e.profile).seconds) for e in estimates]
+    bent = [float(step(e.shape, e.layout, calibrated(e.system, by), e.profile).seconds) for e in estimates]
+    return np.array([float(e.seconds) * b / p for e, p, b in zip(estimates, plain, bent, strict=True)])
+
+
+def _toml(a: Calibrated, fit: Fit) -> str:
+    lines = [f"# Seconds of {a.stack} on {a.cluster}, measured over predicted, from {len(a.steps)} steps:"]
+    lines += [f"#   {s.name}: {s.measured_s:.4g} s, predicted {s.predicted_s:.4g}" for s in a.steps]
+    fields = asdict(fit.calibration)
+    body = [f"{k} = {v!r}" if not isinstance(v, str) else f'{k} = "{v}"' for k, v in fields.items()]
+    return "\n".join([*lines, "", "[calibration]", *body]) + "\n"

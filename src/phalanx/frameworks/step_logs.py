@@ -1,0 +1,94 @@
+"""The time of a training step from what a framework printed (step_logs.toml has the lines).
+
+The first steps compile, tune and fill caches; later ones are sometimes delayed by a checkpoint or an evaluation. So
+the median of the second half of the steps is taken, and said with its spread and the steps that lie far from it.
+"""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+
+from phalanx.spec.errors import InputError
+
+_UNITS = {"": 1.0, "K": 1e3, "M": 1e6}
+_FAR = 1.5
+"""A step that takes so many times the median is counted as delayed."""
+
+
+@dataclass(frozen=True)
+class StepTime:
+    """Seconds of a step in a log."""
+
+    seconds: float
+    """The median of the steady steps."""
+    printed_by: str
+    """Whose line it is."""
+    steps: int
+    """Steady steps that were read."""
+    dropped: int
+    """Steps before these, in which a run warms up."""
+    spread: float
+    """Half the range between the 10th and the 90th percentile, relative to the median."""
+    delayed: int
+    """Steady steps that took more than 1.5 times the median."""
+
+    @property
+    def note(self) -> str:
+        """Where the seconds are from, in one line."""
+        late = f", {self.delayed} delayed" if self.delayed else ""
+        return (
+            f"{self.seconds:.4g} s: the median of {self.steps} steps as {self.printed_by} prints them, after "
+            f"{self.dropped} of warm-up{late}; ± {100 * self.spread:.1f} %"
+        )
+
+
+@cache
+def _lines() -> tuple[tuple[str, re.Pattern[str]], ...]:
+    rows = tomllib.loads(Path(__file__).with_suffix(".toml").read_text())["line"]
+    return tuple((row["name"], re.compile(row["pattern"])) for row in rows)
+
+
+def step_time(text: str, name: str, batch: int = 0, seq: int = 0, gpus: int = 0) -> StepTime:
+    """Return the time of a step that a log prints. `batch` (sequences of a step), `seq` and `gpus` turn rates into
+    seconds. Raises InputError for a log without such lines, and for a rate whose sizes are not known."""
+    for printed_by, pattern in _lines():
+        matches = list(pattern.finditer(text))
+        if matches:
+            unit = next(iter(pattern.groupindex))
+            return _steady(printed_by, np.array([_seconds(m[unit], unit, name, (batch, seq, gpus)) for m in matches]))
+    known = ", ".join(line for line, _ in _lines())
+    raise InputError("log", name, "prints no time of a step that is known", f"known lines: {known}; or FILE=SECONDS")
+
+
+def _seconds(word: str, unit: str, name: str, sizes: tuple[int, int, int]) -> float:
+    number = float(word.rstrip("KM").replace(",", "")) * _UNITS[word[-1] if word[-1] in _UNITS else ""]
+    batch, seq, gpus = sizes
+    if unit == "ms":
+        return number / 1e3
+    if unit == "s":
+        return number
+    if number <= 0:
+        raise InputError("log", name, f"prints a rate of {number:g}", "is this the log of a training?")
+    if unit == "steps":
+        return 1 / number
+    needed = (("samples", batch),) if unit == "samples" else (("tokens", batch), ("seq", seq), ("gpus", gpus))
+    if not all(size for _, size in needed):
+        raise InputError("log", name, f"prints {unit} per second, which need the batch", "name the configuration too")
+    return batch / number if unit == "samples" else batch * seq / (number * gpus)
+
+
+def _steady(printed_by: str, seconds: np.ndarray) -> StepTime:
+    """Return the median of the second half, or of the only step."""
+    start = len(seconds) // 2
+    steady = seconds[start:]
+    median = float(np.median(steady))
+    low, high = np.percentile(steady, [10, 90])
+    delayed = int((steady > _FAR * median).sum())
+    spread = float(high - low) / 2 / median if median else 0.0
+    return StepTime(median, printed_by, len(steady), start, spread, delayed)
