@@ -36,7 +36,6 @@ class MeasuredStep:
 
     name: str
     gpus: int
-    strategy: str
     measured_s: float
     predicted_s: float
     """With the shipped constants."""
@@ -86,13 +85,13 @@ def calibration_of(steps: Sequence[str], query: Query, out: Path | None = None) 
     words = [pair for word in steps for pair in _expanded(word)]
     if not words:
         raise InputError("steps", None, "none are named", "name a log, FILE=LOG, FILE=SECONDS or a CSV")
-    found = [_measured(name, measured, query) for name, measured in words]
-    stacks = sorted({e.profile.name for _, e, _, _ in found})
+    runs = [_measured(name, measured, query) for name, measured in words]
+    stacks = sorted({e.profile.name for _, e, _, _ in runs})
     if len(stacks) > 1:
         reason = f"are of {len(stacks)} stacks ({', '.join(stacks)}), whose programs differ"
         raise InputError("steps", None, reason, "calibrate each by itself")
-    measured_s = [seconds for _, _, seconds, _ in found]
-    estimates = [e for _, e, _, _ in found]
+    measured_s = [seconds for _, _, seconds, _ in runs]
+    estimates = [e for _, e, _, _ in runs]
     fit = calibrate(lambda by: _price(estimates, by), measured_s, stacks[0])
     predicted, bent = _price(estimates, Calibration()), _price(estimates, fit.calibration)
     answer = Calibrated(
@@ -100,14 +99,13 @@ def calibration_of(steps: Sequence[str], query: Query, out: Path | None = None) 
             MeasuredStep(
                 name,
                 int(e.layout.world),
-                line,
                 seconds,
                 float(predicted[i]),
                 float(bent[i]),
                 fit.left_out[i] if fit.left_out else None,
                 note,
             )
-            for i, ((name, e, seconds, note), line) in enumerate(zip(found, _lines(words, query), strict=True))
+            for i, (name, e, seconds, note) in enumerate(runs)
         ),
         factors={part: getattr(fit.calibration, part) for part in PARTS},
         spreads=fit.spread,
@@ -133,10 +131,6 @@ def _expanded(word: str) -> list[tuple[str, str]]:
     return [(name, measured) if equals and name else (word, word)]
 
 
-def _lines(words: Sequence[tuple[str, str]], query: Query) -> list[str]:
-    return [name if query.model is not None and not Path(name).exists() else "" for name, _ in words]
-
-
 def _measured(name: str, measured: str, query: Query) -> tuple[str, Estimate, float, str]:
     """Return a step's name, price, measured seconds and their origin."""
     try:
@@ -157,8 +151,8 @@ def _measured(name: str, measured: str, query: Query) -> tuple[str, Estimate, fl
     if seconds:
         return name, estimate, seconds, ""
     job = question.pricing.job
-    found = step_time(read_text(Path(measured), "log"), measured, job.global_batch, job.seq, question.gpus)
-    return name, estimate, found.seconds, found.note
+    timed = step_time(read_text(Path(measured), "log"), measured, job.global_batch, job.seq, question.gpus)
+    return name, estimate, timed.seconds, timed.note
 
 
 def _price(estimates: Sequence[Estimate], by: Calibration) -> Floats:

@@ -118,7 +118,7 @@ def price(o: Observation, query: Query) -> ObservedPrice:
     """Price an observed step on the query's cluster. Raises InputError."""
     if query.cluster is None:
         raise InputError("cluster", None, "is missing", "an observation is priced on one, such as dgx-h100")
-    cluster = cluster_on(query.cluster)(o.world)
+    cluster = cluster_on(query.cluster, query.calibration)(o.world)
     return ObservedPrice(o.program, str(query.cluster), o.world, _steps(observed.priced(o, cluster)))
 
 
@@ -143,7 +143,7 @@ def _steps(ranks: tuple[observed.PricedRank, ...]) -> tuple[ObservedStep, ...]:
 def findings(o: Observation, query: Query) -> ObservedFindings:
     """Find what is wrong with an observed program; in seconds too, where the query names a cluster. Raises
     InputError."""
-    cluster = cluster_on(query.cluster)(o.world) if query.cluster is not None else None
+    cluster = cluster_on(query.cluster, query.calibration)(o.world) if query.cluster is not None else None
     return ObservedFindings(o.program, tuple(observed_lint.lint(o, cluster)))
 
 
@@ -167,7 +167,7 @@ def improve(o: Observation, query: Query, wishes: Wishes) -> ObservedImprovement
     missing = [name for name in named if getattr(query, name) is None]
     if 0 < len(missing) < len(named):
         raise InputError(missing[0], None, "is missing", f"name all of {', '.join(named)}, or none")
-    cluster = cluster_on(query.cluster)(o.world)
+    cluster = cluster_on(query.cluster, query.calibration)(o.world)
     search = replace(query, source=None, gpus=o.world, stack=query.stack or "fsdp2")
     return ObservedImprovement(
         program=o.program,

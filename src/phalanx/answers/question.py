@@ -39,11 +39,8 @@ from phalanx.planning.explain.exact import ExactSubject, subject_of_plan
 from phalanx.planning.search.column_pricing import Pricing
 from phalanx.planning.search.limits import conditions
 from phalanx.schedule.pipeline.stages import check
-from phalanx.spec.cluster.calibration import Calibration
-from phalanx.spec.cluster.spec import ClusterSpec
 from phalanx.spec.errors import InputError
 from phalanx.spec.files import plan as plans
-from phalanx.spec.files.cluster_toml import calibration_table
 from phalanx.spec.files.job_file import build, make_strategy
 from phalanx.spec.files.plan import Plan
 from phalanx.spec.model.spec import ModelSpec
@@ -238,7 +235,7 @@ def resolve(query: Query, configured: Configured, searched: bool = False, any_st
     lookup.require_counts(("gpus", gpus))
     spec = query.model
     model, notes = (spec, []) if isinstance(spec, ModelSpec) else lookup.model_named(str(spec))
-    on = _calibrated(lookup.cluster_on(query.cluster), query.calibration)
+    on = lookup.cluster_on(query.cluster, query.calibration)
     precision = precision_on(query.precision, on(gpus))
     larger = lookup.pricing_by_gpus(model, on, query.batch or 0, query.seq or 0, stack)
 
@@ -297,8 +294,9 @@ def _of_plan(query: Query, path: Path, notes: tuple[str, ...]) -> Question:
             about, unpriced, gpus, exact.strategy, rule, OWN_STACK, OF_COMPUTE.get(compute, compute), (), saved, exact
         )
     stack = query.stack or planned_stack
-    cluster = _calibrated(lambda count: saved.cluster, query.calibration)(gpus)
-    larger = lookup.pricing_of_plan(replace(saved, cluster=cluster), stack)
+    larger = lookup.pricing_of_plan(
+        replace(saved, cluster=lookup.calibrated(saved.cluster, query.calibration)), stack
+    )
     precision = query.precision or saved.choices.get("precision") or OF_COMPUTE.get(saved.job.precision.compute)
     if precision is None:
         remedy = f"name a precision: {', '.join(PRECISIONS)}"
@@ -312,14 +310,6 @@ def _of_plan(query: Query, path: Path, notes: tuple[str, ...]) -> Question:
 
     check(strategy, saved.model, saved.job, None)
     return Question(about, pricing_on, gpus, strategy, rule, stack, precision, notes, saved)
-
-
-def _calibrated(on: Callable[[int], ClusterSpec], file: Path | None) -> Callable[[int], ClusterSpec]:
-    """Return the clusters with the factors of a calibration's file. Raises InputError."""
-    if file is None:
-        return on
-    calibration = build(Calibration, calibration_table(file), "calibration")
-    return lambda gpus: replace(on(gpus), calibration=calibration)
 
 
 def options_in(line: str | None, stack: str) -> StackOptions:

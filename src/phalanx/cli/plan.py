@@ -27,7 +27,7 @@ Headroom = Annotated[
     float, typer.Option("--headroom", help="Share of a device's memory that a strategy must leave free.")
 ]
 _HEADROOM = 0.05
-_OF_A_SEARCH = ("model", "cluster", "gpus", "batch", "seq", "strategy", "stack", "precision", "where")
+_OF_A_SEARCH = ("model", "cluster", "gpus", "batch", "seq", "strategy", "stack", "precision", "where", "calibration")
 
 
 def _form(words: Sequence[str]) -> str:

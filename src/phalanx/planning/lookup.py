@@ -9,12 +9,13 @@ from pathlib import Path
 from phalanx.cost.analytic.chips import chip_name, system_of
 from phalanx.cost.analytic.profile import profile
 from phalanx.planning.search.column_pricing import Pricing
+from phalanx.spec.cluster.calibration import Calibration
 from phalanx.spec.cluster.chips import CHIPS
 from phalanx.spec.cluster.presets import preset
 from phalanx.spec.cluster.spec import ClusterSpec
 from phalanx.spec.errors import InputError
-from phalanx.spec.files.cluster_toml import cluster_from_toml
-from phalanx.spec.files.job_file import make_model
+from phalanx.spec.files.cluster_toml import calibration_table, cluster_from_toml
+from phalanx.spec.files.job_file import build, make_model
 from phalanx.spec.files.plan import Plan
 from phalanx.spec.job import Job, Precision
 from phalanx.spec.model.spec import ModelSpec
@@ -55,14 +56,27 @@ def cluster_named(name: str) -> Callable[[int], ClusterSpec]:
     return lambda gpus: preset(name, -(-gpus // node))
 
 
-def cluster_on(cluster: str | ClusterSpec | None) -> Callable[[int], ClusterSpec]:
-    """Return a function from a number of GPUs to the cluster: by name, or a ClusterSpec itself.
+def calibrated(cluster: ClusterSpec, file: Path | None) -> ClusterSpec:
+    """Return a cluster with the factors of a calibration's file. Raises InputError."""
+    if file is None:
+        return cluster
+    return replace(cluster, calibration=build(Calibration, calibration_table(file), "calibration"))
+
+
+def cluster_on(cluster: str | ClusterSpec | None, calibration: Path | None = None) -> Callable[[int], ClusterSpec]:
+    """Return a function from a number of GPUs to the cluster: by name, or a ClusterSpec itself; with the factors of a
+    `calibration`'s file.
 
     Raises InputError."""
     if isinstance(cluster, ClusterSpec):
         require_plausible(cluster)
-        return lambda gpus: _with_gpus(cluster, gpus)
-    return cluster_named(str(cluster))
+        own = calibrated(cluster, calibration)
+        return lambda gpus: _with_gpus(own, gpus)
+    on = cluster_named(str(cluster))
+    if calibration is None:
+        return on
+    calibrated(on(1), calibration)  # so that a wrong file is refused before anything is searched
+    return lambda gpus: calibrated(on(gpus), calibration)
 
 
 def _with_gpus(cluster: ClusterSpec, gpus: int) -> ClusterSpec:

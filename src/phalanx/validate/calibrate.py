@@ -3,16 +3,17 @@
 Each factor θ_j multiplies the seconds of one part of a step (spec/cluster/calibration.py). With y_i the measured and
 f_i(θ) the predicted seconds of configuration i, the fit minimises
 
-    Σ_i ((ln y_i - ln f_i(θ)) / σ)² + Σ_j (ln θ_j / σ_j)²
+    Σ_i ((ln y_i - ln f_i(θ)) / s)² + Σ_j (ln θ_j / s_j)²
 
 by Gauss-Newton steps on ln θ. The second sum is a prior: three steps cannot move a factor far, and a part that they
-hardly constrain stays as predicted. σ_j are the spreads of these parts over published families of runs.
+hardly constrain stays as predicted. s_j are the spreads of these parts over published families of runs.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -24,10 +25,11 @@ Floats = npt.NDArray[np.float64]
 Price = Callable[[Calibration], Floats]
 """Predicted seconds of every measured configuration."""
 NOISE = 0.03
-"""σ: relative error of a measured step, and of a prediction whose parts are known."""
+"""s: relative error of a measured step, and of a prediction whose parts are known."""
 PRIORS = {"products": 0.10, "attention": 0.15, "memory": 0.15, "inside": 0.2, "between": 0.3, "host": 0.3}
-"""σ_j: relative spread of each part's factor."""
-_STEP, _ROUNDS, _FAR = 0.02, 12, np.log(3.0)
+"""s_j: relative spread of each part's factor."""
+_STEP, _ROUNDS, _FAR = 0.02, 12, 2.0
+"""Step of a difference in ln θ; rounds; the most of s_j by which a factor moves."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +44,7 @@ class Fit:
     """Relative standard deviation of each factor that remains; near its prior where nothing constrains it."""
 
 
-def calibrate(price: Price, measured_s: Sequence[float], stack: str = "", left_out: bool = True) -> Fit:
+def calibrate(price: Price, measured_s: Sequence[float] | Floats, stack: str = "", left_out: bool = True) -> Fit:
     """Fit the factors. Raises InputError without a measured step, or with seconds that are not positive."""
     y = np.asarray(measured_s, dtype=float)
     if not len(y):
@@ -67,8 +69,9 @@ def calibrate(price: Price, measured_s: Sequence[float], stack: str = "", left_o
 
 def _factors(price: Price, y: Floats, seen: npt.NDArray[np.bool_]) -> tuple[Floats, Floats]:
     """Return ln θ of the best fit to the configurations `seen`, and its covariance."""
-    theta, weights = np.zeros(len(PARTS)), np.array([1 / PRIORS[part] ** 2 for part in PARTS])
-    inverse = np.diag(1 / weights)
+    theta: Any = np.zeros(len(PARTS))
+    weights: Floats = np.array([1 / PRIORS[part] ** 2 for part in PARTS])
+    inverse: Any = np.diag(1 / weights)
     for _ in range(_ROUNDS):
         now = np.log(price(_calibration(theta)))
         slopes = np.stack(
@@ -77,11 +80,13 @@ def _factors(price: Price, y: Floats, seen: npt.NDArray[np.bool_]) -> tuple[Floa
         off = (np.log(y) - now)[seen]
         inverse = np.linalg.inv(slopes.T @ slopes / NOISE**2 + np.diag(weights))
         move = inverse @ (slopes.T @ off / NOISE**2 - weights * theta)
-        theta = np.clip(theta + move, -_FAR, _FAR)
+        most = _FAR / np.sqrt(weights)
+        theta = np.asarray(np.clip(theta + move, -most, most), dtype=np.float64)
         if np.abs(move).max() < 1e-4:
             break
     return theta, inverse
 
 
 def _calibration(theta: Floats, stack: str = "", steps: int = 0) -> Calibration:
-    return Calibration(*map(float, np.exp(theta)), stack, steps)
+    factors = {part: float(factor) for part, factor in zip(PARTS, np.exp(theta), strict=True)}
+    return Calibration(**factors, stack=stack, steps=steps)

@@ -219,6 +219,9 @@ def _not_tuned(c: Case) -> str:
         return "a proxy of fewer layers in the layout of the full model"
     if row["task"] == "lora":
         return "only adapters are trained"
+    recipe = _recipe(row)
+    if recipe is not None and "offloading" in recipe.unknown:
+        return "its recipe offloads activations that no option names"
     if c.generic or not row["framework"].startswith(_TUNED):
         return "its stack has one layout, or is not known"
     return ""

@@ -61,6 +61,9 @@ _CHUNKS = {
     ("mbridge/26.02.01", "llama3-70b", "GB300", "fp8-mx"): 5,
 }
 """Chunks per pipeline rank that a published table leaves out and its recipe states."""
+_FSDP = {"nemotron_3_ultra": 64}
+"""Ranks among which Megatron-FSDP shards everything, in recipes whose table says "distributed optimizer"
+(Megatron-Bridge 067f987, src/megatron/bridge/perf_recipes/nemotronh/common.py:39, 149)."""
 _SHAPES: dict[ModelSpec, Shape] = {}
 """Shapes already computed, by model."""
 
@@ -110,7 +113,9 @@ def case(row: Row) -> Case:
     zero = row["zero_stage"] or _unstated_zero(row)
     if zero not in ("0", "1", "2", "3"):
         zero = "3"
-    shard = row.count("fsdp_shard")
+    shard = row.count("fsdp_shard") or _FSDP.get(row["model"].lower())
+    if row["model"].lower() in _FSDP:
+        zero = "3"
     if shard is None and row["framework"] in ("MaxText", "PAX"):
         shard = _JAX_SHARD
     ep = row.count("ep", 1) or 1

@@ -1,0 +1,156 @@
+"""A user's own steps: planted factors are found again, few steps move little, logs of every framework are read."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from phalanx.answers.calibration import calibration_of
+from phalanx.answers.query import Query
+from phalanx.answers.question import read
+from phalanx.cli.app import app
+from phalanx.cost.analytic.chips import calibrated
+from phalanx.cost.analytic.step import step
+from phalanx.frameworks.step_logs import step_time
+from phalanx.spec.cluster.calibration import Calibration
+from phalanx.spec.errors import InputError
+from phalanx.validate.calibrate import PRIORS, Floats, calibrate
+
+_LAYOUTS = ("tp=8", "tp=4", "tp=2,zero=3", "zero=3", "tp=8,pp=2", "tp=4,pp=4", "tp=2,pp=2", "cp=2,tp=4")
+
+
+def _price(lines: tuple[str, ...] = _LAYOUTS) -> Callable[[Calibration], Floats]:
+    asked = [
+        read(Query(model="llama3-8b", cluster="dgx-h100", gpus=64, batch=128, seq=8192, strategy=line)).estimate
+        for line in lines
+    ]
+
+    def price(by: Calibration) -> Floats:
+        return np.array([float(step(e.shape, e.layout, calibrated(e.system, by), e.profile).seconds) for e in asked])
+
+    return price
+
+
+def test_planted_factors_are_found_again() -> None:
+    price = _price()
+    fit = calibrate(price, price(Calibration(products=1.15, between=1.6)))
+    assert max(map(abs, fit.before)) > 8
+    assert max(map(abs, fit.after)) < 3
+    assert float(np.median(np.abs(fit.left_out))) < 4
+    assert fit.calibration.products == pytest.approx(1.15, rel=0.05)
+    assert fit.calibration.between > 1.2
+    assert fit.spread["products"] < PRIORS["products"] / 2
+
+
+def test_one_step_cannot_move_a_factor_far() -> None:
+    """A step that is twice as slow as predicted bends every part a little, and none by its double."""
+    price = _price(("tp=8",))
+    fit = calibrate(price, 2 * price(Calibration()))
+    factors = [getattr(fit.calibration, part) for part in PRIORS]
+    assert max(factors) < 2
+    assert -40 < fit.after[0] < -5
+    assert fit.left_out == ()
+
+
+@pytest.mark.parametrize(
+    ("line", "seconds"),
+    [
+        (
+            " [2025-08-01 07:19:50] iteration        2/    5000 | consumed samples:          256 | elapsed time per "
+            "iteration (ms): 4412.3 | learning rate: 1.4E-07 | global batch size:   128 | lm loss: 1.04E+01 |",
+            4.4123,
+        ),
+        ("Step Time : 9.09s GPU utilization: 663.5MODEL_TFLOP/s/GPU", 9.09),
+        (
+            "Training epoch 0, iteration 1/249 | lr: 3.922e-06 | global_batch_size: 8 | global_step: 1 | "
+            "reduced_train_loss: 1.653 | train_step_timing in s: 2.505 | consumed_samples: 16",
+            2.505,
+        ),
+        ("100%|####| 100/100 [10:48<00:00, global_step=99.00, train_step_timing in s=3.130]", 3.13),
+        ("completed step: 7, seconds: 1.150, TFLOP/s/device: 470.000, Tokens/s/device: 57000.000", 1.15),
+        ("iteration: 5 / 100 | consumed_tokens: 10K | elapsed_time_per_iteration_ms: 1.5K | tokens_per_sec: 2M", 1.5),
+        ("step: 10  loss:  8.1  memory: 55.4GiB(58%)  tps: 4,096  tflops: 200.1  mfu: 20.1%", 128 * 8192 / 4096 / 64),
+        (
+            "[INFO] [timer.py:260:stop] epoch=0/micro_step=3/global_step=3, RunningAvgSamplesPerSec=70.1, "
+            "CurrSamplesPerSec=64.0, MemAllocated=4.75GB, MaxMemAllocated=15.59GB",
+            2.0,
+        ),
+        ("{'train_runtime': 100.0, 'train_samples_per_second': 9.2, 'train_steps_per_second': 0.25}", 4.0),
+        ('{"step": 3, "loss": 2.1, "step_time_s": 0.5, "tokens_per_s": 1000}', 0.5),
+    ],
+)
+def test_the_lines_of_frameworks(line: str, seconds: float) -> None:
+    found = step_time(f"some banner\n{line}\n{line}\nthe end", "log", batch=128, seq=8192, gpus=64)
+    assert found.seconds == pytest.approx(seconds)
+    assert found.steps + found.dropped == 2
+
+
+def test_warm_up_is_dropped_and_delays_are_counted() -> None:
+    ms = [60000, 9000, 1000, 1010, 990, 1000, 5000, 1000]
+    found = step_time("\n".join(f"elapsed time per iteration (ms): {x}.0 |" for x in ms), "log")
+    assert found.seconds == pytest.approx(1.0)
+    assert (found.dropped, found.delayed) == (4, 1)
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("nothing here", "prints no time of a step"),
+        ("tps: 4,096", "prints tokens per second, which need the batch"),
+        ("CurrSamplesPerSec=0.0", "prints a rate of 0"),
+    ],
+)
+def test_a_log_that_says_nothing_is_one_line(text: str, says: str) -> None:
+    with pytest.raises(InputError, match=says):
+        step_time(text, "log")
+
+
+def _asked(*more: str) -> list[str]:
+    return [*more, "--model", "llama3-8b", "--cluster", "dgx-h100", "--gpus", "16", "--batch", "64", "--seq", "8192"]
+
+
+def test_the_file_changes_every_price_and_is_said(tmp_path: Path) -> None:
+    out, run = tmp_path / "mine.toml", CliRunner()
+    steps = tmp_path / "steps.csv"
+    steps.write_text('step,measured\n"tp=8,zero=1",6.5s\n"tp=4",5.0\n')
+    told = run.invoke(app, _asked("calibrate", str(steps), "--out", str(out), "--json"))
+    assert told.exit_code == 0, told.output
+    factors = json.loads(told.stdout)["factors"]
+    assert factors["products"] > 1.05
+    plain = json.loads(run.invoke(app, _asked("predict", "--strategy", "tp=8", "--json")).stdout)
+    bent = json.loads(
+        run.invoke(app, _asked("predict", "--strategy", "tp=8", "--calibration", str(out), "--json")).stdout
+    )
+    assert bent["step_time_s"] > 1.05 * plain["step_time_s"]
+    assert bent["question"]["calibrated"] == "calibrated with 2 measured steps of megatron-core"
+    planned = run.invoke(app, _asked("plan", "model", "--calibration", str(out)))
+    assert planned.exit_code == 0, planned.output
+
+
+@pytest.mark.parametrize(
+    ("word", "says"),
+    [
+        ("nofile=3", "no such file"),
+        ("tp=8=soon", "is no number of seconds"),
+        ("tp=8=-3", "is no number of seconds"),
+        ("tp=7=3", "strategy"),
+    ],
+)
+def test_a_wrong_step_is_one_line(word: str, says: str) -> None:
+    query = Query(model="llama3-8b", cluster="dgx-h100", gpus=16, batch=64, seq=8192)
+    with pytest.raises(InputError) as error:
+        calibration_of([word], query)
+    assert says in str(error.value)
+
+
+def test_a_file_without_factors_is_one_line(tmp_path: Path) -> None:
+    path = tmp_path / "other.toml"
+    path.write_text("[model]\npreset = 'gpt2'\n")
+    told = CliRunner().invoke(app, _asked("predict", "--strategy", "tp=8", "--calibration", str(path)))
+    assert told.exit_code == 2
+    assert "has no table [calibration]" in told.output
