@@ -141,7 +141,7 @@ def test_what_experts_ran_is_said_to_fit(usable: list[Case]) -> None:
     priced = {question_name(c): price_expert(c, question(c)) for c in tuned}
     refused = {name: p for name, p in priced.items() if not p.fits}
     assert len(tuned) >= 80
-    assert len(refused) <= 0.07 * len(tuned)
+    assert len(refused) <= 0.05 * len(tuned)
     assert set(refused) == {
         # As 26.02.01 publishes them: the state of 70B parameters on every rank, and micro-batches of 2 where the
         # recipe and all other releases have 1.
@@ -150,9 +150,6 @@ def test_what_experts_ran_is_said_to_fit(usable: list[Case]) -> None:
         # 9 % and 0.3 % more than there is, with the offloading of release 26.06.
         "llama3-70b, 64 GB200, 128 x 8192 fp8-cs",
         "llama3-70b, 64 GB300, 256 x 8192 fp8-cs",
-        # Hybrid: what their mixers keep is counted, not measured yet.
-        "Nemotron_3_Ultra, 256 GB300, 256 x 8192 fp8-mx",
-        "Nemotron_3_Ultra, 256 GB200, 256 x 8192 fp8-mx",
     }
 
 

@@ -29,7 +29,7 @@ _TIMES = {
     "llm-foundry": (5, 4),
     "megatron-sc21": (3, 2),
     "nvidia-dgxc-benchmarking": (3, 2),
-    "nemo-megatron-bridge": (12, 6),  # with 53 runs of hybrid models, on which nothing is fitted yet
+    "nemo-megatron-bridge": (9, 6),
     "simumax-b200": (4, 3),
     "torchtitan": (6, 4),
     "torchao": (4, 3),
@@ -61,10 +61,9 @@ def test_ranks_and_biases(told: dict) -> None:
     assert told["time"]["spearman"] >= 0.97
     for family, found in told["by_family"].items():
         if found["time"]["n"] >= 50:
-            hybrids = family == "nemo-megatron-bridge"  # priced too fast: nothing is fitted on them yet
-            assert abs(found["time"]["bias"]) <= (7 if hybrids else 5), family
+            assert abs(found["time"]["bias"]) <= 5, family
     assert told["by_kind"]["nemo-megatron-bridge/hybrid"]["time"]["n"] == 53
-    assert told["by_kind"]["nemo-megatron-bridge/hybrid"]["time"]["median"] <= 25
+    assert told["by_kind"]["nemo-megatron-bridge/hybrid"]["time"]["median"] <= 9
 
 
 def test_memory(told: dict) -> None:

@@ -24,7 +24,7 @@ from phalanx.cost.analytic.step import step
 from phalanx.cost.hardware.columns import Column, gather, take
 from phalanx.cost.ledger.model_shape import side_by_side
 from phalanx.validate.from_row import Case, cases
-from phalanx.validate.models import Unspecified, model_of
+from phalanx.validate.models import is_hybrid
 from phalanx.validate.records import GIB, Row
 from phalanx.validate.scores import errors, fit
 from phalanx.validate.systems import Benched, benched, description, measured
@@ -206,17 +206,9 @@ def kinds_of(row: Row) -> str:
         return f"hf-ultrascale/pp{'=' if row['pp'] in ('', '1') else '>'}1"
     if row.family == "nvidia-dgxc-benchmarking" and row["framework"] in ("MaxText", "PAX"):
         return "nvidia-dgxc-benchmarking/JAX"
-    if _hybrid(row):
+    if is_hybrid(row):
         return f"{row.family}/hybrid"
     return f"{row.family}/{'MoE' if row.moe else 'dense'}"
-
-
-def _hybrid(row: Row) -> bool:
-    """Whether the model of a row has a pattern of unlike blocks."""
-    try:
-        return model_of(row).pattern is not None
-    except Unspecified:
-        return False
 
 
 def _one_of(name: str, group: Callable[[Row], str]) -> Callable[[Row], bool]:
