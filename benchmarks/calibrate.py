@@ -17,6 +17,7 @@ from phalanx.cost.analytic.chips import calibrated, system
 from phalanx.cost.analytic.profile import profile
 from phalanx.cost.analytic.step import step
 from phalanx.cost.hardware.columns import gather, take
+from phalanx.cost.ledger.model_shape import side_by_side
 from phalanx.spec.cluster.calibration import Calibration
 from phalanx.validate.calibrate import Floats, Price, calibrate
 from phalanx.validate.from_row import Case, cases
@@ -32,7 +33,7 @@ def price_of(some: list[Case]) -> Price:
     stacks = take([profile(c.profile, constants[id(c)]) for c in some], rows)
     systems = take([system(*description(c.row), constants=constants[id(c)]) for c in some], rows)
     systems = measured(systems, gather([benched(c.row) for c in some]))
-    shapes, layouts = gather([c.shape for c in some]), gather([c.layout for c in some])
+    shapes, layouts = side_by_side([c.shape for c in some]), gather([c.layout for c in some])
 
     def price(by: Calibration) -> Floats:
         return np.asarray(step(shapes, layouts, calibrated(systems, by), stacks).seconds, dtype=float)

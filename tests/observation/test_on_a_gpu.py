@@ -19,7 +19,7 @@ from support.strategies import cases
 from torch import Tensor
 from torch._dynamo import trace_rules
 
-from phalanx.nn import functional
+from phalanx.nn import mlp
 from phalanx.observation.fake.gpu_rules import without_cuda
 from phalanx.observation.fake.world import fake_gpus
 from phalanx.observation.trainer.step import gpu_device, record_step
@@ -72,14 +72,14 @@ def _drawn(examples: int, experts: bool) -> list[str]:
 
 
 def _after_swiglu(then: Callable[[Tensor], object]) -> Any:
-    real = functional.swiglu
+    real = mlp.ACTIVATIONS["swiglu"]
 
     def swiglu(gate: Tensor, up: Tensor) -> Tensor:
         out = real(gate, up)
         then(out.detach())
         return out
 
-    return patch.object(functional, "swiglu", swiglu)
+    return patch.dict(mlp.ACTIVATIONS, swiglu=swiglu)
 
 
 def _on_the_host_kernel(x: Tensor) -> object:

@@ -26,9 +26,9 @@ Price = Callable[[Calibration], Floats]
 """Predicted seconds of every measured configuration."""
 NOISE = 0.03
 """s: relative error of a measured step, and of a prediction whose parts are known."""
-PRIORS = {"products": 0.10, "attention": 0.15, "memory": 0.15, "inside": 0.2, "between": 0.3, "host": 0.3}
+PRIORS = {"products": 0.10, "attention": 0.15, "memory": 0.15, "inside": 0.2, "between": 0.3, "host": 0.2}
 """s_j: relative spread of each part's factor."""
-_STEP, _ROUNDS, _FAR = 0.02, 12, 2.0
+_STEP, _ROUNDS, _FAR = 0.02, 12, 3.5
 """Step of a difference in ln θ; rounds; the most of s_j by which a factor moves."""
 
 
