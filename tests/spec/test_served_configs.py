@@ -10,7 +10,7 @@ import pytest
 
 from phalanx.spec.files.job_file import make_model
 from phalanx.spec.model.blocks.lowering import architecture
-from phalanx.spec.model.blocks.operators import Attend, Route, Scan
+from phalanx.spec.model.blocks.operators import Attend, Router, Scan
 from phalanx.spec.model.presets import PRESETS, PUBLISHED, published
 from phalanx.spec.model.spec import ModelSpec
 
@@ -34,7 +34,7 @@ def sizes(m: ModelSpec) -> dict[str, Any]:
     flat |= {"linear_layers": sum(b.first(Scan) is not None for b in blocks)}
     flat |= {"window_layers": sum(a.window is not None for a in attends)}
     flat |= {"value_dim": max(a.value for a in attends), "window": max(a.window or 0 for a in attends)}
-    flat |= {"expert_layers": sum(b.first(Route) is not None for b in blocks)}
+    flat |= {"expert_layers": sum(b.first(Router) is not None for b in blocks)}
     delta = next((x for x in m.mixers if x.kind == "delta"), None)
     return vars(m) | flat | (vars(delta) if delta is not None else {})
 

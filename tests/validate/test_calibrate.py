@@ -155,3 +155,11 @@ def test_a_file_without_factors_is_one_line(tmp_path: Path) -> None:
     told = CliRunner().invoke(app, _asked("predict", "--strategy", "tp=8", "--calibration", str(path)))
     assert told.exit_code == 2
     assert "has no table [calibration]" in told.output
+
+
+def test_a_row_without_seconds_is_one_line(tmp_path: Path) -> None:
+    path = tmp_path / "steps.csv"
+    path.write_text('step,measured\n"tp=8",\n')
+    query = Query(model="llama3-8b", cluster="dgx-h100", gpus=16, batch=64, seq=8192)
+    with pytest.raises(InputError, match="is no number of seconds, and no log"):
+        calibration_of([str(path)], query)

@@ -137,7 +137,7 @@ def _measured(name: str, measured: str, query: Query) -> tuple[str, Estimate, fl
         seconds = float(measured.removesuffix("s"))
     except ValueError:
         seconds = 0.0
-    if seconds < 0 or (not seconds and not Path(measured).exists()):
+    if seconds < 0 or (not seconds and not Path(measured).is_file()):
         raise InputError("steps", f"{name}={measured}", "is no number of seconds, and no log", "e.g. train.sh=4.31")
     source = Path(name)
     if not source.exists() and (query.model is None or "=" not in name):

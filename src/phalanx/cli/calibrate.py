@@ -9,7 +9,7 @@ import typer
 
 from phalanx.answers.query import Query
 from phalanx.cli.command import command
-from phalanx.cli.output import Output
+from phalanx.cli.output import Display
 from phalanx.cli.terminal import require_writable
 
 _OF_ALL = ("model", "cluster", "gpus", "batch", "seq", "stack", "precision", "options")
@@ -27,7 +27,7 @@ def calibrate(
         ),
     ],
     query: Annotated[Query, _OF_ALL],
-    output: Annotated[Output, "json", "save"],
+    output: Annotated[Display, "json", "save"],
     out: Annotated[
         Path | None,
         typer.Option("--out", metavar="FILE.toml", help="Write the factors there, for --calibration."),

@@ -9,7 +9,7 @@ import typer
 
 from phalanx.cli.command import command
 from phalanx.cli.forms import Form, forms
-from phalanx.cli.output import Output
+from phalanx.cli.output import Display
 from phalanx.cli.terminal import FAILED, announce
 
 collectives = forms(
@@ -30,7 +30,7 @@ Operation = Annotated[
 
 @command
 def show(
-    output: Annotated[Output, "json", "save"],
+    output: Annotated[Display, "json", "save"],
     algorithm: Annotated[
         str | None,
         typer.Argument(help="Algorithm: ring, rabenseifner, binomial, ...; none with --as.", show_default=False),
@@ -62,7 +62,7 @@ def show(
 
 @command
 def prove(
-    output: Annotated[Output, "json"],
+    output: Annotated[Display, "json"],
     max_ranks: Annotated[int, typer.Option(help="Prove for every world size from 1 to this.")] = 33,
 ) -> None:
     """Prove every algorithm: each rank ends with each contribution exactly once, and nothing deadlocks."""
@@ -76,7 +76,7 @@ def prove(
 
 @command
 def reduce(
-    output: Annotated[Output, "json"],
+    output: Annotated[Display, "json"],
     algorithm: Annotated[str, typer.Argument(help="Algorithm: ring, rabenseifner, binomial, ...")],
     function: Annotated[
         str,
@@ -105,7 +105,7 @@ def reduce(
 
 @command
 def bound(
-    output: Annotated[Output, "json"],
+    output: Annotated[Display, "json"],
     ranks: Annotated[int, typer.Option(help="Number of ranks, 2 to 5.")] = 4,
 ) -> None:
     """Search everything that a few ranks can do for the least that an all-reduce must send."""
@@ -116,7 +116,7 @@ def bound(
 
 @command
 def table(
-    output: Annotated[Output, "json", "save"],
+    output: Annotated[Display, "json", "save"],
     op: Operation = "all_reduce",
     size: Annotated[
         str, typer.Option("--bytes", help="Size of the buffer, such as 100MB or 64KiB; ignored for a barrier.")
@@ -143,7 +143,7 @@ def table(
 
 
 @command
-def formulas(output: Annotated[Output, "json", "save"]) -> None:
+def formulas(output: Annotated[Display, "json", "save"]) -> None:
     """Show the formulas of all algorithms, in symbols."""
     from phalanx.answers.tables import Tables
     from phalanx.planning.tables.collectives import formulas as sheet

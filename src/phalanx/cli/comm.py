@@ -11,7 +11,7 @@ from phalanx.answers.query import Query
 from phalanx.cli.command import command
 from phalanx.cli.forms import Form, forms, given
 from phalanx.cli.options import OF_A_STRATEGY
-from phalanx.cli.output import Output, show_notes
+from phalanx.cli.output import Display, show_notes
 
 
 def _form(words: Sequence[str]) -> str:
@@ -29,7 +29,7 @@ comm = forms(
 
 
 @command
-def of_strategy(query: Annotated[Query, OF_A_STRATEGY], output: Annotated[Output, "json", "save"]) -> None:
+def of_strategy(query: Annotated[Query, OF_A_STRATEGY], output: Annotated[Display, "json", "save"]) -> None:
     """Tabulate what each mesh axis of a strategy sends: payload, bytes by tier, time, and whether it is hidden.
 
     Name a plan, or --model, --cluster, --gpus, --batch, --seq and --strategy; or an observed.json and --cluster.
@@ -49,7 +49,7 @@ def of_strategy(query: Annotated[Query, OF_A_STRATEGY], output: Annotated[Output
 @command
 def of_params(
     params: Annotated[str, typer.Option("--params", metavar="25M", help="Number of parameters.")],
-    output: Annotated[Output, "json", "save"],
+    output: Annotated[Display, "json", "save"],
     rate: Annotated[float, typer.Option("--rate", help="Bandwidth of a rank in one direction, in GB/s.")] = 25.0,
     compute: Annotated[
         float | None,

@@ -1,9 +1,9 @@
 """A command from a function: options are derived from the question and the output that it takes.
 
     @command
-    def comm(query: Annotated[Query, OF_A_STRATEGY], output: Annotated[Output, "json", "save"]) -> None:
+    def comm(query: Annotated[Query, OF_A_STRATEGY], output: Annotated[Display, "json", "save"]) -> None:
 
-A parameter of type Query or Output becomes the options of its fields (options.py), all of them or those that the
+A parameter of type Query or Display becomes the options of its fields (options.py), all of them or those that the
 annotation names. The function runs with errors turned into one line, and with files to be written checked first.
 """
 
@@ -15,10 +15,10 @@ from typing import Annotated, Any, get_args, get_origin
 
 from phalanx.answers.query import Query
 from phalanx.cli.options import OUTPUT_OPTIONS, QUERY_OPTIONS
-from phalanx.cli.output import Output
+from phalanx.cli.output import Display
 from phalanx.cli.terminal import exit_on_error
 
-_DERIVED: dict[type, dict[str, Any]] = {Query: QUERY_OPTIONS, Output: OUTPUT_OPTIONS}
+_DERIVED: dict[type, dict[str, Any]] = {Query: QUERY_OPTIONS, Display: OUTPUT_OPTIONS}
 _DEFAULTS: dict[str, Any] = {"json": False, "strict": False}
 
 Command = Callable[..., Any]
@@ -61,7 +61,7 @@ def _derive(body: Command, reports_progress: bool) -> Command:
                     fields["source"], *more = fields["source"] or [None]
                     fields["files"] = tuple(more)
                 given[name] = kind(**fields)
-                if isinstance(given[name], Output):
+                if isinstance(given[name], Display):
                     given[name].require_writable()
             return body(**given)
 

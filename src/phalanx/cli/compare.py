@@ -9,10 +9,10 @@ import typer
 
 from phalanx.answers.query import Query
 from phalanx.cli.command import command
-from phalanx.cli.output import Output
+from phalanx.cli.output import Display
 from phalanx.cli.terminal import FAILED
 
-_SHARED = ("model", "cluster", "gpus", "batch", "seq", "stack", "precision", "options")
+_SHARED = ("model", "cluster", "gpus", "batch", "seq", "stack", "precision", "options", "calibration")
 
 
 @command
@@ -27,7 +27,7 @@ def compare(
         ),
     ],
     query: Annotated[Query, _SHARED],
-    output: Annotated[Output, "json", "save"],
+    output: Annotated[Display, "json", "save"],
 ) -> None:
     """Compare plans, configurations or strategies: time by term, memory by part, and the settings that differ.
 

@@ -9,12 +9,12 @@ import typer
 from phalanx.answers.query import Query
 from phalanx.cli.command import command
 from phalanx.cli.options import OF_A_STRATEGY
-from phalanx.cli.output import Output, show_notes
+from phalanx.cli.output import Display, show_notes
 from phalanx.cli.terminal import FAILED
 
 
 @command
-def explain(query: Annotated[Query, OF_A_STRATEGY], output: Annotated[Output, "json", "save"]) -> None:
+def explain(query: Annotated[Query, OF_A_STRATEGY], output: Annotated[Display, "json", "save"]) -> None:
     """Show where a strategy's time and memory go, what to change first, and why its neighbours are no better.
 
     Name a plan, or --model, --cluster, --gpus, --batch, --seq and --strategy.
@@ -33,7 +33,7 @@ def explain(query: Annotated[Query, OF_A_STRATEGY], output: Annotated[Output, "j
 
 
 @command
-def lint(query: Annotated[Query, OF_A_STRATEGY], output: Annotated[Output, "json", "save", "strict"]) -> None:
+def lint(query: Annotated[Query, OF_A_STRATEGY], output: Annotated[Display, "json", "save", "strict"]) -> None:
     """Find anti-patterns in a strategy, with numbers and what to do about each; exit code 1 if there are any.
 
     Name a plan, or --model, --cluster, --gpus, --batch, --seq and --strategy; or an observed.json, whose program

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from phalanx.cli.command import command
-from phalanx.cli.output import Output
+from phalanx.cli.output import Display
 
 
 @command
@@ -22,7 +22,7 @@ def export(
             help="Framework, such as megatron or torchtitan; another word lists all that plans are written for.",
         ),
     ],
-    output: Annotated[Output, "json"],
+    output: Annotated[Display, "json"],
     out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Folder to write; empty, or not there yet.")],
     launcher: Annotated[
         str,

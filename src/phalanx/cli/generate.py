@@ -8,13 +8,13 @@ from typing import Annotated
 import typer
 
 from phalanx.cli.command import command_with_progress
-from phalanx.cli.output import Output
+from phalanx.cli.output import Display
 from phalanx.cli.terminal import require_torch
 
 
 @command_with_progress
 def generate(
-    output: Annotated[Output, "json"],
+    output: Annotated[Display, "json"],
     run: Annotated[
         Path,
         typer.Argument(

@@ -10,7 +10,7 @@ import typer
 
 from phalanx.cli.command import command
 from phalanx.cli.forms import Form, forms
-from phalanx.cli.output import Output
+from phalanx.cli.output import Display
 from phalanx.cli.terminal import announce, require_torch, require_writable
 from phalanx.cli.unread import require_only
 
@@ -40,7 +40,7 @@ measure = forms(
 @command
 def of_machine(
     line: typer.Context,
-    output: Annotated[Output, "json", "save"],
+    output: Annotated[Display, "json", "save"],
     ranks: Annotated[int | None, typer.Option(help="Number of local ranks; by default one per GPU or core.")] = None,
     dtype: Annotated[str, typer.Option(help="Type that kernels compute in: float32, bfloat16, ...")] = "float32",
     threads: Annotated[int, typer.Option(help="Number of threads per rank.")] = 1,
@@ -82,9 +82,9 @@ def of_machine(
 @command
 def of_nccl_tests(
     files: Annotated[
-        list[Path], typer.Argument(metavar="FILE...", help="Output of nccl-tests, a file a collective.")
+        list[Path], typer.Argument(metavar="FILE...", help="Display of nccl-tests, a file a collective.")
     ],
-    output: Annotated[Output, "json", "save"],
+    output: Annotated[Display, "json", "save"],
     preset: Annotated[str, typer.Option(help="Cluster preset that the tests were run on.")] = "dgx-h100",
     op: Annotated[str, typer.Option(help="Operation that was measured, for files that do not name it.")] = "",
     out: Out = None,
@@ -96,7 +96,7 @@ def of_nccl_tests(
     _show(from_nccl_tests(files, preset, op), out, output)
 
 
-def _show(cluster: ClusterSpec, out: Path | None, output: Output) -> None:
+def _show(cluster: ClusterSpec, out: Path | None, output: Display) -> None:
     """Write a measured cluster to its file, and show it."""
     from phalanx.answers.measure import Measurement
 

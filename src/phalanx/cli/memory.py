@@ -11,7 +11,7 @@ from phalanx.answers.query import Query
 from phalanx.cli.command import command
 from phalanx.cli.forms import Form, forms, given
 from phalanx.cli.options import OF_A_STRATEGY
-from phalanx.cli.output import Output, show_notes
+from phalanx.cli.output import Display, show_notes
 
 Policy = Annotated[
     int,
@@ -42,7 +42,7 @@ memory = forms(
 
 
 @command
-def of_strategy(query: Annotated[Query, OF_A_STRATEGY], output: Annotated[Output, "json", "save"]) -> None:
+def of_strategy(query: Annotated[Query, OF_A_STRATEGY], output: Annotated[Display, "json", "save"]) -> None:
     """Tabulate what occupies the memory of a strategy's fullest rank, as `predict` and `explain` have it."""
     from phalanx.answers.question import read
     from phalanx.answers.tables import memory_of
@@ -55,7 +55,7 @@ def of_strategy(query: Annotated[Query, OF_A_STRATEGY], output: Annotated[Output
 @command
 def of_model(
     model: Annotated[str, typer.Option("--model", metavar="NAME|config.json", help="Model.")],
-    output: Annotated[Output, "json", "save"],
+    output: Annotated[Display, "json", "save"],
     micro_batch: Annotated[int, typer.Option("--micro-batch", help="Sequences per micro-batch.")] = 1,
     seq: Annotated[int | None, typer.Option("--seq", help="Sequence length in tokens.")] = None,
     policy: Policy = 16,
@@ -70,7 +70,7 @@ def of_model(
 @command
 def of_params(
     params: Annotated[str, typer.Option("--params", metavar="25M", help="Number of parameters.")],
-    output: Annotated[Output, "json", "save"],
+    output: Annotated[Display, "json", "save"],
     policy: Policy = 16,
     card: Card = 80.0,
 ) -> None:

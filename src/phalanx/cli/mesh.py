@@ -15,7 +15,7 @@ import typer
 from phalanx.cli.command import command
 from phalanx.cli.forms import Form, forms, given
 from phalanx.cli.options import Cluster, StrategyLine
-from phalanx.cli.output import Output
+from phalanx.cli.output import Display
 
 Source = Annotated[
     Path | None,
@@ -43,7 +43,7 @@ mesh = forms(
 
 @command
 def of_nodes(
-    output: Annotated[Output, "json", "save"],
+    output: Annotated[Display, "json", "save"],
     source: Source = None,
     strategy: StrategyLine = None,
     cluster: Cluster = None,
@@ -57,7 +57,7 @@ def of_nodes(
 
 @command
 def of_cube(
-    output: Annotated[Output, "json", "save"],
+    output: Annotated[Display, "json", "save"],
     source: Source = None,
     strategy: StrategyLine = None,
     cluster: Cluster = None,
@@ -72,7 +72,7 @@ def of_cube(
 @command
 def of_groups(
     axis: Annotated[str, typer.Option("--axis", metavar="AXIS", help="Axis, such as tp, ep or dp_shard+cp.")],
-    output: Annotated[Output, "json", "save"],
+    output: Annotated[Display, "json", "save"],
     source: Source = None,
     strategy: StrategyLine = None,
     cluster: Cluster = None,
@@ -86,7 +86,7 @@ def of_groups(
 @command
 def of_rank(
     rank: Annotated[int, typer.Option("--rank", help="Rank.")],
-    output: Annotated[Output, "json", "save"],
+    output: Annotated[Display, "json", "save"],
     source: Source = None,
     strategy: StrategyLine = None,
     cluster: Cluster = None,

@@ -8,13 +8,13 @@ from typing import Annotated
 import typer
 
 from phalanx.cli.command import command_with_progress
-from phalanx.cli.output import Output, show_notes
+from phalanx.cli.output import Display, show_notes
 from phalanx.cli.terminal import require_torch, require_writable
 
 
 @command_with_progress
 def observe(
-    output: Annotated[Output, "json", "save"],
+    output: Annotated[Display, "json", "save"],
     command: Annotated[
         list[str],
         typer.Argument(

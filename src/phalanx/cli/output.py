@@ -20,7 +20,7 @@ _PRINTED = Path("csv")
 
 
 @dataclass(frozen=True)
-class Output:
+class Display:
     """What a command line asks of the output."""
 
     json: bool = False

@@ -8,14 +8,14 @@ import typer
 
 from phalanx.cli.command import command
 from phalanx.cli.options import Job, Set, StrategyLine
-from phalanx.cli.output import Output, show_notes
+from phalanx.cli.output import Display, show_notes
 from phalanx.cli.terminal import FAILED, announce, require_torch
 
 
 @command
 def parity(
     job: Job,
-    output: Annotated[Output, "json"],
+    output: Annotated[Display, "json"],
     strategy: StrategyLine = None,
     steps: Annotated[int, typer.Option(help="Number of steps to compare.")] = 10,
     dtype: Annotated[str, typer.Option(help="Type to compute in: float64 or float32.")] = "float64",

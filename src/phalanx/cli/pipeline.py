@@ -8,7 +8,7 @@ import typer
 
 from phalanx.cli.command import command
 from phalanx.cli.forms import Form, forms
-from phalanx.cli.output import Output
+from phalanx.cli.output import Display
 from phalanx.cli.terminal import FAILED
 
 pipeline = forms(
@@ -35,7 +35,7 @@ Transfer = Annotated[float, typer.Option(help="Time of a message from one rank t
 
 @command
 def show(
-    output: Annotated[Output, "json", "save"],
+    output: Annotated[Display, "json", "save"],
     names: Annotated[
         list[str],
         typer.Argument(help="Schedules (1f1b, gpipe, interleaved, zb-v, ...), CSV files, or folders of runs."),
@@ -58,7 +58,7 @@ def show(
 
 @command
 def table(
-    output: Annotated[Output, "json"],
+    output: Annotated[Display, "json"],
     ranks: Ranks = 4,
     micro_batches: MicroBatches = 8,
     virtual: Virtual = None,
@@ -73,7 +73,7 @@ def table(
 
 @command
 def prove(
-    output: Annotated[Output, "json"],
+    output: Annotated[Display, "json"],
     names: Annotated[
         list[str] | None, typer.Argument(help="Schedules or CSV files; by default all schedules.")
     ] = None,

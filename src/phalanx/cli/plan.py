@@ -18,7 +18,7 @@ from phalanx.answers.query import Query
 from phalanx.cli.command import command
 from phalanx.cli.forms import Form, forms, given
 from phalanx.cli.options import Job, Set, StrategyLine
-from phalanx.cli.output import Output, show_notes
+from phalanx.cli.output import Display, show_notes
 from phalanx.cli.terminal import announce, require_writable
 from phalanx.cli.unread import require_only
 
@@ -55,7 +55,7 @@ plan = forms(
 def plan_model(
     line: typer.Context,
     query: Annotated[Query, _OF_A_SEARCH, "options"],
-    output: Annotated[Output, "json", "save"],
+    output: Annotated[Display, "json", "save"],
     tokens: Annotated[
         str | None,
         typer.Option(
@@ -120,7 +120,7 @@ def plan_model(
 @command
 def plan_job(
     job: Job,
-    output: Annotated[Output, "json", "save"],
+    output: Annotated[Display, "json", "save"],
     strategy: StrategyLine = None,
     overrides: Set = None,
     more: Annotated[
@@ -146,7 +146,7 @@ def plan_job(
 @command
 def improve(
     query: Annotated[Query, _OF_A_SEARCH],
-    output: Annotated[Output, "json", "strict"],
+    output: Annotated[Display, "json", "strict"],
     sources: Annotated[
         list[Path],
         typer.Option(

@@ -7,13 +7,13 @@ from typing import Annotated
 from phalanx.answers.query import Query
 from phalanx.cli.command import command
 from phalanx.cli.options import OF_A_STRATEGY
-from phalanx.cli.output import Output, show_notes
+from phalanx.cli.output import Display, show_notes
 
 
 @command
 def predict(
     query: Annotated[Query, OF_A_STRATEGY],
-    output: Annotated[Output, "json", "save", "strict"],
+    output: Annotated[Display, "json", "save", "strict"],
 ) -> None:
     """Predict how long a step takes, how much memory it needs and where the time goes, without running anything.
 

@@ -8,7 +8,7 @@ import typer
 
 from phalanx.cli.command import command
 from phalanx.cli.forms import Form, forms
-from phalanx.cli.output import Output, show_notes
+from phalanx.cli.output import Display, show_notes
 
 presets = forms(
     "List the models and clusters that ship, or show one.",
@@ -21,7 +21,7 @@ presets = forms(
 
 @command
 def of_models(
-    output: Annotated[Output, "json"],
+    output: Annotated[Display, "json"],
     name: Annotated[
         str | None,
         typer.Argument(
@@ -43,7 +43,7 @@ def of_models(
 
 @command
 def of_clusters(
-    output: Annotated[Output, "json", "save"],
+    output: Annotated[Display, "json", "save"],
     name: Annotated[
         str | None, typer.Argument(help="Show this preset alone, with its sources.", show_default=False)
     ] = None,

@@ -9,7 +9,7 @@ import typer
 
 from phalanx.answers.query import Query
 from phalanx.cli.command import command
-from phalanx.cli.output import Output, show_notes
+from phalanx.cli.output import Display, show_notes
 from phalanx.cli.terminal import announce, require_writable
 
 
@@ -24,7 +24,7 @@ def read(
         ),
     ],
     query: Annotated[Query, "gpus", "model", "cluster", "batch", "seq"],
-    output: Annotated[Output, "json", "save", "strict"],
+    output: Annotated[Display, "json", "save", "strict"],
     kind: Annotated[
         str | None,
         typer.Option(

@@ -10,7 +10,7 @@ import typer
 from phalanx.cli.command import command
 from phalanx.cli.forms import Form, forms
 from phalanx.cli.options import Run
-from phalanx.cli.output import Output
+from phalanx.cli.output import Display
 from phalanx.cli.terminal import announce, require_writable
 
 report = forms(
@@ -48,7 +48,7 @@ def of_run(
 
 
 @command
-def of_experts(run: Run, output: Annotated[Output, "json", "save"]) -> None:
+def of_experts(run: Run, output: Annotated[Display, "json", "save"]) -> None:
     """Show the busiest expert's load over the mean, layer by layer, in the course of a run."""
     from phalanx.answers.experts import expert_balance
 

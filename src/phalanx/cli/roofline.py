@@ -11,7 +11,7 @@ from phalanx.answers.query import Query
 from phalanx.cli.command import command
 from phalanx.cli.forms import Form, forms, given
 from phalanx.cli.options import OF_A_STRATEGY
-from phalanx.cli.output import Output, show_notes
+from phalanx.cli.output import Display, show_notes
 
 
 def _form(words: Sequence[str]) -> str:
@@ -33,7 +33,7 @@ roofline = forms(
 
 
 @command
-def of_chips(output: Annotated[Output, "json", "save"]) -> None:
+def of_chips(output: Annotated[Display, "json", "save"]) -> None:
     """Tabulate the FLOP per byte at which memory and links keep up with each known chip."""
     from phalanx.answers.tables import ridge_points
 
@@ -41,7 +41,7 @@ def of_chips(output: Annotated[Output, "json", "save"]) -> None:
 
 
 @command
-def of_strategy(query: Annotated[Query, OF_A_STRATEGY], output: Annotated[Output, "json", "save"]) -> None:
+def of_strategy(query: Annotated[Query, OF_A_STRATEGY], output: Annotated[Display, "json", "save"]) -> None:
     """Tabulate ridge points, and the intensity of each operator of a strategy in training and in decoding.
 
     Name a plan, or --model, --cluster, --gpus, --batch, --seq and --strategy.
@@ -57,7 +57,7 @@ def of_strategy(query: Annotated[Query, OF_A_STRATEGY], output: Annotated[Output
 @command
 def of_params(
     params: Annotated[str, typer.Option("--params", metavar="25M", help="Number of parameters.")],
-    output: Annotated[Output, "json", "save"],
+    output: Annotated[Display, "json", "save"],
     cluster: Annotated[str, typer.Option("--cluster", metavar="NAME|FILE.toml", help="Cluster.")] = "dgx-h100",
     seq: Annotated[int, typer.Option("--seq", help="Sequence length in tokens.")] = 2048,
 ) -> None:

@@ -10,7 +10,7 @@ import typer
 from phalanx.cli.command import command
 from phalanx.cli.forms import Form, forms, given
 from phalanx.cli.options import Stack
-from phalanx.cli.output import Output
+from phalanx.cli.output import Display
 
 Gpus = Annotated[
     str, typer.Option("--gpus", metavar="N|N,N,...", help="GPUs; of one number also four halvings of it.")
@@ -39,7 +39,7 @@ def of_model(
     gpus: Gpus,
     batch: Annotated[int, typer.Option("--batch", help="Global batch: sequences per step, over all GPUs.")],
     seq: Annotated[int, typer.Option("--seq", help="Sequence length in tokens.")],
-    output: Annotated[Output, "json", "save"],
+    output: Annotated[Display, "json", "save"],
     cluster: Annotated[str, typer.Option("--cluster", metavar="NAME|FILE.toml", help="Cluster.")] = "dgx-h100",
     devices: Annotated[
         str | None,
@@ -59,7 +59,7 @@ def of_model(
 def of_params(
     params: Annotated[str, typer.Option("--params", metavar="25M", help="Number of parameters.")],
     tokens: Annotated[str, typer.Option("--tokens", metavar="300B", help="Tokens to train on.")],
-    output: Annotated[Output, "json", "save"],
+    output: Annotated[Display, "json", "save"],
     rate: Annotated[float, typer.Option("--tflops", help="TFLOP/s that each GPU reaches.")] = 150.0,
     gpus: Gpus = "1,1024",
 ) -> None:

@@ -9,14 +9,14 @@ import typer
 
 from phalanx.cli.command import command_with_progress
 from phalanx.cli.options import Job, Set
-from phalanx.cli.output import Output, show_notes
+from phalanx.cli.output import Display, show_notes
 from phalanx.cli.terminal import FAILED, INTERRUPTED, announce, require_torch
 
 
 @command_with_progress
 def sweep(
     job: Job,
-    output: Annotated[Output, "json", "save"],
+    output: Annotated[Display, "json", "save"],
     steps: Annotated[int, typer.Option("--steps", help="Steps of each run.")] = 20,
     overrides: Set = None,
 ) -> None:

@@ -17,7 +17,7 @@ import typer
 from phalanx.cli.command import command_with_progress
 from phalanx.cli.forms import Form, forms
 from phalanx.cli.options import JobOrPlan, Set, StrategyLine
-from phalanx.cli.output import Output, show_notes, show_view
+from phalanx.cli.output import Display, show_notes, show_view
 from phalanx.cli.terminal import DONE, FAILED, INTERRUPTED, announce, require_torch
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ train = forms(
 
 @command_with_progress
 def of_job(
-    output: Annotated[Output, "json"],
+    output: Annotated[Display, "json"],
     job: JobOrPlan = None,
     strategy: StrategyLine = None,
     overrides: Set = None,

@@ -9,7 +9,7 @@ import typer
 
 from phalanx.cli.command import command
 from phalanx.cli.forms import Form, forms
-from phalanx.cli.output import Output
+from phalanx.cli.output import Display
 from phalanx.cli.terminal import announce
 
 Runs = Annotated[
@@ -40,7 +40,7 @@ validate = forms(
 
 
 @command
-def of_times(output: Annotated[Output, "json"], runs: Runs = None, rows: Rows = None) -> None:
+def of_times(output: Annotated[Display, "json"], runs: Runs = None, rows: Rows = None) -> None:
     """Predict every published run that is fully specified, and show how far off the predictions are."""
     from phalanx.answers.validate import prediction_scores
 
@@ -48,7 +48,7 @@ def of_times(output: Annotated[Output, "json"], runs: Runs = None, rows: Rows = 
 
 
 @command
-def of_choices(output: Annotated[Output, "json"], runs: Runs = None, rows: Rows = None) -> None:
+def of_choices(output: Annotated[Display, "json"], runs: Runs = None, rows: Rows = None) -> None:
     """Score choices: the order of strategies that were measured for one question, and the best predicted strategy
     against those that experts tuned. Searches every recipe: some minutes."""
     from phalanx.answers.validate import choice_scores
@@ -57,7 +57,7 @@ def of_choices(output: Annotated[Output, "json"], runs: Runs = None, rows: Rows 
 
 
 @command
-def of_kernels(output: Annotated[Output, "json"]) -> None:
+def of_kernels(output: Annotated[Display, "json"]) -> None:
     """Score the kernel model: products, attention, experts and all-reduces in a node that were measured alone on
     eight chips, also by constants fitted without the chip."""
     from phalanx.answers.validate import kernel_scores

@@ -9,14 +9,14 @@ import typer
 from phalanx.answers.query import Query
 from phalanx.cli.command import command_with_progress
 from phalanx.cli.options import Set
-from phalanx.cli.output import Output, show_notes
+from phalanx.cli.output import Display, show_notes
 from phalanx.cli.terminal import FAILED, announce, require_torch
 
 
 @command_with_progress
 def verify(
     query: Annotated[Query, "source", "strategy", "model", "cluster", "gpus", "batch", "seq", "precision"],
-    output: Annotated[Output, "json", "save"],
+    output: Annotated[Display, "json", "save"],
     overrides: Set = None,
     device: Annotated[
         str,

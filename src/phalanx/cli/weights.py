@@ -10,7 +10,7 @@ import typer
 from phalanx.cli.command import command
 from phalanx.cli.forms import Form, forms
 from phalanx.cli.options import Run
-from phalanx.cli.output import Output
+from phalanx.cli.output import Display
 from phalanx.cli.terminal import announce, require_torch
 
 weights = forms(
@@ -24,7 +24,7 @@ weights = forms(
 
 @command
 def import_weights(
-    output: Annotated[Output, "json"],
+    output: Annotated[Display, "json"],
     source: Annotated[
         Path,
         typer.Argument(metavar="HF_DIR", help="Folder with a config.json and safetensors files.", show_default=False),
@@ -40,7 +40,7 @@ def import_weights(
 
 @command
 def export_weights(
-    output: Annotated[Output, "json"],
+    output: Annotated[Display, "json"],
     run: Run,
     out: Annotated[Path, typer.Option(metavar="DIR", help="Folder to write; it must be empty or not exist yet.")],
     dtype: Annotated[

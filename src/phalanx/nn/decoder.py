@@ -35,7 +35,7 @@ from phalanx.schedule.layers.head import sliced, slices_over_ranks
 from phalanx.schedule.layers.windows import banded
 from phalanx.spec.model.blocks.block import Sublayer, products_of
 from phalanx.spec.model.blocks.lowering import architecture
-from phalanx.spec.model.blocks.operators import Attend, Route, Scan
+from phalanx.spec.model.blocks.operators import Attend, Router, Scan
 from phalanx.spec.model.spec import ModelSpec, chunks, units
 from phalanx.spec.strategy.spec import Recompute
 
@@ -166,7 +166,7 @@ def _sublayer(
         return (Mamba if scan.kind == "ssd" else GatedDeltaNet)(spec, sublayer, block, tp, cp)
     if sublayer.first(Attend) is not None:
         return (Attention if spec.latent is None else LatentAttention)(spec, sublayer, block, tp, cp)
-    if sublayer.first(Route) is None:
+    if sublayer.first(Router) is None:
         return MLP(spec, products_of(sublayer)[-1].into.size, block, tp)
     return MoE(spec, block, tp, ep, tokens)
 

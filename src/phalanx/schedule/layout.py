@@ -23,7 +23,7 @@ from phalanx.schedule.pipeline import stages
 from phalanx.schedule.pipeline.actions import Action, PipelineSchedule
 from phalanx.spec.job import Job
 from phalanx.spec.model.blocks.lowering import architecture, block_of
-from phalanx.spec.model.blocks.operators import Attend, Route
+from phalanx.spec.model.blocks.operators import Attend, Router
 from phalanx.spec.model.spec import ModelSpec, StageSpec, chunks, units
 from phalanx.spec.strategy.mesh import Mesh, mesh
 from phalanx.spec.strategy.spec import Recompute, Strategy
@@ -178,16 +178,16 @@ class RankView:
         return self.strategy.micro_batch * self.context.tokens
 
     @cached_property
-    def _routed(self) -> dict[Route, Routed]:
+    def _routed(self) -> dict[Router, Routed]:
         """Traffic of one micro-batch through every kind of experts, in perfect balance."""
         operands = self.job.precision.operands
         multiple = operands.multiple if operands else 1
-        routes = (route for block in architecture(self.model).kinds for route in block.all(Route))
+        routes = (route for block in architecture(self.model).kinds for route in block.all(Router))
         return {x: routed(x, self.strategy, self.tokens, self.representative, multiple) for x in routes}
 
     def rows_of(self, unit: str) -> Routed | None:
         """Return the traffic of one micro-batch through a unit's experts, in perfect balance; None if it has none."""
-        route = block_of(self.model, unit).first(Route) if unit.startswith("blocks") else None
+        route = block_of(self.model, unit).first(Router) if unit.startswith("blocks") else None
         return None if route is None else self._routed[route]
 
     @cached_property
@@ -270,7 +270,7 @@ def _kind_words(spec: ModelSpec) -> tuple[tuple[str, ...], ...]:
     experts, window if others have none; where that is not enough, its sublayers."""
     blocks = architecture(spec).blocks
     kinds = list({id(block): block for block in blocks}.values())
-    routed = [block.first(Route) is not None for block in kinds]
+    routed = [block.first(Router) is not None for block in kinds]
     windows = [any(op.window for op in block.all(Attend)) for block in kinds]
     words = [
         ("dense",) * (not has_experts and any(routed)) + ("window",) * (has_window and not all(windows))

@@ -11,7 +11,7 @@ from phalanx.answers.query import Query
 from phalanx.cli.command import command
 from phalanx.cli.forms import Form, forms
 from phalanx.cli.options import Params
-from phalanx.cli.output import Output
+from phalanx.cli.output import Display
 from phalanx.cli.terminal import announce
 
 learn = forms(
@@ -39,7 +39,7 @@ OF_A_JOB = ("model", "cluster", "gpus", "batch", "seq")
 @command
 def draw(
     query: Annotated[Query, *OF_A_JOB],
-    output: Annotated[Output, "json", "save"],
+    output: Annotated[Display, "json", "save"],
     name: Annotated[
         str | None,
         typer.Argument(help="The picture; without one, all are listed, and drawn by --save.", show_default=False),
@@ -57,7 +57,7 @@ def draw(
 
 @command
 def quiz(
-    output: Annotated[Output, "json"],
+    output: Annotated[Display, "json"],
     level: Annotated[
         int | None,
         typer.Option(help="1: a formula; 2: two steps; 3: choose and say why. By default all.", show_default=False),
@@ -87,7 +87,7 @@ def quiz(
 
 
 @command
-def searched(output: Annotated[Output, "json", "save"]) -> None:
+def searched(output: Annotated[Display, "json", "save"]) -> None:
     """Compare the strategies of published trainings, as measured and as predicted, with what a search chooses."""
     from phalanx.answers.tables import Tables
     from phalanx.progress import in_progress
@@ -98,7 +98,7 @@ def searched(output: Annotated[Output, "json", "save"]) -> None:
 
 
 @command
-def published(output: Annotated[Output, "json", "save"]) -> None:
+def published(output: Annotated[Display, "json", "save"]) -> None:
     """Say what was published of each training, without a search."""
     from phalanx.answers.tables import Tables
     from phalanx.textbook.case_studies import published as sheet
@@ -107,7 +107,7 @@ def published(output: Annotated[Output, "json", "save"]) -> None:
 
 
 @command
-def rules(output: Annotated[Output, "json", "save"]) -> None:
+def rules(output: Annotated[Display, "json", "save"]) -> None:
     """Examine the usual rules of thumb, and list when each axis pays."""
     from phalanx.answers.tables import Tables
     from phalanx.textbook.case_studies import criteria, rule_sheet
@@ -116,7 +116,7 @@ def rules(output: Annotated[Output, "json", "save"]) -> None:
 
 
 @command
-def tree(query: Annotated[Query, *OF_A_JOB], output: Annotated[Output, "json", "save"]) -> None:
+def tree(query: Annotated[Query, *OF_A_JOB], output: Annotated[Display, "json", "save"]) -> None:
     """Draw the usual tree of decisions; with --model, --cluster, --gpus, --batch and --seq, mark a job's path."""
     from phalanx.textbook.answers import decision_path
 

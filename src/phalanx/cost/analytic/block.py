@@ -17,14 +17,14 @@ from phalanx.cost.collectives.nccl_model import collective_s, message_s
 from phalanx.cost.hardware.columns import Column
 from phalanx.cost.hardware.system import System
 from phalanx.cost.ledger.flow import Flow, Unit
-from phalanx.cost.ledger.kind import Kind
+from phalanx.cost.ledger.kind import BlockKind
 from phalanx.cost.ledger.layer_flows import expert_flows, flows_without_routing, routed_rows
 from phalanx.cost.ledger.model_shape import Shape
 from phalanx.cost.ledger.rank_layout import FORMATS, Layout
 
 
 @dataclass(frozen=True)
-class Block:
+class BlockSeconds:
     """Seconds of one block and micro-batch, forward and backward, by cause; `again`: seconds of the modules
     recomputed in the backward pass."""
 
@@ -172,7 +172,13 @@ def _context_parallel(flows: _Flows, layout: Layout, system: System, profile: Pr
 
 
 def _expert_parallel(
-    flows: _Flows, kind: Kind, layout: Layout, system: System, profile: Profile, products: Passes, compute: Passes
+    flows: _Flows,
+    kind: BlockKind,
+    layout: Layout,
+    system: System,
+    profile: Profile,
+    products: Passes,
+    compute: Passes,
 ) -> Passes:
     """Return exposed seconds of expert parallelism in one block: all-to-alls (dispatch and combine), permutation on
     both sides, the router, the overhead of each of a rank's experts, and waiting for the rank whose experts got the
@@ -198,13 +204,13 @@ def _expert_parallel(
     )
 
 
-def _permuted(rows: Column, kind: Kind, system: System, profile: Profile) -> Column:
+def _permuted(rows: Column, kind: BlockKind, system: System, profile: Profile) -> Column:
     """Return the seconds of the router, and of permuting these rows to their experts or back."""
     moved = profile.token_bytes * rows * kind.expert_dim
     return moved / (system.memory_bytes_per_s * system.memory) + profile.router_s
 
 
-def _dispatched(flow: Flow, kind: Kind, layout: Layout, system: System, profile: Profile) -> Flow:
+def _dispatched(flow: Flow, kind: BlockKind, layout: Layout, system: System, profile: Profile) -> Flow:
     """Return the operation that carries tokens to their experts, or back, if it is not an all-to-all with one copy
     per expert: one copy for each node, or rank of a node, that has one of them (DeepEP; of `k` experts drawn from `n`
     nodes, n (1 - (1 - 1/n)^k) are distinct); or all tokens for every rank."""
@@ -260,7 +266,7 @@ def _products(layout: Layout, system: System, profile: Profile) -> kernels.Produ
 
 def block_kinds(
     shape: Shape, layout: Layout, system: System, profile: Profile, common: Common | None = None
-) -> list[tuple[Block, Column]]:
+) -> list[tuple[BlockSeconds, Column]]:
     """Return a block of each kind with how many the model has, in the order of Shape.kinds. `common`: the parts
     independent of the spread of experts, if already computed."""
     common = common or common_parts(shape, layout, system, profile)
@@ -273,7 +279,9 @@ def block_kinds(
     return blocks
 
 
-def least_block_kinds(shape: Shape, layout: Layout, system: System, profile: Profile) -> list[tuple[Block, Column]]:
+def least_block_kinds(
+    shape: Shape, layout: Layout, system: System, profile: Profile
+) -> list[tuple[BlockSeconds, Column]]:
     """Return a block of each kind with a lower bound over all spreads of experts: each rank has one expert, with all
     FLOPs of its products at full tensor-core rate, and no tokens travel."""
     common = common_parts(shape, layout, system, profile)
@@ -298,7 +306,7 @@ def _both(one: Passes, other: Passes) -> Passes:
     return Passes(one.forward + other.forward, one.backward + other.backward)
 
 
-def _routed(kind: Kind, passes: Passes) -> Passes:
+def _routed(kind: BlockKind, passes: Passes) -> Passes:
     """Return passes where a kind has experts, else zero."""
     if np.all(kind.experts):
         return passes
@@ -308,9 +316,9 @@ def _routed(kind: Kind, passes: Passes) -> Passes:
 
 def _whole_block(
     parts: KindParts, layout: Layout, system: System, profile: Profile, inner: Passes, ep: Passes, again: Column
-) -> Block:
+) -> BlockSeconds:
     products = _both(parts.around, inner)
-    return Block(
+    return BlockSeconds(
         matmul=products,
         attention=parts.core,
         memory=parts.memory,
@@ -383,12 +391,12 @@ _OF_MIXER = (
     *("scan_groups", "scan_in", "scan_shared", "scan_chunk", "scan_pairs", "conv_channels"),
     *("mixed", "mixed_shared", "mixed_whole", "mixed_low", "mixed_out"),
 )
-"""Columns of a Kind that the price of its mixer depends on."""
+"""Columns of a BlockKind that the price of its mixer depends on."""
 
 
 def experts_block(
-    parts: KindParts, kind: Kind, place: int, layout: Layout, system: System, profile: Profile
-) -> Block:
+    parts: KindParts, kind: BlockKind, place: int, layout: Layout, system: System, profile: Profile
+) -> BlockSeconds:
     """Return the seconds of one block of a kind with experts, at its `place` among the model's."""
 
     def of_experts(layout: Layout) -> Passes:
@@ -416,7 +424,7 @@ def _element(layout: Layout, system: System) -> Column:
     return layout.tokens * layout.activation_bytes / (system.memory_bytes_per_s * system.memory)
 
 
-def _again(kind: Kind, layout: Layout, system: System, up: Passes) -> Column:
+def _again(kind: BlockKind, layout: Layout, system: System, up: Passes) -> Column:
     """Return the forward seconds of the recomputed modules of a block, except its MLP: norms, and the products `up`
     that expand latents."""
     if not layout.modules.any:

@@ -11,7 +11,7 @@ from phalanx.cost.analytic.profile import Profile
 from phalanx.cost.hardware.columns import Column
 from phalanx.cost.hardware.system import System
 from phalanx.cost.kernels.tiles import Tiles, whole_waves_s
-from phalanx.cost.ledger.kind import Kind, copied
+from phalanx.cost.ledger.kind import BlockKind, copied
 from phalanx.cost.ledger.layer_flows import kv_heads, routed_rows, shared_here
 from phalanx.cost.ledger.model_shape import Shape
 from phalanx.cost.ledger.rank_layout import FORMATS, NARROW, Layout
@@ -98,7 +98,7 @@ def _sum(parts: list[Passes]) -> Passes:
     return Passes(sum(p.forward for p in parts), sum(p.backward for p in parts))
 
 
-def projections(kind: Kind, layout: Layout, by: Products) -> Passes:
+def projections(kind: BlockKind, layout: Layout, by: Products) -> Passes:
     """Return seconds of the products around attention, or around another mixer; latent attention (DeepSeek-V2, 2024)
     has low-rank ones instead."""
     m, h = layout.tokens, kind.hidden
@@ -128,7 +128,7 @@ def projections(kind: Kind, layout: Layout, by: Products) -> Passes:
     return Passes(np.where(has, total.forward, 0.0), np.where(has, total.backward, 0.0))
 
 
-def up_projections(kind: Kind, layout: Layout, by: Products) -> Passes:
+def up_projections(kind: BlockKind, layout: Layout, by: Products) -> Passes:
     """Return seconds of the products that expand latent queries, keys and values; zero without latents."""
     if not np.any(kind.kv_rank):
         return Passes(0.0, 0.0)
@@ -141,7 +141,7 @@ def up_projections(kind: Kind, layout: Layout, by: Products) -> Passes:
     return Passes(both.forward * latent, both.backward * latent)
 
 
-def mlp(kind: Kind, layout: Layout, width: Column, by: Products) -> Passes:
+def mlp(kind: BlockKind, layout: Layout, width: Column, by: Products) -> Passes:
     """Return seconds of the products of a dense MLP of this width, zero where that is; the gate is part of the first
     product."""
     if not np.any(width):
@@ -152,7 +152,7 @@ def mlp(kind: Kind, layout: Layout, width: Column, by: Products) -> Passes:
     return Passes(np.where(has, both.forward, 0.0), np.where(has, both.backward, 0.0))
 
 
-def every_second(kind: Kind) -> Column:
+def every_second(kind: BlockKind) -> Column:
     """Return the share of a block's products that recomputation by operation repeats: the second, fourth and sixth,
     which are keys, the projection after attention and the MLP's second (torchtitan, parallelize_llama.py)."""
     q, kv = kind.heads * kind.head_dim, kind.kv_heads * kind.head_dim
@@ -161,7 +161,7 @@ def every_second(kind: Kind) -> Column:
     return (kv + q + kind.mixed_out + ffn) / (2 * q + 2 * kv + mixed + kind.mixed_out + kind.mlp_matrices * ffn)
 
 
-def experts(kind: Kind, layout: Layout, by: Products) -> Passes:
+def experts(kind: BlockKind, layout: Layout, by: Products) -> Passes:
     """Return seconds of the grouped products of the experts on a rank, each with an equal share of the rows, and of
     the products into and out of their latent space."""
     local_experts = np.maximum(kind.experts / layout.ep, 1)
@@ -178,7 +178,7 @@ def experts(kind: Kind, layout: Layout, by: Products) -> Passes:
     return _sum(parts)
 
 
-def keys_per_query(kind: Kind, layout: Layout) -> Column:
+def keys_per_query(kind: BlockKind, layout: Layout) -> Column:
     """Return the mean number of keys per query under a causal mask, over blocks of a kind: half of the sequence or
     document, a window, or as many as an index chooses."""
     reach: Column = np.where(np.asarray(layout.document) > 0, np.minimum(layout.document, layout.seq), layout.seq)
@@ -192,7 +192,7 @@ _SCAN_SLOWDOWN = 4.5
 the gated delta rule, which the published steps of Nemotron 3 and Qwen3-Next imply; no kernel was timed."""
 
 
-def recurrence(kind: Kind, layout: Layout, system: System, profile: Profile) -> Passes:
+def recurrence(kind: BlockKind, layout: Layout, system: System, profile: Profile) -> Passes:
     """Return seconds of a linear recurrence in chunks of c tokens, and of its convolution: the products of chunks,
     (c, n, c) for each group of keys and (c, c, p), (n, c, p), (c, n, p) for each head, which are written between
     kernels (Dao & Gu 2024, section 6); a delta rule multiplies keys by keys as well, applies the inverse of each
@@ -218,7 +218,7 @@ def recurrence(kind: Kind, layout: Layout, system: System, profile: Profile) -> 
     return Passes(forward, 3 * kind.recurs * products + 2 * conv)
 
 
-def attention(kind: Kind, layout: Layout, system: System, profile: Profile) -> Passes:
+def attention(kind: BlockKind, layout: Layout, system: System, profile: Profile) -> Passes:
     """Return seconds of attention's core. Flash attention (Dao 2023) works on the causal half and recomputes the
     scores in the backward pass, which takes 2.5 times the forward FLOPs. In a context-parallel ring, each step is a
     kernel over a part of the keys, whose result is merged into the previous ones. Without flash attention, scores are
@@ -268,7 +268,7 @@ _UNFUSED_BYTES = 32.0
 there (8 each) and a cast back (6), less 4."""
 
 
-def unfused(kind: Kind, layout: Layout, profile: Profile) -> Column:
+def unfused(kind: BlockKind, layout: Layout, profile: Profile) -> Column:
     """Return 1 where scores are written and their masked softmax is not a single kernel, since torch's own operations
     are it, or since a rank's heads and sequences are not a multiple of four."""
     matrices = layout.micro_batch * kind.heads / (layout.tp * layout.ulysses)
@@ -292,7 +292,7 @@ def _rows_aligned(n: Column, odd: Column) -> Column:
     return np.asarray(odd) ** (1 - np.log2(together) / 3)
 
 
-def traffic(kind: Kind, layout: Layout, width: Column, system: System, profile: Profile) -> Passes:
+def traffic(kind: BlockKind, layout: Layout, width: Column, system: System, profile: Profile) -> Passes:
     """Return seconds of the memory-bound kernels of a block: norms and residuals (which sequence parallelism splits
     over tp ranks), the inside of an MLP of this `width`, gates of mixers, and casts of the products' operands to 8
     bits or less."""

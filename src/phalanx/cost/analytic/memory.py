@@ -19,7 +19,7 @@ import numpy as np
 from phalanx.cost.analytic.profile import Profile
 from phalanx.cost.hardware.columns import Column
 from phalanx.cost.ledger.gradient_flows import expert_ranks, experts_apart
-from phalanx.cost.ledger.kind import Kind
+from phalanx.cost.ledger.kind import BlockKind
 from phalanx.cost.ledger.live_bytes import (
     cast_weight_bytes,
     end_bytes,
@@ -85,7 +85,7 @@ def waiting_bytes(
 def _two_matrices(shape: Shape, layout: Layout, apart: Column) -> Column:
     """Return the elements of the two largest matrices of blocks; of separately sharded experts, three more."""
 
-    def widest(kind: Kind) -> Column:
+    def widest(kind: BlockKind) -> Column:
         mixer = np.maximum(kind.heads * np.maximum(kind.head_dim, kind.value_dim), kind.mixed_out)
         return np.maximum(np.maximum(mixer, kind.shared_ffn), kind.ffn)
 

@@ -23,7 +23,7 @@ import numpy as np
 
 from phalanx.cost.analytic.profile import FIELDS, Profile, profile
 from phalanx.cost.hardware.columns import Column
-from phalanx.cost.ledger.kind import Kind
+from phalanx.cost.ledger.kind import BlockKind
 from phalanx.cost.ledger.model_shape import Shape
 from phalanx.cost.ledger.rank_layout import FORMAT_INDEX, Layout
 from phalanx.cost.ledger.units import units
@@ -198,7 +198,7 @@ def adapter_params(model: Shape, o: StackOptions) -> float:
     if not o.lora:
         return 0.0
 
-    def of_block(kind: Kind) -> Column:
+    def of_block(kind: BlockKind) -> Column:
         q, kv, h = kind.heads * kind.head_dim, kind.kv_heads * kind.head_dim, kind.hidden
         attention = kind.attends * (2 * (h + q) + 2 * (h + kv))
         mixed = kind.mixed + kind.mixed_shared + kind.mixed_whole

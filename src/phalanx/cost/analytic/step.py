@@ -13,14 +13,14 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from phalanx.cost.analytic import kernels
-from phalanx.cost.analytic.block import Block, block_kinds, common_parts, seconds_of
+from phalanx.cost.analytic.block import BlockSeconds, block_kinds, common_parts, seconds_of
 from phalanx.cost.analytic.kernels import Passes
 from phalanx.cost.analytic.profile import Profile
 from phalanx.cost.analytic.update import reduced, updated
 from phalanx.cost.collectives.nccl_model import collective_s
 from phalanx.cost.hardware.columns import Column
 from phalanx.cost.hardware.system import System
-from phalanx.cost.ledger.kind import Kind
+from phalanx.cost.ledger.kind import BlockKind
 from phalanx.cost.ledger.layer_flows import messages, stream_bytes
 from phalanx.cost.ledger.live_bytes import live_bytes
 from phalanx.cost.ledger.model_shape import Shape
@@ -177,7 +177,7 @@ _UP_LAUNCHES = 2
 """Products that expand latents."""
 
 
-def _launched_again(kind: Kind, layout: Layout, profile: Profile) -> Column:
+def _launched_again(kind: BlockKind, layout: Layout, profile: Profile) -> Column:
     """Return the kernels that the backward pass of a block launches again for the parts that run again. Recomputation
     by operation repeats all but the products and attention that it keeps."""
     core = np.where(profile.flash > 0, 1, _CORE_LAUNCHES)
@@ -197,7 +197,7 @@ def _launched_again(kind: Kind, layout: Layout, profile: Profile) -> Column:
     return (again + m.layernorm * kind.norms + up + inside) * (profile.launches > 0)
 
 
-def _blocks_of(shape: Shape, kind: Kind) -> str:
+def _blocks_of(shape: Shape, kind: BlockKind) -> str:
     """Return the blocks of a kind in words, for names of formulas."""
     plain = all(np.all(k.heads) for k in shape.kinds) and len(shape.kinds) == 2
     return "dense blocks" if plain else kind.label
@@ -246,7 +246,7 @@ def _dequantised(shape: Shape, layout: Layout, system: System, profile: Profile)
 
 
 def _offloaded(
-    shape: Shape, layout: Layout, system: System, profile: Profile, block: Block, blocks: Column
+    shape: Shape, layout: Layout, system: System, profile: Profile, block: BlockSeconds, blocks: Column
 ) -> Column:
     """Return exposed seconds per block of offloading activations to the host in the forward pass and back in the
     backward pass, overlapped with the block's compute."""

@@ -35,13 +35,13 @@ from phalanx.spec.model.blocks.operators import (
     Dispatch,
     Expand,
     Index,
+    Linear,
     Norm,
     Operator,
     Output,
-    Product,
     Resize,
     Rotary,
-    Route,
+    Router,
     Scan,
     Views,
 )
@@ -85,7 +85,7 @@ def forward(op: Operator, s: Sublayer, p: RankPass) -> Work:
     match op:
         case Norm():
             return norm(op, p, backward=False)
-        case Product():
+        case Linear():
             return _products(op, p, turned=False)
         case Rotary():
             return _rotary(op, p, 8)
@@ -103,7 +103,7 @@ def forward(op: Operator, s: Sublayer, p: RankPass) -> Work:
             return scan.recurrence(op, t, p.seq, e, d, backward=False)
         case Activate():
             return memory(_activated(op, p) * (5 if len(op.x) == 2 else 2), e, len(op.x))
-        case Route():
+        case Router():
             return memory(6 * p.routed.tokens * op.count, 4, 6) + memory(12 * p.routed.rows, 8, 16)
         case Dispatch():
             return memory(2 * _moved(s, p) * op.width, e, 4)
@@ -118,7 +118,7 @@ def input_grad(op: Operator, s: Sublayer, p: RankPass) -> Work:
     match op:
         case Norm():
             return norm(op, p, backward=True)
-        case Product():
+        case Linear():
             return _products(op, p, turned=True)
         case Rotary():
             return _rotary(op, p, 10)
@@ -141,7 +141,7 @@ def input_grad(op: Operator, s: Sublayer, p: RankPass) -> Work:
             passes = (14, 5) if op.y.rows == "received" else (11, 4)  # grouped experts compute theirs again
             elements, kernels = passes if len(op.x) == 2 else (3, 1)
             return memory(elements * _activated(op, p), e, kernels)
-        case Route():
+        case Router():
             return memory(10 * p.routed.tokens * op.count, 4, 8)
         case Dispatch():  # gradients of the routing weights need the rows
             return memory((2 * _moved(s, p) + 5 * p.routed.rows * p.routed.copies) * op.width, e, 8)
@@ -152,7 +152,7 @@ def input_grad(op: Operator, s: Sublayer, p: RankPass) -> Work:
 
 def weight_grad(op: Operator, p: RankPass) -> Work:
     """Return the work of the gradients of weights that may be deferred: products of inputs and output gradients."""
-    if not isinstance(op, Product):
+    if not isinstance(op, Linear):
         return NO_WORK
     work, e, narrow, k = NO_WORK, p.e, _format(op, p), op.into.here(p.strategy)
     for y in op.y:
@@ -199,7 +199,7 @@ def norm(op: Norm, p: RankPass, backward: bool) -> Work:
     return NO_WORK  # of a recurrence, whose work includes it
 
 
-def _format(op: Product, p: RankPass) -> Narrow | None:
+def _format(op: Linear, p: RankPass) -> Narrow | None:
     """Return the narrow format of a product, which routers never have."""
     return None if op.weights[0].role == "router" else p.narrow
 
@@ -213,12 +213,12 @@ def _rows(rows: str, p: RankPass) -> Column:
     return p.routed.received if rows == "received" else p.tokens
 
 
-def _rows_of(op: Product, y: Output, p: RankPass) -> Column:
+def _rows_of(op: Linear, y: Output, p: RankPass) -> Column:
     """Return how many rows a rank computes of a product: all tokens where ranks' results are then summed."""
     return p.tokens if op.into.axis == "tp" else _rows(y.rows, p)
 
 
-def _products(op: Product, p: RankPass, turned: bool) -> Work:
+def _products(op: Linear, p: RankPass, turned: bool) -> Work:
     """Return the work of y = x Wᵀ, or `turned` of dx = dy W."""
     work, e, narrow = NO_WORK, p.e, _format(op, p)
     for y in op.y:
@@ -251,7 +251,7 @@ def _rotary(op: Rotary, p: RankPass, kernels: int) -> Work:
 def _dim(s: Sublayer, name: str) -> Dim:
     """Return the dimension of a tensor of a sublayer, as it is first written."""
     for op in s.operators:
-        for out in op.y if isinstance(op, Product) else op.parts if isinstance(op, Views) else ():
+        for out in op.y if isinstance(op, Linear) else op.parts if isinstance(op, Views) else ():
             if out.name == name:
                 return out.dim
     raise KeyError(name)
@@ -284,7 +284,7 @@ def _activated(op: Activate, p: RankPass) -> Column:
 
 def _moved(s: Sublayer, p: RankPass) -> Column:
     """Return the rows that are copied: laid out to leave, and on arrival sorted by expert and back."""
-    r, experts = p.routed, next(op.experts for op in s.operators if isinstance(op, Product) and op.experts)
+    r, experts = p.routed, next(op.experts for op in s.operators if isinstance(op, Linear) and op.experts)
     here = experts.here(p.strategy)
     return r.rows * r.copies + (2 * r.received * (here > 1) if here < experts.count or r.copies > 1 else 0)
 

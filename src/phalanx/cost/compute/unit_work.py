@@ -31,7 +31,7 @@ from phalanx.spec.errors import InputError
 from phalanx.spec.job import DTYPE_BYTES, Job
 from phalanx.spec.model.blocks.block import Block, Sublayer
 from phalanx.spec.model.blocks.lowering import architecture, block_of
-from phalanx.spec.model.blocks.operators import Attend, Combine, Dispatch, Operator, Product
+from phalanx.spec.model.blocks.operators import Attend, Combine, Dispatch, Linear, Operator
 from phalanx.spec.model.spec import ModelSpec
 from phalanx.spec.strategy.spec import Recompute
 
@@ -123,7 +123,7 @@ def shared_expert(spec: ModelSpec, unit: str, p: RankPass, backward: bool) -> Wo
     wide, work = replace(p, narrow=None), NO_WORK
     for s in block_of(spec, unit).sublayers:
         after = dropwhile(lambda op: not isinstance(op, Dispatch), s.operators)
-        for op in takewhile(lambda op: not (isinstance(op, Product) and op.experts), after):
+        for op in takewhile(lambda op: not (isinstance(op, Linear) and op.experts), after):
             work += NO_WORK if isinstance(op, Dispatch) else operators.forward(op, s, wide)
     return work * (1 + backward)
 
@@ -161,7 +161,7 @@ def _last_norm(spec: ModelSpec, p: RankPass, backward: bool = False) -> Work:
 def _last(s: Sublayer) -> Iterator[Operator]:
     """Yield the operators of a sublayer whose results nothing but the residual stream reads."""
     if s.after is None:
-        products = (op for op in s.operators if isinstance(op, Product) and op.y[0].name == "y" and not op.experts)
+        products = (op for op in s.operators if isinstance(op, Linear) and op.y[0].name == "y" and not op.experts)
         yield from (op for op in products if not (s.scaled and op.y[0].rows == "own"))
         if isinstance(s.operators[-1], Combine):
             yield s.operators[-1]

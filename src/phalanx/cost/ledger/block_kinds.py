@@ -1,4 +1,4 @@
-"""From the operators of a block to a Kind: what each operator adds to its columns."""
+"""From the operators of a block to a BlockKind: what each operator adds to its columns."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from phalanx.cost.ledger.kind import Kind
+from phalanx.cost.ledger.kind import BlockKind
 from phalanx.spec.errors import InputError
 from phalanx.spec.model.blocks.block import Block, Sublayer, products_of
 from phalanx.spec.model.blocks.operators import (
@@ -18,9 +18,9 @@ from phalanx.spec.model.blocks.operators import (
     Dim,
     Expand,
     Index,
+    Linear,
     Norm,
-    Product,
-    Route,
+    Router,
     Scan,
 )
 
@@ -30,7 +30,7 @@ _SCAN_FLOPS = {"delta": 8, "channel_delta": 8, "ssd": 7, "lightning": 4}
 _DELTA = ("delta", "channel_delta")
 
 
-def kind_of(block: Block, count: int, hidden: int, windowed: float, window: int) -> Kind:
+def kind_of(block: Block, count: int, hidden: int, windowed: float, window: int) -> BlockKind:
     """Return the columns of `count` equal blocks, a share `windowed` of which attends within `window` tokens. Raises
     InputError for a mechanism without a price."""
     if block.streams > 1:
@@ -43,7 +43,7 @@ def kind_of(block: Block, count: int, hidden: int, windowed: float, window: int)
             columns[name] = value
     norms = [s.norm for s in block.sublayers if s.norm is not None]
     after = [s.after for s in block.sublayers if s.after is not None]
-    return Kind(
+    return BlockKind(
         label=block.label,
         count=count,
         hidden=hidden,
@@ -97,7 +97,7 @@ def _attention(s: Sublayer) -> dict[str, Any]:
     return columns | latent
 
 
-def _writes(s: Sublayer, name: str) -> Product:
+def _writes(s: Sublayer, name: str) -> Linear:
     """Return the product that writes a tensor."""
     return next(p for p in products_of(s) if any(out.name == name for out in p.y))
 
@@ -163,7 +163,7 @@ class _Kept:
         fused = scan is not None and scan.kind == "ssd"
         for op in self.of.operators:
             match op:
-                case Product():
+                case Linear():
                     self._save(op.x)
                     for out in op.y:
                         self._write(out.name, out.dim)
@@ -211,7 +211,7 @@ class _Kept:
 
 def _inner(s: Sublayer) -> dict[str, Any]:
     """Return the columns of an MLP, or of experts."""
-    route = s.first(Route)
+    route = s.first(Router)
     if route is None:
         if s.first(Attend) or s.first(Scan) or s.first(Conv):
             return {}
@@ -274,7 +274,7 @@ def _parameters(block: Block) -> dict[str, float]:
     return out
 
 
-def counted_kinds(blocks: tuple[Block, ...], hidden: int) -> tuple[tuple[Kind, ...], tuple[int, ...]]:
+def counted_kinds(blocks: tuple[Block, ...], hidden: int) -> tuple[tuple[BlockKind, ...], tuple[int, ...]]:
     """Return the kinds of a model's blocks, those with experts last, and the place of each block's kind among them.
     Blocks that differ in whether they have a window, and nothing else, are one kind."""
     seen: dict[tuple[Block, int | None], list[int]] = {}
@@ -287,7 +287,7 @@ def counted_kinds(blocks: tuple[Block, ...], hidden: int) -> tuple[tuple[Kind, .
         bare, window = windows[block]
         same = len(sizes.get(bare, ())) <= 1
         seen.setdefault((bare, None if same else window), []).append(i)
-    ordered = sorted(seen.items(), key=lambda item: item[0][0].first(Route) is not None)
+    ordered = sorted(seen.items(), key=lambda item: item[0][0].first(Router) is not None)
     kinds, place = [], [0] * len(blocks)
     for k, ((bare, _), places) in enumerate(ordered):
         having = [w for i in places if (w := windows[blocks[i]][1]) is not None]

@@ -15,7 +15,7 @@ import numpy as np
 
 from phalanx.cost.hardware.columns import Column
 from phalanx.cost.ledger.flow import Held, whole_model
-from phalanx.cost.ledger.kind import Kind, copied
+from phalanx.cost.ledger.kind import BlockKind, copied
 from phalanx.cost.ledger.layer_flows import kv_heads, routed_rows, shared_here
 from phalanx.cost.ledger.model_shape import Shape
 from phalanx.cost.ledger.policy import Policy
@@ -30,7 +30,7 @@ def forward_per_token(shape: Shape, seq: Column) -> tuple[Column, Column]:
     return blocks, 2 * shape.hidden * (shape.vocab * (1 + shape.depths) + shape.depths * 2 * shape.hidden)
 
 
-def _products_per_token(kind: Kind) -> Column:
+def _products_per_token(kind: BlockKind) -> Column:
     """Return the FLOPs of a block's products and convolutions, forward."""
     h, q, out = kind.hidden, kind.heads * kind.head_dim, kind.heads * kind.value_dim
     rank = np.where(kind.q_rank > 0, kind.q_rank, h)
@@ -44,14 +44,14 @@ def _products_per_token(kind: Kind) -> Column:
     return 2 * (around + mixed + inner)
 
 
-def _further_outputs(kind: Kind) -> Column:
+def _further_outputs(kind: BlockKind) -> Column:
     """Return the outputs per hidden element of an experts' layer's other products: into its latent space and out of
     it, and of the shared expert's gate."""
     narrow = np.where(np.asarray(kind.expert_dim) < kind.hidden, 2 * kind.expert_dim, 0.0)
     return narrow + kind.shared_gate
 
 
-def _core_per_token(kind: Kind, seq: Column) -> Column:
+def _core_per_token(kind: BlockKind, seq: Column) -> Column:
     """Return the FLOPs of attention's core, of an index's scores, and of a recurrence, forward."""
     keys = np.where(np.asarray(kind.top) > 0, np.minimum(np.maximum(kind.top, 1), seq), seq)
     return 2 * (keys * kind.heads * (kind.head_dim + kind.value_dim) + seq * kind.index_pair) + kind.scan_flops
@@ -113,7 +113,7 @@ def rank_flops(shape: Shape, layout: Layout, policy: Policy, units: Held) -> Flo
     return Flops(per_pass * (products + head), per_pass * cores)
 
 
-def recurrence_macs(kind: Kind, layout: Layout) -> Column:
+def recurrence_macs(kind: BlockKind, layout: Layout) -> Column:
     """Return multiply-adds per token of a recurrence on a rank in chunks of c tokens (Dao & Gu 2024, section 6; Yang
     et al. 2024, section 3.3), and of its convolution.
 
@@ -128,7 +128,7 @@ def recurrence_macs(kind: Kind, layout: Layout) -> Column:
     return np.where(np.asarray(kind.scan_pairs) > 0, delta, plain) + kind.conv / layout.tp
 
 
-def _mixer_products(kind: Kind, layout: Layout) -> tuple[Column, Column]:
+def _mixer_products(kind: BlockKind, layout: Layout) -> tuple[Column, Column]:
     """Return multiply-adds per token of the products around attention or a recurrence on a rank; and of the last of
     them."""
     h, tp = kind.hidden, layout.tp
@@ -146,14 +146,14 @@ def _mixer_products(kind: Kind, layout: Layout) -> tuple[Column, Column]:
     return plain + out, out
 
 
-def _expanding(kind: Kind, layout: Layout) -> Column:
+def _expanding(kind: BlockKind, layout: Layout) -> Column:
     """Return multiply-adds per token of the products that expand latent queries, keys and values."""
     q = np.where(kind.q_rank > 0, kind.q_rank, kind.hidden) * kind.heads * kind.head_dim
     kv = kind.kv_rank * kind.heads * (kind.head_dim - kind.rope_dim + kind.value_dim)
     return (q + kv) / layout.tp * (np.asarray(kind.kv_rank) > 0)
 
 
-def _inner_products(kind: Kind, layout: Layout) -> tuple[Column, Column, Column]:
+def _inner_products(kind: BlockKind, layout: Layout) -> tuple[Column, Column, Column]:
     """Return multiply-adds per token of a block's MLP or experts: all; the last product that all tokens go through;
     and only the shared expert."""
     h, f = kind.hidden, (kind.ffn + kind.shared_ffn) / layout.tp

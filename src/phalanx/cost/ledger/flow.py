@@ -9,7 +9,7 @@ from typing import Literal
 import numpy as np
 
 from phalanx.cost.hardware.columns import Column
-from phalanx.cost.ledger.kind import Kind
+from phalanx.cost.ledger.kind import BlockKind
 
 Unit = int | Literal["embed", "head", "rank"]
 """Issuer of an operation: a block of a kind, by its place in Shape.kinds; embedding, head; or a rank as a whole."""
@@ -62,12 +62,12 @@ class Held:
         return 1.0 if unit == "rank" else getattr(self, unit)
 
 
-def whole_model(kinds: Sequence[Kind]) -> Held:
+def whole_model(kinds: Sequence[BlockKind]) -> Held:
     """Return every unit of a model once."""
     return Held(tuple(kind.count for kind in kinds), 1.0, 1.0)
 
 
-def some_blocks(kinds: Sequence[Kind], blocks: Column, embed: Column = 0.0, head: Column = 0.0) -> Held:
+def some_blocks(kinds: Sequence[BlockKind], blocks: Column, embed: Column = 0.0, head: Column = 0.0) -> Held:
     """Return `blocks` blocks of a model, as many of each kind as the model has on average, and these ends."""
     layers = sum(kind.count for kind in kinds)
     return Held(tuple(blocks * (kind.count / layers) for kind in kinds), embed, head)

@@ -1,4 +1,4 @@
-"""A kind of block as plain numbers (Kind): what its operators multiply, keep and hold, zero where it has no such
+"""A kind of block as plain numbers (BlockKind): what its operators multiply, keep and hold, zero where it has no such
 operator."""
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from phalanx.cost.hardware.columns import Column
 
 
 @dataclass(frozen=True)
-class Kind:
+class BlockKind:
     """Equal blocks of a model, and how many there are. Sizes in elements. Blocks that differ in nothing but an
     attention window are one kind, with the share of those that have it."""
 
@@ -184,7 +184,7 @@ class Kind:
         return on_rank(self.others, self.others_whole, self.others_kv, self, tp)
 
 
-def on_rank(params: Column, whole: Column, kv: Column, kind: Kind, tp: Column) -> Column:
+def on_rank(params: Column, whole: Column, kv: Column, kind: BlockKind, tp: Column) -> Column:
     """Return the number of a block's parameters on each of `tp` ranks."""
     return (params - whole - kv) / tp + kv / np.minimum(tp, np.maximum(kind.copied_groups, 1)) + whole
 

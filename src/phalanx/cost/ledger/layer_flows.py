@@ -23,7 +23,7 @@ import numpy as np
 
 from phalanx.cost.hardware.columns import Column
 from phalanx.cost.ledger.flow import Flow, Unit
-from phalanx.cost.ledger.kind import Kind, copied
+from phalanx.cost.ledger.kind import BlockKind, copied
 from phalanx.cost.ledger.model_shape import Shape
 from phalanx.cost.ledger.policy import Policy
 from phalanx.cost.ledger.rank_layout import Layout
@@ -86,7 +86,7 @@ def _tp(
     return Flow("tp", op, what, unit, layout.tp, layout.tp_stride, size, counts, beside)
 
 
-def _stream(kind: Kind, layout: Layout, policy: Policy, stream: _Stream, unit: int) -> list[Flow]:
+def _stream(kind: BlockKind, layout: Layout, policy: Policy, stream: _Stream, unit: int) -> list[Flow]:
     """Return the collectives of a block over tp: all-reduces, or the collectives of sequence parallelism."""
     split = np.asarray(layout.sp) > 0
     plain = 1.0 - 1.0 * split
@@ -158,18 +158,18 @@ def _ends(shape: Shape, layout: Layout, policy: Policy, stream: _Stream) -> list
     return flows
 
 
-def kv_heads(kind: Kind, layout: Layout) -> Column:
+def kv_heads(kind: BlockKind, layout: Layout) -> Column:
     """Return the key heads that a tp rank has; latent attention has one for each query head."""
     return copied(np.where(np.asarray(kind.kv_rank) > 0, kind.heads, kind.kv_heads), layout.tp)
 
 
-def shared_here(kind: Kind, layout: Layout) -> Column:
+def shared_here(kind: BlockKind, layout: Layout) -> Column:
     """Return the elements on a tp rank of what the groups of a recurrence share, from its first product."""
     groups = np.maximum(kind.scan_groups, 1)
     return kind.mixed_shared / groups * copied(groups, layout.tp)
 
 
-def _core(kind: Kind, layout: Layout, unit: int) -> list[Flow]:
+def _core(kind: BlockKind, layout: Layout, unit: int) -> list[Flow]:
     """Return the traffic of attention's core (hops of the ring, all-to-alls of Ulysses) and of a recurrence."""
     if not np.any(np.asarray(layout.cp) > 1):
         return []
@@ -177,7 +177,7 @@ def _core(kind: Kind, layout: Layout, unit: int) -> list[Flow]:
     return [*flows, *_recurrence(kind, layout, unit)] if np.any(kind.scan_heads) else flows
 
 
-def _recurrence(kind: Kind, layout: Layout, unit: int) -> list[Flow]:
+def _recurrence(kind: BlockKind, layout: Layout, unit: int) -> list[Flow]:
     """Return the all-to-alls of a recurrence over all ranks of cp: of what it reads, to whole sequences of a part of
     its heads, and of its result back. Where ranks are more than groups, each gets its group (Megatron-LM d98e8a6,
     core/ssm/mamba_context_parallel.py:119-133)."""
@@ -194,7 +194,7 @@ def _recurrence(kind: Kind, layout: Layout, unit: int) -> list[Flow]:
     ]
 
 
-def _attention_core(kind: Kind, layout: Layout, unit: int) -> list[Flow]:
+def _attention_core(kind: BlockKind, layout: Layout, unit: int) -> list[Flow]:
     again = np.minimum(layout.full + layout.selective, 1.0)
     ring, u = layout.cp / layout.ulysses, layout.ulysses
     head = layout.tokens * kind.core_dim * layout.activation_bytes
@@ -220,7 +220,7 @@ def _attention_core(kind: Kind, layout: Layout, unit: int) -> list[Flow]:
     ]
 
 
-def routed_rows(kind: Kind, layout: Layout, held: Column) -> Column:
+def routed_rows(kind: BlockKind, layout: Layout, held: Column) -> Column:
     """Return the rows that `held` experts take of the tokens that a rank routes, each token's choices in perfect
     balance and no expert beyond its capacity (schedule/layers/routing.py)."""
     tokens, count = layout.tokens / layout.tp, np.maximum(kind.experts, 1)
@@ -233,7 +233,7 @@ def routed_rows(kind: Kind, layout: Layout, held: Column) -> Column:
     return np.where(np.asarray(kind.experts_choose) > 0, by_experts, chosen)
 
 
-def expert_flows(kind: Kind, unit: int, layout: Layout, policy: Policy) -> list[Flow]:
+def expert_flows(kind: BlockKind, unit: int, layout: Layout, policy: Policy) -> list[Flow]:
     """Return the traffic of routing: rows to experts and back, counts, choices."""
     # Rows to experts and back.
     copies = np.where(policy.sends_copies > 0, layout.etp, 1.0)

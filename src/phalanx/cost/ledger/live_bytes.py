@@ -20,7 +20,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from phalanx.cost.hardware.columns import Column
-from phalanx.cost.ledger.kind import Kind, copied
+from phalanx.cost.ledger.kind import BlockKind, copied
 from phalanx.cost.ledger.layer_flows import head_slices, kv_heads, routed_rows, stream_bytes
 from phalanx.cost.ledger.model_shape import Shape
 from phalanx.cost.ledger.policy import PLAIN, Policy
@@ -149,7 +149,7 @@ class _Widths:
     result: Column
 
 
-def _widths(kind: Kind, layout: Layout, keeps: Keeps) -> _Widths:
+def _widths(kind: BlockKind, layout: Layout, keeps: Keeps) -> _Widths:
     pads = np.asarray(keeps.policy.pads_core) > 0
     key, value = (np.where(pads, kind.core_dim, d) for d in (kind.head_dim, kind.value_dim))
     heads, kv = kind.heads / layout.tp, kv_heads(kind, layout)
@@ -157,7 +157,7 @@ def _widths(kind: Kind, layout: Layout, keeps: Keeps) -> _Widths:
     return _Widths(heads, kv, heads * key, kv * key, kv * np.where(pads, value, values), heads * value)
 
 
-def _attention_bytes(kind: Kind, layout: Layout, keeps: Keeps) -> tuple[Column, Column]:
+def _attention_bytes(kind: BlockKind, layout: Layout, keeps: Keeps) -> tuple[Column, Column]:
     """Return bytes per token of attention in 2-byte elements: kept regardless of recomputation (queries, keys, values
     and their sources), and of its core (the result, sums, tensors exchanged by Ulysses)."""
     w = _widths(kind, layout, keeps)
@@ -178,7 +178,7 @@ def _attention_bytes(kind: Kind, layout: Layout, keeps: Keeps) -> tuple[Column, 
     return inputs, result + every * (np.asarray(layout.ulysses) > 1) * (exchanged + returned)
 
 
-def _experts_bytes(kind: Kind, layout: Layout, keeps: Keeps, inside: Column, saved: Column) -> Column:
+def _experts_bytes(kind: BlockKind, layout: Layout, keeps: Keeps, inside: Column, saved: Column) -> Column:
     """Return bytes of a micro-batch's rows in 2-byte elements: as they arrive, inside experts, as they return, and
     the router's bytes for each token that a rank routes. `inside`: bytes per row and element inside."""
     count = np.maximum(kind.experts, 1)
@@ -195,7 +195,7 @@ def _experts_bytes(kind: Kind, layout: Layout, keeps: Keeps, inside: Column, sav
     return kept + np.asarray(keeps.every_tensor) * small * 2 / layout.activation_bytes
 
 
-def mixer_kept(kind: Kind, layout: Layout) -> Column:
+def mixer_kept(kind: BlockKind, layout: Layout) -> Column:
     """Return the elements per token that a recurrence or a convolution keeps on a rank."""
     if not np.any(kind.mixed):
         return 0.0
@@ -203,7 +203,7 @@ def mixer_kept(kind: Kind, layout: Layout) -> Column:
     return kind.mixed_kept / layout.tp + kind.mixed_shared_kept / groups * copied(groups, layout.tp)
 
 
-def block_bytes(kind: Kind, layout: Layout, keeps: Keeps) -> Column:
+def block_bytes(kind: BlockKind, layout: Layout, keeps: Keeps) -> Column:
     """Return the bytes that a block's forward pass keeps for its backward pass without recomputation, the input
     counted, not the output."""
     moe = kind.routes
@@ -239,7 +239,7 @@ def block_bytes(kind: Kind, layout: Layout, keeps: Keeps) -> Column:
     return kept
 
 
-def freed_bytes(kind: Kind, layout: Layout, keeps: Keeps) -> Column:
+def freed_bytes(kind: BlockKind, layout: Layout, keeps: Keeps) -> Column:
     """Return the bytes of a block freed by recomputed parts. Attention's core: nothing more than its scores, unless
     the product after it is computed again too. Modules:
 
@@ -273,7 +273,7 @@ def freed_bytes(kind: Kind, layout: Layout, keeps: Keeps) -> Column:
     return layout.tokens * size * freed
 
 
-def operation_bytes(kind: Kind, layout: Layout) -> Column:
+def operation_bytes(kind: BlockKind, layout: Layout) -> Column:
     """Return the bytes that a block keeps where recomputation chooses among operations: its input, attention's result
     and every second product (queries, values, one of the MLP's first two, its last)."""
     q, v = kind.heads * kind.head_dim, kind.kv_heads * kind.value_dim
@@ -336,7 +336,7 @@ def gathered_key_bytes(shape: Shape, layout: Layout, keeps: Keeps) -> Column:
         return 0.0
     ring = layout.cp / layout.ulysses
 
-    def whole(kind: Kind) -> Column:
+    def whole(kind: BlockKind) -> Column:
         w = _widths(kind, layout, keeps)
         return layout.tokens * ring * (w.keys + w.values) * layout.activation_bytes
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from phalanx.cost.hardware.columns import Column, gather
 from phalanx.cost.ledger.block_kinds import counted_kinds
-from phalanx.cost.ledger.kind import Kind
+from phalanx.cost.ledger.kind import BlockKind
 from phalanx.spec.model.blocks.lowering import architecture
 from phalanx.spec.model.spec import ModelSpec, parameters
 
@@ -27,7 +27,7 @@ class Shape:
     """1: the last norm keeps one sum per token; 0: mean and variance."""
     embedding_params: Column
     head_params: Column
-    kinds: tuple[Kind, ...]
+    kinds: tuple[BlockKind, ...]
     """Kinds of blocks, those with experts last."""
     embed_whole: Column = 0.0
     """Parameters of the embedding replicated over tp: learned positions."""
@@ -69,11 +69,11 @@ class Shape:
         """1 where any block has experts."""
         return self.most(lambda kind: kind.routes)
 
-    def mean(self, of: Callable[[Kind], Column]) -> Column:
+    def mean(self, of: Callable[[BlockKind], Column]) -> Column:
         """Return the mean of a number over all blocks."""
         return sum(kind.count / self.layers * of(kind) for kind in self.kinds)
 
-    def most(self, of: Callable[[Kind], Column]) -> Column:
+    def most(self, of: Callable[[BlockKind], Column]) -> Column:
         """Return the largest of a number over all kinds."""
         largest = of(self.kinds[0])
         for kind in self.kinds[1:]:

@@ -15,7 +15,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from phalanx.cost.ledger.kind import Kind
+from phalanx.cost.ledger.kind import BlockKind
 from phalanx.cost.ledger.model_shape import Shape
 
 Wrapping = Literal["remainder", "module"]
@@ -81,7 +81,7 @@ def _mlp(matrix: float, matrices: int) -> _Module:
     return _Module(children=(_Module(matrix),) * matrices)
 
 
-def _inner(kind: Kind) -> tuple[_Module, ...]:
+def _inner(kind: BlockKind) -> tuple[_Module, ...]:
     """Return the modules of a block's MLP, or of its experts."""
     matrices, h = int(kind.mlp_matrices), float(kind.hidden)
     if not kind.experts:
@@ -91,7 +91,7 @@ def _inner(kind: Kind) -> tuple[_Module, ...]:
     return (_Module(children=(routed, _mlp(h * kind.shared_ffn, matrices), _Module(h * kind.experts))),)
 
 
-def _block(kind: Kind) -> _Module:
+def _block(kind: BlockKind) -> _Module:
     """Return a block: norms, attention or another mixer with its products, and what comes after it."""
     inner, count = _inner(kind), int(kind.norms + kind.after_norms)
     out = float(kind.hidden * (kind.heads * kind.value_dim + kind.mixed_out))

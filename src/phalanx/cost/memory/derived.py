@@ -13,9 +13,9 @@ from phalanx.spec.model.blocks.operators import (
     Dispatch,
     Expand,
     Index,
+    Linear,
     Norm,
     Operator,
-    Product,
     Scan,
 )
 
@@ -46,7 +46,7 @@ def _unknown(op: Operator, s: Sublayer, p: PassSizes) -> bool:
         case Activate():
             gate = op.kind == "sigmoid_gate" and p.repeat == "selective"
             return gate or op.kind in _UNKNOWN or (op.y.rows == "received" and op.kind not in GATED)
-        case Product():
+        case Linear():
             names = [y.name for y in op.y]
             return "shared.scale" in names or ("k" in names and "v" not in names)
         case Dispatch():

@@ -22,7 +22,7 @@ from phalanx.schedule.layers.routing import Routed
 from phalanx.spec.job import DTYPE_BYTES, DType, Job
 from phalanx.spec.model.blocks.block import Block
 from phalanx.spec.model.blocks.lowering import architecture, block_of
-from phalanx.spec.model.blocks.operators import Route
+from phalanx.spec.model.blocks.operators import Router
 from phalanx.spec.model.spec import ModelSpec
 from phalanx.spec.strategy.spec import Recompute
 
@@ -114,4 +114,4 @@ def _block(spec: ModelSpec, unit: str, routed: bool) -> Block:
         return block_of(spec, unit)
     if spec.experts is None or not routed:
         return architecture(replace(spec, experts=None)).blocks[0]
-    return next(block for block in architecture(spec).blocks if block.first(Route) is not None)
+    return next(block for block in architecture(spec).blocks if block.first(Router) is not None)

@@ -8,7 +8,7 @@ from functools import cached_property
 from phalanx.cost.compute.unit_work import Column
 from phalanx.cost.memory.attention_core import Core
 from phalanx.schedule.layers.routing import Routed
-from phalanx.spec.model.blocks.operators import Dim, Product
+from phalanx.spec.model.blocks.operators import Dim, Linear
 from phalanx.spec.model.mechanisms import Experts
 from phalanx.spec.number_formats import NumberFormat
 from phalanx.spec.strategy.spec import Recompute
@@ -103,6 +103,6 @@ class PassSizes:
         """Return the bytes of a wide number for each token and group."""
         return self.t * groups * self.wide
 
-    def weight(self, op: Product, i: int = 0) -> int:
+    def weight(self, op: Linear, i: int = 0) -> int:
         """Return the bytes of the gradient of a product's matrix number `i`."""
         return op.y[i].dim.size * op.into.size * self.e

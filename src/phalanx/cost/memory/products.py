@@ -14,7 +14,7 @@ from phalanx.cost.compute.unit_work import Column
 from phalanx.cost.memory.live_bytes import Walk
 from phalanx.cost.memory.pass_sizes import PassSizes
 from phalanx.schedule.layers.collectives import chunks
-from phalanx.spec.model.blocks.operators import Product
+from phalanx.spec.model.blocks.operators import Linear
 
 Part = tuple[Column, int]
 """Bytes of the gradient of a product's result, and of its weight's gradient."""
@@ -71,7 +71,7 @@ def add_gradients(p: PassSizes, walk: Walk, weight: Column, bias: bool) -> None:
     walk.free(2 * p.stream)
 
 
-def columns(p: PassSizes, walk: Walk, op: Product) -> None:
+def columns(p: PassSizes, walk: Walk, op: Linear) -> None:
     """Walk products that read a norm's result."""
     results = [p.of(y.dim) for y in op.y]
     if p.sp:
@@ -86,7 +86,7 @@ def columns(p: PassSizes, walk: Walk, op: Product) -> None:
 
 
 def columns_backward(
-    p: PassSizes, walk: Walk, op: Product, whole: bool, joint: bool = True, frees: bool = True, adds: bool = False
+    p: PassSizes, walk: Walk, op: Linear, whole: bool, joint: bool = True, frees: bool = True, adds: bool = False
 ) -> None:
     """Walk the backward pass of products that read a norm's result, or with not `whole` its first part, I. `joint`:
     over tp they have one input gradient; `frees`: no other sublayer needs the norm's result; `adds`: the result has a
@@ -125,7 +125,7 @@ def columns_backward(
             add_gradients(p, walk, weight, biases[i])
 
 
-def _inputs(p: PassSizes, walk: Walk, op: Product) -> None:
+def _inputs(p: PassSizes, walk: Walk, op: Linear) -> None:
     """Walk I of products that read a norm's result."""
     results = [p.of(y.dim) for y in op.y]
     if p.sp:
@@ -136,7 +136,7 @@ def _inputs(p: PassSizes, walk: Walk, op: Product) -> None:
     _input_gradient(p, walk, results)
 
 
-def columns_weights(p: PassSizes, walk: Walk, op: Product) -> None:
+def columns_weights(p: PassSizes, walk: Walk, op: Linear) -> None:
     """Walk W of products that read a norm's result."""
     parts = _parts(p, op)
     if p.sp:
@@ -147,11 +147,11 @@ def columns_weights(p: PassSizes, walk: Walk, op: Product) -> None:
     _one_by_one(p, walk, parts)
 
 
-def _parts(p: PassSizes, op: Product) -> list[Part]:
+def _parts(p: PassSizes, op: Linear) -> list[Part]:
     return [(p.of(y.dim), p.weight(op, i)) for i, y in enumerate(op.y)]
 
 
-def _biased(op: Product) -> list[bool]:
+def _biased(op: Linear) -> list[bool]:
     """Return whether each matrix has a bias."""
     names = [w.name for w in op.weights]
     return [name.replace(".weight", ".bias") in names for name in names if name.endswith(".weight")]

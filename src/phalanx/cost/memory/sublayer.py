@@ -36,12 +36,12 @@ from phalanx.spec.model.blocks.operators import (
     Combine,
     Dispatch,
     Expand,
+    Linear,
     Norm,
     Operator,
-    Product,
     Resize,
     Rotary,
-    Route,
+    Router,
     Views,
 )
 
@@ -54,7 +54,7 @@ class SublayerWalk:
         self.made = {y.name: p.of(y.dim) for op in products_of(s) for y in op.y}
         self.attend = s.first(Attend)
         self.added = next((op for op in products_of(s) if op.y[0].name == "y" and op.y[0].rows == "own"), None)
-        self.experts = ExpertsWalk(p, s.shared) if s.first(Route) is not None else None
+        self.experts = ExpertsWalk(p, s.shared) if s.first(Router) is not None else None
         self.after, self.gate = s.after, next((op for op in s.operators if _gates(op)), None)
         self.late: Column = 0  # gradients that stay in a buffer with others
 
@@ -136,10 +136,10 @@ class SublayerWalk:
             self._experts_forward(walk, self.experts, op, graph)
             return 0
         match op:
-            case Product() if op.x == "n":
+            case Linear() if op.x == "n":
                 columns(p, walk, op)
                 return 0
-            case Product():
+            case Linear():
                 read, result = p.of(op.into), p.stream if op is self.added else p.of(op.y[0].dim)
                 rounded(p, walk, read, result, not p.gathered)
                 walk.alloc(result)
@@ -193,13 +193,13 @@ class SublayerWalk:
 
     def _experts_forward(self, walk: Walk, experts: ExpertsWalk, op: Operator, graph: bool) -> None:
         match op:
-            case Product() if op.experts is None:
+            case Linear() if op.experts is None:
                 walk.alloc(experts.Z)
-            case Route():
+            case Router():
                 experts.choose(walk, graph)
             case Dispatch():
                 experts.dispatch(walk)
-            case Product() if op.x == "rows":
+            case Linear() if op.x == "rows":
                 experts.run(walk, graph)
             case Combine():
                 experts.combine(walk, graph)
@@ -234,9 +234,9 @@ class SublayerWalk:
             self._experts_backward(walk, self.experts, op, whole)
             return
         match op:
-            case Product() if op is self.added and p.sp:
+            case Linear() if op is self.added and p.sp:
                 walk.free(self.added_weight * whole)  # the rest with the sum
-            case Product() if op is self.added:
+            case Linear() if op is self.added:
                 if self.repeats is not None:
                     attention.recompute(p, walk, self.repeats)
                 size = self.added_size
@@ -245,11 +245,11 @@ class SublayerWalk:
                 if whole:
                     weight_gradient(p, walk, self.added_weight * p.copied, p.stream, size)
                     walk.free(self.read_by_sum, p.stream * (self.after is not None))
-            case Product() if op.x == "n":
+            case Linear() if op.x == "n":
                 one_norm, alone = self.residual == "parallel_one_norm", self.experts is None
                 frees = alone and (self.first or not one_norm)
                 columns_backward(p, walk, op, whole, alone, frees, adds=self.first and one_norm)
-            case Product():
+            case Linear():
                 read, result = p.of(op.into), p.of(op.y[0].dim)
                 rounded(p, walk, result, read)
                 walk.alloc(read)
@@ -311,13 +311,13 @@ class SublayerWalk:
         match op:
             case Combine():
                 experts.combine_backward(walk)
-            case Product() if op.experts is not None and op.x != "rows":
+            case Linear() if op.experts is not None and op.x != "rows":
                 experts.run_backward(walk, whole)
             case Dispatch():
                 experts.dispatch_backward(walk)
-            case Route():
+            case Router():
                 experts.choose_backward(walk)
-            case Product() if op.experts is None:
+            case Linear() if op.experts is None:
                 experts.router_backward(walk, whole)
 
     def _weights_of(self, name: str) -> int:
@@ -334,19 +334,19 @@ class SublayerWalk:
         walk.free(sum(_weights(p, op) for op in norms))
         for op in reversed(self.operators):
             match op:
-                case Product() if op is self.added:
+                case Linear() if op is self.added:
                     weight_gradient(p, walk, self.added_weight * p.copied, p.whole, self.added_size)
                     walk.free(self.added_size)
                     if self.residual == "serial" or self.first:
                         walk.free(p.together if p.sp else p.stream)
-                case Product() if self.experts is not None and _of_experts(op):
+                case Linear() if self.experts is not None and _of_experts(op):
                     if op.experts is None:
                         self.experts.router_weights(walk)
                     elif op.x != "rows":
                         self.experts.weights(walk)
-                case Product() if op.x == "n":
+                case Linear() if op.x == "n":
                     columns_weights(p, walk, op)
-                case Product():
+                case Linear():
                     read, result = p.of(op.into), p.of(op.y[0].dim)
                     weight_gradient(p, walk, p.weight(op) * p.copied, result, read)
                     walk.free(read + result + self._weights_of(op.x))
@@ -369,12 +369,12 @@ def _one_statement(op: Operator, after: Operator | None) -> bool:
 def _of_experts(op: Operator) -> bool:
     """Whether an operator is computed by the autograd functions of routing and of experts."""
     match op:
-        case Product():
+        case Linear():
             return op.y[0].rows in ("routed", "received")
         case Activate():
             return op.y.rows == "received"
         case _:
-            return isinstance(op, (Route, Dispatch, Combine))
+            return isinstance(op, (Router, Dispatch, Combine))
 
 
 def _statistics(p: PassSizes, norm: Norm) -> Column:

@@ -32,7 +32,7 @@ from phalanx.schedule.pipeline.stages import check
 from phalanx.spec.job import DTYPE_BYTES, DType, Job, Precision, widest
 from phalanx.spec.model.blocks.block import Block, products_of
 from phalanx.spec.model.blocks.lowering import block_of
-from phalanx.spec.model.blocks.operators import Attend, Expand, Route
+from phalanx.spec.model.blocks.operators import Attend, Expand, Router
 from phalanx.spec.model.spec import ModelSpec, buffers
 from phalanx.spec.strategy.generation import require_generation, served
 from phalanx.spec.strategy.spec import Strategy
@@ -96,7 +96,7 @@ def _pass(view: RankView, batch: Batch, unit: str, kind: str) -> Iterator[Event]
     job, s, tokens = view.job, view.strategy, batch.samples if kind == "head" else batch.tokens
     dtype = job.precision.compute
     e, block = DTYPE_BYTES[dtype], block_of(view.model, unit) if kind == "blocks" else None
-    x = block.first(Route) if block is not None else None
+    x = block.first(Router) if block is not None else None
     rows = routed(x, s, batch.tokens, view.representative) if x is not None else None
     flops = unit_work.forward(view.model, unit, RankPass(tokens, 0, e, s, rows)).flops
     flops += attention_flops(block, s, batch) if block is not None else 0

@@ -18,7 +18,7 @@ from phalanx.schedule.layers.routing import depends_on_router
 from phalanx.schedule.layout import RankView, repeat_of
 from phalanx.spec.job import DTYPE_BYTES, DType, Job, Precision
 from phalanx.spec.model.blocks.lowering import block_of
-from phalanx.spec.model.blocks.operators import Route
+from phalanx.spec.model.blocks.operators import Router
 from phalanx.spec.model.spec import ModelSpec, blocks_among
 from phalanx.spec.strategy.spec import Strategy
 
@@ -69,7 +69,7 @@ def _of_class(view: RankView, name: str, member: str, core: Core | None) -> Iter
     separate = job.documents == "separate"
     mask_bytes, temporary = _first_masks(view, core) if unit == "embed" and separate else (0, 0)
     mask_work = unit_work.mask(view.model, member, onward) if separate else NO_WORK
-    route = block_of(view.model, member).first(Route) if unit == "blocks" else None
+    route = block_of(view.model, member).first(Router) if unit == "blocks" else None
     depends_on_routing = route is not None and depends_on_router(route, s)
     # The forward pass; a sliced head computes the products of its backward pass in it.
     forward = unit_work.forward(view.model, member, onward) + mask_work

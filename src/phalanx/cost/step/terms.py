@@ -30,7 +30,7 @@ from phalanx.schedule.gradients.sharding import sharding_of
 from phalanx.schedule.layout import RankView
 from phalanx.spec.job import DTYPE_BYTES, DType, Precision
 from phalanx.spec.model.blocks.lowering import architecture
-from phalanx.spec.model.blocks.operators import Route
+from phalanx.spec.model.blocks.operators import Router
 from phalanx.spec.model.spec import ModelSpec
 from phalanx.spec.strategy.compressors import Compression
 from phalanx.spec.strategy.spec import Strategy
@@ -165,7 +165,7 @@ def metrics(spec: ModelSpec, s: Strategy) -> int:
     """Return the number of elements in the fused fp64 all-reduce of a step: loss sum, target tokens, stop flag,
     non-finite flag; the squared gradient norm where ranks have parts of the gradients; and for each layer with
     experts the load of every expert, dropped rows, and two losses."""
-    loads = sum(n * (x.count + 3) for block, n in architecture(spec).kinds.items() for x in block.all(Route))
+    loads = sum(n * (x.count + 3) for block, n in architecture(spec).kinds.items() for x in block.all(Router))
     return 4 + s.gradients_differ_by_rank + loads
 
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from phalanx.cost.analytic import kernels
 from phalanx.cost.ledger.flops import recurrence_macs
-from phalanx.cost.ledger.kind import Kind
+from phalanx.cost.ledger.kind import BlockKind
 from phalanx.cost.ledger.layer_flows import kv_heads, routed_rows, shared_here
 from phalanx.planning.search.column_pricing import Pricing
 from phalanx.planning.search.strategy_columns import of
@@ -99,7 +99,7 @@ class _Sizes:
 
 
 def _of_block(
-    by: _Sizes, kind: Kind, tokens: float, sequences: float, keys: float, decode: bool
+    by: _Sizes, kind: BlockKind, tokens: float, sequences: float, keys: float, decode: bool
 ) -> Iterator[Operator]:
     s, layout, h, tp = by.s, by.layout, float(kind.hidden), by.s.tp
     yield by.moved("norm", tokens * h / (tp if s.sp else 1), 2, 4)
@@ -134,7 +134,7 @@ def _of_block(
 
 
 def _attention(
-    by: _Sizes, kind: Kind, tokens: float, sequences: float, keys: float, decode: bool
+    by: _Sizes, kind: BlockKind, tokens: float, sequences: float, keys: float, decode: bool
 ) -> Iterator[Operator]:
     h, tp = float(kind.hidden), by.s.tp
     q, out = kind.heads * kind.head_dim / tp, kind.heads * kind.value_dim / tp
@@ -174,7 +174,7 @@ def _attention(
     yield by.product("attention out", tokens, h, out)
 
 
-def _mixer(by: _Sizes, kind: Kind, tokens: float) -> Iterator[Operator]:
+def _mixer(by: _Sizes, kind: BlockKind, tokens: float) -> Iterator[Operator]:
     """Yield the operators of a recurrence or a convolution."""
     h, tp = float(kind.hidden), by.s.tp
     width = kind.mixed / tp + float(np.max(shared_here(kind, by.layout))) + kind.mixed_whole

@@ -18,7 +18,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from phalanx.cost.ledger.kind import Kind
+from phalanx.cost.ledger.kind import BlockKind
 from phalanx.cost.ledger.live_bytes import Keeps, live_bytes
 from phalanx.cost.ledger.model_shape import shape
 from phalanx.cost.ledger.rank_layout import layout
@@ -152,7 +152,7 @@ def activation_bytes(
     sizes = shape(model)
     heads = {"heads": model.heads, "kv_heads": model.heads, "kv_width": 2 * h / model.heads}
     heads |= dict.fromkeys(("head_dim", "value_dim", "core_dim"), h / model.heads)
-    block = Kind("as in the paper", model.layers, h, rms=sizes.rms, ffn=4 * h, **heads)
+    block = BlockKind("as in the paper", model.layers, h, rms=sizes.rms, ffn=4 * h, **heads)
     sizes = replace(sizes, kinds=(block,))
     s = Strategy(tp=tp, sp=sp, micro_batch=micro_batch, recompute=recompute)
     how = layout(s, Job(micro_batch, seq, Precision("bfloat16")), model.layers)

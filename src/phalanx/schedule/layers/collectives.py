@@ -58,10 +58,10 @@ from phalanx.spec.model.blocks.operators import (
     Attend,
     Combine,
     Dispatch,
+    Linear,
     Norm,
     Operator,
-    Product,
-    Route,
+    Router,
     Scan,
 )
 from phalanx.spec.model.spec import ModelSpec
@@ -272,15 +272,15 @@ class _BlockPass:
             case Norm() if op.inside and op.spans > op.y.dim.groups(self.s):
                 numbers = self.tokens * (op.y.dim.count // op.spans)
                 return (LayerMessage("all_reduce", self._wide, numbers * DTYPE_BYTES[self._wide]),)
-            case Product() if op.into.axis == "tp" and self.s.tp > 1:
+            case Linear() if op.into.axis == "tp" and self.s.tp > 1:
                 inner = sum(out.dim.size for out in op.y if not out.dim.axis and out.rows != "own")
                 return (self._of_compute("all_reduce", self.tokens * inner, "tp"),) if inner else ()
-            case Route() if way == "F" and self.s.cp * self.s.tp > 1 and depends_on_other_tokens(op, self.s):
+            case Router() if way == "F" and self.s.cp * self.s.tp > 1 and depends_on_other_tokens(op, self.s):
                 return (self._choices(op),)
             case Dispatch() if self.s.ep * self.s.etp > 1:
                 if way == "B":
                     return (self._rows(op.width, received=True, overlapped=sublayer.shared),)
-                experts = next(o.experts for o in sublayer.operators if isinstance(o, Product) and o.experts)
+                experts = next(o.experts for o in sublayer.operators if isinstance(o, Linear) and o.experts)
                 counts = LayerMessage("all_to_all", "int64", experts.count * self.s.etp * 8, axis=self._expert_axis)
                 return (counts, self._rows(op.width, received=False, overlapped=sublayer.shared))
             case Combine() if self.s.ep * self.s.etp > 1:
@@ -306,7 +306,7 @@ class _BlockPass:
         message = self._of_compute("all_to_all", n * width, self._expert_axis)
         return replace(message, routed=True, overlapped=overlapped)
 
-    def _choices(self, op: Route) -> LayerMessage:
+    def _choices(self, op: Router) -> LayerMessage:
         """Return the all-gather of the choices of each token; or, if experts choose, of its scores."""
         if op.chooser == "tokens":
             dtype: Any = "int32"
@@ -319,7 +319,7 @@ class _BlockPass:
 
 def _reads_all(op: Operator) -> bool:
     """Whether an operator reads the tokens of all tp ranks from the residual stream."""
-    return isinstance(op, Product) and op.x == "n" and any(out.rows == "all" for out in op.y)
+    return isinstance(op, Linear) and op.x == "n" and any(out.rows == "all" for out in op.y)
 
 
 def _gathers(sublayer: Sublayer) -> bool:

@@ -8,7 +8,7 @@ import typer
 
 from phalanx.cli.command import command
 from phalanx.cli.options import Seq
-from phalanx.cli.output import Output
+from phalanx.cli.output import Display
 from phalanx.serving.cli.options import Cluster, Model
 
 if TYPE_CHECKING:
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 _Gpus = Annotated[int, typer.Option("--gpus", help="Number of GPUs.")]
 _Weights = Annotated[str, typer.Option("--weights", metavar="bf16|fp8|int4|nvfp4", help="Type of the weights.")]
-Shown = Annotated[Output, "json", "save"]
+Shown = Annotated[Display, "json", "save"]
 _Cache = Annotated[str, typer.Option("--kv", metavar="bf16|fp8", help="Type of the KV cache.")]
 
 

@@ -15,7 +15,7 @@ from phalanx.cost.memory.cache import LayerCache, latents, of_layer
 from phalanx.spec.errors import InputError
 from phalanx.spec.model.blocks.block import Sublayer, products_of
 from phalanx.spec.model.blocks.lowering import architecture
-from phalanx.spec.model.blocks.operators import Attend, Index, Norm, Product, Route, Weight
+from phalanx.spec.model.blocks.operators import Attend, Index, Linear, Norm, Router, Weight
 from phalanx.spec.model.spec import ModelSpec
 
 
@@ -80,7 +80,7 @@ class ServingShape:
 def _matrices(s: Sublayer) -> Iterator[tuple[Weight, int]]:
     """Yield the matrices of a sublayer's products and of its index, with their elements."""
     for op in s.operators:
-        for w in op.weights if isinstance(op, Product | Index) else ():
+        for w in op.weights if isinstance(op, Linear | Index) else ():
             if len(w.shape) > 1:
                 elements = 1
                 for dim in w.shape:
@@ -121,7 +121,7 @@ def _add(counts: dict[str, Any], s: Sublayer, n: int) -> None:
         counts["index_width"] += n * index.heads * index.each / 2
         counts["index_layers"] += n
         counts["index_top"] = index.top
-    if (route := s.first(Route)) is not None:
+    if (route := s.first(Router)) is not None:
         expert = next(p for p in products_of(s) if p.experts is not None)
         counts |= {"experts": route.count, "top_k": route.top_k, "expert_ffn": expert.y[0].dim.size}
         counts |= {"shared": int(s.shared), "expert_layers": counts["expert_layers"] + n}

@@ -23,7 +23,7 @@ from phalanx.spec.errors import InputError, nearest
 from phalanx.spec.model.hugging_face import dense, experts
 from phalanx.spec.model.hugging_face.reader import read
 from phalanx.spec.model.hugging_face.reading import Config, Fields
-from phalanx.spec.model.hugging_face.rows import Families, Row
+from phalanx.spec.model.hugging_face.rows import Families, FamilyRow
 from phalanx.spec.model.spec import ModelSpec
 
 FAMILIES = Families(Path(__file__).with_name("families.toml"))
@@ -45,7 +45,7 @@ WRITERS: dict[str, Writer] = {
 """The families whose weights are exported."""
 
 
-def family_of(name: object) -> Row:
+def family_of(name: object) -> FamilyRow:
     """Return the row of a family. Raises InputError for an unknown one."""
     if not isinstance(name, str) or name not in FAMILIES:
         raise InputError("model.family", name, "is not a family that Phalanx knows", nearest(str(name), FAMILIES))
@@ -130,7 +130,7 @@ _DEPTHS = ("num_nextn_predict_layers", "mtp_num_hidden_layers", "num_mtp_layers"
 _TIED = "tie_word_embeddings"
 
 
-def _text_part(config: Fields, path: Path) -> tuple[str, Row, Config, list[str]]:
+def _text_part(config: Fields, path: Path) -> tuple[str, FamilyRow, Config, list[str]]:
     """Return the type of the part of a config that is a decoder of text, its row, its keys, and a note on the rest.
 
     Raises InputError for a type without a row.

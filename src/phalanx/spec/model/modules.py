@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from phalanx.spec.errors import InputError
 from phalanx.spec.model.blocks.block import Sublayer, products_of
 from phalanx.spec.model.blocks.lowering import architecture
-from phalanx.spec.model.blocks.operators import Attend, Rotary, Route, Scan
+from phalanx.spec.model.blocks.operators import Attend, Rotary, Router, Scan
 from phalanx.spec.model.spec import ModelSpec
 
 ACTIVATIONS = ("swiglu", "geglu", "gelu", "gelu_tanh", "relu2")
@@ -46,7 +46,7 @@ def _missing(spec: ModelSpec, s: Sublayer) -> Iterator[str]:
         yield f"the recurrence {scan.kind}"
     if scan is None and attend is None and s.name not in ("mlp", "experts"):
         yield f"the sublayer {s.name}"
-    if s.first(Route) is not None and spec.activation not in (ACTIVATIONS[0], ACTIVATIONS[-1]):
+    if s.first(Router) is not None and spec.activation not in (ACTIVATIONS[0], ACTIVATIONS[-1]):
         yield f"experts with the activation {spec.activation}"
     if attend is None or spec.latent is not None:
         return

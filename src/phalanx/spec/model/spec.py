@@ -18,7 +18,7 @@ from phalanx.spec.errors import InputError
 from phalanx.spec.model.blocks.block import stream_norm
 from phalanx.spec.model.blocks.layer_embedding import LayerEmbeddingSizes
 from phalanx.spec.model.blocks.lowering import Mixer, architecture, require_pattern
-from phalanx.spec.model.blocks.operators import GATED, Attend, Dim, Role, Route, Weight, whole
+from phalanx.spec.model.blocks.operators import GATED, Attend, Dim, Role, Router, Weight, whole
 from phalanx.spec.model.mechanisms import MOST_LAYERS, Experts, Latent, RopeScaling, Width
 from phalanx.spec.ranges import Count, Name, Range, require_ranges
 
@@ -325,7 +325,7 @@ class Parameter:
 
 def expert_layers(spec: ModelSpec) -> tuple[int, ...]:
     """Return the blocks of the full model, by number, that have experts in place of the MLP."""
-    return tuple(i for i, block in enumerate(architecture(spec).blocks) if block.first(Route) is not None)
+    return tuple(i for i, block in enumerate(architecture(spec).blocks) if block.first(Router) is not None)
 
 
 def units(spec: ModelSpec) -> tuple[str, ...]:

@@ -18,11 +18,11 @@ from phalanx.spec.model.blocks.operators import (
     Attend,
     Conv,
     Dim,
+    Linear,
     Norm,
     Operator,
     Output,
-    Product,
-    Route,
+    Router,
     Scan,
     Weight,
     whole,
@@ -55,7 +55,7 @@ class Sublayer:
         """Return what selective recomputation repeats: attention's core, with what follows up to the last product. A
         recurrence always computes its inside again (nn/recurrence.py)."""
         begins = dropwhile(lambda op: not isinstance(op, Attend), self.operators)
-        return tuple(takewhile(lambda op: not isinstance(op, Product), begins))
+        return tuple(takewhile(lambda op: not isinstance(op, Linear), begins))
 
     @property
     def scaled(self) -> bool:
@@ -129,7 +129,7 @@ def _label(s: Sublayer) -> str:
         return _SCANS[scan.kind]
     if (conv := s.first(Conv)) is not None:
         return f"short convolution ({conv.taps} taps)"
-    return "experts" if s.first(Route) is not None else s.name
+    return "experts" if s.first(Router) is not None else s.name
 
 
 @dataclass(frozen=True)
@@ -169,6 +169,6 @@ def stream_norm(hidden: int, kind: Literal["rms", "layer"], bias: bool, name: st
     return Norm("x", Output("n", Dim(1, hidden), "own"), kind, of_norm)
 
 
-def products_of(s: Sublayer) -> list[Product]:
+def products_of(s: Sublayer) -> list[Linear]:
     """Return a sublayer's products, in order."""
-    return [op for op in s.operators if isinstance(op, Product)]
+    return [op for op in s.operators if isinstance(op, Linear)]

@@ -44,7 +44,12 @@ def channel_delta(hidden: int, sizes: ChannelDeltaSizes, norm: Norm | None, *, a
     q, each, h = Dim(sizes.heads, sizes.head_dim, "tp", of=of), Dim(sizes.heads, 1, "tp", of=of), whole(hidden)
     low, taps = whole(sizes.head_dim), whole(sizes.taps)
     parts = ("q", "k", "v")
-    first = (*(Output(name, q) for name in parts), Output("beta", each), Output("f_down", low), Output("z_down", low))
+    first = (
+        *(Output(name, q) for name in parts),
+        Output("beta", each),
+        Output("f_down", low),
+        Output("z_down", low),
+    )
     ops = (
         linear("n", h, first, tuple(out.name for out in first)),
         Conv(parts, (q, q, q), sizes.taps, tuple(Weight(f"conv.{name}.weight", (q, taps), "conv") for name in parts)),

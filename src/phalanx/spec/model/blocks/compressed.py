@@ -16,10 +16,10 @@ from phalanx.spec.model.blocks.operators import (
     Attend,
     Dim,
     Index,
+    Linear,
     Norm,
     Operator,
     Output,
-    Product,
     Rotary,
     Weight,
     added,
@@ -109,7 +109,7 @@ def compressed(hidden: int, sizes: CompressedSizes, norm: Norm | None, *, after:
         Attend(Output("o", q), key, dim, dim, dim, cached, False, sizes.window, top, sizes.ratio, weights=sinks)
     )
     weight = Weight("o_down.weight", (low, whole(result.each)), "column")
-    ops.append(Product("o", result, (Output("o_down", low),), (weight,), grouped=True))
+    ops.append(Linear("o", result, (Output("o_down", low),), (weight,), grouped=True))
     ops.append(linear("o_down", low, (added(hidden),), ("o",)))
     return Sublayer("attention", norm, tuple(ops), after)
 
@@ -118,7 +118,7 @@ def _norm(x: str, y: str, name: str, width: int) -> Norm:
     return Norm(x, Output(y, Dim(1, width)), "rms", (Weight(f"{name}.weight", (whole(width),), "norm"),), inside=True)
 
 
-def _pooled(hidden: int, name: str, ratio: int, width: int, normed: int) -> Product:
+def _pooled(hidden: int, name: str, ratio: int, width: int, normed: int) -> Linear:
     """Return the product whose results, weighted by a gate and a position in the group, are pooled over `ratio`
     tokens."""
     outputs = (Output(f"{name}kv", whole(width)), Output(f"{name}gate", whole(width)))

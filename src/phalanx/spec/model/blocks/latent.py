@@ -11,10 +11,10 @@ from phalanx.spec.model.blocks.operators import (
     Dim,
     Expand,
     Index,
+    Linear,
     Norm,
     Operator,
     Output,
-    Product,
     Resize,
     Rotary,
     Views,
@@ -68,7 +68,7 @@ def latent(
     if q_rank is None:
         of_q = linear("n", h, (Output("q", q),), ("q",)).weights
         of_kv = linear("n", h, (down,), ("kv_down",), bias).weights
-        ops.append(Product("n", h, (Output("q", q), down), (*of_q, *of_kv)))
+        ops.append(Linear("n", h, (Output("q", q), down), (*of_q, *of_kv)))
     else:
         # Next to kv_down, since the gradients of the two are ready together.
         ops.append(linear("n", h, (Output("q_down", whole(q_rank)), down), ("q_down", "kv_down"), bias))

@@ -13,12 +13,12 @@ from phalanx.spec.model.blocks.operators import (
     Combine,
     Dim,
     Dispatch,
+    Linear,
     Norm,
     Operator,
     Output,
-    Product,
     Role,
-    Route,
+    Router,
     Rows,
     Weight,
     added,
@@ -84,8 +84,8 @@ def experts(
     h, inner = whole(hidden), whole(sizes.latent or hidden)
     router = [Weight("router.weight", (whole(sizes.count), h), "router")]
     router += [Weight("router.bias", (whole(sizes.count),), "router_bias")] if sizes.router_bias else []
-    ops: list[Operator] = [Product("n", h, (Output("logits", whole(sizes.count), "routed"),), tuple(router))]
-    ops.append(Route(sizes.count, sizes.top_k, sizes.chooser, sizes.capacity, sizes.balance_loss, sizes.z_loss))
+    ops: list[Operator] = [Linear("n", h, (Output("logits", whole(sizes.count), "routed"),), tuple(router))]
+    ops.append(Router(sizes.count, sizes.top_k, sizes.chooser, sizes.capacity, sizes.balance_loss, sizes.z_loss))
     if sizes.latent:
         ops.append(linear("n", h, (Output("narrow", inner, "routed"),), ("narrow",)))
     ops.append(Dispatch(inner.size))

@@ -3,7 +3,7 @@
     Dim         how many elements, and which mesh axis divides them
     Weight      a parameter of an operator
     Output      a tensor that an operator writes
-    operators   Norm Product Rotary Resize Views Expand Attend Index Conv Scan Activate Route Dispatch Combine
+    operators   Norm Linear Rotary Resize Views Expand Attend Index Conv Scan Activate Router Dispatch Combine
 
 Readers (parameters, FLOPs, live bytes, messages, caches, legality) match on the record and know no family. Sizes are
 counts of elements. Names of outputs join the operators of one sublayer and have no meaning outside of it.
@@ -131,7 +131,7 @@ class Norm:
 
 
 @dataclass(frozen=True)
-class Product:
+class Linear:
     """Matrix products that read one tensor: y_i = x W_iᵀ + b_i. Which side is divided follows from the Dims."""
 
     x: str
@@ -277,7 +277,7 @@ class Activate:
 
 
 @dataclass(frozen=True)
-class Route:
+class Router:
     """A router's scores from its logits, the choice of experts, and the order of rows."""
 
     count: int
@@ -307,7 +307,7 @@ class Combine:
 
 Operator = (
     Norm
-    | Product
+    | Linear
     | Rotary
     | Resize
     | Views
@@ -317,7 +317,7 @@ Operator = (
     | Conv
     | Scan
     | Activate
-    | Route
+    | Router
     | Dispatch
     | Combine
 )
@@ -339,8 +339,8 @@ def linear(
     bias: bool = False,
     role: Role | Literal[""] = "",
     experts: Dim | None = None,
-) -> Product:
-    """Return a Product with a weight `name.weight` for each output, and `name.bias` where `bias`. Without a `role`,
+) -> Linear:
+    """Return a Linear with a weight `name.weight` for each output, and `name.bias` where `bias`. Without a `role`,
     the divided side says it: column for outputs, row for the input, latent for neither."""
     weights: list[Weight] = []
     for name, out in zip(names, outputs, strict=True):
@@ -350,7 +350,7 @@ def linear(
         if bias:
             of_bias: Any = f"{kind}_bias"
             weights.append(Weight(f"{name}.bias", shape[:-1], of_bias))
-    return Product(x, into, outputs, tuple(weights), experts)
+    return Linear(x, into, outputs, tuple(weights), experts)
 
 
 def added(hidden: int, rows: Rows = "own") -> Output:

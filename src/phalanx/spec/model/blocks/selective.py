@@ -12,10 +12,10 @@ from phalanx.spec.model.blocks.operators import (
     Activate,
     Conv,
     Dim,
+    Linear,
     Norm,
     Operator,
     Output,
-    Product,
     Scan,
     Weight,
     added,
@@ -66,7 +66,7 @@ def selective(hidden: int, sizes: SelectiveSizes, norm: Norm | None, *, after: N
     ops: list[Operator] = [
         linear("n", h, (Output("x", x), Output("z", x)), ("x", "z"), sizes.bias),
         Conv(("x",), (x,), sizes.taps, filters),
-        Product(
+        Linear(
             "x",
             x,
             tuple(Output(name, dim) for name, dim in small),

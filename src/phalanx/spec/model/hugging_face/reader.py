@@ -10,14 +10,14 @@ from phalanx.spec.errors import InputError
 from phalanx.spec.model.hugging_face.expressions import evaluate, names
 from phalanx.spec.model.hugging_face.neutral import NEUTRAL, STRUCTURAL
 from phalanx.spec.model.hugging_face.reading import Config, Fields, require_layers, rope
-from phalanx.spec.model.hugging_face.rows import Row
+from phalanx.spec.model.hugging_face.rows import FamilyRow
 
 _JOINED = "+"
 WINDOWED = "windowed"
 """The word of a row for the model's own attention in its window."""
 
 
-def read(row: Row, c: Config) -> Fields:
+def read(row: FamilyRow, c: Config) -> Fields:
     """Return the fields of a ModelSpec from a config.json of the row's type.
 
     Raises InputError for keys that are missing, that ask for what no row describes, or that its row does not know.
@@ -91,7 +91,7 @@ def _table(part: Mapping[str, Any], c: Config, read: Fields) -> Fields | None:
     return inside
 
 
-def _require_known(row: Row, c: Config) -> None:
+def _require_known(row: FamilyRow, c: Config) -> None:
     """Raise InputError for a key that may change the layers and that the row does not know."""
     for key, value in c.keys.items():
         if key in row.known or key in NEUTRAL or not STRUCTURAL.search(key):
@@ -103,7 +103,7 @@ def _require_known(row: Row, c: Config) -> None:
             )
 
 
-def _pattern(row: Row, c: Config, read: Fields) -> Fields:
+def _pattern(row: FamilyRow, c: Config, read: Fields) -> Fields:
     """Return the pattern of the layers; where they differ in windows and experts only, the fields that say that."""
     if not row.layer:
         return {}
@@ -135,7 +135,7 @@ def _pattern(row: Row, c: Config, read: Fields) -> Fields:
     }
 
 
-def _words(row: Row, c: Config, read: Fields, i: int) -> str:
+def _words(row: FamilyRow, c: Config, read: Fields, i: int) -> str:
     """Return the sublayers of layer `i`."""
     sublayers = []
     for part in row.layer:

@@ -34,7 +34,7 @@ Fields = dict[str, Any]
 
 
 @dataclass(frozen=True)
-class Row:
+class FamilyRow:
     """One model_type, as the head of this file explains."""
 
     fixed: Fields = field(default_factory=dict)
@@ -80,23 +80,23 @@ def _texts(part: Any) -> Iterator[str]:
         yield from (t for value in part for t in _texts(value))
 
 
-class Families(Mapping[str, Row]):
+class Families(Mapping[str, FamilyRow]):
     """The rows of a file by model_type, read when one is first asked for."""
 
     def __init__(self, path: Path) -> None:
-        self._path, self._rows = path, dict[str, Row]()
+        self._path, self._rows = path, dict[str, FamilyRow]()
 
     @cached_property
     def _tables(self) -> Mapping[str, Any]:
         return tomllib.loads(self._path.read_text())
 
-    def __getitem__(self, name: str) -> Row:
+    def __getitem__(self, name: str) -> FamilyRow:
         if name not in self._rows:
             table = _in_full(name, self._tables)
-            if unknown := set(table) - {f.name for f in fields(Row)}:
+            if unknown := set(table) - {f.name for f in fields(FamilyRow)}:
                 raise ValueError(f"{self._path.name}: row {name}: {min(unknown)} is no field of it")
             lists = {key: tuple(value) for key, value in table.items() if isinstance(value, list)}
-            self._rows[name] = Row(**{**table, **lists})
+            self._rows[name] = FamilyRow(**{**table, **lists})
         return self._rows[name]
 
     def __iter__(self) -> Iterator[str]:
