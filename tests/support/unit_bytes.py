@@ -29,7 +29,7 @@ from phalanx.schedule.layers.routing import Routed, routed
 from phalanx.schedule.layout import repeat_of
 from phalanx.spec.job import DTYPE_BYTES, DType, Job
 from phalanx.spec.model.blocks.lowering import block_of
-from phalanx.spec.model.blocks.operators import Route
+from phalanx.spec.model.blocks.operators import Router
 from phalanx.spec.model.spec import ModelSpec, units
 from phalanx.spec.strategy.mesh import mesh
 from phalanx.spec.strategy.spec import Strategy
@@ -167,7 +167,7 @@ def flops_of(spec: ModelSpec, job: Job, s: Strategy, unit: str, t: int) -> dict[
 
 
 def rows_of(spec: ModelSpec, s: Strategy, unit: str, t: int) -> Routed | None:
-    route = block_of(spec, unit).first(Route) if unit.startswith("blocks") else None
+    route = block_of(spec, unit).first(Router) if unit.startswith("blocks") else None
     return None if route is None else routed(route, s, t)
 
 
