@@ -20,7 +20,7 @@ from phalanx.infer.generate import BatchedGeneration
 from phalanx.infer.sampling import Sampling
 from phalanx.runtime.comm.communicator import Comm
 from phalanx.runtime.process.environment import ALONE
-from phalanx.schedule.generation import BatchingPolicy, Request
+from phalanx.schedule.generation import BatchingPolicy, Request, Room
 from phalanx.spec.files.plan import write_json
 from phalanx.spec.strategy.mesh import mesh
 from phalanx.spec.strategy.spec import Strategy
@@ -50,8 +50,8 @@ class Repeated:
 
 def measured(size: Size, prompt: int, new: int) -> dict[str, Any]:
     """Continue prompts of `prompt` tokens by `new` tokens each, and describe how long it took."""
-    device = ALONE.device
-    need = size.model.parameter_count * 2 + cache_bytes(size.model, PROMPTS * (prompt + new), 2)
+    device, room = ALONE.device, Room(PROMPTS, prompt + new, PROMPTS, prompt)
+    need = size.model.parameter_count * 2 + cache_bytes(size.model, room, "bfloat16")
     row: dict[str, Any] = {"size": size.name, "prompts": PROMPTS, "prompt_tokens": prompt}
     if device.type == "cuda":
         free = torch.cuda.mem_get_info(device)[0]

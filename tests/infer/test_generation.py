@@ -106,8 +106,9 @@ def test_requests_come_and_go() -> None:
     said, step = [], 0
     while not scheduler.done:
         batch = scheduler.batch(step)
-        owned = [page for slot in batch.slots for page in scheduler.table(slot)]
-        assert len(owned) == len(set(owned))
+        held = [scheduler.held(slot) for slot in batch.slots]
+        for owned in ([page for of in held for page in of.pages], [of.seat for of in held]):
+            assert len(owned) == len(set(owned))
         said.append([(s.request, s.past, s.new, s.samples) for s in batch.slots])
         scheduler.advance(batch, {s.request: 9 for s in batch.slots if s.samples})
         step += 1

@@ -25,7 +25,7 @@ from phalanx.spec.model.spec import ModelSpec, Parameter, buffers, parameters
 from phalanx.spec.strategy.generation import require_generation, served
 from phalanx.spec.strategy.mesh import mesh
 from phalanx.spec.strategy.spec import Strategy, divisors
-from support.strategies import models, with_experts
+from support.strategies import mixed, models, with_experts
 
 
 class Drawn:
@@ -92,7 +92,7 @@ def generated(
         comm.recorder.keeping = False
         batch = step.batches[run.replica_index]
         total = sum(b.samples for b in step.batches)
-        program = generation_step(run.view, batch, total, run.pages * policy.page)
+        program = generation_step(run.view, batch, total, run.room)
         expected = [e for e in program.events if e.axis or run.number <= instrumented]
         found += [str(d) for d in differences(expected, comm.recorder.events)]
         cache = program.state.cache, run.replica.cache.nbytes
@@ -137,7 +137,7 @@ def several(world: World, cases: list[tuple[Any, ...]]) -> list[dict[str, Any]]:
 @st.composite
 def drawn(draw: st.DrawFn, world: int) -> tuple[ModelSpec, Strategy, list[Request], Sampling, BatchingPolicy]:
     """Draw a model of any family, a strategy of `world` ranks that splits it, prompts, sampling and policy."""
-    model = draw(st.one_of(models(small=True), with_experts(small=True)).filter(_generates))
+    model = draw(st.one_of(models(small=True), with_experts(small=True), mixed(small=True)).filter(_generates))
     options = [s for s in _strategies(world) if _fits(model, s)]
     strategy = draw(st.sampled_from(options or [Strategy(dp=world)]))
     requests = []

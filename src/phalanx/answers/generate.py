@@ -9,16 +9,15 @@ from phalanx.answers.answer import Answer
 from phalanx.answers.this_machine import require_local
 from phalanx.cost.memory.state import cache_bytes
 from phalanx.cost.step.generation import generating
-from phalanx.infer.generate import experts_span_replicas
+from phalanx.infer.generate import experts_span_replicas, room_of
 from phalanx.infer.sampling import Sampling
 from phalanx.infer.text import TextQuery, answer, question
 from phalanx.infer.worker import as_rank, over_ranks, printed
 from phalanx.measure.this_machine import rank_memory_bytes
 from phalanx.runtime.process.environment import World
-from phalanx.schedule.generation import BatchingPolicy, enough_pages
+from phalanx.schedule.generation import BatchingPolicy, Scheduler
 from phalanx.spec.errors import InputError
 from phalanx.spec.files.job_file import build
-from phalanx.spec.job import DTYPE_BYTES
 from phalanx.spec.strategy.spec import Strategy, parse
 
 _PROMPT = "It is a truth"
@@ -95,9 +94,9 @@ def _cache(asked: TextQuery) -> tuple[int, int]:
     the rank's device or, without a GPU, this machine has."""
     policy, strategy = asked.policy, asked.strategy
     layout = generating(asked.model, strategy, asked.dtype)
-    spare = experts_span_replicas(asked.model, layout.mesh)
-    pages = max(enough_pages(asked.requests[i :: strategy.dp], policy) for i in range(strategy.dp)) + spare
-    most = max(cache_bytes(v.local, pages * policy.page, DTYPE_BYTES[asked.dtype]) for v in layout.stage_views())
+    schedulers = [Scheduler(asked.requests[i :: strategy.dp], policy) for i in range(strategy.dp)]
+    room = room_of(schedulers, policy, experts_span_replicas(asked.model, layout.mesh))
+    pages, most = room.pages, max(cache_bytes(v.local, room, asked.dtype) for v in layout.stage_views())
     if most > (has := rank_memory_bytes()):
         field, value = ("page", policy.page) if policy.pages is None else ("pages", policy.pages)
         reason = f"{pages:,} page{'s' * (pages != 1)} of {policy.page:,} tokens would take {most:,} bytes of {has:,}"

@@ -17,7 +17,7 @@ from phalanx.infer.replica import Replica
 from phalanx.infer.sampling import Sampling
 from phalanx.nn.weight_source import Weights
 from phalanx.runtime.comm.communicator import Comm
-from phalanx.schedule.generation import IDLE, IDLING, Batch, BatchingPolicy, Request, Scheduler
+from phalanx.schedule.generation import IDLE, IDLING, Batch, BatchingPolicy, Held, Request, Room, Scheduler
 from phalanx.spec.errors import InputError
 from phalanx.spec.job import DType
 from phalanx.spec.model.spec import ModelSpec
@@ -45,6 +45,13 @@ def experts_span_replicas(model: ModelSpec, grid: Mesh) -> bool:
     return any(len({grid.replica(int(rank)) for rank in group}) > 1 for group in grid.groups("ep+etp"))
 
 
+def room_of(schedulers: Sequence[Scheduler], policy: BatchingPolicy, together: bool) -> Room:
+    """Return the room of every replica's cache. `together`: whether replicas step together, so that there is an extra
+    page and seat for the token of an idle one."""
+    pages, seats, longest = (max(of) for of in zip(*((s.pages, s.seats, s.longest) for s in schedulers), strict=True))
+    return Room(pages + together, policy.page, seats + together, min(policy.chunk, longest))
+
+
 class BatchedGeneration:
     """The requests of all replicas of a world, and this rank's part of the model. All ranks construct it together,
     and call `step` until `done`. Raises InputError."""
@@ -67,9 +74,8 @@ class BatchedGeneration:
         self.replica_index = layout.mesh.replica(comm.world.rank)
         self.together = experts_span_replicas(model, layout.mesh)
         self.schedulers = [Scheduler(requests[i :: strategy.dp], policy) for i in range(strategy.dp)]
-        # One extra page for the token of an idle replica.
-        self.pages = max(s.pages for s in self.schedulers) + self.together
-        self.replica = Replica(self.view, comm, weights, self.pages, policy.page)
+        self.room = room_of(self.schedulers, policy, self.together)
+        self.replica = Replica(self.view, comm, weights, self.room)
 
     @property
     def done(self) -> bool:
@@ -89,10 +95,11 @@ class BatchedGeneration:
         mine = self.replica_index
         batch, scheduler = step.batches[mine], self.schedulers[mine]
         if batch is IDLING:
-            step.logits = self.replica.step(batch, [0], {IDLE: (self.pages - 1,)})
+            last = Held((self.room.pages - 1,), self.room.seats - 1)
+            step.logits = self.replica.step(batch, [0], {IDLE: last})
         else:
             tokens = [t for slot in batch.slots for t in scheduler.tokens(slot)]
-            step.logits = self.replica.step(batch, tokens, {s.request: scheduler.table(s) for s in batch.slots})
+            step.logits = self.replica.step(batch, tokens, {s.request: scheduler.held(s) for s in batch.slots})
         counts = [b.samples for b in step.batches]
         first, total = sum(counts[:mine]), sum(counts)
         step.sampled = self.replica.share(self.replica.choose(step.logits, batch, self.how), first, total)

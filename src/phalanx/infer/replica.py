@@ -9,16 +9,18 @@ Layers communicate as in training: over tp an all-reduce after attention and aft
 tokens to their experts and back. All ranks then sum the sampled tokens; one rank of each replica contributes its
 part.
 
-The KV cache of one rank, in pages (Kwon et al. 2023, "Efficient memory management for large language model serving
-with PagedAttention").
+The cache of one rank. Keys and values are in pages (Kwon et al. 2023, "Efficient memory management for large language
+model serving with PagedAttention").
 
     pages         for each block, memory for `pages` x `page` tokens: keys and values (tokens, kv_heads, head_dim), or
                   latents (tokens, kv_rank + rope_dim), allocated once
     block table   for each request its pages, in the order of its tokens; allocated by the scheduler
+    seat          for each running request a place of its own in what does not grow with its text: the state of a
+                  recurrence; the last inputs of a convolution; the last tokens of a window, in turn
     step          where the tokens of a batch are written, and what each group of slots reads
 
-A rank caches the key heads of its part of the blocks of its stage. Copies of a key head, where tp is more than the
-key heads, and latents are cached on every rank that has them.
+A rank caches the key heads and states of its part of the blocks of its stage. Copies of a key head, where tp is more
+than the key heads, and latents are cached on every rank that has them.
 """
 
 from __future__ import annotations
@@ -32,7 +34,8 @@ from torch import Tensor
 from phalanx.cost.step.generation import TOKENS
 from phalanx.infer.sampling import Sampling, choose
 from phalanx.nn import vocab_parallel
-from phalanx.nn.attention import Read
+from phalanx.nn.attention import Continued, Read
+from phalanx.nn.functional import accumulate_dtype
 from phalanx.nn.init import create, fill_buffers, initial, of_rank
 from phalanx.nn.weight_source import Weights
 from phalanx.runtime.autograd.layer_comm import LayerComm
@@ -42,42 +45,66 @@ from phalanx.runtime.model_parallel.expert import ExpertParallel
 from phalanx.runtime.model_parallel.tensor import TensorParallel
 from phalanx.runtime.model_parallel.token_sharding import SequenceTokens
 from phalanx.runtime.tracing import host_values
-from phalanx.schedule.generation import Batch, Slot, first_key, reads
+from phalanx.schedule.generation import Batch, Held, Room, Slot, first_key, reads
 from phalanx.schedule.layout import RankView
+from phalanx.spec.model.blocks.lowering import architecture
+from phalanx.spec.model.blocks.operators import Attend, Conv, Scan
 from phalanx.spec.model.spec import ModelSpec, parameters
 
 
 class PagedCache:
-    """KV cache in pages; implements nn.attention.Cache, one step at a time. `local`: the rank's part of a model."""
+    """The cache of one rank; implements nn.attention.Cache, one step at a time. `local`: the rank's part of the
+    model."""
 
     positions: Tensor
     wanted: Tensor | None
 
-    def __init__(self, local: ModelSpec, pages: int, page: int, dtype: torch.dtype, device: torch.device) -> None:
-        self.page, self.dtype, self.device = page, dtype, device
-        a, heads = local.latent, (local.kv_heads, local.head_dim)
-        shapes: tuple[tuple[int, ...], ...] = (heads, heads) if a is None else ((a.kv_rank + a.rope_dim,),)
+    def __init__(self, local: ModelSpec, room: Room, dtype: torch.dtype, device: torch.device) -> None:
+        self.room, self.dtype, self.device = room, dtype, device
         # Zeros: unwritten places are read too, with weight 0.
-        self.memory = {
-            block: tuple(torch.zeros(pages * page, *shape, dtype=dtype, device=device) for shape in shapes)
-            for block in local.held_blocks
-        }
-        self._places: dict[int, Tensor] = {}
-        self._reads: dict[int | None, tuple[Read, ...]] = {}
+        self.memory: dict[int, tuple[Tensor, ...]] = {}
+        self.inputs: dict[int, Tensor] = {}  # (seats, taps - 1, channels)
+        self.states: dict[int, Tensor] = {}  # (seats, groups, state, values of a group)
+        self._rolling: dict[int, int | None] = {}
+        blocks, wide = architecture(local).blocks, accumulate_dtype(dtype)
+        for i in local.held_blocks:
+            attend, conv, scan = blocks[i].first(Attend), blocks[i].first(Conv), blocks[i].first(Scan)
+            if attend is not None:
+                rows = self._rolling[i] = room.last_tokens(attend.window)
+                tokens = room.tokens if rows is None else room.seats * rows
+                heads = attend.kv.count, attend.key
+                self.memory[i] = (
+                    (self._zeros(tokens, attend.cache),)
+                    if local.latent
+                    else (self._zeros(tokens, *heads), self._zeros(tokens, *heads))
+                )
+            if conv is not None:
+                self.inputs[i] = self._zeros(room.seats, conv.taps - 1, sum(dim.size for dim in conv.channels))
+            if scan is not None:
+                groups = scan.groups.count
+                sizes = room.seats, groups, scan.state, scan.y.dim.size // groups
+                self.states[i] = torch.zeros(sizes, dtype=wide, device=device)
         self.end()
+
+    def _zeros(self, *sizes: int) -> Tensor:
+        return torch.zeros(sizes, dtype=self.dtype, device=self.device)
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all pages."""
-        return sum(t.nbytes for tensors in self.memory.values() for t in tensors)
+        """Bytes of all pages and seats."""
+        kept = [t for tensors in self.memory.values() for t in tensors]
+        return sum(t.nbytes for t in (*kept, *self.inputs.values(), *self.states.values()))
 
-    def begin(self, batch: Batch, tables: Mapping[int, Sequence[int]]) -> None:
-        """Begin a step over a batch. `tables`: the pages of each of its requests."""
-        self._batch, self._reads = batch, {}
-        self._places = {s.request: self._of(s, tables[s.request]) for s in batch.slots}
+    def begin(self, batch: Batch, held: Mapping[int, Held]) -> None:
+        """Begin a step over a batch. `held`: what each of its requests has of the cache."""
+        self.end()
+        self._batch, self._held = batch, held
         positions = [p for s in batch.slots for p in range(s.past, s.context)]
         self.positions = torch.tensor([positions], device=self.device)
-        self._writes = torch.cat([self._places[s.request][s.past :] for s in batch.slots])
+        for rolling in {*self._rolling.values()}:
+            places = {s.request: self._of(s, held[s.request], rolling) for s in batch.slots}
+            self._places[rolling] = places
+            self._writes[rolling] = torch.cat([places[s.request][s.past :] for s in batch.slots])
         ends, at = [], 0
         for s in batch.slots:
             at += s.new
@@ -86,50 +113,80 @@ class PagedCache:
         self.wanted = torch.tensor(ends, device=self.device) if ends else None
 
     def end(self) -> None:
-        """End the step; cached tokens stay."""
-        self._batch, self._reads, self._places, self.wanted = Batch(()), {}, {}, None
-        self.positions = self._writes = torch.empty(0, dtype=torch.int64)
+        """End the step; cached tokens and states stay."""
+        self._batch, self._held, self.wanted = Batch(()), dict[int, Held](), None
+        self._reads: dict[int | None, tuple[Read, ...]] = {}
+        self._continued: tuple[Continued, ...] = ()
+        self._places: dict[int | None, dict[int, Tensor]] = {}
+        self._writes: dict[int | None, Tensor] = {}
+        self.positions = torch.empty(0, dtype=torch.int64)
 
-    def _of(self, slot: Slot, table: Sequence[int]) -> Tensor:
-        """Return the place of every token of a slot, (context,)."""
-        pages = torch.tensor(table, device=self.device)
+    def _of(self, slot: Slot, held: Held, rolling: int | None) -> Tensor:
+        """Return the place of every token of a slot, (context,): in its pages, or in turn in the `rolling` places of
+        its seat."""
         at = torch.arange(slot.context, device=self.device)
-        return pages[at.div(self.page, rounding_mode="floor")].mul_(self.page).add_(at.remainder(self.page))
+        if rolling is not None:
+            return at.remainder_(rolling).add_(held.seat * rolling)
+        pages, page = torch.tensor(held.pages, device=self.device), self.room.page
+        return pages[at.div(page, rounding_mode="floor")].mul_(page).add_(at.remainder(page))
 
     def extend(self, block: int, *new: Tensor) -> None:
         for memory, tensor in zip(self.memory[block], new, strict=True):
-            memory.index_copy_(0, self._writes, tensor[0])
+            memory.index_copy_(0, self._writes[self._rolling[block]], tensor[0])
 
     def read(self, block: int, read: Read) -> tuple[Tensor, ...]:
         flat = read.index.view(-1)
         return tuple(t.index_select(0, flat).unflatten(0, read.index.shape) for t in self.memory[block])
 
+    def continued(self) -> tuple[Continued, ...]:
+        if not self._continued:
+            parts, row = [], 0
+            for slots, _ in reads(self._batch, None):
+                rows = slice(row, row := row + sum(s.new for s in slots))
+                seats = torch.tensor([self._held[s.request].seat for s in slots], device=self.device)
+                parts.append(Continued(rows, seats, not slots[0].past))
+            self._continued = tuple(parts)
+        return self._continued
+
+    def recall(self, block: int, of: Continued) -> tuple[Tensor, Tensor | None]:
+        inputs, states = self.inputs[block], self.states.get(block)
+        if of.begins:
+            return inputs.new_zeros(len(of.seats), *inputs.shape[1:]), None
+        return inputs[of.seats], None if states is None else states[of.seats]
+
+    def keep(self, block: int, of: Continued, inputs: Tensor, state: Tensor | None = None) -> None:
+        self.inputs[block][of.seats] = inputs
+        if state is not None:
+            self.states[block][of.seats] = state
+
     def reads(self, window: int | None) -> tuple[Read, ...]:
         if window not in self._reads:
-            parts, row = [], 0
+            parts, row, places = [], 0, self._places[self.room.last_tokens(window)]
             for slots, keys in reads(self._batch, window):
                 rows = slice(row, row := row + sum(s.new for s in slots))
                 parts.append(
-                    self._decode(slots, keys, rows, window)
+                    self._decode(slots, keys, rows, window, places)
                     if slots[0].decodes
-                    else self._prefill(slots[0], rows, window)
+                    else self._prefill(slots[0], rows, window, places)
                 )
             self._reads[window] = tuple(parts)
         return self._reads[window]
 
-    def _decode(self, slots: Sequence[Slot], keys: int, rows: slice, window: int | None) -> Read:
+    def _decode(
+        self, slots: Sequence[Slot], keys: int, rows: slice, window: int | None, places: Mapping[int, Tensor]
+    ) -> Read:
         """Build the read of all decoding slots; shorter contexts are padded with a masked place of the cache."""
         index = torch.zeros(len(slots), keys, dtype=torch.int64, device=self.device)
         lengths = [s.context - first_key(s, window) for s in slots]
         for row, (slot, length) in enumerate(zip(slots, lengths, strict=True)):
-            index[row, :length] = self._places[slot.request][slot.context - length :]
+            index[row, :length] = places[slot.request][slot.context - length :]
         mask = None
         if min(lengths) < keys:
             beyond = torch.arange(keys, device=self.device) >= torch.tensor(lengths, device=self.device).unsqueeze(-1)
             mask = self._hiding(beyond)[:, None, None]
         return Read(rows, len(slots), index, mask, True)
 
-    def _prefill(self, slot: Slot, rows: slice, window: int | None) -> Read:
+    def _prefill(self, slot: Slot, rows: slice, window: int | None, places: Mapping[int, Tensor]) -> Read:
         first, mask = first_key(slot, window), None
         if slot.new > 1 and (slot.past or (window is not None and slot.context > window)):
             query = torch.arange(slot.past, slot.context, device=self.device).unsqueeze(-1)
@@ -138,18 +195,17 @@ class PagedCache:
             if window is not None:
                 hidden |= key <= query - window
             mask = self._hiding(hidden)[None, None]
-        return Read(rows, 1, self._places[slot.request][first:].unsqueeze(0), mask, False)
+        return Read(rows, 1, places[slot.request][first:].unsqueeze(0), mask, False)
 
     def _hiding(self, hidden: Tensor) -> Tensor:
         return torch.zeros(hidden.shape, dtype=self.dtype, device=self.device).masked_fill_(hidden, -math.inf)
 
 
 class Replica:
-    """One rank of a replica; all ranks of the world construct theirs together. `pages`, `page`: number of pages of
-    its cache, and tokens in a page."""
+    """One rank of a replica; all ranks of the world construct theirs together. `room`: of its cache."""
 
     @torch.no_grad()
-    def __init__(self, view: RankView, comm: Comm, weights: Weights, pages: int, page: int) -> None:
+    def __init__(self, view: RankView, comm: Comm, weights: Weights, room: Room) -> None:
         self.view, self.comm, s = view, comm, view.strategy
         self.inner, experts = LayerComm(comm), view.local.experts
         self.inner.micro_batch = 0
@@ -162,19 +218,19 @@ class Replica:
         for p in parameters(view.local):
             own[p.fqn].copy_(first(p, 0, p.numel).view(p.shape))
         fill_buffers(self.model, weights)
-        self.cache = PagedCache(view.local, pages, page, self.dtype, self.device)
+        self.cache = PagedCache(view.local, room, self.dtype, self.device)
         self.last = view.place == s.pp - 1
         self.samples = self.last and (self.tp is None or self.tp.split.index == 0)
 
     @torch.no_grad()
-    def step(self, batch: Batch, tokens: Sequence[int], tables: Mapping[int, Sequence[int]]) -> Tensor | None:
+    def step(self, batch: Batch, tokens: Sequence[int], held: Mapping[int, Held]) -> Tensor | None:
         """Run a batch of this replica, with tokens in the order of its slots. Returns logits (samples, vocab) on the
         last stage if any request receives a token; else None."""
         place, spec, comm = self.view.place, self.view.model, self.comm
         if not batch.slots:
             return None
         comm.status.now(f"a step over {batch.tokens} tokens of {len(batch.slots)} requests")
-        self.cache.begin(batch, tables)
+        self.cache.begin(batch, held)
         ids, x = torch.tensor([tokens], device=self.device), None
         if place:
             x = torch.empty(1, batch.tokens, spec.hidden, dtype=self.dtype, device=self.device)

@@ -41,9 +41,19 @@ class Read:
     decodes: bool
 
 
+@dataclass(frozen=True)
+class Continued:
+    """Slots of a step of generation whose recurrences continue together. `rows`: as in Read; `seats` (slots,): places
+    in the cache; `begins`: whether nothing precedes their tokens."""
+
+    rows: slice
+    seats: Tensor
+    begins: bool
+
+
 class Cache(Protocol):
-    """The KV cache (infer/replica.py) as attention sees it in one step over the tokens of several requests, (1,
-    tokens).
+    """The cache (infer/replica.py) as attention and recurrences see it in one step over the tokens of several
+    requests, (1, tokens).
 
     `positions` (1, tokens): positions of the tokens; `wanted`: indices of the tokens whose logits are needed, or
     None.
@@ -62,6 +72,19 @@ class Cache(Protocol):
 
     def read(self, block: int, read: Read) -> tuple[Tensor, ...]:
         """Return the cached tensors of a group, (slots, keys, ...) each, in the order of `extend`."""
+        ...
+
+    def continued(self) -> Sequence[Continued]:
+        """Return the groups of slots that continue together, in order of their rows."""
+        ...
+
+    def recall(self, block: int, of: Continued) -> tuple[Tensor, Tensor | None]:
+        """Return a group's last inputs of the convolution, (slots, taps - 1, channels), and its states, (slots, ...);
+        None: zeros, or the block has no recurrence."""
+        ...
+
+    def keep(self, block: int, of: Continued, inputs: Tensor, state: Tensor | None = None) -> None:
+        """Keep what the next step recalls."""
         ...
 
 

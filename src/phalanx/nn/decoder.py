@@ -20,7 +20,7 @@ from phalanx.nn.mla import LatentAttention
 from phalanx.nn.mlp import MLP
 from phalanx.nn.moe import MoE
 from phalanx.nn.norms import make_norm
-from phalanx.nn.recurrence import GatedDeltaNet, Mamba
+from phalanx.nn.recurrence import GatedDeltaNet, Mamba, Recurrence
 from phalanx.nn.rotary import rotary_table
 from phalanx.runtime.autograd import deferred_weight_grads, recompute
 from phalanx.runtime.autograd.layer_comm import LayerComm
@@ -129,6 +129,8 @@ class DecoderBlock(nn.Module):
         norm: nn.Module = getattr(self, f"norm{i}", _SAME)
         if isinstance(mixer, CausalAttention):
             return mixer(norm(x), angles, mask, cache, needed)
+        if isinstance(mixer, Recurrence):
+            return mixer(norm(x), cache, needed)
         return mixer(norm(x), needed)
 
     def _parallel(

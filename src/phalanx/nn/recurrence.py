@@ -25,8 +25,10 @@ import torch
 from torch import Tensor, nn
 
 from phalanx.nn import delta_rule, ssd
-from phalanx.nn.convolution import Places
+from phalanx.nn.attention import Cache
+from phalanx.nn.convolution import Filter, Places
 from phalanx.nn.delta_rule import DeltaRule
+from phalanx.nn.functional import accumulate_dtype
 from phalanx.nn.gated_norm import Gate, gated_rms_norm
 from phalanx.nn.norms import RMSNorm
 from phalanx.nn.ssd import StateSpace
@@ -110,12 +112,17 @@ class Recurrence(nn.Module):
         """Return the recurrence's result, (batch, seq, channels), of the projected parts but z."""
         raise NotImplementedError
 
-    def forward(self, x: Tensor, needed: bool = True) -> Tensor | ProductTerm:
+    def run(self, parts: Sequence[Tensor], state: Tensor | None, past: int) -> tuple[Tensor, Tensor]:
+        """Return the recurrence's result for the tokens after the first `past` of `parts`, and the state after them,
+        as ssd.run and delta_rule.run."""
+        raise NotImplementedError
+
+    def forward(self, x: Tensor, cache: Cache | None = None, needed: bool = True) -> Tensor | ProductTerm:
         """Return what the mixer adds to the stream, (batch, seq, hidden): with tp this rank's term, with sequence
         parallelism the factors of it. x: (batch, seq, hidden), or this rank's rows, (rows, hidden). `needed`: whether
-        the value is used (runtime/autograd/recompute.py)."""
+        the value is used (runtime/autograd/recompute.py). `cache`: tokens are those of a step of generation."""
         parts = tensor.columns(self.tp, self.unit, x, [getattr(self, name) for name in self.projected])
-        out = self._core(*parts)
+        out = self._core(*parts) if cache is None else self._continued(cache, parts)
         del parts
         if self.tp is not None and self.tp.rows is not None:
             return sequence.factors(out, self.o)
@@ -133,6 +140,22 @@ class Recurrence(nn.Module):
         y = self.scanned(whole_sequences.there(self.whole, read))
         return self._normed(whole_sequences.back(self.whole, y, self.scan.y.dim.count), z)
 
+    def _continued(self, cache: Cache, parts: Sequence[Tensor]) -> Tensor:
+        """`_core` from states and inputs of the convolution that `cache` keeps, (1, tokens, channels)."""
+        z = parts[self.projected.index("z")]
+        read = [part for part in parts if part is not z]
+        filtered = len(self.conv)
+        widths, results = [part.shape[2] for part in read[:filtered]], []
+        for of in cache.continued():
+            inputs, state = cache.recall(self.block, of)
+            new = [part[:, of.rows].view(len(of.seats), -1, part.shape[2]) for part in read]
+            seen = [torch.cat(pair, 1) for pair in zip(inputs.split(widths, 2), new, strict=False)]
+            past = inputs.shape[1]
+            y, state = self.run([*seen, *new[filtered:]], state, past)
+            cache.keep(self.block, of, torch.cat([part[:, part.shape[1] - past :] for part in seen], 2), state)
+            results.append(y.reshape(1, -1, y.shape[2]))
+        return self._normed(torch.cat(results, 1), z)
+
     def _normed(self, y: Tensor, z: Tensor) -> Tensor:
         total = self._total if self.ranks > 1 else None
         return gated_rms_norm(y, z, self.norm.weight, self.groups_here, self.norm.eps, self.gate, self.ranks, total)
@@ -149,6 +172,13 @@ class Recurrence(nn.Module):
 
     def _filters(self) -> list[Tensor]:
         return [filters.weight for filters in self.conv.values()]  # type: ignore[misc]
+
+    def _biases(self) -> list[Tensor | None]:
+        return [filters.bias for filters in self.conv.values()]  # type: ignore[misc]
+
+    def _filters_of(self, parts: Sequence[Tensor]) -> list[Filter]:
+        wide = accumulate_dtype(parts[0].dtype)
+        return [Filter.of(*of, wide) for of in zip(self._filters(), self._biases(), strict=True)]
 
     def _gates(self) -> list[Tensor]:
         return [getattr(self, name) for name in self.gates]
@@ -179,8 +209,11 @@ class Mamba(Recurrence):
         return StateSpace(*here, self.scan.chunk)
 
     def scanned(self, parts: Sequence[Tensor]) -> Tensor:
-        biases = [filters.bias for filters in self.conv.values()]
-        return ssd.scan(self.sizes, parts, self._filters(), biases, self._gates(), self.places)  # type: ignore[arg-type]
+        return ssd.scan(self.sizes, parts, self._filters(), self._biases(), self._gates(), self.places)
+
+    def run(self, parts: Sequence[Tensor], state: Tensor | None, past: int) -> tuple[Tensor, Tensor]:
+        (x, b, c, dt), (dt_bias, a_log, d) = parts, self._gates()
+        return ssd.run(self.sizes, x, b, c, dt, self._filters_of(parts), dt_bias, a_log, d, state, past)
 
 
 class GatedDeltaNet(Recurrence):
@@ -196,3 +229,8 @@ class GatedDeltaNet(Recurrence):
 
     def scanned(self, parts: Sequence[Tensor]) -> Tensor:
         return delta_rule.scan(self.sizes, parts, self._filters(), self._gates(), self.places)
+
+    def run(self, parts: Sequence[Tensor], state: Tensor | None, past: int) -> tuple[Tensor, Tensor]:
+        q, k, v, beta, alpha = parts
+        filters, (dt_bias, a_log) = self._filters_of(parts), self._gates()
+        return delta_rule.run(self.sizes, q, k, v, beta, alpha, filters, dt_bias, a_log, state, past)

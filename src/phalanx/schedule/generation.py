@@ -2,8 +2,8 @@
 tables of one replica.
 
 Requests are admitted in order of arrival, with the pages of their longest context, so that none is ever preempted.
-Pages are handed out as tokens come. A scheduler is a deterministic function of the tokens it receives: every rank
-runs one for each replica, and all agree.
+Pages are handed out as tokens come, and each has a seat while it runs. A scheduler is a deterministic function of the
+tokens it receives: every rank runs one for each replica, and all agree.
 
 The batch of one step of generation is the tokens that a replica computes, by request:
 
@@ -152,6 +152,41 @@ def first_key(slot: Slot, window: int | None) -> int:
 
 
 @dataclass(frozen=True)
+class Room:
+    """What a replica's cache has room for."""
+
+    pages: int
+    page: int
+    """Tokens of a page."""
+    seats: int
+    """Requests at a time: each has a state of every recurrence, and the last tokens of every window."""
+    new: int
+    """Most tokens of a request in one step."""
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of all pages."""
+        return self.pages * self.page
+
+    def last_tokens(self, window: int | None) -> int | None:
+        """Return the tokens that a seat has in a layer with this window: those that the first of a step's new tokens
+        sees, and the new ones, each in place of one that no later token sees. None: tokens are in pages, as these
+        are fewer in all."""
+        if window is None or self.seats * (rolling := window - 1 + self.new) >= self.tokens:
+            return None
+        return rolling
+
+
+@dataclass(frozen=True)
+class Held:
+    """What a running request has of the cache."""
+
+    pages: tuple[int, ...]
+    """In the order of its tokens: its row of the block table."""
+    seat: int
+
+
+@dataclass(frozen=True)
 class Request:
     """Prompt token ids, to continue by at most `most` tokens or until one of `stops`; may start from step `arrives`
     on."""
@@ -188,18 +223,22 @@ def enough_pages(requests: Iterable[Request], policy: BatchingPolicy) -> int:
 class _Running:
     request: Request
     tokens: list[int]  # prompt and text
+    seat: int
     cached: int = 0
     pages: list[int] = field(default_factory=list)
 
 
 class Scheduler:
-    """Waiting and running requests of one replica, and the pages of each."""
+    """Waiting and running requests of one replica, and the pages and the seat of each."""
 
     def __init__(self, requests: Iterable[Request], policy: BatchingPolicy) -> None:
         by_arrival = sorted(requests, key=lambda r: (r.arrives, r.number))
         self.policy, self.pages = policy, enough_pages(by_arrival, policy)
         self._waiting, self._running = deque(by_arrival), dict[int, _Running]()
+        self.seats = min(policy.slots, len(by_arrival))
+        self.longest = max((len(r.prompt) for r in by_arrival), default=1)
         self._free = list(range(self.pages - 1, -1, -1))
+        self._seats = list(range(self.seats - 1, -1, -1))
         self._promised = 0  # pages reserved for the longest contexts of running requests
 
     @property
@@ -217,7 +256,7 @@ class Scheduler:
                 break
             request = self._waiting.popleft()
             self._promised += needed
-            self._running[request.number] = _Running(request, list(request.prompt))
+            self._running[request.number] = _Running(request, list(request.prompt), self._seats.pop())
         # Decode one token each; the rest of the budget goes to prompts.
         decoding: list[_Running] = []
         prompts: list[_Running] = []
@@ -244,9 +283,10 @@ class Scheduler:
         """Return the tokens that a slot of the current batch computes."""
         return self._running[slot.request].tokens[slot.past : slot.context]
 
-    def table(self, slot: Slot) -> tuple[int, ...]:
-        """Return the pages of a slot of the current batch, in the order of its tokens: its row of the block table."""
-        return tuple(self._running[slot.request].pages)
+    def held(self, slot: Slot) -> Held:
+        """Return what the request of a slot of the current batch has of the cache."""
+        r = self._running[slot.request]
+        return Held(tuple(r.pages), r.seat)
 
     def advance(self, batch: Batch, sampled: Mapping[int, int]) -> list[int]:
         """Record the tokens sampled by the current batch, by request; return the finished requests."""
@@ -262,5 +302,6 @@ class Scheduler:
                 finished.append(slot.request)
                 del self._running[slot.request]
                 self._free += reversed(r.pages)
+                self._seats.append(r.seat)
                 self._promised -= pages_of(r.request, self.policy)
         return finished

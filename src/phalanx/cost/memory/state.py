@@ -14,6 +14,7 @@ from math import prod
 from phalanx.cost.compute import compression
 from phalanx.cost.memory.attention_core import first_visible_bytes
 from phalanx.cost.memory.cache import of_layer
+from phalanx.schedule.generation import Room
 from phalanx.schedule.gradients.buckets import (
     NUMBER_BYTES,
     gathered_elements,
@@ -28,7 +29,7 @@ from phalanx.schedule.gradients.sharding import sharding_of
 from phalanx.schedule.layers.routing import depends_on_other_tokens, own_tokens
 from phalanx.schedule.layers.windows import mask_elements
 from phalanx.schedule.layout import RankView
-from phalanx.spec.job import DTYPE_BYTES, Job
+from phalanx.spec.job import DTYPE_BYTES, DType, Job, widest
 from phalanx.spec.model.blocks.lowering import architecture
 from phalanx.spec.model.spec import ModelSpec, holds_one_tied_copy, parameters
 from phalanx.spec.optimizers import COUNT_BYTES
@@ -213,9 +214,13 @@ def cast_gradients(elements: int, job: Job) -> int:
     return 0 if p.master_dtype == p.accumulate_dtype else elements * DTYPE_BYTES[p.master_dtype]
 
 
-def cache_bytes(local: ModelSpec, tokens: int, e: int) -> int:
-    """Return the bytes of a rank's cache with room for `tokens` tokens, in elements of `e` bytes. `local`: its
-    part of the model."""
-    blocks = architecture(local).blocks
-    kept = [of_layer(s) for i in local.held_blocks for s in blocks[i].sublayers]
-    return sum(k.token for k in kept if k is not None) * tokens * e
+def cache_bytes(local: ModelSpec, room: Room, dtype: DType) -> int:
+    """Return the bytes of a rank's cache, in elements of `dtype`; states of recurrences are of its widest type.
+    `local`: the rank's part of the model."""
+    blocks, e, total = architecture(local).blocks, DTYPE_BYTES[dtype], 0
+    for k in (of_layer(s) for i in local.held_blocks for s in blocks[i].sublayers):
+        if k is not None:
+            rolling = room.last_tokens(k.window)
+            total += k.token * e * (room.tokens if rolling is None else room.seats * rolling)
+            total += room.seats * (k.state * DTYPE_BYTES[widest(dtype)] + k.inputs * e)
+    return total

@@ -8,6 +8,7 @@
     send       the stream to the stage after
     tokens     an all-reduce of the sampled tokens, int64, over all ranks: so each rank knows the next step of all
 
+Recurrences continue from a state for each request, chunk by chunk from the step's first token on.
 FLOPs of attention are 4 x heads x width for each query and key that are multiplied, masked or not: requests that
 decode attend together, as far as the longest of them. Latent attention decodes in the space of the latents, so that
 nothing is computed of cached tokens (DeepSeek-AI 2024a, section 2.1.2); a prefill computes keys and values of all
@@ -20,11 +21,12 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from phalanx.cost.compute import unit_work
+from phalanx.cost.compute.scan import recurrence
 from phalanx.cost.compute.unit_work import RankPass
 from phalanx.cost.memory.state import State, cache_bytes
 from phalanx.cost.step.program import StepProgram
 from phalanx.schedule.event import Event
-from phalanx.schedule.generation import Batch, reads
+from phalanx.schedule.generation import Batch, Room, reads
 from phalanx.schedule.layers import collectives
 from phalanx.schedule.layers.routing import routed
 from phalanx.schedule.layout import Layout, RankView
@@ -32,7 +34,7 @@ from phalanx.schedule.pipeline.stages import check
 from phalanx.spec.job import DTYPE_BYTES, DType, Job, Precision, widest
 from phalanx.spec.model.blocks.block import Block, products_of
 from phalanx.spec.model.blocks.lowering import block_of
-from phalanx.spec.model.blocks.operators import Attend, Expand, Router
+from phalanx.spec.model.blocks.operators import Attend, Expand, Router, Scan
 from phalanx.spec.model.spec import ModelSpec, buffers
 from phalanx.spec.strategy.generation import require_generation, served
 from phalanx.spec.strategy.spec import Strategy
@@ -47,25 +49,24 @@ def generating(model: ModelSpec, s: Strategy, dtype: DType) -> Layout:
     return Layout(served(model), job, s)
 
 
-def generation_step(view: RankView, batch: Batch, sampled: int, cached: int) -> StepProgram:
+def generation_step(view: RankView, batch: Batch, sampled: int, room: Room) -> StepProgram:
     """Return the program of a rank in a step. `batch`: its replica's; `sampled`: number of tokens sampled by all
-    replicas; `cached`: capacity of its cache, in tokens."""
+    replicas; `room`: of its cache."""
     events = tuple(replace(e, micro_batch=0) if e.unit != TOKENS else e for e in _events(view, batch, sampled))
-    return StepProgram(events, state(view, cached))
+    return StepProgram(events, state(view, room))
 
 
 TOKENS = "tokens"
 """The unit of the all-reduce of sampled tokens."""
 
 
-def state(view: RankView, cached: int) -> State:
+def state(view: RankView, room: Room) -> State:
     """Return the state of a rank between steps: weights, tables of angles and of experts' biases, and the cache."""
     local, dtype = view.local, view.job.precision.compute
     e = DTYPE_BYTES[dtype]
     tables = local.max_seq * local.rotary_width * e if local.position == "rotary" else 0
     tables += sum(p.numel for p in buffers(local)) * DTYPE_BYTES[widest(dtype)]
-    cache = cache_bytes(local, cached, e)
-    return State(local.parameter_count * e, 0, 0, 0, 0, tables, 0, cache=cache)
+    return State(local.parameter_count * e, 0, 0, 0, 0, tables, 0, cache=cache_bytes(local, room, dtype))
 
 
 def _events(view: RankView, batch: Batch, sampled: int) -> Iterator[Event]:
@@ -99,7 +100,7 @@ def _pass(view: RankView, batch: Batch, unit: str, kind: str) -> Iterator[Event]
     x = block.first(Router) if block is not None else None
     rows = routed(x, s, batch.tokens, view.representative) if x is not None else None
     flops = unit_work.forward(view.model, unit, RankPass(tokens, 0, e, s, rows)).flops
-    flops += attention_flops(block, s, batch) if block is not None else 0
+    flops += mixing_flops(block, s, batch) if block is not None else 0
     yield Event("compute", "forward", "F", unit, dtype=dtype, flops=flops, routed=x is not None)
     if kind == "head":
         if s.tp > 1:
@@ -113,11 +114,15 @@ def _pass(view: RankView, batch: Batch, unit: str, kind: str) -> Iterator[Event]
             yield replace(event, bytes=sent.bytes)
 
 
-def attention_flops(block: Block, s: Strategy, batch: Batch) -> int:
-    """Return the FLOPs of a block's attention over cached tokens on a rank, and of the keys and values that latent
-    attention computes of them in a prefill."""
+def mixing_flops(block: Block, s: Strategy, batch: Batch) -> int:
+    """Return the FLOPs of a block's recurrences over new tokens on a rank, of its attention over cached ones, and of
+    the keys and values that latent attention computes of them in a prefill."""
     flops = 0
     for sublayer in block.sublayers:
+        if (op := sublayer.first(Scan)) is not None:
+            for slots, _ in reads(batch, None):
+                queries = sum(slot.new for slot in slots)
+                flops += int(recurrence(op, queries, slots[0].new, 1, s, backward=False).flops)
         if (attend := sublayer.first(Attend)) is None:
             continue
         expand = sublayer.first(Expand)

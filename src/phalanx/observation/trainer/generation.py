@@ -32,7 +32,7 @@ from phalanx.observation.trainer.step import (
 from phalanx.runtime.comm.communicator import Comm
 from phalanx.runtime.comm.recorder import Now
 from phalanx.runtime.tracing.instrument import instrument
-from phalanx.schedule.generation import Batch, Slot
+from phalanx.schedule.generation import Batch, Held, Room, Slot
 from phalanx.schedule.layout import RankView
 from phalanx.spec.job import DType
 from phalanx.spec.model.spec import ModelSpec
@@ -94,7 +94,7 @@ def verify_generation(
     holds `slots` contexts. Raises InputError."""
     layout = generating(model, strategy, dtype)
     spare = experts_span_replicas(model, layout.mesh)
-    pages = slots * -(-context // page) + spare
+    room = Room(slots * -(-context // page) + spare, page, slots + spare, min(chunk, context))
     stages = []
     for place in range(strategy.pp):
         rank = layout.mesh.group_of(0, "pp")[place]
@@ -104,28 +104,28 @@ def verify_generation(
         start, failed, steps = time.perf_counter(), "", []
         try:
             view = layout.rank_view(rank)
-            steps = _steps(view, batches(slots, context, chunk), pages, page)
+            steps = _steps(view, batches(slots, context, chunk), room)
         except Exception as error:  # a real step would end with it too
             failed = described(error)
         stages.append(ProvedStage(ranks, tuple(steps), time.perf_counter() - start, failed))
     return tuple(stages)
 
 
-def _steps(view: RankView, named: dict[str, Batch], pages: int, page: int) -> list[ProvedStep]:
+def _steps(view: RankView, named: dict[str, Batch], room: Room) -> list[ProvedStep]:
     """Take the steps as one rank, and compare each with its program."""
     steps, s = [], view.strategy
     assert view.rank is not None
     with fake_tensors(2):
         comm = Comm(FakeRank(view.rank, s.world, 0, 1), view.mesh, null=True)
         with Building(HOST):
-            replica = Replica(view, comm, FakeWeights(), pages, page)
+            replica = Replica(view, comm, FakeWeights(), room)
         for name, batch in named.items():
             sampled = batch.samples * s.dp
-            program = generation_step(view, batch, sampled, pages * page)
-            each = -(-max(slot.context for slot in batch.slots) // page)
-            tables = {slot.request: range(slot.request * each, (slot.request + 1) * each) for slot in batch.slots}
+            program = generation_step(view, batch, sampled, room)
+            each = -(-max(slot.context for slot in batch.slots) // room.page)
+            held = {i: Held(tuple(range(i * each, (i + 1) * each)), i) for i in (s.request for s in batch.slots)}
             with instrument(replica.model.units(), comm.recorder, lambda: Now(0, "F"), FakeTracker) as tracked:
-                logits = replica.step(batch, [0] * batch.tokens, tables)
+                logits = replica.step(batch, [0] * batch.tokens, held)
                 replica.share((), 0, sampled)
             del logits
             differing = list(differences(program.events, comm.recorder.events, exactly))

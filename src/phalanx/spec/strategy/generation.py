@@ -6,7 +6,8 @@ from __future__ import annotations
 from dataclasses import fields, replace
 
 from phalanx.spec.errors import InputError
-from phalanx.spec.model.spec import ModelSpec, require_runnable
+from phalanx.spec.model.modules import require_modules
+from phalanx.spec.model.spec import ModelSpec
 from phalanx.spec.strategy.spec import Strategy
 from phalanx.spec.strategy.split import require_split
 
@@ -16,7 +17,7 @@ _USED = ("dp", "tp", "pp", "ep", "etp", "layers", "order")
 def require_generation(model: ModelSpec, s: Strategy) -> None:
     """Require that a model generates text under a strategy. Raises InputError naming a field that concerns only
     training, a degree that does not divide the model, or a model whose choices of experts need later tokens."""
-    require_runnable(model)
+    require_modules(model)
     for f in fields(s):
         if f.name not in _USED and getattr(s, f.name) != f.default:
             remedy = f"generation takes {', '.join(_USED)}"
