@@ -2,38 +2,22 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
-from support.saved_models import HYBRID, logits, tensors
+from support.saved_models import HYBRID, logits, spec_of, tensors
 
+from phalanx.infer.generate import BatchedGeneration
+from phalanx.infer.sampling import Sampling
 from phalanx.nn.hugging_face import files
 from phalanx.nn.init import create, fill_buffers
-from phalanx.spec.files.job_file import build
-from phalanx.spec.model.families import complete
+from phalanx.runtime.comm.communicator import Comm
+from phalanx.runtime.process.environment import ALONE
+from phalanx.schedule.generation import BatchingPolicy, Request
 from phalanx.spec.model.spec import ModelSpec
-
-SIZES = {"vocab": 97, "hidden": 32, "layers": 4, "heads": 4, "kv_heads": 2, "head_dim": 8, "ffn": 48, "max_seq": 64}
-DELTA = {"kind": "delta", "name": "delta", "key_heads": 2, "value_heads": 4, "key_dim": 6, "value_dim": 8}
-MAMBA = {"kind": "mamba", "name": "mamba", "heads": 4, "head_dim": 8, "groups": 2, "state": 6, "chunk": 16}
-QWEN3_NEXT = {
-    **{"family": "qwen3_moe", "rope_theta": 10_000.0, "rotary_dim": 4, "output_gate": True, "qk_norm": True},
-    "mixers": [DELTA],
-    "pattern": ["delta+experts", "attention+experts"],
-    "experts": {"count": 6, "top_k": 3, "ffn": 16, "shared_ffn": 24, "shared_gate": True, "normalized": True},
-}
-NEMOTRON_H = {
-    **{"family": "llama", "activation": "relu2", "norm_eps": 1e-5},
-    "mixers": [MAMBA, {"kind": "attention", "name": "nope", "rotary_dim": 0}],
-    "pattern": ["mamba", "mlp", "nope", "experts"],
-    "experts": {
-        **{"count": 6, "top_k": 2, "ffn": 16, "shared_ffn": 24, "latent": 12, "score": "sigmoid", "scale": 2.5},
-        **{"normalized": True, "balance_bias": 1e-3},
-    },
-}
-SPECS = {"qwen3_next": QWEN3_NEXT, "nemotron_h": NEMOTRON_H}
+from phalanx.spec.strategy.mesh import mesh
+from phalanx.spec.strategy.spec import Strategy
 
 
 def saved(family: str, folder: Path) -> tuple[ModelSpec, Path]:
@@ -49,11 +33,10 @@ def saved(family: str, folder: Path) -> tuple[ModelSpec, Path]:
         if name.endswith("e_score_correction_bias"):
             torch.nn.init.normal_(b, std=0.2)
     model.save_pretrained(folder)
-    spec = build(ModelSpec, complete(SIZES | SPECS[family]), "model")
-    return replace(spec, family=family), folder
+    return spec_of(folder), folder
 
 
-@pytest.mark.parametrize("family", SPECS)
+@pytest.mark.parametrize("family", HYBRID)
 def test_logits_are_those_of_transformers_and_files_come_back(family: str, tmp_path: Path) -> None:
     spec, folder = saved(family, tmp_path / "theirs")
     weights = files.read(folder, spec)
@@ -65,6 +48,23 @@ def test_logits_are_those_of_transformers_and_files_come_back(family: str, tmp_p
         fill_buffers(model, weights)
         ours, reference = model(tokens), logits(folder, tokens)
     assert (ours - reference).abs().max() <= 1e-5 * max(1.0, float(reference.abs().max()))
+    # Generated in chunks of prompts of two lengths, with states for caches.
+    most = 8
+    requests = [Request(i, tuple(tokens[i, : tokens.shape[1] - most - 5 * i].tolist()), most) for i in range(2)]
+    comm, policy = Comm(ALONE, mesh(Strategy())), BatchingPolicy(slots=2, chunk=7, page=4)
+    generation = BatchedGeneration(
+        spec, Strategy(), comm, weights, "float32", requests, Sampling(temperature=0), policy
+    )
+    texts, chosen = [list(r.prompt) for r in requests], 0
+    while not generation.done:
+        lengths = [len(text) for text in texts]
+        step = generation.step(lambda request, token, last: texts[request].append(token))
+        slots = [slot.request for slot in step.batches[0].slots if slot.samples]
+        for request, found in zip(slots, step.logits if step.logits is not None else (), strict=True):
+            theirs = logits(folder, torch.tensor([texts[request][: lengths[request]]]))[0, -1]
+            assert (found - theirs).abs().max() <= 1e-5 * max(1.0, float(theirs.abs().max()))
+            chosen += 1
+    assert chosen == 2 * most
     files.write(tmp_path / "ours", spec, weights, None, 1e9, {})
     before, after = tensors(folder), tensors(tmp_path / "ours")
     assert before.keys() == after.keys()
