@@ -34,6 +34,18 @@ LLAMA = small(rope_scaling={"factor": 8.0, "original_max_seq": 16})
 MISTRAL = small(family="mistral", window=5)
 DEEPSEEK = small(family="deepseek_v3", kv_heads=4, latent=_LATENT, experts=_EXPERTS, rope_scaling=_YARN)
 MIXTRAL = small(family="mixtral", experts={"count": 4, "top_k": 2, "ffn": 24, "capacity": 1.0})
+HYBRID = small(
+    layers=4,
+    norms="both",
+    output_gate=True,
+    experts={"count": 4, "top_k": 2, "ffn": 24, "latent": 6, "shared_ffn": 8},
+    mixers=[
+        {"kind": "mamba", "name": "mamba", "heads": 4, "head_dim": 6, "groups": 2, "state": 3, "chunk": 4},
+        {"kind": "delta", "name": "delta", "key_heads": 4, "value_heads": 8, "key_dim": 6, "value_dim": 4},
+        {"kind": "attention", "name": "near", "window": 3},
+    ],
+    pattern=["mamba", "delta+experts", "near+mlp", "attention"],
+)
 REQUESTS = [
     Request(number, tuple(np.random.default_rng(number).integers(0, 61, size).tolist()), most, (), arrives)
     for number, (size, most, arrives) in enumerate([(5, 4, 0), (13, 3, 0), (1, 4, 2), (9, 2, 3), (2, 1, 20)])
@@ -62,15 +74,26 @@ def test_one_process(examples: int) -> None:
 
 
 CASES = {
-    2: [(LLAMA, "tp=2"), (DEEPSEEK, "tp=2"), (MISTRAL, "pp=2"), (DEEPSEEK, "dp=2,ep=2"), (MIXTRAL, "tp=2,ep=2")],
+    2: [
+        (HYBRID, "tp=2"),
+        (HYBRID, "pp=2"),
+        (LLAMA, "tp=2"),
+        (DEEPSEEK, "tp=2"),
+        (MISTRAL, "pp=2"),
+        (DEEPSEEK, "dp=2,ep=2"),
+        (MIXTRAL, "tp=2,ep=2"),
+    ],
     4: [
         (LLAMA, "tp=4"),
         (DEEPSEEK, "pp=2,tp=2,ep=2"),
         (MIXTRAL, "dp=2,tp=2,ep=2,etp=2"),
         (DEEPSEEK, "dp=2,tp=2,ep=4"),
+        (HYBRID, "tp=4"),
+        (HYBRID, "dp=2,tp=2,ep=4"),
     ],
 }
-"""With tp=4 neighbouring ranks share a key head; with ep over dp a replica without work computes for the others."""
+"""With tp=4 neighbouring ranks share a key head, and B and C of a group of Mamba-2; with ep over dp a replica without
+work computes for the others."""
 
 
 @pytest.mark.parametrize("world", sampled(list(CASES), (1,)))
