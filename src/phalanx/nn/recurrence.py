@@ -120,7 +120,7 @@ class Recurrence(nn.Module):
     def forward(self, x: Tensor, cache: Cache | None = None, needed: bool = True) -> Tensor | ProductTerm:
         """Return what the mixer adds to the stream, (batch, seq, hidden): with tp this rank's term, with sequence
         parallelism the factors of it. x: (batch, seq, hidden), or this rank's rows, (rows, hidden). `needed`: whether
-        the value is used (runtime/autograd/recompute.py). `cache`: tokens are those of a step of generation."""
+        the value is used (runtime/autograd/recompute.py). `cache`: of a step of generation."""
         parts = tensor.columns(self.tp, self.unit, x, [getattr(self, name) for name in self.projected])
         out = self._core(*parts) if cache is None else self._continued(cache, parts)
         del parts
