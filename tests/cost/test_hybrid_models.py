@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from math import prod
 from pathlib import Path
 
 import pytest
 
 from phalanx.cost.analytic.estimate import estimate
 from phalanx.cost.analytic.profile import profile
-from phalanx.cost.ledger.flops import active_params, forward_per_token
-from phalanx.cost.ledger.layer_flows import layer_flows
-from phalanx.cost.ledger.live_bytes import block_bytes
+from phalanx.cost.ledger.flops import active_params, forward_per_token, seen_keys
+from phalanx.cost.ledger.layer_flows import layer_flows, messages
+from phalanx.cost.ledger.live_bytes import block_bytes, live_bytes
 from phalanx.cost.ledger.model_shape import kinds_of_blocks, shape, side_by_side
 from phalanx.cost.ledger.policy import PLAIN
 from phalanx.cost.ledger.rank_layout import layout
 from phalanx.spec.cluster.presets import preset
-from phalanx.spec.errors import InputError
 from phalanx.spec.files.job_file import make_model
 from phalanx.spec.job import Job, Precision
+from phalanx.spec.model.blocks.block import Block
+from phalanx.spec.model.blocks.lowering import architecture
 from phalanx.spec.model.blocks.mamba import MambaSizes
 from phalanx.spec.model.blocks.selective import SelectiveSizes
 from phalanx.spec.model.spec import ModelSpec
@@ -94,7 +96,67 @@ def test_models_of_unlike_blocks_are_priced_side_by_side() -> None:
         assert forward_per_token(shapes, 4096)[0][i] == pytest.approx(forward_per_token(shape(m), 4096)[0])
 
 
-def test_a_mechanism_without_a_price_is_refused_by_name() -> None:
-    one = SelectiveSizes("mamba", 1024, 16, 64)
-    with pytest.raises(InputError, match="is a recurrence without a price yet"):
-        shape(replace(mamba(), mixers=(one,)))
+def v4_flash() -> ModelSpec:
+    return make_model({"preset": "deepseek-ai/DeepSeek-V4-Flash"}, Path())[0]
+
+
+def jamba() -> ModelSpec:
+    mixer = SelectiveSizes("mamba", 16384, 16, 512, inner_norms=True)
+    return replace(mamba(), mixers=(mixer,))
+
+
+@pytest.mark.parametrize("model", [v4_flash(), jamba(), next_80b()], ids=["v4", "jamba", "next"])
+def test_a_block_multiplies_by_every_matrix_that_it_has(model: ModelSpec) -> None:
+    """Forward, two FLOPs a token and element of its weights; of routed experts, of those that a token goes to. What
+    cores and recurrences do is beside it: it depends on the sequence, or has no matrix."""
+    sizes = shape(model)
+    for kind, block in zip(sizes.kinds, _one_of_each(model), strict=True):
+        x = model.experts
+        share = x.top_k / x.count if x else 1
+        matrices = sum(
+            prod(d.size for d in w.shape) * (share if w.role.startswith("expert") else 1)
+            for _, w in block.weights()
+            if len(w.shape) > 1 and w.role not in ("conv", "gate", "latent_bias")
+        )
+        alone = replace(sizes, kinds=(replace(kind, count=1, scan_flops=0, conv=0, index_pair=0),))
+        core = 2 * seen_keys(kind, 4096, 4096) * kind.heads * (kind.head_dim + kind.value_dim)
+        assert forward_per_token(alone, 4096)[0] - core == pytest.approx(2 * matrices)
+
+
+def _one_of_each(model: ModelSpec) -> list[Block]:
+    blocks, places = architecture(model).blocks, kinds_of_blocks(model)
+    return [blocks[places.index(k)] for k in range(max(places) + 1)]
+
+
+def test_compressed_attention_sees_the_nearest_keys_and_some_further_ones() -> None:
+    """128 near ones; beside them one of 4 or 128 tokens, at most the 512 that an index chooses."""
+    assert sorted(float(seen_keys(k, 4096, 4096)) for k in shape(v4_flash()).kinds) == [
+        128,
+        128 + 4096 / 128,
+        128 + 512,
+    ]
+    priced = estimate(v4_flash(), preset("gb200-nvl72", 1), JOB, Strategy(dp=64, zero=1, ep=64), "megatron-bridge")
+    assert float(priced.step.terms["attention"]) > 0
+
+
+def test_every_residual_stream_travels_between_stages_and_is_kept() -> None:
+    model, how = v4_flash(), layout(Strategy(pp=2), JOB, 43)
+    one, four = (shape(replace(model, streams=n)) for n in (1, 4))
+    assert float(messages(four, how, PLAIN, 1).bytes) == 4 * float(messages(one, how, PLAIN, 1).bytes)
+    by = profile("megatron-bridge")
+    kept = [float(live_bytes(s, how, by).kept) for s in (one, four)]
+    # Beyond the one of a plain residual: four streams, what they join to, and what each of two sublayers adds.
+    assert kept[1] - kept[0] == pytest.approx(2 * 4096 * 4096 * 2 * (4 + 1))
+    freed = [
+        float(live_bytes(four, layout(Strategy(recompute=r), JOB, 43), by).freed) for r in ("none", "selective:mhc")
+    ]
+    assert freed == [0, pytest.approx(2 * 4096 * 4096 * 2 * 4)]
+
+
+def test_a_selective_scan_sums_its_step_over_ranks() -> None:
+    """Mamba's step, B and C come from all channels: 512 + 2 x 16 numbers of a token, forward and backward."""
+    how = layout(Strategy(tp=4), JOB, 4)
+    flow = next(f for f in layer_flows(shape(jamba()), how, PLAIN) if f.what == "sums inside recurrences")
+    assert (float(flow.bytes), float(flow.count("F")), float(flow.count("B"))) == (4096 * 2 * (512 + 32), 1, 1)
+    found = estimate(jamba(), preset("dgx-h100", 1), JOB, Strategy(dp=8, zero=3), "accelerate")
+    assert 0 < float(found.step.terms["recurrence"]) < float(found.step.terms["matmul"])

@@ -387,8 +387,9 @@ _Mixer = tuple[Passes, Passes, Passes | None, Passes, Passes]
 that expand latents."""
 _OF_MIXER = (
     *("heads", "kv_heads", "head_dim", "value_dim", "kv_width", "core_dim", "q_rank", "kv_rank", "rope_dim"),
-    *("window_share", "window", "top", "gate", "index", "index_pair", "scan_heads", "scan_dim", "scan_state"),
-    *("scan_groups", "scan_in", "scan_shared", "scan_chunk", "scan_pairs", "conv_channels"),
+    *("window_share", "window", "top", "ratio", "gate", "index", "index_pair", "result_low", "result_rank"),
+    *("scan_heads", "scan_dim", "scan_state", "scan_groups", "scan_in", "scan_shared", "scan_chunk", "scan_pairs"),
+    *("scan_flops", "conv_channels", "streams"),
     *("mixed", "mixed_shared", "mixed_whole", "mixed_low", "mixed_out"),
 )
 """Columns of a BlockKind that the price of its mixer depends on."""
@@ -431,4 +432,6 @@ def _again(kind: BlockKind, layout: Layout, system: System, up: Passes) -> Colum
         return 0.0
     ways = np.where(layout.sp > 0, layout.tp, 1)
     norms = 2 * kind.norms * _element(layout, system) * kind.hidden / ways  # each reads and writes
-    return layout.modules.layernorm * norms + layout.modules.mla_up_proj * up.forward
+    streams = 2 * kernels.mixed_traffic(kind) * kind.sublayers / 2 * _element(layout, system) * kind.hidden / ways
+    m = layout.modules
+    return m.layernorm * norms + m.mla_up_proj * up.forward + m.mhc * streams

@@ -11,6 +11,7 @@ from phalanx.cost.analytic.profile import Profile
 from phalanx.cost.hardware.columns import Column
 from phalanx.cost.hardware.system import System
 from phalanx.cost.kernels.tiles import Tiles, whole_waves_s
+from phalanx.cost.ledger.flops import seen_keys
 from phalanx.cost.ledger.kind import BlockKind, copied
 from phalanx.cost.ledger.layer_flows import kv_heads, routed_rows, shared_here
 from phalanx.cost.ledger.model_shape import Shape
@@ -104,7 +105,7 @@ def projections(kind: BlockKind, layout: Layout, by: Products) -> Passes:
     m, h = layout.tokens, kind.hidden
     q = kind.heads * kind.head_dim / layout.tp
     width = q + kv_heads(kind, layout) * kind.kv_width + kind.gate / layout.tp
-    out = kind.heads * kind.value_dim / layout.tp
+    out = kind.result / layout.tp
     if np.any(kind.mixed):
         width = width + kind.mixed / layout.tp + shared_here(kind, layout) + kind.mixed_whole
         out = out + kind.mixed_out / layout.tp
@@ -113,15 +114,24 @@ def projections(kind: BlockKind, layout: Layout, by: Products) -> Passes:
     plain = by.linear(m, width, h)
     last = by.linear(m, h, out, back=True)
     parts = [plain, last]
-    if np.any(kind.kv_rank):
+    if np.any(kind.latent):
         down = by.linear(m, kind.q_rank + kind.kv_rank + kind.rope_dim, h)
         low = _sum([down, up_projections(kind, layout, by)])
-        latent = np.asarray(kind.kv_rank) > 0
+        latent = kind.latent > 0
         parts[0] = Passes(
             np.where(latent, low.forward, plain.forward), np.where(latent, low.backward, plain.backward)
         )
     if np.any(kind.index):
         parts.append(by.linear(m, kind.index / h, h))
+    if np.any(kind.result_low):  # of groups of heads; nothing where a kind has none
+        groups = np.maximum(kind.result_low / np.maximum(kind.result_rank, 1), 1)
+        inner = np.maximum(kind.heads * kind.value_dim / groups, 1)
+        low = by.linear(m, np.maximum(kind.result_rank, 1), inner, np.maximum(groups / layout.tp, 1))
+        has = np.asarray(kind.result_low) > 0
+        parts.append(Passes(np.where(has, low.forward, 0.0), np.where(has, low.backward, 0.0)))
+    if np.any(kind.mixing):
+        n = np.maximum(kind.streams, 1)
+        parts.append(by.linear(m / np.where(layout.sp > 0, layout.tp, 1), kind.mixing / (n * h), n * h))
     if np.any(kind.mixed_low):
         parts.append(by.linear(m, kind.mixed_low / layout.tp / h, h))
     has, total = np.asarray(kind.attends + kind.mixes) > 0, _sum(parts)
@@ -130,14 +140,16 @@ def projections(kind: BlockKind, layout: Layout, by: Products) -> Passes:
 
 def up_projections(kind: BlockKind, layout: Layout, by: Products) -> Passes:
     """Return seconds of the products that expand latent queries, keys and values; zero without latents."""
-    if not np.any(kind.kv_rank):
+    if not np.any(kind.latent):
         return Passes(0.0, 0.0)
-    m, latent = layout.tokens, np.asarray(kind.kv_rank) > 0
+    m, latent = layout.tokens, kind.latent > 0
     q = kind.heads * kind.head_dim / layout.tp
     kv = kind.heads * (kind.head_dim - kind.rope_dim + kind.value_dim) / layout.tp
     up_q = by.linear(m, q, np.where(kind.q_rank > 0, kind.q_rank, kind.hidden))
-    up_kv = by.linear(m, kv, np.maximum(kind.kv_rank, 1))
-    both = _sum([up_q, up_kv])
+    both = up_q
+    if np.any(kind.kv_rank):
+        up_kv, expands = by.linear(m, kv, np.maximum(kind.kv_rank, 1)), np.asarray(kind.kv_rank) > 0
+        both = Passes(both.forward + up_kv.forward * expands, both.backward + up_kv.backward * expands)
     return Passes(both.forward * latent, both.backward * latent)
 
 
@@ -184,7 +196,7 @@ def keys_per_query(kind: BlockKind, layout: Layout) -> Column:
     reach: Column = np.where(np.asarray(layout.document) > 0, np.minimum(layout.document, layout.seq), layout.seq)
     window = np.minimum(np.maximum(kind.window, 1), reach / 2)
     keys = (1 - kind.window_share) * reach / 2 + kind.window_share * window
-    return np.where(np.asarray(kind.top) > 0, np.minimum(keys, np.maximum(kind.top, 1)), keys)
+    return seen_keys(kind, reach / 2, keys)
 
 
 _SCAN_SLOWDOWN = 4.5
@@ -211,11 +223,27 @@ def recurrence(kind: BlockKind, layout: Layout, system: System, profile: Profile
     plain = pairs + product_s(c, p, c, *by, heads) + product_s(n, p, c, *by, heads) + product_s(c, p, n, *by, heads)
     solved = product_s(c, n, c, *by, heads) + product_s(c, p, c, *by, heads) + product_s(c, p, n, *by, heads)
     products = _SCAN_SLOWDOWN * (plain + np.where(delta, solved, 0.0))
+    if np.any(np.asarray(kind.scan_chunk) <= 1):
+        products = np.where(np.asarray(kind.scan_chunk) > 1, products, _token_by_token(kind, layout, system))
     # The convolution reads and writes its channels, with their activation in the same kernel.
     moved = 2 * layout.tokens * kind.conv_channels / layout.tp * layout.activation_bytes
     conv = moved / (system.memory_bytes_per_s * system.memory)
     forward = kind.recurs * products + conv
     return Passes(forward, 3 * kind.recurs * products + 2 * conv)
+
+
+_EXPONENTIAL = 16.0
+"""FLOPs outside of tensor cores in the time of an exponential: a processor computes 16 a clock, and 128 multiply-adds
+(NVIDIA, CUDA C++ programming guide, throughput of native arithmetic instructions, compute capability 9.0)."""
+
+
+def _token_by_token(kind: BlockKind, layout: Layout, system: System) -> Column:
+    """Return forward seconds of a selective scan in one kernel that keeps its state on chip (Gu & Dao 2023, section
+    3.3.2): its arithmetic, an exponential for each element of a state, or what it reads and writes. Not timed."""
+    state = kind.scan_heads * kind.scan_dim * kind.scan_state
+    flops = layout.tokens * (kind.scan_flops + _EXPONENTIAL * state) / layout.tp
+    moved = layout.tokens * (kind.scan_in + kind.scan_heads * kind.scan_dim) / layout.tp * layout.activation_bytes
+    return np.maximum(flops / system.peak_fp32, moved / (system.memory_bytes_per_s * system.memory))
 
 
 def attention(kind: BlockKind, layout: Layout, system: System, profile: Profile) -> Passes:
@@ -303,11 +331,19 @@ def traffic(kind: BlockKind, layout: Layout, width: Column, system: System, prof
     inner = inner + layout.tokens * (kind.gate + kind.mixed_out) / layout.tp / 2
     size = layout.activation_bytes / 2
     bytes_ = size * (profile.hidden_bytes * hidden * kind.sublayers / 2 / ways + profile.ffn_bytes * inner)
+    bytes_ = bytes_ + size * 2 * hidden * kind.sublayers / ways * mixed_traffic(kind)
     fine = np.where(np.choose(np.asarray(layout.format, dtype=int), _FINE), profile.fine_cast, 1.0)
     narrow = np.choose(np.asarray(layout.format, dtype=int), NARROW)
     cast = np.where(narrow, profile.cast_bytes * fine * (kind.sublayers * hidden + inner), 0.0)
     rate = system.memory_bytes_per_s * system.memory
     return Passes((bytes_ + cast) / rate, (bytes_ * profile.backward_traffic + cast) / rate)
+
+
+def mixed_traffic(kind: BlockKind) -> Column:
+    """Return the widths of the stream that n hyper-connected streams read and write around a sublayer, beyond the
+    three of a plain residual: read for the weights, joined to one, and read with the sublayer's result to be written
+    mixed: 4 n + 2 (Xie et al. 2025, table 2, with its kernels joined as section 4.3.1 has them)."""
+    return np.where(np.asarray(kind.streams) > 1, 4 * kind.streams + 2 - 3, 0.0)
 
 
 def head(shape: Shape, layout: Layout, system: System, profile: Profile) -> tuple[Passes, Column]:

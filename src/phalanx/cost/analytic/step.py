@@ -21,7 +21,7 @@ from phalanx.cost.collectives.nccl_model import collective_s
 from phalanx.cost.hardware.columns import Column
 from phalanx.cost.hardware.system import System
 from phalanx.cost.ledger.kind import BlockKind
-from phalanx.cost.ledger.layer_flows import messages, stream_bytes
+from phalanx.cost.ledger.layer_flows import carried_bytes, messages
 from phalanx.cost.ledger.live_bytes import live_bytes
 from phalanx.cost.ledger.model_shape import Shape
 from phalanx.cost.ledger.rank_layout import Layout, stages
@@ -193,7 +193,7 @@ def _launched_again(kind: BlockKind, layout: Layout, profile: Profile) -> Column
         whole = _MLP_LAUNCHES + profile.expert_launches
         shared = m.shared_experts * _MLP_LAUNCHES * (np.asarray(kind.shared_ffn) > 0)
         inside = inside + kind.routes * np.where(m.moe > 0, whole, m.moe_act + shared)
-    up = m.mla_up_proj * _UP_LAUNCHES * (np.asarray(kind.kv_rank) > 0)
+    up = m.mla_up_proj * _UP_LAUNCHES * kind.latent
     return (again + m.layernorm * kind.norms + up + inside) * (profile.launches > 0)
 
 
@@ -208,7 +208,7 @@ def _transfers(out: Step, shape: Shape, layout: Layout, system: System, profile:
     within their node (scatter/gather, Narayanan et al. 2021, section 4.1)."""
     message = messages(shape, layout, profile.policy, 1.0)
     sent = seconds_of(message, system) + profile.stalled_s * system.cut_off
-    whole = stream_bytes(shape, layout)
+    whole = carried_bytes(shape, layout)
     gather = collective_s("all_gather", whole, layout.tp, layout.tp_stride, system)
     gathered = np.where(
         (np.asarray(layout.sp) == 0) & (np.asarray(profile.policy.scatters_messages) > 0), gather, 0.0

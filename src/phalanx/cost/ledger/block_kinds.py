@@ -24,17 +24,16 @@ from phalanx.spec.model.blocks.operators import (
     Scan,
 )
 
-_SCAN_FLOPS = {"delta": 8, "channel_delta": 8, "ssd": 7, "lightning": 4}
+_SCAN_FLOPS = {"delta": 8, "channel_delta": 8, "ssd": 7, "lightning": 4, "selective": 9}
 """FLOPs per token and element of the state, forward, token by token: delta and ssd as Megatron-LM d98e8a6 counts them
-(megatron/training/training.py:902, :957); lightning writes and reads the state. Others have no price."""
+(megatron/training/training.py:902, :957); lightning writes and reads the state; selective as its authors count it
+(github.com/state-spaces/mamba/issues/110)."""
 _DELTA = ("delta", "channel_delta")
 
 
 def kind_of(block: Block, count: int, hidden: int, windowed: float, window: int) -> BlockKind:
     """Return the columns of `count` equal blocks, a share `windowed` of which attends within `window` tokens. Raises
     InputError for a mechanism without a price."""
-    if block.streams > 1:
-        raise InputError("model.streams", block.streams, "residual streams have no price yet", "use one stream")
     columns: dict[str, Any] = {}
     for s in block.sublayers:
         for name, value in (_attention(s) | _mixer(s) | _inner(s)).items():
@@ -48,6 +47,7 @@ def kind_of(block: Block, count: int, hidden: int, windowed: float, window: int)
         count=count,
         hidden=hidden,
         sublayers=len(block.sublayers),
+        streams=block.streams,
         norms=len(norms),
         after_norms=len(after),
         rms=float(any(n.kind == "rms" for n in (*norms, *after))),
@@ -64,20 +64,18 @@ def _attention(s: Sublayer) -> dict[str, Any]:
     attend = s.first(Attend)
     if attend is None:
         return {}
-    if attend.compressed or any(p.grouped for p in products_of(s)):
-        raise InputError(
-            "model.mixers", s.name, "attends to compressed keys, which have no price yet", "price others"
-        )
     expand, index = s.first(Expand), s.first(Index)
-    latent: dict[str, int] = {}
-    if expand is not None:
+    latent: dict[str, Any] = {}
+    if any(p.grouped for p in products_of(s)):
+        latent = _compressed(s, attend)
+    elif expand is not None:
         up, query = _writes(s, expand.up), _writes(s, "q")
         latent = {"kv_rank": up.inner, "rope_dim": attend.key - expand.nope}
         latent["q_rank"] = 0 if query.x == "n" else query.inner
     outputs = [out for p in products_of(s) for out in p.y]
     key_width = attend.key + attend.value
     if expand is None:
-        key_width = sum(out.dim.each for out in outputs if out.name in ("k", "v"))
+        key_width = sum(out.dim.each for out in outputs if out.name in ("k", "v", "kv"))
     columns: dict[str, Any] = {
         "heads": attend.y.dim.count,
         "kv_heads": attend.kv.count,
@@ -91,10 +89,27 @@ def _attention(s: Sublayer) -> dict[str, Any]:
     }
     if index is not None:
         outs = (index.heads * index.each, index.each, index.heads)
-        columns["index"] = sum(n * k for n, k in zip(outs, index.into, strict=True))
+        columns["index"] = sum(n * k for n, k in zip(outs, index.into, strict=True)) + latent.pop("index", 0)
         columns["index_pair"] = index.heads * (index.each + 1) / index.ratio
-        columns["index_kept"] = sum(outs)
+        columns["index_kept"] = sum(outs) + latent.pop("index_kept", 0)
     return columns | latent
+
+
+def _compressed(s: Sublayer, attend: Attend) -> dict[str, Any]:
+    """Return the columns of attention to compressed keys (DeepSeek-V4): queries from a latent, one key of which all
+    heads share, products whose results are pooled to further keys, results in low rank by groups of heads."""
+    query, low = _writes(s, "q"), next(p for p in products_of(s) if p.grouped)
+    pooled = [p for p in products_of(s) if any(out.name.endswith(".kv") or out.name.endswith(".gate") for out in p.y)]
+    outs = [out.dim.size for p in pooled for out in p.y]
+    return {
+        "q_rank": query.inner,
+        "rope_dim": attend.key,
+        "ratio": attend.compressed or math.inf,
+        "result_low": low.y[0].dim.size,
+        "result_rank": low.y[0].dim.each,
+        "index": sum(p.inner * out.dim.size for p in pooled for out in p.y),
+        "index_kept": sum(outs),
+    }
 
 
 def _writes(s: Sublayer, name: str) -> Linear:
@@ -109,8 +124,6 @@ def _mixer(s: Sublayer) -> dict[str, Any]:
         return {}
     first, *others = products_of(s)
     *inner, last = others
-    if scan is not None and scan.kind not in _SCAN_FLOPS:
-        raise InputError("model.mixers", scan.kind, "is a recurrence without a price yet", "use mamba or delta")
     kept = _Kept(s)
     columns: dict[str, Any] = {
         "mixed": sum(out.dim.size for out in first.y if out.dim.axis and not out.dim.copies),
@@ -137,6 +150,7 @@ def _mixer(s: Sublayer) -> dict[str, Any]:
             "scan_shared": sum(d.size for d in read if d == scan.groups),
             "scan_pairs": float(scan.kind in _DELTA),
             "scan_flops": _SCAN_FLOPS[scan.kind] * state,
+            "scan_sums": sum(out.dim.size for p in inner if p.into.axis == "tp" for out in p.y),
         }
     return columns
 
@@ -230,7 +244,7 @@ def _inner(s: Sublayer) -> dict[str, Any]:
         "top_k": route.top_k,
         "expert_ffn": of_experts.y.dim.size,
         "expert_dim": first.into.size,
-        "shared_ffn": sum(op.y.dim.size for op in acts if op is not of_experts),
+        "shared_ffn": sum(op.y.dim.size for op in acts if op is not of_experts and op.kind != "sigmoid_gate"),
         "shared_gate": float(any(out.name == "shared.scale" for p in products_of(s) for out in p.y)),
         "capacity": route.capacity or float(by_experts),
         "experts_choose": float(by_experts),

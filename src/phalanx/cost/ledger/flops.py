@@ -32,12 +32,12 @@ def forward_per_token(shape: Shape, seq: Column) -> tuple[Column, Column]:
 
 def _products_per_token(kind: BlockKind) -> Column:
     """Return the FLOPs of a block's products and convolutions, forward."""
-    h, q, out = kind.hidden, kind.heads * kind.head_dim, kind.heads * kind.value_dim
+    h, q, out = kind.hidden, kind.heads * kind.head_dim, kind.result
     rank = np.where(kind.q_rank > 0, kind.q_rank, h)
     low = h * (kind.q_rank + kind.kv_rank + kind.rope_dim) + rank * q
     low = low + kind.kv_rank * kind.heads * (kind.head_dim - kind.rope_dim + kind.value_dim)
-    around = np.where(np.asarray(kind.kv_rank) > 0, low, h * (q + kind.kv_heads * kind.kv_width)) + out * h
-    around = around + h * kind.gate + kind.index
+    around = np.where(kind.latent > 0, low, h * (q + kind.kv_heads * kind.kv_width)) + out * h
+    around = around + h * kind.gate + kind.index + kind.heads * kind.value_dim * kind.result_rank + kind.mixing
     mixed = h * (kind.mixed + kind.mixed_shared + kind.mixed_whole + kind.mixed_out) + kind.mixed_low + kind.conv
     experts = kind.mlp_matrices * (kind.expert_dim * kind.top_k * kind.expert_ffn + h * kind.shared_ffn)
     inner = kind.mlp_matrices * h * kind.ffn + experts + h * (kind.experts + _further_outputs(kind))
@@ -53,8 +53,19 @@ def _further_outputs(kind: BlockKind) -> Column:
 
 def _core_per_token(kind: BlockKind, seq: Column) -> Column:
     """Return the FLOPs of attention's core, of an index's scores, and of a recurrence, forward."""
-    keys = np.where(np.asarray(kind.top) > 0, np.minimum(np.maximum(kind.top, 1), seq), seq)
+    keys = seen_keys(kind, seq, seq)
     return 2 * (keys * kind.heads * (kind.head_dim + kind.value_dim) + seq * kind.index_pair) + kind.scan_flops
+
+
+def seen_keys(kind: BlockKind, reach: Column, near: Column) -> Column:
+    """Return the keys of a query that an index or compression leaves of `reach`: `near` without either."""
+    chosen = np.maximum(kind.top, 1)
+    keys = np.where(np.asarray(kind.top) > 0, np.minimum(near, chosen), near)
+    if not np.any(kind.ratio):
+        return keys
+    further = reach / np.maximum(kind.ratio, 1)
+    further = np.where(np.asarray(kind.top) > 0, np.minimum(further, chosen), further)
+    return np.where(np.asarray(kind.ratio) > 0, np.minimum(kind.window, near) + further, keys)
 
 
 def model_flops(shape: Shape, layout: Layout) -> Column:
@@ -103,7 +114,7 @@ def rank_flops(shape: Shape, layout: Layout, policy: Policy, units: Held) -> Flo
         if np.any(kind.experts):
             modules = modules + kind.routes * np.where(m.moe > 0, mlp, m.shared_experts * shared)
         products = products + count * ((3 - layout.frozen) * forward + again + (1 - layout.full) * modules)
-        keys = np.where(np.asarray(kind.top) > 0, np.minimum(np.maximum(kind.top, 1), layout.seq), layout.seq)
+        keys = seen_keys(kind, layout.seq, layout.seq)
         width = np.where(pads, 2 * kind.core_dim, kind.head_dim + kind.value_dim)
         core = keys * kind.heads / layout.tp * width + layout.seq * kind.index_pair
         cores = cores + count * core * (3 + np.minimum(layout.full + layout.selective, 1.0))
@@ -125,7 +136,8 @@ def recurrence_macs(kind: BlockKind, layout: Layout) -> Column:
     groups = np.where(np.asarray(kind.scan_groups) > 0, copied(kind.scan_groups, layout.tp), 0.0)
     plain = groups * c * n + heads * (c * p + 2 * n * p)
     delta = heads * (3 * n * p + c * (3 * n + 2 * p) + c * c / 6)
-    return np.where(np.asarray(kind.scan_pairs) > 0, delta, plain) + kind.conv / layout.tp
+    chunked = np.where(np.asarray(kind.scan_pairs) > 0, delta, plain)
+    return np.where(np.asarray(c) > 1, chunked, kind.scan_flops / 2 / layout.tp) + kind.conv / layout.tp
 
 
 def _mixer_products(kind: BlockKind, layout: Layout) -> tuple[Column, Column]:
@@ -133,14 +145,15 @@ def _mixer_products(kind: BlockKind, layout: Layout) -> tuple[Column, Column]:
     them."""
     h, tp = kind.hidden, layout.tp
     q = kind.heads * kind.head_dim / tp
-    out = (kind.heads * kind.value_dim + kind.mixed_out) / tp * h
+    out = (kind.result + kind.mixed_out) / tp * h
     plain = h * (q + kv_heads(kind, layout) * kind.kv_width + kind.gate / tp)
-    if np.any(kind.kv_rank):
+    if np.any(kind.latent):
         # Every rank projects to the latents; each expands its own heads.
         low = h * (kind.q_rank + kind.kv_rank + kind.rope_dim) + np.where(kind.q_rank > 0, kind.q_rank, h) * q
         low = low + kind.kv_rank * kind.heads / tp * (kind.head_dim - kind.rope_dim + kind.value_dim)
-        plain = np.where(np.asarray(kind.kv_rank) > 0, low, plain)
-    plain = plain + kind.index
+        plain = np.where(kind.latent > 0, low, plain)
+    plain = plain + kind.index + kind.heads * kind.value_dim * kind.result_rank / tp
+    plain = plain + kind.mixing / np.where(layout.sp > 0, tp, 1)
     if np.any(kind.mixed):
         plain = plain + h * (kind.mixed / tp + shared_here(kind, layout) + kind.mixed_whole) + kind.mixed_low / tp
     return plain + out, out

@@ -25,6 +25,8 @@ class BlockKind:
     """Norms of the stream before them: fewer where some share one, or have none."""
     after_norms: Column = 0.0
     """Norms of what they add."""
+    streams: Column = 1.0
+    """Residual streams, which hyper-connections mix around each sublayer; 1: a plain residual."""
     rms: Column = 1.0
     """1: norms keep one sum per token, the root mean square; 0: mean and variance."""
     parallel: Column = 0.0
@@ -47,16 +49,23 @@ class BlockKind:
     window: Column = 0.0
     top: Column = 0.0
     """Most keys of a query, as an index chooses them; 0: all."""
+    ratio: Column = 0.0
+    """Tokens that one compressed key represents, which queries see in addition to the nearest `window`; infinite:
+    there are none; 0: other attention."""
     normed_heads: Column = 0.0
     """1: queries and keys are normed."""
     gate: Column = 0.0
     """Elements of an output gate."""
+    result_low: Column = 0.0
+    """Width of attention's result in low rank, before the last product; 0: it is not."""
+    result_rank: Column = 0.0
+    """The part of it that each of a group's heads is multiplied to."""
     index: Column = 0.0
-    """Multiply-adds per token of an index's products, which every tp rank computes."""
+    """Multiply-adds per token of products that every tp rank computes: an index's, and those that pool keys."""
     index_pair: Column = 0.0
     """The same for each pair of a query and a key of the index."""
     index_kept: Column = 0.0
-    """Elements per token that an index keeps."""
+    """Elements per token that these keep."""
 
     scan_heads: Column = 0.0
     """Heads of a linear recurrence; 0: there is none."""
@@ -75,6 +84,8 @@ class BlockKind:
     triangle for what it writes."""
     scan_flops: Column = 0.0
     """FLOPs per token, token by token, as Megatron-LM counts a model's."""
+    scan_sums: Column = 0.0
+    """Elements per token that a recurrence reads and that are sums over tp ranks."""
     conv: Column = 0.0
     """Multiply-adds per token of causal convolutions; `conv_channels`: their channels."""
     conv_channels: Column = 0.0
@@ -169,6 +180,23 @@ class BlockKind:
     def active_params(self) -> Column:
         """Parameters that take part in a token's forward pass: of the experts, `top_k`."""
         return self.params + self.expert_params * self.top_k / np.maximum(self.experts, 1)
+
+    @property
+    def latent(self) -> Column:
+        """1 where queries or keys come from latents."""
+        return 1.0 * (np.asarray(self.kv_rank) + self.q_rank > 0)
+
+    @property
+    def result(self) -> Column:
+        """Elements that attention's last product reads."""
+        return np.where(np.asarray(self.result_low) > 0, self.result_low, self.heads * self.value_dim)
+
+    @property
+    def mixing(self) -> Column:
+        """Multiply-adds per token that make the weights of hyper-connections: n^2 + 2 n of n streams (Xie et al.
+        2025, section 4.2), for each sublayer."""
+        n = np.where(np.asarray(self.streams) > 1, self.streams, 0.0)
+        return self.sublayers * (n + 2) * n * n * self.hidden
 
     @property
     def copied_groups(self) -> Column:

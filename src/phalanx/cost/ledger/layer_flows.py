@@ -10,6 +10,7 @@ stack's policy.
     ring    R - 1 hops of keys and values, twice as many backward, with their gradients
     ulysses all-to-all of queries, keys, values; of attention's result; and both back
     cp      recurrences: all-to-all of what they read, and of their result
+    sums    Mamba's step, B and C are sums over tp ranks, and so are their gradients
     ep      all-to-all of rows to experts, and back; and the same of their gradients
 
 Recomputation repeats a forward pass (`R`), or attention's core. n: bytes of the residual stream of a micro-batch.
@@ -56,7 +57,9 @@ def flows_without_routing(shape: Shape, layout: Layout, policy: Policy) -> list[
         kinds = [(place, kind) for place, kind in enumerate(shape.kinds) if bool(np.any(kind.experts)) == routes]
         flows += [flow for place, kind in kinds for flow in _stream(kind, layout, policy, of, place)]
         flows += [] if routes else _ends(shape, layout, policy, of)
-        flows += [flow for place, kind in kinds for flow in _core(kind, layout, place)]
+        flows += [
+            flow for place, kind in kinds for flow in [*_sums(kind, layout, place), *_core(kind, layout, place)]
+        ]
     return flows
 
 
@@ -73,6 +76,11 @@ class _Stream:
 def stream_bytes(shape: Shape, layout: Layout) -> Column:
     """Return n, the bytes of a micro-batch's residual stream on the ranks that share its tokens."""
     return layout.tokens * shape.hidden * layout.activation_bytes
+
+
+def carried_bytes(shape: Shape, layout: Layout) -> Column:
+    """Return the same of all residual streams, which is what blocks hand on."""
+    return stream_bytes(shape, layout) * shape.most(lambda kind: kind.streams)
 
 
 def _halves(layout: Layout, policy: Policy) -> Column:
@@ -167,6 +175,17 @@ def shared_here(kind: BlockKind, layout: Layout) -> Column:
     """Return the elements on a tp rank of what the groups of a recurrence share, from its first product."""
     groups = np.maximum(kind.scan_groups, 1)
     return kind.mixed_shared / groups * copied(groups, layout.tp)
+
+
+def _sums(kind: BlockKind, layout: Layout, unit: int) -> list[Flow]:
+    """Return the all-reduces inside a recurrence: of what it reads and every rank has a part of, and of its
+    gradient."""
+    if not np.any(kind.scan_sums):
+        return []
+    size = layout.tokens * layout.activation_bytes * kind.scan_sums
+    some = 1.0 * (np.asarray(kind.scan_sums) > 0)
+    counts = {"F": some, "B": some, "R": some * layout.full}
+    return [_tp("sums inside recurrences", "all_reduce", unit, layout, size, counts, 0.0)]
 
 
 def _core(kind: BlockKind, layout: Layout, unit: int) -> list[Flow]:
@@ -275,7 +294,7 @@ def expert_flows(kind: BlockKind, unit: int, layout: Layout, policy: Policy) -> 
 def messages(shape: Shape, layout: Layout, policy: Policy, boundaries: Column) -> Flow:
     """Return the messages of a pipeline over `boundaries` boundaries between chunks on different ranks, forward and
     backward, in a step."""
-    whole = stream_bytes(shape, layout)
+    whole = carried_bytes(shape, layout)
     parts = np.where((np.asarray(layout.sp) > 0) | (policy.scatters_messages > 0), layout.tp, 1.0)
     n = layout.micro_batches * boundaries
     return Flow(

@@ -21,7 +21,7 @@ import numpy as np
 
 from phalanx.cost.hardware.columns import Column
 from phalanx.cost.ledger.kind import BlockKind, copied
-from phalanx.cost.ledger.layer_flows import head_slices, kv_heads, routed_rows, stream_bytes
+from phalanx.cost.ledger.layer_flows import carried_bytes, head_slices, kv_heads, routed_rows, stream_bytes
 from phalanx.cost.ledger.model_shape import Shape
 from phalanx.cost.ledger.policy import PLAIN, Policy
 from phalanx.cost.ledger.rank_layout import FORMATS, NARROW, Layout
@@ -164,7 +164,7 @@ def _attention_bytes(kind: BlockKind, layout: Layout, keeps: Keeps) -> tuple[Col
     every = np.asarray(keeps.every_tensor)
     sums = every * _wide(layout) * 2 / layout.activation_bytes
     inputs = 2 * keeps.kept_qkv * (w.queries + w.keys + w.values)
-    latent = 2 * (2 * kind.q_rank + 2 * kind.kv_rank + kind.rope_dim)
+    latent = 2 * (2 * kind.q_rank + 2 * kind.kv_rank + kind.rope_dim + kind.result_low / layout.tp)
     inputs = inputs + latent + sums * (1.0 * (kind.kv_rank > 0) + (kind.q_rank > 0))
     normed = np.asarray(kind.normed_heads)
     inputs = inputs + normed * (2 * (w.queries + w.keys) + sums * (w.heads + w.kv))
@@ -213,7 +213,7 @@ def block_bytes(kind: BlockKind, layout: Layout, keeps: Keeps) -> Column:
     # With a parallel residual there is none between attention and MLP, which may share a norm.
     parallel = np.asarray(kind.parallel)
     stream = keeps.kept_hidden * kind.sublayers / 2 - 2 * parallel - 2 * (kind.sublayers - kind.norms)
-    stream = stream + 2 * kind.after_norms - (kind.norms - moe) * saved
+    stream = stream + 2 * kind.after_norms - (kind.norms - moe) * saved + 2 * kind.sublayers * _mixed(kind)
     sums = np.where(np.asarray(kind.rms) > 0, _wide(layout) * 2 / layout.activation_bytes, 4.0)
     sums = np.asarray(keeps.every_tensor) * sums
     hidden = (stream * kind.hidden + (kind.norms + kind.after_norms) * sums) / _ways(layout)
@@ -221,7 +221,7 @@ def block_bytes(kind: BlockKind, layout: Layout, keeps: Keeps) -> Column:
     normed = 2 * kind.norms - (kind.norms - moe) * saved
     hidden = hidden + _gathered_share(layout, keeps) * normed * kind.hidden
     # Attention keeps its result in 16 bits; the product after it keeps another, where it is cast.
-    results = kind.heads * kind.value_dim + kind.mixed_out
+    results = kind.heads * kind.value_dim + kind.result_low + kind.mixed_out
     cast = np.where(saved > 0, operand, 0.0) * results / layout.tp
     inputs, core = _attention_bytes(kind, layout, keeps)
     scores = np.where(
@@ -239,6 +239,12 @@ def block_bytes(kind: BlockKind, layout: Layout, keeps: Keeps) -> Column:
     return kept
 
 
+def _mixed(kind: BlockKind) -> Column:
+    """Return the widths of the stream that hyper-connections keep in addition: all streams but the one that a plain
+    residual has, what they are joined to, and what the sublayer adds (Xie et al. 2025, section 4.3)."""
+    return np.where(np.asarray(kind.streams) > 1, kind.streams + 1, 0.0)
+
+
 def freed_bytes(kind: BlockKind, layout: Layout, keeps: Keeps) -> Column:
     """Return the bytes of a block freed by recomputed parts. Attention's core: nothing more than its scores, unless
     the product after it is computed again too. Modules:
@@ -248,6 +254,7 @@ def freed_bytes(kind: BlockKind, layout: Layout, keeps: Keeps) -> Column:
         moe_act         the activation's result inside experts
         mlp, moe        what is inside, and operands cast in addition to the input, which stays
         shared_experts  what is inside them
+        mhc             residual streams and what they are joined to, but not what sublayers add
 
     (Megatron-Core 0.19, megatron/core/transformer/transformer_config.py:546)."""
     m, size = layout.modules, layout.activation_bytes / 2
@@ -262,14 +269,17 @@ def freed_bytes(kind: BlockKind, layout: Layout, keeps: Keeps) -> Column:
     saved = 2.0 - operand
     norms = ((kind.sublayers - moe) * operand + moe * 2.0) / _ways(layout) * kind.hidden
     w = _widths(kind, layout, keeps)
-    up = keeps.kept_qkv * 2 * (w.queries + w.keys + w.values) * (kind.kv_rank > 0)
+    up = keeps.kept_qkv * 2 * (w.queries + (w.keys + w.values) * (kind.kv_rank > 0)) * kind.latent
+    streams = 2 * kind.sublayers * np.maximum(_mixed(kind) - 1, 0.0) * kind.hidden / _ways(layout)
     inside = (2 * keeps.kept_ffn * kind.mlp_matrices - saved) / layout.tp
     act = np.where(kind.mlp_matrices > 2, 1.0, 0.5) * 2 * keeps.kept_ffn - saved
     act = np.maximum(act, 0.0) / layout.tp * kind.top_k * kind.expert_ffn
     routed = kind.top_k * (kind.expert_ffn * inside + (keeps.kept_routed - saved) * kind.expert_dim / layout.tp)
     shared = kind.shared_ffn * inside
     experts = np.where(m.moe > 0, routed + shared, m.moe_act * act + m.shared_experts * shared)
-    freed = freed + m.layernorm * norms + m.mla_up_proj * up + m.mlp * kind.ffn * inside + moe * experts
+    freed = (
+        freed + m.layernorm * norms + m.mla_up_proj * up + m.mhc * streams + m.mlp * kind.ffn * inside + moe * experts
+    )
     return layout.tokens * size * freed
 
 
@@ -297,7 +307,7 @@ def live_bytes(shape: Shape, layout: Layout, keeps: Keeps) -> BlockBytes:
     """Return the bytes kept by a block, on average over the model's."""
     kept = shape.mean(lambda kind: block_bytes(kind, layout, keeps))
     freed = np.minimum(shape.mean(lambda kind: freed_bytes(kind, layout, keeps)), kept)
-    input_bytes = stream_bytes(shape, layout) / _ways(layout)
+    input_bytes = carried_bytes(shape, layout) / _ways(layout)
     by_operation = layout.selective * np.asarray(keeps.per_op)
     stored = layout.full * input_bytes / layout.group + (1 - layout.full - by_operation) * (kept - freed)
     if np.any(keeps.per_op):

@@ -29,6 +29,7 @@ class Modules:
     layernorm: Column = 0.0
     mla_up_proj: Column = 0.0
     shared_experts: Column = 0.0
+    mhc: Column = 0.0
 
     @property
     def any(self) -> bool:

@@ -240,5 +240,6 @@ def _differs(kind: str, stack: Stack, model: ModelSpec, nothing_in_core: bool) -
         "moe": x is not None,
         "moe_act": x is not None,
         "mla_up_proj": model.latent is not None,
+        "mhc": model.streams > 1,
     }
     return all(name in stack.modules and has.get(name, True) for name in parse(kind).modules)

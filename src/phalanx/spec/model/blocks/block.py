@@ -123,6 +123,7 @@ def _label(s: Sublayer) -> str:
     if (attend := s.first(Attend)) is not None:
         kind = "latent attention" if not attend.cache_splits else "attention"
         limits = [f"window {attend.window:,}"] if attend.window else []
+        limits += [f"a key of {attend.compressed:,} tokens"] if attend.compressed else []
         limits += [f"top {attend.top:,} keys"] if attend.top else []
         return f"{kind} ({', '.join(limits)})" if limits else kind
     if (scan := s.first(Scan)) is not None:
