@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
+import time
 from collections.abc import Iterator
 from html.parser import HTMLParser
 from itertools import pairwise
@@ -21,7 +22,8 @@ from support.quick_runs import JOB
 from phalanx.report.html.page import Section, page
 from phalanx.report.html.proof import observation
 from phalanx.report.pictures.figure import Bar, Bars, Lane, LaneBlock, Timeline
-from phalanx.report.run_page import _timeline
+from phalanx.report.run_page import _timeline, of_run
+from phalanx.runs import folder as run_folder
 from phalanx.schedule.observation_file import from_json
 from phalanx.spec.strategy.spec import Strategy
 
@@ -212,6 +214,32 @@ def test_what_cannot_be_shown_is_said(here: Path, words: tuple[str, ...], said: 
     shutil.copy(here / "plan.json", broken)
     (broken / "metrics.jsonl").write_text('{"step": 1}\n')
     assert said in error_of(here, *words)
+
+
+def test_a_long_runs_page_takes_linear_time_and_is_no_larger(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = here / "runs" / "long"
+    run.mkdir()
+    shutil.copy(here / "plan.json", run)
+    sizes = []
+    for count in (8_000, 32_000):
+        (run / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in _steps(count)) + '{"step": 3')
+        began = time.process_time()
+        text = of_run(run)
+        assert time.process_time() - began < 4  # once 7 and 110 s: every step took the median of all
+        assert f"{count:,} steps of" in text
+        sizes.append(len(text))
+    assert max(sizes) < 1.05 * min(sizes)
+    # Of a file of any length a sample is read, and its last steps.
+    monkeypatch.setattr(run_folder, "_WHOLE", 2**20)
+    rows = run_folder.metrics(run, 1_000)
+    steps = [row["step"] for row in rows]
+    assert steps == sorted(set(steps))
+    assert (steps[0], steps[-1]) == (1, 32_000)
+    assert 1_000 <= len(rows) < 2_000
+    assert max(b - a for a, b in pairwise(steps)) < 40
+    text = of_run(run)
+    assert "32,000 steps of" in text
+    assert "spread evenly over the run" in text
 
 
 def test_a_users_text_runs_nothing() -> None:

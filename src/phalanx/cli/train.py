@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NoReturn
@@ -65,6 +66,7 @@ def of_job(
 
     overrides = list(overrides or ()) + ([f"strategy={strategy}"] if strategy else [])
     require_torch()
+    from phalanx.runs.folder import RUNS
     from phalanx.runs.resume import resumed
     from phalanx.runtime.process.environment import external
 
@@ -94,7 +96,14 @@ def of_job(
             show_view(View([*plan_view(job_plan(decision), rows=10).parts, batch_line(decision.plan)]))
             sys.stdout.flush()
 
-    outcome = run_training(file, resume, world, show, announce, max_restarts)
+    began = time.time()
+    try:
+        outcome = run_training(file, resume, world, show, announce, max_restarts)
+    except RuntimeError:  # a rank failed: the page shows the steps until then
+        folder = RUNS / file.train.name
+        if (steps := folder / "metrics.jsonl").exists() and steps.stat().st_mtime >= began:
+            _write_report(folder)
+        raise
     assert outcome is not None
     if not output.json:
         output.show(outcome)

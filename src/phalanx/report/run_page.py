@@ -23,6 +23,8 @@ from phalanx.spec.strategy.mesh import mesh
 from phalanx.spec.strategy.spec import Strategy
 
 _MOST_POINTS = 2000
+_MOST_STEPS = 10_000
+"""Of a long run, about as many steps are read."""
 _MOST_RANKS = 16
 """Ranks whose timelines are all drawn: of more, those that stand for their pipeline stage."""
 _KINDS = ("forward", "backward", "communication", "optimizer", "other")
@@ -36,16 +38,17 @@ def report(
     steps: Sequence[Mapping[str, Any]],
     compared: Sequence[MeasuredQuantity],
     trace: Sequence[Mapping[str, Any]],
+    taken: int,
 ) -> str:
     """Return the page of a run.
 
-    `steps`: the lines of metrics.jsonl; `compared`: predicted against measured; `trace`: events of trace.json, empty
-    if there is none."""
+    `steps`: the lines of metrics.jsonl, or a sample of the `taken` ones of a long run; `compared`: predicted against
+    measured; `trace`: events of trace.json, empty if there is none."""
     prediction = plan.prediction
     byte, binary = largest_unit(max((float(row["mem_bytes"]) for row in steps), default=0.0), BYTES)
     in_units = [{**row, "mem": float(row["mem_bytes"]) / binary} for row in steps]
     sections = [
-        _summary(name, plan, steps),
+        _summary(name, plan, steps, taken),
         _lines("Loss", "nats a token", {"training": "loss"}, steps),
         _lines("Throughput", "tokens/s", {"all ranks": "tokens_per_s"}, steps, zero=True),
         _lines("Memory", f"{byte}, the fullest rank", {"peak": "mem"}, in_units, zero=True),
@@ -65,20 +68,20 @@ def _error(row: MeasuredQuantity) -> str:
     return "" if row.error is None else f"{row.error:+.1%}"
 
 
-def _summary(name: str, plan: Plan, steps: Sequence[Mapping[str, Any]]) -> Section:
-    text = [
-        f"{name}: {plan.strategy} on {plan.cluster.name}, {len(steps):,} steps of {plan.job.global_batch} sequences"
-    ]
+def _summary(name: str, plan: Plan, steps: Sequence[Mapping[str, Any]], taken: int) -> Section:
+    text = [f"{name}: {plan.strategy} on {plan.cluster.name}, {taken:,} steps of {plan.job.global_batch} sequences"]
     if steps:
         times = [float(row["step_time_s"]) for row in steps]
-        last = steps[-1]
+        last, middle = steps[-1], median(times)
         text.append(
-            f"loss {float(last['loss']):.3f} after step {last['step']}; a step takes {seconds(median(times))} in "
+            f"loss {float(last['loss']):.3f} after step {last['step']}; a step takes {seconds(middle)} in "
             f"the median, {seconds(min(times))} at best; memory {size(float(last['mem_bytes']))}"
         )
-        slow = sum(t > 1.5 * median(times) for t in times)
+        slow = sum(t > 1.5 * middle for t in times)
         if slow:
-            text.append(f"{slow} of {len(times)} steps took over 1.5 times the median")
+            text.append(f"{slow:,} of {len(times):,} steps took over 1.5 times the median")
+        if taken > len(steps):
+            text.append(f"what is said and drawn of steps is of {len(steps):,}, spread evenly over the run")
     else:
         text.append("no step has been written yet")
     return Section("The run", text=tuple(text))
@@ -87,11 +90,11 @@ def _summary(name: str, plan: Plan, steps: Sequence[Mapping[str, Any]]) -> Secti
 def _lines(
     title: str, unit: str, fields: Mapping[str, str], steps: Sequence[Mapping[str, Any]], zero: bool = False
 ) -> Section:
-    every = max(1, len(steps) // _MOST_POINTS)
-    few = len(steps[::every]) < 100
+    shown = steps[:: max(1, -(-len(steps) // _MOST_POINTS))]
+    few = len(shown) < 100
     series = []
     for name, key in fields.items():
-        measured = [row for row in steps[::every] if isinstance(row.get(key), int | float)]
+        measured = [row for row in shown if isinstance(row.get(key), int | float)]
         series.append(Series(name, [(float(row["step"]), float(row[key])) for row in measured], dots=few))
     rows = [
         (str(row["step"]), *(f"{row[key]:.4g}" for key in fields.values() if row.get(key) is not None))
@@ -230,14 +233,16 @@ def of_run(folder: Path) -> str:
     if not folder.is_dir():
         raise InputError("RUN", str(folder), "is no folder of a run", "name one, such as runs/NAME")
     trained = plan.read(folder / "plan.json")
-    steps = metrics(folder) if (folder / "metrics.jsonl").exists() else []
+    steps = metrics(folder, _MOST_STEPS) if (folder / "metrics.jsonl").exists() else []
     for i, row in enumerate(steps):
         numbers = ("step", "step_time_s", "tokens_per_s", "mem_bytes")
         if not all(_is_amount(row.get(key)) for key in numbers) or not _is_loss(row.get("loss", "")):
             raise InputError("RUN", str(folder), f"line {i + 1} of metrics.jsonl is of no run of this version")
-    taken = [row for row in steps if row["loss"] is not None]  # the others were skipped
+    kept = [row for row in steps if row["loss"] is not None]  # the others were skipped
+    whole = not steps or steps[-1]["step"] - steps[0]["step"] < len(steps)
+    figures = compared(trained.prediction, _json(folder / "recorded.json"))
     return report(
-        folder.name, trained, taken, compared(trained.prediction, _json(folder / "recorded.json")), _events(folder)
+        folder.name, trained, kept, figures, _events(folder), len(kept) if whole else int(steps[-1]["step"])
     )
 
 

@@ -72,10 +72,15 @@ def move_aside(folder: Path) -> None:
         os.replace(folder, folder.with_name(f"{folder.name}.{stamp}"))
 
 
-def metrics(folder: Path) -> list[dict[str, Any]]:
-    """Read the lines of a run's metrics.jsonl, leaving out a half-written last line. Raises InputError."""
+def metrics(folder: Path, sample: int | None = None) -> list[dict[str, Any]]:
+    """Read the lines of a run's metrics.jsonl, leaving out a half-written last line; of a file of over `_WHOLE` bytes
+    a `sample` of about as many lines, evenly spread, and the last ones. Raises InputError."""
+    path = folder / "metrics.jsonl"
     try:
-        lines = read_text(folder / "metrics.jsonl", "run").split("\n")
+        if sample and path.is_file() and path.stat().st_size > _WHOLE:
+            lines = _sampled(path, sample)
+        else:
+            lines = read_text(path, "run").split("\n")
     except InputError as error:
         raise InputError(
             "run", str(folder), f"has no metrics: {error.reason}", "name a folder as runs/NAME"
@@ -93,6 +98,28 @@ def metrics(folder: Path) -> list[dict[str, Any]]:
             raise InputError("run", str(folder), f"line {i + 1} of metrics.jsonl is no step of a run")
         rows.append(row)
     return rows
+
+
+_WHOLE, _TAIL = 2**23, 2**16
+"""Bytes of metrics that are read whole (20,000 steps or so), and those at the end of a longer file."""
+
+
+def _sampled(path: Path, count: int) -> list[str]:
+    """Return about `count` lines at equal distances in a file and all in its last bytes, in order; their number, not
+    the file's length, is the time that it takes."""
+    at: dict[int, bytes] = {}
+    with path.open("rb") as file:
+        end = file.seek(0, os.SEEK_END)
+        for place in range(0, end - _TAIL, max(1, (end - _TAIL) // count)):
+            file.seek(max(0, place - 1))
+            if place:
+                file.readline(_TAIL)  # the rest of the line before
+            at[file.tell()] = file.readline(_TAIL)
+        file.seek(end - _TAIL)
+        file.readline(_TAIL)
+        while line := file.readline(_TAIL):
+            at[file.tell() - len(line)] = line
+    return [at[place].decode(errors="replace") for place in sorted(at)]
 
 
 def latest_run() -> Path:
