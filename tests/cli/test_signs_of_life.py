@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 
 import pytest
@@ -9,6 +10,7 @@ import pytest
 from phalanx.cli import terminal
 from phalanx.cli.terminal import announce, exit_on_error
 from phalanx.progress import progress_line
+from phalanx.textbook.cli import quiz
 
 
 @pytest.fixture(autouse=True)
@@ -57,3 +59,16 @@ def test_who_speaks_for_itself_is_left_alone(
     with exit_on_error(speaks=rank == "0"):
         time.sleep(0.15)
     assert capsys.readouterr().err == ""
+
+
+def test_a_prompt_waits_in_silence(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def reply(prompt: str) -> str:
+        time.sleep(0.05)
+        return ""
+
+    monkeypatch.setattr("builtins.input", reply)
+    monkeypatch.setattr(sys.stdin, "isatty", lambda: True, raising=False)
+    quiz(json=False, level=3, seed=1, answers=False)
+    out, err = capsys.readouterr()
+    assert "right; --seed 2 draws others" in out
+    assert err == ""

@@ -9,10 +9,11 @@ from xml.etree import ElementTree
 
 import pytest
 
+from phalanx.answers.sweep import SweptRun, TrainingSweep, sheet
 from phalanx.cost.step.expand import expand
 from phalanx.planning.lookup import model_named
 from phalanx.planning.tables.table import Sheet, columns
-from phalanx.report import plots
+from phalanx.report import plots, sweep
 from phalanx.report.pictures import bars, files, lines
 from phalanx.report.pictures.figure import (
     Bars,
@@ -28,6 +29,7 @@ from phalanx.report.pictures.figure import (
     Timeline,
 )
 from phalanx.report.pictures.scene import Area, area_of
+from phalanx.report.view import report
 from phalanx.schedule.layout import Layout
 from phalanx.spec.cluster.chips import CHIPS
 from phalanx.spec.cluster.presets import PRESETS as CLUSTERS
@@ -267,3 +269,21 @@ def test_compression_saves_what_the_program_sends_less(name: str) -> None:
     assert c is not None
     for ranks in (2, 8):
         assert wire("none", ranks) / wire(name, ranks) == pytest.approx(times_less(c)(ranks), rel=0.02)
+
+
+def test_a_sweep_is_drawn_by_strategy_with_the_spread_of_its_steps() -> None:
+    runs = tuple(
+        SweptRun(Strategy(dp=dp), 2e-3 * dp, 3e-3 * dp, (2.5e-3 * dp, 4e-3 * dp), 2**20, 2**20 + 5, False)
+        for dp in (1, 2)
+    )
+    table = sheet(TrainingSweep(runs, ()), 8)
+    drawn = sweep.picture(runs, table)
+    times, sizes = drawn.panels
+    assert isinstance(times, Bars)
+    assert isinstance(sizes, Bars)
+    assert [bar.heading for bar in times.bars] == [str(runs[0].strategy), "", "dp=2", ""]
+    measured = times.bars[3]
+    assert measured.parts == [("measured, to the first quartile", 5.0), ("to the third quartile", 3.0)]
+    assert measured.text == "6.0 ms, half of its steps 5.0 ms to 8.0 ms"
+    assert [bar.text for bar in sizes.bars] == ["1.0 MiB"] * 4
+    assert ">dp=2<" in report([table], sweep.view(TrainingSweep(runs, ()), table).pictures())

@@ -8,12 +8,13 @@ from __future__ import annotations
 import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from statistics import quantiles
 
 from phalanx.answers.this_machine import Announce, require_local
 from phalanx.answers.train import prepare_data, run_training
 from phalanx.measure.this_machine import default_ranks
 from phalanx.planning.tables.table import Sheet, columns
-from phalanx.runs.folder import RUNS
+from phalanx.runs.folder import RUNS, metrics
 from phalanx.runs.initial_weights import start_from_weights
 from phalanx.schedule.pipeline.schedules import SCHEDULES
 from phalanx.schedule.pipeline.stages import check
@@ -25,11 +26,13 @@ from phalanx.spec.strategy.spec import Strategy
 
 @dataclass(frozen=True)
 class SweptRun:
-    """A strategy's run beside its plan; seconds of the median step, bytes of peak memory."""
+    """A strategy's run beside its plan; seconds of the median step, bytes of peak memory. `spread_s`: the first and
+    the third quartile of its steps."""
 
     strategy: Strategy
     predicted_s: float
     measured_s: float
+    spread_s: tuple[float, float]
     predicted_bytes: int
     measured_bytes: int
     differs: bool
@@ -101,6 +104,7 @@ def sweep(file: JobFile, steps: int, announce: Announce) -> TrainingSweep:
             shutil.rmtree(RUNS / name, ignore_errors=True)
             return TrainingSweep(tuple(runs), tuple(refused), True)
         assert outcome is not None
+        times = [float(row["step_time_s"]) for row in metrics(outcome.folder)[1:]]  # the first is instrumented
         shutil.rmtree(outcome.folder)
         figures = {c.name: c for c in outcome.comparison}
         if outcome.interrupted or not figures:
@@ -109,7 +113,9 @@ def sweep(file: JobFile, steps: int, announce: Announce) -> TrainingSweep:
         assert memory.measured is not None
         assert step.measured is not None
         sizes = int(memory.predicted), int(memory.measured)
-        runs.append(SweptRun(s, step.predicted, step.measured, *sizes, bool(outcome.differences)))
+        spread = quantiles(times, n=4, method="inclusive")
+        times_s = step.predicted, step.measured, (spread[0], spread[2])
+        runs.append(SweptRun(s, *times_s, *sizes, bool(outcome.differences)))
     if not runs:
         line, reason = refused[0]
         raise InputError("job", file.train.name, f"allows none of {len(refused)} families; {line}: {reason}")

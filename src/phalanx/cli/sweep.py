@@ -41,9 +41,12 @@ def sweep(
     for line, reason in swept.refused:
         announce(f"left out: {line}: {reason}")
     if swept.runs:
+        from phalanx.answers.encode import plain
         from phalanx.answers.tables import Tables
+        from phalanx.report.sweep import view
 
-        output.show(Tables(None, (sheet(swept, steps),)), subject="sweep")
+        table = sheet(swept, steps)
+        output.put(lambda: view(swept, table), lambda: plain(Tables(None, (table,))))
     if swept.interrupted:
         announce(f"interrupted after {counted(len(swept.runs), 'run')}")
         raise typer.Exit(INTERRUPTED)

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from phalanx.answers.query import Query
-from phalanx.cli.command import command
+from phalanx.cli.command import command, command_with_progress
 from phalanx.cli.forms import Form, forms
 from phalanx.cli.options import Params
 from phalanx.cli.output import Display
@@ -55,7 +55,7 @@ def draw(
     output.show(drawing(name, given) if name is not None else pictures(given))
 
 
-@command
+@command_with_progress  # the prompt waits for a person, not for us
 def quiz(
     output: Annotated[Display, "json"],
     level: Annotated[
