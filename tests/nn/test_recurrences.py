@@ -116,6 +116,34 @@ def test_the_delta_rule_in_chunks_is_the_recurrence(s: DeltaRule, seq: int, taps
     same(delta_rule.scan(s, **given), delta_by_token(s, **given), [t for each in given.values() for t in each])
 
 
+def by_document(lengths: Sequence[Sequence[int]], parts: Sequence[Tensor], scan: Callable[..., Tensor]) -> Tensor:
+    """Run each document of each sequence by itself."""
+    rows = []
+    for row, of_row in enumerate(lengths):
+        of_documents = zip(*(part[row : row + 1].split(list(of_row), 1) for part in parts), strict=True)
+        rows.append(torch.cat([scan(document) for document in of_documents], 1))
+    return torch.cat(rows)
+
+
+DOCUMENTS = [[1, 9, 2, 5, 3], [16, 4]]
+BEGINS = torch.stack([torch.cat([torch.arange(n) for n in lengths]) for lengths in DOCUMENTS])
+
+
+@pytest.mark.parametrize("chunk", [1, 4, 7, 32])
+def test_recurrences_begin_anew_with_each_document(chunk: int) -> None:
+    torch.manual_seed(0)
+    s, r = StateSpace(4, 8, 2, 6, chunk), DeltaRule(2, 4, 6, 8, chunk)
+    space, rule = of_space(s, 20, 4, True), of_rule(r, 20, 4)
+    parts = space.pop("parts")
+    theirs = by_document(DOCUMENTS, parts, lambda one: ssd.scan(s, one, **space))
+    rest = [t for each in space.values() for t in each]
+    same(ssd.scan(s, parts, **space, begins=BEGINS), theirs, [*parts, *rest])
+    parts = rule.pop("parts")
+    theirs = by_document(DOCUMENTS, parts, lambda one: delta_rule.scan(r, one, **rule))
+    rest = [t for each in rule.values() for t in each]
+    same(delta_rule.scan(r, parts, **rule, begins=BEGINS), theirs, [*parts, *rest])
+
+
 def pieces(past: int, cuts: Sequence[int], step: Callable[[int, int, int, Any], tuple[Tensor, Any]]) -> Tensor:
     """Run a sequence in pieces that end at `cuts`, each with the state of the one before."""
     outs, state, low = [], None, 0

@@ -272,7 +272,7 @@ def cases(
         precision=precision,
         optimizer=Optimizer(name=draw(st.sampled_from(["adamw", "sgd"]))),
         clip=draw(st.sampled_from([0.0, 0.5, 1.0])),
-        documents="packed" if patterns else draw(st.sampled_from(["packed", "separate"])),
+        documents=draw(st.sampled_from(["packed", "separate"])),
     )
     check(strategy, model, job, world)
     return model, job, strategy

@@ -33,19 +33,29 @@ class Filter:
         """Tokens that one result sees."""
         return len(self.weight)
 
-    def of_slice(self, x: Tensor, low: int, high: int) -> Tensor:
+    def of_slice(self, x: Tensor, low: int, high: int, begins: Tensor | None = None) -> Tensor:
         """Return the results of tokens low..high before SiLU, (batch, high - low, channels). Before the first token
-        there are zeros."""
+        there are zeros, and before the first of each document where `begins` (batch, high - low) is the place of
+        these tokens in theirs."""
         seen = x[:, max(low - self.taps + 1, 0) : high].to(self.weight.dtype)
         out = seen[:, seen.shape[1] - (high - low) :] * self.weight[-1]
         if self.bias is not None:
             out += self.bias
         for back in range(1, min(self.taps, seen.shape[1])):
             part, into = _shifted(seen, out, back)
-            into.addcmul_(part, self.weight[-1 - back])
+            into.addcmul_(_inside(part, begins, back), self.weight[-1 - back])
         return out
 
-    def backward(self, x: Tensor, low: int, high: int, g: Tensor, d_x: Tensor, d: FilterGradient) -> None:
+    def backward(
+        self,
+        x: Tensor,
+        low: int,
+        high: int,
+        g: Tensor,
+        d_x: Tensor,
+        d: FilterGradient,
+        begins: Tensor | None = None,
+    ) -> None:
         """Add the gradients of x and of the filter to `d_x`, like x, and `d`. g: of what `of_slice` returned."""
         start = max(low - self.taps + 1, 0)
         seen, into = x[:, start:high].to(self.weight.dtype), d_x[:, start:high]
@@ -53,6 +63,7 @@ class Filter:
             d.bias.add_(g.sum((0, 1)))
         for back in range(min(self.taps, seen.shape[1])):
             part, of = _shifted(seen, g, back)
+            of = _inside(of, begins, back)
             d.weight[-1 - back] += (part * of).sum((0, 1))
             place, _ = _shifted(into, g, back)
             place += of * self.weight[-1 - back]
@@ -73,6 +84,14 @@ class FilterGradient:
     def as_given(self, dtype: torch.dtype) -> tuple[Tensor, Tensor | None]:
         """Return the gradients of the parameters, (channels, taps) and (channels,)."""
         return self.weight.t().to(dtype), None if self.bias is None else self.bias.to(dtype)
+
+
+def _inside(part: Tensor, begins: Tensor | None, back: int) -> Tensor:
+    """Return a part (batch, tokens, channels) of the last tokens of a slice, zero where the token `back` before is of
+    another document."""
+    if begins is None or not back:
+        return part
+    return part * (begins[:, begins.shape[1] - part.shape[1] :] >= back).unsqueeze(-1)
 
 
 def _shifted(seen: Tensor, out: Tensor, back: int) -> tuple[Tensor, Tensor]:

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from phalanx.nn import functional, vocab_parallel
-from phalanx.nn.attention import Attention, Cache, CausalAttention
+from phalanx.nn.attention import Angles, Attention, Cache, CausalAttention
 from phalanx.nn.mla import LatentAttention
 from phalanx.nn.mlp import MLP
 from phalanx.nn.moe import MoE
@@ -42,6 +43,20 @@ from phalanx.spec.strategy.spec import Recompute
 _SAME = nn.Identity()
 
 
+@dataclass(frozen=True)
+class TokenFacts:
+    """What mixers know of the tokens beside the stream."""
+
+    angles: Angles = None
+    mask: Tensor | None = None
+    """Added to the logits of attention, which without one is causal; with cp it is `lowest`, the first position that
+    each query sees (runtime/model_parallel/context.py)."""
+    places: Tensor | None = None
+    """(batch, seq), with cp of entire sequences: the place of each token in its document; None: recurrences do not
+    begin anew."""
+    cache: Cache | None = None
+
+
 class DecoderBlock(nn.Module):
     """A block as the model's architecture lists it: sublayers (attention, a recurrence, an MLP, experts), each with a
     norm before it, after it or both, added to the residual stream."""
@@ -64,7 +79,7 @@ class DecoderBlock(nn.Module):
         block = architecture(spec).blocks[index]
         self.residual, self.unit, self.tp = block.residual, f"blocks.{index}", tp
         attend = block.first(Attend)
-        self.window = None if attend is None else attend.window
+        self.window, self.scans = None if attend is None else attend.window, block.first(Scan) is not None
         self.names = tuple(sublayer.name for sublayer in block.sublayers)
         for i, sublayer in enumerate(block.sublayers, start=1):
             if sublayer.norm is not None:
@@ -74,76 +89,45 @@ class DecoderBlock(nn.Module):
                 setattr(self, f"norm{i}_after", make_norm(spec))
         self.repeats: LayerComm | None = None  # set where the block is recomputed: how the repeated pass communicates
 
-    def forward(
-        self,
-        x: Tensor,
-        angles: tuple[Tensor, Tensor] | None = None,
-        mask: Tensor | None = None,
-        cache: Cache | None = None,
-    ) -> Tensor:
-        """Return the stream after the block; x: (batch, seq, hidden), or with sequence parallelism (rows, hidden).
-
-        `mask` is added to the logits of attention, which without one is causal; with cp it is `lowest`, the first
-        position that each query sees (runtime/model_parallel/context.py).
-        """
+    def forward(self, x: Tensor, known: TokenFacts) -> Tensor:
+        """Return the stream after the block; x: (batch, seq, hidden), or with sequence parallelism (rows, hidden)."""
         if self.repeats is not None and recompute.pays(x):
-            return recompute.repeated(self._region, self.repeats, x, *(angles or (None, None)), mask)
-        return self._pass(x, angles, mask, cache)
+            angles = known.angles or (None, None)
+            return recompute.repeated(self._region, self.repeats, x, *angles, known.mask, known.places)
+        return self._pass(x, known)
 
-    def _region(self, needed: bool, x: Tensor, cos: Tensor | None, sin: Tensor | None, mask: Tensor | None) -> Tensor:
-        return self._pass(x, None if cos is None or sin is None else (cos, sin), mask, None, needed)
+    def _region(self, needed: bool, x: Tensor, *known: Tensor | None) -> Tensor:
+        cos, sin, mask, places = known
+        angles = None if cos is None or sin is None else (cos, sin)
+        return self._pass(x, TokenFacts(angles, mask, places), needed)
 
-    def _pass(
-        self,
-        x: Tensor,
-        angles: tuple[Tensor, Tensor] | None,
-        mask: Tensor | None,
-        cache: Cache | None,
-        needed: bool = True,
-    ) -> Tensor:
+    def _pass(self, x: Tensor, known: TokenFacts, needed: bool = True) -> Tensor:
         if self.residual != "serial":
-            return self._parallel(x, angles, mask, cache, needed)
+            return self._parallel(x, known, needed)
         last = len(self.names)
         for i, name in enumerate(self.names, start=1):
             mixer: nn.Module = getattr(self, name)
             after: nn.Module | None = getattr(self, f"norm{i}_after", None)
             wanted = needed or i < last
-            term = self._term(i, mixer, x, angles, mask, cache, wanted or after is not None)
+            term = self._term(mixer, getattr(self, f"norm{i}", _SAME)(x), known, wanted or after is not None)
             if self.tp is not None and not isinstance(mixer, MoE):  # which adds up the ranks' terms itself
                 term = tensor.summed(self.tp, self.unit, (term,), (_last(mixer),), wanted or after is not None)
             x = recompute.add(x, term if after is None else after(term), wanted)
             del term
         return x
 
-    def _term(
-        self,
-        i: int,
-        mixer: nn.Module,
-        x: Tensor,
-        angles: tuple[Tensor, Tensor] | None,
-        mask: Tensor | None,
-        cache: Cache | None,
-        needed: bool,
-    ) -> Any:
-        """Return what the sublayer number `i` makes of the stream: with tp this rank's term of it."""
-        norm: nn.Module = getattr(self, f"norm{i}", _SAME)
+    def _term(self, mixer: nn.Module, x: Tensor, known: TokenFacts, needed: bool) -> Any:
+        """Return what a sublayer makes of the normed stream: with tp this rank's term of it."""
         if isinstance(mixer, CausalAttention):
-            return mixer(norm(x), angles, mask, cache, needed)
+            return mixer(x, known.angles, known.mask, known.cache, needed)
         if isinstance(mixer, Recurrence):
-            return mixer(norm(x), cache, needed)
-        return mixer(norm(x), needed)
+            return mixer(x, known.places, known.cache, needed)
+        return mixer(x, needed)
 
-    def _parallel(
-        self,
-        x: Tensor,
-        angles: tuple[Tensor, Tensor] | None,
-        mask: Tensor | None,
-        cache: Cache | None,
-        needed: bool,
-    ) -> Tensor:
+    def _parallel(self, x: Tensor, known: TokenFacts, needed: bool) -> Tensor:
         """`_pass` where attention and MLP read the block's input, and with tp share one sum over ranks."""
         normed = self.norm1(x)
-        term = self.attention(normed, angles, mask, cache, needed)
+        term = self._term(self.attention, normed, known, needed)
         if self.tp is None:
             term = recompute.add(x, term, needed)
         other = self.mlp(normed if self.residual == "parallel_one_norm" else self.norm2(x), needed)
@@ -359,8 +343,11 @@ class Decoder(nn.Module):
             # (seq, 1, rotary_width / 2), or with positions (batch, seq, 1, rotary_width / 2)
             angles = (self.cos[here].unsqueeze(-2), self.sin[here].unsqueeze(-2))
         masks = self._masks(x.new_empty(()).expand(tokens.shape), positions, blocks)
+        begins = None
+        if positions is not None and any(block.scans for block in blocks):
+            begins = positions if self.cp is None else self.cp.whole(positions)
         for block in blocks:
-            x = block(x, angles, masks[block.window])
+            x = block(x, TokenFacts(angles, masks[block.window], begins if block.scans else None))
         return x if names[-1] != "head" else self.head(x, targets)
 
     def _generate(self, tokens: Tensor, x: Tensor | None, names: Sequence[str], cache: Cache) -> Tensor:
@@ -374,7 +361,7 @@ class Decoder(nn.Module):
             angles = (self.cos[cache.positions].unsqueeze(-2), self.sin[cache.positions].unsqueeze(-2))
         for unit, block in self._blocks().items():
             if unit in names:
-                x = block(x, angles, None, cache)
+                x = block(x, TokenFacts(angles, cache=cache))
         if names[-1] != "head" or cache.wanted is None:
             return x
         logits: Tensor = self.head(x[:, cache.wanted])

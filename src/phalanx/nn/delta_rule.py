@@ -29,6 +29,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from phalanx.nn import documents
 from phalanx.nn.convolution import Filter, FilterGradient, Places, all_rows, own_rows, slices
 from phalanx.nn.functional import accumulate_dtype
 from phalanx.runtime.autograd import deferred_weight_grads
@@ -67,20 +68,27 @@ class _Chunk:
     """(batch, heads, tokens, 1)."""
     log: Tensor
     """(batch, heads, tokens)."""
+    begins: Tensor | None = None
+    """(batch, tokens): the place of each token in its document."""
 
     @property
     def left(self) -> Tensor:
         """The decay from each token to the chunk's end, (batch, heads, tokens, 1)."""
-        return (self.log[..., -1:] - self.log).exp_().unsqueeze(-1)
+        return documents.to_end((self.log[..., -1:] - self.log).exp_(), self.begins).unsqueeze(-1)
 
     @property
     def since(self) -> Tensor:
         """The decay from the chunk's start to each token, (batch, heads, tokens, 1)."""
-        return self.log.exp().unsqueeze(-1)
+        return documents.from_start(self.log.exp(), self.begins).unsqueeze(-1)
+
+    @property
+    def over(self) -> Tensor:
+        """The decay from the chunk's start to its end, (batch, heads)."""
+        return documents.across(self.log[..., -1].exp(), self.begins)
 
     def within(self) -> Tensor:
         """Return the decay between two tokens, (batch, heads, tokens, tokens), zero above the diagonal."""
-        return (self.log.unsqueeze(-1) - self.log.unsqueeze(-2)).exp_().tril_()
+        return documents.between((self.log.unsqueeze(-1) - self.log.unsqueeze(-2)).exp_().tril_(), self.begins)
 
 
 class _Recurrence:
@@ -93,14 +101,15 @@ class _Recurrence:
         beta: Tensor,
         g: Tensor,
         filters: Sequence[Filter],
+        begins: Tensor | None = None,
     ) -> None:
-        self.s, self.parts, self.filters = s, parts, filters
+        self.s, self.parts, self.filters, self.begins = s, parts, filters, begins
         self.beta, self.g = beta.transpose(1, 2), g.transpose(1, 2)  # (batch, heads, seq)
 
     def chunk(self, low: int, high: int) -> _Chunk:
         """Return the tokens low..high, of q, k and v, as the recurrence reads them."""
-        s = self.s
-        pre = tuple(f.of_slice(part, low, high) for f, part in zip(self.filters, self.parts, strict=True))
+        s, begins = self.s, None if self.begins is None else self.begins[:, low:high]
+        pre = tuple(f.of_slice(part, low, high, begins) for f, part in zip(self.filters, self.parts, strict=True))
         q, k, v = (F.silu(part) for part in pre)
         q, k = (part.unflatten(2, (s.key_heads, s.key_dim)).transpose(1, 2) for part in (q, k))
         of_q, of_k = (part.square().sum(-1, keepdim=True).add_(EPS).rsqrt_() for part in (q, k))
@@ -112,6 +121,7 @@ class _Recurrence:
             v.unflatten(2, (s.heads, s.value_dim)).transpose(1, 2),
             self.beta[..., low:high].unsqueeze(-1),
             self.g[..., low:high].cumsum(-1),
+            begins,
         )
 
     def by_key_head(self, per_head: Tensor) -> Tensor:
@@ -134,14 +144,14 @@ class _Recurrence:
         """Add up the heads of a key head."""
         return self.by_key_head(per_head).sum(2)
 
-    def decayed(self, state: Tensor, log: Tensor) -> Tensor:
-        """Return exp(log) state; log: (batch, heads)."""
-        by = log.exp().view(len(log), self.s.key_heads, 1, -1, 1)
+    def decayed(self, state: Tensor, t: _Chunk) -> Tensor:
+        """Return a state decayed over a chunk."""
+        by = t.over.view(len(state), self.s.key_heads, 1, -1, 1)
         return (state.view(*state.shape[:3], -1, self.s.value_dim) * by).flatten(-2)
 
     def after(self, t: _Chunk, new: Tensor, state: Tensor) -> Tensor:
         """Return the state after a chunk."""
-        return self.decayed(state, t.log[..., -1]).add_(t.k.mT @ self.grouped(new * t.left))
+        return self.decayed(state, t).add_(t.k.mT @ self.grouped(new * t.left))
 
     def seen(self, t: _Chunk, state: Tensor) -> Tensor:
         """Return exp(l) k S, (batch, heads, tokens, p)."""
@@ -185,15 +195,17 @@ def run(
     a_log: Tensor,
     state: Tensor | None = None,
     past: int = 0,
+    begins: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Return (y of the tokens after the first `past`, the state after the last). The first `past` tokens of q, k and
-    v are only seen by the convolution; beta and alpha have none for them. `state`: before the tokens; None: zeros."""
+    v are only seen by the convolution; beta and alpha have none for them. `state`: before the tokens; None: zeros.
+    `begins`: the place of each token in its document."""
     wide = accumulate_dtype(v.dtype)
     beta, steps, a = _gates(alpha, beta, dt_bias, a_log, wide)
     g = steps.mul_(a)
     if past:
         beta, g = (F.pad(part, (0, 0, past, 0)) for part in (beta, g))
-    r = _Recurrence(s, (q, k, v), beta, g, filters)
+    r = _Recurrence(s, (q, k, v), beta, g, filters, begins)
     y = v.new_empty(len(v), v.shape[1] - past, s.heads, s.value_dim)
     state = _first_state(s, v, wide) if state is None else state
     for low, high in slices(y.shape[1], s.chunk):
@@ -208,39 +220,43 @@ def run(
 
 class _Scan(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, s: DeltaRule, owners: Owners, places: Places, *tensors: Tensor) -> Tensor:
+    def forward(
+        ctx: Any, s: DeltaRule, owners: Owners, places: Places, begins: Tensor | None, *tensors: Tensor
+    ) -> Tensor:
         ctx.s, ctx.owners, ctx.places = s, owners, places
-        ctx.save_for_backward(*tensors)
+        ctx.save_for_backward(begins, *tensors)
         q, k, v, beta, alpha = tensors[:5]
         *weights, dt_bias, a_log = own_rows(tensors[5:], places)
         filters = _filters(weights, accumulate_dtype(v.dtype))
-        return run(s, q, k, v, beta, alpha, filters, dt_bias, a_log)[0]
+        return run(s, q, k, v, beta, alpha, filters, dt_bias, a_log, begins=begins)[0]
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, g: Tensor) -> Any:
-        tensors = ctx.saved_tensors
-        d_parts, d_own = _backward(ctx.s, [*tensors[:5], *own_rows(tensors[5:], ctx.places)], g)
+        begins, *tensors = ctx.saved_tensors
+        d_parts, d_own = _backward(ctx.s, [*tensors[:5], *own_rows(tensors[5:], ctx.places)], g, begins)
         d_parameters = all_rows(d_own, tensors[5:], ctx.places)
         deferred = deferred_weight_grads.now(ctx.owners)
         if deferred is None:
-            return None, None, None, *d_parts, *d_parameters
+            return None, None, None, None, *d_parts, *d_parameters
         for owner, gradient in zip(ctx.owners, d_parameters, strict=True):
             deferred.deliver_later(owner, gradient)
-        return None, None, None, *d_parts, *(None for _ in d_parameters)
+        return None, None, None, None, *d_parts, *(None for _ in d_parameters)
 
 
 def _filters(weights: Sequence[Tensor], wide: torch.dtype) -> list[Filter]:
     return [Filter.of(weight, None, wide) for weight in weights]
 
 
-def _backward(s: DeltaRule, tensors: Sequence[Tensor], g: Tensor) -> tuple[list[Tensor], list[Tensor]]:
+def _backward(
+    s: DeltaRule, tensors: Sequence[Tensor], g: Tensor, begins: Tensor | None
+) -> tuple[list[Tensor], list[Tensor]]:
     """Return the gradients of (q, k, v, beta, alpha) and of the parameters: three filters, dt_bias, a_log."""
     q, k, v, raw_beta, alpha, *weights, dt_bias, a_log = tensors
     wide = accumulate_dtype(v.dtype)
     filters = _filters(weights, wide)
     beta, steps, a = _gates(alpha, raw_beta, dt_bias, a_log, wide)
-    r = _Recurrence(s, (q, k, v), beta, steps * a, filters)
+    r = _Recurrence(s, (q, k, v), beta, steps * a, filters, begins)
     bounds = slices(v.shape[1], s.chunk)
     # The states before each chunk, and what each wrote, once more.
     before, written = [_first_state(s, v, wide)], []
@@ -279,7 +295,7 @@ def _backward(s: DeltaRule, tensors: Sequence[Tensor], g: Tensor) -> tuple[list[
         d_log += (g_y * read).add_(d_seen * seen).sum(-1)
         d_ends = (d_left * new).sum(-1)
         d_log -= d_ends
-        decayed = r.decayed(d_state, t.log[..., -1])
+        decayed = r.decayed(d_state, t)
         d_log[..., -1] += d_ends.sum(-1)
         d_log[..., -1] += (decayed * state).unflatten(-1, (-1, s.value_dim)).sum((2, 4)).flatten(1)
         # Queries, keys and the state.
@@ -298,7 +314,7 @@ def _backward(s: DeltaRule, tensors: Sequence[Tensor], g: Tensor) -> tuple[list[
         for f, part, pre, gradient, place, of in zip(
             filters, (q, k, v), t.pre, gradients, into, d_filters, strict=True
         ):
-            f.backward(part, low, high, torch.ops.aten.silu_backward(gradient, pre), place, of)
+            f.backward(part, low, high, torch.ops.aten.silu_backward(gradient, pre), place, of, t.begins)
     d_a_log = (d_g * steps).sum((0, 1)).mul_(a)
     d_alpha = d_g.mul_(a).mul_(-torch.expm1(-steps))  # softplus'(u) = sigmoid(u) = 1 - exp(-softplus(u))
     d_beta.mul_(beta).mul_(1 - beta)
@@ -318,12 +334,14 @@ def scan(
     filters: Sequence[Tensor],
     gates: Sequence[Tensor],
     places: Places = (),
+    begins: Tensor | None = None,
 ) -> Tensor:
     """Return y of `parts`, the projected q, k, v, beta and alpha of whole sequences; `filters`: of q, k and v;
-    `gates`: dt_bias and a_log; `places`: the rows of these parameters that the parts belong to. Keeps the five parts
-    and the parameters, nothing else: convolution, norms, triangular systems and states are computed again in the
-    backward pass, which holds a state and `new` a chunk."""
+    `gates`: dt_bias and a_log; `places`: the rows of these parameters that the parts belong to; `begins` (batch,
+    seq): the place of each token in its document. Keeps the five parts and the parameters, nothing else: convolution,
+    norms, triangular systems and states are computed again in the backward pass, which holds a state and `new` a
+    chunk."""
     parameters = (*filters, *gates)
     # Through views, as in model_parallel/tensor.py, so that gradients arrive in order.
     views = [p.view_as(p) for p in parameters]
-    return _Scan.apply(s, deferred_weight_grads.owners(*parameters), places, *parts, *views)  # type: ignore[no-any-return]
+    return _Scan.apply(s, deferred_weight_grads.owners(*parameters), places, begins, *parts, *views)  # type: ignore[no-any-return]

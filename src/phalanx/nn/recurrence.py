@@ -108,8 +108,9 @@ class Recurrence(nn.Module):
             heads = self.whole.place(scan.y.dim.count, 1)
             self.places = (*channels, *(biases if self.has_biases else ()), *(heads for _ in self.gates))
 
-    def scanned(self, parts: Sequence[Tensor]) -> Tensor:
-        """Return the recurrence's result, (batch, seq, channels), of the projected parts but z."""
+    def scanned(self, parts: Sequence[Tensor], begins: Tensor | None) -> Tensor:
+        """Return the recurrence's result, (batch, seq, channels), of the projected parts but z. `begins`: as
+        `forward`."""
         raise NotImplementedError
 
     def run(self, parts: Sequence[Tensor], state: Tensor | None, past: int) -> tuple[Tensor, Tensor]:
@@ -117,12 +118,15 @@ class Recurrence(nn.Module):
         as ssd.run and delta_rule.run."""
         raise NotImplementedError
 
-    def forward(self, x: Tensor, cache: Cache | None = None, needed: bool = True) -> Tensor | ProductTerm:
+    def forward(
+        self, x: Tensor, begins: Tensor | None = None, cache: Cache | None = None, needed: bool = True
+    ) -> Tensor | ProductTerm:
         """Return what the mixer adds to the stream, (batch, seq, hidden): with tp this rank's term, with sequence
         parallelism the factors of it. x: (batch, seq, hidden), or this rank's rows, (rows, hidden). `needed`: whether
-        the value is used (runtime/autograd/recompute.py). `cache`: of a step of generation."""
+        the value is used (runtime/autograd/recompute.py). `begins` (batch, seq): the place of
+        each token of entire sequences in its document; None: they are one. `cache`: of a step of generation."""
         parts = tensor.columns(self.tp, self.unit, x, [getattr(self, name) for name in self.projected])
-        out = self._core(*parts) if cache is None else self._continued(cache, parts)
+        out = self._core(begins, *parts) if cache is None else self._continued(cache, parts)
         del parts
         if self.tp is not None and self.tp.rows is not None:
             return sequence.factors(out, self.o)
@@ -131,13 +135,13 @@ class Recurrence(nn.Module):
     def _term(self, out: Tensor, needed: bool) -> Tensor:
         return recompute.linear(self.o, out, needed) if self.tp is None else tensor.rows(out, self.o, needed)
 
-    def _core(self, *parts: Tensor) -> Tensor:
+    def _core(self, begins: Tensor | None, *parts: Tensor) -> Tensor:
         """Return the gated and normed result, (batch, seq, channels), of all projected parts."""
         z = parts[self.projected.index("z")]
         read: Sequence[Tensor] = [part for part in parts if part is not z]
         if self.whole is None:
-            return self._normed(self.scanned(read), z)
-        y = self.scanned(whole_sequences.there(self.whole, read))
+            return self._normed(self.scanned(read, begins), z)
+        y = self.scanned(whole_sequences.there(self.whole, read), begins)
         return self._normed(whole_sequences.back(self.whole, y, self.scan.y.dim.count), z)
 
     def _continued(self, cache: Cache, parts: Sequence[Tensor]) -> Tensor:
@@ -208,8 +212,8 @@ class Mamba(Recurrence):
         here = heads.count // self.ways, heads.each, max(1, groups.count // self.ways), groups.each
         return StateSpace(*here, self.scan.chunk)
 
-    def scanned(self, parts: Sequence[Tensor]) -> Tensor:
-        return ssd.scan(self.sizes, parts, self._filters(), self._biases(), self._gates(), self.places)
+    def scanned(self, parts: Sequence[Tensor], begins: Tensor | None) -> Tensor:
+        return ssd.scan(self.sizes, parts, self._filters(), self._biases(), self._gates(), self.places, begins)
 
     def run(self, parts: Sequence[Tensor], state: Tensor | None, past: int) -> tuple[Tensor, Tensor]:
         (x, b, c, dt), (dt_bias, a_log, d) = parts, self._gates()
@@ -227,8 +231,8 @@ class GatedDeltaNet(Recurrence):
         heads, keys, ways = self.scan.y.dim, self.scan.groups, self.ways
         return DeltaRule(keys.count // ways, heads.count // ways, keys.each, heads.each, self.scan.chunk)
 
-    def scanned(self, parts: Sequence[Tensor]) -> Tensor:
-        return delta_rule.scan(self.sizes, parts, self._filters(), self._gates(), self.places)
+    def scanned(self, parts: Sequence[Tensor], begins: Tensor | None) -> Tensor:
+        return delta_rule.scan(self.sizes, parts, self._filters(), self._gates(), self.places, begins)
 
     def run(self, parts: Sequence[Tensor], state: Tensor | None, past: int) -> tuple[Tensor, Tensor]:
         q, k, v, beta, alpha = parts

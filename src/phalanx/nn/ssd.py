@@ -27,6 +27,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from phalanx.nn import documents
 from phalanx.nn.convolution import Filter, FilterGradient, Places, all_rows, own_rows, slices
 from phalanx.nn.functional import accumulate_dtype
 from phalanx.runtime.autograd import deferred_weight_grads
@@ -59,6 +60,8 @@ class _Chunk:
     """(batch, tokens, heads)."""
     log: Tensor
     """(batch, heads, tokens)."""
+    begins: Tensor | None = None
+    """(batch, tokens): the place of each token in its document."""
 
     @property
     def stepped(self) -> Tensor:
@@ -68,36 +71,49 @@ class _Chunk:
     @property
     def left(self) -> Tensor:
         """The decay from each token to the chunk's end, (batch, tokens, heads, 1)."""
-        return (self.log[..., -1:] - self.log).exp_().transpose(1, 2).unsqueeze(-1)
+        return documents.to_end((self.log[..., -1:] - self.log).exp_(), self.begins).transpose(1, 2).unsqueeze(-1)
 
     @property
     def since(self) -> Tensor:
         """The decay from the chunk's start to each token, (batch, tokens, heads, 1)."""
-        return self.log.exp().transpose(1, 2).unsqueeze(-1)
+        return documents.from_start(self.log.exp(), self.begins).transpose(1, 2).unsqueeze(-1)
+
+    @property
+    def over(self) -> Tensor:
+        """The decay from the chunk's start to its end, (batch, heads)."""
+        return documents.across(self.log[..., -1].exp(), self.begins)
 
     def within(self) -> Tensor:
         """Return the decay between two tokens, (batch, heads, tokens, tokens), zero above the diagonal."""
-        return (self.log.unsqueeze(-1) - self.log.unsqueeze(-2)).exp_().tril_()
+        return documents.between((self.log.unsqueeze(-1) - self.log.unsqueeze(-2)).exp_().tril_(), self.begins)
 
 
 class _Recurrence:
     """The recurrence over given tokens, by chunks. `dt` is positive, in the state's type."""
 
     def __init__(
-        self, s: StateSpace, x: Tensor, b: Tensor, c: Tensor, dt: Tensor, filters: Sequence[Filter], a: Tensor
+        self,
+        s: StateSpace,
+        x: Tensor,
+        b: Tensor,
+        c: Tensor,
+        dt: Tensor,
+        filters: Sequence[Filter],
+        a: Tensor,
+        begins: Tensor | None = None,
     ) -> None:
-        self.s, self.parts, self.dt, self.filters, self.a = s, (x, b, c), dt, filters, a
+        self.s, self.parts, self.dt, self.filters, self.a, self.begins = s, (x, b, c), dt, filters, a, begins
 
     def chunk(self, low: int, high: int) -> _Chunk:
         """Return the tokens low..high, of x, B and C, as the recurrence reads them."""
-        s = self.s
-        pre = tuple(f.of_slice(part, low, high) for f, part in zip(self.filters, self.parts, strict=True))
+        s, begins = self.s, None if self.begins is None else self.begins[:, low:high]
+        pre = tuple(f.of_slice(part, low, high, begins) for f, part in zip(self.filters, self.parts, strict=True))
         x, b, c = (F.silu(part) for part in pre)
         batch, tokens = x.shape[:2]
         dt = self.dt[:, low:high]
         b, c = (part.view(batch, tokens, s.groups, s.state).transpose(1, 2) for part in (b, c))
         log = (dt * self.a).transpose(1, 2).cumsum(-1)
-        return _Chunk(pre, x.view(batch, tokens, s.heads, s.head_dim), b, c, dt, log)  # type: ignore[arg-type]
+        return _Chunk(pre, x.view(batch, tokens, s.heads, s.head_dim), b, c, dt, log, begins)  # type: ignore[arg-type]
 
     def grouped(self, per_head: Tensor) -> Tensor:
         """View (batch, tokens, heads, p) as (batch, groups, tokens, heads of a group x p)."""
@@ -107,14 +123,14 @@ class _Recurrence:
         """Undo `grouped`."""
         return grouped.transpose(1, 2).reshape(*grouped.shape[::2], self.s.heads, self.s.head_dim)
 
-    def decayed(self, state: Tensor, log: Tensor) -> Tensor:
-        """Return exp(log) state; log: (batch, heads)."""
-        by = log.exp().view(len(log), self.s.groups, 1, -1, 1)
+    def decayed(self, state: Tensor, t: _Chunk) -> Tensor:
+        """Return a state decayed over a chunk."""
+        by = t.over.view(len(state), self.s.groups, 1, -1, 1)
         return (state.view(*state.shape[:3], -1, self.s.head_dim) * by).flatten(-2)
 
     def after(self, t: _Chunk, stepped: Tensor, state: Tensor) -> Tensor:
         """Return the state after a chunk. `stepped`: dt x."""
-        return self.decayed(state, t.log[..., -1]).add_(t.b.mT @ self.grouped(stepped * t.left))
+        return self.decayed(state, t).add_(t.b.mT @ self.grouped(stepped * t.left))
 
     def mixed(self, t: _Chunk) -> tuple[Tensor, Tensor]:
         """Return (C Bᵀ ∘ decay, decay) of a chunk, (batch, heads, tokens, tokens)."""
@@ -135,11 +151,13 @@ def run(
     d: Tensor,
     state: Tensor | None = None,
     past: int = 0,
+    begins: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Return (y of the tokens after the first `past`, the state after the last). The first `past` tokens of x, b and
-    c are only seen by the convolution; dt has none for them. `state`: before the tokens; None: zeros."""
+    c are only seen by the convolution; dt has none for them. `state`: before the tokens; None: zeros. `begins`: the
+    place of each token in its document."""
     wide = accumulate_dtype(x.dtype)
-    r = _Recurrence(s, x, b, c, _steps(dt, dt_bias, wide, past), filters, -a_log.to(wide).exp())
+    r = _Recurrence(s, x, b, c, _steps(dt, dt_bias, wide, past), filters, -a_log.to(wide).exp(), begins)
     y = x.new_empty(len(x), x.shape[1] - past, s.heads, s.head_dim)
     if state is None:
         state = x.new_zeros(len(x), s.groups, s.state, s.heads // s.groups * s.head_dim, dtype=wide)
@@ -162,20 +180,22 @@ def _steps(dt: Tensor, dt_bias: Tensor, wide: torch.dtype, past: int = 0) -> Ten
 
 class _Scan(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, s: StateSpace, owners: Owners, places: Places, *tensors: Tensor) -> Tensor:
+    def forward(
+        ctx: Any, s: StateSpace, owners: Owners, places: Places, begins: Tensor | None, *tensors: Tensor
+    ) -> Tensor:
         ctx.s, ctx.owners, ctx.places = s, owners, places
-        ctx.save_for_backward(*tensors)
+        ctx.save_for_backward(begins, *tensors)
         x, b, c, dt = tensors[:4]
         p = own_rows(tensors[4:], places)
         wide = accumulate_dtype(x.dtype)
         dt_bias, a_log, d = p[6:]
-        return run(s, x, b, c, dt, _filters(p, wide), dt_bias, a_log, d)[0]
+        return run(s, x, b, c, dt, _filters(p, wide), dt_bias, a_log, d, begins=begins)[0]
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, g: Tensor) -> Any:
-        x, b, c, dt, *p = ctx.saved_tensors
-        d_parts, d_own = _backward(ctx.s, x, b, c, dt, own_rows(p, ctx.places), g)
+        begins, x, b, c, dt, *p = ctx.saved_tensors
+        d_parts, d_own = _backward(ctx.s, x, b, c, dt, own_rows(p, ctx.places), g, begins)
         d_parameters = all_rows(d_own, p, ctx.places)
         deferred = deferred_weight_grads.now(ctx.owners)
         if deferred is not None:
@@ -183,7 +203,7 @@ class _Scan(torch.autograd.Function):
             for owner, gradient in zip(ctx.owners, given, strict=True):
                 deferred.deliver_later(owner, gradient)
             d_parameters = [None] * len(p)
-        return None, None, None, *d_parts, *d_parameters
+        return None, None, None, None, *d_parts, *d_parameters
 
 
 def _filters(p: Sequence[Tensor | None], wide: torch.dtype) -> list[Filter]:
@@ -191,13 +211,20 @@ def _filters(p: Sequence[Tensor | None], wide: torch.dtype) -> list[Filter]:
 
 
 def _backward(
-    s: StateSpace, x: Tensor, b: Tensor, c: Tensor, dt: Tensor, p: Sequence[Tensor], g: Tensor
+    s: StateSpace,
+    x: Tensor,
+    b: Tensor,
+    c: Tensor,
+    dt: Tensor,
+    p: Sequence[Tensor],
+    g: Tensor,
+    begins: Tensor | None,
 ) -> tuple[list[Tensor], list[Tensor | None]]:
     """Return the gradients of (x, b, c, dt) and of the parameters: three filters, their biases, dt_bias, a_log, d."""
     wide = accumulate_dtype(x.dtype)
     filters, (dt_bias, a_log, d) = _filters(p, wide), p[6:]
     a, skip = -a_log.to(wide).exp(), d.to(wide).unsqueeze(-1)
-    r = _Recurrence(s, x, b, c, _steps(dt, dt_bias, wide), filters, a)
+    r = _Recurrence(s, x, b, c, _steps(dt, dt_bias, wide), filters, a, begins)
     bounds = slices(x.shape[1], s.chunk)
     # The states before each chunk, once more.
     state = x.new_zeros(len(x), s.groups, s.state, s.heads // s.groups * s.head_dim, dtype=wide)
@@ -230,7 +257,7 @@ def _backward(
         d_b.add_(r.grouped(stepped * left) @ d_state.mT)
         d_left = r.by_head(t.b @ d_state).mul_(left)
         d_last = (d_left * stepped).sum((1, 3))  # (batch, heads)
-        decayed = r.decayed(d_state, t.log[..., -1])
+        decayed = r.decayed(d_state, t)
         d_last += (decayed * state).unflatten(-1, (-1, s.head_dim)).sum((2, 4)).flatten(1)
         d_stepped = d_stepped + d_left
         d_state = decayed.add_(t.c.mT @ g_since)
@@ -246,7 +273,7 @@ def _backward(
         for f, part, pre, gradient, place, of in zip(
             filters, (x, b, c), t.pre, gradients, into, d_filters, strict=True
         ):
-            f.backward(part, low, high, torch.ops.aten.silu_backward(gradient, pre), place, of)
+            f.backward(part, low, high, torch.ops.aten.silu_backward(gradient, pre), place, of, t.begins)
     # softplus'(u) = sigmoid(u) = 1 - exp(-softplus(u))
     d_dt = d_steps.mul_(-torch.expm1(-r.dt))
     weights, biases = zip(*(of.as_given(x.dtype) for of in d_filters), strict=True)
@@ -261,12 +288,13 @@ def scan(
     biases: Sequence[Tensor | None],
     gates: Sequence[Tensor],
     places: Places = (),
+    begins: Tensor | None = None,
 ) -> Tensor:
     """Return y of `parts`, the projected x, b, c and dt of whole sequences; `filters`, `biases`: of x, b and c;
-    `gates`: dt_bias, a_log and d; `places`: the rows of these parameters that the parts belong to. Keeps the four
-    parts and the parameters, nothing else: convolution and states are computed again in the backward pass, which
-    holds one state a chunk."""
+    `gates`: dt_bias, a_log and d; `places`: the rows of these parameters that the parts belong to; `begins` (batch,
+    seq): the place of each token in its document. Keeps the four parts and the parameters, nothing else: convolution
+    and states are computed again in the backward pass, which holds one state a chunk."""
     parameters = (*filters, *biases, *gates)
     # Through views, as in model_parallel/tensor.py, so that gradients arrive in order.
     views = [None if p is None else p.view_as(p) for p in parameters]
-    return _Scan.apply(s, deferred_weight_grads.owners(*parameters), places, *parts, *views)  # type: ignore[no-any-return]
+    return _Scan.apply(s, deferred_weight_grads.owners(*parameters), places, begins, *parts, *views)  # type: ignore[no-any-return]

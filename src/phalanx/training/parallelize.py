@@ -43,10 +43,7 @@ from phalanx.schedule.gradients.sharding import sharding_of
 from phalanx.schedule.layers.routing import depends_on_other_tokens
 from phalanx.schedule.layout import Layout, RankView
 from phalanx.schedule.pipeline.actions import PipelineSchedule, last_weight_grad_at, splits
-from phalanx.spec.errors import InputError
 from phalanx.spec.job import Job
-from phalanx.spec.model.blocks.lowering import architecture
-from phalanx.spec.model.blocks.operators import Scan
 from phalanx.spec.model.spec import ModelSpec, Parameter, parameters
 from phalanx.spec.number_formats import NumberFormat
 from phalanx.spec.optimizers import Optimizer
@@ -101,9 +98,6 @@ def parallelize_decoder(
     It starts from `weights`, or from values drawn from `seed`. `run`: the forward pass of a micro-batch through one
     chunk; `schedule`: replaces the strategy's pipeline schedule; `balanced`: experts are chosen in turn.
     """
-    if job.documents == "separate" and any(block.first(Scan) for block in architecture(spec).kinds):
-        reason = "needs recurrences that begin anew with each document, which do not run yet"
-        raise InputError("job.documents", job.documents, reason, "use packed")
     view = Layout(spec, job, strategy).rank_view(comm.world.rank)
     schedule = schedule or view.layout.schedule
 

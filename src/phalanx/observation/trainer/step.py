@@ -223,7 +223,7 @@ def record_cut_step(
         comm = Comm(FakeRank(rank, strategy.world, 0, 1, device), mesh(strategy), null=True)
         with Building(device):
             training = Training(spec, job, strategy, comm, seed=0, weights=FakeWeights())
-        micro_batches = _micro_batches(job, strategy, device)
+        micro_batches = _micro_batches(training.context, job, strategy, device)
         tracker = partial(FakeTracker, device=device, flights=lambda: list(comm.unawaited.values()))
         with instrument(training.model.units(), comm.recorder, lambda: training.current, tracker) as tracked:
             if device.type == "cpu":
@@ -299,7 +299,6 @@ def described(error: BaseException) -> str:
     return f"{type(error).__name__}: {str(error).strip() or 'no message'}, at {place}"
 
 
-def _micro_batches(job: Job, strategy: Strategy, device: torch.device) -> list[Tensor]:
-    part = Context(job.seq, strategy.ring, strategy.ulysses)
+def _micro_batches(part: Context, job: Job, strategy: Strategy, device: torch.device) -> list[Tensor]:
     shape = part.shape(strategy.micro_batch, job.documents == "separate")
     return [torch.empty(shape, dtype=torch.int64, device=device) for _ in range(strategy.accumulation(job))]

@@ -43,8 +43,18 @@ class ContextParallel:
 
     def places(self, positions: Tensor | None) -> Tensor:
         """Return the positions of this rank's tokens: (tokens,) in the sequence; or (batch, tokens) in their
-        documents, from the Ulysses group's positions, (ulysses, batch, tokens)."""
-        return self.own if positions is None else positions[self.context.index % self.context.ulysses]
+        documents, from positions as Context.cut gives them, (ranks, batch, tokens)."""
+        return self.own if positions is None else self._of_group(positions)[self.context.index % self.context.ulysses]
+
+    def _of_group(self, positions: Tensor) -> Tensor:
+        """Return the positions of the Ulysses group's tokens, (ulysses, batch, tokens)."""
+        first = self.context.ring_index * self.context.ulysses if self.context.scans else 0
+        return positions[first : first + self.context.ulysses]
+
+    def whole(self, positions: Tensor) -> Tensor:
+        """Return the positions in their documents of entire sequences' tokens, (batch, seq)."""
+        order = torch.from_numpy(self.context.everyone).to(positions.device)
+        return positions.transpose(0, 1).flatten(1)[:, order.flatten().argsort()]
 
     def lowest(self, windows: Collection[int | None], positions: Tensor | None) -> dict[int | None, Lowest]:
         """Return `lowest` for each window of the blocks. The part that depends only on windows is computed once and
@@ -57,7 +67,7 @@ class ContextParallel:
                 if w not in self._kept:
                     self._kept[w] = (self._here + (1 - (w or self.context.seq))).unsqueeze(0)
             return {w: self._kept[cut] for w, cut in short.items()}
-        begins = self._here - positions.transpose(0, 1).flatten(1)  # (batch, tokens of the group)
+        begins = self._here - self._of_group(positions).transpose(0, 1).flatten(1)  # (batch, tokens of the group)
         lowest = {w: begins if w is None else begins.maximum(self._here + (1 - w)) for w in set(short.values())}
         return {w: lowest[cut] for w, cut in short.items()}
 

@@ -43,6 +43,8 @@ class Context:
     ring: int = 1
     ulysses: int = 1
     index: int = 0
+    scans: bool = False
+    """Whether some block has a recurrence, whose ranks need the documents' positions of entire sequences."""
 
     @property
     def parallel(self) -> bool:
@@ -77,24 +79,37 @@ class Context:
         own: Positions = self.group[self.index % self.ulysses]
         return own
 
+    @cached_property
+    def everyone(self) -> Positions:
+        """The positions that each rank of cp holds, (ring x ulysses, tokens)."""
+        return np.stack([self.of_ring(rank).reshape(self.ulysses, -1) for rank in range(self.ring)]).reshape(
+            -1, self.tokens
+        )
+
+    @property
+    def _placed(self) -> Positions:
+        """The positions of the tokens whose places in documents this rank knows, (ranks, tokens)."""
+        return self.everyone if self.scans else self.group
+
     def shape(self, sequences: int, separate: bool) -> tuple[int, ...]:
         """Return the shape of a micro-batch on this rank, as `cut` makes it. `separate`: with documents'
         positions."""
         if not self.parallel:
             return (2,) * separate + (sequences, self.seq + 1)
-        return (2 + self.ulysses * separate, sequences, self.tokens)
+        return (2 + len(self._placed) * separate, sequences, self.tokens)
 
     def cut(self, batch: Batch) -> Batch:
         """Return this rank's part of complete sequences: without context parallelism the batch itself, else
-        (2, sequences, tokens), token ids and targets. For separate documents the positions of the Ulysses group's
-        tokens follow: (2 + ulysses, sequences, tokens)."""
+        (2, sequences, tokens), token ids and targets. For separate documents places in them follow, of the Ulysses
+        group's tokens, with recurrences of all ranks': (2 + ranks, sequences, tokens)."""
         array: Any = batch
         if not self.parallel:
             return batch
         separate = array.ndim == 3
         ids = array if separate else array[None]
-        at = np.stack([self.own, self.own + 1, *(self.group if separate else ())])
-        row = np.array([0, 0, *([1] * self.ulysses if separate else ())])
+        placed = self._placed if separate else ()
+        at = np.stack([self.own, self.own + 1, *placed])
+        row = np.array([0, 0, *([1] * len(placed))])
         sequences = np.arange(ids.shape[1])
         return ids[row[:, None, None], sequences[None, :, None], at[:, None, :]]  # type: ignore[no-any-return]
 

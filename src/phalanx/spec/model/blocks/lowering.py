@@ -18,7 +18,7 @@ from phalanx.spec.model.blocks.layer_embedding import LayerEmbeddingSizes, layer
 from phalanx.spec.model.blocks.lightning import LightningSizes, lightning
 from phalanx.spec.model.blocks.mamba import MambaSizes, mamba
 from phalanx.spec.model.blocks.mlp import MlpSizes, experts, mlp
-from phalanx.spec.model.blocks.operators import Dim, Norm, Weight, whole
+from phalanx.spec.model.blocks.operators import Dim, Norm, Scan, Weight, whole
 from phalanx.spec.model.blocks.selective import SelectiveSizes, selective
 from phalanx.spec.model.blocks.short_conv import ShortConvSizes, short_conv
 
@@ -76,6 +76,11 @@ def architecture(spec: ModelSpec) -> Architecture:
         spec.tied,
         end_weights=_joined(spec) if spec.streams > 1 else (),
     )
+
+
+def scans(spec: ModelSpec) -> bool:
+    """Whether a model has recurrences."""
+    return any(block.first(Scan) is not None for block in architecture(spec).kinds)
 
 
 def block_of(spec: ModelSpec, unit: str) -> Block:
