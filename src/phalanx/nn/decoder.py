@@ -45,7 +45,7 @@ _SAME = nn.Identity()
 
 @dataclass(frozen=True)
 class TokenFacts:
-    """What mixers know of the tokens beside the stream."""
+    """What mixers know of the tokens in addition to the stream."""
 
     angles: Angles = None
     mask: Tensor | None = None
