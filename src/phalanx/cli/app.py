@@ -124,6 +124,7 @@ COMMANDS = (
     Entry("ui", _RUN, "phalanx.cli.ui:ui", "Serve a page on this machine: plans that change, and runs."),
     Entry("measure", _MEASURE, "phalanx.cli.measure:measure", "Measure kernels, links and collectives here."),
     Entry("calibrate", _MEASURE, "phalanx.cli.calibrate:calibrate", "Bend predictions with steps that you measured."),
+    Entry("diagnose", _MEASURE, "phalanx.cli.diagnose:diagnose", "Compare a run's logs and traces with its plan."),
     Entry(
         "validate", _MEASURE, "phalanx.cli.validate:validate", "Predict published runs, and show how far off it is."
     ),

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import tomllib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 
@@ -37,21 +37,31 @@ class StepTime:
     """Half the range between the 10th and the 90th percentile, relative to the median."""
     delayed: int
     """Steady steps that took more than 1.5 times the median."""
+    delay_s: float = 0.0
+    """Seconds by which these lengthen the mean of all steady steps."""
+    tflops: float | None = None
+    """TFLOP/s per GPU as the log prints them, in its own count of FLOPs."""
+    runs: int = 1
+    """Runs in the log, of which the last was read: the number of the step falls where one begins."""
 
     @property
     def note(self) -> str:
         """Where the seconds are from, in one line."""
         late = f", {self.delayed} delayed" if self.delayed else ""
+        last = f" of the last of {self.runs} runs" if self.runs > 1 else ""
         return (
-            f"{self.seconds:.4g} s: the median of {self.steps} steps as {self.printed_by} prints them, after "
+            f"{self.seconds:.4g} s: the median of {self.steps} steps{last} as {self.printed_by} prints them, after "
             f"{self.dropped} of warm-up{late}; ± {100 * self.spread:.1f} %"
         )
 
 
 @cache
-def _lines() -> tuple[tuple[str, re.Pattern[str]], ...]:
-    rows = tomllib.loads(Path(__file__).with_suffix(".toml").read_text())["line"]
+def _lines(of: str = "line") -> tuple[tuple[str, re.Pattern[str]], ...]:
+    rows = tomllib.loads(Path(__file__).with_suffix(".toml").read_text())[of]
     return tuple((row["name"], re.compile(row["pattern"])) for row in rows)
+
+
+_NUMBER = re.compile(r"(?:iteration|step)[\s:\"']+(\d+)", re.IGNORECASE)
 
 
 def step_time(text: str, name: str, batch: int = 0, seq: int = 0, gpus: int = 0) -> StepTime:
@@ -61,9 +71,27 @@ def step_time(text: str, name: str, batch: int = 0, seq: int = 0, gpus: int = 0)
         matches = list(pattern.finditer(text))
         if matches:
             unit = next(iter(pattern.groupindex))
-            return _steady(printed_by, np.array([_seconds(m[unit], unit, name, (batch, seq, gpus)) for m in matches]))
+            starts = _starts(text, matches)
+            text, last = text[matches[starts[-1]].start() :], matches[starts[-1] :]
+            times = np.array([_seconds(m[unit], unit, name, (batch, seq, gpus)) for m in last])
+            rates = [float(m[1].replace(",", "")) for _, p in _lines("rate") for m in p.finditer(text)]
+            tflops = float(np.median(rates[len(rates) // 2 :])) if rates else None
+            return replace(_steady(printed_by, times), tflops=tflops, runs=len(starts))
     known = ", ".join(line for line, _ in _lines())
     raise InputError("log", name, "prints no time of a step that is known", f"known lines: {known}; or FILE=SECONDS")
+
+
+def _starts(text: str, matches: list[re.Match[str]]) -> list[int]:
+    """Return which matches are the first of a run: where the number of the step in their line falls."""
+    starts, before = [0], -1
+    for i, match in enumerate(matches):
+        line = text[text.rfind("\n", 0, match.start()) + 1 : match.end()]
+        numbers = _NUMBER.findall(line)
+        now = int(numbers[0]) if numbers else before
+        if now < before:
+            starts.append(i)
+        before = now
+    return starts
 
 
 def _seconds(word: str, unit: str, name: str, sizes: tuple[int, int, int]) -> float:
@@ -89,6 +117,7 @@ def _steady(printed_by: str, seconds: np.ndarray) -> StepTime:
     steady = seconds[start:]
     median = float(np.median(steady))
     low, high = np.percentile(steady, [10, 90])
-    delayed = int((steady > _FAR * median).sum())
+    late = steady > _FAR * median
     spread = float(high - low) / 2 / median if median else 0.0
-    return StepTime(median, printed_by, len(steady), start, spread, delayed)
+    delay = float((steady[late] - median).sum()) / len(steady)
+    return StepTime(median, printed_by, len(steady), start, spread, int(late.sum()), delay)

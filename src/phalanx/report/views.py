@@ -19,6 +19,7 @@ _VIEWS = {
     "Comparison": "phalanx.report.compare",
     "Continuations": "phalanx.report.weights",
     "DecisionPath": "phalanx.textbook.answers",
+    "Diagnosis": "phalanx.report.diagnosis",
     "Drawing": "phalanx.textbook.answers",
     "ExpertBalance": "phalanx.report.experts",
     "Explanation": "phalanx.report.predict:explanation",

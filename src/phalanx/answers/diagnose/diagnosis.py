@@ -1,0 +1,260 @@
+"""What a run's own files say against its plan, term by term: the question of `diagnose`.
+
+Logs, traces and dumps give a measured step; the plan gives its parts as predicted. The difference is charged to the
+parts, and the largest are named with what gives them away and what to do about them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from phalanx.answers.answer import Answer
+from phalanx.answers.diagnose.causes import Cause, Evidence, causes
+from phalanx.answers.diagnose.flop_rate import FlopRate, flop_rate, seconds_at
+from phalanx.answers.diagnose.planned_parts import axis_of, planned_axes, planned_parts
+from phalanx.answers.diagnose.run_files import RunFiles, read_files, tail
+from phalanx.answers.prediction import Prediction, prediction_of
+from phalanx.answers.query import Query
+from phalanx.answers.question import Question, read
+from phalanx.frameworks.step_logs import StepTime, step_time
+from phalanx.planning.explain import explanation
+from phalanx.spec.errors import InputError
+from phalanx.spec.strategy.mesh import mesh
+from phalanx.traces.breakdown import Breakdown, breakdown, compared
+from phalanx.traces.rank_trace import KINDS, RankTrace
+
+
+@dataclass(frozen=True)
+class PartGap:
+    """A part of a step: predicted, measured, and the difference in seconds."""
+
+    part: str
+    predicted_s: float | None
+    """None without a plan."""
+    measured_s: float | None
+    """None where the files do not divide the step."""
+
+    @property
+    def gap_s(self) -> float | None:
+        """Seconds by which it takes longer than planned."""
+        return None if self.predicted_s is None or self.measured_s is None else self.measured_s - self.predicted_s
+
+
+@dataclass(frozen=True)
+class NamedGap:
+    """Where time goes that the plan does not have, and what to do about it."""
+
+    cause: str
+    seconds: float
+    why: str
+    remedy: str
+    then_s: float
+    """Seconds of the step without it."""
+
+
+@dataclass(frozen=True)
+class Diagnosis(Answer):
+    """A measured step and its plan."""
+
+    about: str
+    step_s: float
+    planned_s: float | None
+    parts: tuple[PartGap, ...]
+    findings: tuple[NamedGap, ...]
+    rate: FlopRate | None
+    rank: int | None
+    """The rank whose trace is compared: the usual one of the stage that computes longest."""
+    ranks: int
+    """Ranks whose traces were read."""
+    used: tuple[str, ...]
+    """What each file gave."""
+    further: str = ""
+    """The change of the plan itself that helps most, with its price."""
+
+    def records(self) -> list[dict[str, Any]]:
+        """Return a row for each part."""
+        return [
+            {"part": p.part, "predicted_s": p.predicted_s, "measured_s": p.measured_s, "gap_s": p.gap_s}
+            for p in self.parts
+        ]
+
+
+def diagnosis_of(words: Sequence[str], query: Query) -> Diagnosis:
+    """Compare a run's files with its plan. `words`: files and folders, seconds of a step (4.3s) or a rate
+    (230TFLOP/s); `query`: the plan.
+
+    Raises InputError for a file that cannot be used, and where nothing says how long a step took."""
+    files = read_files(words)
+    question = _question(files, query)
+    prediction = None if question is None else prediction_of(question)
+    timed = _timed(files, question)
+    used = [f"{log}: {t.note}" for log, t in zip(files.logs, timed, strict=True)]
+    stated = files.step_s or (timed[0].seconds if timed else None)
+    if question is not None and stated is None and files.tflops is not None and not files.traces:
+        stated = seconds_at(files.tflops, prediction)
+    if not files.traces and stated is None:
+        raise InputError(
+            "FILE", " ".join(words), "says no step's time", "give a log, a trace, or seconds such as 4.3s"
+        )
+    name = axis_of(None if question is None else question.strategy)
+    steps = [breakdown(trace, name, stated) for trace in files.traces]
+    steps = compared(files.traces, steps, name) if len(steps) > 1 else steps
+    used += [_words(b) for b in steps]
+    own = _usual(steps, question)
+    step_s = own.step_s if own is not None else stated
+    assert step_s is not None
+    delay = timed[0].delay_s if timed else 0.0
+    planned = {} if question is None or prediction is None else planned_parts(question, prediction)
+    rows = _rows(planned, own, step_s, delay)
+    named = _findings(question, prediction, files.traces, steps, own, rows, step_s, delay)
+    rate = flop_rate(question, prediction, step_s, files.tflops or (timed[0].tflops if timed else None))
+    return Diagnosis(
+        about="no plan was named" if question is None else question.about,
+        step_s=step_s + delay,
+        planned_s=None if prediction is None else prediction.step_time_s,
+        parts=tuple(rows),
+        findings=tuple(NamedGap(c.name, c.seconds, c.why, c.remedy, step_s + delay - c.seconds) for c in named),
+        rate=rate,
+        rank=None if own is None else own.rank,
+        ranks=len(steps),
+        used=tuple(used),
+        further=_further(question),
+    )
+
+
+def _question(files: RunFiles, query: Query) -> Question | None:
+    """Return the plan's question; None where none is named."""
+    if query.source is None and query.model is None:
+        if files.plan is None:
+            return None
+        query = replace(query, source=files.plan)
+    question = read(query)
+    world = max((t.world or 0 for t in files.traces), default=0)
+    assert question.strategy is not None
+    if world and world != question.strategy.world:
+        reason = f"is of {world} ranks, and the plan has {question.strategy.world}"
+        raise InputError("FILE", files.traces[0].file, reason, "name the plan that was run, or --gpus")
+    return question
+
+
+def _timed(files: RunFiles, question: Question | None) -> list[StepTime]:
+    sizes = (0, 0, 0)
+    if question is not None:
+        job = question.exact.job if question.exact else question.pricing.job
+        sizes = job.global_batch, job.seq, question.gpus
+    return [step_time(tail(log), str(log), *sizes) for log in files.logs]
+
+
+def _words(b: Breakdown) -> str:
+    steps = f"{b.steps} step{'s' * (b.steps > 1)} of {b.step_s:.4g} s"
+    rank = "" if b.rank is None else f" of rank {b.rank}"
+    return "; ".join((f"{b.file}: {steps}{rank}", *b.notes))
+
+
+def _usual(steps: Sequence[Breakdown], question: Question | None) -> Breakdown | None:
+    """Return the rank to compare: of the stage that computes longest the one at the lower median."""
+    if not steps:
+        return None
+    stages: dict[int, list[Breakdown]] = {}
+    grid = None if question is None or question.strategy is None else mesh(question.strategy)
+    for b in steps:
+        known = grid is not None and b.rank is not None and b.rank < grid.world
+        stages.setdefault(grid.place(b.rank)["pp"] if known else 0, []).append(b)  # type: ignore[union-attr,arg-type]
+    middle = [sorted(of, key=lambda b: b.computing_s)[(len(of) - 1) // 2] for of in stages.values()]
+    return max(middle, key=lambda b: b.computing_s)
+
+
+def _rows(planned: dict[str, float], own: Breakdown | None, step_s: float, delay: float) -> list[PartGap]:
+    """Return the parts, predicted and measured, the largest gap first."""
+    if own is None:
+        whole = [PartGap("step", sum(planned.values()) if planned else None, step_s)]
+        return [*whole, *([PartGap("delayed steps", 0.0, delay)] if delay else [])]
+    measured = dict(own.parts)
+    if "over pp" in measured:
+        measured["pipeline"] = measured.get("pipeline", 0.0) + measured.pop("over pp")
+    if "experts" in measured and "experts" not in planned:
+        measured["products"] = measured.get("products", 0.0) + measured.pop("experts")
+    passes, kernels = ("forward", "backward"), ("products", "attention", "memory")
+    if planned and any(p in planned for p in passes) != any(p in measured for p in passes):
+        planned, measured = ({**p} for p in (planned, measured))
+        for parts in (planned, measured):
+            parts["computing"] = sum(parts.pop(name, 0.0) for name in (*passes, *kernels))
+    if delay:
+        measured["delayed steps"] = delay
+    names = dict.fromkeys((*planned, *measured))
+    rows = [PartGap(n, planned.get(n, 0.0) if planned else None, measured.get(n, 0.0)) for n in names]
+    return sorted(rows, key=lambda row: -(row.gap_s if row.gap_s is not None else row.measured_s or 0.0))
+
+
+def _findings(
+    question: Question | None,
+    prediction: Prediction | None,
+    traces: Sequence[RankTrace],
+    steps: Sequence[Breakdown],
+    own: Breakdown | None,
+    rows: Sequence[PartGap],
+    step_s: float,
+    delay: float,
+) -> list[Cause]:
+    """Return the causes of the gaps, the largest first."""
+    named = []
+    if delay > 0.02 * step_s:
+        why = "steps of more than 1.5 times the median lengthen the mean"
+        named.append(
+            Cause("delayed steps", delay, why, "is it saving or evaluation: do these less often, or asynchronously")
+        )
+    if question is None or prediction is None or question.strategy is None or own is None:
+        return named
+    s, cluster = question.strategy, question.exact.cluster if question.exact else question.pricing.cluster
+    evidence = Evidence(
+        strategy=s,
+        grid=mesh(s),
+        ranks_per_node=cluster.ranks_per_node,
+        own=own,
+        ranks=steps,
+        gaps={r.part: r.gap_s for r in rows if r.gap_s is not None and r.part != "delayed steps"},
+        planned={r.part: r.predicted_s or 0.0 for r in rows},
+        axes=planned_axes(question, prediction),
+        spread_out=_spread_out(traces, question, cluster.ranks_per_node),
+        single=_in_single(traces) if question.precision not in ("fp32", "tf32") else 0.0,
+    )
+    return sorted([*named, *causes(evidence)], key=lambda cause: -cause.seconds)
+
+
+def _spread_out(traces: Sequence[RankTrace], question: Question, node: int) -> frozenset[str]:
+    """Return the axes whose groups' ranks, as the traces name them, are on several nodes."""
+    name = axis_of(question.strategy)
+    calls = {call for trace in traces for call in trace.calls if len({rank // node for rank in call.ranks}) > 1}
+    return frozenset(map(name, calls))
+
+
+_SINGLE = re.compile(r"sgemm|f32f32|s1688gemm|simt|nvjet(_sm\d+)?_s|aten::\w+ float$", re.IGNORECASE)
+
+
+def _in_single(traces: Sequence[RankTrace]) -> float:
+    """Return the share of the products' seconds that are in fp32 (TF32 included), by their kernels' names."""
+    single = total = 0.0
+    for trace in traces:
+        products = trace.on_device & (trace.kind == KINDS.index("products"))
+        narrow = np.array([bool(_SINGLE.search(name)) for name in trace.names] or [False])
+        seconds = (trace.stop - trace.start)[products]
+        total += float(seconds.sum())
+        single += float(seconds[narrow[trace.name[products]]].sum())
+    return single / total if total else 0.0
+
+
+def _further(question: Question | None) -> str:
+    """Return the change of the plan itself that helps most, with its price; "" if none does."""
+    if question is None or question.exact is not None:
+        return ""
+    better = [lever for lever in explanation.levers(question.subject) if lever.priced is not None]
+    if not better:
+        return ""
+    best = min(better, key=lambda lever: lever.priced.seconds if lever.priced else 0.0)
+    assert best.priced is not None
+    return f"of the plan itself: {best.change} would take {best.priced.seconds:.3g} s (it is against {best.name})"

@@ -1,0 +1,109 @@
+"""Whether a rate is normal: model FLOP/s of a GPU, planned and published ones, and which count of FLOPs a log has."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from phalanx.answers.prediction import Prediction
+from phalanx.answers.question import Question
+from phalanx.cost.analytic.chips import chip_name
+from phalanx.cost.ledger.flops import model_flops
+from phalanx.spec.errors import InputError
+from phalanx.validate import from_row, models, records, systems
+from phalanx.validate.stacks import number_format
+
+
+@dataclass(frozen=True)
+class PublishedRates:
+    """MFU of published runs on the same chip in the same number format, of models of a similar size."""
+
+    runs: int
+    low: float
+    """The 10th percentile."""
+    median: float
+    high: float
+    """The 90th percentile."""
+
+
+@dataclass(frozen=True)
+class FlopRate:
+    """FLOP/s of a GPU, and how they are counted."""
+
+    tflops: float
+    """Model TFLOP/s as every page here counts them: without recomputation, attention over the full square."""
+    planned_tflops: float
+    mfu: float
+    """Of the peak in bf16."""
+    planned_mfu: float
+    published: PublishedRates | None = None
+    stated_tflops: float | None = None
+    """As the log, or the user, states them."""
+    stated_count: str = ""
+    """The count of FLOPs that the stated rate agrees with."""
+
+
+_ALIKE, _FEW = 2.0, 5
+"""Models of up to so many times more or fewer parameters are alike; fewer runs are no comparison."""
+_AGREES = 0.03
+"""Share by which two counts of FLOPs may differ and agree."""
+
+
+def published_rates(question: Question) -> PublishedRates | None:
+    """Return the MFU of published runs like a question's; None where there are too few."""
+    chip, model = chip_name(question.pricing.cluster.device.name), question.pricing.model
+    rates = []
+    for row in records.load(records.RUNS):
+        size = row.number("params_b")
+        if not size or not 1 / _ALIKE < size * 1e9 / model.parameter_count < _ALIKE or row.moe != bool(model.experts):
+            continue
+        try:
+            if systems.chip_name(row) != chip or number_format(row) != question.pricing.number_format:
+                continue
+            case = from_row.case(row)
+        except (models.Unspecified, InputError):
+            continue
+        if case.measured_s:
+            ranks = float(case.layout.world)
+            flops = float(model_flops(case.shape, case.layout))
+            rates.append(flops / (case.measured_s * ranks * float(case.system.peak_bf16)))
+    if len(rates) < _FEW:
+        return None
+    low, median, high = (float(x) for x in np.percentile(rates, (10, 50, 90)))
+    return PublishedRates(len(rates), low, median, high)
+
+
+def seconds_at(tflops: float, prediction: Prediction | None) -> float | None:
+    """Return the seconds of a step at a rate per GPU."""
+    if prediction is None or prediction.model_flops is None:
+        raise InputError("FILE", f"{tflops:g}TFLOP/s", "is a rate of an unknown step", "name the plan and its stack")
+    return prediction.model_flops / (tflops * 1e12 * prediction.question.gpus)
+
+
+def flop_rate(
+    question: Question | None, prediction: Prediction | None, step_s: float, stated: float | None
+) -> FlopRate | None:
+    """Return the rates, with the count of FLOPs that a stated one agrees with."""
+    if question is None or prediction is None or prediction.estimate is None:
+        return None
+    flops, gpus = prediction.model_flops or 0.0, float(prediction.estimate.layout.world)
+    planned_mfu = prediction.mfu or 0.0
+    rate = FlopRate(
+        tflops=flops / step_s / gpus / 1e12,
+        planned_tflops=flops / prediction.step_time_s / gpus / 1e12,
+        mfu=planned_mfu * prediction.step_time_s / step_s,
+        planned_mfu=planned_mfu,
+        published=published_rates(question),
+    )
+    if stated is None:
+        return rate
+    counts = {
+        "model FLOPs with attention over the full square, as here": flops,
+        "6 FLOPs per parameter and token, without attention": prediction.six_n_flops or 0.0,
+        "what the chips execute, recomputation included": flops * (prediction.hfu or 0.0) / (planned_mfu or 1.0),
+    }
+    implied = stated * 1e12 * gpus * step_s
+    name, nearest = min(counts.items(), key=lambda item: abs(item[1] / implied - 1))
+    said = name if abs(nearest / implied - 1) < _AGREES else f"{implied / flops - 1:+.0%} of the FLOPs counted here"
+    return replace(rate, stated_tflops=stated, stated_count=said)

@@ -1,0 +1,167 @@
+"""A predicted step in the parts that a trace can be charged to, and how a trace's groups are named as its axes."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from phalanx.answers.prediction import Prediction
+from phalanx.answers.question import Question
+from phalanx.planning.explain.program_traffic import program_flows
+from phalanx.spec.strategy.mesh import mesh
+from phalanx.spec.strategy.spec import Strategy
+from phalanx.traces.breakdown import AxisOf
+from phalanx.traces.rank_trace import Call
+
+_TERMS = {
+    **{"matmul": "products", "recurrence": "products", "head": "products", "attention": "attention"},
+    **{"memory": "memory", "optimizer": "optimizer", "launch": "launches", "other": "host"},
+    **{"tp": "over tp", "cp": "over cp", "ep": "over ep", "dp": "over dp", "coding": "over dp"},
+    **{"bubble": "pipeline", "transfers": "pipeline"},
+}
+"""The part of each term of the formulas."""
+_EXACT = {
+    "forward passes": "forward",
+    "backward passes": "backward",
+    "the update": "optimizer",
+    "waiting for other stages": "pipeline",
+}
+_EXPOSED = "communication that nothing hides"
+
+
+def planned_parts(question: Question, prediction: Prediction) -> dict[str, float]:
+    """Return the predicted seconds of a step by part; they sum to the step."""
+    parts: dict[str, float] = {}
+
+    def add(part: str, seconds: float) -> None:
+        if seconds:
+            parts[part] = parts.get(part, 0.0) + seconds
+
+    if question.exact is not None:
+        for name, seconds in prediction.terms_s.items():
+            if name != _EXPOSED:
+                add(_EXACT[name], seconds)
+        exposed = prediction.terms_s.get(_EXPOSED, 0.0)
+        alone = {axis: question.exact.exposed_seconds(axis) for axis in prediction.bytes_per_axis}
+        total = sum(alone.values())
+        for axis, seconds in alone.items():
+            add(f"over {axis_name(axis)}", exposed * seconds / total if total else 0.0)
+        return parts
+    for name, seconds in prediction.terms_s.items():
+        if name == "recompute":
+            for part, share in _repeated(question, prediction.factors).items():
+                add(part, seconds * share)
+        else:
+            add(_TERMS[name], seconds)
+    return parts
+
+
+def _repeated(question: Question, factors: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
+    """Return the shares of recomputation by part: whole blocks repeat what a forward pass has of each."""
+    assert question.strategy is not None
+    if question.strategy.recompute == "selective":
+        return {"products" if np.any(question.pricing.profile.per_op) else "attention": 1.0}
+    forward: dict[str, float] = {}
+    for name, of in factors.items():
+        term = name.partition(",")[0]
+        if term in _TERMS and {"micro_batches", "blocks", "forward_s"} <= of.keys() and term != "launch":
+            seconds = of["micro_batches"] * of["blocks"] * of["forward_s"]
+            forward[_TERMS[term]] = forward.get(_TERMS[term], 0.0) + seconds
+    total = sum(forward.values())
+    return {part: seconds / total for part, seconds in forward.items()} if total else {"products": 1.0}
+
+
+@dataclass(frozen=True)
+class PlannedAxis:
+    """What a rank sends over an axis in a planned step."""
+
+    calls: float = 0.0
+    """Collectives and messages."""
+    bytes: float = 0.0
+    alone_s: float = 0.0
+    """Seconds without overlap."""
+
+
+def planned_axes(question: Question, prediction: Prediction) -> dict[str, PlannedAxis]:
+    """Return what a rank sends in a planned step, by axis."""
+    axes: dict[str, PlannedAxis] = {}
+
+    def add(axis: str, calls: float, size: float, alone_s: float) -> None:
+        old, name = axes.get(axis_name(axis), PlannedAxis()), axis_name(axis)
+        axes[name] = PlannedAxis(old.calls + calls, old.bytes + size, old.alone_s + alone_s)
+
+    if (x := question.exact) is not None:
+        for flow in program_flows(x.model, x.job, x.chosen.strategy):
+            add(flow.axis, flow.times[0], 0.0, 0.0)
+        for axis, size in prediction.bytes_per_axis.items():
+            add(axis, 0.0, size, x.exposed_seconds(axis))
+        return axes
+    for row in question.subject.flows:
+        add(row.axis, row.count, row.count * row.payload, row.seconds)
+    return axes
+
+
+_OUR_AXES = {
+    **dict.fromkeys(("dp", "dp_shard", "dp_replicate", "edp"), "dp"),
+    **dict.fromkeys(("cp", "ring", "ulysses"), "cp"),
+    **{"tp": "tp", "etp": "tp", "ep": "ep", "pp": "pp", "embed": "pp", "world": "world"},
+}
+
+
+def axis_name(axis: str) -> str:
+    """Return the axis of the formulas that one of the mesh belongs to: dp_shard+cp is of dp."""
+    return next((_OUR_AXES[part] for part in axis.split("+") if part in _OUR_AXES), axis)
+
+
+_SAID = tuple(
+    (re.compile(pattern, re.I), axis)
+    for pattern, axis in (
+        (r"(expert|ep|moe).*(data|dp)", "dp"),
+        (r"(data|dp|fsdp|hsdp|replicate|shard)(?!.*expert)", "dp"),
+        (r"tensor|(^|_)tp", "tp"),
+        (r"context|(^|_)cp|ulysses|sequence", "cp"),
+        (r"expert|(^|_)ep|moe", "ep"),
+        (r"pipeline|(^|_)pp|embedding", "pp"),
+    )
+)
+"""Words in the descriptions of process groups: Megatron's parallel_state.py, torch's DeviceMesh (mesh_tp), ours."""
+
+
+def axis_of(strategy: Strategy | None) -> AxisOf:
+    """Return a function that names the axis of a call: by its group's name, its ranks in the mesh, the only
+    axis of that size, or the operation."""
+    degrees: dict[str, int] = {}
+    if strategy is not None:
+        s = strategy
+        degrees = {"tp": s.tp, "cp": s.cp, "ep": s.ep, "pp": s.pp, "dp": s.dp * s.cp}
+        degrees = {axis: n for axis, n in degrees.items() if n > 1}
+    grid = None if strategy is None else mesh(strategy)
+
+    def name(call: Call) -> str:
+        if all(part in _OUR_AXES for part in call.group.split("+")):
+            return axis_name(call.group)
+        for pattern, axis in _SAID:
+            if call.group and call.group != "default_pg" and pattern.search(call.group):
+                return axis
+        if grid is not None and len(call.ranks) > 1:
+            for axis in ("tp", "cp", "ep", "dp_shard", "dp_replicate"):
+                sizes = dict(grid.axes)
+                if axis not in sizes and axis != "ep":
+                    continue
+                if tuple(map(int, grid.group_of(call.ranks[0], axis))) == call.ranks:
+                    return axis_name(axis)
+        if call.op == "send" and "pp" in degrees:
+            return "pp"
+        fitting = [axis for axis, n in degrees.items() if not call.size or n == call.size]
+        if call.op == "all_to_all":
+            fitting = [axis for axis in fitting if axis in ("ep", "cp")] or fitting
+        if len(fitting) > 1:
+            fitting = [axis for axis in fitting if axis not in ("pp", "ep")] or fitting
+        return (
+            fitting[0] if len(fitting) == 1 else "unnamed groups" if strategy is None or fitting else "other groups"
+        )
+
+    return name

@@ -1,0 +1,94 @@
+"""What a run's files are, by their content: traces, logs, a run's folder; and what a user states in words."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from phalanx.spec.documents import LARGEST, read_text
+from phalanx.spec.errors import InputError
+from phalanx.traces import kineto
+from phalanx.traces.rank_trace import RankTrace
+
+
+@dataclass(frozen=True)
+class RunFiles:
+    """What the files hold."""
+
+    traces: tuple[RankTrace, ...] = ()
+    logs: tuple[Path, ...] = ()
+    step_s: float | None = None
+    tflops: float | None = None
+    plan: Path | None = None
+
+
+_STATED = re.compile(r"^([\d.]+) ?(s|TFLOP/s|TFLOPS|TFLOPs)$", re.IGNORECASE)
+
+
+def read_files(words: Sequence[str]) -> RunFiles:
+    """Return what the files hold, each by its content."""
+    traces: list[RankTrace] = []
+    logs: list[Path] = []
+    step_s = tflops = plan = None
+    for word in words:
+        if stated := _STATED.match(word):
+            if stated[2].lower() == "s":
+                step_s = float(stated[1])
+            else:
+                tflops = float(stated[1])
+            continue
+        path = Path(word)
+        if path.is_dir():
+            plan = plan or (path if (path / "plan.json").is_file() else None)
+        for file in _within(path):
+            if _is_json(file):
+                traces += kineto.read(file)
+            else:
+                logs.append(file)
+    return RunFiles(tuple(_numbered(traces)), tuple(logs), step_s, tflops, plan)
+
+
+def _within(path: Path) -> list[Path]:
+    """Return the files that a word names: itself, a run's trace and metrics, or a folder's traces."""
+    if not path.is_dir():
+        return [path]
+    if (path / "plan.json").is_file():
+        return [file for name in ("metrics.jsonl", "trace.json") if (file := path / name).is_file()]
+    files = sorted(f for pattern in ("*.json", "*.json.gz") for f in path.glob(pattern))
+    if not files:
+        raise InputError("FILE", str(path), "has no trace (*.json, *.json.gz)", "name the files")
+    return files
+
+
+def _is_json(path: Path) -> bool:
+    try:
+        with path.open("rb") as file:
+            head = file.read(4096)
+    except OSError as error:
+        raise InputError("FILE", str(path), f"cannot be read ({error.strerror})") from None
+    packed = head.startswith(b"\x1f\x8b")
+    return packed or (bool(_JSON.match(head)) and path.suffix != ".jsonl")
+
+
+_JSON = re.compile(rb'\s*(\{\s*"|\[\s*[{\]])')
+
+
+def _numbered(traces: list[RankTrace]) -> list[RankTrace]:
+    """Return traces with a rank each; two of one rank are refused."""
+    known = [t.rank for t in traces if t.rank is not None]
+    if len(known) != len(set(known)):
+        twice = next(rank for rank in known if known.count(rank) > 1)
+        files = [t.file for t in traces if t.rank == twice]
+        raise InputError("FILE", files[1], f"is of rank {twice}, as {files[0]} is", "give one trace of each rank")
+    return [t if t.rank is not None or len(traces) == 1 else replace(t, rank=i) for i, t in enumerate(traces)]
+
+
+def tail(log: Path) -> str:
+    """Return a log's text, or the end of one that is too long to hold."""
+    if not log.is_file() or log.stat().st_size <= LARGEST:
+        return read_text(log, "log")
+    with log.open("rb") as file:
+        file.seek(-LARGEST, 2)
+        return file.read().decode("utf-8", "replace")

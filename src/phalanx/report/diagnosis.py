@@ -1,0 +1,72 @@
+"""A diagnosis as lines and tables: the step and its plan, the causes, and where its numbers are from."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from phalanx.answers.diagnose.diagnosis import Diagnosis
+from phalanx.answers.diagnose.flop_rate import FlopRate
+from phalanx.planning.tables.table import Sheet, columns
+from phalanx.report.view import View
+
+
+def view(a: Diagnosis) -> View:
+    """Show the gaps between a run and its plan, the largest first."""
+    step, planned = a.step_s, a.planned_s
+    rows: list[tuple[Any, ...]]
+    if planned is None:
+        first = (
+            f"a step of {step:.4g} s; it has no plan to compare with: name --plan, or --model, --cluster and the rest"
+        )
+    else:
+        gap = f"{step - planned:+.3g} s, {step / planned - 1:+.0%}"
+        first = f"{a.about}: a step takes {step:.4g} s, {planned:.4g} s planned: {gap}"
+    names = columns("part", ("planned", "s"), ("measured", "s"), ("gap", "signed_s"), ("of the step", "change"))
+    rows = [(r.part, r.predicted_s, r.measured_s, r.gap_s, (r.gap_s or 0.0) / step) for r in a.parts]
+    if planned is None:
+        names = columns("part", ("measured", "s"), ("of the step", "share"))
+        rows = [(r.part, r.measured_s, (r.measured_s or 0.0) / step) for r in a.parts]
+    note = "over: communication that nothing hides; stragglers: waiting for the last rank" if a.ranks else ""
+    whose = "" if a.rank is None else f"of rank {a.rank}, of {a.ranks} with a trace; "
+    return View(
+        [
+            first,
+            *(_rate(a.rate) if a.rate is not None else []),
+            Sheet(
+                "where a step goes",
+                names,
+                rows,
+                f"{whose}{note}",
+                charted=False,
+            ),
+            *_findings(a),
+            *([a.further] if a.further else []),
+            *a.used,
+        ],
+        "diagnosis",
+    )
+
+
+def _findings(a: Diagnosis) -> list[str]:
+    lines = []
+    for number, f in enumerate(a.findings, 1):
+        lines.append(f"{number}. {f.cause}: {f.seconds:.3g} s ({f.seconds / a.step_s:.0%}). {f.why}")
+        lines.append(f"   {f.remedy}; without it a step takes {f.then_s:.3g} s")
+    if not a.ranks and a.planned_s is not None:
+        lines.append("a log does not say where the step goes: give a trace of torch.profiler too")
+    elif not lines and a.planned_s is not None:
+        lines.append("nothing takes longer than planned by more than 2 % of the step")
+    return lines
+
+
+def _rate(r: FlopRate) -> list[str]:
+    """Say whether a rate is normal: planned, published, and as the log counts it."""
+    lines = [f"{r.tflops:.0f} TFLOP/s per GPU, {r.mfu:.1%} MFU; planned: {r.planned_tflops:.0f}, {r.planned_mfu:.1%}"]
+    if (p := r.published) is not None:
+        place = "below" if r.mfu < p.low else "above" if r.mfu > p.high else "within"
+        lines.append(
+            f"{place} {p.low:.0%} to {p.high:.0%} MFU, of {p.runs} published runs of similar models on this chip"
+        )
+    if r.stated_tflops is not None:
+        lines.append(f"the {r.stated_tflops:.0f} TFLOP/s stated count {r.stated_count}")
+    return lines

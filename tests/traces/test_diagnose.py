@@ -1,0 +1,144 @@
+"""A diagnosis names what was planted, with its seconds; and says in a line what it cannot use."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+
+import pytest
+from support.imagined_run import Fault, Step, faults, step_of, write
+
+from phalanx.answers.diagnose.diagnosis import Diagnosis, diagnosis_of
+from phalanx.answers.query import Query
+from phalanx.spec.errors import InputError
+from phalanx.traces import kineto
+from phalanx.traces.breakdown import breakdown
+
+
+def _query(strategy: str, gpus: int, model: str = "llama3-8b", batch: int = 8) -> Query:
+    return Query(model=model, cluster="dgx-h100", gpus=gpus, batch=batch, seq=2048, strategy=strategy)
+
+
+RUNS = {
+    "tp2 dp2": _query("tp=2,sp=1,zero=1", 4),
+    "pp2 tp2": _query("pp=2,tp=2,sp=1,zero=0", 4),
+    "ep4": _query("ep=4,zero=1", 4, "qwen3-30b-a3b", 4),
+    "dp16": _query("zero=2,tp=1", 16, batch=16),
+}
+
+
+@pytest.fixture(scope="module", params=RUNS, ids=str)
+def run(request: pytest.FixtureRequest) -> tuple[Query, Step]:
+    query = RUNS[request.param]
+    return query, step_of(query)
+
+
+def _diagnosed(folder: Path, query: Query, step: Step, fault: Fault) -> Diagnosis:
+    return diagnosis_of(write(folder, step, fault), query)
+
+
+def test_a_run_as_planned_has_no_finding(run: tuple[Query, Step], tmp_path: Path) -> None:
+    found = _diagnosed(tmp_path, *run, Fault())
+    assert found.planned_s is not None
+    assert found.step_s == pytest.approx(found.planned_s, rel=0.01)
+    assert found.findings == ()
+    assert sum(part.measured_s or 0.0 for part in found.parts) == pytest.approx(found.step_s)
+
+
+def test_planted_faults_are_named_first_with_their_seconds(run: tuple[Query, Step], tmp_path: Path) -> None:
+    query, step = run
+    whole = _diagnosed(tmp_path / "whole", query, step, Fault()).step_s
+    wrong = []
+    planted = faults(step)
+    for name, fault in planted.items():
+        found = _diagnosed(tmp_path / name, query, step, fault)
+        first, added = found.findings[0] if found.findings else None, found.step_s - whole
+        if first is None or first.cause != name or abs(first.seconds / added - 1) > 0.2:
+            wrong.append((name, added, found.findings))
+    assert len(planted) >= 10
+    assert len(wrong) <= len(planted) // 12, wrong
+
+
+def _trace(folder: Path) -> Path:
+    return Path(write(folder, step_of(RUNS["tp2 dp2"]))[0])
+
+
+def test_a_trace_is_read_packed_or_not_or_cut(tmp_path: Path) -> None:
+    whole = _trace(tmp_path)
+    text = whole.read_bytes()
+    plain = kineto.read(whole)[0]
+    packed = tmp_path / "packed.json.gz"
+    packed.write_bytes(gzip.compress(text))
+    assert len(kineto.read(packed)[0].start) == len(plain.start)
+    (unpacked := tmp_path / "unpacked.json.gz").write_bytes(text)
+    assert "not compressed" in kineto.read(unpacked)[0].notes[0]
+    for name, half in (("cut.json", text[: len(text) // 2]), ("cut.json.gz", gzip.compress(text)[:-3000])):
+        (tmp_path / name).write_bytes(half)
+        trace = kineto.read(tmp_path / name)[0]
+        assert 0 < len(trace.start) < len(plain.start)
+        assert "ends in the middle" in trace.notes[0]
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b"{}", "no traceEvents"),
+        (b'{"traceEvents": []}', "no traceEvents"),
+        (b'{"traceEvents": [{"ph": "M", "name": "process_name"}]}', "no activity"),
+        (b'{"model": "llama", "layers": [1, 2', "no traceEvents"),
+        (b'{"a" 1}', "is not a trace"),
+        (b"\x1f\x8b not gzip at all", "is damaged"),
+        (b'{"traceEvents": ' + b"[" * 100_000, "is not a trace"),
+    ],
+)
+def test_what_is_no_trace_is_one_line(content: bytes, said: str, tmp_path: Path) -> None:
+    file = tmp_path / "trace.json"
+    file.write_bytes(content)
+    with pytest.raises(InputError, match=said):
+        kineto.read(file)
+
+
+def test_ranks_and_worlds_must_agree_with_the_plan(tmp_path: Path) -> None:
+    files = write(tmp_path, step_of(RUNS["tp2 dp2"]))
+    with pytest.raises(InputError, match="is of rank 0"):
+        diagnosis_of([files[0], files[0]], RUNS["tp2 dp2"])
+    with pytest.raises(InputError, match="is of 4 ranks, and the plan has 8"):
+        diagnosis_of(files, _query("tp=2", 8))
+
+
+def test_a_rate_is_a_step_and_its_count_of_flops_is_named(tmp_path: Path) -> None:
+    query = RUNS["tp2 dp2"]
+    found = diagnosis_of(["300TFLOP/s"], query)
+    assert found.rate is not None
+    assert found.rate.tflops == pytest.approx(300)
+    assert "full square" in found.rate.stated_count
+    log = tmp_path / "train.log"
+    rate = found.rate.tflops * 0.9
+    log.write_text(
+        f" elapsed time per iteration (ms): {1000 * found.step_s} | throughput per GPU (TFLOP/s/GPU): {rate} |\n"
+    )
+    other = diagnosis_of([str(log)], query).rate
+    assert other is not None
+    assert other.stated_count == "-10% of the FLOPs counted here"
+    with pytest.raises(InputError, match="says no step's time"):
+        diagnosis_of(["300TFLOP/s"], Query())
+
+
+def test_nested_operators_count_once(tmp_path: Path) -> None:
+    """On the CPU an operator contains those that it calls: attention its products, a linear layer its addmm."""
+
+    def op(name: str, start: float, seconds: float) -> dict[str, object]:
+        return {"ph": "X", "cat": "cpu_op", "name": name, "pid": 1, "tid": 1, "ts": 1e6 * start, "dur": 1e6 * seconds}
+
+    events = [
+        op("aten::_scaled_dot_product_attention_math", 0, 4),
+        op("aten::bmm", 1, 1),
+        op("aten::linear", 5, 2),
+        op("aten::addmm", 5.5, 1),
+        op("aten::gelu", 7.0001, 1),
+    ]
+    file = tmp_path / "cpu.json"
+    file.write_text(json.dumps(events))
+    parts = breakdown(kineto.read(file)[0], lambda call: call.group).parts
+    assert parts == pytest.approx({"attention": 4, "products": 1, "memory": 2, "launches": 1e-4, "host": 1})
