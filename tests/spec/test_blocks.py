@@ -108,7 +108,7 @@ def test_boxes_of_all_ranks_are_the_parameters(tp: int, ep: int, nano: bool) -> 
         ({"pattern": ["attention+experts"]}, "model.mixers = 'delta': is in no block of the pattern"),
         (
             {"mixers": [_DELTA | {"kind": "gru"}]},
-            "model.mixers.0.kind = 'gru': is no mechanism; known: attention, ",
+            "model.mixers.0.kind = 'gru': is no mechanism; known: altup, ",
         ),
         ({"mixers": [_DELTA | {"taps": 0}]}, "model.mixers.delta.taps = 0: must be at least 1"),
         ({"mixers": [_DELTA | {"value_heads": 24}]}, "value_heads = 24: is not a multiple of key_heads = 16"),

@@ -233,7 +233,7 @@ def test_models_are_shown(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("config", "words"),
     [
-        ({"model_type": "bert"}, "'bert' is not supported"),
+        ({"model_type": "t5"}, "'t5' is not supported"),
         ({"model_type": "gpt2"}, "has no 'n_embd'"),
         ({"rope_scaling": {"rope_type": "longrope"}}, "rope type 'longrope' is not supported"),
         ({"rope_scaling": {"rope_type": "llama3"}}, "cannot be read"),

@@ -1,6 +1,6 @@
-"""Models are as large as published, by their config.json: 72 of the Hugging Face hub, and one of each model type that
-transformers 5.23 counts on its meta device. data/published_configs.json has name, parameters, those that a token uses
-(null: not counted), and the keys that say so; lists of layers are shortened to the part that repeats."""
+"""Models are as large as published, by their config.json: 72 of the Hugging Face hub, and one of each type that
+transformers 5.23 or 5.24 counts on its meta device. data/published_configs.json has name, parameters, those that a
+token uses (null: not counted), and the keys that say so; lists of layers are shortened to the part that repeats."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ _INEXACT = {
     *("inclusionAI/Ling-mini-2.0", "inclusionAI/Ling-flash-2.0", "inclusionAI/Ling-1T", "XiaomiMiMo/MiMo-7B-Base"),
     # transformers counts biases of scores, rows of positions and numbers of an activation that we leave out.
     *("transformers: afmoe", "transformers: ernie4_5_moe", "transformers: apertus", "transformers: biogpt"),
-    *("transformers: opt", "transformers: persimmon"),
+    *("transformers: opt", "transformers: persimmon", "transformers: jetmoe", "transformers: laguna"),
+    *("transformers: beam", "transformers: apertus1p5_text"),
 }
 
 
@@ -65,7 +66,8 @@ _SIZES = {"vocab_size": 8, "hidden_size": 8, "num_hidden_layers": 2, "num_attent
     [
         ({"model_type": "llama", "num_memory_heads": 3}, "num_memory_heads = 3 is not known for model_type 'llama'"),
         ({"model_type": "qwen2", "layer_types": ["full_attention"] * 3}, "layer_types has 3 entries for 2 layers"),
-        ({"model_type": "jetmoe"}, "experts of queries and results in its attention"),
+        ({"model_type": "zaya"}, "compressed convolutional attention"),
+        ({"model_type": "bart"}, "attention to an encoder"),
         ({"model_type": "opt", "word_embed_proj_dim": 4}, "an embedding of another width"),
         ({"model_type": "gemma2", "hidden_activation": "relu"}, "= 'relu' is not supported"),
         ({"model_type": "gemma2", "layer_types": ["full_attention", "ring"]}, "layer type 'ring' is not supported"),

@@ -170,7 +170,7 @@ def test_hugging_face_configs(tmp_path: Path) -> None:
     for broken, words in (
         ("{", "is not JSON"),
         ("[]", "not a JSON object"),
-        ('{"model_type": "bert"}', "'bert' is not supported"),
+        ('{"model_type": "t5"}', "'t5' is not supported"),
         ('{"model_type": "gpt2"}', "has no"),
     ):
         path.write_text(broken)

@@ -113,6 +113,7 @@ def require_plain(m: ModelSpec, title: str) -> None:
         ("head_bias", not m.head_bias),
         ("streams", m.streams == 1),
         ("output_gate", not m.output_gate),
+        ("output_gate_over", m.output_gate_over == "element"),
         ("only_priced", not m.only_priced),
         ("position", m.position != "none"),
         ("activation", m.activation not in ("geglu", "relu", "relu2", "xielu")),

@@ -64,6 +64,8 @@ def _attention(s: Sublayer) -> dict[str, Any]:
     attend = s.first(Attend)
     if attend is None:
         return {}
+    if s.first(Router) is not None:
+        raise InputError("model.mixers", s.name, "has experts of queries and results, which have no price yet")
     expand, index = s.first(Expand), s.first(Index)
     latent: dict[str, Any] = {}
     if any(p.grouped for p in products_of(s)):
@@ -238,17 +240,21 @@ def _inner(s: Sublayer) -> dict[str, Any]:
     first = next(p for p in products_of(s) if p.experts is not None)
     by_experts = route.chooser == "experts"
     width = route.count if by_experts else route.top_k
+    # On average, of what a token chooses, the rest are experts without weights.
+    chosen = route.top_k * route.count / (route.count + route.identity) if route.identity else route.top_k
     columns = {
         "mlp_matrices": 3 if of_experts.kind in GATED else 2,
         "experts": route.count,
-        "top_k": route.top_k,
+        "top_k": chosen,
         "expert_ffn": of_experts.y.dim.size,
         "expert_dim": first.into.size,
         "shared_ffn": sum(op.y.dim.size for op in acts if op is not of_experts and op.kind != "sigmoid_gate"),
         "shared_gate": float(any(out.name == "shared.scale" for p in products_of(s) for out in p.y)),
         "capacity": route.capacity or float(by_experts),
         "experts_choose": float(by_experts),
-        "router_scores": route.count * (1.0 + bool(route.balance_loss)) + width + bool(route.z_loss),
+        "router_scores": (route.count + route.identity) * (1.0 + bool(route.balance_loss))
+        + width
+        + bool(route.z_loss),
         "router_places": 8.0 * route.count if by_experts else 8.0 * 3 * route.top_k,
     }
     depends = by_experts or route.balance_loss or route.capacity is not None

@@ -22,7 +22,14 @@ def model_settings(m: ModelSpec) -> tuple[Setting, ...]:
         raise _refuse("norm_bias", False, "its LayerNorm has a bias")
     if m.norms != "before":
         raise _refuse("norms", m.norms, "its norms are before attention and the MLP")
-    beyond = {"norm_weights": True, "embed_norm": False, "head_bias": False, "streams": 1, "only_priced": ()}
+    beyond = {
+        "norm_weights": True,
+        "embed_norm": False,
+        "output_gate_over": "element",
+        "head_bias": False,
+        "streams": 1,
+        "only_priced": (),
+    }
     for name, plain in beyond.items():
         if getattr(m, name) != plain:
             raise _refuse(name, getattr(m, name), "it is of another decoder")

@@ -145,12 +145,13 @@ def _text_part(config: Fields, path: Path) -> tuple[str, FamilyRow, Config, list
         if not row.part:
             return kind, row, c, notes
         part: Any = c.keys
+        owner: Any = None
         for name in row.part.split("."):
-            part = part.get(name) if isinstance(part, dict) else None
+            owner, part = part, part.get(name) if isinstance(part, dict) else None
         kind = row.inner
         if not isinstance(part, dict):  # configurations of transformers 4 had the text's keys among the others
             continue
-        tied = {_TIED: c.keys[_TIED]} if c.keys.get(_TIED) is not None else {}
+        tied = {_TIED: owner[_TIED]} if owner.get(_TIED) is not None else {}
         c = Config({**part, **tied}, path)
         kind = part.get("model_type", kind) if row.any_inner else kind
         notes = [f"the text part of {config['model_type']} is read and priced, without its other parts"]

@@ -86,6 +86,8 @@ class Experts:
     width."""
     shared_gate: bool = False
     """Whether a sigmoid of the token scales the shared expert's result (Qwen2-MoE)."""
+    identity: Annotated[int, Range(0, 10**5)] = 0
+    """Further choices of the router, which return their input and have no weights (LongCat-Flash)."""
     latent: Annotated[int, Range(0, 10**7)] = 0
     """Width of the space in which routed experts work, between a product down and one up that all experts share
     (Nemotron 3); 0: the residual stream's."""
@@ -125,7 +127,7 @@ class Experts:
     def __post_init__(self) -> None:
         table = "model.experts"
         require_ranges(self, table)
-        if self.top_k > self.count:
+        if self.top_k > self.count + self.identity:
             raise InputError(f"{table}.top_k", self.top_k, f"is more than count = {self.count}")
         if self.count % self.groups:
             raise InputError(f"{table}.groups", self.groups, f"does not divide count = {self.count}")

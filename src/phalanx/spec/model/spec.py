@@ -15,6 +15,7 @@ from functools import cache, cached_property
 from typing import Annotated, Literal
 
 from phalanx.spec.errors import InputError
+from phalanx.spec.model.blocks.altup import AltUpSizes
 from phalanx.spec.model.blocks.block import stream_norm
 from phalanx.spec.model.blocks.layer_embedding import LayerEmbeddingSizes
 from phalanx.spec.model.blocks.lowering import Mixer, architecture, require_pattern
@@ -93,6 +94,8 @@ class ModelSpec:
     """Norms of the residual stream: before a sublayer, of what it adds (OLMo 2), or both (Gemma 2)."""
     output_gate: bool = False
     """Whether a sigmoid of the token multiplies attention's result (Qwen3-Next)."""
+    output_gate_over: Literal["element", "head"] = "element"
+    """element: a gate of its own for each element of the result. head: one for each head (LFM3, Laguna)."""
     window: Count | None = None
     """Sliding window: the tokens that a token attends to, itself included. None: all before it."""
     window_layers: tuple[Annotated[int, Range(0, MOST_LAYERS)], ...] | None = None
@@ -113,7 +116,8 @@ class ModelSpec:
     pattern: tuple[Name, ...] | None = None
     """Sublayers of each block, joined by `+`, or by `&` where the second reads the first's normed input: attention,
     mlp, experts, or names of `mixers`, such as ("delta+experts", "delta+experts", "delta+experts",
-    "attention+experts"). A shorter pattern repeats. None: all blocks are attention, then the MLP or experts."""
+    "attention+experts"). `attention:after` has its norms elsewhere than `norms` says. A shorter pattern repeats.
+    None: all blocks are attention, then the MLP or experts."""
 
     def __post_init__(self) -> None:
         require_ranges(self, "model")
@@ -225,8 +229,13 @@ class ModelSpec:
     @cached_property
     def active_count(self) -> int:
         """Parameters that one token uses: of a layer's experts, top_k."""
-        e = self.experts
-        return sum(p.numel * e.top_k // e.count if e and p.of_experts else p.numel for p in parameters(self))
+        chosen = {f"blocks.{i}": b.first(Router) for i, b in enumerate(architecture(self).blocks)}
+        count = 0
+        for p in parameters(self):
+            router = chosen.get(p.unit) if p.of_experts else None
+            all_of_them = router.count + router.identity if router else 1
+            count += p.numel * router.top_k // all_of_them if router else p.numel
+        return count
 
 
 MODEL_FIELDS = tuple(f.name for f in fields(ModelSpec))
@@ -271,6 +280,7 @@ def require_runnable(spec: ModelSpec) -> None:
         ("embed_norm", spec.embed_norm, "a norm of the embedding"),
         ("head_bias", spec.head_bias, "a bias of the head"),
         ("experts.bias", x is not None and x.bias, "experts with biases"),
+        ("experts.identity", x is not None and x.identity > 0, "experts without weights"),
         ("experts.latent", x is not None and x.latent > 0, "experts in a latent space"),
         ("experts.shared_gate", x is not None and x.shared_gate, "a gate of the shared expert"),
         ("latent.index", latent is not None and latent.index is not None, "sparse attention by an index"),
@@ -366,7 +376,7 @@ def parameters(spec: ModelSpec) -> tuple[Parameter, ...]:
         of_embed = stream_norm(spec.hidden, spec.norm, spec.norm_bias, "norm").weights
         rows += (_parameter(w, f"embed.{w.name}", "embed") for w in of_embed)
     for mixer in spec.mixers:
-        if isinstance(mixer, LayerEmbeddingSizes):
+        if isinstance(mixer, LayerEmbeddingSizes | AltUpSizes):
             rows += (_parameter(w, f"embed.{w.name}", "embed") for w in mixer.table(spec.hidden, spec.layers))
     for i, block in enumerate(model.blocks):
         unit = f"blocks.{i}"

@@ -78,13 +78,13 @@ def attention(
     rotary: int = 0,
     window: int | None = None,
     sinks: bool = False,
-    gated: bool = False,
+    gated: Literal["", "element", "head"] = "",
     shared_values: bool = False,
     own_keys: bool = True,
     after: Norm | None = None,
 ) -> Sublayer:
     """Return softmax attention. `qk_norm`: how queries and keys are normed, as `ModelSpec.qk_norm_over`; `rotary`:
-    rotated elements of a head; `gated`: a sigmoid gate of the result."""
+    rotated elements of a head; `gated`: a sigmoid gate of the result's elements or heads."""
     value = head_dim if value_dim is None else value_dim
     core = max(head_dim, value)
     q = Dim(heads, head_dim, "tp", of="heads")
@@ -93,7 +93,8 @@ def attention(
     result, h = Dim(heads, value, "tp", of="heads"), whole(hidden)
     keys = [Output("k", k), *([] if shared_values else [Output("v", v)])]
     outputs = [Output("q", q), *(keys if own_keys else [])]
-    outputs += [Output("gate", result)] if gated else []
+    gate = result if gated == "element" else Dim(heads, 1, "tp", of="heads")
+    outputs += [Output("gate", gate)] if gated else []
     ops: list[Operator] = [linear("n", h, tuple(outputs), tuple(out.name for out in outputs), qkv_bias)]
     if qk_norm:
         ops += [_head_norm("q", q, qk_norm), *([_head_norm("k", k, qk_norm)] if own_keys else [])]

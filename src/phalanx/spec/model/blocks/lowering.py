@@ -8,17 +8,20 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Literal
 
 from phalanx.spec.errors import InputError, nearest
+from phalanx.spec.model.blocks.altup import AltUpSizes, altup
 from phalanx.spec.model.blocks.attention import AttentionSizes, attention
 from phalanx.spec.model.blocks.block import Architecture, Block, Sublayer, stream_norm
 from phalanx.spec.model.blocks.channel_delta import ChannelDeltaSizes, channel_delta
 from phalanx.spec.model.blocks.compressed import CompressedSizes, compressed
 from phalanx.spec.model.blocks.delta import DeltaSizes, delta
 from phalanx.spec.model.blocks.latent import EarlierIndexSizes, latent
+from phalanx.spec.model.blocks.laurel import LaurelSizes, laurel
 from phalanx.spec.model.blocks.layer_embedding import LayerEmbeddingSizes, layer_embedding
 from phalanx.spec.model.blocks.lightning import LightningSizes, lightning
 from phalanx.spec.model.blocks.mamba import MambaSizes, mamba
-from phalanx.spec.model.blocks.mlp import MlpSizes, experts, mlp
+from phalanx.spec.model.blocks.mlp import ExpertsSizes, MlpSizes, experts, mlp
 from phalanx.spec.model.blocks.operators import Dim, Norm, Scan, Weight, whole
+from phalanx.spec.model.blocks.routed_attention import RoutedAttentionSizes, routed_attention
 from phalanx.spec.model.blocks.selective import SelectiveSizes, selective
 from phalanx.spec.model.blocks.short_conv import ShortConvSizes, short_conv
 
@@ -26,23 +29,29 @@ if TYPE_CHECKING:
     from phalanx.spec.model.spec import ModelSpec
 
 Mixer = (
-    AttentionSizes
+    AltUpSizes
+    | AttentionSizes
     | ChannelDeltaSizes
     | CompressedSizes
     | DeltaSizes
     | EarlierIndexSizes
+    | ExpertsSizes
+    | LaurelSizes
     | LayerEmbeddingSizes
     | LightningSizes
     | MambaSizes
     | MlpSizes
+    | RoutedAttentionSizes
     | SelectiveSizes
     | ShortConvSizes
 )
 """Sizes of a sublayer that a pattern names."""
 _SUBLAYERS: dict[type, Callable[..., Sublayer]] = {
+    AltUpSizes: altup,
     ChannelDeltaSizes: channel_delta,
     CompressedSizes: compressed,
     DeltaSizes: delta,
+    LaurelSizes: laurel,
     LayerEmbeddingSizes: layer_embedding,
     LightningSizes: lightning,
     MambaSizes: mamba,
@@ -52,8 +61,10 @@ _SUBLAYERS: dict[type, Callable[..., Sublayer]] = {
 """The function (hidden, sizes, norm, after) that makes a sublayer of mechanisms with sizes of their own."""
 OWN = ("attention", "mlp", "experts")
 """Sublayers that a pattern names and the model's own fields describe. With `latent`, `attention` is latent."""
-JOINED, BESIDE = "+", "&"
-"""Between the sublayers of one block in a pattern: one after the other, or both of one normed input."""
+JOINED, BESIDE, NORMED = "+", "&", ":"
+"""Between the sublayers of one block in a pattern: one after the other, or both of one normed input. After a
+sublayer: where its norms are, if not where the model's are."""
+_NORMS = ("before", "after", "both")
 
 
 @lru_cache(maxsize=256)
@@ -99,7 +110,7 @@ def pattern_of(spec: ModelSpec) -> tuple[str, ...]:
 
 def words_of(block: str) -> list[str]:
     """Return the words of one block of a pattern."""
-    return block.replace(BESIDE, JOINED).split(JOINED)
+    return [word.partition(NORMED)[0] for word in block.replace(BESIDE, JOINED).split(JOINED)]
 
 
 def require_pattern(spec: ModelSpec) -> None:
@@ -118,6 +129,11 @@ def require_pattern(spec: ModelSpec) -> None:
     if len(spec.pattern) > spec.layers:
         reason = f"has {len(spec.pattern)} blocks, more than layers = {spec.layers}"
         raise InputError("model.pattern", None, reason, "a shorter one repeats; a longer one is a mistake")
+    for i, words in enumerate(spec.pattern):
+        for word in words.replace(BESIDE, JOINED).split(JOINED):
+            _, colon, norms = word.partition(NORMED)
+            if colon and norms not in _NORMS:
+                raise InputError(f"model.pattern.{i}", word, "says no place of norms", nearest(norms, _NORMS))
     if spec.latent is None and any(isinstance(m, EarlierIndexSizes) for m in spec.mixers):
         raise InputError("model.latent", None, "is missing: the pattern has layers that read an earlier index")
     known = [*OWN, *mixers]
@@ -172,18 +188,20 @@ def _joined(spec: ModelSpec) -> tuple[Weight, ...]:
     )
 
 
-def _norms(spec: ModelSpec, i: int) -> tuple[Norm | None, Norm | None]:
-    """Return the norms before and after the block's sublayer number `i`, from 1."""
-    before = spec.norms != "after" and not (spec.residual == "parallel_one_norm" and i > 1)
+def _norms(spec: ModelSpec, i: int, place: str) -> tuple[Norm | None, Norm | None]:
+    """Return the norms before and after the block's sublayer number `i`, from 1; `place`: where, "" as the model."""
+    place = place or spec.norms
+    before = place != "after" and not (spec.residual == "parallel_one_norm" and i > 1)
     kind = (spec.hidden, spec.norm, spec.norm_bias)
     first = stream_norm(*kind, f"norm{i}", spec.norm_weights) if before else None
-    after = stream_norm(*kind, f"norm{i}_after", spec.norm_weights) if spec.norms != "before" else None
+    after = stream_norm(*kind, f"norm{i}_after", spec.norm_weights) if place != "before" else None
     return first, after
 
 
 def _sublayer(spec: ModelSpec, word: str, i: int, window: int | None) -> Sublayer:
     """Return the sublayer that a word of a pattern names."""
-    norm, after = _norms(spec, i)
+    word, _, place = word.partition(NORMED)
+    norm, after = _norms(spec, i, place)
     if word == "mlp":
         return mlp(spec.hidden, spec.ffn, spec.activation, norm, bias=spec.mlp_bias, after=after)
     if word == "experts":
@@ -198,6 +216,11 @@ def _sublayer(spec: ModelSpec, word: str, i: int, window: int | None) -> Sublaye
             return _attention(spec, mixer, norm, after, mixer.window)
         case EarlierIndexSizes():
             return _latent(spec, norm, after, window, own_index=False)
+        case ExpertsSizes(of=sizes):
+            return experts(spec.hidden, sizes, spec.activation, norm, bias=spec.mlp_bias, after=after)
+        case RoutedAttentionSizes():
+            rotary = spec.rotary_width if spec.position == "rotary" else 0
+            return routed_attention(spec.hidden, mixer, norm, rotary=rotary, bias=spec.out_bias, after=after)
         case MlpSizes():
             return mlp(spec.hidden, mixer.ffn, spec.activation, norm, bias=spec.mlp_bias, after=after)
         case _:
@@ -233,7 +256,7 @@ def _attention(
         rotary=(head_dim if own.head_dim else rotary) if own.rotary_dim is None else own.rotary_dim,
         window=window,
         sinks=spec.sinks if own.sinks is None else own.sinks,
-        gated=spec.output_gate,
+        gated=spec.output_gate_over if spec.output_gate else "",
         shared_values=own.shared_values,
         own_keys=own.own_keys,
         after=after,

@@ -48,6 +48,22 @@ class MlpSizes:
         return replace(self, ffn=self.ffn // tp)
 
 
+@dataclass(frozen=True)
+class ExpertsSizes:
+    """Experts that differ from the model's own."""
+
+    name: Name
+    """The name that a pattern calls it by."""
+    of: Experts
+    """Their sizes."""
+    kind: Literal["experts"] = "experts"
+    """The mechanism."""
+
+    def of_rank(self, tp: int) -> ExpertsSizes:
+        """Return the sizes of one of `tp` ranks, which hold experts by other axes."""
+        return self
+
+
 def _mlp(
     h: Dim,
     ffn: Dim,
@@ -82,10 +98,12 @@ def experts(
 ) -> Sublayer:
     """Return a mixture of experts. `bias`: of the shared expert's matrices."""
     h, inner = whole(hidden), whole(sizes.latent or hidden)
-    router = [Weight("router.weight", (whole(sizes.count), h), "router")]
-    router += [Weight("router.bias", (whole(sizes.count),), "router_bias")] if sizes.router_bias else []
-    ops: list[Operator] = [Linear("n", h, (Output("logits", whole(sizes.count), "routed"),), tuple(router))]
-    ops.append(Router(sizes.count, sizes.top_k, sizes.chooser, sizes.capacity, sizes.balance_loss, sizes.z_loss))
+    choices = whole(sizes.count + sizes.identity)
+    router = [Weight("router.weight", (choices, h), "router")]
+    router += [Weight("router.bias", (choices,), "router_bias")] if sizes.router_bias else []
+    ops: list[Operator] = [Linear("n", h, (Output("logits", choices, "routed"),), tuple(router))]
+    route = (sizes.count, sizes.top_k, sizes.chooser, sizes.capacity, sizes.identity)
+    ops.append(Router(*route, sizes.balance_loss, sizes.z_loss))
     if sizes.latent:
         ops.append(linear("n", h, (Output("narrow", inner, "routed"),), ("narrow",)))
     ops.append(Dispatch(inner.size))

@@ -284,6 +284,8 @@ class Router:
     top_k: int
     chooser: Literal["tokens", "experts"] = "tokens"
     capacity: float | None = None
+    identity: int = 0
+    """Further choices that return their input."""
     balance_loss: float = 0.0
     """Weight of the loss that compares what experts get of a sequence; 0: there is none."""
     z_loss: float = 0.0

@@ -112,8 +112,9 @@ def _pattern(row: FamilyRow, c: Config, read: Fields) -> Fields:
         if isinstance(kinds := c.keys.get(key), list) and key.endswith("types") and len(kinds) != layers:
             raise c.wrong(f"{key} has {len(kinds)} entries for {layers} layers", "name the kind of each layer")
     pattern = [_words(row, c, read, i) for i in range(layers)]
-    used = {word for words in pattern for word in re.split(r"[+&]", words)}
-    if used <= {"attention", WINDOWED, "mlp", "experts"} and all(words.count(_JOINED) == 1 for words in pattern):
+    used = {word for words in pattern for word in _sublayers(words)}
+    plain = all(re.fullmatch(r"\w+\+\w+", words) for words in pattern)
+    if used <= {"attention", WINDOWED, "mlp", "experts"} and plain:
         windows = [i for i, words in enumerate(pattern) if words.startswith(WINDOWED)]
         dense = [i for i, words in enumerate(pattern) if words.endswith("mlp")]
         window = {"window": read.get("window") if windows else None}
@@ -135,12 +136,17 @@ def _pattern(row: FamilyRow, c: Config, read: Fields) -> Fields:
     }
 
 
+def _sublayers(words: str) -> set[str]:
+    """Return the sublayers that a block of a pattern names."""
+    return set(re.split("[+&]", re.sub(":[a-z]+", "", words)))
+
+
 def _words(row: FamilyRow, c: Config, read: Fields, i: int) -> str:
     """Return the sublayers of layer `i`."""
     sublayers = []
     for part in row.layer:
         word = _of(part, c, read, i=i)
-        own = set(re.split("[+&]", str(word))) <= {"attention", WINDOWED, "mlp", "experts", "", *row.mixers}
+        own = _sublayers(str(word)) <= {"attention", WINDOWED, "mlp", "experts", "", *row.mixers}
         known = row.words.get(word, word if own else None)
         if known is None:
             raise InputError(
