@@ -13,7 +13,7 @@ from phalanx.spec.errors import InputError
 from phalanx.spec.job import Job, Precision
 from phalanx.spec.model.spec import ModelSpec
 from phalanx.spec.strategy.spec import Strategy
-from phalanx.spec.strategy.stack_options import StackOptions
+from phalanx.spec.strategy.stack_options import AS_RELEASED, StackOptions
 from phalanx.validate import stacks, systems
 from phalanx.validate.models import Unspecified, depths_of, is_hybrid, model_of
 from phalanx.validate.records import Row
@@ -39,6 +39,8 @@ class Case:
     """Seconds of a step; None if the row has only memory, or did not fit."""
     timed: bool
     """Whether the time is meaningful: neither of a small test nor measured before a fix."""
+    options: StackOptions = AS_RELEASED
+    """Options of the stack that the row states in columns of their own."""
 
     @property
     def profile(self) -> str:
@@ -157,7 +159,19 @@ def case(row: Row) -> Case:
     if depths := depths_of(row):
         sizes = extended(sizes, StackOptions(mtp=depths))
     system = systems.system_of_row(row)
-    return Case(row, model, job, strategy, sizes, placed, system, stack, measured_s, timed)
+    return Case(row, model, job, strategy, sizes, placed, system, stack, measured_s, timed, _options(row))
+
+
+def _options(row: Row) -> StackOptions:
+    """Return how experts are loaded and what CUDA graphs capture, by the columns `routing` and `cuda_graphs`. A
+    benchmark's pretraining balances its experts where the row does not say; who trains on data does not."""
+    trains = row["routing"] == "real router" or (not row["routing"] and row["task"] in ("sft", "lora"))
+    captured = row["cuda_graphs"]
+    graphs = "full" if "full_iteration" in captured else "modules" if captured not in ("", "none") else captured
+    return StackOptions(
+        routing="learned" if row.moe and trains else "auto",
+        graphs=graphs or "auto",  # type: ignore[arg-type]
+    )
 
 
 def cases(rows: list[Row]) -> tuple[list[Case], list[tuple[Row, str]]]:

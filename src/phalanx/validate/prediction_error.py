@@ -19,6 +19,7 @@ import numpy as np
 from phalanx.cost.analytic.chips import system
 from phalanx.cost.analytic.fitted_constants import fitted_constants
 from phalanx.cost.analytic.memory import memory
+from phalanx.cost.analytic.option_effects import effective
 from phalanx.cost.analytic.profile import profile
 from phalanx.cost.analytic.step import step
 from phalanx.cost.hardware.columns import Column, gather, take
@@ -91,8 +92,12 @@ def priced(
 
     Returns (seconds of a step, (Memory, bytes of the card, bytes of the card less the stack's context)).
     """
-    names = sorted({c.profile for c in cases})
-    stacks = take([profile(n, constants) for n in names], np.array([names.index(c.profile) for c in cases]))
+    names = sorted({(c.profile, str(c.options)) for c in cases})
+    options = {str(c.options): c.options for c in cases}
+    stacks = take(
+        [effective(profile(name, constants), cases[0].shape, options[line]) for name, line in names],
+        np.array([names.index((c.profile, str(c.options))) for c in cases]),
+    )
     kinds = sorted({description(c.row) for c in cases})
     which = np.array([kinds.index(description(c.row)) for c in cases])
     systems = take([system(*kind, constants=constants) for kind in kinds], which)

@@ -116,7 +116,10 @@ class Profile(Keeps):
     """Seconds per pass of each of a rank's experts in addition to its products' FLOPs, twice that backward: their
     products are launched, and their rows quantised, one expert after another."""
     imbalance: Column = 0.1
-    """Share of the experts' products that a rank waits for the one whose experts got the most tokens."""
+    """Share of the experts' products that a rank waits for the one whose experts got the most tokens, where routing
+    is balanced."""
+    spread: Column = 0.0
+    """Standard deviation of an expert's tokens over their mean."""
     expert_launches: Column = 30.0
     """Kernels that a block with experts launches beyond an MLP's: router, permutation, exchange."""
     balanced: Column = 0.0

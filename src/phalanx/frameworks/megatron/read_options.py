@@ -36,6 +36,7 @@ def options(flag: Flag, experts: bool, cp: int | None) -> dict[str, Any]:
         result["cross_entropy"] = "fused"
     if truth(flag("tp_comm_overlap", "options.tp_overlap")):
         result["tp_overlap"] = "userbuffers"
+    result["graphs"] = _graphs(flag, experts)
     result |= _dispatch(flag) if experts else {}
     return {name: value for name, value in result.items() if value}
 
@@ -89,7 +90,22 @@ def _dispatch(flag: Flag) -> dict[str, Any]:
     flag("moe_enable_deepep", "options.dispatch")
     overlapped = truth(flag("overlap_moe_expert_parallel_comm", "options.overlap_experts"))
     words = {"allgather": "all_gather", "flex": backend if backend in ("deepep", "hybridep") else "deepep"}
-    return {"dispatch": words.get(kind), "overlap_experts": "on" if overlapped else None}
+    balanced = truth(flag("moe_router_force_load_balancing", "options.routing"))
+    return {
+        "dispatch": words.get(kind),
+        "overlap_experts": "on" if overlapped else None,
+        "routing": "balanced" if balanced else "learned",
+    }
+
+
+def _graphs(flag: Flag, experts: bool) -> str | None:
+    """Return what CUDA graphs capture; nothing is what Megatron does by itself, which matters with experts."""
+    impl = str(flag("cuda_graph_impl", "options.graphs", "none"))
+    scopes = [str(flag(f"cuda_graph_{name}", "options.graphs", "")) for name in ("modules", "scope")]
+    older = [truth(flag(name, "options.graphs")) for name in ("enable_cuda_graph", "external_cuda_graph")]
+    if impl == "none" and not any(older):
+        return "none" if experts else None
+    return "full" if any("full_iteration" in word for word in (impl, *scopes)) else "modules"
 
 
 def fields(flag: Flag, gradient_bytes: int) -> dict[str, Any]:

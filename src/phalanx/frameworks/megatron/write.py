@@ -204,6 +204,7 @@ def _experts(x: Subject) -> tuple[Setting, ...]:
         ("--moe-enable-deepep", flex and _is_14(x)),
         ("--moe-flex-dispatcher-backend", o.dispatch if flex and not _is_14(x) else None),
         ("--overlap-moe-expert-parallel-comm", o.overlap_experts == "on"),
+        ("--moe-router-force-load-balancing", o.routing == "balanced"),
         ("--moe-permute-fusion", True),
     )
 

@@ -96,7 +96,12 @@ def read(config: Config, world: int | None = None) -> Configuration:
 
     experts = degree("model.experts", "num_moe_experts", "num_experts")
     options = beyond.options(flag, experts is not None, cp)
-    for name, key in (("products", "fp8_recipe"), ("dispatch", "moe_token_dispatcher_type")):
+    for name, key in (
+        ("products", "fp8_recipe"),
+        ("dispatch", "moe_token_dispatcher_type"),
+        ("graphs", "cuda_graph_impl"),
+        ("routing", "moe_router_force_load_balancing"),
+    ):
         if of(f"options.{name}", key) is None:  # the release's own, or inherited
             options.pop(name, None)
     model = {

@@ -97,6 +97,12 @@ class StackOptions:
     overlap_experts: Literal["auto", "on", "off"] = "auto"
     """Whether the experts' all-to-alls of one micro-batch overlap the compute of another (DualPipe's forward and
     backward chunks, Megatron's --overlap-moe-expert-parallel-comm)."""
+    routing: Literal["auto", "balanced", "learned"] = "auto"
+    """How tokens spread over experts. balanced: every expert gets equally many, which benchmarks force and `auto`
+    assumes; learned: the router's choices differ, and each block waits for the rank whose experts got the most."""
+    graphs: Literal["auto", "none", "modules", "full"] = "auto"
+    """What CUDA graphs launch. auto: what the release's own recipes let them; none: each kernel is launched by the
+    host; modules: attention, routers and MLPs are captured; full: the whole iteration."""
 
     def __post_init__(self) -> None:
         require_ranges(self, "options")
