@@ -70,6 +70,10 @@ _SHAPES: dict[ModelSpec, Shape] = {}
 """Shapes already computed, by model."""
 
 
+_TASKS = ("", "pretrain", "pretrain (resumed)", "sft", "lora", "rl-train", "rl-train lora")
+"""Tasks whose step is one of training; reinforcement learning's is that of its trainer alone."""
+
+
 def _unstated_zero(row: Row) -> str:
     """Return ZeRO's level where a source leaves it out. NeMo's recipes shard the optimizer's state:
     mcore_distributed_optim (NeMo-Framework-Launcher 26e42fa,
@@ -101,8 +105,12 @@ def case(row: Row) -> Case:
         raise Unspecified(f"{factors} is not gpus={gpus}")
     tp, pp, cp, dp = (degrees[name] or 1 for name in ("tp", "pp", "cp", "dp"))
     batch, seq, micro = row.count("gbs"), row.count("seq_len"), row.count("mbs")
-    if not batch or not seq:
-        raise Unspecified("the global batch or the sequence length is not stated")
+    if not seq:
+        raise Unspecified("the sequence length is not stated")
+    if not batch and micro and pp == 1:
+        batch = micro * dp * (row.count("grad_accum") or 1)  # a rate per GPU hardly depends on the accumulation
+    if not batch:
+        raise Unspecified("the global batch is not stated")
     if not micro and dp and row.count("grad_accum"):
         micro = batch // (dp * (row.count("grad_accum") or 1))
     if not micro:
@@ -142,14 +150,14 @@ def case(row: Row) -> Case:
         job = Job(batch, seq, Precision("bfloat16" if bf16 else "float16"))
     except InputError as error:
         raise Unspecified(str(error)) from None
-    if row["task"] not in ("pretrain", "sft", "lora", ""):
+    if row["task"] not in _TASKS:
         raise Unspecified(f"task {row['task']} is not modelled")
     placed = layout(strategy, job, model.layers, stacks.number_format(row))
-    if row["task"] == "lora":
+    if row["task"].endswith("lora"):
         placed = replace(placed, frozen=1.0)
     # Tests too small for their time to mean anything, and pipelines run before a fix, count for memory only.
     timed = "MEMORY only" not in row["notes"] and (pp == 1 or "after_pp_fix=False" not in row["notes"])
-    measured_s = row.step_s(gpus) if timed else None
+    measured_s = row.step_s(gpus, batch) if timed else None
     if model not in _SHAPES:
         try:
             _SHAPES[model] = shape(model)
@@ -165,7 +173,7 @@ def case(row: Row) -> Case:
 def _options(row: Row) -> StackOptions:
     """Return how experts are loaded and what CUDA graphs capture, by the columns `routing` and `cuda_graphs`. A
     benchmark's pretraining balances its experts where the row does not say; who trains on data does not."""
-    trains = row["routing"] == "real router" or (not row["routing"] and row["task"] in ("sft", "lora"))
+    trains = row["routing"] == "real router" or (not row["routing"] and not row["task"].startswith("pretrain"))
     captured = row["cuda_graphs"]
     graphs = "full" if "full_iteration" in captured else "modules" if captured not in ("", "none") else captured
     return StackOptions(

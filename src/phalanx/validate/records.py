@@ -65,16 +65,16 @@ class Row:
         """Whether the run completed; runs that did not are out of memory."""
         return self["status"].lower() in ("", "ok")
 
-    def step_s(self, ranks: int) -> float | None:
-        """Return the seconds of the measured step on `ranks` GPUs: published, else from published tokens/s, else as
-        derived by the file's authors; None without any of these."""
+    def step_s(self, ranks: int, batch: int) -> float | None:
+        """Return the seconds of the measured step of `batch` sequences on `ranks` GPUs: published, else from
+        published tokens/s, else as derived by the file's authors; None without any of these."""
         seconds = self.number("step_time_s")
-        if seconds:
+        if seconds and self["gbs"]:
             return seconds
-        rate, batch, seq = (self.number(c) for c in ("tokens_per_s_per_gpu", "gbs", "seq_len"))
-        if rate and batch and seq:
+        rate, seq = (self.number(c) for c in ("tokens_per_s_per_gpu", "seq_len"))
+        if rate and seq:
             return batch * seq / (rate * ranks)
-        return self.number("step_time_s_derived") or None
+        return self.number("step_time_s_derived") or None if self["gbs"] else None
 
 
 def load(path: Path, needed: tuple[str, ...] = ("source_family", "gpu", "gpus", "model")) -> list[Row]:
