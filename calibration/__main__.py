@@ -6,6 +6,8 @@ python -m calibration --further OWNER ...      step times alone, moving only the
                                                `ampere` or `nvidia.misaligned`
 python -m calibration --leave-out [FAMILY ...] for every family (or these), fit without its rows, predict them, and
                                                write the constants to src/phalanx/validate/data/left_out.json
+python -m calibration --intervals              the intervals of predicted times, from the constants of --leave-out, written
+                                               to src/phalanx/validate/data/intervals.json
 ... --write                                    also write src/phalanx/cost/analytic/fitted_constants.json
 """
 
@@ -21,12 +23,15 @@ from calibration import links as link_constants
 from calibration import memory
 from calibration.fit import Data, Free, descend, fit, offsets_of
 from calibration.free_constants import LAUNCHES, LEFT_OUT, family, fitted, free, timed
-from calibration.write import write, write_left_out
+from calibration.write import rounded, save, write, write_left_out
 from phalanx.cost.analytic.fitted_constants import fitted_constants
 from phalanx.spec.errors import InputError, nearest
 from phalanx.validate.from_row import Case, cases
+from phalanx.validate.intervals import FILE as INTERVALS
+from phalanx.validate.intervals import Ratio, ratios
+from phalanx.validate.intervals import fitted as interval_of
 from phalanx.validate.prediction_error import kinds_of
-from phalanx.validate.records import RUNS, load
+from phalanx.validate.records import RUNS, RUNS_2026, load
 from phalanx.validate.scores import errors
 
 
@@ -113,6 +118,22 @@ def show(rows: Mapping[str, Mapping[str, float]], note: str = "") -> None:
         )
 
 
+def intervals() -> None:
+    """Show the interval of each kind of prediction, with what it holds of families left out, and write them."""
+    rows = load(RUNS) + [row for row in load(RUNS_2026) if row["quality"] in ("A", "B")]
+    by_kind: dict[str, list[Ratio]] = {}
+    for ratio in ratios(cases(rows)[0]):
+        by_kind.setdefault(ratio.kind, []).append(ratio)
+    content = {}
+    for kind, found in sorted(by_kind.items()):
+        (low, high, holds), families = interval_of(found), len({r.family for r in found})
+        print(
+            f"{kind:34s} {len(found):5d} runs of {families:2d} families  {low:.3f} to {high:.3f}  holds {holds:.0%}"
+        )
+        content[kind] = rounded({"low": low, "high": high}) | {"runs": len(found), "families": families}
+    save(INTERVALS, content)
+
+
 def _names(arguments: Sequence[str]) -> list[str]:
     """Return the families or owners named in the arguments; exit on an unknown one."""
     given = [a for a in arguments if not a.startswith("--")]
@@ -130,6 +151,8 @@ def _names(arguments: Sequence[str]) -> list[str]:
 
 def main(arguments: Sequence[str]) -> None:
     """Fit what the arguments ask for, show the errors of predictions, and write the constants with `--write`."""
+    if "--intervals" in arguments:
+        return intervals()
     rows = timed(cases(load(RUNS))[0])
     named = _names(arguments)
     if "--leave-out" in arguments:

@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 from phalanx.cost.analytic.estimate import Estimate
+from phalanx.cost.analytic.option_effects import SPREAD
+from phalanx.cost.analytic.step import step
 from phalanx.frameworks.caveats import Caveat
 
 _GIB = 2**30
@@ -21,10 +23,16 @@ def _more_exposed(e: Estimate) -> str:
     return f"time by at most {hidden:.3g} s a step more"
 
 
+def _waiting(e: Estimate) -> str:
+    learned = step(e.shape, e.layout, e.system, replace(e.profile, spread=SPREAD)).seconds
+    return f"time by about {float(learned - e.seconds):.3g} s a step more"
+
+
 _BY_LIMIT: dict[str, Callable[[Estimate], str]] = {
     "activations": _less("activations"),
     "state": _less("state"),
     "hidden": _more_exposed,
+    "routing": _waiting,
 }
 
 

@@ -9,7 +9,7 @@ from typing import Any, Unpack
 
 from phalanx.answers.answer import Answer, flat
 from phalanx.answers.encode import DRAWN, plain
-from phalanx.answers.prediction import ESTIMATED
+from phalanx.answers.prediction import ESTIMATED, interval_in
 from phalanx.answers.priced_plan import plan_of
 from phalanx.answers.query import Query, QueryFields, Source, query_of
 from phalanx.answers.question import Premises, Question, as_given, search_of
@@ -91,6 +91,9 @@ class PlannedStrategy:
     strategy: Strategy
     family: str
     step_time_s: float
+    step_time_low_s: float
+    """Between these two lie four of five measured steps of this kind, as far as published runs tell."""
+    step_time_high_s: float
     tokens_per_s: float
     tokens_per_s_per_gpu: float
     micro_batches: int
@@ -350,10 +353,13 @@ def _number_of_gpus(
 def _planned(r: RankedStrategy, result: SearchAnswer, goal: Goal | None) -> PlannedStrategy:
     job = result.pricing.job
     rate = job.global_batch * job.seq / r.seconds
+    sure = interval_in(result.pricing, r.priced.terms, result.pricing.stack)
     return PlannedStrategy(
         strategy=r.strategy,
         family=r.family,
         step_time_s=r.seconds,
+        step_time_low_s=r.seconds * sure.low,
+        step_time_high_s=r.seconds * sure.high,
         tokens_per_s=rate,
         tokens_per_s_per_gpu=rate / r.strategy.world,
         micro_batches=r.strategy.accumulation(job),

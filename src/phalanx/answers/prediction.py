@@ -13,7 +13,9 @@ from phalanx.answers.question import Premises, Question, read
 from phalanx.cost.analytic.compression import Payment
 from phalanx.cost.analytic.estimate import Estimate, compression_payment
 from phalanx.planning.explain.exact import ExactExplanation
+from phalanx.planning.search.column_pricing import Pricing
 from phalanx.spec.strategy.spec import Strategy
+from phalanx.validate.intervals import Interval, interval_of
 
 ESTIMATED = "estimated: formulas with constants fitted on published runs"
 EXACT = "exact: our own runtime's step, priced on the cluster's measured or published rates"
@@ -28,6 +30,12 @@ class Prediction(Answer):
     """With the blocks of each chunk listed where they are not equal."""
     step_time_s: float
     """The sum of `terms_s`."""
+    step_time_low_s: float | None
+    """Between these two lie four of five measured steps of this kind, as far as published runs tell; None where our
+    own runtime is priced exactly."""
+    step_time_high_s: float | None
+    interval: str
+    """The runs that the interval is of."""
     tokens_per_s: float
     """Of all GPUs."""
     tokens_per_s_per_gpu: float
@@ -87,10 +95,14 @@ def prediction_of(question: Question) -> Prediction:
 def _estimated(q: Question) -> Prediction:
     e, memory = q.estimate, q.estimate.memory
     tokens, seconds = e.layout.step_tokens, float(e.seconds)
+    sure = interval_in(q.pricing, {name: float(value) for name, value in e.step.terms.items()}, q.stack)
     return Prediction(
         question=q.premises,
         strategy=q.shown,
         step_time_s=seconds,
+        step_time_low_s=seconds * sure.low,
+        step_time_high_s=seconds * sure.high,
+        interval=str(sure),
         tokens_per_s=float(tokens / e.seconds),
         tokens_per_s_per_gpu=float(tokens / e.seconds / e.layout.world),
         memory_bytes=float(memory.reserved),
@@ -113,6 +125,12 @@ def _estimated(q: Question) -> Prediction:
     )
 
 
+def interval_in(p: Pricing, terms_s: Mapping[str, float], stack: str) -> Interval:
+    """Return the interval of a step that was priced by formulas."""
+    products = p.extra.products if p.extra.products != "auto" else p.number_format
+    return interval_of(p.model, terms_s, bool(p.extra.lora), products, stack, p.cluster.device.name)
+
+
 def _exact(q: Question) -> Prediction:
     assert q.exact is not None
     exact = ExactExplanation(q.exact.chosen, (), q.exact.cluster.device.usable_bytes)
@@ -122,6 +140,9 @@ def _exact(q: Question) -> Prediction:
         question=q.premises,
         strategy=candidate.as_requested,
         step_time_s=candidate.seconds,
+        step_time_low_s=None,
+        step_time_high_s=None,
+        interval="",
         tokens_per_s=rate,
         tokens_per_s_per_gpu=rate / q.exact.strategy.world,
         memory_bytes=float(candidate.prediction.memory_bytes),

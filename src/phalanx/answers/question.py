@@ -31,7 +31,7 @@ from phalanx.answers.precision import (
 from phalanx.answers.query import Configured, Query
 from phalanx.answers.release import release_named
 from phalanx.cost.analytic.estimate import Estimate, estimate, require_modelled
-from phalanx.frameworks.caveats import Caveat
+from phalanx.frameworks.caveats import BALANCED, Caveat
 from phalanx.frameworks.registry import DOCUMENTED, facts
 from phalanx.planning import lookup
 from phalanx.planning.explain.analytic import AnalyticSubject
@@ -260,6 +260,8 @@ def resolve(query: Query, configured: Configured, searched: bool = False, any_st
         check(strategy, model, pricing.job, None)
     about = f"{model.family} of {model.parameter_count:,}" if spec is model else str(query.model)
     said, caveats = (*configured.notes, *notes), configured.caveats
+    if model.experts is not None and options.routing == "auto" and strategy is not None and strategy.ep > 1:
+        caveats = (*caveats, BALANCED)
     return Question(about, pricing_on, gpus, strategy, rule, stack, precision, said, caveats=caveats)
 
 

@@ -41,6 +41,15 @@ class Caveat:
         )
 
 
+BALANCED = Caveat(
+    "assumed",
+    (),
+    "every expert gets as many tokens, as benchmarks force; a learned router's do not",
+    ("time",),
+    "routing",
+)
+
+
 def _consequence(kind: str, changes: tuple[str, ...]) -> str:
     if kind == "not modelled" and {"layout", "model"} & set(changes):
         return "a price would be of another program"

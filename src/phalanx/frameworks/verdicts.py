@@ -26,9 +26,10 @@ Effect = Literal["layout", "time", "memory", "numbers", "none", "unmodelled", ""
 EFFECTS: tuple[Effect, ...] = get_args(Effect)
 CHANGES = ("layout", "model", "time", "memory")
 """What a key without a price may change; `model`: the network, or the step, is another one."""
-LIMITS = ("", "activations", "state", "hidden")
+LIMITS = ("", "activations", "state", "hidden", "routing")
 """Parts of a price that a key may take away or add at most: memory of activations, of weights with their gradients
-and optimizer; the exchange between replicas that is hidden behind the backward and forward pass."""
+and optimizer; the exchange between replicas that is hidden behind the backward and forward pass; waiting for the rank
+whose experts got the most tokens."""
 _UNJUDGED = "unjudged"
 _ABOUT = ("changes", "what", "limit")
 """Parts of a group that are no files."""

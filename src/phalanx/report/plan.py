@@ -46,6 +46,11 @@ def lines(a: ModelPlan) -> Iterator[str]:
         yield f"with options of the stack: {a.options}"
     if a.chunks:
         yield f"its chunks, in order: {a.search.lengths}, which the plan lists; {_equal_chunks(a)}"
+    yield (
+        f"published runs of this kind took {best.step_time_low_s / best.step_time_s:.2f} to "
+        f"{best.step_time_high_s / best.step_time_s:.2f} times what was predicted (80 % of them): "
+        f"{seconds(best.step_time_low_s)} to {seconds(best.step_time_high_s)}"
+    )
     yield f"where the step goes: {', '.join(_largest(a))}"
     yield f"memory {size(best.memory_bytes)} of {size(best.usable_bytes)}; {a.headroom:.0%} is left free (--headroom)"
     yield _whole_training(a)

@@ -48,6 +48,8 @@ def figures(p: Prediction) -> Sheet:
 def _figures(p: Prediction) -> Iterator[tuple[str, str, str]]:
     how = "estimated: the terms below, summed" if p.engine == "formulas" else p.origin
     yield "step", seconds(p.step_time_s), how
+    if p.step_time_low_s is not None and p.step_time_high_s is not None:
+        yield "  likely", f"{seconds(p.step_time_low_s)} to {seconds(p.step_time_high_s)}", p.interval
     yield "tokens/s per GPU", f"{p.tokens_per_s_per_gpu:,.0f}", f"{p.tokens_per_s * p.step_time_s:,.0f} tokens a step"
     if p.mfu is not None:
         how = f"{p.model_flops:.3g} FLOP a step; 6N says {p.six_n_flops:.3g}; peak of bf16"

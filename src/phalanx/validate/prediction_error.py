@@ -20,10 +20,12 @@ from phalanx.cost.analytic.chips import system
 from phalanx.cost.analytic.fitted_constants import fitted_constants
 from phalanx.cost.analytic.memory import memory
 from phalanx.cost.analytic.option_effects import effective
-from phalanx.cost.analytic.profile import profile
-from phalanx.cost.analytic.step import step
+from phalanx.cost.analytic.profile import Profile, profile
+from phalanx.cost.analytic.step import Step, step
 from phalanx.cost.hardware.columns import Column, gather, take
-from phalanx.cost.ledger.model_shape import side_by_side
+from phalanx.cost.hardware.system import System
+from phalanx.cost.ledger.model_shape import Shape, side_by_side
+from phalanx.cost.ledger.rank_layout import Layout
 from phalanx.validate.from_row import Case, cases
 from phalanx.validate.models import is_hybrid
 from phalanx.validate.records import GIB, Row
@@ -92,6 +94,21 @@ def priced(
 
     Returns (seconds of a step, (Memory, bytes of the card, bytes of the card less the stack's context)).
     """
+    predicted, shapes, layouts, systems, stacks = _priced(cases, constants, benchmarks)
+    room = np.asarray(systems.memory_bytes - stacks.context_bytes)
+    predicted_memory = memory(shapes, layouts, stacks, predicted.ahead, room)
+    return np.asarray(predicted.seconds), (predicted_memory, np.asarray(systems.memory_bytes), room)
+
+
+def launch_shares(cases: Sequence[Case]) -> Column:
+    """Return the share of each predicted step in which the GPU waits for launches."""
+    predicted = _priced(cases, None, None)[0]
+    return np.asarray(predicted.terms["launch"] / predicted.seconds)
+
+
+def _priced(
+    cases: Sequence[Case], constants: Mapping[str, float] | None, benchmarks: Sequence[Benched] | None
+) -> tuple[Step, Shape, Layout, System, Profile]:
     names = sorted({(c.profile, str(c.options)) for c in cases})
     options = {str(c.options): c.options for c in cases}
     stacks = take(
@@ -103,10 +120,7 @@ def priced(
     systems = take([system(*kind, constants=constants) for kind in kinds], which)
     systems = measured(systems, gather(benchmarks or [benched(c.row) for c in cases]))
     shapes, layouts = side_by_side([c.shape for c in cases]), gather([c.layout for c in cases])
-    predicted_step = step(shapes, layouts, systems, stacks)
-    room = np.asarray(systems.memory_bytes - stacks.context_bytes)
-    predicted_memory = memory(shapes, layouts, stacks, predicted_step.ahead, room)
-    return np.asarray(predicted_step.seconds), (predicted_memory, np.asarray(systems.memory_bytes), room)
+    return step(shapes, layouts, systems, stacks), shapes, layouts, systems, stacks
 
 
 def compare(rows: Sequence[Row], constants: Mapping[str, float] | None = None) -> PredictionError:
@@ -144,10 +158,10 @@ def _compared(usable: Sequence[Case], constants: Mapping[str, float] | None) -> 
             into.append(Pair(row, float(predicted), peak * GIB))
         if not ran or peak:
             fits.append((row, bool(memory_of.reserved[i] <= room[i]), ran, float(memory_of.reserved[i] / card[i])))
-    return PredictionError(time, allocated, reserved, shown, fits, [], len(usable), _blind(usable), Counter())
+    return PredictionError(time, allocated, reserved, shown, fits, [], len(usable), blind(usable), Counter())
 
 
-def _blind(usable: Sequence[Case]) -> dict[int, float]:
+def blind(usable: Sequence[Case]) -> dict[int, float]:
     """Predict each case with constants fitted without its family, where such constants exist."""
     seconds: dict[int, float] = {}
     for kinds, constants in left_out_constants():

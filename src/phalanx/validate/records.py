@@ -13,6 +13,7 @@ from phalanx.spec.errors import InputError
 
 FOLDER = Path(__file__).parent / "data"
 RUNS = FOLDER / "training_runs.csv"
+RUNS_2026 = FOLDER / "training_runs_2026.csv"
 COLLECTIVES = FOLDER / "collectives.csv"
 SMALL_RUNS = FOLDER / "megatron_ci_memory.csv"
 GIB = 2**30

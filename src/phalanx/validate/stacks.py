@@ -44,15 +44,19 @@ def stack_of(row: Row) -> PricingStack:
     """Return the stack whose constants price a row: its own, the nearest release of its own, or a generic one."""
     name = _profile_name(row)
     if name is None:
-        words = f"{row['framework']} {row['framework_version']} {row['options']}".lower()
-        generic = "compiled" if any(word in words for word in _COMPILERS) else "eager"
-        return PricingStack(generic, row["framework"] or "not stated", generic=True)
+        return PricingStack(generic_stack(row), row["framework"] or "not stated", generic=True)
     known = name if name in STACKS else _nearest_release(name)
     stated = "" if known == name else name
     in_bf16 = f"{known}-bf16"
     if in_bf16 in STACKS and row["model"].lower().startswith(_BF16_GRADIENTS):
         known = in_bf16
     return PricingStack(known, stated)
+
+
+def generic_stack(row: Row) -> str:
+    """Return the generic stack that a row would have if its framework were unknown."""
+    words = f"{row['framework']} {row['framework_version']} {row['options']}".lower()
+    return "compiled" if any(word in words for word in _COMPILERS) else "eager"
 
 
 def _nearest_release(name: str) -> str:

@@ -208,8 +208,8 @@ def _expert_parallel(
 def _most_loaded(kind: BlockKind, layout: Layout, profile: Profile) -> Column:
     """Return by how much the tokens of the rank whose experts get the most exceed the mean, as a share of it.
 
-    With n = experts / ep experts on a rank, independent, each of relative standard deviation `spread`, a rank's tokens
-    deviate by spread / sqrt(n); the largest of ep such deviations is E[max of ep normal ones] of them. That is
+    With n = experts / ep experts on a rank, independent, each of relative standard deviation `spread`, a rank's
+    tokens deviate by spread / sqrt(n); the largest of ep such deviations is E[max of ep normal ones] of them. That is
     Blom's (1958) quantile at (ep - 3/8) / (ep + 1/4), by Tukey's lambda of 0.14."""
     if not np.any(profile.spread):
         return 0.0

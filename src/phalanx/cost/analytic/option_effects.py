@@ -107,7 +107,7 @@ _EXPERT_LAUNCHES = 110.0
 """Kernels that a block with experts launches beyond an MLP's where no graph captures its router and permutation.
 Megatron-Bridge's constants are of recipes that capture them. Of fine-tuning steps of 2,048 to 4,096 tokens a rank
 without graphs, whose launches take most of the time, Qwen3-30B-A3B's need 95 to 125 and Moonlight's 100 to 160."""
-_SPREAD = 1.0
+SPREAD = 1.0
 """Relative standard deviation of an expert's tokens under a learned router: with it pretraining steps published with
 their real router come out at a median of 14 % (22 % without it), too short still. Public logs of loads are rare, so
 it is one number for all models."""
@@ -165,7 +165,7 @@ def effective(by: Profile, model: Shape, options: StackOptions) -> Profile:
         offloaded_blocks=float(options.activation_offload),
         parameters_on_host=float(options.parameter_offload),
         overlaps_experts=float(options.overlap_experts == "on"),
-        spread=_SPREAD if options.routing == "learned" else 0.0,
+        spread=SPREAD if options.routing == "learned" else 0.0,
     )
 
 

@@ -186,7 +186,9 @@ def _model(keys: Keys) -> tuple[ModelSpec | None, dict[str, Any]]:
     backend = keys.take("model_spec.moe_comm_backend", "options.dispatch")
     if backend in ("deepep", "hybridep"):
         options["dispatch"] = backend
-    balanced = keys.first(("debug.moe_force_load_balance", "training.debug_moe_force_load_balance"), "options.routing")
+    balanced = keys.first(
+        ("debug.moe_force_load_balance", "training.debug_moe_force_load_balance"), "options.routing"
+    )
     if spec and spec.experts:
         options["routing"] = "balanced" if truth(balanced) else "learned"
     converters = keys.first(("model_spec.converters", "model.converters"), "options.products")

@@ -1,0 +1,72 @@
+"""Intervals of predicted step times: what they hold of published runs, and which one a prediction has."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import phalanx
+from phalanx.validate import intervals
+from phalanx.validate.from_row import cases
+from phalanx.validate.intervals import Ratio, fitted, held, quantiles, ratios
+from phalanx.validate.records import RUNS, RUNS_2026, load
+
+
+@pytest.fixture(scope="module")
+def by_kind() -> dict[str, list[Ratio]]:
+    rows = load(RUNS) + [row for row in load(RUNS_2026) if row["quality"] in ("A", "B")]
+    found: dict[str, list[Ratio]] = {}
+    for ratio in ratios(cases(rows)[0]):
+        found.setdefault(ratio.kind, []).append(ratio)
+    return found
+
+
+def test_shipped_intervals_are_those_of_the_published_runs(by_kind: dict[str, list[Ratio]]) -> None:
+    shipped = json.loads(intervals.FILE.read_text())
+    assert shipped.keys() == by_kind.keys()
+    for kind, found in by_kind.items():
+        low, high, _ = fitted(found)
+        assert (shipped[kind]["low"], shipped[kind]["high"]) == pytest.approx((low, high), rel=1e-3)
+        assert shipped[kind]["runs"] == len(found)
+
+
+def test_an_interval_holds_three_of_four_runs_of_a_family_left_out(by_kind: dict[str, list[Ratio]]) -> None:
+    several = [kind for kind, found in by_kind.items() if len({r.family for r in found}) > 1]
+    assert len(several) >= 6
+    for kind in several:
+        assert 0.75 <= fitted(by_kind[kind])[2] <= 0.9, kind
+
+
+@given(st.integers(1, 50), st.floats(0.5, 0.98))
+def test_quantiles_hold_their_share_of_one_family(seed: int, share: float) -> None:
+    values = np.exp(np.random.default_rng(seed).normal(0, 0.2, 500))
+    low, high = quantiles([Ratio("any", "one", float(v)) for v in values], share)
+    assert np.mean((low <= values) & (values <= high)) == pytest.approx(share, abs=0.01)
+
+
+def test_a_family_of_many_rows_does_not_decide_alone() -> None:
+    many = [Ratio("any", "many", 1.0)] * 900
+    few = [Ratio("any", "few", 2.0)] * 25
+    assert quantiles([*many, *few], 0.8)[1] > 1.0  # 25 rows weigh a sixth of 900, not a 36th
+    assert held([*many, *few], 0.8) == 0.0
+
+
+def test_a_prediction_has_the_widest_interval_of_its_kinds() -> None:
+    def width(**fields: str) -> float:
+        p = phalanx.predict(
+            **{"model": "llama3-8b", "cluster": "dgx-h100", "strategy": "dp=16,zero=1", **fields},  # type: ignore[arg-type]
+            gpus=16,
+            batch=1024,
+            seq=4096,
+        )
+        assert p.step_time_low_s is not None and p.step_time_high_s is not None
+        assert p.step_time_low_s < p.step_time_s < p.step_time_high_s
+        return p.step_time_high_s / p.step_time_low_s
+
+    dense = width(stack="megatron-core")
+    assert dense <= width(stack="megatron-core", precision="fp8")
+    assert dense < width(stack="deepspeed")
