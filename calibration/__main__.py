@@ -6,7 +6,7 @@ python -m calibration --further OWNER ...      step times alone, moving only the
                                                `ampere` or `nvidia.misaligned`
 python -m calibration --leave-out [FAMILY ...] for every family (or these), fit without its rows, predict them, and
                                                write the constants to src/phalanx/validate/data/left_out.json
-python -m calibration --intervals              the intervals of predicted times, from the constants of --leave-out, written
+python -m calibration --intervals              the intervals of predicted times, with the constants of --leave-out,
                                                to src/phalanx/validate/data/intervals.json
 ... --write                                    also write src/phalanx/cost/analytic/fitted_constants.json
 """
@@ -23,13 +23,13 @@ from calibration import links as link_constants
 from calibration import memory
 from calibration.fit import Data, Free, descend, fit, offsets_of
 from calibration.free_constants import LAUNCHES, LEFT_OUT, family, fitted, free, timed
+from calibration.intervals import Ratio, ratios
+from calibration.intervals import fitted as interval_of
 from calibration.write import rounded, save, write, write_left_out
 from phalanx.cost.analytic.fitted_constants import fitted_constants
 from phalanx.spec.errors import InputError, nearest
 from phalanx.validate.from_row import Case, cases
 from phalanx.validate.intervals import FILE as INTERVALS
-from phalanx.validate.intervals import Ratio, ratios
-from phalanx.validate.intervals import fitted as interval_of
 from phalanx.validate.prediction_error import kinds_of
 from phalanx.validate.records import RUNS, RUNS_2026, load
 from phalanx.validate.scores import errors
@@ -125,12 +125,12 @@ def intervals() -> None:
     for ratio in ratios(cases(rows)[0]):
         by_kind.setdefault(ratio.kind, []).append(ratio)
     content = {}
-    for kind, found in sorted(by_kind.items()):
-        (low, high, holds), families = interval_of(found), len({r.family for r in found})
+    for kind, values in sorted(by_kind.items()):
+        (low, high, holds), families = interval_of(values), len({r.family for r in values})
         print(
-            f"{kind:34s} {len(found):5d} runs of {families:2d} families  {low:.3f} to {high:.3f}  holds {holds:.0%}"
+            f"{kind:34s} {len(values):5d} runs of {families:2d} families  {low:.3f} to {high:.3f}  holds {holds:.0%}"
         )
-        content[kind] = rounded({"low": low, "high": high}) | {"runs": len(found), "families": families}
+        content[kind] = rounded({"low": low, "high": high}) | {"runs": len(values), "families": families}
     save(INTERVALS, content)
 
 

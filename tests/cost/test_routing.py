@@ -11,10 +11,10 @@ import pytest
 import phalanx
 from phalanx.cost.analytic.block import _most_loaded
 from phalanx.cost.analytic.profile import profile
-from phalanx.cost.ledger.rank_layout import layout
 from phalanx.cost.ledger.model_shape import shape
-from phalanx.spec.job import Job
+from phalanx.cost.ledger.rank_layout import layout
 from phalanx.spec.files.job_file import build
+from phalanx.spec.job import Job
 from phalanx.spec.model.families import complete
 from phalanx.spec.model.presets import preset
 from phalanx.spec.model.spec import ModelSpec

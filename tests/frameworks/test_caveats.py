@@ -96,7 +96,7 @@ def test_another_network_is_said_to_be_one(tmp_path: Path, flags: str) -> None:
 
 def test_a_key_at_its_default_is_no_caveat(tmp_path: Path) -> None:
     assert read([written(tmp_path, "--cuda-graph-impl none --moe-permute-fusion")]).caveats == ()
-    assert read([written(tmp_path, "--cuda-graph-impl local")]).caveats[0].changes == ("time",)
+    assert read([written(tmp_path, "--cuda-graph-use-single-mempool false")]).caveats[0].changes == ("time",)
 
 
 def test_a_file_of_which_no_key_is_understood_is_refused_with_what_it_seems_to_be(tmp_path: Path) -> None:

@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import phalanx
+from calibration.intervals import Ratio, fitted, held, quantiles, ratios
 from phalanx.validate import intervals
 from phalanx.validate.from_row import cases
-from phalanx.validate.intervals import Ratio, fitted, held, quantiles, ratios
 from phalanx.validate.records import RUNS, RUNS_2026, load
 
 
@@ -63,7 +63,8 @@ def test_a_prediction_has_the_widest_interval_of_its_kinds() -> None:
             batch=1024,
             seq=4096,
         )
-        assert p.step_time_low_s is not None and p.step_time_high_s is not None
+        assert p.step_time_low_s is not None
+        assert p.step_time_high_s is not None
         assert p.step_time_low_s < p.step_time_s < p.step_time_high_s
         return p.step_time_high_s / p.step_time_low_s
 

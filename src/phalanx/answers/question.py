@@ -31,7 +31,7 @@ from phalanx.answers.precision import (
 from phalanx.answers.query import Configured, Query
 from phalanx.answers.release import release_named
 from phalanx.cost.analytic.estimate import Estimate, estimate, require_modelled
-from phalanx.frameworks.caveats import BALANCED, Caveat
+from phalanx.frameworks.caveats import BALANCED, UNMEASURED, Caveat
 from phalanx.frameworks.registry import DOCUMENTED, facts
 from phalanx.planning import lookup
 from phalanx.planning.explain.analytic import AnalyticSubject
@@ -49,6 +49,7 @@ from phalanx.spec.strategy import spec as strategies
 from phalanx.spec.strategy.spec import Strategy
 from phalanx.spec.strategy.stack_options import AS_RELEASED, StackOptions
 from phalanx.spec.strategy.stack_options import parse as parse_options
+from phalanx.validate.intervals import has_runs
 
 DEFAULT_STACK = "megatron-core"
 OWN_STACK = "phalanx"
@@ -193,13 +194,18 @@ class Question:
             options=AS_RELEASED if self.exact else self.pricing.extra,
             refused=self.refused,
             calibrated=self.calibrated,
-            caveats=bounded(self.caveats, self.estimate) if self._limited else self.caveats,
+            caveats=self._bounded,
         )
 
     @property
-    def _limited(self) -> bool:
-        """Whether a part of the price bounds one of the caveats."""
-        return self.strategy is not None and self.exact is None and any(c.limit for c in self.caveats)
+    def _bounded(self) -> tuple[Caveat, ...]:
+        """The caveats, with the bounds that the price gives them, if there is a price."""
+        if self.strategy is None or self.exact is not None or not any(c.limit for c in self.caveats):
+            return self.caveats
+        try:
+            return bounded(self.caveats, self.estimate)
+        except InputError:  # a question about what this stack does not run
+            return self.caveats
 
 
 def read(query: Query, searched: bool = False, any_stack: bool = False) -> Question:
@@ -262,6 +268,8 @@ def resolve(query: Query, configured: Configured, searched: bool = False, any_st
     said, caveats = (*configured.notes, *notes), configured.caveats
     if model.experts is not None and options.routing == "auto" and strategy is not None and strategy.ep > 1:
         caveats = (*caveats, BALANCED)
+    if strategy is not None and not has_runs(on(gpus).device.name):
+        caveats = (*caveats, UNMEASURED)
     return Question(about, pricing_on, gpus, strategy, rule, stack, precision, said, caveats=caveats)
 
 

@@ -50,6 +50,14 @@ BALANCED = Caveat(
 )
 
 
+UNMEASURED = Caveat(
+    "assumed",
+    (),
+    "kernels and links reach the shares of the datasheet that they do on others; no published run is of this chip",
+    ("time",),
+)
+
+
 def _consequence(kind: str, changes: tuple[str, ...]) -> str:
     if kind == "not modelled" and {"layout", "model"} & set(changes):
         return "a price would be of another program"

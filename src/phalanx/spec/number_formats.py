@@ -16,10 +16,14 @@ row."""
 Peak = Literal["double", "single", "tf32", "half", "fp8", "fp4"]
 """Fields of a chip (spec/cluster/chips.py) with the dense FLOP/s of a format."""
 
-_SINCE_ADA = frozenset({"ada", "hopper", "blackwell", "blackwell-ultra", "blackwell-gddr"})
 _SINCE_BLACKWELL = frozenset({"blackwell", "blackwell-ultra", "blackwell-gddr"})
+_SINCE_ADA = _SINCE_BLACKWELL | {"ada", "hopper"}
 _SINCE_AMPERE = _SINCE_ADA | {"ampere", "ampere-gddr"}
 _SINCE_VOLTA = _SINCE_AMPERE | {"volta"}
+# Other makers'.
+_TPU = frozenset({"tpu", "tpu-fp8"})
+_EIGHT = frozenset({"cdna3", "cdna4", "gaudi", "tpu-fp8", "trainium-fp8"})
+_OTHERS = _EIGHT | _TPU | {"cdna2", "trainium"}
 
 
 @dataclass(frozen=True)
@@ -162,7 +166,7 @@ def _float8(
         dtype="float8_e4m3fn",
         gradient_dtype=gradients,
         scale_dtype="float32",
-        generations=_SINCE_ADA,
+        generations=_SINCE_ADA | _EIGHT,
         peak="fp8",
         since=(8, 9),
         multiple=max(16, block),
@@ -211,10 +215,10 @@ def _blocks(
 
 
 _ROWS = (
-    _plain("float64", 64, _SINCE_VOLTA, "double", title="fp64"),
-    _plain("float32", 32, _SINCE_VOLTA, "single", word="fp32", title="fp32"),
-    _plain("bfloat16", 16, _SINCE_AMPERE, "half", word="bf16", title="bf16"),
-    _plain("float16", 16, _SINCE_VOLTA, "half", word="fp16", title="fp16"),
+    _plain("float64", 64, _SINCE_VOLTA | _OTHERS, "double", title="fp64"),
+    _plain("float32", 32, _SINCE_VOLTA | _OTHERS, "single", word="fp32", title="fp32"),
+    _plain("bfloat16", 16, _SINCE_AMPERE | _OTHERS, "half", word="bf16", title="bf16"),
+    _plain("float16", 16, _SINCE_VOLTA | (_OTHERS - _TPU), "half", word="fp16", title="fp16"),
     # fp32 whose products run on tensor cores, with 10 bits of mantissa (NVIDIA A100 whitepaper).
     _plain("tfloat32", 32, _SINCE_AMPERE, "tf32", word="tf32", title="TF32", rounds=True),
     _plain("int64", 64),

@@ -6,10 +6,12 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from phalanx.cost.analytic.chips import chip_name as by_device
 from phalanx.cost.analytic.chips import system
 from phalanx.cost.analytic.kernels import product_s
 from phalanx.cost.hardware.columns import Column
 from phalanx.cost.hardware.system import System
+from phalanx.spec.errors import InputError
 from phalanx.validate.models import Unspecified
 from phalanx.validate.records import Row
 
@@ -50,10 +52,15 @@ def chip_name(row: Row) -> str:
     """Name the chip of a row, as cost/hardware does. Raises Unspecified for hardware that is not modelled."""
     if row.family == "torchao" and row["gpu"] == "H100":
         return "H100-500W"  # run by torchtitan's authors, on their machines
+    if not row["gpu"]:
+        raise Unspecified("the GPU is not stated")
     matches = [known for known in _GPUS if row["gpu"].startswith(known)]
-    if not matches:
-        raise Unspecified(f"hardware {row['gpu']} is not modelled" if row["gpu"] else "the GPU is not stated")
-    return _GPUS[max(matches, key=len)]
+    if matches:
+        return _GPUS[max(matches, key=len)]
+    try:
+        return by_device(row["gpu"])
+    except InputError:
+        raise Unspecified(f"hardware {row['gpu']} is not modelled") from None
 
 
 def description(row: Row) -> tuple[str, int, float, bool]:

@@ -28,6 +28,11 @@ def canonical(plan: Plan, to: str, stack: Stack) -> tuple[Strategy, StackOptions
         other = {n: v for n, v in options.items() if n != name}
         same = replace(plan, options=StackOptions(**other))
         options = other if _files(same, to) == written else options
+    # What a file without a word says by itself.
+    if plan.model.experts and to in ("megatron", "torchtitan"):
+        options.setdefault("routing", "learned")
+        if to == "megatron":
+            options.setdefault("graphs", "none")
     return s, StackOptions(**options)
 
 

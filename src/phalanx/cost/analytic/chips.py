@@ -66,6 +66,11 @@ _BUILT: dict[str, dict[str, float]] = {
     "ampere-gddr": {"reduce_gain": 1.0, "tree": _TREE_AMPERE},
     "ada": {"reduce_gain": 1.0, "tree": _TREE_AMPERE},
     "blackwell-gddr": {"reduce_gain": 1.0, "tree": _TREE_AMPERE},
+    # Other makers' chips without published runs: the same shares of their datasheets, and no switch that reduces.
+    **{
+        name: {"reduce_gain": 1.0}
+        for name in ("cdna2", "cdna3", "cdna4", "gaudi", "tpu", "tpu-fp8", "trainium", "trainium-fp8")
+    },
 }
 _PARENTS = {"blackwell-ultra": "blackwell"}
 _DEFAULTS = {f.name: float(f.default) for f in fields(Generation)}  # type: ignore[arg-type]

@@ -65,6 +65,8 @@ def groups(x: Subject) -> tuple[Group, ...]:
         ),
         Group("Data and checkpoints", "Blanks above.", _run()),
     ]
+    if graphs := _graphs(x):
+        result.append(Group("CUDA graphs", "They launch what they capture at once.", graphs))
     return tuple(result)
 
 
@@ -206,6 +208,18 @@ def _experts(x: Subject) -> tuple[Setting, ...]:
         ("--overlap-moe-expert-parallel-comm", o.overlap_experts == "on"),
         ("--moe-router-force-load-balancing", o.routing == "balanced"),
         ("--moe-permute-fusion", True),
+    )
+
+
+def _graphs(x: Subject) -> tuple[Setting, ...]:
+    how = x.options.graphs
+    if not _is_14(x):
+        words = {"none": "none", "modules": "transformer_engine", "full": "full_iteration"}
+        return settings(("--cuda-graph-impl", words.get(how)))
+    return settings(
+        ("--external-cuda-graph", how == "modules"),
+        ("--enable-cuda-graph", how == "full"),
+        ("--cuda-graph-scope", "full_iteration" if how == "full" else None),
     )
 
 

@@ -30,8 +30,17 @@ _MULTIPROCESSORS = {
     "blackwell": 148,
     "blackwell-ultra": 148,
     "blackwell-gddr": 188,
+    "cdna2": 110,
+    "cdna3": 304,
+    "cdna4": 256,
+    # Few large matrix units, whose tiles are not scheduled as a GPU's: waves hardly count.
+    "gaudi": 8,
+    "tpu": 8,
+    "tpu-fp8": 8,
+    "trainium": 8,
+    "trainium-fp8": 8,
 }
-"""By generation: datasheets."""
+"""By generation: datasheets; AMD's are compute units."""
 
 
 @dataclass(frozen=True)

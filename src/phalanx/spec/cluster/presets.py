@@ -8,13 +8,15 @@ itself is better than any of this.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from phalanx.spec.cluster.chips import CHIPS
 from phalanx.spec.cluster.spec import ClusterSpec, Device, KernelRates, Origin, Rates, Tier
 from phalanx.spec.errors import InputError, nearest
 from phalanx.spec.job import DType
+from phalanx.spec.rows import Rows, record
 
 
 def _rates(device: Device, dtype: DType) -> KernelRates:
@@ -52,122 +54,37 @@ class _Links:
         return Tier(self.name, ranks, self.latency_s, self.rate, self.origin, self.source, self.uplink)
 
 
-def _nvlink(rate: float, generation: int) -> _Links:
-    how = "through NVSwitch, one direction: half of the headline figure"
-    return _Links("nvlink", 5e-6, rate, f"NVLink {generation} {how}")
+@dataclass(frozen=True)
+class _Tier:
+    """A link's name, and whom it joins: `ranks` of a node, all ranks of `nodes` nodes, or, without either, all nodes."""
+
+    link: str
+    ranks: int = 0
+    nodes: int = 0
 
 
-def _cube_mesh(name: str, device: Device, nodes: int) -> ClusterSpec:
-    """DGX-1 with V100: no switch, but six NVLinks of 25 GB/s from each GPU to four others (NVIDIA WP-08437, figure 4;
-    `nvidia-smi topo -m`: 0-1, 0-2 one, 0-3, 0-4 two, 1-2, 1-5 two, ...). The more GPUs a group has, the more of
-    them it uses: a pair has one or two, four lie on two rings that share no link, eight on three, each both ways.
-    """
-    one, how = 25e9, "NVLink 2 without a switch, one direction"
+@dataclass(frozen=True)
+class _Row:
+    """A cluster: nodes of `size` chips, with tiers from the inside out."""
 
-    def links(name: str, count: int, what: str, uplink: float | None = None) -> _Links:
-        origin: Origin = "published" if uplink is None else "estimated"  # the number of rings is our own count
-        return _Links(f"nvlink {name}", 5e-6, count * one, f"{how}: {what}", uplink, origin)
-
-    tiers = (
-        links("pair", 1, "the one link that GPUs 0 and 1 have, and 4 and 5; two join 2 and 3, 6 and 7").among(2),
-        links("quad", 4, "two rings of four, both ways; six links leave a pair", 6 * one).among(4),
-        links("mesh", 6, "three rings of eight, both ways; six links leave a quad", 6 * one).among(8),
-        _EDR_4.among(8 * nodes),
-    )
-    return of_datasheet(name, device, 8, nodes, tiers)
+    chip: str
+    size: int
+    tiers: tuple[_Tier, ...]
+    device: str | None = None
+    """The name of a variant of the chip, and its memory bandwidth."""
+    bandwidth_bytes_per_s: float | None = None
 
 
-def _infiniband(rate: float, what: str, uplink: float | None = None) -> _Links:
-    return _Links("infiniband", 15e-6, rate, f"{what}, one direction", uplink)
-
-
-def _ethernet(port: float, what: str, host: float) -> _Links:
-    return _Links("ethernet", 30e-6, port, f"{what}, one direction", host)
-
-
-def _boxes(name: str, device: Device, size: int, inside: _Links, between: _Links, nodes: int) -> ClusterSpec:
-    """Nodes of `size` ranks, with one kind of links inside a node and one between nodes."""
-    return of_datasheet(name, device, size, nodes, (inside.among(size), between.among(size * nodes)))
+_FILE = Path(__file__).with_suffix(".toml")
+_LINK = "link "
+_LINKS = Rows(_FILE, record(_Links), lambda name: name.startswith(_LINK))
+PRESETS: Mapping[str, _Row] = Rows(_FILE, record(_Row), lambda name: not name.startswith(_LINK))
+"""Clusters by name."""
 
 
 def of_datasheet(name: str, device: Device, size: int, nodes: int, tiers: tuple[Tier, ...]) -> ClusterSpec:
     """Return a cluster of nodes of `size` devices, with rates of computation estimated from the datasheet."""
     return ClusterSpec(name, device, size, nodes, tiers, tuple(_rates(device, d) for d in device.dense_flops_per_s))
-
-
-_HDR = _infiniband(25e9, "a 200 Gb/s port per GPU (HDR)")
-_NDR = _infiniband(50e9, "a 400 Gb/s port per GPU (NDR)")
-_EDR_4 = _infiniband(12.5e9, "four 100 Gb/s ports per node (EDR), which 8 GPUs share", 50e9)
-_EDR_8 = _infiniband(12.5e9, "eight 100 Gb/s ports per node (EDR), which 16 GPUs share", 100e9)
-_SITE = 16  # nodes
-_WAN = _Links(
-    "wan", 5e-3, 50e9, "sites about 1000 km apart, 400 Gb/s from each, one direction: an example", 50e9, "estimated"
-)
-
-
-def dgx_a100(nodes: int) -> ClusterSpec:
-    """DGX A100 nodes: 8 GPUs of 80 GB behind NVSwitch, an HDR InfiniBand port per GPU."""
-    return _boxes("dgx-a100", CHIPS["A100"].as_device(), 8, _nvlink(300e9, 3), _HDR, nodes)
-
-
-def dgx_h100(nodes: int) -> ClusterSpec:
-    """DGX H100 nodes: 8 GPUs of 80 GB behind NVSwitch, an NDR InfiniBand port per GPU."""
-    return _boxes("dgx-h100", CHIPS["H100"].as_device(), 8, _nvlink(450e9, 4), _NDR, nodes)
-
-
-def _sites(nodes: int) -> ClusterSpec:
-    """DGX H100 at sites of 16 nodes; the last one may be smaller."""
-    local = min(nodes, _SITE) * 8
-    tiers: tuple[Tier, ...] = (_nvlink(450e9, 4).among(8), _NDR.among(local))
-    if nodes > _SITE:
-        tiers += (_WAN.among(nodes * 8),)
-    return of_datasheet("sites-h100", CHIPS["H100"].as_device(), 8, nodes, tiers)
-
-
-def _pcie(name: str, device: Device, rate: float, network: float, nodes: int) -> ClusterSpec:
-    """Nodes of 8 PCIe cards, 4 on each socket's host bridge; traffic between the bridges shares one link."""
-    inside = _Links("pcie", 1e-5, rate, "PCIe 4.0 x16, one direction, as copies reach it", origin="estimated")
-    across = _Links("sockets", 1.5e-5, rate, "between the host bridges of two sockets", 25e9, "estimated")
-    what = f"{network * 8e-9:g} Gb/s per host, which 8 GPUs share"
-    tiers = (inside.among(4), across.among(8), _ethernet(min(rate, network), what, network).among(8 * nodes))
-    return of_datasheet(name, device, 8, nodes, tiers)
-
-
-PRESETS: dict[str, Callable[[int], ClusterSpec]] = {
-    "dgx-1v-16gb": lambda n: _cube_mesh("dgx-1v-16gb", CHIPS["V100-16GB"].as_device(), n),
-    "dgx-1v": lambda n: _cube_mesh("dgx-1v", CHIPS["V100"].as_device(), n),
-    "dgx-2": lambda n: _boxes("dgx-2", CHIPS["V100"].as_device("V100-SXM3-32GB"), 16, _nvlink(150e9, 2), _EDR_8, n),
-    "dgx-a100-40gb": lambda n: _boxes("dgx-a100-40gb", CHIPS["A100-40GB"].as_device(), 8, _nvlink(300e9, 3), _HDR, n),
-    "dgx-a100": dgx_a100,
-    "dgx-h100": dgx_h100,
-    "dgx-h800": lambda n: _boxes("dgx-h800", CHIPS["H800"].as_device(), 8, _nvlink(200e9, 4), _NDR, n),
-    "dgx-h200": lambda n: _boxes("dgx-h200", CHIPS["H200"].as_device(), 8, _nvlink(450e9, 4), _NDR, n),
-    "dgx-b200": lambda n: _boxes("dgx-b200", CHIPS["B200"].as_device(), 8, _nvlink(900e9, 5), _NDR, n),
-    # A node is a rack: 18 trays of 4 GPUs in one NVLink domain.
-    "gb200-nvl72": lambda n: _boxes("gb200-nvl72", CHIPS["GB200"].as_device(), 72, _nvlink(900e9, 5), _NDR, n),
-    "ethernet-a100": lambda n: _boxes(
-        "ethernet-a100",
-        CHIPS["A100-40GB"].as_device(),
-        8,
-        _nvlink(300e9, 3),
-        _ethernet(12.5e9, "400 Gb/s per host in four ports", 50e9),
-        n,
-    ),
-    "ethernet-h100": lambda n: _boxes(
-        "ethernet-h100",
-        CHIPS["H100"].as_device(),
-        8,
-        _nvlink(450e9, 4),
-        _ethernet(12.5e9, "one 100 Gb/s port per host", 12.5e9),
-        n,
-    ),
-    "pcie-a100": lambda n: _pcie("pcie-a100", CHIPS["A100"].as_device("A100-PCIe-80GB", 1.935e12), 25e9, 12.5e9, n),
-    "pcie-a10": lambda n: _pcie("pcie-a10", CHIPS["A10"].as_device(), 25e9, 12.5e9, n),
-    "pcie-l4": lambda n: _pcie("pcie-l4", CHIPS["L4"].as_device(), 25e9, 12.5e9, n),
-    # No peer-to-peer between these: every copy goes through the host's memory.
-    "pcie-rtx4090": lambda n: _pcie("pcie-rtx4090", CHIPS["RTX-4090"].as_device(), 12.5e9, 1.25e9, n),
-    "sites-h100": _sites,
-}
 
 
 def preset(name: str, nodes: int) -> ClusterSpec:
@@ -178,7 +95,14 @@ def preset(name: str, nodes: int) -> ClusterSpec:
         )
     if nodes < 1:
         raise InputError("cluster.nodes", nodes, "must be at least 1")
-    return PRESETS[name](nodes)
+    row, tiers = PRESETS[name], []
+    for tier in row.tiers:
+        ranks = tier.ranks or row.size * min(nodes, tier.nodes or nodes)
+        tiers.append(_LINKS[_LINK + tier.link].among(ranks))
+        if tier.nodes >= nodes:
+            break
+    device = CHIPS[row.chip].as_device(row.device, row.bandwidth_bytes_per_s)
+    return of_datasheet(name, device, row.size, nodes, tuple(tiers))
 
 
 def resized(cluster: ClusterSpec, nodes: int) -> ClusterSpec:
