@@ -24,7 +24,7 @@ FILE = Path(__file__).parent / "data" / "intervals.json"
 SHARE = 0.8
 """Share of a kind's runs that an interval holds."""
 DENSE, EXPERTS, MIXED, ADAPTERS = "dense models", "experts", "layers of several kinds", "adapters"
-NARROW, GENERIC, DATASHEET = "8 bits or less", "a stack without runs of its own", "a chip without runs"
+NARROW, GENERIC, DATASHEET = "8 bits or less", "priced as a generic stack", "priced from a datasheet"
 _SHARED = {"any", "eager", "compiled", "nvidia"}
 """Owners of constants that stacks, or chips, without runs of their own inherit."""
 WAITING, WAITS = "steps that wait for launches", 0.15
@@ -42,7 +42,7 @@ class Interval:
     families: int
 
     def __str__(self) -> str:
-        return f"{SHARE:.0%} of {self.runs} published runs ({self.kind}), each predicted without its family"
+        return f"{SHARE:.0%} of {self.runs:,} published runs ({self.kind})"
 
 
 def kinds(
