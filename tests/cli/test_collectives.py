@@ -125,7 +125,7 @@ def test_a_million_ranks_are_priced_by_formula_alone(tmp_path: Path) -> None:
 
 
 def test_formulas_and_followed_messages_agree_where_both_are_known(monkeypatch: pytest.MonkeyPatch) -> None:
-    one_tier = presets.dgx_h100(1)
+    one_tier = presets.preset("dgx-h100", 1)
     followed = {row.algorithm: row for row in tables.compare("all_reduce", 1e8, 8, one_tier).rows}
     monkeypatch.setattr(tables, "_FOLLOWED", 4)
     for row in tables.compare("all_reduce", 1e8, 8, one_tier).rows:

@@ -191,7 +191,7 @@ def test_an_uplink_needs_a_rate() -> None:
     with pytest.raises(
         InputError, match=r"infiniband.uplink_bandwidth_bytes_per_s_per_direction = 0: must be at least 1"
     ):
-        replace(clusters.dgx_h100(2).tiers[1], uplink_bandwidth_bytes_per_s_per_direction=0)
+        replace(clusters.preset("dgx-h100", 2).tiers[1], uplink_bandwidth_bytes_per_s_per_direction=0)
 
 
 def test_only_what_is_added_costs_gamma() -> None:
@@ -214,7 +214,7 @@ def lab() -> ClusterSpec:
     """Two hosts of 2 that share 1 Gbit/s."""
     rate = LAB_RATE
     return replace(
-        clusters.dgx_h100(2),
+        clusters.preset("dgx-h100", 2),
         name="lab",
         ranks_per_node=2,
         tiers=(
@@ -226,7 +226,7 @@ def lab() -> ClusterSpec:
 
 def test_a_clusters_uplinks_are_priced() -> None:
     assert costs(lab()).shared == ((2, 1 / LAB_RATE),)
-    assert costs(clusters.dgx_h100(2)).shared == ()
+    assert costs(clusters.preset("dgx-h100", 2)).shared == ()
     found = compare("all_reduce", LAB, 4, lab())
     assert {row.algorithm for row in found.rows[:1]} == {"hierarchical"}
     assert found.rows[0].bound == pytest.approx(LAB / LAB_RATE)
@@ -234,10 +234,12 @@ def test_a_clusters_uplinks_are_priced() -> None:
 
 
 def test_a_barrier_has_no_size() -> None:
-    found = compare("barrier", 1e8, 16, clusters.dgx_h100(2))
+    found = compare("barrier", 1e8, 16, clusters.preset("dgx-h100", 2))
     assert found.rows[0].seconds == pytest.approx(4 * 15e-6)
     assert (found.rows[0].sent_bytes, found.winners) == (0.0, ())
-    assert compare("barrier", 1e8, 6, clusters.dgx_h100(1)).rows[0].formula_seconds == pytest.approx(3 * 5e-6)
+    assert compare("barrier", 1e8, 6, clusters.preset("dgx-h100", 1)).rows[0].formula_seconds == pytest.approx(
+        3 * 5e-6
+    )
 
 
 def test_the_golden_times_of_the_textbooks() -> None:
@@ -248,9 +250,9 @@ def test_the_golden_times_of_the_textbooks() -> None:
 
 
 def test_the_winner_depends_on_the_size() -> None:
-    found = compare("all_reduce", 1e8, 64, clusters.dgx_h100(8))
+    found = compare("all_reduce", 1e8, 64, clusters.preset("dgx-h100", 8))
     assert found.rows[0].algorithm == "hierarchical"
     assert [name for _, _, name in found.winners] == ["doubling", "rabenseifner", "hierarchical"]
     assert all(row.seconds >= row.bound and row.formula_seconds is None for row in found.rows)
-    for row in compare("all_reduce", 1e8, 8, clusters.dgx_h100(1)).rows:
+    for row in compare("all_reduce", 1e8, 8, clusters.preset("dgx-h100", 1)).rows:
         assert row.algorithm == "hierarchical" or row.formula_seconds == pytest.approx(row.seconds)

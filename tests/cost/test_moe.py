@@ -173,7 +173,7 @@ def test_mixtral_on_many_ranks_is_as_predicted() -> None:
 
 def test_rows_travel_beside_what_all_tokens_share() -> None:
     """A shared expert costs less than its own time where communication has an engine of its own."""
-    job, s, cluster = Job(global_batch=32, seq=512), Strategy(dp=8, ep=8), clusters.dgx_a100(nodes=1)
+    job, s, cluster = Job(global_batch=32, seq=512), Strategy(dp=8, ep=8), clusters.preset("dgx-a100", nodes=1)
     model = example("mixtral")
     assert model.experts is not None
     plain, shared = (

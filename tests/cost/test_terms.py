@@ -80,7 +80,7 @@ def test_the_closed_form_peak_is_the_walk(case: tuple[ModelSpec, Job, Strategy])
     model, job, strategy = case
     if job.precision.compute == "float64" or strategy.dp > 8:
         return  # a DGX has no fp64 attention of ours to price; memory is covered by the other types
-    prediction = predict(model, clusters.dgx_a100(nodes=1), job, strategy)
+    prediction = predict(model, clusters.preset("dgx-a100", nodes=1), job, strategy)
     programs = [expand(view) for view in Layout(model, job, strategy).stage_views()]
     assert prediction.memory_bytes == max(p.peak_bytes for p in programs)
     assert prediction.bytes_per_axis == programs[0].bytes_per_axis()
@@ -146,7 +146,7 @@ def test_model_flops_are_those_of_one_process(line: str) -> None:
     """What MFU counts: whatever a strategy repeats, or leaves out of attention's square."""
     model, job, strategy = ModelSpec(**complete(preset("llama3-8b"))), Job(8, 2048), make_strategy(line)
     assert strategy is not None
-    cluster = clusters.dgx_a100(nodes=1)
+    cluster = clusters.preset("dgx-a100", nodes=1)
     whole = predict(model, cluster, job, Strategy())
     found = predict(model, cluster, job, strategy)
     assert found.model_flops * strategy.world == whole.model_flops == whole.flops

@@ -97,14 +97,17 @@ def fit(way: str, alpha: float, beta: float, error: float = 0.05, hosts: int = 2
 
 
 def measured_cluster(*fits: CollectiveFit) -> ClusterSpec:
-    base = clusters.dgx_h100(2)
+    base = clusters.preset("dgx-h100", 2)
     device = replace(base.device, gamma_s_per_byte=2e-12, name='a "quoted" GPU, µ')
     figures = (Figure("gamma", 2e-12, "s/B", 1e-12, 3e-12, "note"), Figure("100 launches", 4e-4, "s", 4e-4, 5e-4))
     return replace(base, device=device, ranks_per_node=2, collectives=fits, figures=figures)
 
 
 def test_a_cluster_is_read_back_from_its_toml(tmp_path: Path) -> None:
-    for spec in (measured_cluster(fit("native", 1e-4, 1e-9), fit("p2p ring", 1e-5, 2e-9)), clusters.dgx_h100(2)):
+    for spec in (
+        measured_cluster(fit("native", 1e-4, 1e-9), fit("p2p ring", 1e-5, 2e-9)),
+        clusters.preset("dgx-h100", 2),
+    ):
         file = tmp_path / "cluster.toml"
         file.write_text(to_toml(spec, "of a test\nof two lines"))
         assert cluster_from_toml(file) == spec

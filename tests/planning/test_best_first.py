@@ -52,7 +52,7 @@ seq = 16
 
 def _cluster(beside: bool, usable: float) -> ClusterSpec:
     """Four ranks of a slow chip, which can or cannot communicate beside computing."""
-    found = clusters.dgx_h100(1)
+    found = clusters.preset("dgx-h100", 1)
     device = replace(found.device, own_communication_engine=beside, usable_bytes=int(usable))
     return replace(found, device=device, ranks_per_node=4)
 
@@ -112,9 +112,9 @@ def test_no_pipeline_on_shared_cores_is_faster_than_its_bound(name: str, slower:
 
 def test_a_large_space_is_chosen_from_by_the_vectorised_terms(monkeypatch):
     model, job = make_model({"preset": "gpt2", "layers": 2}, Path())[0], Job(8, 256, Precision("bfloat16"))
-    exact = search(model, clusters.dgx_h100(1), job, [4])
+    exact = search(model, clusters.preset("dgx-h100", 1), job, [4])
     monkeypatch.setattr(searching, "_LARGE", 0)
-    found = search(model, clusters.dgx_h100(1), job, [4])
+    found = search(model, clusters.preset("dgx-h100", 1), job, [4])
     assert not found.exhaustive
     assert found.legal == exact.legal
     assert exact.best.seconds <= found.best.seconds
@@ -124,11 +124,11 @@ def test_a_large_space_is_chosen_from_by_the_vectorised_terms(monkeypatch):
 def test_a_pipeline_that_might_be_a_little_faster_hides_nothing_simpler():
     """Hundreds of pipelines promise some hundredths less than the best has, and none keeps it."""
     model, job = make_model({"preset": "gpt2-xl"}, Path())[0], Job(64, 1024)
-    found = search(model, clusters.dgx_h100(1), job, [8])
+    found = search(model, clusters.preset("dgx-h100", 1), job, [8])
     kinds = branch_and_bound.family(strategy_columns.of([c.as_requested for c in found.candidates]))
     assert {*kinds} == {*branch_and_bound.family(space.everything(model, job, 8, OPTIONS))}  # each says why not
     for s in (Strategy(dp=8, zero=1, micro_batch=8), Strategy(dp=4, zero=1, cp=2, micro_batch=8)):
-        assert found.best.seconds <= price(model, clusters.dgx_h100(1), job, s).seconds
+        assert found.best.seconds <= price(model, clusters.preset("dgx-h100", 1), job, s).seconds
 
 
 def test_where_memory_is_short_what_fits_is_found():
@@ -195,7 +195,7 @@ def test_a_plan_of_a_job_is_explained_by_its_exact_price(here):
 )
 def test_lint_examines_our_own_runtime_by_exact_prices(line, mended, name):
     model, job = make_model({"preset": "gpt2", "layers": 4}, Path())[0], Job(8, 64)
-    found = clusters.dgx_h100(2)
+    found = clusters.preset("dgx-h100", 2)
     fast, slow = found.tiers
     cluster = replace(found, ranks_per_node=2, tiers=(replace(fast, ranks=2), replace(slow, ranks=4)))
     for strategy, speaks in ((line, True), (mended, False)):

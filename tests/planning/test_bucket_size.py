@@ -45,7 +45,7 @@ def visible(here: ClusterSpec, strategy: Strategy, size: Column) -> Column:
 def test_no_other_size_is_cheaper(alpha: float, beta: float, ranks: int, zero: int, measured: bool) -> None:
     strategy = Strategy(dp=ranks, zero=zero)  # type: ignore[arg-type]
     op = "reduce_scatter" if zero else "all_reduce"
-    here = clusters.dgx_h100(nodes=8)
+    here = clusters.preset("dgx-h100", nodes=8)
     tier = replace(here.tiers[0], ranks=64, latency_s=alpha, bandwidth_bytes_per_s_per_gpu_per_direction=1 / beta)
     here = replace(here, ranks_per_node=64, nodes=1, tiers=(tier,))
     if measured:
@@ -68,13 +68,13 @@ def test_why_and_over_what() -> None:
     found, reason = resolve(MODEL, cluster(late, early, slow), JOB, Strategy(dp=2))
     assert reason == "G = 475 MiB of gradients by all_reduce over shm, n* = 977 KiB; sqrt(G n*)"
     assert found == Strategy(dp=2, bucket=22.0)
-    found, reason = resolve(MODEL, clusters.dgx_h100(1), JOB, Strategy(dp=8, zero=1))
+    found, reason = resolve(MODEL, clusters.preset("dgx-h100", 1), JOB, Strategy(dp=8, zero=1))
     # n* of a ring of 8: eight times that of its link, 2.25 MB
     assert reason == (
         "G = 475 MiB of gradients by reduce_scatter over a ring of 8 on nvlink, n* = 17.2 MiB; sqrt(G n*)"
     )
     assert found.bucket == 91.0
-    across = resolve(MODEL, clusters.dgx_h100(2), JOB, Strategy(dp=16))[1]
+    across = resolve(MODEL, clusters.preset("dgx-h100", 2), JOB, Strategy(dp=16))[1]
     assert "a ring of 16 on infiniband" in across
     half = replace(JOB, precision=Precision("bfloat16", reduce="bfloat16"))
     assert resolve(MODEL, cluster(early), half, Strategy(dp=2))[1].startswith("G = 237 MiB")
@@ -107,12 +107,12 @@ def test_few_gradients_travel_at_once() -> None:
 
 @pytest.mark.parametrize("strategy", [Strategy(), Strategy(dp=2, zero=3), Strategy(dp=2, bucket=3.0)], ids=str)
 def test_what_is_given_or_has_no_buckets_stays(strategy: Strategy) -> None:
-    assert resolve(MODEL, clusters.dgx_h100(1), JOB, strategy) == (strategy, "")
+    assert resolve(MODEL, clusters.preset("dgx-h100", 1), JOB, strategy) == (strategy, "")
     assert has_buckets(strategy) == (strategy.bucket == 3.0)
 
 
 def test_candidates_are_priced_with_their_bucket_and_shown_without() -> None:
-    here = clusters.dgx_h100(1)
+    here = clusters.preset("dgx-h100", 1)
     found = search(MODEL, here, JOB, [8]).candidates
     for c in found[:40]:
         assert (c.strategy.bucket == "auto") != has_buckets(c.strategy)

@@ -29,7 +29,7 @@ from phalanx.spec.strategy.spec import Strategy
 
 LLAMA = make(ModelSpec, complete(preset("llama3-8b")), "model")
 JOB = Job(64, 4096, Precision("bfloat16"))
-CLUSTER = clusters.dgx_h100(nodes=8)
+CLUSTER = clusters.preset("dgx-h100", nodes=8)
 
 
 def _strategy(line: str) -> Strategy:

@@ -203,7 +203,7 @@ def test_a_step_is_proved_event_for_event_and_in_live_bytes(
 def test_prices_hide_what_travels_beside_attention() -> None:
     """On a device that communicates beside computing, a ring's blocks are hidden where there is enough to do."""
     spec = model(hidden=4096, heads=32, kv_heads=8, head_dim=128, ffn=11008, max_seq=131072)
-    cluster = clusters.dgx_a100(nodes=1)
+    cluster = clusters.preset("dgx-a100", nodes=1)
     shown = {}
     for seq in (2048, 131072):
         job = Job(1, seq, precision=Precision("bfloat16"))

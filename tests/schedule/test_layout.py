@@ -69,7 +69,7 @@ def test_a_price_derives_everything_once(monkeypatch: pytest.MonkeyPatch) -> Non
     sizes = {"family": "llama", "vocab": 64, "hidden": 32, "layers": 4, "heads": 4, "ffn": 64, "max_seq": 32}
     model = ModelSpec(**complete(sizes))
     job = Job(8, 32, Precision("bfloat16"))
-    predict(model, clusters.dgx_h100(1), job, Strategy(dp=2, tp=2, pp=2, zero=1))
+    predict(model, clusters.preset("dgx-h100", 1), job, Strategy(dp=2, tp=2, pp=2, zero=1))
     assert entries == {"mesh": 1, "schedule": 1, "chunks": 1, "buckets": 2, "unit_classes": 2}
 
 

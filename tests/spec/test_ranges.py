@@ -54,7 +54,7 @@ def test_every_number_and_text_is_declared_with_its_range(kind: Any) -> None:
     ],
 )
 def test_numbers_out_of_their_ranges_are_refused_by_name(table: dict[str, Any], name: str) -> None:
-    cluster = asdict(clusters.dgx_h100(1))
+    cluster = asdict(clusters.preset("dgx-h100", 1))
     with pytest.raises(InputError) as error:
         job_file.build(ClusterSpec, {**cluster, "device": {**cluster["device"], **table}}, "cluster")
     assert str(error.value).startswith(name)

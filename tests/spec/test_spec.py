@@ -128,7 +128,7 @@ def test_groups_of_an_axis_cover_every_rank_once_and_ascend(sizes: tuple[int, ..
 
 def test_an_axis_is_priced_on_the_tier_that_it_spans() -> None:
     grid = mesh(Strategy(dp=4, tp=8))
-    cluster = clusters.dgx_h100(nodes=4)
+    cluster = clusters.preset("dgx-h100", nodes=4)
     assert grid.tier("tp", cluster).name == "nvlink"
     assert grid.tier("dp_replicate", cluster).name == "infiniband"
 

@@ -18,7 +18,7 @@ def fit(transport: str, alpha: float, beta: float, ranks: int = 2, op: str = "al
 
 
 def cluster(*fits: CollectiveFit) -> ClusterSpec:
-    return replace(clusters.dgx_h100(1), collectives=fits)
+    return replace(clusters.preset("dgx-h100", 1), collectives=fits)
 
 
 def laptop(ranks: int) -> ClusterSpec:

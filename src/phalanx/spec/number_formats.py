@@ -23,7 +23,7 @@ _SINCE_VOLTA = _SINCE_AMPERE | {"volta"}
 # Other makers'.
 _TPU = frozenset({"tpu", "tpu-fp8"})
 _EIGHT = frozenset({"cdna3", "cdna4", "gaudi", "tpu-fp8", "trainium-fp8"})
-_OTHERS = _EIGHT | _TPU | {"cdna2", "trainium"}
+_OTHERS = _EIGHT | _TPU | {"cdna2", "gaudi3", "trainium"}
 
 
 @dataclass(frozen=True)

@@ -69,7 +69,7 @@ _BUILT: dict[str, dict[str, float]] = {
     # Other makers' chips without published runs: the same shares of their datasheets, and no switch that reduces.
     **{
         name: {"reduce_gain": 1.0}
-        for name in ("cdna2", "cdna3", "cdna4", "gaudi", "tpu", "tpu-fp8", "trainium", "trainium-fp8")
+        for name in ("cdna2", "cdna3", "cdna4", "gaudi", "gaudi3", "tpu", "tpu-fp8", "trainium", "trainium-fp8")
     },
 }
 _PARENTS = {"blackwell-ultra": "blackwell"}

@@ -35,6 +35,7 @@ _MULTIPROCESSORS = {
     "cdna4": 256,
     # Few large matrix units, whose tiles are not scheduled as a GPU's: waves hardly count.
     "gaudi": 8,
+    "gaudi3": 8,
     "tpu": 8,
     "tpu-fp8": 8,
     "trainium": 8,

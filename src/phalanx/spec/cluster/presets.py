@@ -56,7 +56,7 @@ class _Links:
 
 @dataclass(frozen=True)
 class _Tier:
-    """A link's name, and whom it joins: `ranks` of a node, all ranks of `nodes` nodes, or, without either, all nodes."""
+    """A link's name, and whom it joins: `ranks` of a node, `nodes` nodes, or without either all nodes."""
 
     link: str
     ranks: int = 0
