@@ -46,6 +46,8 @@ class Listing:
     constants: tuple[str, ...] = ()
     tables: tuple[str, ...] = ()
     """YAML files, as patterns."""
+    reads: tuple[str, ...] = ()
+    """Files that ask their tables for keys, `cfg.get("name")`, as patterns."""
     variables: tuple[str, ...] = ()
     """Files that read environment variables, as patterns."""
     context: tuple[str, ...] = ()
@@ -93,6 +95,8 @@ def _of_release(x: Listing, checkout: Path, commit: str) -> Iterator[Declared]:
     for path in paths:
         if _fits(path, x.variables):
             yield from parsers.variables(path, _git(checkout, "show", f"{commit}:{path}"))
+        if _fits(path, x.reads):
+            yield from parsers.read_keys(path, _git(checkout, "show", f"{commit}:{path}"))
         if _fits(path, x.tables):
             yield from parsers.tables(path, _git(checkout, "show", f"{commit}:{path}"))
 

@@ -7,6 +7,7 @@ fields       annotated names of classes (dataclasses, pydantic models, typed dic
 parameters   of functions, such as `MegatronStrategy.__init__`
 constants    texts in capitals that are keys of a file: `ZERO_OPTIMIZATION = "zero_optimization"`
 tables       keys of a YAML file, by their paths
+read_keys    keys that a program asks its tables for
 variables    of the environment
 """
 
@@ -180,6 +181,13 @@ def variables(path: str, text: str) -> Iterator[Declared]:
             yield Declared(
                 path, number, f"NCCL_{match['nccl']}" if match["nccl"] else next(filter(None, match.groups()))
             )
+
+
+def read_keys(path: str, text: str) -> Iterator[Declared]:
+    """Yield the keys that a file asks its tables for: `cfg.name`, `cfg.get("name", default)`."""
+    for number, line in enumerate(text.split("\n"), 1):
+        for match in re.finditer(r"""\bcfg\.(?:get\( *"(\w+)"(?:, *([\w.-]+))?|(?!get\b)(\w+))""", line):
+            yield Declared(path, number, match[1] or match[3], default=match[2] or "")
 
 
 def _keys(path: str, node: Any, above: str) -> Iterator[Declared]:

@@ -94,7 +94,7 @@ def _(value: Reading) -> dict[str, Any]:
 
 
 def _plain(job: Mapping[str, Any]) -> dict[str, Any]:
-    """Return optimizer and clip as JSON has them; the compute type stands under `precision`."""
+    """Return optimizer, clip and types as JSON has them; the compute type stands under `precision`."""
     return {name: value for name, value in job.items() if name != "compute"}
 
 
@@ -231,7 +231,7 @@ def job_of(c: Configuration, batch: int, seq: int) -> Job:
     Raises InputError."""
     word = str(c.job.get("compute") or c.layout.precision)
     compute = PRECISIONS[word].compute if word in PRECISIONS else SHORT_NAMES.get(word, "bfloat16")
-    job = Job(batch, seq, Precision(compute))  # type: ignore[arg-type]
+    job = Job(batch, seq, Precision(compute, **c.job.get("types", {})))  # type: ignore[arg-type]
     if "optimizer" in c.job:
         job = replace(job, optimizer=Optimizer(**c.job["optimizer"]))
     return replace(job, clip=c.job["clip"]) if "clip" in c.job else job

@@ -18,6 +18,7 @@ from phalanx.frameworks.source import BY_KIND, DATA, kind_in, kind_of, named, so
 from phalanx.frameworks.tables import overlaid
 from phalanx.spec.errors import InputError, nearest
 from phalanx.spec.files.job_file import make_model
+from phalanx.spec.model import presets
 from phalanx.spec.model.spec import ModelSpec
 
 READERS: dict[str, Callable[[Config, int | None], Configuration]] = {
@@ -128,9 +129,20 @@ def _model(c: Configuration, reading: FileReading) -> ModelSpec | None:
     if config_json is None and c.model_name:
         config_json = reading.files.find(f"{c.model_name}/config.json")
     if config_json is None:
-        return None
+        return _published(c.model_name, reading)
     reading.notes.append(f"the model is that of {config_json}")
     return make_model({"config": str(config_json.absolute())}, Path())[0]
+
+
+def _published(name: str, reading: FileReading) -> ModelSpec | None:
+    """Return the model that a file names as Hugging Face does, or by a folder of that name; None where none is so
+    called."""
+    known = presets.published(name) if name else None
+    if known is None:
+        return None
+    said = "" if name.count("/") == 1 and name[0] not in "./~" else f", by the name of {name}"
+    (reading.asks if said else reading.notes).append(f"the model is {known}{said}")
+    return make_model({"preset": known}, Path())[0]
 
 
 def _folder(path: Path, kind: str | None, world: int | None) -> tuple[Configuration, Config]:

@@ -1,0 +1,1 @@
+"""torchtune: recipes of fine-tuning, each under its YAML."""

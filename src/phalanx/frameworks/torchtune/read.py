@@ -1,0 +1,136 @@
+"""A recipe's YAML of torchtune, with the overrides of `tune run` (recipes/configs/, recipes/*_distributed.py)."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+from phalanx.frameworks.configuration import (
+    Config,
+    Configuration,
+    Keys,
+    Partial,
+    StatedLayout,
+    count,
+    divided,
+    number,
+    product,
+    truth,
+)
+from phalanx.frameworks.keys import key_table
+from phalanx.spec.files.job_file import make_model
+from phalanx.spec.model import presets
+from phalanx.spec.model.spec import ModelSpec
+
+_WHOLE, _SHARE = 1, -1
+_HALVES = {"bf16": "bfloat16", "fp16": "float16"}
+_SPOKEN = {"llama": "Llama-", "qwen": "Qwen", "gemma": "gemma-", "mistral": "Mistral-", "phi": "phi-"}
+"""Families as Hugging Face's names have them."""
+
+
+def read(config: Config, world: int | None = None) -> Configuration:
+    """Read a recipe's tables. A shard degree of -1 takes what the other degrees leave of the world; the recipes of a
+    single device are started as one rank."""
+    keys = Keys(config, key_table("torchtune"))
+
+    def degree(name: str, by_default: int | None) -> int | None:
+        return count(keys.take(f"{name}_dim", "strategy", by_default))
+
+    tp, cp = degree("tensor_parallel", _WHOLE), degree("context_parallel", _WHOLE)
+    replicas, shards = degree("data_parallel_replicate", _WHOLE), degree("data_parallel_shard", _SHARE)
+    if shards is None and world:
+        shards = divided(world, product(tp, cp, replicas))
+    dp = product(replicas, shards)
+    reshards = truth(keys.take("fsdp_reshard_after_forward", "strategy.zero", True))
+    micro = count(keys.take("batch_size", "strategy.micro_batch"))
+    steps = count(keys.take("gradient_accumulation_steps", "accumulation", 1))
+    again = truth(keys.take("enable_activation_checkpointing", "strategy.recompute", False))
+    every = None
+    if keys.take("ac_mode", "strategy.recompute") == "selective":
+        every = count(keys.take("ac_option", "strategy.recompute"))
+    on_host = truth(keys.take("fsdp_cpu_offload", "offload"))
+    type_ = str(keys.take("dtype", "job.precision") or "")
+    layout = StatedLayout(
+        world=world,
+        dp=dp,
+        tp=tp,
+        cp=cp,
+        pp=None if isinstance(config, Partial) else 1,
+        zero=2 if reshards is False else None if reshards is None else 3,
+        shard=shards,
+        micro_batch=micro,
+        accumulation=steps,
+        global_batch=product(micro, steps, dp),
+        seq=count(keys.first(("tokenizer.max_seq_len", "dataset.max_seq_len"), "job.seq")),
+        precision=type_ if type_ in ("bf16", "fp16", "fp32") else None,
+        recompute=None if again is None and every is None else "full" if again or every else "none",
+        offload={"param": "cpu", "optimizer": "cpu"} if on_host else None,
+    )
+    component = str(keys.take("model._component_", "model", "") or "")
+    options, notes = _tuning(keys, component)
+    if on_host:
+        options |= {"parameter_offload": True, "optimizer_offload": 1.0}
+    if "Linear" in str(keys.take("loss._component_", "options.cross_entropy")):
+        options["cross_entropy"] = "linear"
+    return keys.configuration(
+        "torchtune",
+        "torchtune",
+        layout,
+        model_name=component,
+        spec=model_of(component),
+        options=options,
+        fields={"recompute": f"every:{every}"} if every and every > 1 else {},
+        job=_job(keys, type_, whole="lora" not in options),
+        notes=notes,
+    )
+
+
+def _tuning(keys: Keys, component: str) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """Return the options of adapters, and what is assumed of them."""
+    builder = component.rpartition(".")[2]
+    rank = count(keys.take("model.lora_rank", "options.lora"))
+    if not re.match(r"q?lora_|q?dora_", builder) and rank is None:
+        return {}, ()
+    mlp = truth(keys.take("model.apply_lora_to_mlp", "options.lora_targets"))
+    targets = keys.take("model.lora_attn_modules", "options.lora_targets")
+    options: dict[str, Any] = {"lora": rank or 8, "lora_targets": "linear" if mlp else "attention"}
+    if builder.startswith(("qlora_", "qdora_")) or truth(keys.take("model.quantize_base", "options.base")):
+        options["base"] = "nf4-double"
+    some = isinstance(targets, list) and len({"q_proj", "k_proj", "v_proj", "output_proj"} - set(targets)) > 0
+    return options, ("adapters are priced at every product of the layers that have some",) if some else ()
+
+
+def _job(keys: Keys, type_: str, whole: bool) -> dict[str, Any]:
+    """Return optimizer, clipping and types. `whole`: what trains is the model, which then has no copies in fp32."""
+
+    def of(name: str, default: float) -> float:
+        return number(keys.take(f"optimizer.{name}", "job.optimizer"), default)
+
+    keys.take("optimizer._component_", "job.optimizer")
+    betas = keys.take("optimizer.betas", "job.optimizer")
+    pair = betas if isinstance(betas, list) and len(betas) == 2 else (0.9, 0.999)
+    job: dict[str, Any] = {
+        "optimizer": {
+            "betas": (number(pair[0], 0.9), number(pair[1], 0.999)),
+            "eps": of("eps", 1e-8),
+            "weight_decay": of("weight_decay", 0.01),
+        },
+        "clip": number(keys.take("clip_grad_norm", "job.clip"), 0.0),
+        "compute": type_ or None,
+    }
+    if whole and (half := _HALVES.get(type_)):
+        job["types"] = {"reduce": half, "accumulate": half, "master": half}
+    return job
+
+
+def model_of(component: str) -> ModelSpec | None:
+    """Return the model that a builder's name says, `torchtune.models.llama3_1.lora_llama3_1_8b`; None for others."""
+    builder = re.sub(r"^(q?lora|q?dora)_", "", component.rpartition(".")[2])
+    match = re.fullmatch(r"([a-z]+)(\d*(?:_\d+)?)_([\d_]+[bm])(?:_base|_instruct)?", builder)
+    if not match:
+        return None
+    family, release, size = match[1], match[2].replace("_", "."), match[3].replace("_", ".").upper()
+    names = (f"{_SPOKEN.get(family, family)}{release}-{size}", f"Meta-Llama-{release}-{size}")
+    known = next(filter(None, map(presets.published, names)), None)
+    return make_model({"preset": known}, Path())[0] if known else None
