@@ -60,7 +60,7 @@ class Configured:
 
     options: StackOptions = AS_RELEASED
     job: Job | None = None
-    """Its optimizer and clipping."""
+    """Its optimizer, clipping, and number types of state."""
     notes: tuple[str, ...] = ()
     caveats: tuple[Caveat, ...] = ()
     """What matters to its price and is not modelled, not judged, assumed or missing."""

@@ -257,8 +257,12 @@ def resolve(query: Query, configured: Configured, searched: bool = False, any_st
         pricing = replace(in_precision(larger(count), precision), wanted=wanted, extra=options)
         if configured.job is None:
             return pricing
-        job = replace(pricing.job, optimizer=configured.job.optimizer, clip=configured.job.clip)
-        return replace(pricing, job=job)
+        given = configured.job
+        types = {name: getattr(given.precision, name) for name in ("reduce", "accumulate", "master")}
+        numbers = replace(pricing.job.precision, **{n: t for n, t in types.items() if t is not None})
+        return replace(
+            pricing, job=replace(pricing.job, optimizer=given.optimizer, clip=given.clip, precision=numbers)
+        )
 
     strategy, rule = (None, "dp searched") if searched else strategy_on(query.strategy or "", gpus)
     if strategy is not None:

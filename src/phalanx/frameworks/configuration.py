@@ -103,7 +103,8 @@ class Configuration:
     fields: Mapping[str, Any] = field(default_factory=dict)
     """Fields of Strategy that the file sets and a StatedLayout does not have."""
     job: Mapping[str, Any] = field(default_factory=dict)
-    """What the file says of the job besides layout: optimizer (fields of Optimizer), clip, compute (bf16, ...)."""
+    """What the file says of the job besides layout: optimizer (fields of Optimizer), clip, compute (bf16, ...), types
+    (fields of Precision) where state is not in fp32."""
     notes: tuple[str, ...] = ()
     """What its reader assumes."""
     companions: tuple[str, ...] = ()
@@ -223,8 +224,8 @@ class Keys:
 
 
 _ABSENT = object()
-_HYDRA = ("_target_", "_partial_", "_convert_", "_call_")
-"""Keys of hydra that name what is built."""
+_HYDRA = ("_component_", "_target_", "_partial_", "_convert_", "_call_")
+"""Keys of hydra, and of torchtune, that name what is built."""
 _OPEN = (".params.", "lr_scheduler_kwargs.", "gradient_checkpointing_kwargs.")
 """Tables of whatever an optimizer, a scheduler or torch's checkpoint() takes."""
 

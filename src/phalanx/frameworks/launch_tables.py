@@ -49,7 +49,8 @@ class FileReading:
         path, function = named(Path(name))
         text = self.files.text(str(path), directory)
         if text is None:
-            self.missing.append(f"{name}, {what}, {self.files.why(str(path))}")
+            said = f"{name}, {what}, {self.files.why(str(path))}"
+            self.missing += [said] if said not in self.missing else []
             return None
         if path.suffix == ".py":
             return of_python(text, str(path), function)

@@ -38,6 +38,7 @@ def read(config: Config, world: int | None = None) -> Configuration:
         return count(keys.take(f"{name}_dim", "strategy", by_default))
 
     tp, cp = degree("tensor_parallel", _WHOLE), degree("context_parallel", _WHOLE)
+    keys.take("tensor_parallel_plan", "strategy.tp")
     replicas, shards = degree("data_parallel_replicate", _WHOLE), degree("data_parallel_shard", _SHARE)
     if shards is None and world:
         shards = divided(world, product(tp, cp, replicas))

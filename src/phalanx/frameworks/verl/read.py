@@ -1,0 +1,212 @@
+"""verl's tables under hydra: the update of the actor, trained by PyTorch's FSDP or by Megatron-Core, or fine-tuning
+(verl/trainer/config/ppo_trainer.yaml, sft_trainer.yaml; verl/workers/fsdp_workers.py).
+
+What generates (`rollout`), the reference and the critic are said, and have no price here."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from phalanx.frameworks.configuration import (
+    Config,
+    Configuration,
+    Keys,
+    StatedLayout,
+    count,
+    divided,
+    number,
+    product,
+    truth,
+)
+from phalanx.frameworks.keys import key_table
+from phalanx.frameworks.megatron import read as megatron
+
+_ROLE, _ACTOR = "actor_rollout_ref", "actor_rollout_ref.actor"
+_MINI, _PROMPT, _PER_GPU, _TOKENS = 256, 512, 8, 16384
+"""Sequences of an update before their repetition, tokens of a prompt and of a response, GPUs of a node, and tokens of
+a micro-batch where nothing says them (config/actor/actor.yaml:30, data/legacy_data.yaml, ppo_trainer.yaml)."""
+_TYPES = {"bf16": "bfloat16", "bfloat16": "bfloat16", "fp16": "float16", "float16": "float16"}
+_DEGREES = {
+    "tensor_model_parallel_size": "tensor-model-parallel-size",
+    "pipeline_model_parallel_size": "pipeline-model-parallel-size",
+    "virtual_pipeline_model_parallel_size": "num-virtual-stages-per-pipeline-rank",
+    "num_layers_per_virtual_pipeline_stage": "num-layers-per-virtual-pipeline-stage",
+    "context_parallel_size": "context-parallel-size",
+    "expert_model_parallel_size": "expert-model-parallel-size",
+    "expert_tensor_parallel_size": "expert-tensor-parallel-size",
+}
+_RECOMPUTATION = ("recompute_granularity", "recompute_method", "recompute_num_layers", "recompute_modules")
+
+
+def read(config: Config, world: int | None = None) -> Configuration:
+    """Read the tables of an actor, or of fine-tuning, which has none. Of keys that are left out the defaults are those
+    of verl's own files, which hydra lays them over."""
+    keys = Keys(config, key_table("verl"))
+    tuned = _ROLE not in config
+    nodes = count(keys.take("trainer.nnodes", "world", 1))
+    each = count(keys.take("trainer.n_gpus_per_node", "world", None if tuned else _PER_GPU))
+    world = world or product(nodes, each)
+    named = str(keys.first(("config_name", "config-name"), "stack", "") or "")
+    keys.first(("config_path", "config-path"), "file")
+    if tuned:
+        return _fsdp(keys, world, at="model", whole="data.train_batch_size", repeated=1, length="data.max_length")
+    engine = keys.take(f"{_ACTOR}.strategy", "stack")
+    repeated = count(keys.take(f"{_ROLE}.rollout.n", "job.global_batch", 1)) or 1
+    if engine == "megatron" or "megatron" in named:
+        return _megatron(keys, world, repeated)
+    return _fsdp(keys, world, at=_ACTOR, whole=f"{_ACTOR}.ppo_mini_batch_size", repeated=repeated)
+
+
+def _fsdp(
+    keys: Keys, world: int | None, at: str, whole: str, repeated: int, length: str = ""
+) -> Configuration:
+    """Read what FSDP trains. `at`: the table of its FSDP; `whole`: the sequences of an update, each of them `repeated`
+    times; `length`: the key of a sequence's tokens, "" where a prompt and its response make one."""
+    model = "model" if at == "model" else f"{_ROLE}.model"
+    table = f"{at}.fsdp_config"
+    sp = count(
+        keys.first((f"{at}.ulysses_sequence_parallel_size", f"{table}.ulysses_sequence_parallel_size",
+                    "ulysses_sequence_parallel_size", "engine.ulysses_sequence_parallel_size"), "strategy.cp", 1)
+    )  # fmt: skip
+    dp = divided(world, sp)
+    size = count(keys.first((f"{table}.fsdp_size", "engine.fsdp_size"), "strategy.shard"))
+    reshards = truth(keys.first((f"{table}.reshard_after_forward", "engine.reshard_after_forward"), "strategy.zero"))
+    seq, notes = _sequence(keys, length)
+    batch = product(count(keys.take(whole, "job.global_batch", _MINI)), repeated)
+    micro = _micro(keys, at, dp, seq, sp or 1, notes)
+    type_ = str(keys.first((f"{table}.model_dtype", "engine.model_dtype"), "job.precision", "fp32"))
+    again = truth(keys.take(f"{model}.enable_gradient_checkpointing", "strategy.recompute", True))
+    hosts = (f"{table}.offload_policy", f"{table}.offload_params", f"{table}.cpu_offload", "engine.offload_policy")
+    on_host = any(truth(keys.take(name, "offload")) for name in hosts)
+    options: dict[str, Any] = {"parameter_offload": True, "optimizer_offload": 1.0} if on_host else {}
+    rank = count(keys.first((f"{model}.lora_rank", f"{model}.lora.rank"), "options.lora"))
+    options |= {"lora": rank} if rank else {}
+    keys.take(f"{model}.target_modules", "options.lora_targets")
+    job = _job(keys, "optim" if at == "model" else f"{at}.optim", f"{at}.grad_clip")
+    if half := _TYPES.get(type_):
+        job["types"] = {"master": half}
+    layout = StatedLayout(
+        world=world,
+        dp=dp,
+        tp=1,
+        pp=1,
+        cp=sp,
+        ulysses=sp,
+        zero=2 if reshards is False else 3,
+        shard=None if size is None or size == world else size,
+        micro_batch=micro,
+        accumulation=divided(batch, product(micro, dp)),
+        global_batch=batch,
+        seq=seq,
+        precision="bf16",
+        recompute="full" if again else "none",
+        offload={"param": "cpu", "optimizer": "cpu"} if on_host else None,
+    )
+    return keys.configuration(
+        "verl",
+        "verl",
+        layout,
+        model_name=_model(keys, model),
+        options=options,
+        job=job,
+        notes=(*notes, *_others(keys)),
+    )
+
+
+def _megatron(keys: Keys, world: int | None, repeated: int) -> Configuration:
+    """Read what Megatron-Core trains, as its flags; sequence parallelism and the distributed optimizer are on."""
+    at = f"{_ACTOR}.megatron"
+    args: dict[str, Any] = {"bf16": True}
+    for name, flag in _DEGREES.items():
+        if (value := count(keys.take(f"{at}.{name}", f"strategy.{name}"))) is not None:
+            args[flag] = value
+    for name, flag in (("sequence_parallel", "sequence-parallel"), ("use_distributed_optimizer",) * 2):
+        if truth(keys.take(f"{at}.{name}", f"strategy.{name}", True)):
+            args[flag.replace("_", "-")] = True
+    for name in _RECOMPUTATION:
+        old = f"{_ROLE}.model.gradient_checkpointing_kwargs.{name.replace('recompute', 'activations_checkpoint')}"
+        value = keys.first((f"{at}.override_transformer_config.{name}", old), "strategy.recompute")
+        if value not in (None, "null"):
+            args[name.replace("_", "-")] = value
+    if args.get("recompute-granularity") is None:
+        args.pop("recompute-modules", None)
+    keys.take(f"{_ROLE}.model.enable_gradient_checkpointing", "strategy.recompute")
+    keys.take(f"{at}.override_transformer_config.attention_backend", "options.attention")
+    c = megatron.read({"args": args}, world)
+    seq, notes = _sequence(keys, "")
+    batch = product(count(keys.take(f"{_ACTOR}.ppo_mini_batch_size", "job.global_batch", _MINI)), repeated)
+    micro = _micro(keys, _ACTOR, c.layout.dp, seq, c.layout.cp or 1, notes)
+    layout = replace(
+        c.layout,
+        micro_batch=micro,
+        global_batch=batch,
+        accumulation=divided(batch, product(micro, c.layout.dp)),
+        seq=seq,
+    )
+    return keys.configuration(
+        "verl",
+        "megatron-core",
+        layout,
+        model_name=_model(keys, f"{_ROLE}.model"),
+        options=c.options,
+        fields=c.fields,
+        job=_job(keys, f"{_ACTOR}.optim", f"{_ACTOR}.grad_clip"),
+        notes=(*notes, *_others(keys)),
+    )
+
+
+def _sequence(keys: Keys, length: str) -> tuple[int | None, list[str]]:
+    """Return the tokens of the longest sequence, and what is assumed of the others."""
+    if length:
+        return count(keys.take(length, "job.seq", 1024)), ["every sequence has max_length tokens: padded, or as long"]
+    parts = [count(keys.take(f"data.max_{part}_length", "job.seq", _PROMPT)) for part in ("prompt", "response")]
+    seq = sum(part for part in parts if part) if all(parts) else None
+    return seq, [f"every sequence is as long as it may be, {seq:,} tokens: measured ones are shorter"] if seq else []
+
+
+def _micro(keys: Keys, at: str, dp: int | None, seq: int | None, sp: int, notes: list[str]) -> int | None:
+    """Return the sequences of a replica's micro-batch; by the tokens that one may have where it is filled by them."""
+    table, start = ("data", "") if at == "model" else (at, "ppo_")
+    own = count(keys.take(f"{table}.{start}micro_batch_size_per_gpu", "strategy.micro_batch"))
+    every = count(keys.take(f"{table}.{start}micro_batch_size", "strategy.micro_batch"))
+    own = own or divided(every, dp)
+    tokens = count(keys.take(f"{table}.{start}max_token_len_per_gpu", "strategy.micro_batch", _TOKENS))
+    if not truth(keys.take(f"{table}.use_dynamic_bsz", "strategy.micro_batch")) or not tokens or not seq:
+        return own
+    notes.append(f"micro-batches are filled up to {tokens * sp:,} tokens, of sequences of the longest kind")
+    return max(1, tokens * sp // seq)
+
+
+def _job(keys: Keys, table: str, clip: str) -> dict[str, Any]:
+    """Return optimizer and clipping, by verl's defaults (config/optim/fsdp.yaml)."""
+    betas = keys.take(f"{table}.betas", "job.optimizer")
+    pair = betas if isinstance(betas, list) and len(betas) == 2 else (0.9, 0.999)
+    optimizer = {
+        "betas": (number(pair[0], 0.9), number(pair[1], 0.999)),
+        "weight_decay": number(keys.take(f"{table}.weight_decay", "job.optimizer"), 0.01),
+    }
+    clipped = number(keys.first((clip, f"{table}.clip_grad"), "job.clip"), 1.0)
+    return {"optimizer": optimizer, "clip": clipped, "compute": "bf16"}
+
+
+def _model(keys: Keys, table: str) -> str:
+    return str(keys.first((f"{table}.path", f"{table}.partial_pretrain"), "model", "") or "")
+
+
+def _others(keys: Keys) -> tuple[str, ...]:
+    """Say what of a step has no price: the engine that generates, the reference and the critic."""
+    role = keys.config.get(_ROLE)
+    if not isinstance(role, Mapping):
+        return ()
+    at = f"{_ROLE}.rollout"
+    name = keys.take(f"{at}.name", "rollout") or "an engine"
+    tp = count(keys.take(f"{at}.tensor_model_parallel_size", "rollout", 2))
+    share = keys.take(f"{at}.gpu_memory_utilization", "rollout", 0.5)
+    algorithm = str(keys.take("algorithm.adv_estimator", "critic", "gae"))
+    critic = "; the critic's, too" if algorithm == "gae" else ""
+    return (
+        f"the price is of the actor's updates: generation by {name} (tp={tp}, {share} of the memory while it runs) "
+        f"and log-probabilities take time of their own (phalanx serve plan){critic}",
+    )
