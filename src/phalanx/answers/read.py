@@ -21,7 +21,7 @@ from phalanx.frameworks.folder import FILES
 from phalanx.frameworks.keys import key_table
 from phalanx.frameworks.lints import Mistake, lint
 from phalanx.frameworks.registry import FRAMEWORKS, STACKS
-from phalanx.frameworks.source import kind_in, kind_of, named
+from phalanx.frameworks.source import kind_of, named
 from phalanx.planning import lookup as names
 from phalanx.planning.explain.lint import Finding
 from phalanx.schedule.pipeline.given_layout import equal_blocks, listed
@@ -282,7 +282,7 @@ def is_configuration(path: Path) -> bool:
         return False
     if path.suffix.lower() == ".toml" and kind_of(config) != "torchtitan":  # a job file of ours
         return False
-    return not data or kind_in(path, config) is not None
+    return not data or kind_of(config) is not None
 
 
 def gpus_of(reading: Reading, gpus: int | None, path: Path) -> int:

@@ -11,10 +11,18 @@ from phalanx.frameworks import folder
 from phalanx.frameworks.accelerate import launch as accelerate
 from phalanx.frameworks.companions import Companions
 from phalanx.frameworks.configuration import Config, Configuration, Partial
-from phalanx.frameworks.launch_tables import FileReading, as_tables, known_kinds, launched_tables, with_named
+from phalanx.frameworks.launch_tables import (
+    FileReading,
+    as_tables,
+    known_kinds,
+    laid_over,
+    launched_tables,
+    with_named,
+)
 from phalanx.frameworks.launchers.launcher import ProgramLaunch
 from phalanx.frameworks.parts import reader
-from phalanx.frameworks.source import BY_KIND, DATA, kind_in, kind_of, named, source_of
+from phalanx.frameworks.recipes import MODEL, RECIPE
+from phalanx.frameworks.source import BY_KIND, DATA, kind_of, named, source_of
 from phalanx.frameworks.tables import overlaid
 from phalanx.spec.errors import InputError, nearest
 from phalanx.spec.files.job_file import make_model
@@ -42,15 +50,17 @@ def read(paths: Sequence[Path], kind: str | None = None, world: int | None = Non
         kind, config = launched_tables(source.started, kind, reading, main)
         world = source.started.launch.world or world
     else:
-        kind = kind or kind_in(main, source.config)
-        config = reading.over_base(dict(source.config), "")
+        kind = kind or source.kind or kind_of(source.config)
+        config = reading.over_base(laid_over(source.config, {}), "")
         if kind is None:
             raise InputError("file", str(main), "is no configuration of a known framework", known_kinds())
         config = with_named(config, BY_KIND[kind], "", reading)
+    if RECIPE in config:
+        reading.missing.append(f"{config[RECIPE]}, its recipe, is not known here: set its degrees too")
     kind, config = _with_given(kind, config, reading)
     c = configured(config, kind, world)
-    model = c.spec or _model(c, reading)
-    notes = (*(source.started.notes if source.started else ()), *reading.asks, *c.notes)
+    model = c.spec or _model(c, reading, str(config.get(MODEL, "")))
+    notes = (*(source.started.notes if source.started else source.notes), *reading.asks, *c.notes)
     c = replace(c, notes=notes, companions=tuple(reading.notes), missing=tuple(reading.missing))
     return replace(c, spec=model, open_model="" if model else c.open_model), config
 
@@ -60,7 +70,9 @@ def configured(config: Config, kind: str, world: int | None) -> Configuration:
     of it is understood."""
     launch = config.get("launch")
     own = {
-        n: value for n, value in config.items() if n not in ("launched", "launch") and not (n == "env" and not value)
+        n: value
+        for n, value in config.items()
+        if n not in ("launched", "launch", MODEL, RECIPE) and not (n == "env" and not value)
     }
     tables = Partial(own) if isinstance(config, Partial) else own
     launched = config.get("launched")
@@ -122,14 +134,15 @@ def _with_given(kind: str, config: dict[str, Any], reading: FileReading) -> tupl
     return kind, config
 
 
-def _model(c: Configuration, reading: FileReading) -> ModelSpec | None:
-    """Return the model of the config.json that was given, or that lies in the folder which the file names."""
+def _model(c: Configuration, reading: FileReading, named: str) -> ModelSpec | None:
+    """Return the model of the config.json that was given, or that lies in the folder which the file names; else the
+    published one of that name. `named`: what its recipe names."""
     given = [p for p in reading.files.given if p not in reading.files.opened and p.suffix == ".json"]
     config_json = next((p for p in given if "model_type" in document(p) or "architectures" in document(p)), None)
     if config_json is None and c.model_name:
         config_json = reading.files.find(f"{c.model_name}/config.json")
     if config_json is None:
-        return _published(c.model_name, reading)
+        return _published(named or c.model_name, reading)
     reading.notes.append(f"the model is that of {config_json}")
     return make_model({"config": str(config_json.absolute())}, Path())[0]
 
@@ -137,10 +150,10 @@ def _model(c: Configuration, reading: FileReading) -> ModelSpec | None:
 def _published(name: str, reading: FileReading) -> ModelSpec | None:
     """Return the model that a file names as Hugging Face does, or by a folder of that name; None where none is so
     called."""
-    known = presets.published(name) if name else None
+    known = name if name in presets.PRESETS else presets.published(name) if name else None
     if known is None:
         return None
-    said = "" if name.count("/") == 1 and name[0] not in "./~" else f", by the name of {name}"
+    said = "" if name == known or (name.count("/") == 1 and name[0] not in "./~") else f", by the name of {name}"
     (reading.asks if said else reading.notes).append(f"the model is {known}{said}")
     return make_model({"preset": known}, Path())[0]
 

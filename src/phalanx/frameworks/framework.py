@@ -82,6 +82,8 @@ class Framework:
     """Patterns of its programs' names, files without .py or modules."""
     flat: bool = False
     """Whether its flags are the keys of its file, with dots between its tables."""
+    renamed: Mapping[str, str] = field(default_factory=dict)
+    """Flags of its launching scripts -> the path that each sets."""
     base: tuple[str, ...] = ()
     """Flags that name a file which the others are laid over; "": a word that is no flag does."""
     default_bases: tuple[str, ...] = ()

@@ -15,13 +15,14 @@ from typing import Any
 
 from phalanx.frameworks.accelerate import launch as accelerate
 from phalanx.frameworks.companions import MISSING, Companions
-from phalanx.frameworks.configuration import Partial
+from phalanx.frameworks.configuration import Config, Partial
 from phalanx.frameworks.framework import Framework
 from phalanx.frameworks.keys import key_table
 from phalanx.frameworks.launchers.started import Started, settled, value_of
+from phalanx.frameworks.recipes import recipe
 from phalanx.frameworks.registry import FRAMEWORKS
 from phalanx.frameworks.shell.scope import plain
-from phalanx.frameworks.source import BY_KIND, DATA, framework_of, kind_of, named, of_python
+from phalanx.frameworks.source import BY_KIND, DATA, FileSource, framework_of, kind_of, named, of_python
 from phalanx.frameworks.tables import documents, nested, overlaid, without
 from phalanx.spec.errors import InputError
 
@@ -53,7 +54,7 @@ class FileReading:
             self.missing += [said] if said not in self.missing else []
             return None
         if path.suffix == ".py":
-            return of_python(text, str(path), function)
+            return dict(of_python(path, text, str(path), function).config)
         tables = documents(text, path.suffix.lower(), name)
         config = tables[0] if tables and isinstance(tables[0], dict) else {}
         self.notes.append(f"{name}, {what}, is read too")
@@ -67,7 +68,7 @@ class FileReading:
         if depth >= _DEEPEST:
             raise InputError("file", base, f"is the base of a base, {_DEEPEST} deep", "does one include itself?")
         below = self.tables_of(base, directory, "its base", depth + 1)
-        return overlaid(below, config) if below is not None else config
+        return laid_over(below, config) if below is not None else config
 
 
 def launched_tables(
@@ -78,6 +79,9 @@ def launched_tables(
     reading.files.written |= started.files
     launch, flags = started.launch, {**started.args, **started.assigned}
     framework = BY_KIND[kind] if kind else framework_of(launch.program, flags)
+    program = None if framework else _program(started, reading)
+    if program is not None:
+        framework = BY_KIND[str(program.kind)]
     if framework is None and (engine := _engine_file(started, reading)) is not None:
         framework, config = engine
         return framework.reads, {**config, "launch": _typed(launch.options), "launched": launch}
@@ -90,7 +94,7 @@ def launched_tables(
     reading.missing += started.missing
     if launch.missing:
         reading.asks += [f"{name}, its list of hosts, {reading.files.why(name)}" for name in launch.missing]
-    config = _over_base(framework, args, assigned, started, reading)
+    config = _over_base(framework, args, assigned, started, reading, program)
     if isinstance(config, dict) and not framework.flat:
         config = {**launched, **config}
     elif framework.flat:
@@ -106,13 +110,27 @@ def launched_tables(
 
 
 def _over_base(
-    framework: Framework, args: dict[str, Any], assigned: dict[str, Any], started: Started, reading: FileReading
+    framework: Framework,
+    args: dict[str, Any],
+    assigned: dict[str, Any],
+    started: Started,
+    reading: FileReading,
+    program: FileSource | None = None,
 ) -> dict[str, Any]:
-    """Return a program's flags over the file that they name as their base; Partial where that file is not here."""
+    """Return a program's flags over the file or the recipe that they name as their base, or over what the program
+    sets itself; Partial where that file is not here."""
+    if program is not None:
+        over = nested(assigned) if framework.flat else {"args": args}
+        return laid_over(program.config, over)
     name = _base_of(framework, args, started)
     removed = [word[1:].partition("=")[0] for word in assigned if word.startswith("~")]
     flags = {**args, **{key: value for key, value in assigned.items() if not key.startswith("~")}}
+    flags = {framework.renamed.get(key.replace("-", "_"), key): value for key, value in flags.items()}
     over = nested(flags) if framework.flat else {"args": flags}
+    known = recipe(framework.folder, name, *started.positional, str(flags.get("mode"))) if name else None
+    if known is not None:
+        reading.notes.append(f"{name}: as {known[1]} of its recipes has it")
+        return overlaid(known[0], over)
     if name.rpartition("/")[2] in framework.default_bases and reading.files.find(name, started.directory) is None:
         return over
     base = reading.tables_of(name, started.directory, "its base configuration") if name else None
@@ -121,6 +139,12 @@ def _over_base(
     for path in removed:
         base = without(base, path)
     return overlaid(base if framework.flat else {"args": base}, over)
+
+
+def laid_over(config: Config, over: Config) -> dict[str, Any]:
+    """Return tables with others laid over them, Partial where they are."""
+    result = overlaid(config, over)
+    return Partial(result) if isinstance(config, Partial) else result
 
 
 def _base_of(framework: Framework, args: dict[str, Any], started: Started) -> str:
@@ -136,6 +160,21 @@ def _base_of(framework: Framework, args: dict[str, Any], started: Started) -> st
         return framework.python_base.format(module=args.pop("module", ""), config=args.pop("config"))
     positional = [word for word in started.positional if BASES.search(word)]
     return positional[-1] if "" in framework.base and positional else ""
+
+
+def _program(started: Started, reading: FileReading) -> FileSource | None:
+    """Return what a program in Python sets, where its file is here and it is of a framework."""
+    name = started.launch.program
+    text = reading.files.text(name, started.directory) if name.endswith(".py") else None
+    if text is None:
+        return None
+    try:
+        program = of_python(Path(name), text, name)
+    except InputError:
+        return None
+    reading.notes.append(f"{name}, its program, is read too")
+    reading.asks += program.notes
+    return program
 
 
 def _engine_file(started: Started, reading: FileReading) -> tuple[Framework, dict[str, Any]] | None:

@@ -1,7 +1,7 @@
 """The parts of a framework's folder, loaded when they are used, so that no list of frameworks stands anywhere.
 
 read.py           `read(config, world)`: its configuration as a Configuration
-read_python.py    `tables(text, where, function)`: a configuration in Python as tables
+read_python.py    `tables(file)`: a configuration in Python as tables, None for one of another framework
 write.py          `program(subject)`: a plan in its words
 lints.toml, .py   mistakes that its own loader accepts (frameworks/lints.py)
 """
@@ -15,6 +15,7 @@ from typing import Any
 from phalanx.frameworks.configuration import Config, Configuration
 from phalanx.frameworks.framework import Framework
 from phalanx.frameworks.program import TrainingProgram
+from phalanx.frameworks.python import PythonFile
 from phalanx.frameworks.subject import Subject
 
 
@@ -38,9 +39,10 @@ def writer(framework: Framework) -> Callable[[Subject], TrainingProgram]:
     return program
 
 
-def python_tables(framework: Framework, text: str, where: str, function: str) -> dict[str, Any]:
-    """Return the tables of a configuration in Python, which is read and not run. Raises InputError."""
-    result: dict[str, Any] = _part(framework, "read_python").tables(text, where, function)
+def python_tables(framework: Framework, file: PythonFile) -> dict[str, Any] | None:
+    """Return the tables of a configuration in Python, which is followed and not run; None for one of another
+    framework. Raises InputError."""
+    result: dict[str, Any] | None = _part(framework, "read_python").tables(file)
     return result
 
 

@@ -21,6 +21,7 @@ from phalanx.frameworks.launchers.launcher import ProgramLaunch
 from phalanx.frameworks.launchers.manifest import is_manifest
 from phalanx.frameworks.launchers.started import Started, in_manifest, in_script
 from phalanx.frameworks.parts import python_tables
+from phalanx.frameworks.python import PythonFile, parsed
 from phalanx.frameworks.registry import FRAMEWORKS
 from phalanx.frameworks.tables import documents, texts
 from phalanx.spec.documents import read_text, require_finite, require_shallow
@@ -28,8 +29,8 @@ from phalanx.spec.errors import InputError
 
 BY_KIND = {framework.reads: framework for framework in FRAMEWORKS.values() if framework.reads}
 """Frameworks by the kind of configuration that they read."""
-IN_PYTHON = next(framework for framework in FRAMEWORKS.values() if framework.python)
-"""The framework that is configured in Python."""
+IN_PYTHON = tuple(framework for framework in FRAMEWORKS.values() if framework.python)
+"""The frameworks that are configured in Python."""
 DATA = (".json", ".yaml", ".yml", ".toml")
 """Suffixes of files that are data."""
 
@@ -41,6 +42,10 @@ class FileSource:
     path: Path
     config: Config
     started: Started | None = None
+    kind: str | None = None
+    """Its framework, where that is known."""
+    notes: tuple[str, ...] = ()
+    """What is assumed of it."""
 
 
 def source_of(path: Path, files: Companions) -> FileSource:
@@ -50,7 +55,7 @@ def source_of(path: Path, files: Companions) -> FileSource:
     suffix = file.suffix.lower()
     where = str(file)
     if suffix == ".py":
-        return FileSource(path, of_python(text, where, function))
+        return of_python(path, text, where, function)
     if suffix in DATA or text.lstrip().startswith("{"):
         tables = documents(text, suffix, where)
         if is_manifest(tables):
@@ -87,19 +92,24 @@ def _looks_like_yaml(text: str) -> bool:
     return bool(lines) and sum(bool(re.match(r"\s*(- )?[\w.-]+:(\s|$)", line)) for line in lines) > len(lines) / 2
 
 
-def of_python(text: str, where: str, function: str) -> dict[str, Any]:
-    """Return the tables of a configuration in Python. Raises InputError where it has none."""
+def of_python(path: Path, text: str, where: str, function: str = "") -> FileSource:
+    """Return the tables of a configuration or a program in Python. Raises InputError where it has none."""
     try:
-        value = python_tables(IN_PYTHON, text, where, function)
-        require_finite(value)
-        result: dict[str, Any] = texts(require_shallow(value))
+        file = PythonFile(parsed(text, where), where, function)
+        for framework in IN_PYTHON:
+            if (value := python_tables(framework, file)) is not None:
+                require_finite(value)
+                require_shallow(value)
+                notes = tuple(file.program.notes) if "program" in file.__dict__ else ()
+                return FileSource(path, type(value)(texts(value)), kind=framework.reads, notes=notes)
     except RecursionError:
         raise InputError("file", where, "is nested too deep") from None
     except InputError:
         raise
     except ValueError as error:
         raise InputError("file", where, f"cannot be parsed: {' '.join(str(error).split())[:160]}") from error
-    return result
+    reason = "is Python, which is not run, and makes no configuration that is known"
+    raise InputError("file", where, reason, "name the file of its settings, or its command")
 
 
 def _is_flat(args: Mapping[str, Any]) -> bool:
@@ -111,24 +121,19 @@ def _knows(launch: ProgramLaunch) -> bool:
 
 
 def framework_of(program: str, args: Mapping[str, Any]) -> Framework | None:
-    """Return the framework of a program's flags, or of the program by its name."""
-    by_flags = kind_of({"launch": {}, "args": dict(args)})
-    if by_flags is not None:
-        return BY_KIND[by_flags]
+    """Return the framework of a program's flags, or of the program by its name; by its name first for one whose
+    scripts have flags of their own."""
     name = re.sub(r"\.py$", "", program)
     frameworks = sorted(FRAMEWORKS.values(), key=lambda f: f.position)
-    return next((f for f in frameworks if any(re.search(rf"(^|[./]){p}$", name) for p in f.programs)), None)
+    by_name = next((f for f in frameworks if any(re.search(rf"(^|[./]){p}$", name) for p in f.programs)), None)
+    by_flags = kind_of({"launch": {}, "args": dict(args)})
+    return by_name if by_flags is None or (by_name and by_name.renamed) else BY_KIND[by_flags]
 
 
 def named(path: Path) -> tuple[Path, str]:
     """Split `config_registry.py::llama3_8b` into a file and the function of it that is meant."""
     file, _, function = str(path).partition(".py::")
     return (Path(f"{file}.py"), function) if function else (path, "")
-
-
-def kind_in(path: Path, config: Config) -> str | None:
-    """Return the framework of a file's tables: one alone is configured in Python, others say it by their keys."""
-    return IN_PYTHON.reads if named(path)[0].suffix == ".py" else kind_of(config)
 
 
 def kind_of(config: Config) -> str | None:

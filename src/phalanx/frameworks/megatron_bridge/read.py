@@ -5,7 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from phalanx.frameworks.configuration import Config, Configuration, Keys, StatedLayout, count, divided, product, truth
+from phalanx.frameworks.configuration import (
+    Config,
+    Configuration,
+    Keys,
+    Partial,
+    StatedLayout,
+    count,
+    divided,
+    product,
+    truth,
+)
 from phalanx.frameworks.keys import key_table
 from phalanx.frameworks.megatron import read_options as beyond
 from phalanx.frameworks.megatron_bridge import read_container as bridge
@@ -20,6 +30,8 @@ _PLACES = (
         "train.",
         "trainer.",
         "trainer.strategy.",
+        "trainer.plugins.",
+        "optim.config.",
         "strategy.",
         "data.",
         "dataset.",
@@ -35,9 +47,43 @@ _TYPES = {
 }  # fmt: skip
 
 
+_WIDTHS = {
+    "fp8_ds": "float8-delayed",
+    "fp8_cs": "float8",
+    "fp8_sc": "float8-block",
+    "fp8_mx": "mxfp8",
+    "nvfp4": "nvfp4",
+}
+"""`--compute_dtype` of the performance scripts (scripts/performance/argument_parser.py)."""
+_RANK = 32
+"""Rank of LoRA where nothing says it (nemo/collections/llm/peft/lora.py, src/megatron/bridge/peft/lora.py)."""
+
+
+def _adapters(keys: Keys) -> dict[str, Any]:
+    """Return the rank of NeMo's `peft=lora`, which is on every linear layer of a block."""
+    named = keys.config.get("peft")
+    if str(named).lower() != "lora" and not isinstance(named, Mapping):
+        return {}
+    rank = count(keys.take("peft.dim", "options.lora")) if isinstance(named, Mapping) else None
+    keys.take("peft", "options.lora") if not isinstance(named, Mapping) else None
+    return {"lora": rank or _RANK}
+
+
+def _generation(keys: Keys) -> tuple[str, tuple[str, ...]]:
+    """Return the stack that runs a configuration, and why: the trainer of NeMo 2 has the degrees on its strategy."""
+    trainer = keys.config.get("trainer")
+    if not isinstance(trainer, Mapping) or not isinstance(trainer.get("strategy"), Mapping):
+        return "megatron-bridge", ()
+    paths = ("trainer.plugins.grad_reduce_in_fp32", "trainer.strategy.ddp.grad_reduce_in_fp32")
+    narrow = truth(keys.first(paths, "options.gradients")) is False
+    stack = "nemo-25.05" if narrow else "nemo-24.11"
+    types = "bf16" if narrow else "fp32"
+    return stack, (f"trainer.strategy is of NeMo 2, with gradients in {types}: priced as {stack}",)
+
+
 def read(config: Config, world: int | None = None) -> Configuration:
     """Read a file of the family: each name is looked for where its releases have it. One that has Megatron's names
-    and lacks a degree has 1."""
+    and lacks a degree has 1, unless it is laid over a recipe that is not here."""
     if bridge.is_container(config):
         return bridge.read(config, world)
     keys = Keys(config)
@@ -51,7 +97,7 @@ def read(config: Config, world: int | None = None) -> Configuration:
     reinforced = isinstance(config.get("policy"), Mapping)
     nodes = count(keys.first(("trainer.num_nodes", "cluster.num_nodes", "num_nodes"), "world"))
     each = count(keys.first(("trainer.devices", "cluster.gpus_per_node", "devices"), "world"))
-    world = world or product(nodes, each)
+    world = world or product(nodes, each) or count(keys.take("num_gpus", "world"))
     # A file that inherits (NeMo-RL's `defaults`) says nothing by what it lacks.
     tp = degree("strategy.tp", "tensor_model_parallel_size", "tensor_parallel_size")
     pp = degree("strategy.pp", "pipeline_model_parallel_size", "pipeline_parallel_size")
@@ -70,7 +116,8 @@ def read(config: Config, world: int | None = None) -> Configuration:
     if recompute is None and checkpointing is not None:
         recompute = "full" if checkpointing else "none"
     distributed = truth(of("strategy.zero", "use_distributed_optimizer", "zero1"))
-    dp = divided(world, product(tp or 1, pp or 1, cp or 1)) if tp or pp else None
+    degrees = product(tp, pp, cp) if isinstance(config, Partial) else product(tp or 1, pp or 1, cp or 1)
+    dp = divided(world, degrees) if tp or pp else None
     virtual = degree("strategy.virtual", "virtual_pipeline_model_parallel_size", "virtual_pipeline_parallel_size")
     layout = StatedLayout(
         world=world,
@@ -95,7 +142,7 @@ def read(config: Config, world: int | None = None) -> Configuration:
         return default if value is None else value
 
     experts = degree("model.experts", "num_moe_experts", "num_experts")
-    options = beyond.options(flag, experts is not None, cp)
+    options = beyond.options(flag, experts is not None, cp) | _adapters(keys)
     for name, key in (
         ("products", "fp8_recipe"),
         ("dispatch", "moe_token_dispatcher_type"),
@@ -104,6 +151,8 @@ def read(config: Config, world: int | None = None) -> Configuration:
     ):
         if of(f"options.{name}", key) is None:  # the release's own, or inherited
             options.pop(name, None)
+    if width := _WIDTHS.get(str(keys.take("compute_dtype", "job.precision"))):
+        options["products"] = width
     model = {
         theirs: of(f"model.{theirs}", ours)
         for ours, theirs in (
@@ -115,6 +164,7 @@ def read(config: Config, world: int | None = None) -> Configuration:
         )
     }
     sizes = {name: value for name, value in model.items() if value is not None}
+    stack, notes = _generation(keys)
     return keys.configuration(
-        "nemo", "megatron-bridge", layout, key_table("megatron_bridge"), model=sizes, options=options
+        "nemo", stack, layout, key_table("megatron_bridge"), model=sizes, options=options, notes=notes
     )

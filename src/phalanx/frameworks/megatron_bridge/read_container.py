@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from phalanx.frameworks.configuration import Config, Configuration, Keys, count, truth
+from phalanx.frameworks.configuration import Config, Configuration, Keys, Partial, count, truth
 from phalanx.frameworks.keys import key_table
 from phalanx.frameworks.megatron import read as megatron
 from phalanx.frameworks.megatron_bridge.flags import DTYPES, INVERTED, KEYS, TARGETS
@@ -38,7 +38,8 @@ def read(config: Config, world: int | None = None) -> Configuration:
     args |= _with_others(keys)
     if _LAYOUT in args:
         args.pop(_VIRTUAL, None)
-    configuration = megatron.read({"launch": config.get("launch", {}), "args": args}, world)
+    tables = {"launch": config.get("launch", {}), "args": args}
+    configuration = megatron.read(Partial(tables) if isinstance(config, Partial) else tables, world)
     options = {**configuration.options, **_options(keys)}
     meanings = {path.removeprefix("args."): meaning for path, meaning in configuration.understood.items()}
     for path in list(keys.understood):
@@ -48,8 +49,16 @@ def read(config: Config, world: int | None = None) -> Configuration:
         elif not keys.understood[path]:
             del keys.understood[path]
     quiet, unmodelled, unknown = keys.rest(key_table("megatron_bridge"))
+    layout = configuration.layout
+    if isinstance(config, Partial):  # what no key says is its recipe's
+        said = {meaning.rpartition(".")[2] for meaning in keys.understood.values()}
+        open_ = {
+            name: None for name in ("zero", "sp", "virtual", "schedule", "recompute", "offload") if name not in said
+        }
+        layout = replace(layout, **open_, precision=layout.precision if "precision" in said else None)
     return replace(
         configuration,
+        layout=layout,
         kind="nemo",
         stack="megatron-bridge",
         understood=keys.understood,

@@ -8,10 +8,10 @@ variable, a call of the library) leaves its key open.
 from __future__ import annotations
 
 import ast
-import warnings
 from pathlib import Path
 from typing import Any
 
+from phalanx.frameworks.python import PythonFile
 from phalanx.spec.errors import InputError, nearest
 
 _OPEN = object()
@@ -21,21 +21,16 @@ _CALLS = 1000
 """Calls of functions of the file that are followed: each may make ten of the one before it."""
 
 
-def tables(text: str, name: str, function: str) -> dict[str, Any]:
-    """Return the tables that a function of a module sets; without a name, those of its only configuration.
+def tables(file: PythonFile) -> dict[str, Any] | None:
+    """Return the tables that a function of a module sets; without a name, those of its only configuration. None for a
+    file that has no function of them.
 
-    Raises InputError for a file that has none, or several of which none is named."""
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of an escape that is none
-            module = ast.parse(text)
-    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-        raise InputError("file", name, f"cannot be parsed: {type(error).__name__}") from error
+    Raises InputError for several of which none is named."""
+    module, name, function = file.module, file.name, file.function
     functions = {f.name: f for f in module.body if isinstance(f, ast.FunctionDef)}
     providers = [n for n, f in functions.items() if not n.startswith("_") and _returns_config(f, functions)]
     if not providers:
-        reason = "is Python, which is not run, and no function of it returns a Trainer.Config"
-        raise InputError("file", name, reason, "name the file of its settings, or its command")
+        return None
     if not function and len(providers) > 1:
         shown = ", ".join(providers[:4]) + (", ..." if len(providers) > 4 else "")
         raise InputError(

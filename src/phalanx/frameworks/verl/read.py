@@ -41,8 +41,8 @@ _RECOMPUTATION = ("recompute_granularity", "recompute_method", "recompute_num_la
 
 
 def read(config: Config, world: int | None = None) -> Configuration:
-    """Read the tables of an actor, or of fine-tuning, which has none. Of keys that are left out the defaults are those
-    of verl's own files, which hydra lays them over."""
+    """Read the tables of an actor, or of fine-tuning, which has none. Keys that are left out have the defaults of
+    verl's own files, which hydra lays the others over."""
     keys = Keys(config, key_table("verl"))
     tuned = _ROLE not in config
     nodes = count(keys.take("trainer.nnodes", "world", 1))
@@ -59,11 +59,9 @@ def read(config: Config, world: int | None = None) -> Configuration:
     return _fsdp(keys, world, at=_ACTOR, whole=f"{_ACTOR}.ppo_mini_batch_size", repeated=repeated)
 
 
-def _fsdp(
-    keys: Keys, world: int | None, at: str, whole: str, repeated: int, length: str = ""
-) -> Configuration:
-    """Read what FSDP trains. `at`: the table of its FSDP; `whole`: the sequences of an update, each of them `repeated`
-    times; `length`: the key of a sequence's tokens, "" where a prompt and its response make one."""
+def _fsdp(keys: Keys, world: int | None, at: str, whole: str, repeated: int, length: str = "") -> Configuration:
+    """Read what FSDP trains. `at`: the table of its FSDP; `whole`: the sequences of an update, each of them
+    `repeated` times; `length`: the key of a sequence's tokens, "" where a prompt and its response make one."""
     model = "model" if at == "model" else f"{_ROLE}.model"
     table = f"{at}.fsdp_config"
     sp = count(

@@ -1,0 +1,68 @@
+"""Programs of NeMo 2 and of Megatron-Bridge: a recipe of either with what is set on it, or its parts by hand
+(nl.Trainer, nl.MegatronStrategy, llm.pretrain; ConfigContainer)."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from phalanx.frameworks.configuration import Partial
+from phalanx.frameworks.python import Program, PythonFile, PythonObject, plain
+from phalanx.frameworks.recipes import MODEL, RECIPE, arguments, recipe
+from phalanx.frameworks.tables import overlaid
+from phalanx.spec.errors import InputError
+from phalanx.spec.model import presets
+
+_NEMO = ("pretrain_recipe", "finetune_recipe")
+_BRIDGE = re.compile(r"\w+_(pretrain|sft|peft|finetune)\w*_config|ConfigContainer")
+_STARTS = ("pretrain", "finetune", "train")
+_SECTIONS = ("trainer", "data", "model", "optim")
+_CLASS = re.compile(r"(Llama|Qwen|Mistral|Mixtral|Gemma|DeepSeek)([\w]*?)Config_?(\w+)")
+
+
+def tables(file: PythonFile) -> dict[str, Any] | None:
+    """Return the tables of a program that makes a recipe, a ConfigContainer, or a trainer of NeMo's; None of one that
+    makes none. Raises InputError where it makes two."""
+    program = file.program
+    recipes = [m for m in program.objects if m.last in _NEMO or _BRIDGE.fullmatch(m.last)]
+    recipes = [m for m in recipes if m.fields] or recipes
+    if len(recipes) > 1:
+        lines = ", ".join(str(m.line) for m in recipes[:4])
+        raise InputError(
+            "file", file.name, f"makes {len(recipes)} recipes, in lines {lines}", "keep the one that is run"
+        )
+    if recipes:
+        return _of_recipe(recipes[0])
+    started = [m for m in program.named(*_STARTS) if isinstance(m.fields.get("trainer"), PythonObject)]
+    return _by_hand(started[0], program) if started else None
+
+
+def _of_recipe(item: PythonObject) -> dict[str, Any]:
+    name = item.name.split(".")[-2] if item.last in _NEMO and "." in item.name else item.last
+    own = {n: v for n, v in item.tables().items() if isinstance(v, dict)}
+    if item.last == "ConfigContainer":
+        return own
+    known = recipe("megatron_bridge", name, item.last.partition("_")[0])
+    over = overlaid(arguments(item.fields), own)
+    if known is None:
+        return Partial({**over, RECIPE: name})
+    base = known[0]
+    if isinstance(length := own.get("dataset", {}).get("seq_length"), int):  # which the model's follows
+        base = overlaid(base, {"model": {"seq_length": length}})
+    return overlaid(base, over)
+
+
+def _by_hand(started: PythonObject, program: Program) -> dict[str, Any]:
+    """Return the parts that llm.pretrain(...) is given."""
+    result = {n: plain(v) for n, v in started.fields.items() if n in _SECTIONS and isinstance(v, PythonObject)}
+    for m in program.objects:
+        if (match := _CLASS.fullmatch(m.last)) is not None:
+            family, release, size = match[1], match[2].replace("1", ".1"), match[3]
+            for name in (
+                f"{family}-{release}-{size}",
+                f"Meta-{family}-{release}-{size}",
+                f"{family}{release}-{size}",
+            ):
+                if (known := presets.published(name)) is not None:
+                    result[MODEL] = known
+    return result

@@ -1,0 +1,170 @@
+"""Recipes of torchtune, NeMo 2, Megatron-Bridge and verl, and training scripts in Python, as people start them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.in_process_cli import error_of
+
+from phalanx.frameworks import files
+from phalanx.frameworks.configuration import Configuration
+
+_LORA = """
+from peft import LoraConfig
+bnb = BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_use_double_quant=True)
+model = AutoModelForCausalLM.from_pretrained("mistralai/Mistral-7B-v0.1", quantization_config=bnb)
+SIZE = 4
+args = TrainingArguments("out", per_device_train_batch_size=SIZE, gradient_accumulation_steps=16 // SIZE, bf16=True,
+                         gradient_checkpointing=True)
+SFTTrainer(model=model, args=args, peft_config=LoraConfig(r=64, target_modules=["q_proj"]), max_seq_length=2048)
+"""
+_NEMO = """
+def configure(nodes: int = 1, gpus: int = 8):
+    recipe = llm.llama3_8b.pretrain_recipe(name="x", num_nodes=nodes, num_gpus_per_node=gpus)
+    recipe.trainer.strategy.tensor_model_parallel_size = 2
+    recipe.data.global_batch_size = 128
+    return recipe
+if __name__ == "__main__":
+    run.run(configure(nodes=2), executor=run.LocalExecutor())
+"""
+_BRIDGE = """
+def main():
+    cfg = llama3_8b_pretrain_config()
+    cfg.model.tensor_model_parallel_size = 4
+    cfg.dataset.seq_length = 4096
+    pretrain(config=cfg, forward_step_func=step)
+"""
+_BY_HAND = """
+size = 2048
+data = llm.PreTrainingDataModule(paths="x", seq_length=size, micro_batch_size=1, global_batch_size=16)
+strategy = nl.MegatronStrategy(tensor_model_parallel_size=2, pipeline_model_parallel_size=2)
+trainer = nl.Trainer(devices=8, num_nodes=2, strategy=strategy)
+llm.train(model=llm.LlamaModel(llm.Llama3Config8B()), data=data, trainer=trainer)
+"""
+_VERL = (
+    "python3 -m verl.trainer.main_ppo algorithm.adv_estimator=grpo data.max_prompt_length=512 "
+    "data.max_response_length=1024 actor_rollout_ref.model.path=Qwen/Qwen2-7B-Instruct "
+    "actor_rollout_ref.actor.ppo_mini_batch_size=256 actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=16 "
+    "actor_rollout_ref.rollout.n=5 actor_rollout_ref.rollout.tensor_model_parallel_size=2 trainer.n_gpus_per_node=8"
+)
+_TUNE = """
+model: {_component_: torchtune.models.llama3_1.lora_llama3_1_8b, lora_attn_modules: [q_proj, v_proj], lora_rank: 8}
+tokenizer: {max_seq_len: 4096}
+batch_size: 2
+gradient_accumulation_steps: 8
+dtype: bf16
+enable_activation_checkpointing: true
+"""
+
+
+def _read(folder: Path, name: str, text: str) -> Configuration:
+    (folder / name).write_text(text)
+    return files.read([folder / name])[0]
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "want"),
+    [
+        (
+            "train.py",
+            _LORA,
+            {"micro_batch": 4, "accumulation": 4, "recompute": "full", "seq": 2048, "precision": "bf16"},
+        ),
+        (
+            "nemo.py",
+            _NEMO,
+            {"world": 16, "tp": 2, "cp": 2, "dp": 4, "global_batch": 128, "micro_batch": 1, "seq": 8192},
+        ),
+        ("bridge.py", _BRIDGE, {"tp": 4, "cp": 2, "zero": 1, "seq": 4096, "global_batch": 512, "precision": "bf16"}),
+        ("hand.py", _BY_HAND, {"world": 16, "tp": 2, "pp": 2, "dp": 4, "global_batch": 16, "seq": 2048}),
+        (
+            "nemo.sh",
+            "nemo llm pretrain --factory 'llama3_70b(num_nodes=4)' trainer.strategy.context_parallel_size=1",
+            {"world": 32, "tp": 4, "pp": 4, "cp": 1, "dp": 2, "virtual": 5, "seq": 8192, "global_batch": 512},
+        ),
+        (
+            "bridge.sh",
+            "torchrun --nproc_per_node=8 run_recipe.py --model llama3_8b --mode pretrain -tp 2 -gb 64",
+            {"world": 8, "tp": 2, "cp": 2, "dp": 2, "global_batch": 64, "seq": 8192},
+        ),
+        (
+            "perf.sh",
+            "python setup_experiment.py -mr llama3_70b -ng 64 -tp 4 -pp 8 -mb 1",
+            {"world": 64, "tp": 4, "pp": 8, "cp": None, "dp": None, "precision": None, "micro_batch": 1},
+        ),
+        (
+            "verl.sh",
+            _VERL,
+            {
+                "world": 8,
+                "dp": 8,
+                "zero": 3,
+                "micro_batch": 16,
+                "accumulation": 10,
+                "global_batch": 1280,
+                "seq": 1536,
+            },
+        ),
+        (
+            "verl_megatron.sh",
+            _VERL + " actor_rollout_ref.actor.strategy=megatron trainer.nnodes=2"
+            " actor_rollout_ref.actor.megatron.tensor_model_parallel_size=4",
+            {"world": 16, "tp": 4, "dp": 4, "zero": 1, "sp": True, "accumulation": 20},
+        ),
+        (
+            "tune.yaml",
+            _TUNE,
+            {"micro_batch": 2, "accumulation": 8, "zero": 3, "recompute": "full", "seq": 4096, "precision": "bf16"},
+        ),
+    ],
+)
+def test_what_is_started_by_a_recipe_has_its_layout(
+    tmp_path: Path, name: str, text: str, want: dict[str, Any]
+) -> None:
+    c = _read(tmp_path, name, text)
+    assert {field: getattr(c.layout, field) for field in want} == want
+    assert c.spec is not None or name == "perf.sh"
+
+
+def test_adapters_of_scripts_and_recipes(tmp_path: Path) -> None:
+    script = _read(tmp_path, "train.py", _LORA)
+    assert script.options == {"lora": 64, "lora_targets": "attention", "base": "nf4-double"}
+    recipe = _read(tmp_path, "tune.yaml", _TUNE)
+    assert recipe.options == {"lora": 8, "lora_targets": "attention"}
+    whole = _read(
+        tmp_path, "whole.yaml", _TUNE.replace("lora_llama", "llama").split(", lora_attn")[0] + "}\ndtype: bf16\n"
+    )
+    assert whole.job["types"] == {"reduce": "bfloat16", "accumulate": "bfloat16", "master": "bfloat16"}
+
+
+def test_a_launched_script_is_opened_where_it_lies(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(_LORA)
+    c = _read(tmp_path, "run.sh", "torchrun --nproc_per_node 4 train.py\n")
+    assert (c.kind, c.layout.world, c.layout.global_batch) == ("hf", 4, 64)
+    assert "train.py, its program, is read too" in c.companions
+
+
+def test_an_unknown_recipe_is_asked_for_and_never_priced(tmp_path: Path) -> None:
+    c = _read(tmp_path, "ft.py", "recipe = llm.llama3_8b.finetune_recipe(num_nodes=1, num_gpus_per_node=8)\n")
+    assert (c.layout.world, c.layout.tp, c.layout.dp) == (8, None, None)
+    assert "llama3_8b, its recipe, is not known here" in c.missing[0]
+    (tmp_path / "ft.sh").write_text("nemo llm finetune --factory llama3_8b peft=lora trainer.devices=8\n")
+    assert "llama3_8b" in error_of(tmp_path, "predict", "ft.sh", "--cluster", "dgx-h100", "--model", "llama3-8b")
+
+
+def test_what_only_a_run_knows_is_said(tmp_path: Path) -> None:
+    text = (
+        "p = argparse.ArgumentParser()\np.add_argument('--bs', type=int)\np.add_argument('--acc', default=8)\n"
+        "a = p.parse_args()\n"
+        "t = TrainingArguments(per_device_train_batch_size=a.bs, gradient_accumulation_steps=a.acc, bf16=ok())\n"
+    )
+    c = _read(tmp_path, "train.py", text)
+    assert (c.layout.micro_batch, c.layout.accumulation, c.layout.precision) == (None, 8, None)
+    (tmp_path / "two.py").write_text(
+        "a = llama3_8b_pretrain_config()\na.x = 1\nb = llama3_70b_sft_config()\nb.x = 1\n"
+    )
+    assert "makes 2 recipes, in lines 1, 3" in error_of(tmp_path, "read", "two.py")
+    (tmp_path / "deep.py").write_text("def f(): return f()\nTrainingArguments(x=f())\n")
+    assert "calls itself" in error_of(tmp_path, "read", "deep.py")
