@@ -9,17 +9,18 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from phalanx.frameworks.accelerate import launch as accelerate
 from phalanx.frameworks.companions import MISSING, Companions
 from phalanx.frameworks.configuration import Config, Partial
+from phalanx.frameworks.dialects import dialect_of
 from phalanx.frameworks.framework import Framework
 from phalanx.frameworks.keys import key_table
 from phalanx.frameworks.launchers.started import Started, settled, value_of
-from phalanx.frameworks.recipes import recipe
+from phalanx.frameworks.recipes import MODEL, recipe
 from phalanx.frameworks.registry import FRAMEWORKS
 from phalanx.frameworks.shell.scope import plain
 from phalanx.frameworks.source import BY_KIND, DATA, FileSource, framework_of, kind_of, named, of_python
@@ -78,6 +79,10 @@ def launched_tables(
     that is known."""
     reading.files.written |= started.files
     launch, flags = started.launch, {**started.args, **started.assigned}
+    dialect = dialect_of(launch.program, started.positional)
+    if dialect is not None:
+        model, started = dialect.model_of(started.args), replace(started, args=dialect.translated(started.args))
+        kind, flags = kind or dialect.reads, {**started.args, **started.assigned}
     framework = BY_KIND[kind] if kind else framework_of(launch.program, flags)
     program = None if framework else _program(started, reading)
     if program is not None:
@@ -100,6 +105,8 @@ def launched_tables(
     elif framework.flat:
         config |= {k: v for k, v in launched.items() if k != "env" or "env" in framework.beside}
     config = with_named(config, framework, started.directory, reading)
+    if dialect is not None and model:
+        config[MODEL] = model
     if launch.kept or launch.config:
         tables = reading.tables_of(launch.config, started.directory, "accelerate's file") if launch.config else {}
         config["accelerate"] = accelerate.tables(tables or {}, _typed(launch.kept), missing=tables is None)

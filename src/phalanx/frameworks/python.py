@@ -28,6 +28,7 @@ _BINARY = {
     ast.FloorDiv: operator.floordiv,
     ast.Div: operator.truediv,
 }
+_SUPPORTED = ("is_bfloat16_supported", "is_bf16_supported", "is_torch_bf16_gpu_available")
 _LARGEST = 10**12
 _COMPARED = {ast.Eq: operator.eq, ast.NotEq: operator.ne, ast.Is: operator.is_, ast.IsNot: operator.is_not}
 
@@ -287,6 +288,9 @@ class _Follower:
         name = ast.unparse(x.func)
         if name == "dict":
             return named
+        if name.rpartition(".")[2] in _SUPPORTED:
+            self.program.notes.append(f"line {x.lineno}: {name}() is taken as true")
+            return True
         if name in ("int", "str", "float", "bool", "os.environ.get", "os.getenv"):
             known = bool(positional) and name in ("int", "float") and isinstance(positional[0], int | float)
             return positional[0] if known else _OPEN

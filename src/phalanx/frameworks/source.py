@@ -15,6 +15,7 @@ from typing import Any
 
 from phalanx.frameworks.companions import LARGEST, Companions
 from phalanx.frameworks.configuration import Config
+from phalanx.frameworks.dialects import dialect_of
 from phalanx.frameworks.dumps import dumped, logged
 from phalanx.frameworks.framework import Framework
 from phalanx.frameworks.launchers.launcher import ProgramLaunch
@@ -117,7 +118,7 @@ def _is_flat(args: Mapping[str, Any]) -> bool:
 
 
 def _knows(launch: ProgramLaunch) -> bool:
-    return framework_of(launch.program, {w.lstrip("-").partition("=")[0]: True for w in launch.words}) is not None
+    return dialect_of(launch.program, launch.words[:1]) is not None or framework_of(launch.program, {w.lstrip("-").partition("=")[0]: True for w in launch.words}) is not None
 
 
 def framework_of(program: str, args: Mapping[str, Any]) -> Framework | None:

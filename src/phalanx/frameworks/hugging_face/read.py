@@ -3,6 +3,7 @@ training_args.py)."""
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from phalanx.frameworks.accelerate import read as accelerate
@@ -30,6 +31,8 @@ _WORDS = {"full_shard": 3, "hybrid_shard": 3, "shard_grad_op": 2, "hybrid_shard_
 _OF_LLAMA_FACTORY = ("finetuning_type", "cutoff_len", "dataset_dir")
 """Keys of LLaMA-Factory, which recomputes every block unless it is told otherwise (prepare_model_for_training of
 src/llamafactory/model/model_utils/checkpointing.py)."""
+_BUILT_IN = re.compile(r"zero_?([0-3])(_offload)?")
+"""DeepSpeed configurations that a program names without a file (ms-swift: swift/arguments/sft_args.py:260)."""
 _LENGTHS = ("max_seq_length", "model_max_length", "max_seq_len", "max_length", "cutoff_len", "sequence_len")
 """Keys of the sequence length, by program."""
 
@@ -85,6 +88,13 @@ def read(config: Config, world: int | None = None) -> Configuration:
     elif path:
         stack = "deepspeed"
         zero = zero_level(keys.take(f"{at}zero_stage", "strategy.zero"))
+        if zero is None and (named := _BUILT_IN.fullmatch(str(path))):  # a file that the program has itself
+            zero, device = int(named[1]), "cpu" if named[2] else "none"
+            offload = {"optimizer": device, "param": device if zero == 3 else "none"}
+            options |= {"optimizer_offload": 1.0} if named[2] else {}
+            keys.understood[f"{at}deepspeed"] = "strategy.zero"
+        if truth(keys.take(f"{at}adam_offload", "offload")):
+            offload, options = {"optimizer": "cpu", "param": "none"}, options | {"optimizer_offload": 1.0}
     elif launched is not None:
         s, stack, options, fields = launched.layout, launched.stack, dict(launched.options), dict(launched.fields)
         zero, shard, world = s.zero, s.shard, world or s.world
@@ -106,10 +116,13 @@ def read(config: Config, world: int | None = None) -> Configuration:
             zero, offload, _ = sharding(keys, f"{at}fsdp_config")
         elif not words and f"{at}fsdp_config" not in keys.understood:
             zero = None
-    unread = bool(path) and not isinstance(inner, dict)  # a DeepSpeed file, which says it too
+    unread = bool(path) and zero is None and not isinstance(inner, dict)  # a DeepSpeed file, which says it too
     unstated = "bf16" if of_trl and bf16 is None else None if unread else "fp32"
     options |= attention(keys, at)
     replicas = divided(world, tp * cp)
+    whole = count(keys.take(f"{at}train_batch_size", "job.global_batch"))
+    if whole and f"{at}gradient_accumulation_steps" not in keys.understood:
+        steps = divided(whole, product(micro, replicas))
     layout = StatedLayout(
         world=world,
         dp=replicas,

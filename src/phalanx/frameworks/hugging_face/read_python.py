@@ -44,6 +44,8 @@ def _adapters(program: Program) -> dict[str, Any]:
                 args["lora_target_modules"] = plain(targets)
             if item.fields.get("use_dora") is True:
                 args["use_dora"] = True
+            if item.fields.get("use_gradient_checkpointing"):  # unsloth's
+                args["gradient_checkpointing"] = True
     return args
 
 

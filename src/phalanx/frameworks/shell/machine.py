@@ -223,8 +223,11 @@ class ScriptFollower:
 
     def read(self, words: list[str], node: SimpleCommand, scope: Scope) -> None:
         """Set the variables that `read` takes from a text that is known, else leave them open."""
+        whole = "-d" in words and words.index("-d") + 1 < len(words) and words[words.index("-d") + 1] == ""
         names = [word for word in words if re.fullmatch(NAME, word) and word not in ("d", "r", "a")] or ["REPLY"]
         given = next((text_of(r.target, scope) for r in node.redirects if r.operator == "<<<"), None)
+        if (text := programs.document_of(node, scope)) is not None:
+            given = text if whole else text.partition("\n")[0]
         separator = text_of("$IFS", scope) if "IFS" in scope.variables else None
         parts = None if given is None else given.split(separator if separator else None)
         if parts is not None and "-a" in " ".join(words).replace("-ra", "-a"):

@@ -76,7 +76,7 @@ def start(m: Follower, words: list[str], names: set[str], node: SimpleCommand, s
     return True
 
 
-def _document_of(m: Follower, node: SimpleCommand, scope: Scope) -> str | None:
+def document_of(node: SimpleCommand, scope: Scope) -> str | None:
     """Return the here-document of a command."""
     for redirect in node.redirects:
         if redirect.operator == "<<":
@@ -96,7 +96,7 @@ def _script_of(
         if option in ("-o", "-O") and rest:
             rest.pop(0)
     if not rest or (shell and rest == ["-s"]):
-        given = _document_of(m, node, scope) if shell else None
+        given = document_of(node, scope) if shell else None
         return None if given is None else (given, [], "bash")
     text = m.files.get(plain(rest[0])) or m.include(_path_of(m, rest[0], scope))
     if text is None and shell:

@@ -54,7 +54,9 @@ def read(config: Config, world: int | None = None) -> Configuration:
         return _fsdp(keys, world, at="model", whole="data.train_batch_size", repeated=1, length="data.max_length")
     engine = keys.take(f"{_ACTOR}.strategy", "stack")
     repeated = count(keys.take(f"{_ROLE}.rollout.n", "job.global_batch", 1)) or 1
-    if engine == "megatron" or "megatron" in named:
+    actor = config[_ROLE].get("actor") if isinstance(config[_ROLE], Mapping) else None
+    of_megatron = isinstance(actor, Mapping) and "megatron" in actor
+    if engine == "megatron" or "megatron" in named or (of_megatron and engine is None):
         return _megatron(keys, world, repeated)
     return _fsdp(keys, world, at=_ACTOR, whole=f"{_ACTOR}.ppo_mini_batch_size", repeated=repeated)
 
