@@ -114,6 +114,25 @@ def _read(folder: Path, name: str, text: str) -> Configuration:
             {"world": 16, "tp": 4, "dp": 4, "zero": 1, "sp": True, "accumulation": 20},
         ),
         (
+            "swift.sh",
+            "NPROC_PER_NODE=4 swift sft --model Qwen/Qwen2.5-7B-Instruct --train_type full --max_length 4096 "
+            "--gradient_accumulation_steps $(expr 32 / 4) --deepspeed zero3",
+            {"world": 4, "zero": 3, "micro_batch": 1, "accumulation": 8, "recompute": "full", "precision": "bf16"},
+        ),
+        (
+            "rlhf.sh",
+            "read -r -d '' words <<EOF\nopenrlhf.cli.train_sft --max_len 2048 --train_batch_size 256 \\\n"
+            "  --micro_train_batch_size 2 --pretrain meta-llama/Meta-Llama-3-8B --zero_stage 3\nEOF\n"
+            "deepspeed --num_gpus 8 --module $words\n",
+            {"world": 8, "zero": 3, "micro_batch": 2, "accumulation": 16, "global_batch": 256, "seq": 2048},
+        ),
+        (
+            "mswift.sh",
+            "NPROC_PER_NODE=8 megatron sft --model Qwen/Qwen3-30B-A3B --tensor_model_parallel_size 2 "
+            "--expert_model_parallel_size 8 --micro_batch_size 1 --global_batch_size 16 --max_length 8192",
+            {"world": 8, "tp": 2, "ep": 8, "etp": 1, "zero": 1, "precision": "bf16", "recompute": "selective"},
+        ),
+        (
             "tune.yaml",
             _TUNE,
             {"micro_batch": 2, "accumulation": 8, "zero": 3, "recompute": "full", "seq": 4096, "precision": "bf16"},

@@ -29,7 +29,10 @@ class Dialect:
         """Return flags as the framework that reads them has them. A rank of 0 is no adapter."""
         plain = {name.replace("-", "_"): value for name, value in args.items()}
         named = {self.renamed.get(name, name): value for name, value in plain.items() if name != self.model}
-        return {**self.defaults, **{name: value for name, value in named.items() if (name, value) != ("lora_rank", 0)}}
+        return {
+            **self.defaults,
+            **{name: value for name, value in named.items() if (name, value) != ("lora_rank", 0)},
+        }
 
     def model_of(self, args: Mapping[str, Any]) -> str:
         """Return the name of the model that flags state, "" where they do not."""

@@ -118,7 +118,10 @@ def _is_flat(args: Mapping[str, Any]) -> bool:
 
 
 def _knows(launch: ProgramLaunch) -> bool:
-    return dialect_of(launch.program, launch.words[:1]) is not None or framework_of(launch.program, {w.lstrip("-").partition("=")[0]: True for w in launch.words}) is not None
+    return (
+        dialect_of(launch.program, launch.words[:1]) is not None
+        or framework_of(launch.program, {w.lstrip("-").partition("=")[0]: True for w in launch.words}) is not None
+    )
 
 
 def framework_of(program: str, args: Mapping[str, Any]) -> Framework | None:

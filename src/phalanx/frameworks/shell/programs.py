@@ -53,10 +53,10 @@ def start(m: Follower, words: list[str], names: set[str], node: SimpleCommand, s
                 return _in_its_own_shell(m, text, words[:place], arguments, names, scope, file)
             if shell:
                 continue
-    if words[0] in ("sbatch", "qsub", "bsub") and (given := _document_of(m, node, scope)):
+    if words[0] in ("sbatch", "qsub", "bsub") and (given := document_of(node, scope)):
         m.batch.append(given)
         return _in_its_own_shell(m, given, (), [], names, scope, words[0])
-    if words[0] in ("ssh",) and (given := _document_of(m, node, scope)):
+    if words[0] in ("ssh",) and (given := document_of(node, scope)):
         return _in_its_own_shell(m, given, (), [], names, scope, "ssh")
     if (at := _text_in(words)) is not None:
         sent = words[0].rpartition("/")[2] in _SENDERS
