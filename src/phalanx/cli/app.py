@@ -108,6 +108,7 @@ COMMANDS = (
     Entry("presets", _PLAN, "phalanx.cli.presets:presets", "List the models and clusters that ship, or show one."),
     Entry("read", _PLAN, "phalanx.cli.read:read", "Read another framework's configuration."),
     Entry("export", _PLAN, "phalanx.cli.export:export", "Write a plan as another framework's configuration."),
+    Entry("check", _PROVE, "phalanx.cli.check:check", "Check the answers to a file of questions, as CI does."),
     Entry("verify", _PROVE, "phalanx.cli.verify:verify", "Compare a real step, on fake tensors, with the plan."),
     Entry("observe", _PROVE, "phalanx.cli.observe:observe", "Show what one step of any torch program does."),
     Entry("parity", _PROVE, "phalanx.cli.parity:parity", "Compare losses and gradients with one process."),

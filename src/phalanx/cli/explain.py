@@ -14,7 +14,7 @@ from phalanx.cli.terminal import FAILED
 
 
 @command
-def explain(query: Annotated[Query, OF_A_STRATEGY], output: Annotated[Display, "json", "save"]) -> None:
+def explain(query: Annotated[Query, OF_A_STRATEGY], output: Annotated[Display, "json", "save", "assertions"]) -> None:
     """Show where a strategy's time and memory go, what to change first, and why its neighbours are no better.
 
     Name a plan, or --model, --cluster, --gpus, --batch, --seq and --strategy.

@@ -14,7 +14,7 @@ from phalanx.cli.terminal import require_torch, require_writable
 
 @command_with_progress
 def observe(
-    output: Annotated[Display, "json", "save"],
+    output: Annotated[Display, "json", "save", "assertions"],
     command: Annotated[
         list[str],
         typer.Argument(

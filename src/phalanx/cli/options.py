@@ -142,6 +142,15 @@ Strict = Annotated[
         help="Exit with code 1 if what matters to a price is not modelled, not judged, assumed or missing.",
     ),
 ]
+Assertions = Annotated[
+    str | None,
+    typer.Option(
+        "--assert",
+        metavar="LINE",
+        help="Exit with code 1 unless these hold of the answer, such as 'memory<75GiB, step<20s, mfu>0.4, fits': "
+        "fields of --json, with or without their unit.",
+    ),
+]
 _SAVE = "also write it, as the ending of each FILE says: a page that needs nothing else, a picture (PNG by Chromium)"
 Save = Annotated[
     list[Path] | None,
@@ -187,4 +196,4 @@ QUERY_OPTIONS = {
 }
 OF_A_STRATEGY = tuple(name for name in QUERY_OPTIONS if name != "where")
 """Fields of a question about one strategy."""
-OUTPUT_OPTIONS = {"json": Json, "save": Save, "strict": Strict}
+OUTPUT_OPTIONS = {"json": Json, "save": Save, "strict": Strict, "assertions": Assertions}

@@ -26,21 +26,35 @@ class Display:
     json: bool = False
     save: Sequence[Path] | None = None
     strict: bool = False
+    assertions: str | None = None
 
     def require_writable(self) -> None:
-        """Require that the files can be written, before anything starts. Raises InputError."""
+        """Require that the files can be written and the assertions read, before anything starts. Raises
+        InputError."""
         from phalanx.report.pictures.files import KINDS
+
+        if self.assertions is not None:
+            from phalanx.answers.assertions import parse
+
+            parse(self.assertions)
 
         require_savable(_files(self.save), (*KINDS, ".csv"))
 
     def show(self, answer: Any, **details: Any) -> None:
         """Print an answer and write its files; `details`: what its view shows beyond the usual. Exits with 1 where an
-        answer has caveats and the command line is strict."""
+        assertion fails, and where an answer has caveats and the command line is strict."""
         from phalanx.answers.encode import plain
         from phalanx.report.views import view_of
 
         self.put(lambda: view_of(answer, **details), lambda: plain(answer))
-        if self.strict and answer.doubts:
+        failed = []
+        if self.assertions is not None:
+            from phalanx.answers.assertions import failures
+
+            failed = failures(self.assertions, plain(answer))
+            for line in failed:
+                announce(f"failed: {line}")
+        if failed or (self.strict and answer.doubts):
             raise typer.Exit(FAILED)
 
     def put(self, view: Callable[[], View], data: Callable[[], Any]) -> None:

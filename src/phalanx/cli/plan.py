@@ -55,7 +55,7 @@ plan = forms(
 def plan_model(
     line: typer.Context,
     query: Annotated[Query, _OF_A_SEARCH, "options"],
-    output: Annotated[Display, "json", "save"],
+    output: Annotated[Display, "json", "save", "assertions"],
     tokens: Annotated[
         str | None,
         typer.Option(
@@ -120,7 +120,7 @@ def plan_model(
 @command
 def plan_job(
     job: Job,
-    output: Annotated[Display, "json", "save"],
+    output: Annotated[Display, "json", "save", "assertions"],
     strategy: StrategyLine = None,
     overrides: Set = None,
     more: Annotated[
@@ -146,7 +146,7 @@ def plan_job(
 @command
 def improve(
     query: Annotated[Query, _OF_A_SEARCH],
-    output: Annotated[Display, "json", "strict"],
+    output: Annotated[Display, "json", "strict", "assertions"],
     sources: Annotated[
         list[Path],
         typer.Option(

@@ -16,7 +16,7 @@ from phalanx.cli.terminal import FAILED, announce, require_torch
 @command_with_progress
 def verify(
     query: Annotated[Query, "source", "strategy", "model", "cluster", "gpus", "batch", "seq", "precision"],
-    output: Annotated[Display, "json", "save"],
+    output: Annotated[Display, "json", "save", "assertions"],
     overrides: Set = None,
     device: Annotated[
         str,

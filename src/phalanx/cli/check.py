@@ -1,0 +1,119 @@
+"""`phalanx check`: the named questions of a phalanx.toml with what must hold of their answers.
+
+    [checks.llama-70b-fits]
+    ask = "predict train.sbatch --cluster dgx-h100"
+    assert = "memory<75GiB, step<20s, fits"
+
+Commands run in the file's folder. Only those that compute are asked: nothing is trained, observed or sent.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import shlex
+import tomllib
+from collections.abc import Mapping
+from contextlib import redirect_stderr, redirect_stdout
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Annotated, Any
+
+import typer
+
+from phalanx.cli.command import command
+from phalanx.cli.terminal import FAILED, announce
+
+_ASKED = ("predict", "plan", "lint", "read", "explain", "verify")
+"""Commands that compute an answer and start nothing of the file's."""
+_ASSERTING = ("predict", "plan", "explain", "verify")
+_LARGEST = 2**20  # bytes of a file
+
+
+@command
+def check(
+    file: Annotated[Path, typer.Argument(metavar="[FILE]", help="The checks.")] = Path("phalanx.toml"),
+    only: Annotated[
+        list[str] | None, typer.Option("--only", metavar="NAME", help="Run this check alone; may be repeated.")
+    ] = None,
+) -> None:
+    """Ask the questions of a file and check the answers; exit code 1 if an assertion fails or a question has no
+    answer."""
+    from phalanx.spec.errors import InputError, nearest
+
+    checks = _read(file)
+    for name in only or ():
+        if name not in checks:
+            raise InputError("only", name, f"is no check of {file}", nearest(name, checks))
+    failed = 0
+    for name, words in checks.items():
+        if only and name not in only:
+            continue
+        code, said = _asked(words, file.resolve().parent)
+        failed += code != 0
+        print(f"{'ok' if code == 0 else 'FAILED'}  {name}")
+        for line in said if code else ():
+            print(f"    {line}")
+    announce(f"{len(only or checks)} checks, {failed} failed")
+    if failed:
+        raise typer.Exit(FAILED)
+
+
+def _read(file: Path) -> dict[str, list[str]]:
+    """Return the words of each check's command line. Raises InputError."""
+    from phalanx.answers.assertions import parse
+    from phalanx.spec.errors import InputError
+
+    if file.stat().st_size > _LARGEST:
+        raise InputError("file", str(file), "is larger than 1 MiB", "name a phalanx.toml")
+    try:
+        tables = tomllib.loads(file.read_text())
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise InputError("file", str(file), f"is no TOML: {error}") from None
+    checks = tables.get("checks")
+    if not isinstance(checks, Mapping) or not checks:
+        raise InputError("file", str(file), "has no [checks.NAME]", 'write ask = "predict ..." under one')
+    return {name: _words(name, table, parse) for name, table in checks.items()}
+
+
+def _words(name: str, table: Any, parse: Any) -> list[str]:
+    from phalanx.spec.errors import InputError, nearest
+
+    field = f"checks.{name}"
+    if not isinstance(table, Mapping) or not isinstance(table.get("ask"), str):
+        raise InputError(f"{field}.ask", None, "is missing", 'e.g. ask = "predict run.sh --cluster dgx-h100"')
+    for key in table:
+        if key not in ("ask", "assert"):
+            raise InputError(f"{field}.{key}", table[key], "is no key of a check", nearest(key, ("ask", "assert")))
+    try:
+        words = shlex.split(table["ask"])
+    except ValueError as error:
+        raise InputError(f"{field}.ask", table["ask"], f"is no command line: {error}") from None
+    words = words[1:] if words[:1] == ["phalanx"] else words
+    if not words or words[0] not in _ASKED:
+        raise InputError(f"{field}.ask", table["ask"], "does not only compute", f"one of {', '.join(_ASKED)}")
+    if "assert" in table:
+        if words[0] not in _ASSERTING:
+            reason = f"{words[0]} has its own exit code"
+            raise InputError(f"{field}.assert", table["assert"], reason, f"of {', '.join(_ASSERTING)}")
+        parse(str(table["assert"]))
+        words += ["--assert", str(table["assert"])]
+    return words
+
+
+def _asked(words: list[str], folder: Path) -> tuple[int, list[str]]:
+    """Return the exit code of a command line in a folder, and what it said on stderr."""
+    from phalanx.cli.app import app
+
+    before, said, code = Path.cwd(), io.StringIO(), 0
+    os.chdir(folder)
+    try:
+        with TemporaryDirectory() as scratch, redirect_stdout(io.StringIO()), redirect_stderr(said):
+            # A plan that is only checked is not kept.
+            app([*words, "--out", f"{scratch}/plan.json"] if words[0] == "plan" and "--out" not in words else words)
+    except SystemExit as exit_:
+        code = exit_.code if isinstance(exit_.code, int) else 1
+    finally:
+        os.chdir(before)
+    lines = [line for line in said.getvalue().splitlines() if line.startswith(("failed:", "error:"))]
+    return code, lines or [f"exit code {code} of phalanx {shlex.join(words)}"]
