@@ -28,6 +28,7 @@ from phalanx.planning.search import HEADROOM, limits
 from phalanx.planning.search.limits import SearchLimits
 from phalanx.planning.search.strategy_columns import ORDERS, SEARCHED, Ints, Options, Strategies, joined
 from phalanx.schedule.pipeline.given_layout import ends_of
+from phalanx.schedule.pipeline.schedules import SCHEDULES
 from phalanx.spec.cluster.spec import ClusterSpec
 from phalanx.spec.errors import InputError
 from phalanx.spec.job import DTYPE_BYTES, Job
@@ -265,9 +266,9 @@ class Pricing:
         Assumes the smallest sharding; for cores also one sequence per micro-batch and the recomputation that keeps
         least."""
         smallest = np.full(len(rows), np.inf)
-        for zero, kind in self._least_ways(complete):
+        for zero, kind, schedule in self._least_ways(complete):
             has = np.flatnonzero(self._has_level(rows, zero))
-            some = _smallest_of(rows.take(has), zero, kind, complete)
+            some = _smallest_of(rows.take(has), zero, kind, schedule)
             bytes_ = self.least_reserved(some) if of_any_cut else self.bytes_(some)
             smallest[has] = np.minimum(smallest[has], bytes_)
         return smallest
@@ -278,16 +279,18 @@ class Pricing:
         has = {zero: self._has_level(rows, zero) for zero in self._smallest}
         most = np.maximum.reduce([np.where(of_rows, zero, -1) for zero, of_rows in has.items()])
         ways = self._least_ways(complete)
+        too_much = {schedule: np.zeros(len(rows), dtype=bool) for *_, schedule in ways}
         while ways and not np.all(fits | hopeless):
             undecided = np.flatnonzero(~fits & ~hopeless)
             count = max(1, _SLICE // len(undecided))  # with few rows, many pairs are tried in one call
-            parts, own, level = [], [], []
-            for zero, kind in ways[:count]:
+            parts, own, level, shape = [], [], [], []
+            for zero, kind, schedule in ways[:count]:
                 those = undecided[has[zero][undecided]]
-                parts.append(_smallest_of(rows.take(those), zero, kind, complete))
+                parts.append(_smallest_of(rows.take(those), zero, kind, schedule))
                 own.append(those)
                 level.append(np.full(len(those), zero))
-            some, row, zeros = joined(parts), np.concatenate(own), np.concatenate(level)
+                shape.append(np.full(len(those), schedule))
+            some, row, zeros, names = joined(parts), *(np.concatenate(each) for each in (own, level, shape))
             for start in range(0, len(row), _SLICE):
                 part = slice(start, start + _SLICE)
                 needed = self.least_of_cuts(some.take(part))
@@ -296,14 +299,21 @@ class Pricing:
                 # recomputed, or without gathers on either end of a pipeline, fit at none.
                 gathered = 2 * (1 + self.profile.fragments) * needed.terms["gathered"]
                 least = needed.reserved - gathered if complete else needed.steady
-                hopeless[row[part][(zeros[part] == most[row[part]]) & (least > self.usable)]] = True
+                over = (zeros[part] == most[row[part]]) & (least > self.usable)
+                for schedule, of_shape in too_much.items():
+                    of_shape[row[part][over & (names[part] == schedule)]] = True
+            hopeless = np.logical_and.reduce(list(too_much.values()))
             ways = ways[count:]
         return fits
 
-    def _least_ways(self, complete: bool) -> list[tuple[int, str]]:
-        """(ZeRO level, recomputation) pairs that contain the smallest, likely ones first; "" means the row's own."""
-        kinds = [""] if complete else sorted(self.options.recompute, key=lambda kind: kind != "full")
-        return [(zero, kind) for kind in kinds for zero in self._smallest]
+    def _least_ways(self, complete: bool) -> list[tuple[int, str, str]]:
+        """(ZeRO level, recomputation, schedule) that contain the smallest, likely ones first; "" means the row's own.
+        Chunks in a V put both ends on the first rank, where others put one on each end."""
+        if complete:
+            return [(zero, "", "") for zero in self._smallest]
+        kinds = sorted(self.options.recompute, key=lambda kind: kind != "full")
+        shapes = ["naive", *[name for name in self.options.schedules if SCHEDULES[name].v_shaped][:1]]
+        return [(zero, kind, schedule) for schedule in shapes for kind in kinds for zero in self._smallest]
 
     @cached_property
     def _smallest(self) -> tuple[int, ...]:
@@ -364,14 +374,16 @@ def published(cluster: ClusterSpec) -> bool:
     return True
 
 
-def _smallest_of(rows: Strategies, zero: int, recompute: str, complete: bool) -> Strategies:
-    """Shard rows over all ranks with this zero; give cores one micro-batch at a time and this recomputation."""
+def _smallest_of(rows: Strategies, zero: int, recompute: str, schedule: str) -> Strategies:
+    """Shard rows over all ranks with this zero; give cores this recomputation, and the least micro-batches at a time
+    of schedules like this one. Empty: the rows' own."""
     sharded = rows.dp * rows.cp > 1
     best = replace(rows, zero=np.where(sharded, zero, 0), shard=np.where(zero, rows.dp, 1))
-    if complete:
+    if not schedule:
         return best
-    one = np.ones_like(rows.dp)
-    return replace(best, schedule=NAMES.index("naive") * one, recompute=encode(recompute) * one)
+    one, pipelined = np.ones_like(rows.dp), rows.pp > 1
+    number = np.where(pipelined, NAMES.index(schedule), NAMES.index("naive")) * one
+    return replace(best, schedule=number, recompute=encode(recompute) * one)
 
 
 def _sliced(rows: Strategies, price: Column) -> Floats:
