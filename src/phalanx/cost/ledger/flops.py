@@ -106,6 +106,7 @@ def rank_flops(shape: Shape, layout: Layout, policy: Policy, units: Held) -> Flo
         # that.
         alone = (np.asarray(kind.ffn) == 0) & (np.asarray(kind.experts) == 0)
         unread = last + np.where((np.asarray(kind.parallel) > 0) | alone, last_around, 0.0)
+        unread = unread * (np.asarray(kind.after_norms) == 0)  # which a norm of it reads
         again = layout.full * (forward - (1 - policy.repeats_last) * unread)
         m = layout.modules
         modules = m.mla_up_proj * _expanding(kind, layout) + m.mlp * kind.mlp_matrices * kind.hidden * (

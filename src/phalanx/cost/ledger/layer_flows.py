@@ -111,8 +111,9 @@ def _stream(kind: BlockKind, layout: Layout, policy: Policy, stream: _Stream, un
             split, np.where(routed, kind.sublayers - 1 + shared, sums), np.where(routed, kind.sublayers, sums)
         )
         inputs = np.where(split, kind.sublayers - 1 + shared, kind.sublayers)
-    # The last collective of a repeated forward pass; experts without a shared one end in their own all-to-all.
-    last = (1 - policy.repeats_last) * np.where(split, shared, 1.0)
+    # The last collective of a repeated forward pass, unless a norm reads its result; experts without a shared one end
+    # in their own all-to-all.
+    last = (1 - policy.repeats_last) * np.where(split, shared, 1.0) * (np.asarray(kind.after_norms) == 0)
     repeats = layout.full
     reduce = {"F": plain * sums, "B": plain * inputs, "R": plain * repeats * (sums - last)}
     s = split * stream.parts

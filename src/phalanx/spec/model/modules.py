@@ -29,6 +29,7 @@ def require_modules(spec: ModelSpec) -> None:
         ("latent.index", latent is not None and latent.index is not None, "sparse attention by an index"),
         ("qk_norm_over", spec.qk_norm and spec.qk_norm_over not in ("head", "all"), "such a norm over heads"),
         ("streams", spec.streams > 1, "hyper-connections"),
+        ("mixers", any(m.kind == "experts" for m in spec.mixers), "experts of several kinds"),
         ("output_gate_over", spec.output_gate_over != "element", "a gate of each head"),
         ("experts.identity", x is not None and x.identity > 0, "experts without weights"),
         ("only_priced", bool(spec.only_priced), ", ".join(spec.only_priced)),

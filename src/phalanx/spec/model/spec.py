@@ -288,6 +288,7 @@ def require_runnable(spec: ModelSpec) -> None:
         ("qk_norm_over", spec.qk_norm and spec.qk_norm_over != "head", f"a norm over heads, {spec.qk_norm_over}"),
         ("output_gate", spec.output_gate, "attention's output gate"),
         ("streams", spec.streams > 1, "hyper-connections"),
+        ("mixers", any(m.kind == "experts" for m in spec.mixers), "experts of several kinds"),
         ("pattern", spec.pattern is not None, "a pattern of sublayers"),
         ("only_priced", bool(spec.only_priced), ", ".join(spec.only_priced)),
     ):
