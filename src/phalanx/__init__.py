@@ -11,7 +11,7 @@
 Functions take names or objects (ModelSpec, ClusterSpec, Strategy) and return frozen dataclasses whose fields name
 their units, the same that the commands print with --json. What is wrong with the arguments raises InputError, a
 ValueError that names the field and its remedy. Each name is loaded when it is first used; only
-`train`, `parallelize`, `verify` and `observe` need torch.
+`train`, `parallelize`, `propose_tp_plan`, `verify` and `observe` need torch.
 """
 
 from importlib import import_module
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from phalanx.answers.verify import verify as verify
     from phalanx.observation.observe import observe as observe
     from phalanx.runtime.any_module.parallelize import parallelize as parallelize
+    from phalanx.runtime.any_module.proposal import propose_tp_plan as propose_tp_plan
     from phalanx.serving.answer import serve_plan as serve_plan
     from phalanx.spec.cluster.spec import ClusterSpec as ClusterSpec
     from phalanx.spec.errors import InputError as InputError
@@ -66,6 +67,7 @@ _FACE = {
     "parallelize": "runtime.any_module.parallelize",
     "plan": "answers.model_plan",
     "predict": "answers.prediction",
+    "propose_tp_plan": "runtime.any_module.proposal",
     "prove": "answers.collectives",
     "read": "answers.read",
     "roofline": "answers.tables",

@@ -176,13 +176,28 @@ def test_masters_are_finer_than_weights() -> None:
         ("pp=2", "for 2 ranks, but there are 1; start as many: torchrun --nproc-per-node 2 SCRIPT"),
         ("virtual=2", "applies to pipelines only"),
         ("micro_batch=2", "what your loop hands"),
-        ("recompute=full", "torch.utils.checkpoint"),
+        ("recompute=full", "the module has none; say units"),
+        ("recompute=selective", "use recompute=full, of whole units"),
     ],
 )
 def test_wrong_strategies_are_one_line(line: str, words: str) -> None:
     with pytest.raises(InputError, match="strategy") as error:
         phalanx.parallelize(nn.Linear(2, 2), line)
     assert words in str(error.value)
+
+
+def test_units_run_again_in_the_backward_pass() -> None:
+    torch.manual_seed(0)
+    module = nn.Sequential(nn.Linear(3, 3), nn.Sequential(nn.Linear(3, 3), nn.Dropout(0.5)), nn.Tanh())
+    calls = [0]
+    module[1][0].register_forward_hook(lambda *_: calls.append(0))
+    model = phalanx.parallelize(module, "recompute=full")
+    model.attach(torch.optim.SGD(model.parameters(), lr=0.1))
+    x = torch.ones(2, 3)
+    model.backward(model(x).sum())
+    assert len(calls) == 3
+    with pytest.raises(InputError, match=r"strategy.recompute = 'full': runs units twice, and 0.1 would count each"):
+        phalanx.parallelize(nn.Sequential(nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))), "recompute=full")
 
 
 def test_misuse_is_said() -> None:

@@ -1,39 +1,81 @@
-"""The first forward pass of a module that is split over tp, compared with that of the whole module.
+"""A plan of names, proved on the user's first batch: the split module against the whole one.
 
-A plan of names says how matrices are split, and knows nothing of what the module does with them: a matrix that packs
-several (gate and up, or q, k and v) and is cut in equal parts computes another function, without an error. So the
-first batch goes through both, without dropout and from the same random state. Of the modules that are called with
-equal inputs and return other outputs, the first is named.
+A plan says how matrices are split, and knows nothing of what the module does with them: a matrix that packs several
+(gate and up, or q, k and v) and is cut in equal parts computes another function, without an error; a norm inside a
+split block gets a part of its gradient. So before the first step a copy of the whole module and a split one run the
+batch, without dropout and from the same random state, forward, and backward from equal gradients of the outputs.
+Outputs and the gradient of every parameter are compared. Where outputs differ, the first module is named that is
+called with equal inputs and returns other outputs; else the parameter whose gradient differs most.
 """
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from phalanx.runtime.any_module.split_names import Cut
+from phalanx.runtime.any_module.tensor_comm import of_all_ranks
+from phalanx.runtime.any_module.tensor_plan import split_layers
+from phalanx.runtime.comm.communicator import Comm
 from phalanx.spec.errors import InputError
 
 _BOUNDS = {torch.float64: 1e-6, torch.float32: 1e-3}
-"""The largest difference of outputs, as a share of their norm: sums are taken in another order. Other types: 0.1."""
+"""The largest difference as a share of a norm: sums are taken in another order. Other types: 0.1."""
+_FLOOR = 1e-3
+"""Gradients count as of at least this share of the mean norm: what is zero but for rounding is equal."""
 
 Call = tuple[list[Tensor], list[Tensor]]
 """Tensors that a module was given, and those that it returned."""
 
 
-def require_equal(
-    whole: nn.Module, split: nn.Module, dims: Mapping[str, int], args: Any, kwargs: Mapping[str, Any]
-) -> None:
-    """Run both modules on a batch, all tp ranks together. `dims` has the names of the split parameters. Raises
-    InputError where outputs differ."""
-    expected, actual = _calls(whole, args, kwargs), _calls(split, args, kwargs)
-    if _equal(expected[""][1], actual[""][1]):
-        return
-    layers = {name.rpartition(".")[0] for name in dims}
+@dataclass(frozen=True)
+class Pass:
+    """The first call of every module by its name, innermost first, and the gradient of every parameter."""
+
+    calls: Mapping[str, Call]
+    gradients: Mapping[str, Tensor]
+
+
+def prove(whole: nn.Module, plan: Mapping[str, str], comm: Comm, args: Any, kwargs: Mapping[str, Any]) -> float:
+    """Run a whole module and its split copy on a batch, all tp ranks together. Returns the largest difference of an
+    output or a gradient. Raises InputError beyond the bound."""
+    split = copy.deepcopy(whole)
+    cuts = split_layers(split, plan, comm)
+    expected = one_pass(whole, args, kwargs)
+    try:
+        actual = one_pass(split, args, kwargs)
+    except (RuntimeError, ValueError) as error:
+        raise _does_not_run(split, cuts, error) from error
+    forward = _require_outputs(expected.calls, actual.calls, cuts)
+    return max(forward, _require_gradients(expected.gradients, actual.gradients, cuts, comm))
+
+
+def _does_not_run(split: nn.Module, cuts: Mapping[str, Cut], error: Exception) -> InputError:
+    """Explain why a split module does not run: mostly by a number of heads or channels of the whole."""
+    owners = {name.rpartition(".")[0].rpartition(".")[0] for name in cuts}
+    heads = [
+        f"{owner}.{key}" if owner else key
+        for owner in sorted(owners)
+        for key, value in vars(dict(split.named_modules()).get(owner, nn.Module())).items()
+        if type(value) is int and "head" in key and key != "head_dim"
+    ]
+    remedy = f'divide what the ranks divide: "{heads[0]}": "divided"' if heads else 'see "divided" in tensor_plan.py'
+    return InputError("tp_plan", None, f"makes a module that does not run: {str(error).splitlines()[0]}", remedy)
+
+
+def _require_outputs(expected: Mapping[str, Call], actual: Mapping[str, Call], cuts: Mapping[str, Cut]) -> float:
+    """Require equal outputs of the module; return their difference. Raises InputError."""
+    difference = _difference(expected[""][1], actual[""][1])
+    if difference <= _bound(expected[""][1]):
+        return difference
+    layers = {name.rpartition(".")[0] for name in cuts}
     inside = (
         n for n in actual if n in expected and not any(n == layer or n.startswith(f"{layer}.") for layer in layers)
     )
@@ -46,33 +88,66 @@ def require_equal(
         ", ".join(within[:4]) + (", ..." if len(within) > 4 else ""),
         f"makes {culprit or 'the module'} compute another function than unsplit: its output differs by "
         f"{_difference(expected[culprit][1], actual[culprit][1]):.1e} of its norm",
-        "a matrix that packs several (gate and up; q, k and v) cannot be cut in equal parts: make a layer of each, "
-        "or leave these out of the plan",
+        "a matrix that packs several (gate and up; q, k and v) is cut by their counts, as colwise:2 or "
+        "colwise:64,16,16; else leave these out of the plan",
     )
 
 
-def _calls(module: nn.Module, args: Any, kwargs: Mapping[str, Any]) -> dict[str, Call]:
-    """Run a module once; return the first call of every module in it, innermost first."""
+def _require_gradients(
+    expected: Mapping[str, Tensor], actual: Mapping[str, Tensor], cuts: Mapping[str, Cut], comm: Comm
+) -> float:
+    """Require equal gradients of all parameters on all ranks; return the largest difference. Raises InputError."""
+    worst, culprit = 0.0, ""
+    norms = {name: float(g.double().norm()) for name, g in expected.items()}
+    floor = _FLOOR * math.sqrt(sum(n * n for n in norms.values()) / max(len(norms), 1))
+    for name, g in expected.items():
+        parts = of_all_ranks(actual[name], comm)
+        wholes = [cuts[name].joined(parts)] if name in cuts else parts
+        error = max(float((g.double() - each.double()).norm()) for each in wholes)
+        share = error / max(norms[name], floor) if error else 0.0
+        if not share <= worst:  # also where it is no number
+            worst, culprit = share, name
+    if culprit and not worst <= _bound([expected[culprit]]):
+        remedy = (
+            "give it a style (per_channel, or replicated_with_grad_allreduce), or leave its block out of the plan"
+        )
+        reason = f"its gradient differs by {worst:.1e} of its norm from that of the unsplit module"
+        raise InputError("tp_plan", culprit, reason, remedy)
+    return worst
+
+
+def one_pass(module: nn.Module, args: Any, kwargs: Mapping[str, Any]) -> Pass:
+    """Run a module forward without dropout, and backward from the same drawn gradients of its outputs wherever it
+    runs. Its parameters get no gradient."""
     calls: dict[str, Call] = {}
 
     def record(name: str) -> Callable[..., None]:
         def after(_: nn.Module, given: Any, named: Any, out: Any) -> None:
-            calls.setdefault(name, (list(_tensors((given, named))), list(_tensors(out))))
+            kept = [[t.detach().clone() for t in tensors_in(each)] for each in ((given, named), out)]
+            calls.setdefault(name, (kept[0], kept[1]))
 
         return after
 
     hooks = [m.register_forward_hook(record(n), with_kwargs=True) for n, m in module.named_modules()]
+    trained = {name: p for name, p in module.named_parameters() if p.requires_grad}
     try:
-        with torch.no_grad(), _evaluating(module), torch.random.fork_rng():
-            module(*args, **kwargs)
+        with torch.enable_grad(), evaluating(module), torch.random.fork_rng():
+            outs = [t for t in tensors_in(module(*args, **kwargs)) if t.requires_grad]
+            draw = torch.Generator().manual_seed(0)
+            begin = [torch.randn(t.shape, generator=draw, dtype=torch.float64).to(t) for t in outs]
+            computed = torch.autograd.grad(outs, list(trained.values()), begin, allow_unused=True) if outs else ()
     finally:
         for hook in hooks:
             hook.remove()
-    return calls
+    gradients = {
+        name: torch.zeros_like(p) if g is None else g.contiguous()
+        for (name, p), g in zip(trained.items(), computed, strict=bool(outs))
+    }
+    return Pass(calls, gradients)
 
 
 @contextmanager
-def _evaluating(module: nn.Module) -> Iterator[None]:
+def evaluating(module: nn.Module) -> Iterator[None]:
     """Turn dropout and statistics of batches off."""
     training = [m for m in module.modules() if m.training]
     module.eval()
@@ -83,21 +158,24 @@ def _evaluating(module: nn.Module) -> Iterator[None]:
             m.training = True
 
 
-def _tensors(value: Any) -> Iterator[Tensor]:
+def tensors_in(value: Any) -> Iterator[Tensor]:
+    """Yield the tensors in what a module takes or returns."""
     if isinstance(value, Tensor):
-        yield value.detach().clone()
+        yield value
     elif isinstance(value, list | tuple):
         for item in value:
-            yield from _tensors(item)
+            yield from tensors_in(item)
     elif isinstance(value, Mapping):
-        yield from _tensors(list(value.values()))
+        yield from tensors_in(list(value.values()))
+
+
+def _bound(tensors: list[Tensor]) -> float:
+    return min((_BOUNDS.get(t.dtype, 0.1) for t in tensors if t.is_floating_point()), default=0.1)
 
 
 def _equal(expected: list[Tensor], actual: list[Tensor]) -> bool:
     """Whether tensors are equal within the bound; pairs of unequal shapes, as caches of split heads, do not count."""
-    return _difference(expected, actual) <= min(
-        (_BOUNDS.get(t.dtype, 0.1) for t in expected if t.is_floating_point()), default=0.1
-    )
+    return _difference(expected, actual) <= _bound(expected)
 
 
 def _difference(expected: list[Tensor], actual: list[Tensor]) -> float:

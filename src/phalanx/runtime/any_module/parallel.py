@@ -19,10 +19,10 @@ import torch
 from torch import Tensor, nn
 
 from phalanx.runtime.any_module import state as states
-from phalanx.runtime.any_module.first_pass import require_equal
+from phalanx.runtime.any_module.first_pass import prove
+from phalanx.runtime.any_module.split_names import Cut, SplitNames
 from phalanx.runtime.any_module.stages import Loss, ModuleStages
 from phalanx.runtime.any_module.state import Buffers, ModuleState
-from phalanx.runtime.any_module.tensor_plan import SplitNames
 from phalanx.runtime.any_module.units import cut_buckets, cut_chunks
 from phalanx.runtime.checkpoint.async_saver import agree_on_newest
 from phalanx.runtime.comm.communicator import Comm
@@ -45,9 +45,9 @@ class Parallel(nn.Module):
     It has train, eval, modules and buffers as any nn.Module; `parameters`, `state_dict` and `load_state_dict` concern
     the training state below. It is moved, cast and frozen before it is parallelized, not after.
 
-    `dims`: the dim in which each parameter is split over tp; `cut`: the children of each chunk of a pipeline, and the
-    entire module without memory; `unsplit`: the module before it was split, with which the first forward pass is
-    compared (first_pass.py)."""
+    `cuts`: the cut of each tensor that is split over tp; `cut`: the children of each chunk of a pipeline, and the
+    entire module without memory; `unsplit`: the module before it was split and its plan, which is proved on the first
+    batch (first_pass.py)."""
 
     def __init__(
         self,
@@ -58,9 +58,9 @@ class Parallel(nn.Module):
         units: dict[str, nn.Module],
         average: bool,
         buffers: Buffers = "rank 0",
-        dims: Mapping[str, int] | None = None,
+        cuts: Mapping[str, Cut] | None = None,
         cut: tuple[tuple[tuple[str, ...], ...], nn.Module] | None = None,
-        unsplit: nn.Module | None = None,
+        unsplit: tuple[nn.Module, Mapping[str, str]] | None = None,
     ) -> None:
         super().__init__()
         self.module, self.strategy, self.comm = module, strategy, comm
@@ -71,14 +71,14 @@ class Parallel(nn.Module):
         compute, master = DTYPES[precision.compute], DTYPES[precision.master_dtype]
         place = comm.mesh.place(comm.world.rank)
         shapes = {name: tuple(t.shape) for name, t in module.state_dict().items()}
-        split = SplitNames(strategy.tp, place["tp"], dict(dims or {}), shapes)
+        split = SplitNames(strategy.tp, place["tp"], dict(cuts or {}), shapes)
         initial = {name: p.data for name, p in trained.items()}
         for name, p in trained.items():
             p.data = initial[name].to(compute)
-        for p in unsplit.parameters() if unsplit is not None else ():
+        for p in unsplit[0].parameters() if unsplit is not None else ():
             p.data = p.data.to(compute) if p.requires_grad else p.data
         # In a list, so that it is no submodule.
-        self._unsplit, self._dims = [] if unsplit is None else [unsplit], dict(dims or {})
+        self._unsplit = [] if unsplit is None else [unsplit]
         if cut is None:
             filled, of_chunks = cut_buckets(trained, units, strategy, precision), None
         else:
@@ -141,7 +141,8 @@ class Parallel(nn.Module):
         if self._stages is not None:
             raise RuntimeError("a rank of a pipeline has a part of the module: use model.step or model.evaluate")
         if self._unsplit:
-            require_equal(self._unsplit.pop(), self.module, self._dims, args, kwargs)
+            whole, plan = self._unsplit.pop()
+            prove(whole, plan, self.comm, args, kwargs)
         return self.module(*args, **kwargs)
 
     def _apply(self, *_: Any, **__: Any) -> Any:
@@ -260,7 +261,7 @@ class Parallel(nn.Module):
         s = self.strategy
         square = torch.zeros((), dtype=torch.float64, device=self.comm.world.device)
         for name, gradient in self._gradients.items():
-            square += gradient.double().square().sum() / (1 if name in self._state.split.dims else s.tp)
+            square += gradient.double().square().sum() / (1 if name in self._state.split.cuts else s.tp)
         square /= s.dp_replicate if self._engine.sharding.state else s.dp
         self.comm.all_reduce(square, "world", unit="metrics", phase="opt").wait()
         return float(square.sqrt())
@@ -340,7 +341,7 @@ class Parallel(nn.Module):
 
     def _unsplit_follows(self) -> None:
         """Load the state into the unsplit module too, if it is still to be compared."""
-        for unsplit in self._unsplit:
+        for unsplit, _ in self._unsplit:
             unsplit.load_state_dict(self.state_dict())
 
     def _attached(self) -> torch.optim.Optimizer:

@@ -30,7 +30,7 @@ from phalanx.runtime.any_module.parallel import Parallel
 from phalanx.runtime.any_module.stages import cut_children, keep_children, without_memory
 from phalanx.runtime.any_module.state import Buffers
 from phalanx.runtime.any_module.tensor_plan import published_plan, split_layers
-from phalanx.runtime.any_module.units import common_dtype, find_units, require_spreadable
+from phalanx.runtime.any_module.units import common_dtype, find_units, recompute_units, require_spreadable
 from phalanx.runtime.comm.communicator import Comm
 from phalanx.runtime.comm.dtypes import DTYPES
 from phalanx.runtime.process import world as worlds
@@ -65,7 +65,7 @@ def parallelize(
     the ranks of this run; all ranks together.
 
     strategy    one line, as on the command line: "zero=3", "dp=8,zero=2,shard=4,compression=int8"; dp defaults to the
-                number of ranks
+                number of ranks; recompute=full keeps the inputs of units alone
     precision   number types; by default they follow from the type of the module's parameters
     units       modules that ZeRO-3 gathers at once and that ZeRO-1 and 2 wait for, in forward order: by default the
                 members of the module's outermost ModuleLists and Sequentials. Units do not nest, and a unit's
@@ -81,8 +81,8 @@ def parallelize(
                 first begins (stages.py). All pp ranks of a replica get the same batch, by `model.step(batch, loss)`
 
     compare_first
-                with tp > 1, run the first batch through the whole module too, and refuse a plan that makes the split
-                one compute another function (first_pass.py). Until then each rank holds the whole module once more
+                with tp > 1, run the first batch through the whole module too, forward and backward, and refuse a plan
+                that makes outputs or gradients others (first_pass.py). Until then each rank holds the module thrice
 
     Parameters and buffers are copied from rank 0. Frozen parameters are not sharded. A parameter that gets no
     gradient is updated with a gradient of zeros. ZeRO-3 has no double backward, and allows activation checkpointing
@@ -144,19 +144,23 @@ def spread(
         if buffers == "synchronise":
             synchronise_batch_norms(module, comm)
         unsplit = copy.deepcopy(module) if s.tp > 1 and compare_first else None
-        dims = split_layers(module, plan, comm) if s.tp > 1 else {}
-        return Parallel(
-            module, s, precision, comm, find_units(module, units), average, buffers, dims, unsplit=unsplit
-        )
+        split = split_layers(module, plan, comm) if s.tp > 1 else {}
+        kept, of_units = None if unsplit is None else (unsplit, plan), find_units(module, units)
+        if s.recompute == "full":
+            recompute_units(of_units)
+        return Parallel(module, s, precision, comm, of_units, average, buffers, split, unsplit=kept)
     # In a pipeline: this rank's children, and the whole module without memory for its shapes.
     skeleton = without_memory(module, {id(p) for p in trained.values()}, DTYPES[precision.compute])
     place = mesh(s).place(world.rank)["pp"]
     own = [name for names, rank in zip(chunks, rank_of(s), strict=True) if rank == place for name in names]
-    kept = keep_children(module, own)
-    kept.train(module.training)
+    stage = keep_children(module, own)
+    stage.train(module.training)
     if buffers == "synchronise":
-        synchronise_batch_norms(kept, comm)
-    return Parallel(kept, s, precision, comm, find_units(kept, None), average, buffers, None, (chunks, skeleton))
+        synchronise_batch_norms(stage, comm)
+    of_units = find_units(stage, None)
+    if s.recompute == "full":
+        recompute_units(of_units)
+    return Parallel(stage, s, precision, comm, of_units, average, buffers, None, (chunks, skeleton))
 
 
 def _world(timeout_s: float) -> World:
@@ -188,11 +192,13 @@ def _strategy(strategy: str | Strategy, world: World) -> Strategy:
         ("sp", False, f"splits the residual stream between layers, which {train}", "leave sp out"),
         ("ep", 1, f"sends tokens to experts, which {train}", "use dp, tp or pp"),
         ("etp", 1, f"splits experts, which {train}", "use dp, tp or pp"),
-        ("recompute", "none", f"repeats layers, which {train}", "use torch.utils.checkpoint inside the units"),
         ("micro_batch", 1, "is what your loop hands to the model", "leave it out"),
     ):
         if getattr(strategy, name) != alone:
             raise InputError(f"strategy.{name}", getattr(strategy, name), why, remedy)
+    if strategy.recompute not in ("none", "full"):
+        reason = f"chooses among layers, which {train}"
+        raise InputError("strategy.recompute", strategy.recompute, reason, "use recompute=full, of whole units")
     if strategy.tp > 1 and strategy.pp > 1:
         reason = "with tp > 1 is what `phalanx train` does for a model that it knows"
         raise InputError("strategy.pp", strategy.pp, reason, "use dp and pp, or dp and tp")

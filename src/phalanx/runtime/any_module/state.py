@@ -17,7 +17,8 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from phalanx.runtime.any_module.tensor_plan import SplitNames, gathered_over_tp
+from phalanx.runtime.any_module.split_names import SplitNames
+from phalanx.runtime.any_module.tensor_comm import of_all_ranks
 from phalanx.runtime.checkpoint.async_saver import Saver
 from phalanx.runtime.checkpoint.boxes import Part, full_part, share
 from phalanx.runtime.comm.communicator import Comm
@@ -54,6 +55,8 @@ class ModuleState:
     def alike(self) -> str:
         """Axis of the ranks that hold the same part of the module."""
         grid = self.comm.mesh
+        if not self.split.unsplit:
+            return grid.name("dp_replicate", "dp_shard", "cp")
         return "world" if self.strategy.pp == 1 else grid.name("dp_replicate", "dp_shard", "cp", "tp")
 
     def weights_follow(self) -> None:
@@ -78,8 +81,8 @@ def state_dict(state: ModuleState) -> dict[str, Tensor]:
     for name, t in state.module.state_dict().items():
         known = state.place(name)
         full = unsharded.get(known, t)
-        dim = state.split.dims.get(known)
-        own[name] = (full if dim is None else gathered_over_tp(full, dim, comm)).detach().clone()
+        cut = state.split.cuts.get(known)
+        own[name] = (full if cut is None else cut.joined(of_all_ranks(full, comm))).detach().clone()
     if not state.whole:
         return own
     return {name: _from_its_stage(state, name, like, own.get(name)) for name, like in state.whole.items()}
@@ -104,7 +107,7 @@ def load_state_dict(state: ModuleState, tensors: Mapping[str, Tensor]) -> None:
     for name in sorted(expected.keys() ^ tensors.keys()):
         raise InputError("state_dict", name, "is missing" if name in expected else "is not in the module")
     for name, t in expected.items():
-        shape = tuple(t.shape) if state.whole else state.split.box(name).parameter.shape
+        shape = tuple(t.shape) if state.whole else state.split.shape(state.place(name))
         if tuple(tensors[name].shape) != shape:
             actual = tuple(tensors[name].shape)
             raise InputError("state_dict", name, f"has the shape {actual}, the module's is {shape}")
@@ -124,8 +127,7 @@ def save(state: ModuleState, optimizer: torch.optim.Optimizer, folder: Path, ste
     """Write a checkpoint; all ranks together."""
     saver = Saver(folder, state.comm, keep)
     mine = logical_state.owned(state.engine, state.masters, optimizer, _boxes(state))
-    axis = state.alike if state.split.unsplit else state.comm.mesh.name("dp_replicate", "dp_shard", "cp")
-    rest = share(_rest(state, copies=False), state.comm.index(axis), state.comm.size(axis))
+    rest = share(_rest(state, copies=False), state.comm.index(state.alike), state.comm.size(state.alike))
     saver.save(step, (*mine, *rest), {})
     saver.wait()
 
@@ -149,11 +151,15 @@ def _rest(state: ModuleState, copies: bool) -> Iterator[Part]:
         if name in state.names:
             continue
         t = t if copies else t.contiguous()
-        box = state.split.box(name)
         if state.split.unsplit:
             yield full_part(f"rest.{name}", t)
-        elif copies or not state.split.index % box.copies:
-            yield Part(f"rest.{name}", box.parameter.shape, 0, t.detach().view(-1), (box.offsets, box.sizes))
+            continue
+        flat, at = t.detach().view(-1), 0
+        for box in state.split.boxes_of(name):
+            if copies or not state.split.index % box.copies:
+                within = (box.offsets, box.sizes)
+                yield Part(f"rest.{name}", box.parameter.shape, 0, flat[at : at + box.numel], within)
+            at += box.numel
 
 
 def make_buffers_alike(state: ModuleState, mode: Buffers) -> None:

@@ -1,64 +1,63 @@
-"""Tensor parallelism of any module by a plan of names: which linear layers split their outputs, which their inputs.
+"""Tensor parallelism of any module by a plan of names: which layers split their outputs, which their inputs.
 
     colwise                 rows of W, (out / tp, in), and of b. Backward, the gradient of the input is summed
+    colwise:2, colwise:64,16,16
+                            the same for a matrix that packs several: their number, or the rows of each
+                            (gate and up; q, k and v). Each rank has its rows of every one, in their order
     rowwise                 columns of W, (out, in / tp). Forward, outputs are summed, then b is added once
+    rowwise_inside          rowwise, whose outputs each rank uses on its own channels: their gradients are summed too
+    colwise_inside          colwise of what a rowwise_inside returned, which sums the gradient
     colwise_gather_output   colwise, whose outputs are gathered: a head whose logits all ranks need
     embedding_rowwise       rows of an embedding, (vocab / tp, hidden): each rank looks up its own, outputs are summed
+    per_channel             what treats every channel by itself, between a colwise and a rowwise layer: grouped and
+                            depthwise convolutions, group and batch norms, a parameter. Takes counts as colwise does
+    attention_heads         nn.MultiheadAttention: each rank has its heads, outputs are summed
+    divided                 a number in the module, such as its heads, of which each rank has a tp-th
     replicated_with_grad_allreduce
                             parameters that all ranks hold and use on their own heads: their gradients are summed
 
-A plan maps names of layers to these words; `*` matches one number or name (`layers.*.mlp.up_proj`). The plans that
-Hugging Face models publish (`base_model_tp_plan` of a config, `_tp_plan` of a model) are of this form. Layers:
-Shoeybi et al. 2019, section 3.
+Linear layers and convolutions, transposed ones too, are split alike: channels are the outputs and inputs. A plan maps
+names of layers, parameters or numbers to these words; `*` matches one number or name (`layers.*.mlp.up_proj`). The
+plans that Hugging Face models publish (`base_model_tp_plan` of a config, `_tp_plan` of a model) are of this form;
+proposal.py makes one of a module and a batch. Layers: Shoeybi et al. 2019, section 3.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
+from torch.nn.modules.batchnorm import _NormBase
+from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 
+from phalanx.runtime.any_module.split_attention import split_attention
+from phalanx.runtime.any_module.split_names import Cut
+from phalanx.runtime.any_module.tensor_comm import Copied, Gathered, Summed, summed
 from phalanx.runtime.comm.communicator import Comm
 from phalanx.spec.errors import InputError, nearest
-from phalanx.spec.model.spec import Parameter
-from phalanx.spec.strategy.split import ParameterBox
 
-STYLES = ("colwise", "rowwise", "colwise_gather_output", "embedding_rowwise", "replicated_with_grad_allreduce")
+STYLES = (
+    "colwise",
+    "rowwise",
+    "rowwise_inside",
+    "colwise_inside",
+    "colwise_gather_output",
+    "embedding_rowwise",
+    "per_channel",
+    "attention_heads",
+    "divided",
+    "replicated_with_grad_allreduce",
+)
 _SAME = {"colwise_rep": "colwise_gather_output"}  # its older name
-
-
-@dataclass(frozen=True)
-class SplitNames:
-    """Tensors of a module split by a plan, on tp rank `index`: `dims` has the dim of each split tensor, `shapes` the
-    shape of this rank's part of every tensor."""
-
-    tp: int
-    index: int
-    dims: Mapping[str, int]
-    shapes: Mapping[str, tuple[int, ...]]
-
-    @property
-    def unsplit(self) -> bool:
-        """Whether no tensor is split."""
-        return self.tp == 1
-
-    def box(self, fqn: str) -> ParameterBox:
-        """Return this rank's box of the whole tensor."""
-        own, dim = self.shapes[fqn], self.dims.get(fqn)
-        whole = tuple(n * self.tp if i == dim else n for i, n in enumerate(own))
-        offsets = tuple(n * self.index if i == dim else 0 for i, n in enumerate(own))
-        return ParameterBox(Parameter(fqn, whole, "column", ""), own, offsets, own, 1 if dim is not None else self.tp)
-
-    def part(self, fqn: str, whole: Tensor) -> Tensor:
-        """Return this rank's part of a whole tensor."""
-        dim = self.dims.get(fqn)
-        return whole if dim is None else whole.chunk(self.tp, dim)[self.index]
+_PACKED = ("colwise", "colwise_inside", "per_channel")
+_COLUMNS = ("colwise", "colwise_inside", "colwise_gather_output")
+_ROWS = ("rowwise", "rowwise_inside")
+Matrix = nn.Linear | _ConvNd
+"""Layers with outputs and inputs."""
 
 
 def published_plan(module: nn.Module) -> dict[str, str]:
@@ -69,30 +68,31 @@ def published_plan(module: nn.Module) -> dict[str, str]:
         if own and getattr(part, "base_model", None) is part and not plan:
             plan |= {f"{name}.{key}" if name else key: style for key, style in own.items()}
     plan |= dict(getattr(module, "_tp_plan", None) or {})
-    tied = _tied(module)
+    tied = tied_layers(module)
     plan = {key: style for key, style in plan.items() if not any(_matching(key).fullmatch(name) for name in tied)}
     if not plan:
         reason = "has no published plan (base_model_tp_plan)"
-        raise InputError("tp_plan", None, f"{type(module).__name__} {reason}", 'give one: {"mlp.up": "colwise", ...}')
+        remedy = 'give one: {"mlp.up": "colwise", ...}; phalanx.propose_tp_plan(module, batch, tp) proposes one'
+        raise InputError("tp_plan", None, f"{type(module).__name__} {reason}", remedy)
     return plan
 
 
-def split_layers(module: nn.Module, plan: Mapping[str, str], comm: Comm) -> dict[str, int]:
-    """Split the layers that a plan names over the tp ranks; return the dim in which each split parameter is split.
+def split_layers(module: nn.Module, plan: Mapping[str, str], comm: Comm) -> dict[str, Cut]:
+    """Split the layers that a plan names over the tp ranks; return the cut of each split tensor.
 
-    Raises InputError for a name that no layer has, a style that is not known, and sizes that do not divide."""
-    tp, index = comm.mesh.size("tp"), comm.mesh.place(comm.world.rank)["tp"]
+    Raises InputError for a name that nothing has, a style that is not known, and sizes that do not divide."""
     layers = dict(module.named_modules())
-    parameters, tied = dict(module.named_parameters()), _tied(module)
-    dims: dict[str, int] = {}
-    # Layers and parameters of each entry of the plan.
+    parameters, tied = dict(module.named_parameters()), tied_layers(module)
+    cuts: dict[str, Cut] = {}
+    # Layers, parameters and numbers of each entry of the plan.
     for pattern, word in plan.items():
-        style = _SAME.get(word, word)
-        if style not in STYLES:
-            raise InputError(f"tp_plan.{pattern}", word, "is not a style here", nearest(word, STYLES))
+        style, counts = _style(pattern, word)
         matching = _matching(pattern)
         names = [name for name in layers if matching.fullmatch(name)]
         alone = [name for name in parameters if matching.fullmatch(name)]
+        if style == "divided":
+            _divide(pattern, layers, matching, comm.mesh.size("tp"))
+            continue
         if not names and not alone:
             layer_names = [name for name in layers if name]  # the module itself has none
             hint = nearest(pattern, layer_names) if layer_names else 'name the module itself: ""'
@@ -101,40 +101,159 @@ def split_layers(module: nn.Module, plan: Mapping[str, str], comm: Comm) -> dict
         if style == "replicated_with_grad_allreduce":
             replicas = [p for name in names for p in layers[name].parameters()] + [parameters[name] for name in alone]
             for p in replicas:
-                p.register_hook(lambda g: _sum(g, comm, "B"))
+                p.register_hook(lambda g: summed(g, comm, "B"))
             continue
         for name in names:
-            # Check the layer before it is changed.
-            layer = layers[name]
-            kind = nn.Embedding if style == "embedding_rowwise" else nn.Linear
-            if not isinstance(layer, kind):
-                reason = f"splits nn.{kind.__name__}, {name} is {type(layer).__name__}"
-                raise InputError(f"tp_plan.{pattern}", word, reason)
             if name in tied:
                 remedy = "leave it out: it is then whole on every rank"
                 raise InputError(f"tp_plan.{pattern}", word, f"{name} shares its weight with another layer", remedy)
-            dim = 1 if style == "rowwise" else 0
-            if layer.weight.shape[dim] % tp:
-                size = "rows" if kind is nn.Embedding else "inputs" if dim else "outputs"
-                reason = f"tp={tp} does not divide the {layer.weight.shape[dim]} {size} of {name}"
-                raise InputError("strategy.tp", tp, reason, "use a divisor, or leave it out of the plan")
-            # Split it.
-            dims[f"{name}.weight"] = dim
-            if isinstance(layer, nn.Embedding):
-                _look_up(layer, tp, index, comm)
-                continue
-            _split(layer, dim, tp, index)
-            if layer.bias is not None and not dim:
-                dims[f"{name}.bias"] = 0
-            _communicate(layer, style, comm)
-    return dims
+            entry = f"tp_plan.{pattern}", word
+            own = _split_layer(layers[name], name, style, counts, comm, entry)
+            cuts |= {f"{name}.{key}" if name else key: cut for key, cut in own.items()}
+        for name in alone if style == "per_channel" else ():
+            cuts[name] = _keep_part(parameters, name, None, counts, comm)
+    return cuts
+
+
+def _style(pattern: str, word: str) -> tuple[str, tuple[int, ...]]:
+    """Return a style, and the counts behind its colon. Raises InputError."""
+    style, _, said = word.partition(":") if isinstance(word, str) else (word, "", "")
+    style = _SAME.get(style, style)
+    if style not in STYLES:
+        raise InputError(f"tp_plan.{pattern}", word, "is not a style here", nearest(str(word), STYLES))
+    if (not said and word == style) or word in _SAME:
+        return style, ()
+    counts = [int(n) if n.strip().isdecimal() else 0 for n in said.split(",")]
+    if style not in _PACKED or min(counts) < 1:
+        reason = "has counts that are none" if style in _PACKED else "takes no counts: only matrices of several do"
+        raise InputError(f"tp_plan.{pattern}", word, reason, "for example colwise:2, or colwise:64,16,16")
+    return style, tuple(counts)
+
+
+def _split_layer(
+    layer: nn.Module, name: str, style: str, counts: tuple[int, ...], comm: Comm, entry: tuple[str, str]
+) -> dict[str, Cut]:
+    """Split a layer; return the cuts of its tensors by their names in it. Raises InputError before it is changed."""
+    kinds = _KINDS[style]
+    grouped = isinstance(layer, _ConvNd) and layer.groups > 1
+    if not isinstance(layer, kinds) or grouped != (style == "per_channel" and isinstance(layer, _ConvNd)):
+        of = "a grouped convolution" if grouped else type(layer).__name__
+        raise InputError(*entry, f"splits {_KIND_WORDS[style]}, {name} is {of}")
+    if isinstance(layer, Matrix) and not any(type(layer).forward is kind.forward for kind in _OWN_FORWARD):
+        raise InputError(*entry, f"{name} is {type(layer).__name__}, which has a forward of its own")
+    if isinstance(layer, nn.MultiheadAttention):
+        return split_attention(layer, name, comm, entry)
+    tensors = {**dict(layer.named_parameters(recurse=False)), **dict(layer.named_buffers(recurse=False))}
+    # Transposed convolutions have (in, out, ...).
+    outputs = 1 if isinstance(layer, _ConvTransposeNd) else 0
+    dim = 1 - outputs if style in _ROWS else outputs
+    if counts and outputs:
+        raise InputError(*entry, f"{name} is transposed: its outputs are packed in no order that can be kept")
+    tp = comm.mesh.size("tp")
+    if (isinstance(layer, nn.GroupNorm) and layer.num_groups % tp) or (grouped and layer.groups % tp):
+        groups = layer.num_groups if isinstance(layer, nn.GroupNorm) else layer.groups
+        raise InputError("strategy.tp", tp, f"does not divide the {groups} groups of {name}", "use a divisor")
+    cuts = {}
+    for key, t in tensors.items():
+        if t is not None and t.dim() and not (key == "bias" and style in (*_ROWS, "embedding_rowwise")):
+            cuts[key] = _keep_part(tensors, key, dim if t.dim() > 1 else 0, counts, comm, name, style)
+    for attribute in _SIZES:
+        if hasattr(layer, attribute) and _follows(attribute, style, grouped):
+            setattr(layer, attribute, getattr(layer, attribute) // tp)
+    if isinstance(layer, nn.Embedding):
+        _look_up(layer, comm)
+    elif isinstance(layer, Matrix) and style != "per_channel":
+        _communicate(layer, style, comm)
+    return cuts
+
+
+_KINDS: dict[str, Any] = {
+    "colwise": Matrix,
+    "rowwise": Matrix,
+    "rowwise_inside": Matrix,
+    "colwise_inside": Matrix,
+    "colwise_gather_output": Matrix,
+    "embedding_rowwise": nn.Embedding,
+    "per_channel": _ConvNd | nn.GroupNorm | _NormBase | nn.PReLU,
+    "attention_heads": nn.MultiheadAttention,
+}
+_KIND_WORDS = {style: "nn.Linear and convolutions" for style in (*_COLUMNS, *_ROWS)} | {
+    "embedding_rowwise": "nn.Embedding",
+    "per_channel": "grouped convolutions, norms of groups and batches, and parameters",
+    "attention_heads": "nn.MultiheadAttention",
+}
+_OWN_FORWARD: tuple[Any, ...] = (
+    *(nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d),
+    *(nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d),
+)
+_SIZES = {
+    "in_features": _ROWS,
+    "in_channels": (*_ROWS, "per_channel"),
+    "out_features": _COLUMNS,
+    "out_channels": (*_COLUMNS, "per_channel"),
+    "groups": ("per_channel",),
+    "num_groups": ("per_channel",),
+    "num_channels": ("per_channel",),
+    "num_features": ("per_channel",),
+}
+"""Numbers of a layer that follow its part, and the styles under which they do."""
+
+
+def _follows(attribute: str, style: str, grouped: bool) -> bool:
+    return style in _SIZES[attribute] and (attribute != "groups" or grouped)
+
+
+def _keep_part(
+    tensors: Mapping[str, Any],
+    key: str,
+    dim: int | None,
+    counts: tuple[int, ...],
+    comm: Comm,
+    layer: str = "",
+    style: str = "per_channel",
+) -> Cut:
+    """Keep this rank's part of a tensor; without a dim that of its first one with several elements. Raises InputError
+    for sizes that do not divide."""
+    tensor, tp = tensors[key], comm.mesh.size("tp")
+    if dim is None:
+        dim = next((i for i, n in enumerate(tensor.shape) if n > 1), 0)
+    size, name = tensor.shape[dim], layer or key
+    what = "rows" if style == "embedding_rowwise" else "inputs" if style in _ROWS else "outputs" if layer else ""
+    counts = (size // counts[0],) * counts[0] if len(counts) == 1 and size % counts[0] == 0 else counts
+    if counts and sum(counts) != size:
+        said = " + ".join(map(str, counts)) if len(counts) > 1 else f"{counts[0]} equal parts"
+        raise InputError("tp_plan", name, f"has {size} {what or 'elements'}, and not {said}")
+    for n in counts or (size,):
+        if n % tp:
+            packed = f" (of {size})" if counts else ""
+            reason = f"tp={tp} does not divide the {n} {what or 'elements'}{packed} of {name}"
+            raise InputError("strategy.tp", tp, reason, "use a divisor, or leave it out of the plan")
+    cut = Cut(dim, counts if dim == 0 else ())
+    tensor.data = cut.part(tensor.data, tp, comm.mesh.place(comm.world.rank)["tp"]).clone()
+    return cut
+
+
+def _divide(pattern: str, layers: Mapping[str, nn.Module], matching: re.Pattern[str], tp: int) -> None:
+    """Divide the numbers that an entry names. Raises InputError."""
+    divided = False
+    for name, layer in layers.items():
+        for attribute, value in list(vars(layer).items()):
+            if matching.fullmatch(f"{name}.{attribute}" if name else attribute) and type(value) is int:
+                divided = True
+                if value % tp:
+                    reason = f"tp={tp} does not divide {name}.{attribute} = {value}"
+                    raise InputError("strategy.tp", tp, reason, "use a divisor")
+                setattr(layer, attribute, value // tp)
+    if not divided:
+        numbers = [f"{n}.{a}" if n else a for n, m in layers.items() for a, v in vars(m).items() if type(v) is int]
+        raise InputError(f"tp_plan.{pattern}", "divided", "is the name of no number", nearest(pattern, numbers))
 
 
 def _matching(pattern: str) -> re.Pattern[str]:
     return re.compile(re.escape(pattern).replace(r"\*", r"[^.]+"))
 
 
-def _tied(module: nn.Module) -> set[str]:
+def tied_layers(module: nn.Module) -> set[str]:
     """Return the names of layers whose weight another layer has too."""
     owners: dict[int, list[str]] = {}
     for name, p in module.named_parameters(remove_duplicate=False):
@@ -142,106 +261,48 @@ def _tied(module: nn.Module) -> set[str]:
     return {name for names in owners.values() if len(names) > 1 for name in names}
 
 
-def _split(layer: nn.Linear, dim: int, tp: int, index: int) -> None:
-    """Keep this rank's part of a layer."""
-    layer.weight.data = layer.weight.data.chunk(tp, dim)[index].clone()
-    if layer.bias is not None and not dim:
-        layer.bias.data = layer.bias.data.chunk(tp)[index].clone()
-    layer.out_features, layer.in_features = layer.weight.shape
-
-
-def _look_up(layer: nn.Embedding, tp: int, index: int, comm: Comm) -> None:
-    """Keep this rank's rows of an embedding, and sum the looked-up rows over the ranks."""
-    layer.weight.data = layer.weight.data.chunk(tp)[index].clone()
+def _look_up(layer: nn.Embedding, comm: Comm) -> None:
+    """Let an embedding that has this rank's rows sum what is looked up over the ranks."""
     rows = layer.weight.shape[0]
-    low = rows * index
+    low = rows * comm.mesh.place(comm.world.rank)["tp"]
     padding = None if layer.padding_idx is None else layer.padding_idx - low
     padding = padding if padding is not None and 0 <= padding < rows else None
 
-    def summed(ids: Tensor) -> Tensor:
+    def everywhere(ids: Tensor) -> Tensor:
         here = (ids >= low) & (ids < low + rows)
         own = F.embedding(torch.where(here, ids - low, 0), layer.weight, padding)
-        y: Tensor = _Summed.apply(own * here.unsqueeze(-1), comm)
+        y: Tensor = Summed.apply(own * here.unsqueeze(-1), comm)
         return y
 
-    layer.forward = summed  # type: ignore[method-assign,assignment]
+    layer.forward = everywhere  # type: ignore[method-assign,assignment]
 
 
-def _communicate(layer: nn.Linear, style: str, comm: Comm) -> None:
+def _communicate(layer: Matrix, style: str, comm: Comm) -> None:
     """Make a layer communicate as its style says."""
-    if style == "rowwise":
+    spatial = 0 if isinstance(layer, nn.Linear) else layer.weight.dim() - 2
+    inner: Callable[..., Tensor] = layer.forward
 
-        def summed(x: Tensor) -> Tensor:
-            y: Tensor = _Summed.apply(F.linear(x, layer.weight), comm)
-            return y if layer.bias is None else y + layer.bias
+    def rowwise(x: Tensor) -> Tensor:
+        y: Tensor = Summed.apply(_product(layer, x), comm)
+        y = y if layer.bias is None else y + layer.bias.view(-1, *(1,) * spatial)
+        return Copied.apply(y, comm) if style == "rowwise_inside" else y
 
-        layer.forward = summed  # type: ignore[method-assign,assignment]
-        return
-
-    def columns(x: Tensor) -> Tensor:
-        copied: Tensor = _Copied.apply(x, comm)
-        y = F.linear(copied, layer.weight, layer.bias)
-        if style == "colwise":
+    def colwise(x: Tensor, *args: Any) -> Tensor:
+        y = inner(x if style == "colwise_inside" else Copied.apply(x, comm), *args)
+        if style != "colwise_gather_output":
             return y
-        gathered: Tensor = _Gathered.apply(y, comm)
+        gathered: Tensor = Gathered.apply(y, comm, -1 - spatial)
         return gathered
 
-    layer.forward = columns  # type: ignore[method-assign,assignment]
+    layer.forward = rowwise if style in _ROWS else colwise  # type: ignore[method-assign]
 
 
-def _sum(x: Tensor, comm: Comm, phase: Any) -> Tensor:
-    """Return the sum over the tp ranks."""
-    x = x.clone(memory_format=torch.contiguous_format)
-    comm.all_reduce(x, "tp", unit="tp_plan", phase=phase).wait()
-    return x
-
-
-def gathered_over_tp(x: Tensor, dim: int, comm: Comm) -> Tensor:
-    """Return the parts of all tp ranks, joined along a dim."""
-    tp, index = comm.mesh.size("tp"), comm.mesh.place(comm.world.rank)["tp"]
-    parts = torch.zeros((tp, *x.shape), dtype=x.dtype, device=x.device)
-    parts[index] = x
-    comm.all_reduce(parts, "tp", unit="tp_plan", phase="F").wait()
-    return torch.cat(tuple(parts), dim)
-
-
-class _Copied(torch.autograd.Function):
-    """Identity of an input that all ranks have and use differently; backward sums its gradient over the ranks."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, comm: Comm) -> Tensor:
-        ctx.comm = comm
-        return x.view_as(x)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, g: Tensor) -> tuple[Tensor, None]:
-        return _sum(g, ctx.comm, "B"), None
-
-
-class _Summed(torch.autograd.Function):
-    """Sum of the ranks' terms; backward gives each term the whole gradient."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, comm: Comm) -> Tensor:
-        return _sum(x, comm, "F")
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, g: Tensor) -> tuple[Tensor, None]:
-        return g, None
-
-
-class _Gathered(torch.autograd.Function):
-    """Concatenation of all ranks' last dims; backward takes the gradient of this rank's part."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, comm: Comm) -> Tensor:
-        ctx.comm, ctx.size = comm, x.shape[-1]
-        return gathered_over_tp(x, -1, comm)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, g: Tensor) -> tuple[Tensor, None]:
-        index = ctx.comm.mesh.place(ctx.comm.world.rank)["tp"]
-        return g.narrow(-1, index * ctx.size, ctx.size).contiguous(), None
+def _product(layer: Matrix, x: Tensor) -> Tensor:
+    """Return what a layer computes without its bias."""
+    if isinstance(layer, nn.Linear):
+        return F.linear(x, layer.weight)
+    if isinstance(layer, _ConvTransposeNd):
+        product = getattr(F, f"conv_transpose{layer.weight.dim() - 2}d")
+        how = layer.stride, layer.padding, layer.output_padding, layer.groups, layer.dilation
+        return product(x, layer.weight, None, *how)  # type: ignore[no-any-return]
+    return layer._conv_forward(x, layer.weight, None)

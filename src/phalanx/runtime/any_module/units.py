@@ -5,9 +5,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 
 import torch
 from torch import nn
+from torch.nn.modules.batchnorm import _NormBase
+from torch.utils.checkpoint import checkpoint
 
 from phalanx.runtime.comm.dtypes import DTYPE_NAMES
 from phalanx.runtime.data_parallel.zero3 import SHARED
@@ -73,6 +76,19 @@ def find_units(module: nn.Module, modules: Sequence[nn.Module] | None) -> dict[s
             raise InputError("units", name, f"contains, or is contained in, {other}", "units do not nest")
         units[name] = unit
     return units
+
+
+def recompute_units(units: dict[str, nn.Module]) -> None:
+    """Keep of each unit's forward pass only its inputs, and run it again in the backward pass. Raises InputError for
+    one with running statistics, which would count a batch twice, and where there are no units."""
+    if not units:
+        raise InputError("strategy.recompute", "full", "repeats units, and the module has none", "say units=[...]")
+    for name, unit in units.items():
+        for inner, m in unit.named_modules():
+            if isinstance(m, _NormBase) and m.track_running_stats:
+                reason = f"runs units twice, and {name}.{inner} would count each batch twice"
+                raise InputError("strategy.recompute", "full", reason, "use torch.utils.checkpoint around the others")
+        unit.forward = partial(checkpoint, unit.forward, use_reentrant=False)
 
 
 def cut_chunks(

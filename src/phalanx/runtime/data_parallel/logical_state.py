@@ -39,7 +39,7 @@ every rank. With more ranks only the sum is saved."""
 
 class Boxes(Protocol):
     """Box of each logical parameter on a rank: the Split of a decoder, or the SplitNames of any module
-    (runtime/any_module/tensor_plan.py). `index`: the rank's coordinate along tp."""
+    (runtime/any_module/split_names.py). `index`: the rank's coordinate along tp."""
 
     @property
     def index(self) -> int: ...
@@ -47,7 +47,7 @@ class Boxes(Protocol):
     @property
     def unsplit(self) -> bool: ...
 
-    def box(self, fqn: str) -> ParameterBox: ...
+    def boxes_of(self, fqn: str) -> tuple[ParameterBox, ...]: ...
 
 
 def owned(
@@ -98,19 +98,23 @@ def _held(
         shape, start, within = tuple(master.shape), 0, None
         if name in pieces:
             shape, start = pieces[name].parameter.shape, pieces[name].start
-        inside = master.numel()
-        if split is not None and not split.unsplit:
-            box = split.box(name)
-            if not copies and split.index % box.copies:
-                continue
-            shape, within = box.parameter.shape, (box.offsets, box.sizes)
-            inside = max(0, min(inside, box.numel - start))  # the rest is padding of the vocabulary
-        first = start == 0 and not any(within[0] if within else ())
-        for label, t in _tensors(name, master, optimizer):
-            if not t.dim():
-                yield first, full_part(label, t)
-            elif inside:
-                yield first, Part(label, shape, start, t.detach().view(-1)[:inside], within)
+        boxes = () if split is None or split.unsplit else split.boxes_of(name)
+        at = 0  # of a box in the rank's flat tensor, which has them one after the other
+        for number, box in enumerate(boxes or (None,)):
+            low, high = start, start + master.numel()
+            if box is not None:
+                # Beyond its last box is padding of the vocabulary.
+                shape, within = box.parameter.shape, (box.offsets, box.sizes)
+                low, high = max(start - at, 0), min(high - at, box.numel)
+            if box is None or split is None or copies or not split.index % box.copies:
+                first = low == 0 and not any(within[0] if within else ())
+                for label, t in _tensors(name, master, optimizer):
+                    if t.dim() and low < high:
+                        data = t.detach().view(-1)[at + low - start : at + high - start]
+                        yield first, Part(label, shape, low, data, within)
+                    elif not t.dim() and not number:
+                        yield first, full_part(label, t)
+            at += box.numel if box is not None else 0
 
 
 def _tensors(name: str, master: Tensor, optimizer: torch.optim.Optimizer) -> Iterator[tuple[str, Tensor]]:

@@ -132,6 +132,10 @@ class Split:
         """Return this rank's box of the parameter `fqn`."""
         return self.boxes[fqn]
 
+    def boxes_of(self, fqn: str) -> tuple[ParameterBox, ...]:
+        """Return the boxes that the rank's tensor has one after the other: one here."""
+        return (self.box(fqn),)
+
     @cached_property
     def boxes(self) -> dict[str, ParameterBox]:
         """This rank's box of every parameter, by name."""

@@ -1,0 +1,290 @@
+"""A tensor plan of a module, from what its own gradients say.
+
+Take a layer whose inputs are to be split, over as many ranks, and ask of each rank's inputs which rows of every
+parameter around it they depend on:
+
+    d (sum over the inputs of rank r, each with a drawn weight) / d parameter  =  0   outside of the rows of rank r
+
+A parameter whose ranks have rows apart can be split with them: its runs of rows are its packed matrices, and their
+lengths the counts (gate and up: two; q, k and v of grouped heads: three unequal ones; a depthwise convolution, a
+state's decay: one). One that all ranks use, inside, has gradients to be summed. This is exact, whatever the code
+between; it is asked in evaluation, of one batch. What else flows out of a layer is found in the graph of the same
+pass: the module's outputs must depend on split rows through the layer that sums alone.
+
+The plan is a proposal: `parallelize` proves it on its first batch (first_pass.py).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
+
+from phalanx.runtime.any_module.first_pass import evaluating, tensors_in
+from phalanx.runtime.any_module.tensor_plan import Matrix, tied_layers
+from phalanx.spec.errors import InputError
+
+_REPLICATED = "replicated_with_grad_allreduce"
+_PARENTS = 2
+"""How far above a layer its partners are looked for."""
+
+
+def propose_tp_plan(
+    module: nn.Module, args: Any, kwargs: Mapping[str, Any] | None = None, tp: int = 2
+) -> dict[str, str]:
+    """Return a plan of names (tensor_plan.py) that splits a module over `tp` ranks, found on one batch: `args` is
+    what the module is called with, a tuple or one tensor. Each found block has a layer whose outputs are summed; all
+    other layers stay whole. Raises InputError where nothing can be split."""
+    if tp < 2:
+        raise InputError("tp", tp, "splits nothing", "propose for 2 ranks or more")
+    batch = (args if isinstance(args, tuple) else (args,)), dict(kwargs or {})
+    plan: dict[str, str] = {}
+    with torch.enable_grad(), evaluating(module), torch.random.fork_rng():
+        inputs, outs = _inputs(module, *batch)
+        taken = tied_layers(module)
+        for name, x in inputs.items():
+            styles = {} if name in taken else _block(module, name, x, outs, tp, taken)
+            if styles:
+                plan |= styles
+                taken |= {key.removesuffix(".weight") for key in styles}
+        for name, layer in module.named_modules():
+            if (
+                isinstance(layer, nn.MultiheadAttention)
+                and layer.in_proj_weight is not None
+                and not layer.num_heads % tp
+            ):
+                plan[name] = "attention_heads"
+    if not plan:
+        reason = f"has no layers that {tp} ranks could split, one after another, without sending in between"
+        raise InputError("tp_plan", type(module).__name__, reason, "name the layers, or use dp, zero or pp")
+    return _merged(module, plan | _numbers(module, plan, tp))
+
+
+def _inputs(module: nn.Module, args: Any, kwargs: Mapping[str, Any]) -> tuple[dict[str, Tensor], list[Tensor]]:
+    """Return the input of every layer that could sum its outputs, in the order of their calls, and the module's
+    outputs; layers that are called several times are left out."""
+    seen: dict[str, Tensor] = {}
+    twice: set[str] = set()
+
+    def before(name: str, given: Any) -> None:
+        if name in seen:
+            twice.add(name)
+        seen[name] = given[0]
+
+    hooks = [
+        layer.register_forward_pre_hook(lambda _, given, name=name: before(name, given))
+        for name, layer in module.named_modules()
+        if isinstance(layer, Matrix) and getattr(layer, "groups", 1) == 1
+    ]
+    try:
+        outs = [t for t in tensors_in(module(*args, **kwargs)) if t.requires_grad]
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return {name: x for name, x in seen.items() if name not in twice and x.requires_grad}, outs
+
+
+def _block(module: nn.Module, name: str, x: Tensor, outs: list[Tensor], tp: int, taken: set[str]) -> dict[str, str]:
+    """Return the styles of a layer whose outputs are summed, and of its partners; empty if it has none."""
+    layer, parent = module.get_submodule(name), name
+    outputs = 1 if isinstance(layer, _ConvTransposeNd) else 0
+    if not isinstance(layer, Matrix) or layer.weight.shape[1 - outputs] % tp:
+        return {}
+    dim = -1 if isinstance(layer, nn.Linear) else 1 - layer.weight.dim()
+    for _ in range(_PARENTS):
+        parent = parent.rpartition(".")[0]
+        own = f"{parent}." if parent else ""
+        near = {
+            key: p
+            for key, p in module.named_parameters()
+            if key.startswith(own) and not key.startswith(f"{name}.") and p.requires_grad and p.dim()
+        }
+        styles = _partners(module, near, x, dim, tp, taken) if near else {}
+        if any(style.startswith("colwise") for style in styles.values()):
+            owners = {key: key if key in styles else key.rpartition(".")[0] for key in near}
+            split = [near[key] for key, owner in owners.items() if styles.get(owner, "") not in ("", _REPLICATED)]
+            return {} if _leaks(outs, layer, split) else styles | {name: "rowwise"}
+        if not parent:
+            break
+    return {}
+
+
+def _partners(
+    module: nn.Module, near: Mapping[str, Tensor], x: Tensor, dim: int, tp: int, taken: set[str]
+) -> dict[str, str]:
+    """Return the styles of the layers and parameters whose rows go with the parts of x along a dim."""
+    draw = torch.Generator().manual_seed(0)
+    used: dict[str, list[Tensor]] = {key: [] for key in near}
+    for part in x.chunk(tp, dim):
+        begin = torch.randn(part.shape, generator=draw, dtype=torch.float64).to(part)
+        grads = torch.autograd.grad(part, list(near.values()), begin, retain_graph=True, allow_unused=True)
+        for (key, p), g in zip(near.items(), grads, strict=True):
+            rows = _rows(module, key)
+            some = torch.zeros_like(p, dtype=torch.bool) if g is None else g != 0
+            used[key].append(some.transpose(0, rows).reshape(p.shape[rows], -1).any(1).cpu())
+    styles: dict[str, str] = {}
+    whole: list[str] = []
+    for key, ranks in used.items():
+        owner = key.rpartition(".")[0]
+        if not any(rows.any() for rows in ranks):
+            continue  # it is not used before x
+        counts = _counts(ranks)
+        if counts is None:
+            whole.append(key)
+            continue
+        layer = module.get_submodule(owner)
+        entry, style = _entry(layer, owner, key)
+        if entry is None or owner in taken:
+            return {}
+        said = style if len(counts) == 1 or style not in ("colwise", "per_channel") else f"{style}:{_said(counts)}"
+        if styles.setdefault(entry, said) != said:
+            return {}
+    split = [near[f"{name}.weight"] for name, style in styles.items() if style.startswith("colwise")]
+    inside = _inside(whole, near, x, split) if split else []
+    # A matrix among them would send to its inputs a part of their gradient from each rank.
+    if inside is None or any(isinstance(module.get_submodule(k.rpartition(".")[0]), Matrix) for k in inside):
+        return {}
+    return styles | dict.fromkeys(inside, _REPLICATED)
+
+
+def _rows(module: nn.Module, key: str) -> int:
+    """The dim of a parameter that holds outputs or channels."""
+    owner, _, _ = key.rpartition(".")
+    layer, p = module.get_submodule(owner), module.get_parameter(key)
+    if isinstance(layer, _ConvTransposeNd) and p.dim() > 1:
+        return 1
+    if isinstance(layer, Matrix):
+        return 0
+    return next((i for i, n in enumerate(p.shape) if n > 1), 0)
+
+
+def _entry(layer: nn.Module, owner: str, key: str) -> tuple[str | None, str]:
+    """Return the name and the style of what holds a parameter that is split by its rows; no name where no style
+    does it."""
+    if isinstance(layer, nn.Linear) or (isinstance(layer, _ConvNd) and layer.groups == 1):
+        return owner, "colwise"
+    if isinstance(layer, _ConvNd | nn.GroupNorm | nn.BatchNorm1d | nn.BatchNorm2d | nn.BatchNorm3d | nn.PReLU):
+        return owner, "per_channel"
+    if type(layer).__module__.startswith("torch.nn"):
+        return None, ""
+    return key, "per_channel"
+
+
+def _counts(ranks: list[Tensor]) -> tuple[int, ...] | None:
+    """Return the sizes of the packed matrices of a parameter, of which each rank uses its rows: `ranks` says which
+    rows (rows,) each uses. None where ranks share rows, or theirs are not in order."""
+    table = torch.stack(ranks).int()  # (tp, rows)
+    if int(table.sum(0).max()) > 1 or not all(rows.any() for rows in ranks):
+        return None
+    owner = torch.where(table.any(0), table.argmax(0), -1).tolist()
+    # Rows that no rank uses (zero by chance, as behind a ReLU) go with the row before.
+    last = next((rank for rank in owner if rank >= 0), 0)
+    for row, rank in enumerate(owner):
+        last = owner[row] = rank if rank >= 0 else last
+    starts = [0, *(row for row, (a, b) in enumerate(pairwise(owner), 1) if a != b), len(owner)]
+    runs = [(owner[a], b - a) for a, b in pairwise(starts)]
+    tp = len(ranks)
+    if len(runs) % tp:
+        return None
+    counts = []
+    for at in range(0, len(runs), tp):
+        group = runs[at : at + tp]
+        if [rank for rank, _ in group] != list(range(tp)) or len({rows for _, rows in group}) > 1:
+            return None
+        counts.append(group[0][1] * tp)
+    return tuple(counts)
+
+
+def _said(counts: tuple[int, ...]) -> str:
+    return str(len(counts)) if len(set(counts)) == 1 else ",".join(map(str, counts))
+
+
+def _inside(whole: list[str], near: Mapping[str, Tensor], x: Tensor, split: list[Tensor]) -> list[str] | None:
+    """Return the parameters, of those that all ranks use, that act on what the split layers return; None where x also
+    depends on what comes before them, whose gradient each rank would have a part of."""
+    stop, names = {id(w) for w in split}, {id(near[key]): key for key in whole}
+    inside: dict[str, None] = {}
+    stack, met = [x.grad_fn], set()
+    while stack:
+        node = stack.pop()
+        if node is None or node in met:
+            continue
+        met.add(node)
+        leaves = list(_leaves(node))
+        if any(id(leaf) in stop for leaf in leaves):
+            continue  # a split layer: what comes before it is whole, and gets the sum of all gradients
+        for leaf in leaves:
+            if id(leaf) in names:
+                inside[names[id(leaf)]] = None
+            elif not any(leaf is p for p in near.values()):
+                return None
+        stack += [after for after, _ in node.next_functions]
+    return list(inside)
+
+
+def _leaves(node: Any) -> Iterator[Tensor]:
+    """Yield the parameters that an operation of a graph takes, transposed ones too."""
+    for after, _ in node.next_functions:
+        if hasattr(after, "variable"):
+            yield after.variable
+        elif after is not None and type(after).__name__ in ("TBackward0", "TransposeBackward0", "PermuteBackward0"):
+            yield from (further.variable for further, _ in after.next_functions if hasattr(further, "variable"))
+
+
+def _leaks(outs: list[Tensor], layer: nn.Module, split: Sequence[Tensor]) -> bool:
+    """Whether the module's outputs depend on split rows on a way that does not lead through the layer that sums."""
+    weight, rows = layer.weight, {id(p) for p in split}
+    stack, met = [t.grad_fn for t in outs], set()
+    while stack:
+        node = stack.pop()
+        if node is None or node in met:
+            continue
+        met.add(node)
+        leaves = list(_leaves(node))
+        if any(leaf is weight for leaf in leaves):
+            continue
+        if any(id(leaf) in rows for leaf in leaves):
+            return True
+        stack += [after for after, _ in node.next_functions]
+    return False
+
+
+def _numbers(module: nn.Module, plan: Mapping[str, str], tp: int) -> dict[str, str]:
+    """Return entries for the numbers of heads of split layers."""
+    near = {name.rsplit(".", up)[0] for name, style in plan.items() if style == "rowwise" for up in (1, 2)}
+    return {
+        f"{name}.{key}" if name else key: "divided"
+        for name, layer in module.named_modules()
+        for key, value in vars(layer).items()
+        if name in near and type(value) is int and key in _HEADS and value % tp == 0
+    }
+
+
+_HEADS = (
+    *("heads", "n_heads", "num_heads", "n_head", "nheads", "num_attention_heads"),
+    *("kv_heads", "n_kv_heads", "num_kv_heads", "num_key_value_heads"),
+)
+"""What numbers of heads are called."""
+
+
+def _merged(module: nn.Module, plan: Mapping[str, str]) -> dict[str, str]:
+    """Write `*` for the numbers in names, where all that has such a name has one style."""
+    names = [name for name, _ in module.named_modules()] + [name for name, _ in module.named_parameters()]
+    names += [f"{name}.{key}" for name, layer in module.named_modules() for key in vars(layer) if key in _HEADS]
+    like: dict[str, list[str]] = {}
+    for name in dict.fromkeys(names):
+        like.setdefault(_numbered(name), []).append(name)
+    result: dict[str, str] = {}
+    for name, style in plan.items():
+        alike = {plan.get(other) for other in like[_numbered(name)]} == {style}
+        result[_numbered(name) if alike else name] = style
+    return result
+
+
+def _numbered(name: str) -> str:
+    return re.sub(r"(?<=\.)\d+(?=\.)", "*", name, count=1)

@@ -1,0 +1,110 @@
+"""Tensor parallelism of modules as researchers write them: a plan is proposed, proved, and trains as one process."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from support.own_modules import MAMBA_PLAN, OWN, make_own, plan_of, refusal, train_split, train_whole
+from support.rank_pool import Pool
+from torch import nn
+
+import phalanx
+from phalanx.runtime.any_module.split_names import Cut
+from phalanx.spec.errors import InputError
+
+_LAYOUTS = {  # of the first two steps and the next two
+    "vit": ("tp=2", "tp=2,zero=3"),
+    "unet": ("tp=2,zero=1", "tp=4"),
+    "state_space": ("tp=2,zero=2", "zero=3"),
+    "mamba": ("tp=2", "tp=4"),
+    "two_towers": ("tp=2", "tp=2"),
+    "dit": ("zero=3,recompute=full", "tp=4,recompute=full"),
+}
+
+
+@pytest.mark.parametrize("kind", list(OWN))
+def test_a_split_module_trains_as_one_process_and_goes_on_over_another_layout(
+    pool: Pool, tmp_path: Path, kind: str
+) -> None:
+    """Packed matrices, attention of torch's own, convolutions of all kinds, states: in values and in checkpoints."""
+    world = 2 if kind in ("vit", "two_towers") else 4
+    lines = _LAYOUTS[kind]
+    tps = [int(line[3]) if line.startswith("tp") else 1 for line in lines]
+    found = [
+        pool.run(world, train_split, kind, line, tp, start, tmp_path)
+        for line, tp, start in zip(lines, tps, (0, 2), strict=True)
+    ]
+    truth = train_whole(kind, (world // tps[0], world // tps[1]))
+    for before, after in zip(*found, strict=True):
+        np.testing.assert_allclose(before["norms"] + after["norms"], truth["norms"], rtol=1e-9)
+        for name, value in truth["state"].items():
+            np.testing.assert_allclose(after["state"][name], value, rtol=1e-7, atol=1e-9, err_msg=name)
+
+
+def test_a_proposal_says_what_is_packed_divided_and_summed() -> None:
+    vit = plan_of("vit", 2)
+    assert vit["attention.qkv"] == "colwise:16,8,8"  # grouped heads
+    assert vit["mlp.gate_up"] == "colwise:2"
+    assert vit["attention.q_norm.weight"] == "replicated_with_grad_allreduce"
+    assert (vit["attention.heads"], vit["encoder.self_attn"]) == ("divided", "attention_heads")
+    assert plan_of("state_space", 2) == {
+        "blocks.*.inner": "colwise:2",
+        "blocks.*.conv": "per_channel",
+        "blocks.*.decay": "per_channel",
+        "blocks.*.out": "rowwise",
+    }
+    unet = plan_of("unet", 4)
+    assert unet["middle.conv1"] == unet["middle.time"] == "colwise"
+    assert unet["middle.norm2"] == unet["middle.depthwise"] == "per_channel"
+    assert not {"first", "down", "up", "join", "last"} & set(unet)  # what residuals and skips carry is whole
+    with pytest.raises(InputError, match=r"tp_plan = 'Mamba': has no layers that 2 ranks could split"):
+        phalanx.propose_tp_plan(make_own("mamba"), OWN["mamba"][1](0))
+    with pytest.raises(InputError, match="no layers that 3 ranks could split"):
+        phalanx.propose_tp_plan(nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 4)), torch.ones(2, 4), tp=3)
+
+
+_WITHOUT = [
+    ("mamba", "x_proj", "rowwise", r"tp_plan = '\S+': its gradient differs by"),
+    ("vit", "attention.qkv", "colwise", "attention compute another function than unsplit"),
+    ("vit", "attention.q_norm.weight", None, r"tp_plan = 'attention.q_norm.weight': its gradient differs by"),
+    ("vit", "attention.heads", None, r'makes a module that does not run.*divide what .*"attention.heads": "divided"'),
+    ("unet", "left.time", None, "makes a module that does not run"),
+    (
+        "unet",
+        "left.depthwise",
+        "colwise",
+        "splits nn.Linear and convolutions, left.depthwise is a grouped convolution",
+    ),
+    ("unet", "left.conv1", "per_channel", "splits grouped convolutions, norms of groups and batches, and parameters"),
+    ("vit", "mlp.gate_up", "colwise:5", "mlp.gate_up'?: has 96 outputs, and not 5 equal parts"),
+    ("vit", "mlp.gate_up", "colwise:40,40", r"has 96 outputs, and not 40 \+ 40"),
+    ("vit", "mlp.gate_up", "colwise:1,95", r"tp=2 does not divide the 1 outputs \(of 96\) of mlp.gate_up"),
+    ("vit", "mlp.gate_up", "colwise:x", "has counts that are none"),
+    ("vit", "mlp.down", "rowwise:2", "takes no counts"),
+    ("vit", "attention.hats", "divided", r"is the name of no number.*attention.heads"),
+    ("vit", "norms.0", "per_channel", "norms.0 is LayerNorm"),
+]
+
+
+@pytest.mark.parametrize(("kind", "name", "style", "said"), _WITHOUT)
+def test_a_plan_that_is_not_right_is_one_line_before_a_step(
+    pool: Pool, kind: str, name: str, style: str | None, said: str
+) -> None:
+    plan = dict(MAMBA_PLAN if kind == "mamba" else plan_of(kind, 2))
+    plan.pop(name, None)
+    plan |= {name: style} if style else {}
+    for line in pool.run(2, refusal, kind, plan):
+        assert re.search(said, line), line
+        assert "\n" not in line
+
+
+@pytest.mark.parametrize("counts", [(), (4, 8), (6, 4, 2)])
+def test_a_cut_is_joined_as_it_was(counts: tuple[int, ...]) -> None:
+    whole, cut = torch.arange(36.0).view(12, 3), Cut(0, counts)
+    parts = [cut.part(whole, 2, index) for index in range(2)]
+    assert [part.shape for part in parts] == [(6, 3)] * 2
+    assert torch.equal(cut.joined(parts), whole)
