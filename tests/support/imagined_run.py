@@ -39,7 +39,7 @@ class Step:
     axes: dict[str, PlannedAxis]
     blocks: int
     """Blocks times micro-batches of a rank."""
-    kernels: int = 4
+    kernels: int = 2
     """Kernels of a block's pass."""
 
 

@@ -21,10 +21,10 @@ def _query(strategy: str, gpus: int, model: str = "llama3-8b", batch: int = 8) -
 
 
 RUNS = {
-    "tp2 dp2": _query("tp=2,sp=1,zero=1", 4),
+    "tp2 dp2": _query("tp=2,sp=1,zero=1", 4, batch=4),
     "pp2 tp2": _query("pp=2,tp=2,sp=1,zero=0", 4),
     "ep4": _query("ep=4,zero=1", 4, "qwen3-30b-a3b", 4),
-    "dp16": _query("zero=2,tp=1", 16, batch=16),
+    "dp16": _query("zero=1,tp=1", 16, batch=16),
 }
 
 

@@ -22,8 +22,8 @@ def diagnose(
         list[str],
         typer.Argument(
             metavar="FILE...",
-            help="A run's folder, a step log, traces of torch.profiler (.json, .json.gz, or a folder of them), or "
-            "what you know: 4.3s, 230TFLOP/s.",
+            help="A run's folder, a step log, traces of torch.profiler (.json, .json.gz, a folder of them) or "
+            "nsys (.sqlite), NCCL's log or inspector's dump, a CUDA memory snapshot, or 4.3s, 230TFLOP/s.",
             show_default=False,
         ),
     ],

@@ -7,13 +7,21 @@ from typing import Any
 from phalanx.answers.diagnose.diagnosis import Diagnosis
 from phalanx.answers.diagnose.flop_rate import FlopRate
 from phalanx.planning.tables.table import Sheet, columns
-from phalanx.report.view import View
+from phalanx.report.style import size
+from phalanx.report.view import Part, View
 
 
 def view(a: Diagnosis) -> View:
     """Show the gaps between a run and its plan, the largest first."""
+    return View([*_step(a), *_links(a), *_memory(a), *a.cautions, *a.used], "diagnosis")
+
+
+def _step(a: Diagnosis) -> list[Part]:
+    """Show the parts of a step and the causes of its gaps."""
     step, planned = a.step_s, a.planned_s
     rows: list[tuple[Any, ...]]
+    if step is None:
+        return []
     if planned is None:
         first = (
             f"a step of {step:.4g} s; it has no plan to compare with: name --plan, or --model, --cluster and the rest"
@@ -28,29 +36,58 @@ def view(a: Diagnosis) -> View:
         rows = [(r.part, r.measured_s, (r.measured_s or 0.0) / step) for r in a.parts]
     note = "over: communication that nothing hides; stragglers: waiting for the last rank" if a.ranks else ""
     whose = "" if a.rank is None else f"of rank {a.rank}, of {a.ranks} with a trace; "
-    return View(
-        [
-            first,
-            *(_rate(a.rate) if a.rate is not None else []),
-            Sheet(
-                "where a step goes",
-                names,
-                rows,
-                f"{whose}{note}",
-                charted=False,
-            ),
-            *_findings(a),
-            *([a.further] if a.further else []),
-            *a.used,
-        ],
-        "diagnosis",
+    return [
+        first,
+        *(_rate(a.rate) if a.rate is not None else []),
+        Sheet(
+            "where a step goes",
+            names,
+            rows,
+            f"{whose}{note}",
+            charted=False,
+        ),
+        *_findings(a),
+        *([a.further] if a.further else []),
+    ]
+
+
+def _links(a: Diagnosis) -> list[Part]:
+    if not a.links:
+        return []
+    rows = []
+    for gap in a.links:
+        c, p = gap.collective, gap.planned_s
+        row = (c.op, c.ranks, c.nodes, c.bytes, c.calls, c.seconds, p, None if p is None else c.seconds / p - 1)
+        rows.append(row)
+    names = columns(
+        *("collective", ("ranks", "count"), ("nodes", "count"), ("payload", "bytes"), ("calls", "count")),
+        *(("measured", "s"), ("planned", "s"), ("off", "change")),
     )
+    return [Sheet("collectives as NCCL timed them", names, rows, "seconds: the median of a call", charted=False)]
+
+
+def _memory(a: Diagnosis) -> list[Part]:
+    if not a.memory:
+        return []
+    names = columns(
+        "snapshot",
+        ("allocated", "bytes"),
+        ("reserved", "bytes"),
+        ("most allocated", "bytes"),
+        ("most reserved", "bytes"),
+    )
+    rows = [
+        (u.file, u.allocated_bytes, u.reserved_bytes, u.peak_allocated_bytes, u.peak_reserved_bytes) for u in a.memory
+    ]
+    holders = "; ".join(f"{line}: {size(held)}" for u in a.memory[:1] for line, held in u.largest)
+    planned = "" if a.planned_bytes is None else f"planned: {size(a.planned_bytes)} reserved on the fullest rank; "
+    return [Sheet("memory", names, rows, f"{planned}held by {holders}", charted=False)]
 
 
 def _findings(a: Diagnosis) -> list[str]:
     lines = []
     for number, f in enumerate(a.findings, 1):
-        lines.append(f"{number}. {f.cause}: {f.seconds:.3g} s ({f.seconds / a.step_s:.0%}). {f.why}")
+        lines.append(f"{number}. {f.cause}: {f.seconds:.3g} s ({f.seconds / (a.step_s or 1.0):.0%}). {f.why}")
         lines.append(f"   {f.remedy}; without it a step takes {f.then_s:.3g} s")
     if not a.ranks and a.planned_s is not None:
         lines.append("a log does not say where the step goes: give a trace of torch.profiler too")

@@ -7,7 +7,7 @@ parts, and the largest are named with what gives them away and what to do about 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -21,11 +21,15 @@ from phalanx.answers.diagnose.run_files import RunFiles, read_files, tail
 from phalanx.answers.prediction import Prediction, prediction_of
 from phalanx.answers.query import Query
 from phalanx.answers.question import Question, read
+from phalanx.cost.collectives.nccl_model import collective_s
 from phalanx.frameworks.step_logs import StepTime, step_time
 from phalanx.planning.explain import explanation
+from phalanx.planning.explain.traffic import SENT
 from phalanx.spec.errors import InputError
 from phalanx.spec.strategy.mesh import mesh
 from phalanx.traces.breakdown import Breakdown, breakdown, compared
+from phalanx.traces.memory_snapshot import MemoryUse
+from phalanx.traces.nccl import MeasuredCollective
 from phalanx.traces.rank_trace import KINDS, RankTrace
 
 
@@ -58,11 +62,21 @@ class NamedGap:
 
 
 @dataclass(frozen=True)
+class LinkGap:
+    """One kind of collective as NCCL timed it."""
+
+    collective: MeasuredCollective
+    planned_s: float | None
+    """Seconds of a call on the plan's cluster."""
+
+
+@dataclass(frozen=True)
 class Diagnosis(Answer):
     """A measured step and its plan."""
 
     about: str
-    step_s: float
+    step_s: float | None
+    """None where no file says it."""
     planned_s: float | None
     parts: tuple[PartGap, ...]
     findings: tuple[NamedGap, ...]
@@ -75,6 +89,12 @@ class Diagnosis(Answer):
     """What each file gave."""
     further: str = ""
     """The change of the plan itself that helps most, with its price."""
+    links: tuple[LinkGap, ...] = ()
+    """Collectives as NCCL timed them."""
+    memory: tuple[MemoryUse, ...] = ()
+    planned_bytes: float | None = None
+    """Reserved on the fullest rank."""
+    cautions: tuple[str, ...] = ()
 
     def records(self) -> list[dict[str, Any]]:
         """Return a row for each part."""
@@ -93,11 +113,12 @@ def diagnosis_of(words: Sequence[str], query: Query) -> Diagnosis:
     question = _question(files, query)
     prediction = None if question is None else prediction_of(question)
     timed = _timed(files, question)
-    used = [f"{log}: {t.note}" for log, t in zip(files.logs, timed, strict=True)]
+    used = [*files.notes, *(f"{log}: {t.note}" for log, t in zip(files.logs, timed, strict=True))]
     stated = files.step_s or (timed[0].seconds if timed else None)
     if question is not None and stated is None and files.tflops is not None and not files.traces:
         stated = seconds_at(files.tflops, prediction)
-    if not files.traces and stated is None:
+    timeless = not files.traces and stated is None
+    if timeless and not (files.memory or files.collectives or files.nccl):
         raise InputError(
             "FILE", " ".join(words), "says no step's time", "give a log, a trace, or seconds such as 4.3s"
         )
@@ -106,25 +127,68 @@ def diagnosis_of(words: Sequence[str], query: Query) -> Diagnosis:
     steps = compared(files.traces, steps, name) if len(steps) > 1 else steps
     used += [_words(b) for b in steps]
     own = _usual(steps, question)
+    rest = Diagnosis(
+        about="no plan was named" if question is None else question.about,
+        step_s=None,
+        planned_s=None if prediction is None else prediction.step_time_s,
+        parts=(),
+        findings=(),
+        rate=None,
+        rank=None,
+        ranks=0,
+        used=tuple(used),
+        links=tuple(LinkGap(c, _call_s(c, question)) for c in files.collectives),
+        memory=files.memory,
+        planned_bytes=None if prediction is None else prediction.memory_bytes,
+        cautions=tuple(_cautions(files, prediction)),
+    )
     step_s = own.step_s if own is not None else stated
-    assert step_s is not None
+    if step_s is None:
+        return rest
     delay = timed[0].delay_s if timed else 0.0
     planned = {} if question is None or prediction is None else planned_parts(question, prediction)
     rows = _rows(planned, own, step_s, delay)
     named = _findings(question, prediction, files.traces, steps, own, rows, step_s, delay)
     rate = flop_rate(question, prediction, step_s, files.tflops or (timed[0].tflops if timed else None))
-    return Diagnosis(
-        about="no plan was named" if question is None else question.about,
+    return replace(
+        rest,
         step_s=step_s + delay,
-        planned_s=None if prediction is None else prediction.step_time_s,
         parts=tuple(rows),
         findings=tuple(NamedGap(c.name, c.seconds, c.why, c.remedy, step_s + delay - c.seconds) for c in named),
         rate=rate,
         rank=None if own is None else own.rank,
         ranks=len(steps),
-        used=tuple(used),
         further=_further(question),
     )
+
+
+def _call_s(c: MeasuredCollective, question: Question | None) -> float | None:
+    """Return the planned seconds of a collective over ranks that are as many on each of its nodes."""
+    if question is None or question.exact is not None or c.op not in SENT:
+        return None
+    node = question.pricing.cluster.ranks_per_node
+    stride = max(1, node * c.nodes // max(c.ranks, 1))
+    return float(collective_s(c.op, float(c.bytes), float(c.ranks), float(stride), question.pricing.system))
+
+
+def _cautions(files: RunFiles, prediction: Prediction | None) -> Iterator[str]:
+    """Yield what is wrong but has no seconds of a step."""
+    yield from files.nccl.cautions if files.nccl is not None else ()
+    for use in files.memory:
+        idle = use.reserved_bytes - use.allocated_bytes
+        if use.failures:
+            yield f"{use.file}: {use.failures} allocations failed"
+        if idle > _FRAGMENTED * use.reserved_bytes:
+            remedy = "try PYTORCH_ALLOC_CONF=expandable_segments:True"
+            yield f"{use.file}: no tensor holds {idle / use.reserved_bytes:.0%} of the reserved memory; {remedy}"
+        if prediction is not None and use.peak_reserved_bytes > _MORE_BYTES * prediction.memory_bytes:
+            more, held = use.peak_reserved_bytes / prediction.memory_bytes - 1, use.largest[:1]
+            most = f"; {held[0][0]} holds most" if held else ""
+            yield f"{use.file}: {more:.0%} more memory than planned{most}"
+
+
+_FRAGMENTED, _MORE_BYTES = 0.25, 1.1
+"""Share of reserved memory that no tensor holds, and times the planned bytes, from which they are worth a word."""
 
 
 def _question(files: RunFiles, query: Query) -> Question | None:

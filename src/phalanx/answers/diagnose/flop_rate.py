@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import cache
 
 import numpy as np
 
@@ -50,16 +51,17 @@ _AGREES = 0.03
 """Share by which two counts of FLOPs may differ and agree."""
 
 
-def published_rates(question: Question) -> PublishedRates | None:
-    """Return the MFU of published runs like a question's; None where there are too few."""
-    chip, model = chip_name(question.pricing.cluster.device.name), question.pricing.model
+@cache
+def published_rates(chip: str, params: int, experts: bool, products: str) -> PublishedRates | None:
+    """Return the MFU of published runs on a chip of similar models, with products in a number format; None where they
+    are too few."""
     rates = []
     for row in records.load(records.RUNS):
         size = row.number("params_b")
-        if not size or not 1 / _ALIKE < size * 1e9 / model.parameter_count < _ALIKE or row.moe != bool(model.experts):
+        if not size or not 1 / _ALIKE < size * 1e9 / params < _ALIKE or row.moe != experts:
             continue
         try:
-            if systems.chip_name(row) != chip or number_format(row) != question.pricing.number_format:
+            if systems.chip_name(row) != chip or number_format(row) != products:
                 continue
             case = from_row.case(row)
         except (models.Unspecified, InputError):
@@ -88,13 +90,16 @@ def flop_rate(
     if question is None or prediction is None or prediction.estimate is None:
         return None
     flops, gpus = prediction.model_flops or 0.0, float(prediction.estimate.layout.world)
-    planned_mfu = prediction.mfu or 0.0
+    planned_mfu, p = prediction.mfu or 0.0, question.pricing
+    chip = chip_name(p.cluster.device.name)
     rate = FlopRate(
         tflops=flops / step_s / gpus / 1e12,
         planned_tflops=flops / prediction.step_time_s / gpus / 1e12,
         mfu=planned_mfu * prediction.step_time_s / step_s,
         planned_mfu=planned_mfu,
-        published=published_rates(question),
+        published=published_rates(
+            chip_name(p.cluster.device.name), p.model.parameter_count, bool(p.model.experts), p.number_format
+        ),
     )
     if stated is None:
         return rate

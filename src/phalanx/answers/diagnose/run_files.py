@@ -9,7 +9,9 @@ from pathlib import Path
 
 from phalanx.spec.documents import LARGEST, read_text
 from phalanx.spec.errors import InputError
-from phalanx.traces import kineto
+from phalanx.traces import kineto, memory_snapshot, nccl, nsys
+from phalanx.traces.memory_snapshot import MemoryUse
+from phalanx.traces.nccl import MeasuredCollective, NcclLog
 from phalanx.traces.rank_trace import RankTrace
 
 
@@ -22,6 +24,10 @@ class RunFiles:
     step_s: float | None = None
     tflops: float | None = None
     plan: Path | None = None
+    memory: tuple[MemoryUse, ...] = ()
+    collectives: tuple[MeasuredCollective, ...] = ()
+    nccl: NcclLog | None = None
+    notes: tuple[str, ...] = ()
 
 
 _STATED = re.compile(r"^([\d.]+) ?(s|TFLOP/s|TFLOPS|TFLOPs)$", re.IGNORECASE)
@@ -31,7 +37,10 @@ def read_files(words: Sequence[str]) -> RunFiles:
     """Return what the files hold, each by its content."""
     traces: list[RankTrace] = []
     logs: list[Path] = []
-    step_s = tflops = plan = None
+    memory: list[MemoryUse] = []
+    collectives: list[MeasuredCollective] = []
+    notes: list[str] = []
+    step_s = tflops = plan = log = None
     for word in words:
         if stated := _STATED.match(word):
             if stated[2].lower() == "s":
@@ -43,11 +52,37 @@ def read_files(words: Sequence[str]) -> RunFiles:
         if path.is_dir():
             plan = plan or (path if (path / "plan.json").is_file() else None)
         for file in _within(path):
-            if _is_json(file):
+            head = _head(file)
+            if head.startswith(nsys.HEAD):
+                traces += nsys.read(file)
+            elif head[:1] == b"\x80" or b'"segments"' in head:
+                memory += memory_snapshot.read(file)
+            elif nccl.is_dump(text := head.decode("utf-8", "replace")):
+                with file.open(encoding="utf-8", errors="replace") as lines:
+                    calls, odd = nccl.read_dump(lines)
+                collectives += calls
+                notes.append(
+                    f"{file}: {sum(c.calls for c in calls):,} collectives" + f"; {odd} lines are not JSON" * bool(odd)
+                )
+            elif head.startswith(_GZIP) or (_JSON.match(head) and file.suffix != ".jsonl"):
                 traces += kineto.read(file)
+            elif nccl.is_log(text):
+                log = nccl.read_log(tail(file))
+                ways = ", ".join(f"{count} {name}" for name, count in log.links.items())
+                notes.append(f"{file}: NCCL's connections: {ways or 'none'}")
             else:
                 logs.append(file)
-    return RunFiles(tuple(_numbered(traces)), tuple(logs), step_s, tflops, plan)
+    return RunFiles(
+        tuple(_numbered(traces)),
+        tuple(logs),
+        step_s,
+        tflops,
+        plan,
+        tuple(memory),
+        tuple(collectives),
+        log,
+        tuple(notes),
+    )
 
 
 def _within(path: Path) -> list[Path]:
@@ -62,16 +97,17 @@ def _within(path: Path) -> list[Path]:
     return files
 
 
-def _is_json(path: Path) -> bool:
+def _head(path: Path) -> bytes:
+    if path.exists() and not path.is_file():  # opening a pipe would block
+        raise InputError("FILE", str(path), "is not a regular file")
     try:
         with path.open("rb") as file:
-            head = file.read(4096)
+            return file.read(4096)
     except OSError as error:
         raise InputError("FILE", str(path), f"cannot be read ({error.strerror})") from None
-    packed = head.startswith(b"\x1f\x8b")
-    return packed or (bool(_JSON.match(head)) and path.suffix != ".jsonl")
 
 
+_GZIP = b"\x1f\x8b"
 _JSON = re.compile(rb'\s*(\{\s*"|\[\s*[{\]])')
 
 
