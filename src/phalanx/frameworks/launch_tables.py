@@ -11,11 +11,12 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from phalanx.frameworks.accelerate import launch as accelerate
 from phalanx.frameworks.companions import MISSING, Companions
 from phalanx.frameworks.configuration import Config, Partial
+from phalanx.frameworks.deepspeed.shipped import shipped
 from phalanx.frameworks.dialects import dialect_of
 from phalanx.frameworks.framework import Framework
 from phalanx.frameworks.keys import key_table
@@ -50,6 +51,9 @@ class FileReading:
         one that cannot be read."""
         path, function = named(Path(name))
         text = self.files.text(str(path), directory)
+        if text is None and (known := shipped(name)) is not None:
+            self.asks.append(f"{name} is not here: it shards and offloads as that of {known[1]}")
+            return known[0]
         if text is None:
             said = f"{name}, {what}, {self.files.why(str(path))}"
             self.missing += [said] if said not in self.missing else []
@@ -227,13 +231,14 @@ def _plain(value: Any) -> Any:
 def with_named(config: dict[str, Any], framework: Framework, directory: str, reading: FileReading) -> dict[str, Any]:
     """Return tables with those of the files that they name."""
     for path, place in framework.named.items():
-        value: Any = config
-        for part in path.split("."):
+        own, value = path.removeprefix("args."), cast(Any, config)
+        alone = "args" not in config and own != path  # arguments without a launcher
+        for part in (own if alone else path).split("."):
             value = value.get(part, value.get(part.replace("_", "-"))) if isinstance(value, Mapping) else None
         if not isinstance(value, str) or not value.endswith(DATA) or place in config:
             continue
         if (tables := reading.tables_of(value, directory, f"its {path.rpartition('.')[2]}")) is not None:
-            config = type(config)({**config, place: tables})
+            config = type(config)({**({"args": config} if alone else config), place: tables})
     return config
 
 

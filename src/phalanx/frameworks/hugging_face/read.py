@@ -33,8 +33,24 @@ _OF_LLAMA_FACTORY = ("finetuning_type", "cutoff_len", "dataset_dir")
 src/llamafactory/model/model_utils/checkpointing.py)."""
 _BUILT_IN = re.compile(r"zero_?([0-3])(_offload)?")
 """DeepSpeed configurations that a program names without a file (ms-swift: swift/arguments/sft_args.py:260)."""
-_LENGTHS = ("max_seq_length", "model_max_length", "max_seq_len", "max_length", "cutoff_len", "sequence_len")
+_LENGTHS = (
+    *("max_seq_length", "model_max_length", "max_seq_len", "max_length", "cutoff_len", "sequence_len"),
+    "block_size",  # run_clm.py of transformers
+)
 """Keys of the sequence length, by program."""
+_SIDES = (("source_max_len", "target_max_len"), ("max_source_length", "max_target_length"))
+"""Keys of its two parts, of qlora.py and of LLaMA-Factory to 0.1."""
+
+
+def _length(keys: Keys, at: str) -> int | None:
+    """Return the tokens of a sequence, where one key or its two sides say them."""
+    if (whole := keys.first(tuple(f"{at}{name}" for name in _LENGTHS), "job.seq")) is not None:
+        return count(whole)
+    for sides in _SIDES:
+        parts = [count(keys.take(f"{at}{name}", "job.seq")) for name in sides]
+        if parts[0] and parts[1]:
+            return parts[0] + parts[1]
+    return None
 
 
 def read(config: Config, world: int | None = None) -> Configuration:
@@ -134,7 +150,7 @@ def read(config: Config, world: int | None = None) -> Configuration:
         micro_batch=micro,
         accumulation=steps,
         global_batch=product(micro, steps, replicas),
-        seq=count(keys.first(tuple(f"{at}{name}" for name in _LENGTHS), "job.seq")),
+        seq=_length(keys, at),
         precision=type_,
         recompute="full" if again else None,
         offload=offload,

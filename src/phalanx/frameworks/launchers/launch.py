@@ -41,7 +41,10 @@ def launch(
         if row is not None:
             rest = rest[1 + (1 if row.subcommands and subcommand.strip() else 0) :]
             if row.itself:
-                ranks.add(row, {n: v for n, v in _options(row, rest)[0].items() if n in row.counts})
+                if row.behind and "--" in rest:
+                    started, rest = _handed_on(ranks, row, rest, started)
+                else:
+                    ranks.add(row, {n: v for n, v in _options(row, rest)[0].items() if n in row.counts})
                 one = replace(started, launchers=(*started.launchers, row.title), program=row.names[0])
                 return ranks.result(replace(one, words=tuple(rest)))
             options, rest, module = _options(row, rest)
@@ -155,6 +158,22 @@ def _component(ranks: RankCounts, row: Launcher, words: list[str]) -> list[str]:
     rest = rest[1:] if rest[:1] == ["--"] else rest
     program = options.get("script") or options.get("m")
     return ["python", *(("-m",) if "m" in options else ()), str(program), *rest] if program else rest
+
+
+def _handed_on(
+    ranks: RankCounts, row: Launcher, words: list[str], started: ProgramLaunch
+) -> tuple[ProgramLaunch, list[str]]:
+    """Take the options of another launcher, which a program names and hands them to: those behind `--`."""
+    at = words.index("--")
+    own, theirs = words[:at], words[at + 1 :]
+    place = next((i for i, word in enumerate(own) if word.lstrip("-").partition("=")[0] == row.behind), None)
+    named = "" if place is None else own[place].partition("=")[2] or "".join(own[place + 1 : place + 2])
+    inner = launchers().get(named or "accelerate", row)
+    options, _, _ = _options(inner, theirs)
+    ranks.add(inner, options)
+    if place is not None:
+        own = own[:place] + own[place + (1 if "=" in own[place] else 2) :]
+    return _noted(started, inner, options), own
 
 
 def _noted(started: ProgramLaunch, row: Launcher, options: Mapping[str, str | bool]) -> ProgramLaunch:

@@ -31,6 +31,7 @@ class Launcher:
     python: bool = False
     itself: bool = False
     """Whether it is the program too: its options are the program's."""
+    behind: str = ""
     allocation: bool = False
     """Whether it starts what its batch job was given."""
     keeps_options: bool = False

@@ -10,6 +10,8 @@ from phalanx.frameworks.launchers.launcher import Given, Launcher, OpenFile, Pro
 from phalanx.frameworks.shell.scope import is_open, plain
 
 _MOST = 10**7
+_COUNTS = ("nodes", "per_node", "world", "grid", "include", "hosts", "hostfile", "map_by", "sets", "slice")
+"""What options say that ranks follow from."""
 
 
 class RankCounts:
@@ -30,7 +32,7 @@ class RankCounts:
         for name, value in options.items():
             if what := row.counts.get(name):
                 stated[what] = plain(str(value)) if not is_open(str(value)) else ""
-                if what in ("nodes", "per_node", "world", "grid", "include", "hosts", "hostfile", "map_by"):
+                if what in _COUNTS:
                     self.counted[name] = {"per_node": "ranks of a node"}.get(what, what)
         for what, variable in row.environment.items():
             if what not in stated and variable in self.environment:
@@ -46,7 +48,10 @@ class RankCounts:
             self.nodes = hosts[0] or self.nodes or self.given.nodes
             ppr = re.match(r"ppr:(\d+):node", stated.get("map_by", ""))
             self.per_node = _count(stated.get("per_node")) or (int(ppr[1]) if ppr else None)
-            sets = _product(_count(stated.get("sets")), _count(stated.get("per_set", "1")))
+            slice_ = _chips(stated["slice"]) if "slice" in stated else _count(stated.get("per_set", "1"))
+            sets = _product(_count(stated.get("sets", "1" if "slice" in stated else None)), slice_)
+            if "nodes" in stated and "slice" in stated:  # hosts of GPUs
+                sets = _product(_count(stated["nodes"]), slice_)
             self.world = _count(stated.get("world")) or sets or _product(self.nodes, self.per_node) or hosts[1]
         elif grid := re.fullmatch(r"(?:(?:\d+:)?(\d+)x)?(\d+)", stated.get("grid", "")):
             self.nodes, self.per_node = int(grid[1] or 1), int(grid[2])
@@ -130,6 +135,15 @@ def _gpus(text: str | None) -> int | None:
     """Return the number of GPUs in Slurm's words: 8, h100:8, gpu:h100:8."""
     match = re.search(r"(?:^|:|,)(\d{1,6})(?:\(|$|,)", text or "")
     return int(match[1]) if match and ("gpu" in (text or "") or ":" not in (text or "") or text) else None
+
+
+def _chips(name: str) -> int | None:
+    """Return the chips of a slice by Google's name: `v5p-128` counts two cores a chip, `v5litepod-256` and `v6e-256`
+    chips, `h100-mega-80gb-8` the GPUs of a host. Source: cloud.google.com/tpu/docs, the pages of each version."""
+    match = re.fullmatch(r"([a-z]\w*(?:-\w+)*)-(\d{1,6})", name)
+    if match is None or match[1].startswith("tpu7"):
+        return None
+    return int(match[2]) // 2 if match[1] in ("v2", "v3", "v4", "v5p") else int(match[2])
 
 
 def _count(text: str | None) -> int | None:

@@ -42,6 +42,13 @@ def _text_in(words: list[str]) -> int | None:
     return None
 
 
+def _options_of(words: list[str], at: int) -> list[str]:
+    """Return a launcher with its options, without its subcommands and the text at a place that it starts."""
+    rest = [word for word in (*words[1:at], *words[at + 1 :]) if word != "--command"]
+    first = next((i for i, word in enumerate(rest) if word.startswith("-")), len(rest))
+    return [words[0], *rest[first:]]
+
+
 def start(m: Follower, words: list[str], names: set[str], node: SimpleCommand, scope: Scope) -> bool | None:
     """Follow the script that a command runs, or note the program that it starts."""
     for place, word in enumerate(words):
@@ -61,7 +68,8 @@ def start(m: Follower, words: list[str], names: set[str], node: SimpleCommand, s
     if (at := _text_in(words)) is not None:
         sent = words[0].rpartition("/")[2] in _SENDERS
         text = " ".join(words[at:]) if sent else words[at].removeprefix("--command=")
-        return _in_its_own_shell(m, text, words[:at] if sent else (), [], names, scope, words[0])
+        before = words[:at] if sent else _options_of(words, at) if words[0] == "xpk" else ()
+        return _in_its_own_shell(m, text, before, [], names, scope, words[0])
     if words[0].rpartition("/")[2] in _QUIET and not m.prefix and words[1:2] != ["run"]:
         return True
     if words[0].startswith("-") and m.invocations and not m.prefix:
