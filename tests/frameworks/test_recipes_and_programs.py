@@ -114,6 +114,19 @@ def _read(folder: Path, name: str, text: str) -> Configuration:
             {"world": 16, "tp": 4, "dp": 4, "zero": 1, "sp": True, "accumulation": 20},
         ),
         (
+            "xpk.sh",
+            "xpk workload create --workload w --tpu-type=v5p-512 --num-slices=4 --command 'python3 -m MaxText.train "
+            "MaxText/configs/base.yml model_name=llama2-70b ici_fsdp_parallelism=256 dcn_data_parallelism=-1'",
+            {"world": 1024, "shard": 256, "dp": 1024},
+        ),
+        (
+            "factory.yaml",
+            "model_name_or_path: Qwen/Qwen2.5-7B\nfinetuning_type: full\nper_device_train_batch_size: 1\n"
+            "deepspeed: examples/deepspeed/ds_z3_offload_config.json\n"
+            "max_source_length: 512\nmax_target_length: 128\n",
+            {"zero": 3, "offload": {"optimizer": "cpu", "param": "cpu"}, "seq": 640, "recompute": "full"},
+        ),
+        (
             "swift.sh",
             "NPROC_PER_NODE=4 swift sft --model Qwen/Qwen2.5-7B-Instruct --train_type full --max_length 4096 "
             "--gradient_accumulation_steps $(expr 32 / 4) --deepspeed zero3",
@@ -171,6 +184,17 @@ def test_an_unknown_recipe_is_asked_for_and_never_priced(tmp_path: Path) -> None
     assert "llama3_8b, its recipe, is not known here" in c.missing[0]
     (tmp_path / "ft.sh").write_text("nemo llm finetune --factory llama3_8b peft=lora trainer.devices=8\n")
     assert "llama3_8b" in error_of(tmp_path, "predict", "ft.sh", "--cluster", "dgx-h100", "--model", "llama3-8b")
+
+
+def test_axolotl_hands_options_to_the_launcher_that_it_names(tmp_path: Path) -> None:
+    (tmp_path / "c.yml").write_text("base_model: Qwen/Qwen2.5-7B\nmicro_batch_size: 2\nsequence_len: 4096\n")
+    for line, world in (
+        ("axolotl train c.yml --launcher torchrun -- --nproc_per_node=4 --nnodes=2", 8),
+        ("axolotl train c.yml --launcher accelerate -- --num_processes=16", 16),
+        ("axolotl train c.yml", None),
+    ):
+        c = _read(tmp_path, "run.sh", line)
+        assert (c.kind, c.layout.world, c.layout.micro_batch, c.unknown) == ("accelerate", world, 2, {}), line
 
 
 def test_what_only_a_run_knows_is_said(tmp_path: Path) -> None:
