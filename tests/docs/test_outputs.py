@@ -75,6 +75,7 @@ _SLOW = (
 """Commands that take seconds: for `make long`, which runs whole pages."""
 PAGES = [
     ROOT / "README.md",
+    ROOT / "SKILL.md",
     *(
         page for page in sorted((ROOT / "docs").glob("*.md")) if page.name != "tutorial.md"
     ),  # test_tutorial.py runs it

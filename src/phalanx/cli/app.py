@@ -123,6 +123,7 @@ COMMANDS = (
     Entry("report", _RUN, "phalanx.cli.report:report", "Write a run's report, or show the load of its experts."),
     Entry("weights", _RUN, "phalanx.cli.weights:weights", "Import Hugging Face weights, or export a checkpoint."),
     Entry("ui", _RUN, "phalanx.cli.ui:ui", "Serve a page on this machine: plans that change, and runs."),
+    Entry("mcp", _RUN, "phalanx.cli.mcp:mcp", "Serve the questions as tools for agents (MCP)."),
     Entry("measure", _MEASURE, "phalanx.cli.measure:measure", "Measure kernels, links and collectives here."),
     Entry("calibrate", _MEASURE, "phalanx.cli.calibrate:calibrate", "Bend predictions with steps that you measured."),
     Entry("diagnose", _MEASURE, "phalanx.cli.diagnose:diagnose", "Compare a run's logs and traces with its plan."),

@@ -1,0 +1,237 @@
+"""Commands as tools for agents: a JSON schema of a command's options, and a call of it in a process of its own.
+
+A tool is a command that computes and prints JSON. Its schema is made from the command's own options, so that neither
+can say what the other does not. A call runs in a process that is forked from a warm one, opens no file outside of a
+folder, writes none, and ends when it is cancelled or takes too long.
+"""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import resource
+import sys
+import sysconfig
+import tempfile
+from collections.abc import Mapping, Sequence
+from contextlib import redirect_stderr, redirect_stdout
+from dataclasses import dataclass
+from functools import cache
+from io import StringIO
+from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Any, Literal, TextIO, get_args, get_origin
+
+from phalanx.spec.errors import InputError, nearest
+
+
+@dataclass(frozen=True)
+class Tool:
+    """A command that agents may call."""
+
+    name: str
+    words: tuple[str, ...]
+    """The command, with its form."""
+    about: str
+    """When to ask it."""
+
+
+TOOLS = {
+    tool.name: tool
+    for tool in (
+        Tool(
+            "plan",
+            ("plan", "model"),
+            "Find the fastest strategy (parallelism) for a model on a cluster, with reasons.",
+        ),
+        Tool(
+            "predict", ("predict",), "Step time, memory, MFU and terms of a given strategy, or of a training script."
+        ),
+        Tool("explain", ("explain",), "Where time and memory of a strategy or script go, and what to change first."),
+        Tool("lint", ("lint",), "Mistakes in a strategy or training script, with what each costs."),
+        Tool("improve", ("plan", "improve"), "Which settings to change in a training script, each with its gain."),
+        Tool("read", ("read",), "What a training script or configuration of any framework says: layout, model, job."),
+        Tool("compare", ("compare",), "Two or more plans, scripts or strategies side by side."),
+        Tool("memory", ("tables", "memory", "strategy"), "Memory of the fullest rank by what occupies it."),
+        Tool("communication", ("tables", "comm", "strategy"), "Bytes and seconds of every collective by mesh axis."),
+        Tool("models", ("presets", "models"), "The models that can be named, or one model's layers and parameters."),
+        Tool("clusters", ("presets", "clusters"), "The clusters that can be named, or one with its sources."),
+    )
+}
+_HIDDEN = ("json", "save", "out", "more", "help", "assertions", "strict")
+"""Options that shape what people see, or write files."""
+_TYPES = {int: "integer", float: "number", bool: "boolean"}
+_PRELOADED = ["phalanx.answers.prediction", "phalanx.answers.explanation", "phalanx.answers.model_plan"]
+MEMORY_BYTES = 8 * 2**30
+"""Address space of a call."""
+
+
+@cache
+def _command(tool: Tool) -> Any:
+    from typer.main import get_command
+
+    from phalanx.cli.app import app
+
+    entry: Any = get_command(app)
+    for word in tool.words:
+        entry = entry.commands[word]
+    return entry
+
+
+def _options(tool: Tool) -> dict[str, Any]:
+    return {p.name: p for p in _command(tool).params if p.name not in _HIDDEN}
+
+
+def schema(tool: Tool) -> dict[str, Any]:
+    """Return the JSON schema of a tool's arguments."""
+    options = _options(tool)
+    required = [name for name, option in options.items() if option.required]
+    properties = {name: _property(option) for name, option in options.items()}
+    return {"type": "object", "properties": properties, "required": required, "additionalProperties": False}
+
+
+def _property(option: Any) -> dict[str, Any]:
+    annotation = option.type_descriptor.annotation
+    several = get_origin(annotation) in (list, tuple)
+    single = get_args(annotation)[0] if several else annotation
+    kind: dict[str, Any] = {"type": _TYPES.get(single, "string")}
+    if get_origin(single) is Literal:
+        kind["enum"] = list(get_args(single))
+    described = {"description": " ".join(option.help.split())} if getattr(option, "help", None) else {}
+    return ({"type": "array", "items": kind} if several else kind) | described
+
+
+def words_of(tool: Tool, arguments: Mapping[str, Any]) -> list[str]:
+    """Return the command line of a call. Raises InputError for an argument that the tool does not have."""
+    options, words = _options(tool), list(tool.words)
+    places: list[str] = []
+    for name, value in arguments.items():
+        if name not in options:
+            raise InputError(name, value, f"is no argument of {tool.name}", nearest(name, options))
+        option = options[name]
+        values = value if isinstance(value, list) else [value]
+        if not all(isinstance(each, str | int | float) for each in values):
+            raise InputError(name, value, "is no text or number", f"see the schema of {tool.name}")
+        if option.param_type_name == "argument":
+            places += map(str, values)
+        elif getattr(option, "is_flag", False):
+            words += [option.opts[0]] if value is True else []
+        else:
+            words += [f"{option.opts[0]}={each}" for each in values]
+    return [*words, "--json", *(["--", *places] if places else [])]
+
+
+@dataclass(frozen=True)
+class Reply:
+    """What a call gave: plain data, or the line that says why there is none. `notes`: what it said on the way."""
+
+    data: Any
+    error: str
+    notes: tuple[str, ...]
+
+
+class Call:
+    """A call under way, in a process of its own."""
+
+    def __init__(self, words: Sequence[str], folder: Path) -> None:
+        context = multiprocessing.get_context("forkserver")
+        self._scratch = tempfile.TemporaryDirectory(prefix="phalanx-call-")
+        self.pipe, theirs = context.Pipe(duplex=False)
+        arguments = (list(words), str(folder), self._scratch.name, theirs)
+        self._process: BaseProcess = context.Process(target=_answer, args=arguments, daemon=True)
+        self._process.start()
+        theirs.close()
+
+    def stop(self) -> None:
+        """End the process, whether it has answered or not."""
+        self._process.kill()
+        self._process.join()
+        self._scratch.cleanup()
+
+
+def warm() -> None:
+    """Start the process that calls are forked from, with what they import."""
+    multiprocessing.get_context("forkserver").set_forkserver_preload(_PRELOADED)
+    process = multiprocessing.get_context("forkserver").Process(target=int)
+    process.start()
+    process.join()
+
+
+class _Lines(StringIO):
+    """Sends each line that is announced to the parent."""
+
+    def __init__(self, to: Connection) -> None:
+        super().__init__()
+        self._to = to
+
+    def write(self, text: str) -> int:
+        for line in filter(None, map(str.strip, text.splitlines())):
+            self._to.send(("note", line))
+        return len(text)
+
+
+def _answer(words: list[str], folder: str, scratch: str, to: Connection) -> None:
+    """Run a command line in a folder and send what it prints; the body of a call's process."""
+    from phalanx.cli.app import app
+
+    os.setsid()
+    os.chdir(folder)
+    if words[0] == "plan":  # whoever asks gets the answer, not the file
+        words.insert(2, f"--out={scratch}/plan.json")
+    sys.stdin = open(os.devnull)  # noqa: SIM115
+    resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
+    _fence(Path(folder), Path(scratch))
+    out: TextIO = StringIO()
+    code: Any = 0
+    with redirect_stdout(out), redirect_stderr(_Lines(to)):
+        try:
+            app(words)
+        except SystemExit as end:
+            code = end.code
+        except MemoryError:
+            to.send(("note", "error: the question takes more memory than a call may have; ask a smaller one"))
+            code = 2
+    to.send(("answer", (code, out.getvalue())))  # type: ignore[attr-defined]
+
+
+def _fence(folder: Path, scratch: Path) -> None:
+    """From now on this process opens no file but in a folder and the installation, and writes none but in
+    `scratch`."""
+    allowed = [
+        scratch,
+        folder.resolve(),
+        Path(sys.prefix),
+        Path(sys.base_prefix),
+        Path(__file__).resolve().parents[1],
+    ]
+    allowed += [Path(path) for path in {sysconfig.get_path("stdlib"), sysconfig.get_path("purelib"), "/proc/self"}]
+    roots = tuple(f"{os.path.realpath(path)}{os.sep}" for path in allowed)
+    writing = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
+    own = f"{os.path.realpath(scratch)}{os.sep}"
+
+    def watch(event: str, arguments: tuple[Any, ...]) -> None:
+        if event != "open" or not isinstance(arguments[0], str | bytes | os.PathLike):
+            return
+        name, _, flags = arguments
+        path = os.path.realpath(os.fsdecode(name))
+        if path == os.devnull:
+            return
+        if flags & writing and not path.startswith(own):
+            raise PermissionError(13, "a tool writes no file", os.fsdecode(name))
+        if not path.startswith(roots):
+            raise PermissionError(13, "is outside of the folder that tools may read", os.fsdecode(name))
+
+    sys.addaudithook(watch)
+
+
+def reply(code: Any, printed: str, notes: Sequence[str]) -> Reply:
+    """Return what a finished call means. Exit code 1 with an answer is one: a lint that found something."""
+    errors = [line for line in notes if line.startswith("error:")]
+    others = tuple(line for line in notes if not line.startswith("error:"))
+    try:
+        data = json.loads(printed)
+    except ValueError:
+        return Reply(None, errors[-1] if errors else f"error: there is no answer (exit code {code})", others)
+    return Reply(data, "", others)
