@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -11,6 +12,7 @@ from phalanx.measure import kernels
 from phalanx.measure.fit import nonnegative_fit
 from phalanx.measure.kernels import UnitTime, fit
 from phalanx.measure.worker import levels
+from phalanx.nn.init import create
 from phalanx.spec.cluster.spec import Rates
 from phalanx.spec.model.families import complete
 from phalanx.spec.model.spec import ModelSpec
@@ -64,3 +66,10 @@ def test_what_is_timed_tells_every_rate_from_the_others(sizes: kernels._Sizes) -
 
 def test_levels_of_concurrency() -> None:
     assert [levels(n) for n in (1, 2, 3, 6)] == [[1], [1, 2], [1, 2, 3], [1, 2, 4, 6]]
+
+
+def test_units_are_timed_as_the_decoder_runs_them() -> None:
+    spec = kernels._spec(hidden=16, heads=2, kv_heads=1, ffn=16, vocab=32)
+    bench = kernels._Bench(create(spec, torch.float32, torch.device("cpu")), 1, 8, torch.device("cpu"))
+    bench.run()
+    assert {unit for _, unit in bench.times} == {"embed", "blocks.0", "head"}

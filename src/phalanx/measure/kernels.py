@@ -20,7 +20,7 @@ import torch
 from phalanx.cost.compute import unit_work
 from phalanx.cost.compute.unit_work import RankPass, Work
 from phalanx.measure.fit import nonnegative_fit
-from phalanx.nn.decoder import Decoder
+from phalanx.nn.decoder import Decoder, TokenFacts
 from phalanx.nn.init import create
 from phalanx.nn.optimizers import AdamW
 from phalanx.runtime.autograd import narrow_product
@@ -161,7 +161,7 @@ class _Bench:
         self.x.grad = None
         m = self.model
         self._time("embed", lambda: m.embed(self.tokens[:, :-1]), self.g)
-        self._time("blocks.0", lambda: m.blocks["0"](self.x, self.angles), self.g)
+        self._time("blocks.0", lambda: m.blocks["0"](self.x, TokenFacts(self.angles)), self.g)
         self.x.grad = None
         self._time("head", lambda: m.head(self.x, self.tokens[:, 1:]), None)
 
