@@ -8,9 +8,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from support.fitted_cluster import laptop
 from typer.testing import CliRunner
 
 from phalanx.answers.calibration import calibration_of
+from phalanx.answers.plan import decide
 from phalanx.answers.query import Query
 from phalanx.answers.question import read
 from phalanx.cli.app import app
@@ -19,6 +21,9 @@ from phalanx.cost.analytic.step import step
 from phalanx.frameworks.step_logs import step_time
 from phalanx.spec.cluster.calibration import Calibration
 from phalanx.spec.errors import InputError
+from phalanx.spec.files import job_file
+from phalanx.spec.files import plan as plans
+from phalanx.spec.files.cluster_toml import to_toml
 from phalanx.validate.calibrate import PRIORS, Floats, calibrate
 
 _LAYOUTS = ("tp=8", "tp=4", "tp=2,zero=3", "zero=3", "tp=8,pp=2", "tp=4,pp=4", "tp=2,pp=2", "cp=2,tp=4")
@@ -128,7 +133,7 @@ def test_the_file_changes_every_price_and_is_said(tmp_path: Path) -> None:
         run.invoke(app, _asked("predict", "--strategy", "tp=8", "--calibration", str(out), "--json")).stdout
     )
     assert bent["step_time_s"] > 1.05 * plain["step_time_s"]
-    assert bent["question"]["calibrated"] == "calibrated with 2 measured steps of megatron-core"
+    assert bent["question"]["calibrated"].startswith("calibrated with 2 measured steps of megatron-core (off ")
     planned = run.invoke(app, _asked("plan", "model", "--calibration", str(out)))
     assert planned.exit_code == 0, planned.output
 
@@ -163,3 +168,44 @@ def test_a_row_without_seconds_is_one_line(tmp_path: Path) -> None:
     query = Query(model="llama3-8b", cluster="dgx-h100", gpus=16, batch=64, seq=8192)
     with pytest.raises(InputError, match="is no number of seconds, and no log"):
         calibration_of([str(path)], query)
+
+
+def test_a_run_of_ours_bends_the_measured_rates(tmp_path: Path) -> None:
+    """The next plan of a job predicts what the run measured, and says by how much it got better."""
+    folder = _trained(tmp_path, 1.3)
+    found = calibration_of([str(folder)], Query(), tmp_path / "own.toml")
+    (run,) = found.steps
+    assert (found.stack, run.error) == ("phalanx", pytest.approx(100 * (1 / 1.3 - 1)))
+    assert abs(run.calibrated_error) < abs(run.error) / 2
+    job = job_file.load(tmp_path / "job.toml", ())
+    decision = decide(job, calibration=tmp_path / "own.toml")
+    assert decision.plan.prediction["step_time_s"] == pytest.approx(run.calibrated_s)
+    assert decision.plan.choices["calibrated"].startswith("calibrated with 1 measured steps of phalanx (off 23.1 %")
+    plans.write(decision.plan, folder / "plan.json")
+    with pytest.raises(InputError, match="counted twice"):
+        calibration_of([str(folder)], Query())
+
+
+def test_factors_of_another_stack_are_refused_for_a_job(tmp_path: Path) -> None:
+    _trained(tmp_path, 1.3)
+    (tmp_path / "own.toml").write_text('[calibration]\nproducts = 1.1\nstack = "megatron-core"\nsteps = 3\n')
+    with pytest.raises(InputError, match="is of steps of megatron-core"):
+        decide(job_file.load(tmp_path / "job.toml", ()), calibration=tmp_path / "own.toml")
+
+
+def _trained(folder: Path, factor: float) -> Path:
+    """Write a job on a described cluster, and the folder of a run whose steps took `factor` times the plan's."""
+    (folder / "cluster.toml").write_text(to_toml(laptop(2), ""))
+    (folder / "job.toml").write_text(
+        '[model]\nfamily = "llama"\nvocab = 512\nhidden = 64\nlayers = 2\nheads = 4\nkv_heads = 4\nffn = 128\n'
+        f'max_seq = 64\n[cluster]\nfile = "{folder / "cluster.toml"}"\n[job]\nglobal_batch = 8\nseq = 64\n'
+        '[train]\ndata = "austen"\nsteps = 10\n[strategy]\ndp = 2\nzero = 1\n'
+    )
+    run = folder / "runs" / "own"
+    run.mkdir(parents=True)
+    decision = decide(job_file.load(folder / "job.toml", ()))
+    plans.write(decision.plan, run / "plan.json")
+    seconds = factor * decision.plan.prediction["step_time_s"]
+    lines = [json.dumps({"step": i, "loss": 1.0, "step_time_s": seconds}) for i in range(10)]
+    (run / "metrics.jsonl").write_text("\n".join(lines) + "\n")
+    return run

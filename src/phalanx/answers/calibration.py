@@ -7,8 +7,9 @@ that come out are kept in a file that every command takes with --calibration.
 from __future__ import annotations
 
 import csv
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +17,12 @@ import numpy as np
 
 from phalanx.answers.answer import Answer
 from phalanx.answers.query import Query
-from phalanx.answers.question import read
+from phalanx.answers.question import OWN_STACK, read
 from phalanx.cost.analytic.chips import calibrated
 from phalanx.cost.analytic.estimate import Estimate
 from phalanx.cost.analytic.step import step
+from phalanx.cost.hardware.bent import bent
+from phalanx.cost.step.predict import predict
 from phalanx.frameworks.step_logs import step_time
 from phalanx.spec.cluster.calibration import PARTS, Calibration
 from phalanx.spec.documents import read_text
@@ -78,40 +81,43 @@ class Calibrated(Answer):
 
 
 def calibration_of(steps: Sequence[str], query: Query, out: Path | None = None) -> Calibrated:
-    """Fit the factors to measured steps: each `FILE=SECONDS`, `FILE=LOG`, `LOG` that prints its own arguments,
-    `STRATEGY=SECONDS` (with the model and the rest in `query`), or a CSV with the columns `step` and `measured`.
+    """Fit the factors to measured steps: each `FILE=SECONDS`, `FILE=LOG`, `LOG` that prints its own arguments, a
+    run's folder, `STRATEGY=SECONDS` (with the model and the rest in `query`), or a CSV with the columns `step` and
+    `measured`.
 
     Raises InputError for a step that cannot be read or priced, and for steps of different stacks."""
     words = [pair for word in steps for pair in _expanded(word)]
     if not words:
         raise InputError("steps", None, "none are named", "name a log, FILE=LOG, FILE=SECONDS or a CSV")
     runs = [_measured(name, measured, query) for name, measured in words]
-    stacks = sorted({e.profile.name for _, e, _, _ in runs})
+    stacks = sorted({run.stack for run in runs})
     if len(stacks) > 1:
         reason = f"are of {len(stacks)} stacks ({', '.join(stacks)}), whose programs differ"
         raise InputError("steps", None, reason, "calibrate each by itself")
-    measured_s = [seconds for _, _, seconds, _ in runs]
-    estimates = [e for _, e, _, _ in runs]
-    fit = calibrate(lambda by: _price(estimates, by), measured_s, stacks[0])
-    predicted, bent = _price(estimates, Calibration()), _price(estimates, fit.calibration)
+
+    def price(by: Calibration) -> Floats:
+        return np.array([run.price(by) for run in runs])
+
+    fit = calibrate(price, [run.seconds for run in runs], stacks[0])
+    predicted, with_factors = price(Calibration()), price(fit.calibration)
     answer = Calibrated(
         steps=tuple(
             MeasuredStep(
-                name,
-                int(e.layout.world),
-                seconds,
+                run.name,
+                run.gpus,
+                run.seconds,
                 float(predicted[i]),
-                float(bent[i]),
+                float(with_factors[i]),
                 fit.left_out[i] if fit.left_out else None,
-                note,
+                run.note,
             )
-            for i, (name, e, seconds, note) in enumerate(runs)
+            for i, run in enumerate(runs)
         ),
         factors={part: getattr(fit.calibration, part) for part in PARTS},
         spreads=fit.spread,
         unconstrained=tuple(part for part in PARTS if fit.spread[part] > _HELD * PRIORS[part]),
         stack=stacks[0],
-        cluster=str(query.cluster),
+        cluster=runs[0].cluster,
     )
     if out is None:
         return answer
@@ -131,8 +137,23 @@ def _expanded(word: str) -> list[tuple[str, str]]:
     return [(name, measured) if equals and name else (word, word)]
 
 
-def _measured(name: str, measured: str, query: Query) -> tuple[str, Estimate, float, str]:
-    """Return a step's name, price, measured seconds and their origin."""
+@dataclass(frozen=True)
+class _Run:
+    """A measured step with its price under any factors."""
+
+    name: str
+    stack: str
+    cluster: str
+    gpus: int
+    seconds: float
+    note: str
+    price: Callable[[Calibration], float]
+
+
+def _measured(name: str, measured: str, query: Query) -> _Run:
+    """Return a measured step: of a configuration, or of a run's folder, whose metrics it is read from."""
+    if (Path(measured) / "plan.json").is_file():
+        measured = str(Path(measured) / "metrics.jsonl")
     try:
         seconds = float(measured.removesuffix("s"))
     except ValueError:
@@ -144,28 +165,37 @@ def _measured(name: str, measured: str, query: Query) -> tuple[str, Estimate, fl
         raise InputError("steps", name, "no such file", "name a configuration, or --model and the rest with tp=8,...")
     asked = replace(query, source=source) if source.exists() else replace(query, strategy=name)
     question = read(asked)
-    if question.exact is not None:
-        reason = "is a run of our own runtime, whose price is exact from the rates of `phalanx measure`"
-        raise InputError("steps", name, reason, "measure this machine in its place")
-    estimate = question.estimate
-    if seconds:
-        return name, estimate, seconds, ""
-    job = question.pricing.job
-    timed = step_time(read_text(Path(measured), "log"), measured, job.global_batch, job.seq, question.gpus)
-    return name, estimate, timed.seconds, timed.note
+    exact, note = question.exact, ""
+    if not seconds:
+        job = exact.job if exact is not None else question.pricing.job
+        timed = step_time(read_text(Path(measured), "log"), measured, job.global_batch, job.seq, question.gpus)
+        seconds, note = timed.seconds, timed.note
+    if exact is None:
+        e, cluster = question.estimate, str(query.cluster or question.pricing.cluster.name)
+        return _Run(name, e.profile.name, cluster, int(e.layout.world), seconds, note, partial(_estimated, e))
+    if question.plan is not None and "calibrated" in question.plan.choices:
+        reason = "was planned with a calibration, which would be counted twice"
+        raise InputError("steps", name, reason, "name runs that were planned without")
+
+    def priced(by: Calibration) -> float:
+        return float(predict(exact.model, bent(exact.cluster, by), exact.job, exact.chosen.strategy).step_time_s)
+
+    return _Run(name, OWN_STACK, exact.cluster.name, exact.strategy.world, seconds, note, priced)
 
 
-def _price(estimates: Sequence[Estimate], by: Calibration) -> Floats:
-    """Return the seconds of each configuration under a calibration: the formulas', with what its pipeline's blocks
-    add as predicted."""
-    plain = [float(step(e.shape, e.layout, e.system, e.profile).seconds) for e in estimates]
-    bent = [float(step(e.shape, e.layout, calibrated(e.system, by), e.profile).seconds) for e in estimates]
-    return np.array([float(e.seconds) * b / p for e, p, b in zip(estimates, plain, bent, strict=True)])
+def _estimated(e: Estimate, by: Calibration) -> float:
+    """Return the seconds of a configuration under a calibration: the formulas', with what its pipeline's blocks add
+    as predicted."""
+    plain = float(step(e.shape, e.layout, e.system, e.profile).seconds)
+    return float(e.seconds) * float(step(e.shape, e.layout, calibrated(e.system, by), e.profile).seconds) / plain
 
 
 def _toml(a: Calibrated, fit: Fit) -> str:
     lines = [f"# Seconds of {a.stack} on {a.cluster}, measured over predicted, from {len(a.steps)} steps:"]
     lines += [f"#   {s.name}: {s.measured_s:.4g} s, predicted {s.predicted_s:.4g}" for s in a.steps]
-    fields = asdict(fit.calibration)
+    others = [s.left_out_error for s in a.steps if s.left_out_error is not None]
+    remains = others or [s.calibrated_error for s in a.steps]
+    off, left = (float(np.median(np.abs(errors))) for errors in ([s.error for s in a.steps], remains))
+    fields = asdict(replace(fit.calibration, off=round(off, 3), remains=round(left, 3)))
     body = [f"{k} = {v!r}" if not isinstance(v, str) else f'{k} = "{v}"' for k, v in fields.items()]
     return "\n".join([*lines, "", "[calibration]", *body]) + "\n"

@@ -10,13 +10,16 @@ from typing import TYPE_CHECKING, Any
 from phalanx.answers.answer import Answer
 from phalanx.answers.encode import DRAWN, plain
 from phalanx.answers.this_machine import Announce, require_local
+from phalanx.cost.hardware.bent import bent
 from phalanx.measure.this_machine import default_ranks, local_cluster
 from phalanx.planning.auto import stage_split, transport
 from phalanx.planning.auto.bucket_size import GIVEN, has_buckets
 from phalanx.planning.auto.transport import allowed
-from phalanx.planning.search.best_first import Candidate, SearchResult, price, search
+from phalanx.planning.lookup import calibration_of
+from phalanx.planning.search.best_first import STACK, Candidate, SearchResult, price, search
 from phalanx.schedule.pipeline.stages import check
 from phalanx.spec.cluster import presets as clusters
+from phalanx.spec.cluster.calibration import Calibration, in_words
 from phalanx.spec.cluster.spec import ClusterSpec
 from phalanx.spec.errors import InputError
 from phalanx.spec.files import job_file
@@ -140,12 +143,18 @@ def resolve_cluster(file: JobFile, world: World | None, announce: Announce) -> C
 
 
 def decide(
-    file: JobFile, world: World | None = None, tokens: str = "", announce: Announce = lambda _: None
+    file: JobFile,
+    world: World | None = None,
+    tokens: str = "",
+    announce: Announce = lambda _: None,
+    calibration: Path | None = None,
 ) -> Decision:
     """Price a job's strategy, or search for one if it is "auto", and return the plan. Raises InputError.
 
-    `world` is the ranks that torchrun or srun started, if any; `tokens` is the digest of the training text.
+    `world` is the ranks that torchrun or srun started, if any; `tokens` is the digest of the training text;
+    `calibration`: a file of `phalanx calibrate` on runs of ours.
     """
+    by = None if calibration is None else _own_factors(calibration)
     strategy, size = file.strategy, world.size if world else None
     models.require_runnable(file.model)
     if strategy is not None:
@@ -159,6 +168,7 @@ def decide(
     else:
         require_runnable(Strategy(), file.job)
     cluster = allowed(resolve_cluster(file, world, announce), file.train.transport)
+    cluster = cluster if by is None else bent(cluster, by)
     if file.train.transport == "shm" and cluster.device.kind != "cpu":
         raise InputError("train.transport", "shm", "is for CPU ranks", "use auto")
     needed = size or (strategy.world if strategy else 1)
@@ -168,9 +178,9 @@ def decide(
         )
     if strategy is not None:
         chosen = price(file.model, cluster, file.job, strategy)
-        return Decision(_plan(file, cluster, chosen, tokens), chosen, (chosen,))
+        return Decision(_plan(file, cluster, chosen, tokens, by), chosen, (chosen,))
     result = search(file.model, cluster, file.job, _worlds(file, cluster, size))
-    return Decision(_plan(file, cluster, result.best, tokens), result.best, result.candidates, result)
+    return Decision(_plan(file, cluster, result.best, tokens, by), result.best, result.candidates, result)
 
 
 def _worlds(file: JobFile, cluster: ClusterSpec, started: int | None) -> list[int]:
@@ -187,7 +197,16 @@ def _worlds(file: JobFile, cluster: ClusterSpec, started: int | None) -> list[in
     return sorted({n for n in measured if n < cluster.ranks} | {cluster.ranks})
 
 
-def _plan(file: JobFile, cluster: ClusterSpec, chosen: Candidate, tokens: str) -> Plan:
+def _own_factors(file: Path) -> Calibration:
+    """Return a calibration that was fitted to runs of our own runtime. Raises InputError."""
+    by = calibration_of(file)
+    if by.stack != STACK:
+        reason = f"is of steps of {by.stack or 'an unnamed stack'}, and a job is priced as our own runtime runs it"
+        raise InputError("calibration", str(file), reason, "calibrate with runs/NAME folders")
+    return by
+
+
+def _plan(file: JobFile, cluster: ClusterSpec, chosen: Candidate, tokens: str, by: Calibration | None) -> Plan:
     """Make the plan of a chosen strategy: its prediction, and the choices that a run must repeat on every rank."""
     p = chosen.prediction
     rates = cluster.rates(file.job.precision.compute, min(chosen.strategy.world, cluster.ranks_per_node))
@@ -219,6 +238,7 @@ def _plan(file: JobFile, cluster: ClusterSpec, chosen: Candidate, tokens: str) -
         "rates_origin": rates.origin,
         "tokens": tokens,
         "cluster": asdict(file.cluster),
+        **({} if by is None else {"calibrated": in_words(by)}),
     }
     return Plan(file.model, cluster, file.job, chosen.strategy, file.train, choices, prediction)
 

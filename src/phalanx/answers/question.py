@@ -39,6 +39,7 @@ from phalanx.planning.explain.exact import ExactSubject, subject_of_plan
 from phalanx.planning.search.column_pricing import Pricing
 from phalanx.planning.search.limits import conditions
 from phalanx.schedule.pipeline.stages import check
+from phalanx.spec.cluster.calibration import in_words
 from phalanx.spec.errors import InputError
 from phalanx.spec.files import plan as plans
 from phalanx.spec.files.job_file import build, make_strategy
@@ -161,8 +162,10 @@ class Question:
     @property
     def calibrated(self) -> str:
         """Whose measured steps calibrate the price, and how many; "" where none do."""
-        own = self.pricing.cluster.calibration if self.exact is None else None
-        return f"calibrated with {own.steps} measured steps of {own.stack}" if own else ""
+        if self.exact is not None:
+            return str(self.plan.choices.get("calibrated", "")) if self.plan else ""
+        own = self.pricing.cluster.calibration
+        return in_words(own) if own else ""
 
     @cached_property
     def refused(self) -> str:

@@ -17,7 +17,7 @@ import typer
 from phalanx.answers.query import Query
 from phalanx.cli.command import command
 from phalanx.cli.forms import Form, forms, given
-from phalanx.cli.options import Job, Set, StrategyLine
+from phalanx.cli.options import Calibration, Job, Set, StrategyLine
 from phalanx.cli.output import Display, show_notes
 from phalanx.cli.terminal import announce, require_writable
 from phalanx.cli.unread import require_only
@@ -126,6 +126,7 @@ def plan_job(
     more: Annotated[
         bool, typer.Option("--more", help="Show which transport and algorithm serve which collective.")
     ] = False,
+    calibration: Calibration = None,
     out: Out = Path("plan.json"),
 ) -> None:
     """Find the fastest strategy for a job on its cluster, priced exactly as our own runtime runs it."""
@@ -136,7 +137,7 @@ def plan_job(
     require_writable("--out", out)
     file = with_strategy(job_file.load(job, overrides or ()), strategy)
     show_notes(file.notes)
-    decision = decide(file, announce=announce)
+    decision = decide(file, announce=announce, calibration=calibration)
     if not decision.chosen.reason:
         plans.write(decision.plan, out)
         announce(f"plan: {out}")

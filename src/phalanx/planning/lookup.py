@@ -58,9 +58,12 @@ def cluster_named(name: str) -> Callable[[int], ClusterSpec]:
 
 def calibrated(cluster: ClusterSpec, file: Path | None) -> ClusterSpec:
     """Return a cluster with the factors of a calibration's file. Raises InputError."""
-    if file is None:
-        return cluster
-    return replace(cluster, calibration=build(Calibration, calibration_table(file), "calibration"))
+    return cluster if file is None else replace(cluster, calibration=calibration_of(file))
+
+
+def calibration_of(file: Path) -> Calibration:
+    """Return the calibration in a file. Raises InputError."""
+    return build(Calibration, calibration_table(file), "calibration")
 
 
 def cluster_on(cluster: str | ClusterSpec | None, calibration: Path | None = None) -> Callable[[int], ClusterSpec]:

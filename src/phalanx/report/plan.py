@@ -215,7 +215,7 @@ def job_plan(p: JobPlan, choices: bool = False, rows: int = 10) -> View:
     cluster = f"{plan.cluster.name}: {plan.cluster.ranks} x {plan.cluster.device.name}"
     head = (
         f"{plan.model.family} decoder, {plan.model.parameter_count:,} parameters; {cluster}, rates "
-        f"{plan.choices['rates_origin']}"
+        f"{plan.choices['rates_origin']}" + (f"; {by}" if (by := plan.choices.get("calibrated", "")) else "")
     )
     parts: list[str | Sheet] = [head, _alternatives(p, rows)]
     parts += [_searched(p)] if p.worlds else []

@@ -97,9 +97,7 @@ def flop_rate(
         planned_tflops=flops / prediction.step_time_s / gpus / 1e12,
         mfu=planned_mfu * prediction.step_time_s / step_s,
         planned_mfu=planned_mfu,
-        published=published_rates(
-            chip_name(p.cluster.device.name), p.model.parameter_count, bool(p.model.experts), p.number_format
-        ),
+        published=published_rates(chip, p.model.parameter_count, bool(p.model.experts), p.number_format),
     )
     if stated is None:
         return rate

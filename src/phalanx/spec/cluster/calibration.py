@@ -31,9 +31,19 @@ class Calibration:
     """The software stack whose steps were measured."""
     steps: Natural = 0
     """Number of measured configurations."""
+    off: Annotated[float, Range(0, 1e9)] = 0.0
+    """Median error of these steps' predictions without the factors, in per cent."""
+    remains: Annotated[float, Range(0, 1e9)] = 0.0
+    """The same with factors that the other steps gave, or this one where it is the only one."""
 
     def __post_init__(self) -> None:
         require_ranges(self, "cluster.calibration")
+
+
+def in_words(by: Calibration) -> str:
+    """Return whose steps calibrate a price, how many, and by how much it got better."""
+    better = f" (off {by.off:.1f} % without, {by.remains:.1f} % with them)" if by.off else ""
+    return f"calibrated with {by.steps} measured steps of {by.stack}{better}"
 
 
 PARTS = tuple(f.name for f in fields(Calibration) if f.default == 1.0)

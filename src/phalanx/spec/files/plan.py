@@ -54,6 +54,7 @@ class _Chosen:
     transport: Literal["auto", "native", "p2p", "shm"]
     peak_flops_per_s: Annotated[float, Range(0, 1e24, above=True)]
     rates_origin: Name = ""
+    calibrated: Name = ""
     stack: Name | None = None
     precision: Name | None = None
     collectives: tuple[Choice, ...] = ()
