@@ -67,12 +67,15 @@ def one(line: str, name: str = "llama2-7b", stack: str = "megatron-core") -> Est
         ("NVIDIA H100 80GB HBM3", "H100"),
         ("NVIDIA GeForce RTX 4090", "RTX-4090"),
         ("NVIDIA A10", "A10"),
+        ("NVIDIA A10G", "A10G"),
+        ("NVIDIA RTX A6000", "RTX-A6000"),
+        ("NVIDIA GeForce RTX 5090", "RTX-5090"),
         ("NVIDIA L4", "L4"),
     ],
 )
 def test_a_device_is_the_chip_that_its_driver_names(device: str, chip: str) -> None:
     assert chip_name(device) == chip
-    for other in ("NVIDIA A10G", "NVIDIA L40", "Intel(R) Xeon(R) Processor"):
+    for other in ("NVIDIA T4", "NVIDIA L40", "Intel(R) Xeon(R) Processor"):
         with pytest.raises(InputError, match="is not a chip with known kernel rates"):
             chip_name(other)
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import phalanx
-from phalanx.cost.analytic.block import _most_loaded
+from phalanx.cost.analytic.expert_parallel import most_loaded
 from phalanx.cost.analytic.profile import profile
 from phalanx.cost.ledger.model_shape import shape
 from phalanx.cost.ledger.rank_layout import layout
@@ -41,7 +41,7 @@ def test_the_fullest_rank_is_that_of_drawn_loads(ep: int) -> None:
     spread = 0.5
     kind = shape(MODEL).kinds[-1]
     placed = layout(Strategy(dp=64, ep=ep, zero=1), Job(64, 4096), MODEL.layers)
-    predicted = float(_most_loaded(kind, placed, replace(profile("megatron-core"), spread=spread)))
+    predicted = float(most_loaded(kind, placed, replace(profile("megatron-core"), spread=spread)))
     loads = np.random.default_rng(0).normal(1.0, spread, (20_000, ep, EXPERTS // ep))
     drawn = float(loads.mean(axis=2).max(axis=1).mean()) - 1
     assert predicted == pytest.approx(drawn, rel=0.05)

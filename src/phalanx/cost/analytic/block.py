@@ -11,9 +11,10 @@ import numpy as np
 
 from phalanx.cost.analytic import kernels
 from phalanx.cost.analytic.alike import OF_EXPERTS, WITHOUT_EXPERTS, once
+from phalanx.cost.analytic.expert_parallel import expert_parallel, permuted
+from phalanx.cost.analytic.flow_times import FlowTimer, seconds_of
 from phalanx.cost.analytic.kernels import Passes
 from phalanx.cost.analytic.profile import Profile
-from phalanx.cost.collectives.nccl_model import collective_s, message_s
 from phalanx.cost.hardware.columns import Column
 from phalanx.cost.hardware.system import System
 from phalanx.cost.ledger.flow import Flow, Unit
@@ -66,28 +67,6 @@ class BlockSeconds:
 _Flows = Sequence[Flow]
 
 
-class _Timer:
-    """Seconds of flows on a system; flows of the same bytes over the same ranks are timed once."""
-
-    def __init__(self, system: System) -> None:
-        self.system = system
-        self._known: dict[tuple[str, int, int], tuple[Flow, Column]] = {}
-
-    def one(self, flow: Flow) -> Column:
-        """Return seconds of one of a flow's operations."""
-        key = (flow.op, id(flow.bytes), id(flow.ranks))
-        if key not in self._known:  # keeps the flow alive, so that ids of its arrays are not reused
-            self._known[key] = flow, seconds_of(flow, self.system)
-        return self._known[key][1]
-
-
-def seconds_of(flow: Flow, system: System) -> Column:
-    """Return seconds of one of a flow's operations."""
-    if flow.op == "send":
-        return message_s(flow.bytes, flow.stride, system, flow.chain) * (np.asarray(flow.ranks) > 1)
-    return collective_s(flow.op, flow.bytes, flow.ranks, flow.stride, system)
-
-
 @dataclass(frozen=True)
 class _Sent:
     """Seconds that the collectives of a block take over tp, forward and backward; `beside`: seconds of the backward
@@ -98,7 +77,7 @@ class _Sent:
     beside: Column
 
 
-def _sent(flows: _Flows, layout: Layout, timer: _Timer, profile: Profile) -> _Sent:
+def _sent(flows: _Flows, layout: Layout, timer: FlowTimer, profile: Profile) -> _Sent:
     """Return the seconds of tensor parallelism's collectives."""
     forward: Column = 0.0
     backward: Column = 0.0
@@ -171,77 +150,6 @@ def _context_parallel(flows: _Flows, layout: Layout, system: System, profile: Pr
     return Passes(np.where(gathers, around + exchanged, forward), np.where(gathers, 2 * around + exchanged, backward))
 
 
-def _expert_parallel(
-    flows: _Flows,
-    kind: BlockKind,
-    layout: Layout,
-    system: System,
-    profile: Profile,
-    products: Passes,
-    compute: Passes,
-) -> Passes:
-    """Return exposed seconds of expert parallelism in one block: all-to-alls (dispatch and combine), permutation on
-    both sides, the router, the overhead of each of a rank's experts, and waiting for the rank whose experts got the
-    most tokens (`products`: the experts'; `compute`: all of a block's)."""
-    forward: Column = 0.0
-    backward: Column = 0.0
-    for flow in flows:
-        each = seconds_of(_dispatched(flow, kind, layout, system, profile), system)
-        forward, backward = forward + flow.count("F") * each, backward + flow.count("B") * each
-    if np.any(profile.overlaps_experts):
-        # Another micro-batch's products run meanwhile; the uncovered part is exposed, and the products are slowed.
-        slowed, overlaps = profile.contention - 1, np.asarray(profile.overlaps_experts) > 0
-        forward, backward = (
-            np.where(overlaps, np.maximum(sent - own, 0) + slowed * np.minimum(sent, own), sent)
-            for sent, own in ((forward, compute.forward), (backward, compute.backward))
-        )
-    fixed = _permuted(routed_rows(kind, layout, np.maximum(kind.experts, 1)), kind, system, profile)
-    each = profile.expert_s * np.maximum(kind.experts / layout.ep, 1)
-    shown, waits = 1 - profile.ep_overlap, np.where(np.asarray(layout.ep) > 1, profile.imbalance, 0.0)
-    most = _most_loaded(kind, layout, profile)
-    return Passes(
-        (forward * shown + fixed) * (1 + most) + each + (waits + most) * products.forward,
-        (backward * shown + fixed) * (1 + most) + 2 * each + (waits + most) * products.backward,
-    )
-
-
-def _most_loaded(kind: BlockKind, layout: Layout, profile: Profile) -> Column:
-    """Return by how much the tokens of the rank whose experts get the most exceed the mean, as a share of it.
-
-    With n = experts / ep experts on a rank, independent, each of relative standard deviation `spread`, a rank's
-    tokens deviate by spread / sqrt(n); the largest of ep such deviations is E[max of ep normal ones] of them. That is
-    Blom's (1958) quantile at (ep - 3/8) / (ep + 1/4), by Tukey's lambda of 0.14."""
-    if not np.any(profile.spread):
-        return 0.0
-    ranks = np.asarray(layout.ep)
-    p = (ranks - 0.375) / (ranks + 0.25)
-    largest = np.where(ranks > 1, 4.91 * (p**0.14 - (1 - p) ** 0.14), 0.0)
-    return profile.spread * largest / np.sqrt(np.maximum(kind.experts / layout.ep, 1))
-
-
-def _permuted(rows: Column, kind: BlockKind, system: System, profile: Profile) -> Column:
-    """Return the seconds of the router, and of permuting these rows to their experts or back."""
-    moved = profile.token_bytes * rows * kind.expert_dim
-    return moved / (system.memory_bytes_per_s * system.memory) + profile.router_s
-
-
-def _dispatched(flow: Flow, kind: BlockKind, layout: Layout, system: System, profile: Profile) -> Flow:
-    """Return the operation that carries tokens to their experts, or back, if it is not an all-to-all with one copy
-    per expert: one copy for each node, or rank of a node, that has one of them (DeepEP; of `k` experts drawn from `n`
-    nodes, n (1 - (1 - 1/n)^k) are distinct); or all tokens for every rank."""
-    if flow.op != "all_to_all" or flow.axis != "ep":
-        return flow
-    k = np.maximum(kind.top_k, 1)
-    if np.any(profile.sends_once):
-        node = system.tiers[0].ranks
-        places = np.where(layout.ep * layout.etp > node, np.ceil(layout.ep * layout.etp / node), layout.ep)
-        distinct = places * (1 - (1 - 1 / places) ** k) / k
-        flow = replace(flow, bytes=flow.bytes * np.where(profile.sends_once > 0, np.minimum(distinct, 1.0), 1.0))
-    if np.any(profile.gathers_tokens):
-        return replace(flow, op="all_gather", bytes=flow.bytes / k * layout.ep)
-    return flow
-
-
 _NONE = Passes(0.0, 0.0)
 
 
@@ -309,7 +217,7 @@ def least_block_kinds(
             forward = 2 * rows * kind.expert_dim * kind.mlp_matrices * kind.expert_ffn / (by.rate * profile.grouped)
             routed = _routed(kind, Passes(forward, forward * (2 - layout.frozen)))
             inner = _both(inner, routed)
-            each, fixed = profile.expert_s, _permuted(rows, kind, system, profile)
+            each, fixed = profile.expert_s, permuted(rows, kind, system, profile)
             ep = _routed(kind, Passes(fixed + each, fixed + 2 * each))
             again = np.where(np.asarray(kind.experts) > 0, 0.0, again)
         blocks.append((_whole_block(parts, layout, system, profile, inner, ep, again), kind.count))
@@ -354,7 +262,7 @@ def _common(shape: Shape, layout: Layout, system: System, profile: Profile) -> C
     by_unit: dict[Unit, list[Flow]] = {}
     for flow in flows_without_routing(shape, layout, profile.policy):
         by_unit.setdefault(flow.unit, []).append(flow)
-    timer, by = _Timer(system), _products(layout, system, profile)
+    timer, by = FlowTimer(system), _products(layout, system, profile)
 
     def sent(unit: Unit) -> _Sent:
         return _sent([flow for flow in by_unit.get(unit, ()) if flow.axis == "tp"], layout, timer, profile)
@@ -422,7 +330,7 @@ def experts_block(
     routed = _routed(kind, once(of_experts, layout, OF_EXPERTS, kind, system, profile))
     compute = _both(_both(parts.around, parts.core), routed)
     flows = expert_flows(kind, place, layout, profile.policy)
-    ep = _routed(kind, _expert_parallel(flows, kind, layout, system, profile, routed, compute))
+    ep = _routed(kind, expert_parallel(flows, kind, layout, system, profile, routed, compute))
     inner = _both(routed, parts.inner)
     again: Column = 0.0
     if layout.modules.any:

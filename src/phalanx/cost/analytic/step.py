@@ -13,7 +13,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from phalanx.cost.analytic import kernels
-from phalanx.cost.analytic.block import BlockSeconds, block_kinds, common_parts, seconds_of
+from phalanx.cost.analytic.block import BlockSeconds, block_kinds, common_parts
+from phalanx.cost.analytic.flow_times import seconds_of
 from phalanx.cost.analytic.kernels import Passes
 from phalanx.cost.analytic.profile import Profile
 from phalanx.cost.analytic.update import reduced, updated

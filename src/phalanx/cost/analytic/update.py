@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from phalanx.cost.analytic import compression
-from phalanx.cost.analytic.block import seconds_of
+from phalanx.cost.analytic.flow_times import seconds_of
 from phalanx.cost.analytic.kernels import Passes
 from phalanx.cost.analytic.profile import FIELDS, Profile
 from phalanx.cost.collectives.nccl_model import collective_s, together
