@@ -386,7 +386,7 @@ def test_what_is_not_modelled_is_refused_by_name(line: str, field: str) -> None:
 
 def test_chips_that_are_not_known_are_refused() -> None:
     known = preset("dgx-h100", 8)
-    cluster = replace(known, device=replace(known.device, name="MI300X-192GB"))
+    cluster = replace(known, device=replace(known.device, name="MI100-32GB"))
     with pytest.raises(InputError, match=r"cluster\.device"):
         estimate(model(), cluster, JOB, Strategy(dp=64), "megatron-core")
 
