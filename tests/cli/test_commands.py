@@ -56,8 +56,8 @@ def test_a_run_from_job_to_comparison(here: Path, whole: dict[str, Any]) -> None
     assert result["last_step"] == 30
     assert result["differences"] == []
     by_name = {c["name"]: c for c in result["comparison"]}
-    assert by_name["bytes over dp_replicate"]["error"] == 0
-    assert by_name["bytes over world"]["measured"] == 32
+    assert by_name["sent over dp_replicate"]["error"] == 0
+    assert by_name["sent over world"]["measured"] == 32
     assert abs(by_name["peak memory"]["error"]) < 0.03
     assert by_name["step time (median)"]["predicted"] > 0
     run = here / "runs" / "whole"

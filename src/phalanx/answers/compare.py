@@ -1,8 +1,8 @@
 """What `phalanx compare` does with plans and strategies: each one's price by term, its memory by part, its settings.
 
 Every side is a question (answers/question.py): a plan, or a strategy's line in place of that of the first plan (or
-of the model, cluster and numbers that options name). Settings are those that `phalanx export` would write for the
-side's stack; where it has no export, or the stack refuses the strategy, the fields of the strategy.
+of the model, cluster and numbers that options name). Settings are those that `phalanx export` would write where that
+is one framework for all sides, else the fields of the strategies.
 """
 
 from __future__ import annotations
@@ -15,17 +15,14 @@ from typing import Any, Unpack
 
 from phalanx.answers.answer import Answer, flat
 from phalanx.answers.encode import plain
-from phalanx.answers.export import TARGETS
+from phalanx.answers.file_settings import program_of, written
 from phalanx.answers.query import Query, QueryFields, query_of
 from phalanx.answers.question import Question, read
 from phalanx.answers.read import is_configuration
-from phalanx.frameworks.registry import DOCUMENTED
-from phalanx.frameworks.subject import subject
 from phalanx.planning.explain.exact import ExactExplanation
+from phalanx.spec.documents import read_json
 from phalanx.spec.errors import InputError
 from phalanx.spec.files import plan as plans
-from phalanx.spec.files.plan import Plan
-from phalanx.spec.job import Train
 from phalanx.spec.strategy.spec import Strategy, format_field
 
 
@@ -40,12 +37,17 @@ class ComparedPlan:
     tokens: int
     """Of a step."""
     step_time_s: float
+    """Predicted."""
     terms_s: Mapping[str, float]
     memory_bytes: float
     usable_bytes: float
     memory_terms: Mapping[str, float]
     settings: Mapping[str, str]
     """What it is written as: flags or keys of its stack, or fields of the strategy."""
+    measured_step_s: float | None = None
+    """Median of a run's steps, where it is the folder of one."""
+    measured_memory_bytes: int | None = None
+    """Peak of the fullest rank of a run."""
 
     @property
     def fits(self) -> bool:
@@ -96,11 +98,11 @@ def sides(names: Sequence[str], query: Query) -> list[ComparedPlan]:
             return read(replace(given, cluster=on))
         return read(replace(given, cluster=None, batch=None, seq=None, model=None) if foreign else given)
 
-    result = []
+    questions = []
     for name in names:
         of_file = question(name) if name in files else question(files[0], name) if _has_base(files, query) else None
-        result.append(_side(name, of_file or read(replace(query, strategy=name))))
-    return result
+        questions.append(of_file or read(replace(query, strategy=name)))
+    return [_side(*side) for side in zip(names, questions, _settings(questions), strict=True)]
 
 
 def _has_base(files: Sequence[str], query: Query) -> bool:
@@ -120,7 +122,7 @@ def _is_file(name: str) -> bool:
     return "=" not in name or os.path.exists(name)
 
 
-def _side(name: str, q: Question) -> ComparedPlan:
+def _side(name: str, q: Question, settings: Mapping[str, str]) -> ComparedPlan:
     s = q.strategy
     assert s is not None
     if q.exact is not None:
@@ -133,24 +135,43 @@ def _side(name: str, q: Question) -> ComparedPlan:
         job, seconds, terms, held = q.pricing.job, p.seconds, p.terms, p.memory_terms
         bytes_, usable = p.bytes_, float(p.usable)
     tokens = job.global_batch * job.seq
-    return ComparedPlan(name, s, q.stack, s.world, tokens, seconds, terms, bytes_, usable, held, _settings(q, s))
+    planned = ComparedPlan(name, s, q.stack, s.world, tokens, seconds, terms, bytes_, usable, held, settings)
+    return replace(planned, **_measured(Path(name))) if os.path.isdir(name) else planned
 
 
-def _settings(q: Question, s: Strategy) -> dict[str, str]:
-    """Return what `phalanx export` writes, else the fields of the strategy."""
-    target = next((t for t in TARGETS.values() if q.stack in t.stacks), None)
-    plain = {f.name: format_field(getattr(s, f.name)) for f in fields(s) if getattr(s, f.name) is not None}
-    if target is None or q.exact is not None:
-        return plain
-    p = q.pricing
-    choices: dict[str, Any] = {"precision": q.precision}
-    options = q.plan.options if q.plan is not None else p.extra
-    plan = Plan(p.model, p.cluster, p.job, s, Train(), choices, {}, options)
-    try:
-        program = target.program(subject(plan, DOCUMENTED[q.stack]))
-    except InputError:
-        return plain
-    return {x.key: str(x.value) for g in program.groups for x in g.settings}
+def _measured(folder: Path) -> dict[str, Any]:
+    """Return what a run's folder says of its steps; nothing before it has recorded. Raises InputError."""
+    record = folder / "recorded.json"
+    if not record.is_file():
+        return {}
+    recorded = read_json(record, "recorded")
+    peak, seconds = recorded.get("memory_bytes"), recorded.get("step_time_s")
+    return {
+        "measured_step_s": seconds if isinstance(seconds, float) else None,
+        "measured_memory_bytes": peak if isinstance(peak, int) else None,
+    }
+
+
+def _settings(questions: Sequence[Question]) -> list[dict[str, str]]:
+    """Return what `phalanx export` writes for each side; the fields of the strategies and the options where the sides
+    are of several frameworks, or one cannot be written."""
+    programs = [
+        None if q.exact else program_of(q, q.strategy, q.pricing.extra, q.subject.run.blocks)
+        for q in questions
+        if q.strategy is not None
+    ]
+    written_for = {p.title if p else "" for p in programs}
+    if written_for != {""} and len(written_for) == 1:
+        return [written(p) for p in programs if p]
+    return [_fields(q) for q in questions]
+
+
+def _fields(q: Question) -> dict[str, str]:
+    s, options = q.strategy, {} if q.exact else q.pricing.extra.changed()
+    of_strategy = {
+        f.name: format_field(getattr(s, f.name)) for f in fields(Strategy) if getattr(s, f.name) is not None
+    }
+    return of_strategy | {name: format_field(value) for name, value in options.items()}
 
 
 def differing(values: Sequence[Mapping[str, str]]) -> list[tuple[str, tuple[str, ...]]]:

@@ -7,7 +7,7 @@ changes are named by the options of its row (frameworks/).
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +15,7 @@ from phalanx.answers.export import TARGETS
 from phalanx.answers.question import Question
 from phalanx.answers.read import Reading
 from phalanx.frameworks.configuration import shown
+from phalanx.frameworks.program import TrainingProgram
 from phalanx.frameworks.registry import row_of
 from phalanx.frameworks.subject import subject
 from phalanx.spec.errors import InputError
@@ -47,12 +48,32 @@ class Edit:
     new: str
 
 
+def program_of(q: Question, s: Strategy, options: StackOptions, blocks: Sequence[int] = ()) -> TrainingProgram | None:
+    """Return what `phalanx export` writes for a strategy with these options and the blocks of each chunk; None where
+    the stack has no export, or cannot express it."""
+    row = row_of(q.stack)
+    target = next((t for t in TARGETS.values() if row.name in t.stacks), None)
+    if target is None:
+        return None
+    p = q.pricing
+    choices = {"precision": q.precision, "chunks": {"blocks": list(blocks)}}
+    plan = Plan(p.model, p.cluster, p.job, s, Train(), choices, {}, options)
+    try:
+        return target.program(subject(plan, row))
+    except InputError:
+        return None
+
+
+def written(program: TrainingProgram) -> dict[str, str]:
+    """Return the settings of a program by key, their values as text: "on" of a flag without one."""
+    return {setting.key: _text(setting.value) for g in program.groups for setting in g.settings}
+
+
 class FileSettings:
     """The settings of a framework for a strategy, spelt as a file spells them."""
 
     def __init__(self, reading: Reading, q: Question) -> None:
         self.q, self.c = q, reading.configuration
-        self.target = next((t for t in TARGETS.values() if row_of(q.stack).name in t.stacks), None)
         self.own: dict[str, tuple[str, str]] = {}
         """Plain name of a key -> (the key as in the file, its value)."""
         self.first: dict[str, str] = {}
@@ -62,16 +83,10 @@ class FileSettings:
 
     def of(self, x: FileState) -> dict[str, str] | None:
         """Return every setting of a strategy; None where the stack has no export, or cannot express it."""
-        if self.target is None:
+        program = program_of(self.q, x.strategy, x.options, x.blocks)
+        if program is None:
             return None
-        p = self.q.pricing
-        choices = {"precision": self.q.precision, "chunks": {"blocks": list(x.blocks)}}
-        plan = Plan(p.model, p.cluster, p.job, x.strategy, Train(), choices, {}, x.options)
-        try:
-            program = self.target.program(subject(plan, row_of(self.q.stack)))
-        except InputError:
-            return None
-        settings = {setting.key: _text(setting.value) for g in program.groups for setting in g.settings}
+        settings = written(program)
         given = program.files.get("training_arguments.json")
         more = json.loads(given) if given and self.c.kind != "deepspeed" else {}  # which has its own of these
         return settings | {name: _text(value) for name, value in more.items() if name not in settings}

@@ -17,6 +17,7 @@ from phalanx.answers.plan import Decision, decide
 from phalanx.answers.this_machine import Announce, require_this_machine
 from phalanx.cost.step.expand import expand
 from phalanx.observation.diff import differences
+from phalanx.planning.explain.program_traffic import bytes_sent
 from phalanx.runs.folder import RUNS, open_run
 from phalanx.runs.initial_weights import companion_files, start_from_weights
 from phalanx.runs.resume import resume_point, resumed, was_started_by, with_world
@@ -252,21 +253,16 @@ def outcome(folder: Path, unigram_entropy: float) -> Outcome:
     if not events:  # e.g. the ranks were restarted after the last step
         return ended
     predicted = saved.prediction
-    measured_bytes: dict[str, int] = {}
-    for event in events:
-        if event.axis:
-            measured_bytes[event.axis] = measured_bytes.get(event.axis, 0) + event.bytes
+    program = expand(Layout(saved.model, saved.job, saved.strategy).stage_view())
+    planned, sent = bytes_sent(program.events), bytes_sent(events)
     rows = [
         MeasuredQuantity("step time (median)", predicted["step_time_s"], recorded["step_time_s"], "s"),
         *(
-            MeasuredQuantity(
-                f"bytes over {axis}", predicted["bytes_per_axis"].get(axis, 0), measured_bytes.get(axis, 0), "bytes"
-            )
-            for axis in dict.fromkeys((*predicted["bytes_per_axis"], *measured_bytes))
+            MeasuredQuantity(f"sent over {axis}", planned.get(axis, 0.0), sent.get(axis, 0.0), "bytes")
+            for axis in dict.fromkeys((*planned, *sent))
         ),
         MeasuredQuantity("peak memory", predicted["memory_bytes"], recorded["memory_bytes"], "memory"),
     ]
-    program = expand(Layout(saved.model, saved.job, saved.strategy).stage_view())
     differing = tuple(map(str, differences(program.events, events)))
     routed = any(e.routed for e in program.events)
     return replace(ended, comparison=tuple(rows), differences=differing, routed=routed)

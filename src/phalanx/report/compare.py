@@ -14,7 +14,7 @@ from phalanx.planning.tables.table import Column, Sheet, Unit, columns
 from phalanx.report.html.page import Section, page
 from phalanx.report.html.plan import memory
 from phalanx.report.pictures.figure import Bar, Bars
-from phalanx.report.style import seconds
+from phalanx.report.style import seconds, size
 from phalanx.report.view import View
 
 _SMALL = 0.001
@@ -26,9 +26,15 @@ def view(c: Comparison) -> View:
     """Show two or three sides; each difference is from the first."""
     sheets = [
         _figures(c.sides),
-        _terms("time by term", "s", [s.terms_s for s in c.sides], [s.step_time_s for s in c.sides], "step"),
         _terms(
-            "memory by part", "bytes", [s.memory_terms for s in c.sides], [s.memory_bytes for s in c.sides], "in all"
+            "time by term, predicted", "s", [s.terms_s for s in c.sides], [s.step_time_s for s in c.sides], "step"
+        ),
+        _terms(
+            "memory by part, predicted",
+            "bytes",
+            [s.memory_terms for s in c.sides],
+            [s.memory_bytes for s in c.sides],
+            "in all",
         ),
     ]
     if c.settings_that_differ:
@@ -36,7 +42,25 @@ def view(c: Comparison) -> View:
         rows = [(name, *(v or "-" for v in values)) for name, values in c.settings_that_differ.items()]
         sheets.append(Sheet("settings that differ", columns("", *letters), rows, charted=False))
     closing = [] if c.settings_that_differ else ["no setting differs"]
-    return View([*legend(c.sides), *sheets, *closing], html=lambda: _page(c))
+    return View([*legend(c.sides), *_against_first(c.sides), *sheets, *closing], html=lambda: _page(c))
+
+
+def _against_first(sides: Sequence[ComparedPlan]) -> list[str]:
+    """Say how long the step of each side takes beside the first one's: as measured where both are runs that recorded
+    their steps, else as predicted."""
+    first, *others = sides
+    lines = []
+    for letter, side in zip(LETTERS[1:], others, strict=False):
+        how, old, new = "predicted", first.step_time_s, side.step_time_s
+        if first.measured_step_s and side.measured_step_s:
+            how, old, new = "measured", first.measured_step_s, side.measured_step_s
+        line = f"{letter}, {how}: a step of {seconds(new)}, A's takes {seconds(old)}"
+        if first.tokens == side.tokens and first.gpus == side.gpus:
+            line += (
+                f": {letter} saves {1 - new / old:.1%}" if new < old else f": {letter} takes {new / old - 1:.1%} more"
+            )
+        lines.append(line)
+    return lines
 
 
 def legend(sides: Sequence[ComparedPlan]) -> list[str]:
@@ -45,12 +69,25 @@ def legend(sides: Sequence[ComparedPlan]) -> list[str]:
 
 
 def _figures(sides: Sequence[ComparedPlan]) -> Sheet:
-    rows: list[tuple[str, ...]] = [
-        ("GPUs", *(f"{s.gpus:,}" for s in sides)),
-        ("tokens/s", *(f"{s.tokens / s.step_time_s:,.0f}" for s in sides)),
-        ("tokens/s per GPU", *(f"{s.tokens / s.step_time_s / s.gpus:,.0f}" for s in sides)),
-        ("fits", *("yes" if s.fits else "no" for s in sides)),
-    ]
+    rows: list[tuple[str, ...]] = [("GPUs", *(f"{s.gpus:,}" for s in sides))]
+    for how, times in (
+        ("measured", [s.measured_step_s for s in sides]),
+        ("predicted", [s.step_time_s for s in sides]),
+    ):
+        if any(times):
+            rates = [t and s.tokens / t for s, t in zip(sides, times, strict=True)]
+            rows += [
+                (f"step, {how}", *("-" if not t else seconds(t) for t in times)),
+                (f"tokens/s, {how}", *("-" if not r else f"{r:,.0f}" for r in rates)),
+                (
+                    f"tokens/s per GPU, {how}",
+                    *("-" if not r else f"{r / s.gpus:,.0f}" for s, r in zip(sides, rates, strict=True)),
+                ),
+            ]
+    peaks = [s.measured_memory_bytes for s in sides]
+    if any(peaks):
+        rows.append(("memory, measured", *("-" if not p else size(p) for p in peaks)))
+    rows.append(("fits", *("yes" if s.fits else "no" for s in sides)))
     return Sheet("figures", columns("", *LETTERS[: len(sides)]), rows, charted=False)
 
 
@@ -78,7 +115,6 @@ def _terms(title: str, unit: Unit, terms: Sequence[Mapping[str, float]], totals:
 
 
 def _page(c: Comparison) -> str:
-
     return report(dict(zip(LETTERS, c.sides, strict=False)), legend(c.sides), c.settings_that_differ)
 
 
@@ -101,9 +137,11 @@ def report(sides: Mapping[str, ComparedPlan], legend: Sequence[str], differing: 
     memory_terms = {letter: dict(side.memory_terms) for letter, side in sides.items()}
     usable = min(side.usable_bytes for side in sides_in_order)
     sections = [
-        Section("What is compared", text=(*legend, *map(_rate, letters, sides_in_order))),
-        Section("Time by term", columns=("", *letters), rows=rows, panels=(Bars("seconds", tuple(bars)),)),
-        memory("Memory by part", memory_terms, ("usable", usable), "of the fullest rank"),
+        Section(
+            "What is compared", text=(*legend, *map(_rate, letters, sides_in_order), *_against_first(sides_in_order))
+        ),
+        Section("Time by term, predicted", columns=("", *letters), rows=rows, panels=(Bars("seconds", tuple(bars)),)),
+        memory("Memory by part, predicted", memory_terms, ("usable", usable), "of the fullest rank"),
         Section(
             "Settings that differ",
             columns=("setting", *letters),
@@ -115,8 +153,10 @@ def report(sides: Mapping[str, ComparedPlan], legend: Sequence[str], differing: 
 
 
 def _rate(letter: str, side: ComparedPlan) -> str:
-    rate = side.tokens / side.step_time_s
-    return f"{letter}: {rate:,.0f} tokens/s on {side.gpus:,} GPUs, a step of {seconds(side.step_time_s)}"
+    how = "measured" if side.measured_step_s else "predicted"
+    step_s = side.measured_step_s or side.step_time_s
+    rate = side.tokens / step_s
+    return f"{letter}, {how}: {rate:,.0f} tokens/s on {side.gpus:,} GPUs, a step of {seconds(step_s)}"
 
 
 def stacks(c: StackComparison) -> View:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from phalanx.cost.step.terms import terms
 from phalanx.planning.explain.traffic import SENT, job_flows
 from phalanx.planning.search.column_pricing import Pricing
-from phalanx.schedule.event import INSIDE
+from phalanx.schedule.event import INSIDE, Event
 from phalanx.schedule.layout import Layout
 from phalanx.spec.job import Job
 from phalanx.spec.model.spec import ModelSpec
@@ -49,9 +49,28 @@ def program_flows(model: ModelSpec, job: Job, s: Strategy) -> list[ProgramFlow]:
             p = ranks[key] = grid.size(e.axis) if e.kind == "collective" else 2
             payload[key] = max(payload[key], -(-term.bytes // term.count))
             times.setdefault(key, [0.0] * s.pp)[stage] += term.count
-            share = 1.0 if e.kind == "p2p" else SENT.get(e.op, 1.0) * (p - 1) / p
-            sent.setdefault(key, [0.0] * s.pp)[stage] += share * term.bytes
+            sent.setdefault(key, [0.0] * s.pp)[stage] += _share(e, p) * term.bytes
     return [ProgramFlow(*key, ranks[key], payload[key], tuple(times[key]), tuple(sent[key])) for key in sent]
+
+
+def _share(e: Event, ranks: int) -> float:
+    """Return what a rank sends of an event's bytes: a ring's on the wire, so that an all-reduce sends as much as the
+    reduce-scatter and the all-gather that it is made of."""
+    if e.kind == "p2p":
+        return float(e.op != "recv")
+    return SENT.get(e.op, 1.0) * (ranks - 1) / ranks
+
+
+def bytes_sent(events: Iterable[Event]) -> dict[str, float]:
+    """Return the bytes that the rank of these events sends over each axis."""
+    payload: Counter[tuple[str, float]] = Counter()
+    for e in events:
+        if e.axis:
+            payload[e.axis, _share(e, e.group_size)] += e.bytes
+    result: dict[str, float] = {}
+    for (axis, share), total in sorted(payload.items()):
+        result[axis] = result.get(axis, 0.0) + share * total
+    return result
 
 
 def differing_axes(pricing: Pricing, s: Strategy) -> Iterator[tuple[str, float, float]]:
