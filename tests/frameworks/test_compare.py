@@ -29,9 +29,10 @@ def test_one_thing_is_not_compared() -> None:
         sides(["tp=2"], _ASKED)
 
 
-T3 = """torchrun --nproc-per-node 8 --nnodes 16 pretrain_gpt.py --num-layers 80 --hidden-size 8192 --ffn-hidden-size 28672
- --num-attention-heads 64 --group-query-attention --num-query-groups 8 --seq-length 8192 --max-position-embeddings 8192
- --position-embedding-type rope --swiglu --normalization RMSNorm --disable-bias-linear --vocab-size 128256
+T3 = """torchrun --nproc-per-node 8 --nnodes 16 pretrain_gpt.py --num-layers 80 --hidden-size 8192
+ --ffn-hidden-size 28672
+ --num-attention-heads 64 --group-query-attention --num-query-groups 8 --seq-length 8192
+ --max-position-embeddings 8192 --position-embedding-type rope --swiglu --normalization RMSNorm --disable-bias-linear --vocab-size 128256
  --untie-embeddings-and-output-weights --tensor-model-parallel-size 8 --pipeline-model-parallel-size 4
  --sequence-parallel --micro-batch-size 1 --global-batch-size 512 --bf16 --recompute-granularity full
  --recompute-method uniform --recompute-num-layers 1""".replace("\n", " ")
@@ -45,7 +46,7 @@ def test_a_plan_has_the_layout_that_its_export_writes(tmp_path: Path) -> None:
     differ = json_of(tmp_path, "compare t3.sh better.json --json")["settings_that_differ"]
     key = "--pipeline-model-parallel-layout"
     assert f"{key} '{differ[key][1]}'" in (tmp_path / "better/train.sh").read_text()
-    assert not any("(" in v and "'" in v or v == "True" for values in differ.values() for v in values), differ
+    assert not any("('" in v or v == "True" for values in differ.values() for v in values), differ
 
 
 def test_where_one_side_cannot_be_written_the_strategies_are_compared(tmp_path: Path) -> None:
@@ -71,7 +72,7 @@ def test_runs_are_compared_as_they_were_measured(tmp_path: Path) -> None:
     )
     for name, level, measured in (("a", 0, 12.5), ("b", 1, 25.0)):
         (tmp_path / name).mkdir()
-        strategy = f"dp=8,zero={level + 1},recompute=full"
+        strategy = f"dp=8,zero={level},recompute=full"
         _ = json_of(tmp_path, *planned, "--strategy", strategy, "--out", f"{name}/plan.json", "--json")
         recorded = {"step_time_s": measured, "memory_bytes": 2**30}
         (tmp_path / name / "recorded.json").write_text(json.dumps(recorded))
