@@ -46,11 +46,12 @@ GROUPS: tuple[tuple[str, ...], ...] = (
     ("order",),
     ("cross_entropy",),
     ("tp_overlap",),
+    ("dp_overlap",),
     ("dispatch",),
     ("overlap_experts",),
 )
 """Fields that change together."""
-_FREE = ("context", "cross_entropy", "tp_overlap", "dispatch", "overlap_experts")
+_FREE = ("context", "cross_entropy", "tp_overlap", "dp_overlap", "dispatch", "overlap_experts")
 """Options that a search sets (plan/search/stack_options.py)."""
 _WORTH = 0.002
 """Share of the step by which a change must shorten it."""

@@ -101,12 +101,16 @@ def _sent(flows: _Flows, layout: Layout, timer: FlowTimer, profile: Profile) -> 
 def _exposed(sent: _Sent, layout: Layout, system: System, profile: Profile, products: Passes) -> Passes:
     """Return exposed seconds of tensor parallelism in one block. Within a node collectives overlap the neighbouring
     products, half of a block's; between nodes they wait for their hops and overlap nothing. Gathers read only by
-    weight gradients overlap with the backward pass's products."""
-    inside = np.where(layout.tp * layout.tp_stride <= system.tiers[0].ranks, profile.tp_overlap, 0.0)
+    weight gradients overlap with the backward pass's products; of what is left of that pass, all-reduces are of
+    inputs' gradients, and under sequence parallelism every second one, a reduce-scatter."""
+    inside = np.where(layout.tp * layout.tp_stride <= system.tiers[0].ranks, 1.0, 0.0)
+    share = inside * profile.tp_overlap
+    asynchronous = inside * profile.tp_async * np.where(np.asarray(layout.sp) > 0, 0.5, 1.0)
+    backward = np.where(np.asarray(profile.tp_overlap) > 0, share, asynchronous)
     return Passes(
-        sent.forward - np.minimum(inside * sent.forward, products.forward / 2),
+        sent.forward - np.minimum(share * sent.forward, products.forward / 2),
         sent.backward
-        - np.minimum(inside * sent.backward, products.backward / 2)
+        - np.minimum(backward * sent.backward, products.backward / 2)
         + np.maximum(sent.beside - products.backward, 0.0),
     )
 

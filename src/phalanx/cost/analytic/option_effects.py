@@ -150,8 +150,10 @@ def effective(by: Profile, model: Shape, options: StackOptions) -> Profile:
         new = replace(new, cast_parameters=float(narrow), parameter_bytes=1.0 if narrow else 2.0)
     if options.tp_overlap == "none":
         new = replace(new, tp_split=0.0, tp_overlap=0.0)
-    elif options.tp_overlap != "auto":
-        new = replace(new, tp_split=1.0, tp_overlap=profile(_OVERLAPPED_STACK).tp_overlap)
+    elif options.tp_overlap != "auto" and new.tp_overlap < (most := profile(_OVERLAPPED_STACK).tp_overlap):
+        new = replace(new, tp_split=1.0, tp_overlap=most)
+    if options.dp_overlap != "auto":
+        new = replace(new, gather_overlap=0.0, dp_overlap=new.dp_overlap * (options.dp_overlap == "reduce"))
     if options.dispatch != "auto":
         once, gathers = options.dispatch in ("deepep", "hybridep"), options.dispatch == "all_gather"
         new = replace(new, sends_once=float(once), gathers_tokens=float(gathers))

@@ -98,8 +98,15 @@ def _tensor(x: Subject) -> tuple[Setting, ...]:
     return settings(
         (KEYS["strategy.tp"], s.tp),
         (KEYS["strategy.sp"], s.sp),
-        ("--tp-comm-overlap", x.options.tp_overlap == "userbuffers"),
+        ("--tp-comm-overlap", _overlaps_products(x)),
     )
+
+
+def _overlaps_products(x: Subject) -> bool:
+    """Whether userbuffers overlap products with the collectives of sequence parallelism, which is what the price of a
+    plan assumes unless it is told otherwise."""
+    assumed = x.s.sp and x.s.tp > 1 and x.options.tp_overlap == "auto" and x.stack.name != "megatron-fsdp"
+    return assumed or x.options.tp_overlap == "userbuffers"
 
 
 def _pipeline(x: Subject) -> tuple[Setting, ...]:
@@ -174,7 +181,7 @@ def _context(x: Subject) -> tuple[Setting, ...]:
 def _data(x: Subject) -> tuple[Setting, ...]:
     s = x.s
     fsdp = x.stack.name == "megatron-fsdp"
-    several = s.dp * s.cp > 1
+    several, overlapped = s.dp * s.cp > 1, x.options.dp_overlap
     bucket = None if s.bucket == "auto" else math.ceil(s.bucket * 2**20 / _gradient_bytes(x))
     return settings(
         ("--use-megatron-fsdp", fsdp),
@@ -185,8 +192,8 @@ def _data(x: Subject) -> tuple[Setting, ...]:
         ("--use-distributed-optimizer", s.level.state or fsdp or _needs_distributed(x)),
         ("--num-distributed-optimizer-instances", s.dp_replicate if s.level.state and s.dp_replicate > 1 else None),
         # what the price assumes: gradients are reduced while the last backward pass goes on
-        ("--overlap-grad-reduce", several and not (fsdp and not s.level.state)),
-        ("--overlap-param-gather", several and s.level.state),
+        ("--overlap-grad-reduce", overlapped != "none" and several and not (fsdp and not s.level.state)),
+        ("--overlap-param-gather", overlapped == "auto" and several and s.level.state),
         ("--ddp-bucket-size", bucket),
     )
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from phalanx.planning.explain.analytic import AnalyticSubject
 from phalanx.planning.explain.exact import ExactSubject
 from phalanx.planning.explain.program_traffic import program_flows
-from phalanx.planning.explain.traffic import TrafficRow, job_flows, term_of
+from phalanx.planning.explain.traffic import TrafficRow, flows, job_flows, term_of
 from phalanx.planning.tables.table import Sheet, columns
 from phalanx.spec.cluster.spec import ClusterSpec
 
@@ -20,7 +22,7 @@ def sheet(x: AnalyticSubject) -> Sheet:
     for row in job_flows(x.pricing, x.strategy):
         f = row.flow
         term = term_of(f.axis)
-        hidden = _hidden(term, x, seconds_of_term[term]) if f in x.flows else None
+        hidden = _hidden(term, x, seconds_of_term[term], f.tier) if f in x.flows else None
         rows.append(
             (
                 f.axis,
@@ -71,13 +73,20 @@ def sheet(x: AnalyticSubject) -> Sheet:
     )
 
 
-def _hidden(term: str, x: AnalyticSubject, alone_s: float) -> float:
+def _hidden(term: str, x: AnalyticSubject, alone_s: float, tier: str) -> float:
     """Return the share of a term's communication, `alone_s` without overlap, that other work covers. The term of
-    expert parallelism also has permutations and waiting, so there it is the stack's covered share of the messages."""
+    expert parallelism also has permutations and waiting, so there it is the stack's covered share of the messages.
+    What recomputation sends again is in its own term: it waits as the forward pass does."""
     profile = x.pricing.profile
     if term == "ep" and not profile.overlaps_experts:
         return float(profile.ep_overlap)
-    return 1 - min(1.0, x.priced.terms.get(term, 0.0) / alone_s)
+    exposed = x.priced.terms.get(term, 0.0)
+    if term == "tp" and x.strategy.recompute != "none":
+        once = flows(x.pricing, replace(x.strategy, recompute="none"))
+        again = alone_s - sum(f.seconds for f in once if term_of(f.axis) == term)
+        inside = tier == x.pricing.cluster.tiers[0].name
+        exposed += again * (1 - float(profile.tp_overlap) * inside)
+    return 1 - min(1.0, exposed / alone_s)
 
 
 def _bound(f: TrafficRow, cluster: ClusterSpec) -> str:

@@ -90,8 +90,11 @@ class StackOptions:
     """Depths of multi-token prediction (DeepSeek-V3, section 2.2): further blocks at the end, each with a product of
     twice the hidden size and the head once more."""
     tp_overlap: Literal["auto", "none", "async", "userbuffers"] = "auto"
-    """Overlap of tensor-parallel collectives with products. async: cut into one part per rank by the compiler;
-    userbuffers: by Transformer Engine."""
+    """Overlap of tensor-parallel collectives with products. none: what the stack hides without an option; async: cut
+    into one part per rank by the compiler; userbuffers: by Transformer Engine."""
+    dp_overlap: Literal["auto", "none", "reduce"] = "auto"
+    """What overlaps compute over the data axis. none: nothing; reduce: the reduction of gradients with the last
+    backward pass, and not the gather of parameters with the next forward pass."""
     dispatch: Literal["auto", "all_gather", "all_to_all", "deepep", "hybridep"] = "auto"
     """Transport of tokens to their experts."""
     overlap_experts: Literal["auto", "on", "off"] = "auto"
