@@ -30,12 +30,11 @@ def test_one_thing_is_not_compared() -> None:
 
 
 T3 = """torchrun --nproc-per-node 8 --nnodes 16 pretrain_gpt.py --num-layers 80 --hidden-size 8192
- --ffn-hidden-size 28672
- --num-attention-heads 64 --group-query-attention --num-query-groups 8 --seq-length 8192
- --max-position-embeddings 8192 --position-embedding-type rope --swiglu --normalization RMSNorm --disable-bias-linear --vocab-size 128256
- --untie-embeddings-and-output-weights --tensor-model-parallel-size 8 --pipeline-model-parallel-size 4
- --sequence-parallel --micro-batch-size 1 --global-batch-size 512 --bf16 --recompute-granularity full
- --recompute-method uniform --recompute-num-layers 1""".replace("\n", " ")
+ --ffn-hidden-size 28672 --num-attention-heads 64 --group-query-attention --num-query-groups 8 --seq-length 8192
+ --max-position-embeddings 8192 --position-embedding-type rope --swiglu --normalization RMSNorm --disable-bias-linear
+ --vocab-size 128256 --untie-embeddings-and-output-weights --tensor-model-parallel-size 8
+ --pipeline-model-parallel-size 4 --sequence-parallel --micro-batch-size 1 --global-batch-size 512 --bf16
+ --recompute-granularity full --recompute-method uniform --recompute-num-layers 1""".replace("\n", " ")
 
 
 def test_a_plan_has_the_layout_that_its_export_writes(tmp_path: Path) -> None:
@@ -57,26 +56,13 @@ def test_where_one_side_cannot_be_written_the_strategies_are_compared(tmp_path: 
 
 
 def test_runs_are_compared_as_they_were_measured(tmp_path: Path) -> None:
-    planned = (
-        "plan",
-        "--model",
-        "llama3-8b",
-        "--cluster",
-        "dgx-h100",
-        "--gpus",
-        "8",
-        "--batch",
-        "64",
-        "--seq",
-        "4096",
-    )
+    asked = "--model gpt2-xl --cluster dgx-h100 --gpus 8 --batch 64 --seq 1024 --json"
     for name, level, measured in (("a", 0, 12.5), ("b", 1, 25.0)):
         (tmp_path / name).mkdir()
-        strategy = f"dp=8,zero={level},recompute=full"
-        _ = json_of(tmp_path, *planned, "--strategy", strategy, "--out", f"{name}/plan.json", "--json")
+        _ = text_of(tmp_path, f"plan {asked} --strategy dp=8,zero={level} --out {name}/plan.json")
         recorded = {"step_time_s": measured, "memory_bytes": 2**30}
         (tmp_path / name / "recorded.json").write_text(json.dumps(recorded))
     text = text_of(tmp_path, "compare a b")
     assert "B, measured: a step of 25.00 s, A's takes 12.50 s: B takes 100.0% more" in text
-    assert f"{64 * 4096 / 25:,.0f}" in text
+    assert f"{64 * 1024 / 25:,.0f}" in text
     assert "tokens/s, predicted" in text

@@ -24,7 +24,7 @@ LLAMA = """torchrun --nnodes 8 --nproc_per_node 8 pretrain_gpt.py --num-layers 8
  --num-attention-heads 64 --group-query-attention --num-query-groups 8 --ffn-hidden-size 28672 --swiglu
  --normalization RMSNorm --position-embedding-type rope --disable-bias-linear --untie-embeddings-and-output-weights
  --padded-vocab-size 128256 --max-position-embeddings 8192 --seq-length 8192 --global-batch-size 512 --bf16
- --use-distributed-optimizer --micro-batch-size 1"""
+ --use-distributed-optimizer --micro-batch-size 1 --overlap-grad-reduce --overlap-param-gather --tp-comm-overlap"""
 SLOW = f"""{LLAMA} --tensor-model-parallel-size 8 --sequence-parallel --pipeline-model-parallel-size 4
  --num-layers-per-virtual-pipeline-stage 5 --recompute-granularity full --recompute-method uniform
  --recompute-num-layers 1"""

@@ -84,7 +84,7 @@ class Profile(Keeps):
     tp_overlap: Column = 0.3
     tp_async: Column = 0.0
     """1: where nothing else overlaps (`tp_overlap` 0), the collective of an input's gradient still travels during the
-    product of the weight's, so that of all collectives those of the forward pass wait."""
+    product of its weight's gradient, so that only the others wait."""
     dp_overlap: Column = 0.7
     gather_overlap: Column = 0.6
     """Overlap of the gather after the update (ZeRO-1, 2) with the next forward pass."""

@@ -150,7 +150,7 @@ def read(config: Config, world: int | None = None) -> Configuration:
     sp = truth(flag("sequence_parallel", "strategy.sp", False))
     # The prices of others are those of runs, which overlapped as they did.
     if not (custom or fsdp2 or truth(flag("deepspeed", "stack"))):
-        extra |= beyond.overlaps(flag, bool(sp) and (tp or 1) > 1, product(dp, cp), zero)
+        extra = beyond.overlapped(extra, flag, bool(sp) and (tp or 1) > 1, product(dp, cp), zero)
     flag("use_mcore_models", "stack")
     kernels = [keys.take(f"env.NVTE_{name}_ATTN", "options.attention") for name in ("FLASH", "FUSED")]
     if all(truth(kernel) is False for kernel in kernels):

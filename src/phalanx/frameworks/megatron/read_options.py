@@ -41,14 +41,17 @@ def options(flag: Flag, experts: bool, cp: int | None) -> dict[str, Any]:
     return {name: value for name, value in result.items() if value}
 
 
-def overlaps(flag: Flag, sequence_parallel: bool, replicas: int | None, zero: int | None) -> dict[str, Any]:
-    """Return what of communication the arguments leave exposed, which a release overlaps where it is asked to."""
+def overlapped(
+    options: dict[str, Any], flag: Flag, sequence_parallel: bool, replicas: int | None, zero: int | None
+) -> dict[str, Any]:
+    """Return options with what of communication the arguments leave exposed, which a release is priced to overlap."""
     reduces = flag("overlap_grad_reduce", "options.dp_overlap", False)
     gathers = flag("overlap_param_gather", "options.dp_overlap", False)
     products = flag("tp_comm_overlap", "options.tp_overlap", False)
-    result = {}
-    if sequence_parallel and products is not None and not truth(products):
-        result["tp_overlap"] = "none"
+    result = dict(options)
+    if sequence_parallel and products is not None:
+        result.pop("tp_overlap", None)
+        result |= {} if truth(products) else {"tp_overlap": "none"}
     if (replicas or 2) > 1 and reduces is not None and gathers is not None:
         if not truth(reduces):
             result["dp_overlap"] = "none"
