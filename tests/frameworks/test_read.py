@@ -513,8 +513,8 @@ SIZE_ARGS="
 torchrun ${DISTRIBUTED_ARGS[@]} pretrain_gpt.py $SIZE_ARGS --vocab-size 128256 \\
     --tensor-model-parallel-size 8 --pipeline-model-parallel-size 2 --sequence-parallel --seq-length 8192 \\
     --max-position-embeddings 8192 --micro-batch-size 1 --global-batch-size $((4 * 128)) --bf16 \\
-    --use-distributed-optimizer --recompute-granularity selective \\
-    --tp-comm-overlap --overlap-grad-reduce --overlap-param-gather
+    --tp-comm-overlap --overlap-grad-reduce --overlap-param-gather \\
+    --use-distributed-optimizer --recompute-granularity selective
 """
 
 

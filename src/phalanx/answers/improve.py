@@ -28,6 +28,7 @@ from phalanx.planning.explain.analytic import AnalyticSubject
 from phalanx.planning.search import HEADROOM
 from phalanx.planning.search.column_pricing import Pricing
 from phalanx.planning.search.planner import answer
+from phalanx.planning.search.stack_options import SEARCHED_OPTIONS
 from phalanx.spec.cluster.spec import ClusterSpec
 from phalanx.spec.errors import InputError
 from phalanx.spec.files.plan import Plan
@@ -51,8 +52,6 @@ GROUPS: tuple[tuple[str, ...], ...] = (
     ("overlap_experts",),
 )
 """Fields that change together."""
-_FREE = ("context", "cross_entropy", "tp_overlap", "dp_overlap", "dispatch", "overlap_experts")
-"""Options that a search sets (plan/search/stack_options.py)."""
 _WORTH = 0.002
 """Share of the step by which a change must shorten it."""
 
@@ -123,7 +122,7 @@ def improve(reading: Reading, q: Question, headroom: float, cluster: str | Clust
     wanted = q.pricing.wanted
 
     def pricing(count: int) -> Pricing:  # what a search may set is left to it
-        free = StackOptions(**{n: v for n, v in in_file.changed().items() if n not in _FREE})
+        free = StackOptions(**{n: v for n, v in in_file.changed().items() if n not in SEARCHED_OPTIONS})
         return replace(q.pricing_on(count), extra=free, headroom=headroom, wanted=wanted)
 
     prices = _Prices(q, pricing)
@@ -192,7 +191,7 @@ class _Prices:
 
 def _as_in_file(prices: _Prices, s: Strategy, searched_options: StackOptions, own: StackOptions) -> StackOptions:
     """Return the options of a search, with each that the file sets kept where another is no better."""
-    for name in _FREE:
+    for name in SEARCHED_OPTIONS:
         kept = getattr(own, name)
         if kept != getattr(searched_options, name):
             other = StackOptions(**searched_options.changed() | {name: kept})
@@ -209,7 +208,7 @@ def _written(prices: _Prices, settings: FileSettings, now: FileState, better: Fi
     """Return a better state without options that stand in a program's code, where a configuration cannot set them."""
     if settings.of(now) is None:
         return better
-    for name in _FREE:
+    for name in SEARCHED_OPTIONS:
         if settings.of(better) is None and _value(now, name) != _value(better, name):
             with suppress(InputError):
                 better = _with(prices, better, now, (name,))

@@ -12,12 +12,14 @@ from phalanx.cost.analytic.estimate import require_policy
 from phalanx.cost.ledger.flops import hardware_flops, model_flops
 from phalanx.cost.ledger.policy import sharding
 from phalanx.frameworks.registry import facts
+from phalanx.planning.explain.lint import changed_fields
 from phalanx.planning.explain.targets import BUBBLE, EXPOSED, IMBALANCE, MFU, OVERLAP, Target
 from phalanx.planning.explain.traffic import TrafficRow, flows
 from phalanx.planning.search import HEADROOM, strategy_columns
 from phalanx.planning.search.column_pricing import Pricing
 from phalanx.planning.search.priced import PricedStrategy
 from phalanx.planning.search.refine import PipelineRun, RankedStrategy, RefinedPrices
+from phalanx.planning.search.stack_options import single_changes
 from phalanx.schedule.pipeline.given_layout import given_blocks, listed
 from phalanx.schedule.pipeline.stages import check
 from phalanx.spec.cluster.spec import ClusterSpec
@@ -186,6 +188,21 @@ class AnalyticSubject:
                 changed = {name: value for name, value in changed.items() if value != getattr(now, name)}
                 line = [f"{name}={value}" for name, value in changed.items()]
                 yield ",".join(line + [f"{name}={value:g}" for name, value in away.items()]), p
+
+    def gains(self) -> Iterator[tuple[str, str, PricedStrategy]]:
+        """Yield (field or option, the settings that change it, the price with them) of every neighbour that fits, and
+        of every other value of an option that a search sets."""
+        s = self.strategy
+        for what, p in self.neighbours:
+            if p.fits and not self._refused_for_a_change(p.strategy):
+                yield what.split(" ")[0], changed_fields(s, p.strategy), p
+        for name, pricing in single_changes(self.pricing_of_others):
+            row = pricing.row
+            if row is not None and row.refusal(s, pricing.extra, facts(self.model, self.job, s)) is None:
+                p = RefinedPrices(pricing).of([s])[0].priced
+                if p.fits:
+                    entry = row.options[name]
+                    yield name, f"{name}={getattr(pricing.extra, name)} ({entry.key or entry.written})", p
 
     def _refused_for_a_change(self, s: Strategy) -> bool:
         """Whether the stack refuses another strategy for a field in which it differs from this one. A refusal that

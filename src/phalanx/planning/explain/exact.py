@@ -9,6 +9,7 @@ from functools import cached_property
 from phalanx.cost.collectives import measured
 from phalanx.cost.step.expand import expand
 from phalanx.planning.auto import stage_split
+from phalanx.planning.explain.lint import changed_fields
 from phalanx.planning.search import neighbours
 from phalanx.planning.search.best_first import STACK, Candidate, price
 from phalanx.planning.search.column_pricing import Pricing
@@ -142,6 +143,14 @@ class ExactSubject:
     def offloaded(self) -> Iterator[tuple[str, ExactPrice]]:
         """Yield nothing: our runtime keeps everything on the device."""
         yield from ()
+
+    def gains(self) -> Iterator[tuple[str, str, ExactPrice]]:
+        """Yield (field, the settings that change it, the price with them) of every neighbour that fits."""
+        usable = self.cluster.device.usable_bytes
+        for what, c in explain_exactly(self).neighbours:
+            if not c.reason:
+                price = ExactPrice(c.as_requested, c.seconds, float(c.prediction.memory_bytes), usable)
+                yield what.split(" ")[0], changed_fields(self.strategy, c.as_requested), price
 
     def alternative(self, s: Strategy) -> ExactPrice | None:
         """Price another strategy exactly; None if it is not legal, cannot run or does not fit."""

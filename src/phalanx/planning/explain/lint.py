@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, fields, replace
 from itertools import product
 from typing import Any, Protocol
 
@@ -14,7 +14,7 @@ from phalanx.spec.job import DTYPE_BYTES, Job
 from phalanx.spec.model.spec import ModelSpec
 from phalanx.spec.strategy.compressors import PLACE_BYTES, GatheredElements
 from phalanx.spec.strategy.mesh import mesh
-from phalanx.spec.strategy.spec import Strategy
+from phalanx.spec.strategy.spec import Strategy, format_field
 from phalanx.spec.strategy.zero_levels import ZERO_LEVELS
 
 _WORTH = 0.01
@@ -26,7 +26,7 @@ class Finding:
     """One anti-pattern found in a strategy."""
 
     name: str
-    """Key in LINTS."""
+    """Key in LINTS, `faster-setting` or `less-memory`."""
     problem: str
     """The problem, with numbers."""
     remedy: str
@@ -95,6 +95,10 @@ class LintSubject(Protocol):
     def offloaded(self) -> Iterator[tuple[str, Alternative]]:
         """Yield what goes to the host, as settings, and the price with it, where that fits."""
 
+    def gains(self) -> Iterator[tuple[str, str, Alternative]]:
+        """Yield (field or option, the settings that change it, the price with them) of every single change that is
+        legal and fits."""
+
     def alternative(self, s: Strategy) -> Alternative | None:
         """Price another strategy; None if it is not legal or does not fit."""
 
@@ -103,8 +107,42 @@ Lint = Callable[[LintSubject], Iterator[Finding]]
 
 
 def lint(subject: LintSubject) -> list[Finding]:
-    """Return the findings of every lint, in the order of LINTS."""
-    return [finding for name in LINTS for finding in LINTS[name](subject)]
+    """Return the findings of every lint, in the order of LINTS, and then what else a single change saves."""
+    found = [finding for name in LINTS for finding in LINTS[name](subject)]
+    return [*found, *_savings(subject, found)]
+
+
+_SAVES = 0.05
+"""Share of the step, or of the memory, from which any single change that saves it is reported."""
+
+
+def _savings(x: LintSubject, found: Sequence[Finding]) -> Iterator[Finding]:
+    """Report the best single change of each field that saves time, or memory at no cost in time, unless another
+    finding is about that field."""
+    (needs, has), now_s = x.memory, x.comparable_seconds
+    if needs > has:
+        return
+    said = [f.remedy for f in found]
+    faster: dict[str, tuple[str, Alternative]] = {}
+    smaller: dict[str, tuple[str, Alternative]] = {}
+    for field, line, p in x.gains():
+        if any(f"{field}=" in remedy for remedy in said):
+            continue
+        if p.seconds <= (1 - _SAVES) * now_s and (field not in faster or p.seconds < faster[field][1].seconds):
+            faster[field] = line, p
+        least = smaller[field][1].bytes_ if field in smaller else (1 - _SAVES) * needs
+        if p.seconds <= now_s and p.bytes_ <= least:
+            smaller[field] = line, p
+    for line, p in sorted(faster.values(), key=lambda way: way[1].seconds):
+        problem = f"a step takes {now_s:.3g} s, and {p.seconds:.3g} s with {line} ({_of_memory(p, has)})"
+        yield Finding("faster-setting", problem, f"{line} saves {1 - p.seconds / now_s:.0%}")
+    for line, p in sorted((w for name, w in smaller.items() if name not in faster), key=lambda way: way[1].bytes_):
+        problem = f"the fullest rank holds {needs / GIB:.1f} GiB, and {p.bytes_ / GIB:.1f} GiB with {line}, as fast"
+        yield Finding("less-memory", problem, f"{line} saves {1 - p.bytes_ / needs:.0%} of the memory")
+
+
+def _of_memory(p: Alternative, has: float) -> str:
+    return f"{p.bytes_ / GIB:.1f} of {has / GIB:.1f} GiB"
 
 
 def _too_large(x: LintSubject) -> Iterator[Finding]:
@@ -148,6 +186,12 @@ def _smaller(x: LintSubject) -> str:
     remedies = [f"{min(fitting)[-1]} fits"] if fitting else []
     remedies += [f"{on_host[0][1]} fits"] if on_host else []
     return "; or ".join(remedies) or "no change of recomputation, ZeRO, micro-batch or axes fits"
+
+
+def changed_fields(s: Strategy, other: Strategy) -> str:
+    """Return the fields in which another strategy differs, as a line of settings."""
+    names = (f.name for f in fields(Strategy) if getattr(s, f.name) != getattr(other, f.name))
+    return ",".join(f"{name}={format_field(getattr(other, name))}" for name in names)
 
 
 def _line(change: dict[str, Any]) -> str:

@@ -25,12 +25,13 @@ from typing import Any
 import numpy as np
 
 from phalanx.frameworks.registry import facts
+from phalanx.frameworks.stack import Stack
 from phalanx.planning.search.column_pricing import Pricing
 from phalanx.planning.search.priced import price_under
 from phalanx.planning.search.refine import RankedStrategy, RefinedPrices, refined
 from phalanx.spec.number_formats import NUMBER_FORMATS
 from phalanx.spec.strategy.spec import Strategy
-from phalanx.spec.strategy.stack_options import StackOptions
+from phalanx.spec.strategy.stack_options import DEFAULTS, StackOptions
 
 _CHANGES: tuple[dict[str, Any], ...] = (
     {"context": "all_gather"},
@@ -42,6 +43,8 @@ _CHANGES: tuple[dict[str, Any], ...] = (
     {"dispatch": "hybridep"},
     {"overlap_experts": "on"},
 )
+SEARCHED_OPTIONS = ("context", "cross_entropy", "tp_overlap", "dp_overlap", "dispatch", "overlap_experts")
+"""Options that a search sets, or leaves at the release's default where that is the fastest."""
 _GAIN = 0.002
 """Share of the step by which an option must shorten it to be set: less is not worth a line of configuration."""
 _CANDIDATES = 6
@@ -58,14 +61,8 @@ def with_best_options(pricing: Pricing, strategies: Sequence[Strategy]) -> Prici
     some = list(strategies[:_CANDIDATES])
     # Gathering keys has no effect where heads are exchanged, often the faster choice without it.
     some = list(dict.fromkeys([*some, *(replace(s, ulysses=1) for s in some)]))
-    pinned = set(pricing.extra.changed())
-    open_changes = [
-        change
-        for change in _CHANGES
-        if not pinned & change.keys()
-        and all(name in row.options and row.options[name].allows(value) for name, value in change.items())
-        and not any(row.options[name].in_code for name in change)
-    ]
+    pinned = pricing.extra.changed()
+    open_changes = [change for change in _settable(row) if not pinned.keys() & change.keys()]
     best, least = pricing, np.inf
     while True:
         tried = [best, *(replace(best, extra=replace(best.extra, **c)) for c in open_changes if _new(best, c))]
@@ -78,6 +75,29 @@ def with_best_options(pricing: Pricing, strategies: Sequence[Strategy]) -> Prici
         if min(timed) > (1 - _GAIN) * least:
             return best
         least, best = min(timed), tried[1 + timed.index(min(timed))]
+
+
+def _settable(row: Stack) -> list[dict[str, Any]]:
+    """Return the changes whose options a configuration of a stack sets to these values."""
+    return [
+        change
+        for change in _CHANGES
+        if all(name in row.options and row.options[name].allows(value) for name, value in change.items())
+        and not any(row.options[name].in_code for name in change)
+    ]
+
+
+def single_changes(pricing: Pricing) -> Iterator[tuple[str, Pricing]]:
+    """Yield (option, the question with it) for each other value of an option that a search sets: those that it tries,
+    and the release's default where the question departs from it."""
+    row, given = pricing.row, pricing.extra
+    if row is None:
+        return
+    tried = [item for change in _settable(row) for item in change.items()]
+    back = [(name, DEFAULTS[name]) for name in given.changed() if name in SEARCHED_OPTIONS]
+    for name, value in dict.fromkeys((*tried, *back)):
+        if getattr(given, name) != value:
+            yield name, replace(pricing, extra=replace(given, **{name: value}))
 
 
 def _new(pricing: Pricing, change: dict[str, Any]) -> bool:
