@@ -14,6 +14,7 @@ from phalanx.frameworks.parts import writer
 from phalanx.frameworks.program import TrainingProgram
 from phalanx.frameworks.registry import FRAMEWORKS, stack_named
 from phalanx.frameworks.script import train_sh
+from phalanx.frameworks.source_file import as_in_file, source_of
 from phalanx.frameworks.subject import Subject, subject
 from phalanx.spec.errors import InputError, nearest
 from phalanx.spec.files import plan as plans
@@ -92,6 +93,13 @@ def exported(plan: Plan, to: str, by: str = "torchrun") -> Export:
     own = str(plan.choices.get("stack", ""))
     x = subject(plan, stack_named(own if own in target.stacks else target.stacks[0]))
     p = target.program(x)
+    source = source_of(plan.choices)
+    if (
+        source is not None
+        and p.arguments
+        and any(f.reads == source.kind and f.writes == to for f in FRAMEWORKS.values())
+    ):
+        p = as_in_file(p, source)
     if x.rounded and to not in _ROUNDS:
         reason = f"is a switch of torch's, not of a configuration of {to}"
         raise InputError("precision", "tf32", reason, "plan in fp32 and export TORCH_ALLOW_TF32_CUBLAS_OVERRIDE=1")

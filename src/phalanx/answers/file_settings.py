@@ -17,6 +17,7 @@ from phalanx.answers.read import Reading
 from phalanx.frameworks.configuration import shown
 from phalanx.frameworks.program import TrainingProgram
 from phalanx.frameworks.registry import row_of
+from phalanx.frameworks.source_file import Edit, plain
 from phalanx.frameworks.subject import subject
 from phalanx.spec.errors import InputError
 from phalanx.spec.files.plan import Plan
@@ -37,15 +38,6 @@ class FileState:
     mfu: float
     blocks: tuple[int, ...] = ()
     """Blocks of each chunk of its pipeline."""
-
-
-@dataclass(frozen=True)
-class Edit:
-    """A setting to change: `old` and `new` as the framework writes them, "" where it is not written."""
-
-    key: str
-    old: str
-    new: str
 
 
 def program_of(q: Question, s: Strategy, options: StackOptions, blocks: Sequence[int] = ()) -> TrainingProgram | None:
@@ -79,7 +71,7 @@ class FileSettings:
         self.first: dict[str, str] = {}
         """The settings of the file's own strategy."""
         for path, value in _leaves(reading.config):
-            self.own.setdefault(_plain(path), (shown(path), _text(value)))
+            self.own.setdefault(plain(path), (shown(path), _text(value)))
 
     def of(self, x: FileState) -> dict[str, str] | None:
         """Return every setting of a strategy; None where the stack has no export, or cannot express it."""
@@ -104,7 +96,7 @@ class FileSettings:
         for key in dict.fromkeys((*old, *new)):
             if old.get(key) == new.get(key):
                 continue
-            name, own = self.own.get(_plain(key), (key.lstrip("-"), ""))
+            name, own = self.own.get(plain(key), (key.lstrip("-"), ""))
             if own == "auto" or (not own and key not in new):  # follows another setting; is not in the file
                 continue
             spelt = f"--{name}" if key.startswith("--") else name
@@ -121,18 +113,13 @@ class FileSettings:
         self, old: Mapping[str, str], new: Mapping[str, str], changed: Mapping[str, Any]
     ) -> Iterator[Edit]:
         """Yield settings of the file that say a changed field in words that the export has not."""
-        written = {_plain(key) for key in (*old, *new)}
+        written = {plain(key) for key in (*old, *new)}
         for path, meaning in self.c.understood.items():
             table, _, name = meaning.partition(".")
-            if table in ("strategy", "options") and name in changed and _plain(path) not in written:
-                key, value = self.own.get(_plain(path), (shown(path), ""))
+            if table in ("strategy", "options") and name in changed and plain(path) not in written:
+                key, value = self.own.get(plain(path), (shown(path), ""))
                 if value not in ("", "auto"):
                     yield Edit(f"--{key}" if path.startswith("args.") else key, value, "")
-
-
-def _plain(key: str) -> str:
-    """Return a key's last part in one spelling."""
-    return key.lstrip("-").rpartition(".")[2].replace("-", "_")
 
 
 def _text(value: Any) -> str:

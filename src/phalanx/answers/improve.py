@@ -17,13 +17,14 @@ from pathlib import Path
 
 from phalanx.answers.answer import Answer
 from phalanx.answers.encode import DRAWN
-from phalanx.answers.file_settings import Edit, FileSettings, FileState
+from phalanx.answers.file_settings import FileSettings, FileState
 from phalanx.answers.priced_plan import plan_of
 from phalanx.answers.query import Query
 from phalanx.answers.question import Premises, Question, fixed, read
 from phalanx.answers.read import Reading, is_configuration
 from phalanx.answers.read import read as configuration
 from phalanx.frameworks.registry import facts, row_of
+from phalanx.frameworks.source_file import Edit, recorded
 from phalanx.planning.explain.analytic import AnalyticSubject
 from phalanx.planning.search import HEADROOM
 from phalanx.planning.search.column_pricing import Pricing
@@ -147,6 +148,9 @@ def improve(reading: Reading, q: Question, headroom: float, cluster: str | Clust
     best = replace(searched.pricing, extra=better.options)
     x = AnalyticSubject(lambda _: best, better.strategy, q.gpus)
     plan = plan_of(best, x.priced, x.run, x.mfu, cluster, q.precision)
+    everything = {n: "" for c in changes for n in c.fields}
+    edits = settings.edits(now, replace(better, blocks=x.run.blocks), everything)
+    plan.choices["source"] = recorded(reading.title, reading.configuration.kind, reading.config, edits)
     return replace(result, better=_state(better), changes=tuple(changes), plan=plan)
 
 

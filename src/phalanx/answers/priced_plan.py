@@ -9,6 +9,7 @@ from typing import Any
 from phalanx.answers.query import Query
 from phalanx.answers.question import resolve
 from phalanx.answers.read import Reading, query_by
+from phalanx.frameworks.source_file import recorded
 from phalanx.planning.search.column_pricing import Pricing
 from phalanx.planning.search.priced import PricedStrategy
 from phalanx.planning.search.refine import PipelineRun
@@ -26,7 +27,9 @@ def plan_of_configuration(reading: Reading, path: Path, query: Query) -> tuple[P
         raise InputError("cluster", None, "is missing: a plan is for one", "e.g. dgx-h100")
     q = resolve(*query_by(path, query, reading))
     x = q.subject
-    return plan_of(q.pricing, x.priced, x.run, x.mfu, query.cluster, q.precision), q.notes
+    plan = plan_of(q.pricing, x.priced, x.run, x.mfu, query.cluster, q.precision)
+    plan.choices["source"] = recorded(reading.title, reading.configuration.kind, reading.config, ())
+    return plan, q.notes
 
 
 def plan_of(

@@ -38,7 +38,9 @@ def words(setting: Setting) -> str:
 
 def _word(value: object) -> str:
     text = f"{value:.12g}" if isinstance(value, float) else str(value)
-    return f'"{text}"' if re.fullmatch(r"\$[A-Z_]+", text) else shlex.quote(text)  # a blank, or a word
+    if not re.search(r"\$\{?[A-Za-z_]", text):
+        return shlex.quote(text)
+    return '"' + re.sub(r'([\\"`]|\$\()', r"\\\1", text) + '"'  # a blank, or a variable that a user's file reads
 
 
 def _array(groups: Iterable[Group]) -> str:

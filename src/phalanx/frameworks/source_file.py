@@ -1,0 +1,112 @@
+"""The file that a plan improves, in the plan: its arguments as they stand there, and the settings that change.
+
+An export to the file's own framework writes the file's arguments with these changes, and nothing of its own: what
+trains the model (learning rate and its schedule, data, tokenizer, checkpoints, seeds) stays as the file has it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from phalanx.frameworks.program import Group, Setting, TrainingProgram, Variable
+from phalanx.spec.errors import InputError
+
+
+@dataclass(frozen=True)
+class Edit:
+    """A setting to change: `old` and `new` as the framework writes them, "" where it is not written."""
+
+    key: str
+    old: str
+    new: str
+
+
+@dataclass(frozen=True)
+class SourceFile:
+    """Arguments of a file by name, its environment, and the settings that change."""
+
+    name: str
+    kind: str
+    """What `read` calls its framework."""
+    arguments: Mapping[str, Any]
+    environment: Mapping[str, Any]
+    edits: tuple[Edit, ...]
+
+
+def recorded(name: str, kind: str, config: Mapping[str, Any], edits: Sequence[Edit]) -> dict[str, Any] | None:
+    """Return a SourceFile as a plan's JSON has it; None for a file that is no command line."""
+    arguments, environment = config.get("args"), config.get("env")
+    if not isinstance(arguments, Mapping):
+        return None
+    env = dict(environment) if isinstance(environment, Mapping) else {}
+    return {
+        "name": name,
+        "kind": kind,
+        "arguments": dict(arguments),
+        "environment": env,
+        "edits": [asdict(edit) for edit in edits],
+    }
+
+
+def source_of(choices: Mapping[str, Any]) -> SourceFile | None:
+    """Return the file that a plan improves; None where it improves none. Raises InputError for a damaged plan."""
+    table = choices.get("source")
+    if table is None:
+        return None
+    try:
+        edits = tuple(Edit(str(e["key"]), str(e["old"]), str(e["new"])) for e in table["edits"])
+        arguments, environment = dict(table["arguments"]), dict(table["environment"])
+        return SourceFile(str(table["name"]), str(table["kind"]), arguments, environment, edits)
+    except (TypeError, KeyError, ValueError) as error:
+        reason = f"is no file as `phalanx plan --from` records it ({type(error).__name__}: {error})"
+        raise InputError("choices.source", None, reason) from None
+
+
+def plain(key: str) -> str:
+    """Return a key's last part in one spelling."""
+    return key.lstrip("-").rpartition(".")[2].replace("-", "_")
+
+
+def as_in_file(program: TrainingProgram, source: SourceFile) -> TrainingProgram:
+    """Return a program of arguments with the file's own in place of the export's, but for the changes."""
+    given = {name: value for name, value in source.arguments.items() if value is not None and value is not False}
+    own = {plain(name): Setting(f"--{name}", _written(value)) for name, value in given.items()}
+    changed = {plain(edit.key) for edit in source.edits}
+    for edit in source.edits:
+        name = plain(edit.key)
+        key = own[name].key if name in own else f"--{edit.key.lstrip('-')}"
+        own.pop(name, None)
+        if edit.new:
+            values = tuple(edit.new.split())
+            own[name] = Setting(key, True if edit.new == "on" else values if len(values) > 1 else edit.new)
+    left: dict[str, Setting] = dict(own)
+    groups: list[Group] = []
+    as_it_was = f"As {source.name} has it."
+    for group in program.groups:
+        kept = tuple(left.pop(plain(s.key)) for s in group.settings if plain(s.key) in left)
+        if kept:
+            why = group.why if any(plain(s.key) in changed for s in kept) or group.title == "Model" else as_it_was
+            groups.append(replace(group, why=why, settings=kept))
+    if left:
+        groups.append(Group("The rest", as_it_was, tuple(left.values())))
+    words: str = " ".join((program.start, *(str(s.value) for g in groups for s in g.settings)))
+    needed = tuple(b for b in program.blanks if re.search(rf"\$\{{?{b.name}\b", words))
+    needs = {v.name: v for v in program.variables if v.name != _ALLOCATOR}
+    variables = (
+        *needs.values(),
+        *(Variable(n, str(value), as_it_was) for n, value in source.environment.items() if n not in needs),
+    )
+    changes = [f"{e.key}: {e.old or 'not set'} -> {e.new or 'left out'}" for e in source.edits]
+    notes = (*program.notes, f"{source.name} with {len(changes)} settings changed: {'; '.join(changes) or 'none'}.")
+    return replace(program, groups=tuple(groups), blanks=needed, variables=variables, notes=notes)
+
+
+_ALLOCATOR = "PYTORCH_CUDA_ALLOC_CONF"
+"""What an export sets for every plan, and a file as its owner likes."""
+
+
+def _written(value: Any) -> Any:
+    return tuple(map(str, value)) if isinstance(value, list) else value

@@ -1,0 +1,127 @@
+"""All commands about one file agree: what overlaps, what each setting brings, what is compared and exported."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.in_process_cli import json_of, phalanx, text_of
+
+ON = "--cluster dgx-h100 --gpus 128"
+T3 = """torchrun --nproc-per-node 8 --nnodes 16 pretrain_gpt.py --num-layers 80 --hidden-size 8192
+ --ffn-hidden-size 28672 --num-attention-heads 64 --group-query-attention --num-query-groups 8 --seq-length 8192
+ --max-position-embeddings 8192 --position-embedding-type rope --swiglu --normalization RMSNorm --disable-bias-linear
+ --vocab-size 128256 --untie-embeddings-and-output-weights --tensor-model-parallel-size 8
+ --pipeline-model-parallel-size 4 --sequence-parallel --micro-batch-size 1 --global-batch-size 512 --bf16
+ --recompute-granularity full --recompute-method uniform --recompute-num-layers 1""".replace("\n", " ")
+TRAINING = """ --train-iters 100000 --lr 1.5e-4 --min-lr 1e-5 --lr-decay-style cosine --lr-warmup-iters 2000
+ --tokenizer-type Llama3Tokenizer --data-path /data/text_document --split 990,8,2 --save /ckpt/$USER/l70b
+ --save-interval 500 --eval-interval 1000 --eval-iters 10 --seed 4321""".replace("\n", " ")
+
+
+def asked(folder: Path, words: str, command: str) -> dict[str, Any]:
+    """Return what a command prints about a script of these words."""
+    (folder / "t3.sh").write_text(words)
+    return json_of(folder, f"{command} {ON} --json")
+
+
+def test_what_is_hidden_is_what_the_flags_hide(tmp_path: Path) -> None:
+    """By hand: of a block's 14 collectives under full recomputation, Megatron without userbuffers hides the two
+    reduce-scatters of inputs' gradients and the two gathers that only weight gradients read."""
+    assert _hidden(tmp_path, T3) == {"tp": pytest.approx(4 / 14, abs=0.005), "dp": 0, "pp": 0}
+    assert _hidden(tmp_path, f"{T3} --overlap-grad-reduce")["dp"] > 0.3
+    assert _hidden(tmp_path, f"{T3} --tp-comm-overlap")["tp"] > 0.5
+
+
+def _hidden(folder: Path, words: str) -> dict[str, float]:
+    rows = asked(folder, words, "tables comm t3.sh")["tables"][0]["rows"]
+    return {row["axis"]: row["hidden"] for row in rows if row["by"] == "inner ranks" and row["hidden"] is not None}
+
+
+_FLAGS = ("--tp-comm-overlap", "--overlap-grad-reduce", "--overlap-grad-reduce --overlap-param-gather")
+
+
+@pytest.mark.parametrize("first", [T3, f"{T3} --use-distributed-optimizer"])
+def test_more_overlap_is_never_slower(tmp_path: Path, first: str) -> None:
+    for more in _FLAGS:
+        if "gather" in more and "optimizer" not in first:
+            continue
+        plain = asked(tmp_path, first, "predict t3.sh")
+        overlapped = asked(tmp_path, f"{first} {more}", "predict t3.sh")
+        assert overlapped["step_time_s"] < plain["step_time_s"], more
+
+
+def test_lint_knows_what_explain_and_plan_save(tmp_path: Path) -> None:
+    found = {f["name"]: f["remedy"] for f in _findings(tmp_path, T3)}
+    assert "recompute=none saves 27%" in found["needless-recompute"]
+    assert "--tp-comm-overlap" in found["faster-setting"]
+    assert "zero=1" in found["less-memory"]
+    every = " ".join(found.values())
+    explained = asked(tmp_path, T3, "explain t3.sh")
+    now = explained["prediction"]["step_time_s"]
+    for n in explained["neighbours"]:
+        if n["fits"] and n["step_time_s"] < 0.95 * now:
+            assert f"{n['change'].split(' ')[0]}=" in every, n
+    for change in asked(tmp_path, T3, "plan --from t3.sh")["changes"]:
+        if change["alone"] and change["alone"]["fits"] and change["alone"]["step_time_s"] < 0.95 * now:
+            assert any(f"{name}=" in every for name in change["fields"]), change
+
+
+def _findings(folder: Path, words: str) -> list[dict[str, Any]]:
+    (folder / "t3.sh").write_text(words)
+    code, out, err = phalanx(folder, f"lint t3.sh {ON} --json")
+    assert (code, err) == (1, "")
+    return json.loads(out)["findings"]  # type: ignore[no-any-return]
+
+
+def _arguments(script: str) -> dict[str, str]:
+    """Return the arguments of a train.sh by name, their values as one text."""
+    body = re.search(r"ARGUMENTS=\(\n(.*?)\n\)", script, re.DOTALL)
+    assert body is not None
+    words = [w for line in body[1].splitlines() if not line.strip().startswith("#") for w in shlex.split(line)]
+    result: dict[str, list[str]] = {}
+    for word in words:
+        if word.startswith("--"):
+            result[word] = []
+        else:
+            result[list(result)[-1]].append(word)
+    return {name: " ".join(values) for name, values in result.items()}
+
+
+def test_an_export_keeps_what_trains_the_model(tmp_path: Path) -> None:
+    """The changes that `plan --from` lists are the only differences between the file and the export."""
+    found = asked(tmp_path, T3 + TRAINING, "plan --from t3.sh")
+    text = text_of(tmp_path, "export plan.json --to megatron --out x")
+    assert "--recompute-granularity: full -> " in text
+    now = _arguments("ARGUMENTS=(\n" + (T3 + TRAINING).partition("pretrain_gpt.py ")[2] + "\n)")
+    script = (tmp_path / "x/train.sh").read_text()
+    better = _arguments(script)
+    changed = {e["key"] for change in found["changes"] for e in change["settings"]}
+    differ = {name for name in now | better if _number(now.get(name)) != _number(better.get(name))}
+    assert differ <= changed
+    assert {"--lr", "--lr-warmup-iters", "--seed", "--data-path"} <= better.keys() & now.keys()
+    assert '--save "/ckpt/$USER/l70b"' in script
+    assert "FILL-IN" not in script.replace("MEGATRON:-FILL-IN", "").replace("FILL-IN*", "")
+    needs = {"--overlap-param-gather": ("--overlap-grad-reduce", "--use-distributed-optimizer")}
+    needs |= {"--tp-comm-overlap": ("--sequence-parallel",)}
+    for name, others in needs.items():
+        assert name not in better or better.keys() >= set(others)
+
+
+def _number(text: str | None) -> float | str | None:
+    try:
+        return text if text is None else float(text)
+    except ValueError:
+        return text
+
+
+def test_the_export_of_a_better_plan_has_its_price(tmp_path: Path) -> None:
+    better = asked(tmp_path, T3 + TRAINING, "plan --from t3.sh")["better"]
+    _ = text_of(tmp_path, "export plan.json --to megatron --out x")
+    again = json_of(tmp_path, f"predict x {ON} --json")
+    assert again["step_time_s"] == pytest.approx(better["step_time_s"], rel=1e-6)
+    assert again["memory_bytes"] == pytest.approx(better["memory_bytes"], rel=1e-6)
