@@ -50,6 +50,8 @@ class Query:
     """Optimizer and clipping, where they are not the defaults; its batch, length and types give way to the above."""
     calibration: Path | None = None
     """A file of `phalanx calibrate`: factors of the cluster's seconds, from measured steps."""
+    changes: tuple[str, ...] = ()
+    """Fields of the model that differ from its source, such as model.max_seq=32768."""
     files: tuple[Path, ...] = ()
     """Further files of a configuration, such as DeepSpeed's; those that it names are found where they lie."""
 
@@ -70,6 +72,7 @@ class QueryFields(TypedDict, total=False):
     """The fields of a Query as keyword arguments: `phalanx.predict(model="llama3-8b", ...)`."""
 
     files: tuple[Path, ...]
+    changes: tuple[str, ...]
     model: str | ModelSpec | None
     cluster: str | ClusterSpec | None
     gpus: int | None

@@ -244,6 +244,7 @@ def resolve(query: Query, configured: Configured, searched: bool = False, any_st
     lookup.require_counts(("gpus", gpus))
     spec = query.model
     model, notes = (spec, []) if isinstance(spec, ModelSpec) else lookup.model_named(str(spec))
+    model = lookup.changed(model, query.changes)
     on = lookup.cluster_on(query.cluster, query.calibration)
     precision = precision_on(query.precision, on(gpus))
     larger = lookup.pricing_by_gpus(model, on, query.batch or 0, query.seq or 0, stack)
@@ -271,7 +272,11 @@ def resolve(query: Query, configured: Configured, searched: bool = False, any_st
     if strategy is not None:
         pricing = pricing_on(gpus)
         check(strategy, model, pricing.job, None)
-    about = f"{model.family} of {model.parameter_count:,}" if spec is model else str(query.model)
+    about = (
+        f"{model.family} of {model.parameter_count:,}"
+        if spec is model
+        else " ".join((str(query.model), *query.changes))
+    )
     said, caveats = (*configured.notes, *notes), configured.caveats
     if model.experts is not None and options.routing == "auto" and strategy is not None and strategy.ep > 1:
         caveats = (*caveats, BALANCED)
@@ -283,6 +288,8 @@ def resolve(query: Query, configured: Configured, searched: bool = False, any_st
 def _of_plan(query: Query, path: Path, notes: tuple[str, ...]) -> Question:
     """Resolve a plan.json or a run's folder, whose strategy, GPUs, stack and precision the query may replace."""
     saved = plans.read(path / "plan.json" if path.is_dir() else path)
+    if query.changes:
+        raise InputError("set", query.changes[0], "the plan.json has its model already", "make a new plan with it")
     for name in ("model", "cluster", "batch", "seq"):
         if getattr(query, name) is not None:
             remedy = "leave it out, or make a new plan"

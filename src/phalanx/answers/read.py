@@ -388,6 +388,7 @@ def query_by(path: Path, asked: Query, reading: Reading | None = None) -> tuple[
     seq = asked.seq or s.seq or 1
     named = asked.model
     model, notes = (named, []) if isinstance(named, ModelSpec) else model_of(c, named)
+    model = names.changed(model, asked.changes)
     options = options_of(c, strategy)
     strategy = _dealt_out(strategy, c, model, options)
     strategy, unpriced = _priceable(strategy)
@@ -405,6 +406,7 @@ def query_by(path: Path, asked: Query, reading: Reading | None = None) -> tuple[
         asked,
         source=None,
         files=(),
+        changes=(),
         model=model,
         gpus=gpus,
         batch=batch,

@@ -90,6 +90,9 @@ def target(query: Query, overrides: Sequence[str], announce: Announce) -> Verifi
     """
     path = None if query.source is None else Path(query.source)
     strategy, cluster = query.strategy, query.cluster
+    if path is None or is_configuration(path):
+        of_model = tuple(o for o in overrides if o.startswith("model."))
+        query, overrides = replace(query, changes=of_model), [o for o in overrides if o not in of_model]
     if path is None:
         return _of_options(query, overrides)
     if is_configuration(path):

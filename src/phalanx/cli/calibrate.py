@@ -12,7 +12,7 @@ from phalanx.cli.command import command
 from phalanx.cli.output import Display
 from phalanx.cli.terminal import require_writable
 
-_OF_ALL = ("model", "cluster", "gpus", "batch", "seq", "stack", "precision", "options")
+_OF_ALL = ("model", "cluster", "gpus", "batch", "seq", "stack", "precision", "options", "changes")
 
 
 @command

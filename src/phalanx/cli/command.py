@@ -60,6 +60,8 @@ def _derive(body: Command, reports_progress: bool) -> Command:
                 if "source" in fields:  # the first of several files, which belong to it
                     fields["source"], *more = fields["source"] or [None]
                     fields["files"] = tuple(more)
+                if "changes" in fields:
+                    fields["changes"] = tuple(fields["changes"] or ())
                 given[name] = kind(**fields)
                 if isinstance(given[name], Display):
                     given[name].require_writable()

@@ -12,7 +12,7 @@ from phalanx.cli.command import command
 from phalanx.cli.output import Display
 from phalanx.cli.terminal import FAILED
 
-_SHARED = ("model", "cluster", "gpus", "batch", "seq", "stack", "precision", "options", "calibration")
+_SHARED = ("model", "cluster", "gpus", "batch", "seq", "stack", "precision", "options", "calibration", "changes")
 
 
 @command

@@ -56,6 +56,14 @@ Set = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="TABLE.FIELD=VALUE", help="Override a field of the job; may be repeated."),
 ]
+SetModel = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set",
+        metavar="model.FIELD=VALUE",
+        help="Change a field of the model, e.g. model.max_seq=32768; repeatable.",
+    ),
+]
 
 # A plan, or in its place a model, a cluster and numbers.
 Source = Annotated[
@@ -193,6 +201,7 @@ QUERY_OPTIONS = {
     "options": StackOptionsLine,
     "where": Where,
     "calibration": Calibration,
+    "changes": SetModel,
 }
 OF_A_STRATEGY = tuple(name for name in QUERY_OPTIONS if name != "where")
 """Fields of a question about one strategy."""

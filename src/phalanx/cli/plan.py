@@ -27,7 +27,19 @@ Headroom = Annotated[
     float, typer.Option("--headroom", help="Share of a device's memory that a strategy must leave free.")
 ]
 _HEADROOM = 0.05
-_OF_A_SEARCH = ("model", "cluster", "gpus", "batch", "seq", "strategy", "stack", "precision", "where", "calibration")
+_OF_A_SEARCH = (
+    "model",
+    "cluster",
+    "gpus",
+    "batch",
+    "seq",
+    "strategy",
+    "stack",
+    "precision",
+    "where",
+    "calibration",
+    "changes",
+)
 
 
 def _form(words: Sequence[str]) -> str:
@@ -157,6 +169,15 @@ def improve(
             "brings; or an observed.json. Repeat it for files that belong together.",
         ),
     ],
+    tries: Annotated[
+        str | None,
+        typer.Option(
+            "--try",
+            metavar="LINE",
+            help="Search nothing: price the file with each of these changes alone, such as 'fp8, zero=1, seq=32768, "
+            "gpus=256, chip=b200'; + joins changes. No plan is written.",
+        ),
+    ] = None,
     headroom: Headroom = _HEADROOM,
     out: Out = Path("plan.json"),
 ) -> None:
@@ -169,9 +190,14 @@ def improve(
 
     if query.cluster is None:
         raise InputError("cluster", None, "is missing: what a change brings depends on it", "e.g. dgx-h100")
-    require_writable("--out", out)
     source, *more = sources
     query = replace(query, files=tuple(more))
+    if tries is not None:
+        from phalanx.answers.tries import tried
+
+        output.show(tried(replace(query, source=source), tries))
+        return
+    require_writable("--out", out)
     if (seen := observed.observation_of(Query(source))) is not None:
         better = observed.improve(seen, query, Wishes(headroom=headroom))
         if better.better is not None:

@@ -23,7 +23,7 @@ def read(
             show_default=False,
         ),
     ],
-    query: Annotated[Query, "gpus", "model", "cluster", "batch", "seq"],
+    query: Annotated[Query, "gpus", "model", "cluster", "batch", "seq", "changes"],
     output: Annotated[Display, "json", "save", "strict"],
     kind: Annotated[
         str | None,
@@ -57,7 +57,8 @@ def read(
         announce(f"plan: {out}")
         show_notes(tuple(note for note in notes if note not in reading.configuration.companions))
     else:
-        for name in ("model", "cluster", "batch", "seq"):
-            if (value := getattr(query, name)) is not None:
+        for name in ("model", "cluster", "batch", "seq", "changes"):
+            if value := getattr(query, name):
+                name = "set" if name == "changes" else name
                 raise InputError(name, value, "is for the plan that --out writes", "add --out plan.json")
     output.show(reading)

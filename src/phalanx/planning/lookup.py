@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
 
 from phalanx.cost.analytic.chips import chip_name, system_of
@@ -13,12 +13,13 @@ from phalanx.spec.cluster.calibration import Calibration
 from phalanx.spec.cluster.chips import CHIPS
 from phalanx.spec.cluster.presets import preset
 from phalanx.spec.cluster.spec import ClusterSpec
-from phalanx.spec.errors import InputError
+from phalanx.spec.errors import InputError, nearest
+from phalanx.spec.files import job_file
 from phalanx.spec.files.cluster_toml import calibration_table, cluster_from_toml
 from phalanx.spec.files.job_file import build, make_model
 from phalanx.spec.files.plan import Plan
 from phalanx.spec.job import Job, Precision
-from phalanx.spec.model.spec import ModelSpec
+from phalanx.spec.model.spec import MODEL_FIELDS, ModelSpec
 
 _MOST = {"gpus": 10**7, "batch": 10**9}
 """Upper limits: a larger number is a typing error, and enumerating its divisors would take minutes."""
@@ -39,6 +40,19 @@ def model_named(name: str) -> tuple[ModelSpec, list[str]]:
     if folder:
         name = str(path / "config.json")
     return make_model({"config" if name.endswith(".json") else "preset": name}, Path())
+
+
+def changed(model: ModelSpec, changes: Sequence[str]) -> ModelSpec:
+    """Return a model with single fields set, by lines such as model.max_seq=32768. Raises InputError."""
+    tables = job_file.override({"model": {}}, changes)
+    if others := [name for name in tables if name != "model"]:
+        line = next(line for line in changes if line.startswith(others[0]))
+        raise InputError("set", line, "is no field of the model", "write model.FIELD=VALUE, e.g. model.max_seq=32768")
+    table = tables["model"]
+    for name, value in table.items():
+        if name not in MODEL_FIELDS:
+            raise InputError(f"model.{name}", value, "no such field", nearest(name, MODEL_FIELDS))
+    return build(ModelSpec, asdict(model) | table, "model") if table else model
 
 
 def cluster_named(name: str) -> Callable[[int], ClusterSpec]:

@@ -11,6 +11,7 @@ from phalanx.answers.export import Export
 from phalanx.answers.findings import Findings
 from phalanx.answers.improve import Improvement, PricedState
 from phalanx.answers.read import Reading, origins
+from phalanx.answers.tries import TriedChanges
 from phalanx.frameworks.configuration import Configuration, shown
 from phalanx.planning.tables.table import Sheet, columns
 from phalanx.report.predict import heading
@@ -93,6 +94,33 @@ def findings(f: Findings) -> View:
 
 _LONG = 40
 _LEGEND = "alone: the file with this change only; together: with all changes above; phalanx export writes the whole"
+
+
+def tried(x: TriedChanges) -> View:
+    """Show the configuration's price, and what each change makes of it."""
+    now = x.now
+    rows = [
+        (
+            t.change,
+            t.step_time_s,
+            None if t is now or not t.step_time_s else t.step_time_s / (now.step_time_s or 1) - 1,
+            t.tokens_per_s_per_gpu,
+            t.memory_bytes,
+            "" if t.memory_bytes is None else "yes" if t.fits else "no",
+            t.reason,
+        )
+        for t in (now, *x.changes)
+    ]
+    names = columns(
+        "change",
+        ("step", "s"),
+        ("of the step", "change"),
+        ("tokens per s and GPU", "count"),
+        ("memory", "bytes"),
+        "fits",
+        "",
+    )
+    return View([heading(x.question), Sheet("each change alone", names, rows, charted=False)])
 
 
 def improvement(x: Improvement) -> View:

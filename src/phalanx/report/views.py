@@ -59,6 +59,7 @@ _VIEWS = {
     "Reading": "phalanx.report.read",
     "StackComparison": "phalanx.report.compare:stacks",
     "Tables": "phalanx.report.tables",
+    "TriedChanges": "phalanx.report.read:tried",
     "Verification": "phalanx.report.verify",
 }
 """By the name of an answer's class the function that shows it, `view` of the module where none is named. Those of the

@@ -74,7 +74,7 @@ def _cores(model: ModelSpec, job: Job, ranks: int, ulysses: bool) -> Strategies:
     """Enumerate the first step without limits; cached, since stacks and conditions differ only in limits."""
     if job.seq > model.max_seq:
         reason = f"is longer than model.max_seq = {model.max_seq}"
-        raise InputError("job.seq", job.seq, reason, "shorten seq or raise model.max_seq")
+        raise InputError("job.seq", job.seq, reason, f"shorten seq, or set model.max_seq={job.seq}")
     parts: dict[str, list[Ints]] = {name: [] for name in ("dp", "tp", "sp", "cp", "ulysses", "pp", "micro_batch")}
     # Enumerate degrees; micro-batches and Ulysses parts as arrays.
     for tp, cp in _pairs(ranks):

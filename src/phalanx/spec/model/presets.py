@@ -41,12 +41,12 @@ _TUNED = re.compile(
     r"-(instruct|thinking|chat|base|it|hf|fp8|fp4|nvfp4|mxfp4|awq|gptq|int4|w4a16|bf16|dynamic|terminus|exp|v0\.\d"
     r"|\d{4}|\d+e)(?=-|$)"
 )
-_SAME = {"llama-3.3": "llama-3.1", "r1-671b": "deepseek-r1", "meta-llama": "llama", "qwen3-vl": "qwen3"}
+_SAME = {"llama3.3": "llama3.1", "r1-671b": "deepseek-r1", "meta-llama": "llama", "qwen3-vl": "qwen3"}
 
 
 def _plain(name: str) -> str:
     """Return a model's name without its organisation, tuning and quantisation."""
-    short = name.split("/")[-1].lower().replace("_", "-")
+    short = re.sub(r"^([a-z]+)-(?=\d)", r"\1", name.split("/")[-1].lower().replace("_", "-"))
     for was, now in _SAME.items():
         short = short.replace(was, now)
     while (cut := _TUNED.sub("", short)) != short:
@@ -72,5 +72,5 @@ def preset(*names: str) -> dict[str, Any]:
             return dict(PRESETS[name])
         if (known := published(name)) is not None:
             return dict(PUBLISHED[known])
-    near = nearest(names[0], PUBLISHED if _is_published(names[0]) else PRESETS)
+    near = nearest(names[0], PUBLISHED if _is_published(names[0]) else (*PRESETS, *_by_plain()))
     raise InputError("model.preset", names[0], "is not a model that Phalanx knows", near)

@@ -133,7 +133,7 @@ def check(strategy: Strategy, model: ModelSpec, job: Job, world: int | None) -> 
             "job.seq",
             job.seq,
             f"is longer than model.max_seq = {model.max_seq}",
-            "shorten seq or raise model.max_seq",
+            f"shorten seq, or set model.max_seq={job.seq}",
         )
 
 

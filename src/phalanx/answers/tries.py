@@ -1,0 +1,146 @@
+"""What `phalanx plan --from FILE --try LINE` does: the file with one change at a time, priced side by side.
+
+    fp8, zero=3, seq=32768, gpus=256, chip=b200, dp_overlap=none
+
+Each item is a precision, a field of the strategy, an option of the stack, or one of gpus, batch, seq, cluster and
+chip; `+` joins items that change together, as in zero=1+recompute=none. dp takes the GPUs that are left.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+from phalanx.answers.answer import Answer
+from phalanx.answers.query import Query
+from phalanx.answers.question import Premises, Question, read
+from phalanx.spec.cluster.presets import PRESETS
+from phalanx.spec.errors import InputError, nearest
+from phalanx.spec.number_formats import PRECISIONS
+from phalanx.spec.strategy import spec as strategies
+from phalanx.spec.strategy.spec import FIELDS, Strategy
+from phalanx.spec.strategy.stack_options import OPTION_FIELDS
+
+_NUMBERS = ("gpus", "batch", "seq")
+_SITES = ("cluster", "chip")
+_SPLITS = ("pp", "virtual", "schedule")
+"""Fields with which the blocks of chunks are dealt out anew."""
+
+
+@dataclass(frozen=True)
+class TriedChange:
+    """The file with one change; without a price where there is none, and `reason` says why."""
+
+    change: str
+    strategy: Strategy | None
+    gpus: int | None
+    step_time_s: float | None
+    tokens_per_s: float | None
+    tokens_per_s_per_gpu: float | None
+    memory_bytes: float | None
+    usable_bytes: float | None
+    fits: bool
+    reason: str
+    """Why there is no price, or what the stack refuses of it; what else was changed for it."""
+
+
+@dataclass(frozen=True)
+class TriedChanges(Answer):
+    """A configuration as it is, and with each change alone."""
+
+    question: Premises
+    now: TriedChange
+    changes: tuple[TriedChange, ...]
+
+
+def tried(query: Query, line: str) -> TriedChanges:
+    """Price a configuration, and each item of a line in it. Raises InputError."""
+    base = read(query)
+    items = [item.strip() for item in line.split(",") if item.strip()]
+    if not items:
+        raise InputError("try", line, "names no change", "e.g. fp8, zero=3, seq=32768, gpus=256, chip=b200")
+    for item in items:
+        _parts(item)
+    return TriedChanges(base.premises, _priced("as it is", base, ""), tuple(_tried(i, query, base) for i in items))
+
+
+def _parts(item: str) -> list[tuple[str, str]]:
+    """Return the (name, value) of an item's parts. Raises InputError for a name that is none."""
+    parts = []
+    for part in item.split("+"):
+        name, equals, value = (text.strip() for text in part.partition("="))
+        if not equals and name in PRECISIONS:
+            name, value = "precision", name
+        known = (*_NUMBERS, *_SITES, "precision", *FIELDS, *OPTION_FIELDS)
+        if name not in known or not value:
+            raise InputError("try", part.strip(), "is no change", nearest(name, (*PRECISIONS, *known)))
+        if name in _NUMBERS and not value.isdigit():
+            raise InputError("try", part.strip(), "is no whole number", f"e.g. {name}=64")
+        parts.append((name, value))
+    return parts
+
+
+def _tried(item: str, query: Query, base: Question) -> TriedChange:
+    try:
+        return _priced(item, *_asked(item, query, base))
+    except InputError as error:
+        return TriedChange(item, None, None, None, None, None, None, None, False, f"{error.reason}; {error.remedy}")
+
+
+def _asked(item: str, query: Query, base: Question) -> tuple[Question, str]:
+    """Return the question of an item, and what else was changed for it. Raises InputError."""
+    assert base.strategy is not None
+    table = strategies.parse(str(base.strategy))
+    table.pop("dp", None)
+    fields: dict[str, Any] = {}
+    options, also = [query.options] if query.options else [], ""
+    for name, value in _parts(item):
+        if name in _NUMBERS:
+            fields[name] = int(value)
+        elif name in _SITES:
+            fields["cluster"] = _site(value)
+        elif name == "precision":
+            fields["precision"] = value
+        elif name in OPTION_FIELDS:
+            options.append(f"{name}={value}")
+        else:
+            table[name] = value
+            if name in _SPLITS:
+                table.pop("layers", None)
+    seq = fields.get("seq", 0)
+    if seq > base.pricing.model.max_seq:
+        fields["changes"] = (*query.changes, f"model.max_seq={seq}")
+        also = f"with model.max_seq={seq}"
+    if options:
+        fields["options"] = ",".join(options)
+    line = ",".join(f"{name}={strategies.format_field(value)}" for name, value in table.items())
+    return read(replace(query, **fields, strategy=line or "tp=1")), also
+
+
+def _site(value: str) -> str:
+    """Return a cluster by its name, its file or its chip."""
+    if value in PRESETS or value.lower().endswith(".toml"):
+        return value
+    named = [name for name in PRESETS if value.lower() in name.split("-")]
+    if not named:
+        raise InputError("try", value, "is no cluster and no chip of one", nearest(value, PRESETS))
+    return next((name for name in named if name == f"dgx-{value.lower()}"), named[0])
+
+
+def _priced(item: str, q: Question, also: str) -> TriedChange:
+    x = q.subject
+    p, job = x.priced, q.pricing.job
+    rate = job.global_batch * job.seq / p.seconds
+    reason = "; ".join(filter(None, (also, f"{q.stack} does not run it: {q.refused}" if q.refused else "")))
+    return TriedChange(
+        item,
+        x.strategy,
+        q.gpus,
+        p.seconds,
+        rate,
+        rate / q.gpus,
+        float(p.bytes_),
+        float(p.usable),
+        bool(p.fits),
+        reason,
+    )
