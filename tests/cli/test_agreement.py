@@ -9,7 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.in_process_cli import json_of, phalanx, text_of
+from support.in_process_cli import error_of, json_of, phalanx, text_of
+
+from phalanx.planning.lookup import model_named
 
 ON = "--cluster dgx-h100 --gpus 128"
 T3 = """torchrun --nproc-per-node 8 --nnodes 16 pretrain_gpt.py --num-layers 80 --hidden-size 8192
@@ -125,3 +127,64 @@ def test_the_export_of_a_better_plan_has_its_price(tmp_path: Path) -> None:
     again = json_of(tmp_path, f"predict x {ON} --json")
     assert again["step_time_s"] == pytest.approx(better["step_time_s"], rel=1e-6)
     assert again["memory_bytes"] == pytest.approx(better["memory_bytes"], rel=1e-6)
+
+
+def test_changes_are_tried_side_by_side(tmp_path: Path) -> None:
+    """Each row is what `predict` says of the file with that change; what has no price says why."""
+    line = "fp8, zero=1, zero=3, seq=32768, gpus=256, chip=b200, recompute=none+zero=1"
+    found = asked(tmp_path, T3, f"plan --from t3.sh --try {line.replace(' ', '')}")
+    rows = {row["change"]: row for row in found["changes"]}
+    assert list(rows) == line.split(", ")
+    assert not (tmp_path / "plan.json").exists()
+    same = {
+        "fp8": f"{ON} --precision fp8",
+        "zero=1": f"{ON} --strategy tp=8,sp=1,pp=4,zero=1,recompute=full,layers=20/20/20/20",
+        "seq=32768": f"{ON} --seq 32768 --set model.max_seq=32768",
+        "gpus=256": "--cluster dgx-h100 --gpus 256",
+        "chip=b200": "--cluster dgx-b200 --gpus 128",
+    }
+    for change, words in same.items():
+        predicted = json_of(tmp_path, f"predict t3.sh {words} --json")
+        assert rows[change]["step_time_s"] == pytest.approx(predicted["step_time_s"], rel=1e-9), change
+        assert rows[change]["memory_bytes"] == pytest.approx(predicted["memory_bytes"], rel=1e-9), change
+    assert "use zero=0 or zero=1" in rows["zero=3"]["reason"]
+    assert rows["zero=3"]["step_time_s"] is None
+    for wrong, said in (
+        ("fp9", "did you mean fp8"),
+        ("gpus=many", "is not a whole number"),
+        (",", "names no change"),
+    ):
+        assert said in error_of(tmp_path, "plan --from t3.sh --cluster dgx-h100 --try", wrong)
+
+
+def test_a_field_of_the_model_is_set_wherever_a_model_is_named(tmp_path: Path) -> None:
+    (tmp_path / "t3.sh").write_text(T3)
+    model = "--model llama3-70b --cluster dgx-h100 --gpus 64 --batch 64 --seq 32768 --set model.max_seq=32768"
+    line = "--strategy tp=8,pp=4,zero=1,recompute=full"
+    for command in ("predict", "explain", "tables comm", "tables memory", "compare tp=4,recompute=full"):
+        _ = json_of(tmp_path, f"{command} {model} {'tp=8,pp=4' if 'compare' in command else line} --json")
+    assert json_of(tmp_path, f"plan {model} {line} --json")
+    half = json_of(tmp_path, f"predict t3.sh {ON} --set model.layers=40 --json")
+    assert half["step_time_s"] < 0.6 * json_of(tmp_path, f"predict t3.sh {ON} --json")["step_time_s"]
+    assert "set model.max_seq=32768" in error_of(tmp_path, f"predict {model.partition(' --set')[0]} {line}")
+    assert "did you mean max_seq" in error_of(tmp_path, f"predict t3.sh {ON} --set model.max_sq=1")
+    assert "is not a field of the model" in error_of(tmp_path, f"predict t3.sh {ON} --set job.seq=1")
+    assert "has its model already" in error_of(tmp_path, "predict plan.json --set model.max_seq=1")
+
+
+@pytest.mark.parametrize(
+    ("name", "parameters"),
+    [
+        ("llama3.1-8b", 8_030_261_248),
+        ("llama3.1-70b", 70_553_706_496),
+        ("llama3.3-70b", 70_553_706_496),
+        ("llama3.2-1b", 1_235_814_400),
+        ("qwen2.5-72b", 72_706_203_648),
+        ("mixtral-8x22b", 140_620_634_112),
+        ("gemma3-27b", 27_009_346_304),
+    ],
+)
+def test_models_that_people_train_have_short_names(name: str, parameters: int) -> None:
+    model, _ = model_named(name)
+    assert model.parameter_count == parameters
+    assert model.max_seq > 8192

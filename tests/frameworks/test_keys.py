@@ -65,7 +65,7 @@ def test_the_longest_end_of_a_path_that_has_a_verdict_counts() -> None:
 def test_a_verdict_says_where_it_is_shown_and_what_a_key_without_a_price_changes() -> None:
     with pytest.raises(ValueError, match="a verdict has a source"):
         Verdict("none")
-    with pytest.raises(ValueError, match="is no verdict"):
+    with pytest.raises(ValueError, match="is not a verdict"):
         Verdict("much", "f.py:1")  # type: ignore[arg-type]
     for parts in ({"changes": ("time",)}, {"what": "fuses kernels"}, {}):
         with pytest.raises(ValueError, match="says what it does"):

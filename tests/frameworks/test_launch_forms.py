@@ -122,7 +122,7 @@ def test_every_form_is_read_as_its_parsed_keys(case: tuple[str, dict[str, Any], 
             "torchrun a.py --num-layers 1\ntorchrun a.py --num-layers 2\n",
             "starts 2 trainings, in lines 1, 2",
         ),
-        ("none.sh", "echo hello\n", "is no configuration of a known framework, and starts no training"),
+        ("none.sh", "echo hello\n", "is not a configuration of a known framework, and starts no training"),
         ("other.sh", "torchrun mine.py --depth 3\n", "starts mine.py with --depth, which is of no framework"),
         ("cut.sh", "torchrun a.py --num-layers 'x\n", "line 1: has a quote that does not end"),
         (
@@ -179,7 +179,7 @@ def test_a_slip_of_a_key_that_sets_the_layout_is_not_priced_as_its_default(tmp_p
     line = f"torchrun --nproc_per_node 8 pretrain_gpt.py {sizes} --micro-batch-size 1 --vocab-size 9 --bf16 "
     (tmp_path / "run.sh").write_text(line + "--global-batch-size 8 --tensor-model-paralel-size 8")
     refused = error_of(tmp_path, "predict", "run.sh", "--cluster", "dgx-h100")
-    assert "tensor-model-paralel-size: is no key of the framework" in refused
+    assert "tensor-model-paralel-size: is not a key of the framework" in refused
     assert "did you mean tensor_model_parallel_size?" in refused
     (tmp_path / "run.sh").write_text(line + "--global-batch-size 8 --tensor-model-parallel-size 8 --my-own-flag 3")
     assert "tp=8" in text_of(tmp_path, "predict", "run.sh", "--cluster", "dgx-h100")

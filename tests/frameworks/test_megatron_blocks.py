@@ -204,11 +204,11 @@ def test_shares_of_blocks_are_the_pattern_that_megatron_makes_of_them() -> None:
 @pytest.mark.parametrize(
     ("pattern", "reason"),
     [
-        ("M*Q", "'Q' is no symbol"),
+        ("M*Q", "'Q' is not a symbol"),
         ("M*+", "attention .* beside latent attention"),
         ("", "names no block"),
         ("M*|M-/MM/M*", "depths of multi-token prediction that differ"),
-        ("M*/M|M", "is no symbol"),
+        ("M*/M|M", "is not a symbol"),
     ],
 )
 def test_a_pattern_that_megatron_refuses_is_refused_in_one_line(pattern: str, reason: str) -> None:

@@ -680,7 +680,7 @@ def test_commands_take_a_script(tmp_path: Path) -> None:
     (tmp_path / "ds.json").write_text('{"zero_optimisation": {"stage": 2}, "train_batch_size": 8}')
     code, out, _ = phalanx(tmp_path, "lint ds.json")
     assert code == 1
-    assert "zero_optimisation is no key" in out
+    assert "zero_optimisation is not a key" in out
     assert "did you mean zero_optimization" in out
 
 
@@ -689,8 +689,8 @@ def test_commands_take_a_script(tmp_path: Path) -> None:
     [
         ("", ("read", "none.sh"), "no such file"),
         ("{", ("read", "x.json"), "cannot be parsed"),
-        ("[1]", ("read", "x.json"), "is no table of settings"),
-        ("a: 1", ("read", "x.yaml"), "is no configuration of a known framework"),
+        ("[1]", ("read", "x.json"), "is not a table of settings"),
+        ("a: 1", ("read", "x.yaml"), "is not a configuration of a known framework"),
         ("import os", ("read", "x.py"), "is Python, which is not run"),
         ("!!python/object/apply:os.system ['true']", ("read", "x.yaml"), "cannot be parsed"),
         ("a: 1", ("read", "x.yaml", "--kind", "megatrn"), "did you mean megatron"),

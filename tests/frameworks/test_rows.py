@@ -85,7 +85,7 @@ def test_conditions_hold_of_one_strategy(line, values, expected):
     ("line", "message"),
     [
         ("tpp<=8", "'tpp' is not a field; did you mean tp"),
-        ("schedule=1f1", "'1f1' is no value of schedule; did you mean 1f1b"),
+        ("schedule=1f1", "'1f1' is not a value of schedule; did you mean 1f1b"),
         ("schedule<1f1b", "which have no order"),
         ("tp", "is not a condition"),
         ("tp<=8 8", "cannot read '8 8'"),

@@ -69,7 +69,7 @@ def test_from_the_command_line() -> None:
         ("--model gpt2 --strategy tp=24", "strategy.tp = 24: is more than the model's 12 heads"),
         ("--model gpt2 --strategy dp=2,zero=3", "strategy.zero = 3: is of training"),
         ("--model gpt2 --cluster dgx-h100", "--cluster: no such option"),
-        ("--model gpt2 --precision fp8", "--precision = 'fp8': is no type to generate in"),
+        ("--model gpt2 --precision fp8", "--precision = 'fp8': is not a type to generate in"),
         ("--model gpt-oss-20b", "attention sinks"),
     ],
 )

@@ -217,16 +217,16 @@ def test_a_program_is_compared_with_a_plan() -> None:
     ("words", "message"),
     [
         (["--", "python", "train.py", "0"], "the program ended before its first step"),
-        (["--", "python", "trian.py"], "is no file"),
+        (["--", "python", "trian.py"], "is not a file"),
         (["--", "python", "-m", "trian"], "trian: No module named trian"),
-        (["--ranks", "99", "--", "train.py"], "is no rank"),
+        (["--ranks", "99", "--", "train.py"], "is not a rank"),
         (
             ["--ranks", "all", "--world", "1000000000", "--", "train.py"],
-            "world = 1000000000: is no number of ranks, from 1 to 10,000,000",
+            "world = 1000000000: is not a number of ranks, from 1 to 10,000,000",
         ),
         (
             ["--node", "1000000000", "--", "train.py"],
-            "ranks_per_node = 1000000000: is no number of ranks, from 1 to 10,000,000",
+            "ranks_per_node = 1000000000: is not a number of ranks, from 1 to 10,000,000",
         ),
         (["--mesh", "pp=3", "--", "train.py"], "has 3 ranks"),
         (["--", "torchrun", "train.py"], "starts many processes"),

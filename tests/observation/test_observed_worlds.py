@@ -17,13 +17,13 @@ from phalanx.spec.errors import InputError
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"world": 0}, "world = 0: is no number of ranks"),
-        ({"world": 2.0}, "world = 2.0: is no number of ranks"),
+        ({"world": 0}, "world = 0: is not a number of ranks"),
+        ({"world": 2.0}, "world = 2.0: is not a number of ranks"),
         ({"world": 10**9}, "from 1 to 10,000,000"),
         ({"world": 4, "mesh": {"dp": 3}}, "mesh = {'dp': 3}: has 3 ranks; world is 4"),
-        ({"world": 4, "ranks": [4]}, "ranks = 4: is no rank"),
-        ({"world": 4, "ranks": "all"}, "ranks = 'all': is no list of ranks"),
-        ({"world": 4, "ranks_per_node": 0}, "ranks_per_node = 0: is no number of ranks"),
+        ({"world": 4, "ranks": [4]}, "ranks = 4: is not a rank"),
+        ({"world": 4, "ranks": "all"}, "ranks = 'all': is not a list of ranks"),
+        ({"world": 4, "ranks_per_node": 0}, "ranks_per_node = 0: is not a number of ranks"),
     ],
 )
 def test_an_invalid_world_mesh_or_rank_is_refused(options: dict[str, Any], message: str) -> None:

@@ -202,7 +202,7 @@ def test_of_a_thousand_ranks_each_stage_is_drawn_and_who_is_slow_is_named() -> N
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("report", "runs/none"), "is no folder of a run; name one"),
+        (("report", "runs/none"), "is not a folder of a run; name one"),
         (("report", "runs/broken"), "line 1 of metrics.jsonl is of no run of this version"),
         (("report", "runs/one", "--out", "no/where.html"), "make its folder first"),
         (("plan", *QUESTION, "--save", "no/where.html"), "make its folder first"),

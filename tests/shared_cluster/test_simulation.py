@@ -287,7 +287,7 @@ def test_the_command_compares_policies(here):
         ("submit,end,gpus\n10,5,1", "row 2: duration = -5.0: ends before it starts"),
         ("submit,duration,gpus\n0,ten,1", "row 2: duration = 'ten': is not a number"),
         ("submit,duration,gpus\n0,10,1.5", "row 2: gpus = 1.5"),
-        ("submit,duration,gpus\nyesterday,10,1", "is no time"),
+        ("submit,duration,gpus\nyesterday,10,1", "is not a time"),
         ("submit,duration,gpus\n0,10,1\n5,,1", "row 3: duration: is missing"),
         ("submit,duration,gpus\n0,10,1,5", "row 2: fields = 4: but the header names 3"),
         ("submit,duration,gpus,steps\n0,10,1,5", "row 2: steps = '5': are of a plan"),

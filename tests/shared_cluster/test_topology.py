@@ -94,7 +94,7 @@ def test_uneven_leaves_survive_writing_and_reading(sizes):
     ("text", "what"),
     [
         ("SwitchName=s0 Nodes=n[0-1]\nSwitchName=s1 Nodes=n1", "n1': is under s0 and s1"),
-        ("SwitchName=s0 Nodes=n0\nSwitchName=s1 Switches=s7", "s7': is below s1, but is no switch"),
+        ("SwitchName=s0 Nodes=n0\nSwitchName=s1 Switches=s7", "s7': is below s1, but is not a switch"),
         ("SwitchName=s0", "t line 1 = 's0': needs Nodes or Switches"),
         ("SwitchName=s0 Node=n0", "t line 1 = 'Node=n0': is not a field"),
         ("SwitchName=s0 Nodes=n0\nSwitchName=s0 Nodes=n1", "t line 2 = 's0': is named twice"),
@@ -295,7 +295,7 @@ def test_a_cluster_is_read_from_its_tools(here):
     text_of(here, "cluster read topo.txt --device A10 --out host.toml")
     words = "--model llama3-8b --cluster host.toml --gpus 8 --batch 8 --seq 2048 --strategy tp=8"
     assert phalanx(here, "predict", *words.split())[0] == 0
-    assert "is no topology that Phalanx reads" in error_of(here, "cluster read free.json")
+    assert "is not a topology that Phalanx reads" in error_of(here, "cluster read free.json")
 
 
 # Hosts as their tools print them.

@@ -102,13 +102,13 @@ def test_boxes_of_all_ranks_are_the_parameters(tp: int, ep: int, nano: bool) -> 
     ("changes", "says"),
     [
         ({"pattern": ["delta"] * 49}, "model.pattern: has 49 blocks, more than layers = 48"),
-        ({"pattern": ["delta+experts", "lstm"]}, "model.pattern.1 = 'lstm': is no sublayer of this model"),
+        ({"pattern": ["delta+experts", "lstm"]}, "model.pattern.1 = 'lstm': is not a sublayer of this model"),
         ({"pattern": []}, "model.pattern = '()': has no block"),
-        ({"mixers": []}, "model.pattern.0 = 'delta': is no sublayer of this model"),
+        ({"mixers": []}, "model.pattern.0 = 'delta': is not a sublayer of this model"),
         ({"pattern": ["attention+experts"]}, "model.mixers = 'delta': is in no block of the pattern"),
         (
             {"mixers": [_DELTA | {"kind": "gru"}]},
-            "model.mixers.0.kind = 'gru': is no mechanism; known: altup, ",
+            "model.mixers.0.kind = 'gru': is not a mechanism; known: altup, ",
         ),
         ({"mixers": [_DELTA | {"taps": 0}]}, "model.mixers.delta.taps = 0: must be at least 1"),
         ({"mixers": [_DELTA | {"value_heads": 24}]}, "value_heads = 24: is not a multiple of key_heads = 16"),

@@ -52,9 +52,9 @@ def test_a_row_without_a_fact_cannot_be_made(tmp_path: Path, line: str) -> None:
 @pytest.mark.parametrize(
     ("added", "message"),
     [
-        ("brakes = 1", "row a: brakes is no field of it"),
-        ('like = "z"', "row a: like = 'z' is no other row"),
-        ('like = "a"', "row a: like = 'a' is no other row"),
+        ("brakes = 1", "row a: brakes is not a field of it"),
+        ('like = "z"', "row a: like = 'z' is not another row"),
+        ('like = "a"', "row a: like = 'a' is not another row"),
         ("colours = [1]", "row a: colours = 1 is no str"),
     ],
 )

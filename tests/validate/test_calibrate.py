@@ -142,8 +142,8 @@ def test_the_file_changes_every_price_and_is_said(tmp_path: Path) -> None:
     ("word", "says"),
     [
         ("nofile=3", "no such file"),
-        ("tp=8=soon", "is no number of seconds"),
-        ("tp=8=-3", "is no number of seconds"),
+        ("tp=8=soon", "is not a number of seconds"),
+        ("tp=8=-3", "is not a number of seconds"),
         ("tp=7=3", "strategy"),
     ],
 )
@@ -166,7 +166,7 @@ def test_a_row_without_seconds_is_one_line(tmp_path: Path) -> None:
     path = tmp_path / "steps.csv"
     path.write_text('step,measured\n"tp=8",\n')
     query = Query(model="llama3-8b", cluster="dgx-h100", gpus=16, batch=64, seq=8192)
-    with pytest.raises(InputError, match="is no number of seconds, and no log"):
+    with pytest.raises(InputError, match="is not a number of seconds, and no log"):
         calibration_of([str(path)], query)
 
 

@@ -159,7 +159,9 @@ def _measured(name: str, measured: str, query: Query) -> _Run:
     except ValueError:
         seconds = 0.0
     if seconds < 0 or (not seconds and not Path(measured).is_file()):
-        raise InputError("steps", f"{name}={measured}", "is no number of seconds, and no log", "e.g. train.sh=4.31")
+        raise InputError(
+            "steps", f"{name}={measured}", "is not a number of seconds, and no log", "e.g. train.sh=4.31"
+        )
     source = Path(name)
     if not source.exists() and (query.model is None or "=" not in name):
         raise InputError("steps", name, "no such file", "name a configuration, or --model and the rest with tp=8,...")

@@ -110,7 +110,7 @@ def _lines(file: Path) -> list[str]:
         if not file.exists():
             raise InputError("prompts", str(file), "no such file", "one prompt on each line")
         if not file.is_file() or file.stat().st_size > _LARGEST:
-            raise InputError("prompts", str(file), "is no text file of 64 MiB at most", "one prompt on each line")
+            raise InputError("prompts", str(file), "is not a text file of 64 MiB at most", "one prompt on each line")
         lines = file.read_text().splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise InputError("prompts", str(file), f"cannot be read as text ({error})") from None

@@ -105,7 +105,9 @@ def improvement_of(source: Path, query: Query, headroom: float = HEADROOM) -> Im
     """Find what to change in another framework's configuration. Raises InputError."""
     if source.exists() and not is_configuration(source):
         configuration([source, *query.files])  # says why it cannot be read
-        raise InputError("from", str(source), "is no configuration of a known framework", "phalanx read says which")
+        raise InputError(
+            "from", str(source), "is not a configuration of a known framework", "phalanx read lists them"
+        )
     reading = configuration([source, *query.files], None, query.gpus)
     stack = reading.configuration.stack
     if query.stack not in (None, stack):

@@ -54,7 +54,7 @@ def program(words: Sequence[str]) -> ProgramCommand:
         if rest[0] not in _PYTHONS:
             python = shutil.which(rest[0]) or ""
             if not python:
-                raise InputError("program", rest[0], "is no program on this machine")
+                raise InputError("program", rest[0], "is not a program on this machine")
         rest = rest[1:]
     while rest and rest[0] in ("-u", "-O", "-B"):
         rest = rest[1:]
@@ -69,7 +69,7 @@ def program(words: Sequence[str]) -> ProgramCommand:
             "program", rest[0], "is an option of Python that is not supported", "name a script or -m MODULE"
         )
     if not Path(rest[0]).is_file():
-        raise InputError("program", rest[0], "is no file")
+        raise InputError("program", rest[0], "is not a file")
     return ProgramCommand(python, rest[0], "", tuple(rest[1:]))
 
 
@@ -82,7 +82,7 @@ def request(
     for part in mesh.split(",") if mesh else ():
         name, equals, size = part.partition("=")
         if not equals or not re.fullmatch("[0-9]{1,9}", size) or not name:
-            raise InputError("mesh", mesh, "is no list of axes", "write it as pp=8,dp=8,tp=8, outermost first")
+            raise InputError("mesh", mesh, "is not a list of axes", "write it as pp=8,dp=8,tp=8, outermost first")
         axes[name.strip()] = int(size)
     everything = ObservationRequest(world, per_node, axes, None, step, every_micro_batch)
     if ranks == "classes":

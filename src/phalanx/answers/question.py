@@ -228,7 +228,7 @@ def read(query: Query, searched: bool = False, any_stack: bool = False) -> Quest
         configured = replace(configured, notes=(*notes, *configured.notes))
         return replace(resolve(asked, configured, searched, any_stack), about=str(path))
     if query.files:
-        reason = f"{path} is no configuration of another framework, which alone has further files"
+        reason = f"{path} is not a configuration of another framework, which alone has further files"
         raise InputError("files", " ".join(map(str, query.files)), reason, "name one file")
     return _of_plan(query, path, notes)
 

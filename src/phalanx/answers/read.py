@@ -338,7 +338,7 @@ def _require_spelt(path: Path, c: Configuration) -> None:
         name = shown(key).rpartition(".")[2].replace("-", "_")
         verdict = table.verdict(near) if near else None
         if verdict and verdict.effect == "layout" and SequenceMatcher(None, name, near).ratio() >= _SLIP:
-            reason = "is no key of the framework, and one that is sets the layout"
+            reason = "is not a key of the framework, and one that is sets the layout"
             raise InputError(f"{path}: {shown(key)}", None, reason, f"did you mean {near}?")
 
 

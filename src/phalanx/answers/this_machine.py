@@ -24,12 +24,12 @@ def require_local(ranks: int, field: str = "cluster.ranks") -> None:
     gpus = len(machine["gpus"])
     if gpus and not gpus_are_shared():
         most, have = gpus, f"{gpus} GPU{'s' * (gpus > 1)}"
-        mend = f"use at most {most}, or set {SHARE_GPUS}=1: ranks then share GPUs, and send through the host"
+        remedy = f"use at most {most}, or set {SHARE_GPUS}=1: ranks then share GPUs, and send through the host"
     else:
         most = _RANKS_PER_CORE * machine["cores"]
-        have, mend = f"{machine['cores']} cores ({_RANKS_PER_CORE} ranks each at most)", f"use at most {most}"
+        have, remedy = f"{machine['cores']} cores ({_RANKS_PER_CORE} ranks each at most)", f"use at most {most}"
     if ranks > most:
-        raise InputError(field, ranks, f"is too many for this machine with {have}", mend)
+        raise InputError(field, ranks, f"is too many for this machine with {have}", remedy)
 
 
 def share_gpus(ranks: int) -> bool:

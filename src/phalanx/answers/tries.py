@@ -73,9 +73,9 @@ def _parts(item: str) -> list[tuple[str, str]]:
             name, value = "precision", name
         known = (*_NUMBERS, *_SITES, "precision", *FIELDS, *OPTION_FIELDS)
         if name not in known or not value:
-            raise InputError("try", part.strip(), "is no change", nearest(name, (*PRECISIONS, *known)))
+            raise InputError("try", part.strip(), "is not a change", nearest(name, (*PRECISIONS, *known)))
         if name in _NUMBERS and not value.isdigit():
-            raise InputError("try", part.strip(), "is no whole number", f"e.g. {name}=64")
+            raise InputError("try", part.strip(), "is not a whole number", f"e.g. {name}=64")
         parts.append((name, value))
     return parts
 
@@ -123,7 +123,7 @@ def _site(value: str) -> str:
         return value
     named = [name for name in PRESETS if value.lower() in name.split("-")]
     if not named:
-        raise InputError("try", value, "is no cluster and no chip of one", nearest(value, PRESETS))
+        raise InputError("try", value, "is not a cluster and no chip of one", nearest(value, PRESETS))
     return next((name for name in named if name == f"dgx-{value.lower()}"), named[0])
 
 

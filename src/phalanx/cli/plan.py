@@ -110,7 +110,7 @@ def plan_model(
     from phalanx.answers.stack_comparison import compare_stacks
 
     if query.stack == "all":
-        reason = "is about one stack, and --stack all compares steps alone"
+        reason = "needs a single stack, and --stack all only compares steps"
         require_only(line, *_OF_A_SEARCH, "headroom", reason=reason)
         answer = compare_stacks(query, headroom)
         output.show(answer)

@@ -53,7 +53,7 @@ def read(paths: Sequence[Path], kind: str | None = None, world: int | None = Non
         kind = kind or source.kind or kind_of(source.config)
         config = reading.over_base(laid_over(source.config, {}), "")
         if kind is None:
-            raise InputError("file", str(main), "is no configuration of a known framework", known_kinds())
+            raise InputError("file", str(main), "is not a configuration of a known framework", known_kinds())
         config = with_named(config, BY_KIND[kind], "", reading)
     if RECIPE in config:
         reading.missing.append(f"{config[RECIPE]}, its recipe, is not known here: set its degrees too")

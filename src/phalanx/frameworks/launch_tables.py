@@ -205,7 +205,7 @@ def _not_known(started: Started, path: Path) -> InputError:
         return InputError("file", str(path), "starts no training that is known by itself", "; ".join(missing[:3]))
     if not started.args and not started.assigned:
         return InputError(
-            "file", str(path), "is no configuration of a known framework, and starts no training", known_kinds()
+            "file", str(path), "is not a configuration of a known framework, and starts no training", known_kinds()
         )
     flags = [f"--{name}" for name in started.args][:3]
     given = f" with {', '.join(flags)}" if flags else ""
@@ -215,7 +215,7 @@ def _not_known(started: Started, path: Path) -> InputError:
 
 def known_kinds() -> str:
     """Return the remedy for a file of which nothing tells the framework."""
-    return f"--kind, one of {', '.join(BY_KIND)}"
+    return f"if it is one, name its framework with --kind: {', '.join(BY_KIND)}"
 
 
 def _typed(values: Mapping[str, Any]) -> dict[str, Any]:

@@ -215,7 +215,7 @@ def _unknown_flag(_: Config, x: Configuration) -> Found:
     for key, near in x.unknown.items():
         name, other = (text.rpartition(".")[2].lstrip("-").replace("_", "-") for text in (key, near))
         if x.kind == "megatron" and key.startswith("args.") and SequenceMatcher(None, name, other).ratio() > 0.9:
-            yield name, "is no flag of Megatron-LM, which stops at it", f"--{other}"
+            yield name, "is not a flag of Megatron-LM, which stops at it", f"--{other}"
 
 
 def _typo(c: Config, x: Configuration) -> Found:
@@ -229,7 +229,7 @@ def _typo(c: Config, x: Configuration) -> Found:
             continue
         shortened = set(name.split("_")) < set(near.split("_")) and len(name.split("_")) > 2
         if shortened or SequenceMatcher(None, name, near).ratio() > 0.82:
-            yield key, "is no key of the framework, which ignores it", f"did you mean {near}"
+            yield key, "is not a key of the framework, which ignores it", f"did you mean {near}"
 
 
 _OF_NAMES = (

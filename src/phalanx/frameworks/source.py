@@ -66,7 +66,7 @@ def source_of(path: Path, files: Companions) -> FileSource:
                 "file", where, f"has {len(tables)} documents", "keep the one that configures the training"
             )
         if not tables or not isinstance(tables[0], dict):
-            raise InputError("file", where, "is no table of settings")
+            raise InputError("file", where, "is not a table of settings")
         return FileSource(path, logged(tables[0]))
     if args := dumped(text):
         return FileSource(path, {"launch": {}, "env": {}, "args": texts(args)} if _is_flat(args) else texts(args))

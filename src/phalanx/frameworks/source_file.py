@@ -61,7 +61,7 @@ def source_of(choices: Mapping[str, Any]) -> SourceFile | None:
         arguments, environment = dict(table["arguments"]), dict(table["environment"])
         return SourceFile(str(table["name"]), str(table["kind"]), arguments, environment, edits)
     except (TypeError, KeyError, ValueError) as error:
-        reason = f"is no file as `phalanx plan --from` records it ({type(error).__name__}: {error})"
+        reason = f"is not a file as `phalanx plan --from` records it ({type(error).__name__}: {error})"
         raise InputError("choices.source", None, reason) from None
 
 

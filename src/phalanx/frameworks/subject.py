@@ -136,7 +136,7 @@ def subject(plan: Plan, stack: Stack) -> Subject:
     compute = _COMPUTE.get(plan.job.precision.compute)
     if compute is None:
         remedy = f"use {', '.join(_COMPUTE)}"
-        raise InputError("job.precision.compute", plan.job.precision.compute, "is no type of this export", remedy)
+        raise InputError("job.precision.compute", plan.job.precision.compute, "is not a type of this export", remedy)
     precision = str(plan.choices.get("precision", compute))
     options, operands = plan.options.under(plan.job), plan.job.precision.operands
     products = PRODUCTS.get(precision, operands.name if operands else None)

@@ -61,7 +61,7 @@ class Verdict:
             or self.limit not in LIMITS
             or any(change not in CHANGES for change in self.changes)
         ):
-            raise ValueError(f"{self.effect!r}, {self.changes} is no verdict")
+            raise ValueError(f"{self.effect!r}, {self.changes} is not a verdict")
         if (self.effect == "unmodelled") != bool(self.changes and self.what):
             raise ValueError(f"{self.source}: what is not modelled changes something, and says what it does")
         if self.effect and not self.source:

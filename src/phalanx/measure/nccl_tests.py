@@ -52,7 +52,7 @@ def read(text: str, name: str, op: str = "") -> CollectiveFit:
                 raise InputError(
                     "nccl_tests",
                     name,
-                    f"{words[-4][:40]!r} is no time in µs",
+                    f"{words[-4][:40]!r} is not a time in µs",
                     "give the output as all_reduce_perf wrote it",
                 ) from None
             if size and 0 < seconds < float("inf"):

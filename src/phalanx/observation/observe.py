@@ -35,7 +35,7 @@ def observe(
     invalid world, a mesh of another size, and ranks outside the world.
     """
     if isinstance(ranks, str):
-        raise InputError("ranks", ranks, "is no list of ranks", "None observes one of each class")
+        raise InputError("ranks", ranks, "is not a list of ranks", "None observes one of each class")
     request = ObservationRequest(
         world,
         ranks_per_node,

@@ -30,14 +30,14 @@ class ObservationRequest:
         sizes = {"world": self.world, "ranks_per_node": self.per_node}
         for name, size in (sizes | {f"mesh[{axis!r}]": n for axis, n in self.axes.items()}).items():
             if type(size) is not int or not 1 <= size <= MOST_RANKS:
-                raise InputError(name, size, f"is no number of ranks, from 1 to {MOST_RANKS:,}")
+                raise InputError(name, size, f"is not a number of ranks, from 1 to {MOST_RANKS:,}")
         ranks = math.prod(self.axes.values())
         if self.axes and ranks != self.world:
             raise InputError("mesh", dict(self.axes), f"has {ranks:,} ranks", f"world is {self.world:,}")
         if self.ranks is not None and not self.ranks:
-            raise InputError("ranks", self.ranks, "is no list of ranks", "None observes one of each class")
+            raise InputError("ranks", self.ranks, "is not a list of ranks", "None observes one of each class")
         for rank in self.ranks or ():
             if type(rank) is not int or rank not in range(self.world):
-                raise InputError("ranks", rank, "is no rank", f"the world has ranks 0 to {self.world - 1:,}")
+                raise InputError("ranks", rank, "is not a rank", f"the world has ranks 0 to {self.world - 1:,}")
         if self.step < 1:
-            raise InputError("step", self.step, "is no step", "2 is the first without lazy initialisation")
+            raise InputError("step", self.step, "is not a step", "2 is the first without lazy initialisation")

@@ -47,7 +47,9 @@ def changed(model: ModelSpec, changes: Sequence[str]) -> ModelSpec:
     tables = job_file.override({"model": {}}, changes)
     if others := [name for name in tables if name != "model"]:
         line = next(line for line in changes if line.startswith(others[0]))
-        raise InputError("set", line, "is no field of the model", "write model.FIELD=VALUE, e.g. model.max_seq=32768")
+        raise InputError(
+            "set", line, "is not a field of the model", "write model.FIELD=VALUE, e.g. model.max_seq=32768"
+        )
     table = tables["model"]
     for name, value in table.items():
         if name not in MODEL_FIELDS:

@@ -22,7 +22,7 @@ _ALLOCATIONS, _SHARE = 12, 0.01
 
 
 def finding(f: ProgramFinding) -> str:
-    """Write a finding on one line: place, name, problem, what it costs in time, mend."""
+    """Write a finding on one line: place, name, problem, what it costs in time, remedy."""
     lost = f" ({seconds(f.seconds)} of communication)" if f.seconds is not None else ""
     return f"{f.where or '(unknown line)'}: {f.name}: {f.problem}{lost}; {f.remedy}"
 

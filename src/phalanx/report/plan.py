@@ -45,7 +45,7 @@ def lines(a: ModelPlan) -> Iterator[str]:
     if a.options.changed():
         yield f"with options of the stack: {a.options}"
     if a.chunks:
-        yield f"its chunks, in order: {a.search.lengths}, which the plan lists; {_equal_chunks(a)}"
+        yield f"pipeline chunks, in order: {a.search.lengths}, as the plan lists them; {_equal_chunks(a)}"
     yield (
         f"published runs of this kind took {best.step_time_low_s / best.step_time_s:.2f} to "
         f"{best.step_time_high_s / best.step_time_s:.2f} times what was predicted (80 % of them): "
@@ -94,7 +94,7 @@ def _largest(a: ModelPlan) -> Iterator[str]:
 def _whole_training(a: ModelPlan) -> str:
     t = a.best.training
     if t is None or a.goal is None:
-        return f"10^12 tokens take {1e12 / a.best.tokens_per_s / 86_400:,.1f} days (--tokens asks for others)"
+        return f"10^12 tokens would take {1e12 / a.best.tokens_per_s / 86_400:,.1f} days (set --tokens for another number)"
     cost = "" if t.cost is None else f", {t.cost:,.0f} at {a.goal.price_per_gpu_hour:g} a GPU-hour"
     return (
         f"{shortened(t.tokens)} tokens: {t.steps:,.0f} steps, {t.days:,.1f} days, {t.gpu_hours:,.0f} GPU-hours{cost}"

@@ -231,7 +231,7 @@ _MOST_BYTES = 64 * 2**20
 def of_run(folder: Path) -> str:
     """Return the page of a run that has ended, was interrupted or still trains. Raises InputError."""
     if not folder.is_dir():
-        raise InputError("RUN", str(folder), "is no folder of a run", "name one, such as runs/NAME")
+        raise InputError("RUN", str(folder), "is not a folder of a run", "name one, such as runs/NAME")
     trained = plan.read(folder / "plan.json")
     steps = metrics(folder, _MOST_STEPS) if (folder / "metrics.jsonl").exists() else []
     for i, row in enumerate(steps):
@@ -279,7 +279,7 @@ def _events(folder: Path) -> list[dict[str, Any]]:
 
 
 def _damaged(folder: Path, why: str) -> NoReturn:
-    raise InputError("RUN", str(folder / "trace.json"), f"is no timeline ({why})", "is the run still writing it?")
+    raise InputError("RUN", str(folder / "trace.json"), f"is not a timeline ({why})", "is the run still writing it?")
 
 
 def compared(predicted: dict[str, Any], recorded: Any) -> list[MeasuredQuantity]:

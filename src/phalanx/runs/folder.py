@@ -95,7 +95,7 @@ def metrics(folder: Path, sample: int | None = None) -> list[dict[str, Any]]:
                 raise InputError("run", str(folder), f"line {i + 1} of metrics.jsonl is not JSON") from None
             continue
         if not isinstance(row, dict) or not isinstance(row.get("step"), int):
-            raise InputError("run", str(folder), f"line {i + 1} of metrics.jsonl is no step of a run")
+            raise InputError("run", str(folder), f"line {i + 1} of metrics.jsonl is not a step of a run")
         rows.append(row)
     return rows
 

@@ -65,7 +65,7 @@ def require_fields(row: str, table: Table, known: Collection[str], required: Col
     if missing := [name for name in required if name not in table]:
         raise ValueError(f"row {row}: {missing[0]} is missing")
     if unknown := [name for name in table if name not in known]:
-        raise ValueError(f"row {row}: {unknown[0]} is no field of it")
+        raise ValueError(f"row {row}: {unknown[0]} is not a field of it")
 
 
 def _in_full(name: str, tables: Mapping[str, Table]) -> dict[str, Any]:
@@ -74,7 +74,7 @@ def _in_full(name: str, tables: Mapping[str, Table]) -> dict[str, Any]:
     while "like" in tables[chain[-1]]:
         parent = tables[chain[-1]]["like"]
         if parent not in tables or parent in chain:
-            raise ValueError(f"row {name}: like = {parent!r} is no other row")
+            raise ValueError(f"row {name}: like = {parent!r} is not another row")
         chain.append(parent)
     inherited: dict[str, Any] = {}
     for ancestor in reversed(chain[1:]):

@@ -71,7 +71,7 @@ def quiz(
     from phalanx.textbook.exercises import exercises, right
 
     if level not in (None, 1, 2, 3):
-        raise InputError("level", level, "is no level", "use 1, 2 or 3")
+        raise InputError("level", level, "is not a level", "use 1, 2 or 3")
     drawn = exercises(seed, level)
     if output.json or answers or not sys.stdin.isatty():
         output.show(Quiz(tuple(drawn)), answers=answers)

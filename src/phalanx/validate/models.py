@@ -108,7 +108,7 @@ def _model(name: str, arch: str, sizes: tuple[int | None, ...], seq: int, untied
     if name.startswith("gpt-oss"):
         fields["head_dim"] = 64
     if hidden % heads and "head_dim" not in fields:
-        raise Unspecified(f"hidden = {hidden} is no multiple of heads = {heads}")
+        raise Unspecified(f"hidden = {hidden} is not a multiple of heads = {heads}")
     if experts:
         width = ffn or 4 * hidden
         if (

@@ -157,7 +157,7 @@ def test_options_go_before_lines(tmp_path: Path) -> None:
         ("vllm serve llama3-8b\nvllm serve llama3-70b", "starts 2 servers, in lines 1, 2; leave one of them"),
         ("for C in 1 4; do vllm bench serve --model llama3-8b --max-concurrency $C; done", "starts 2 benchmarks"),
         ("vllm serve llama3-8b", "--input, --output: missing: the file starts no benchmark"),
-        ("vllm bench serve --model foo/bar", "--model: foo/bar is no model that is known; give its config.json"),
+        ("vllm bench serve --model foo/bar", "--model: foo/bar is not a model that is known; give its config.json"),
         ("vllm bench serve", "--model: missing: the file does not say it"),
         ("vllm bench serve --model llama3-8b --dataset-name sharegpt", "--input: missing: the lengths of sharegpt"),
         ("vllm serve llama3-8b -tp 0", "line 1: tp must be a whole number, at least 1"),

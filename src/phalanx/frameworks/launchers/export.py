@@ -103,7 +103,9 @@ def accelerator(device: str) -> str:
     for ours, theirs in names.items():
         if re.match(rf"{re.escape(ours)}\b", device):
             return str(theirs)
-    raise InputError("cluster.device", device, "is no accelerator that SkyPilot rents", f"known: {', '.join(names)}")
+    raise InputError(
+        "cluster.device", device, "is not an accelerator that SkyPilot rents", f"known: {', '.join(names)}"
+    )
 
 
 def _skypilot(t: Task) -> dict[str, str]:

@@ -72,7 +72,7 @@ def _require_expressible(x: Subject) -> None:
         reason = f"MaxText runs Muon on its blocks {', '.join(_MUON)}; the model's is {block}"
         raise InputError("options.optimizer", "muon", reason, "use adam")
     if int(s.world * float(f"{_per_device(x):.12g}")) != s.micro_batch * s.dp * (x.micro_batches if s.pp > 1 else 1):
-        reason = f"per_device_batch_size = {_per_device(x):.12g} is no exact share of a batch"
+        reason = f"per_device_batch_size = {_per_device(x):.12g} is not an exact share of a batch"
         raise InputError("strategy.micro_batch", s.micro_batch, reason, "use degrees that are powers of 2")
 
 

@@ -31,7 +31,7 @@ def read(layout: str, where: str = "--pipeline-model-parallel-layout") -> tuple[
     """Read a layout: (blocks of each chunk, depths of multi-token prediction). Raises InputError."""
     text = _repeated(_repeated(layout.replace(",", ""), r"\(([^()]*)\)"), r"([EtmL|])")
     if not re.fullmatch(r"E[t|]*[m|]*L", text):
-        raise InputError(where, layout, "is no pipeline layout", "e.g. Et*3|(t*4|)*6t*4L")
+        raise InputError(where, layout, "is not a pipeline layout", "e.g. Et*3|(t*4|)*6t*4L")
     return tuple(chunk.count("t") for chunk in text.split("|")), text.count("m")
 
 

@@ -52,7 +52,7 @@ def parse(text: str, field: str = FIELD) -> HybridPattern:
         for symbol in part:
             if symbol not in known:
                 where = "a depth of multi-token prediction" if i else "it"
-                reason = f"{symbol!r} is no symbol that {where} has"
+                reason = f"{symbol!r} is not a symbol that {where} has"
                 raise InputError(field, text[:80], reason, f"use {' '.join(known)}")
         if "*" in part and any(symbol in part for symbol in LATENT):
             reason = "has attention (*) beside latent attention (+ D), which Megatron refuses"
@@ -122,5 +122,7 @@ def stated(flag: Flag, layers: int | None) -> HybridPattern | None:
     if (not attention and not mlp) or layers is None or layers > MOST_LAYERS:
         return None
     if not (0 <= attention <= 1 and 0 <= mlp <= 1 and attention + mlp <= 1):
-        raise InputError("--hybrid-attention-ratio", attention, f"with --hybrid-mlp-ratio {mlp:g} is no share of 1")
+        raise InputError(
+            "--hybrid-attention-ratio", attention, f"with --hybrid-mlp-ratio {mlp:g} is not a share of 1"
+        )
     return parse(from_shares(layers, attention, mlp))

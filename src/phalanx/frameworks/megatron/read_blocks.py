@@ -98,7 +98,7 @@ def _attention_words(flag: Flag, words: list[str], fields: dict[str, Any]) -> tu
     if every := count(bare):
         without = [(i + 1) % every == 0 for i in range(layers)]
     if without is None:
-        raise InputError("--no-rope-freq", str(bare)[:80], f"is no list of {layers} blocks")
+        raise InputError("--no-rope-freq", str(bare)[:80], f"is not a list of {layers} blocks")
     shared = all(narrow[i] and not without[i] for i in own)
     name = {(False, False): "attention", (True, False): "window", (False, True): "nope", (True, True): "window_nope"}
     kinds = [name[narrow[i] and not shared, without[i]] for i in range(layers)]

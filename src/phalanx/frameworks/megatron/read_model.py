@@ -38,11 +38,11 @@ def model(flag: Flag, hybrid: HybridPattern | None = None) -> tuple[ModelSpec | 
     if missing:
         return None, f"the file leaves {', '.join('--' + m for m in missing)} open"
     if position not in ("rope", "learned_absolute", "yarn", "none"):
-        return None, f"position-embedding-type {position} is no position of a ModelSpec"
+        return None, f"position-embedding-type {position} is not a position of a ModelSpec"
     if quick:
-        return None, "--quick-geglu is no activation of a ModelSpec"
+        return None, "--quick-geglu is not an activation of a ModelSpec"
     if (kind := blocks.variant(flag)) not in ("", "gdn", "dsa"):
-        return None, f"--experimental-attention-variant {kind} is no mechanism of a ModelSpec"
+        return None, f"--experimental-attention-variant {kind} is not a mechanism of a ModelSpec"
     if dense is None:
         return None, "--moe-layer-freq cannot be read"
     layers, hidden, heads = (sizes[name] or 1 for name in needed)

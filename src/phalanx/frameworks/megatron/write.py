@@ -151,7 +151,7 @@ def _require_expressible(x: Subject) -> None:
             reason = f"makes {counted} blocks, which do not divide over {s.pp * s.virtual} chunks"
             raise InputError(f"options.{field}", True, reason, "use strategy.layers to list the blocks of each chunk")
     if _is_14(x) and x.model.window is not None:
-        reason = "is no argument of Megatron-Core 0.14 (its configuration alone has window_size)"
+        reason = "is not an argument of Megatron-Core 0.14 (its configuration alone has window_size)"
         raise InputError("model.window", x.model.window, reason, "use Megatron-Core 0.19")
     narrow = o.narrow_parameters == "on"
     if narrow and o.products == "auto":

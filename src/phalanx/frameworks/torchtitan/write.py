@@ -46,7 +46,7 @@ def _require_expressible(x: Subject) -> None:
     if shape not in FLAVORS:
         known = ", ".join(f"{module} {flavor}" for module, flavor in FLAVORS.values())
         raise InputError(
-            "model", f"{m.family} of {m.layers} x {m.hidden}", "is no model of torchtitan", f"it has {known}"
+            "model", f"{m.family} of {m.layers} x {m.hidden}", "is not a model of torchtitan", f"it has {known}"
         )
     for field in ("document", "lora", "mtp", "dispatch", "optimizer", "cross_entropy"):
         value = getattr(o, field)

@@ -132,7 +132,7 @@ TERM_NAMES = {
     "transfers": "transfers between stages",
     "recompute": "recomputation",
     "launch": "kernel launches",
-    "head": "the head's rank, for which the others wait",
+    "head": "waiting for the rank with the output head",
     "bubble": "the bubble",
     "optimizer": "the update",
     "other": "the rest",

@@ -54,10 +54,12 @@ class StageLengths:
         return None if self.equal_seconds is None else 1 - self.listed.seconds / self.equal_seconds
 
     def __str__(self) -> str:
-        """The chunks in the order of the model, equal neighbours grouped: 6 of 10 blocks, 1 of 11, 1 of 9."""
+        """The chunks in the order of the model, equal neighbours grouped: 6 with 10 blocks each, then 1 with 11, then 1
+        with 9."""
         runs = [(n, len(list(same))) for n, same in groupby(self.blocks)]
         (n, count), *others = runs
-        return ", ".join([f"{count} of {n} block{'s' * (n > 1)}", *(f"{count} of {n}" for n, count in others)])
+        first = f"{count} with {n} block{'s' * (n != 1)}{' each' * (count > 1)}"
+        return ", then ".join([first, *(f"{count} with {n}" for n, count in others)])
 
 
 def can_list(pricing: Pricing) -> bool:

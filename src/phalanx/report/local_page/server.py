@@ -145,7 +145,7 @@ class LocalServer(ThreadingHTTPServer):
     def report(self, name: str) -> str:
         """Return the report of a run. Raises InputError for what is no run of the folder, or leads out of it."""
         if name not in {run["name"] for run in self.runs()}:
-            raise InputError("run", name, f"is no run in {self.folder}")
+            raise InputError("run", name, f"is not a run in {self.folder}")
         run = self.folder / name
         for file in _FILES:
             if (run / file).is_symlink() or ((run / file).exists() and not (run / file).is_file()):

@@ -82,7 +82,7 @@ def draw_rounds(scene: Scene, panel: Rounds) -> None:
             scene.y += high
         _draw(scene, held, EDGE + i % across * wide, scene.y, name, cell)
     scene.y += high
-    scene.legend([("f6", "", "nothing yet"), ("f4", "", "some contributions"), ("f2", "", "all that it shall hold")])
+    scene.legend([("f6", "", "nothing yet"), ("f4", "", "some contributions"), ("f2", "", "complete")])
 
 
 def _draw(scene: Scene, held: RoundState, left: float, top: float, name: float, cell: float) -> None:

@@ -170,7 +170,7 @@ def _model(name: str) -> str:
             return str(path)
     if name.lower() in PRESETS or published(name) is not None:
         return name.lower() if name.lower() in PRESETS else name
-    raise InputError("model", None, f"{name} is no model that is known", "give its config.json")
+    raise InputError("model", None, f"{name} is not a model that is known", "give its config.json")
 
 
 # The benchmark

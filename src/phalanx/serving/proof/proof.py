@@ -56,7 +56,7 @@ def prove(
     if slots > _MOST_SLOTS:
         raise InputError("batch", slots, "is too many requests for one replica", f"at most {_MOST_SLOTS}")
     if precision is not None and precision not in SHORT_NAMES:
-        raise InputError("precision", precision, "is no type to generate in", nearest(precision, SHORT_NAMES))
+        raise InputError("precision", precision, "is not a type to generate in", nearest(precision, SHORT_NAMES))
     dtype = compute_type(SHORT_NAMES[precision or "bf16"], "precision")
     strategy = build(Strategy, parse(line), "strategy") if line else Strategy()
     stages = verify_generation(

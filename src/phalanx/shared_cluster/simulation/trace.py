@@ -216,7 +216,7 @@ def _time(row: Mapping[str, str | None], name: str) -> float:
     except (ValueError, OverflowError) as error:
         if isinstance(error, InputError):
             raise
-        raise InputError(name, text or None, "is no time", "write seconds, or 2017-10-09 07:01:55") from None
+        raise InputError(name, text or None, "is not a time", "write seconds, or 2017-10-09 07:01:55") from None
 
 
 def _is_number(text: str) -> bool:

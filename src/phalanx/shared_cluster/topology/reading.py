@@ -40,7 +40,7 @@ def read_topology(path: Path, field: str = "FILE") -> SwitchTree | GpuTopology:
         "Slurm's topology.conf, topology.yaml, scontrol show topology or nodes; ibnetdiscover; nvidia-smi topo -m; "
         "rocm-smi --showtopo; NCCL_TOPO_DUMP_FILE"
     )
-    raise InputError(field, str(path), "is no topology that Phalanx reads", f"it reads {kinds}")
+    raise InputError(field, str(path), "is not a topology that Phalanx reads", f"it reads {kinds}")
 
 
 def leaves_of(path: Path) -> dict[str, tuple[str, ...]]:

@@ -115,7 +115,7 @@ def checked(tree: SwitchTree, file: str) -> SwitchTree:
     for switch, below in tree.above.items():
         for child in below:
             if child not in tree.leaves and child not in tree.above:
-                raise InputError(file, child, f"is below {switch}, but is no switch of this file")
+                raise InputError(file, child, f"is below {switch}, but is not a switch of this file")
     return tree
 
 

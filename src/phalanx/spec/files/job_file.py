@@ -248,7 +248,7 @@ def _chosen(kinds: Sequence[Any], table: Mapping[str, Any], name: str) -> Any:
     said = table.get("kind", "")
     if said not in by_kind:
         raise InputError(
-            f"{name}.kind", said, "is no mechanism" if said else "is missing", nearest(str(said), by_kind)
+            f"{name}.kind", said, "is not a mechanism" if said else "is missing", nearest(str(said), by_kind)
         )
     return by_kind[said]
 

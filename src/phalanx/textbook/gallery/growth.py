@@ -84,7 +84,7 @@ def growth() -> Picture:
     ways = (
         ("20 tokens a parameter", lambda n: 20 * n),
         ("300 B tokens", lambda n: 300e9),
-        ("tokens without end", lambda n: 1e30),
+        ("unlimited tokens", lambda n: 1e30),
     )
     law = Lines(
         PlotAxis("parameters N", "parameters", log=True, low=1e7, high=1e12),

@@ -118,7 +118,9 @@ def require_pattern(spec: ModelSpec) -> None:
     mixers = [m.name for m in spec.mixers]
     for i, name in enumerate(mixers):
         if name in OWN or name in mixers[:i] or len(words_of(name)) > 1 or not name.strip():
-            reason = "is the model's own" if name in OWN else "is used twice" if name in mixers[:i] else "is no word"
+            reason = (
+                "is the model's own" if name in OWN else "is used twice" if name in mixers[:i] else "is not a word"
+            )
             raise InputError(f"model.mixers.{i}.name", name, reason, "give each mixer a name of its own")
     if spec.pattern is None:
         if mixers:
@@ -140,7 +142,7 @@ def require_pattern(spec: ModelSpec) -> None:
     for i, words in enumerate(spec.pattern):
         for word in words_of(words):
             if word not in known:
-                raise InputError(f"model.pattern.{i}", word, "is no sublayer of this model", nearest(word, known))
+                raise InputError(f"model.pattern.{i}", word, "is not a sublayer of this model", nearest(word, known))
             if word == "experts" and spec.experts is None:
                 raise InputError("model.experts", None, f"is missing: the pattern's block {i} has experts")
     unused = [name for name in mixers if not any(name in words_of(words) for words in spec.pattern)]

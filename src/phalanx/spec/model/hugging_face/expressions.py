@@ -67,7 +67,7 @@ def _parsed(text: str) -> ast.expr:
 def _number(value: Any) -> Any:
     """Return a number. Raises TypeError for what a product would repeat: text and lists."""
     if not isinstance(value, int | float):
-        raise TypeError(f"{value!r} is no number")
+        raise TypeError(f"{value!r} is not a number")
     return value
 
 
@@ -106,4 +106,4 @@ def _value(node: ast.expr, names: Mapping[str, Any], keys: Mapping[str, Any]) ->
             return name in keys
         case ast.Call(func=ast.Name(id=name), args=args) if name in _FUNCTIONS:
             return _FUNCTIONS[name](*(of(part) for part in args))
-    raise SyntaxError(f"{ast.unparse(node)} is no expression of a row")
+    raise SyntaxError(f"{ast.unparse(node)} is not an expression of a row")

@@ -94,7 +94,7 @@ class Families(Mapping[str, FamilyRow]):
         if name not in self._rows:
             table = _in_full(name, self._tables)
             if unknown := set(table) - {f.name for f in fields(FamilyRow)}:
-                raise ValueError(f"{self._path.name}: row {name}: {min(unknown)} is no field of it")
+                raise ValueError(f"{self._path.name}: row {name}: {min(unknown)} is not a field of it")
             lists = {key: tuple(value) for key, value in table.items() if isinstance(value, list)}
             self._rows[name] = FamilyRow(**{**table, **lists})
         return self._rows[name]
