@@ -94,7 +94,8 @@ def _largest(a: ModelPlan) -> Iterator[str]:
 def _whole_training(a: ModelPlan) -> str:
     t = a.best.training
     if t is None or a.goal is None:
-        return f"10^12 tokens would take {1e12 / a.best.tokens_per_s / 86_400:,.1f} days (set --tokens for another number)"
+        days = 1e12 / a.best.tokens_per_s / 86_400
+        return f"10^12 tokens would take {days:,.1f} days (set --tokens for another number)"
     cost = "" if t.cost is None else f", {t.cost:,.0f} at {a.goal.price_per_gpu_hour:g} a GPU-hour"
     return (
         f"{shortened(t.tokens)} tokens: {t.steps:,.0f} steps, {t.days:,.1f} days, {t.gpu_hours:,.0f} GPU-hours{cost}"

@@ -108,21 +108,21 @@ Lint = Callable[[LintSubject], Iterator[Finding]]
 
 def lint(subject: LintSubject) -> list[Finding]:
     """Return the findings of every lint, in the order of LINTS, and then what else a single change saves."""
-    found = [finding for name in LINTS for finding in LINTS[name](subject)]
-    return [*found, *_savings(subject, found)]
+    listed = [finding for name in LINTS for finding in LINTS[name](subject)]
+    return [*listed, *_savings(subject, listed)]
 
 
 _SAVES = 0.05
 """Share of the step, or of the memory, from which any single change that saves it is reported."""
 
 
-def _savings(x: LintSubject, found: Sequence[Finding]) -> Iterator[Finding]:
+def _savings(x: LintSubject, reported: Sequence[Finding]) -> Iterator[Finding]:
     """Report the best single change of each field that saves time, or memory at no cost in time, unless another
     finding is about that field."""
     (needs, has), now_s = x.memory, x.comparable_seconds
     if needs > has:
         return
-    said = [f.remedy for f in found]
+    said = [f.remedy for f in reported]
     faster: dict[str, tuple[str, Alternative]] = {}
     smaller: dict[str, tuple[str, Alternative]] = {}
     for field, line, p in x.gains():

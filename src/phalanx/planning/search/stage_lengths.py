@@ -54,8 +54,7 @@ class StageLengths:
         return None if self.equal_seconds is None else 1 - self.listed.seconds / self.equal_seconds
 
     def __str__(self) -> str:
-        """The chunks in the order of the model, equal neighbours grouped: 6 with 10 blocks each, then 1 with 11, then 1
-        with 9."""
+        """The chunks in the order of the model, equal neighbours grouped: 6 with 10 blocks each, then 1 with 11."""
         runs = [(n, len(list(same))) for n, same in groupby(self.blocks)]
         (n, count), *others = runs
         first = f"{count} with {n} block{'s' * (n != 1)}{' each' * (count > 1)}"

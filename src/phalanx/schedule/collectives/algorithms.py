@@ -189,12 +189,15 @@ def _down(trees: TwoTrees, groups: Ints, begin: Ints, end: Ints) -> list[Round]:
 
 def ring_reduce_scatter(groups: Ints, low: Ints, high: Ints) -> list[Round]:
     """p-1 rounds; member i sends chunk i-1-s to i+1 and ends with chunk i (Patarasuk & Yuan)."""
+    return _around(groups, low, high, 1, True)
+
+
+def _around(groups: Ints, low: Ints, high: Ints, behind: int, reduces: bool) -> list[Round]:
+    """p-1 rounds, in which member i sends chunk i-behind-s to its right neighbour, i+1."""
     p = groups.shape[1]
     bounds, i = cut(low, high, p), np.arange(p)
-    return [
-        parallel_round(groups, i, (i + 1) % p, bounds[:, (i - 1 - s) % p], bounds[:, (i - 1 - s) % p + 1], True)
-        for s in range(p - 1)
-    ]
+    chunks = [(i - behind - s) % p for s in range(p - 1)]
+    return [parallel_round(groups, i, (i + 1) % p, bounds[:, c], bounds[:, c + 1], reduces) for c in chunks]
 
 
 def pairwise_reduce_scatter(groups: Ints, low: Ints, high: Ints) -> list[Round]:
@@ -287,10 +290,9 @@ def rabenseifner_all_reduce(groups: Ints, low: Ints, high: Ints) -> list[Round]:
 
 
 def ring_all_reduce(groups: Ints, low: Ints, high: Ints) -> list[Round]:
-    """Reduce-scatter and all-gather, both by ring: 2(p-1) rounds, the fewest bytes."""
-    scatter = ring_reduce_scatter(groups, low, high)
-    # Reversed, the ring turns the other way, which is just as good.
-    return scatter + reverse(scatter, reduces=False)
+    """Reduce-scatter and all-gather, both by ring: 2(p-1) rounds, in each of which every member sends to its right;
+    the fewest bytes."""
+    return ring_reduce_scatter(groups, low, high) + _around(groups, low, high, 0, False)
 
 
 def pairwise_all_to_all(starts: Ints, lengths: Ints) -> list[Round]:
