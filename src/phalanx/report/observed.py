@@ -17,7 +17,11 @@ from phalanx.report.observed_rows import finding
 from phalanx.report.style import counted, seconds, size
 from phalanx.report.view import View
 
-_BOUNDS = "compute: matrix products and attention alone, so at least; what is hidden depends on the program's streams"
+_BOUNDS = (
+    "compute is matrix products and attention alone, so a lower bound. A recording does not show other kernels, the "
+    "host's time for launches, or what the program's streams overlap: the step takes at least the larger of both "
+    "columns, and nothing here says by how much more"
+)
 
 
 def view(answer: Any, collectives: bool = False) -> View:

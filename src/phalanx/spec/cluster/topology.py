@@ -79,24 +79,27 @@ def of_leaves(
 ) -> tuple[ClusterSpec, Topology]:
     """Return a cluster of equal hosts under leaf switches, host i under leaf[i], and its topology.
 
-    The outermost tier of `cluster` becomes that of a leaf; above it comes a tier `spine` of the same links, which a
-    leaf's GPUs share: one link for `oversubscription` of them. The ClusterSpec has one host for each name. `wiring`:
+    The tier of `cluster` that holds a leaf's hosts becomes that of a leaf; above it comes a tier `spine` of the
+    outermost links, which a leaf's GPUs share: one link for `oversubscription` of them. The ClusterSpec has one host for each name. `wiring`:
     "rails" of the leaves, which are then a switch for each GPU index; "pairs" of the spine, whose leaves are then the
     groups of a dragonfly.
     """
     node = cluster.ranks_per_node
     leaves = np.asarray(leaf, dtype=np.int64)
     largest = int(np.bincount(leaves).max()) * node
-    network = cluster.tiers[-1]
+    network = next((t for t in cluster.tiers if t.ranks >= largest), cluster.tiers[-1])
     rate = network.bandwidth_bytes_per_s_per_gpu_per_direction
-    inner = [t for t in cluster.tiers[:-1] if t.ranks < largest]
+    inner = [t for t in cluster.tiers[: cluster.tiers.index(network)] if t.ranks < largest]
+    above = cluster.tiers[-1]  # of a cluster that `cluster read` wrote, the spine already
     spine = replace(
-        network,
+        above,
         name="spine",
         ranks=max(len(names) * node, largest),
         uplink_bandwidth_bytes_per_s_per_direction=rate * largest / oversubscription
         if oversubscription > 1 or wiring == "pairs"
-        else None,
+        else None
+        if above is network
+        else above.uplink_bandwidth_bytes_per_s_per_direction,
         wiring="pairs" if wiring == "pairs" else "tree",
     )
     tiers = (*inner, replace(network, ranks=largest, wiring="rails" if wiring == "rails" else "tree"), spine)
