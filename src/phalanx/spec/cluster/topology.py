@@ -80,9 +80,9 @@ def of_leaves(
     """Return a cluster of equal hosts under leaf switches, host i under leaf[i], and its topology.
 
     The tier of `cluster` that holds a leaf's hosts becomes that of a leaf; above it comes a tier `spine` of the
-    outermost links, which a leaf's GPUs share: one link for `oversubscription` of them. The ClusterSpec has one host for each name. `wiring`:
-    "rails" of the leaves, which are then a switch for each GPU index; "pairs" of the spine, whose leaves are then the
-    groups of a dragonfly.
+    outermost links, which a leaf's GPUs share: one link for `oversubscription` of them. The ClusterSpec has one host
+    for each name. `wiring`: "rails" of the leaves, which are then a switch for each GPU index; "pairs" of the spine,
+    whose leaves are then the groups of a dragonfly.
     """
     node = cluster.ranks_per_node
     leaves = np.asarray(leaf, dtype=np.int64)
