@@ -7,14 +7,18 @@ from pathlib import Path
 
 import pytest
 
+from phalanx.cost.step.expand import expand
 from phalanx.planning.explain.exact import ExactSubject
+from phalanx.planning.explain.program_traffic import bytes_sent
 from phalanx.planning.explain.traffic import job_flows
 from phalanx.planning.search.column_pricing import Pricing
 from phalanx.planning.tables.communication import exact_sheet
 from phalanx.schedule.event import INSIDE
+from phalanx.schedule.layout import Layout
 from phalanx.spec.cluster.presets import preset
 from phalanx.spec.files.job_file import make_model, make_strategy
 from phalanx.spec.job import Job, Precision
+from phalanx.spec.strategy.spec import Strategy
 
 _INSIDE = (*INSIDE, "pp", "edp", "embed")
 
@@ -85,3 +89,16 @@ def test_an_inner_rank_sends_no_gradients_of_the_embedding(line: str) -> None:
     assert 2 * (by["inner ranks"] + by["both ends"]) * s.world / 4 == pytest.approx(
         sum(row.job for row in rows), rel=1e-4
     )
+
+
+def test_replicas_and_sharded_optimizers_send_equally_many_bytes() -> None:
+    """An all-reduce is a reduce-scatter and an all-gather: DDP and ZeRO-1 of the same types send as much over dp."""
+    spec, _ = make_model({"preset": "gpt2"}, Path())
+    job = Job(8, 256, Precision("float32"))
+    sent = []
+    for zero in (0, 1):
+        view = Layout(spec, job, Strategy(dp=4, zero=zero)).stage_view()
+        sent.append({axis: n for axis, n in bytes_sent(expand(view).events).items() if axis.startswith("dp")})
+    (whole,), (sharded,) = (list(axes.values()) for axes in sent)
+    assert whole == pytest.approx(2 * 3 / 4 * 4 * spec.parameter_count, rel=0.001)
+    assert sharded == pytest.approx(whole, rel=0.001)

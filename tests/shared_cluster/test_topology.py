@@ -19,7 +19,7 @@ from phalanx.frameworks.launchers.export import documents
 from phalanx.shared_cluster.placement import answer
 from phalanx.shared_cluster.topology import gpus, ibnetdiscover, nccl_xml, nvidia_topo, rocm_smi, slurm
 from phalanx.spec.cluster.presets import preset
-from phalanx.spec.cluster.topology import SwitchTree
+from phalanx.spec.cluster.topology import SwitchTree, of_leaves
 from phalanx.spec.errors import InputError
 from phalanx.spec.files.cluster_toml import cluster_from_toml
 
@@ -437,3 +437,14 @@ def test_a_topology_is_the_same_in_every_form_of_slurms():
         "g1",
         "g2",
     ]
+
+
+def test_leaves_that_a_cluster_has_already_are_counted_once() -> None:
+    """A topology given again, for a cluster that was written from it, describes the same leaves under one spine."""
+    names, leaf = [f"n{i}" for i in range(8)], [i // 4 for i in range(8)]
+    once, _ = of_leaves(preset("dgx-h100", 8), names, leaf, 2.0)
+    again, _ = of_leaves(once, names, leaf)
+    assert [tier.name for tier in again.tiers] == ["nvlink", "infiniband", "spine"]
+    assert [tier.ranks for tier in again.tiers] == [8, 32, 64]
+    uplinks = {c.tiers[-1].uplink_bandwidth_bytes_per_s_per_direction for c in (once, again)}
+    assert len(uplinks - {None}) == 1
