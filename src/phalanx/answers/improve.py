@@ -150,7 +150,7 @@ def improve(reading: Reading, q: Question, headroom: float, cluster: str | Clust
     best = replace(searched.pricing, extra=better.options)
     x = AnalyticSubject(lambda _: best, better.strategy, q.gpus)
     plan = plan_of(best, x.priced, x.run, x.mfu, cluster, q.precision)
-    everything = {n: "" for c in changes for n in c.fields}
+    everything = {n: (_value(now, n), _value(better, n)) for c in changes for n in c.fields}
     edits = settings.edits(now, replace(better, blocks=x.run.blocks), everything)
     plan.choices["source"] = recorded(reading.title, reading.configuration.kind, reading.config, edits)
     return replace(result, better=_state(better), changes=tuple(changes), plan=plan)
