@@ -149,3 +149,20 @@ def test_a_file_that_is_named_and_missing_is_asked_for_before_anything_is_priced
     assert "run.sh: ds_config.json: its deepspeed, is not here: the layout may be in it" in error
     (tmp_path / "ds_config.json").write_text('{"zero_optimization": {"stage": 3}}')
     assert "zero=3" in text_of(tmp_path, "predict", "run.sh", *ON, "--model", "llama2-7b")
+
+
+def test_pages_and_csv_say_first_what_is_not_known(tmp_path: Path) -> None:
+    (tmp_path / "run.sh").write_text(
+        "torchrun --nproc_per_node 8 train.py --model_name_or_path Qwen/Qwen2.5-7B --per_device_train_batch_size 1 "
+        "--max_seq_length 2048 --bf16 --of_tomorrow 3\n"
+    )
+    cluster = ("--cluster", "dgx-h100", "--save")
+    for command in (("predict", *cluster), ("lint", *cluster), ("read", "--save")):
+        phalanx(tmp_path, command[0], "run.sh", *command[1:], "out.csv")
+        head, line, *_ = (tmp_path / "out.csv").read_text().splitlines()
+        assert (head, "of_tomorrow" in line) == ("caveat", True), command
+        phalanx(tmp_path, command[0], "run.sh", *command[1:], "out.html")
+        page = (tmp_path / "out.html").read_text()
+        first = page[page.index("<main") :].partition("</section>")[0]
+        assert "What this does not know" in first
+        assert "of_tomorrow" in first, command

@@ -18,8 +18,9 @@ from hypothesis import strategies as st
 from support.exports import draw
 from support.exports.same import canonical
 
-from phalanx.answers.export import TARGETS, export, write
+from phalanx.answers.export import TARGETS, export, exported, write
 from phalanx.answers.read import job_of, model_of, options_of, read, strategy_of
+from phalanx.frameworks.launchers.export import LAUNCHERS
 from phalanx.frameworks.registry import DOCUMENTED
 from phalanx.frameworks.subject import subject
 from phalanx.spec.errors import InputError
@@ -79,6 +80,29 @@ def test_an_export_is_read_as_the_plan_that_it_is_of(to: str, stack: str, seed: 
 @given(seed=st.integers(0, 2**32))
 def test_many_exports_are_read_as_the_plans_that_they_are_of(to: str, stack: str, seed: int) -> None:
     held(to, stack, seed)
+
+
+@pytest.mark.parametrize("by", LAUNCHERS)
+@settings(max_examples=3)
+@given(pair=st.sampled_from(PAIRS), seed=st.integers(0, 2**32))
+def test_what_starts_an_export_is_read_as_the_plan_that_it_is_of(by: str, pair: tuple[str, str], seed: int) -> None:
+    plan = drawn(*pair, random.Random(seed))
+    try:
+        result = exported(plan, pair[0], by)
+    except InputError:  # a GPU that SkyPilot does not rent
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        write(result, Path(folder) / "out")
+        (started,) = (name for name in result.files if name in (*_STARTS, f"{by}.yaml"))
+        whole = read([Path(folder) / "out"]).configuration
+        c = read([Path(folder) / "out" / started]).configuration
+    assert (c.layout, c.options, c.fields, c.job) == (whole.layout, whole.options, whole.fields, whole.job)
+    assert (c.spec, c.unknown) == (whole.spec, {})
+    assert c.layout.world == plan.strategy.world
+
+
+_STARTS = ("launch.sh", "job.sbatch", "task.yaml")
+"""Files of launchers that have names of their own."""
 
 
 def held(to: str, stack: str, seed: int) -> None:

@@ -43,6 +43,8 @@ def read(paths: Sequence[Path], kind: str | None = None, world: int | None = Non
         raise InputError("--kind", kind, "is not a kind of configuration", nearest(kind, READERS))
     if len(paths) == 1 and paths[0].is_dir():
         return _folder(paths[0], kind, world)
+    if len(paths) == 1 and folder.is_started_by(paths[0]):
+        return _folder(paths[0].absolute().parent, kind, world)
     main, given = _main(paths)
     reading = FileReading(Companions(main.parent, given))
     source = source_of(main, reading.files)

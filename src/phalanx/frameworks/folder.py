@@ -56,6 +56,18 @@ def tables(
     raise InputError("file", str(folder), f"is a folder without any of {', '.join(FILES)}", "name the file")
 
 
+def is_started_by(path: Path) -> bool:
+    """Whether a file starts the program of the folder that it lies in: it names train.sh, or is it, beside a
+    configuration that train.sh alone does not say."""
+    home = path.absolute().parent
+    beside = any((home / name).is_file() for name in FILES if name != _START)
+    if not beside or path.suffix == ".py" or (path.name in FILES and path.name != _START):
+        return False
+    if not path.is_file() or not (home / _START).is_file():
+        return False
+    return path.name == _START or _START in read_text(path, "file", _LARGEST)
+
+
 def model_in(folder: Path) -> ModelSpec | None:
     """Return the model of a folder's config.json, None where it has none. Raises InputError."""
     path = folder / "config.json"

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from phalanx.planning.tables.table import Sheet
-from phalanx.report.html.page import Section, page
+from phalanx.planning.tables.table import Sheet, columns
+from phalanx.report.html.page import Section, page, with_section
 from phalanx.report.pictures.figure import Picture
 from phalanx.report.plots import panels_of
 from phalanx.report.style import written
@@ -32,6 +32,7 @@ def _section(sheet: Sheet) -> Section:
     return Section(sheet.title, sheet.note, columns=names, rows=rows, panels=tuple(panels_of(sheet)))
 
 
+_UNKNOWN = "What this does not know"
 Part = str | Sheet | Callable[[int], "Text"]
 """A line, a table, or a drawing in characters of at most so many columns."""
 
@@ -47,6 +48,8 @@ class View:
     """Pictures of the subject, where there is more to draw than columns."""
     html: Callable[[], str] | None = None
     """The page, where it holds more than the tables."""
+    doubts: tuple[str, ...] = ()
+    """What the answer does not know, which a page and a CSV say first; `parts` have it already."""
 
     @property
     def sheets(self) -> list[Sheet]:
@@ -56,13 +59,18 @@ class View:
     def page(self) -> str:
         """Return the page: one HTML file that needs nothing else."""
 
-        return self.html() if self.html is not None else report(self.sheets, self._pictures())
+        if self.html is None and not self.sheets:
+            return page(_UNKNOWN, "tables", [Section(_UNKNOWN, text=self.doubts)])
+        whole = self.html() if self.html is not None else report(self.sheets, self._pictures())
+        return with_section(whole, Section(_UNKNOWN, text=self.doubts)) if self.doubts else whole
 
     def csv(self) -> str:
-        """Return the tables as CSV, one after the other. Raises InputError where there are none."""
-        if not self.sheets:
+        """Return the tables as CSV, one after the other, behind one of what is not known. Raises InputError where
+        there are none."""
+        if not self.sheets and not self.doubts:
             raise InputError("save", "csv", "has no table to write", "name a .html file, or --json")
-        return "\n".join(sheet.as_csv() for sheet in self.sheets)
+        unknown = [Sheet(_UNKNOWN, columns("caveat"), [(line,) for line in self.doubts])] if self.doubts else []
+        return "\n".join(sheet.as_csv() for sheet in (*unknown, *self.sheets))
 
     def write(self, file: Path) -> None:
         """Write what the file's ending says: the tables, the page, or the pictures, which without others are the
@@ -72,7 +80,7 @@ class View:
 
         if file.suffix.lower() == ".csv":
             file.write_text(self.csv())
-        elif file.suffix.lower() == ".html" and (self.sheets or self.html is not None):
+        elif file.suffix.lower() == ".html" and (self.sheets or self.doubts or self.html is not None):
             file.write_text(self.page())
         else:
             write(self._pictures() or [picture(self.sheets, self.subject)], file)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from html import escape
 from importlib import import_module
 from typing import Any
@@ -70,7 +71,8 @@ def view_of(answer: Any, **details: Any) -> View:
     """Return how people see an answer. `details`: what to show beyond the usual, such as more=True."""
     module, _, function = _VIEWS[type(answer).__name__].partition(":")
     view: View = getattr(import_module(module), function or "view")(answer, **details)
-    return view
+    lines = tuple(caveat.line for caveat in getattr(answer, "doubts", ()))
+    return replace(view, doubts=lines) if lines else view
 
 
 def notebook_html(answer: Any) -> str:

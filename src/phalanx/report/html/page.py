@@ -68,6 +68,12 @@ def page_of(
     )
 
 
+def with_section(whole: str, section: Section) -> str:
+    """Return a page with another section before its first."""
+    linked = whole.replace("<ul>", f"<ul>{contents([section])}", 1)
+    return linked.replace('<main id="main">\n', f'<main id="main">\n{body([section])}\n', 1)
+
+
 def contents(sections: Sequence[Section]) -> str:
     """Return the links to the sections, as HTML."""
     return "".join(f'<li><a href="#{_id(s)}">{escape(s.title)}</a></li>' for s in sections)
