@@ -145,7 +145,8 @@ def mixed(draw: st.DrawFn, small: bool = False) -> ModelSpec:
     delta |= {"key_dim": draw(st.sampled_from([3, 8])), "value_dim": draw(st.sampled_from([4, 6]))}
     both = {"taps": draw(st.sampled_from([2, 4])), "chunk": draw(st.sampled_from([4, 16]))}
     near = {"kind": "attention", "name": "near", "window": draw(st.sampled_from([5, 50])), "rotary_dim": 0}
-    mixers = {str(m["name"]): m for m in (mamba | both, delta | both, near)}
+    few = {"kind": "factorised", "name": "few", "heads": heads, "kv_heads": groups, "head_dim": 8, "q_rank": 12}
+    mixers = {str(m["name"]): m for m in (mamba | both, delta | both, near, few)}
     joined = [f"{mixer}+{other}" for mixer in (*mixers, "attention") for other in ("mlp", "mlp", "experts")]
     alone = [*mixers, "attention", "mlp", "experts"]
     pattern = draw(st.lists(st.sampled_from([*alone, *joined]), min_size=1, max_size=4))

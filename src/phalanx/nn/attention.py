@@ -205,7 +205,7 @@ class Attention(CausalAttention):
         cp: ContextParallel | None = None,
     ) -> None:
         super().__init__(sublayer, block, tp, cp)
-        into, last = products_of(sublayer)
+        into, *_, last = products_of(sublayer)
         widths = {out.name: out.dim.size for out in into.y}
         for name, width in widths.items():
             setattr(self, name, nn.Linear(spec.hidden, width, bias=spec.qkv_bias))

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from phalanx.nn import functional, vocab_parallel
 from phalanx.nn.attention import Angles, Attention, Cache, CausalAttention
+from phalanx.nn.factorised import FactorisedAttention
 from phalanx.nn.mla import LatentAttention
 from phalanx.nn.mlp import MLP
 from phalanx.nn.moe import MoE
@@ -151,7 +152,8 @@ def _sublayer(
     if scan is not None:
         return (Mamba if scan.kind == "ssd" else GatedDeltaNet)(spec, sublayer, block, tp, cp)
     if sublayer.first(Attend) is not None:
-        return (Attention if spec.latent is None else LatentAttention)(spec, sublayer, block, tp, cp)
+        whole = Attention if len(products_of(sublayer)) == 2 else FactorisedAttention
+        return (whole if spec.latent is None else LatentAttention)(spec, sublayer, block, tp, cp)
     if sublayer.first(Router) is None:
         return MLP(spec, products_of(sublayer)[-1].into.size, block, tp)
     return MoE(spec, block, tp, ep, tokens)

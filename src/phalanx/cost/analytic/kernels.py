@@ -115,7 +115,8 @@ def projections(kind: BlockKind, layout: Layout, by: Products) -> Passes:
     last = by.linear(m, h, out, back=True)
     parts = [plain, last]
     if np.any(kind.latent):
-        down = by.linear(m, kind.q_rank + kind.kv_rank + kind.rope_dim, h)
+        apart = kv_heads(kind, layout) * kind.kv_width * (np.asarray(kind.kv_rank) == 0)  # keys without a latent
+        down = by.linear(m, kind.q_rank + kind.kv_rank + kind.rope_dim + apart, h)
         low = _sum([down, up_projections(kind, layout, by)])
         latent = kind.latent > 0
         parts[0] = Passes(

@@ -67,17 +67,16 @@ def _attention(s: Sublayer) -> dict[str, Any]:
     if s.first(Router) is not None:
         raise InputError("model.mixers", s.name, "has experts of queries and results, which have no price yet")
     expand, index = s.first(Expand), s.first(Index)
-    latent: dict[str, Any] = {}
+    query = _writes(s, "q")
+    latent: dict[str, Any] = {"q_rank": 0 if query.x == "n" else query.inner}
     if any(p.grouped for p in products_of(s)):
-        latent = _compressed(s, attend)
+        latent |= _compressed(s, attend)
     elif expand is not None:
-        up, query = _writes(s, expand.up), _writes(s, "q")
-        latent = {"kv_rank": up.inner, "rope_dim": attend.key - expand.nope}
-        latent["q_rank"] = 0 if query.x == "n" else query.inner
+        latent |= {"kv_rank": _writes(s, expand.up).inner, "rope_dim": attend.key - expand.nope}
     outputs = [out for p in products_of(s) for out in p.y]
     key_width = attend.key + attend.value
     if expand is None:
-        key_width = sum(out.dim.each for out in outputs if out.name in ("k", "v", "kv"))
+        key_width = sum(out.dim.size for out in outputs if out.name in ("k", "v", "kv")) // attend.kv.count
     columns: dict[str, Any] = {
         "heads": attend.y.dim.count,
         "kv_heads": attend.kv.count,
@@ -98,14 +97,12 @@ def _attention(s: Sublayer) -> dict[str, Any]:
 
 
 def _compressed(s: Sublayer, attend: Attend) -> dict[str, Any]:
-    """Return the columns of attention to compressed keys (DeepSeek-V4): queries from a latent, one key of which all
-    heads share, products whose results are pooled to further keys, results in low rank by groups of heads."""
-    query, low = _writes(s, "q"), next(p for p in products_of(s) if p.grouped)
+    """Return the columns of attention to compressed keys (DeepSeek-V4): products whose results are pooled to further
+    keys, results in low rank by groups of heads."""
+    low = next(p for p in products_of(s) if p.grouped)
     pooled = [p for p in products_of(s) if any(out.name.endswith(".kv") or out.name.endswith(".gate") for out in p.y)]
     outs = [out.dim.size for p in pooled for out in p.y]
     return {
-        "q_rank": query.inner,
-        "rope_dim": attend.key,
         "ratio": attend.compressed or math.inf,
         "result_low": low.y[0].dim.size,
         "result_rank": low.y[0].dim.each,

@@ -36,7 +36,9 @@ def _products_per_token(kind: BlockKind) -> Column:
     rank = np.where(kind.q_rank > 0, kind.q_rank, h)
     low = h * (kind.q_rank + kind.kv_rank + kind.rope_dim) + rank * q
     low = low + kind.kv_rank * kind.heads * (kind.head_dim - kind.rope_dim + kind.value_dim)
-    around = np.where(kind.latent > 0, low, h * (q + kind.kv_heads * kind.kv_width)) + out * h
+    kv = h * kind.kv_heads * kind.kv_width
+    low = low + kv * (np.asarray(kind.kv_rank) == 0)
+    around = np.where(kind.latent > 0, low, h * q + kv) + out * h
     around = around + h * kind.gate + kind.index + kind.heads * kind.value_dim * kind.result_rank + kind.mixing
     mixed = h * (kind.mixed + kind.mixed_shared + kind.mixed_whole + kind.mixed_out) + kind.mixed_low + kind.conv
     experts = kind.mlp_matrices * (kind.expert_dim * kind.top_k * kind.expert_ffn + h * kind.shared_ffn)
@@ -152,6 +154,7 @@ def _mixer_products(kind: BlockKind, layout: Layout) -> tuple[Column, Column]:
         # Every rank projects to the latents; each expands its own heads.
         low = h * (kind.q_rank + kind.kv_rank + kind.rope_dim) + np.where(kind.q_rank > 0, kind.q_rank, h) * q
         low = low + kind.kv_rank * kind.heads / tp * (kind.head_dim - kind.rope_dim + kind.value_dim)
+        low = low + h * kv_heads(kind, layout) * kind.kv_width * (np.asarray(kind.kv_rank) == 0)
         plain = np.where(kind.latent > 0, low, plain)
     plain = plain + kind.index + kind.heads * kind.value_dim * kind.result_rank / tp
     plain = plain + kind.mixing / np.where(layout.sp > 0, tp, 1)

@@ -48,7 +48,7 @@ def _unknown(op: Operator, s: Sublayer, p: PassSizes) -> bool:
             return gate or op.kind in _UNKNOWN or (op.y.rows == "received" and op.kind not in GATED)
         case Linear():
             names = [y.name for y in op.y]
-            return "shared.scale" in names or ("k" in names and "v" not in names)
+            return "shared.scale" in names or ("k" in names and ("v" not in names or "q_down" in names))
         case Dispatch():
             return op.width != p.hidden
         case _:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from phalanx.cost.analytic import kernels
-from phalanx.cost.ledger.flops import recurrence_macs
+from phalanx.cost.ledger.flops import recurrence_macs, seen_keys
 from phalanx.cost.ledger.kind import BlockKind
 from phalanx.cost.ledger.layer_flows import kv_heads, routed_rows, shared_here
 from phalanx.planning.search.column_pricing import Pricing
@@ -138,14 +138,18 @@ def _attention(
 ) -> Iterator[Operator]:
     h, tp = float(kind.hidden), by.s.tp
     q, out = kind.heads * kind.head_dim / tp, kind.heads * kind.value_dim / tp
-    if kind.kv_rank:
+    own = float(np.max(kv_heads(kind, by.layout))) * kind.kv_width
+    if kind.q_rank and not kind.kv_rank:
+        yield by.product("queries down, keys, values", tokens, kind.q_rank + own, h)
+        yield by.product("queries up", tokens, q, kind.q_rank)
+    elif kind.kv_rank:
         latent = kind.q_rank + kind.kv_rank + kind.rope_dim
         yield by.product("latent down", tokens, latent, h)
         yield by.product("queries up", tokens, q, kind.q_rank or h)
         width = kind.heads * (kind.head_dim - kind.rope_dim + kind.value_dim) / tp
         yield by.product("keys, values up", tokens, width, kind.kv_rank)
     else:
-        width = q + float(np.max(kv_heads(kind, by.layout))) * kind.kv_width + kind.gate / tp
+        width = q + own + kind.gate / tp
         name = "queries, keys, values, gate" if kind.gate else "queries, keys, values"
         yield by.product(name, tokens, width, h)
     # Fused: scores are never written; queries, keys, values and the result are. Causal, so half of the square.
@@ -161,8 +165,7 @@ def _attention(
             pairs / float(by.system.peak_bf16 * by.system.attention),
             by.top,
         )
-    if kind.top:
-        attended = min(attended, kind.top)
+    attended = float(seen_keys(kind, attended, attended))
     flops = 2 * tokens * attended * (q + out)
     kv = max(kind.kv_heads / tp, 1) * (kind.head_dim + kind.value_dim)
     if kind.kv_rank:
@@ -171,6 +174,12 @@ def _attention(
     peak = float(by.system.peak_bf16 * by.system.attention)
     seconds = max(flops / peak, size / by.memory)
     yield Operator("attention", f"{tokens:,.0f} x {attended:,.0f} keys", flops, size, seconds, by.top)
+    if kind.result_low:
+        groups = kind.result_low / kind.result_rank
+        yield by.product(
+            "results of groups", tokens, kind.result_rank, kind.heads * kind.value_dim / groups, groups / tp
+        )
+        out = kind.result_low / tp
     yield by.product("attention out", tokens, h, out)
 
 

@@ -55,7 +55,7 @@ def _missing(spec: ModelSpec, s: Sublayer) -> Iterator[str]:
         return
     if attend.weights or attend.compressed or attend.top is not None or attend.value != attend.key:
         yield "attention with sinks, chosen or pooled keys, or values of another width"
-    if [out.name for out in products_of(s)[0].y][:3] != ["q", "k", "v"]:
+    if [out.name for out in products_of(s)[0].y][:3] not in (["q", "k", "v"], ["q_down", "k", "v"]):
         yield "attention without a matrix of values"
     if rotary is not None and rotary.turned != spec.rotary_width:
         yield "positions that turn another width in some blocks"

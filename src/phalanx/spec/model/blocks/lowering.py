@@ -14,6 +14,7 @@ from phalanx.spec.model.blocks.block import Architecture, Block, Sublayer, strea
 from phalanx.spec.model.blocks.channel_delta import ChannelDeltaSizes, channel_delta
 from phalanx.spec.model.blocks.compressed import CompressedSizes, compressed
 from phalanx.spec.model.blocks.delta import DeltaSizes, delta
+from phalanx.spec.model.blocks.factorised import FactorisedSizes, factorised
 from phalanx.spec.model.blocks.latent import EarlierIndexSizes, latent
 from phalanx.spec.model.blocks.laurel import LaurelSizes, laurel
 from phalanx.spec.model.blocks.layer_embedding import LayerEmbeddingSizes, layer_embedding
@@ -36,6 +37,7 @@ Mixer = (
     | DeltaSizes
     | EarlierIndexSizes
     | ExpertsSizes
+    | FactorisedSizes
     | LaurelSizes
     | LayerEmbeddingSizes
     | LightningSizes
@@ -51,6 +53,7 @@ _SUBLAYERS: dict[type, Callable[..., Sublayer]] = {
     ChannelDeltaSizes: channel_delta,
     CompressedSizes: compressed,
     DeltaSizes: delta,
+    FactorisedSizes: factorised,
     LaurelSizes: laurel,
     LayerEmbeddingSizes: layer_embedding,
     LightningSizes: lightning,

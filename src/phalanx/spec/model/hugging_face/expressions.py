@@ -6,6 +6,7 @@
     "n_shared_experts * moe_intermediate_size"  + - * / // %, comparisons, in, and or not, int len min max
     "1 if sliding_window else 2"                one of two
     "listed(moe_topk)"                          whether it is a list or a text, with an entry for each layer
+    "text(i)"                                   it as text
     "first(moe_topk)"                           the first of a list for each layer, or the value that all have
     "layer_types[i]", "rope_parameters.factor"  an entry of a list, which may depend on the layer i; of a table
     "spec.layers"                               a field of the model that was read before
@@ -23,7 +24,7 @@ from typing import Any
 
 _CONSTANTS: Mapping[str, Any] = {"true": True, "false": False, "none": None}
 _FUNCTIONS: Mapping[str, Callable[..., Any]] = {
-    **{"int": int, "len": len, "min": min, "max": max},
+    **{"text": str, "int": int, "len": len, "min": min, "max": max},
     "listed": lambda value: isinstance(value, list | str),
     "first": lambda value: value[0] if isinstance(value, list) else value,
 }

@@ -1,0 +1,58 @@
+"""Multi-matrix factorisation attention (Hu et al. 2024), in Step 3: queries from a latent, one head of wide keys."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Annotated, Literal
+
+from phalanx.spec.errors import InputError
+from phalanx.spec.model.blocks.block import Sublayer
+from phalanx.spec.model.blocks.operators import Attend, Dim, Norm, Output, Rotary, Weight, added, linear, whole
+from phalanx.spec.model.mechanisms import Width
+from phalanx.spec.ranges import Name, Range, require_ranges
+
+Heads = Annotated[int, Range(1, 10**5)]
+
+
+@dataclass(frozen=True)
+class FactorisedSizes:
+    """Attention with queries from a latent. Sizes are counts of elements."""
+
+    name: Name
+    """The name that a pattern calls it by."""
+    heads: Heads
+    """Query heads."""
+    head_dim: Annotated[int, Range(2, 10**5)]
+    """Width of a head, all of which positions turn."""
+    q_rank: Width
+    """Width of the latent that queries come from."""
+    kv_heads: Heads = 1
+    """Key and value heads, a divisor of `heads`."""
+    kind: Literal["factorised"] = "factorised"
+    """The mechanism."""
+
+    def __post_init__(self) -> None:
+        where = f"model.mixers.{self.name}"
+        require_ranges(self, where)
+        if self.heads % self.kv_heads:
+            raise InputError(f"{where}.kv_heads", self.kv_heads, f"does not divide heads = {self.heads}")
+
+    def of_rank(self, tp: int) -> FactorisedSizes:
+        """Return the sizes of one of `tp` ranks."""
+        return replace(self, heads=self.heads // tp, kv_heads=max(1, self.kv_heads // tp))
+
+
+def factorised(hidden: int, sizes: FactorisedSizes, norm: Norm | None, *, after: Norm | None = None) -> Sublayer:
+    """Return attention with queries from a latent (vLLM, model_executor/models/step3_text.py, Step3TextAttention)."""
+    of, dim, h, rank = f"mixers.{sizes.name}.heads", sizes.head_dim, whole(hidden), whole(sizes.q_rank)
+    q, kv = Dim(sizes.heads, dim, "tp", of=of), Dim(sizes.kv_heads, dim, "tp", copies=True, of=of)
+    scale = (Weight("q_norm.weight", (rank,), "norm"),)
+    ops = (
+        linear("n", h, (Output("q_down", rank), Output("k", kv), Output("v", kv)), ("q_down", "k", "v")),
+        Norm("q_down", Output("q_latent", Dim(1, sizes.q_rank)), "rms", scale, inside=True),
+        linear("q_latent", rank, (Output("q", q),), ("q_up",)),
+        Rotary(("q", "k"), (q, kv), dim),
+        Attend(Output("o", q), kv, dim, dim, dim, 2 * kv.size, True),
+        linear("o", q, (added(hidden),), ("o",)),
+    )
+    return Sublayer("attention", norm, ops, after)
