@@ -8,7 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from support.own_modules import MAMBA_PLAN, OWN, make_own, plan_of, refusal, train_split, train_whole
+from support.forked_cli import phalanx as forked
+from support.in_process_cli import error_of, json_of, text_of
+from support.own_modules import MAMBA_PLAN, OWN, first_step, make_own, plan_of, refusal, train_split, train_whole
 from support.rank_pool import Pool
 from torch import nn
 
@@ -108,3 +110,68 @@ def test_a_cut_is_joined_as_it_was(counts: tuple[int, ...]) -> None:
     parts = [cut.part(whole, 2, index) for index in range(2)]
     assert [part.shape for part in parts] == [(6, 3)] * 2
     assert torch.equal(cut.joined(parts), whole)
+
+
+@pytest.mark.parametrize(
+    ("kind", "world", "line", "wrong"),
+    [
+        ("dit", 4, "tp=2,zero=2", "last.weight"),
+        ("two_towers", 2, "zero=3", "text.0.weight"),
+        ("state_space", 2, "dp=2", "blocks.1.decay"),
+    ],
+)
+def test_a_first_step_is_compared_with_one_process(pool: Pool, kind: str, world: int, line: str, wrong: str) -> None:
+    """All replicas' micro-batches, reduced and joined; a wrong gradient on one rank is named."""
+    tp = 2 if "tp" in line else 1
+    assert pool.run(world, first_step, kind, line, tp, "") == [""] * world
+    for said in pool.run(world, first_step, kind, line, tp, wrong):
+        assert f"{wrong}: its gradient differs by" in said, said
+
+
+_PROGRAM = """
+import sys, torch, phalanx
+from torch import nn
+class MLP(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.up, self.down, self.drop = nn.Linear(8, 32), nn.Linear(16, 8), nn.Dropout(0.5)
+    def forward(self, x):
+        gate, up = self.up(x).chunk(2, -1)
+        return self.drop(self.down(torch.sigmoid(gate) * up))
+torch.manual_seed(0)
+print("said by the program")
+plan = {"1.up": sys.argv[2], "1.down": "rowwise"} if "tp" in sys.argv[1] else None
+cuts = [2] if "pp" in sys.argv[1] else None
+net = nn.Sequential(nn.Linear(4, 8), MLP(), nn.Linear(8, 1))
+model = phalanx.parallelize(net, sys.argv[1], tp_plan=plan, cuts=cuts)
+optimizer = model.attach(torch.optim.SGD(model.parameters(), lr=0.1))
+for step in range(int(sys.argv[3])):
+    x = torch.randn(6, 4, generator=torch.Generator().manual_seed(model.replica))
+    model.step([(x, x[:, :1]), (2 * x, x[:, :1])], nn.functional.mse_loss)
+    optimizer.step()
+"""
+
+
+def test_a_programs_first_step_is_compared(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(_PROGRAM)
+    start = "parity --program train.py --ranks 2"
+    for line in ("tp=2 colwise:2", "pp=2 -", "zero=1 -"):
+        out = text_of(tmp_path, f"{start} -- {line} 3", run=forked)
+        assert "10 gradients" in out or "8 gradients" in out
+        assert " holds: grad_rel_max" in out
+    answer = json_of(tmp_path, f"{start} --json -- zero=1 - 3", run=forked)
+    assert (answer["passed"], answer["passes"], answer["dtype"], answer["strategy"]) == (
+        True, 4, "float32", "dp=2,zero=1",
+    )  # fmt: skip
+    for line, reason in (
+        ("tp=2 colwise 3", "makes 1 compute another function"),
+        ("zero=1 - 0", "ended before a step"),
+    ):
+        code, _, err = forked(tmp_path, f"{start} -- {line}")
+        assert code == 2
+        assert reason in err.splitlines()[-1]
+        assert "Traceback" not in err
+    assert "--ranks: is missing" in error_of(tmp_path, "parity --program train.py")
+    assert "program = 'none.py': is no file" in error_of(tmp_path, "parity --program none.py --ranks 2")
+    assert "--ranks = 2: is of --program" in error_of(tmp_path, "parity job.toml --ranks 2")
+    assert "JOB.toml: must be one file" in error_of(tmp_path, "parity")

@@ -299,3 +299,24 @@ def refusal(world: World, kind: str, plan: dict[str, str]) -> str:
     except InputError as error:
         return str(error)
     return ""
+
+
+def first_step(world: World, kind: str, line: str, tp: int, wrong: str) -> str:
+    """Take a step that is compared with one process, dropout and all; `wrong`: a parameter whose gradient is doubled
+    on one rank. Returns what is refused."""
+    module = make_own(kind)
+    if wrong and world.rank == 0:
+        module.get_parameter(wrong).register_hook(lambda g: 2 * g)
+    plan = plan_of(kind, tp) if tp > 1 else None
+    model = spread(world, module, line, tp_plan=plan, compare_first="step")
+    update = model.attach(torch.optim.AdamW(model.parameters(), lr=0.01))
+    try:
+        for step in range(2):
+            for i in range(2):
+                value = _loss(model(*OWN[kind][1](10 * step + 2 * model.replica + i)))
+                model.backward(value, last=i == 1)
+            update.step()
+    except InputError as error:
+        return str(error)
+    assert all(m.training for m in model.module.modules())
+    return ""

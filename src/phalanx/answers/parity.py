@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 from phalanx.answers.answer import Answer
@@ -93,3 +95,42 @@ def parity(file: JobFile, steps: int, dtype: str, announce: Announce) -> Parity:
         tuple(optimizers),
         compression,
     )
+
+
+@dataclass(frozen=True)
+class ProgramParity(Answer):
+    """How far the first step of a program is off one process, as a share of a gradient's norm. `passes`: micro-
+    batches of all replicas; `parameters`: how many were compared; `worst`: the one that is farthest off."""
+
+    program: str
+    strategy: str
+    dtype: str
+    passes: int
+    parameters: int
+    grad_rel_max: float
+    worst: str
+    bound: float
+    passed: bool
+
+
+def program_parity(
+    program: Path, ranks: int, arguments: Sequence[str] = (), timeout_s: float = 300.0
+) -> ProgramParity:
+    """Run a program that trains by `phalanx.parallelize` as local ranks, until its first step has been compared with
+    one process on its own batches. It is run as it is: name one that you trust. Raises InputError, RankFailure."""
+    from phalanx.runtime.any_module.first_step import read_deviation
+    from phalanx.runtime.process.folder import private_folder
+    from phalanx.runtime.process.launch import launch
+
+    if not program.is_file():
+        raise InputError("program", str(program), "is no file", "name a Python program, as train.py")
+    require_local(ranks)
+    with private_folder() as (folder, _):
+        out = folder / "first_step.json"
+        task = {"program": str(program), "arguments": list(arguments), "out": str(out), "timeout_s": timeout_s}
+        launch("phalanx.observation.parity.program", json.dumps(task), ranks, 1, None, timeout_s)
+        deviation = read_deviation(out)
+    if deviation is None:
+        reason = "ended before a step of a module from phalanx.parallelize"
+        raise InputError("program", str(program), reason, "it must call backward(loss, last=True), or step")
+    return ProgramParity(str(program), **asdict(deviation), passed=deviation.passed)

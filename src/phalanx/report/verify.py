@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from phalanx.answers.encode import plain
-from phalanx.answers.parity import Parity
+from phalanx.answers.parity import Parity, ProgramParity
 from phalanx.answers.verify import Verification, collectives
 from phalanx.observation.diff import slack
 from phalanx.observation.trainer.verify import Verified
@@ -133,6 +133,15 @@ def _page(v: Verification) -> str:
 def parity(p: Parity) -> View:
     """Return the lines of a comparison."""
     return View(list(_parity_lines(p)))
+
+
+def program_parity(p: ProgramParity) -> View:
+    """Return the line of a program's comparison."""
+    verdict = "holds" if p.passed else "DOES NOT HOLD"
+    worst = f" ({p.worst})" if p.worst else ""
+    what = f"{p.parameters} gradients of the first step, over {p.passes:,} micro-batches"
+    errors = f"grad_rel_max {p.grad_rel_max:.1e}{worst}, bound {p.bound:.1e}"
+    return View([f"parity of {p.program} with {p.strategy} in {p.dtype}, {what}, {verdict}: {errors}"])
 
 
 def _parity_lines(p: Parity) -> Iterator[str]:

@@ -54,6 +54,7 @@ _VIEWS = {
     "PresetModels": "phalanx.report.models",
     "Prediction": "phalanx.report.predict",
     "ProofCount": "phalanx.report.collectives",
+    "ProgramParity": "phalanx.report.verify:program_parity",
     "Quiz": "phalanx.textbook.answers",
     "RankMap": "phalanx.report.mesh",
     "RankPlace": "phalanx.report.mesh",

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from phalanx.runtime.any_module import state as states
 from phalanx.runtime.any_module.first_pass import prove
+from phalanx.runtime.any_module.first_step import FirstStep
 from phalanx.runtime.any_module.split_names import Cut, SplitNames
 from phalanx.runtime.any_module.stages import Loss, ModuleStages
 from phalanx.runtime.any_module.state import Buffers, ModuleState
@@ -47,7 +48,7 @@ class Parallel(nn.Module):
 
     `cuts`: the cut of each tensor that is split over tp; `cut`: the children of each chunk of a pipeline, and the
     entire module without memory; `unsplit`: the module before it was split and its plan, which is proved on the first
-    batch (first_pass.py)."""
+    batch (first_pass.py); `first_step`: what compares the first step with one process (first_step.py)."""
 
     def __init__(
         self,
@@ -61,6 +62,7 @@ class Parallel(nn.Module):
         cuts: Mapping[str, Cut] | None = None,
         cut: tuple[tuple[tuple[str, ...], ...], nn.Module] | None = None,
         unsplit: tuple[nn.Module, Mapping[str, str]] | None = None,
+        first_step: FirstStep | None = None,
     ) -> None:
         super().__init__()
         self.module, self.strategy, self.comm = module, strategy, comm
@@ -79,6 +81,7 @@ class Parallel(nn.Module):
             p.data = p.data.to(compute) if p.requires_grad else p.data
         # In a list, so that it is no submodule.
         self._unsplit = [] if unsplit is None else [unsplit]
+        self._first_step = [] if first_step is None else [first_step]
         if cut is None:
             filled, of_chunks = cut_buckets(trained, units, strategy, precision), None
         else:
@@ -143,6 +146,8 @@ class Parallel(nn.Module):
         if self._unsplit:
             whole, plan = self._unsplit.pop()
             prove(whole, plan, self.comm, args, kwargs)
+        if self._first_step:
+            return self._first_step[0].note(self.module, args, kwargs)
         return self.module(*args, **kwargs)
 
     def _apply(self, *_: Any, **__: Any) -> Any:
@@ -203,6 +208,7 @@ class Parallel(nn.Module):
         if last:
             engine.finish()
             self._complete = True
+            self._compare_first_step()
         else:
             engine.settle()
         self._failed = False
@@ -224,9 +230,18 @@ class Parallel(nn.Module):
         self._may_begin()
         self._stages.require(micro_batches)  # before anything is sent, so that the caller may retry
         self._failed = True
+        for first in self._first_step:
+            first.begin(self.module)
         total = float(self._stages.step(micro_batches, loss, self._share))
         self._micro_batch, self._complete, self._failed = len(micro_batches) - 1, True, False
+        self._compare_first_step((micro_batches, loss, self._share))
         return total
+
+    def _compare_first_step(self, piped: tuple[Sequence[tuple[Tensor, Any]], Loss, float] | None = None) -> None:
+        """Compare the first step with one process, where that is asked for."""
+        if self._first_step:
+            first = self._first_step.pop()
+            first.compare(self.comm, str(self.strategy), self._engine, self._state.split, piped)
 
     @torch.no_grad()
     def evaluate(self, x: Tensor, target: Any, loss: Loss) -> float:
@@ -341,8 +356,10 @@ class Parallel(nn.Module):
 
     def _unsplit_follows(self) -> None:
         """Load the state into the unsplit module too, if it is still to be compared."""
-        for unsplit, _ in self._unsplit:
-            unsplit.load_state_dict(self.state_dict())
+        for whole in [unsplit for unsplit, _ in self._unsplit] + [first.whole for first in self._first_step]:
+            state = self.state_dict()  # all ranks together, also where only rank 0 has the module
+            if whole is not None:
+                whole.load_state_dict(state)
 
     def _attached(self) -> torch.optim.Optimizer:
         if self._optimizer is None:

@@ -18,6 +18,7 @@ from __future__ import annotations
 import atexit
 import copy
 import math
+import os
 from collections.abc import Mapping, Sequence
 from typing import Literal, get_args
 
@@ -26,6 +27,7 @@ import torch.distributed as dist
 from torch import nn
 
 from phalanx.runtime.any_module.batch_norm import synchronise_batch_norms
+from phalanx.runtime.any_module.first_step import REQUEST, FirstStep, require_comparable
 from phalanx.runtime.any_module.parallel import Parallel
 from phalanx.runtime.any_module.stages import cut_children, keep_children, without_memory
 from phalanx.runtime.any_module.state import Buffers
@@ -58,7 +60,7 @@ def parallelize(
     buffers: Buffers = "rank 0",
     tp_plan: Mapping[str, str] | Literal["published"] | None = None,
     cuts: Sequence[int | str] | None = None,
-    compare_first: bool = True,
+    compare_first: bool | Literal["step"] = True,
     timeout_s: float = 300.0,
 ) -> Parallel:
     """Train a module data-parallel, and tensor-parallel by a plan of names or as a pipeline by a list of cuts, over
@@ -82,7 +84,9 @@ def parallelize(
 
     compare_first
                 with tp > 1, run the first batch through the whole module too, forward and backward, and refuse a plan
-                that makes outputs or gradients others (first_pass.py). Until then each rank holds the module thrice
+                that makes outputs or gradients others (first_pass.py). Until then each rank holds the module thrice.
+                "step": with any strategy, compare the first step with one process, gradient by gradient, on all
+                replicas' batches, which rank 0 runs alone (first_step.py)
 
     Parameters and buffers are copied from rank 0. Frozen parameters are not sharded. A parameter that gets no
     gradient is updated with a gradient of zeros. ZeRO-3 has no double backward, and allows activation checkpointing
@@ -104,7 +108,7 @@ def spread(
     buffers: Buffers = "rank 0",
     tp_plan: Mapping[str, str] | Literal["published"] | None = None,
     cuts: Sequence[int | str] | None = None,
-    compare_first: bool = True,
+    compare_first: bool | Literal["step"] = True,
 ) -> Parallel:
     """Parallelize a module in a world that has already been joined; arguments as for `parallelize`."""
     # Refuse before anything is sent or changed.
@@ -139,6 +143,11 @@ def spread(
         for tensor in (*module.parameters(), *module.buffers()):
             tensor.data = tensor.data.contiguous()
             comm.broadcast(tensor.data, "world")
+    first_step = None
+    if compare_first == "step" or REQUEST in os.environ:
+        require_comparable(s, buffers)
+        whole = copy.deepcopy(module) if world.rank == 0 else None
+        first_step = FirstStep(whole, trained, DTYPES[precision.compute])
     # Without a pipeline: the whole module, or its part of each split layer.
     if s.pp == 1:
         if buffers == "synchronise":
@@ -148,7 +157,7 @@ def spread(
         kept, of_units = None if unsplit is None else (unsplit, plan), find_units(module, units)
         if s.recompute == "full":
             recompute_units(of_units)
-        return Parallel(module, s, precision, comm, of_units, average, buffers, split, unsplit=kept)
+        return Parallel(module, s, precision, comm, of_units, average, buffers, split, None, kept, first_step)
     # In a pipeline: this rank's children, and the whole module without memory for its shapes.
     skeleton = without_memory(module, {id(p) for p in trained.values()}, DTYPES[precision.compute])
     place = mesh(s).place(world.rank)["pp"]
@@ -160,7 +169,7 @@ def spread(
     of_units = find_units(stage, None)
     if s.recompute == "full":
         recompute_units(of_units)
-    return Parallel(stage, s, precision, comm, of_units, average, buffers, None, (chunks, skeleton))
+    return Parallel(stage, s, precision, comm, of_units, average, buffers, None, (chunks, skeleton), None, first_step)
 
 
 def _world(timeout_s: float) -> World:

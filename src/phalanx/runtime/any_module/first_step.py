@@ -1,0 +1,197 @@
+"""The first step of a parallelized module, compared with one process on the user's own batches.
+
+While the step runs, every forward pass notes its arguments, and the gradient that the user's loss sends to what the
+module returned. Afterwards the first rank of each replica sends its notes to rank 0, which has kept the whole module:
+it runs the same passes one after another, backward from the same gradients, and compares every parameter's gradient
+with the reduced one of all ranks, joined over shards, tp ranks and stages. During the step dropout is off. Unlike the
+proof of a tensor plan (first_pass.py) this examines ZeRO, replicas and pipelines too; the price is the whole
+module and one more step on rank 0.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _NormBase
+
+from phalanx.runtime.any_module.first_pass import tensors_in
+from phalanx.runtime.any_module.split_names import SplitNames
+from phalanx.runtime.any_module.stages import Loss
+from phalanx.runtime.any_module.tensor_comm import of_all_ranks
+from phalanx.runtime.comm.communicator import Comm
+from phalanx.runtime.comm.dtypes import DTYPE_NAMES
+from phalanx.runtime.data_parallel.engine import DataParallel
+from phalanx.spec.errors import InputError
+from phalanx.spec.files.plan import write_json
+from phalanx.spec.strategy.spec import Strategy
+
+REQUEST = "PHALANX_FIRST_STEP"
+"""Variable by which `phalanx parity --program` asks for this: the file that takes the result, after which the program
+ends."""
+BOUNDS = {torch.float64: 1e-9, torch.float32: 1e-5}
+"""The largest relative deviation that passes, as of `phalanx parity`; 16-bit types: `_COARSE`."""
+_COARSE = 0.1
+_FLOOR = 1e-3
+
+
+@dataclass(frozen=True)
+class StepDeviation:
+    """How far the gradients of a step are off one process: |g - g*|₂ / max(|g*|₂, 1e-3 x the mean norm), at most, and
+    the parameter where."""
+
+    strategy: str
+    dtype: str
+    passes: int
+    """Micro-batches of all replicas."""
+    parameters: int
+    grad_rel_max: float
+    worst: str
+    bound: float
+
+    @property
+    def passed(self) -> bool:
+        """Whether the deviation, a number, is within the bound."""
+        return self.grad_rel_max <= self.bound
+
+
+class FirstStep:
+    """Notes of a step on one rank; on rank 0 with the whole module, as it was before it was parallelized."""
+
+    def __init__(self, whole: nn.Module | None, trained: Mapping[str, Tensor], dtype: torch.dtype) -> None:
+        self.whole, self.dtype = whole, dtype
+        if whole is not None:
+            own = dict(whole.named_parameters())
+            for name in trained:
+                own[name].data = own[name].data.to(dtype)
+        self._passes: list[tuple[Any, Any, list[Tensor]]] = []
+        self._training: list[tuple[nn.Module, bool]] = []
+
+    def note(self, module: nn.Module, args: Any, kwargs: Any) -> Any:
+        """Run a forward pass, and note it if it is one of training."""
+        if not torch.is_grad_enabled():
+            return module(*args, **kwargs)
+        self.begin(module)
+        given = _detached(args), _detached(kwargs)
+        out = module(*args, **kwargs)
+        begins: list[Tensor] = []
+        for place, t in enumerate(t for t in tensors_in(out) if t.requires_grad):
+            begins.append(torch.zeros_like(t))
+            t.register_hook(lambda g, place=place: begins[place].copy_(g))
+        self._passes.append((*given, begins))
+        return out
+
+    def begin(self, module: nn.Module) -> None:
+        """Turn dropout off until the end of the step."""
+        self._training = self._training or [(m, m.training) for m in module.modules()]
+        without_dropout(module)
+
+    def compare(
+        self,
+        comm: Comm,
+        strategy: str,
+        engine: DataParallel,
+        split: SplitNames,
+        piped: tuple[Sequence[tuple[Tensor, Any]], Loss, float] | None = None,
+    ) -> None:
+        """Compare the reduced gradients, all ranks together. `piped`: the micro-batches of a pipeline's step, its
+        loss, and the factor on its gradients. Raises InputError with the parameter that is off."""
+        for m, training in self._training:
+            m.training = training
+        gradients = {}
+        for name, g in engine.gradients():
+            cut = split.cuts.get(name)
+            gradients[name] = g if split.unsplit or cut is None else cut.joined(of_all_ranks(g, comm))
+        mine = self._passes if piped is None else [(_detached((x,)), {}, target) for x, target in piped[0]]
+        first = all(comm.index(axis) == 0 for axis in ("tp", "pp"))
+        of_replicas = comm.gather_objects(mine if first else [], "world")
+        for stage in comm.gather_objects({n: g.cpu() for n, g in gradients.items()}, "pp"):
+            gradients = {**stage, **gradients}
+        result = None
+        if self.whole is not None:
+            passes = [each for notes in of_replicas for each in notes]
+            truth = _alone(self.whole, passes, None if piped is None else piped[1:])
+            worst, share = _farthest(gradients, truth)
+            bound = BOUNDS.get(self.dtype, _COARSE)
+            what = DTYPE_NAMES.get(self.dtype, str(self.dtype))
+            result = StepDeviation(strategy, what, len(passes), len(truth), share, worst, bound)
+        deviation: StepDeviation = comm.gather_objects(result, "world")[0]
+        _conclude(deviation, comm.world.rank)
+
+
+def require_comparable(s: Strategy, buffers: str) -> None:
+    """Refuse what one process does not compute alike. Raises InputError."""
+    if s.compression != "none":
+        raise InputError("strategy.compression", s.compression, "equals no step of one process", "leave it out")
+    if buffers == "synchronise":
+        reason = "takes statistics over replicas, whose batches one process runs one after another"
+        raise InputError("buffers", buffers, reason, "compare with another choice")
+
+
+def without_dropout(module: nn.Module) -> None:
+    """Put a module in evaluation, but for norms whose statistics are the batch's."""
+    for m in module.modules():
+        m.training = m.training and isinstance(m, _NormBase)
+
+
+def _conclude(deviation: StepDeviation, rank: int) -> None:
+    """Write the result where `phalanx parity` waits for it and end, or refuse what is off. Raises InputError."""
+    file = os.environ.get(REQUEST)
+    if file:
+        if rank == 0:
+            write_json(Path(file), asdict(deviation))
+        raise SystemExit(0)
+    if not deviation.passed:
+        reason = f"its gradient differs by {deviation.grad_rel_max:.1e} from that of one process"
+        raise InputError("strategy", deviation.strategy, f"{deviation.worst}: {reason} in the first step")
+
+
+def _alone(
+    whole: nn.Module, passes: Sequence[tuple[Any, Any, Any]], loss: tuple[Loss, float] | None
+) -> dict[str, Tensor]:
+    """Run all passes in one process; return the gradients by name."""
+    without_dropout(whole)
+    parameters = {name: p for name, p in whole.named_parameters() if p.requires_grad}
+    for args, kwargs, end in passes:
+        out = whole(*args, **kwargs)
+        if loss is not None:
+            (loss[0](out, end) * loss[1]).backward()
+            continue
+        outs = [t for t in tensors_in(out) if t.requires_grad]
+        torch.autograd.backward(outs, [g.to(t) for g, t in zip(end, outs, strict=True)])
+    return {name: torch.zeros_like(p) if p.grad is None else p.grad for name, p in parameters.items()}
+
+
+def _farthest(gradients: Mapping[str, Tensor], truth: Mapping[str, Tensor]) -> tuple[str, float]:
+    """Return the parameter whose gradient is farthest off, and how far."""
+    norms = {name: float(g.double().norm()) for name, g in truth.items()}
+    floor = _FLOOR * float(sum(n * n for n in norms.values()) / max(len(norms), 1)) ** 0.5
+    worst, most = "", 0.0
+    for name, g in truth.items():
+        error = float((gradients[name].to(g).double() - g.double()).norm())
+        share = error / max(norms[name], floor) if error else 0.0
+        if not share <= most:
+            worst, most = name, share
+    return worst, most
+
+
+def _detached(value: Any) -> Any:
+    """Copy what a module is called with, so that no later change is seen."""
+    if isinstance(value, Tensor):
+        return value.detach().clone()
+    if isinstance(value, tuple | list):
+        return type(value)(_detached(item) for item in value)
+    if isinstance(value, dict):
+        return {key: _detached(item) for key, item in value.items()}
+    return value
+
+
+def read_deviation(file: Path) -> StepDeviation | None:
+    """Read what a program's first step came to; None if it made none."""
+    return StepDeviation(**json.loads(file.read_text())) if file.exists() else None
