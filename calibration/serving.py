@@ -36,7 +36,7 @@ from phalanx.serving.validation.predictions import (
 
 Floats = npt.NDArray[np.float64]
 ENGINES = ("vllm", "sglang", "trtllm", "trtllm 1.0")
-FIXED = frozenset({"index_layer_s", "net_hop_s"})
+FIXED = frozenset({"index_layer_s", "net_hop_s", "balanced", "two_batches"})
 HARDWARE = (
     *("memory", "cache", "gemm", "gemm8", "gemm4", "inner_half", "attention", "link", "hop_s", "expert_memory"),
 )

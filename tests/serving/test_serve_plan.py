@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -124,10 +125,10 @@ def test_a_trace_is_replayed(tmp_path: Path) -> None:
             "--engine orca",
             "--engine = 'orca': is not a serving engine that Phalanx knows; known: sglang, trtllm, vllm",
         ),
-        ("--ttft 1ms", "--ttft: no layout keeps them for 90 % of requests; the nearest,"),
+        ("--ttft 1ms", "--ttft: no deployment on 2 GPUs stays within the limits for 90 % of requests; the nearest,"),
         ("--ttft soon", "--ttft = 'soon': is not a time; write 1s or 30ms"),
         ("--ttft 1s --tpot 30", "--tpot = '30': has no unit; write 30s or 30ms"),
-        ("--tpot 0.1ms --ttft 1s", "x; relax it, add GPUs, or shorten the prompts"),
+        ("--tpot 0.1ms --ttft 1s", "x; relax a limit or shorten the prompts: more GPUs alone were not found to do"),
         ("--speculate 3", "--speculate = '3': is not drafted tokens"),
         ("--rate 3 --concurrency 2", "--rate = 3.0: excludes --concurrency; choose one load"),
         ("--rate inf", "--rate = 'inf': would never end; say how many requests come at once: --requests 600"),
@@ -139,11 +140,15 @@ def test_a_trace_is_replayed(tmp_path: Path) -> None:
         ("--model gpt3-175b --input 100", "no layout holds a request"),
         ("--gpus 1 --mode disaggregated", "one that decodes need more; give more GPUs, or --mode aggregated"),
         ("--launch vllm", "--launch = 'vllm': is not known"),
+        ("--survive everything", "--survive = 'everything': is not what may be lost; write '1 node', '2 gpus' or"),
+        ("--survive '1 node'", "no copy is left when 1 node is lost; give more GPUs"),
+        ("--large-ep maybe", "--large-ep = 'maybe': is not known"),
+        ("--deadline 5", "--deadline = '5': has no unit"),
         ("--percentile 95", "--percentile = 95: is not reported; 50, 90 or 99"),
     ],
 )
 def test_bad_input_is_one_line(tmp_path: Path, words: str, message: str) -> None:
-    code, out, err = phalanx(tmp_path, "serve plan", *_ASK, *words.split())
+    code, out, err = phalanx(tmp_path, "serve plan", *_ASK, *shlex.split(words))
     assert (code, out) == (2, "")
     assert err.count("\n") == 1
     assert message in err

@@ -18,9 +18,11 @@ from phalanx.serving.launch.launch import Launch
 from phalanx.serving.lines.reading import LinesRead, read
 from phalanx.serving.plan_file import LatencyLimits, ServedLoad, ServingPlan, Workers
 from phalanx.serving.question import NamedQuestion, ServingRequest, ask
+from phalanx.serving.search.answering import ServingAnswer, answer
+from phalanx.serving.search.misses import lost as lost_words
 from phalanx.serving.search.neighbours import ServingNeighbour, neighbours
-from phalanx.serving.search.question import ServingCandidate
-from phalanx.serving.search.search import Search, ServingAnswer, answer
+from phalanx.serving.search.question import ServingCandidate, ServingQuestion
+from phalanx.serving.search.search import Search
 from phalanx.spec.errors import InputError
 
 _LAUNCH = {"vllm": vllm.launch, "sglang": sglang.launch, "trtllm": trtllm.launch}
@@ -112,7 +114,7 @@ def serve_plan(
         cluster=query.cluster_name,
         engine=q.engine.name,
         objective=q.objective,
-        limits=LatencyLimits(q.ttft_s, q.tpot_s, q.percentile),  # type: ignore[arg-type]
+        limits=_limits(q),
         kv_bytes_per_token=per_token,
         state_bytes_per_request=state,
         requests_that_fit=fits,
@@ -157,10 +159,21 @@ def cache_of(answered: ServingAnswer) -> tuple[float, float, int]:
     return price.cache_bytes_per_token, state, group.count * (group.cache_tokens // (q.input + q.output))
 
 
+def _limits(q: ServingQuestion) -> LatencyLimits:
+    return LatencyLimits(
+        q.ttft_s,
+        q.tpot_s,
+        q.percentile,  # type: ignore[arg-type]
+        q.deadline_s,
+        lost_words(q) if q.lost[0] else "",
+    )
+
+
 def as_plan(query: NamedQuestion, c: ServingCandidate) -> ServingPlan:
     """Return a candidate as the plan that serving.json holds."""
     q = query.question
     assert c.outcome is not None
+    price = ServingPrice(q.model, q.cluster, q.engine.name, c.weights, q.cache, large_ep=q.large_ep)
     workers = tuple(
         Workers(
             g.role,
@@ -173,11 +186,12 @@ def as_plan(query: NamedQuestion, c: ServingCandidate) -> ServingPlan:
             g.slots,
             g.step_tokens,
             g.cache_tokens,
+            price.is_large(g.layout),
         )
         for g in c.groups
     )
     prediction: dict[str, Any] = {
-        **asdict(c.outcome),
+        **asdict(c.outcome) | {"kept": [asdict(share) for share in c.outcome.kept]},
         "tokens_per_s_per_gpu": c.tokens_per_s / c.gpus,
         "tokens_per_s_per_user": 1 / c.outcome.tpot.p50 if c.outcome.tpot.p50 else None,
         "steady": asdict(c.steady),
@@ -200,7 +214,7 @@ def as_plan(query: NamedQuestion, c: ServingCandidate) -> ServingPlan:
         adapters=q.adapter_slots,
         workers=workers,
         load=ServedLoad(q.input, q.output, 0 if q.open_load else c.users, q.rate, query.trace, q.reuse),
-        limits=LatencyLimits(q.ttft_s, q.tpot_s, q.percentile),  # type: ignore[arg-type]
+        limits=_limits(q),
         prediction=prediction,
     )
 

@@ -43,6 +43,8 @@ class Workers:
     """The most tokens of an attention group in a step: a chunk of prompts, and one for each sequence that decodes."""
     cache_tokens: Count
     """Tokens that a worker's KV cache holds."""
+    large_ep: bool = False
+    """Whether experts run with DeepEP's kernels and DeepGEMM, placed by their load."""
 
     def __post_init__(self) -> None:
         require_ranges(self, f"workers.{self.role}")
@@ -93,6 +95,10 @@ class LatencyLimits:
     ttft_s: Seconds | None
     tpot_s: Seconds | None
     percentile: Literal[50, 90, 99]
+    deadline_s: Seconds | None = None
+    """Of a whole request."""
+    survive: Name = ""
+    """Nodes, GPUs or copies that may be lost; empty: none."""
 
     def __post_init__(self) -> None:
         require_ranges(self, "limits")

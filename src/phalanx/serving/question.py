@@ -12,10 +12,10 @@ from phalanx.cost.analytic.chips import chip_name
 from phalanx.planning import lookup as questions
 from phalanx.serving.cost.adapters import HOST_BYTES_PER_S, adapter_bytes
 from phalanx.serving.cost.layout import ServingLayout
-from phalanx.serving.cost.roofline import ServingPrice, memory_share
+from phalanx.serving.cost.roofline import LARGE_EP, LargeEp, ServingPrice, memory_share
 from phalanx.serving.cost.shape import shape_of
 from phalanx.serving.cost.step import BYTES
-from phalanx.serving.search.question import OBJECTIVES, Objective, ServingQuestion
+from phalanx.serving.search.question import MOST_GPUS, OBJECTIVES, Objective, ServingQuestion
 from phalanx.serving.search.space import illegal
 from phalanx.serving.simulation import trace as traces
 from phalanx.serving.simulation.engines import NEEDS, EngineRow, engine, page_tokens, require_types
@@ -25,7 +25,6 @@ from phalanx.spec.errors import InputError, nearest
 from phalanx.spec.model.spec import ModelSpec
 
 _CHUNKS = (1024, 2048, 4096, 8192, 16384)
-MOST_GPUS = 1024
 MOST_REPLAYED = 20_000
 """Requests of a trace that are replayed for each candidate by default."""
 _UNITS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6, "": 1.0}
@@ -74,6 +73,16 @@ def speculation(text: str | None) -> tuple[int, float]:
         reason = "is not drafted tokens (1 to 64) and the rate at which they are accepted (0 to 1)"
         raise InputError("speculate", text, reason, "write 3:0.7")
     return drafted, accepted
+
+
+def survive(text: str | None) -> tuple[int, str]:
+    """Parse what may be lost, such as 1 node, 2 gpus or 1 copy. Raises InputError."""
+    if text is None:
+        return 0, "node"
+    match = re.fullmatch(r"\s*([0-9]{1,3})\s*(node|gpu|cop(?:y|ie)|replica)s?\s*", text.lower())
+    if match is None or not int(match[1]):
+        raise InputError("survive", text, "is not what may be lost", "write '1 node', '2 gpus' or '1 copy'")
+    return int(match[1]), {"node": "node", "gpu": "gpu"}.get(match[2], "copy")
 
 
 def adapters(text: str | None) -> tuple[int, int]:
@@ -131,6 +140,11 @@ class ServingRequest:
     trace: Path | None = None
     ttft: str | None = None
     tpot: str | None = None
+    deadline: str | None = None
+    """Limit of a whole request."""
+    survive: str | None = None
+    """What may be lost, such as `1 node`, `2 gpus` or `1 copy`."""
+    large_ep: str = "auto"
     percentile: int = 90
     objective: str = "throughput"
     engine: str = "vllm"
@@ -242,7 +256,11 @@ def _fixed_layout(text: str | None, spec: ModelSpec, row: EngineRow, gpus: int) 
 
 def _require_known(request: ServingRequest) -> None:
     """Require that every other option is known and in range, and that the load is one. Raises InputError."""
-    for name, word, known in (("objective", request.objective, OBJECTIVES), ("mode", request.mode, MODES)):
+    for name, word, known in (
+        ("objective", request.objective, OBJECTIVES),
+        ("mode", request.mode, MODES),
+        ("large-ep", request.large_ep, LARGE_EP),
+    ):
         if word not in known:
             raise InputError(f"--{name}", word, "is not known", nearest(word, known))
     if request.percentile not in (50, 90, 99):
@@ -303,6 +321,9 @@ def ask(request: ServingRequest) -> NamedQuestion:
         objective=cast(Objective, request.objective),
         ttft_s=seconds("ttft", request.ttft),
         tpot_s=seconds("tpot", request.tpot),
+        deadline_s=seconds("deadline", request.deadline),
+        lost=survive(request.survive),
+        large_ep=cast(LargeEp, request.large_ep),
         percentile=request.percentile,
         weights=types,
         cache=request.cache,

@@ -7,9 +7,10 @@ from collections.abc import Iterable
 from rich.table import Table
 
 from phalanx.report.style import empty_table
+from phalanx.serving.search.answering import ServingAnswer
+from phalanx.serving.search.misses import NAMES, lost
 from phalanx.serving.search.neighbours import ServingNeighbour
 from phalanx.serving.search.question import ServingCandidate, ServingQuestion
-from phalanx.serving.search.search import ServingAnswer
 from phalanx.serving.simulation.outcome import ServingOutcome
 
 
@@ -106,10 +107,15 @@ def lines(a: ServingAnswer, kept: tuple[float, float, int], money: float | None)
     if c.gpus < q.gpus:
         out.append(f"{q.gpus - c.gpus} of {q.gpus} GPUs are left over")
     each = f"{c.tokens_per_s / c.gpus:,.0f} tokens/s per GPU"
-    cost = "" if money is None else f", {money:,.2f} per million generated tokens"
+    cost = "" if money is None else f", {money:,.2f} per million output tokens"
     out.append(f"{o.tokens_per_s:,.0f} tokens/s, {o.requests_per_s:,.2f} requests/s, {each}{cost}")
     if q.open_load and _queue_grows(o, q.offered):
         out.append(f"{q.offered:,.3g} requests/s come, fewer are answered: the queue grows as long as they come")
+    if o.kept and q.sustained:
+        shares = (f"{k.share:.1%} ± {k.margin:.1%} keep the limit of {NAMES[k.limit]}" for k in o.kept)
+        out.append(f"of {o.requests:,} requests {', '.join(shares)} (95 % confidence)")
+    if q.lost[0]:
+        out.append(f"these figures are of what is left when {lost(q)} {'is' if q.lost[0] == 1 else 'are'} lost")
     cache_bytes, state_bytes, fits = kept
     state = f" and {state_bytes:,.0f} of states per request" if state_bytes else ""
     held = f"KV cache: {cache_bytes:,.0f} bytes per token{state}; "

@@ -11,10 +11,12 @@ import pytest
 from phalanx.planning.lookup import cluster_named, model_named
 from phalanx.serving.cost.layout import ServingLayout
 from phalanx.serving.cost.roofline import ServingPrice
+from phalanx.serving.search.answering import answer
 from phalanx.serving.search.copies import Copy
 from phalanx.serving.search.neighbours import neighbours
 from phalanx.serving.search.question import ServingQuestion
-from phalanx.serving.search.search import Search, answer, excess
+from phalanx.serving.search.queued import excess
+from phalanx.serving.search.search import Search
 from phalanx.serving.search.space import illegal, layouts
 from phalanx.serving.search.tabulated import Tabulated
 from phalanx.serving.simulation.engines import ENGINES, engine
@@ -125,7 +127,7 @@ def test_objectives_and_limits_order_the_answers() -> None:
     assert loose.tokens_per_s >= 0.999 * throughput.tokens_per_s
     for c in found.finalists:
         assert excess(_ASK, c) <= 1
-    with pytest.raises(InputError, match=r"ttft, tpot: no layout keeps them .* TPOT .* of 0.5 ms, [\d.]+ x"):
+    with pytest.raises(InputError, match=r"ttft, tpot: no deployment on 4 GPUs .* TPOT .* of 0.5 ms, [\d.]+ x"):
         answer(best(tpot_s=0.0005))
 
 
@@ -170,12 +172,12 @@ def test_drafting_takes_time_and_nothing_where_nothing_is_drafted() -> None:
     """A drafted token costs a pass of one block and the head; verifying k + 1 tokens is not all that a step does."""
     search = Search(replace(_ASK, draft_tokens=3, acceptance=0.7))
     copy = search.copy_of("bf16", ServingLayout(2, 1, 1, 2, 1))
-    free = Tabulated(partial(copy.pricing.seconds, copy.layout), 64, 1100, 1024, drafted=3)
+    free = Tabulated(partial(copy.pricing.seconds, copy.layout), copy.most, 1100, 4096, drafted=3).with_chunk(1024)
     for batch in (1, 8, 64):
         drafts = copy.draft_s(batch)
         step = float(copy.pricing.seconds(copy.layout, 0, 0, batch, batch * 1050))
         assert 3 * step / _MODEL.layers < drafts < 0.5 * step  # three passes of one block of 32, and three heads
-        with_drafts = copy.table(64, 1024)
+        with_drafts = copy.table(1024)
         for at in (100, 1000):
             assert with_drafts.decode(batch, batch * at)[0] - free.decode(batch, batch * at)[0] == pytest.approx(
                 drafts

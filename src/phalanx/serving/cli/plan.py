@@ -43,6 +43,17 @@ def plan(
     tpot: Annotated[
         str | None, typer.Option("--tpot", metavar="30ms", help="Limit of the time per token after the first.")
     ] = None,
+    deadline: Annotated[
+        str | None, typer.Option("--deadline", metavar="20s", help="Limit of a whole request, to its last token.")
+    ] = None,
+    survive: Annotated[
+        str | None,
+        typer.Option(
+            "--survive",
+            metavar="'1 node'|'2 gpus'|'1 copy'",
+            help="What may be lost: the others keep the limits and the load.",
+        ),
+    ] = None,
     percentile: Annotated[
         int, typer.Option("--percentile", metavar="50|90|99", help="Percent of requests that stay under the limits.")
     ] = 90,
@@ -74,6 +85,14 @@ def plan(
         str | None,
         typer.Option("--layout", metavar="tp=4,pp=2", help="The only layout of a copy to consider: tp, pp, dp, ep."),
     ] = None,
+    large_ep: Annotated[
+        str,
+        typer.Option(
+            "--large-ep",
+            metavar="auto|on|off",
+            help="Experts over many GPUs with DeepEP, DeepGEMM and placement by load; auto: where they span nodes.",
+        ),
+    ] = "auto",
     chunk: Annotated[int | None, typer.Option("--chunk", help="The only token budget of a step to consider.")] = None,
     slots: Annotated[
         int | None, typer.Option("--slots", help="The most requests at once in a copy, or attention group.")
@@ -198,5 +217,5 @@ def _show(answer: ServingPlanAnswer) -> None:
         out.print(line, highlight=False, soft_wrap=True)
     out.print(seen(best))
     out.print(ranked(search.finalists[:8], q, "the best of each layout within the limits", best))
-    out.print(ranked(search.front, q, "users against GPUs: the front, whatever the limits", best))
+    out.print(ranked(search.front, q, "speed for a user against tokens of a GPU, whatever the limits", best))
     out.print(against(answer.compared))

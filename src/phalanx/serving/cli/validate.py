@@ -32,10 +32,11 @@ def validate(
             print_json(summary)
             return
 
-        from phalanx.serving.validation import report
+        from phalanx.serving.validation import large_ep, report
 
         out = console()
         out.print(report.parts(summary, "model", "by model: absolute error in percent, mean / median"))
         out.print(report.parts(summary, "gpu", "by GPU: absolute error in percent, mean / median"))
         out.print(report.engines(summary))
+        out.print(report.large_ep(large_ep.runs()))
         out.print(report.notes(summary), highlight=False)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, Literal, get_args
 
 import numpy as np
 
@@ -32,6 +32,11 @@ from phalanx.spec.model.spec import ModelSpec
 
 _WORKSPACE = 4 * 2**30
 """Bytes of activations, graphs and libraries on a GPU."""
+LargeEp = Literal["auto", "on", "off"]
+"""Whether experts over several GPUs, beside data-parallel attention, run with DeepEP, DeepGEMM and placement by load.
+auto: where they lie over more GPUs than share NVLink, whose other kernels would send every token over the network
+once for each of its experts."""
+LARGE_EP: tuple[LargeEp, ...] = get_args(LargeEp)
 MEMORY_SHARE = 0.92
 """Share of a GPU's memory that engines use."""
 
@@ -57,6 +62,7 @@ class ServingPrice:
     """Type of routed experts' weights; empty: as `weights`."""
     memory_share: float = MEMORY_SHARE
     """Share of a GPU's memory that the engine uses: weights, cache and workspace."""
+    large_ep: LargeEp = "auto"
 
     @cached_property
     def shape(self) -> ServingShape:
@@ -90,7 +96,13 @@ class ServingPrice:
     def split(self, x: ServingLayout) -> GpuSplit:
         """Return a layout with the types of weights and cache."""
         bytes_ = (BYTES[self.weights], BYTES[self.expert_weights or self.weights], BYTES[self.cache])
-        return GpuSplit(x.tp, x.attention_dp, x.pp, x.moe_tp, x.moe_ep, *bytes_)
+        return GpuSplit(x.tp, x.attention_dp, x.pp, x.moe_tp, x.moe_ep, *bytes_, float(self.is_large(x)))
+
+    def is_large(self, x: ServingLayout) -> bool:
+        """Whether a layout's experts run as in deployments over many GPUs."""
+        if x.attention_dp == 1 or x.moe_ep < x.width or self.large_ep == "off":
+            return False
+        return self.large_ep == "on" or x.width > self.chip.domain
 
     @cached_property
     def cache_bytes_per_token(self) -> float:
@@ -139,22 +151,37 @@ class ServingPrice:
         return float(request_bytes(self.shape, self.split(ServingLayout()), length))
 
     def seconds(
-        self, x: ServingLayout, tokens: Any, past: Any, sequences: Any, context: Any, uneven: float = 1.0
+        self,
+        x: ServingLayout,
+        tokens: Any,
+        past: Any,
+        sequences: Any,
+        context: Any,
+        uneven: float = 1.0,
+        each: int = 1,
     ) -> Any:
         """Return seconds of steps, as columns.
 
-        `tokens` of one prompt after `past` cached ones, beside `sequences` that decode and have `context` cached
-        tokens in sum. `uneven`: the prompt's tokens in the busiest group that attends apart, over their mean.
+        `tokens` of one prompt after `past` cached ones, beside `sequences` that decode `each` tokens and have
+        `context` cached ones in sum. `uneven`: the prompt's tokens in the busiest group that attends apart, over
+        their mean.
         """
-        return sum(self.parts(x, tokens, past, sequences, context, uneven).values())
+        return sum(self.parts(x, tokens, past, sequences, context, uneven, each).values())
 
     def parts(
-        self, x: ServingLayout, tokens: Any, past: Any, sequences: Any, context: Any, uneven: float = 1.0
+        self,
+        x: ServingLayout,
+        tokens: Any,
+        past: Any,
+        sequences: Any,
+        context: Any,
+        uneven: float = 1.0,
+        each: int = 1,
     ) -> dict[str, Any]:
         """Return the seconds of a step by part."""
         tokens, past, sequences, context = (np.asarray(v, float) for v in (tokens, past, sequences, context))
         pairs = tokens * (past + (tokens + 1) / 2)
-        batch = StepLoad(tokens, pairs, np.minimum(tokens, 1.0), sequences, context, uneven)
+        batch = StepLoad(tokens, pairs, np.minimum(tokens, 1.0), sequences, context, uneven, each)
         return step_parts(self.shape, self.split(x), self.chip, self.constants, batch)
 
     def all_reduce_s(self, ranks: int, size: Any) -> Any:

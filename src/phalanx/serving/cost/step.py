@@ -66,6 +66,9 @@ class GpuSplit:
     """Bytes per element of weights."""
     expert_bytes: Column
     cache_bytes: Column
+    large_ep: Column = 0.0
+    """1: the engine runs experts with DeepEP's kernels and DeepGEMM's, places them by load, and lets one half of a
+    batch compute while the other's tokens travel, as deployments over many GPUs do."""
 
 
 @dataclass(frozen=True)
@@ -78,11 +81,13 @@ class StepLoad:
     """Pairs of these tokens with the tokens that they attend to."""
     prompts: Column
     sequences: Column
-    """Sequences that decode, one token each."""
+    """Sequences that decode."""
     context: Column
     """Sum of their cached tokens."""
     uneven: Column = 1.0
     """Prompt tokens in the busiest attention group over the mean of all groups."""
+    each: Column = 1.0
+    """Tokens computed of each sequence that decodes: the latest, and those that were drafted."""
 
 
 def product_rate(chip: Chip, kind: str) -> float:
@@ -101,9 +106,8 @@ def reached(chip: ChipRates, c: EngineConstants, peak: Any) -> Any:
 
 def step_parts(m: ServingShape, x: GpuSplit, chip: ChipRates, c: EngineConstants, b: StepLoad) -> dict[str, Any]:
     """Return the seconds of a step by part."""
-    width = x.tp * x.attention_dp
-    every = b.tokens + b.sequences
-    group = (b.tokens * b.uneven + b.sequences) / x.attention_dp
+    every = b.tokens + b.sequences * b.each
+    group = (b.tokens * b.uneven + b.sequences * b.each) / x.attention_dp
     memory = chip.memory_bytes_per_s * c.memory
 
     def roof(compute: Any, read: Any) -> Any:
@@ -116,10 +120,11 @@ def step_parts(m: ServingShape, x: GpuSplit, chip: ChipRates, c: EngineConstants
     out: dict[str, Any] = {}
     out["projections"] = product(m.attention / x.tp, group, m.q_width / x.tp, x.weight_bytes, chip.weights)
     out["projections"] = out["projections"] + product(m.replicated, group, m.hidden, 2.0, chip.half)
-    out["mlp"] = product(m.mlp / width, every, m.hidden / x.tp, x.weight_bytes, chip.weights)
+    among, rows = _dense(x), np.where(x.large_ep > 0, group, every)
+    out["mlp"] = product(m.mlp / among, rows, m.hidden / x.tp, x.weight_bytes, chip.weights)
     out["experts"] = _experts(m, x, chip, c, every, memory, roof)
     out["prompt attention"], out["cache"] = _attention(m, x, chip, c, b, memory)
-    out["collectives"] = _collectives(m, x, chip, c, group)
+    out["collectives"] = _collectives(m, x, chip, c, group, b.tokens)
     moved = 24.0 * m.hidden * m.layers * group / memory  # norms, residuals, rotary, activations: 16-bit
     launches = m.layers * c.layer_s + m.expert_layers * c.expert_layer_s
     launches = launches + m.latent_layers * c.latent_layer_s + m.linear_layers * c.linear_layer_s
@@ -127,12 +132,14 @@ def step_parts(m: ServingShape, x: GpuSplit, chip: ChipRates, c: EngineConstants
     launches = launches + m.expert_layers * m.shared * c.shared_layer_s
     launches = launches + m.index_layers * c.index_layer_s
     out["other"] = moved + launches
-    heads = np.maximum(b.sequences + b.prompts, 1.0) / x.attention_dp
+    heads = np.maximum(b.sequences * b.each + b.prompts, 1.0) / x.attention_dp
     out["head"] = roof(2 * m.head / x.tp * heads / (chip.half * c.gemm), 2.0 * m.head / x.tp / memory)
     out["head"] = out["head"] + heads * c.sequence_s
     out["host"] = c.host_s + 0.0 * every
-    gpu = sum(out[part] for part in ("projections", "mlp", "experts", "prompt attention", "cache", "collectives"))
-    gpu = gpu + out["other"]
+    computed = sum(out[part] for part in ("projections", "mlp", "experts", "prompt attention", "cache", "other"))
+    hidden = np.where(two_batches(x, chip, group), c.two_batches, 0.0)
+    out["collectives"] = out["collectives"] - hidden * np.minimum(out["collectives"], computed)
+    gpu = computed + out["collectives"]
     eager = np.where(b.tokens > 0, m.layers * c.eager_layer_s + m.latent_layers * c.latent_eager_s, 0.0)
     out["other"] = out["other"] + (gpu**4 + eager**4) ** 0.25 - gpu
     return out
@@ -145,13 +152,13 @@ def _experts(
     count = np.maximum(m.experts, 1.0)
     spread = 1 - (1 - np.minimum(m.top_k / count, 1.0)) ** (every**c.reach)
     share = m.expert / (x.moe_tp * x.moe_ep)
-    most = 1 + (c.imbalance - 1) * (1 - 1 / x.moe_ep)
+    most = np.where(x.large_ep > 0, c.balanced, 1 + (c.imbalance - 1) * (1 - 1 / x.moe_ep))
     rows = every * m.top_k / np.maximum(count * spread, 1e-9)  # of one expert
     filled = rows / (rows + c.expert_rows)
     rate = (
         chip.experts
         * reached(chip, c, chip.experts)
-        * c.expert_gemm
+        * np.where(x.large_ep > 0, 1.0, c.expert_gemm)
         * filled
         * m.expert_ffn
         / x.moe_tp
@@ -179,7 +186,9 @@ def _attention(
     read = sequences * cache_bytes(m, x, limit, each) / (memory * c.cache)
     read = read + 2 * sequences * state_bytes(m, x) / memory
     decode = m.decode_width * limit + m.window_width * np.minimum(each, m.window)
-    return prompt, np.maximum(read, 4 * sequences * decode / x.tp / peak)
+    # Such deployments decode latents of 8 bits with kernels that multiply them so (FlashMLA, FlashInfer).
+    peak = peak * np.where((x.large_ep > 0) & (m.latent_layers > 0) & (x.cache_bytes < 2), 2.0, 1.0)
+    return prompt, np.maximum(read, 4 * sequences * b.each * decode / x.tp / peak)
 
 
 STATE_BYTES, INPUT_BYTES = 4.0, 2.0
@@ -210,7 +219,7 @@ def request_bytes(m: ServingShape, x: GpuSplit, length: Any) -> Any:
 
 def weight_bytes(m: ServingShape, x: GpuSplit) -> Any:
     """Return the bytes of weights on the fullest GPU."""
-    split = (m.attention / x.tp + m.mlp / (x.tp * x.attention_dp)) * x.weight_bytes
+    split = (m.attention / x.tp + m.mlp / _dense(x)) * x.weight_bytes
     split = split + m.expert / (x.moe_tp * x.moe_ep) * x.expert_bytes
     ends: Any = np.where(x.pp > 1, m.head, m.ends)
     return (split + 2.0 * m.replicated) / x.pp + 2.0 * ends / x.tp
@@ -242,7 +251,7 @@ def all_reduce_s(chip: ChipRates, c: EngineConstants, ranks: Any, size: Any) -> 
     return np.where(ranks > 1, hop * np.log2(2 * ranks) + 2 * (ranks - 1) / ranks * size / rate, 0.0)
 
 
-def _collectives(m: ServingShape, x: GpuSplit, chip: ChipRates, c: EngineConstants, group: Any) -> Any:
+def _collectives(m: ServingShape, x: GpuSplit, chip: ChipRates, c: EngineConstants, group: Any, prompts: Any) -> Any:
     width = x.tp * x.attention_dp
     spread = x.attention_dp > 1
     times = np.where(spread, 1.0, 2.0) * m.layers
@@ -252,6 +261,38 @@ def _collectives(m: ServingShape, x: GpuSplit, chip: ChipRates, c: EngineConstan
     copies = np.where(x.moe_ep > 1, np.minimum(m.top_k, width), width)
     sent = group / x.tp * copies * m.hidden * 2.0
     layers = np.where(m.expert_layers > 0, m.expert_layers, m.layers)
-    total = total + np.where(spread, 2 * layers * (hop * np.log2(2 * width) + sent / rate), 0.0)
+    exchanged = 2 * (hop * np.log2(2 * width) + sent / rate)
+    exchanged = np.where(x.large_ep > 0, _exchange_s(m, x, chip, c, group, prompts), exchanged)
+    total = total + np.where(spread, layers * exchanged, 0.0)
     hop, rate = _link(chip, c, width * x.pp)
     return total + (x.pp - 1) * (hop + group * m.hidden * 2.0 / rate)
+
+
+def _dense(x: GpuSplit) -> Any:
+    """Return the GPUs that split an MLP or a shared expert: each group has its own where experts are many GPUs'."""
+    return np.where(x.large_ep > 0, x.tp, x.tp * x.attention_dp)
+
+
+TWO_BATCHES_FROM = 128
+"""Tokens of a GPU in a step from which two half batches gain: SGLang's were slower below some 64 to 128
+(lmsys.org/blog/2025-05-05-large-scale-ep)."""
+
+
+def two_batches(x: Any, chip: ChipRates, tokens: Any) -> Any:
+    """Whether one half of a step of `tokens` a GPU computes while the other half's travel. Over NVLink alone they
+    travel too fast for it to pay (lmsys.org/blog/2025-06-16-gb200-part-1)."""
+    return (x.large_ep > 0) & (x.tp * x.attention_dp > chip.domain) & (tokens >= TWO_BATCHES_FROM)
+
+
+def _exchange_s(m: ServingShape, x: GpuSplit, chip: ChipRates, c: EngineConstants, group: Any, prompts: Any) -> Any:
+    """Return the seconds of a layer's dispatch and combine by DeepEP. Beside prompts a token crosses the network once
+    to each node that has experts of it, and goes on over NVLink; in decoding it goes to each expert by itself. It
+    goes out in the type of products, and comes back in 16 bits (DeepEP's README)."""
+    width = x.tp * x.attention_dp
+    domains = np.maximum(width / chip.domain, 1.0)
+    apart = np.where(domains > 1, 1 - 1 / domains, 1 - 1 / np.maximum(width, 2))
+    reached = np.where(domains > 1, domains * (1 - (1 - 1 / domains) ** m.top_k), np.minimum(m.top_k, width))
+    copies = np.where(prompts > 0, reached, np.minimum(m.top_k, width)) * apart
+    out = np.where(chip.experts < 1.5 * chip.half, 2.0, np.where(chip.experts < 3 * chip.half, 1.0, 0.5625))
+    hop, rate = _link(chip, c, width)
+    return 2 * hop + group / x.tp * copies * m.hidden * (out + 2.0) / rate

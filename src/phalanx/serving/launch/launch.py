@@ -7,6 +7,7 @@ import shlex
 from dataclasses import dataclass, field
 
 from phalanx.serving.cost.shape import shape_of
+from phalanx.serving.cost.step import TWO_BATCHES_FROM
 from phalanx.serving.plan_file import ServingPlan, Workers
 from phalanx.serving.simulation.engines import engine
 from phalanx.spec.errors import InputError
@@ -25,13 +26,15 @@ class Command:
     gpus: tuple[int, ...] = ()
     """GPU numbers on its node; empty: no GPUs, or all of the nodes that it spans."""
     node: int = 0
+    environment: tuple[str, ...] = ()
+    """Variables that its limits need, as NAME=value."""
     checked_by: tuple[str, ...] = ()
     """Programs of data/arguments.json that own the options; empty: not checked."""
 
     def line(self) -> str:
         """Format the command for a shell, one option with its value per line."""
-        devices = f"CUDA_VISIBLE_DEVICES={','.join(map(str, self.gpus))} " if self.gpus else ""
-        parts: list[str] = [devices + " ".join(map(_quoted, self.program))]
+        devices = [f"CUDA_VISIBLE_DEVICES={','.join(map(str, self.gpus))}"] if self.gpus else []
+        parts: list[str] = [" ".join([*devices, *self.environment, *map(_quoted, self.program)])]
         for word in self.options:
             if word.startswith("--"):
                 parts.append(_quoted(word))
@@ -104,6 +107,25 @@ def most_requests(workers: Workers, shared: int = 1) -> int | None:
     """Return the most requests at once of each of `shared` parts of a worker. None for workers that prefill: the
     tokens of a step bound these, and the engine's own limit holds."""
     return None if workers.role == "prefill" else -(-workers.slots // shared)
+
+
+REDUNDANT_EXPERTS = 32
+"""Copies of the busiest experts, as published deployments have (lmsys.org/blog/2025-05-05-large-scale-ep)."""
+
+
+def overlaps(plan: ServingPlan, w: Workers) -> bool:
+    """Whether one half of a step's tokens computes while the other half's travel: over a network, where a step has
+    enough of them."""
+    full = w.role == "prefill" or w.slots // w.attention_dp * (1 + plan.draft_tokens) >= TWO_BATCHES_FROM
+    return w.large_ep and w.tp * w.attention_dp > plan.node_gpus and full
+
+
+_MTP = ("deepseek-v3", "deepseek-r1", "qwen3-next", "glm-4.5", "glm-4.6", "glm-5")
+
+
+def predicts_tokens(plan: ServingPlan) -> bool:
+    """Whether the model is published with modules that predict further tokens, which then draft."""
+    return any(name in plan.model_name.lower() for name in _MTP)
 
 
 def caching_note(plan: ServingPlan) -> str:

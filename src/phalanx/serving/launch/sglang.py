@@ -5,15 +5,18 @@ from __future__ import annotations
 from phalanx.serving.launch.arguments import published
 from phalanx.serving.launch.checkpoints import quantised_on_load, weights_of
 from phalanx.serving.launch.launch import (
+    REDUNDANT_EXPERTS,
     Command,
     Launch,
     WorkerPlace,
     caching_note,
     context,
     most_requests,
+    overlaps,
     places,
+    predicts_tokens,
 )
-from phalanx.serving.plan_file import ServingPlan
+from phalanx.serving.plan_file import ServingPlan, Workers
 
 
 def options(plan: ServingPlan, place: WorkerPlace) -> list[str]:
@@ -26,6 +29,12 @@ def options(plan: ServingPlan, place: WorkerPlace) -> list[str]:
         out += ["--dp-size", str(w.attention_dp), "--enable-dp-attention"]
     if w.moe_ep > 1:
         out += ["--ep-size", str(w.moe_ep)]
+    if w.large_ep:
+        mode = {"prefill": "normal", "decode": "low_latency", "both": "auto"}[w.role]
+        out += ["--moe-a2a-backend", "deepep", "--deepep-mode", mode, "--moe-dense-tp-size", "1"]
+        out += ["--enable-dp-lm-head", "--enable-eplb", "--ep-num-redundant-experts", str(REDUNDANT_EXPERTS)]
+    if overlaps(plan, w):
+        out += ["--enable-two-batch-overlap"]
     if most := most_requests(w):
         out += ["--max-running-requests", str(most)]
     out += ["--chunked-prefill-size", str(w.step_tokens * w.attention_dp)]  # which the groups share
@@ -38,13 +47,25 @@ def options(plan: ServingPlan, place: WorkerPlace) -> list[str]:
         out += ["--quantization", "modelopt_fp4"]
     if plan.cache == "fp8":
         out += ["--kv-cache-dtype", "fp8_e4m3"]
-    if plan.draft_tokens:
+    if plan.draft_tokens and predicts_tokens(plan):
+        out += ["--speculative-algorithm", "EAGLE", "--speculative-num-steps", str(plan.draft_tokens)]
+        out += ["--speculative-eagle-topk", "1", "--speculative-num-draft-tokens", str(plan.draft_tokens + 1)]
+    elif plan.draft_tokens:
         out += ["--speculative-algorithm", "NGRAM", "--speculative-num-draft-tokens", str(plan.draft_tokens)]
     if plan.adapters:
         out += ["--enable-lora", "--max-loras-per-batch", str(plan.adapters)]
     if w.role != "both":
         out += ["--disaggregation-mode", w.role, "--disaggregation-transfer-backend", "nixl"]
     return out
+
+
+def environment(plan: ServingPlan, w: Workers) -> tuple[str, ...]:
+    """Return the variables that a worker's limits need: DeepEP's kernels for decoding take 128 tokens a rank if
+    nothing is said."""
+    if not w.large_ep or w.role == "prefill":
+        return ()
+    tokens = -(-w.slots // w.attention_dp) * (1 + plan.draft_tokens)
+    return (f"SGLANG_DEEPEP_NUM_MAX_DISPATCH_TOKENS_PER_RANK={tokens}",)
 
 
 def launch(plan: ServingPlan) -> Launch:
@@ -58,7 +79,8 @@ def launch(plan: ServingPlan) -> Launch:
         if place.nodes > 1:
             own += ["--nnodes", str(place.nodes), "--node-rank", "$NODE_RANK", "--dist-init-addr", "$HEAD:5000"]
         program = ("python3", "-m", "sglang.launch_server")
-        commands.append(Command(place.name, program, tuple(own), place.gpus, place.node, ("sglang",)))
+        variables = environment(plan, place.workers)
+        commands.append(Command(place.name, program, tuple(own), place.gpus, place.node, variables, ("sglang",)))
     notes = [caching_note(plan), *([note] if note else [])]
     if len(commands) > 1:
         notes.append("sglang_router (a package of its own) routes to several workers, and from prefill to decode")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from phalanx.serving.launch.arguments import published
 from phalanx.serving.launch.checkpoints import weights_of
 from phalanx.serving.launch.launch import (
+    REDUNDANT_EXPERTS,
     Command,
     Launch,
     WorkerPlace,
@@ -12,6 +13,7 @@ from phalanx.serving.launch.launch import (
     context,
     most_requests,
     places,
+    predicts_tokens,
 )
 from phalanx.serving.plan_file import ServingPlan
 from phalanx.spec.errors import InputError
@@ -34,7 +36,13 @@ def engine_file(plan: ServingPlan, place: WorkerPlace) -> str:
     if w.role != "prefill":
         lines += ["cuda_graph_config:", f"  max_batch_size: {w.slots}", "  enable_padding: true"]
     if plan.draft_tokens:
-        lines += ["speculative_config:", "  decoding_type: NGram", f"  max_draft_len: {plan.draft_tokens}"]
+        kind = "MTP" if predicts_tokens(plan) else "NGram"
+        length = "num_nextn_predict_layers" if kind == "MTP" else "max_draft_len"
+        lines += ["speculative_config:", f"  decoding_type: {kind}", f"  {length}: {plan.draft_tokens}"]
+    if w.large_ep:
+        lines += ["moe_config:", "  backend: WIDEEP", "  load_balancer:"]
+        lines += [f"    num_slots: {(plan.model.experts.count if plan.model.experts else 0) + REDUNDANT_EXPERTS}"]
+        lines += ["    layer_updates_per_iter: 1"]
     if plan.adapters:
         lines += ["lora_config:", f"  max_loras: {plan.adapters}"]
     if w.role != "both":
@@ -75,7 +83,7 @@ def launch(plan: ServingPlan) -> Launch:
         program: tuple[str, ...] = ("trtllm-serve", where)
         if place.nodes > 1:
             program = ("mpirun", "-n", str(place.workers.gpus), "trtllm-llmapi-launch", *program)
-        commands.append(Command(place.name, program, tuple(own), place.gpus, place.node, ("trtllm",)))
+        commands.append(Command(place.name, program, tuple(own), place.gpus, place.node, (), ("trtllm",)))
     notes = [caching_note(plan), *([note] if note else [])]
     if plan.weights == "fp8":
         notes.append("fp8 needs a checkpoint that was quantised so, such as nvidia's -FP8 releases")

@@ -8,13 +8,16 @@ from phalanx.serving.cost.shape import shape_of
 from phalanx.serving.launch.arguments import published
 from phalanx.serving.launch.checkpoints import quantised_on_load, weights_of
 from phalanx.serving.launch.launch import (
+    REDUNDANT_EXPERTS,
     Command,
     Launch,
     WorkerPlace,
     caching_note,
     context,
     most_requests,
+    overlaps,
     places,
+    predicts_tokens,
 )
 from phalanx.serving.plan_file import ServingPlan
 from phalanx.spec.errors import InputError
@@ -33,6 +36,12 @@ def options(plan: ServingPlan, place: WorkerPlace) -> list[str]:
         out += ["--data-parallel-size", str(w.attention_dp)]
     if w.moe_ep > 1:
         out += ["--enable-expert-parallel"]
+    if w.large_ep:
+        kernels = "deepep_low_latency" if w.role == "decode" else "deepep_high_throughput"
+        out += ["--all2all-backend", kernels, "--enable-eplb"]
+        out += ["--eplb-config", json.dumps({"num_redundant_experts": REDUNDANT_EXPERTS}, separators=(",", ":"))]
+    if overlaps(plan, w):
+        out += ["--enable-dbo"]
     # Both limits are of one engine core, of which data parallelism has as many.
     if most := most_requests(w, w.attention_dp):
         out += ["--max-num-seqs", str(most)]
@@ -47,7 +56,8 @@ def options(plan: ServingPlan, place: WorkerPlace) -> list[str]:
     if plan.cache == "fp8":
         out += ["--kv-cache-dtype", "fp8"]
     if plan.draft_tokens:
-        method = {"method": "ngram", "num_speculative_tokens": plan.draft_tokens}
+        kind = "mtp" if predicts_tokens(plan) else "ngram"
+        method = {"method": kind, "num_speculative_tokens": plan.draft_tokens}
         out += ["--speculative-config", json.dumps(method, separators=(",", ":"))]
     if plan.adapters:
         out += ["--enable-lora", "--max-loras", str(plan.adapters)]
@@ -66,9 +76,9 @@ def launch(plan: ServingPlan) -> Launch:
         if place.nodes > 1:
             own += ["--nnodes", str(place.nodes), "--node-rank", "$NODE_RANK", "--master-addr", "$HEAD"]
         program = ("vllm", "serve", where)
-        commands.append(Command(place.name, program, tuple(own), place.gpus, place.node, ("vllm",)))
+        commands.append(Command(place.name, program, tuple(own), place.gpus, place.node, (), ("vllm",)))
     notes = [caching_note(plan), *([note] if note else [])]
-    if plan.draft_tokens:
+    if plan.draft_tokens and not predicts_tokens(plan):
         notes.append("the draft is n-gram look-up here; name your draft model in --speculative-config for another")
     if len(commands) > 1 and len(plan.workers) == 1:
         notes.append("several workers: put any HTTP load balancer that counts requests under way before them")

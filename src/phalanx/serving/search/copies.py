@@ -12,8 +12,8 @@ engine's time spent on prompts, r / (2 (1 - r)) of a prompt (M/D/1). It only pru
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 from phalanx.serving.cost.adapters import adapter_bytes
@@ -39,7 +39,10 @@ class Copy:
     cache_tokens: int = 0
     missing: str = ""
     """Why it cannot serve; empty if it can."""
-    _tables: dict[tuple[int, int], Tabulated] = field(default_factory=dict)
+    _table: Tabulated | None = None
+    _decoding: dict[int, float] = field(default_factory=dict)
+    together: dict[int, tuple[float, float]] = field(default_factory=dict)
+    """By chunk: what `prompts_together` (pairs.py) found."""
 
     def __post_init__(self) -> None:
         q = self.question
@@ -51,28 +54,32 @@ class Copy:
         elif room < q.longest:
             self.missing = f"its cache holds {room:,} tokens, the longest request {q.longest:,}"
 
-    @property
+    @cached_property
     def most(self) -> int:
         """Concurrent requests of mean length whose caches fit."""
         q = self.question
         return min(self.cache_tokens // (q.input + q.output), (q.slots or MOST_SLOTS) * self.layout.attention_dp)
 
-    def table(self, slots: int, step_tokens: int) -> Tabulated:
-        """Return the price table of steps with at most `slots` requests and `chunk` tokens."""
-        slots = 1 << max(0, math.ceil(math.log2(slots)))  # few tables serve many batches
-        key = (slots, step_tokens)
-        if key not in self._tables:
+    @property
+    def prompt_slots(self) -> int:
+        """Requests whose prompts are cached at once on a worker that prefills: engines bound them by the cache."""
+        return max(1, min(self.cache_tokens // self.question.input, MOST_SLOTS * self.layout.attention_dp))
+
+    def table(self, step_tokens: int) -> Tabulated:
+        """Return the price table of steps with at most this many tokens of an attention group."""
+        if self._table is None:
             q, x = self.question, self.layout
             # Each step reads the adapters of its requests, a part on each rank of tp.
             read = q.adapter_slots * adapter_bytes(q.model) / x.tp / q.cluster.device.memory_bandwidth_bytes_per_s
 
-            def seconds(tokens: Any, past: Any, sequences: Any, context: Any, uneven: float) -> Any:
-                return self.pricing.seconds(x, tokens, past, sequences, context, uneven) + read
+            def seconds(tokens: Any, past: Any, sequences: Any, context: Any, uneven: float, each: int) -> Any:
+                return self.pricing.seconds(x, tokens, past, sequences, context, uneven, each) + read
 
-            self._tables[key] = Tabulated(
-                seconds, slots, q.longest, step_tokens, x.pp, x.attention_dp, q.draft_tokens, self.draft_s
+            most = max(step_tokens, *q.chunks)
+            self._table = Tabulated(
+                seconds, max(1, self.most), q.longest, most, x.pp, x.attention_dp, q.draft_tokens, self.draft_s
             )
-        return self._tables[key]
+        return self._table.with_chunk(step_tokens)
 
     def draft_s(self, sequences: float) -> float:
         """Seconds of drafting for this many sequences, one token after the other: each a pass through one block, as
@@ -85,31 +92,40 @@ class Copy:
         blocks = float(sum(parts.values())) - head - float(parts["host"])
         return q.draft_tokens * (blocks / q.model.layers + head)
 
-    def prefill_s(self, step_tokens: int) -> float:
-        """Return the seconds of a prompt computed alone, over all of its steps."""
+    def prompts_at_once(self, step_tokens: int) -> int:
+        """The most prompts of mean length in a step: those of all groups that attend apart."""
         q = self.question
-        table = self.table(1, step_tokens)
+        each = step_tokens * self.layout.pp // (q.input - int(q.input * q.reuse))
+        return max(1, each) * self.layout.attention_dp
+
+    def prefill_s(self, step_tokens: int, prompts: int = 1) -> float:
+        """Return the seconds of `prompts` computed together and alone, over all of their steps."""
+        q, groups = self.question, self.layout.attention_dp
+        table = self.table(step_tokens)
         prompt = q.input - int(q.input * q.reuse)
-        chunks = -(-prompt // (step_tokens * self.layout.pp))
-        pairs = prompt * (q.input - prompt + (prompt + 1) / 2)
-        tokens = -(-prompt // chunks)
-        step = table.mixed(tokens, pairs / chunks, 0, 0, self.layout.attention_dp)
-        return (chunks + self._behind(tokens, step_tokens)) * step
+        busiest = -(-prompts // groups) * prompt  # tokens of a group: prompts are dealt in turn
+        chunks = -(-busiest // (step_tokens * self.layout.pp))
+        tokens = -(-prompts * prompt // chunks)
+        pairs = prompts * prompt * (q.input - prompt + (prompt + 1) / 2) / chunks
+        step = table.mixed(tokens, pairs, 0, 0, busiest * groups / (prompts * prompt))
+        return (chunks + self._behind(-(-busiest // chunks), step_tokens)) * step
 
     def _behind(self, tokens: int, step_tokens: int) -> float:
         """Steps by which the last chunk of `tokens` leaves the pipeline after the first."""
         pp = self.layout.pp
         return (min(pp, -(-tokens // step_tokens)) - 1) / pp
 
-    def decode_s(self, batch: int, step_tokens: int = 8192) -> float:
+    def decode_s(self, batch: int) -> float:
         """Seconds per token of a sequence while `batch` of them decode, at the mean context."""
-        q = self.question
-        step = self.table(batch, step_tokens).decode(batch, int(batch * (q.input + q.output / 2)))[0]
-        return step / (Speculation(q.draft_tokens, q.acceptance).mean if q.draft_tokens else 1.0)
+        if batch not in self._decoding:
+            q = self.question
+            step = self.table(max(q.chunks)).decode(batch, int(batch * (q.input + q.output / 2)))[0]
+            self._decoding[batch] = step / (Speculation(q.draft_tokens, q.acceptance).mean if q.draft_tokens else 1.0)
+        return self._decoding[batch]
 
     def steady(self, batch: int, step_tokens: int) -> SteadyEstimate:
         """Return the steady state of `batch` requests in a closed loop on this copy, which prefills and decodes."""
-        q, table = self.question, self.table(batch, step_tokens)
+        q, table = self.question, self.table(step_tokens)
         prompt = q.input - int(q.input * q.reuse)
         decoding = batch - 1 if q.engine.mixed else 0
         groups = self.layout.attention_dp
@@ -123,7 +139,7 @@ class Copy:
         prompt_s = chunks * step
         # Beside a prompt the others decode: that step is theirs too.
         computed = (prompt_s - chunks * table.decode(decoding, context)[0] if decoding else prompt_s) / sharing
-        busy = max(computed, 0.0) + q.output * self.decode_s(batch, step_tokens) / batch
+        busy = max(computed, 0.0) + q.output * self.decode_s(batch) / batch
         share = min(max(computed, 0.0) / busy, 0.95) if batch > 1 else 0.0
         ttft = (
             prompt_s

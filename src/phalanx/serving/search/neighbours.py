@@ -10,9 +10,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from phalanx.serving.cost.layout import ServingLayout
+from phalanx.serving.search.answering import ServingAnswer
 from phalanx.serving.search.copies import Copy
+from phalanx.serving.search.misses import NAMES
 from phalanx.serving.search.question import ServingCandidate
-from phalanx.serving.search.search import Search, ServingAnswer, excess
+from phalanx.serving.search.queued import excess, reached
+from phalanx.serving.search.search import Search
+from phalanx.serving.search.sizing import fewest
 from phalanx.serving.search.space import illegal
 
 
@@ -114,20 +118,20 @@ def _judged(
     """Return the best of some candidates as a neighbour, compared with the best of all."""
     q = search.q
     promising = sorted((c for c in candidates if search.keeps(c, 1.15)), key=search.score)
-    for c in promising[:3]:
-        seen = search.refined(c)
-        if seen is not None:
-            return ServingNeighbour(change, seen, _against(search, best, seen))
+    if q.sized:
+        kept = iter(fewest(search, promising[:2], q.gpus, sure=False))
+    else:
+        kept = (seen for c in promising[:3] if (seen := search.refined(c)) is not None)
+    for seen in kept:
+        return ServingNeighbour(change, seen, _against(search, best, seen))
     if not candidates:
         return ServingNeighbour(change, None, "leaves no GPUs for the other part, or no room for a request")
     nearest = search.simulate(min(candidates, key=lambda c: excess(q, c)))
-    parts = []
-    for name, limit, reached in (
-        ("TTFT", q.ttft_s, nearest.ttft_s(q.percentile)),
-        ("TPOT", q.tpot_s, nearest.tpot_s(q.percentile)),
-    ):
-        if limit is not None and reached > limit:
-            parts.append(f"{name} {reached * 1e3:,.0f} ms of {limit * 1e3:,.0f}")
+    parts = [
+        f"{NAMES[name]} {reached(q, nearest, name) * 1e3:,.0f} ms of {most * 1e3:,.0f}"
+        for name, most in q.limits.items()
+        if reached(q, nearest, name) > most
+    ]
     missed = " and ".join(parts) or f"{nearest.outcome.requests_per_s if nearest.outcome else 0:.2f} requests/s"
     return ServingNeighbour(change, None, f"at best {missed} ({nearest.title}, {nearest.users} at once)")
 
@@ -143,8 +147,8 @@ def _against(search: Search, best: ServingCandidate, other: ServingCandidate) ->
         a, b = best.groups[0], other.groups[0]
         if a.layout != b.layout:
             batch = max(1, a.slots * b.layout.gpus // a.layout.gpus)
-            mine = search.copy_of(best.weights, a.layout).decode_s(a.slots, a.step_tokens)
-            its = search.copy_of(other.weights, b.layout).decode_s(batch, b.step_tokens)
+            mine = search.copy_of(best.weights, a.layout).decode_s(a.slots)
+            its = search.copy_of(other.weights, b.layout).decode_s(batch)
             words += f"; a token of {batch} at once takes {its * 1e3:.1f} ms, not {mine * 1e3:.1f} of {a.slots}"
     if (best.tokens_per_s - other.tokens_per_s) < 0 and search.q.objective == "throughput" and best.gpus > other.gpus:
         words += "; on fewer GPUs"

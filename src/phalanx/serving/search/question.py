@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from phalanx.serving.cost.layout import ServingLayout
-from phalanx.serving.cost.roofline import MEMORY_SHARE
+from phalanx.serving.cost.roofline import MEMORY_SHARE, LargeEp
 from phalanx.serving.simulation.engines import EngineRow
 from phalanx.serving.simulation.outcome import ServingOutcome
 from phalanx.serving.simulation.requests import Requests
@@ -14,6 +14,8 @@ from phalanx.spec.cluster.spec import ClusterSpec
 from phalanx.spec.model.spec import ModelSpec
 
 Objective = Literal["throughput", "latency", "cost"]
+MOST_GPUS = 1024
+"""The most GPUs that are searched."""
 OBJECTIVES: tuple[Objective, ...] = ("throughput", "latency", "cost")
 
 
@@ -69,6 +71,22 @@ class ServingQuestion:
     seed: int = 0
     price: float | None = None
     """Price of a GPU-hour."""
+    deadline_s: float | None = None
+    """Limit of a whole request."""
+    lost: tuple[int, str] = (0, "node")
+    """Nodes, GPUs or copies that are lost, and without which the others keep the limits."""
+    large_ep: LargeEp = "auto"
+
+    @property
+    def limits(self) -> dict[str, float]:
+        """Seconds that requests stay under, by what is limited."""
+        stated = {"ttft": self.ttft_s, "tpot": self.tpot_s, "deadline": self.deadline_s}
+        return {name: most for name, most in stated.items() if most is not None}
+
+    def workers_lost(self, gpus: int) -> int:
+        """Return how many workers of `gpus` GPUs are lost at most."""
+        count, kind = self.lost
+        return count * max(1, self.cluster.ranks_per_node // gpus) if kind == "node" else count
 
     @property
     def open_load(self) -> bool:
@@ -84,6 +102,11 @@ class ServingQuestion:
     def sustained(self) -> bool:
         """Whether requests come at a rate without end, which must be kept up with."""
         return self.rate > 0 and not self.finite
+
+    @property
+    def sized(self) -> bool:
+        """Whether the fewest GPUs for a load are looked for."""
+        return self.open_load and not self.finite and self.objective == "cost"
 
     @property
     def offered(self) -> float:

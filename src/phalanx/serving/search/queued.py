@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 import numpy as np
@@ -12,7 +12,7 @@ from phalanx.serving.cost.layout import ServingLayout
 from phalanx.serving.search.copies import Copy
 from phalanx.serving.search.question import ServingCandidate, ServingQuestion, WorkerGroup
 from phalanx.serving.simulation.deployment import Deployment, Speculation, Transfer, WorkerSpec
-from phalanx.serving.simulation.outcome import outcome
+from phalanx.serving.simulation.outcome import ServingOutcome, outcome
 from phalanx.serving.simulation.requests import (
     Requests,
     closed_loop,
@@ -23,17 +23,20 @@ from phalanx.serving.simulation.requests import (
     with_reuse,
 )
 from phalanx.serving.simulation.simulation import simulate
+from phalanx.spec.errors import InputError
 
 CopyOf = Callable[[str, ServingLayout], Copy]
 
 
-def load(q: ServingQuestion, users: int, stay_s: float) -> Requests:
+def load(q: ServingQuestion, users: int, stay_s: float, longer: int = 1) -> Requests:
     """Return the requests to simulate: the trace, or enough of them to be steady with `users` in a closed loop, who
-    begin within the time that a request stays."""
+    begin within the time that a request stays. A rate is simulated for at least eight times that; `longer`: so many
+    times as many."""
     if q.trace is not None:
         requests = q.trace
     else:
-        n = q.requests or (3000 if q.rate else int(np.clip(12 * users, 400, 6000)))
+        steady = np.clip(8 * q.rate * stay_s, 3000, 20000) if q.rate else np.clip(12 * users, 400, 6000)
+        n = (q.requests or int(steady)) * longer
         if q.ranges:
             requests = uniform(n, *q.ranges, q.seed)
         else:
@@ -50,7 +53,7 @@ def load(q: ServingQuestion, users: int, stay_s: float) -> Requests:
 def worker(q: ServingQuestion, group: WorkerGroup, copy: Copy) -> WorkerSpec:
     """Return a worker of a group as the simulation takes it."""
     return WorkerSpec(
-        copy.table(group.slots, group.step_tokens),
+        copy.table(group.step_tokens),
         BatchingPolicy(
             slots=group.slots,
             chunk=group.step_tokens * group.layout.pp * group.layout.attention_dp,
@@ -68,12 +71,12 @@ def worker(q: ServingQuestion, group: WorkerGroup, copy: Copy) -> WorkerSpec:
     )
 
 
-def transfer(q: ServingQuestion, copy: Copy) -> Transfer:
+def transfer(q: ServingQuestion, copy: Copy, gpus: int) -> Transfer:
     """Return the link between prefill and decode: every GPU of a copy sends its own part of the cache.
 
     Within a node over its links, else over the network; which of both, the whole deployment's size says.
     """
-    within = q.gpus <= q.cluster.ranks_per_node
+    within = gpus <= q.cluster.ranks_per_node
     tier = q.cluster.tiers[0 if within else -1]
     rate = tier.bandwidth_bytes_per_s_per_gpu_per_direction
     if not within and tier.uplink_bandwidth_bytes_per_s_per_direction:
@@ -83,28 +86,67 @@ def transfer(q: ServingQuestion, copy: Copy) -> Transfer:
     return Transfer(copy.pricing.cache_bytes(q.input) / q.input, rate * senders, tier.latency_s)
 
 
-def queued(q: ServingQuestion, c: ServingCandidate, copy_of: CopyOf) -> ServingCandidate:
-    """Return a candidate with its outcome.
+def _left(q: ServingQuestion, c: ServingCandidate) -> Iterator[tuple[int, ...]]:
+    """Yield the workers of each group that are left when the question's nodes, GPUs or copies are lost, of any one
+    group: those that prefill and those that decode are on different nodes."""
+    counts = tuple(g.count for g in c.groups)
+    if not q.lost[0]:
+        yield counts
+        return
+    for i, group in enumerate(c.groups):
+        rest = group.count - q.workers_lost(group.layout.gpus)
+        yield (*counts[:i], rest, *counts[i + 1 :])
+
+
+def queued(q: ServingQuestion, c: ServingCandidate, copy_of: CopyOf, longer: int = 1) -> ServingCandidate:
+    """Return a candidate with its outcome, over `longer` times as many requests; of several ways to lose workers,
+    the worst.
 
     In a sustained closed loop equal workers have equal shares of the users: one of them is simulated.
     """
+    seen = [replace(c, outcome=_of(q, c, left, copy_of, longer)) for left in _left(q, c) if min(left) > 0]
+    if not seen:
+        raise InputError("survive", None, f"nothing is left of {c.title}", "more GPUs, or smaller copies")
+    return max(seen, key=lambda each: (excess(q, each), -each.tokens_per_s))
+
+
+def _of(
+    q: ServingQuestion, c: ServingCandidate, counts: tuple[int, ...], copy_of: CopyOf, longer: int
+) -> ServingOutcome:
+    """Simulate a candidate with these numbers of workers."""
     together = len(c.groups) > 1 or q.open_load or q.finite
     specs: list[WorkerSpec] = []
-    for group in c.groups:
-        specs += [worker(q, group, copy_of(c.weights, group.layout))] * (group.count if together else 1)
-    link = transfer(q, copy_of(c.weights, c.groups[0].layout)) if len(c.groups) > 1 else None
-    users = c.users if together else -(-c.users // c.groups[0].count)
+    for group, count in zip(c.groups, counts, strict=True):
+        specs += [worker(q, group, copy_of(c.weights, group.layout))] * (count if together else 1)
+    first = copy_of(c.weights, c.groups[0].layout)
+    link = transfer(q, first, c.gpus) if len(c.groups) > 1 else None
+    users = c.users if together else -(-c.users // counts[0])
     stay = c.steady.ttft_s + c.steady.tpot_s * (q.output - 1)
-    history = simulate(Deployment(tuple(specs), link), load(q, users, stay), q.seed)
-    constants = copy_of(c.weights, c.groups[0].layout).pricing.constants
-    seconds, steps = constants.way(q.input, c.groups[0].layout.attention_dp if len(c.groups) == 1 else 1)
-    seen = outcome(history, way_s=seconds, way_steps=steps, finite=q.finite)
-    if not together:
-        scale = c.groups[0].count
-        seen = replace(
-            seen,
-            tokens_per_s=seen.tokens_per_s * scale,
-            requests_per_s=seen.requests_per_s * scale,
-            in_flight=seen.in_flight * scale,
-        )
-    return replace(c, outcome=seen)
+    history = simulate(Deployment(tuple(specs), link), load(q, users, stay, longer), q.seed)
+    seconds, steps = first.pricing.constants.way(q.input, first.layout.attention_dp if len(c.groups) == 1 else 1)
+    seen = outcome(history, way_s=seconds, way_steps=steps, finite=q.finite, limits=q.limits)
+    if together:
+        return seen
+    return replace(
+        seen,
+        tokens_per_s=seen.tokens_per_s * counts[0],
+        requests_per_s=seen.requests_per_s * counts[0],
+        in_flight=seen.in_flight * counts[0],
+    )
+
+
+def reached(q: ServingQuestion, c: ServingCandidate, limit: str) -> float:
+    """Return the seconds of ttft, tpot or deadline that the question's percentage of requests stays under."""
+    if limit == "ttft":
+        return c.ttft_s(q.percentile)
+    if limit == "tpot":
+        return c.tpot_s(q.percentile)
+    return c.outcome.latency.at(q.percentile) if c.outcome else c.steady.ttft_s + c.steady.tpot_s * (q.output - 1)
+
+
+def excess(q: ServingQuestion, c: ServingCandidate) -> float:
+    """Return the largest ratio of a candidate's latency to its limit; at most 1 within the limits."""
+    parts = [0.0, *(reached(q, c, limit) / most for limit, most in q.limits.items())]
+    if q.sustained and c.tokens_per_s < 0.97 * q.offered * q.output:  # the queue grows
+        parts.append(q.offered * q.output / max(c.tokens_per_s, 1e-9))
+    return max(parts)

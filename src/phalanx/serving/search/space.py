@@ -62,10 +62,12 @@ def illegal(model: ModelSpec, x: ServingLayout, engine: EngineRow) -> str:
     return ""
 
 
-def layouts(model: ModelSpec, gpus: int, engine: EngineRow, node: int) -> Iterator[ServingLayout]:
-    """Yield the legal layouts of one copy over at most `gpus` GPUs. Degrees are powers of two, and 3, 5, ... times
-    them where they divide the heads; tensor parallelism stays within a node unless it fills several."""
-    degrees = [d for d in range(1, gpus + 1) if gpus % d == 0 or d & (d - 1) == 0]
+def layouts(
+    model: ModelSpec, gpus: int, engine: EngineRow, node: int, divisors: bool = True
+) -> Iterator[ServingLayout]:
+    """Yield the legal layouts of one copy over at most `gpus` GPUs. Degrees are powers of two, and with `divisors`
+    those of `gpus` too; tensor parallelism stays within a node unless it fills several."""
+    degrees = [d for d in range(1, gpus + 1) if (divisors and gpus % d == 0) or d & (d - 1) == 0]
     for pp in degrees:
         for tp in degrees:
             for attention_dp in degrees if model.experts else (1,):

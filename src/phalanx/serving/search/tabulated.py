@@ -9,7 +9,8 @@ for all but attention depends on n alone, and attention over prompts on the pair
 off two prices of n tokens of a prompt, after nothing and after a long past. Where groups attend apart, they are read
 off with the tokens spread evenly and with all in one group, and are linear between.
 
-With speculation a step also drafts, before it verifies: a pass of the draft for each drafted token.
+With speculation a step computes `1 + drafted` tokens of each sequence, and drafts before it: a pass of the draft for
+each drafted token.
 
 Under pipeline parallelism the sequences go round in pp groups, one per stage, and so do up to pp chunks of prompts: a
 step of all of them takes what one group takes through all stages.
@@ -17,6 +18,7 @@ step of all of them takes what one group takes through all stages.
 
 from __future__ import annotations
 
+import copy
 import math
 from bisect import bisect_right
 from collections.abc import Callable
@@ -26,9 +28,9 @@ import numpy as np
 
 from phalanx.serving.simulation.price import UNBOUNDED
 
-Seconds = Callable[[Any, Any, Any, Any, float], Any]
+Seconds = Callable[[Any, Any, Any, Any, float, int], Any]
 """(tokens of a prompt, cached tokens before them, sequences that decode, their cached tokens in sum, tokens of the
-busiest group that attends apart over their mean) -> s."""
+busiest group that attends apart over their mean, tokens computed of each sequence) -> s."""
 
 _PAST = 16384  # the long past, from which attention's cost per pair is read off
 
@@ -61,11 +63,17 @@ class Tabulated:
         self.tokens = grid(chunk * groups + slots * (1 + drafted), 1.4)
         b, c = np.meshgrid(self.batches, self.contexts, indexing="ij")
         none = np.zeros_like(b)
-        self.decoding = np.asarray(seconds(none, none, b, b * c, 1.0), float)
+        self.decoding = np.asarray(seconds(none, none, b, b * c, 1.0, 1 + drafted), float)
         self._tokens = self.tokens.tolist()
         self._even = self._off(seconds, 1.0)
         self._one = self._off(seconds, float(groups)) if groups > 1 else self._even
         self._rows: dict[int, tuple[list[float], list[float]]] = {}
+
+    def with_chunk(self, chunk: int) -> Tabulated:
+        """Return the same table for steps of at most `chunk` tokens of an attention group, no more than its own."""
+        same = copy.copy(self)
+        same.chunk = chunk * self.groups
+        return same
 
     def _row(self, sequences: int) -> tuple[list[float], list[float]]:
         """Return (cached tokens in sum, seconds) at the points of the table, for this many sequences."""
@@ -76,8 +84,8 @@ class Tabulated:
         span = self.batches[above] - self.batches[below]
         part = (each - self.batches[below]) / span if span else 0.0
         values = (1 - part) * self.decoding[below] + part * self.decoding[above]
-        if self.drafted:  # verifying computes drafted + 1 tokens per sequence; attention reads the cache once
-            values = values - values[0] + self._per_tokens(each * (1 + self.drafted))[0] + self._draft_s(each)
+        if self.drafted:
+            values = values + self._draft_s(each)
         row = (self.contexts * sequences).tolist(), values.tolist()
         self._rows[sequences] = row
         return row
@@ -85,8 +93,8 @@ class Tabulated:
     def _off(self, seconds: Seconds, uneven: float) -> tuple[list[float], list[float]]:
         """Compute a(n) and b(n) from the price."""
         n, zero = self.tokens, np.zeros_like(self.tokens)
-        short = np.asarray(seconds(n, zero, zero, zero, uneven), float)
-        long = np.asarray(seconds(n, zero + _PAST, zero, zero, uneven), float)
+        short = np.asarray(seconds(n, zero, zero, zero, uneven, 1), float)
+        long = np.asarray(seconds(n, zero + _PAST, zero, zero, uneven, 1), float)
         per_pair = (long - short) / (n * _PAST)
         return (short - per_pair * n * (n + 1) / 2).tolist(), per_pair.tolist()
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -118,8 +117,3 @@ def require_fits(deployment: Deployment, requests: Requests) -> None:
             room = w.pages * w.policy.page
             reason = f"the longest request needs {tokens:,} tokens, and a {w.role} worker's cache holds {room:,}"
             raise InputError("cache", None, reason, "more tensor parallelism, or a smaller type of cache")
-
-
-def outstanding_least(loads: Sequence[int]) -> int:
-    """Return the worker that the router gives the next request: the least loaded, the first of equals."""
-    return min(range(len(loads)), key=loads.__getitem__)

@@ -1,12 +1,15 @@
 """Latency and throughput of a simulated history: TTFT, time per token, tokens/s, with quantiles.
 
-Of a sustained load the first requests, which come to an empty engine, are left out, and the end, where no more come.
+Of a sustained load the first requests, which come to an empty engine, are left out, and the end, where no more come
+and the last ones drain.
 Of a benchmark all are counted, from the first request to the last token.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 
 import numpy as np
 
@@ -26,6 +29,18 @@ class Quantiles:
     def at(self, percentile: int) -> float:
         """The quantile of 50, 90 or 99 percent."""
         return {50: self.p50, 90: self.p90, 99: self.p99}[percentile]
+
+
+@dataclass(frozen=True)
+class LimitKept:
+    """The share of requests that stay under a limit, and how sure it is: twenty parts of the simulation, one after
+    the other, differ in it."""
+
+    limit: str
+    """ttft, tpot or deadline."""
+    share: float
+    margin: float
+    """Half of the interval that holds the share with 95 % probability."""
 
 
 @dataclass(frozen=True)
@@ -52,6 +67,8 @@ class ServingOutcome:
     """Number of requests behind the quantiles."""
     makespan_s: float | None = None
     """Of a benchmark: from its first request to its last token. None for a sustained load."""
+    kept: tuple[LimitKept, ...] = ()
+    """By limit, where there is any."""
 
 
 def quantiles(values: Floats) -> Quantiles:
@@ -62,28 +79,52 @@ def quantiles(values: Floats) -> Quantiles:
     return Quantiles(float(values.mean()), float(middle), float(high), float(highest))
 
 
+_PARTS, _QUANTILE = 20, 2.093  # Student's t of 19 degrees of freedom, 97.5 %
+
+
+def _share_kept(limit: str, times: Floats, most: float) -> LimitKept:
+    """Return the share of times, in order of arrival, that are at most `most`."""
+    under = times <= most
+    parts = np.array([part.mean() for part in np.array_split(under, _PARTS) if len(part)])
+    spread = float(parts.std(ddof=1)) if len(parts) > 1 else 1.0
+    return LimitKept(limit, float(under.mean()), _QUANTILE * spread / len(parts) ** 0.5)
+
+
 def outcome(
-    history: RequestHistory, warm: float = 0.1, way_s: float = 0.0, way_steps: float = 0.0, finite: bool = False
+    history: RequestHistory,
+    warm: float = 0.1,
+    way_s: float = 0.0,
+    way_steps: float = 0.0,
+    finite: bool = False,
+    limits: Mapping[str, float | None] = MappingProxyType({}),
 ) -> ServingOutcome:
     """Return what is seen of a history, without the first share `warm` of requests; if `finite`, of all of it.
 
-    Users see a first token `way_s` seconds and `way_steps` of the request's own steps after it is computed: for HTTP,
-    tokenising, and because servers send tokens in intervals.
+    Where requests come at their own times, those are left out too that came before twice the time of a request had
+    passed, and those under way when the last one came. Users see a first token `way_s` seconds and `way_steps` of
+    the request's own steps after it is computed: for HTTP, tokenising, and because servers send tokens in intervals.
+    `limits`: seconds of ttft, tpot and deadline.
     """
     h, n = history, len(history.requests)
-    skipped = 0 if finite else int(n * warm)
-    rows = slice(skipped, n)
+    skipped, stop = 0 if finite else int(n * warm), n
+    timed = h.requests.arrival is not None and not finite and warm > 0
+    if timed:
+        early = int((h.arrival < h.arrival[0] + 2 * float(np.median(h.done - h.arrival))).sum())
+        skipped = min(max(skipped, early), n // 2)
+        stop = max(n - int((h.done > h.arrival[-1]).sum()), skipped + max(1, n // 4))
+    rows = slice(skipped, stop)
     longer = h.requests.output[rows] > 1
     first, done, arrival = h.first[rows], h.done[rows], h.arrival[rows]
     per_token = (done - first)[longer] / (h.requests.output[rows][longer] - 1)
     wait = first - arrival + way_s
     wait[longer] += way_steps * per_token
-    begin = float(np.sort(h.done)[skipped - 1]) if skipped else 0.0
+    begin = float(h.arrival[skipped] if timed else np.sort(h.done)[skipped - 1]) if skipped else 0.0
     end = float(h.arrival[-1])
     if finite:
         begin, end = float(h.arrival.min()), float(h.done.max()) + way_s
     elif end <= begin:  # all came at once: there is no steady part
         begin, end = 0.0, float(h.done.max())
+    seen = {"ttft": wait, "tpot": per_token, "deadline": done - arrival + way_s}
     return ServingOutcome(
         ttft=quantiles(wait),
         queueing=quantiles(h.admitted[rows] - arrival),
@@ -94,8 +135,9 @@ def outcome(
         requests_per_s=float(((h.done > begin) & (h.done <= end)).sum()) / (end - begin),
         in_flight=float((np.clip(h.done, begin, end) - np.clip(h.arrival, begin, end)).sum()) / (end - begin),
         preemptions=h.preemptions,
-        requests=n - skipped,
+        requests=stop - skipped,
         makespan_s=end - begin if finite else None,
+        kept=tuple(_share_kept(k, seen[k], most) for k, most in limits.items() if most is not None),
     )
 
 

@@ -91,15 +91,17 @@ def closed_loop(requests: Requests, users: int, ramp_s: float = 0.0) -> Requests
 def timed(requests: Requests, per_second: float, seed: int, burstiness: float = 1.0, most: int = 0) -> Requests:
     """Return the requests with times between them from a gamma distribution of this shape, at most `most` under way.
 
-    `burstiness`: 1 is a Poisson process, less comes in bursts, infinity is evenly spaced (vLLM, benchmarks/serve.py,
-    get_request). Raises InputError for a rate that is not positive."""
+    `burstiness`: 1 is a Poisson process, less comes in bursts, infinity is evenly spaced. The times are stretched so
+    that the last request comes when the rate says (vLLM, benchmarks/serve.py, get_request).
+    Raises InputError for a rate that is not positive."""
     if not 0 < per_second < float("inf"):
         raise InputError("rate", per_second, "must be positive: requests per second")
     if burstiness == float("inf"):
         gaps = np.full(len(requests), 1 / per_second)
     else:
         gaps = np.random.default_rng(seed).gamma(burstiness, 1 / (per_second * burstiness), len(requests))
-    return replace(requests, arrival=np.cumsum(gaps), users=most)
+    arrival = np.cumsum(gaps)
+    return replace(requests, arrival=arrival * (len(requests) / per_second / arrival[-1]), users=most)
 
 
 def spread(n: int, input: int, output: int, variation: float, longest: int, seed: int) -> Requests:

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from phalanx.serving.simulation.deployment import Deployment, outstanding_least, require_fits
+from phalanx.serving.simulation.deployment import Deployment, require_fits
 from phalanx.serving.simulation.requests import Floats, Requests
 from phalanx.serving.simulation.worker import Requested, Worker
 
@@ -79,6 +79,8 @@ class _Loop:
         self._decoders = [i for i, w in enumerate(self._workers) if w.spec.role == "decode"]
         self._link_free = [0.0] * len(specs)  # by worker: when its link has sent all caches before
         self._came_from = [0] * n
+        self._load = [0] * len(specs)  # by worker: requests that wait or run there
+        self._at = [0] * n
 
     def run(self) -> RequestHistory:
         """Handle all events of one time together, then let the affected workers plan their next step."""
@@ -98,7 +100,7 @@ class _Loop:
                 elif kind == _COMES:
                     touched[self._take_in(who)] = None
                 else:
-                    for i in self._hand_over(who, now):
+                    for i in self._hand_over(who):
                         touched[i] = None
             for i in touched:
                 worker = workers[i]
@@ -113,8 +115,13 @@ class _Loop:
         self._pushed += 1
         heappush(self._events, (time, self._pushed, kind, who, version))
 
-    def _least_loaded(self, among: list[int]) -> int:
-        return among[outstanding_least([self._workers[i].load for i in among])] if len(among) > 1 else among[0]
+    def _route(self, request: int, among: list[int], with_tokens: int = 0) -> int:
+        """Give a request to the least loaded of some workers; return which."""
+        to = min(among, key=self._load.__getitem__)  # the first of equals
+        self._load[to] += 1
+        self._at[request] = to
+        self._workers[to].add(request, with_tokens)
+        return to
 
     def _due(self, request: int, now: float) -> None:
         """Let a request come, or hold it while as many are under way as may be."""
@@ -128,29 +135,27 @@ class _Loop:
 
     def _take_in(self, request: int) -> int:
         """Route an arriving request to a worker; return the worker."""
-        to = self._came_from[request] = self._least_loaded(self._entry)
-        self._workers[to].add(request)
+        to = self._came_from[request] = self._route(request, self._entry)
         return to
 
-    def _hand_over(self, request: int, now: float) -> tuple[int, int]:
+    def _hand_over(self, request: int) -> tuple[int, int]:
         """Route a request whose cache was transferred to a decode worker; return the worker that it came from, and
         that one."""
         here, tokens = self._came_from[request], self._shared.input[request]
-        self._shared.first[request] = now
         self._workers[here].handed_on(tokens)
-        to = self._least_loaded(self._decoders)
-        self._workers[to].add(request, tokens)
-        return here, to
+        return here, self._route(request, self._decoders, tokens)
 
     def _computed(self, request: int, now: float) -> None:
         """Send a cache over the link of its worker, after those queued before it."""
         assert self._transfer is not None
         here = self._came_from[request]
+        self._load[here] -= 1
         self._link_free[here] = max(now, self._link_free[here]) + self._transfer.seconds(self._shared.input[request])
         self._push(self._link_free[here], _CACHE_MOVED, request)
 
     def _done(self, request: int, now: float) -> None:
         self._shared.done[request] = now
+        self._load[self._at[request]] -= 1
         if self._closed and self._coming < len(self._requests):
             self._arrival[self._coming] = now
             self._push(now, _COMES, self._coming)

@@ -84,11 +84,6 @@ class Worker:
             wins = np.random.default_rng(seed).random((max(_POOL, 2 * max(shared.output)), k)) < a
             self.drawn = np.concatenate(([0], np.cumsum(1 + np.cumprod(wins, axis=1).sum(axis=1))))
 
-    @property
-    def load(self) -> int:
-        """Requests that wait or run here."""
-        return len(self.waiting) + len(self.prefilling) + len(self.decoding)
-
     def add(self, request: int, with_tokens: int = 0) -> None:
         """Put a request in the queue; `with_tokens` of its cache came with it."""
         heappush(self.waiting, (self.shared.priority[request], request, with_tokens))
@@ -224,6 +219,8 @@ class Worker:
         self.free -= self._pages_to_begin(request, tokens)
         if self.shared.admitted[request] < 0:
             self.shared.admitted[request] = now
+        if tokens and self.shared.first[request] < 0:  # a decode worker sends the first token too
+            self.shared.first[request] = now
 
     def _join(self, request: int, tokens: int) -> None:
         """Let a request decode from the next step on, with `tokens` in the cache."""

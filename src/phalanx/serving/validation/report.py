@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rich.table import Table
 
 from phalanx.report.style import empty_table
+from phalanx.serving.validation.large_ep import LargeEpRun
 
 _SHOWN = {"tpot": "TPOT", "ttft": "TTFT"}
 
@@ -47,6 +48,20 @@ def parts(scores: Mapping[str, Any], by: str, title: str) -> Table:
         left = scored["left_out"]
         cells = (_two(scored["tpot"]), _two(scored["ttft"]), _two(left["tpot"]), _two(left["ttft"]))
         table.add_row(name, str(scored["tpot"]["n"]), *cells)
+    return table
+
+
+def large_ep(runs: Sequence[LargeEpRun]) -> Table:
+    """Tabulate published deployments of experts over many GPUs, with what is predicted for each."""
+    table = empty_table("experts over many GPUs, published: tokens/s of a GPU")
+    table.add_column("model, GPU, phase", no_wrap=True)
+    for name in ("GPUs", "tokens a GPU", "length", "measured", "predicted", "error"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for run in runs:
+        row = run.row
+        numbers = (f"{run.measured:,.0f}", f"{run.predicted:,.0f}", f"{run.error:+.0%}")
+        name = f"{row['model'].split('/')[-1]} {row['gpu']} {row['phase']}"
+        table.add_row(name, row["ranks"], row["tokens"], row["length"], *numbers)
     return table
 
 
