@@ -9,9 +9,12 @@ from pathlib import Path
 import pytest
 from support.imagined_run import Fault, Step, faults, step_of, write
 
+from phalanx.answers.diagnose.causes import Evidence, causes
 from phalanx.answers.diagnose.diagnosis import Diagnosis, diagnosis_of
 from phalanx.answers.query import Query
 from phalanx.spec.errors import InputError
+from phalanx.spec.strategy.mesh import mesh
+from phalanx.spec.strategy.spec import Strategy
 from phalanx.traces import kineto
 from phalanx.traces.breakdown import breakdown
 
@@ -142,3 +145,44 @@ def test_nested_operators_count_once(tmp_path: Path) -> None:
     file.write_text(json.dumps(events))
     parts = breakdown(kineto.read(file)[0], lambda call: call.group).parts
     assert parts == pytest.approx({"attention": 4, "products": 1, "memory": 2, "launches": 1e-4, "host": 1})
+
+
+def test_our_own_timeline_of_a_slower_machine_is_no_recomputation(tmp_path: Path) -> None:
+    """Both passes twice as long as planned are slow passes; a backward pass longer by a forward one repeats it."""
+
+    def own(op: str, start: float, seconds: float) -> dict[str, object]:
+        times = {"ts": 1e6 * start, "dur": 1e6 * seconds}
+        return {
+            "ph": "X",
+            "cat": "compute",
+            "name": f"{op} blocks.0",
+            "pid": 0,
+            "tid": 0,
+            **times,
+            "args": {"op": op},
+        }
+
+    def parts(*events: dict[str, object]) -> dict[str, float]:
+        file = tmp_path / "trace.json"
+        file.write_text(json.dumps({"traceEvents": list(events)}))
+        return breakdown(kineto.read(file)[0], lambda call: call.group).parts
+
+    measured = parts(own("loading", 0, 0.5), own("forward", 0.5, 1), own("backward", 1.5, 2))
+    assert measured == pytest.approx({"forward": 1, "backward": 2, "loading": 0.5})
+    for backward, name in ((4.0, None), (5.9, "recomputation")):
+        slow = parts(own("forward", 0, 2), own("backward", 2, backward))
+        own_step = breakdown(kineto.read(tmp_path / "trace.json")[0], lambda call: call.group)
+        planned = {"forward": 1.0, "backward": 2.0}
+        evidence = Evidence(
+            strategy=Strategy(),
+            grid=mesh(Strategy()),
+            ranks_per_node=1,
+            own=own_step,
+            ranks=[own_step],
+            gaps={part: slow[part] - planned[part] for part in planned},
+            planned=planned,
+            axes={},
+            spread_out=frozenset(),
+            single=0.0,
+        )
+        assert [c.name for c in causes(evidence) if c.name == "recomputation"] == ([name] if name else [])

@@ -166,7 +166,8 @@ def _window(
             # Kernels of the last step may run after the CPU has left it.
             return begin, max(end, min(last, end + (end - begin))), len(begins), tuple((ends - begins).tolist()), ()
     if trace.of("forward").any():
-        return first, last, 1, (), ()  # our own timeline, of one step
+        # Our own timeline is of one step, which begins with the reading of its batch.
+        return float(trace.start.min()), float(trace.stop.max()), 1, (), ()
     updates = trace.of("optimizer", "host")
     updates = updates if updates.any() else trace.of("optimizer", "span")
     count = int(updates.sum())

@@ -216,13 +216,14 @@ def _own(columns: Columns, processes: list[int], event: dict[str, Any]) -> bool:
     stop = start + float(event["dur"]) / 1e6
     call = None
     if category == "compute":
-        kind = KINDS.index({"forward": "forward", "backward": "backward"}.get(detail["op"], "memory"))
+        kinds = {"forward": "forward", "backward": "backward", "loading": "loading"}
+        kind = KINDS.index(kinds.get(detail["op"], "memory"))
     else:
         axis = str(detail.get("axis", category))
         kind = KINDS.index("waiting" if category == "waiting" else "communication")
         call = Call(str(detail["op"]), axis, bytes=int(detail.get("bytes", 0)))
     name = "optimizer" if detail["op"] == "optimizer" else str(event["name"])
-    columns.add(name, kind, _OP, start, stop, call)
+    columns.add(name, kind, _HOST if name == "loading" else _OP, start, stop, call)
     processes.append(event["pid"])
     if name == "optimizer":
         columns.add(name, KINDS.index("optimizer"), _HOST, start, stop)

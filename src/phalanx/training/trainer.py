@@ -25,7 +25,7 @@ from torch import Tensor
 from phalanx.nn.weight_files import is_run, open_weights
 from phalanx.runtime.checkpoint.async_saver import Saver, agree_on_newest
 from phalanx.runtime.comm.communicator import Comm
-from phalanx.runtime.comm.timeline import StepTimes
+from phalanx.runtime.comm.timeline import COMPUTE, Span, StepTimes
 from phalanx.runtime.data_parallel import replica_check
 from phalanx.runtime.process.rank import StopFlag
 from phalanx.runtime.tracing import timelines
@@ -87,7 +87,7 @@ class Trainer:
         self._ahead: tuple[int, list[Tensor]] | None = None
         self.late = comm.world.device.type == "cuda"  # the host reads the metrics of a step one step later
         self._issued: tuple[int, float] | None = None  # the step that it has not read yet, and its lr
-        self._clock = 0.0
+        self._clock = self._ended = 0.0
         self.step_times: list[float] = []
         self.parts: list[tuple[float, float, float]] = []  # compute, exposed, hidden communication, seconds
         # The first step is instrumented and the second still warms up, so the third is traced.
@@ -188,7 +188,9 @@ class Trainer:
         if self.late and not instrumented:
             return self._late_step(step, stop, lr)
         timeline.begin()
+        began = time.perf_counter()
         inputs = self._inputs(step)
+        timeline.passes.append(Span("loading", COMPUTE, began, time.perf_counter(), {"op": "loading"}))
         try:
             # The first step of a process is slow anyway, so it is the instrumented one (or the first not skipped).
             if instrumented:
@@ -215,7 +217,8 @@ class Trainer:
                 self.parts.append((times.compute_s, times.exposed_communication_s, times.hidden_communication_s))
                 if traced:
                     self._write_trace(step)
-        return [self._row(step, result, lr, seconds, times)]
+        between, self._ended = began - (self._ended or began), time.perf_counter()
+        return [self._row(step, result, lr, seconds, times) | {"between_s": between}]
 
     def _late_step(self, step: int, stop: StopFlag, lr: float) -> list[dict[str, Any]]:
         """Issue a step; return the line of the previous one, and of this one where something is due after it."""

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from phalanx.answers.answer import Answer
-from phalanx.answers.diagnose.causes import Cause, Evidence, causes
+from phalanx.answers.diagnose.causes import LARGE, Cause, Evidence, causes
 from phalanx.answers.diagnose.flop_rate import FlopRate, flop_rate, seconds_at
 from phalanx.answers.diagnose.planned_parts import axis_of, planned_axes, planned_parts
 from phalanx.answers.diagnose.run_files import RunFiles, read_files, tail
@@ -145,16 +145,17 @@ def diagnosis_of(words: Sequence[str], query: Query) -> Diagnosis:
     step_s = own.step_s if own is not None else stated
     if step_s is None:
         return rest
-    delay = timed[0].delay_s if timed else 0.0
+    extra = {"delayed steps": timed[0].delay_s if timed else 0.0, "between steps": files.between_s}
+    whole = step_s + sum(extra.values())
     planned = {} if question is None or prediction is None else planned_parts(question, prediction)
-    rows = _rows(planned, own, step_s, delay)
-    named = _findings(question, prediction, files.traces, steps, own, rows, step_s, delay)
+    rows = _rows(planned, own, step_s, extra)
+    named = _findings(question, prediction, files.traces, steps, own, rows, step_s, extra)
     rate = flop_rate(question, prediction, step_s, files.tflops or (timed[0].tflops if timed else None))
     return replace(
         rest,
-        step_s=step_s + delay,
+        step_s=whole,
         parts=tuple(rows),
-        findings=tuple(NamedGap(c.name, c.seconds, c.why, c.remedy, step_s + delay - c.seconds) for c in named),
+        findings=tuple(NamedGap(c.name, c.seconds, c.why, c.remedy, whole - c.seconds) for c in named),
         rate=rate,
         rank=None if own is None else own.rank,
         ranks=len(steps),
@@ -233,11 +234,11 @@ def _usual(steps: Sequence[Breakdown], question: Question | None) -> Breakdown |
     return max(middle, key=lambda b: b.computing_s)
 
 
-def _rows(planned: dict[str, float], own: Breakdown | None, step_s: float, delay: float) -> list[PartGap]:
+def _rows(planned: dict[str, float], own: Breakdown | None, step_s: float, extra: dict[str, float]) -> list[PartGap]:
     """Return the parts, predicted and measured, the largest gap first."""
     if own is None:
         whole = [PartGap("step", sum(planned.values()) if planned else None, step_s)]
-        return [*whole, *([PartGap("delayed steps", 0.0, delay)] if delay else [])]
+        return [*whole, *(PartGap(name, 0.0, seconds) for name, seconds in extra.items() if seconds)]
     measured = dict(own.parts)
     if "over pp" in measured:
         measured["pipeline"] = measured.get("pipeline", 0.0) + measured.pop("over pp")
@@ -248,8 +249,7 @@ def _rows(planned: dict[str, float], own: Breakdown | None, step_s: float, delay
         planned, measured = ({**p} for p in (planned, measured))
         for parts in (planned, measured):
             parts["computing"] = sum(parts.pop(name, 0.0) for name in (*passes, *kernels))
-    if delay:
-        measured["delayed steps"] = delay
+    measured |= {name: seconds for name, seconds in extra.items() if seconds}
     names = dict.fromkeys((*planned, *measured))
     rows = [PartGap(n, planned.get(n, 0.0) if planned else None, measured.get(n, 0.0)) for n in names]
     return sorted(rows, key=lambda row: -(row.gap_s if row.gap_s is not None else row.measured_s or 0.0))
@@ -263,15 +263,16 @@ def _findings(
     own: Breakdown | None,
     rows: Sequence[PartGap],
     step_s: float,
-    delay: float,
+    extra: dict[str, float],
 ) -> list[Cause]:
     """Return the causes of the gaps, the largest first."""
     named = []
-    if delay > 0.02 * step_s:
-        why = "steps of more than 1.5 times the median lengthen the mean"
-        named.append(
-            Cause("delayed steps", delay, why, "is it saving or evaluation: do these less often, or asynchronously")
-        )
+    if (late := extra["delayed steps"]) > LARGE * step_s:
+        remedy = "is it saving or evaluation: do these less often, or asynchronously"
+        named.append(Cause("delayed steps", late, "some take more than 1.5 times the median", remedy))
+    if (between := extra["between steps"]) > LARGE * step_s:
+        why = f"{between:.3g} s pass between two steps on average: saving and evaluation"
+        named.append(Cause("saving of checkpoints", between, why, "save and evaluate less often"))
     if question is None or prediction is None or question.strategy is None or own is None:
         return named
     s, cluster = question.strategy, question.exact.cluster if question.exact else question.pricing.cluster
@@ -281,7 +282,7 @@ def _findings(
         ranks_per_node=cluster.ranks_per_node,
         own=own,
         ranks=steps,
-        gaps={r.part: r.gap_s for r in rows if r.gap_s is not None and r.part != "delayed steps"},
+        gaps={r.part: r.gap_s for r in rows if r.gap_s is not None and r.part not in extra},
         planned={r.part: r.predicted_s or 0.0 for r in rows},
         axes=planned_axes(question, prediction),
         spread_out=_spread_out(traces, question, cluster.ranks_per_node),

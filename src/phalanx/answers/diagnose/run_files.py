@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from phalanx.runs.folder import metrics
 from phalanx.spec.documents import LARGEST, read_text
 from phalanx.spec.errors import InputError
 from phalanx.traces import kineto, memory_snapshot, nccl, nsys
@@ -28,6 +29,8 @@ class RunFiles:
     collectives: tuple[MeasuredCollective, ...] = ()
     nccl: NcclLog | None = None
     notes: tuple[str, ...] = ()
+    between_s: float = 0.0
+    """Seconds between two steps of a run of ours, on average: saving, evaluation."""
 
 
 _STATED = re.compile(r"^([\d.]+) ?(s|TFLOP/s|TFLOPS|TFLOPs)$", re.IGNORECASE)
@@ -41,6 +44,7 @@ def read_files(words: Sequence[str]) -> RunFiles:
     collectives: list[MeasuredCollective] = []
     notes: list[str] = []
     step_s = tflops = plan = log = None
+    between_s = 0.0
     for word in words:
         if stated := _STATED.match(word):
             if stated[2].lower() == "s":
@@ -49,8 +53,9 @@ def read_files(words: Sequence[str]) -> RunFiles:
                 tflops = float(stated[1])
             continue
         path = Path(word)
-        if path.is_dir():
-            plan = plan or (path if (path / "plan.json").is_file() else None)
+        if (path / "plan.json").is_file():
+            plan = plan or path
+            between_s = _between(path)
         for file in _within(path):
             head = _head(file)
             if head.startswith(nsys.HEAD):
@@ -82,7 +87,14 @@ def read_files(words: Sequence[str]) -> RunFiles:
         tuple(collectives),
         log,
         tuple(notes),
+        between_s,
     )
+
+
+def _between(run: Path) -> float:
+    """Return the mean seconds between two steps of a run, over all but the first."""
+    seconds = [row["between_s"] for row in metrics(run)[1:] if isinstance(row.get("between_s"), float)]
+    return sum(seconds) / len(seconds) if seconds else 0.0
 
 
 def _within(path: Path) -> list[Path]:
