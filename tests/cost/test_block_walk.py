@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+from support.sizes import drawn
 from support.unit_bytes import compare
 
 from phalanx.cost.memory.attention_core import Core
@@ -23,7 +24,9 @@ from phalanx.spec.model.families import complete
 from phalanx.spec.model.mechanisms import Latent
 from phalanx.spec.model.spec import ModelSpec
 from phalanx.spec.number_formats import MULTIPLIED
+from phalanx.spec.strategy.legality import require_context
 from phalanx.spec.strategy.spec import Recompute, Strategy
+from phalanx.spec.strategy.split import require_split
 
 LLAMA, DEEPSEEK = (
     replace(make_model({"preset": name}, Path())[0], layers=1, experts=None, window=None)
@@ -103,11 +106,56 @@ def test_norms_after_gates_and_single_sublayers_are_the_runtime_s(
     compare((spec, Job(4, 256, Precision("bfloat16")), replace(s, micro_batch=2, recompute=repeat), 0), split)
 
 
+LAYOUTS = [Strategy(), Strategy(tp=2), Strategy(tp=4), Strategy(tp=2, sp=True), Strategy(cp=2)]
+LAYOUTS += [Strategy(cp=2, ulysses=2), Strategy(cp=4, ulysses=2), Strategy(tp=2, sp=True, cp=2)]
+
+
+@st.composite
+def recurrent(draw: st.DrawFn) -> ModelSpec:
+    """Draw a model of one block with a recurrence, of any of whose sizes there is much or little."""
+    mamba = {"kind": "mamba", "name": "r", "heads": draw(st.sampled_from([4, 8]))}
+    mamba |= {"head_dim": draw(st.sampled_from([8, 64])), "state": draw(st.sampled_from([4, 64]))}
+    mamba |= {"groups": draw(st.sampled_from([1, 4])), "conv_bias": draw(st.booleans())}
+    mamba |= {"group_norm": draw(st.booleans())}
+    delta = {"kind": "delta", "name": "r", "key_heads": 4, "value_heads": draw(st.sampled_from([4, 8]))}
+    delta |= {"key_dim": draw(st.sampled_from([4, 64])), "value_dim": draw(st.sampled_from([8, 64]))}
+    mixer = draw(st.sampled_from([mamba, delta]))
+    mixer |= {"taps": draw(st.sampled_from([2, 4])), "chunk": draw(st.sampled_from([16, 64, 256]))}
+    sizes = {"family": "llama", "vocab": 300, "layers": 1, "heads": 4, "kv_heads": 4, "head_dim": 8, "max_seq": 256}
+    sizes |= {"hidden": draw(st.sampled_from([32, 256])), "ffn": draw(st.sampled_from([16, 256]))}
+    sizes |= {"mixers": [mixer], "pattern": [draw(st.sampled_from(["r", "r+mlp"]))]}
+    return build(ModelSpec, complete(sizes), "model")
+
+
+@drawn(
+    6,
+    200,
+    recurrent(),
+    st.sampled_from(LAYOUTS),
+    st.sampled_from(["none", "selective", "full"]),
+    st.sampled_from([1, 3]),
+    st.sampled_from([48, 256]),
+    st.sampled_from(["float32", "float64", "bfloat16"]),
+    st.sampled_from(["packed", "separate"]),
+    st.booleans(),
+)
+def test_recurrences_are_the_runtime_s(
+    spec: ModelSpec, s: Strategy, repeat: str, sequences: int, seq: int, dtype: str, documents: str, split: bool
+) -> None:
+    try:
+        require_split(spec, s)
+        require_context(spec, seq, s)
+    except InputError:
+        assume(False)
+    job = Job(4, seq, Precision(dtype), documents=documents)  # type: ignore[arg-type]
+    compare((spec, job, replace(s, micro_batch=sequences, recompute=repeat), 0), split)
+
+
 def test_what_the_walks_do_not_know_is_refused_by_name() -> None:
     sizes = {"family": "llama", "vocab": 300, "hidden": 256, "layers": 1, "heads": 4, "kv_heads": 2, "head_dim": 64}
-    mixer = {"kind": "mamba", "name": "m", "heads": 8, "head_dim": 64, "groups": 1, "state": 16}
+    mixer = {"kind": "mamba", "name": "m", "heads": 8, "head_dim": 64, "groups": 1, "state": 16, "norm": False}
     spec = build(
         ModelSpec, complete(sizes | {"ffn": 512, "max_seq": 64, "mixers": [mixer], "pattern": ["m"]}), "model"
     )
-    with pytest.raises(InputError, match="Conv of mamba"):
+    with pytest.raises(InputError, match="Activate of mamba"):
         BlockWalk(architecture(spec).blocks[0], PassSizes(64, 2, spec.hidden))

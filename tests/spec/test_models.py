@@ -19,8 +19,9 @@ from support.hf_configs import configs
 from phalanx.spec.errors import InputError
 from phalanx.spec.files.job_file import make_model
 from phalanx.spec.model.families import WRITERS, from_hugging_face
+from phalanx.spec.model.modules import require_modules
 from phalanx.spec.model.presets import PRESETS
-from phalanx.spec.model.spec import ModelSpec, parameters, require_runnable
+from phalanx.spec.model.spec import ModelSpec, parameters
 
 
 def as_transformers_has_them(spec: ModelSpec) -> Counter[tuple[int, ...]]:
@@ -191,22 +192,20 @@ def test_a_model_of_which_only_the_shape_is_known_is_refused_before_anything_sta
     job.write_text('model.preset = "gpt-oss-20b"\njob = { global_batch = 4, seq = 8 }\ntrain.data = "none.txt"\n')
     found = _phalanx(command, str(job), "--strategy", line)
     assert found.exit_code == 2
-    lacks = "the runtime has no module for it" if command == "parity" else "its step is not priced or run yet"
-    assert "attention sinks: " in found.stderr
-    assert lacks in found.stderr
+    assert "attention sinks: the runtime has no module for it" in found.stderr
     assert found.stderr.count("\n") == 1
 
 
 def test_latent_attention_without_experts_runs() -> None:
     latent = {"kv_rank": 512, "nope_dim": 128, "rope_dim": 64, "v_dim": 128, "q_rank": 1536}
-    require_runnable(make_model({"preset": "llama2-7b", "head_dim": 192, "latent": latent}, Path())[0])
+    require_modules(make_model({"preset": "llama2-7b", "head_dim": 192, "latent": latent}, Path())[0])
 
 
 @pytest.mark.parametrize("field", [{"sinks": True}, {"activation": "swiglu_clamped"}])
-def test_what_is_but_a_shape_is_refused_in_a_dense_model_too(field: dict[str, Any]) -> None:
+def test_what_no_module_computes_is_refused_in_a_dense_model_too(field: dict[str, Any]) -> None:
     model, _ = make_model({"preset": "llama2-7b", **field}, Path())
-    with pytest.raises(InputError, match="its shape is known"):
-        require_runnable(model)
+    with pytest.raises(InputError, match="the runtime has no module for it"):
+        require_modules(model)
 
 
 def test_models_are_shown(tmp_path: Path) -> None:

@@ -26,7 +26,7 @@ from phalanx.spec.files import job_file
 from phalanx.spec.files.cluster_toml import cluster_from_toml
 from phalanx.spec.files.job_file import JobFile
 from phalanx.spec.files.plan import Plan
-from phalanx.spec.model import spec as models
+from phalanx.spec.model.modules import require_modules
 from phalanx.spec.strategy.legality import require_runnable
 from phalanx.spec.strategy.spec import Strategy
 
@@ -156,7 +156,7 @@ def decide(
     """
     by = None if calibration is None else _own_factors(calibration)
     strategy, size = file.strategy, world.size if world else None
-    models.require_runnable(file.model)
+    require_modules(file.model)
     if strategy is not None:
         require_runnable(strategy, file.job)
         limit = file.cluster.ranks if file.cluster.preset == "local" else None

@@ -28,7 +28,7 @@ from phalanx.schedule.pipeline.stages import check
 from phalanx.spec.errors import InputError
 from phalanx.spec.files import plan
 from phalanx.spec.files.job_file import JobFile
-from phalanx.spec.model import spec as models
+from phalanx.spec.model.modules import require_modules
 from phalanx.spec.strategy.legality import require_runnable
 from phalanx.spec.strategy.spec import Strategy
 
@@ -150,7 +150,7 @@ def _begin(file: JobFile, resume: bool, world: World | None, announce: Announce)
 
     Raises InputError.
     """
-    models.require_runnable(file.model)
+    require_modules(file.model)
     if file.strategy is not None:
         require_runnable(file.strategy, file.job)
         check(file.strategy, file.model, file.job, world.size if world else None)

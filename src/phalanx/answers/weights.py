@@ -27,7 +27,8 @@ from phalanx.spec.errors import InputError
 from phalanx.spec.files import job_file, plan
 from phalanx.spec.job import require_folder_name
 from phalanx.spec.model.families import to_hugging_face
-from phalanx.spec.model.spec import ModelSpec, buffers, parameters, require_runnable
+from phalanx.spec.model.modules import require_modules
+from phalanx.spec.model.spec import ModelSpec, buffers, parameters
 
 if TYPE_CHECKING:
     from phalanx.nn.weight_source import Weights
@@ -70,7 +71,7 @@ def import_weights(source: Path, name: str, announce: Announce) -> ImportedWeigh
     if folder.resolve() in (origin, *origin.parents):
         raise InputError("name", name, f"{folder} is where the weights are read from", "choose another")
     spec, notes = job_file.make_model({"config": str(source.absolute() / "config.json")}, source)
-    require_runnable(spec)
+    require_modules(spec)
     with said_of("HF_DIR"):
         weights = files.read(source, spec)
         for note in notes:

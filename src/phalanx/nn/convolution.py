@@ -1,9 +1,12 @@
 """A causal convolution of each channel over the last tokens, a slice of tokens at a time: what a recurrence reads,
-after SiLU. Plain functions, forward and backward, for autograd functions that keep only the convolution's input.
+before SiLU. Plain functions, forward and backward, for autograd functions that keep only the convolution's input.
 
     x       (batch, seq, channels)
     weight  (channels, taps); the last tap is the token itself
     bias    (channels,) or None
+
+Slices are token first, (tokens, batch, channels), so that heads of all sequences are the batch of a matrix product
+without a copy.
 """
 
 from __future__ import annotations
@@ -26,47 +29,54 @@ class Filter:
     @classmethod
     def of(cls, weight: Tensor, bias: Tensor | None, wide: torch.dtype) -> Filter:
         """Return the filter of parameters (channels, taps) and (channels,)."""
-        return cls(weight.t().to(wide).contiguous(), None if bias is None else bias.to(wide))
+        turned = torch.empty(weight.shape[::-1], dtype=wide, device=weight.device)
+        return cls(turned.copy_(weight.t()), None if bias is None else bias.to(wide))
 
     @property
-    def taps(self) -> int:
-        """Tokens that one result sees."""
-        return len(self.weight)
+    def early(self) -> int:
+        """Tokens that a result sees in addition to its own."""
+        return len(self.weight) - 1
 
-    def of_slice(self, x: Tensor, low: int, high: int, begins: Tensor | None = None) -> Tensor:
-        """Return the results of tokens low..high before SiLU, (batch, high - low, channels). Before the first token
-        there are zeros, and before the first of each document where `begins` (batch, high - low) is the place of
-        these tokens in theirs."""
-        seen = x[:, max(low - self.taps + 1, 0) : high].to(self.weight.dtype)
-        out = seen[:, seen.shape[1] - (high - low) :] * self.weight[-1]
+    def seen(self, x: Tensor, low: int, high: int) -> Tensor:
+        """Return tokens low..high of x and the `early` ones before them; before the first token there are zeros."""
+        start = max(low - self.early, 0)
+        missing = self.early - (low - start)
+        seen = self.weight.new_empty(self.early + high - low, len(x), x.shape[2])
+        seen[:missing].zero_()
+        seen[missing:].copy_(x[:, start:high].transpose(0, 1))
+        return seen
+
+    def forward(self, seen: Tensor, begins: Tensor | None = None) -> Tensor:
+        """Return the results of all but the first `early` tokens, (tokens, batch, channels). `begins` (tokens,
+        batch): the place of these tokens in their documents, before whose first ones there are zeros."""
+        out = seen[self.early :] * self.weight[-1]
         if self.bias is not None:
             out += self.bias
-        for back in range(1, min(self.taps, seen.shape[1])):
-            part, into = _shifted(seen, out, back)
-            into.addcmul_(_inside(part, begins, back), self.weight[-1 - back])
+        for back in range(1, self.early + 1):
+            out.addcmul_(_inside(seen[self.early - back : len(seen) - back], begins, back), self.weight[-1 - back])
         return out
 
     def backward(
         self,
-        x: Tensor,
+        seen: Tensor,
+        g: Tensor,
         low: int,
         high: int,
-        g: Tensor,
         d_x: Tensor,
         d: FilterGradient,
         begins: Tensor | None = None,
     ) -> None:
-        """Add the gradients of x and of the filter to `d_x`, like x, and `d`. g: of what `of_slice` returned."""
-        start = max(low - self.taps + 1, 0)
-        seen, into = x[:, start:high].to(self.weight.dtype), d_x[:, start:high]
+        """Add the gradients of x and of the filter to `d_x`, like x, and `d`. g: of what `forward` returned of tokens
+        low..high."""
         if d.bias is not None:
             d.bias.add_(g.sum((0, 1)))
-        for back in range(min(self.taps, seen.shape[1])):
-            part, of = _shifted(seen, g, back)
-            of = _inside(of, begins, back)
-            d.weight[-1 - back] += (part * of).sum((0, 1))
-            place, _ = _shifted(into, g, back)
-            place += of * self.weight[-1 - back]
+        d_seen = torch.zeros_like(seen)
+        for back in range(self.early + 1):
+            rows, of = slice(self.early - back, len(seen) - back), _inside(g, begins, back)
+            d.weight[-1 - back] += (seen[rows] * of).sum((0, 1))
+            d_seen[rows].addcmul_(of, self.weight[-1 - back])
+        start = max(low - self.early, 0)
+        d_x[:, start:high] += d_seen[self.early - (low - start) :].transpose(0, 1)
 
 
 @dataclass(frozen=True)
@@ -86,18 +96,9 @@ class FilterGradient:
         return self.weight.t().to(dtype), None if self.bias is None else self.bias.to(dtype)
 
 
-def _inside(part: Tensor, begins: Tensor | None, back: int) -> Tensor:
-    """Return a part (batch, tokens, channels) of the last tokens of a slice, zero where the token `back` before is of
-    another document."""
-    if begins is None or not back:
-        return part
-    return part * (begins[:, begins.shape[1] - part.shape[1] :] >= back).unsqueeze(-1)
-
-
-def _shifted(seen: Tensor, out: Tensor, back: int) -> tuple[Tensor, Tensor]:
-    """Return (the tokens `back` before each token of `out`, where they exist; the part of `out` that sees them)."""
-    n = min(out.shape[1], seen.shape[1] - back)
-    return seen[:, seen.shape[1] - back - n : seen.shape[1] - back], out[:, out.shape[1] - n :]
+def _inside(tokens: Tensor, begins: Tensor | None, back: int) -> Tensor:
+    """Return tokens (tokens, batch, channels), zero where the token `back` before is of another document."""
+    return tokens if begins is None or not back else tokens * (begins >= back).unsqueeze(-1)
 
 
 Places = tuple[tuple[int, int] | None, ...]
@@ -122,8 +123,3 @@ def all_rows(gradients: Sequence[Tensor | None], parameters: Sequence[Tensor | N
         if into is not None and gradient is not None:
             into.copy_(gradient)
     return whole
-
-
-def slices(seq: int, tokens: int) -> list[tuple[int, int]]:
-    """Return (low, high) of slices of `tokens` tokens; the last one has the rest."""
-    return [(low, min(low + tokens, seq)) for low in range(0, seq, tokens)]

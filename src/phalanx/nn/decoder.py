@@ -37,7 +37,7 @@ from phalanx.schedule.layers.head import sliced, slices_over_ranks
 from phalanx.schedule.layers.windows import banded
 from phalanx.spec.model.blocks.block import Sublayer, products_of
 from phalanx.spec.model.blocks.lowering import architecture
-from phalanx.spec.model.blocks.operators import Attend, Router, Scan
+from phalanx.spec.model.blocks.operators import Attend, Rotary, Router, Scan
 from phalanx.spec.model.spec import ModelSpec, chunks, units
 from phalanx.spec.strategy.spec import Recompute
 
@@ -80,7 +80,8 @@ class DecoderBlock(nn.Module):
         block = architecture(spec).blocks[index]
         self.residual, self.unit, self.tp = block.residual, f"blocks.{index}", tp
         attend = block.first(Attend)
-        self.window, self.scans = None if attend is None else attend.window, block.first(Scan) is not None
+        self.attends, self.scans, self.turns = (block.first(kind) is not None for kind in (Attend, Scan, Rotary))
+        self.window = None if attend is None else attend.window
         self.names = tuple(sublayer.name for sublayer in block.sublayers)
         for i, sublayer in enumerate(block.sublayers, start=1):
             if sublayer.norm is not None:
@@ -340,7 +341,7 @@ class Decoder(nn.Module):
             x = self.embed(tokens, places)
         blocks = [block for unit, block in self._blocks().items() if unit in names]
         angles = None
-        if self.spec.position == "rotary" and blocks:
+        if any(block.turns for block in blocks):
             here = slice(tokens.shape[1]) if positions is None else places
             # (seq, 1, rotary_width / 2), or with positions (batch, seq, 1, rotary_width / 2)
             angles = (self.cos[here].unsqueeze(-2), self.sin[here].unsqueeze(-2))
@@ -349,7 +350,8 @@ class Decoder(nn.Module):
         if positions is not None and any(block.scans for block in blocks):
             begins = positions if self.cp is None else self.cp.whole(positions)
         for block in blocks:
-            x = block(x, TokenFacts(angles, masks[block.window], begins if block.scans else None))
+            mask = masks[block.window] if block.attends else None
+            x = block(x, TokenFacts(angles if block.turns else None, mask, begins if block.scans else None))
         return x if names[-1] != "head" else self.head(x, targets)
 
     def _generate(self, tokens: Tensor, x: Tensor | None, names: Sequence[str], cache: Cache) -> Tensor:
@@ -372,11 +374,12 @@ class Decoder(nn.Module):
     def _masks(
         self, x: Tensor, positions: Tensor | None, blocks: Sequence[DecoderBlock]
     ) -> dict[int | None, Tensor | None]:
-        """Return the mask by window; None where plain causality is enough."""
-        windows, total = {block.window for block in blocks}, x.shape[1]
+        """Return the mask by window of attention; None where plain causality is enough."""
+        if self.cp is not None and positions is None:
+            blocks = tuple(self._blocks().values())
+        windows, total = {block.window for block in blocks if block.attends}, x.shape[1]
         if self.cp is not None:
-            everywhere = {block.window for block in self._blocks().values()} if positions is None else windows
-            return self.cp.lowest(everywhere, positions)
+            return self.cp.lowest(windows, positions)
         hiding = {w: w if w is not None and w < total else None for w in windows}
         masks = {w: self._mask(x, w, positions) for w in set(hiding.values())}
         return {w: masks[hiding[w]] for w in windows}

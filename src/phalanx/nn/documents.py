@@ -2,6 +2,7 @@
 document begins in between.
 
     begins  (batch, tokens): the place of each token in its document, from 0; None: all tokens are of one
+    decays  of batch x heads rows
 
 A token sees as many tokens of the chunk before it as its place in its document says, and what precedes the chunk if
 that is more than there are.
@@ -14,28 +15,34 @@ from torch import Tensor
 
 
 def between(decay: Tensor, begins: Tensor | None) -> Tensor:
-    """Decay to a token from an earlier one, (batch, heads, tokens, tokens)."""
+    """Decay to a token from an earlier one, (batch x heads, tokens, tokens)."""
     if begins is None:
         return decay
     at = torch.arange(begins.shape[1], device=begins.device)
-    return decay.mul_((at.unsqueeze(-1) - at <= begins.unsqueeze(-1)).unsqueeze(1))
+    return _masked(decay, at >= (at - begins).unsqueeze(-1))
 
 
 def from_start(decay: Tensor, begins: Tensor | None) -> Tensor:
-    """Decay from the chunk's start to a token, (batch, heads, tokens)."""
+    """Decay from the chunk's start to a token, (batch x heads, tokens)."""
     if begins is None:
         return decay
-    return decay.mul_((begins > torch.arange(begins.shape[1], device=begins.device)).unsqueeze(1))
+    return _masked(decay, begins > torch.arange(begins.shape[1], device=begins.device))
 
 
 def to_end(decay: Tensor, begins: Tensor | None) -> Tensor:
-    """Decay from a token to the chunk's end, (batch, heads, tokens)."""
+    """Decay from a token to the chunk's end, (batch x heads, tokens)."""
     if begins is None:
         return decay
     left = torch.arange(begins.shape[1] - 1, -1, -1, device=begins.device)
-    return decay.mul_((left <= begins[:, -1:]).unsqueeze(1))
+    return _masked(decay, left <= begins[:, -1:])
 
 
 def across(decay: Tensor, begins: Tensor | None) -> Tensor:
-    """Decay over the chunk, (batch, heads)."""
-    return decay if begins is None else decay.mul_(begins[:, -1:] >= begins.shape[1])
+    """Decay over the chunk, (batch x heads,)."""
+    return decay if begins is None else _masked(decay, begins[:, -1] >= begins.shape[1])
+
+
+def _masked(decay: Tensor, stays: Tensor) -> Tensor:
+    """Multiply the heads of every sequence, in place."""
+    decay.view(len(stays), -1, *decay.shape[1:]).mul_(stays.unsqueeze(1))
+    return decay

@@ -33,55 +33,66 @@ class _GatedRMSNorm(torch.autograd.Function):
         total: Any,
     ) -> Tensor:
         wide = accumulate_dtype(y.dtype)
-        open_ = F.silu(z.to(wide)) if z is not None else y
-        normed = (y * open_ if gate == "before" else y.to(wide)).unflatten(-1, (groups, -1))
+        open_ = None if z is None else F.silu(_wide(z, wide), inplace=True)
+        out = open_.mul_(y) if open_ is not None and gate == "before" else _wide(y, wide)
+        normed = out.unflatten(-1, (groups, -1))
         squares = torch.linalg.vector_norm(normed, dim=-1, dtype=wide).square_()
         if total is not None:
             squares = total(squares, "F")
         r = squares.div_(width).add_(eps).rsqrt_()  # (..., groups)
-        out = (normed * r.unsqueeze(-1)).flatten(-2)
-        out = _weighted(out, weight.to(wide))
-        if gate == "after":
+        normed.mul_(r.unsqueeze(-1))
+        _weighted(out, weight.to(wide))
+        if open_ is not None and gate == "after":
             out.mul_(open_)
         ctx.save_for_backward(y, z, weight, r)
         ctx.rest = groups, gate, width, total
         ctx.owners = deferred_weight_grads.owners(weight)
-        return out.to(y.dtype)
+        return torch.empty_like(y).copy_(out)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, g: Tensor) -> Any:
         y, z, weight, r = ctx.saved_tensors
         groups, gate, width, total = ctx.rest
-        wide_z, wide_weight, g = y if z is None else z.to(r.dtype), weight.to(r.dtype), g.to(r.dtype)
-        open_ = F.silu(wide_z)
-        d_z: Tensor | None = None
-        unit = (y * open_ if gate == "before" else y.to(r.dtype)).unflatten(-1, (groups, -1)).mul(r.unsqueeze(-1))
-        if gate == "after":
-            d_open = _weighted(unit.flatten(-2), wide_weight).mul_(g)
-            g = g * open_
-        d_weight = (g * unit.flatten(-2)).view(-1, len(weight)).sum(0).to(weight.dtype)
+        g, wide_weight = _wide(g, r.dtype), weight.to(r.dtype)
+        wide_z = None if z is None else _wide(z, r.dtype)
+        open_ = None if wide_z is None else F.silu(wide_z)
+        x_hat = y * open_ if gate == "before" else _wide(y, r.dtype)
+        unit = x_hat.unflatten(-1, (groups, -1)).mul_(r.unsqueeze(-1))
+        d_open: Tensor | None = None
+        if open_ is not None and gate == "after":
+            d_open = _weighted(x_hat.clone(), wide_weight).mul_(g)
+            g.mul_(open_)
+        d_weight: Tensor | None = (g * x_hat).view(-1, len(weight)).sum(0).to(weight.dtype)
         # dx = r (g w - x̂ mean(g w x̂)), x̂ = x r
-        g = _weighted(g, wide_weight).unflatten(-1, (groups, -1))
-        along = (g * unit).sum(-1)
+        d_y = _weighted(g, wide_weight).unflatten(-1, (groups, -1))
+        along = (d_y * unit).sum(-1)
         if total is not None:
             along = total(along, "B")
-        d_y = torch.addcmul(g, unit, along.div_(width).unsqueeze(-1), value=-1).mul_(r.unsqueeze(-1)).flatten(-2)
-        if gate == "before":
-            d_open = d_y * y
-            d_y = d_y.mul_(open_)
-        if gate != "none":
-            d_z = torch.ops.aten.silu_backward(d_open, wide_z).to(y.dtype)
+        d_y.addcmul_(unit, along.div_(width).unsqueeze(-1), value=-1).mul_(r.unsqueeze(-1))
+        if open_ is not None and gate == "before":
+            d_open = g * y
+            g.mul_(open_)
+        d_z: Tensor | None = None
+        if d_open is not None:
+            torch.ops.aten.silu_backward.grad_input(d_open, wide_z, grad_input=d_open)
+            d_z = torch.empty_like(y).copy_(d_open)
         deferred = deferred_weight_grads.now(ctx.owners)
         if deferred is not None:
             deferred.deliver_later(ctx.owners[0], d_weight)
             d_weight = None
-        return d_y.to(y.dtype), d_z, d_weight, None, None, None, None, None
+        return torch.empty_like(y).copy_(g), d_z, d_weight, None, None, None, None, None
+
+
+def _wide(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return a copy of x of another type, or of its own: either way one more tensor."""
+    return torch.empty_like(x, dtype=dtype).copy_(x)
 
 
 def _weighted(x: Tensor, weight: Tensor) -> Tensor:
-    """Multiply (..., channels) with a weight of all channels, or of one head, which all share."""
-    return (x.view(*x.shape[:-1], -1, len(weight)) * weight).flatten(-2)
+    """Multiply (..., channels), in place, with a weight of all channels, or of one head, which all share."""
+    x.view(*x.shape[:-1], -1, len(weight)).mul_(weight)
+    return x
 
 
 def gated_rms_norm(

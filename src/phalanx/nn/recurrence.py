@@ -58,8 +58,6 @@ class Recurrence(nn.Module):
 
     o: nn.Linear
     gate: Gate
-    has_biases = False
-    """Whether its convolution may have biases."""
 
     def __init__(
         self,
@@ -106,7 +104,7 @@ class Recurrence(nn.Module):
             channels = [self.whole.place(dims[part].count, dims[part].each) for part in conv.x]
             biases = channels if any(w.role == "conv_bias" for w in conv.weights) else [None] * len(channels)
             heads = self.whole.place(scan.y.dim.count, 1)
-            self.places = (*channels, *(biases if self.has_biases else ()), *(heads for _ in self.gates))
+            self.places = (*channels, *biases, *(heads for _ in self.gates))
 
     def scanned(self, parts: Sequence[Tensor], begins: Tensor | None) -> Tensor:
         """Return the recurrence's result, (batch, seq, channels), of the projected parts but z. `begins`: as
@@ -141,8 +139,11 @@ class Recurrence(nn.Module):
         read: Sequence[Tensor] = [part for part in parts if part is not z]
         if self.whole is None:
             return self._normed(self.scanned(read, begins), z)
-        y = self.scanned(whole_sequences.there(self.whole, read), begins)
-        return self._normed(whole_sequences.back(self.whole, y, self.scan.y.dim.count), z)
+        return self._normed(self._over_ranks(self.whole, read, begins), z)
+
+    def _over_ranks(self, whole: WholeSequences, read: Sequence[Tensor], begins: Tensor | None) -> Tensor:
+        heads = self.scan.y.dim.count
+        return whole_sequences.back(whole, self.scanned(whole_sequences.there(whole, read), begins), heads)
 
     def _continued(self, cache: Cache, parts: Sequence[Tensor]) -> Tensor:
         """`_core` from states and inputs of the convolution that `cache` keeps, (1, tokens, channels)."""
@@ -203,7 +204,6 @@ class Mamba(Recurrence):
     """Mamba-2."""
 
     gate = "before"
-    has_biases = True
 
     @property
     def sizes(self) -> StateSpace:

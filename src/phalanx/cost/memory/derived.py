@@ -37,6 +37,9 @@ def require_derived(block: Block, p: PassSizes) -> None:
 
 
 def _unknown(op: Operator, s: Sublayer, p: PassSizes) -> bool:
+    scan = s.first(Scan)
+    if scan is not None and not isinstance(op, Activate):
+        return scan.kind not in ("ssd", "delta")
     match op:
         case Norm():
             return bool(op.gate) or op.kind != "rms" or (op.spans > 1 and p.tp > 1)

@@ -21,8 +21,8 @@ from phalanx.schedule.layers.context import Context
 from phalanx.schedule.layers.routing import Routed
 from phalanx.spec.job import DTYPE_BYTES, DType, Job
 from phalanx.spec.model.blocks.block import Block
-from phalanx.spec.model.blocks.lowering import architecture, block_of
-from phalanx.spec.model.blocks.operators import Router
+from phalanx.spec.model.blocks.lowering import among, architecture, block_of
+from phalanx.spec.model.blocks.operators import Attend, Rotary, Router, Scan
 from phalanx.spec.model.spec import ModelSpec
 from phalanx.spec.strategy.spec import Recompute
 
@@ -32,22 +32,26 @@ def documents(
 ) -> dict[int, Column]:
     """Return bytes of the separation of documents in a micro-batch, by the block whose backward pass is the last to
     use it: a mask for each attention window, and every token's rotary angles; with context parallelism, the first
-    visible positions in place of masks. `blocks`: a chunk's blocks, which have their own masks; by default all."""
+    visible positions in place of masks, and for recurrences the positions of entire sequences. `blocks`: a chunk's
+    blocks, which have their own masks; by default all."""
     blocks = spec.held_blocks if blocks is None else blocks
-    if job.documents != "separate" or not blocks:
+    if job.documents != "separate":
         return {}
-    first = blocks[0]
-    angles = tokens * (spec.rotary_width if spec.position == "rotary" else 0) * DTYPE_BYTES[job.precision.compute]
+    attending, scanning, turning = (among(spec, blocks, kind) for kind in (Attend, Scan, Rotary))
+    e, last = DTYPE_BYTES[job.precision.compute], {}
     if part is not None and part.parallel:
-        result = first_visible_bytes(spec, part, tokens // part.tokens, True, blocks)
-        return result | {first: result[first] + angles}
-    last: dict[int | None, int] = {}
-    for i in blocks:
-        last.setdefault(spec.window_of(i) if spec.masked(job.seq) else None, i)
-    e = DTYPE_BYTES[job.precision.compute]
-    result = {i: tokens * job.seq * e for i in last.values()}
-    result[first] = result[first] + angles
-    return result
+        result = first_visible_bytes(spec, part, tokens // part.tokens, True, attending)
+        if scanning:
+            last[scanning[0]] = tokens // part.tokens * part.seq * 8
+    else:
+        hiding: dict[int | None, int] = {}
+        for i in attending:
+            window = spec.window_of(i)
+            hiding.setdefault(window if window is not None and window < job.seq else None, i)
+        result = dict.fromkeys(hiding.values(), tokens * job.seq * e)
+    if turning:
+        last[turning[0]] = last.get(turning[0], 0) + tokens * spec.rotary_width * e
+    return result | {i: result.get(i, 0) + size for i, size in last.items()}
 
 
 def footprint(
@@ -78,7 +82,7 @@ def footprint(
     mask: Column = 0
     if job.documents == "separate":
         part = core and core.part
-        mask = first_visible_bytes(spec, part, tokens // part.tokens, True, [0])[0] if part else tokens * seq * e
+        mask = tokens * (part.ulysses * 8 if part else seq * e)
     sizes = PassSizes(
         tokens,
         e,
@@ -94,6 +98,7 @@ def footprint(
         placed == job.precision.compute if in_parts else None,
         spec.experts,
         routed,
+        seq,
     )
     walk = BlockWalk(_block(spec, unit, routed is not None), sizes)
     forward, backward = walk.passes()

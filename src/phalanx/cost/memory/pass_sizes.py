@@ -50,6 +50,8 @@ class PassSizes:
     experts: Experts | None = None
     rows: Routed | None = None
     """Rows of its experts."""
+    seq: int = 0
+    """Tokens of a sequence, for recurrences."""
 
     @cached_property
     def own_tokens(self) -> Column:

@@ -11,7 +11,7 @@ up. Tokens are put in the sequence's order, which a ring's are not. Keeps nothin
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -30,8 +30,8 @@ class WholeSequences:
         self.cp, self.unit, self.heads = cp, unit, tuple(heads)
         c = cp.context
         self.ranks, self.index = c.ring * c.ulysses, c.index
-        order = [Context(c.seq, c.ring, c.ulysses, rank).own for rank in range(self.ranks)]
-        self.order = torch.cat([torch.tensor(part, device=cp.own.device) for part in order])  # positions by rank
+        parts = [Context(c.seq, c.ring, c.ulysses, rank).own for rank in range(self.ranks)]
+        self.runs = [list(_runs(part.tolist())) for part in parts]  # by rank
 
     def place(self, heads: int, width: int) -> tuple[int, int]:
         """Return (first, number) of this rank's channels, out of `heads` heads of `width`."""
@@ -47,23 +47,30 @@ class WholeSequences:
             alike = max(1, self.ranks // h)
             into = place.unflatten(0, (-1, alike))
             into.copy_(part.reshape(b, n, -1, 1, width).permute(2, 3, 0, 1, 4).expand(into.shape))
-        received = self._exchanged(sent, phase)
-        whole = received.new_empty(b, self.ranks * n, sum(here))
-        whole.index_copy_(1, self.order, received.transpose(0, 1).flatten(1, 2))
-        return list(whole.split(here, 2))
+        received = self._exchanged(sent, phase).split(here, 3)
+        whole = [sent.new_empty(b, self.ranks * n, width) for width in here]
+        for place, into in zip(received, whole, strict=True):
+            for runs, of_rank in zip(self.runs, place, strict=True):
+                for whole_rows, rows in runs:
+                    into[:, whole_rows] = of_rank[:, rows]
+        return whole
 
     def gather(self, phase: Phase, parts: Sequence[Tensor], heads: Sequence[int]) -> list[Tensor]:
         """Undo `scatter`; a head that several ranks had becomes the sum over them."""
         b, seq = parts[0].shape[:2]
         here = [part.shape[2] for part in parts]
-        by_rank = torch.cat([part.index_select(1, self.order) for part in parts], 2)
-        sent = by_rank.unflatten(1, (self.ranks, -1)).transpose(0, 1).contiguous()
-        received = self._exchanged(sent, phase)
+        sent = parts[0].new_empty(self.ranks, b, seq // self.ranks, sum(here))
+        for place, part in zip(sent.split(here, 3), parts, strict=True):
+            for runs, of_rank in zip(self.runs, place, strict=True):
+                for whole_rows, rows in runs:
+                    of_rank[:, rows] = part[:, whole_rows]
+        received = self._exchanged(sent, phase).split(here, 3)
         whole = []
-        for part, h in zip(received.split(here, 3), heads, strict=True):
-            if h < self.ranks:
-                part = part.unflatten(0, (h, -1)).sum(1)
-            whole.append(part.permute(1, 2, 0, 3).reshape(b, seq // self.ranks, -1))
+        for place, h, width in zip(received, heads, here, strict=True):
+            groups = min(h, self.ranks)
+            part = sent.new_empty(b, seq // self.ranks, groups, width)
+            torch.sum(place.unflatten(0, (groups, -1)), 1, out=part.permute(2, 0, 1, 3))
+            whole.append(part.flatten(2))
         return whole
 
     def _exchanged(self, sent: Tensor, phase: Phase) -> Tensor:
@@ -72,11 +79,20 @@ class WholeSequences:
         return received
 
 
+def _runs(positions: Sequence[int]) -> Iterator[tuple[slice, slice]]:
+    """Yield (their place in the sequence, their place here) of neighbours among a rank's positions."""
+    begin = 0
+    for i in range(1, len(positions) + 1):
+        if i == len(positions) or positions[i] != positions[i - 1] + 1:
+            yield slice(positions[begin], positions[i - 1] + 1), slice(begin, i)
+            begin = i
+
+
 class _There(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, whole: WholeSequences, *parts: Tensor) -> Any:
         ctx.whole = whole
-        return tuple(part.contiguous() for part in whole.scatter("F", parts, whole.heads))
+        return tuple(whole.scatter("F", parts, whole.heads))
 
     @staticmethod
     @once_differentiable
@@ -94,7 +110,7 @@ class _Back(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, g: Tensor) -> Any:
         whole, heads = ctx.rest
-        return None, whole.scatter("B", [g], [heads])[0].contiguous(), None
+        return None, whole.scatter("B", [g], [heads])[0], None
 
 
 def there(whole: WholeSequences, parts: Sequence[Tensor]) -> tuple[Tensor, ...]:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from phalanx.spec.errors import InputError
 from phalanx.spec.model.blocks.block import Sublayer, products_of
 from phalanx.spec.model.blocks.lowering import architecture
-from phalanx.spec.model.blocks.operators import Attend, Rotary, Router, Scan
+from phalanx.spec.model.blocks.operators import Attend, Norm, Rotary, Router, Scan
 from phalanx.spec.model.spec import ModelSpec
 
 ACTIVATIONS = ("swiglu", "geglu", "gelu", "gelu_tanh", "relu2")
@@ -47,6 +47,8 @@ def _missing(spec: ModelSpec, s: Sublayer) -> Iterator[str]:
     scan, attend, rotary = s.first(Scan), s.first(Attend), s.first(Rotary)
     if scan is not None and scan.kind not in RECURRENCES:
         yield f"the recurrence {scan.kind}"
+    if scan is not None and not any(isinstance(op, Norm) and op.gate for op in s.operators):
+        yield "a recurrence without a norm of its result"
     if scan is None and attend is None and s.name not in ("mlp", "experts"):
         yield f"the sublayer {s.name}"
     if s.first(Router) is not None and spec.activation not in (ACTIVATIONS[0], ACTIVATIONS[-1]):

@@ -215,11 +215,7 @@ class ModelSpec:
 
     def masked(self, seq: int) -> bool:
         """Whether `seq` tokens exceed the sliding window of some layer, so that its attention needs a mask."""
-        return (
-            self.window is not None
-            and self.window < seq
-            and any(self.window_of(i) is not None for i in self.held_blocks)
-        )
+        return any((w := self.window_of(i)) is not None and w < seq for i in self.held_blocks)
 
     @cached_property
     def parameter_count(self) -> int:
@@ -263,38 +259,6 @@ class StageSpec(ModelSpec):
     def of(cls, model: ModelSpec, chunks: tuple[tuple[str, ...], ...]) -> StageSpec:
         """Return the stage of `model` with these chunks."""
         return cls(**{name: getattr(model, name) for name in MODEL_FIELDS}, chunks=chunks)
-
-
-_UNUSED = ("swiglu_clamped", "geglu", "relu", "relu2", "xielu")
-"""Activations that the trainer does not run."""
-
-
-def require_runnable(spec: ModelSpec) -> None:
-    """Require that the trainer can run a model. Raises InputError for mechanisms that are only priced."""
-    x, latent = spec.experts, spec.latent
-    for name, unsupported, what in (
-        ("sinks", spec.sinks, "attention sinks"),
-        ("activation", spec.activation in _UNUSED, f"the activation {spec.activation}"),
-        ("position", spec.position == "none", "a stream without positions"),
-        ("norm_weights", not spec.norm_weights, "norms without weights"),
-        ("embed_norm", spec.embed_norm, "a norm of the embedding"),
-        ("head_bias", spec.head_bias, "a bias of the head"),
-        ("experts.bias", x is not None and x.bias, "experts with biases"),
-        ("experts.identity", x is not None and x.identity > 0, "experts without weights"),
-        ("experts.latent", x is not None and x.latent > 0, "experts in a latent space"),
-        ("experts.shared_gate", x is not None and x.shared_gate, "a gate of the shared expert"),
-        ("latent.index", latent is not None and latent.index is not None, "sparse attention by an index"),
-        ("norms", spec.norms != "before", "norms after a sublayer"),
-        ("qk_norm_over", spec.qk_norm and spec.qk_norm_over != "head", f"a norm over heads, {spec.qk_norm_over}"),
-        ("output_gate", spec.output_gate, "attention's output gate"),
-        ("streams", spec.streams > 1, "hyper-connections"),
-        ("mixers", any(m.kind == "experts" for m in spec.mixers), "experts of several kinds"),
-        ("pattern", spec.pattern is not None, "a pattern of sublayers"),
-        ("only_priced", bool(spec.only_priced), ", ".join(spec.only_priced)),
-    ):
-        if unsupported:
-            reason = f"{what}: its shape is known, its step is not priced or run yet"
-            raise InputError(f"model.{name}", None, reason, "phalanx predict and plan price it; train another model")
 
 
 @dataclass(frozen=True)

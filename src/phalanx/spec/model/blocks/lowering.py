@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Literal
@@ -95,6 +95,12 @@ def architecture(spec: ModelSpec) -> Architecture:
 def scans(spec: ModelSpec) -> bool:
     """Whether a model has recurrences."""
     return any(block.first(Scan) is not None for block in architecture(spec).kinds)
+
+
+def among(spec: ModelSpec, blocks: Sequence[int], kind: type) -> list[int]:
+    """Return those blocks, by number, that have an operator of a kind."""
+    every = architecture(spec).blocks
+    return [i for i in blocks if every[i].first(kind) is not None]
 
 
 def block_of(spec: ModelSpec, unit: str) -> Block:

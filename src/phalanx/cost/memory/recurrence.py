@@ -1,0 +1,172 @@
+"""Live bytes of a recurrence with its convolution and its gated norm, in the order of nn/chunked.py and
+nn/gated_norm.py; over ranks that share sequences with the exchanges of runtime/model_parallel/whole_sequences.py.
+
+Kept: the projected parts that the recurrence reads and the gate z, the recurrence's result, one number for each token
+and group of the norm. The convolution, states and the inside of a chunk are computed again in the backward pass.
+
+A pass over chunks holds one chunk's work, of which one instant or another is the peak, whichever sizes are large.
+Numbers of a chunk of n tokens that are live then, at least fp32, in words such as `4X 6K`:
+
+X (n, channels of y)      K (n, channels of keys)    T (n, heads)    L (n, key heads)
+Q (heads, n, n)           R (key heads, n, n)        S one state    H one number for each head
+E, D: what filters of x and of keys see before the chunk's tokens    Y, Z: a number for each channel of these
+M, N: X and K where documents are separate
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from phalanx.cost.compute.unit_work import Column
+from phalanx.cost.memory.live_bytes import Walk
+from phalanx.cost.memory.pass_sizes import PassSizes
+from phalanx.spec.model.blocks.block import Sublayer
+from phalanx.spec.model.blocks.operators import Conv, Norm, Scan
+
+_FORWARD = {
+    "ssd": ("4X 6K 2T 2Q 1R 1S 1E 2D 3H", "8X 6K 2T 2Q 3S 1E 2D 3H"),
+    "delta": (
+        "3X 8K 2L 1S 1E 2D 1H",
+        "4X 6K 2T 2L 2Q 1R 1S 1E 2D 2H",
+        "7X 6K 2T 2L 2Q 2S 1E 2D 2H",
+        "6X 6K 2T 2L 2Q 3S 1E 2D 2H",
+    ),
+}
+_BACKWARD = {
+    "ssd": (
+        "8X 6K 2T 3Q 1R 1S 1E 2D 6H",
+        "11X 8K 2T 2Q 1R 3S 1E 2D 6H",
+        "16X 8K 4T 2Q 1R 2S 2E 2D 1M 1Y 6H",
+        "12X 12K 4T 2Q 1R 2S 1E 3D 1N 1Z 6H",
+    ),
+    "delta": (
+        "9X 6K 3T 2L 6Q 2S 1E 2D 3H",
+        "12X 9K 5T 2L 5Q 3R 3S 1E 2D 3H",
+        "13X 9K 5T 2L 5Q 2R 3S 1E 2D 3H",
+        "12X 8K 5T 2L 5Q 2R 4S 1E 2D 3H",
+        "12X 12K 6T 2L 5Q 2R 3S 1E 3D 1N 1Z 3H",
+        "16X 8K 6T 2L 5Q 2R 3S 2E 2D 1M 1Y 3H",
+    ),
+}
+
+
+class RecurrenceWalk:
+    """The walks of a recurrence and of the norm after it, in bytes.
+
+    result   the recurrence's result of the rank's tokens, the gate, the norm's result
+    parts    the projected parts that the recurrence reads, of the rank's tokens
+    seen     the same as it reads them: of the rank's heads where it has entire sequences of these
+    """
+
+    def __init__(self, p: PassSizes, s: Sublayer) -> None:
+        conv, scan = s.first(Conv), s.first(Scan)
+        assert conv is not None
+        assert scan is not None
+        self.p, self.scan = p, scan
+        self.norm = next(op for op in s.operators if isinstance(op, Norm) and op.gate)
+        self.ranks = p.core.part.ring * p.core.part.ulysses if p.core is not None else 1
+        y, keys = scan.y.dim, scan.groups
+        self.heads, self.groups = y.count // self.ranks, max(1, keys.count // self.ranks)
+        self.x, self.k = self.heads * y.each, self.groups * keys.each  # channels
+        all_tokens = p.t * self.ranks
+        self.batch, self.tokens = all_tokens // p.seq, min(scan.chunk, p.seq)
+        self.result, self.gates = p.of(y), all_tokens * self.heads * scan.gates * p.e
+        self.parts = sum(p.of(dim) for dim in conv.channels) + p.t * y.count * scan.gates * p.e
+        self.seen = all_tokens * (self.x + 2 * self.k) * p.e + self.gates
+        self.sums = p.numbers(max(1, self.norm.y.dim.count // self.norm.spans))
+        self.wide = self.result // p.e * p.wide
+        self.separate = bool(np.any(p.mask))
+        self.taps, self.channels = conv.taps, self.x + 2 * self.k
+        self.biased = any(w.role == "conv_bias" for w in conv.weights)
+        self.of_norm = sum(w.shape[0].size for w in self.norm.weights) * p.e
+        filters_and_gates = [w for op in (conv, scan) for w in op.weights]
+        self.weights = sum(int(np.prod([d.size for d in w.shape])) for w in filters_and_gates) * p.e + self.of_norm
+        """Gradients of filters, gates and the norm's weight."""
+
+    # Forward.
+
+    def forward(self, walk: Walk, graph: bool) -> None:
+        """Walk from the projected parts to the normed result. Without a `graph` nothing else is left."""
+        whole = self.seen * (self.ranks > 1)
+        walk.touch(3 * whole)
+        walk.alloc(whole)
+        walk.alloc(self.result)
+        self._chunks(walk, _FORWARD[self.scan.kind], self.scan.gates, self._filters(1))
+        walk.free(whole * (not graph))
+        if self.ranks > 1:
+            self._gathered(walk, self.result, self.result)
+        walk.alloc(self.sums)
+        walk.touch(self.wide * (2 if self.scan.kind == "delta" else 1) + self.result)
+        walk.alloc(self.result)
+        walk.free(self.parts * (self.ranks > 1 or not graph))
+        walk.free((2 * self.result + self.sums) * (not graph))  # the gate, too
+
+    # Backward.
+
+    def backward(self, walk: Walk, whole: bool) -> None:
+        """Walk from the gradient of the normed result to those of all projected parts; what `forward` kept is freed,
+        but for the normed result. `whole`: not only the first part, I, whose gradients of parameters W delivers."""
+        result, seen = self.result, self.seen
+        walk.touch(5 * self.wide + 2 * result + self.sums + self.of_norm)
+        walk.alloc(2 * result, self.of_norm * (not whole))
+        walk.free(3 * result + self.sums)  # also the gate, the recurrence's result
+        if self.ranks > 1:
+            walk.touch(3 * result)
+        inside = walk.live
+        walk.alloc(seen - self.gates)
+        states = -(-self.p.seq // self.tokens) * self._sizes["S"]
+        written = self.wide * (self.scan.kind == "delta")
+        walk.alloc(states, written)
+        self._chunks(walk, _BACKWARD[self.scan.kind], 2 * self.scan.gates, self._filters(2))
+        walk.free(walk.live - inside)
+        walk.masked = walk.highest  # with separate documents, the tokens' positions are live until here
+        walk.alloc(seen, (self.weights - self.of_norm) * (not whole))
+        walk.free(seen, result)
+        if self.ranks > 1:
+            self._gathered(walk, seen, self.parts)
+
+    def _gathered(self, walk: Walk, sent: Column, result: Column) -> None:
+        """Walk giving heads back for tokens: `sent` bytes become `result`."""
+        walk.alloc(2 * sent + result)
+        walk.free(3 * sent)
+
+    # Chunks.
+
+    @property
+    def _sizes(self) -> dict[str, Column]:
+        """Bytes of what a chunk's words count."""
+        rows, wide = self.batch * self.tokens, self.p.wide
+        early = self.batch * (self.taps - 1)
+        counts = {
+            "X": rows * self.x,
+            "K": rows * self.k,
+            "T": rows * self.heads,
+            "L": rows * self.groups,
+            "Q": rows * self.tokens * self.heads,
+            "R": rows * self.tokens * self.groups,
+            "S": self.batch * self.scan.state * self.x,
+            "E": early * self.x,
+            "D": early * self.k,
+            "Y": self.x,
+            "Z": self.k,
+            "H": self.batch * self.heads,
+            "M": rows * self.x * self.separate,
+            "N": rows * self.k * self.separate,
+        }
+        return {name: count * wide for name, count in counts.items()}
+
+    def _filters(self, copies: int) -> int:
+        """Return the bytes of filters, in backward passes with their gradients."""
+        biases = (copies - (self.p.e == self.p.wide)) * self.biased
+        return (copies * self.taps + biases) * self.channels * self.p.wide
+
+    def _chunks(self, walk: Walk, instants: tuple[str, ...], gates: int, filters: int) -> None:
+        """Touch the temporaries of a pass over chunks: `gates` numbers of every token and head, filters, a chunk's
+        work."""
+        sizes, gate = self._sizes, self.p.t * self.heads * self.ranks * self.p.wide
+        works = [sum(int(word[:-1]) * sizes[word[-1]] for word in instant.split()) for instant in instants]
+        most = works[0]
+        for work in works[1:]:
+            most = np.maximum(most, work)
+        walk.touch(gates * gate + filters + most)
+        walk.touch((gates + 1) * gate + filters)

@@ -1,0 +1,258 @@
+"""A linear recurrence over tokens in chunks, one after another, with the causal convolution of what it reads: what
+Mamba-2 (ssd.py) and the gated delta rule (delta_rule.py) share.
+
+    forward     each chunk from the state before it
+    backward    the states before all chunks once more, then the chunks in reverse
+
+Kept for the backward pass: the projected parts and the parameters. A pass holds its results and the work of one
+chunk, backward also a state for each chunk. A chunk's work lives until its function returns, so that live bytes are
+few numbers (cost/memory/recurrence.py).
+
+Inside a chunk, tensors are token first. Of n tokens, with G = batch x groups and r heads for each group:
+
+    x, y    (n, G, r, p)     heads as the batch of a product   (G r, n, p)
+    b, c    (G, n, width)    state                             (G, width, r p)
+    a number for each head   (G r, n), or beside x (n, G, r, 1)
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from phalanx.nn import documents
+from phalanx.nn.convolution import Filter, FilterGradient, Places, all_rows, own_rows
+from phalanx.runtime.autograd import deferred_weight_grads
+from phalanx.runtime.autograd.deferred_weight_grads import Owners
+
+Convolved = tuple[Tensor, Tensor]
+"""What a chunk's convolution sees, and its results before SiLU, (tokens, batch, channels)."""
+
+
+class ChunkedScan(ABC):
+    """A recurrence over given tokens: `heads` heads of width `each`, in `groups` groups that share keys of width
+    `state`.
+
+    `parts`: the three that are convolved, (batch, seq, channels). `past`: the first tokens of these, which only the
+    convolution sees. `begins` (batch, seq): the place of each token in its document; None: all are of one."""
+
+    writes: bool
+    """Whether a chunk's backward pass needs what it wrote into the state."""
+
+    def __init__(
+        self,
+        parts: Sequence[Tensor],
+        filters: Sequence[Filter],
+        past: int,
+        groups: int,
+        heads: int,
+        state: int,
+        each: int,
+        chunk: int,
+        begins: Tensor | None,
+    ) -> None:
+        self.begins = begins
+        self.parts, self.filters, self.past, self.wide = parts, filters, past, filters[0].weight.dtype
+        self.batch, self.seq, self.heads = len(parts[0]), parts[0].shape[1] - past, heads
+        self.G, self.r, self.n, self.p = self.batch * groups, heads // groups, state, each
+        self.bounds = [(low, min(low + chunk, self.seq)) for low in range(0, self.seq, chunk)]
+
+    # Chunks.
+
+    @abstractmethod
+    def step(self, low: int, high: int, state: Tensor, y: Tensor) -> Tensor:
+        """Write the results of tokens low..high into `y`, (batch, tokens, channels); return the state after them."""
+
+    @abstractmethod
+    def written(self, low: int, high: int, state: Tensor) -> tuple[Tensor, Tensor]:
+        """Return (what tokens low..high write, or where that is not needed anything; the state after them)."""
+
+    @abstractmethod
+    def back(self, low: int, high: int, state: Tensor, written: Tensor, g: Tensor, d_state: Tensor) -> Tensor:
+        """Return the gradient of the state before tokens low..high. `g`: of their results, (batch, tokens,
+        channels); `d_state`: of the state after them. All other gradients are added up."""
+
+    @abstractmethod
+    def finished(self) -> tuple[list[Tensor], list[Tensor]]:
+        """Return the gradients of the parts that are not convolved, and of the gates."""
+
+    # Passes.
+
+    def first_state(self) -> Tensor:
+        """Return zeros."""
+        return self.parts[0].new_zeros(self.G, self.n, self.r * self.p, dtype=self.wide)
+
+    def run(self, state: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Return (y, (batch, seq, channels), the state after the last token, (batch, groups, width, r p))."""
+        y = self.parts[0].new_empty(self.batch, self.seq, self.heads * self.p)
+        state = self.first_state() if state is None else state.flatten(0, 1)
+        for low, high in self.bounds:
+            state = self.step(low, high, state, y[:, low:high])
+        return y, state.unflatten(0, (self.batch, -1))
+
+    def gradients(self, g: Tensor) -> tuple[list[Tensor], list[Tensor | None]]:
+        """Return the gradients of all parts, and of the parameters: filters, their biases, gates."""
+        before, written = [self.first_state()], []
+        for low, high in self.bounds if self.writes else self.bounds[:-1]:
+            wrote, state = self.written(low, high, before[-1])
+            written.append(wrote)
+            before.append(state)
+        self.d_parts = [torch.zeros_like(part) for part in self.parts]
+        self.d_filters = [FilterGradient.zero(f) for f in self.filters]
+        d_state = torch.zeros_like(before[0])
+        for i, (low, high) in reversed(list(enumerate(self.bounds))):
+            wrote = written[i] if self.writes else before[i]
+            d_state = self.back(low, high, before[i], wrote, g[:, low:high], d_state)
+        more, gates = self.finished()
+        dtype = self.parts[0].dtype
+        weights, biases = zip(*(of.as_given(dtype) for of in self.d_filters), strict=True)
+        return [*self.d_parts, *more], [*weights, *biases, *(gate.to(dtype) for gate in gates)]
+
+    # Layouts; views but for the first three.
+
+    def per_head(self, numbers: Tensor) -> Tensor:
+        """Turn (batch, seq, heads) into (G r, seq)."""
+        turned = numbers.new_empty(self.batch, self.heads, numbers.shape[1], dtype=self.wide)
+        return turned.copy_(numbers.transpose(1, 2)).flatten(0, 1)
+
+    def per_token(self, numbers: Tensor) -> Tensor:
+        """Undo `per_head`, in the parts' type."""
+        turned = self.parts[0].new_empty(self.batch, numbers.shape[1], self.heads)
+        return turned.copy_(numbers.unflatten(0, (self.batch, -1)).transpose(1, 2))
+
+    def chunk_of(self, y: Tensor) -> Tensor:
+        """Turn (batch, n, channels) into (n, G, r, p)."""
+        turned = y.new_empty(y.shape[1], self.batch, y.shape[2], dtype=self.wide)
+        return turned.copy_(y.transpose(0, 1)).view(-1, self.G, self.r, self.p)
+
+    def beside(self, numbers: Tensor) -> Tensor:
+        """View (G r, n) as (n, G, r, 1)."""
+        return _cut(numbers.t(), 1, self.G, self.r).unsqueeze(-1)
+
+    def by_head(self, x: Tensor) -> Tensor:
+        """View (n, G, r, p), in this order in memory, as (G r, n, p)."""
+        return x.flatten(1, 2).transpose(0, 1)
+
+    def of_heads(self, x: Tensor) -> Tensor:
+        """Undo `by_head`."""
+        return _cut(x, 0, self.G, self.r).permute(2, 0, 1, 3)
+
+    def grouped(self, x: Tensor) -> Tensor:
+        """View (n, G, r, p), in this order in memory, as (G, n, r p)."""
+        return x.flatten(2).transpose(0, 1)
+
+    def of_groups(self, x: Tensor) -> Tensor:
+        """Undo `grouped`."""
+        return _cut(x, 2, self.r, self.p).transpose(0, 1)
+
+    # What both do.
+
+    def convolved(self, low: int, high: int) -> list[Convolved]:
+        """Return the convolution of tokens low..high of every part."""
+        begins = self._begins_first(low, high)
+        low, high = low + self.past, high + self.past
+        seen = [f.seen(part, low, high) for f, part in zip(self.filters, self.parts, strict=True)]
+        return [(x, f.forward(x, begins)) for f, x in zip(self.filters, seen, strict=True)]
+
+    def begins_of(self, low: int, high: int) -> Tensor | None:
+        """Return the places of tokens low..high in their documents, (batch, n)."""
+        return None if self.begins is None else self.begins[:, low:high]
+
+    def _begins_first(self, low: int, high: int) -> Tensor | None:
+        return None if self.begins is None else self.begins[:, low:high].t()
+
+    def convolved_back(self, low: int, high: int, convolved: Sequence[Convolved], d: Sequence[Tensor]) -> None:
+        """Add up gradients through SiLU and convolution. d: of each part after SiLU, (n, ..., width)."""
+        for part, gradient in enumerate(d):
+            self._part_back(low, high, part, *convolved[part], gradient)
+
+    def _part_back(self, low: int, high: int, part: int, seen: Tensor, pre: Tensor, d: Tensor) -> None:
+        turned = torch.empty_like(pre)
+        turned.view(d.shape).copy_(d)
+        d_pre = torch.ops.aten.silu_backward(turned, pre)
+        into, sums = self.d_parts[part], self.d_filters[part]
+        self.filters[part].backward(seen, d_pre, low, high, into, sums, self._begins_first(low, high))
+
+    def decays(self, log: Tensor, begins: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the decays from each token to the chunk's end and from its start to each, (G r, n), and over it,
+        (G r,)."""
+        left, since = documents.to_end((log[:, -1:] - log).exp_(), begins), documents.from_start(log.exp(), begins)
+        return left, since, documents.across(log[:, -1].exp(), begins)
+
+    def within(self, log: Tensor, begins: Tensor | None) -> Tensor:
+        """Return the decay between two tokens, (G r, n, n), zero above the diagonal."""
+        return documents.between((log.unsqueeze(-1) - log.unsqueeze(-2)).exp_().tril_(), begins)
+
+    def shared(self, of_group: Tensor, of_head: Tensor) -> Tensor:
+        """Multiply (G, n, n) with (G r, n, n), each group with all its heads."""
+        return (_cut(of_head, 0, self.G, self.r) * of_group.unsqueeze(1)).flatten(0, 1)
+
+    def summed(self, of_head: Tensor) -> Tensor:
+        """Add up the heads of a group."""
+        return _cut(of_head, 0, self.G, self.r).sum(1)
+
+    def decayed(self, state: Tensor, over: Tensor) -> Tensor:
+        """Return a state that decays by `over`, (G r,)."""
+        return (_cut(state, 2, self.r, self.p) * over.view(self.G, 1, self.r, 1)).flatten(2)
+
+
+def _cut(x: Tensor, dim: int, *sizes: int) -> Tensor:
+    """View a dimension as several."""
+    out: Tensor = x.unflatten(dim, sizes)
+    return out
+
+
+Make = Callable[[Sequence[Tensor], Sequence[Any], Tensor | None], ChunkedScan]
+"""(parts, parameters, begins) -> the recurrence over them."""
+
+
+class _Scan(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, make: Make, parts: int, owners: Owners, places: Places, begins: Tensor | None, *tensors: Tensor
+    ) -> Tensor:
+        ctx.make, ctx.parts, ctx.owners, ctx.places = make, parts, owners, places
+        ctx.save_for_backward(begins, *tensors)
+        return make(tensors[:parts], own_rows(tensors[parts:], places), begins).run()[0]
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, g: Tensor) -> Any:
+        begins, *tensors = ctx.saved_tensors
+        parts, parameters = tensors[: ctx.parts], tensors[ctx.parts :]
+        d_parts, d_own = ctx.make(parts, own_rows(parameters, ctx.places), begins).gradients(g)
+        d_parameters = all_rows(d_own, parameters, ctx.places)
+        deferred = deferred_weight_grads.now(ctx.owners)
+        if deferred is not None:
+            given = [gradient for gradient in d_parameters if gradient is not None]
+            for owner, gradient in zip(ctx.owners, given, strict=True):
+                deferred.deliver_later(owner, gradient)
+            d_parameters = [None] * len(parameters)
+        return None, None, None, None, None, *d_parts, *d_parameters
+
+
+def scanned(
+    make: Make,
+    parts: Sequence[Tensor],
+    parameters: Sequence[Tensor | None],
+    places: Places,
+    begins: Tensor | None,
+) -> Tensor:
+    """Return y, (batch, seq, channels), of whole sequences. `parameters`: filters, their biases, gates; `places`: the
+    rows of these that the parts belong to. Keeps parts and parameters, nothing else."""
+    # Through views, as in model_parallel/tensor.py, so that gradients arrive in order.
+    views = [None if p is None else p.view_as(p) for p in parameters]
+    owners = deferred_weight_grads.owners(*parameters)
+    return _Scan.apply(make, len(parts), owners, places, begins, *parts, *views)  # type: ignore[no-any-return]
+
+
+def softplus(numbers: Tensor, bias: Tensor) -> Tensor:
+    """Return softplus(numbers + bias); numbers: (batch x heads, seq), overwritten; bias: (heads,)."""
+    numbers.unflatten(0, (-1, len(bias))).add_(bias.to(numbers.dtype).unsqueeze(-1))
+    return F.softplus(numbers)
