@@ -133,7 +133,7 @@ def predicted(spec: ModelSpec, job: Job, s: Strategy, rank: int, split: bool) ->
         kind, repeat = unit.split(".")[0], repeat_of(s, unit)
         unit_held = footprint.footprint(held, unit, t, job.seq, job, PLACED, s.tp, s.sp, repeat, core, in_parts=True)
         made = held_back = 0
-        if kind == "embed" and job.documents == "separate":
+        if kind == "embed" and apart:
             held_back = sum(apart.values())
             made = held_back + (t * job.seq if core is None else core.first_visible_temporary())
         forward = unit_held.kept + max(int(unit_held.forward), made)
