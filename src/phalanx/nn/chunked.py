@@ -12,7 +12,7 @@ Inside a chunk, tensors are token first. Of n tokens, with G = batch x groups an
 
     x, y    (n, G, r, p)     heads as the batch of a product   (G r, n, p)
     b, c    (G, n, width)    state                             (G, width, r p)
-    a number for each head   (G r, n), or beside x (n, G, r, 1)
+    a number for each head   (G r, n), or to multiply x (n, G, r, 1)
 """
 
 from __future__ import annotations
@@ -131,7 +131,7 @@ class ChunkedScan(ABC):
         turned = y.new_empty(y.shape[1], self.batch, y.shape[2], dtype=self.wide)
         return turned.copy_(y.transpose(0, 1)).view(-1, self.G, self.r, self.p)
 
-    def beside(self, numbers: Tensor) -> Tensor:
+    def token_numbers(self, numbers: Tensor) -> Tensor:
         """View (G r, n) as (n, G, r, 1)."""
         return _cut(numbers.t(), 1, self.G, self.r).unsqueeze(-1)
 
