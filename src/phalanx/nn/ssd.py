@@ -92,7 +92,17 @@ class _StateSpaceScan(ChunkedScan):
         left, since, over = self.decays(log, begins)
         x = x.view(-1, self.G, self.r, self.p)
         within = self.within(log, begins)
-        return _Chunk(convolved, x, b, c, self.token_numbers(dt), within, self.token_numbers(left), self.token_numbers(since), over)
+        return _Chunk(
+            convolved,
+            x,
+            b,
+            c,
+            self.token_numbers(dt),
+            within,
+            self.token_numbers(left),
+            self.token_numbers(since),
+            over,
+        )
 
     def after(self, t: _Chunk, stepped: Tensor, state: Tensor) -> Tensor:
         """Return the state after a chunk. `stepped`: dt x."""

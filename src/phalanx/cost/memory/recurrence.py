@@ -104,8 +104,9 @@ class RecurrenceWalk:
     # Backward.
 
     def backward(self, walk: Walk, whole: bool) -> None:
-        """Walk from the gradient of the normed result to the gradients of all projected parts; what `forward` kept is freed,
-        but for the normed result. `whole`: not only the first part, I, whose gradients of parameters W delivers."""
+        """Walk from the gradient of the normed result to the gradients of all projected parts; what `forward` kept is
+        freed, but for the normed result. `whole`: not only the first part, I, whose gradients of parameters W
+        delivers."""
         result, seen = self.result, self.seen
         walk.touch(5 * self.wide + 2 * result + self.sums + self.of_norm)
         walk.alloc(2 * result, self.of_norm * (not whole))
