@@ -91,6 +91,11 @@ def test_a_trace_is_read_packed_or_not_or_cut(tmp_path: Path) -> None:
         (b'{"traceEvents": [{"ph": "M", "name": "process_name"}]}', "no activity"),
         (b'{"model": "llama", "layers": [1, 2', "no traceEvents"),
         (b'{"a" 1}', "is not a trace"),
+        (
+            b'{"deviceProperties": [{"name": "NVIDIA H100"}], "traceEvents": [{"ph": "X", "cat": "cpu_op", '
+            b'"name": "aten::mm", "ts": 1, "dur": 2, "args": {}}]}',
+            "has no kernels of its NVIDIA H100",
+        ),
         (b"\x1f\x8b not gzip at all", "is damaged"),
         (b'{"traceEvents": ' + b"[" * 100_000, "is not a trace"),
     ],

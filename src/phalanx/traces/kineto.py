@@ -27,7 +27,7 @@ _LONGEST = 1 << 26
 _GZIP, _GZIP_BITS = b"\x1f\x8b", 31
 _BETWEEN = re.compile(r"[\s,]*").match
 _PRODUCTS = KINDS.index("products")
-_OP, _HOST = WHERE.index("op"), WHERE.index("host")
+_DEVICE, _OP, _HOST = (WHERE.index(where) for where in ("device", "op", "host"))
 _CATEGORIES: dict[str, Where] = {
     **dict.fromkeys(("kernel", "gpu_memcpy", "gpu_memset", "gpu_op"), "device"),
     "cpu_op": "op",
@@ -203,6 +203,11 @@ def _read(window: _Window, name: str, notes: list[str]) -> list[RankTrace]:
     info = info if isinstance(info, dict) else {}
     devices = about.get("deviceProperties")
     known = [d.get("name", "") for d in devices if isinstance(d, dict)] if isinstance(devices, list) else []
+    if known and _DEVICE not in columns.where:  # its operators on the CPU only launch
+        what = "is cut before the kernels" if notes else "has no kernels"
+        raise InputError(
+            "trace", name, f"{what} of its {known[0]}", "record the whole step with ProfilerActivity.CUDA"
+        )
     rank, world = _number(info.get("rank")), _number(info.get("world_size"))
     return [columns.trace(name, rank, world, str(known[0]) if known else "", tuple(notes))]
 
