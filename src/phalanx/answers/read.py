@@ -41,7 +41,7 @@ _CONFLICTS = ("both-halves", "two-engines", "types-disagree", "batches-disagree"
 """Lints of settings that contradict each other, of which a price would have to choose one."""
 _OPEN_KERNEL = ("hf", "accelerate")
 """Kinds whose models choose attention's kernel by release, where nobody names it."""
-_UNSET = "only its shell knows"
+_UNSET = "only a run knows"
 _UNPRICED = ("bucket", "prefetch", "grad_sync", "reshard")
 _OF_UNITS = ("units", "unit_size")
 _SLIP = 0.92
@@ -110,7 +110,8 @@ def read(paths: Sequence[Path], kind: str | None = None, gpus: int | None = None
     _require_understood(configuration, title)
     job_of(configuration, 1, 1)  # refuses an optimizer out of range, as every command does that prices it
     mistakes = tuple(lint(config, configuration))
-    caveats = (*caveats_of(configuration), *_unset(configuration, config), *_assumed(configuration))
+    part = [Caveat("not modelled", (), configuration.unpriced, ("time", "memory"))] if configuration.unpriced else []
+    caveats = (*part, *caveats_of(configuration), *_unset(configuration, config), *_assumed(configuration))
     return Reading(configuration, mistakes, config, title, caveats)
 
 

@@ -129,8 +129,10 @@ class _Follower:
         names = [a.arg for a in (*takes.posonlyargs, *takes.args)]
         defaults = dict(zip(names[len(names) - len(takes.defaults) :], takes.defaults, strict=True))
         defaults |= {a.arg: d for a, d in zip(takes.kwonlyargs, takes.kw_defaults, strict=True) if d is not None}
-        values = {n: f"${n}" for n in (*names, *(a.arg for a in takes.kwonlyargs))}
+        values: dict[str, Any] = {n: f"${n}" for n in (*names, *(a.arg for a in takes.kwonlyargs))}
         values |= {n: self.value(x, self.globals) for n, x in defaults.items()}
+        if takes.kwarg is not None:
+            values[takes.kwarg.arg] = {n: value for n, value in named.items() if n not in values}
         values |= dict(zip(names, positional, strict=False)) | dict(named)
         self.depth += 1
         try:
