@@ -627,8 +627,8 @@ def test_every_command_that_answers_has_json() -> None:
             return [found for key, child in inside.items() for found in missing(child, f"{name} {key}".strip())]
         return [] if any("--json" in p.opts for p in command.params) else [name]
 
-    # Two commands that write files, and a page.
-    assert sorted(missing(typer.main.get_command(app), "")) == ["pipeline csv", "report run", "ui"]
+    # Two commands that write files, a page, and the server for agents.
+    assert sorted(missing(typer.main.get_command(app), "")) == ["mcp", "pipeline csv", "report run", "ui"]
 
 
 def test_more_ranks_than_gpus_are_refused_unless_they_share_them(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,7 +22,8 @@ from typing import Annotated, Any
 import typer
 
 from phalanx.cli.command import command
-from phalanx.cli.terminal import FAILED, announce
+from phalanx.cli.output import Display
+from phalanx.cli.terminal import FAILED, announce, print_json
 
 _ASKED = ("predict", "plan", "lint", "read", "explain", "verify")
 """Commands that compute an answer and start nothing of the file's."""
@@ -32,6 +33,7 @@ _LARGEST = 2**20  # bytes of a file
 
 @command
 def check(
+    output: Annotated[Display, "json"],
     file: Annotated[Path, typer.Argument(metavar="[FILE]", help="The checks.")] = Path("phalanx.toml"),
     only: Annotated[
         list[str] | None, typer.Option("--only", metavar="NAME", help="Run this check alone; may be repeated.")
@@ -45,16 +47,18 @@ def check(
     for name in only or ():
         if name not in checks:
             raise InputError("only", name, f"is no check of {file}", nearest(name, checks))
-    failed = 0
+    results = []
     for name, words in checks.items():
         if only and name not in only:
             continue
-        code, said = _asked(words, file.resolve().parent)
-        failed += code != 0
-        print(f"{'ok' if code == 0 else 'FAILED'}  {name}")
-        for line in said if code else ():
-            print(f"    {line}")
-    announce(f"{len(only or checks)} checks, {failed} failed")
+        code, reasons = _asked(words, file.resolve().parent)
+        results.append({"name": name, "ok": code == 0, "reasons": reasons if code else []})
+        if not output.json:
+            print("\n    ".join([f"{'FAILED' if code else 'ok'}  {name}", *(reasons if code else ())]))
+    failed = sum(not result["ok"] for result in results)
+    if output.json:
+        print_json(results)
+    announce(f"{len(results)} checks, {failed} failed")
     if failed:
         raise typer.Exit(FAILED)
 
