@@ -31,7 +31,7 @@ from phalanx.answers.precision import (
 from phalanx.answers.query import Configured, Query
 from phalanx.answers.release import release_named
 from phalanx.cost.analytic.estimate import Estimate, estimate, require_modelled
-from phalanx.frameworks.caveats import BALANCED, UNMEASURED, Caveat
+from phalanx.frameworks.caveats import BALANCED, UNMEASURED, UNTIMED, Caveat
 from phalanx.frameworks.registry import DOCUMENTED, facts
 from phalanx.planning import lookup
 from phalanx.planning.explain.analytic import AnalyticSubject
@@ -282,6 +282,8 @@ def resolve(query: Query, configured: Configured, searched: bool = False, any_st
         caveats = (*caveats, BALANCED)
     if strategy is not None and not has_runs(on(gpus).device.name):
         caveats = (*caveats, UNMEASURED)
+    if strategy is not None and any(facts(model)[name] for name in ("compressed", "streams", "selective")):
+        caveats = (*caveats, UNTIMED)
     return Question(about, pricing_on, gpus, strategy, rule, stack, precision, said, caveats=caveats)
 
 

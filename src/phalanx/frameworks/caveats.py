@@ -58,6 +58,15 @@ UNMEASURED = Caveat(
 )
 
 
+UNTIMED = Caveat(
+    "assumed",
+    (),
+    "compressed keys, residual streams and Mamba's scan take the time of their FLOPs and bytes: no kernel of theirs "
+    "was timed, and published steps of DeepSeek-V4 are a third longer",
+    ("time",),
+)
+
+
 def _consequence(kind: str, changes: tuple[str, ...]) -> str:
     if kind == "not modelled" and {"layout", "model"} & set(changes):
         return "a price would be of another program"

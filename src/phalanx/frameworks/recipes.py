@@ -86,6 +86,7 @@ def _of_nemo(row: Mapping[str, Any]) -> dict[str, Any]:
 def _of_bridge(row: Mapping[str, Any]) -> dict[str, Any]:
     """Megatron-Bridge: a ConfigContainer (src/megatron/bridge/recipes/common.py: _pretrain_common)."""
     model = {**_degrees(row), "seq_length": row["seq"], "recompute_granularity": row.get("recompute")}
+    model |= {"recompute_modules": row["modules"]} if "modules" in row else {}
     return {
         MODEL: row["model"],
         "model": model,

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import tomllib
 from collections.abc import Mapping
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 from phalanx.spec.errors import InputError
@@ -20,25 +22,8 @@ _VOCAB = 51200
 _VOCABULARIES = {"vtrain/single-node": 50257}
 """Vocabularies of groups whose table assumes another: GPT-2's, not padded (VIA-Research/vTrain f8dda84,
 src/config.py:43, which no configuration of its runs overrides)."""
-
-
-_NANO, _SUPER, _ULTRA = (
-    f"nvidia/NVIDIA-Nemotron-3-{size}" for size in ("Nano-30B-A3B", "Super-120B-A12B", "Ultra-550B-A55B")
-)
-_HYBRIDS: Mapping[str, tuple[str, int]] = {
-    "nemotron_3_nano": (_NANO, 0),
-    "nemotron-3-nano-30b-a3b": (_NANO, 0),
-    "nemotron_3_5_lightning": (_NANO, 2),
-    "nemotron-3.5-lightning": (_NANO, 2),
-    "nemotron_3_super": (_SUPER, 2),
-    "nemotron-3-super-120b-a12b": (_SUPER, 2),
-    "nemotron_3_ultra": (_ULTRA, 2),
-    "nemotron-3-ultra-550b-a55b": (_ULTRA, 2),
-    "qwen3-next-80b-a3b": ("Qwen/Qwen3-Next-80B-A3B", 0),
-}
-"""Models whose blocks are of several kinds, by the names that tables have for them: the preset, and the depths of
-multi-token prediction with which Megatron-Bridge trains it (067f987, src/megatron/bridge/perf_recipes/nemotronh/
-gb200/nemotronh.py:228, 479; recipes/nemotronh/h100/nemotron_3_super.py:97). Lightning has the shape of Nano."""
+_HYBRIDS: Mapping[str, dict[str, Any]] = tomllib.loads(Path(__file__).with_name("hybrid_models.toml").read_text())
+"""Models whose blocks are of several kinds."""
 
 
 def is_hybrid(row: Row) -> bool:
@@ -50,7 +35,7 @@ def depths_of(row: Row) -> int:
     """Return the depths of multi-token prediction of a hybrid model's row; 0 for others, whose tables leave them
     out."""
     known = _HYBRIDS.get(row["model"].lower())
-    return 0 if known is None else row.count("mtp_layers") or known[1]
+    return 0 if known is None else row.count("mtp_layers") or int(known["depths"])
 
 
 class Unspecified(Exception):
@@ -64,7 +49,7 @@ def model_of(row: Row) -> ModelSpec:
     sizes = tuple(vocab if name == "vocab" else row.count(name) for name in _SIZES)
     untied = "tied_embeddings=False" in row["options"]
     if (known := _HYBRIDS.get(row["model"].lower())) is not None:
-        return build(ModelSpec, complete(preset(known[0])), "model")
+        return build(ModelSpec, complete(preset(known["model"])), "model")
     try:
         if row["model"].lower() in PRESETS and not any(sizes[:2]):
             return build(ModelSpec, complete(preset(row["model"].lower())), "model")
