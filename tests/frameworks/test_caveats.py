@@ -170,7 +170,7 @@ def test_pages_and_csv_say_first_what_is_not_known(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("model", "said"), [("deepseek-ai/DeepSeek-V4-Flash", True), ("qwen3-next-80b-a3b", False)])
 def test_mechanisms_whose_kernels_nobody_timed_are_said(model: str, said: bool, tmp_path: Path) -> None:
-    on = "--cluster dgx-h100 --gpus 256 --batch 256 --seq 4096 --strategy ep=8,zero=1".split()
+    on = ["--cluster", "dgx-h100", "--gpus", "256", "--batch", "256", "--seq", "4096", "--strategy", "ep=8,zero=1"]
     code, out, err = phalanx(tmp_path, "predict", "--model", model, *on)
     assert code == 0
     assert ("no kernel of theirs was timed" in " ".join((out + err).split())) == said
