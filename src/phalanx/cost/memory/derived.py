@@ -30,7 +30,8 @@ def require_derived(block: Block, p: PassSizes) -> None:
         raise InputError("model.streams", block.streams, _UNDERIVED)
     for s in block.sublayers:
         if s.after is not None and (s.norm is None or block.residual != "serial"):
-            raise InputError("model.norms", None, f"without one before, or with parallel residuals, {_UNDERIVED}")
+            reason = f"alone, or with parallel residuals, {_UNDERIVED}"
+            raise InputError("model.norms", "after", reason, "use before or both")
         for op in s.operators:
             if _unknown(op, s, p):
                 raise InputError("model", f"{type(op).__name__} of {s.name}", _UNDERIVED)
