@@ -36,6 +36,17 @@ from phalanx.training.training_step import Training
 
 SIZES = {"family": "llama", "vocab": 61, "hidden": 16, "layers": 2, "heads": 4, "ffn": 40, "max_seq": 16}
 SPEC = build(ModelSpec, complete({**SIZES, "kv_heads": 2, "tied": True}), "model")
+MAMBA = {"kind": "mamba", "name": "mamba", "heads": 4, "head_dim": 4, "groups": 2, "state": 3, "chunk": 4}
+DELTA = {"kind": "delta", "name": "delta", "key_heads": 4, "value_heads": 8, "key_dim": 3, "value_dim": 4}
+MIXED = {
+    **{
+        "layers": 4,
+        "pattern": ["mamba", "delta+experts", "attention+mlp", "mamba+experts"],
+        "mixers": [MAMBA, DELTA],
+    },
+    **{"experts": {"count": 4, "top_k": 2, "ffn": 12, "shared_ffn": 8, "latent": 6}, "norms": "both"},
+}
+HYBRID = build(ModelSpec, complete({**SIZES, **MIXED}), "model")
 COMM = Comm(ALONE, mesh(Strategy()))
 
 
@@ -52,14 +63,17 @@ def load(folder: Path, step: int, name: str, shape: tuple[int, ...]) -> torch.Te
 
 
 @st.composite
-def layouts(draw: st.DrawFn) -> Strategy:
+def layouts(draw: st.DrawFn, spec: ModelSpec) -> Strategy:
     pp = draw(st.sampled_from([1, 1, 2]))
     tp = draw(st.sampled_from([tp for tp in (1, 1, 2, 4) if tp * pp <= 6]))
-    dp = draw(st.sampled_from([dp for dp in (1, 2, 3, 4) if dp * tp * pp <= 6]))
+    cp = draw(st.sampled_from([cp for cp in (1, 1, 2) if cp * tp * pp <= 4]))
+    dp = draw(st.sampled_from([dp for dp in (1, 2, 3, 4) if dp * tp * pp * cp <= 6]))
     zero = draw(st.sampled_from([0, 1, 2, 3]))
     return Strategy(
         dp=dp,
         tp=tp,
+        cp=cp,
+        ep=draw(st.sampled_from([ep for ep in (1, 2, 4) if dp * cp * tp % ep == 0])) if spec.experts else 1,
         pp=pp,
         schedule=draw(st.sampled_from(["1f1b", "gpipe", "zb-h1"])) if pp > 1 else "1f1b",
         zero=zero,
@@ -70,20 +84,23 @@ def layouts(draw: st.DrawFn) -> Strategy:
 
 
 @examples(2, 40)
-def test_a_run_goes_on_over_any_layout(pool: Pool, tmp_path_factory: pytest.TempPathFactory, examples: int) -> None:
+@pytest.mark.parametrize("spec", [SPEC, HYBRID], ids=["llama", "hybrid"])
+def test_a_run_goes_on_over_any_layout(
+    pool: Pool, tmp_path_factory: pytest.TempPathFactory, spec: ModelSpec, examples: int
+) -> None:
     """Saved at one layout while it trains on, resumed at another, and a third: the curve of one process, in fp64 to
     1e-9."""
 
     def run(optimizer: str, strategy: Strategy, folder: Path, steps: tuple[int, int], transport: str) -> list[float]:
         job = Job(12, 8, Precision("float64"), Optimizer(optimizer))  # type: ignore[arg-type]
-        return pool.run(strategy.world, rank_cases.continue_run, SPEC, job, strategy, folder, steps, transport)[0]
+        return pool.run(strategy.world, rank_cases.continue_run, spec, job, strategy, folder, steps, transport)[0]
 
     alone, folder = Strategy(micro_batch=6), tmp_path_factory.mktemp("whole")
     curves = {name: run(name, alone, folder / name, (0, 6), "native") for name in ("adamw", "sgd", "muon")}
 
     @settings(max_examples=examples)
     @given(
-        st.tuples(layouts(), layouts(), layouts()),
+        st.tuples(layouts(spec), layouts(spec), layouts(spec)),
         st.sampled_from(["native", "p2p", "shm"]),
         st.sampled_from(["adamw", "sgd", "muon"]),
     )
