@@ -65,6 +65,59 @@ HYBRID: dict[str, dict[str, Any]] = {
     | {"layers_block_type": ["linear_attention", "mlp", "full_attention", "moe"]},
 }
 """Models with recurrences, which are not written from a ModelSpec yet."""
+_MOE = {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
+_SIGMOID = _MOE | {"n_routed_experts": 6, "n_shared_experts": 1, "n_group": 1, "topk_group": 1}
+_FEW = {"num_local_experts": 4, "num_experts_per_tok": 2}
+_NARROW = LLAMA | {"head_dim": 8}
+_NEAR = {"sliding_window": 16, "layer_types": ["sliding_attention", "full_attention"]}
+_MAMBA = {
+    **{"mamba_n_heads": 4, "mamba_d_head": 16, "mamba_n_groups": 2, "mamba_d_state": 6, "mamba_chunk_size": 16},
+    **{"mamba_expand": 2, "num_hidden_layers": 4},
+}
+_MULTIPLIERS = {"embedding_multiplier": 3.0, "residual_multiplier": 0.5, "attention_multiplier": 0.2}
+_MULTIPLIERS |= {"logits_scaling": 2.0}
+_MLA = {k: v for k, v in DEEPSEEK.items() if "expert" not in k and "group" not in k and k != "rope_parameters"}
+_QWEN3_5 = {k: v for k, v in HYBRID["qwen3_next"].items() if "expert" not in k and "moe" not in k}
+_GPT = {k: v for k, v in TINY["gpt2"].items()}
+FURTHER: dict[str, dict[str, Any]] = {
+    **dict.fromkeys(("arcee", "nemotron", "starcoder2", "stablelm"), LLAMA),
+    **dict.fromkeys(("ernie4_5", "helium", "internlm3", "iquestcoder", "jais2", "seed_oss", "gemma"), _NARROW),
+    **dict.fromkeys(("glm", "glm4"), _NARROW | {"pad_token_id": 0}),
+    **dict.fromkeys(("phi3", "olmo2", "cohere"), LLAMA | {"pad_token_id": 0}),
+    **{"cwm": _NARROW | _NEAR, "exaone4": _NARROW | _NEAR, "olmo3": LLAMA | _NEAR, "cohere2": _NARROW | _NEAR},
+    "ministral": _NARROW | {"sliding_window": 16},
+    "smollm3": LLAMA | {"pad_token_id": 0, "no_rope_layers": [1, 0]},
+    "granite": LLAMA | _MULTIPLIERS,
+    "gpt_bigcode": _GPT | {"multi_query": True},
+    "falcon": {k: v for k, v in GPT_NEOX.items() if k != "intermediate_size"} | {"multi_query": True},
+    "youtu": {k: v for k, v in _MLA.items() if not k.startswith(("n_", "moe", "first"))} | {"q_lora_rank": 12},
+    # Experts.
+    "flex_olmo": LLAMA | {"num_experts": 6, "num_experts_per_tok": 2, "pad_token_id": 0},
+    "olmoe": LLAMA | {"num_experts": 6, "num_experts_per_tok": 2},
+    "mellum": _NARROW | _MOE,
+    "minimax_m2": _NARROW | _FEW | {"rotary_dim": 4},
+    "qwen2_moe": LLAMA | _MOE | {"shared_expert_intermediate_size": 24},
+    "glm4_moe": _NARROW | _SIGMOID | {"first_k_dense_replace": 1, "use_qk_norm": True},
+    "glm4_moe_lite": DEEPSEEK | {"q_lora_rank": 12, "rope_parameters": None, "n_group": 1, "topk_group": 1},
+    "solar_open": _NARROW | _SIGMOID,
+    "exaone_moe": _NARROW | _MOE | _NEAR | {"num_shared_experts": 1, "first_k_dense_replace": 1},
+    "hy_v3": _NARROW | _MOE | {"num_shared_experts": 1, "first_k_dense_replace": 1},
+    "afmoe": _NARROW | _MOE | _NEAR | {"num_shared_experts": 1, "num_dense_layers": 1, "mup_enabled": True},
+    "granitemoe": LLAMA | _FEW,
+    "granitemoeshared": LLAMA | _FEW | {"shared_intermediate_size": 24},
+    # Recurrences.
+    "bamba": LLAMA | _MAMBA | {"attn_layer_indices": [1]},
+    "granitemoehybrid": LLAMA
+    | _MAMBA
+    | _FEW
+    | _MULTIPLIERS
+    | {"layer_types": ["mamba", "attention"] * 2, "shared_intermediate_size": 24},
+    "mamba2": {"hidden_size": 32, "num_heads": 4, "head_dim": 16, "n_groups": 2, "state_size": 6, "expand": 2}
+    | {"num_hidden_layers": 2, "chunk_size": 16},
+    "qwen3_5_text": _QWEN3_5,
+    "qwen3_5_moe_text": HYBRID["qwen3_next"],
+}
+"""Further families whose weights are read and written, without a writer of their config.json."""
 ROUTED = ("mixtral", "qwen3_moe", "deepseek_v2", "deepseek_v3")
 
 

@@ -211,7 +211,7 @@ class Attention(CausalAttention):
             setattr(self, name, nn.Linear(spec.hidden, width, bias=spec.qkv_bias))
         self.parts = tuple(widths)
         self.o = nn.Linear(last.into.size, spec.hidden, bias=spec.out_bias)
-        self.rotates = sublayer.first(Rotary) is not None
+        self.rotates, self.neighbours = sublayer.first(Rotary) is not None, spec.rope_neighbours
         self.norm_over = spec.qk_norm_over if spec.qk_norm else ""
         if self.norm_over == "head":
             self.q_norm: RMSNorm = RMSNorm(self.head_dim, spec.norm_eps)
@@ -231,7 +231,7 @@ class Attention(CausalAttention):
         if self.norm_over == "head":
             q, k = self.q_norm(q), self.k_norm(k)
         if angles is not None and self.rotates:
-            q, k = functional.rotary(q, *angles), functional.rotary(k, *angles)
+            q, k = (functional.rotary(part, *angles, neighbours=self.neighbours) for part in (q, k))
         return q, k, v, *gate
 
     def cached(self, x: Tensor, angles: Angles, cache: Cache) -> Tensor:

@@ -16,7 +16,6 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from phalanx.nn.functional import accumulate_dtype
 from phalanx.nn.hugging_face import container
 from phalanx.nn.hugging_face.container import FIELD, Stored
 from phalanx.nn.hugging_face.names import Source, is_buffer, plain, sources
@@ -63,8 +62,8 @@ def _slice(source: Source, stored: Stored, start: int, stop: int) -> Tensor:
         into = source.shape[0]  # a row of ours
         low, high = start // into, -(-stop // into)
         columns = stored.read_columns(source.first + low, source.first + high)  # (into, high - low)
-        return columns.T.reshape(-1)[start - low * into : stop - low * into]
-    width = math.prod(source.shape[1:])
+        return source.ours_of(columns.T.reshape(-1)[start - low * into : stop - low * into])
+    width = math.prod(source.rows[1:])
     run, stride, first = source.run * width, source.stride * width, source.first * width
     parts = []
     for k in range(start // run, -(-stop // run)):
@@ -72,7 +71,7 @@ def _slice(source: Source, stored: Stored, start: int, stop: int) -> Tensor:
         at = first + k * stride - k * run
         parts.append(stored.read(at + low, at + high))
     values = parts[0] if len(parts) == 1 else torch.cat(parts)
-    return values.to(accumulate_dtype(values.dtype)).add_(source.less) if source.less else values
+    return source.ours_of(values)
 
 
 def read(path: Path, spec: ModelSpec) -> HuggingFaceWeights:
@@ -221,14 +220,12 @@ def _outgoing(spec: ModelSpec, weights: Weights, dtype: torch.dtype | None) -> I
         for fqn, i, s in pieces:
             each = math.prod(s.ours)
             value = weights.slice(fqn, i * each, (i + 1) * each)
-            if s.less:
-                value = value.to(accumulate_dtype(value.dtype)) - s.less
-            value = _cast(value, kind, tensor).view(s.ours)
+            value = _cast(s.theirs_of(value), kind, tensor).view(s.ours)
             if s.run == s.stride:  # a tensor of its own
                 return value.T if s.transposed else value
             if result is None:
                 result = torch.empty(s.shape, dtype=kind)
-            rows = result.T if s.transposed else result
+            rows = result.T if s.transposed else result.view(s.rows)
             place = rows.unflatten(0, (-1, s.stride))[:, s.first : s.first + s.run]
             place.copy_(value.unflatten(0, (-1, s.run)))
         assert result is not None

@@ -67,6 +67,27 @@ class RopeScaling:
         return float((0.1 * self.mscale_all_dim * math.log(max(self.factor, 1.0)) + 1) ** 2)
 
 
+Factor = Annotated[float, Range(0, 1e6, above=True)]
+
+
+@dataclass(frozen=True)
+class Multipliers:
+    """Constant factors of a forward pass (Granite, Cohere, Gemma). Weights take them up where files are read and give
+    them back where they are written, so that nothing is multiplied at run time; drawn weights start without."""
+
+    embedding: Factor = 1.0
+    """Of the embedding's rows, but not where the head shares its matrix."""
+    residual: Factor = 1.0
+    """Of what each sublayer adds to the stream."""
+    attention: Factor | None = None
+    """Of attention's logits, in place of 1 / sqrt(head_dim); None: that."""
+    logits: Factor = 1.0
+    """Of the head's logits."""
+
+    def __post_init__(self) -> None:
+        require_ranges(self, "model.multipliers")
+
+
 @dataclass(frozen=True)
 class Experts:
     """A mixture of experts in place of the MLP.

@@ -20,7 +20,7 @@ from phalanx.spec.model.blocks.block import stream_norm
 from phalanx.spec.model.blocks.layer_embedding import LayerEmbeddingSizes
 from phalanx.spec.model.blocks.lowering import Mixer, architecture, require_pattern
 from phalanx.spec.model.blocks.operators import GATED, Attend, Dim, Role, Router, Weight, whole
-from phalanx.spec.model.mechanisms import MOST_LAYERS, Experts, Latent, RopeScaling, Width
+from phalanx.spec.model.mechanisms import MOST_LAYERS, Experts, Latent, Multipliers, RopeScaling, Width
 from phalanx.spec.ranges import Count, Name, Range, require_ranges
 
 
@@ -85,6 +85,8 @@ class ModelSpec:
     parallel_one_norm: through one norm."""
     rotary_dim: Width | None = None
     """Rotated dimensions of a head, even; None: all."""
+    rope_neighbours: bool = False
+    """Whether rotary positions turn neighbouring dimensions as pairs, instead of those half of them apart."""
     qk_norm: bool = False
     """Whether queries and keys are normed."""
     qk_norm_over: Literal["head", "each", "all", "plain"] = "head"
@@ -110,6 +112,8 @@ class ModelSpec:
     """Residual streams that hyper-connections mix (Zhu et al. 2024); 1: a plain residual."""
     mixers: tuple[Mixer, ...] = ()
     """Further mechanisms, or the model's own in other sizes, by the names that `pattern` uses."""
+    multipliers: Multipliers | None = None
+    """Constant factors of a family's forward pass; None: there are none."""
     only_priced: tuple[Annotated[str, Name], ...] = ()
     """What the model has, without parameters or a cost of note, and our decoder has not, such as a softcap of logits:
     it is priced, and refused where it would run."""

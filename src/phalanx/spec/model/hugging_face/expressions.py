@@ -3,7 +3,7 @@
     "num_attention_heads"                       a key
     "num_key_value_heads | num_attention_heads" the first that is not null
     "has(q_lora_rank)"                          whether the key is there, null or not
-    "n_shared_experts * moe_intermediate_size"  + - * / // %, comparisons, in, and or not, int len min max
+    "n_shared_experts * moe_intermediate_size"  + - * / // %, comparisons, in, and or not, int len min max sqrt
     "1 if sliding_window else 2"                one of two
     "listed(moe_topk)"                          whether it is a list or a text, with an entry for each layer
     "text(i)"                                   it as text
@@ -18,13 +18,14 @@ They are a part of Python's, parsed by its own parser and walked here: nothing e
 from __future__ import annotations
 
 import ast
+import math
 from collections.abc import Callable, Mapping
 from functools import lru_cache
 from typing import Any
 
 _CONSTANTS: Mapping[str, Any] = {"true": True, "false": False, "none": None}
 _FUNCTIONS: Mapping[str, Callable[..., Any]] = {
-    **{"text": str, "int": int, "len": len, "min": min, "max": max},
+    **{"text": str, "int": int, "len": len, "min": min, "max": max, "sqrt": math.sqrt},
     "listed": lambda value: isinstance(value, list | str),
     "first": lambda value: value[0] if isinstance(value, list) else value,
 }

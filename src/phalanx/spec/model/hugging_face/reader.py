@@ -35,7 +35,8 @@ def read(row: FamilyRow, c: Config) -> Fields:
         read["layers"] = require_layers(read["layers"])
     if read.get("position") == "rotary":
         read |= rope(c, row.rope)
-    for name, table in (("latent", row.latent), ("experts", row.experts)):
+    for name in ("latent", "experts", "multipliers"):
+        table = getattr(row, name)
         if table and (part := _table(table, c, read)) is not None:
             read[name] = part
     read["only_priced"] = [what for what, part in row.only_priced.items() if _holds(part, c, read)]

@@ -5,7 +5,7 @@ fixed        fields of ModelSpec that the family fixes: also the defaults of a u
 routing      fields of Experts that it fixes
 needs        mechanisms that it requires: experts, latent
 keys         field of ModelSpec -> expression, or { of = expression, value = field }
-experts, latent   the same for the fields of those
+experts, latent, multipliers   the same for the fields of those
 rope         theta and scaling where the config has none; `partial`: it may rotate a part of each head; `kinds`:
              further kinds of scaling, which are named, not run
 mixers       name -> a mechanism of blocks/ and its sizes
@@ -43,6 +43,7 @@ class FamilyRow:
     keys: Fields = field(default_factory=dict)
     experts: Fields = field(default_factory=dict)
     latent: Fields = field(default_factory=dict)
+    multipliers: Fields = field(default_factory=dict)
     rope: Fields = field(default_factory=dict)
     mixers: dict[str, Fields] = field(default_factory=dict)
     layer: tuple[str, ...] = ()
@@ -64,7 +65,8 @@ class FamilyRow:
     def known(self) -> frozenset[str]:
         """The keys of a config.json that the row reads or knows to be neutral."""
         keys = {*self.only, *self.neutral}
-        for part in (self.keys, self.experts, self.latent, self.mixers, self.layer, self.only_priced, self.refused):
+        tables = self.experts, self.latent, self.multipliers
+        for part in (self.keys, *tables, self.mixers, self.layer, self.only_priced, self.refused):
             for text in _texts(part):
                 keys |= names(text)
         return frozenset(keys)
