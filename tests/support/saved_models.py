@@ -99,6 +99,8 @@ FURTHER: dict[str, dict[str, Any]] = {
     "qwen2_moe": LLAMA | _MOE | {"shared_expert_intermediate_size": 24},
     "glm4_moe": _NARROW | _SIGMOID | {"first_k_dense_replace": 1, "use_qk_norm": True},
     "glm4_moe_lite": DEEPSEEK | {"q_lora_rank": 12, "rope_parameters": None, "n_group": 1, "topk_group": 1},
+    "deepseek_v32": DEEPSEEK
+    | {"q_lora_rank": 12, "index_n_heads": 8, "index_head_dim": 8, "index_topk": 7, "first_k_dense_replace": 1},
     "solar_open": _NARROW | _SIGMOID,
     "exaone_moe": _NARROW | _MOE | _NEAR | {"num_shared_experts": 1, "first_k_dense_replace": 1},
     "hy_v3": _NARROW | _MOE | {"num_shared_experts": 1, "first_k_dense_replace": 1},

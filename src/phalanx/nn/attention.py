@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol, cast
 
 import torch
 import torch.nn.functional as F
@@ -111,10 +111,10 @@ class CausalAttention(nn.Module):
         self.grouped = attend.kv.count < attend.y.dim.count
         self.repeats: LayerComm | None = None  # set where the core is recomputed: how it communicates
 
-    def heads(self, x: Tensor, angles: Angles) -> tuple[Tensor, ...]:
-        """Return queries (batch, seq, heads, width), keys and values (batch, seq, kv_heads, width), and the gate of
-        the result, (batch, seq, heads x v_dim), if there is one. x: (batch, seq, hidden), or with sequence
-        parallelism this rank's rows, (rows, hidden)."""
+    def heads(self, x: Tensor, angles: Angles, mask: Tensor | None = None) -> tuple[Tensor | None, ...]:
+        """Return queries (batch, seq, heads, width), keys and values (batch, seq, kv_heads, width), the mask with the
+        keys hidden that are not chosen, and the gate of the result, (batch, seq, heads x v_dim), if there is one. x:
+        (batch, seq, hidden), or with sequence parallelism this rank's rows, (rows, hidden)."""
         raise NotImplementedError
 
     def cached(self, x: Tensor, angles: Angles, cache: Cache) -> Tensor:
@@ -134,7 +134,7 @@ class CausalAttention(nn.Module):
         parallelism the factors of it. `needed`: whether the value is used (runtime/autograd/recompute.py)."""
         if cache is not None:
             return self._projected(self.cached(x, angles, cache), needed)
-        q, k, v, *gate = self.heads(x, angles)
+        q, k, v, mask, *gate = cast(tuple[Any, ...], self.heads(x, angles, mask))
         repeats = self.repeats if recompute.pays(q) else None
         split = self.tp is not None and self.tp.rows is not None
         if repeats is not None:
@@ -221,7 +221,7 @@ class Attention(CausalAttention):
             self.q_norm = AllHeadsNorm(widths["q"], spec.norm_eps, tp, self.unit)
             self.k_norm = AllHeadsNorm(widths["k"], spec.norm_eps, tp, self.unit, copies)
 
-    def heads(self, x: Tensor, angles: Angles) -> tuple[Tensor, ...]:
+    def heads(self, x: Tensor, angles: Angles, mask: Tensor | None = None) -> tuple[Tensor | None, ...]:
         layers = [getattr(self, part) for part in self.parts]
         q, k, v, *gate = tensor.columns(self.tp, self.unit, x, layers)
         if self.norm_over == "all":
@@ -232,10 +232,10 @@ class Attention(CausalAttention):
             q, k = self.q_norm(q), self.k_norm(k)
         if angles is not None and self.rotates:
             q, k = (functional.rotary(part, *angles, neighbours=self.neighbours) for part in (q, k))
-        return q, k, v, *gate
+        return q, k, v, mask, *gate
 
     def cached(self, x: Tensor, angles: Angles, cache: Cache) -> Tensor:
-        q, k, v, *gate = self.heads(x, angles)
+        q, k, v, _, *gate = cast(tuple[Any, ...], self.heads(x, angles))
         cache.extend(self.block, k, v)
         parts = []
         for read in cache.reads(self.window):

@@ -92,7 +92,8 @@ def draw(spec: ModelSpec, p: Parameter, seed: int, start: int, stop: int) -> npt
     """
     # Constants.
     name = p.fqn.rpartition(".")[2]
-    if p.role in ("norm", "head_norm") or (p.role == "gate" and name == "d"):
+    of_norm = p.role in ("norm", "head_norm") or (p.role == "index" and len(p.shape) == 1)
+    if of_norm or (p.role == "gate" and name == "d"):
         return np.full(stop - start, 0.0 if name == "bias" else 1.0, dtype=np.float32)
     if p.role.endswith("_bias"):
         return np.zeros(stop - start, dtype=np.float32)

@@ -42,12 +42,15 @@ from torch.autograd.function import once_differentiable
 
 from phalanx.nn import functional
 from phalanx.nn.attention import Angles, Cache, CausalAttention
+from phalanx.nn.index import Indexer
 from phalanx.nn.norms import RMSNorm
 from phalanx.runtime.autograd import recompute
 from phalanx.runtime.model_parallel import tensor
 from phalanx.runtime.model_parallel.context import ContextParallel
 from phalanx.runtime.model_parallel.tensor import TensorParallel
+from phalanx.spec.errors import InputError
 from phalanx.spec.model.blocks.block import Sublayer
+from phalanx.spec.model.blocks.operators import Index
 from phalanx.spec.model.spec import ModelSpec
 
 _EPS = 1e-6
@@ -107,26 +110,42 @@ class LatentAttention(CausalAttention):
             self.q_up = nn.Linear(a.q_rank, spec.q_width, bias=False)
         self.kv_norm = RMSNorm(a.kv_rank, _EPS)
         self.kv_up = nn.Linear(a.kv_rank, spec.heads * (a.nope_dim + a.v_dim), bias=False)
+        op = sublayer.first(Index)
+        self.index = None if op is None else Indexer(op)
+        if op is not None and cp is not None:
+            reason = "cuts sequences whose keys an index chooses, and every rank would need the keys of all"
+            raise InputError("strategy.cp", cp.context.ring * cp.context.ulysses, reason, "use cp=1")
         self.o = nn.Linear(spec.heads * a.v_dim, spec.hidden, bias=spec.out_bias)
 
-    def heads(self, x: Tensor, angles: Angles) -> tuple[Tensor, ...]:
-        q, latent, rope = self._latents(x, angles)
+    def heads(self, x: Tensor, angles: Angles, mask: Tensor | None = None) -> tuple[Tensor | None, ...]:
+        q, latent, rope, *of_index = self._latents(x, angles)
+        if self.index is not None:
+            asked, keys, weights = of_index
+            mask = self.index.chosen(asked, keys, weights, mask)
         if self.width > self.head_dim:
             q = F.pad(q, (0, self.width - self.head_dim))
-        return q, *self._expanded(latent, rope)
+        return q, *self._expanded(latent, rope), mask
 
-    def _latents(self, x: Tensor, angles: Angles) -> tuple[Tensor, Tensor, Tensor]:
+    def _latents(self, x: Tensor, angles: Angles) -> tuple[Tensor, ...]:
         """Return rotated queries, (batch, seq, heads, head_dim); normed latents, (batch, seq, kv_rank); the rotated
-        part of the keys, (batch, seq, 1, rope_dim)."""
+        part of the keys, (batch, seq, 1, rope_dim); with an index its queries, keys and weights."""
         assert angles is not None
         a = self.sizes
-        first = self.q if a.q_rank is None else self.q_down
-        q, latent = tensor.columns(self.tp, self.unit, x, (first, self.kv_down))
+        of_index: tuple[Tensor, ...] = ()
+        layers = [self.q if a.q_rank is None else self.q_down, self.kv_down]
+        if self.index is not None:
+            layers += [self.index.k, self.index.weights]
+        q, latent, *rest = tensor.columns(self.tp, self.unit, x, layers)
+        if self.index is not None:
+            latent = self.index.attached(latent, *rest)
         if a.q_rank is not None:
-            q = recompute.linear(self.q_up, self.q_norm(q))
+            q = self.q_norm(q)
+            if self.index is not None:
+                of_index = self.index.queries(q, angles), self.index.keys(rest[0], angles), rest[1].detach()
+            q = recompute.linear(self.q_up, q)
         q = functional.rotary(q.view(*q.shape[:2], -1, self.head_dim), *angles, a.nope_dim, a.interleaved)
         latent, rope = latent.split([a.kv_rank, a.rope_dim], -1)
-        return q, self.kv_norm(latent), functional.rotary(rope.unsqueeze(2), *angles, 0, a.interleaved)
+        return q, self.kv_norm(latent), functional.rotary(rope.unsqueeze(2), *angles, 0, a.interleaved), *of_index
 
     def _expanded(self, latent: Tensor, rope: Tensor) -> tuple[Tensor, Tensor]:
         """Return keys and values, both (batch, tokens, heads, width)."""
@@ -134,13 +153,21 @@ class LatentAttention(CausalAttention):
         return keys_and_values(up.view(*up.shape[:2], -1, a.nope_dim + a.v_dim), rope, a.nope_dim, self.width)
 
     def cached(self, x: Tensor, angles: Angles, cache: Cache) -> Tensor:
-        q, latent, rope = self._latents(x, angles)
-        cache.extend(self.block, torch.cat([latent, rope.squeeze(2)], -1))
+        q, latent, rope, *of_index = self._latents(x, angles)
+        own_keys = of_index[1:2]
+        cache.extend(self.block, torch.cat([latent, rope.squeeze(2), *own_keys], -1))
         parts = []
         for read in cache.reads(self.window):
             own = q[:, read.rows].view(read.slots, -1, *q.shape[2:])
-            (seen,) = cache.read(self.block, read)  # (slots, keys, kv_rank + rope_dim)
-            out = (self._in_latents if read.decodes else self._in_heads)(own, seen, read.mask)
+            (seen,) = cache.read(self.block, read)  # (slots, keys, kv_rank + rope_dim), then the index's keys
+            mask = read.mask
+            if self.index is not None:
+                seen, keys = seen.split([seen.shape[2] - self.index.op.each, self.index.op.each], 2)
+                asked, _, weights = (
+                    part[:, read.rows].flatten(0, 1).unflatten(0, own.shape[:2]) for part in of_index
+                )
+                mask = self.index.chosen(asked, keys, weights, mask)
+            out = (self._in_latents if read.decodes else self._in_heads)(own, seen, mask)
             parts.append(out.reshape(1, -1, self.o.in_features))
         return torch.cat(parts, 1)
 

@@ -235,7 +235,8 @@ def make_optimizer(
     for p in held:
         if p.fqn in masters:
             hidden = s.row.whole and p.matrices > 0
-            by_kind.setdefault((hidden, len(p.shape) > 1), []).append(p.fqn)
+            decays = len(p.shape) > 1 and p.role != "index"  # which learns nothing, so it must not shrink
+            by_kind.setdefault((hidden, decays), []).append(p.fqn)
     groups: list[dict[str, Any]] = [
         {
             "params": [masters[name] for name in names],

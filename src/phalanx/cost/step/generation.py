@@ -34,7 +34,7 @@ from phalanx.schedule.pipeline.stages import check
 from phalanx.spec.job import DTYPE_BYTES, DType, Job, Precision, widest
 from phalanx.spec.model.blocks.block import Block, products_of
 from phalanx.spec.model.blocks.lowering import block_of
-from phalanx.spec.model.blocks.operators import Attend, Expand, Router, Scan
+from phalanx.spec.model.blocks.operators import Attend, Expand, Index, Router, Scan
 from phalanx.spec.model.spec import ModelSpec, buffers
 from phalanx.spec.strategy.generation import require_generation, served
 from phalanx.spec.strategy.spec import Strategy
@@ -125,10 +125,12 @@ def mixing_flops(block: Block, s: Strategy, batch: Batch) -> int:
                 flops += int(recurrence(op, queries, slots[0].new, 1, s, backward=False).flops)
         if (attend := sublayer.first(Attend)) is None:
             continue
-        expand = sublayer.first(Expand)
+        expand, index = sublayer.first(Expand), sublayer.first(Index)
         for slots, keys in reads(batch, attend.window):
             latent = expand is not None and slots[0].decodes
             queries = sum(slot.new for slot in slots)
+            if index is not None and keys > index.top:
+                flops += 2 * index.heads * index.each * queries * keys
             flops += 4 * attend.y.dim.groups(s) * (attend.cache if latent else attend.core) * queries * keys
             if expand is not None and not latent:
                 (up,) = (op for op in products_of(sublayer) if op.y[0].name == expand.up)

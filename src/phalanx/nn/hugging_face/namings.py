@@ -249,6 +249,16 @@ NAMINGS = {
     # Norms after sublayers.
     **dict.fromkeys(("olmo2", "olmo3", "exaone4"), replace(_LLAMA, inside=_LLAMA.inside | _AFTER)),
     "flex_olmo": replace(_LLAMA, inside=_LLAMA.inside | _AFTER | _ROUTED),
+    "deepseek_v32": replace(
+        _DEEPSEEK,
+        inside=_DEEPSEEK.inside
+        | {
+            **{"attention.index.q": "self_attn.indexer.wq_b", "attention.index.k": "self_attn.indexer.wk"},
+            "attention.index.k_norm": "self_attn.indexer.k_norm",
+            "attention.index.weights": "self_attn.indexer.weights_proj",
+        },
+        balance=_BALANCE,
+    ),
     # Experts.
     **dict.fromkeys(("olmoe", "mellum"), replace(_LLAMA, inside=_LLAMA.inside | _ROUTED)),
     "minimax_m2": replace(

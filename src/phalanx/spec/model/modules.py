@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from phalanx.spec.errors import InputError
 from phalanx.spec.model.blocks.block import Sublayer, products_of
 from phalanx.spec.model.blocks.lowering import architecture
-from phalanx.spec.model.blocks.operators import Attend, Norm, Rotary, Router, Scan
+from phalanx.spec.model.blocks.operators import Attend, Index, Norm, Rotary, Router, Scan
 from phalanx.spec.model.spec import ModelSpec
 
 ACTIVATIONS = ("swiglu", "geglu", "gelu", "gelu_tanh", "relu2")
@@ -18,7 +18,7 @@ RECURRENCES = ("ssd", "delta")
 def require_modules(spec: ModelSpec) -> None:
     """Require that the runtime computes every mechanism of a model. Raises InputError for those that are only
     described."""
-    x, latent = spec.experts, spec.latent
+    x = spec.experts
     for name, missing, what in (
         ("sinks", spec.sinks, "attention sinks"),
         ("activation", spec.activation not in ACTIVATIONS, f"the activation {spec.activation}"),
@@ -26,7 +26,6 @@ def require_modules(spec: ModelSpec) -> None:
         ("embed_norm", spec.embed_norm, "a norm of the embedding"),
         ("head_bias", spec.head_bias, "a bias of the head"),
         ("experts.bias", x is not None and x.bias, "experts with biases"),
-        ("latent.index", latent is not None and latent.index is not None, "sparse attention by an index"),
         ("qk_norm_over", spec.qk_norm and spec.qk_norm_over not in ("head", "all"), "such a norm over heads"),
         ("streams", spec.streams > 1, "hyper-connections"),
         ("mixers", any(m.kind == "experts" for m in spec.mixers), "experts of several kinds"),
@@ -53,6 +52,10 @@ def _missing(spec: ModelSpec, s: Sublayer) -> Iterator[str]:
         yield f"the sublayer {s.name}"
     if s.first(Router) is not None and spec.activation not in (ACTIVATIONS[0], ACTIVATIONS[-1]):
         yield f"experts with the activation {spec.activation}"
+    if attend is not None and attend.top is not None and s.first(Index) is None:
+        yield "attention to keys that an earlier layer's index chose"
+    if s.first(Index) is not None and spec.latent is not None and spec.latent.q_rank is None:
+        yield "an index without a latent of queries"
     if attend is None or spec.latent is not None:
         return
     if attend.weights or attend.compressed or attend.top is not None or attend.value != attend.key:
