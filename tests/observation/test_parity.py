@@ -166,6 +166,11 @@ def test_parity_refuses_only_what_has_no_module() -> None:
     require_modules(build(ModelSpec, complete(runs), "model"))
     with pytest.raises(InputError, match="attention sinks: the runtime has no module for it"):
         require_modules(build(ModelSpec, complete(SIZES | {"sinks": True}), "model"))
+    latent = {"kv_rank": 8, "nope_dim": 4, "rope_dim": 4, "v_dim": 6, "q_rank": 8}
+    indexed = SIZES | {"latent": latent | {"index": {"heads": 2, "dim": 6, "top": 4}}}
+    require_modules(build(ModelSpec, complete(indexed), "model"))
+    with pytest.raises(InputError, match=r"strategy\.cp = 2: cuts sequences, and an index chooses among the keys"):
+        require_modules(build(ModelSpec, complete(indexed), "model"), 2)
     lightning = {"kind": "lightning", "name": "m", "heads": 4, "head_dim": 4}
     with pytest.raises(InputError, match="the recurrence lightning"):
         require_modules(build(ModelSpec, complete(SIZES | {"mixers": [lightning], "pattern": ["m"]}), "model"))

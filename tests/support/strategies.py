@@ -177,6 +177,13 @@ def mixed(draw: st.DrawFn, small: bool = False) -> ModelSpec:
     }
     if "experts" in named:
         sizes["experts"] = routed
+    if draw(st.sampled_from([False, False, False, True])):  # latent attention, to keys that an index chooses
+        sizes |= {"qk_norm": False, "output_gate": False, "kv_heads": 4}
+        index = {"heads": 3, "dim": 6, "top": draw(st.sampled_from([4, 50]))}
+        sizes["latent"] = draw(latents(8)) | {"q_rank": 12, "index": index}
+        sizes["mixers"] = [m for m in sizes["mixers"] if m["kind"] != "attention"]
+        of_near = {"near": "attention"}
+        sizes["pattern"] = ["+".join(of_near.get(word, word) for word in words.split("+")) for words in pattern]
     return build(ModelSpec, complete(sizes), "model")
 
 
@@ -237,8 +244,9 @@ def cases(
     tp = draw(st.sampled_from([n for n in divisors(ranks) if splits(model, n)]))
     seq = draw(st.sampled_from([8, 32] if small else [32, 128, 256]))
     # A ring of many ranks has as many steps in every block, all alike.
+    indexed = model.latent is not None and model.latent.index is not None
     parts = [Strategy(tp=tp, cp=cp, ulysses=u) for cp in divisors(ranks // tp) for u in divisors(cp) if cp // u <= 4]
-    context = draw(st.sampled_from([s for s in parts if shares(model, seq, s)]))
+    context = draw(st.sampled_from([s for s in parts if shares(model, seq, s) and not (indexed and s.cp > 1)]))
     cp = context.cp
     dp = ranks // tp // cp
     inside = [(ep, etp) for ep in divisors(ranks) for etp in divisors(ranks // ep) if splits(model, tp, ep, etp)]

@@ -57,7 +57,7 @@ def parity(file: JobFile, steps: int, dtype: str, announce: Announce) -> Parity:
         raise InputError("steps", steps, f"must be at most {_MOST_STEPS:,}: every step runs twice")
     if file.strategy is None:
         raise InputError("strategy", "auto", "parity examines one strategy", "name it, e.g. --strategy dp=2")
-    require_modules(file.model)
+    require_modules(file.model, file.strategy.cp)
     require_runnable(file.strategy, file.job)
     check(file.strategy, file.model, file.job, None)
     require_local(file.strategy.world)

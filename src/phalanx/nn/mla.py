@@ -48,7 +48,6 @@ from phalanx.runtime.autograd import recompute
 from phalanx.runtime.model_parallel import tensor
 from phalanx.runtime.model_parallel.context import ContextParallel
 from phalanx.runtime.model_parallel.tensor import TensorParallel
-from phalanx.spec.errors import InputError
 from phalanx.spec.model.blocks.block import Sublayer
 from phalanx.spec.model.blocks.operators import Index
 from phalanx.spec.model.spec import ModelSpec
@@ -112,9 +111,6 @@ class LatentAttention(CausalAttention):
         self.kv_up = nn.Linear(a.kv_rank, spec.heads * (a.nope_dim + a.v_dim), bias=False)
         op = sublayer.first(Index)
         self.index = None if op is None else Indexer(op)
-        if op is not None and cp is not None:
-            reason = "cuts sequences whose keys an index chooses, and every rank would need the keys of all"
-            raise InputError("strategy.cp", cp.context.ring * cp.context.ulysses, reason, "use cp=1")
         self.o = nn.Linear(spec.heads * a.v_dim, spec.hidden, bias=spec.out_bias)
 
     def heads(self, x: Tensor, angles: Angles, mask: Tensor | None = None) -> tuple[Tensor | None, ...]:

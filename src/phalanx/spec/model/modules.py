@@ -15,9 +15,9 @@ ACTIVATIONS = ("swiglu", "geglu", "gelu", "gelu_tanh", "relu2")
 RECURRENCES = ("ssd", "delta")
 
 
-def require_modules(spec: ModelSpec) -> None:
-    """Require that the runtime computes every mechanism of a model. Raises InputError for those that are only
-    described."""
+def require_modules(spec: ModelSpec, cp: int = 1) -> None:
+    """Require that the runtime computes every mechanism of a model, over `cp` ranks that share sequences. Raises
+    InputError for those that are only described."""
     x = spec.experts
     for name, missing, what in (
         ("sinks", spec.sinks, "attention sinks"),
@@ -35,6 +35,9 @@ def require_modules(spec: ModelSpec) -> None:
     ):
         if missing:
             _refuse(name, what)
+    if cp > 1 and spec.latent is not None and spec.latent.index is not None:
+        reason = "cuts sequences, and an index chooses among the keys of all ranks"
+        raise InputError("strategy.cp", cp, reason, "use cp=1")
     for block in architecture(spec).kinds:
         for sublayer in block.sublayers:
             for what in _missing(spec, sublayer):
