@@ -7,7 +7,7 @@
     w      (batch, seq, heads) of the token
 
 Whole on every tp rank, and without gradients: what trains it is a loss of its own, which is not part of ours, so its
-parameters stay as they are. Ties, such as of keys that no head scores, go to the earlier key.
+parameters stay unchanged. Ties, such as of keys that no head scores, go to the earlier key.
 """
 
 from __future__ import annotations

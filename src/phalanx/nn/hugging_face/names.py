@@ -86,8 +86,8 @@ def source(spec: ModelSpec, p: Parameter) -> tuple[Source, ...]:
 
 
 def _factor(spec: ModelSpec, p: Parameter) -> float:
-    """Return what a parameter takes up of the model's multipliers: the head's norm those of the logits, and queries,
-    or their norm, those of attention."""
+    """Return what a parameter takes up of the model's multipliers: the head's norm has the logits' and queries, or
+    their norm, have attention's."""
     m, module = spec.multipliers, p.fqn.rpartition(".")[0]
     if m is None or p.role == "balance":
         return 1.0
