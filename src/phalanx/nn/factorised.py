@@ -36,10 +36,10 @@ class FactorisedAttention(Attention):
         self.q_norm: RMSNorm = RMSNorm(up.into.size, spec.norm_eps)
         self.q_up = nn.Linear(up.into.size, up.y[0].dim.size, bias=False)
 
-    def heads(self, x: Tensor, angles: Angles) -> tuple[Tensor, ...]:
+    def heads(self, x: Tensor, angles: Angles, mask: Tensor | None = None) -> tuple[Tensor | None, ...]:
         down, k, v = tensor.columns(self.tp, self.unit, x, [self.q_down, self.k, self.v])
         q = recompute.linear(self.q_up, self.q_norm(down))
         q, k, v = (each.view(*each.shape[:2], -1, self.head_dim) for each in (q, k, v))
         if angles is not None:
             q, k = functional.rotary(q, *angles), functional.rotary(k, *angles)
-        return q, k, v
+        return q, k, v, mask
