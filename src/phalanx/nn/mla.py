@@ -135,10 +135,11 @@ class LatentAttention(CausalAttention):
         if self.index is not None:
             latent = self.index.attached(latent, *rest)
         if a.q_rank is not None:
-            q = self.q_norm(q)
+            normed = self.q_norm(q)
             if self.index is not None:
-                of_index = self.index.queries(q, angles), self.index.keys(rest[0], angles), rest[1].detach()
-            q = recompute.linear(self.q_up, q)
+                of_index = self.index.queries(normed, angles), self.index.keys(rest[0], angles), rest[1].detach()
+            q = recompute.linear(self.q_up, normed)
+            del normed
         q = functional.rotary(q.view(*q.shape[:2], -1, self.head_dim), *angles, a.nope_dim, a.interleaved)
         latent, rope = latent.split([a.kv_rank, a.rope_dim], -1)
         return q, self.kv_norm(latent), functional.rotary(rope.unsqueeze(2), *angles, 0, a.interleaved), *of_index
