@@ -59,7 +59,7 @@ _CACHE_BYTES = {
     "blackwell-ultra": 126e6,
     "blackwell-gddr": 128e6,
 }
-"""Level-2 cache assumed in the fit of the constants: NVIDIA's architecture whitepapers."""
+"""Level-2 cache assumed in the fit of the constants: NVIDIA's architecture whitepapers. Others have their own."""
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,7 @@ def kernel_chip(name: str) -> KernelChip:
         x.fp4,
         x.bandwidth_bytes_per_s,
         float(x.multiprocessors),
-        _CACHE_BYTES[x.generation],
+        _CACHE_BYTES.get(x.generation, x.l2_bytes),
         x.link_bytes_per_s,
     )
 
