@@ -212,7 +212,8 @@ class Attention(CausalAttention):
         self.parts = tuple(widths)
         self.o = nn.Linear(last.into.size, spec.hidden, bias=spec.out_bias)
         self.rotates, self.neighbours = sublayer.first(Rotary) is not None, spec.rope_neighbours
-        self.norm_over = spec.qk_norm_over if spec.qk_norm else ""
+        normed = spec.qk_norm and "q" in widths  # queries from a latent have a norm of their own
+        self.norm_over = spec.qk_norm_over if normed else ""
         if self.norm_over == "head":
             self.q_norm: RMSNorm = RMSNorm(self.head_dim, spec.norm_eps)
             self.k_norm: RMSNorm = RMSNorm(self.head_dim, spec.norm_eps)
