@@ -43,6 +43,7 @@ _FORMS = {
     "serve plan of a trace": (
         ["serve", "plan", *_SERVED, "--trace", "requests.csv"],
         {
+            *("deadline", "survive", "large_ep"),
             "ttft",
             "tpot",
             "percentile",

@@ -357,9 +357,9 @@ def test_a_layout_that_a_variable_leaves_open_is_said_and_never_priced(tmp_path:
     line += " --max-position-embeddings 1024 --vocab-size 32000 --bf16"
     (tmp_path / "run.sh").write_text(line)
     asked = ("run.sh", "--cluster", "dgx-h100")
-    assert "missing: tensor-model-parallel-size is $TP, which only its shell" in text_of(tmp_path, "read", "run.sh")
+    assert "missing: tensor-model-parallel-size is $TP, which only a run knows" in text_of(tmp_path, "read", "run.sh")
     for command in ("predict", "lint"):
-        assert "run.sh: tensor-model-parallel-size: is $TP, which only its shell" in error_of(
+        assert "run.sh: tensor-model-parallel-size: is $TP, which only a run knows" in error_of(
             tmp_path, command, *asked
         )
     (tmp_path / "run.sh").write_text(f"TP=2\n{line}")

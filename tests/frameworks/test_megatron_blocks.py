@@ -61,7 +61,7 @@ def _experts(rng: random.Random) -> Experts:
     shared = rng.choice((0, 96))
     gate = bool(shared) and rng.random() < 0.5
     narrow = rng.choice((0, 48))
-    return Experts(16, rng.choice((1, 2, 6)), 80, shared, gate, narrow, normalized=True)
+    return Experts(16, rng.choice((1, 2, 6)), 80, shared, gate, latent=narrow, normalized=True)
 
 
 def _mixer(rng: random.Random, name: str) -> Mixer:

@@ -40,7 +40,7 @@ def test_the_plan_has_the_chunks_that_were_priced() -> None:
     assert a.lengths is not None
     assert a.best.strategy.layers == "auto"
     assert a.to_run.strategy.layers == "10/10/10/10/10/10/11/9"
-    assert str(a.lengths) == "6 of 10 blocks, 1 of 11, 1 of 9"
+    assert str(a.lengths) == "6 with 10 blocks each, then 1 with 11, then 1 with 9"
     assert a.lengths.equal_seconds is not None
     assert a.to_run.seconds < a.lengths.equal_seconds
     for layers, seconds in ((a.to_run.strategy.layers, a.to_run.seconds), ("/".join(["10"] * 8), None)):

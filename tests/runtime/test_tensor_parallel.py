@@ -80,7 +80,7 @@ def test_what_cannot_be_combined_is_refused() -> None:
     for line, said in (
         ("tp=2", "tp_plan: Linear has no published plan"),
         ("cp=2", r"strategy\.cp = 2: splits sequences"),
-        ("zero=3,recompute=full", r"strategy\.recompute = 'full': repeats layers"),
+        ("zero=3,recompute=selective", r"strategy\.recompute = 'selective'"),
     ):
         with pytest.raises(InputError, match=said):
             spread(World(0, 2, 0, 2), torch.nn.Linear(2, 2), line)

@@ -237,7 +237,7 @@ class Scheduler:
         self._waiting, self._running = deque(by_arrival), dict[int, _Running]()
         self.seats = min(policy.slots, len(by_arrival))
         self.longest = max((len(r.prompt) for r in by_arrival), default=1)
-        self._free = list(range(self.pages - 1, -1, -1))
+        self._free, self._fresh = list[int](), iter(range(self.pages))
         self._seats = list(range(self.seats - 1, -1, -1))
         self._promised = 0  # pages reserved for the longest contexts of running requests
 
@@ -276,7 +276,7 @@ class Scheduler:
         for slot in slots:
             r = self._running[slot.request]
             while len(r.pages) * self.policy.page < slot.context:
-                r.pages.append(self._free.pop())
+                r.pages.append(self._free.pop() if self._free else next(self._fresh))
         return Batch.of(slots)
 
     def tokens(self, slot: Slot) -> list[int]:

@@ -68,7 +68,7 @@ _BUILT: dict[str, dict[str, float]] = {
     "blackwell-gddr": {"reduce_gain": 1.0, "tree": _TREE_AMPERE},
     # Other makers' chips without published runs: the same shares of their datasheets, and no switch that reduces.
     **{
-        name: {"reduce_gain": 1.0}
+        name: {"reduce_gain": 1.0, "tree": _TREE_AMPERE}
         for name in ("cdna2", "cdna3", "cdna4", "gaudi", "gaudi3", "tpu", "tpu-fp8", "trainium", "trainium-fp8")
     },
 }

@@ -23,6 +23,7 @@ from phalanx.frameworks.configuration import (
 from phalanx.frameworks.deepspeed import read as deepspeed
 from phalanx.frameworks.keys import key_table
 from phalanx.frameworks.trainer_tuning import tuning
+from phalanx.spec.strategy.zero_levels import ZERO_LEVELS
 
 _BF16_UNASKED = ("dataset_text_field", "num_generations", "max_completion_length", "assistant_only_loss")
 """Arguments of TRL's configurations, which turn bf16 on unless fp16 is (trl/trainer/sft_config.py, __post_init__)."""
@@ -106,7 +107,7 @@ def read(config: Config, world: int | None = None) -> Configuration:
         zero = zero_level(keys.take(f"{at}zero_stage", "strategy.zero"))
         if zero is None and (named := _BUILT_IN.fullmatch(str(path))):  # a file that the program has itself
             zero, device = int(named[1]), "cpu" if named[2] else "none"
-            offload = {"optimizer": device, "param": device if zero == 3 else "none"}
+            offload = {"optimizer": device, "param": device if ZERO_LEVELS[zero].parameters else "none"}
             options |= {"optimizer_offload": 1.0} if named[2] else {}
             keys.understood[f"{at}deepspeed"] = "strategy.zero"
         if truth(keys.take(f"{at}adam_offload", "offload")):

@@ -160,6 +160,8 @@ def _experts(x: Experts, blocks: Blocks) -> tuple[Setting, ...]:
         raise _refuse(
             "experts.group_score", x.group_score, f"a group's score is the sum of its best top_k / groups = {best}"
         )
+    if x.identity:
+        raise _refuse("experts.identity", x.identity, "experts that return their input are not in Megatron-Core")
     grouped = x.groups > 1
     return settings(
         (KEYS["model.experts.count"], x.count),

@@ -41,12 +41,12 @@ _TUNED = re.compile(
     r"-(instruct|thinking|chat|base|it|hf|fp8|fp4|nvfp4|mxfp4|awq|gptq|int4|w4a16|bf16|dynamic|terminus|exp|v0\.\d"
     r"|\d{4}|\d+e)(?=-|$)"
 )
-_SAME = {"llama3.3": "llama3.1", "r1-671b": "deepseek-r1", "meta-llama": "llama", "qwen3-vl": "qwen3"}
+_SAME = {"llama3.3": "llama3.1", "r1-671b": "deepseek-r1", "qwen3-vl": "qwen3"}
 
 
 def _plain(name: str) -> str:
     """Return a model's name without its organisation, tuning and quantisation."""
-    short = re.sub(r"^([a-z]+)-(?=\d)", r"\1", name.split("/")[-1].lower().replace("_", "-"))
+    short = re.sub(r"^(?:meta-)?([a-z]+)-(?=\d)", r"\1", name.split("/")[-1].lower().replace("_", "-"))
     for was, now in _SAME.items():
         short = short.replace(was, now)
     while (cut := _TUNED.sub("", short)) != short:
