@@ -153,8 +153,9 @@ def _sublayer(
     if scan is not None:
         return (Mamba if scan.kind == "ssd" else GatedDeltaNet)(spec, sublayer, block, tp, cp)
     if sublayer.first(Attend) is not None:
-        whole = Attention if len(products_of(sublayer)) == 2 else FactorisedAttention
-        return (whole if spec.latent is None else LatentAttention)(spec, sublayer, block, tp, cp)
+        into = {out.name for out in products_of(sublayer)[0].y}  # what it makes of the block's input
+        kind = Attention if "q" in into and "k" in into else FactorisedAttention if "k" in into else LatentAttention
+        return kind(spec, sublayer, block, tp, cp)
     if sublayer.first(Router) is None:
         return MLP(spec, products_of(sublayer)[-1].into.size, block, tp)
     return MoE(spec, block, tp, ep, tokens)
