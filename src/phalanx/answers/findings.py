@@ -13,8 +13,8 @@ from phalanx.answers.question import Premises, Question, read
 from phalanx.answers.read import findings_in, is_configuration
 from phalanx.answers.read import read as configuration
 from phalanx.frameworks.caveats import Caveat
-from phalanx.planning.explain.lint import Finding
 from phalanx.planning.explain.lint import lint as findings_of
+from phalanx.planning.explain.lint_subject import Finding
 from phalanx.spec.strategy.spec import Strategy
 
 

@@ -23,7 +23,7 @@ from phalanx.frameworks.lints import Mistake, lint
 from phalanx.frameworks.registry import FRAMEWORKS, STACKS
 from phalanx.frameworks.source import kind_of, named
 from phalanx.planning import lookup as names
-from phalanx.planning.explain.lint import Finding
+from phalanx.planning.explain.lint_subject import Finding
 from phalanx.schedule.pipeline.given_layout import equal_blocks, listed
 from phalanx.schedule.pipeline.stages import rank_of
 from phalanx.spec.cluster.spec import GIB

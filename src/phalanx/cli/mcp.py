@@ -142,11 +142,11 @@ def server(folder: Path, limit_s: float) -> Any:
 
 async def _called(words: list[str], folder: Path, limit_s: float, on_note: Any) -> Any:
     """Run a command line in a process of its own; it ends with the call's cancellation, or after `limit_s`."""
-    from phalanx.cli.tool_calls import Call, Reply, reply
+    from phalanx.cli.tool_calls import Reply, ToolCall, reply
 
     loop = asyncio.get_running_loop()
     notes: list[str] = []
-    call = await asyncio.to_thread(Call, words, folder)
+    call = await asyncio.to_thread(ToolCall, words, folder)
     try:
         ends = loop.time() + limit_s
         while True:

@@ -132,7 +132,7 @@ class Reply:
     notes: tuple[str, ...]
 
 
-class Call:
+class ToolCall:
     """A call under way, in a process of its own."""
 
     def __init__(self, words: Sequence[str], folder: Path) -> None:

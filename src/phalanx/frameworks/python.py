@@ -62,7 +62,7 @@ def plain(value: Any) -> Any:
 
 
 @dataclass
-class Program:
+class FollowedProgram:
     """What a program made, in order, and what was assumed on the way."""
 
     objects: list[PythonObject] = field(default_factory=list)
@@ -82,7 +82,7 @@ class PythonFile:
     function: str = ""
 
     @cached_property
-    def program(self) -> Program:
+    def program(self) -> FollowedProgram:
         """What it makes. Raises InputError for one that cannot be followed."""
         return follow(self.module)
 
@@ -97,7 +97,7 @@ def parsed(text: str, name: str) -> ast.Module:
         raise InputError("file", name, f"cannot be parsed: {type(error).__name__}") from error
 
 
-def follow(module: ast.Module) -> Program:
+def follow(module: ast.Module) -> FollowedProgram:
     """Follow a program from its first line. Raises InputError for one that is too long or calls itself."""
     follower = _Follower({f.name: f for f in ast.walk(module) if isinstance(f, ast.FunctionDef)})
     follower.run(module.body, follower.globals)
@@ -116,7 +116,7 @@ class _Follower:
     def __init__(self, functions: Mapping[str, ast.FunctionDef]) -> None:
         self.functions = functions
         self.globals: dict[str, Any] = {}
-        self.program = Program()
+        self.program = FollowedProgram()
         self.called: set[str] = set()
         self.depth = self.steps = 0
 

@@ -17,7 +17,7 @@ from phalanx.infer.replica import Replica
 from phalanx.infer.sampling import Sampling
 from phalanx.nn.weight_source import Weights
 from phalanx.runtime.comm.communicator import Comm
-from phalanx.schedule.generation import IDLE, IDLING, Batch, BatchingPolicy, Held, Request, Room, Scheduler
+from phalanx.schedule.generation import IDLE, IDLING, Batch, BatchingPolicy, CacheSeat, Request, Room, Scheduler
 from phalanx.spec.errors import InputError
 from phalanx.spec.job import DType
 from phalanx.spec.model.spec import ModelSpec
@@ -95,7 +95,7 @@ class BatchedGeneration:
         mine = self.replica_index
         batch, scheduler = step.batches[mine], self.schedulers[mine]
         if batch is IDLING:
-            last = Held((self.room.pages - 1,), self.room.seats - 1)
+            last = CacheSeat((self.room.pages - 1,), self.room.seats - 1)
             step.logits = self.replica.step(batch, [0], {IDLE: last})
         else:
             tokens = [t for slot in batch.slots for t in scheduler.tokens(slot)]

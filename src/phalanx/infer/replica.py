@@ -45,7 +45,7 @@ from phalanx.runtime.model_parallel.expert import ExpertParallel
 from phalanx.runtime.model_parallel.tensor import TensorParallel
 from phalanx.runtime.model_parallel.token_sharding import SequenceTokens
 from phalanx.runtime.tracing import host_values
-from phalanx.schedule.generation import Batch, Held, Room, Slot, first_key, reads
+from phalanx.schedule.generation import Batch, CacheSeat, Room, Slot, first_key, reads
 from phalanx.schedule.layout import RankView
 from phalanx.spec.model.blocks.lowering import architecture
 from phalanx.spec.model.blocks.operators import Attend, Conv, Scan
@@ -95,7 +95,7 @@ class PagedCache:
         kept = [t for tensors in self.memory.values() for t in tensors]
         return sum(t.nbytes for t in (*kept, *self.inputs.values(), *self.states.values()))
 
-    def begin(self, batch: Batch, held: Mapping[int, Held]) -> None:
+    def begin(self, batch: Batch, held: Mapping[int, CacheSeat]) -> None:
         """Begin a step over a batch. `held`: what each of its requests has of the cache."""
         self.end()
         self._batch, self._held = batch, held
@@ -114,14 +114,14 @@ class PagedCache:
 
     def end(self) -> None:
         """End the step; cached tokens and states stay."""
-        self._batch, self._held, self.wanted = Batch(()), dict[int, Held](), None
+        self._batch, self._held, self.wanted = Batch(()), dict[int, CacheSeat](), None
         self._reads: dict[int | None, tuple[Read, ...]] = {}
         self._continued: tuple[Continued, ...] = ()
         self._places: dict[int | None, dict[int, Tensor]] = {}
         self._writes: dict[int | None, Tensor] = {}
         self.positions = torch.empty(0, dtype=torch.int64)
 
-    def _of(self, slot: Slot, held: Held, rolling: int | None) -> Tensor:
+    def _of(self, slot: Slot, held: CacheSeat, rolling: int | None) -> Tensor:
         """Return the place of every token of a slot, (context,): in its pages, or in turn in the `rolling` places of
         its seat."""
         at = torch.arange(slot.context, device=self.device)
@@ -223,7 +223,7 @@ class Replica:
         self.samples = self.last and (self.tp is None or self.tp.split.index == 0)
 
     @torch.no_grad()
-    def step(self, batch: Batch, tokens: Sequence[int], held: Mapping[int, Held]) -> Tensor | None:
+    def step(self, batch: Batch, tokens: Sequence[int], held: Mapping[int, CacheSeat]) -> Tensor | None:
         """Run a batch of this replica, with tokens in the order of its slots. Returns logits (samples, vocab) on the
         last stage if any request receives a token; else None."""
         place, spec, comm = self.view.place, self.view.model, self.comm

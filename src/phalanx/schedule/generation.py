@@ -178,7 +178,7 @@ class Room:
 
 
 @dataclass(frozen=True)
-class Held:
+class CacheSeat:
     """What a running request has of the cache."""
 
     pages: tuple[int, ...]
@@ -283,10 +283,10 @@ class Scheduler:
         """Return the tokens that a slot of the current batch computes."""
         return self._running[slot.request].tokens[slot.past : slot.context]
 
-    def held(self, slot: Slot) -> Held:
+    def held(self, slot: Slot) -> CacheSeat:
         """Return what the request of a slot of the current batch has of the cache."""
         r = self._running[slot.request]
-        return Held(tuple(r.pages), r.seat)
+        return CacheSeat(tuple(r.pages), r.seat)
 
     def advance(self, batch: Batch, sampled: Mapping[int, int]) -> list[int]:
         """Record the tokens sampled by the current batch, by request; return the finished requests."""

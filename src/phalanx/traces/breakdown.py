@@ -16,14 +16,14 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from phalanx.traces.rank_trace import KINDS, WHERE, Call, Floats, RankTrace
+from phalanx.traces.rank_trace import KINDS, WHERE, Floats, RankTrace, TracedCollective
 
 COMPUTING = ("attention", "experts", "products", "forward", "backward", "optimizer", "memory")
 IDLE = ("copy", "loading", "checkpoint", "allocation")
 SHORT_S = 0.5e-3
 """A gap up to this long in which nothing runs is between two kernels; a longer one is the host's."""
 Spans = tuple[Floats, Floats]
-AxisOf = Callable[[Call], str]
+AxisOf = Callable[[TracedCollective], str]
 
 
 @dataclass(frozen=True)

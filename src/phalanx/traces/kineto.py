@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from phalanx.spec.errors import InputError
-from phalanx.traces.rank_trace import KINDS, WHERE, Call, Columns, RankTrace, Where, kind_of, op_of
+from phalanx.traces.rank_trace import KINDS, WHERE, RankTrace, TraceColumns, TracedCollective, Where, kind_of, op_of
 
 _WINDOW = 1 << 22
 _LONGEST = 1 << 26
@@ -154,7 +154,7 @@ def read(path: Path) -> list[RankTrace]:
 
 
 def _read(window: _Window, name: str, notes: list[str]) -> list[RankTrace]:
-    columns, about = Columns(), dict[str, Any]()
+    columns, about = TraceColumns(), dict[str, Any]()
     processes: list[int] = []
     ours = False
     seen = 0
@@ -212,7 +212,7 @@ def _read(window: _Window, name: str, notes: list[str]) -> list[RankTrace]:
     return [columns.trace(name, rank, world, str(known[0]) if known else "", tuple(notes))]
 
 
-def _own(columns: Columns, processes: list[int], event: dict[str, Any]) -> bool:
+def _own(columns: TraceColumns, processes: list[int], event: dict[str, Any]) -> bool:
     """Add a span of one of our own timelines (runtime/tracing/timelines.py); return whether it is one."""
     detail, category = event.get("args"), event["cat"]
     if not isinstance(detail, dict) or "op" not in detail or not isinstance(event.get("pid"), int):
@@ -226,7 +226,7 @@ def _own(columns: Columns, processes: list[int], event: dict[str, Any]) -> bool:
     else:
         axis = str(detail.get("axis", category))
         kind = KINDS.index("waiting" if category == "waiting" else "communication")
-        call = Call(str(detail["op"]), axis, bytes=int(detail.get("bytes", 0)))
+        call = TracedCollective(str(detail["op"]), axis, bytes=int(detail.get("bytes", 0)))
     name = "optimizer" if detail["op"] == "optimizer" else str(event["name"])
     columns.add(name, kind, _HOST if name == "loading" else _OP, start, stop, call)
     processes.append(event["pid"])
@@ -236,7 +236,7 @@ def _own(columns: Columns, processes: list[int], event: dict[str, Any]) -> bool:
     return True
 
 
-def _call(name: str, args: dict[str, Any], about: dict[str, Any]) -> Call:
+def _call(name: str, args: dict[str, Any], about: dict[str, Any]) -> TracedCollective:
     """Return the call of a kernel or an operator: from Kineto's arguments, or from the shapes of an operator."""
     op = op_of(str(args.get("Collective name") or name))
     group = str(args.get("Process Group Name", ""))
@@ -252,7 +252,7 @@ def _call(name: str, args: dict[str, Any], about: dict[str, Any]) -> Call:
         for shape, element_type in zip(dims, types, strict=False):
             if isinstance(shape, list) and all(isinstance(n, int) for n in shape):
                 moved += int(np.prod(shape, dtype=np.float64)) * _BYTES.get(str(element_type).lower(), 4)
-    return Call(op, said or group, ranks, size or len(ranks), moved)
+    return TracedCollective(op, said or group, ranks, size or len(ranks), moved)
 
 
 def _group(name: str, about: dict[str, Any]) -> tuple[tuple[int, ...], str]:

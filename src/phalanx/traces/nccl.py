@@ -18,7 +18,7 @@ from phalanx.traces.rank_trace import op_of
 
 
 @dataclass(frozen=True)
-class MeasuredCollective:
+class InspectedCollective:
     """One kind of collective as NCCL's inspector timed it."""
 
     op: str
@@ -73,7 +73,7 @@ def is_dump(head: str) -> bool:
     return '"coll_perf"' in head
 
 
-def read_dump(lines: Iterable[str]) -> tuple[list[MeasuredCollective], int]:
+def read_dump(lines: Iterable[str]) -> tuple[list[InspectedCollective], int]:
     """Return the collectives of a dump, by operation, group and bytes, and the number of lines that are not its."""
     times: dict[tuple[str, int, int, int], list[float]] = {}
     header: dict[str, Any] = {}
@@ -90,4 +90,4 @@ def read_dump(lines: Iterable[str]) -> tuple[list[MeasuredCollective], int]:
             times.setdefault(key, []).append(float(of["coll_exec_time_us"]) / 1e6)
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
             odd += bool(line.strip())
-    return [MeasuredCollective(*key, len(of), float(np.median(of))) for key, of in sorted(times.items())], odd
+    return [InspectedCollective(*key, len(of), float(np.median(of))) for key, of in sorted(times.items())], odd

@@ -15,7 +15,7 @@ from urllib.parse import quote
 import numpy as np
 
 from phalanx.spec.errors import InputError
-from phalanx.traces.rank_trace import KINDS, WHERE, Call, Columns, RankTrace, Where, kind_of, op_of
+from phalanx.traces.rank_trace import KINDS, WHERE, RankTrace, TraceColumns, TracedCollective, Where, kind_of, op_of
 
 HEAD = b"SQLite format 3\0"
 _COPIES = {1: "HtoD", 2: "DtoH", 8: "DtoD"}
@@ -28,7 +28,7 @@ _Row = tuple[Where, str, int, int, int]
 
 def read(path: Path) -> list[RankTrace]:
     """Return the traces of the processes in an export. Raises InputError for a database of another program."""
-    columns, processes = Columns(), []
+    columns, processes = TraceColumns(), []
     try:
         # Immutable: no journal is written, and no lock is taken.
         with closing(sqlite3.connect(f"file:{quote(str(path.absolute()))}?mode=ro&immutable=1", uri=True)) as base:
@@ -40,7 +40,7 @@ def read(path: Path) -> list[RankTrace]:
                 kind = kind_of(name, where)
                 if kind < 0 or end < start:
                     continue
-                call = Call(op_of(name)) if KINDS[kind] == "communication" else None
+                call = TracedCollective(op_of(name)) if KINDS[kind] == "communication" else None
                 columns.add(name, kind, WHERE.index(where), start / 1e9, end / 1e9, call)
                 processes.append(process)
             device = _device(base, tables)

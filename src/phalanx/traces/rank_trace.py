@@ -1,7 +1,8 @@
 """What ran on one rank and when: activities as columns, whichever profiler recorded them.
 
 An activity has a kind (kinds.toml), a start and a stop in seconds, and whether the device ran it. Communication also
-has a Call: the operation, its group and its bytes. Columns keep a trace of a gigabyte in some hundred megabytes.
+has a TracedCollective: the operation, its group and its bytes. TraceColumns keep a trace of a gigabyte in some
+hundred megabytes.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ annotations."""
 
 
 @dataclass(frozen=True)
-class Call:
+class TracedCollective:
     """One kind of communication: its operation, group and bytes, where the trace says them."""
 
     op: str
@@ -65,7 +66,7 @@ class RankTrace:
     call: npt.NDArray[np.int32]
     """Index into `calls`; -1 where it is no communication."""
     names: tuple[str, ...]
-    calls: tuple[Call, ...]
+    calls: tuple[TracedCollective, ...]
     notes: tuple[str, ...] = ()
     """What could not be used, in words."""
 
@@ -84,7 +85,7 @@ class RankTrace:
 
 
 @dataclass
-class Columns:
+class TraceColumns:
     """A RankTrace while it is read."""
 
     start: array[float] = field(default_factory=lambda: array("d"))
@@ -94,9 +95,11 @@ class Columns:
     name: array[int] = field(default_factory=lambda: array("i"))
     call: array[int] = field(default_factory=lambda: array("i"))
     names: dict[str, int] = field(default_factory=dict)
-    calls: dict[Call, int] = field(default_factory=dict)
+    calls: dict[TracedCollective, int] = field(default_factory=dict)
 
-    def add(self, name: str, kind: int, where: int, start: float, stop: float, call: Call | None = None) -> None:
+    def add(
+        self, name: str, kind: int, where: int, start: float, stop: float, call: TracedCollective | None = None
+    ) -> None:
         """Append an activity."""
         self.start.append(start)
         self.stop.append(stop)

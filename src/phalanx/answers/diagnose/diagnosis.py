@@ -29,7 +29,7 @@ from phalanx.spec.errors import InputError
 from phalanx.spec.strategy.mesh import mesh
 from phalanx.traces.breakdown import Breakdown, breakdown, compared
 from phalanx.traces.memory_snapshot import MemoryUse
-from phalanx.traces.nccl import MeasuredCollective
+from phalanx.traces.nccl import InspectedCollective
 from phalanx.traces.rank_trace import KINDS, RankTrace
 
 
@@ -65,7 +65,7 @@ class NamedGap:
 class LinkGap:
     """One kind of collective as NCCL timed it."""
 
-    collective: MeasuredCollective
+    collective: InspectedCollective
     planned_s: float | None
     """Seconds of a call on the plan's cluster."""
 
@@ -163,7 +163,7 @@ def diagnosis_of(words: Sequence[str], query: Query) -> Diagnosis:
     )
 
 
-def _call_s(c: MeasuredCollective, question: Question | None) -> float | None:
+def _call_s(c: InspectedCollective, question: Question | None) -> float | None:
     """Return the planned seconds of a collective over ranks that are as many on each of its nodes."""
     if question is None or question.exact is not None or c.op not in SENT:
         return None

@@ -14,7 +14,7 @@ from phalanx.planning.explain.program_traffic import program_flows
 from phalanx.spec.strategy.mesh import mesh
 from phalanx.spec.strategy.spec import Strategy
 from phalanx.traces.breakdown import AxisOf
-from phalanx.traces.rank_trace import Call
+from phalanx.traces.rank_trace import TracedCollective
 
 _TERMS = {
     **{"matmul": "products", "recurrence": "products", "head": "products", "attention": "attention"},
@@ -140,7 +140,7 @@ def axis_of(strategy: Strategy | None) -> AxisOf:
         degrees = {axis: n for axis, n in degrees.items() if n > 1}
     grid = None if strategy is None else mesh(strategy)
 
-    def name(call: Call) -> str:
+    def name(call: TracedCollective) -> str:
         if all(part in _OUR_AXES for part in call.group.split("+")):
             return axis_name(call.group)
         for pattern, axis in _SAID:

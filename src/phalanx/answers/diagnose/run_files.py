@@ -12,7 +12,7 @@ from phalanx.spec.documents import LARGEST, read_text
 from phalanx.spec.errors import InputError
 from phalanx.traces import kineto, memory_snapshot, nccl, nsys
 from phalanx.traces.memory_snapshot import MemoryUse
-from phalanx.traces.nccl import MeasuredCollective, NcclLog
+from phalanx.traces.nccl import InspectedCollective, NcclLog
 from phalanx.traces.rank_trace import RankTrace
 
 
@@ -26,7 +26,7 @@ class RunFiles:
     tflops: float | None = None
     plan: Path | None = None
     memory: tuple[MemoryUse, ...] = ()
-    collectives: tuple[MeasuredCollective, ...] = ()
+    collectives: tuple[InspectedCollective, ...] = ()
     nccl: NcclLog | None = None
     notes: tuple[str, ...] = ()
     between_s: float = 0.0
@@ -41,7 +41,7 @@ def read_files(words: Sequence[str]) -> RunFiles:
     traces: list[RankTrace] = []
     logs: list[Path] = []
     memory: list[MemoryUse] = []
-    collectives: list[MeasuredCollective] = []
+    collectives: list[InspectedCollective] = []
     notes: list[str] = []
     step_s = tflops = plan = log = None
     between_s = 0.0

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from phalanx.frameworks.python import Program, PythonFile, PythonObject, plain
+from phalanx.frameworks.python import FollowedProgram, PythonFile, PythonObject, plain
 
 _ARGUMENTS = (
     *("TrainingArguments", "Seq2SeqTrainingArguments", "SFTConfig", "DPOConfig", "GRPOConfig", "KTOConfig"),
@@ -33,7 +33,7 @@ def tables(file: PythonFile) -> dict[str, Any] | None:
     return {"args": args}
 
 
-def _adapters(program: Program) -> dict[str, Any]:
+def _adapters(program: FollowedProgram) -> dict[str, Any]:
     """Return adapters as TRL's flags have them."""
     args: dict[str, Any] = {}
     for item in program.named(*_LORA):
@@ -49,7 +49,7 @@ def _adapters(program: Program) -> dict[str, Any]:
     return args
 
 
-def _loaded(program: Program) -> dict[str, Any]:
+def _loaded(program: FollowedProgram) -> dict[str, Any]:
     """Return the model that is loaded, and in which types."""
     args: dict[str, Any] = {}
     for item in program.named(*_LOADED):

@@ -7,7 +7,7 @@ import re
 from typing import Any
 
 from phalanx.frameworks.configuration import Partial
-from phalanx.frameworks.python import Program, PythonFile, PythonObject, plain
+from phalanx.frameworks.python import FollowedProgram, PythonFile, PythonObject, plain
 from phalanx.frameworks.recipes import MODEL, RECIPE, arguments, recipe
 from phalanx.frameworks.tables import overlaid
 from phalanx.spec.errors import InputError
@@ -52,7 +52,7 @@ def _of_recipe(item: PythonObject) -> dict[str, Any]:
     return overlaid(base, over)
 
 
-def _by_hand(started: PythonObject, program: Program) -> dict[str, Any]:
+def _by_hand(started: PythonObject, program: FollowedProgram) -> dict[str, Any]:
     """Return the parts that llm.pretrain(...) is given."""
     result = {n: plain(v) for n, v in started.fields.items() if n in _SECTIONS and isinstance(v, PythonObject)}
     for m in program.objects:

@@ -32,7 +32,7 @@ from phalanx.observation.trainer.step import (
 from phalanx.runtime.comm.communicator import Comm
 from phalanx.runtime.comm.recorder import Now
 from phalanx.runtime.tracing.instrument import instrument
-from phalanx.schedule.generation import Batch, Held, Room, Slot
+from phalanx.schedule.generation import Batch, CacheSeat, Room, Slot
 from phalanx.schedule.layout import RankView
 from phalanx.spec.job import DType
 from phalanx.spec.model.spec import ModelSpec
@@ -123,7 +123,7 @@ def _steps(view: RankView, named: dict[str, Batch], room: Room) -> list[ProvedSt
             sampled = batch.samples * s.dp
             program = generation_step(view, batch, sampled, room)
             each = -(-max(slot.context for slot in batch.slots) // room.page)
-            held = {i: Held(tuple(range(i * each, (i + 1) * each)), i) for i in (s.request for s in batch.slots)}
+            held = {i: CacheSeat(tuple(range(i * each, (i + 1) * each)), i) for i in (s.request for s in batch.slots)}
             with instrument(replica.model.units(), comm.recorder, lambda: Now(0, "F"), FakeTracker) as tracked:
                 logits = replica.step(batch, [0] * batch.tokens, held)
                 replica.share((), 0, sampled)

@@ -36,7 +36,7 @@ Call = tuple[list[Tensor], list[Tensor]]
 
 
 @dataclass(frozen=True)
-class Pass:
+class FirstPass:
     """The first call of every module by its name, innermost first, and the gradient of every parameter."""
 
     calls: Mapping[str, Call]
@@ -116,7 +116,7 @@ def _require_gradients(
     return worst
 
 
-def one_pass(module: nn.Module, args: Any, kwargs: Mapping[str, Any]) -> Pass:
+def one_pass(module: nn.Module, args: Any, kwargs: Mapping[str, Any]) -> FirstPass:
     """Run a module forward without dropout, and backward from the same drawn gradients of its outputs wherever it
     runs. Its parameters get no gradient."""
     calls: dict[str, Call] = {}
@@ -143,7 +143,7 @@ def one_pass(module: nn.Module, args: Any, kwargs: Mapping[str, Any]) -> Pass:
         name: torch.zeros_like(p) if g is None else g.contiguous()
         for (name, p), g in zip(trained.items(), computed, strict=bool(outs))
     }
-    return Pass(calls, gradients)
+    return FirstPass(calls, gradients)
 
 
 @contextmanager

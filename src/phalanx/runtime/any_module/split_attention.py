@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from phalanx.runtime.any_module.split_names import Cut
-from phalanx.runtime.any_module.tensor_comm import Copied, Summed
+from phalanx.runtime.any_module.tensor_comm import Copied, SummedTerms
 from phalanx.runtime.comm.communicator import Comm
 from phalanx.spec.errors import InputError
 
@@ -74,7 +74,7 @@ def _attend(
     dropped = layer.dropout if layer.training else 0.0
     out = F.scaled_dot_product_attention(q, k, v, _scores(mask, padding, layer, comm, q), dropped)
     out = F.linear(out.transpose(1, 2).flatten(2), layer.out_proj.weight)  # a term of (batch, tokens, d)
-    y: Tensor = Summed.apply(out.transpose(0, 1) if turned else out if batched else out.squeeze(0), comm)
+    y: Tensor = SummedTerms.apply(out.transpose(0, 1) if turned else out if batched else out.squeeze(0), comm)
     return y if layer.out_proj.bias is None else y + layer.out_proj.bias
 
 

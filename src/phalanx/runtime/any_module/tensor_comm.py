@@ -41,7 +41,7 @@ class Copied(torch.autograd.Function):
         return summed(g, ctx.comm, "B"), None
 
 
-class Summed(torch.autograd.Function):
+class SummedTerms(torch.autograd.Function):
     """Sum of the ranks' terms; backward gives each term the whole gradient."""
 
     @staticmethod

@@ -36,7 +36,7 @@ from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 
 from phalanx.runtime.any_module.split_attention import split_attention
 from phalanx.runtime.any_module.split_names import Cut
-from phalanx.runtime.any_module.tensor_comm import Copied, Gathered, Summed, summed
+from phalanx.runtime.any_module.tensor_comm import Copied, Gathered, SummedTerms, summed
 from phalanx.runtime.comm.communicator import Comm
 from phalanx.spec.errors import InputError, nearest
 
@@ -271,7 +271,7 @@ def _look_up(layer: nn.Embedding, comm: Comm) -> None:
     def everywhere(ids: Tensor) -> Tensor:
         here = (ids >= low) & (ids < low + rows)
         own = F.embedding(torch.where(here, ids - low, 0), layer.weight, padding)
-        y: Tensor = Summed.apply(own * here.unsqueeze(-1), comm)
+        y: Tensor = SummedTerms.apply(own * here.unsqueeze(-1), comm)
         return y
 
     layer.forward = everywhere  # type: ignore[method-assign,assignment]
@@ -283,7 +283,7 @@ def _communicate(layer: Matrix, style: str, comm: Comm) -> None:
     inner: Callable[..., Tensor] = layer.forward
 
     def rowwise(x: Tensor) -> Tensor:
-        y: Tensor = Summed.apply(_product(layer, x), comm)
+        y: Tensor = SummedTerms.apply(_product(layer, x), comm)
         y = y if layer.bias is None else y + layer.bias.view(-1, *(1,) * spatial)
         return Copied.apply(y, comm) if style == "rowwise_inside" else y
 
