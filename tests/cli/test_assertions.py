@@ -51,6 +51,8 @@ def test_what_holds_fails_nothing(line: str) -> None:
     ("line", "said"),
     [
         ("memory<50GiB", "memory<50GiB: memory_bytes is 60 GiB"),
+        ("memory<60GiB", "memory<60GiB: memory_bytes is 60 GiB"),
+        ("memory>60GiB", "memory>60GiB: memory_bytes is 60 GiB"),
         ("step<10s", "step<10s: step_time_s is 18 s (16 to 22 s likely)"),
         ("mfu>45%", "mfu>45%: mfu is 0.44"),
         ("hfu>0.1", "hfu>0.1: hfu has no value here"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import subprocess
 import sys
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -116,6 +117,37 @@ def test_a_call_that_takes_too_long_ends_with_a_word(tmp_path: Path) -> None:
         assert not (await client.call_tool("models", {"name": "gpt2"})).content[0].text.count("Traceback")
 
     session(tmp_path, do, limit_s=0.2)
+
+
+@pytest.mark.parametrize(
+    ("code", "held"),
+    [
+        ("open('inside.txt').read()", False),
+        ("open('../outside.txt').read()", True),
+        ("open('link.txt').read()", True),
+        ("open('inside.txt', 'a')", True),
+        ("open('new.txt', 'w')", True),
+        ("open(scratch / 'plan.json', 'w')", False),
+        ("import subprocess; subprocess.run(['true'])", True),
+        ("import os; os.system('true')", True),
+        ("import socket; socket.create_connection(('127.0.0.1', 9))", True),
+    ],
+)
+def test_a_call_is_fenced_in(tmp_path: Path, code: str, held: bool) -> None:
+    folder, scratch = tmp_path / "folder", tmp_path / "scratch"
+    folder.mkdir()
+    scratch.mkdir()
+    (folder / "inside.txt").write_text("x")
+    (tmp_path / "outside.txt").write_text("x")
+    (folder / "link.txt").symlink_to(tmp_path / "outside.txt")
+    start = "import socket, subprocess; from pathlib import Path; from phalanx.cli.tool_calls import _fence; "
+    start += f"scratch = Path({str(scratch)!r}); _fence(Path({str(folder)!r}), scratch); "
+    done = subprocess.run(
+        [sys.executable, "-c", start + code], cwd=folder, capture_output=True, text=True, check=False
+    )
+    assert ("PermissionError" in done.stderr) == held, done.stderr
+    assert held or not done.returncode
+    assert not (folder / "new.txt").exists()
 
 
 def test_words_that_look_like_options_stay_values() -> None:

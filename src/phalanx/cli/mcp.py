@@ -42,7 +42,9 @@ def mcp(
         raise InputError("http", http, "is no port", "e.g. 8765")
     try:
         from mcp.server.stdio import stdio_server
-    except ImportError:
+    except ModuleNotFoundError as error:
+        if error.name != "mcp":
+            raise
         raise InputError("mcp", None, "the SDK is not installed", 'pip install "phalanx[mcp]"') from None
     from phalanx.cli.tool_calls import warm
 

@@ -64,6 +64,8 @@ _HIDDEN = ("json", "save", "out", "more", "help", "assertions", "strict")
 """Options that shape what people see, or write files."""
 _TYPES = {int: "integer", float: "number", bool: "boolean"}
 _PRELOADED = ["phalanx.answers.prediction", "phalanx.answers.explanation", "phalanx.answers.model_plan"]
+_STARTS = frozenset({"subprocess.Popen", "os.system", "os.exec", "os.posix_spawn", "os.fork", "socket.connect"})
+"""Audit events of what a call never does."""
 MEMORY_BYTES = 8 * 2**30
 """Address space of a call."""
 
@@ -212,6 +214,8 @@ def _fence(folder: Path, scratch: Path) -> None:
     own = f"{os.path.realpath(scratch)}{os.sep}"
 
     def watch(event: str, arguments: tuple[Any, ...]) -> None:
+        if event in _STARTS:
+            raise PermissionError(13, "a tool starts no program and connects to nothing", event)
         if event != "open" or not isinstance(arguments[0], str | bytes | os.PathLike):
             return
         name, _, flags = arguments
