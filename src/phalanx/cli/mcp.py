@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -40,25 +41,24 @@ def mcp(
         raise InputError("limit", limit, "is not a time", "write seconds, e.g. 60")
     if http is not None and not 0 < http < 65536:
         raise InputError("http", http, "is no port", "e.g. 8765")
+    from phalanx.cli.tool_calls import warm
+
+    threading.Thread(target=warm, daemon=True).start()  # while the SDK is imported
     try:
         from mcp.server.stdio import stdio_server
     except ModuleNotFoundError as error:
         if error.name != "mcp":
             raise
         raise InputError("mcp", None, "the SDK is not installed", 'pip install "phalanx[mcp]"') from None
-    from phalanx.cli.tool_calls import warm
-
     served = server(folder.resolve(), limit)
     if http is not None:
         import uvicorn
 
-        warm()
         announce(f"tools at http://127.0.0.1:{http}/mcp, files of {folder.resolve()}")
         uvicorn.run(served.streamable_http_app(), host="127.0.0.1", port=http, log_level="warning")
         return
 
     async def over_stdio() -> None:
-        asyncio.get_running_loop().run_in_executor(None, warm)
         async with stdio_server() as (incoming, outgoing):
             await served.run(incoming, outgoing, served.create_initialization_options())
 

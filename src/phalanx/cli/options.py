@@ -40,14 +40,6 @@ def _starting(incomplete: str, names: Iterable[str]) -> list[str]:
 
 # A job file, and what is laid over it.
 Job = Annotated[Path, typer.Argument(metavar="JOB.toml", help="The job file.", show_default=False)]
-OptionalJob = Annotated[
-    Path | None,
-    typer.Argument(
-        metavar="JOB.toml",
-        help="The job file; without one, give --model, --cluster, --gpus, --batch and --seq.",
-        show_default=False,
-    ),
-]
 JobOrPlan = Annotated[
     Path | None,
     typer.Argument(metavar="JOB.toml|plan.json", help="A job file, or a plan of one.", show_default=False),

@@ -63,7 +63,14 @@ TOOLS = {
 _HIDDEN = ("json", "save", "out", "more", "help", "assertions", "strict")
 """Options that shape what people see, or write files."""
 _TYPES = {int: "integer", float: "number", bool: "boolean"}
-_PRELOADED = ["phalanx.answers.prediction", "phalanx.answers.explanation", "phalanx.answers.model_plan"]
+_PRELOADED = [
+    "phalanx.cli.app",
+    "phalanx.cli.predict",
+    "phalanx.report.views",
+    "phalanx.answers.prediction",
+    "phalanx.answers.explanation",
+    "phalanx.answers.model_plan",
+]
 _STARTS = frozenset({"subprocess.Popen", "os.system", "os.exec", "os.posix_spawn", "os.fork", "socket.connect"})
 """Audit events of what a call never does."""
 MEMORY_BYTES = 8 * 2**30

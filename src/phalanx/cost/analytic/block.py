@@ -117,7 +117,6 @@ def _exposed(sent: _Sent, layout: Layout, system: System, profile: Profile, prod
 
 _GATHERED = tuple(f.gathers for f in FORMATS)
 """By FORMATS: whether tokens can be gathered in it."""
-_NOT_SENT = _Sent(0.0, 0.0, 0.0)
 
 _COPIES = 3
 """Number of copies of tensors exchanged by Ulysses: heads are moved to the front, and on the receiving side two

@@ -147,8 +147,6 @@ class Architecture:
     tied: bool = False
     depths: tuple[Block, ...] = ()
     """Blocks of multi-token prediction, which run after the others."""
-    depth_weights: tuple[Weight, ...] = ()
-    """Parameters of multi-token prediction outside of its blocks."""
     end_weights: tuple[Weight, ...] = ()
     """Further parameters of the head."""
 
