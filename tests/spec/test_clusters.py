@@ -138,3 +138,8 @@ def test_the_table_of_clusters() -> None:
     ):
         found = CliRunner().invoke(app, ["presets", "clusters", *arguments])
         assert (found.exit_code, words in found.output) == (2, True), found.output
+
+
+@pytest.mark.parametrize(("nodes", "ranks"), [(1, [8, 8]), (16, [8, 128]), (17, [8, 128, 136]), (40, [8, 128, 320])])
+def test_a_site_is_joined_to_others_where_there_are_others(nodes: int, ranks: list[int]) -> None:
+    assert [tier.ranks for tier in preset("sites-h100", nodes).tiers] == ranks
