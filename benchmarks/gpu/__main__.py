@@ -8,13 +8,12 @@ from typing import Annotated
 import typer
 
 from benchmarks.gpu.examine import as_text, examine, failed
-from phalanx.cli.options import Json
 from phalanx.cli.terminal import FAILED, announce, exit_on_error, print_json
 
 
 def main(
     folder: Annotated[Path, typer.Argument(help="Folder for the report; parts whose results it has are not rerun.")],
-    as_json: Json = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
     """Examine the GPUs in parts of at most minutes each: rates, links, parity, steps next to plain PyTorch.
 

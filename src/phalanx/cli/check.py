@@ -33,14 +33,14 @@ _LARGEST = 2**20  # bytes of a file
 
 @command
 def check(
-    output: Annotated[Display, "json"],
-    file: Annotated[Path, typer.Argument(metavar="[FILE]", help="The checks.")] = Path("phalanx.toml"),
-    only: Annotated[
-        list[str] | None, typer.Option("--only", metavar="NAME", help="Run this check alone; may be repeated.")
-    ] = None,
+    output: Annotated[Display, "json"], file: Path = Path("phalanx.toml"), only: list[str] | None = None
 ) -> None:
     """Ask the questions of a file and check the answers; exit code 1 if an assertion fails or a question has no
-    answer."""
+    answer.
+
+    file [FILE]: The checks.
+    --only NAME: Run this check alone; may be repeated.
+    """
     from phalanx.spec.errors import InputError, nearest
 
     checks = _read(file)

@@ -12,6 +12,11 @@ from phalanx.cli.forms import Form, forms
 from phalanx.cli.output import Display
 from phalanx.cli.terminal import FAILED, announce
 
+OPTIONS = """
+--op: Operation: all_reduce, all_gather, reduce_scatter, broadcast, ...
+"""
+
+
 collectives = forms(
     "Show, prove and compare algorithms of collective operations.",
     {
@@ -23,33 +28,25 @@ collectives = forms(
         "formulas": Form(f"{__name__}:formulas", "The formulas of all algorithms, in symbols."),
     },
 )
-Operation = Annotated[
-    str, typer.Option("--op", help="Operation: all_reduce, all_gather, reduce_scatter, broadcast, ...")
-]
 
 
 @command
 def show(
     output: Annotated[Display, "json", "save"],
-    algorithm: Annotated[
-        str | None,
-        typer.Argument(help="Algorithm: ring, rabenseifner, binomial, ...; none with --as.", show_default=False),
-    ] = None,
-    op: Operation = "all_reduce",
-    ranks: Annotated[
-        int, typer.Option(help="Number of ranks; at most 26, because contributions are drawn as letters.")
-    ] = 4,
-    root: Annotated[int, typer.Option(help="Root rank of a broadcast, reduce, scatter or gather.")] = 0,
-    composition: Annotated[
-        str | None,
-        typer.Option(
-            "--as",
-            metavar="OP[:ALGORITHM]+OP[:ALGORITHM]|dual[:ALGORITHM]",
-            help="Compose it of others, such as reduce_scatter+all_gather, or turn its dual backwards.",
-        ),
-    ] = None,
+    algorithm: str | None = None,
+    op: str = "all_reduce",
+    ranks: int = 4,
+    root: int = 0,
+    composition: str | None = None,
 ) -> None:
-    """Step through an algorithm: which rank sends which chunk to which, and what each rank then holds."""
+    """Step through an algorithm: which rank sends which chunk to which, and what each rank then holds.
+
+    algorithm: Algorithm: ring, rabenseifner, binomial, ...; none with --as.
+    --ranks: Number of ranks; at most 26, because contributions are drawn as letters.
+    --root: Root rank of a broadcast, reduce, scatter or gather.
+    composition --as OP[:ALGORITHM]+OP[:ALGORITHM]|dual[:ALGORITHM]: Compose it of others, such as
+        reduce_scatter+all_gather, or turn its dual backwards.
+    """
     from phalanx.answers.collectives import show as follow
     from phalanx.schedule.collectives.registry import ALGORITHMS
     from phalanx.spec.errors import InputError, nearest
@@ -61,11 +58,11 @@ def show(
 
 
 @command
-def prove(
-    output: Annotated[Display, "json"],
-    max_ranks: Annotated[int, typer.Option(help="Prove for every world size from 1 to this.")] = 33,
-) -> None:
-    """Prove every algorithm: each rank ends with each contribution exactly once, and nothing deadlocks."""
+def prove(output: Annotated[Display, "json"], max_ranks: int = 33) -> None:
+    """Prove every algorithm: each rank ends with each contribution exactly once, and nothing deadlocks.
+
+    --max-ranks: Prove for every world size from 1 to this.
+    """
     from phalanx.answers.collectives import prove_all
 
     answer = prove_all(max_ranks, announce)
@@ -76,20 +73,15 @@ def prove(
 
 @command
 def reduce(
-    output: Annotated[Display, "json"],
-    algorithm: Annotated[str, typer.Argument(help="Algorithm: ring, rabenseifner, binomial, ...")],
-    function: Annotated[
-        str,
-        typer.Option(
-            "--with",
-            metavar="NAME|MODULE:FUNCTION",
-            help="sum, product, min, max, gcd, and, or, xor; or a function of two tensors, of your own.",
-        ),
-    ],
-    op: Operation = "all_reduce",
-    ranks: Annotated[int, typer.Option(help="Number of local ranks, 1 to 8.")] = 3,
+    output: Annotated[Display, "json"], algorithm: str, function: str, op: str = "all_reduce", ranks: int = 3
 ) -> None:
-    """Prove an algorithm for a reduction of your own, and run it: on local ranks, against one process."""
+    """Prove an algorithm for a reduction of your own, and run it: on local ranks, against one process.
+
+    algorithm: Algorithm: ring, rabenseifner, binomial, ...
+    function --with NAME|MODULE:FUNCTION: sum, product, min, max, gcd, and, or, xor; or a function of two tensors, of
+        your own.
+    --ranks: Number of local ranks, 1 to 8.
+    """
     from phalanx.answers.own_reduction import run
     from phalanx.spec.errors import Unproved
 
@@ -104,11 +96,11 @@ def reduce(
 
 
 @command
-def bound(
-    output: Annotated[Display, "json"],
-    ranks: Annotated[int, typer.Option(help="Number of ranks, 2 to 5.")] = 4,
-) -> None:
-    """Search everything that a few ranks can do for the least that an all-reduce must send."""
+def bound(output: Annotated[Display, "json"], ranks: int = 4) -> None:
+    """Search everything that a few ranks can do for the least that an all-reduce must send.
+
+    --ranks: Number of ranks, 2 to 5.
+    """
     from phalanx.answers.collectives import bound as search
 
     output.show(search(ranks))
@@ -117,17 +109,17 @@ def bound(
 @command
 def table(
     output: Annotated[Display, "json", "save"],
-    op: Operation = "all_reduce",
-    size: Annotated[
-        str, typer.Option("--bytes", help="Size of the buffer, such as 100MB or 64KiB; ignored for a barrier.")
-    ] = "100MB",
-    ranks: Annotated[int, typer.Option(help="Number of ranks in the group.")] = 8,
-    cluster: Annotated[
-        str,
-        typer.Option(help="A preset, a cluster's TOML file, or local: ranks of this machine, as measured."),
-    ] = "dgx-h100",
+    op: str = "all_reduce",
+    size: str = "100MB",
+    ranks: int = 8,
+    cluster: str = "dgx-h100",
 ) -> None:
-    """Compare all algorithms of an operation on a cluster: rounds, bytes, time, and how far from the lower bound."""
+    """Compare all algorithms of an operation on a cluster: rounds, bytes, time, and how far from the lower bound.
+
+    size --bytes: Size of the buffer, such as 100MB or 64KiB; ignored for a barrier.
+    --ranks: Number of ranks in the group.
+    --cluster: A preset, a cluster's TOML file, or local: ranks of this machine, as measured.
+    """
     from phalanx.answers.collectives import collectives as compare
     from phalanx.answers.collectives import measured
     from phalanx.spec.errors import InputError

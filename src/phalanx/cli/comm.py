@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Annotated
 
-import typer
-
 from phalanx.answers.query import Query
 from phalanx.cli.command import command
 from phalanx.cli.forms import Form, forms, given
@@ -48,18 +46,19 @@ def of_strategy(query: Annotated[Query, OF_A_STRATEGY], output: Annotated[Displa
 
 @command
 def of_params(
-    params: Annotated[str, typer.Option("--params", metavar="25M", help="Number of parameters.")],
+    params: str,
     output: Annotated[Display, "json", "save"],
-    rate: Annotated[float, typer.Option("--rate", help="Bandwidth of a rank in one direction, in GB/s.")] = 25.0,
-    compute: Annotated[
-        float | None,
-        typer.Option("--compute", metavar="SECONDS", help="Compare with this many seconds of computing a step."),
-    ] = None,
-    top_k: Annotated[
-        float | None, typer.Option("--top-k", metavar="SHARE", help="Send the largest share of gradients alone.")
-    ] = None,
+    rate: float = 25.0,
+    compute: float | None = None,
+    top_k: float | None = None,
 ) -> None:
-    """Tabulate what an all-reduce of gradients sends and takes, by number of ranks."""
+    """Tabulate what an all-reduce of gradients sends and takes, by number of ranks.
+
+    --params 25M: Number of parameters.
+    --rate: Bandwidth of a rank in one direction, in GB/s.
+    --compute SECONDS: Compare with this many seconds of computing a step.
+    --top-k SHARE: Send the largest share of gradients alone.
+    """
     from phalanx.answers.tables import gradient_traffic
 
     tables = gradient_traffic(params, rate, compute, top_k)

@@ -1,27 +1,39 @@
-"""A command from a function: options are derived from the question and the output that it takes.
+"""A command from a function: options are derived from its parameters, its docstring, and the question that it takes.
 
     @command
-    def comm(query: Annotated[Query, OF_A_STRATEGY], output: Annotated[Display, "json", "save"]) -> None:
+    def comm(query: Annotated[Query, OF_A_STRATEGY], output: Annotated[Display, "json", "save"], rate: float = 25.0):
+        '''Tabulate what each mesh axis of a strategy sends.
 
-A parameter of type Query or Display becomes the options of its fields (options.py), all of them or those that the
-annotation names. The function runs with errors turned into one line, and with files to be written checked first.
+        --rate GB/S: Bandwidth of a rank in one direction.
+        '''
+
+A parameter of type Query or Display becomes the options of its fields, all of them or those that the annotation
+names. Every other is described by an entry of the docstring's last paragraph, of the module's OPTIONS, or of
+those that commands share (options.py): `--flag METAVAR: help` for an option, `name METAVAR: help` for an argument,
+`name --flag METAVAR: help` where the flag is not the parameter's name. The function runs with errors turned into one
+line, and with files to be written checked first.
 """
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Iterator
 from typing import Annotated, Any, get_args, get_origin
 
+import typer
+
 from phalanx.answers.query import Query
-from phalanx.cli.options import OUTPUT_OPTIONS, QUERY_OPTIONS
+from phalanx.cli.options import COMPLETED, OUTPUT_TYPES, QUERY_TYPES, SHARED
 from phalanx.cli.output import Display
 from phalanx.cli.terminal import exit_on_error
 
-_DERIVED: dict[type, dict[str, Any]] = {Query: QUERY_OPTIONS, Display: OUTPUT_OPTIONS}
-_DEFAULTS: dict[str, Any] = {"json": False, "strict": False}
+_DERIVED: dict[type, dict[str, Any]] = {Query: QUERY_TYPES, Display: OUTPUT_TYPES}
+_ENTRY = re.compile(r"(?:(?P<name>\w+) ?)?(?P<flags>--[\w/-]+)?(?: ?(?P<metavar>.+?))??: (?P<help>.*)", re.DOTALL)
 
 Command = Callable[..., Any]
+Info = Any
+"""What Typer knows of an option or argument."""
 
 
 def command(function: Command) -> Command:
@@ -35,23 +47,30 @@ def command_with_progress(function: Command) -> Command:
 
 
 def _derive(body: Command, reports_progress: bool) -> Command:
+    about, _, last = (inspect.getdoc(body) or "").rpartition("\n\n")
+    entries = dict(_entries(last))
+    about = about if entries else f"{about}\n\n{last}".strip()
+    entries = {**dict(_entries(SHARED)), **dict(_entries(body.__globals__.get("OPTIONS", ""))), **entries}
     parameters: list[inspect.Parameter] = []
     derived: dict[str, tuple[type, tuple[str, ...]]] = {}
+
+    def add(name: str, annotation: Any, default: Any) -> None:
+        if get_origin(annotation) is not Annotated:
+            annotation = Annotated[annotation, entries[name](name, annotation)]
+        parameters.append(
+            inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
+        )
+
     for parameter in inspect.signature(body, eval_str=True).parameters.values():
         kind, names = _derived(parameter.annotation)
-        if kind is None:
+        if kind is None and parameter.annotation is typer.Context:
             parameters.append(parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY))
-            continue
-        derived[parameter.name] = kind, names
-        for name in names:
-            parameters.append(
-                inspect.Parameter(
-                    name,
-                    inspect.Parameter.KEYWORD_ONLY,
-                    default=_DEFAULTS.get(name),
-                    annotation=_DERIVED[kind][name],
-                )
-            )
+        elif kind is None:
+            add(parameter.name, parameter.annotation, parameter.default)
+        else:
+            derived[parameter.name] = kind, names
+            for name in names:
+                add(name, _DERIVED[kind][name], False if _DERIVED[kind][name] is bool else None)
 
     def run(**given: Any) -> Any:
         with exit_on_error(reports_progress):
@@ -67,15 +86,28 @@ def _derive(body: Command, reports_progress: bool) -> Command:
                     given[name].require_writable()
             return body(**given)
 
-    run.__name__, run.__qualname__, run.__doc__, run.__module__ = (
-        body.__name__,
-        body.__qualname__,
-        inspect.getdoc(body),
-        body.__module__,
-    )
+    run.__name__, run.__qualname__, run.__module__ = body.__name__, body.__qualname__, body.__module__
+    run.__doc__ = about
     run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     run.__annotations__ = {p.name: p.annotation for p in parameters}
     return run
+
+
+def _entries(paragraph: str) -> Iterator[tuple[str, Callable[[str, Any], Info]]]:
+    """Yield (parameter, what makes Typer's description of it) of a paragraph whose lines are all entries or go on
+    with one; of any other nothing."""
+    found = [_ENTRY.fullmatch(" ".join(entry.split())) for entry in re.split(r"\n(?!\s)", paragraph.strip())]
+    for entry in found if all(found) else ():
+        assert entry is not None
+        name, flags, metavar, about = entry["name"], entry["flags"], entry["metavar"], entry["help"]
+        name = name or flags.strip("-").replace("-", "_")
+
+        def info(name: str, kind: Any, flags: Any = flags, metavar: Any = metavar, about: str = about) -> Info:
+            if flags is None:
+                return typer.Argument(metavar=metavar, help=about, show_default=False)
+            return typer.Option(flags, metavar=metavar, help=about, autocompletion=COMPLETED.get(name))
+
+        yield name, info
 
 
 def _derived(annotation: Any) -> tuple[type | None, tuple[str, ...]]:

@@ -16,23 +16,14 @@ _SHARED = ("model", "cluster", "gpus", "batch", "seq", "stack", "precision", "op
 
 
 @command
-def compare(
-    sides: Annotated[
-        list[str],
-        typer.Argument(
-            metavar="A B [C]",
-            help="Plans, runs' folders, configurations of other frameworks, or strategies such as tp=8,zero=1; or an "
-            "observed.json and a plan.",
-            show_default=False,
-        ),
-    ],
-    query: Annotated[Query, _SHARED],
-    output: Annotated[Display, "json", "save"],
-) -> None:
+def compare(sides: list[str], query: Annotated[Query, _SHARED], output: Annotated[Display, "json", "save"]) -> None:
     """Compare plans, configurations or strategies: time by term, memory by part, and the settings that differ.
 
     A strategy is that of the first plan's question, or of --model, --cluster, --gpus, --batch and --seq. Of an
     observed program and a plan: where its step differs, in collectives, bytes, FLOPs and memory.
+
+    sides A B [C]: Plans, runs' folders, configurations of other frameworks, or strategies such as tp=8,zero=1; or an
+        observed.json and a plan.
     """
     from phalanx.answers import observed
     from phalanx.answers.compare import comparison_of

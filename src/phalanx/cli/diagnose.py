@@ -6,8 +6,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
 from phalanx.answers.query import Query
 from phalanx.cli.command import command
 from phalanx.cli.options import OF_A_STRATEGY
@@ -18,30 +16,19 @@ _OF_A_PLAN = tuple(name for name in OF_A_STRATEGY if name != "source")
 
 @command
 def diagnose(
-    files: Annotated[
-        list[str],
-        typer.Argument(
-            metavar="FILE...",
-            help="A run's folder, a step log, traces of torch.profiler (.json, .json.gz, a folder of them) or "
-            "nsys (.sqlite), NCCL's log or inspector's dump, a CUDA memory snapshot, or 4.3s, 230TFLOP/s.",
-            show_default=False,
-        ),
-    ],
+    files: list[str],
     query: Annotated[Query, _OF_A_PLAN],
     output: Annotated[Display, "json", "save"],
-    plan: Annotated[
-        list[Path] | None,
-        typer.Option(
-            "--plan",
-            metavar="FILE",
-            help="What was run: a plan.json, a launch script, a configuration; else --model and the rest.",
-        ),
-    ] = None,
+    plan: list[Path] | None = None,
 ) -> None:
     """Compare a run's step with its plan part by part, the largest gap first, and what to do about it.
 
     Every instant of a step is charged to one part: products, attention, memory-bound kernels, launches, each axis's
     exposed communication, the pipeline, data loading, the host, and waiting for other ranks.
+
+    files FILE...: A run's folder, a step log, traces of torch.profiler (.json, .json.gz, a folder of them) or nsys
+        (.sqlite), NCCL's log or inspector's dump, a CUDA memory snapshot, or 4.3s, 230TFLOP/s.
+    --plan FILE: What was run: a plan.json, a launch script, a configuration; else --model and the rest.
     """
     from phalanx.answers.diagnose.diagnosis import diagnosis_of
 

@@ -15,57 +15,41 @@ from phalanx.cli.terminal import require_torch
 @command_with_progress
 def generate(
     output: Annotated[Display, "json"],
-    run: Annotated[
-        Path,
-        typer.Argument(
-            metavar="RUN|HF_DIR",
-            help="A run's folder, such as runs/quickstart, or a folder of Hugging Face weights.",
-            show_default=False,
-        ),
-    ],
-    prompt: Annotated[
-        list[str] | None,
-        typer.Option(help="Text to continue; may be repeated. Without one: It is a truth.", show_default=False),
-    ] = None,
-    prompts: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="A file with a prompt on each line.", show_default=False)
-    ] = None,
-    tokens: Annotated[
-        int | None,
-        typer.Option(help="Number of tokens to add at most; without it 80, or as many as the context has room for."),
-    ] = None,
-    temperature: Annotated[
-        float, typer.Option(help="Sampling temperature; 0 takes the most likely token each time.")
-    ] = 0.8,
-    top_k: Annotated[int, typer.Option(help="Sample from the k most likely tokens; 0 samples from all.")] = 50,
-    top_p: Annotated[
-        float, typer.Option(help="Sample from the fewest likely tokens with this probability; 1 samples from all.")
-    ] = 1.0,
-    seed: Annotated[int, typer.Option(help="Seed of the sampling.")] = 0,
-    past_end: Annotated[bool, typer.Option("--past-end", help="Go on after the model's end-of-text token.")] = False,
-    strategy: Annotated[
-        str | None,
-        typer.Option(
-            metavar="LINE",
-            help="How the model is split over local ranks: tp, pp, ep and etp; dp divides the prompts. Such as tp=2.",
-        ),
-    ] = None,
-    precision: Annotated[
-        str | None,
-        typer.Option(
-            metavar="float64|float32|bfloat16|float16", help="Type to compute in; without it, that of the weights."
-        ),
-    ] = None,
-    slots: Annotated[int, typer.Option(help="Prompts that a replica continues at once.")] = 16,
-    chunk: Annotated[
-        int, typer.Option(help="Tokens that a replica computes in a step at most: longer prompts go in chunks.")
-    ] = 512,
-    page: Annotated[int, typer.Option(help="Tokens of a page of the KV cache.")] = 16,
-    pages: Annotated[
-        int | None, typer.Option(help="Pages of a replica's KV cache; without it, enough for all slots.")
-    ] = None,
+    run: Path,
+    prompt: list[str] | None = None,
+    prompts: Path | None = None,
+    tokens: int | None = None,
+    temperature: float = 0.8,
+    top_k: int = 50,
+    top_p: float = 1.0,
+    seed: int = 0,
+    past_end: bool = False,
+    strategy: str | None = None,
+    precision: str | None = None,
+    slots: int = 16,
+    chunk: int = 512,
+    page: int = 16,
+    pages: int | None = None,
 ) -> None:
-    """Continue texts with the newest checkpoint of a run, or with Hugging Face weights."""
+    """Continue texts with the newest checkpoint of a run, or with Hugging Face weights.
+
+    run RUN|HF_DIR: A run's folder, such as runs/quickstart, or a folder of Hugging Face weights.
+    --prompt: Text to continue; may be repeated. Without one: It is a truth.
+    --prompts FILE: A file with a prompt on each line.
+    --tokens: Number of tokens to add at most; without it 80, or as many as the context has room for.
+    --temperature: Sampling temperature; 0 takes the most likely token each time.
+    --top-k: Sample from the k most likely tokens; 0 samples from all.
+    --top-p: Sample from the fewest likely tokens with this probability; 1 samples from all.
+    --seed: Seed of the sampling.
+    --past-end: Go on after the model's end-of-text token.
+    --strategy LINE: How the model is split over local ranks: tp, pp, ep and etp; dp divides the prompts. Such as
+        tp=2.
+    --precision float64|float32|bfloat16|float16: Type to compute in; without it, that of the weights.
+    --slots: Prompts that a replica continues at once.
+    --chunk: Tokens that a replica computes in a step at most: longer prompts go in chunks.
+    --page: Tokens of a page of the KV cache.
+    --pages: Pages of a replica's KV cache; without it, enough for all slots.
+    """
     require_torch()
     from phalanx.answers.generate import generate as continue_texts
     from phalanx.infer.sampling import Sampling

@@ -6,9 +6,7 @@ import asyncio
 import json
 import threading
 from pathlib import Path
-from typing import Annotated, Any
-
-import typer
+from typing import Any
 
 from phalanx.cli.command import command_with_progress
 from phalanx.cli.terminal import announce
@@ -23,16 +21,13 @@ error names the field and the remedy: correct the argument and call again."""
 
 
 @command_with_progress
-def mcp(
-    folder: Annotated[
-        Path, typer.Option("--folder", metavar="DIR", help="The only folder whose files tools read.")
-    ] = Path(),
-    limit: Annotated[float, typer.Option("--limit", metavar="SECONDS", help="Longest that a call may take.")] = 60.0,
-    http: Annotated[
-        int | None, typer.Option("--http", metavar="PORT", help="Serve HTTP on 127.0.0.1, not stdio.")
-    ] = None,
-) -> None:
-    """Serve the questions as tools for agents (Model Context Protocol), until the client leaves."""
+def mcp(folder: Path = Path(), limit: float = 60.0, http: int | None = None) -> None:
+    """Serve the questions as tools for agents (Model Context Protocol), until the client leaves.
+
+    --folder DIR: The only folder whose files tools read.
+    --limit SECONDS: Longest that a call may take.
+    --http PORT: Serve HTTP on 127.0.0.1, not stdio.
+    """
     from phalanx.spec.errors import InputError
 
     if not folder.is_dir():

@@ -17,14 +17,10 @@ from phalanx.cli.unread import require_only
 if TYPE_CHECKING:
     from phalanx.spec.cluster.spec import ClusterSpec
 
-Out = Annotated[
-    Path | None,
-    typer.Option(
-        "--out",
-        metavar="FILE.toml",
-        help="Write the measured cluster to this file; under torchrun the default is cluster.toml.",
-    ),
-]
+OPTIONS = """
+--out FILE.toml: Write the measured cluster to this file; under torchrun the default is cluster.toml.
+"""
+
 
 measure = forms(
     "Measure kernel rates, links and collectives of this machine, or under torchrun of all hosts.",
@@ -41,21 +37,20 @@ measure = forms(
 def of_machine(
     line: typer.Context,
     output: Annotated[Display, "json", "save"],
-    ranks: Annotated[int | None, typer.Option(help="Number of local ranks; by default one per GPU or core.")] = None,
-    dtype: Annotated[str, typer.Option(help="Type that kernels compute in: float32, bfloat16, ...")] = "float32",
-    threads: Annotated[int, typer.Option(help="Number of threads per rank.")] = 1,
-    quick: Annotated[
-        bool,
-        typer.Option(
-            "--quick",
-            help="Measure this machine at fewer sizes in fewer rounds: in seconds, not a minute, and less exactly.",
-        ),
-    ] = False,
-    out: Out = None,
+    ranks: int | None = None,
+    dtype: str = "float32",
+    threads: int = 1,
+    quick: bool = False,
+    out: Path | None = None,
 ) -> None:
     """Measure kernel rates, links and collectives of this machine, or under torchrun of all hosts.
 
     `train` and `plan` use the result: on this machine by itself, elsewhere as cluster.file.
+
+    --ranks: Number of local ranks; by default one per GPU or core.
+    --dtype: Type that kernels compute in: float32, bfloat16, ...
+    --threads: Number of threads per rank.
+    --quick: Measure this machine at fewer sizes in fewer rounds: in seconds, not a minute, and less exactly.
     """
     from phalanx.answers.measure import measure as measure_machine
     from phalanx.answers.measure import measure_ranks
@@ -81,15 +76,18 @@ def of_machine(
 
 @command
 def of_nccl_tests(
-    files: Annotated[
-        list[Path], typer.Argument(metavar="FILE...", help="Display of nccl-tests, a file a collective.")
-    ],
+    files: list[Path],
     output: Annotated[Display, "json", "save"],
-    preset: Annotated[str, typer.Option(help="Cluster preset that the tests were run on.")] = "dgx-h100",
-    op: Annotated[str, typer.Option(help="Operation that was measured, for files that do not name it.")] = "",
-    out: Out = None,
+    preset: str = "dgx-h100",
+    op: str = "",
+    out: Path | None = None,
 ) -> None:
-    """Read what nccl-tests measured on a cluster: its collectives, fitted, with all else from a preset."""
+    """Read what nccl-tests measured on a cluster: its collectives, fitted, with all else from a preset.
+
+    files FILE...: Display of nccl-tests, a file a collective.
+    --preset: Cluster preset that the tests were run on.
+    --op: Operation that was measured, for files that do not name it.
+    """
     from phalanx.answers.measure import from_nccl_tests
 
     require_writable("--out", out)

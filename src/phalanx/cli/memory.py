@@ -5,22 +5,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Annotated
 
-import typer
-
 from phalanx.answers.query import Query
 from phalanx.cli.command import command
 from phalanx.cli.forms import Form, forms, given
 from phalanx.cli.options import OF_A_STRATEGY
 from phalanx.cli.output import Display, show_notes
 
-Policy = Annotated[
-    int,
-    typer.Option(
-        "--bytes-per-parameter",
-        help="Bytes of state per parameter: 16 (weight 2, gradient 2, master and moments 12), 12, 18 or 20.",
-    ),
-]
-Card = Annotated[float, typer.Option("--card", help="Memory of a GPU in GB.")]
+OPTIONS = """
+policy --bytes-per-parameter: Bytes of state per parameter: 16 (weight 2, gradient 2, master and moments 12), 12, 18
+    or 20.
+--card: Memory of a GPU in GB.
+"""
+
+
 _OF_A_STEP = ("--strategy", "--cluster", "--gpus", "--batch", "--stack", "--precision", "--options")
 
 
@@ -54,27 +51,29 @@ def of_strategy(query: Annotated[Query, OF_A_STRATEGY], output: Annotated[Displa
 
 @command
 def of_model(
-    model: Annotated[str, typer.Option("--model", metavar="NAME|config.json", help="Model.")],
+    model: str,
     output: Annotated[Display, "json", "save"],
-    micro_batch: Annotated[int, typer.Option("--micro-batch", help="Sequences per micro-batch.")] = 1,
-    seq: Annotated[int | None, typer.Option("--seq", help="Sequence length in tokens.")] = None,
-    policy: Policy = 16,
-    card: Card = 80.0,
+    micro_batch: int = 1,
+    seq: int | None = None,
+    policy: int = 16,
+    card: float = 80.0,
 ) -> None:
-    """Tabulate a model's state by level of ZeRO, and its activations by recomputation, tp and sp."""
+    """Tabulate a model's state by level of ZeRO, and its activations by recomputation, tp and sp.
+
+    --model NAME|config.json: Model.
+    --micro-batch: Sequences per micro-batch.
+    """
     from phalanx.answers.tables import model_memory
 
     output.show(model_memory(model, micro_batch, seq, policy, card), subject="memory")
 
 
 @command
-def of_params(
-    params: Annotated[str, typer.Option("--params", metavar="25M", help="Number of parameters.")],
-    output: Annotated[Display, "json", "save"],
-    policy: Policy = 16,
-    card: Card = 80.0,
-) -> None:
-    """Tabulate the state of a number of parameters by level of ZeRO."""
+def of_params(params: str, output: Annotated[Display, "json", "save"], policy: int = 16, card: float = 80.0) -> None:
+    """Tabulate the state of a number of parameters by level of ZeRO.
+
+    --params 25M: Number of parameters.
+    """
     from phalanx.answers.tables import state_memory
 
     tables = state_memory(params, policy, card)

@@ -10,23 +10,15 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
 from phalanx.cli.command import command
 from phalanx.cli.forms import Form, forms, given
-from phalanx.cli.options import Cluster, StrategyLine
 from phalanx.cli.output import Display
 
-Source = Annotated[
-    Path | None,
-    typer.Argument(
-        metavar="PLAN.json|JOB.toml", help="A plan, a run's folder or a job file; without one, give --strategy."
-    ),
-]
-Axis = Annotated[
-    str | None,
-    typer.Option("--axis", metavar="AXIS", help="Colour the groups of this axis; by default the innermost."),
-]
+OPTIONS = """
+source PLAN.json|JOB.toml: A plan, a run's folder or a job file; without one, give --strategy.
+--axis AXIS: Colour the groups of this axis; by default the innermost.
+"""
+
 
 mesh = forms(
     "Show which rank is on which GPU, the groups of every axis, and over which links each group talks.",
@@ -44,10 +36,10 @@ mesh = forms(
 @command
 def of_nodes(
     output: Annotated[Display, "json", "save"],
-    source: Source = None,
-    strategy: StrategyLine = None,
-    cluster: Cluster = None,
-    axis: Axis = None,
+    source: Path | None = None,
+    strategy: str | None = None,
+    cluster: str | None = None,
+    axis: str | None = None,
 ) -> None:
     """Show which rank is on which GPU, the groups of every axis, and over which links each group talks."""
     from phalanx.answers.mesh import placement, rank_map
@@ -58,10 +50,10 @@ def of_nodes(
 @command
 def of_cube(
     output: Annotated[Display, "json", "save"],
-    source: Source = None,
-    strategy: StrategyLine = None,
-    cluster: Cluster = None,
-    axis: Axis = None,
+    source: Path | None = None,
+    strategy: str | None = None,
+    cluster: str | None = None,
+    axis: str | None = None,
 ) -> None:
     """Draw the three largest axes as a cube: in the terminal, its slices."""
     from phalanx.answers.mesh import placement, rank_map
@@ -71,13 +63,16 @@ def of_cube(
 
 @command
 def of_groups(
-    axis: Annotated[str, typer.Option("--axis", metavar="AXIS", help="Axis, such as tp, ep or dp_shard+cp.")],
+    axis: str,
     output: Annotated[Display, "json", "save"],
-    source: Source = None,
-    strategy: StrategyLine = None,
-    cluster: Cluster = None,
+    source: Path | None = None,
+    strategy: str | None = None,
+    cluster: str | None = None,
 ) -> None:
-    """List all groups of an axis, and the links over which each talks."""
+    """List all groups of an axis, and the links over which each talks.
+
+    --axis AXIS: Axis, such as tp, ep or dp_shard+cp.
+    """
     from phalanx.answers.mesh import mesh_groups, placement
 
     output.show(mesh_groups(placement(source, strategy, cluster), axis))
@@ -85,14 +80,17 @@ def of_groups(
 
 @command
 def of_rank(
-    rank: Annotated[int, typer.Option("--rank", help="Rank.")],
+    rank: int,
     output: Annotated[Display, "json", "save"],
-    source: Source = None,
-    strategy: StrategyLine = None,
-    cluster: Cluster = None,
-    axis: Axis = None,
+    source: Path | None = None,
+    strategy: str | None = None,
+    cluster: str | None = None,
+    axis: str | None = None,
 ) -> None:
-    """Show where a rank is, and the groups that it is in; a --save outlines them."""
+    """Show where a rank is, and the groups that it is in; a --save outlines them.
+
+    --rank: Rank.
+    """
     from phalanx.answers.mesh import placement, rank_place
 
     output.show(rank_place(placement(source, strategy, cluster), rank, axis))

@@ -5,8 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
 from phalanx.cli.command import command_with_progress
 from phalanx.cli.output import Display, show_notes
 from phalanx.cli.terminal import require_torch, require_writable
@@ -15,40 +13,27 @@ from phalanx.cli.terminal import require_torch, require_writable
 @command_with_progress
 def observe(
     output: Annotated[Display, "json", "save", "assertions"],
-    command: Annotated[
-        list[str],
-        typer.Argument(
-            metavar="-- python train.py ARGS",
-            help="The program, as you would start one rank of it: a script, or -m MODULE.",
-            show_default=False,
-        ),
-    ],
-    world: Annotated[int, typer.Option("--world", help="Number of ranks of the fake world.")] = 1,
-    ranks: Annotated[
-        str,
-        typer.Option(
-            "--ranks", metavar="classes|all|0,8", help="Ranks to observe; `classes` finds one of each kind."
-        ),
-    ] = "classes",
-    mesh: Annotated[
-        str | None,
-        typer.Option(
-            "--mesh",
-            metavar="pp=8,dp=8",
-            help="Names of the mesh axes, outermost first, for a program that makes its groups without a DeviceMesh.",
-        ),
-    ] = None,
-    node: Annotated[int, typer.Option("--node", help="Ranks of a node, as LOCAL_WORLD_SIZE and GPUs say.")] = 8,
-    step: Annotated[int, typer.Option("--step", help="Which step to record; the first initialises lazily.")] = 2,
-    every_micro_batch: Annotated[
-        bool,
-        typer.Option("--every-micro-batch", help="Also run a pipeline's micro-batches that repeat others."),
-    ] = False,
-    out: Annotated[
-        Path | None, typer.Option("--out", metavar="observed.json", help="Also write the observation to a file.")
-    ] = None,
+    command: list[str],
+    world: int = 1,
+    ranks: str = "classes",
+    mesh: str | None = None,
+    node: int = 8,
+    step: int = 2,
+    every_micro_batch: bool = False,
+    out: Path | None = None,
 ) -> None:
-    """Run a program as one rank of each kind, on fake tensors, and show what one training step does."""
+    """Run a program as one rank of each kind, on fake tensors, and show what one training step does.
+
+    command -- python train.py ARGS: The program, as you would start one rank of it: a script, or -m MODULE.
+    --world: Number of ranks of the fake world.
+    --ranks classes|all|0,8: Ranks to observe; `classes` finds one of each kind.
+    --mesh pp=8,dp=8: Names of the mesh axes, outermost first, for a program that makes its groups without a
+        DeviceMesh.
+    --node: Ranks of a node, as LOCAL_WORLD_SIZE and GPUs say.
+    --step: Which step to record; the first initialises lazily.
+    --every-micro-batch: Also run a pipeline's micro-batches that repeat others.
+    --out observed.json: Also write the observation to a file.
+    """
     require_torch()
     require_writable("--out", out)
     from phalanx.answers.encode import plain

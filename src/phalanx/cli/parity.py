@@ -8,7 +8,6 @@ from typing import Annotated
 import typer
 
 from phalanx.cli.command import command
-from phalanx.cli.options import Set, StrategyLine
 from phalanx.cli.output import Display, show_notes
 from phalanx.cli.terminal import FAILED, announce, require_torch
 
@@ -16,24 +15,24 @@ from phalanx.cli.terminal import FAILED, announce, require_torch
 @command
 def parity(
     output: Annotated[Display, "json"],
-    words: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="JOB.toml", help="The job file; with --program, the program's arguments."),
-    ] = None,
-    strategy: StrategyLine = None,
-    steps: Annotated[int, typer.Option(help="Number of steps to compare.")] = 10,
-    dtype: Annotated[str, typer.Option(help="Type to compute in: float64 or float32.")] = "float64",
-    overrides: Set = None,
-    program: Annotated[
-        Path | None,
-        typer.Option(metavar="TRAIN.py", help="Run a program that trains by phalanx.parallelize, for one step."),
-    ] = None,
-    ranks: Annotated[int | None, typer.Option(help="Ranks of the program.")] = None,
+    words: list[str] | None = None,
+    strategy: str | None = None,
+    steps: int = 10,
+    dtype: str = "float64",
+    overrides: list[str] | None = None,
+    program: Path | None = None,
+    ranks: int | None = None,
 ) -> None:
     """Compare losses, gradients and gradient norms of a strategy with one process, under SGD and AdamW.
 
     With --program the first step of your own module is compared, on your own batches: `phalanx parity --program
     train.py --ranks 2 -- ARGUMENTS`.
+
+    words JOB.toml: The job file; with --program, the program's arguments.
+    --steps: Number of steps to compare.
+    --dtype: Type to compute in: float64 or float32.
+    --program TRAIN.py: Run a program that trains by phalanx.parallelize, for one step.
+    --ranks: Ranks of the program.
     """
     require_torch()
     if program is not None:

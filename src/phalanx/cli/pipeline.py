@@ -11,6 +11,15 @@ from phalanx.cli.forms import Form, forms
 from phalanx.cli.output import Display
 from phalanx.cli.terminal import FAILED
 
+OPTIONS = """
+--ranks: Number of pipeline ranks.
+--micro-batches: Number of micro-batches per step.
+--virtual: Chunks per rank of the interleaved schedule; 2 by default.
+--costs: Times of F (forward), I (input gradient) and W (weight gradients) of a rank, over all its chunks.
+--transfer: Time of a message from one rank to the next, in the unit of --costs.
+"""
+
+
 pipeline = forms(
     "Draw, compare and prove pipeline schedules, or write them as CSV.",
     {
@@ -20,36 +29,24 @@ pipeline = forms(
         "csv": Form(f"{__name__}:csv", "Print a schedule as the CSV that torch.distributed.pipelining loads."),
     },
 )
-Ranks = Annotated[int, typer.Option(help="Number of pipeline ranks.")]
-MicroBatches = Annotated[int, typer.Option(help="Number of micro-batches per step.")]
-Virtual = Annotated[int | None, typer.Option(help="Chunks per rank of the interleaved schedule; 2 by default.")]
-CostLine = Annotated[
-    str,
-    typer.Option(
-        "--costs",
-        help="Times of F (forward), I (input gradient) and W (weight gradients) of a rank, over all its chunks.",
-    ),
-]
-Transfer = Annotated[float, typer.Option(help="Time of a message from one rank to the next, in the unit of --costs.")]
 
 
 @command
 def show(
     output: Annotated[Display, "json", "save"],
-    names: Annotated[
-        list[str],
-        typer.Argument(help="Schedules (1f1b, gpipe, interleaved, zb-v, ...), CSV files, or folders of runs."),
-    ],
-    ranks: Ranks = 4,
-    micro_batches: MicroBatches = 8,
-    virtual: Virtual = None,
-    costs: CostLine = "1,1,1",
-    transfer: Transfer = 0.0,
+    names: list[str],
+    ranks: int = 4,
+    micro_batches: int = 8,
+    virtual: int | None = None,
+    costs: str = "1,1,1",
+    transfer: float = 0.0,
 ) -> None:
     """Draw schedules over time, on one scale, with their bubble and live activations.
 
     Of a run, draw its traced step as measured and as predicted. A drawing that is wider than the terminal, or than
     COLUMNS says, goes on in panels.
+
+    names: Schedules (1f1b, gpipe, interleaved, zb-v, ...), CSV files, or folders of runs.
     """
     from phalanx.answers.pipeline import draw
 
@@ -59,11 +56,11 @@ def show(
 @command
 def table(
     output: Annotated[Display, "json"],
-    ranks: Ranks = 4,
-    micro_batches: MicroBatches = 8,
-    virtual: Virtual = None,
-    costs: CostLine = "1,1,1",
-    transfer: Transfer = 0.0,
+    ranks: int = 4,
+    micro_batches: int = 8,
+    virtual: int | None = None,
+    costs: str = "1,1,1",
+    transfer: float = 0.0,
 ) -> None:
     """Compare the memory and the bubble of all schedules."""
     from phalanx.answers.pipeline import compare
@@ -74,20 +71,17 @@ def table(
 @command
 def prove(
     output: Annotated[Display, "json"],
-    names: Annotated[
-        list[str] | None, typer.Argument(help="Schedules or CSV files; by default all schedules.")
-    ] = None,
-    ranks: Ranks = 4,
-    micro_batches: MicroBatches = 8,
-    virtual: Virtual = None,
-    slots: Annotated[
-        bool,
-        typer.Option(
-            "--slots", help="Read the cells of CSV files as time slots: no pass may come before what it needs."
-        ),
-    ] = False,
+    names: list[str] | None = None,
+    ranks: int = 4,
+    micro_batches: int = 8,
+    virtual: int | None = None,
+    slots: bool = False,
 ) -> None:
-    """Prove schedules: every pass runs once and after what it needs, with no deadlock even if sends block."""
+    """Prove schedules: every pass runs once and after what it needs, with no deadlock even if sends block.
+
+    names: Schedules or CSV files; by default all schedules.
+    --slots: Read the cells of CSV files as time slots: no pass may come before what it needs.
+    """
     from phalanx.answers.pipeline import prove as prove_all
 
     answer = prove_all(names or (), ranks, micro_batches, virtual, slots)
@@ -97,14 +91,12 @@ def prove(
 
 
 @command
-def csv(
-    name: Annotated[str, typer.Argument(help="Schedule: 1f1b, gpipe, interleaved, zb-v, ...")],
-    ranks: Ranks = 4,
-    micro_batches: MicroBatches = 8,
-    virtual: Virtual = None,
-    sends: Annotated[bool, typer.Option("--sends", help="Include sends and receives.")] = False,
-) -> None:
-    """Print a schedule as the CSV that torch.distributed.pipelining and torchtitan load: a line per rank."""
+def csv(name: str, ranks: int = 4, micro_batches: int = 8, virtual: int | None = None, sends: bool = False) -> None:
+    """Print a schedule as the CSV that torch.distributed.pipelining and torchtitan load: a line per rank.
+
+    name: Schedule: 1f1b, gpipe, interleaved, zb-v, ...
+    --sends: Include sends and receives.
+    """
     from phalanx.answers.pipeline import schedule_named
     from phalanx.schedule.pipeline.proof import prove as prove_one
     from phalanx.schedule.pipeline.simulate import insert_sends, strip_sends

@@ -17,15 +17,16 @@ import typer
 from phalanx.answers.query import Query
 from phalanx.cli.command import command
 from phalanx.cli.forms import Form, forms, given
-from phalanx.cli.options import Calibration, Job, Set, StrategyLine
 from phalanx.cli.output import Display, show_notes
 from phalanx.cli.terminal import announce, require_writable
 from phalanx.cli.unread import require_only
 
-Out = Annotated[Path, typer.Option("--out", help="File to write the plan to.")]
-Headroom = Annotated[
-    float, typer.Option("--headroom", help="Share of a device's memory that a strategy must leave free.")
-]
+OPTIONS = """
+--headroom: Share of a device's memory that a strategy must leave free.
+--out: File to write the plan to.
+"""
+
+
 _HEADROOM = 0.05
 _OF_A_SEARCH = (
     "model",
@@ -68,43 +69,26 @@ def plan_model(
     line: typer.Context,
     query: Annotated[Query, _OF_A_SEARCH, "options"],
     output: Annotated[Display, "json", "save", "assertions"],
-    tokens: Annotated[
-        str | None,
-        typer.Option(
-            "--tokens",
-            metavar="300B|2e12|optimal",
-            help="Tokens of the whole training, to estimate days and GPU-hours; optimal: 20 per active parameter.",
-        ),
-    ] = None,
-    price: Annotated[
-        float | None, typer.Option("--price", help="Price of a GPU-hour, to estimate what --tokens cost.")
-    ] = None,
-    objective: Annotated[
-        str,
-        typer.Option(
-            "--objective",
-            help="What to optimise: throughput or days (the shortest step), gpu-hours or money (also on half of the "
-            "GPUs, a quarter, ...), or memory (the most left free by strategies within 10 % of the fastest).",
-        ),
-    ] = "throughput",
-    deadline: Annotated[
-        float | None,
-        typer.Option("--deadline", metavar="DAYS", help="Days that the --tokens may take at most."),
-    ] = None,
-    headroom: Headroom = _HEADROOM,
-    more: Annotated[
-        bool,
-        typer.Option(
-            "--more",
-            help="Show all tables: the best, each family, the rejected ones, and the whole Pareto front of time and "
-            "memory, up to 1.5 times the shortest step.",
-        ),
-    ] = False,
-    out: Out = Path("plan.json"),
+    tokens: str | None = None,
+    price: float | None = None,
+    objective: str = "throughput",
+    deadline: float | None = None,
+    headroom: float = _HEADROOM,
+    more: bool = False,
+    out: Path = Path("plan.json"),
 ) -> None:
     """Find the fastest strategy for a model on a cluster that need not exist here; --stack all asks every stack.
 
     The result is written as a plan, which `train`, `verify`, `explain`, `lint` and `export` read.
+
+    --tokens 300B|2e12|optimal: Tokens of the whole training, to estimate days and GPU-hours; optimal: 20 per active
+        parameter.
+    --price: Price of a GPU-hour, to estimate what --tokens cost.
+    --objective: What to optimise: throughput or days (the shortest step), gpu-hours or money (also on half of the
+        GPUs, a quarter, ...), or memory (the most left free by strategies within 10 % of the fastest).
+    --deadline DAYS: Days that the --tokens may take at most.
+    --more: Show all tables: the best, each family, the rejected ones, and the whole Pareto front of time and memory,
+        up to 1.5 times the shortest step.
     """
     from phalanx.answers.model_plan import Wishes, model_plan
     from phalanx.answers.stack_comparison import compare_stacks
@@ -131,17 +115,18 @@ def plan_model(
 
 @command
 def plan_job(
-    job: Job,
+    job: Path,
     output: Annotated[Display, "json", "save", "assertions"],
-    strategy: StrategyLine = None,
-    overrides: Set = None,
-    more: Annotated[
-        bool, typer.Option("--more", help="Show which transport and algorithm serve which collective.")
-    ] = False,
-    calibration: Calibration = None,
-    out: Out = Path("plan.json"),
+    strategy: str | None = None,
+    overrides: list[str] | None = None,
+    more: bool = False,
+    calibration: Path | None = None,
+    out: Path = Path("plan.json"),
 ) -> None:
-    """Find the fastest strategy for a job on its cluster, priced exactly as our own runtime runs it."""
+    """Find the fastest strategy for a job on its cluster, priced exactly as our own runtime runs it.
+
+    --more: Show which transport and algorithm serve which collective.
+    """
     from phalanx.answers.plan import decide, job_plan, with_strategy
     from phalanx.spec.files import job_file
     from phalanx.spec.files import plan as plans
@@ -160,29 +145,19 @@ def plan_job(
 def improve(
     query: Annotated[Query, _OF_A_SEARCH],
     output: Annotated[Display, "json", "strict", "assertions"],
-    sources: Annotated[
-        list[Path],
-        typer.Option(
-            "--from",
-            metavar="FILE",
-            help="Another framework's configuration (phalanx read): find what to change in it, and what each change "
-            "brings; or an observed.json. Repeat it for files that belong together.",
-        ),
-    ],
-    tries: Annotated[
-        str | None,
-        typer.Option(
-            "--try",
-            metavar="LINE",
-            help="Search nothing: price the file with each of these changes alone, such as 'fp8, zero=1, seq=32768, "
-            "gpus=256, chip=b200'; + joins changes. No plan is written.",
-        ),
-    ] = None,
-    headroom: Headroom = _HEADROOM,
-    out: Out = Path("plan.json"),
+    sources: list[Path],
+    tries: str | None = None,
+    headroom: float = _HEADROOM,
+    out: Path = Path("plan.json"),
 ) -> None:
     """Find what to change in another framework's configuration, or in an observed program, and what each change
-    brings."""
+    brings.
+
+    sources --from FILE: Another framework's configuration (phalanx read): find what to change in it, and what each
+        change brings; or an observed.json. Repeat it for files that belong together.
+    tries --try LINE: Search nothing: price the file with each of these changes alone, such as 'fp8, zero=1,
+        seq=32768, gpus=256, chip=b200'; + joins changes. No plan is written.
+    """
     from phalanx.answers import observed
     from phalanx.answers.improve import improvement_of
     from phalanx.answers.model_plan import Wishes

@@ -12,8 +12,7 @@ from phalanx.cli.output import Display, show_notes
 
 @command
 def predict(
-    query: Annotated[Query, OF_A_STRATEGY],
-    output: Annotated[Display, "json", "save", "strict", "assertions"],
+    query: Annotated[Query, OF_A_STRATEGY], output: Annotated[Display, "json", "save", "strict", "assertions"]
 ) -> None:
     """Predict how long a step takes, how much memory it needs and where the time goes, without running anything.
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Annotated
 
-import typer
-
 from phalanx.cli.command import command
 from phalanx.cli.forms import Form, forms
 from phalanx.cli.output import Display, show_notes
@@ -20,17 +18,11 @@ presets = forms(
 
 
 @command
-def of_models(
-    output: Annotated[Display, "json"],
-    name: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="NAME|PATH",
-            help="Show this model alone: a preset, a Hugging Face config.json, or a folder that holds one.",
-        ),
-    ] = None,
-) -> None:
-    """List the model presets, or show one model's shape and parameters."""
+def of_models(output: Annotated[Display, "json"], name: str | None = None) -> None:
+    """List the model presets, or show one model's shape and parameters.
+
+    name NAME|PATH: Show this model alone: a preset, a Hugging Face config.json, or a folder that holds one.
+    """
     from phalanx.answers.presets import model, models
 
     if name is None:
@@ -42,14 +34,12 @@ def of_models(
 
 
 @command
-def of_clusters(
-    output: Annotated[Display, "json", "save"],
-    name: Annotated[
-        str | None, typer.Argument(help="Show this preset alone, with its sources.", show_default=False)
-    ] = None,
-    nodes: Annotated[int, typer.Option(help="Number of nodes.")] = 32,
-) -> None:
-    """List the cluster presets: devices, dense FLOP/s, bandwidth of links in one direction."""
+def of_clusters(output: Annotated[Display, "json", "save"], name: str | None = None, nodes: int = 32) -> None:
+    """List the cluster presets: devices, dense FLOP/s, bandwidth of links in one direction.
+
+    name: Show this preset alone, with its sources.
+    --nodes: Number of nodes.
+    """
     from phalanx.answers.presets import clusters
 
     output.show(clusters(name, nodes))

@@ -5,8 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
 from phalanx.answers.query import Query
 from phalanx.cli.command import command
 from phalanx.cli.output import Display, show_notes
@@ -15,32 +13,20 @@ from phalanx.cli.terminal import announce, require_writable
 
 @command
 def read(
-    paths: Annotated[
-        list[Path],
-        typer.Argument(
-            metavar="FILE...",
-            help="A script, command line, YAML, TOML or JSON; or TrainingArguments and their DeepSpeed JSON.",
-            show_default=False,
-        ),
-    ],
+    paths: list[Path],
     query: Annotated[Query, "gpus", "model", "cluster", "batch", "seq", "changes"],
     output: Annotated[Display, "json", "save", "strict"],
-    kind: Annotated[
-        str | None,
-        typer.Option(
-            "--kind",
-            help="Framework, where the content does not tell, such as megatron or hf; another word lists all.",
-        ),
-    ] = None,
-    out: Annotated[
-        Path | None,
-        typer.Option("--out", metavar="plan.json", help="Also write it as a plan, priced on --cluster."),
-    ] = None,
+    kind: str | None = None,
+    out: Path | None = None,
 ) -> None:
     """Read another framework's configuration: its layout, what became of every key, and its mistakes.
 
     `predict`, `explain`, `lint`, `tables`, `compare` and `verify` take such a file too, with
     --cluster, and `plan --from` improves it. Nothing in it is run.
+
+    paths FILE...: A script, command line, YAML, TOML or JSON; or TrainingArguments and their DeepSpeed JSON.
+    --kind: Framework, where the content does not tell, such as megatron or hf; another word lists all.
+    --out plan.json: Also write it as a plan, priced on --cluster.
     """
     from phalanx.answers.read import read as run
     from phalanx.spec.errors import InputError

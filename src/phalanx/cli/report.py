@@ -5,11 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
 from phalanx.cli.command import command
 from phalanx.cli.forms import Form, forms
-from phalanx.cli.options import Run
 from phalanx.cli.output import Display
 from phalanx.cli.terminal import announce, require_writable
 
@@ -24,16 +21,13 @@ report = forms(
 
 
 @command
-def of_run(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run, such as runs/quickstart.")],
-    out: Annotated[
-        Path | None,
-        typer.Option("--out", metavar="FILE.html", help="Where to write it; by default in the run's folder."),
-    ] = None,
-) -> None:
+def of_run(run: Path, out: Path | None = None) -> None:
     """Write a run's report: loss, throughput, and the measured step under the predicted one; one HTML file.
 
     A run that still trains can be looked at, too.
+
+    run RUN: The folder of a run, such as runs/quickstart.
+    --out FILE.html: Where to write it; by default in the run's folder.
     """
     from phalanx.report.run_page import NAME
     from phalanx.report.run_page import of_run as page
@@ -48,7 +42,7 @@ def of_run(
 
 
 @command
-def of_experts(run: Run, output: Annotated[Display, "json", "save"]) -> None:
+def of_experts(run: Path, output: Annotated[Display, "json", "save"]) -> None:
     """Show the busiest expert's load over the mean, layer by layer, in the course of a run."""
     from phalanx.answers.experts import expert_balance
 

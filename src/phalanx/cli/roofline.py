@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Annotated
 
-import typer
-
 from phalanx.answers.query import Query
 from phalanx.cli.command import command
 from phalanx.cli.forms import Form, forms, given
@@ -56,12 +54,13 @@ def of_strategy(query: Annotated[Query, OF_A_STRATEGY], output: Annotated[Displa
 
 @command
 def of_params(
-    params: Annotated[str, typer.Option("--params", metavar="25M", help="Number of parameters.")],
-    output: Annotated[Display, "json", "save"],
-    cluster: Annotated[str, typer.Option("--cluster", metavar="NAME|FILE.toml", help="Cluster.")] = "dgx-h100",
-    seq: Annotated[int, typer.Option("--seq", help="Sequence length in tokens.")] = 2048,
+    params: str, output: Annotated[Display, "json", "save"], cluster: str = "dgx-h100", seq: int = 2048
 ) -> None:
-    """Tabulate the FLOP per byte sent by batch size, over the links inside a node and those between nodes."""
+    """Tabulate the FLOP per byte sent by batch size, over the links inside a node and those between nodes.
+
+    --params 25M: Number of parameters.
+    --cluster NAME|FILE.toml: Cluster.
+    """
     from phalanx.answers.tables import communication_intensity
 
     output.show(communication_intensity(params, cluster, seq), subject="roofline")

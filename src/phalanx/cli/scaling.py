@@ -5,16 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Annotated
 
-import typer
-
 from phalanx.cli.command import command
 from phalanx.cli.forms import Form, forms, given
-from phalanx.cli.options import Stack
 from phalanx.cli.output import Display
 
-Gpus = Annotated[
-    str, typer.Option("--gpus", metavar="N|N,N,...", help="GPUs; of one number also four halvings of it.")
-]
+OPTIONS = """
+--gpus N|N,N,...: GPUs; of one number also four halvings of it.
+"""
 
 
 def _form(words: Sequence[str]) -> str:
@@ -35,21 +32,22 @@ scaling = forms(
 
 @command
 def of_model(
-    model: Annotated[str, typer.Option("--model", metavar="NAME|config.json", help="Model.")],
-    gpus: Gpus,
-    batch: Annotated[int, typer.Option("--batch", help="Global batch: sequences per step, over all GPUs.")],
-    seq: Annotated[int, typer.Option("--seq", help="Sequence length in tokens.")],
+    model: str,
+    gpus: str,
+    batch: int,
+    seq: int,
     output: Annotated[Display, "json", "save"],
-    cluster: Annotated[str, typer.Option("--cluster", metavar="NAME|FILE.toml", help="Cluster.")] = "dgx-h100",
-    devices: Annotated[
-        str | None,
-        typer.Option(
-            "--devices", metavar="v100,a100,h100", help="Also compare these devices, on the largest number of GPUs."
-        ),
-    ] = None,
-    stack: Stack = "megatron-core",
+    cluster: str = "dgx-h100",
+    devices: str | None = None,
+    stack: str = "megatron-core",
 ) -> None:
-    """Tabulate strong and weak scaling, efficiency by batch size, and the effect of the network and the device."""
+    """Tabulate strong and weak scaling, efficiency by batch size, and the effect of the network and the device.
+
+    --model NAME|config.json: Model.
+    --cluster NAME|FILE.toml: Cluster.
+    --devices v100,a100,h100: Also compare these devices, on the largest number of GPUs.
+    --stack STACK: Software stack whose step is priced.
+    """
     from phalanx.answers.tables import scaling as scaling_tables
 
     output.show(scaling_tables(model, cluster, gpus, batch, seq, stack, devices), subject="scaling")
@@ -57,13 +55,14 @@ def of_model(
 
 @command
 def of_params(
-    params: Annotated[str, typer.Option("--params", metavar="25M", help="Number of parameters.")],
-    tokens: Annotated[str, typer.Option("--tokens", metavar="300B", help="Tokens to train on.")],
-    output: Annotated[Display, "json", "save"],
-    rate: Annotated[float, typer.Option("--tflops", help="TFLOP/s that each GPU reaches.")] = 150.0,
-    gpus: Gpus = "1,1024",
+    params: str, tokens: str, output: Annotated[Display, "json", "save"], rate: float = 150.0, gpus: str = "1,1024"
 ) -> None:
-    """Tabulate the days of a training by number of GPUs."""
+    """Tabulate the days of a training by number of GPUs.
+
+    --params 25M: Number of parameters.
+    --tokens 300B: Tokens to train on.
+    rate --tflops: TFLOP/s that each GPU reaches.
+    """
     from phalanx.answers.tables import training_days
 
     output.show(training_days(params, tokens, rate, gpus), subject="scaling")

@@ -8,21 +8,19 @@ from typing import Annotated
 import typer
 
 from phalanx.cli.command import command_with_progress
-from phalanx.cli.options import Job, Set
 from phalanx.cli.output import Display, show_notes
 from phalanx.cli.terminal import FAILED, INTERRUPTED, announce, require_torch
 
 
 @command_with_progress
 def sweep(
-    job: Job,
-    output: Annotated[Display, "json", "save"],
-    steps: Annotated[int, typer.Option("--steps", help="Steps of each run.")] = 20,
-    overrides: Set = None,
+    job: Path, output: Annotated[Display, "json", "save"], steps: int = 20, overrides: list[str] | None = None
 ) -> None:
     """Train a job for some steps under one strategy of every family, and compare each run with its plan.
 
     The job's own strategy is not used. Ctrl-C ends it with what was measured.
+
+    --steps: Steps of each run.
     """
     require_torch()
     from phalanx.answers.sweep import sheet

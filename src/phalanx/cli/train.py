@@ -17,7 +17,6 @@ import typer
 
 from phalanx.cli.command import command_with_progress
 from phalanx.cli.forms import Form, forms
-from phalanx.cli.options import JobOrPlan, Set, StrategyLine
 from phalanx.cli.output import Display, show_notes, show_view
 from phalanx.cli.terminal import DONE, FAILED, INTERRUPTED, announce, require_torch
 
@@ -39,22 +38,18 @@ train = forms(
 @command_with_progress
 def of_job(
     output: Annotated[Display, "json"],
-    job: JobOrPlan = None,
-    strategy: StrategyLine = None,
-    overrides: Set = None,
-    resume: Annotated[
-        bool,
-        typer.Option(
-            "--resume",
-            help="Continue from the newest checkpoint; without a job file, of the run that was active last.",
-        ),
-    ] = False,
-    max_restarts: Annotated[
-        int,
-        typer.Option("--max-restarts", metavar="N", help="Restart the ranks after a failure, at most N times."),
-    ] = 0,
+    job: Path | None = None,
+    strategy: str | None = None,
+    overrides: list[str] | None = None,
+    resume: bool = False,
+    max_restarts: int = 0,
 ) -> None:
-    """Train a job, or a plan of one, and compare the run with what the plan predicted."""
+    """Train a job, or a plan of one, and compare the run with what the plan predicted.
+
+    job JOB.toml|plan.json: A job file, or a plan of one.
+    --resume: Continue from the newest checkpoint; without a job file, of the run that was active last.
+    --max-restarts N: Restart the ranks after a failure, at most N times.
+    """
     from phalanx.answers.plan import job_plan
     from phalanx.answers.train import run_training
     from phalanx.answers.train import sample as write_sample
@@ -75,10 +70,7 @@ def of_job(
         raise InputError("--max-restarts", max_restarts, "must not be negative", "0 never restarts")
     if max_restarts and world is not None:
         raise InputError(
-            "--max-restarts",
-            max_restarts,
-            "is for ranks that Phalanx starts",
-            "give torchrun its own --max-restarts",
+            "--max-restarts", max_restarts, "is for ranks that Phalanx starts", "give torchrun its own --max-restarts"
         )
     if resume:
         file = resumed(job, overrides)

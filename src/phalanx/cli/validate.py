@@ -5,27 +5,16 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
 from phalanx.cli.command import command
 from phalanx.cli.forms import Form, forms
 from phalanx.cli.output import Display
 from phalanx.cli.terminal import announce
 
-Runs = Annotated[
-    Path | None,
-    typer.Option(
-        "--runs",
-        metavar="FILE.csv",
-        help="Your own measured runs, in the columns of the published ones that ship with Phalanx.",
-    ),
-]
-Rows = Annotated[
-    str | None,
-    typer.Option(
-        "--rows", metavar="FAMILY", help="Show this source family only, row by row, published and predicted."
-    ),
-]
+OPTIONS = """
+--runs FILE.csv: Your own measured runs, in the columns of the published ones that ship with Phalanx.
+--rows FAMILY: Show this source family only, row by row, published and predicted.
+"""
+
 
 validate = forms(
     "Predict every published run that is fully specified, and show how far off the predictions are.",
@@ -40,7 +29,7 @@ validate = forms(
 
 
 @command
-def of_times(output: Annotated[Display, "json"], runs: Runs = None, rows: Rows = None) -> None:
+def of_times(output: Annotated[Display, "json"], runs: Path | None = None, rows: str | None = None) -> None:
     """Predict every published run that is fully specified, and show how far off the predictions are."""
     from phalanx.answers.validate import prediction_scores
 
@@ -48,7 +37,7 @@ def of_times(output: Annotated[Display, "json"], runs: Runs = None, rows: Rows =
 
 
 @command
-def of_choices(output: Annotated[Display, "json"], runs: Runs = None, rows: Rows = None) -> None:
+def of_choices(output: Annotated[Display, "json"], runs: Path | None = None, rows: str | None = None) -> None:
     """Score choices: the order of strategies that were measured for one question, and the best predicted strategy
     against those that experts tuned. Searches every recipe: some minutes."""
     from phalanx.answers.validate import choice_scores

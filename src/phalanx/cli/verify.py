@@ -8,7 +8,6 @@ import typer
 
 from phalanx.answers.query import Query
 from phalanx.cli.command import command_with_progress
-from phalanx.cli.options import Set
 from phalanx.cli.output import Display, show_notes
 from phalanx.cli.terminal import FAILED, announce, require_torch
 
@@ -17,20 +16,15 @@ from phalanx.cli.terminal import FAILED, announce, require_torch
 def verify(
     query: Annotated[Query, "source", "strategy", "model", "cluster", "gpus", "batch", "seq", "precision"],
     output: Annotated[Display, "json", "save", "assertions"],
-    overrides: Set = None,
-    device: Annotated[
-        str,
-        typer.Option(
-            "--device",
-            metavar="cpu|cuda",
-            help="Tensors of the host, or of a fake GPU: then a wrong device, a wait of the host for the GPU, a "
-            "missing kernel or a buffer in flight is named with its line. Needs no GPU.",
-        ),
-    ] = "cpu",
+    overrides: list[str] | None = None,
+    device: str = "cpu",
 ) -> None:
     """Run one real training step of each class of ranks, on tensors without content, and compare it with the plan.
 
     Name a plan, a run's folder, a job file or another framework's configuration; or model, cluster and the rest.
+
+    --device cpu|cuda: Tensors of the host, or of a fake GPU: then a wrong device, a wait of the host for the GPU, a
+        missing kernel or a buffer in flight is named with its line. Needs no GPU.
     """
     require_torch()
     from phalanx.answers.verify import run, target

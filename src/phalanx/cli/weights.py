@@ -5,11 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
 from phalanx.cli.command import command
 from phalanx.cli.forms import Form, forms
-from phalanx.cli.options import Run
 from phalanx.cli.output import Display
 from phalanx.cli.terminal import announce, require_torch
 
@@ -23,15 +20,12 @@ weights = forms(
 
 
 @command
-def import_weights(
-    output: Annotated[Display, "json"],
-    source: Annotated[
-        Path,
-        typer.Argument(metavar="HF_DIR", help="Folder with a config.json and safetensors files.", show_default=False),
-    ],
-    name: Annotated[str, typer.Option(help="Name of the run; by default that of the folder.")] = "",
-) -> None:
-    """Import Hugging Face weights as a run, for `generate`, `weights export` and train.weights."""
+def import_weights(output: Annotated[Display, "json"], source: Path, name: str = "") -> None:
+    """Import Hugging Face weights as a run, for `generate`, `weights export` and train.weights.
+
+    source HF_DIR: Folder with a config.json and safetensors files.
+    --name: Name of the run; by default that of the folder.
+    """
     require_torch()
     from phalanx.answers.weights import import_weights as run
 
@@ -41,15 +35,19 @@ def import_weights(
 @command
 def export_weights(
     output: Annotated[Display, "json"],
-    run: Run,
-    out: Annotated[Path, typer.Option(metavar="DIR", help="Folder to write; it must be empty or not exist yet.")],
-    dtype: Annotated[
-        str, typer.Option(help="Type of the weights: float32, bfloat16, float16 or float64; by default as stored.")
-    ] = "",
-    step: Annotated[int | None, typer.Option(help="Step of the checkpoint to export; by default the newest.")] = None,
-    shard_size: Annotated[str, typer.Option(metavar="SIZE", help="Largest size of one file.")] = "5GB",
+    run: Path,
+    out: Path,
+    dtype: str = "",
+    step: int | None = None,
+    shard_size: str = "5GB",
 ) -> None:
-    """Export a checkpoint as a folder that Hugging Face's transformers loads."""
+    """Export a checkpoint as a folder that Hugging Face's transformers loads.
+
+    --out DIR: Folder to write; it must be empty or not exist yet.
+    --dtype: Type of the weights: float32, bfloat16, float16 or float64; by default as stored.
+    --step: Step of the checkpoint to export; by default the newest.
+    --shard-size SIZE: Largest size of one file.
+    """
     require_torch()
     from phalanx.answers.weights import export_weights as write
     from phalanx.spec.byte_sizes import parse_bytes

@@ -5,12 +5,9 @@ from __future__ import annotations
 import sys
 from typing import Annotated
 
-import typer
-
 from phalanx.answers.query import Query
 from phalanx.cli.command import command, command_with_progress
 from phalanx.cli.forms import Form, forms
-from phalanx.cli.options import Params
 from phalanx.cli.output import Display
 from phalanx.cli.terminal import announce
 
@@ -40,14 +37,15 @@ OF_A_JOB = ("model", "cluster", "gpus", "batch", "seq")
 def draw(
     query: Annotated[Query, *OF_A_JOB],
     output: Annotated[Display, "json", "save"],
-    name: Annotated[
-        str | None,
-        typer.Argument(help="The picture; without one, all are listed, and drawn by --save.", show_default=False),
-    ] = None,
-    ranks: Annotated[int | None, typer.Option(help="Number of ranks.")] = None,
-    params: Params = None,
+    name: str | None = None,
+    ranks: int | None = None,
+    params: str | None = None,
 ) -> None:
-    """Draw a picture of the textbook: as text of 80 columns, and with --save as SVG, page or PNG."""
+    """Draw a picture of the textbook: as text of 80 columns, and with --save as SVG, page or PNG.
+
+    name: The picture; without one, all are listed, and drawn by --save.
+    --ranks: Number of ranks.
+    """
     from phalanx.textbook.answers import drawing, pictures
 
     options = {key: getattr(query, key) for key in OF_A_JOB} | {"ranks": ranks, "params": params}
@@ -56,16 +54,13 @@ def draw(
 
 
 @command_with_progress  # the prompt waits for a person, not for us
-def quiz(
-    output: Annotated[Display, "json"],
-    level: Annotated[
-        int | None,
-        typer.Option(help="1: a formula; 2: two steps; 3: choose and say why. By default all.", show_default=False),
-    ] = None,
-    seed: Annotated[int, typer.Option(help="Which numbers to draw.")] = 1,
-    answers: Annotated[bool, typer.Option("--answers", help="Print the answers too, and ask nothing.")] = False,
-) -> None:
-    """Ask exercises on distributed training with drawn numbers, and check the replies; every answer is computed."""
+def quiz(output: Annotated[Display, "json"], level: int | None = None, seed: int = 1, answers: bool = False) -> None:
+    """Ask exercises on distributed training with drawn numbers, and check the replies; every answer is computed.
+
+    --level: 1: a formula; 2: two steps; 3: choose and say why. By default all.
+    --seed: Which numbers to draw.
+    --answers: Print the answers too, and ask nothing.
+    """
     from phalanx.spec.errors import InputError
     from phalanx.textbook.answers import Quiz
     from phalanx.textbook.exercises import exercises, right

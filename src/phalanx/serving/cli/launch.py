@@ -4,37 +4,30 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
-import typer
-
-from phalanx.cli.options import Json
-from phalanx.cli.terminal import announce, exit_on_error, print_json
+from phalanx.cli.command import command
+from phalanx.cli.terminal import announce, print_json
 
 if TYPE_CHECKING:
     from phalanx.serving.plan_file import ServingPlan
 
 
-def launch(
-    plan: Annotated[Path, typer.Argument(metavar="serving.json", help="A serving plan, written by `serve plan`.")],
-    starter: Annotated[
-        str,
-        typer.Option(
-            "--for", metavar="engine|dynamo", help="The engine's command lines, or a manifest of NVIDIA Dynamo."
-        ),
-    ] = "engine",
-    as_json: Json = False,
-) -> None:
-    """Print what starts a serving plan: command lines of its engine, or a manifest of Dynamo."""
-    with exit_on_error():
-        from phalanx.serving import plan_file
+@command
+def launch(plan: Path, starter: str = "engine", json: bool = False) -> None:
+    """Print what starts a serving plan: command lines of its engine, or a manifest of Dynamo.
 
-        require_starter("--for", starter)
-        served = plan_file.read(plan)
-        if as_json:
-            print_json(as_json_of(served, starter))
-        else:
-            show(served, starter)
+    plan serving.json: A serving plan, written by `serve plan`.
+    starter --for engine|dynamo: The engine's command lines, or a manifest of NVIDIA Dynamo.
+    """
+    from phalanx.serving import plan_file
+
+    require_starter("--for", starter)
+    served = plan_file.read(plan)
+    if json:
+        print_json(as_json_of(served, starter))
+    else:
+        show(served, starter)
 
 
 def require_starter(option: str, name: str) -> None:
@@ -62,9 +55,7 @@ def show(plan: ServingPlan, what: str) -> None:
     launch_line = launch(plan)
     for name, content in launch_line.files.items():
         print(f"# {name}\n{content}")
-    for command in launch_line.commands:
-        print(
-            f"# {command.title}, node {command.node} ({launch_line.engine} {launch_line.version})\n{command.line()}\n"
-        )
+    for each in launch_line.commands:
+        print(f"# {each.title}, node {each.node} ({launch_line.engine} {launch_line.version})\n{each.line()}\n")
     for note in launch_line.notes:
         announce(f"note: {note}")

@@ -4,31 +4,30 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
 from phalanx.cli.command import command
-from phalanx.cli.options import Seq
 from phalanx.cli.output import Display
-from phalanx.serving.cli.options import Cluster, Model
 
 if TYPE_CHECKING:
     from phalanx.serving.cost.roofline import ServingPrice
 
-_Gpus = Annotated[int, typer.Option("--gpus", help="Number of GPUs.")]
-_Weights = Annotated[str, typer.Option("--weights", metavar="bf16|fp8|int4|nvfp4", help="Type of the weights.")]
+OPTIONS = """
+--weights bf16|fp8|int4|nvfp4: Type of the weights.
+--kv bf16|fp8: Type of the KV cache.
+"""
+
+
 Shown = Annotated[Display, "json", "save"]
-_Cache = Annotated[str, typer.Option("--kv", metavar="bf16|fp8", help="Type of the KV cache.")]
 
 
 @command
 def memory(
-    model: Model,
+    model: str,
     output: Shown,
-    cluster: Cluster = "dgx-h100",
-    gpus: _Gpus = 16,
-    seq: Seq = None,
-    weights: _Weights = "bf16",
-    kv: _Cache = "bf16",
+    cluster: str = "dgx-h100",
+    gpus: int = 16,
+    seq: int | None = None,
+    weights: str = "bf16",
+    kv: str = "bf16",
 ) -> None:
     """Tabulate the KV cache of a model, and the requests that fit under each layout."""
     from phalanx.answers.tables import Tables
@@ -41,27 +40,18 @@ def memory(
     layouts += [ServingLayout(1, p) for p in degrees[1:] if p <= m.layers]
     if m.experts is not None:
         layouts += [ServingLayout(1, 1, t, 1, t) for t in degrees[1:] if m.experts.count % t == 0]
-    output.show(
-        Tables(
-            None,
-            (
-                tables.cache(m, length),
-                tables.room(price, length, layouts),
-            ),
-        ),
-        subject="memory",
-    )
+    output.show(Tables(None, (tables.cache(m, length), tables.room(price, length, layouts))), subject="memory")
 
 
 @command
 def comm(
-    model: Model,
+    model: str,
     output: Shown,
-    cluster: Cluster = "dgx-h100",
-    gpus: _Gpus = 16,
-    seq: Seq = None,
-    weights: _Weights = "bf16",
-    kv: _Cache = "bf16",
+    cluster: str = "dgx-h100",
+    gpus: int = 16,
+    seq: int | None = None,
+    weights: str = "bf16",
+    kv: str = "bf16",
 ) -> None:
     """Tabulate what tensor parallelism sends per step of decoding, and when it or a pipeline pays."""
     from phalanx.answers.tables import Tables
@@ -70,23 +60,19 @@ def comm(
     price, length, degrees = _priced(model, cluster, gpus, seq, weights, kv)
     sheets = [tables.tensor_or_pipeline(price, length, degrees)]
     if degrees[1:]:
-        sheets = [
-            tables.collectives(price, degrees[1:]),
-            tables.tensor_pays(price, length, degrees),
-            *sheets,
-        ]
+        sheets = [tables.collectives(price, degrees[1:]), tables.tensor_pays(price, length, degrees), *sheets]
     output.show(Tables(None, tuple(sheets)), subject="comm")
 
 
 @command
 def roofline(
-    model: Model,
+    model: str,
     output: Shown,
-    cluster: Cluster = "dgx-h100",
-    gpus: _Gpus = 16,
-    seq: Seq = None,
-    weights: _Weights = "bf16",
-    kv: _Cache = "bf16",
+    cluster: str = "dgx-h100",
+    gpus: int = 16,
+    seq: int | None = None,
+    weights: str = "bf16",
+    kv: str = "bf16",
 ) -> None:
     """Tabulate the intensity of decoding by batch, and whether memory or computing bounds it."""
     from phalanx.answers.tables import Tables
