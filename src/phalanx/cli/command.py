@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Sequence
 from typing import Annotated, Any, get_args, get_origin
 
 import typer
@@ -47,21 +47,22 @@ def command_with_progress(function: Command) -> Command:
 
 
 def _derive(body: Command, reports_progress: bool) -> Command:
+    signature = inspect.signature(body, eval_str=True).parameters
     about, _, last = (inspect.getdoc(body) or "").rpartition("\n\n")
-    entries = dict(_entries(last))
-    about = about if entries else f"{about}\n\n{last}".strip()
-    entries = {**dict(_entries(SHARED)), **dict(_entries(body.__globals__.get("OPTIONS", ""))), **entries}
+    own = _entries(last, list(signature))
+    about = about if own else f"{about}\n\n{last}".strip()
+    entries = {**_entries(SHARED), **_entries(body.__globals__.get("OPTIONS", "")), **own}
     parameters: list[inspect.Parameter] = []
     derived: dict[str, tuple[type, tuple[str, ...]]] = {}
 
     def add(name: str, annotation: Any, default: Any) -> None:
         if get_origin(annotation) is not Annotated:
-            annotation = Annotated[annotation, entries[name](name, annotation)]
+            annotation = Annotated[annotation, entries[name](name)]
         parameters.append(
             inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
         )
 
-    for parameter in inspect.signature(body, eval_str=True).parameters.values():
+    for parameter in signature.values():
         kind, names = _derived(parameter.annotation)
         if kind is None and parameter.annotation is typer.Context:
             parameters.append(parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY))
@@ -93,21 +94,24 @@ def _derive(body: Command, reports_progress: bool) -> Command:
     return run
 
 
-def _entries(paragraph: str) -> Iterator[tuple[str, Callable[[str, Any], Info]]]:
-    """Yield (parameter, what makes Typer's description of it) of a paragraph whose lines are all entries or go on
-    with one; of any other nothing."""
-    found = [_ENTRY.fullmatch(" ".join(entry.split())) for entry in re.split(r"\n(?!\s)", paragraph.strip())]
-    for entry in found if all(found) else ():
-        assert entry is not None
-        name, flags, metavar, about = entry["name"], entry["flags"], entry["metavar"], entry["help"]
-        name = name or flags.strip("-").replace("-", "_")
+def _entries(paragraph: str, names: Sequence[str] = ()) -> dict[str, Callable[[str], Info]]:
+    """Return by parameter what makes Typer's description of it, of a paragraph in which every line is an entry or
+    goes on with one; of any other nothing. `names`: what the parameters are called, if that is known."""
+    entries = {}
+    for text in re.split(r"\n(?!\s)", paragraph.strip()):
+        entry = _ENTRY.fullmatch(" ".join(text.split()))
+        name = entry and (entry["name"] or entry["flags"].strip("-").replace("-", "_"))
+        if entry is None or (names and name not in names):
+            return {}
 
-        def info(name: str, kind: Any, flags: Any = flags, metavar: Any = metavar, about: str = about) -> Info:
-            if flags is None:
-                return typer.Argument(metavar=metavar, help=about, show_default=False)
-            return typer.Option(flags, metavar=metavar, help=about, autocompletion=COMPLETED.get(name))
+        def info(name: str, entry: re.Match[str] = entry) -> Info:
+            about = {"metavar": entry["metavar"], "help": entry["help"]}
+            if entry["flags"] is None:
+                return typer.Argument(**about, show_default=False)
+            return typer.Option(entry["flags"], **about, autocompletion=COMPLETED.get(name))
 
-        yield name, info
+        entries[str(name)] = info
+    return entries
 
 
 def _derived(annotation: Any) -> tuple[type | None, tuple[str, ...]]:
