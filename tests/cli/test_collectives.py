@@ -10,7 +10,7 @@ from support.in_process_cli import json_of
 from support.sizes import sampled
 from typer.testing import CliRunner
 
-from phalanx.cli.collectives import collectives
+from phalanx.cli.schedules import collectives
 from phalanx.planning.tables import collectives as tables
 from phalanx.schedule.collectives.registry import ALGORITHMS
 from phalanx.spec.cluster import presets

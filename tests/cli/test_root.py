@@ -29,13 +29,14 @@ def test_help_lists_every_command_under_its_panel_and_imports_none() -> None:
         (panel,) = (lines for lines in panels if lines.startswith(f"{entry.panel}:"))
         assert f"  {entry.name} " in panel
         assert entry.help in panel, "in one line"
-    assert imported.isdisjoint(entry.target.partition(":")[0] for entry in COMMANDS)
+    assert imported.isdisjoint(str(entry.target).partition(":")[0] for entry in COMMANDS)
     assert imported.isdisjoint(("rich", "numpy", "pydantic", "yaml", "torch"))
 
 
 def test_a_command_is_imported_alone() -> None:
     _, imported = _after("pipeline --help")
-    assert [e.name for e in COMMANDS if e.target.partition(":")[0] in imported] == ["pipeline"]
+    modules = {str(entry.target).partition(":")[0] for entry in COMMANDS}
+    assert modules & imported == {"phalanx.cli.schedules"}
 
 
 @pytest.mark.parametrize("entry", COMMANDS, ids=lambda entry: entry.name)

@@ -17,12 +17,12 @@ from collections.abc import Mapping
 from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Annotated, Any
+from typing import Any
 
 import typer
 
 from phalanx.cli.command import command
-from phalanx.cli.output import Display
+from phalanx.cli.output import Printed
 from phalanx.cli.terminal import FAILED, announce, print_json
 
 _ASKED = ("predict", "plan", "lint", "read", "explain", "verify")
@@ -32,9 +32,7 @@ _LARGEST = 2**20  # bytes of a file
 
 
 @command
-def check(
-    output: Annotated[Display, "json"], file: Path = Path("phalanx.toml"), only: list[str] | None = None
-) -> None:
+def check(output: Printed, file: Path = Path("phalanx.toml"), only: list[str] | None = None) -> None:
     """Ask the questions of a file and check the answers; exit code 1 if an assertion fails or a question has no
     answer.
 

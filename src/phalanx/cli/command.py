@@ -27,6 +27,7 @@ from phalanx.answers.query import Query
 from phalanx.cli.options import COMPLETED, OUTPUT_TYPES, QUERY_TYPES, SHARED
 from phalanx.cli.output import Display
 from phalanx.cli.terminal import exit_on_error
+from phalanx.spec.errors import InputError
 
 _DERIVED: dict[type, dict[str, Any]] = {Query: QUERY_TYPES, Display: OUTPUT_TYPES}
 _ENTRY = re.compile(r"(?:(?P<name>\w+) ?)?(?P<flags>--[\w/-]+)?(?: ?(?P<metavar>.+?))??: (?P<help>.*)", re.DOTALL)
@@ -97,7 +98,7 @@ def _derive(body: Command, reports_progress: bool) -> Command:
 def _entries(paragraph: str, names: Sequence[str] = ()) -> dict[str, Callable[[str], Info]]:
     """Return by parameter what makes Typer's description of it, of a paragraph in which every line is an entry or
     goes on with one; of any other nothing. `names`: what the parameters are called, if that is known."""
-    entries = {}
+    entries: dict[str, Callable[[str], Info]] = {}
     for text in re.split(r"\n(?!\s)", paragraph.strip()):
         entry = _ENTRY.fullmatch(" ".join(text.split()))
         name = entry and (entry["name"] or entry["flags"].strip("-").replace("-", "_"))
@@ -105,10 +106,10 @@ def _entries(paragraph: str, names: Sequence[str] = ()) -> dict[str, Callable[[s
             return {}
 
         def info(name: str, entry: re.Match[str] = entry) -> Info:
-            about = {"metavar": entry["metavar"], "help": entry["help"]}
-            if entry["flags"] is None:
-                return typer.Argument(**about, show_default=False)
-            return typer.Option(entry["flags"], **about, autocompletion=COMPLETED.get(name))
+            flags, metavar, about = entry["flags"], entry["metavar"], entry["help"]
+            if flags is None:
+                return typer.Argument(metavar=metavar, help=about, show_default=False)
+            return typer.Option(flags, metavar=metavar, help=about, autocompletion=COMPLETED.get(name))
 
         entries[str(name)] = info
     return entries
@@ -121,3 +122,27 @@ def _derived(annotation: Any) -> tuple[type | None, tuple[str, ...]]:
         return None, ()
     flat = [n for name in names for n in ((name,) if isinstance(name, str) else name)]
     return of, tuple(flat or _DERIVED[of])
+
+
+_OF_OUTPUT = frozenset({"save", "json"})
+
+
+def require_only(line: typer.Context, *read: str, reason: str, remedy: str = "leave it out") -> None:
+    """Require that a command line gives no parameters but `read` (by their names in the command's function) and the
+    output's. Raises InputError."""
+    for parameter in line.command.params:
+        name = str(parameter.name)
+        source = line.get_parameter_source(name)
+        if name in read or name in _OF_OUTPUT or source is None or source.name != "COMMANDLINE":
+            continue
+        option = parameter.opts[0] if parameter.param_type_name == "option" else str(parameter.metavar or name)
+        raise InputError(option, _shown(line.params[name]), reason, remedy)
+
+
+def _shown(value: object) -> object:
+    """Return a value as it is written on a command line; None for a flag."""
+    if isinstance(value, bool):
+        return None
+    if isinstance(value, list | tuple):
+        return ", ".join(map(str, value))
+    return value if isinstance(value, int | float) else str(value)

@@ -1,14 +1,14 @@
 """A command with several forms: subcommands with options of their own, of which one is meant where none is named.
 
-    plan = forms("Find the fastest strategy ...", {"model": Form(...), "job": Form(...)}, by_source)
+    plan = forms("Find the fastest strategy ...", by_source, model=plan_model, job=plan_job)
 
 `phalanx plan --model M ...` is `phalanx plan model --model M ...`: the rule reads the words that follow. Commands
-and forms are named in a table, and imported when they run: help and completion need no more than their names.
+are named in a table, and imported when they run: help and completion need no more than their names.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Iterator, MutableMapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from typing import Any, ClassVar
@@ -24,15 +24,17 @@ class Entry:
     name: str
     panel: str
     """Heading in the help under which it is listed."""
-    target: str
-    """`module:function`, or `module:app` of a group."""
+    target: str | Callable[..., Any] | typer.Typer
+    """The function, or the app of a group; `module:name` where it is imported when it runs."""
     help: str
     """Line of the list; the command's own help is its docstring."""
 
     def command(self) -> Any:
         """Import it, and make it with its options."""
-        module, _, attribute = self.target.partition(":")
-        target: typer.Typer | Callable[..., Any] = getattr(import_module(module), attribute)
+        target = self.target
+        if isinstance(target, str):
+            module, _, name = target.partition(":")
+            target = getattr(import_module(module), name)
         if isinstance(target, typer.Typer):
             group: Any = typer.main.get_group(target)
             group.name = self.name
@@ -104,38 +106,30 @@ class LazyGroup(TyperGroup):
         return name, command and self.commands[str(command.name)], rest
 
 
-@dataclass(frozen=True)
-class Form:
-    """One form of a command."""
-
-    function: str
-    """Where it is: "module:function"."""
-    help: str
-    """One line."""
-
-
 Rule = Callable[[Sequence[str]], str]
 """Which form is meant by words that name none."""
 
 
-def forms(summary: str, table: Mapping[str, Form], rule: Rule | None = None, default: str = "") -> typer.Typer:
-    """Return a command with forms; `default`: the one that runs where no words follow, if any does.
+def forms(summary: str, rule: Rule | None = None, default: str = "", **table: Any) -> typer.Typer:
+    """Return a command whose forms are functions or further such commands; `default`: the one that runs where no
+    words follow, if any does.
 
     Without a rule it is a group of commands, of which one is always named.
     """
+    targets = {name.rstrip("_").replace("_", "-"): target for name, target in table.items()}
 
     class Forms(LazyGroup):
         """A group whose subcommands are the forms."""
 
         entries: ClassVar[tuple[Entry, ...]] = tuple(
-            Entry(name, "Forms" if rule else "Commands", form.function, form.help) for name, form in table.items()
+            Entry(name, "Forms" if rule else "Commands", target, _about(target)) for name, target in targets.items()
         )
 
         rule: ClassVar[Rule | None]
 
         def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
             """Name the form before the words that follow."""
-            if rule and args and args[0] not in table and args[0] != "--help":
+            if rule and args and args[0] not in targets and args[0] != "--help":
                 args = [rule(args), *args]
             elif not args and default:
                 args = [default]
@@ -145,6 +139,12 @@ def forms(summary: str, table: Mapping[str, Form], rule: Rule | None = None, def
     app = typer.Typer(cls=Forms, help=summary, no_args_is_help=True, rich_markup_mode=None)
     app.callback()(lambda: None)
     return app
+
+
+def _about(target: Any) -> str:
+    """Return the first paragraph of what a command says of itself."""
+    text = str(target.info.help if isinstance(target, typer.Typer) else target.__doc__)
+    return " ".join(text.split("\n\n")[0].split())
 
 
 def given(words: Sequence[str], *options: str) -> bool:

@@ -8,11 +8,10 @@ phalanx mesh plan.json --rank 37                             one rank's place an
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
 
 from phalanx.cli.command import command
-from phalanx.cli.forms import Form, forms, given
-from phalanx.cli.output import Display
+from phalanx.cli.forms import forms, given
+from phalanx.cli.output import Saved
 
 OPTIONS = """
 source PLAN.json|JOB.toml: A plan, a run's folder or a job file; without one, give --strategy.
@@ -20,22 +19,9 @@ source PLAN.json|JOB.toml: A plan, a run's folder or a job file; without one, gi
 """
 
 
-mesh = forms(
-    "Show which rank is on which GPU, the groups of every axis, and over which links each group talks.",
-    {
-        "nodes": Form(f"{__name__}:of_nodes", "All ranks, node by node, and the axes."),
-        "cube": Form(f"{__name__}:of_cube", "The three largest axes as a cube."),
-        "groups": Form(f"{__name__}:of_groups", "All groups of an axis."),
-        "rank": Form(f"{__name__}:of_rank", "Where one rank is, and its groups."),
-    },
-    lambda words: "rank" if given(words, "--rank") else "nodes",
-    default="nodes",
-)
-
-
 @command
 def of_nodes(
-    output: Annotated[Display, "json", "save"],
+    output: Saved,
     source: Path | None = None,
     strategy: str | None = None,
     cluster: str | None = None,
@@ -49,7 +35,7 @@ def of_nodes(
 
 @command
 def of_cube(
-    output: Annotated[Display, "json", "save"],
+    output: Saved,
     source: Path | None = None,
     strategy: str | None = None,
     cluster: str | None = None,
@@ -64,7 +50,7 @@ def of_cube(
 @command
 def of_groups(
     axis: str,
-    output: Annotated[Display, "json", "save"],
+    output: Saved,
     source: Path | None = None,
     strategy: str | None = None,
     cluster: str | None = None,
@@ -81,7 +67,7 @@ def of_groups(
 @command
 def of_rank(
     rank: int,
-    output: Annotated[Display, "json", "save"],
+    output: Saved,
     source: Path | None = None,
     strategy: str | None = None,
     cluster: str | None = None,
@@ -94,3 +80,14 @@ def of_rank(
     from phalanx.answers.mesh import placement, rank_place
 
     output.show(rank_place(placement(source, strategy, cluster), rank, axis))
+
+
+mesh = forms(
+    "Show which rank is on which GPU, the groups of every axis, and over which links each group talks.",
+    lambda words: "rank" if given(words, "--rank") else "nodes",
+    default="nodes",
+    nodes=of_nodes,
+    cube=of_cube,
+    groups=of_groups,
+    rank=of_rank,
+)

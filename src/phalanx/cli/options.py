@@ -7,7 +7,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
+from typing import Annotated
 
+from phalanx.answers.query import Query
 from phalanx.spec.number_formats import PRECISIONS
 
 
@@ -64,5 +66,6 @@ QUERY_TYPES = {
 }
 """What the fields of a Query are on a command line."""
 OF_A_STRATEGY = tuple(name for name in QUERY_TYPES if name != "where")
-"""Fields of a question about one strategy."""
+StepQuery = Annotated[Query, OF_A_STRATEGY]
+"""A question about one strategy."""
 OUTPUT_TYPES = {"json": bool, "save": list[Path] | None, "strict": bool, "assertions": str | None}

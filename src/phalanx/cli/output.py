@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -37,24 +37,22 @@ class Display:
             from phalanx.answers.assertions import parse
 
             parse(self.assertions)
-
         require_savable(_files(self.save), (*KINDS, ".csv"))
 
-    def show(self, answer: Any, **details: Any) -> None:
-        """Print an answer and write its files; `details`: what its view shows beyond the usual. Exits with 1 where an
-        assertion fails, and where an answer has caveats and the command line is strict."""
+    def show(self, answer: Any, failed: bool = False, **details: Any) -> None:
+        """Print an answer with its notes and write its files; `details`: what its view shows beyond the usual. Exits
+        with 1 where it `failed`, did not pass or an assertion fails, and where it has caveats and the command line is
+        strict."""
+        from phalanx.answers.assertions import failures
         from phalanx.answers.encode import plain
         from phalanx.report.views import view_of
 
+        show_notes(getattr(answer, "notes", ()))
         self.put(lambda: view_of(answer, **details), lambda: plain(answer))
-        failed = []
-        if self.assertions is not None:
-            from phalanx.answers.assertions import failures
-
-            failed = failures(self.assertions, plain(answer))
-            for line in failed:
-                announce(f"failed: {line}")
-        if failed or (self.strict and answer.doubts):
+        wrong = failures(self.assertions, plain(answer)) if self.assertions is not None else []
+        for line in wrong:
+            announce(f"failed: {line}")
+        if failed or wrong or not getattr(answer, "passed", True) or (self.strict and answer.doubts):
             raise typer.Exit(FAILED)
 
     def put(self, view: Callable[[], View], data: Callable[[], Any]) -> None:
@@ -68,6 +66,10 @@ class Display:
             print(view().csv(), end="")
         else:
             show_view(view())
+
+
+Printed = Annotated[Display, "json"]
+Saved = Annotated[Display, "json", "save"]
 
 
 def _files(save: Sequence[Path] | None) -> list[Path]:
@@ -114,7 +116,7 @@ def show_view(view: View) -> None:
             screen.print(part(screen.width), soft_wrap=True)
 
 
-def show_notes(notes: tuple[str, ...]) -> None:
+def show_notes(notes: Sequence[str]) -> None:
     """Print notes to stderr."""
     for note in notes:
         announce(f"note: {note}")

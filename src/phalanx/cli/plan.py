@@ -15,11 +15,10 @@ from typing import Annotated
 import typer
 
 from phalanx.answers.query import Query
-from phalanx.cli.command import command
-from phalanx.cli.forms import Form, forms, given
+from phalanx.cli.command import command, require_only
+from phalanx.cli.forms import forms, given
 from phalanx.cli.output import Display, show_notes
 from phalanx.cli.terminal import announce, require_writable
-from phalanx.cli.unread import require_only
 
 OPTIONS = """
 --headroom: Share of a device's memory that a strategy must leave free.
@@ -49,19 +48,6 @@ def _form(words: Sequence[str]) -> str:
     # A misspelt --model is answered with the options of the form that was meant.
     misspelt = given(words, "--cluster", "--seq") and not any(word.endswith(".toml") for word in words)
     return "model" if given(words, "--model") or misspelt else "job"
-
-
-plan = forms(
-    "Find the fastest strategy for a job on its cluster, or for a model on a cluster that need not exist here.",
-    {
-        "model": Form(
-            f"{__name__}:plan_model", "Of all legal strategies of a --model on a --cluster, for any stack."
-        ),
-        "job": Form(f"{__name__}:plan_job", "Of a JOB.toml on its own cluster, priced exactly for our runtime."),
-        "improve": Form(f"{__name__}:improve", "What to change in another framework's configuration (--from FILE)."),
-    },
-    _form,
-)
 
 
 @command
@@ -103,7 +89,6 @@ def plan_model(
     require_writable("--out", out)
     wishes = Wishes(objective, tokens, price, deadline, headroom, more)
     result = model_plan(query, wishes, announce)
-    show_notes(result.notes)
     result.save(out)
     announce(f"plan: {out}")
     from phalanx.answers.export import why_not_exported
@@ -181,10 +166,18 @@ def improve(
         output.show(better)
         return
     answer = improvement_of(source, query, headroom)
-    show_notes(answer.notes)
     if answer.plan is not None:
         from phalanx.spec.files import plan as plans
 
         plans.write(answer.plan, out)
         announce(f"plan: {out}")
     output.show(answer)
+
+
+plan = forms(
+    "Find the fastest strategy for a job on its cluster, or for a model on a cluster that need not exist here.",
+    _form,
+    model=plan_model,
+    job=plan_job,
+    improve=improve,
+)

@@ -65,7 +65,7 @@ _HIDDEN = ("json", "save", "out", "more", "help", "assertions", "strict")
 _TYPES = {int: "integer", float: "number", bool: "boolean"}
 _PRELOADED = [
     "phalanx.cli.app",
-    "phalanx.cli.predict",
+    "phalanx.cli.strategies",
     "phalanx.report.views",
     "phalanx.answers.prediction",
     "phalanx.answers.explanation",

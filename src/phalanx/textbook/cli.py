@@ -7,36 +7,17 @@ from typing import Annotated
 
 from phalanx.answers.query import Query
 from phalanx.cli.command import command, command_with_progress
-from phalanx.cli.forms import Form, forms
-from phalanx.cli.output import Display
+from phalanx.cli.forms import forms
+from phalanx.cli.output import Printed, Saved
 from phalanx.cli.terminal import announce
 
-learn = forms(
-    "Teaching: pictures, exercises, published trainings.",
-    {
-        "draw": Form(f"{__name__}:draw", "Draw a picture of the textbook, or list all."),
-        "quiz": Form(f"{__name__}:quiz", "Ask exercises with drawn numbers, and check the replies."),
-        "cases": Form(f"{__name__}:cases", "Compare published trainings with what a search chooses."),
-        "tree": Form(f"{__name__}:tree", "Draw the usual tree of decisions, with a job's path."),
-    },
-)
-cases = forms(
-    "Compare the strategies of published trainings, as measured and as predicted, with what a search chooses.",
-    {
-        "searched": Form(f"{__name__}:searched", "Price what was used, and search for a better strategy."),
-        "published": Form(f"{__name__}:published", "Say what was published of each training, without a search."),
-        "rules": Form(f"{__name__}:rules", "Examine the usual rules of thumb, and list when each axis pays."),
-    },
-    lambda _: "searched",
-    default="searched",
-)
 OF_A_JOB = ("model", "cluster", "gpus", "batch", "seq")
 
 
 @command
 def draw(
     query: Annotated[Query, *OF_A_JOB],
-    output: Annotated[Display, "json", "save"],
+    output: Saved,
     name: str | None = None,
     ranks: int | None = None,
     params: str | None = None,
@@ -54,7 +35,7 @@ def draw(
 
 
 @command_with_progress  # the prompt waits for a person, not for us
-def quiz(output: Annotated[Display, "json"], level: int | None = None, seed: int = 1, answers: bool = False) -> None:
+def quiz(output: Printed, level: int | None = None, seed: int = 1, answers: bool = False) -> None:
     """Ask exercises on distributed training with drawn numbers, and check the replies; every answer is computed.
 
     --level: 1: a formula; 2: two steps; 3: choose and say why. By default all.
@@ -82,7 +63,7 @@ def quiz(output: Annotated[Display, "json"], level: int | None = None, seed: int
 
 
 @command
-def searched(output: Annotated[Display, "json", "save"]) -> None:
+def searched(output: Saved) -> None:
     """Compare the strategies of published trainings, as measured and as predicted, with what a search chooses."""
     from phalanx.answers.tables import Tables
     from phalanx.progress import in_progress
@@ -93,7 +74,7 @@ def searched(output: Annotated[Display, "json", "save"]) -> None:
 
 
 @command
-def published(output: Annotated[Display, "json", "save"]) -> None:
+def published(output: Saved) -> None:
     """Say what was published of each training, without a search."""
     from phalanx.answers.tables import Tables
     from phalanx.textbook.case_studies import published as sheet
@@ -102,7 +83,7 @@ def published(output: Annotated[Display, "json", "save"]) -> None:
 
 
 @command
-def rules(output: Annotated[Display, "json", "save"]) -> None:
+def rules(output: Saved) -> None:
     """Examine the usual rules of thumb, and list when each axis pays."""
     from phalanx.answers.tables import Tables
     from phalanx.textbook.case_studies import criteria, rule_sheet
@@ -111,8 +92,19 @@ def rules(output: Annotated[Display, "json", "save"]) -> None:
 
 
 @command
-def tree(query: Annotated[Query, *OF_A_JOB], output: Annotated[Display, "json", "save"]) -> None:
+def tree(query: Annotated[Query, *OF_A_JOB], output: Saved) -> None:
     """Draw the usual tree of decisions; with --model, --cluster, --gpus, --batch and --seq, mark a job's path."""
     from phalanx.textbook.answers import decision_path
 
     output.show(decision_path(query))
+
+
+cases = forms(
+    "Compare the strategies of published trainings, as measured and as predicted, with what a search chooses.",
+    lambda _: "searched",
+    default="searched",
+    searched=searched,
+    published=published,
+    rules=rules,
+)
+learn = forms("Teaching: pictures, exercises, published trainings.", draw=draw, quiz=quiz, cases=cases, tree=tree)

@@ -1,38 +1,29 @@
-"""`phalanx collectives`: show algorithms step by step, prove them, compare them."""
+"""`phalanx collectives` and `phalanx pipeline`: schedules drawn, proved and compared."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
 
 import typer
 
 from phalanx.cli.command import command
-from phalanx.cli.forms import Form, forms
-from phalanx.cli.output import Display
+from phalanx.cli.forms import forms
+from phalanx.cli.output import Printed, Saved
 from phalanx.cli.terminal import FAILED, announce
 
 OPTIONS = """
+--micro-batches: Number of micro-batches per step.
+--virtual: Chunks per rank of the interleaved schedule; 2 by default.
+--costs: Times of F (forward), I (input gradient) and W (weight gradients) of a rank, over all its chunks.
+--transfer: Time of a message from one rank to the next, in the unit of --costs.
+--ranks: Number of pipeline ranks.
 --op: Operation: all_reduce, all_gather, reduce_scatter, broadcast, ...
 """
 
 
-collectives = forms(
-    "Show, prove and compare algorithms of collective operations.",
-    {
-        "show": Form(f"{__name__}:show", "Step through an algorithm, and prove it."),
-        "prove": Form(f"{__name__}:prove", "Prove every algorithm for every number of ranks."),
-        "reduce": Form(f"{__name__}:reduce", "Prove an algorithm for a reduction of your own, and run it."),
-        "bound": Form(f"{__name__}:bound", "Search for the least that an all-reduce must send."),
-        "table": Form(f"{__name__}:table", "Compare all algorithms of an operation on a cluster."),
-        "formulas": Form(f"{__name__}:formulas", "The formulas of all algorithms, in symbols."),
-    },
-)
-
-
 @command
-def show(
-    output: Annotated[Display, "json", "save"],
+def collective_show(
+    output: Saved,
     algorithm: str | None = None,
     op: str = "all_reduce",
     ranks: int = 4,
@@ -58,23 +49,18 @@ def show(
 
 
 @command
-def prove(output: Annotated[Display, "json"], max_ranks: int = 33) -> None:
+def collective_prove(output: Printed, max_ranks: int = 33) -> None:
     """Prove every algorithm: each rank ends with each contribution exactly once, and nothing deadlocks.
 
     --max-ranks: Prove for every world size from 1 to this.
     """
     from phalanx.answers.collectives import prove_all
 
-    answer = prove_all(max_ranks, announce)
-    output.show(answer)
-    if not answer.passed:
-        raise typer.Exit(FAILED)
+    output.show(prove_all(max_ranks, announce))
 
 
 @command
-def reduce(
-    output: Annotated[Display, "json"], algorithm: str, function: str, op: str = "all_reduce", ranks: int = 3
-) -> None:
+def collective_reduce(output: Printed, algorithm: str, function: str, op: str = "all_reduce", ranks: int = 3) -> None:
     """Prove an algorithm for a reduction of your own, and run it: on local ranks, against one process.
 
     algorithm: Algorithm: ring, rabenseifner, binomial, ...
@@ -90,13 +76,11 @@ def reduce(
     except Unproved as error:
         print(f"{function} under {algorithm} {op}: {error}")
         raise typer.Exit(FAILED) from None
-    output.show(answer)
-    if answer.wrong:
-        raise typer.Exit(FAILED)
+    output.show(answer, failed=bool(answer.wrong))
 
 
 @command
-def bound(output: Annotated[Display, "json"], ranks: int = 4) -> None:
+def collective_bound(output: Printed, ranks: int = 4) -> None:
     """Search everything that a few ranks can do for the least that an all-reduce must send.
 
     --ranks: Number of ranks, 2 to 5.
@@ -107,8 +91,8 @@ def bound(output: Annotated[Display, "json"], ranks: int = 4) -> None:
 
 
 @command
-def table(
-    output: Annotated[Display, "json", "save"],
+def collective_table(
+    output: Saved,
     op: str = "all_reduce",
     size: str = "100MB",
     ranks: int = 8,
@@ -135,9 +119,103 @@ def table(
 
 
 @command
-def formulas(output: Annotated[Display, "json", "save"]) -> None:
+def collective_formulas(output: Saved) -> None:
     """Show the formulas of all algorithms, in symbols."""
     from phalanx.answers.tables import Tables
     from phalanx.planning.tables.collectives import formulas as sheet
 
     output.show(Tables(None, (sheet(),)))
+
+
+@command
+def pipeline_show(
+    output: Saved,
+    names: list[str],
+    ranks: int = 4,
+    micro_batches: int = 8,
+    virtual: int | None = None,
+    costs: str = "1,1,1",
+    transfer: float = 0.0,
+) -> None:
+    """Draw schedules over time, on one scale, with their bubble and live activations.
+
+    Of a run, draw its traced step as measured and as predicted. A drawing that is wider than the terminal, or than
+    COLUMNS says, goes on in panels.
+
+    names: Schedules (1f1b, gpipe, interleaved, zb-v, ...), CSV files, or folders of runs.
+    """
+    from phalanx.answers.pipeline import draw
+
+    output.show(draw(names, ranks, micro_batches, virtual, costs, transfer))
+
+
+@command
+def pipeline_table(
+    output: Printed,
+    ranks: int = 4,
+    micro_batches: int = 8,
+    virtual: int | None = None,
+    costs: str = "1,1,1",
+    transfer: float = 0.0,
+) -> None:
+    """Compare the memory and the bubble of all schedules."""
+    from phalanx.answers.pipeline import compare
+
+    output.show(compare(ranks, micro_batches, virtual, costs, transfer))
+
+
+@command
+def pipeline_prove(
+    output: Printed,
+    names: list[str] | None = None,
+    ranks: int = 4,
+    micro_batches: int = 8,
+    virtual: int | None = None,
+    slots: bool = False,
+) -> None:
+    """Prove schedules: every pass runs once and after what it needs, with no deadlock even if sends block.
+
+    names: Schedules or CSV files; by default all schedules.
+    --slots: Read the cells of CSV files as time slots: no pass may come before what it needs.
+    """
+    from phalanx.answers.pipeline import prove as prove_all
+
+    output.show(prove_all(names or (), ranks, micro_batches, virtual, slots))
+
+
+@command
+def pipeline_csv(
+    name: str, ranks: int = 4, micro_batches: int = 8, virtual: int | None = None, sends: bool = False
+) -> None:
+    """Print a schedule as the CSV that torch.distributed.pipelining and torchtitan load: a line per rank.
+
+    name: Schedule: 1f1b, gpipe, interleaved, zb-v, ...
+    --sends: Include sends and receives.
+    """
+    from phalanx.answers.pipeline import schedule_named
+    from phalanx.schedule.pipeline.proof import prove as prove_one
+    from phalanx.schedule.pipeline.simulate import insert_sends, strip_sends
+    from phalanx.schedule.pipeline.torch_csv import to_csv
+
+    schedule = schedule_named(name, ranks, micro_batches, virtual)
+    prove_one(schedule)
+    bare = strip_sends(schedule)
+    print(to_csv(insert_sends(bare) if sends else bare), end="")
+
+
+collectives = forms(
+    "Show, prove and compare algorithms of collective operations.",
+    show=collective_show,
+    prove=collective_prove,
+    reduce=collective_reduce,
+    bound=collective_bound,
+    table=collective_table,
+    formulas=collective_formulas,
+)
+pipeline = forms(
+    "Draw, compare and prove pipeline schedules, or write them as CSV.",
+    show=pipeline_show,
+    table=pipeline_table,
+    prove=pipeline_prove,
+    csv=pipeline_csv,
+)

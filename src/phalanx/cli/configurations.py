@@ -1,4 +1,4 @@
-"""`phalanx read`: what another framework's configuration says, key by key, and what is wrong with it."""
+"""`phalanx read` and `phalanx export`: plans in the words of other frameworks."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Annotated
 
 from phalanx.answers.query import Query
 from phalanx.cli.command import command
-from phalanx.cli.output import Display, show_notes
+from phalanx.cli.output import Display, Printed, show_notes
 from phalanx.cli.terminal import announce, require_writable
 
 
@@ -48,3 +48,19 @@ def read(
                 name = "set" if name == "changes" else name
                 raise InputError(name, value, "is for the plan that --out writes", "add --out plan.json")
     output.show(reading)
+
+
+@command
+def export(plan: Path, to: str, output: Printed, out: Path, launcher: str = "torchrun") -> None:
+    """Write a plan as another framework's configuration, ready to run once its blanks are filled in.
+
+    What the framework cannot express is an error that names the field; nothing is left out.
+
+    plan PLAN.json: A plan, or a run's folder.
+    --to FRAMEWORK: Framework, such as megatron or torchtitan; another word lists all that plans are written for.
+    --out DIR: Folder to write; empty, or not there yet.
+    --launcher NAME: What starts the nodes: torchrun, slurm, pytorchjob, trainjob, jobset or skypilot.
+    """
+    from phalanx.answers.export import export as run
+
+    output.show(run(plan, to, launcher, out))

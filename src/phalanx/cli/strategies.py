@@ -1,0 +1,95 @@
+"""`phalanx predict`, `explain`, `lint` and `compare`: what a strategy takes and why, and what is wrong with it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from phalanx.answers.query import Query
+from phalanx.cli.command import command
+from phalanx.cli.options import StepQuery
+from phalanx.cli.output import Display, Saved, show_notes
+
+if TYPE_CHECKING:
+    from phalanx.answers.answer import Answer
+    from phalanx.answers.question import Question
+
+
+@command
+def predict(query: StepQuery, output: Annotated[Display, "json", "save", "strict", "assertions"]) -> None:
+    """Predict how long a step takes, how much memory it needs and where the time goes, without running anything.
+
+    Name a plan, a run's folder, another framework's configuration with --cluster (`phalanx read`), what `phalanx
+    observe --out` wrote with --cluster, or --model, --cluster, --gpus, --batch, --seq and --strategy.
+    """
+    from phalanx.answers.prediction import prediction_of
+
+    _show(query, output, prediction_of)
+
+
+@command
+def explain(query: StepQuery, output: Annotated[Display, "json", "save", "assertions"]) -> None:
+    """Show where a strategy's time and memory go, what to change first, and why its neighbours are no better.
+
+    Name a plan, or --model, --cluster, --gpus, --batch, --seq and --strategy.
+    """
+    from phalanx.answers.explanation import explanation_of
+
+    _show(query, output, explanation_of, collectives=True)
+
+
+def _show(query: Query, output: Display, answer: Callable[[Question], Answer], **of_observed: bool) -> None:
+    """Show what a question's strategy takes, or an observed program."""
+    from phalanx.answers import observed
+    from phalanx.answers.question import read
+
+    if (seen := observed.observation_of(query)) is not None:
+        output.show(observed.price(seen, query), **of_observed)
+        return
+    question = read(query)
+    show_notes(question.notes)
+    output.show(answer(question))
+
+
+@command
+def lint(query: StepQuery, output: Annotated[Display, "json", "save", "strict"]) -> None:
+    """Find anti-patterns in a strategy, with numbers and what to do about each; exit code 1 if there are any.
+
+    Name a plan, or --model, --cluster, --gpus, --batch, --seq and --strategy; or an observed.json, whose program
+    is examined, in seconds too with --cluster.
+    """
+    from phalanx.answers import observed
+    from phalanx.answers.findings import findings_about
+
+    seen = observed.observation_of(query)
+    findings = findings_about(query) if seen is None else observed.findings(seen, query)
+    output.show(findings, failed=bool(findings.findings))
+
+
+_SHARED = ("model", "cluster", "gpus", "batch", "seq", "stack", "precision", "options", "calibration", "changes")
+
+
+@command
+def compare(sides: list[str], query: Annotated[Query, _SHARED], output: Saved) -> None:
+    """Compare plans, configurations or strategies: time by term, memory by part, and the settings that differ.
+
+    A strategy is that of the first plan's question, or of --model, --cluster, --gpus, --batch and --seq. Of an
+    observed program and a plan: where its step differs, in collectives, bytes, FLOPs and memory.
+
+    sides A B [C]: Plans, runs' folders, configurations of other frameworks, or strategies such as tp=8,zero=1; or an
+        observed.json and a plan.
+    """
+    from phalanx.answers import observed
+    from phalanx.answers.compare import comparison_of
+    from phalanx.spec.errors import InputError
+
+    seen = [observed.observation_of(Query(name)) for name in sides]
+    if not any(seen):
+        output.show(comparison_of(sides, query))
+        return
+    if len(sides) != 2 or seen[0] is None or seen[1] is not None:
+        reason = "an observed program is compared with one plan"
+        raise InputError("compare", ", ".join(sides), reason, "phalanx compare observed.json plan.json")
+    differences = observed.compare(seen[0], Path(sides[1]))
+    output.show(differences, failed=bool(differences))
