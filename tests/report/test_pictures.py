@@ -194,7 +194,7 @@ def _bars_of(name: str) -> Bars:
 
 
 def test_tables_of_words_are_bars() -> None:
-    sheet = Sheet("t", columns("what", ("takes", "bytes"), ("time", "s")), [("a", 2**21, 1e-3), ("b", None, 2e-3)])
+    sheet = Sheet("t", columns("what | takes [bytes] | time [s]"), [("a", 2**21, 1e-3), ("b", None, 2e-3)])
     panels = plots.picture([sheet], "memory").panels
     assert [panel.unit for panel in panels if isinstance(panel, Bars)] == ["MiB", "ms"]
     assert not _wrong(files.svg(plots.picture([sheet], "memory")))

@@ -138,14 +138,8 @@ def sheet(swept: TrainingSweep, steps: int) -> Sheet:
         for number, run in enumerate(swept.runs, 1)
     ]
     names = columns(
-        ("no.", "count"),
-        "strategy",
-        ("step predicted", "s"),
-        ("step measured", "s"),
-        ("step off", "share"),
-        ("memory predicted", "bytes"),
-        ("memory measured", "bytes"),
-        ("memory off", "share"),
+        "no. [count] | strategy | step predicted [s] | step measured [s] | step off [share] "
+        "| memory predicted [bytes] | memory measured [bytes] | memory off [share]"
     )
     note = f"the median of {steps} steps; " + (
         "every recorded step equals its plan, event for event"

@@ -34,7 +34,7 @@ def memory_sheet(s: Strategy, terms: Mapping[str, float], needed: float, usable:
     rows.append(("in all", needed, needed / usable))
     fits = "fits tightly" if 0.95 * usable < needed <= usable else "fits" if needed <= usable else "does not fit"
     title = f"memory of {s}: {fits}, {needed / 2**30:.1f} of {usable / 2**30:.1f} GiB usable"
-    return Sheet(title, columns("what", ("takes", "bytes"), ("of the device", "share")), rows, "of the fullest rank")
+    return Sheet(title, columns("what | takes [bytes] | of the device [share]"), rows, "of the fullest rank")
 
 
 RANKS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)

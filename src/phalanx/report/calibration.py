@@ -31,7 +31,7 @@ def view(a: Calibrated) -> View:
             f"{a.stack} on {a.cluster}: {len(a.steps)} measured step{'s' * (len(a.steps) > 1)}",
             Sheet(
                 "",
-                columns("part", ("measured / predicted", "number"), ("± %", "number"), ""),
+                columns("part | measured / predicted [number] | ± % [number] | "),
                 factors,
                 "a factor moves only as far as the steps constrain it; without them it is 1",
                 charted=False,
@@ -39,8 +39,8 @@ def view(a: Calibrated) -> View:
             Sheet(
                 "",
                 columns(
-                    *("step", ("GPUs", "count"), ("measured s", "number"), ("predicted s", "number")),
-                    *(("off %", "number"), ("calibrated %", "number"), ("by the others %", "number")),
+                    "step | GPUs [count] | measured s [number] | predicted s [number] | off % [number] "
+                    "| calibrated % [number] | by the others % [number]"
                 ),
                 steps,
                 "by the others: calibrated without this step, which says how far an unmeasured one may be off",

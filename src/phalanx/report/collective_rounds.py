@@ -73,9 +73,7 @@ def _holdings(symbolic: Run, counts: Counts) -> Sheet:
     column = "from" if symbolic.schedule.op == "all_to_all" else "chunk"
     wide = len(words[0]) <= _WIDE
     names = (f"{column} {i}" if wide or i == 0 else str(i) for i in range(len(words[0])))
-    return Sheet(
-        "", columns(("rank", "count"), *names), [(rank, *row) for rank, row in enumerate(words)], charted=False
-    )
+    return Sheet("", columns("rank [count]", *names), [(rank, *row) for rank, row in enumerate(words)], charted=False)
 
 
 _WIDE = 6

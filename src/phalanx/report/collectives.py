@@ -122,10 +122,8 @@ def comparison(compared: AlgorithmComparison, title: str) -> Sheet:
         )
         for row in compared.rows
     ]
-    names = columns(
-        *("algorithm", ("rounds", "count"), ("most bytes sent", "count"), ("time", "s"), ("x bound", "count")),
-    )
-    names += columns(("formula", "s")) if formulas else ()
+    names = columns("algorithm | rounds [count] | most bytes sent [count] | time [s] | x bound [count]")
+    names += columns("formula [s]") if formulas else ()
     return Sheet(title, names, rows, charted=False)
 
 
@@ -142,10 +140,7 @@ def measured(fits: Sequence[CollectiveFit], size: float, title: str) -> Sheet:
         rows.append(
             (fit.way, time, size / time, fit.alpha_s, beta * 1e9, fit.alpha_s / beta if beta else None, fit.fit_error)
         )
-    names = columns(
-        *("over", ("time", "s"), ("algbw", "rate"), ("alpha", "s"), ("ns/B", "number"), ("n*", "bytes")),
-        ("error", "share"),
-    )
+    names = columns("over | time [s] | algbw [rate] | alpha [s] | ns/B [number] | n* [bytes] | error [share]")
     note = "alpha, ns/B, n* = alpha/beta: of the fitted line, with its median error"
     return Sheet(title, names, rows, note, charted=False)
 

@@ -173,13 +173,6 @@ def stacks(c: StackComparison) -> View:
         )
         for s in c.stacks
     ]
-    names = columns(
-        "stack",
-        ("strategy", "strategy"),
-        ("step", "s"),
-        ("over the best", "change"),
-        ("MFU", "share"),
-        ("memory", "bytes"),
-    )
+    names = columns("stack | strategy [strategy] | step [s] | over the best [change] | MFU [share] | memory [bytes]")
     note = "each by its own constants; phalanx plan --stack NAME has the rest"
     return View([Sheet("stacks", names, rows, note)])

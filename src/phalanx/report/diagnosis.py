@@ -29,23 +29,17 @@ def _step(a: Diagnosis) -> list[Part]:
     else:
         gap = f"{step - planned:+.3g} s, {step / planned - 1:+.0%}"
         first = f"{a.about}: a step takes {step:.4g} s, {planned:.4g} s planned: {gap}"
-    names = columns("part", ("planned", "s"), ("measured", "s"), ("gap", "signed_s"), ("of the step", "change"))
+    names = columns("part | planned [s] | measured [s] | gap [signed_s] | of the step [change]")
     rows = [(r.part, r.predicted_s, r.measured_s, r.gap_s, (r.gap_s or 0.0) / step) for r in a.parts]
     if planned is None:
-        names = columns("part", ("measured", "s"), ("of the step", "share"))
+        names = columns("part | measured [s] | of the step [share]")
         rows = [(r.part, r.measured_s, (r.measured_s or 0.0) / step) for r in a.parts]
     note = "over: communication that nothing hides; stragglers: waiting for the last rank" if a.ranks else ""
     whose = "" if a.rank is None else f"of rank {a.rank}, of {a.ranks} with a trace; "
     return [
         first,
         *(_rate(a.rate) if a.rate is not None else []),
-        Sheet(
-            "where a step goes",
-            names,
-            rows,
-            f"{whose}{note}",
-            charted=False,
-        ),
+        Sheet("where a step goes", names, rows, f"{whose}{note}", charted=False),
         *_findings(a),
         *([a.further] if a.further else []),
     ]
@@ -60,8 +54,8 @@ def _links(a: Diagnosis) -> list[Part]:
         row = (c.op, c.ranks, c.nodes, c.bytes, c.calls, c.seconds, p, None if p is None else c.seconds / p - 1)
         rows.append(row)
     names = columns(
-        *("collective", ("ranks", "count"), ("nodes", "count"), ("payload", "bytes"), ("calls", "count")),
-        *(("measured", "s"), ("planned", "s"), ("off", "change")),
+        "collective | ranks [count] | nodes [count] | payload [bytes] | calls [count] | measured [s] "
+        "| planned [s] | off [change]"
     )
     return [Sheet("collectives as NCCL timed them", names, rows, "seconds: the median of a call", charted=False)]
 
@@ -70,11 +64,7 @@ def _memory(a: Diagnosis) -> list[Part]:
     if not a.memory:
         return []
     names = columns(
-        "snapshot",
-        ("allocated", "bytes"),
-        ("reserved", "bytes"),
-        ("most allocated", "bytes"),
-        ("most reserved", "bytes"),
+        "snapshot | allocated [bytes] | reserved [bytes] | most allocated [bytes] | most reserved [bytes]"
     )
     rows = [
         (u.file, u.allocated_bytes, u.reserved_bytes, u.peak_allocated_bytes, u.peak_reserved_bytes) for u in a.memory

@@ -36,9 +36,7 @@ def links(cluster: ClusterSpec) -> Sheet:
         rate = tier.bandwidth_bytes_per_s_per_gpu_per_direction
         uplink = tier.uplink_bandwidth_bytes_per_s_per_direction
         rows.append((tier.name, tier.ranks, tier.latency_s, rate, uplink, tier.latency_s * rate))
-    names = columns(
-        *("tier", ("ranks", "count"), ("alpha", "s"), ("of a rank", "rate"), ("of a host", "rate"), ("n*", "bytes"))
-    )
+    names = columns("tier | ranks [count] | alpha [s] | of a rank [rate] | of a host [rate] | n* [bytes]")
     note = "of a host: where its ranks share links"
     return Sheet("links, by messages between pairs of ranks", names, rows, note, charted=False)
 
@@ -49,7 +47,7 @@ def figures(cluster: ClusterSpec) -> Sheet:
     for f in cluster.figures:
         low, high = (_written(x, f.unit) for x in (f.low, f.high))
         rows.append((f.name, _written(f.value, f.unit), f"{low} to {high}" + (f"; {f.note}" if f.note else "")))
-    names = columns("", "best", "5 % to 95 % of the rounds")
+    names = columns(" | best | 5 % to 95 % of the rounds")
     return Sheet("a rank, while all others do the same", names, rows, charted=False)
 
 
@@ -120,8 +118,8 @@ def rates(cluster: ClusterSpec) -> list[Sheet]:
         for k in cluster.kernels
     ]
     names = columns(
-        *("type", ("at once", "count"), ("peak", "number"), ("forward", "number"), ("backward", "number")),
-        *(("bandwidth", "rate"), ("per kernel", "s"), ("whole", "number"), ("fit error", "share")),
+        "type | at once [count] | peak [number] | forward [number] | backward [number] | bandwidth [rate] "
+        "| per kernel [s] | whole [number] | fit error [share]"
     )
     title = f"kernels of {cluster.device.name}; peak and matrix products in TFLOP/s"
     note = "a fit error above 20 % is not to be trusted; whole: a pass over the sum of its kernels"
@@ -147,8 +145,8 @@ def _collectives(fits: Sequence[CollectiveFit]) -> Sheet:
         for fit in fits
     ]
     names = columns(
-        *("operation", "ranks", "over", ("alpha", "s"), ("a second", "count"), ("ns/B", "number")),
-        *(("n*", "bytes"), ("16 MiB", "s"), ("error", "share")),
+        "operation | ranks | over | alpha [s] | a second [count] | ns/B [number] | n* [bytes] "
+        "| 16 MiB [s] | error [share]"
     )
     title = "collectives: alpha + n beta for n bytes, n* = alpha / beta; a second: calls of the smallest size"
     untrusted = any(fit.fit_error > 0.2 for fit in fits)
@@ -161,5 +159,5 @@ def machine_state(a: MachineState) -> View:
     rows = [("ok" if c.good else "MISSING", c.what, c.state) for c in a.checks]
     missing = [c for c in a.checks if c.remedy and (not c.good or "optional" in c.state)]
     return View(
-        [Sheet("this machine", columns("", "what", "state"), rows), *(f"{c.what}: {c.remedy}" for c in missing)]
+        [Sheet("this machine", columns(" | what | state"), rows), *(f"{c.what}: {c.remedy}" for c in missing)]
     )

@@ -34,7 +34,7 @@ def view(a: RankMap | MeshGroups | RankPlace, cube: bool = False) -> View:
     if isinstance(a, RankPlace):
         coordinates = ", ".join(f"{name} {i}" for name, i in a.coordinates.items()) or "the only rank"
         rows = [(name, len(g.ranks), g.links, listed(g.ranks)) for name, g in a.groups.items()]
-        names = columns("axis", ("ranks", "count"), "links", "group")
+        names = columns("axis | ranks [count] | links | group")
         return View([Sheet(f"rank {a.rank}: {p.where(a.rank)}; {coordinates}", names, rows)], "mesh", pictures)
     heading = (
         f"{p.strategy}: {counted(p.world, 'rank')} on {counted(len(list(p.ranks_by_host())), 'node')} of "
@@ -82,7 +82,7 @@ def nodes(p: Placement, axis: str, width: int) -> Text:
 def axes(p: Placement) -> Sheet:
     """Tabulate the groups of every axis, and the links that they talk over."""
     rows = [(row.axis, row.size, row.groups, _links(row), listed(row.first)) for row in axis_groups(p)]
-    names = columns("axis", ("ranks per group", "count"), ("groups", "count"), "links", "first group")
+    names = columns("axis | ranks per group [count] | groups [count] | links | first group")
     return Sheet("", names, rows, charted=False)
 
 

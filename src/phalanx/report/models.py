@@ -27,7 +27,7 @@ def view(a: PresetModels | ModelShape) -> View:
     if isinstance(a, PresetModels):
         return View([presets(a.models)], "models")
     rows = [(role, count, count / a.model.parameter_count) for role, count in a.roles.items()]
-    by_role = Sheet("", columns("role", ("parameters", "count"), ("share", "share")), rows)
+    by_role = Sheet("", columns("role | parameters [count] | share [share]"), rows)
     return View([shape(a.name, a.model), layers(a.model), by_role])
 
 
@@ -42,8 +42,8 @@ def presets(models: Mapping[str, ModelSpec]) -> Sheet:
             (name, m.family, billions(m.parameter_count), active, m.layers, m.hidden, heads, ffn, m.vocab, m.max_seq)
         )
     names = columns(
-        *("model", "family", "parameters", "active", ("layers", "count"), ("hidden", "count")),
-        *("heads", "ffn", ("vocab", "count"), ("max seq", "count")),
+        "model | family | parameters | active | layers [count] | hidden [count] | heads | ffn "
+        "| vocab [count] | max seq [count]"
     )
     note = "heads: of queries / of keys and values; active: parameters that one token meets"
     return Sheet("", names, rows, note, charted=False)
@@ -122,17 +122,7 @@ def cluster_table(clusters: Sequence[ClusterSpec]) -> Sheet:
             shared = "" if uplink is None else f", {uplink / 1e9:g} shared"
             rate = tier.bandwidth_bytes_per_s_per_gpu_per_direction / 1e9
             rows.append((*about, tier.ranks, rate, tier.name + shared))
-    names = columns(
-        *(
-            "preset",
-            "device",
-            ("usable", "bytes"),
-            "TFLOP/s",
-            ("ranks", "count"),
-            ("GB/s per rank", "number"),
-            "links",
-        )
-    )
+    names = columns("preset | device | usable [bytes] | TFLOP/s | ranks [count] | GB/s per rank [number] | links")
     note = "TFLOP/s: dense, bf16 unless marked fp16; GB/s in one direction; ranks: joined by these links"
     return Sheet("", names, rows, note, charted=False)
 

@@ -64,9 +64,7 @@ def _collectives(r: RankObservation) -> Sheet:
     for key, count in list(counts.items())[:_ROWS]:
         _, op, over, bytes_each, *where = key
         rows.append((op, over, count, bytes_each, *where, listed(list(units[key]))))
-    names = columns(
-        "collective", "over", ("count", "count"), ("bytes each", "count"), "type", "phase", "where", "units"
-    )
+    names = columns("collective | over | count [count] | bytes each [count] | type | phase | where | units")
     return Sheet("collectives of a step", names, rows, _cut(len(counts)))
 
 
@@ -91,15 +89,15 @@ def _memory(r: RankObservation) -> Sheet:
     ]
     if r.host_peak:
         rows.append(("(in the host's memory)", "", "", r.host_peak, r.host_peak, *((None,) if kept else ())))
-    names = columns("held by", "made by", "of units", ("bytes", "count"), ("", "bytes"))
+    names = columns("held by | made by | of units | bytes [count] | [bytes]")
     if kept:
-        names += columns((f"as backward of micro-batch {kept.micro_batches[0]} begins", "count"))
+        names += columns(f"as backward of micro-batch {kept.micro_batches[0]} begins [count]")
     return Sheet(f"live bytes: peak {size(r.peak)} ({r.peak:,} B) {peak_place(r)}", names, rows)
 
 
 def _waits(r: RankObservation) -> Sheet:
     rows = [(s.call, s.count, s.phase, f"{s.site} {s.module}".strip()) for s in r.synchronisations[:_ROWS]]
-    names = columns("call", ("count", "count"), "phase", "where")
+    names = columns("call | count [count] | phase | where")
     return Sheet("the host waits for the device", names, rows, _cut(len(r.synchronisations)))
 
 

@@ -40,13 +40,7 @@ def view(answer: Any, collectives: bool = False) -> View:
 
 def _steps(ranks: Sequence[ObservedStep]) -> Sheet:
     names = columns(
-        ("rank", "count"),
-        ("compute", "s"),
-        ("communication", "s"),
-        ("all hidden", "s"),
-        ("none hidden", "s"),
-        ("peak", "bytes"),
-        "fits",
+        "rank [count] | compute [s] | communication [s] | all hidden [s] | none hidden [s] | peak [bytes] | fits"
     )
     rows = [
         (
@@ -65,16 +59,7 @@ def _steps(ranks: Sequence[ObservedStep]) -> Sheet:
 
 def _flows(ranks: Sequence[ObservedStep]) -> Iterator[Sheet]:
     """Yield each kind of collective of every observed rank, the longest first."""
-    names = columns(
-        "collective",
-        "over",
-        ("ranks", "count"),
-        "type",
-        "links",
-        ("times", "count"),
-        ("bytes", "count"),
-        ("alone", "s"),
-    )
+    names = columns("collective | over | ranks [count] | type | links | times [count] | bytes [count] | alone [s]")
     for p in ranks:
         rows = [
             (f.op, f.axis, f.ranks, f.dtype, f.links, f.count, f.bytes, f.seconds)
@@ -105,13 +90,7 @@ def _improvement(answer: ObservedImprovement) -> View:
 
 def _differences(answer: PlanDifferences) -> View:
     names = columns(
-        ("rank", "count"),
-        "what",
-        ("plan", "count"),
-        ("program", "count"),
-        ("plan, total", "count"),
-        ("program, total", "count"),
-        "",
+        "rank [count] | what | plan [count] | program [count] | plan, total [count] | program, total [count] | "
     )
     rows = []
     for d in answer.differences:

@@ -165,7 +165,7 @@ def chunk_table(chunks: Sequence[Mapping[str, Any]]) -> Sheet:
         blocks = [] if first is None else [f"blocks {first} to {last}" if last > first else f"block {first}"]
         holds = ["embed"] * chunk["embed"] + blocks + ["head"] * chunk["head"]
         rows.append((chunk["chunk"], chunk["rank"], ", ".join(holds), chunk["seconds"], chunk["bytes"]))
-    names = columns(("chunk", "count"), ("rank", "count"), "holds", ("micro-batch", "s"), ("memory", "bytes"))
+    names = columns("chunk [count] | rank [count] | holds | micro-batch [s] | memory [bytes]")
     return Sheet("", names, rows)
 
 
@@ -177,8 +177,8 @@ def compared(schedules: Sequence[ScheduleCost]) -> Sheet:
         bubble = (s.bubble_fraction, s.bubble_overhead, s.makespan)
         rows.append((s.name, virtual, *bubble, max(s.peak_activations) / virtual, s.messages))
     names = columns(
-        *("schedule", ("chunks per rank", "count"), ("bubble fraction", "share"), ("bubble overhead", "share")),
-        *(("makespan", "number"), ("live at most", "number"), ("messages", "count")),
+        "schedule | chunks per rank [count] | bubble fraction [share] | bubble overhead [share] "
+        "| makespan [number] | live at most [number] | messages [count]"
     )
     note = "live: activations of a rank's whole part of the model for a micro-batch, on the rank that holds most"
     return Sheet("", names, rows, note, charted=False)

@@ -12,7 +12,7 @@ from phalanx.planning.auto.bucket_size import GIVEN
 from phalanx.planning.budget import shortened
 from phalanx.planning.explain import decision_tree
 from phalanx.planning.search.priced import COMMUNICATION, TERM_NAMES
-from phalanx.planning.tables.table import Sheet, Unit, columns
+from phalanx.planning.tables.table import Sheet, columns
 from phalanx.report.pipeline import chunk_table
 from phalanx.report.predict import heading
 from phalanx.report.style import seconds, size
@@ -142,11 +142,11 @@ def _tables(a: ModelPlan) -> Iterator[Sheet]:
     yield _families(a)
     yield _ranked(a.front, "time against memory", a)
     if a.number_formats:
-        names = columns("--where", ("strategy", "strategy"), ("step", "s"), ("saves", "share"), ("memory", "bytes"))
+        names = columns("--where | strategy [strategy] | step [s] | saves [share] | memory [bytes]")
         rows = [(o.where, o.strategy, o.step_time_s, o.gain, o.memory_bytes) for o in a.number_formats]
         yield Sheet("narrower number formats: faster, but other numbers; --where takes a line", names, rows)
     rejected = [(r.family, r.strategy, r.reason) for r in a.rejected[:_ALL_REASONS]]
-    yield Sheet("why not", columns("family", ("strategy", "strategy"), "reason"), rejected)
+    yield Sheet("why not", columns("family | strategy [strategy] | reason"), rejected)
     if a.offers:
         yield _offers(a)
 
@@ -158,13 +158,7 @@ def _families(a: ModelPlan) -> Sheet:
 def _ranked(rows: Sequence[PlannedStrategy], title: str, a: ModelPlan) -> Sheet:
     """Tabulate strategies; the row of the best one is marked and has the figures of the plan."""
     names = columns(
-        "family",
-        ("strategy", "strategy"),
-        ("step", "s"),
-        ("MFU", "share"),
-        ("comm.", "share"),
-        ("bubble", "share"),
-        ("memory", "bytes"),
+        "family | strategy [strategy] | step [s] | MFU [share] | comm. [share] | bubble [share] | memory [bytes]"
     )
     even = a.search.best.strategy
     marked, cells = None, []
@@ -188,9 +182,7 @@ def _ranked(rows: Sequence[PlannedStrategy], title: str, a: ModelPlan) -> Sheet:
 
 def _offers(a: ModelPlan) -> Sheet:
     """Tabulate what fewer GPUs cost and how long they take."""
-    names = columns(
-        ("GPUs", "count"), ("strategy", "strategy"), ("days", "count"), ("GPU-hours", "count"), ("cost", "count")
-    )
+    names = columns("GPUs [count] | strategy [strategy] | days [count] | GPU-hours [count] | cost [count]")
     rows = [
         (o.gpus, o.strategy, o.training.days, o.training.gpu_hours, o.training.cost)
         for o in a.offers
@@ -244,16 +236,9 @@ def _alternatives(p: JobPlan, rows: int) -> Sheet:
     ]
     pipelined = any(c.strategy.pp > 1 for c in p.alternatives)
     rejected = any(c.rejected for c in p.alternatives)
-    optional: list[tuple[str, Unit] | str] = [("bubble", "share")] if pipelined else []
-    optional += ["rejected"] if rejected else []
+    optional = ["bubble [share]"] * pipelined + ["rejected"] * rejected
     names = columns(
-        ("strategy", "strategy"),
-        ("accum.", "count"),
-        ("step", "s"),
-        ("tokens/s", "count"),
-        ("exposed", "s"),
-        ("memory", "bytes"),
-        *optional,
+        "strategy [strategy] | accum. [count] | step [s] | tokens/s [count] | exposed [s] | memory [bytes]", *optional
     )
     cells = [
         (

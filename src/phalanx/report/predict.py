@@ -42,7 +42,7 @@ def figures(p: Prediction) -> Sheet:
     """Tabulate the main figures: step time, throughput, MFU, HFU, memory and compression."""
     q = p.question
     title = f"{q.about} on {q.gpus} ranks of {q.cluster}: {p.strategy}"
-    return Sheet(title, columns("", "predicted", "how it came about"), list(_figures(p)))
+    return Sheet(title, columns(" | predicted | how it came about"), list(_figures(p)))
 
 
 def _figures(p: Prediction) -> Iterator[tuple[str, str, str]]:
@@ -100,7 +100,7 @@ def shares(title: str, share: str, terms: Mapping[str, float], unit: Unit, name:
     total = sum(terms.values())
     ordered = sorted(terms.items(), key=lambda item: -item[1])
     rows = [(name(term), value, value / total) for term, value in ordered if value > _SMALL * total]
-    return Sheet(title, columns("", ("takes", unit), (share, "share")), rows, bars=True)
+    return Sheet(title, columns(f" | takes [{unit}] | {share} [share]"), rows, bars=True)
 
 
 def formulas(p: Prediction) -> Sheet:
@@ -109,7 +109,7 @@ def formulas(p: Prediction) -> Sheet:
     for name, value in p.terms_s.items():
         numbers = ", ".join(f"{k} = {_number(k, v)}" for k, v in p.factors.get(name, {}).items())
         rows.append((name, value, FORMULAS[name], numbers))
-    return Sheet("terms of the step", columns("term", ("seconds", "s"), "formula", "with"), rows)
+    return Sheet("terms of the step", columns("term | seconds [s] | formula | with"), rows)
 
 
 def _number(name: str, value: float) -> str:
@@ -150,21 +150,15 @@ _OPERATORS = "operators of a block, forward, on the compute roofline"
 
 
 def _targets(x: Explanation) -> Sheet:
-    names = columns("figure", ("here", "share"), ("good", "share"), ("excellent", "share"), "", "source")
+    names = columns("figure | here [share] | good [share] | excellent [share] |  | source")
     rows = [(t.name, t.value, t.good, t.excellent, t.mark, t.source) for t in x.targets]
     return Sheet("figures against targets", names, rows)
 
 
 def _axes(x: Explanation) -> Sheet:
     names = columns(
-        "axis",
-        "links",
-        ("sent", "bytes"),
-        ("FLOP/byte", "count"),
-        ("ridge", "count"),
-        "regime",
-        ("exposed", "s"),
-        ("critical batch", "count"),
+        "axis | links | sent [bytes] | FLOP/byte [count] | ridge [count] | regime | exposed [s] "
+        "| critical batch [count]"
     )
     rows = [
         (a.axis, a.tier, a.sent_bytes, a.flop_per_byte, a.ridge, a.regime, a.exposed_s, a.critical_batch)
@@ -176,28 +170,20 @@ def _axes(x: Explanation) -> Sheet:
 
 def operator_table(title: str, rows: Iterable[OperatorIntensity], ridge: float | None) -> Sheet:
     """Tabulate operators on the compute roofline."""
-    names = columns(
-        "operator",
-        "size",
-        ("FLOP", "number"),
-        ("bytes", "bytes"),
-        ("FLOP/byte", "count"),
-        "bound by",
-        ("time", "s"),
-    )
+    names = columns("operator | size | FLOP [number] | bytes [bytes] | FLOP/byte [count] | bound by | time [s]")
     cells = [(o.name, o.size, o.flops, o.bytes, o.intensity, o.bound, o.takes_s) for o in rows]
     return Sheet(title, names, cells, f"the chip's ridge: {ridge or 0.0:,.0f} FLOP per byte of memory")
 
 
 def _losses(x: Explanation) -> Sheet:
-    names = columns("loss", ("takes", "s"), ("gain at most", "share"), "best single change", ("step then", "s"))
+    names = columns("loss | takes [s] | gain at most [share] | best single change | step then [s]")
     rows = [(a.name, a.takes_s, a.at_most, a.change or "none that fits is faster", a.step_time_s) for a in x.losses]
     return Sheet("what to change first", names, rows, f"order of the mesh, {x.order}" if x.order else "")
 
 
 def _neighbours(x: Explanation) -> Sheet:
     step = x.prediction.step_time_s
-    names = columns("change", "strategy", ("step", "s"), ("", "change"), ("memory", "bytes"), "why not")
+    names = columns("change | strategy | step [s] | [change] | memory [bytes] | why not")
     rows = [
         (n.change, n.strategy, n.step_time_s, n.step_time_s / step - 1, n.memory_bytes, n.reason)
         for n in x.neighbours

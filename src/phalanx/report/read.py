@@ -38,7 +38,7 @@ def _layout(c: Configuration, title: str) -> Sheet:
     named = f", named {c.model_name}" if c.model_name else ""
     model = f"{c.spec.family}, {c.spec.parameter_count:,} parameters" if c.spec else f"open{named}: name it"
     rows.append(("model", model, c.open_model))
-    return Sheet(f"{title}: {c.kind}, priced as {c.stack}", columns("field", "value", "from"), rows)
+    return Sheet(f"{title}: {c.kind}, priced as {c.stack}", columns("field | value | from"), rows)
 
 
 def _strategy(c: Configuration) -> dict[str, Any]:
@@ -62,7 +62,7 @@ def _keys(c: Configuration) -> Sheet:
         "not judged": unknown,
     }
     rows = [(kind, len(names), _listed(names)) for kind, names in kinds.items()]
-    return Sheet("its keys", columns("keys", ("count", "count"), "which"), rows)
+    return Sheet("its keys", columns("keys | count [count] | which"), rows)
 
 
 def _listed(names: list[str]) -> str:
@@ -88,7 +88,7 @@ def findings(f: Findings) -> View:
     elif not f.findings:
         lines.append("nothing found in the file; --cluster looks at the strategy too")
     rows = [(x.name, x.problem, x.remedy) for x in f.findings]
-    sheet = Sheet("findings", columns("name", "problem", "remedy"), rows)
+    sheet = Sheet("findings", columns("name | problem | remedy"), rows)
     return View(lines, html=lambda: report([sheet]))
 
 
@@ -112,13 +112,7 @@ def tried(x: TriedChanges) -> View:
         for t in (now, *x.changes)
     ]
     names = columns(
-        "change",
-        ("step", "s"),
-        ("of the step", "change"),
-        ("tokens per s and GPU", "count"),
-        ("memory", "bytes"),
-        "fits",
-        "",
+        "change | step [s] | of the step [change] | tokens per s and GPU [count] | memory [bytes] | fits | "
     )
     return View([heading(x.question), Sheet("each change alone", names, rows, charted=False)])
 
@@ -153,7 +147,7 @@ def _changes(x: Improvement) -> Sheet:
             effect = (alone, _difference(x.now, c.together)) if place == 0 else ("", "")
             first = str(number) if place == 0 else ""
             rows.append((first, key, _short(old) or "not set", _short(new) or "leave out", *effect))
-    return Sheet("what to change", columns("", "setting", "now", "better", "alone", "together"), rows, keys=2)
+    return Sheet("what to change", columns(" | setting | now | better | alone | together"), rows, keys=2)
 
 
 def _short(text: str) -> str:

@@ -60,4 +60,4 @@ def comparison(rows: Sequence[MeasuredQuantity]) -> Sheet:
         exact = row.text == "bytes" and row.error == 0
         error = "" if row.error is None else ("exact" if exact else f"{row.error:+.1%}")
         cells.append((row.name, quantity(row, row.predicted), quantity(row, row.measured), error))
-    return Sheet("predicted against measured", columns("", "predicted", "measured", "error"), cells)
+    return Sheet("predicted against measured", columns(" | predicted | measured | error"), cells)

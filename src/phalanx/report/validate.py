@@ -55,8 +55,8 @@ def families(scores: Mapping[str, Any]) -> Sheet:
                     (family, shown, e["n"], *errors, e["spearman"], *map(_share, (blind["mape"], blind["median"])))
                 )
     names = columns(
-        *("family", "of", ("runs", "count"), ("mean", "share"), ("median", "share"), ("p90", "share")),
-        *(("bias", "change"), ("rank corr.", "number"), ("left out: mean", "share"), ("left out: median", "share")),
+        "family | of | runs [count] | mean [share] | median [share] | p90 [share] | bias [change] "
+        "| rank corr. [number] | left out: mean [share] | left out: median [share]"
     )
     return Sheet("error of predictions against published runs", names, rows, charted=False, keys=2)
 
@@ -73,8 +73,8 @@ def side_by_side(compared: PredictionError) -> Sheet:
         times = (prediction.measured, prediction.predicted, prediction.predicted / prediction.measured - 1)
         rows.append((r["model"], gpus, layout + full, f"{r['gbs']} x {r['seq_len']}", r["precision"], *times))
     names = columns(
-        *("model", "GPUs", "layout", "batch x seq", "number format", ("published", "number")),
-        *(("predicted", "number"), ("error", "change")),
+        "model | GPUs | layout | batch x seq | number format | published [number] | predicted [number] "
+        "| error [change]"
     )
     return Sheet("step time, seconds", names, rows, charted=False)
 
@@ -103,7 +103,7 @@ def replaced_stacks(scores: Mapping[str, Any]) -> Sheet:
     """Tabulate the stacks that are not known, and what each is priced as."""
     how = {True: "a generic stack, scored apart", False: "the nearest release"}
     rows = [(r["stated"], r["priced_as"], how[r["generic"]], r["rows"]) for r in scores["replaced_stacks"]]
-    names = columns("stated", "priced as", "", ("rows", "count"))
+    names = columns("stated | priced as |  | rows [count]")
     return Sheet("stacks that are not known", names, rows, charted=False)
 
 
@@ -111,7 +111,7 @@ def reasons(scores: Mapping[str, Any]) -> Sheet:
     """Tabulate why rows were left out."""
     families = scores["skipped"]["reasons"].items()
     rows = [(family, count, why) for family, counts in families for why, count in counts.items()]
-    names = columns("family", ("rows", "count"), "reason")
+    names = columns("family | rows [count] | reason")
     return Sheet(f"{counted(scores['skipped']['n'], 'row')} left out", names, rows, charted=False)
 
 
@@ -143,8 +143,7 @@ def _kernel_table(title: str, first: str, scores: Mapping[str, Mapping[str, Any]
         errors = (e["median"], e["p90"], e["left_out"]["median"], e["left_out"]["p90"])
         rows.append((name, e["n"], *(value / 100 for value in errors)))
     names = columns(
-        *(first, ("measured", "count"), ("median", "share"), ("90 %", "share")),
-        *(("left out: median", "share"), ("left out: 90 %", "share")),
+        first, "measured [count] | median [share] | 90 % [share] | left out: median [share] | left out: 90 % [share]"
     )
     return Sheet(title, names, rows, charted=False)
 
@@ -175,9 +174,7 @@ def choices(a: ChoiceScores) -> View:
         parts.append(f"no recipe, and no question with enough strategies, among {a.rows} rows")
     if s["left_out"]:
         rows = [(count, reason) for reason, count in s["left_out"].items()]
-        parts.append(
-            Sheet("runs that are no recipe, and why", columns(("runs", "count"), "reason"), rows, charted=False)
-        )
+        parts.append(Sheet("runs that are no recipe, and why", columns("runs [count] | reason"), rows, charted=False))
     return View(parts, "validate")
 
 
@@ -191,8 +188,8 @@ def sweeps(scores: Mapping[str, Any]) -> Sheet:
             if s["n"]:
                 rows.append((family, name, *(s[key] for key in _OF_SWEEPS)))
     names = columns(
-        *("family", "links", ("sweeps", "count"), ("strategies", "count"), ("rank corr.", "number")),
-        *(("median", "share"), ("p90", "share"), ("left out p90", "share"), ("refused", "count"), ("OOM", "count")),
+        "family | links | sweeps [count] | strategies [count] | rank corr. [number] | median [share] "
+        "| p90 [share] | left out p90 [share] | refused [count] | OOM [count]"
     )
     title = "sweeps: regret of the first predicted of the strategies measured for one question"
     return Sheet(title, names, rows, charted=False, keys=2)
@@ -211,8 +208,7 @@ def worst_sweeps(scores: Mapping[str, Any]) -> Sheet:
         chosen = _line(s["chosen"]) + (", ran out of memory" if s["chosen_out_of_memory"] else "")
         rows.append((s["question"], s["strategies"], s["spearman"], s["regret"], chosen or "none"))
     names = columns(
-        *("question", ("strategies", "count"), ("rank corr.", "number"), ("regret", "share")),
-        "first that is predicted to fit",
+        "question | strategies [count] | rank corr. [number] | regret [share] | first that is predicted to fit"
     )
     return Sheet("sweeps of most regret, links as measured", names, rows, charted=False)
 
@@ -226,8 +222,8 @@ def recipes(scores: Mapping[str, Any]) -> Sheet:
             numbers = (r[key] for key in ("n", "ratio_p10", "ratio_median", "ratio_p90", "said_to_fit"))
             rows.append((kind, *numbers, differ))
     names = columns(
-        *("models", ("recipes", "count"), ("ratio p10", "number"), ("median", "number"), ("p90", "number")),
-        *(("fit", "share"), "fields that differ, and how often"),
+        "models | recipes [count] | ratio p10 [number] | median [number] | p90 [number] | fit [share] "
+        "| fields that differ, and how often"
     )
     title = "recipes that experts tuned: predicted step time of the best strategy over that of theirs"
     return Sheet(title, names, rows, charted=False)
@@ -240,7 +236,7 @@ def options(scores: Mapping[str, Any]) -> Sheet:
         for kind, r in scores["recipes"].items()
         for option, members in r["said_to_fit_by_option"].items()
     ]
-    names = columns("models", "option", ("recipes", "count"), ("predicted to fit", "share"))
+    names = columns("models | option | recipes [count] | predicted to fit [share]")
     title = "which of them are predicted to fit, by the option with which they save memory"
     return Sheet(title, names, rows, charted=False)
 
@@ -251,7 +247,7 @@ def each_recipe(scores: Mapping[str, Any]) -> Sheet:
     for r in (r for kind in scores["recipes"].values() for r in kind["each"]):
         best = _line(r["best"]) or "none fits"
         rows.append((r["question"], r["stack"], _line(r["expert"]), r["share_of_memory"], best, r["ratio"]))
-    names = columns("question", "stack", "expert", ("of memory", "share"), "best predicted", ("ratio", "number"))
+    names = columns("question | stack | expert | of memory [share] | best predicted | ratio [number]")
     return Sheet("every recipe", names, rows, charted=False)
 
 

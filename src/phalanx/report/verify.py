@@ -67,7 +67,7 @@ def _class(v: Verification, verified: Verified) -> Iterator[str | Sheet]:
         steady = recorded.ran - 2
         yield f"micro-batch {steady} did what {steady - 1} did, and represents all up to {count - 2} of {count}"
     if totals := collectives(program.events):
-        names = columns("collectives of a step, predicted", ("number", "count"), ("bytes", "count"))
+        names = columns("collectives of a step, predicted | number [count] | bytes [count]")
         yield Sheet("", names, [(f"{op} over {axis}", n, total) for (op, axis), (n, total) in totals.items()])
     measured = v.target.measured
     rows = [
@@ -82,7 +82,7 @@ def _class(v: Verification, verified: Verified) -> Iterator[str | Sheet]:
 
 def live_bytes(rows: Sequence[tuple[str, int, int | None, int | None]], measured: bool) -> Sheet:
     """Tabulate live bytes from rows (name, predicted, recorded without content, measured or None)."""
-    names = columns("live bytes", "predicted", "recorded", *(["measured"] if measured else []))
+    names = columns("live bytes | predicted | recorded", *(["measured"] if measured else []))
     return Sheet("", names, [(name, *map(_bytes, values if measured else values[:2])) for name, *values in rows])
 
 
@@ -104,7 +104,7 @@ def _verdict(verified: Verified, on_gpu: bool) -> Iterator[str | Sheet]:
         yield f"NOT proved: {d}"
         if d.number is not None:
             marked = next((place for place, (i, _, _) in enumerate(d.around) if i == d.number), None)
-            yield Sheet("", columns("event", "predicted", "recorded"), [*d.around], marked=marked)
+            yield Sheet("", columns("event | predicted | recorded"), [*d.around], marked=marked)
     if not verified.proved:
         return
     events = verified.program.events

@@ -46,12 +46,7 @@ def cache(model: ModelSpec, seq: int) -> Sheet:
     return Sheet(
         f"KV cache: {layers.total()} layers, {seq:,} tokens a request",
         columns(
-            "cache",
-            "elements a layer",
-            "type",
-            ("per token", "bytes"),
-            ("per request", "bytes"),
-            ("requests in 80 GB", "count"),
+            "cache | elements a layer | type | per token [bytes] | per request [bytes] | requests in 80 GB [count]"
         ),
         rows,
         "per token: elements x layers x bytes of the type; beside weights there is less room"
@@ -101,13 +96,9 @@ def room(price: ServingPrice, seq: int, layouts: Sequence[ServingLayout]) -> She
     return Sheet(
         f"one copy on {device.name}, weights in {price.weights}, cache in {price.cache}",
         columns(
-            "layout",
-            ("GPUs", "count"),
-            ("weights a GPU", "bytes"),
-            ("cache of a token", "bytes"),
-            ("tokens that fit", "count"),
-            (f"requests of {seq:,}", "count"),
-            ("per GPU", "count"),
+            "layout | GPUs [count] | weights a GPU [bytes] | cache of a token [bytes] | tokens that fit [count]",
+            f"requests of {seq:,} [count]",
+            "per GPU [count]",
         ),
         rows,
         "cache of a token: on a GPU that has it, in all layers; KV heads are duplicated where tp is more than "
@@ -151,14 +142,11 @@ def intensity(price: ServingPrice, seq: int) -> Sheet:
     return Sheet(
         f"decoding with {seq:,} tokens of context: FLOP per byte by batch",
         columns(
-            ("batch", "count"),
-            ("weights", "count"),
+            "batch [count] | weights [count]",
             *((("experts", "count"),) if m.experts is not None else ()),
-            ("attention", "count"),
+            "attention [count]",
             "weights bound by" if m.experts is None else "experts bound by",
-            ("cache of the step", "share"),
-            ("step", "s"),
-            ("tokens/s", "count"),
+            "cache of the step [share] | step [s] | tokens/s [count]",
         ),
         rows,
         note + ". Step and tokens/s: of one GPU with room for all of it",
@@ -184,14 +172,8 @@ def collectives(price: ServingPrice, degrees: Sequence[int]) -> Sheet:
     return Sheet(
         "all-reduces of a step that decodes",
         columns(
-            ("tp", "count"),
-            "links",
-            ("batch", "count"),
-            ("payload", "bytes"),
-            ("times", "count"),
-            ("one", "s"),
-            ("together", "s"),
-            ("of the step", "share"),
+            "tp [count] | links | batch [count] | payload [bytes] | times [count] | one [s] | together [s] "
+            "| of the step [share]"
         ),
         rows,
         "two a layer, after attention and after the MLP; of the step: with 1,000 tokens of context",
@@ -220,12 +202,8 @@ def tensor_pays(price: ServingPrice, seq: int, degrees: Sequence[int]) -> Sheet:
     return Sheet(
         f"when twice the tensor parallelism pays, {seq:,} tokens of context",
         columns(
-            "tp",
-            "links",
-            ("speed-up at 1", "count"),
-            ("at 256", "count"),
-            "a token comes sooner at batches",
-            "sooner than on two copies of half",
+            "tp | links | speed-up at 1 [count] | at 256 [count] | a token comes sooner at batches "
+            "| sooner than on two copies of half"
         ),
         rows,
         "speed-up: of a step that decodes; two copies: the same requests on as many GPUs, half on each. Weights "
@@ -253,13 +231,8 @@ def tensor_or_pipeline(price: ServingPrice, seq: int, gpus: Sequence[int]) -> Sh
     return Sheet(
         f"one request of {seq:,} tokens: tensor against pipeline",
         columns(
-            ("GPUs", "count"),
-            ("prefill, tp", "s"),
-            ("prefill, pp", "s"),
-            ("a token, tp", "s"),
-            ("a token, pp", "s"),
-            ("tp faster by", "count"),
-            ("pp faster by", "count"),
+            "GPUs [count] | prefill, tp [s] | prefill, pp [s] | a token, tp [s] | a token, pp [s] "
+            "| tp faster by [count] | pp faster by [count]"
         ),
         rows,
         "each stage of a pipeline waits for the one before: one request is on one stage at a time, and all weights "

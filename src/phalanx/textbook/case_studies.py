@@ -137,9 +137,7 @@ def sheet(studied: Sequence[CaseResult] | None = None) -> Sheet:
         )
     return Sheet(
         "published trainings: what was used, and what a search chooses",
-        columns(
-            "training", "used", ("measured", "s"), ("predicted", "s"), "chosen", ("chosen, predicted", "s"), "because"
-        ),
+        columns("training | used | measured [s] | predicted [s] | chosen | chosen, predicted [s] | because"),
         rows,
         "; ".join(f"{c.name}: {c.source}" + (f" ({c.note})" if c.note else "") for c in CASES),
     )
@@ -160,12 +158,8 @@ def published() -> Sheet:
     return Sheet(
         "what was published of trainings",
         columns(
-            "training",
-            "layout",
-            ("GPU-hours", "count"),
-            ("days on 1,000 GPUs", "count"),
-            ("days on its GPUs", "count"),
-            (f"M$ at ${_PRICE:g} an hour", "count"),
+            "training | layout | GPU-hours [count] | days on 1,000 GPUs [count] | days on its GPUs [count]",
+            f"M$ at ${_PRICE:g} an hour [count]",
             "what is not published, or differs",
         ),
         rows,
@@ -186,16 +180,7 @@ def rule_sheet(rules: Iterable[CaseStudy] = RULES) -> Sheet:
     """Tabulate rules: what each costs, and what a search chooses instead."""
     return Sheet(
         "taught rules: what following them costs",
-        columns(
-            "rule",
-            "on",
-            "as the rule has it",
-            ("step", "s"),
-            "chosen",
-            ("chosen step", "s"),
-            ("costs", "share"),
-            "because",
-        ),
+        columns("rule | on | as the rule has it | step [s] | chosen | chosen step [s] | costs [share] | because"),
         [_row(study(case)) for case in rules],
         "costs: the rule's step over the chosen one's, less 1; none where the rule's strategy does not fit",
     )
@@ -230,7 +215,7 @@ def criteria() -> Sheet:
     """Tabulate the criteria."""
     return Sheet(
         "criteria: when an axis pays",
-        columns("axis", "asked for when", "pays if", "lint"),
+        columns("axis | asked for when | pays if | lint"),
         [(c.axis, c.pays, c.holds, ", ".join(c.lints)) for c in CRITERIA],
         "T: tokens of a rank and micro-batch, h: width; ridges: `phalanx tables roofline`; "
         "lint: what says that it does not",

@@ -126,7 +126,7 @@ def formulas() -> Sheet:
     rows = [(op, name, f.latency, f.sent, f.reduced, f.condition or "any p") for (op, name), f in FORMULAS.items()]
     return Sheet(
         "time of a collective = messages x alpha + bytes sent x beta + bytes added x gamma",
-        columns("operation", "algorithm", "messages (alpha)", "bytes sent (beta)", "bytes added (gamma)", "for"),
+        columns("operation | algorithm | messages (alpha) | bytes sent (beta) | bytes added (gamma) | for"),
         rows,
         "on the critical path; p ranks, n bytes of the whole (gathered) buffer, m segments, lg: logarithm to base 2, "
         "rounded up where p may be any. Thakur et al. 2005, Rabenseifner 2004, Sanders, Speck & Träff 2009. No "

@@ -48,20 +48,9 @@ def sheet(x: AnalyticSubject) -> Sheet:
     return Sheet(
         f"what {x.strategy} sends in a step",
         columns(
-            "axis",
-            "operation",
-            "of",
-            "by",
-            ("group", "count"),
-            "links",
-            ("times", "count"),
-            ("payload", "bytes"),
-            ("sent", "bytes"),
-            ("over the network", "bytes"),
-            ("all ranks", "bytes"),
-            ("alone", "s"),
-            ("hidden", "share"),
-            "bound by",
+            "axis | operation | of | by | group [count] | links | times [count] | payload [bytes] "
+            "| sent [bytes] | over the network [bytes] | all ranks [bytes] | alone [s] | hidden [share] "
+            "| bound by"
         ),
         rows,
         "payload: the buffer of one operation as nccl-tests counts it; sent, over the network: by one rank, "
@@ -107,13 +96,7 @@ def exact_sheet(x: ExactSubject) -> Sheet:
     return Sheet(
         f"what {x.strategy} sends in a step",
         columns(
-            "axis",
-            "operation",
-            ("group", "count"),
-            ("times", "count"),
-            ("payload", "bytes"),
-            ("sent", "bytes"),
-            ("all ranks", "bytes"),
+            "axis | operation | group [count] | times [count] | payload [bytes] | sent [bytes] | all ranks [bytes]"
         ),
         rows,
         "payload: the largest buffer of one operation, as nccl-tests counts it; times, sent: by the rank that sends "

@@ -36,14 +36,8 @@ def ridges() -> Sheet:
     return Sheet(
         "ridge points: FLOP per byte",
         columns(
-            "cluster",
-            "device",
-            ("dense TFLOP/s", "count"),
-            ("memory", "count"),
-            "in the node",
-            ("near", "count"),
-            "between nodes",
-            ("far", "count"),
+            "cluster | device | dense TFLOP/s [count] | memory [count] | in the node | near [count] "
+            "| between nodes | far [count]"
         ),
         rows,
         "dense 2-byte FLOP/s over bytes/s, links of one GPU in one direction (datasheets: no efficiencies)",
@@ -74,7 +68,7 @@ def memory_levels(cluster: ClusterSpec) -> Sheet:
     rows = [(name, size, what) for name, size, what in levels_of(cluster)]
     return Sheet(
         f"memory of {cluster.device.name}, inside out",
-        columns("level", ("holds", "bytes"), "whose"),
+        columns("level | holds [bytes] | whose"),
         rows,
         "whitepapers and drivers; fused kernels (attention, norms) live by what fits the inner levels",
     )
@@ -118,15 +112,8 @@ def _operators(title: str, operators_: list[Operator], levels: list[tuple[str, f
     return Sheet(
         title,
         columns(
-            "operator",
-            "size",
-            ("GFLOP", "count"),
-            ("moved", "bytes"),
-            ("FLOP/byte", "count"),
-            "bound by",
-            ("takes", "s"),
-            ("TFLOP/s", "count"),
-            "held in",
+            "operator | size | GFLOP [count] | moved [bytes] | FLOP/byte [count] | bound by | takes [s] "
+            "| TFLOP/s [count] | held in"
         ),
         rows,
         f"of one block on one rank; the chip's ridge is {ridge:,.0f} FLOP per byte; held in: the innermost memory "

@@ -88,24 +88,15 @@ _MORE = 1.0005
 
 
 _COLUMNS = columns(
-    ("GPUs", "count"),
-    ("batch", "count"),
-    "strategy",
-    ("step", "s"),
-    ("tokens/s", "count"),
-    ("efficiency", "share"),
-    ("MFU", "share"),
+    "GPUs [count] | batch [count] | strategy | step [s] | tokens/s [count] | efficiency [share] | MFU [share]"
 )
 
 
 _SCALED = (
     *_COLUMNS,
     *columns(
-        ("communication", "share"),
-        ("bubble", "share"),
-        ("imbalance", "share"),
-        ("computing", "share"),
-        ("GPU-hours a billion tokens", "count"),
+        "communication [share] | bubble [share] | imbalance [share] | computing [share] "
+        "| GPU-hours a billion tokens [count]"
     ),
 )
 
@@ -174,9 +165,7 @@ def sensitivity(question: Question, gpus: int) -> Sheet:
         base = base or best.seconds
         rows.append((label, str(best.strategy), best.seconds, best.seconds / base - 1, best.mfu))
     return Sheet(
-        f"sensitivity on {gpus} GPUs",
-        columns("links", "strategy", ("step", "s"), ("change", "share"), ("MFU", "share")),
-        rows,
+        f"sensitivity on {gpus} GPUs", columns("links | strategy | step [s] | change [share] | MFU [share]"), rows
     )
 
 
@@ -193,6 +182,6 @@ def by_device(questions: Sequence[tuple[str, Question]], gpus: int) -> Sheet:
             rows.append((name, p.cluster.device.name, str(best.strategy), best.seconds, rate, best.mfu))
     return Sheet(
         f"what the device changes, on {gpus} of each",
-        columns("cluster", "device", "strategy", ("step", "s"), ("tokens/s", "count"), ("MFU", "share")),
+        columns("cluster | device | strategy | step [s] | tokens/s [count] | MFU [share]"),
         rows,
     )

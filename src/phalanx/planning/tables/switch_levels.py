@@ -25,13 +25,8 @@ def sheet(cluster: ClusterSpec) -> Sheet:
     return Sheet(
         f"levels of {cluster.name}, in one direction",
         columns(
-            "level",
-            ("blocks", "count"),
-            ("ranks", "count"),
-            ("a rank", "rate"),
-            ("all uplinks", "rate"),
-            ("bisection", "rate"),
-            ("oversubscribed", "count"),
+            "level | blocks [count] | ranks [count] | a rank [rate] | all uplinks [rate] | bisection [rate] "
+            "| oversubscribed [count]"
         ),
         rows,
         "blocks: of the level below that this one joins; all uplinks: what their ranks can send into it together; "

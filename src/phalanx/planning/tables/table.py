@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import csv
 import io
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, cast, get_args
 
 Unit = Literal[
     "", "strategy", "bytes", "GB", "s", "share", "change", "count", "number", "rate", "signed_s", "signed_bytes"
@@ -66,6 +67,15 @@ class Sheet:
         return out.getvalue()
 
 
-def columns(*headings: tuple[str, Unit] | str) -> tuple[Column, ...]:
-    """Build columns from (name, unit) pairs, or names alone for columns of words."""
-    return tuple(Column(h) if isinstance(h, str) else Column(*h) for h in headings)
+_HEADING = re.compile(r"(?P<name>.*?) ?(?:\[(?P<unit>\w+)\])?")
+
+
+def columns(*headings: str) -> tuple[Column, ...]:
+    """Build columns from headings as they stand over a table, the unit of numbers in brackets: "axis | sent [bytes]".
+    Raises ValueError for an unknown unit."""
+    words = [_HEADING.fullmatch(word.strip()) for heading in headings for word in heading.split("|")]
+    units = [(word["name"], word["unit"] or "") for word in words if word]
+    for _, unit in units:
+        if unit not in get_args(Unit):
+            raise ValueError(f"no unit of columns: {unit}")
+    return tuple(Column(name, cast(Unit, unit)) for name, unit in units)

@@ -67,13 +67,7 @@ def kinds(params: float, policy: int) -> Sheet:
     return Sheet(
         f"bytes of a parameter by kind; {policy} are taken above",
         columns(
-            "bytes",
-            ("weight", "count"),
-            ("gradient", "count"),
-            ("master", "count"),
-            ("two moments", "count"),
-            ("in all", "GB"),
-            "policy",
+            "bytes | weight [count] | gradient [count] | master [count] | two moments [count] | in all [GB] | policy"
         ),
         rows,
         "bf16 weights, Adam's moments in fp32 (Rajbhandari et al. 2020). In fp32 alone: 4 + 4 + 0 + 8, also 16",
@@ -93,7 +87,7 @@ def savings(ranks: Sequence[int], policy: int) -> Sheet:
     limits = f"{policy / (weight + gradient):.3g}, {policy / weight:.3g} and P"
     return Sheet(
         f"how many times less state a rank has, {policy} bytes a parameter",
-        columns("P", ("ZeRO-1", "count"), ("ZeRO-2", "count"), ("ZeRO-3", "count")),
+        columns("P | ZeRO-1 [count] | ZeRO-2 [count] | ZeRO-3 [count]"),
         rows,
         f"{limits} are limits for many ranks, which the first two never reach",
         charted=False,
@@ -128,7 +122,7 @@ def state(params: float, ranks: Sequence[int], policy: int, card_bytes: float) -
     total = policy * params
     return Sheet(
         f"state of {params:,.0f} parameters, {policy} bytes each, on each of P ranks",
-        columns("P", *((f"ZeRO-{zero}", "GB") for zero in range(4)), "first that fits"),
+        columns("P", *(f"ZeRO-{zero} [GB]" for zero in range(4)), "first that fits"),
         rows,
         f"GB = 1e9 bytes; fits: state alone within {card_bytes / 1e9:.0f} GB; activations come on top. "
         f"Cards that hold weights of 2 bytes, {2 * params / 1e9:g} GB: {cards(2 * params, card_bytes)}; "
@@ -169,7 +163,7 @@ def activations(model: ModelSpec, micro_batch: int, seq: int, degrees: Sequence[
         rows.append((tp, "yes" if sp else "no", *sizes))
     return Sheet(
         f"activations of {model.layers} blocks, {micro_batch} x {seq} tokens, on each tp rank",
-        columns("tp", "sp", ("none", "GB"), ("selective", "GB"), ("full", "GB")),
+        columns("tp | sp | none [GB] | selective [GB] | full [GB]"),
         rows,
         "Korthikanti et al. 2022, table 2: without embeddings, logits, loss; flash attention has what selective has",
     )
@@ -189,13 +183,8 @@ def gradient_traffic(params: float, ranks: Sequence[int], rate: float) -> Sheet:
     return Sheet(
         f"gradients of {params:,.0f} parameters in {_GRADIENT} bytes, over P ranks of {rate / 1e9:g} GB/s",
         columns(
-            "P",
-            ("payload", "GB"),
-            ("all-reduce sent", "GB"),
-            ("takes", "s"),
-            ("all ranks, TB", "count"),
-            ("ZeRO-3 sent", "GB"),
-            ("ZeRO-3 takes", "s"),
+            "P | payload [GB] | all-reduce sent [GB] | takes [s] | all ranks, TB [count] | ZeRO-3 sent [GB] "
+            "| ZeRO-3 takes [s]"
         ),
         rows,
         "sent by one rank over its link in one direction: 2 N (P-1)/P; ZeRO-3: two all-gathers and a reduce-scatter",
@@ -212,13 +201,8 @@ def step_share(params: float, ranks: Sequence[int], rate: float, seconds: float)
     return Sheet(
         f"the all-reduce and {seconds:g} s of computing",
         columns(
-            "P",
-            ("takes", "s"),
-            ("of the computing", "share"),
-            ("of the step", "share"),
-            ("step in a row", "s"),
-            ("fully overlapped", "s"),
-            ("times as fast", "count"),
+            "P | takes [s] | of the computing [share] | of the step [share] | step in a row [s] "
+            "| fully overlapped [s] | times as fast [count]"
         ),
         rows,
         "texts call either of the two shares the overhead",
@@ -242,11 +226,7 @@ def top_k(params: float, ranks: Sequence[int], share: float) -> Sheet:
     return Sheet(
         f"the largest {share:.3g} of {params:,.0f} gradients instead of all",
         columns(
-            "P",
-            ("ring in fp32", "GB"),
-            ("values and places", "GB"),
-            ("times less", "count"),
-            ("times less than in 16 bits", "count"),
+            "P | ring in fp32 [GB] | values and places [GB] | times less [count] | times less than in 16 bits [count]"
         ),
         rows,
         f"sent by a rank; a value takes 4 bytes, its place {PLACE_BYTES}; below 1 it sends more than a ring. "
@@ -264,14 +244,7 @@ def intensity(params: float, seq: int, batches: Sequence[int], peak: float, rate
         rows.append((b, ratio, ridge, ratio / ridge, regime(ratio / ridge), min(1.0, ratio / ridge)))
     return Sheet(
         f"{params:,.0f} parameters, sequences of {seq:,} on each rank, over {link} of {rate / 1e9:g} GB/s",
-        columns(
-            "batch per rank",
-            ("FLOP/byte", "count"),
-            ("ridge", "count"),
-            ("ratio", "count"),
-            "regime",
-            ("efficiency", "share"),
-        ),
+        columns("batch per rank | FLOP/byte [count] | ridge [count] | ratio [count] | regime | efficiency [share]"),
         rows,
         "6 N FLOP a token over 2 N gradients of 2 bytes each, as a ring of many ranks sends them; efficiency: if "
         "compute and communication overlap perfectly, so that the longer of the two is the step; critical batch "
@@ -285,7 +258,7 @@ def training(params: float, tokens: float, rate: float, gpus: Sequence[int]) -> 
     rows = [(n, flops / rate / n / _DAY / 365, flops / rate / n / _DAY, flops / rate / 3600) for n in gpus]
     return Sheet(
         f"{params:,.0f} parameters, {tokens:,.0f} tokens: {flops:.3g} FLOP at {rate / 1e12:g} TFLOP/s each",
-        columns("GPUs", ("years", "count"), ("days", "count"), ("GPU-hours", "count")),
+        columns("GPUs | years [count] | days [count] | GPU-hours [count]"),
         rows,
         "6 N FLOP a token, years of 365 days; all GPUs at the same rate, however many they are",
     )

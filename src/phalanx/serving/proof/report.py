@@ -67,4 +67,4 @@ def _steps(stage: ProvedStage) -> Sheet:
         flops = sum(e.flops for e in x.program.events)
         passes = len(x.program.events) - sent
         rows.append((x.name, len(x.batch.slots), x.batch.tokens, passes, sent, flops))
-    return Sheet("", columns("step", *((name, "count") for name in _COUNTS)), rows)
+    return Sheet("", columns("step", *(f"{name} [count]" for name in _COUNTS)), rows)
