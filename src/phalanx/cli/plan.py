@@ -63,7 +63,7 @@ def plan_model(
     more: bool = False,
     out: Path = Path("plan.json"),
 ) -> None:
-    """Find the fastest strategy for a model on a cluster that need not exist here; --stack all asks every stack.
+    """Find the fastest strategy for a --model on a --cluster that need not exist here; --stack all asks every stack.
 
     The result is written as a plan, which `train`, `verify`, `explain`, `lint` and `export` read.
 
@@ -108,7 +108,7 @@ def plan_job(
     calibration: Path | None = None,
     out: Path = Path("plan.json"),
 ) -> None:
-    """Find the fastest strategy for a job on its cluster, priced exactly as our own runtime runs it.
+    """Find the fastest strategy for a JOB.toml on its own cluster, priced exactly as our own runtime runs it.
 
     --more: Show which transport and algorithm serve which collective.
     """
@@ -135,7 +135,7 @@ def improve(
     headroom: float = _HEADROOM,
     out: Path = Path("plan.json"),
 ) -> None:
-    """Find what to change in another framework's configuration, or in an observed program, and what each change
+    """Find what to change in another framework's configuration (--from FILE) or an observed program, and what each change
     brings.
 
     sources --from FILE: Another framework's configuration (phalanx read): find what to change in it, and what each

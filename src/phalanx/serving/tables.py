@@ -143,7 +143,7 @@ def intensity(price: ServingPrice, seq: int) -> Sheet:
         f"decoding with {seq:,} tokens of context: FLOP per byte by batch",
         columns(
             "batch [count] | weights [count]",
-            *((("experts", "count"),) if m.experts is not None else ()),
+            *(["experts [count]"] if m.experts is not None else []),
             "attention [count]",
             "weights bound by" if m.experts is None else "experts bound by",
             "cache of the step [share] | step [s] | tokens/s [count]",
