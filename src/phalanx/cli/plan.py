@@ -135,8 +135,8 @@ def improve(
     headroom: float = _HEADROOM,
     out: Path = Path("plan.json"),
 ) -> None:
-    """Find what to change in another framework's configuration (--from FILE) or an observed program, and what each change
-    brings.
+    """Find what to change in another framework's configuration (--from FILE) or an observed program, and what each
+    change brings.
 
     sources --from FILE: Another framework's configuration (phalanx read): find what to change in it, and what each
         change brings; or an observed.json. Repeat it for files that belong together.
