@@ -19,7 +19,7 @@ import phalanx
 from phalanx import answers
 from phalanx.answers.query import Query, QueryFields
 from phalanx.planning.lookup import cluster_named, model_named
-from phalanx.report.views import _VIEWS
+from phalanx.report.view import _VIEWS
 
 QUESTION = {"model": "llama3-8b", "cluster": "dgx-h100", "gpus": 16, "batch": 64, "seq": 8192}
 OPTIONS = [word for name, value in QUESTION.items() for word in (f"--{name}", str(value))]

@@ -23,8 +23,7 @@ from torch.utils.checkpoint import checkpoint
 from phalanx.observation.observe import observe
 from phalanx.planning.explain.observed_lint import lint
 from phalanx.planning.tables.table import Sheet
-from phalanx.report.observe import tables
-from phalanx.report.observed_rows import memory_rows
+from phalanx.report.observation import memory_rows, tables
 from phalanx.schedule.observation import STAY_GATHERED, Allocation, Observation, RankObservation, unit
 
 WORLD, WIDTH, BATCH, VOCABULARY, MICRO_BATCHES = 4, 32, 8, 256, 2

@@ -13,7 +13,7 @@ from phalanx.answers.sweep import SweptRun, TrainingSweep, sheet
 from phalanx.cost.step.expand import expand
 from phalanx.planning.lookup import model_named
 from phalanx.planning.tables.table import Sheet, columns
-from phalanx.report import plots, sweep
+from phalanx.report import plots
 from phalanx.report.pictures import bars, files, lines
 from phalanx.report.pictures.figure import (
     Bars,
@@ -277,7 +277,7 @@ def test_a_sweep_is_drawn_by_strategy_with_the_spread_of_its_steps() -> None:
         for dp in (1, 2)
     )
     table = sheet(TrainingSweep(runs, ()), 8)
-    drawn = sweep.picture(runs, table)
+    drawn = swept.sweep_picture(runs, table)
     times, sizes = drawn.panels
     assert isinstance(times, Bars)
     assert isinstance(sizes, Bars)
@@ -286,4 +286,4 @@ def test_a_sweep_is_drawn_by_strategy_with_the_spread_of_its_steps() -> None:
     assert measured.parts == [("measured, to the first quartile", 5.0), ("to the third quartile", 3.0)]
     assert measured.text == "6.0 ms, half of its steps 5.0 ms to 8.0 ms"
     assert [bar.text for bar in sizes.bars] == ["1.0 MiB"] * 4
-    assert ">dp=2<" in report([table], sweep.view(TrainingSweep(runs, ()), table).pictures())
+    assert ">dp=2<" in report([table], swept.sweep(TrainingSweep(runs, ()), table).pictures())

@@ -17,7 +17,7 @@ import phalanx.cli.app
 import phalanx.cli.terminal
 import phalanx.observation.parity.worker
 import phalanx.report.run_page
-import phalanx.report.train
+import phalanx.report.runs
 import phalanx.runtime.checkpoint.container
 import phalanx.runtime.process.agent
 from support import (

@@ -64,7 +64,7 @@ class Answer:
 
 
 def _views() -> Any:
-    return import_module("phalanx.report.views")
+    return import_module("phalanx.report.view")
 
 
 def flat(record: dict[str, Any]) -> dict[str, Any]:

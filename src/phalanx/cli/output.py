@@ -45,7 +45,7 @@ class Display:
         strict."""
         from phalanx.answers.assertions import failures
         from phalanx.answers.encode import plain
-        from phalanx.report.views import view_of
+        from phalanx.report.view import view_of
 
         show_notes(getattr(answer, "notes", ()))
         self.put(lambda: view_of(answer, **details), lambda: plain(answer))

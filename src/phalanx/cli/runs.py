@@ -39,7 +39,7 @@ def of_job(
     from phalanx.answers.train import run_training
     from phalanx.answers.train import sample as write_sample
     from phalanx.report.plan import job_plan as plan_view
-    from phalanx.report.train import batch_line
+    from phalanx.report.runs import batch_line
     from phalanx.report.view import View
     from phalanx.spec.errors import InputError
     from phalanx.spec.files import plan as plans
@@ -150,7 +150,7 @@ def sweep(job: Path, output: Saved, steps: int = 20, overrides: list[str] | None
     if swept.runs:
         from phalanx.answers.encode import plain
         from phalanx.answers.tables import Tables
-        from phalanx.report.sweep import view
+        from phalanx.report.runs import sweep as view
 
         table = sheet(swept, steps)
         output.put(lambda: view(swept, table), lambda: plain(Tables(None, (table,))))

@@ -66,7 +66,7 @@ _TYPES = {int: "integer", float: "number", bool: "boolean"}
 _PRELOADED = [
     "phalanx.cli.app",
     "phalanx.cli.strategies",
-    "phalanx.report.views",
+    "phalanx.report.view",
     "phalanx.answers.prediction",
     "phalanx.answers.explanation",
     "phalanx.answers.model_plan",

@@ -10,7 +10,7 @@ import numpy as np
 from phalanx.cost.collectives.closed_form import best_segments, closed_form
 from phalanx.cost.collectives.critical_path import costs
 from phalanx.planning.lookup import cluster_named, require_counts
-from phalanx.report.collective_rounds import cells, sends
+from phalanx.report.collectives import cells, sends
 from phalanx.report.pictures.figure import (
     Bar,
     Bars,

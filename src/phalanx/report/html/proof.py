@@ -8,7 +8,7 @@ from typing import Any
 
 from phalanx.planning.explain.observed_lint import lint
 from phalanx.report.html.page import Section, page
-from phalanx.report.observed_rows import finding, memory_rows, peak_place
+from phalanx.report.observation import finding, memory_rows, peak_place
 from phalanx.report.pictures.figure import Bar, Bars
 from phalanx.report.style import BYTES, FLOP, largest_unit, size
 from phalanx.schedule.observation import Observation, RankObservation, unit
