@@ -20,7 +20,7 @@ from support.in_process_cli import error_of, phalanx
 from support.quick_runs import JOB
 
 from phalanx.report.html.page import Section, page
-from phalanx.report.html.proof import observation
+from phalanx.report.observation import observation_page
 from phalanx.report.pictures.figure import Bar, Bars, Lane, LaneBlock, Timeline
 from phalanx.report.run_page import _timeline, of_run
 from phalanx.runs import folder as run_folder
@@ -139,7 +139,7 @@ def test_a_proof_shows_both_sides(here: Path) -> None:
 
 
 def test_an_observed_program_is_shown() -> None:
-    text = observation(from_json(json.dumps(listings.observation())))
+    text = observation_page(from_json(json.dumps(listings.observation())))
     data = _checked(text)
     assert {c["kind"] for c in data["charts"]} == {"bars"}
     assert "What could be better" in text

@@ -16,7 +16,9 @@ from phalanx.answers.observed import (
 )
 from phalanx.planning.explain.observed_lint import ProgramFinding, lint
 from phalanx.planning.tables.table import Column, Sheet, columns
-from phalanx.report.style import counted, seconds, size
+from phalanx.report.html.page import Section, page
+from phalanx.report.pictures.figure import Bar, Bars
+from phalanx.report.style import BYTES, FLOP, counted, largest_unit, seconds, size
 from phalanx.report.view import View
 from phalanx.schedule.observation import Allocation, Observation, RankObservation, unit
 
@@ -97,12 +99,7 @@ _ROWS = 40
 def observation(o: Observation) -> View:
     """Show the lines and tables of an observation; its page has the same, and charts."""
 
-    def page() -> str:
-        from phalanx.report.html.proof import observation as whole
-
-        return whole(o)
-
-    return View(list(tables(o)), html=page)
+    return View(list(tables(o)), html=lambda: observation_page(o))
 
 
 def tables(o: Observation) -> Iterator[Sheet | str]:
@@ -263,3 +260,72 @@ def _differences(answer: PlanDifferences) -> View:
         verdict = "differs" if d.differs else "same"
         rows.append((d.rank, d.what, *counts, d.plan_total, d.program_total, verdict))
     return View([Sheet("plan against program", names, rows)])
+
+
+def observation_page(o: Observation) -> str:
+    """Return the page of an observed program."""
+    axes = ", ".join(f"{name} {n}" for name, n in o.axes.items())
+    about = f"{o.program}: {o.world:,} ranks{f' ({axes})' if axes else ''}, torch {o.torch}, device {o.device}"
+    notes = tuple(dict.fromkeys(note for r in o.ranks for note in r.notes))
+    sections = [
+        Section("The program", text=(about, *notes)),
+        Section("What could be better", text=tuple(map(finding, lint(o))) or ("Nothing was found.",)),
+    ]
+    for r in o.ranks:
+        sections += _rank_sections(r)
+    return page(f"{o.program} on {o.world:,} ranks", "observation", sections)
+
+
+def _rank_sections(r: RankObservation) -> list[Section]:
+    name = f"rank {r.rank}"
+    sent: Counter[tuple[str, str, str, int, str]] = Counter()
+    for c in r.communication:
+        e = c.event
+        sent[e.op, f"{e.axis} ({e.group_size})", e.phase, e.bytes, str(c.site)] += 1
+    traffic = [
+        (op, over, f"{count:,}", f"{bytes_:,}", phase, where)
+        for (op, over, phase, bytes_, where), count in sent.items()
+    ]
+    flops: Counter[tuple[str, str]] = Counter()
+    for (phase, module), n in r.flops.items():
+        flops[unit(module) or "(root)", "backward" if phase == "B" else "forward"] += n
+    flop, scale = largest_unit(max(flops.values(), default=0), FLOP)
+    by_module: dict[str, list[tuple[str, float]]] = {}
+    for (module, direction), n in flops.items():
+        by_module.setdefault(module, []).append((direction, n / scale))
+    bars = [Bar(name, parts, f"{sum(n for _, n in parts):.4g}") for name, parts in by_module.items()]
+    kinds: Counter[str] = Counter()
+    for h in r.holders:
+        kinds[h.kind] += h.bytes
+    start = r.fullest_backward_start
+    as_it_begins = f"as backward of micro-batch {start.micro_batches[0]} begins" if start else "as backward begins"
+    byte, binary = largest_unit(sum(kinds.values()), BYTES)
+    held = Bar(name, [(kind, n / binary) for kind, n in kinds.items()], size(sum(kinds.values())))
+    names = ("collective", "over", "count", "bytes each", "phase", "where")
+    return [
+        Section(f"Collectives of {name}", r.are or "", columns=names, rows=traffic),
+        Section(
+            f"FLOPs of {name}",
+            columns=("unit", "pass", "FLOP"),
+            rows=[(module, phase, f"{n:,}") for (module, phase), n in flops.items()],
+            panels=(Bars(flop, tuple(bars)),) if bars else (),
+        ),
+        Section(
+            f"Memory of {name} at its peak",
+            f"{size(r.peak)} {peak_place(r)}",
+            columns=("held by", "made by", "of units", "bytes", as_it_begins),
+            rows=[
+                (row.kind, row.made_by, row.units, f"{row.peak_bytes:,}", f"{row.backward_bytes:,}")
+                for row in memory_rows(r)
+            ],
+            panels=(Bars(byte, (held,)),) if kinds else (),
+        ),
+        *_wait_sections(r),
+    ]
+
+
+def _wait_sections(r: RankObservation) -> list[Section]:
+    if not r.synchronisations:
+        return []
+    rows = [(s.call, f"{s.count:,}", s.phase, f"{s.site} {s.module}".strip()) for s in r.synchronisations]
+    return [Section(f"Where the host of rank {r.rank} waits", columns=("call", "count", "phase", "where"), rows=rows)]

@@ -1,10 +1,9 @@
-"""A verification: predicted and recorded side by side for each class of ranks, and the first difference; and parity
-with one process.
-"""
+"""A verification: predicted and recorded for each class of ranks, and the first difference; and parity."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 from phalanx.answers.encode import plain
 from phalanx.answers.parity import Parity, ProgramParity
@@ -12,13 +11,14 @@ from phalanx.answers.verify import Verification, collectives
 from phalanx.observation.diff import slack
 from phalanx.observation.trainer.verify import Verified
 from phalanx.planning.tables.table import Sheet, columns
+from phalanx.report.html.page import Section, page
 from phalanx.report.style import size
 from phalanx.report.view import View
 
 
 def view(v: Verification) -> View:
     """Show the result, class by class."""
-    return View(list(_parts(v)), html=lambda: _page(v))
+    return View(list(_parts(v)), html=lambda: verification_page(plain(v)))
 
 
 def _parts(v: Verification) -> Iterator[str | Sheet]:
@@ -124,12 +124,6 @@ def _verdict(verified: Verified, on_gpu: bool) -> Iterator[str | Sheet]:
     yield f"{proved}, live bytes throughout (off by {verified.deviation:,}; {allowed})"
 
 
-def _page(v: Verification) -> str:
-    from phalanx.report.html.proof import verification
-
-    return verification(plain(v))
-
-
 def parity(p: Parity) -> View:
     """Return the lines of a comparison."""
     return View(list(_parity_lines(p)))
@@ -162,3 +156,43 @@ def _parity_lines(p: Parity) -> Iterator[str]:
     verdict = "holds" if p.passed else "DOES NOT HOLD"
     errors = f"loss_rel_max {p.loss_rel_max:.1e}, grad_rel_max {p.grad_rel_max:.1e}, bound {p.bound:.1e}"
     yield f"parity of {p.strategy} in {p.dtype} over {p.steps} steps {verdict}: {errors}"
+
+
+def verification_page(v: Mapping[str, Any]) -> str:
+    """Return the page of a proof, from what `phalanx verify --json` prints."""
+    verdict = "proved" if v["proved"] else "NOT proved"
+    ranks = f"{v['world']:,} ranks, {v['micro_batches']} micro-batches in a step"
+    text = [
+        f"{verdict}: {v['about']}, {v['strategy']} on {ranks}",
+        *v["notes"],
+        *v["stale"],
+    ]
+    sections = [Section("The verdict", text=tuple(text))]
+    for c in v["classes"]:
+        sections += _class_sections(c)
+    return page(f"{v['strategy']}: {verdict}", "verification", sections, {"proved": v["proved"]})
+
+
+def _class_sections(c: Mapping[str, Any]) -> list[Section]:
+    """Return the sections of one class of ranks: its traffic and memory, predicted and recorded."""
+    name = f"rank {c['rank']}, which stands for {c['rank_count']:,}"
+    differing = [d["message"] for d in c["differences"]] + ([c["failed"]] if c["failed"] else [])
+    text = differing or [f"equal to its plan, in {c['seconds']:.1f} s"]
+    if c["rank_count"] > 1:
+        text = [f"its {c['rank_count']:,} ranks: {c['ranks']}", *text]
+    recorded = c["recorded"] or {"collectives": [], "state_bytes": 0, "peak_bytes": 0}
+    there = {(r["op"], r["axis"]): r for r in recorded["collectives"]}
+    rows = []
+    for p in c["predicted"]["collectives"]:
+        r = there.pop((p["op"], p["axis"]), {"count": 0, "bytes": 0})
+        rows.append((p["op"], p["axis"], f"{p['count']:,}", f"{r['count']:,}", f"{p['bytes']:,}", f"{r['bytes']:,}"))
+    rows += [(r["op"], r["axis"], "0", f"{r['count']:,}", "0", f"{r['bytes']:,}") for r in there.values()]
+    held = [
+        (what, f"{c['predicted'][key]:,}", f"{recorded[key]:,}")
+        for what, key in (("before the step", "state_bytes"), ("peak", "peak_bytes"))
+    ]
+    names = ("operation", "over", "predicted", "recorded", "bytes predicted", "bytes recorded")
+    return [
+        Section(f"Collectives of {name}", text=tuple(text), columns=names, rows=rows),
+        Section(f"Memory of rank {c['rank']}", columns=("bytes", "predicted", "recorded"), rows=held),
+    ]
