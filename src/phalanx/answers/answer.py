@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from html import escape
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from phalanx.answers.encode import plain
 
@@ -37,6 +37,9 @@ class Page:
 class Answer:
     """The answer to a question: a frozen dataclass whose fields name their units."""
 
+    rows_of: ClassVar[str] = ""
+    """The field that has a data frame's rows; "" where the answer is one row."""
+
     @property
     def doubts(self) -> tuple[Caveat, ...]:
         """What matters to the answer and is not modelled, not judged, assumed or missing."""
@@ -49,7 +52,7 @@ class Answer:
 
     def records(self) -> list[dict[str, Any]]:
         """Return the rows that a data frame has, with mappings as columns: `terms_s` of a term becomes `term_s`."""
-        return [flat(self.to_dict())]
+        return [flat(plain(row)) for row in (getattr(self, self.rows_of) if self.rows_of else (self,))]
 
     def to_pandas(self) -> Any:
         """Return a DataFrame of the records. Raises ImportError without pandas."""

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 
 from phalanx.answers.answer import Answer
-from phalanx.answers.encode import DRAWN, plain
+from phalanx.answers.encode import DRAWN
 from phalanx.answers.this_machine import Announce
 from phalanx.planning.lookup import cluster_named, require_counts
 from phalanx.planning.tables.collectives import AlgorithmComparison, compare
@@ -98,14 +97,11 @@ class AllReduceBound(Answer):
 class CollectiveComparison(AlgorithmComparison, Answer):
     """All algorithms of an operation on a cluster, for a buffer of `size`."""
 
+    rows_of = "rows"
     op: str
     size: str
     ranks: int
     cluster: str
-
-    def records(self) -> list[dict[str, Any]]:
-        """Return a row for each algorithm, the fastest first."""
-        return [plain(row) for row in self.rows]
 
 
 @dataclass(frozen=True)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Unpack
+from typing import Unpack
 
 from phalanx.answers.answer import Answer
-from phalanx.answers.encode import DRAWN, plain
+from phalanx.answers.encode import DRAWN
 from phalanx.answers.prediction import Prediction, prediction_of
 from phalanx.answers.query import QueryFields, Source, query_of
 from phalanx.answers.question import Question, read
@@ -90,6 +90,7 @@ class Neighbour:
 class Explanation(Answer):
     """A prediction with its reasons. What only formulas know is empty where the price is exact."""
 
+    rows_of = "neighbours"
     prediction: Prediction
     targets: tuple[TargetMark, ...]
     communication: tuple[AxisTraffic, ...]
@@ -101,10 +102,6 @@ class Explanation(Answer):
     """What the other order of the mesh would cost; "" if there is none."""
     neighbours: tuple[Neighbour, ...]
     subject: AnalyticSubject | None = field(default=None, repr=False, compare=False, metadata=DRAWN)
-
-    def records(self) -> list[dict[str, Any]]:
-        """Return a row for each neighbour."""
-        return [plain(n) for n in self.neighbours]
 
 
 def explain(source: Source = None, **fields: Unpack[QueryFields]) -> Explanation:

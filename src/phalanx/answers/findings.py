@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Unpack
+from typing import Unpack
 
 from phalanx.answers.answer import Answer
-from phalanx.answers.encode import plain
 from phalanx.answers.query import Query, QueryFields, Source, query_of
 from phalanx.answers.question import Premises, Question, read
 from phalanx.answers.read import findings_in, is_configuration
@@ -22,6 +21,7 @@ from phalanx.spec.strategy.spec import Strategy
 class Findings(Answer):
     """What is wrong; nothing is good news."""
 
+    rows_of = "findings"
     question: Premises | None
     """None where a configuration was read without a cluster to price it on."""
     strategy: Strategy | None
@@ -32,10 +32,6 @@ class Findings(Answer):
 
     def __bool__(self) -> bool:
         return bool(self.findings)
-
-    def records(self) -> list[dict[str, Any]]:
-        """Return a row for each finding."""
-        return [plain(f) for f in self.findings]
 
 
 def lint(source: Source = None, **fields: Unpack[QueryFields]) -> Findings:

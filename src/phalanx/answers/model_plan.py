@@ -7,8 +7,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Unpack
 
-from phalanx.answers.answer import Answer, flat
-from phalanx.answers.encode import DRAWN, plain
+from phalanx.answers.answer import Answer
+from phalanx.answers.encode import DRAWN
 from phalanx.answers.prediction import ESTIMATED, interval_in
 from phalanx.answers.priced_plan import plan_of
 from phalanx.answers.query import Query, QueryFields, Source, query_of
@@ -172,6 +172,7 @@ class CostOfCondition:
 class ModelPlan(Answer):
     """The best strategies of a model on a cluster, and why the others are worse."""
 
+    rows_of = "ranked"
     question: Premises
     model: ModelSpec
     device: str
@@ -222,10 +223,6 @@ class ModelPlan(Answer):
         """Write the plan and return its path. Raises OSError."""
         plans.write(self.plan, Path(file))
         return Path(file)
-
-    def records(self) -> list[dict[str, Any]]:
-        """Return a row for each ranked strategy."""
-        return [flat(plain(p)) for p in self.ranked]
 
 
 def plan(source: Source = None, wishes: Wishes = Wishes(), **fields: Unpack[QueryFields]) -> ModelPlan:

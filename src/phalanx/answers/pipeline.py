@@ -149,11 +149,7 @@ def compare(
 
 
 def prove(
-    names: Sequence[str] = (),
-    ranks: int = 4,
-    micro_batches: int = 8,
-    virtual: int | None = None,
-    slots: bool = False,
+    names: Sequence[str] = (), ranks: int = 4, micro_batches: int = 8, virtual: int | None = None, slots: bool = False
 ) -> PipelineProofs:
     """Prove schedules, given by name or CSV file; without names all. `slots`: cells of the files are time slots, in
     which no pass may come before what it needs. Raises InputError."""

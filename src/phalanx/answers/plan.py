@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from phalanx.answers.answer import Answer
-from phalanx.answers.encode import DRAWN, plain
+from phalanx.answers.encode import DRAWN
 from phalanx.answers.this_machine import Announce, require_local
 from phalanx.cost.hardware.bent import bent
 from phalanx.measure.this_machine import default_ranks, local_cluster
@@ -68,6 +68,7 @@ class JobCandidate:
 class JobPlan(Answer):
     """The fastest strategy of a job on its cluster, and what it was chosen from."""
 
+    rows_of = "alternatives"
     best: Mapping[str, Any]
     """Its strategy, and the prediction that the plan holds."""
     strategies_evaluated: int
@@ -82,10 +83,6 @@ class JobPlan(Answer):
     alternatives: tuple[JobCandidate, ...]
     """Fastest first, the best among them."""
     plan: Plan = field(repr=False, compare=False, metadata=DRAWN)
-
-    def records(self) -> list[dict[str, Any]]:
-        """Return a row for each candidate."""
-        return [plain(c) for c in self.alternatives]
 
 
 def job_plan(d: Decision) -> JobPlan:

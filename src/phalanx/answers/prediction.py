@@ -21,7 +21,7 @@ ESTIMATED = "estimated: formulas with constants fitted on published runs"
 EXACT = "exact: our own runtime's step, priced on the cluster's measured or published rates"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Prediction(Answer):
     """A strategy's step time and memory."""
 
@@ -30,11 +30,11 @@ class Prediction(Answer):
     """With the blocks of each chunk listed where they are not equal."""
     step_time_s: float
     """The sum of `terms_s`."""
-    step_time_low_s: float | None
+    step_time_low_s: float | None = None
     """Between these two lie four of five measured steps of this kind, as far as published runs tell; None where our
     own runtime is priced exactly."""
-    step_time_high_s: float | None
-    interval: str
+    step_time_high_s: float | None = None
+    interval: str = ""
     """The runs that the interval is of."""
     tokens_per_s: float
     """Of all GPUs."""
@@ -47,26 +47,26 @@ class Prediction(Answer):
     terms_s: Mapping[str, float]
     memory_terms: Mapping[str, float]
     """Bytes by what occupies them."""
-    mfu: float | None
+    mfu: float | None = None
     """Model FLOP/s as a share of the bf16 peak. None, as the FLOPs and bytes that follow, where our own runtime is
     priced exactly: there `memory_bytes` is the peak."""
-    hfu: float | None
+    hfu: float | None = None
     """With recomputation counted."""
-    model_flops: float | None
+    model_flops: float | None = None
     """FLOPs of a step that the model needs, over all ranks."""
-    six_n_flops: float | None
+    six_n_flops: float | None = None
     """6 FLOPs per active parameter and token, for comparison."""
-    memory_steady_bytes: float | None
+    memory_steady_bytes: float | None = None
     """Between two passes."""
-    memory_peak_bytes: float | None
+    memory_peak_bytes: float | None = None
     """Allocated at the fullest instant; `memory_bytes` is what the allocator holds for it."""
-    memory_reported_bytes: float | None
+    memory_reported_bytes: float | None = None
     """What the stack's own log reports."""
-    factors: Mapping[str, Mapping[str, float]]
+    factors: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     """The numbers that went into each term's formula."""
-    compression: Payment | None
+    compression: Payment | None = None
     """What compressed gradients cost and save."""
-    bytes_per_axis: Mapping[str, int]
+    bytes_per_axis: Mapping[str, int] = field(default_factory=dict)
     """Bytes that a rank of our own runtime hands to the transport, by mesh axis; {} where formulas price it."""
     origin: str
     estimate: Estimate | None = field(default=None, repr=False, compare=False, metadata=DRAWN)
@@ -119,7 +119,6 @@ def _estimated(q: Question) -> Prediction:
         memory_reported_bytes=float(memory.shown),
         factors={name: {k: float(v) for k, v in of.items()} for name, of in e.step.of.items()},
         compression=compression_payment(e),
-        bytes_per_axis={},
         origin=ESTIMATED,
         estimate=e,
     )
@@ -140,9 +139,6 @@ def _exact(q: Question) -> Prediction:
         question=q.premises,
         strategy=candidate.as_requested,
         step_time_s=candidate.seconds,
-        step_time_low_s=None,
-        step_time_high_s=None,
-        interval="",
         tokens_per_s=rate,
         tokens_per_s_per_gpu=rate / q.exact.strategy.world,
         memory_bytes=float(candidate.prediction.memory_bytes),
@@ -150,15 +146,6 @@ def _exact(q: Question) -> Prediction:
         fits=not candidate.reason,
         terms_s=exact.terms,
         memory_terms=exact.memory_terms,
-        mfu=None,
-        hfu=None,
-        model_flops=None,
-        six_n_flops=None,
-        memory_steady_bytes=None,
-        memory_peak_bytes=None,
-        memory_reported_bytes=None,
-        factors={},
-        compression=None,
         bytes_per_axis={axis: int(n) for axis, n in candidate.prediction.bytes_per_axis.items()},
         origin=EXACT,
     )

@@ -21,13 +21,7 @@ from pathlib import Path
 from typing import Literal
 
 from phalanx.answers.bounds import bounded
-from phalanx.answers.precision import (
-    OF_COMPUTE,
-    in_precision,
-    precision_on,
-    require_precision,
-    with_products,
-)
+from phalanx.answers.precision import OF_COMPUTE, in_precision, precision_on, require_precision, with_products
 from phalanx.answers.query import Configured, Query
 from phalanx.answers.release import release_named
 from phalanx.cost.analytic.estimate import Estimate, estimate, require_modelled

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
 
 from phalanx.answers.answer import Answer
-from phalanx.answers.encode import plain
 from phalanx.answers.query import Query
 from phalanx.answers.question import Premises, search_of
 from phalanx.planning.search import HEADROOM
@@ -32,12 +30,9 @@ class StackBest:
 class StackComparison(Answer):
     """The same question under every stack, the fastest first."""
 
+    rows_of = "stacks"
     question: Premises
     stacks: tuple[StackBest, ...]
-
-    def records(self) -> list[dict[str, Any]]:
-        """Return a row for each stack."""
-        return [plain(s) for s in self.stacks]
 
 
 def compare_stacks(query: Query, headroom: float = HEADROOM) -> StackComparison:

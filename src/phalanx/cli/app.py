@@ -140,12 +140,7 @@ COMMANDS = (
     Entry("doctor", _MEASURE, "phalanx.cli.measurements:doctor", "Say what this machine has, and what is missing."),
     Entry("learn", _LEARN, "phalanx.textbook.cli:learn", "Pictures, exercises and published trainings."),
     Entry("serve", _SERVE, "phalanx.serving.cli:serve", "Plan, launch and prove the serving of a model."),
-    Entry(
-        "cluster",
-        _CLUSTERS,
-        "phalanx.shared_cluster.cli:cluster",
-        "Place and simulate jobs of a shared cluster.",
-    ),
+    Entry("cluster", _CLUSTERS, "phalanx.shared_cluster.cli:cluster", "Place and simulate jobs of a shared cluster."),
 )
 """The commands by panel. Those that verticals have are named, not imported: a common room does not know them."""
 

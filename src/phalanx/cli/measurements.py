@@ -69,11 +69,7 @@ def of_machine(
 
 @command
 def of_nccl_tests(
-    files: list[Path],
-    output: Saved,
-    preset: str = "dgx-h100",
-    op: str = "",
-    out: Path | None = None,
+    files: list[Path], output: Saved, preset: str = "dgx-h100", op: str = "", out: Path | None = None
 ) -> None:
     """Read what nccl-tests measured on a cluster: its collectives, fitted, with all else from a preset.
 
@@ -103,12 +99,7 @@ _OF_ALL = ("model", "cluster", "gpus", "batch", "seq", "stack", "precision", "op
 
 
 @command
-def calibrate(
-    steps: list[str],
-    query: Annotated[Query, _OF_ALL],
-    output: Saved,
-    out: Path | None = None,
-) -> None:
+def calibrate(steps: list[str], query: Annotated[Query, _OF_ALL], output: Saved, out: Path | None = None) -> None:
     """Fit a few factors to steps that you measured on your machines, and predict with them from then on.
 
     The factors multiply the seconds of products, attention, memory-bound work, links inside and between nodes, and
@@ -130,10 +121,7 @@ _OF_A_PLAN = tuple(name for name in OF_A_STRATEGY if name != "source")
 
 @command
 def diagnose(
-    files: list[str],
-    query: Annotated[Query, _OF_A_PLAN],
-    output: Saved,
-    plan: list[Path] | None = None,
+    files: list[str], query: Annotated[Query, _OF_A_PLAN], output: Saved, plan: list[Path] | None = None
 ) -> None:
     """Compare a run's step with its plan part by part, the largest gap first, and what to do about it.
 

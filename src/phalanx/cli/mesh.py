@@ -49,11 +49,7 @@ def of_cube(
 
 @command
 def of_groups(
-    axis: str,
-    output: Saved,
-    source: Path | None = None,
-    strategy: str | None = None,
-    cluster: str | None = None,
+    axis: str, output: Saved, source: Path | None = None, strategy: str | None = None, cluster: str | None = None
 ) -> None:
     """List all groups of an axis, and the links over which each talks.
 

@@ -263,12 +263,7 @@ def import_weights(output: Printed, source: Path, name: str = "") -> None:
 
 @command
 def export_weights(
-    output: Printed,
-    run: Path,
-    out: Path,
-    dtype: str = "",
-    step: int | None = None,
-    shard_size: str = "5GB",
+    output: Printed, run: Path, out: Path, dtype: str = "", step: int | None = None, shard_size: str = "5GB"
 ) -> None:
     """Export a checkpoint as a folder that Hugging Face's transformers loads.
 

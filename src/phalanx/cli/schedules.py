@@ -92,11 +92,7 @@ def collective_bound(output: Printed, ranks: int = 4) -> None:
 
 @command
 def collective_table(
-    output: Saved,
-    op: str = "all_reduce",
-    size: str = "100MB",
-    ranks: int = 8,
-    cluster: str = "dgx-h100",
+    output: Saved, op: str = "all_reduce", size: str = "100MB", ranks: int = 8, cluster: str = "dgx-h100"
 ) -> None:
     """Compare all algorithms of an operation on a cluster: rounds, bytes, time, and how far from the lower bound.
 

@@ -27,12 +27,7 @@ def memory_of_strategy(query: StepQuery, output: Saved) -> None:
 
 @command
 def memory_of_model(
-    model: str,
-    output: Saved,
-    micro_batch: int = 1,
-    seq: int | None = None,
-    policy: int = 16,
-    card: float = 80.0,
+    model: str, output: Saved, micro_batch: int = 1, seq: int | None = None, policy: int = 16, card: float = 80.0
 ) -> None:
     """Tabulate the state of a --model by level of ZeRO, and its activations by recomputation, tp and sp.
 

@@ -22,13 +22,7 @@ from phalanx.report.style import BYTES, FLOP, counted, largest_unit, seconds, si
 from phalanx.report.view import View
 from phalanx.schedule.observation import Allocation, Observation, RankObservation, unit
 
-PASSES = {
-    "F": "forward",
-    "B": "backward",
-    "I": "input gradient (I)",
-    "W": "weight gradient (W)",
-    "opt": "optimizer",
-}
+PASSES = {"F": "forward", "B": "backward", "I": "input gradient (I)", "W": "weight gradient (W)", "opt": "optimizer"}
 _ALLOCATIONS, _SHARE = 12, 0.01
 """Allocations that are shown at most, and the smallest, as a share of the peak."""
 

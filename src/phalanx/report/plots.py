@@ -102,12 +102,7 @@ def _bars(sheet: Sheet) -> Iterator[Panel]:
         yield Bars(unit, tuple(bars), head=f"{sheet.title}: {column.name}")
 
 
-_SCALED = {
-    "GB": ("GB", 1.0),
-    "s": ("ms", 1e-3),
-    "share": ("%", 0.01),
-    "rate": ("GB/s", 1e9),
-}
+_SCALED = {"GB": ("GB", 1.0), "s": ("ms", 1e-3), "share": ("%", 0.01), "rate": ("GB/s", 1e9)}
 _BINARY = (("GiB", float(GIB)), ("MiB", 2.0**20), ("KiB", 2.0**10), ("bytes", 1.0))
 _MOST_BARS, _LONGEST = 40, 40
 

@@ -162,11 +162,7 @@ def verification_page(v: Mapping[str, Any]) -> str:
     """Return the page of a proof, from what `phalanx verify --json` prints."""
     verdict = "proved" if v["proved"] else "NOT proved"
     ranks = f"{v['world']:,} ranks, {v['micro_batches']} micro-batches in a step"
-    text = [
-        f"{verdict}: {v['about']}, {v['strategy']} on {ranks}",
-        *v["notes"],
-        *v["stale"],
-    ]
+    text = [f"{verdict}: {v['about']}, {v['strategy']} on {ranks}", *v["notes"], *v["stale"]]
     sections = [Section("The verdict", text=tuple(text))]
     for c in v["classes"]:
         sections += _class_sections(c)

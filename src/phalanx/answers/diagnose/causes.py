@@ -64,6 +64,10 @@ class Cause:
     remedy: str
 
 
+Named = tuple[str, str, str]
+"""What explains a part: the name of the cause, why, and the remedy."""
+
+
 def causes(e: Evidence) -> list[Cause]:
     """Return a cause for every part that is too long, the largest first."""
     named: list[Cause] = []
@@ -78,7 +82,8 @@ def causes(e: Evidence) -> list[Cause]:
         if gap < LARGE * e.own.step_s or part in explained:
             continue
         rules = (*_RULES.get("over" if part.startswith("over ") else part, ()), _plain)
-        named.append(next(cause for rule in rules if (cause := rule(e, part)) is not None))
+        name, why, remedy = next(named_by for rule in rules if (named_by := rule(e, part)) is not None)
+        named.append(Cause(name, gap, why, remedy))
     return sorted(named, key=lambda cause: -cause.seconds)
 
 
@@ -166,7 +171,7 @@ def _slowest(e: Evidence) -> tuple[Breakdown, list[Breakdown]] | None:
     return (slow, others) if slow.computing_s - usual > LARGE / 2 * e.own.step_s else None
 
 
-def _imbalanced_experts(e: Evidence, part: str) -> Cause | None:
+def _imbalanced_experts(e: Evidence, part: str) -> Named | None:
     """Experts' products that differ between ranks, while all else is alike."""
     slowest = _slowest(e) if e.strategy.ep > 1 else None
     if slowest is None:
@@ -183,21 +188,19 @@ def _imbalanced_experts(e: Evidence, part: str) -> Cause | None:
         return None
     mean = float(np.mean([of_experts(b) for b in e.ranks]))
     why = f"rank {slow.rank}'s experts take {of_experts(slow):.3g} s in a step, the mean of the ranks {mean:.3g} s"
-    return Cause(
-        "imbalanced experts", e.gaps[part], why, "a larger balancing loss or bias update, or a capacity factor"
-    )
+    return "imbalanced experts", why, "a larger balancing loss or bias update, or a capacity factor"
 
 
-def _slow_rank(e: Evidence, part: str) -> Cause | None:
+def _slow_rank(e: Evidence, part: str) -> Named | None:
     slowest = _slowest(e)
     if slowest is None:
         return None
     slow, others = slowest
     usual = float(np.median([b.computing_s for b in others]))
-    return Cause("slow rank", e.gaps[part], _slow_words(slow, usual), _SLOW)
+    return "slow rank", _slow_words(slow, usual), _SLOW
 
 
-def _late_rank(e: Evidence, part: str) -> Cause | None:
+def _late_rank(e: Evidence, part: str) -> Named | None:
     """A rank that computes as long as the others but comes late: it idles, and the others wait."""
     if len(e.ranks) < 2:
         return None
@@ -209,7 +212,7 @@ def _late_rank(e: Evidence, part: str) -> Cause | None:
     what = max(idle[late], key=lambda k: idle[late][k])
     why = f"rank {late} comes last: {idle[late][what]:.3g} s of its step are {_IDLE_WORDS[what]}"
     name = {"loading": "slow data loading", "checkpoint": "saving of checkpoints"}.get(what, "slow rank")
-    return Cause(name, e.gaps[part], why, _REMEDIES.get(what, _SLOW))
+    return name, why, _REMEDIES.get(what, _SLOW)
 
 
 _IDLE_WORDS = {
@@ -221,45 +224,38 @@ _IDLE_WORDS = {
 }
 
 
-def _single_precision(e: Evidence, part: str) -> Cause | None:
+def _single_precision(e: Evidence, part: str) -> Named | None:
     if e.single < 0.2:
         return None
     why = f"{e.single:.0%} of the products' time is in fp32"
-    return Cause("products in fp32", e.gaps[part], why, "run them under autocast, or in the plan's precision")
+    return "products in fp32", why, "run them under autocast, or in the plan's precision"
 
 
-def _many_launches(e: Evidence, part: str) -> Cause | None:
+def _many_launches(e: Evidence, part: str) -> Named | None:
     kernels = sum(e.own.counts.get(k, 0.0) for k in COMPUTING)
     why = f"the device waits for the CPU between {kernels:,.0f} kernels of a step"
-    return Cause(
-        "too many launches",
-        e.gaps[part],
-        why,
-        "compile or fuse the blocks, capture CUDA graphs, or take a larger micro-batch",
-    )
+    return "too many launches", why, "compile or fuse the blocks, capture CUDA graphs, or take a larger micro-batch"
 
 
-def _across_nodes(e: Evidence, part: str) -> Cause | None:
+def _across_nodes(e: Evidence, part: str) -> Named | None:
     axis = part.removeprefix("over ")
     if axis not in e.spread_out or axis not in _INSIDE or not e.grid.within(axis, e.ranks_per_node):
         return None
     why = f"its groups span nodes of {e.ranks_per_node} ranks, and the plan keeps them inside one"
-    return Cause(f"{axis} across nodes", e.gaps[part], why, f"number the ranks so that {axis} is innermost")
+    return f"{axis} across nodes", why, f"number the ranks so that {axis} is innermost"
 
 
-def _small_buckets(e: Evidence, part: str) -> Cause | None:
+def _small_buckets(e: Evidence, part: str) -> Named | None:
     axis = part.removeprefix("over ")
     use, planned = e.own.axes.get(axis), e.axes.get(axis, PlannedAxis())
     if axis != "dp" or use is None or use.calls < max(2 * planned.calls, planned.calls + 4):
         return None
     size = f" of {use.bytes / use.calls / 2**20:.2g} MiB" if use.bytes else ""
     why = f"{use.calls:.0f} collectives{size} in a step, {planned.calls:.0f} planned"
-    return Cause(
-        "small buckets", e.gaps[part], why, "larger buckets (DDP's bucket_cap_mb, Megatron's --ddp-bucket-size)"
-    )
+    return "small buckets", why, "larger buckets (DDP's bucket_cap_mb, Megatron's --ddp-bucket-size)"
 
 
-def _no_overlap(e: Evidence, part: str) -> Cause | None:
+def _no_overlap(e: Evidence, part: str) -> Named | None:
     axis = part.removeprefix("over ")
     use, alone = e.own.axes.get(axis), e.axes.get(axis, PlannedAxis()).alone_s
     if use is None or axis != "dp" or not use.moving_s:
@@ -268,15 +264,10 @@ def _no_overlap(e: Evidence, part: str) -> Cause | None:
     if shown < 0.8 or planned > 0.7 or use.moving_s > _SLOWER * alone:
         return None
     why = f"{shown:.0%} of {use.moving_s:.3g} s is exposed, {planned:.0%} planned"
-    return Cause(
-        "no overlap",
-        e.gaps[part],
-        why,
-        "overlap the reduction with the backward pass (--overlap-grad-reduce, FSDP's prefetch)",
-    )
+    return "no overlap", why, "overlap the reduction with the backward pass (--overlap-grad-reduce, FSDP's prefetch)"
 
 
-def _slow_link(e: Evidence, part: str) -> Cause | None:
+def _slow_link(e: Evidence, part: str) -> Named | None:
     axis = part.removeprefix("over ")
     use, planned = e.own.axes.get(axis), e.axes.get(axis, PlannedAxis())
     if use is None or not planned.alone_s or use.moving_s < _SLOWER * planned.alone_s:
@@ -284,35 +275,29 @@ def _slow_link(e: Evidence, part: str) -> Cause | None:
     if use.calls > _MORE * planned.calls + 1 or (use.bytes and use.bytes > _SLOWER * planned.bytes):
         return None
     why = f"its collectives take {use.moving_s:.3g} s, {planned.alone_s:.3g} s planned for the same bytes"
-    return Cause(
+    return (
         f"slow link under {axis}",
-        e.gaps[part],
         why,
         "run nccl-tests on these nodes; look at NCCL_DEBUG=INFO for sockets, at the ports' rates and errors",
     )
 
 
-def _more_bytes(e: Evidence, part: str) -> Cause | None:
+def _more_bytes(e: Evidence, part: str) -> Named | None:
     axis = part.removeprefix("over ")
     use, planned = e.own.axes.get(axis), e.axes.get(axis, PlannedAxis())
     if use is None or not planned.bytes or use.bytes < _SLOWER * planned.bytes:
         return None
     why = f"{use.bytes / 2**20:,.0f} MiB in a step, {planned.bytes / 2**20:,.0f} planned"
-    return Cause(
-        f"more bytes over {axis}",
-        e.gaps[part],
-        why,
-        "compare the run's sharding, and the type that gradients are reduced in",
-    )
+    return f"more bytes over {axis}", why, "compare the run's sharding, and the type that gradients are reduced in"
 
 
-def _plain(e: Evidence, part: str) -> Cause:
+def _plain(e: Evidence, part: str) -> Named:
     name, why, remedy = _PLAIN.get(part, ("", "", ""))
     if not name:
         alone = "" if len(e.ranks) > 1 else "; the traces of other ranks would tell waiting from moving"
         name, why = f"communication {part}", f"exposed for longer than planned{alone}"
         remedy = "more overlap, fewer bytes, or a smaller degree of the axis"
-    return Cause(name, e.gaps[part], why, remedy)
+    return name, why, remedy
 
 
 _CLOCKS = "compare clocks under load and power limits, sizes that are no multiple of 8, and kernels' names"
@@ -339,7 +324,7 @@ _PLAIN = {
     "backward": ("slow backward passes", "they take longer than planned", _CLOCKS),
     "computing": ("slow computing", "it takes longer than planned", _CLOCKS),
 }  # fmt: skip
-_RULES: dict[str, tuple[Callable[[Evidence, str], Cause | None], ...]] = {
+_RULES: dict[str, tuple[Callable[[Evidence, str], Named | None], ...]] = {
     "products": (_single_precision,),
     "computing": (_single_precision,),
     "launches": (_many_launches,),

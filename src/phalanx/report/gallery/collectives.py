@@ -202,11 +202,7 @@ def root_bottleneck(ranks: int = 8) -> Picture:
         panels.append(Bars("buffers of n bytes", tuple(bars), head=f"all_reduce {what}; {schedule.rounds} rounds"))
     counts = (2, 4, 8, 16, 32, 64)
     curves = tuple(
-        Series(
-            label,
-            [(float(p), float(build("all_reduce", a, p, p).sent.max()) / p) for p in counts],
-            dots=True,
-        )
+        Series(label, [(float(p), float(build("all_reduce", a, p, p).sent.max()) / p) for p in counts], dots=True)
         for a, label in (("naive", "root"), ("ring", "ring: 2 (P-1)/P, never more than 2"))
     )
     grows = Lines(

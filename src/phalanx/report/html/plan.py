@@ -18,17 +18,7 @@ from phalanx.planning.search.refine import RankedStrategy, timeline
 from phalanx.planning.search.strategy_columns import of
 from phalanx.report.gallery.mesh import nodes, one_of_each_stage
 from phalanx.report.html.page import Section, page
-from phalanx.report.pictures.figure import (
-    Bar,
-    Bars,
-    Lane,
-    LaneBlock,
-    Lines,
-    PlotAxis,
-    RuleLine,
-    Series,
-    Timeline,
-)
+from phalanx.report.pictures.figure import Bar, Bars, Lane, LaneBlock, Lines, PlotAxis, RuleLine, Series, Timeline
 from phalanx.report.style import seconds, size
 from phalanx.schedule.pipeline.actions import Action
 from phalanx.spec.cluster.spec import GIB

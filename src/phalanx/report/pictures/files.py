@@ -7,9 +7,10 @@ import shutil
 import subprocess
 import tempfile
 import textwrap
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from html import escape
 from pathlib import Path
+from typing import Any
 
 from phalanx.report.pictures import bars, diagram, grids, lines
 from phalanx.report.pictures.figure import Bars, Diagram, Grids, Heat, Lines, Panel, Picture, Rounds, Timeline, Tree
@@ -34,29 +35,22 @@ def _scene(panels: Iterable[Panel], top: float = 0.0) -> Scene:
     scene = Scene()
     scene.y = top
     for panel in panels:
-        _draw(scene, panel)
+        _DRAWN[type(panel)][0](scene, panel)
         scene.y += 6
     return scene
 
 
-def _draw(scene: Scene, panel: Panel) -> None:
-    match panel:
-        case Lines():
-            lines.draw(scene, panel)
-        case Bars():
-            bars.draw(scene, panel)
-        case Timeline():
-            bars.draw_timeline(scene, panel)
-        case Diagram():
-            diagram.draw(scene, panel)
-        case Tree():
-            diagram.draw_tree(scene, panel)
-        case Rounds():
-            grids.draw_rounds(scene, panel)
-        case Grids():
-            grids.draw(scene, panel)
-        case Heat():
-            grids.draw_heat(scene, panel)
+_DRAWN: dict[type, tuple[Callable[[Scene, Any], None], Callable[[Any], list[str]]]] = {
+    Lines: (lines.draw, lines.text),
+    Bars: (bars.draw, bars.text),
+    Timeline: (bars.draw_timeline, bars.timeline_text),
+    Diagram: (diagram.draw, diagram.text),
+    Tree: (diagram.draw_tree, diagram.tree_text),
+    Rounds: (grids.draw_rounds, grids.rounds_text),
+    Grids: (grids.draw, grids.text),
+    Heat: (grids.draw_heat, grids.heat_text),
+}
+"""Of each kind of panel what draws it as SVG, and as text."""
 
 
 def text(picture: Picture) -> list[str]:
@@ -72,23 +66,7 @@ def text(picture: Picture) -> list[str]:
 
 def panel_text(panel: Panel) -> list[str]:
     """Return a panel as lines of at most 80 characters."""
-    match panel:
-        case Lines():
-            return lines.text(panel)
-        case Bars():
-            return bars.text(panel)
-        case Timeline():
-            return bars.timeline_text(panel)
-        case Diagram():
-            return diagram.text(panel)
-        case Tree():
-            return diagram.tree_text(panel)
-        case Rounds():
-            return grids.rounds_text(panel)
-        case Grids():
-            return grids.text(panel)
-        case Heat():
-            return grids.heat_text(panel)
+    return _DRAWN[type(panel)][1](panel)
 
 
 def write(pictures: list[Picture], file: Path) -> None:

@@ -38,12 +38,7 @@ class ServingProof:
 
 
 def prove(
-    model: str,
-    line: str | None,
-    slots: int,
-    context: int | None,
-    precision: str | None,
-    announce: Announce,
+    model: str, line: str | None, slots: int, context: int | None, precision: str | None, announce: Announce
 ) -> ServingProof:
     """Verify steps of `slots` requests a replica with `context` tokens each. Raises InputError."""
     spec, notes = model_named(model)

@@ -108,10 +108,7 @@ def _read(rows: csv.DictReader[str], path: Path, widest: int, plan_of: PlanReade
     if not parsed:
         raise InputError("trace", str(path), "has no job" + (" that can be used" if skipped else ""))
     first = min(job.submit for job in parsed)
-    jobs = sorted(
-        (replace(j, submit=j.submit - first) for j in parsed),
-        key=lambda job: (job.submit, job.row),
-    )
+    jobs = sorted((replace(j, submit=j.submit - first) for j in parsed), key=lambda job: (job.submit, job.row))
     return Trace(tuple(jobs), tuple(skipped))
 
 

@@ -10,17 +10,7 @@ from phalanx.planning.explain import decision_tree
 from phalanx.planning.explain.decision_tree import Branch
 from phalanx.planning.explain.decision_tree import Node as Decision
 from phalanx.planning.lookup import cluster_named, model_named, require_counts
-from phalanx.report.pictures.figure import (
-    Arrow,
-    Bar,
-    Bars,
-    Box,
-    Diagram,
-    Label,
-    Node,
-    Picture,
-    Tree,
-)
+from phalanx.report.pictures.figure import Arrow, Bar, Bars, Box, Diagram, Label, Node, Picture, Tree
 from phalanx.shared_cluster.placement.price import PlacedJob
 from phalanx.shared_cluster.placement.search import place
 from phalanx.spec.cluster.topology import of_cluster
