@@ -19,7 +19,7 @@ from support.toy_model import model
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
-from phalanx.answers import observe as command
+from phalanx.answers import observed as command
 from phalanx.cost.step.expand import expand
 from phalanx.observation.observe import observe as phalanx_observe
 from phalanx.observation.unobservable import Unobservable

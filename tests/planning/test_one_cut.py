@@ -10,7 +10,7 @@ from functools import cache
 import numpy as np
 import pytest
 
-from phalanx.answers.priced_plan import plan_of
+from phalanx.answers.plan import plan_of
 from phalanx.answers.query import Query
 from phalanx.answers.question import read
 from phalanx.frameworks.registry import DOCUMENTED

@@ -1,21 +1,73 @@
-"""What every answer has: a plain form, a table for pandas, and how a notebook shows it.
-
-How people see an answer is a View (report/views.py), which is found by the answer's type when it is needed: the
-floors below know nothing of it.
-"""
+"""What every answer has: a plain form, a table for pandas, and how a notebook shows it."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, is_dataclass
+from enum import Enum
+from functools import singledispatch
 from html import escape
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from phalanx.answers.encode import plain
+from phalanx.spec.cluster.spec import ClusterSpec
+from phalanx.spec.model.spec import ModelSpec
+from phalanx.spec.strategy.spec import Strategy
+from phalanx.spec.strategy.stack_options import StackOptions
 
 if TYPE_CHECKING:
     from phalanx.frameworks.caveats import Caveat
+
+DRAWN = {"plain": False}
+"""Metadata of a field that is not part of the plain answer."""
+
+
+@singledispatch
+def plain(value: Any) -> Any:
+    """Return a value as numbers, words, lists and dicts. Raises TypeError for a type without a plain form."""
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    if isinstance(value, Mapping):
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(item) for item in value]
+    if is_dataclass(value):
+        shown = (f.name for f in fields(value) if f.metadata.get("plain", True))
+        return {name: plain(getattr(value, name)) for name in shown}
+    if hasattr(value, "tolist"):  # numpy's numbers and arrays
+        return value.tolist()
+    raise TypeError(f"{type(value).__name__} has no plain form")
+
+
+@plain.register
+def _(value: Strategy) -> str:
+    return str(value)
+
+
+@plain.register
+def _(value: StackOptions) -> dict[str, Any]:
+    return value.changed()
+
+
+@plain.register
+def _(value: ModelSpec) -> dict[str, Any]:
+    return {"family": value.family, "parameters": value.parameter_count}
+
+
+@plain.register
+def _(value: ClusterSpec) -> str:
+    return value.name
+
+
+@plain.register
+def _(value: Path) -> str:
+    return str(value)
+
+
+@plain.register
+def _(value: Enum) -> Any:
+    return value.value
 
 
 @dataclass(frozen=True)

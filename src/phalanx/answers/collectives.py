@@ -7,8 +7,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from phalanx.answers.answer import Answer
-from phalanx.answers.encode import DRAWN
+from phalanx.answers.answer import DRAWN, Answer
 from phalanx.answers.this_machine import Announce
 from phalanx.planning.lookup import cluster_named, require_counts
 from phalanx.planning.tables.collectives import AlgorithmComparison, compare

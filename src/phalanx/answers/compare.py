@@ -13,8 +13,7 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Unpack
 
-from phalanx.answers.answer import Answer, flat
-from phalanx.answers.encode import plain
+from phalanx.answers.answer import Answer, flat, plain
 from phalanx.answers.file_settings import program_of, written
 from phalanx.answers.query import Query, QueryFields, query_of
 from phalanx.answers.question import Question, read

@@ -1,4 +1,4 @@
-"""How evenly tokens were spread over experts during a run."""
+"""What a run measured: quantities beside their predictions, and how evenly tokens were spread over its experts."""
 
 from __future__ import annotations
 
@@ -7,10 +7,37 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from phalanx.answers.answer import Answer
-from phalanx.answers.encode import DRAWN
+from phalanx.answers.answer import DRAWN, Answer, plain
 from phalanx.runs.folder import metrics
 from phalanx.spec.errors import InputError
+
+
+@dataclass(frozen=True)
+class MeasuredQuantity:
+    """One quantity, predicted and measured."""
+
+    name: str
+    predicted: float
+    measured: float | None
+    """None if it was not measured."""
+    text: str
+    """How to write the values: "s", "memory" or "bytes"."""
+
+    @property
+    def error(self) -> float | None:
+        """Relative error of the prediction; None if nothing was measured."""
+        if self.measured is None:
+            return None
+        if self.measured == 0:
+            return 0.0 if self.predicted == 0 else float("inf")
+        return self.predicted / self.measured - 1
+
+
+@plain.register
+def _(value: MeasuredQuantity) -> dict[str, Any]:
+    numbers = {"predicted": value.predicted, "measured": value.measured, "error": value.error}
+    return {"name": value.name, **numbers}
+
 
 STRETCHES = 8
 """Into how many stretches of steps a run is divided at most."""

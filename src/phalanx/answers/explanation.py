@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Unpack
 
-from phalanx.answers.answer import Answer
-from phalanx.answers.encode import DRAWN
+from phalanx.answers.answer import DRAWN, Answer
 from phalanx.answers.prediction import Prediction, prediction_of
 from phalanx.answers.query import QueryFields, Source, query_of
 from phalanx.answers.question import Question, read

@@ -7,8 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from phalanx.answers.answer import Answer
-from phalanx.answers.encode import plain
+from phalanx.answers.answer import Answer, plain
 from phalanx.frameworks.launchers.export import launcher, task
 from phalanx.frameworks.parts import writer
 from phalanx.frameworks.program import TrainingProgram

@@ -15,10 +15,9 @@ from contextlib import suppress
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 
-from phalanx.answers.answer import Answer
-from phalanx.answers.encode import DRAWN
+from phalanx.answers.answer import DRAWN, Answer
 from phalanx.answers.file_settings import FileSettings, FileState
-from phalanx.answers.priced_plan import plan_of
+from phalanx.answers.plan import plan_of
 from phalanx.answers.query import Query
 from phalanx.answers.question import Premises, Question, fixed, read
 from phalanx.answers.read import Reading, is_configuration

@@ -7,8 +7,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from phalanx.answers.answer import Answer
-from phalanx.answers.encode import plain
+from phalanx.answers.answer import Answer, plain
 from phalanx.answers.this_machine import Announce, require_local
 from phalanx.measure.this_machine import default_ranks, local_cluster
 from phalanx.planning.auto import transport

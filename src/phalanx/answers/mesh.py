@@ -8,8 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from phalanx.answers.answer import Answer
-from phalanx.answers.encode import DRAWN, plain
+from phalanx.answers.answer import DRAWN, Answer, plain
 from phalanx.planning.lookup import cluster_named
 from phalanx.planning.placement import Placement, axis_groups, axis_names, groups_of, in_order
 from phalanx.spec.cluster.presets import preset

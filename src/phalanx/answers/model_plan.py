@@ -7,10 +7,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Unpack
 
-from phalanx.answers.answer import Answer
-from phalanx.answers.encode import DRAWN
+from phalanx.answers.answer import DRAWN, Answer
+from phalanx.answers.plan import plan_of
 from phalanx.answers.prediction import ESTIMATED, interval_in
-from phalanx.answers.priced_plan import plan_of
 from phalanx.answers.query import Query, QueryFields, Source, query_of
 from phalanx.answers.question import Premises, Question, as_given, search_of
 from phalanx.planning.budget import Goal

@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from phalanx.answers.answer import Answer
-from phalanx.answers.encode import DRAWN
+from phalanx.answers.answer import DRAWN, Answer
 from phalanx.cost.pipeline_time import Costs, PricedSchedule, price
 from phalanx.cost.step.predict_pipeline import price_pipeline
 from phalanx.cost.step.terms import terms

@@ -1,4 +1,4 @@
-"""What `phalanx plan JOB.toml` does: resolve the cluster, choose or price the strategy, make the plan."""
+"""`phalanx plan JOB.toml`: resolve the cluster, choose or price the strategy, make the plan; priced strategies as plans."""
 
 from __future__ import annotations
 
@@ -7,16 +7,22 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from phalanx.answers.answer import Answer
-from phalanx.answers.encode import DRAWN
+from phalanx.answers.answer import DRAWN, Answer
+from phalanx.answers.query import Query
+from phalanx.answers.question import resolve
+from phalanx.answers.read import Reading, query_by
 from phalanx.answers.this_machine import Announce, require_local
 from phalanx.cost.hardware.bent import bent
+from phalanx.frameworks.source_file import recorded
 from phalanx.measure.this_machine import default_ranks, local_cluster
 from phalanx.planning.auto import stage_split, transport
 from phalanx.planning.auto.bucket_size import GIVEN, has_buckets
 from phalanx.planning.auto.transport import allowed
 from phalanx.planning.lookup import calibration_of
 from phalanx.planning.search.best_first import STACK, Candidate, SearchResult, price, search
+from phalanx.planning.search.column_pricing import Pricing
+from phalanx.planning.search.priced import PricedStrategy
+from phalanx.planning.search.refine import PipelineRun
 from phalanx.schedule.pipeline.stages import check
 from phalanx.spec.cluster import presets as clusters
 from phalanx.spec.cluster.calibration import Calibration, in_words
@@ -24,8 +30,9 @@ from phalanx.spec.cluster.spec import ClusterSpec
 from phalanx.spec.errors import InputError
 from phalanx.spec.files import job_file
 from phalanx.spec.files.cluster_toml import cluster_from_toml
-from phalanx.spec.files.job_file import JobFile
+from phalanx.spec.files.job_file import ClusterChoice, JobFile
 from phalanx.spec.files.plan import Plan
+from phalanx.spec.job import Train
 from phalanx.spec.model.modules import require_modules
 from phalanx.spec.strategy.legality import require_runnable
 from phalanx.spec.strategy.spec import Strategy
@@ -243,3 +250,46 @@ def _plan(file: JobFile, cluster: ClusterSpec, chosen: Candidate, tokens: str, b
 def with_strategy(file: JobFile, strategy: str | None) -> JobFile:
     """Return a job file with the strategy of a line, or unchanged if the line is empty. Raises InputError."""
     return replace(file, strategy=job_file.make_strategy(strategy)) if strategy else file
+
+
+def plan_of_configuration(reading: Reading, path: Path, query: Query) -> tuple[Plan, tuple[str, ...]]:
+    """Return a configuration that was read as a plan, priced on a cluster, with notes for the user. Raises
+    InputError for what it leaves open and the query does not say."""
+    if query.cluster is None:
+        raise InputError("cluster", None, "is missing: a plan is for one", "e.g. dgx-h100")
+    q = resolve(*query_by(path, query, reading))
+    x = q.subject
+    plan = plan_of(q.pricing, x.priced, x.run, x.mfu, query.cluster, q.precision)
+    plan.choices["source"] = recorded(reading.title, reading.configuration.kind, reading.config, ())
+    return plan, q.notes
+
+
+def plan_of(
+    p: Pricing, priced: PricedStrategy, run: PipelineRun, mfu: float, cluster: str | ClusterSpec, precision: str
+) -> Plan:
+    """Return a priced strategy as a plan. `cluster`: as a user gave it."""
+    name = cluster if isinstance(cluster, str) else cluster.name
+    from_file = name.lower().endswith(".toml")
+    chosen = ClusterChoice(file=name) if from_file else ClusterChoice(preset=name, nodes=p.cluster.nodes)
+    choices: dict[str, Any] = {
+        "stack": p.stack,
+        "precision": precision,
+        "transport": "auto",
+        "collectives": [],
+        "bucket": None,
+        "chunks": {"blocks": list(run.blocks), "imbalance": run.imbalance},
+        "peak_flops_per_s": float(p.system.peak_bf16),
+        "rates_origin": "estimated",
+        "tokens": "",
+        "cluster": asdict(chosen),
+    }
+    prediction = {
+        "stack": p.stack,
+        "step_time_s": priced.seconds,
+        "memory_bytes": int(priced.bytes_),
+        "mfu": mfu,
+        "bubble_fraction": run.bubble / priced.seconds,
+        "terms_s": priced.terms,
+        "memory_terms": priced.memory_terms,
+    }
+    return Plan(p.model, p.cluster, p.job, priced.strategy, Train(), choices, prediction, p.extra)

@@ -1,11 +1,17 @@
-"""The precision of a step's matrix products: the names of --precision, and what devices and stacks have of them."""
+"""What a question names of its step: precision, releases of stacks; and bounds of what is not modelled."""
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 from phalanx.cost.analytic.chips import chip_name
-from phalanx.frameworks.registry import DOCUMENTED
+from phalanx.cost.analytic.estimate import Estimate
+from phalanx.cost.analytic.option_effects import SPREAD
+from phalanx.cost.analytic.step import step
+from phalanx.frameworks.caveats import Caveat
+from phalanx.frameworks.registry import DOCUMENTED, FRAMEWORKS, STACKS
 from phalanx.planning.search.column_pricing import Pricing
 from phalanx.spec.cluster.chips import CHIPS
 from phalanx.spec.cluster.spec import ClusterSpec
@@ -74,3 +80,80 @@ def with_products(options: StackOptions, precision: str, stack: str) -> StackOpt
     if not PRECISIONS[precision].narrow or options.products != "auto" or "products" not in DOCUMENTED[stack].options:
         return options
     return StackOptions(**options.changed() | {"products": products})
+
+
+_AS_SAID = {said: name for framework in FRAMEWORKS.values() for said, name in framework.said.items()}
+"""What people call frameworks -> the stack that is meant."""
+
+
+def release_named(name: str) -> tuple[str, str]:
+    """Return (the stack that a name means, what to say about it, "" if it is known).
+
+    `megatron-core-0.13` is the framework `megatron-core` at a release that no row and no constants are of. A name of
+    another form, or of no framework that is known, is returned as it is: whoever looks it up says what is near."""
+    asked = re.fullmatch(r"([a-z][a-z-]*?)[-_ ]?v?([0-9]{1,9}(?:\.[0-9]{1,9})*)", name)
+    if name in _AS_SAID:
+        row = DOCUMENTED[_AS_SAID[name]]
+        return row.name, f"{name} is taken for {row.name} ({row.title})"
+    if name in DOCUMENTED or name in STACKS or asked is None:
+        return name, ""
+    releases = {
+        known: of
+        for framework in {asked[1], _AS_SAID.get(asked[1], asked[1])}
+        for known in (*DOCUMENTED, *STACKS)
+        if (of := _release(known, framework)) is not None
+    }
+    if not releases:
+        return name, ""
+    wanted = _number(asked[2])
+    nearest = min(releases, key=lambda known: (abs(_number(releases[known]) - wanted), -_number(releases[known])))
+    title = f" ({DOCUMENTED[nearest].title})" if nearest in DOCUMENTED else ""
+    return nearest, f"{name} is not known: {nearest}{title}, the nearest release, is taken"
+
+
+def _release(known: str, framework: str) -> str | None:
+    """Return the release of a stack if it is of a framework: in its name, or else in the title of its row."""
+    inside = re.fullmatch(rf"{re.escape(framework)}-(\d+(?:\.\d+)*)", known)
+    if inside is not None:
+        return inside[1]
+    if known != framework or known not in DOCUMENTED:
+        return None
+    titled = re.search(r"\d+(?:\.\d+)+", DOCUMENTED[known].title)
+    return titled[0] if titled else None
+
+
+def _number(release: str) -> float:
+    """Return a release as one number, so that they can be compared: 0.14 is 14 and 1.2.3 is 10203 / 100."""
+    parts = [int(part) for part in release.split(".")[:3]]
+    return sum(part * 100.0 ** (1 - i) for i, part in enumerate(parts))
+
+
+_GIB = 2**30
+
+
+def _less(term: str) -> Callable[[Estimate], str]:
+    """Return what says how much memory there could be less."""
+    return lambda e: f"memory by at most {float(e.memory.terms[term]) / _GIB:.1f} GiB less"
+
+
+def _more_exposed(e: Estimate) -> str:
+    hidden = float(e.step.of.get("dp", {}).get("hidden_s", 0.0))
+    return f"time by at most {hidden:.3g} s a step more"
+
+
+def _waiting(e: Estimate) -> str:
+    learned = step(e.shape, e.layout, e.system, replace(e.profile, spread=SPREAD)).seconds
+    return f"time by about {float(learned - e.seconds):.3g} s a step more"
+
+
+_BY_LIMIT: dict[str, Callable[[Estimate], str]] = {
+    "activations": _less("activations"),
+    "state": _less("state"),
+    "hidden": _more_exposed,
+    "routing": _waiting,
+}
+
+
+def bounded(caveats: Iterable[Caveat], price: Estimate) -> tuple[Caveat, ...]:
+    """Return caveats with the bounds that a price gives them."""
+    return tuple(replace(c, bound=_BY_LIMIT[c.limit](price)) if c.limit else c for c in caveats)

@@ -6,8 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal, Unpack
 
-from phalanx.answers.answer import Answer
-from phalanx.answers.encode import DRAWN
+from phalanx.answers.answer import DRAWN, Answer
 from phalanx.answers.query import QueryFields, Source, query_of
 from phalanx.answers.question import Premises, Question, read
 from phalanx.cost.analytic.compression import Payment

@@ -7,8 +7,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from phalanx.answers.answer import Answer
-from phalanx.answers.encode import plain
+from phalanx.answers.answer import Answer, plain
 from phalanx.planning.tables.switch_levels import sheet as switch_levels
 from phalanx.spec.cluster.presets import PRESETS as CLUSTERS
 from phalanx.spec.cluster.presets import preset

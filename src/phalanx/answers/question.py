@@ -20,10 +20,16 @@ from functools import cached_property
 from pathlib import Path
 from typing import Literal
 
-from phalanx.answers.bounds import bounded
-from phalanx.answers.precision import OF_COMPUTE, in_precision, precision_on, require_precision, with_products
+from phalanx.answers.precision import (
+    OF_COMPUTE,
+    bounded,
+    in_precision,
+    precision_on,
+    release_named,
+    require_precision,
+    with_products,
+)
 from phalanx.answers.query import Configured, Query
-from phalanx.answers.release import release_named
 from phalanx.cost.analytic.estimate import Estimate, estimate, require_modelled
 from phalanx.frameworks.caveats import BALANCED, UNMEASURED, UNTIMED, Caveat
 from phalanx.frameworks.registry import DOCUMENTED, facts

@@ -10,8 +10,7 @@ from difflib import SequenceMatcher
 from pathlib import Path
 from typing import Any
 
-from phalanx.answers.answer import Answer
-from phalanx.answers.encode import plain
+from phalanx.answers.answer import Answer, plain
 from phalanx.answers.query import Configured, Query
 from phalanx.cost.analytic.profile import FIELDS as CONSTANTS
 from phalanx.frameworks import files

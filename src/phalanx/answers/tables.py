@@ -6,8 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Unpack
 
-from phalanx.answers.answer import Answer
-from phalanx.answers.encode import DRAWN, plain
+from phalanx.answers.answer import DRAWN, Answer, plain
 from phalanx.answers.prediction import prediction_of
 from phalanx.answers.query import QueryFields, Source, query_of
 from phalanx.answers.question import Premises, Question, read

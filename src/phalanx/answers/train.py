@@ -10,9 +10,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from phalanx.answers.answer import Answer
-from phalanx.answers.encode import DRAWN
-from phalanx.answers.measured import MeasuredQuantity
+from phalanx.answers.answer import DRAWN, Answer
+from phalanx.answers.experts import MeasuredQuantity
 from phalanx.answers.plan import Decision, decide
 from phalanx.answers.this_machine import Announce, require_this_machine
 from phalanx.cost.step.expand import expand

@@ -21,8 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from phalanx.answers.answer import Answer
-from phalanx.answers.encode import DRAWN, plain
+from phalanx.answers.answer import DRAWN, Answer, plain
 from phalanx.cost.analytic.chips import system
 from phalanx.planning.search.column_pricing import Pricing
 from phalanx.planning.search.limits import conditions

@@ -12,8 +12,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Unpack
 
-from phalanx.answers.answer import Answer
-from phalanx.answers.encode import plain
+from phalanx.answers.answer import Answer, plain
 from phalanx.answers.plan import decide, with_strategy
 from phalanx.answers.query import Query, QueryFields, Source, query_of
 from phalanx.answers.question import OWN_STACK, read, strategy_on

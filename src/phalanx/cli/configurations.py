@@ -34,7 +34,7 @@ def read(
     reading = run(paths, kind, query.gpus)
     show_notes(reading.configuration.companions)
     if out is not None:
-        from phalanx.answers.priced_plan import plan_of_configuration
+        from phalanx.answers.plan import plan_of_configuration
         from phalanx.spec.files import plan as plans
 
         require_writable("--out", out)

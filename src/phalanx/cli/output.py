@@ -43,8 +43,8 @@ class Display:
         """Print an answer with its notes and write its files; `details`: what its view shows beyond the usual. Exits
         with 1 where it `failed`, did not pass or an assertion fails, and where it has caveats and the command line is
         strict."""
+        from phalanx.answers.answer import plain
         from phalanx.answers.assertions import failures
-        from phalanx.answers.encode import plain
         from phalanx.report.view import view_of
 
         show_notes(getattr(answer, "notes", ()))

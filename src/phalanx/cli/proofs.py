@@ -63,9 +63,9 @@ def observe(
     """
     require_torch()
     require_writable("--out", out)
-    from phalanx.answers.encode import plain
-    from phalanx.answers.observe import observe as run
-    from phalanx.answers.observe import program, request
+    from phalanx.answers.answer import plain
+    from phalanx.answers.observed import observe as run
+    from phalanx.answers.observed import program, request
     from phalanx.spec.files.plan import write_json
 
     result = run(program(command), request(world, ranks, mesh, node, step, every_micro_batch))

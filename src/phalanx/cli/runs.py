@@ -148,7 +148,7 @@ def sweep(job: Path, output: Saved, steps: int = 20, overrides: list[str] | None
     for line, reason in swept.refused:
         announce(f"left out: {line}: {reason}")
     if swept.runs:
-        from phalanx.answers.encode import plain
+        from phalanx.answers.answer import plain
         from phalanx.answers.tables import Tables
         from phalanx.report.runs import sweep as view
 

@@ -6,9 +6,8 @@ import os
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from phalanx.answers.experts import ExpertBalance, Stretch
+from phalanx.answers.experts import ExpertBalance, MeasuredQuantity, Stretch
 from phalanx.answers.generate import Continuations
-from phalanx.answers.measured import MeasuredQuantity
 from phalanx.answers.sweep import SweptRun, TrainingSweep
 from phalanx.answers.weights import ExportedWeights, ImportedWeights
 from phalanx.planning.tables.table import Sheet, columns

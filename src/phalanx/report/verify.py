@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from phalanx.answers.encode import plain
+from phalanx.answers.answer import plain
 from phalanx.answers.parity import Parity, ProgramParity
 from phalanx.answers.verify import Verification, collectives
 from phalanx.observation.diff import slack

@@ -7,8 +7,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from phalanx.answers.answer import Answer
-from phalanx.answers.encode import DRAWN
+from phalanx.answers.answer import DRAWN, Answer
 from phalanx.serving.cost.layout import ServingLayout
 from phalanx.serving.cost.roofline import ServingPrice
 from phalanx.serving.cost.step import state_bytes

@@ -12,8 +12,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from phalanx.answers.answer import Answer
-from phalanx.answers.encode import plain
+from phalanx.answers.answer import Answer, plain
 from phalanx.answers.query import Query
 from phalanx.planning.explain import decision_tree
 from phalanx.planning.lookup import cluster_named, model_named, require_counts
