@@ -17,7 +17,7 @@ from support.in_process_cli import phalanx as command
 
 import phalanx
 from phalanx import answers
-from phalanx.answers.query import Query, QueryFields
+from phalanx.answers.question.query import Query, QueryFields
 from phalanx.planning.lookup import cluster_named, model_named
 from phalanx.report.view import _VIEWS
 

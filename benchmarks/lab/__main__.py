@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from benchmarks.lab import hosts as labs
-from phalanx.answers.this_machine import require_local
+from phalanx.answers.machine.this_machine import require_local
 from phalanx.cli.terminal import announce, console, exit_on_error, require_writable
 from phalanx.spec.errors import InputError
 from phalanx.spec.files.plan import write_json

@@ -21,20 +21,20 @@ if TYPE_CHECKING:
     from phalanx.answers.collectives import collectives as collectives
     from phalanx.answers.collectives import prove as prove
     from phalanx.answers.compare import compare as compare
+    from phalanx.answers.configurations.export import export as export
     from phalanx.answers.explanation import explain as explain
-    from phalanx.answers.export import export as export
     from phalanx.answers.findings import lint as lint
     from phalanx.answers.model_plan import Wishes as Wishes
     from phalanx.answers.model_plan import plan as plan
     from phalanx.answers.prediction import predict as predict
-    from phalanx.answers.query import Query as Query
-    from phalanx.answers.read import read as read
+    from phalanx.answers.question.query import Query as Query
+    from phalanx.answers.question.read import read as read
+    from phalanx.answers.runs.train import train as train
+    from phalanx.answers.runs.verify import verify as verify
     from phalanx.answers.tables import memory as memory
     from phalanx.answers.tables import roofline as roofline
     from phalanx.answers.tables import scaling as scaling
     from phalanx.answers.tables import traffic as traffic
-    from phalanx.answers.train import train as train
-    from phalanx.answers.verify import verify as verify
     from phalanx.observation.observe import observe as observe
     from phalanx.runtime.any_module.parallelize import parallelize as parallelize
     from phalanx.runtime.any_module.proposal import propose_tp_plan as propose_tp_plan
@@ -54,13 +54,13 @@ _FACE = {
     "Job": "spec.job",
     "ModelSpec": "spec.model.spec",
     "Plan": "spec.files.plan",
-    "Query": "answers.query",
+    "Query": "answers.question.query",
     "Strategy": "spec.strategy.spec",
     "Wishes": "answers.model_plan",
     "collectives": "answers.collectives",
     "compare": "answers.compare",
     "explain": "answers.explanation",
-    "export": "answers.export",
+    "export": "answers.configurations.export",
     "lint": "answers.findings",
     "memory": "answers.tables",
     "observe": "observation.observe",
@@ -69,13 +69,13 @@ _FACE = {
     "predict": "answers.prediction",
     "propose_tp_plan": "runtime.any_module.proposal",
     "prove": "answers.collectives",
-    "read": "answers.read",
+    "read": "answers.question.read",
     "roofline": "answers.tables",
     "scaling": "answers.tables",
     "serve_plan": "serving.answer",
     "traffic": "answers.tables",
-    "train": "answers.train",
-    "verify": "answers.verify",
+    "train": "answers.runs.train",
+    "verify": "answers.runs.verify",
 }
 """The public names, and the modules that have them."""
 

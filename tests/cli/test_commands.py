@@ -23,9 +23,10 @@ from support.forked_cli import phalanx as forked
 from support.in_process_cli import error_of, json_of, phalanx, text_of
 from support.quick_runs import JOB, TEXT, at_work, rows, wait_for_step
 
-from phalanx.answers import parity, this_machine
+from phalanx.answers.machine import this_machine
 from phalanx.answers.plan import with_strategy
-from phalanx.answers.train import outcome
+from phalanx.answers.runs import parity
+from phalanx.answers.runs.train import outcome
 from phalanx.cli.app import app
 from phalanx.runs.resume import resumed
 from phalanx.runtime.process import launch, status
@@ -124,7 +125,7 @@ def test_a_run_from_job_to_comparison(here: Path, whole: dict[str, Any]) -> None
 
 def _few_families_and_an_interruption() -> None:
     """Let a sweep have four strategies, and end as Ctrl-C does before the ranks of the second run have begun."""
-    from phalanx.answers import sweep
+    from phalanx.answers.runs import sweep
 
     lines = ["dp=2,zero=1,micro_batch=4", "tp=5", "micro_batch=8", "dp=2,zero=3,micro_batch=4"]
     train, begun = sweep.run_training, []
@@ -139,7 +140,7 @@ def _few_families_and_an_interruption() -> None:
 
 
 def test_a_sweep_trains_every_family_and_says_what_it_leaves_out(here: Path) -> None:
-    from phalanx.answers import sweep
+    from phalanx.answers.runs import sweep
     from phalanx.spec.files import job_file
 
     file = job_file.load(here / "job.toml")
@@ -166,7 +167,7 @@ def _no_ranks(*_: Any) -> None:
 
 @pytest.mark.parametrize("silent_s", [1e-9, 1e9])
 def test_a_training_of_long_steps_says_so_first(here: Path, monkeypatch: pytest.MonkeyPatch, silent_s: float) -> None:
-    from phalanx.answers import train
+    from phalanx.answers.runs import train
 
     monkeypatch.setattr(launch, "launch", _no_ranks)
     monkeypatch.setattr(train, "_SILENT_S", silent_s)
@@ -178,7 +179,7 @@ def test_a_training_of_long_steps_says_so_first(here: Path, monkeypatch: pytest.
 
 
 def test_a_sweep_of_nothing_is_refused(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from phalanx.answers import sweep
+    from phalanx.answers.runs import sweep
 
     monkeypatch.setattr(sweep, "families", lambda *_: iter(("tp=5", "tp=7")))
     for word, said in (

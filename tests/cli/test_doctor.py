@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from support.in_process_cli import phalanx
 
-from phalanx.answers import doctor
+from phalanx.answers.machine import doctor
 
 
 def test_here_everything_needed_is_there(tmp_path: Path) -> None:

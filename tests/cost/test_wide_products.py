@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from phalanx.answers.precision import in_precision, precision_on
+from phalanx.answers.question.precision import in_precision, precision_on
 from phalanx.cost.analytic.estimate import Estimate, estimate
 from phalanx.frameworks.registry import DOCUMENTED
 from phalanx.planning.lookup import model_named

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from support.in_process_cli import error_of, json_of, phalanx, text_of
 
-from phalanx.answers.read import origins, read
+from phalanx.answers.question.read import origins, read
 from phalanx.frameworks.caveats import Caveat, caveats_of
 
 LLAMA = (

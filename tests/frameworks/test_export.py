@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from support.exports import draw
 
-from phalanx.answers.export import TARGETS, Export, export, write
+from phalanx.answers.configurations.export import TARGETS, Export, export, write
 from phalanx.frameworks.launchers.export import LAUNCHERS
 from phalanx.frameworks.megatron import layout
 from phalanx.frameworks.registry import DOCUMENTED

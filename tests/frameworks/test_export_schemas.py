@@ -17,7 +17,7 @@ import yaml
 from support.exports.cases import cases
 from support.openapi import violations
 
-from phalanx.answers.export import TARGETS
+from phalanx.answers.configurations.export import TARGETS
 from phalanx.frameworks.launchers.export import LAUNCHERS, Task, manifests
 from phalanx.frameworks.program import Blank
 from phalanx.frameworks.registry import DOCUMENTED

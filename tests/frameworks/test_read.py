@@ -18,8 +18,8 @@ from typing import Any
 import pytest
 from support.in_process_cli import error_of, json_of, phalanx, text_of
 
-from phalanx.answers.precision import release_named
-from phalanx.answers.read import read, strategy_of
+from phalanx.answers.question.precision import release_named
+from phalanx.answers.question.read import read, strategy_of
 from phalanx.frameworks import files
 from phalanx.frameworks.configuration import Configuration, StatedLayout
 from phalanx.frameworks.launch_tables import as_tables

@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 from support.exports import draw
 from support.exports.same import canonical
 
-from phalanx.answers.export import TARGETS, export, exported, write
-from phalanx.answers.read import job_of, model_of, options_of, read, strategy_of
+from phalanx.answers.configurations.export import TARGETS, export, exported, write
+from phalanx.answers.question.read import job_of, model_of, options_of, read, strategy_of
 from phalanx.frameworks.launchers.export import LAUNCHERS
 from phalanx.frameworks.registry import DOCUMENTED
 from phalanx.frameworks.subject import subject

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from phalanx.answers.query import Query
-from phalanx.answers.question import read
+from phalanx.answers.question.query import Query
+from phalanx.answers.question.question import read
 from phalanx.cli.app import app
 from phalanx.frameworks.registry import DOCUMENTED, facts
 from phalanx.frameworks.stack import of_strategy

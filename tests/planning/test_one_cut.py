@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from phalanx.answers.plan import plan_of
-from phalanx.answers.query import Query
-from phalanx.answers.question import read
+from phalanx.answers.question.query import Query
+from phalanx.answers.question.question import read
 from phalanx.frameworks.registry import DOCUMENTED
 from phalanx.frameworks.subject import subject
 from phalanx.planning.explain.analytic import AnalyticSubject

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from support.in_process_cli import error_of, phalanx, text_of
 
-from phalanx.answers.experts import stretches
+from phalanx.answers.runs.experts import stretches
 from phalanx.report.runs import balance
 from phalanx.runs import folder as runs
 from phalanx.spec.errors import InputError

@@ -9,7 +9,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from phalanx.answers.sweep import SweptRun, TrainingSweep, sheet
+from phalanx.answers.runs.sweep import SweptRun, TrainingSweep, sheet
 from phalanx.cost.step.expand import expand
 from phalanx.planning.lookup import model_named
 from phalanx.planning.tables.table import Sheet, columns

@@ -16,7 +16,7 @@ from tokenizers import Tokenizer
 from typer.testing import CliRunner
 
 from phalanx.answers import plan as decisions
-from phalanx.answers import train as training
+from phalanx.answers.runs import train as training
 from phalanx.cli.app import app
 from phalanx.infer.sampling import Sampling
 from phalanx.infer.text import answer, question

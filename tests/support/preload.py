@@ -11,8 +11,8 @@ import tokenizers
 import torch._dynamo  # torch's optimizers import it when they are created
 import torch.distributed.launcher.api
 
-import phalanx.answers.measure
-import phalanx.answers.train
+import phalanx.answers.machine.measure
+import phalanx.answers.runs.train
 import phalanx.cli.app
 import phalanx.cli.terminal
 import phalanx.observation.parity.worker

@@ -11,7 +11,7 @@ from support.imagined_run import Fault, Step, faults, step_of, write
 
 from phalanx.answers.diagnose.causes import Evidence, causes
 from phalanx.answers.diagnose.diagnosis import Diagnosis, diagnosis_of
-from phalanx.answers.query import Query
+from phalanx.answers.question.query import Query
 from phalanx.spec.errors import InputError
 from phalanx.spec.strategy.mesh import mesh
 from phalanx.spec.strategy.spec import Strategy

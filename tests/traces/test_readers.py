@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from phalanx.answers.diagnose.diagnosis import diagnosis_of
-from phalanx.answers.query import Query
+from phalanx.answers.question.query import Query
 from phalanx.spec.errors import InputError
 from phalanx.traces import nsys
 from phalanx.traces.breakdown import breakdown

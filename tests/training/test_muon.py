@@ -18,7 +18,7 @@ from support.sizes import examples, sampled
 from support.strategies import TRANSPORTS, cases, evenly
 from torch.optim._muon import _zeropower_via_newtonschulz
 
-from phalanx.answers.export import export
+from phalanx.answers.configurations.export import export
 from phalanx.cost.analytic.estimate import estimate
 from phalanx.cost.step.predict import predict
 from phalanx.frameworks.registry import DOCUMENTED

@@ -17,8 +17,8 @@ from support.fault_injection import VICTIM, batches, held, poison
 from support.rank_pool import Pool
 from support.sizes import sampled
 
-from phalanx.answers import train
 from phalanx.answers.plan import decide
+from phalanx.answers.runs import train
 from phalanx.runtime.any_module.parallelize import spread
 from phalanx.runtime.checkpoint import store
 from phalanx.runtime.comm.communicator import Comm

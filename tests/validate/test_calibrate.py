@@ -11,10 +11,10 @@ import pytest
 from support.fitted_cluster import laptop
 from typer.testing import CliRunner
 
-from phalanx.answers.calibration import calibration_of
+from phalanx.answers.machine.calibration import calibration_of
 from phalanx.answers.plan import decide
-from phalanx.answers.query import Query
-from phalanx.answers.question import read
+from phalanx.answers.question.query import Query
+from phalanx.answers.question.question import read
 from phalanx.cli.app import app
 from phalanx.cost.analytic.chips import calibrated
 from phalanx.cost.analytic.step import step

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from phalanx.answers.answer import DRAWN, Answer
-from phalanx.answers.this_machine import Announce
+from phalanx.answers.machine.this_machine import Announce
 from phalanx.planning.lookup import cluster_named, require_counts
 from phalanx.planning.tables.collectives import AlgorithmComparison, compare
 from phalanx.progress import in_progress
@@ -199,7 +199,7 @@ def collectives(
 
 def measured(op: str, size: str, ranks: int, announce: Announce = lambda _: None) -> CollectiveMeasurement:
     """Measure a collective between ranks of this machine. Raises InputError."""
-    from phalanx.answers.measure import local_collectives
+    from phalanx.answers.machine.measure import local_collectives
 
     n = int(parse_bytes(size))
     fits, choices = local_collectives(op, ranks, announce)

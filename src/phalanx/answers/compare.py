@@ -1,6 +1,6 @@
 """What `phalanx compare` does with plans and strategies: each one's price by term, its memory by part, its settings.
 
-Every side is a question (answers/question.py): a plan, or a strategy's line in place of that of the first plan (or
+Every side is a question (answers/question): a plan, or a strategy's line in place of that of the first plan (or
 of the model, cluster and numbers that options name). Settings are those that `phalanx export` would write where that
 is one framework for all sides, else the fields of the strategies.
 """
@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any, Unpack
 
 from phalanx.answers.answer import Answer, flat, plain
-from phalanx.answers.file_settings import program_of, written
-from phalanx.answers.query import Query, QueryFields, query_of
-from phalanx.answers.question import Question, read
-from phalanx.answers.read import is_configuration
+from phalanx.answers.configurations.file_settings import program_of, written
+from phalanx.answers.question.query import Query, QueryFields, query_of
+from phalanx.answers.question.question import Question, read
+from phalanx.answers.question.read import is_configuration
 from phalanx.planning.explain.exact import ExactExplanation
 from phalanx.spec.documents import read_json
 from phalanx.spec.errors import InputError

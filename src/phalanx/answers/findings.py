@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Unpack
 
 from phalanx.answers.answer import Answer
-from phalanx.answers.query import Query, QueryFields, Source, query_of
-from phalanx.answers.question import Premises, Question, read
-from phalanx.answers.read import findings_in, is_configuration
-from phalanx.answers.read import read as configuration
+from phalanx.answers.question.query import Query, QueryFields, Source, query_of
+from phalanx.answers.question.question import Premises, Question, read
+from phalanx.answers.question.read import findings_in, is_configuration
+from phalanx.answers.question.read import read as configuration
 from phalanx.frameworks.caveats import Caveat
 from phalanx.planning.explain.lint import lint as findings_of
 from phalanx.planning.explain.lint_subject import Finding

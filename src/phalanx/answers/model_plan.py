@@ -10,8 +10,9 @@ from typing import Any, Unpack
 from phalanx.answers.answer import DRAWN, Answer
 from phalanx.answers.plan import plan_of
 from phalanx.answers.prediction import ESTIMATED, interval_in
-from phalanx.answers.query import Query, QueryFields, Source, query_of
-from phalanx.answers.question import Premises, Question, as_given, search_of
+from phalanx.answers.question.query import Query, QueryFields, Source, query_of
+from phalanx.answers.question.question import Premises, Question, search_of
+from phalanx.answers.question.strategy_line import as_given
 from phalanx.planning.budget import Goal
 from phalanx.planning.budget import tokens as token_count
 from phalanx.planning.explain.analytic import AnalyticSubject

@@ -1,4 +1,4 @@
-"""`phalanx plan JOB.toml`: resolve the cluster, choose or price the strategy, make the plan; priced strategies as plans."""
+"""`phalanx plan JOB.toml`: resolve the cluster, choose or price the strategy, make the plan; plans of priced ones."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from phalanx.answers.answer import DRAWN, Answer
-from phalanx.answers.query import Query
-from phalanx.answers.question import resolve
-from phalanx.answers.read import Reading, query_by
-from phalanx.answers.this_machine import Announce, require_local
+from phalanx.answers.machine.this_machine import Announce, require_local
+from phalanx.answers.question.query import Query
+from phalanx.answers.question.question import resolve
+from phalanx.answers.question.read import Reading, query_by
 from phalanx.cost.hardware.bent import bent
 from phalanx.frameworks.source_file import recorded
 from phalanx.measure.this_machine import default_ranks, local_cluster

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from typing import Literal, Unpack
 
 from phalanx.answers.answer import DRAWN, Answer
-from phalanx.answers.query import QueryFields, Source, query_of
-from phalanx.answers.question import Premises, Question, read
+from phalanx.answers.question.query import QueryFields, Source, query_of
+from phalanx.answers.question.question import Premises, Question, read
 from phalanx.cost.analytic.compression import Payment
 from phalanx.cost.analytic.estimate import Estimate, compression_payment
 from phalanx.planning.explain.exact import ExactExplanation

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from phalanx.answers.answer import Answer
-from phalanx.answers.query import Query
-from phalanx.answers.question import Premises, search_of
+from phalanx.answers.question.query import Query
+from phalanx.answers.question.question import Premises, search_of
 from phalanx.planning.search import HEADROOM
 from phalanx.planning.search.variations import compare
 from phalanx.spec.errors import InputError

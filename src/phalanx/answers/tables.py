@@ -8,8 +8,8 @@ from typing import Any, Unpack
 
 from phalanx.answers.answer import DRAWN, Answer, plain
 from phalanx.answers.prediction import prediction_of
-from phalanx.answers.query import QueryFields, Source, query_of
-from phalanx.answers.question import Premises, Question, read
+from phalanx.answers.question.query import QueryFields, Source, query_of
+from phalanx.answers.question.question import Premises, Question, read
 from phalanx.cost.analytic.chips import system_of
 from phalanx.planning import lookup
 from phalanx.planning.search import HEADROOM

@@ -23,7 +23,7 @@ from typing import Annotated, Any, get_args, get_origin
 
 import typer
 
-from phalanx.answers.query import Query
+from phalanx.answers.question.query import Query
 from phalanx.cli.options import COMPLETED, OUTPUT_TYPES, QUERY_TYPES, SHARED
 from phalanx.cli.output import Display
 from phalanx.cli.terminal import exit_on_error

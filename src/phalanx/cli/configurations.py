@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-from phalanx.answers.query import Query
+from phalanx.answers.question.query import Query
 from phalanx.cli.command import command
 from phalanx.cli.output import Display, Printed, show_notes
 from phalanx.cli.terminal import announce, require_writable
@@ -28,7 +28,7 @@ def read(
     --kind: Framework, where the content does not tell, such as megatron or hf; another word lists all.
     --out plan.json: Also write it as a plan, priced on --cluster.
     """
-    from phalanx.answers.read import read as run
+    from phalanx.answers.question.read import read as run
     from phalanx.spec.errors import InputError
 
     reading = run(paths, kind, query.gpus)
@@ -61,6 +61,6 @@ def export(plan: Path, to: str, output: Printed, out: Path, launcher: str = "tor
     --out DIR: Folder to write; empty, or not there yet.
     --launcher NAME: What starts the nodes: torchrun, slurm, pytorchjob, trainjob, jobset or skypilot.
     """
-    from phalanx.answers.export import export as run
+    from phalanx.answers.configurations.export import export as run
 
     output.show(run(plan, to, launcher, out))

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from phalanx.answers.query import Query
+from phalanx.answers.question.query import Query
 from phalanx.cli.command import command, require_only
 from phalanx.cli.forms import forms
 from phalanx.cli.options import OF_A_STRATEGY
@@ -45,8 +45,8 @@ def of_machine(
     --threads: Number of threads per rank.
     --quick: Measure this machine at fewer sizes in fewer rounds: in seconds, not a minute, and less exactly.
     """
-    from phalanx.answers.measure import measure as measure_machine
-    from phalanx.answers.measure import measure_ranks
+    from phalanx.answers.machine.measure import measure as measure_machine
+    from phalanx.answers.machine.measure import measure_ranks
 
     require_writable("--out", out)
     require_torch()
@@ -77,7 +77,7 @@ def of_nccl_tests(
     --preset: Cluster preset that the tests were run on.
     --op: Operation that was measured, for files that do not name it.
     """
-    from phalanx.answers.measure import from_nccl_tests
+    from phalanx.answers.machine.measure import from_nccl_tests
 
     require_writable("--out", out)
     _show(from_nccl_tests(files, preset, op), out, output)
@@ -85,7 +85,7 @@ def of_nccl_tests(
 
 def _show(cluster: ClusterSpec, out: Path | None, output: Display) -> None:
     """Write a measured cluster to its file, and show it."""
-    from phalanx.answers.measure import Measurement
+    from phalanx.answers.machine.measure import Measurement
 
     if out is not None:
         from phalanx.spec.files.cluster_toml import to_toml
@@ -109,7 +109,7 @@ def calibrate(steps: list[str], query: Annotated[Query, _OF_ALL], output: Saved,
         tp=8,zero=1=SECONDS with --model and the rest, or a CSV with the columns step and measured.
     --out FILE.toml: Write the factors there, for --calibration.
     """
-    from phalanx.answers.calibration import calibration_of
+    from phalanx.answers.machine.calibration import calibration_of
 
     if out is not None:
         require_writable("--out", out)
@@ -167,7 +167,7 @@ def of_kernels(output: Printed) -> None:
 @command
 def doctor(output: Printed) -> None:
     """Say what this machine has, what is missing and how to get it; exit code 1 if something needed is missing."""
-    from phalanx.answers.doctor import look_around
+    from phalanx.answers.machine.doctor import look_around
 
     machine = look_around()
     output.show(machine, failed=not machine.good)

@@ -9,7 +9,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Annotated
 
-from phalanx.answers.query import Query
+from phalanx.answers.question.query import Query
 from phalanx.spec.number_formats import PRECISIONS
 
 

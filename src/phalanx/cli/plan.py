@@ -14,7 +14,7 @@ from typing import Annotated
 
 import typer
 
-from phalanx.answers.query import Query
+from phalanx.answers.question.query import Query
 from phalanx.cli.command import command, require_only
 from phalanx.cli.forms import forms, given
 from phalanx.cli.output import Display, show_notes
@@ -91,7 +91,7 @@ def plan_model(
     result = model_plan(query, wishes, announce)
     result.save(out)
     announce(f"plan: {out}")
-    from phalanx.answers.export import why_not_exported
+    from phalanx.answers.configurations.export import why_not_exported
 
     if refused := why_not_exported(result.plan, result.question.stack):
         announce(f"phalanx export would not write it: {refused}")
@@ -144,7 +144,7 @@ def improve(
         seq=32768, gpus=256, chip=b200'; + joins changes. No plan is written.
     """
     from phalanx.answers import observed
-    from phalanx.answers.improve import improvement_of
+    from phalanx.answers.configurations.improve import improvement_of
     from phalanx.answers.model_plan import Wishes
     from phalanx.spec.errors import InputError
 
@@ -153,7 +153,7 @@ def improve(
     source, *more = sources
     query = replace(query, files=tuple(more))
     if tries is not None:
-        from phalanx.answers.tries import tried
+        from phalanx.answers.configurations.tries import tried
 
         output.show(tried(replace(query, source=source), tries))
         return

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-from phalanx.answers.query import Query
+from phalanx.answers.question.query import Query
 from phalanx.cli.command import command, command_with_progress
 from phalanx.cli.output import Display, Printed, show_notes
 from phalanx.cli.terminal import announce, require_torch, require_writable
@@ -26,7 +26,7 @@ def verify(
         missing kernel or a buffer in flight is named with its line. Needs no GPU.
     """
     require_torch()
-    from phalanx.answers.verify import run, target
+    from phalanx.answers.runs.verify import run, target
     from phalanx.spec.errors import InputError
 
     if device not in ("cpu", "cuda"):
@@ -103,8 +103,8 @@ def parity(
         _of_program(program, ranks, words or [], output, [strategy, *(overrides or ())])
         return
     job = _job(words, ranks)
-    from phalanx.answers.parity import parity as compare
     from phalanx.answers.plan import with_strategy
+    from phalanx.answers.runs.parity import parity as compare
     from phalanx.spec.files import job_file
 
     file = with_strategy(job_file.load(job, overrides or ()), strategy)
@@ -125,7 +125,7 @@ def _job(words: list[str] | None, ranks: int | None) -> Path:
 def _of_program(
     program: Path, ranks: int | None, arguments: list[str], output: Display, of_jobs: list[str | None]
 ) -> None:
-    from phalanx.answers.parity import program_parity
+    from phalanx.answers.runs.parity import program_parity
     from phalanx.spec.errors import InputError
 
     for value in of_jobs:

@@ -36,8 +36,8 @@ def of_job(
     --max-restarts N: Restart the ranks after a failure, at most N times.
     """
     from phalanx.answers.plan import job_plan
-    from phalanx.answers.train import run_training
-    from phalanx.answers.train import sample as write_sample
+    from phalanx.answers.runs.train import run_training
+    from phalanx.answers.runs.train import sample as write_sample
     from phalanx.report.plan import job_plan as plan_view
     from phalanx.report.runs import batch_line
     from phalanx.report.view import View
@@ -132,9 +132,9 @@ def sweep(job: Path, output: Saved, steps: int = 20, overrides: list[str] | None
     --steps: Steps of each run.
     """
     require_torch()
-    from phalanx.answers.sweep import sheet
-    from phalanx.answers.sweep import sweep as run
-    from phalanx.answers.this_machine import require_this_machine
+    from phalanx.answers.machine.this_machine import require_this_machine
+    from phalanx.answers.runs.sweep import sheet
+    from phalanx.answers.runs.sweep import sweep as run
     from phalanx.report.style import counted
     from phalanx.spec.errors import InputError
     from phalanx.spec.files import job_file
@@ -200,7 +200,7 @@ def generate(
     --pages: Pages of a replica's KV cache; without it, enough for all slots.
     """
     require_torch()
-    from phalanx.answers.generate import generate as continue_texts
+    from phalanx.answers.runs.generate import generate as continue_texts
     from phalanx.infer.sampling import Sampling
     from phalanx.runtime.process.environment import external
     from phalanx.schedule.generation import BatchingPolicy
@@ -243,7 +243,7 @@ def of_run(run: Path, out: Path | None = None) -> None:
 @command
 def of_experts(run: Path, output: Saved) -> None:
     """Show the busiest expert's load over the mean, layer by layer, in the course of a run."""
-    from phalanx.answers.experts import expert_balance
+    from phalanx.answers.runs.experts import expert_balance
 
     output.show(expert_balance(run))
 
@@ -256,7 +256,7 @@ def import_weights(output: Printed, source: Path, name: str = "") -> None:
     --name: Name of the run; by default that of the folder.
     """
     require_torch()
-    from phalanx.answers.weights import import_weights as run
+    from phalanx.answers.runs.weights import import_weights as run
 
     output.show(run(source, name, announce))
 
@@ -273,7 +273,7 @@ def export_weights(
     --shard-size SIZE: Largest size of one file.
     """
     require_torch()
-    from phalanx.answers.weights import export_weights as write
+    from phalanx.answers.runs.weights import export_weights as write
     from phalanx.spec.byte_sizes import parse_bytes
 
     output.show(write(run, out, dtype, step, parse_bytes(shard_size, "--shard-size"), announce))

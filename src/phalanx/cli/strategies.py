@@ -6,14 +6,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from phalanx.answers.query import Query
+from phalanx.answers.question.query import Query
 from phalanx.cli.command import command
 from phalanx.cli.options import StepQuery
 from phalanx.cli.output import Display, Saved, show_notes
 
 if TYPE_CHECKING:
     from phalanx.answers.answer import Answer
-    from phalanx.answers.question import Question
+    from phalanx.answers.question.question import Question
 
 
 @command
@@ -42,7 +42,7 @@ def explain(query: StepQuery, output: Annotated[Display, "json", "save", "assert
 def _show(query: Query, output: Display, answer: Callable[[Question], Answer], **of_observed: bool) -> None:
     """Show what a question's strategy takes, or an observed program."""
     from phalanx.answers import observed
-    from phalanx.answers.question import read
+    from phalanx.answers.question.question import read
 
     if (seen := observed.observation_of(query)) is not None:
         output.show(observed.price(seen, query), **of_observed)

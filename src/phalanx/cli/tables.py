@@ -19,7 +19,7 @@ _OF_A_STEP = ("--strategy", "--cluster", "--gpus", "--batch", "--stack", "--prec
 @command
 def memory_of_strategy(query: StepQuery, output: Saved) -> None:
     """Tabulate what occupies the memory of a strategy's fullest rank, as `predict` and `explain` have it."""
-    from phalanx.answers.question import read
+    from phalanx.answers.question.question import read
     from phalanx.answers.tables import memory_of
 
     output.show(memory_of(read(query)), subject="memory")
@@ -53,7 +53,7 @@ def comm_of_strategy(query: StepQuery, output: Saved) -> None:
     Name a plan, or --model, --cluster, --gpus, --batch, --seq and --strategy; or an observed.json and --cluster.
     """
     from phalanx.answers import observed
-    from phalanx.answers.question import read
+    from phalanx.answers.question.question import read
     from phalanx.answers.tables import traffic_of
 
     if (seen := observed.observation_of(query)) is not None:
@@ -91,7 +91,7 @@ def roofline_of_strategy(query: StepQuery, output: Saved) -> None:
 
     Name a plan, or --model, --cluster, --gpus, --batch, --seq and --strategy.
     """
-    from phalanx.answers.question import read
+    from phalanx.answers.question.question import read
     from phalanx.answers.tables import roofline_of
 
     output.show(roofline_of(read(query)), subject="roofline")

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from phalanx.answers.calibration import Calibrated
-from phalanx.answers.doctor import MachineState
-from phalanx.answers.measure import Measurement
+from phalanx.answers.machine.calibration import Calibrated
+from phalanx.answers.machine.doctor import MachineState
+from phalanx.answers.machine.measure import Measurement
 from phalanx.planning.tables.table import Sheet, columns
 from phalanx.report.pictures.figure import Lines, Picture, PlotAxis, RuleLine, Series
 from phalanx.report.pictures.files import panel_text

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from phalanx.answers.explanation import Explanation, OperatorIntensity
 from phalanx.answers.prediction import Prediction
-from phalanx.answers.question import Premises
+from phalanx.answers.question.question import Premises
 from phalanx.cost.analytic.compression import MOST, Payment
 from phalanx.cost.analytic.step import FORMULAS
 from phalanx.planning.search import HEADROOM

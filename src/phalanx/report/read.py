@@ -7,11 +7,11 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any
 
-from phalanx.answers.export import Export
+from phalanx.answers.configurations.export import Export
+from phalanx.answers.configurations.improve import Improvement, PricedState
+from phalanx.answers.configurations.tries import TriedChanges
 from phalanx.answers.findings import Findings
-from phalanx.answers.improve import Improvement, PricedState
-from phalanx.answers.read import Reading, origins
-from phalanx.answers.tries import TriedChanges
+from phalanx.answers.question.read import Reading, origins
 from phalanx.frameworks.configuration import Configuration, shown
 from phalanx.planning.tables.table import Sheet, columns
 from phalanx.report.predict import heading

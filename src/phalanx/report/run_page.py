@@ -9,7 +9,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any, NoReturn
 
-from phalanx.answers.experts import MeasuredQuantity
+from phalanx.answers.runs.experts import MeasuredQuantity
 from phalanx.report.html.page import Section, page
 from phalanx.report.pictures.figure import Lane, LaneBlock, Lines, PlotAxis, Series, Timeline
 from phalanx.report.runs import quantity

@@ -6,10 +6,8 @@ import os
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from phalanx.answers.experts import ExpertBalance, MeasuredQuantity, Stretch
-from phalanx.answers.generate import Continuations
-from phalanx.answers.sweep import SweptRun, TrainingSweep
-from phalanx.answers.weights import ExportedWeights, ImportedWeights
+from phalanx.answers.runs.experts import ExpertBalance, MeasuredQuantity, Stretch
+from phalanx.answers.runs.sweep import SweptRun, TrainingSweep
 from phalanx.planning.tables.table import Sheet, columns
 from phalanx.report.pictures.figure import Bar, Bars, Lines, Picture, PlotAxis, Series
 from phalanx.report.style import BYTES, largest_unit, seconds, size
@@ -17,7 +15,9 @@ from phalanx.report.view import Part, View
 from phalanx.spec.files.plan import Plan
 
 if TYPE_CHECKING:
-    from phalanx.answers.train import Outcome
+    from phalanx.answers.runs.generate import Continuations
+    from phalanx.answers.runs.train import Outcome
+    from phalanx.answers.runs.weights import ExportedWeights, ImportedWeights
 
 
 def outcome(o: Outcome) -> View:
@@ -168,10 +168,13 @@ def _bars(chosen: Sequence[int]) -> str:
     return "".join(_LEVELS[min(7, 8 * n // (most + 1))] if n else "·" for n in chosen)
 
 
-def weights(a: ImportedWeights | ExportedWeights | Continuations) -> View:
-    """Name the run or the files that were written, or show the texts."""
-    if isinstance(a, ImportedWeights):
+def weights(a: ImportedWeights | ExportedWeights) -> View:
+    """Name the run or the files that were written."""
+    if hasattr(a, "run"):
         return View([f"run: {a.run}/"])
-    if isinstance(a, ExportedWeights):
-        return View([f"{a.folder}/: {', '.join(a.files[:3])}{' ...' if len(a.files) > 3 else ''}, config.json"])
+    return View([f"{a.folder}/: {', '.join(a.files[:3])}{' ...' if len(a.files) > 3 else ''}, config.json"])
+
+
+def continuations(a: Continuations) -> View:
+    """Show the texts."""
     return View([c.text for c in a.texts])

@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from phalanx.answers.answer import plain
-from phalanx.answers.parity import Parity, ProgramParity
-from phalanx.answers.verify import Verification, collectives
+from phalanx.answers.runs.parity import Parity, ProgramParity
+from phalanx.answers.runs.verify import Verification, collectives
 from phalanx.observation.diff import slack
 from phalanx.observation.trainer.verify import Verified
 from phalanx.planning.tables.table import Sheet, columns

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from phalanx.answers.answer import Answer, plain
-from phalanx.answers.query import Query
+from phalanx.answers.question.query import Query
 from phalanx.planning.explain import decision_tree
 from phalanx.planning.lookup import cluster_named, model_named, require_counts
 from phalanx.report.pictures.figure import Picture

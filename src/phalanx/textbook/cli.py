@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from typing import Annotated
 
-from phalanx.answers.query import Query
+from phalanx.answers.question.query import Query
 from phalanx.cli.command import command, command_with_progress
 from phalanx.cli.forms import forms
 from phalanx.cli.output import Printed, Saved

@@ -18,7 +18,7 @@ from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
-from phalanx.answers.export import TARGETS
+from phalanx.answers.configurations.export import TARGETS
 from phalanx.frameworks.registry import DOCUMENTED
 from support.exports.cases import cases
 

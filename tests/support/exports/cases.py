@@ -7,7 +7,7 @@ import shlex
 from collections import Counter
 from typing import Any
 
-from phalanx.answers.export import TARGETS
+from phalanx.answers.configurations.export import TARGETS
 from phalanx.frameworks.program import TrainingProgram
 from phalanx.frameworks.script import words
 from phalanx.frameworks.stack import Stack

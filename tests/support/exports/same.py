@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 
-from phalanx.answers.export import TARGETS, export
+from phalanx.answers.configurations.export import TARGETS, export
 from phalanx.frameworks.stack import Stack
 from phalanx.frameworks.subject import subject
 from phalanx.spec.errors import InputError

@@ -19,8 +19,8 @@ from phalanx.answers.diagnose.flop_rate import FlopRate, flop_rate, seconds_at
 from phalanx.answers.diagnose.planned_parts import axis_of, planned_axes, planned_parts
 from phalanx.answers.diagnose.run_files import RunFiles, read_files, tail
 from phalanx.answers.prediction import Prediction, prediction_of
-from phalanx.answers.query import Query
-from phalanx.answers.question import Question, read
+from phalanx.answers.question.query import Query
+from phalanx.answers.question.question import Question, read
 from phalanx.cost.collectives.nccl_model import collective_s
 from phalanx.frameworks.step_logs import StepTime, step_time
 from phalanx.planning.explain import explanation

@@ -8,7 +8,7 @@ from functools import cache
 import numpy as np
 
 from phalanx.answers.prediction import Prediction
-from phalanx.answers.question import Question
+from phalanx.answers.question.question import Question
 from phalanx.cost.analytic.chips import chip_name
 from phalanx.cost.ledger.flops import model_flops
 from phalanx.spec.errors import InputError

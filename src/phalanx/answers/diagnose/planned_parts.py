@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from phalanx.answers.prediction import Prediction
-from phalanx.answers.question import Question
+from phalanx.answers.question.question import Question
 from phalanx.planning.explain.program_traffic import program_flows
 from phalanx.spec.strategy.mesh import mesh
 from phalanx.spec.strategy.spec import Strategy

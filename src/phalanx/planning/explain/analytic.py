@@ -206,7 +206,7 @@ class AnalyticSubject:
 
     def _refused_for_a_change(self, s: Strategy) -> bool:
         """Whether the stack refuses another strategy for a field in which it differs from this one. A refusal that
-        applies to both is reported along with the findings (answers/question.py), and hides none."""
+        applies to both is reported along with the findings (answers/question/question.py), and hides none."""
         row, extra = self.pricing.row, self.pricing.extra
         refusal = None if row is None else row.refusal(s, extra, facts(self.model, self.job, s))
         return refusal is not None and getattr(s, refusal.field, None) != getattr(self.strategy, refusal.field, None)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 
 import numpy as np
@@ -10,7 +10,6 @@ import numpy as np
 from phalanx.cost.collectives.closed_form import best_segments, closed_form
 from phalanx.cost.collectives.critical_path import costs
 from phalanx.planning.lookup import cluster_named, require_counts
-from phalanx.report.collectives import cells, sends
 from phalanx.report.pictures.figure import (
     Bar,
     Bars,
@@ -26,8 +25,8 @@ from phalanx.report.pictures.figure import (
     Tree,
 )
 from phalanx.report.pictures.numbers import short
-from phalanx.schedule.collectives.ir import Schedule, then
-from phalanx.schedule.collectives.proof import prove, run
+from phalanx.schedule.collectives.ir import Ints, Schedule, atoms, then
+from phalanx.schedule.collectives.proof import Counts, Run, prove, run
 from phalanx.schedule.collectives.registry import ALGORITHMS, COMPOSED, DUALS, build, two_tiers
 from phalanx.spec.cluster.presets import PRESETS, preset
 from phalanx.spec.errors import InputError
@@ -298,3 +297,59 @@ _MEANING = {
     "all_reduce": "all get the sum",
     "barrier": "all wait for all",
 }
+
+
+def sends(symbolic: Run, number: int) -> list[tuple[int, int, str]]:
+    """Return (source, destination, what is sent, + where it is added) of each message of a round."""
+    return [(a, b, f"{what.partition(' ')[2]}{' +' if adds else ''}") for a, b, what, adds in sent(symbolic, number)]
+
+
+def sent(symbolic: Run, number: int) -> Iterator[tuple[int, int, str, bool]]:
+    """Yield (source, destination, what, whether it is added) of each message of a round."""
+    s = symbolic.schedule
+    rows = np.nonzero(s.round == number)[0]
+    for source, reduces in dict.fromkeys(zip(s.source[rows].tolist(), s.reduces[rows].tolist(), strict=True)):
+        sends = rows[(s.source[rows] == source) & (s.reduces[rows] == reduces)]
+        _, chunks = atoms(symbolic.edges, s.offset[sends], s.length[sends])
+        if s.op == "all_to_all":
+            what = "block " + ", ".join(f"{a} to {b}" for a, b in zip(*_ends(symbolic, chunks), strict=True))
+        else:
+            what = "chunk " + _runs(sorted(chunks.tolist()), str, ",")
+        yield source, int(s.destination[sends[0]]), what, reduces
+
+
+def cells(symbolic: Run, counts: Counts) -> list[list[str]]:
+    """Return what each rank holds, in words: by chunk whose contributions, or of an all-to-all by sender for whom."""
+    ranks, chunks, _ = counts.shape
+    if symbolic.schedule.op == "all_to_all":
+        sender, receiver = _ends(symbolic, np.arange(chunks))
+        here = [counts[rank].any(axis=1) for rank in range(ranks)]
+        return [
+            [_runs(sorted(receiver[here[rank] & (sender == other)].tolist()), str, ",") for other in range(ranks)]
+            for rank in range(ranks)
+        ]
+    return [
+        [
+            _runs(np.nonzero(counts[rank, chunk])[0].tolist(), lambda r: chr(ord("A") + r), "")
+            for chunk in range(chunks)
+        ]
+        for rank in range(ranks)
+    ]
+
+
+def _ends(symbolic: Run, chunks: Ints) -> tuple[Ints, Ints]:
+    """For chunks of an all-to-all: the sender and the receiver of each."""
+    s = symbolic.schedule
+    return symbolic.positions(s.start).argmax(axis=0)[chunks], symbolic.positions(s.end).argmax(axis=0)[chunks]
+
+
+def _runs(members: list[int], name: Callable[[int], str], between: str) -> str:
+    """Join ascending numbers by name, more than four in a row as first-last: ABC, A-F; "." for none."""
+    parts, i = [], 0
+    while i < len(members):
+        j = i
+        while j + 1 < len(members) and members[j + 1] == members[j] + 1:
+            j += 1
+        parts += [f"{name(members[i])}-{name(members[j])}"] if j - i > 3 else [name(m) for m in members[i : j + 1]]
+        i = j + 1
+    return between.join(parts) or "."

@@ -21,7 +21,7 @@ from typing import Any
 from urllib.parse import unquote
 from zipfile import ZIP_DEFLATED, ZipFile, ZipInfo
 
-from phalanx.answers.export import TARGETS, export
+from phalanx.answers.configurations.export import TARGETS, export
 from phalanx.report.html.page import asset, page_of
 from phalanx.report.local_page.answers import NAMES, Planner
 from phalanx.report.run_page import of_run

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from phalanx.answers.this_machine import Announce
-from phalanx.answers.verify import collectives
+from phalanx.answers.machine.this_machine import Announce
+from phalanx.answers.runs.verify import collectives
 from phalanx.observation.trainer.generation import ProvedStage, verify_generation
 from phalanx.planning.lookup import model_named, require_counts
 from phalanx.spec.errors import InputError, nearest

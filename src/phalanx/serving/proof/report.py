@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from phalanx.answers.verify import collectives
+from phalanx.answers.runs.verify import collectives
 from phalanx.observation.trainer.generation import ProvedStage
 from phalanx.planning.tables.table import Column, Sheet, columns
 from phalanx.report.verify import live_bytes

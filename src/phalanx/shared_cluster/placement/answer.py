@@ -24,7 +24,7 @@ from typing import Any
 
 import numpy as np
 
-from phalanx.answers.precision import products_in
+from phalanx.answers.question.precision import products_in
 from phalanx.frameworks.launchers.export import LEAF_LABEL, documents
 from phalanx.planning.placement import Placement
 from phalanx.schedule.pipeline.stages import check

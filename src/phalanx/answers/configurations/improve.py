@@ -16,12 +16,13 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 
 from phalanx.answers.answer import DRAWN, Answer
-from phalanx.answers.file_settings import FileSettings, FileState
+from phalanx.answers.configurations.file_settings import FileSettings, FileState
 from phalanx.answers.plan import plan_of
-from phalanx.answers.query import Query
-from phalanx.answers.question import Premises, Question, fixed, read
-from phalanx.answers.read import Reading, is_configuration
-from phalanx.answers.read import read as configuration
+from phalanx.answers.question.query import Query
+from phalanx.answers.question.question import Premises, Question, read
+from phalanx.answers.question.read import Reading, is_configuration
+from phalanx.answers.question.read import read as configuration
+from phalanx.answers.question.strategy_line import fixed
 from phalanx.frameworks.registry import facts, row_of
 from phalanx.frameworks.source_file import Edit, recorded
 from phalanx.planning.explain.analytic import AnalyticSubject

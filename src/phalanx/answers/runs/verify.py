@@ -13,11 +13,12 @@ from pathlib import Path
 from typing import Any, Unpack
 
 from phalanx.answers.answer import Answer, plain
+from phalanx.answers.machine.this_machine import Announce
 from phalanx.answers.plan import decide, with_strategy
-from phalanx.answers.query import Query, QueryFields, Source, query_of
-from phalanx.answers.question import OWN_STACK, read, strategy_on
-from phalanx.answers.read import is_configuration, query_by
-from phalanx.answers.this_machine import Announce
+from phalanx.answers.question.query import Query, QueryFields, Source, query_of
+from phalanx.answers.question.question import OWN_STACK, read
+from phalanx.answers.question.read import is_configuration, query_by
+from phalanx.answers.question.strategy_line import strategy_on
 from phalanx.cost.step.expand import expand
 from phalanx.observation.diff import Difference, slack
 from phalanx.observation.trainer.verify import Verified

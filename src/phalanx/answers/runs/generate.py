@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from phalanx.answers.answer import Answer
-from phalanx.answers.this_machine import require_local
+from phalanx.answers.machine.this_machine import require_local
 from phalanx.cost.memory.state import cache_bytes
 from phalanx.cost.step.generation import generating
 from phalanx.infer.generate import experts_span_replicas, room_of

@@ -12,8 +12,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from phalanx.answers.answer import Answer
-from phalanx.answers.query import Query
-from phalanx.answers.question import Premises, Question, read
+from phalanx.answers.question.query import Query
+from phalanx.answers.question.question import Premises, Question, read
 from phalanx.spec.cluster.presets import PRESETS
 from phalanx.spec.errors import InputError, nearest
 from phalanx.spec.number_formats import PRECISIONS

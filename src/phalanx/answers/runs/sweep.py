@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from statistics import quantiles
 
-from phalanx.answers.this_machine import Announce, require_local
-from phalanx.answers.train import prepare_data, run_training
+from phalanx.answers.machine.this_machine import Announce, require_local
+from phalanx.answers.runs.train import prepare_data, run_training
 from phalanx.measure.this_machine import default_ranks
 from phalanx.planning.tables.table import Sheet, columns
 from phalanx.runs.folder import RUNS, metrics

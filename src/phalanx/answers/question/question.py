@@ -20,7 +20,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Literal
 
-from phalanx.answers.precision import (
+from phalanx.answers.question.precision import (
     OF_COMPUTE,
     bounded,
     in_precision,
@@ -29,7 +29,8 @@ from phalanx.answers.precision import (
     require_precision,
     with_products,
 )
-from phalanx.answers.query import Configured, Query
+from phalanx.answers.question.query import Configured, Query
+from phalanx.answers.question.strategy_line import fixed, planned, strategy_on
 from phalanx.cost.analytic.estimate import Estimate, estimate, require_modelled
 from phalanx.frameworks.caveats import BALANCED, UNMEASURED, UNTIMED, Caveat
 from phalanx.frameworks.registry import DOCUMENTED, facts
@@ -42,11 +43,10 @@ from phalanx.schedule.pipeline.stages import check
 from phalanx.spec.cluster.calibration import in_words
 from phalanx.spec.errors import InputError
 from phalanx.spec.files import plan as plans
-from phalanx.spec.files.job_file import build, make_strategy
+from phalanx.spec.files.job_file import build
 from phalanx.spec.files.plan import Plan
 from phalanx.spec.model.spec import ModelSpec
 from phalanx.spec.number_formats import PRECISIONS
-from phalanx.spec.strategy import spec as strategies
 from phalanx.spec.strategy.spec import Strategy
 from phalanx.spec.strategy.stack_options import AS_RELEASED, StackOptions
 from phalanx.spec.strategy.stack_options import parse as parse_options
@@ -220,7 +220,7 @@ def read(query: Query, searched: bool = False, any_stack: bool = False) -> Quest
         query, notes = replace(query, stack=stack), (note,) if note else ()
     if query.source is None:
         return resolve(query, Configured(job=query.job, notes=notes), searched, any_stack)
-    from phalanx.answers import read as configurations
+    from phalanx.answers.question import read as configurations
 
     path = Path(query.source)
     if configurations.is_configuration(path):
@@ -299,7 +299,7 @@ def _of_plan(query: Query, path: Path, notes: tuple[str, ...]) -> Question:
     if query.gpus is not None:
         lookup.require_counts(("gpus", query.gpus))
     gpus = query.gpus or saved.strategy.world
-    strategy, rule = strategy_on(query.strategy, gpus) if query.strategy else _planned(saved.strategy, gpus)
+    strategy, rule = strategy_on(query.strategy, gpus) if query.strategy else planned(saved.strategy, gpus)
     about, planned_stack = str(path), str(saved.choices.get("stack", OWN_STACK))
     if planned_stack == OWN_STACK and "stack" not in saved.choices and query.stack is None:
         if query.precision is not None:
@@ -362,65 +362,8 @@ def _require_options(stack: str, options: StackOptions, field: str = "where") ->
             raise InputError(f"{field} {name}", value, f"{row.title} does not have it", f"use {has}")
 
 
-def _planned(strategy: Strategy, gpus: int) -> tuple[Strategy, str]:
-    _require_ranks(strategy, gpus)
-    return strategy, f"dp={strategy.dp} of the plan{_idle(strategy, gpus)}"
-
-
-def strategy_on(line: str | Strategy, gpus: int) -> tuple[Strategy, str]:
-    """Return the strategy of a line on so many GPUs, and where its dp is from. Raises InputError."""
-    if isinstance(line, Strategy):
-        return _planned(line, gpus)
-    table = strategies.parse(line)
-    if "dp" in table:
-        chosen = make_strategy(table)
-        assert chosen is not None
-        _require_ranks(chosen, gpus)
-        return chosen, f"dp={chosen.dp} as given{_idle(chosen, gpus)}"
-    alone = build(Strategy, {axis: table[axis] for axis in ("tp", "pp", "cp") if axis in table}, "strategy")
-    split = " x ".join(f"{axis}={getattr(alone, axis)}" for axis in ("tp", "pp", "cp") if axis in table)
-    if gpus % alone.world:
-        below, above = gpus // alone.world * alone.world, -(-gpus // alone.world) * alone.world
-        remedy = f"use {below} or {above} GPUs" if below else f"use {above} GPUs"
-        reason = f"{split} = {alone.world} ranks do not divide {gpus} GPUs, so that no dp fills them"
-        raise InputError("strategy", line, reason, f"{remedy}, or name dp")
-    chosen = make_strategy(table | {"dp": gpus // alone.world})
-    assert chosen is not None
-    return chosen, f"dp={chosen.dp} fills {gpus} GPUs" + (f" over {split}" if split else "")
-
-
 def search_of(query: Query, any_stack: bool = False) -> Question:
     """Resolve a query whose strategy is searched: the fields that its strategy names become conditions. Raises
     InputError."""
     limits = ", ".join(filter(None, (fixed(query.strategy), query.where))) or None
     return read(replace(query, strategy=None, where=limits), searched=True, any_stack=any_stack)
-
-
-def fixed(line: str | Strategy | None) -> str:
-    """Return the conditions that fix the fields of a strategy's line in a search; `pp=*` leaves one open. Raises
-    InputError."""
-    table = strategies.parse(str(line or ""))
-    return ", ".join(f"{name}={strategies.format_field(value)}" for name, value in table.items() if value != "*")
-
-
-def as_given(error: InputError, query: Query) -> InputError:
-    """Return an error about a search's conditions as one about the fields that they were given by: `conditions_of`
-    joins those of `strategy` and `where`, and `where` names options of the stack too, as `options` does."""
-    if error.field == "options" and not query.options:
-        return InputError("where", error.value, error.reason, error.remedy)
-    if error.field != "where":
-        return error
-    of_line, about = fixed(query.strategy).split(", "), str(error.value).split(", ")
-    count = sum(condition in of_line for condition in about)
-    name = "strategy" if count == len(about) else "strategy, where" if count else "where"
-    return InputError(name, error.value, error.reason, error.remedy)
-
-
-def _require_ranks(s: Strategy, gpus: int) -> None:
-    if s.world > gpus:
-        factors = " x ".join(f"{axis}={getattr(s, axis)}" for axis in strategies.AXES)
-        raise InputError("strategy", str(s), f"{factors} = {s.world} ranks, but there are {gpus}", "lower a degree")
-
-
-def _idle(s: Strategy, gpus: int) -> str:
-    return f" ({gpus - s.world} of {gpus} GPUs are idle)" if s.world < gpus else ""

@@ -11,9 +11,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from phalanx.answers.export import TARGETS
-from phalanx.answers.question import Question
-from phalanx.answers.read import Reading
+from phalanx.answers.configurations.export import TARGETS
+from phalanx.answers.question.question import Question
+from phalanx.answers.question.read import Reading
 from phalanx.frameworks.configuration import shown
 from phalanx.frameworks.program import TrainingProgram
 from phalanx.frameworks.registry import row_of

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from phalanx.answers.answer import DRAWN, Answer
-from phalanx.answers.experts import MeasuredQuantity
+from phalanx.answers.machine.this_machine import Announce, require_this_machine
 from phalanx.answers.plan import Decision, decide
-from phalanx.answers.this_machine import Announce, require_this_machine
+from phalanx.answers.runs.experts import MeasuredQuantity
 from phalanx.cost.step.expand import expand
 from phalanx.observation.diff import differences
 from phalanx.planning.explain.program_traffic import bytes_sent

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from phalanx.answers.answer import Answer
-from phalanx.answers.this_machine import Announce, require_local, share_gpus
+from phalanx.answers.machine.this_machine import Announce, require_local, share_gpus
 from phalanx.measure.this_machine import local_cluster
 from phalanx.planning.auto import transport
 from phalanx.schedule.pipeline.stages import check

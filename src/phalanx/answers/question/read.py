@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from phalanx.answers.answer import Answer, plain
-from phalanx.answers.query import Configured, Query
+from phalanx.answers.question.query import Configured, Query
 from phalanx.cost.analytic.profile import FIELDS as CONSTANTS
 from phalanx.frameworks import files
 from phalanx.frameworks.caveats import Caveat, caveats_of

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from phalanx.answers.answer import Answer, plain
-from phalanx.answers.this_machine import Announce, require_local
+from phalanx.answers.machine.this_machine import Announce, require_local
 from phalanx.measure.this_machine import default_ranks, local_cluster
 from phalanx.planning.auto import transport
 from phalanx.spec.cluster import presets as clusters

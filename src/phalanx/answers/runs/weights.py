@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from phalanx.answers.answer import Answer
-from phalanx.answers.this_machine import Announce
+from phalanx.answers.machine.this_machine import Announce
 from phalanx.runs.folder import RUNS, claim, move_aside
 from phalanx.runs.initial_weights import TOKENIZER, companions
 from phalanx.spec.byte_sizes import write_bytes

@@ -1,0 +1,1 @@
+"""Configurations of other frameworks: improved, tried with changes, and written from plans."""

@@ -1,0 +1,1 @@
+"""This machine and others: what they have, what was measured on them, and what measured steps say."""

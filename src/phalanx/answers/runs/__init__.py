@@ -1,0 +1,1 @@
+"""Runs of our own trainer: trained, swept, proved, and what is made of them."""
