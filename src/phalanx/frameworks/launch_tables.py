@@ -21,7 +21,7 @@ from phalanx.frameworks.dialects import dialect_of
 from phalanx.frameworks.framework import Framework
 from phalanx.frameworks.keys import key_table
 from phalanx.frameworks.launchers.started import Started, settled, value_of
-from phalanx.frameworks.recipes import MODEL, recipe
+from phalanx.frameworks.recipes import MODEL, model_of, recipe
 from phalanx.frameworks.registry import FRAMEWORKS
 from phalanx.frameworks.shell.scope import plain
 from phalanx.frameworks.source import BY_KIND, DATA, FileSource, framework_of, kind_of, named, of_python
@@ -144,9 +144,11 @@ def _over_base(
         return overlaid(known[0], over)
     if name.rpartition("/")[2] in framework.default_bases and reading.files.find(name, started.directory) is None:
         return over
-    base = reading.tables_of(name, started.directory, "its base configuration") if name else None
+    called = model_of(framework.folder, name) if name else ""
+    what = "its recipe" if called else "its base configuration"
+    base = reading.tables_of(name, started.directory, what) if name else None
     if base is None:
-        return Partial(over) if name or framework.needs_base else over
+        return Partial({**over, MODEL: called} if called else over) if name or framework.needs_base else over
     for path in removed:
         base = without(base, path)
     return overlaid(base if framework.flat else {"args": base}, over)

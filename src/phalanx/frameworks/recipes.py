@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from phalanx.frameworks.tables import overlaid
+from phalanx.spec.model.presets import PRESETS
 
 MODEL, RECIPE = "_model", "_recipe"
 """Keys of tables that name a recipe's model, and a recipe that no row has."""
@@ -54,6 +55,14 @@ def recipe(folder: str, name: str, *words: str) -> tuple[dict[str, Any], str] | 
             given = dict(re.findall(r"(\w+)\s*=\s*([\w.-]+)", called[2] or ""))
             return overlaid(own, arguments(given)), str(row["source"])
     return None
+
+
+def model_of(folder: str, name: str) -> str:
+    """Return the model of the recipes that begin with a name, or that is called so; "" for none."""
+    every = [pair for rows in _rows(folder).values() for pair in rows.items()]
+    called = next((str(row["model"]) for title, row in every if f"{title}_".startswith(f"{name}_")), "")
+    dashed = name.replace("_", "-")
+    return called or (dashed if every and dashed in PRESETS else "")
 
 
 def arguments(given: Mapping[str, Any]) -> dict[str, Any]:

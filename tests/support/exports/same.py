@@ -29,9 +29,9 @@ def canonical(plan: Plan, to: str, stack: Stack) -> tuple[Strategy, StackOptions
         same = replace(plan, options=StackOptions(**other))
         options = other if _files(same, to) == written else options
     # What a file without a word says by itself.
-    if plan.model.experts and to in ("megatron", "torchtitan"):
+    if plan.model.experts and to in ("megatron", "bridge", "torchtitan"):
         options.setdefault("routing", "learned")
-        if to == "megatron":
+        if to != "torchtitan":
             options.setdefault("graphs", "none")
     return s, StackOptions(**options)
 

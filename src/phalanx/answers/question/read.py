@@ -359,7 +359,8 @@ def query_by(path: Path, asked: Query, reading: Reading | None = None) -> tuple[
     _require_filled_in(path, asked, reading)
     if asked.strategy is None:
         _require_spelt(path, c)
-    for text in c.missing:
+    stated = (s.tp, s.pp, s.cp, s.micro_batch, s.global_batch, s.seq, c.spec)
+    for text in c.missing if None in stated else ():
         file, _, reason = text.partition(", ")
         raise InputError(
             f"{path}: {file}", None, f"{reason.partition(':')[0]}: the layout may be in it", "give it too"

@@ -59,7 +59,7 @@ def launch(
                 _, rest, _ = _options(row, rest)
                 rest = rest[1:] if rest[:1] == ["--"] else rest
             if row.python and rest and not _PYTHON.match(rest[0]):
-                if module and rest[0] in launchers():
+                if (module or options.get("no_python")) and rest[0].rpartition("/")[2] in launchers():
                     continue
                 return ranks.result(replace(started, program=rest[0], words=tuple(rest[1:])))
         elif _PYTHON.match(word):

@@ -119,11 +119,12 @@ def _dispatch(flag: Flag) -> dict[str, Any]:
 
 def _graphs(flag: Flag, experts: bool) -> str | None:
     """Return what CUDA graphs capture; nothing is what Megatron does by itself, which matters with experts."""
-    impl = str(flag("cuda_graph_impl", "options.graphs", "none"))
+    stated = flag("cuda_graph_impl", "options.graphs")
+    impl = str(stated or "none")
     scopes = [str(flag(f"cuda_graph_{name}", "options.graphs", "")) for name in ("modules", "scope")]
     older = [truth(flag(name, "options.graphs")) for name in ("enable_cuda_graph", "external_cuda_graph")]
     if impl == "none" and not any(older):
-        return "none" if experts else None
+        return "none" if experts or stated else None
     return "full" if any("full_iteration" in word for word in (impl, *scopes)) else "modules"
 
 

@@ -106,6 +106,9 @@ def read(config: Config, world: int | None = None) -> Configuration:
     micro = degree("strategy.micro_batch", "micro_batch_size", "train_micro_batch_size")
     whole = degree("job.global_batch", "global_batch_size", "train_global_batch_size")
     named = keys.take("trainer.precision", "job.precision") or of("job.precision", "precision", "precision_config")
+    computed, scaled = (str(keys.take(name, "job.precision", "")) for name in ("compute_dtype", "fp8_recipe"))
+    computed = f"fp8_{scaled}" if computed == "fp8" and scaled else computed
+    named = named or computed or None
     fp8 = truth(of("options.products", "fp8")) if not isinstance(of("options.products", "fp8"), str) else True
     granularity = of("strategy.recompute", "activations_checkpoint_granularity", "recompute_granularity")
     checkpointing = truth(of("strategy.recompute", "activation_checkpointing"))
@@ -133,7 +136,7 @@ def read(config: Config, world: int | None = None) -> Configuration:
         accumulation=None if reinforced else divided(whole, product(micro, dp)),
         global_batch=whole,
         seq=degree("job.seq", "seq_length", "encoder_seq_length", "max_total_sequence_length"),
-        precision="fp8" if fp8 else _TYPES.get(str(named).lower()) if named is not None else None,
+        precision="fp8" if fp8 or computed.startswith(("fp8", "nvfp4")) else _TYPES.get(str(named).lower()) if named is not None else None,
         recompute=recompute,
     )
 
@@ -151,7 +154,7 @@ def read(config: Config, world: int | None = None) -> Configuration:
     ):
         if of(f"options.{name}", key) is None:  # the release's own, or inherited
             options.pop(name, None)
-    if width := _WIDTHS.get(str(keys.take("compute_dtype", "job.precision"))):
+    if width := _WIDTHS.get(computed):
         options["products"] = width
     model = {
         theirs: of(f"model.{theirs}", ours)

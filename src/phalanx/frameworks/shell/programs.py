@@ -23,7 +23,7 @@ _QUIET = frozenset(
         "echo", "printf", "sed", "awk", "head", "tail", "set", "history", "popd", "getopts", "squeue", "scancel",
         "jupyter", "tensorboard", "rsync", "scp", "unzip", "du", "df", "free", "top",
         "printenv", "id", "whoami", "uname", "make", "cmake", "basename", "dirname", "expr", "bc", "seq", "tr",
-        "cut", "wc", "sort", "uniq", "xargs", "find",
+        "cut", "wc", "sort", "uniq", "xargs", "find", "ldconfig", "nvidia-smi", "ps", "which", "realpath",
     )
 )  # fmt: skip
 """Programs and builtins that start no training and set nothing that is read."""
@@ -51,6 +51,8 @@ def _options_of(words: list[str], at: int) -> list[str]:
 
 def start(m: Follower, words: list[str], names: set[str], node: SimpleCommand, scope: Scope) -> bool | None:
     """Follow the script that a command runs, or note the program that it starts."""
+    if words[0].rpartition("/")[2] in _QUIET and words[1:2] != ["run"]:
+        return True
     for place, word in enumerate(words):
         shell = word.rpartition("/")[2] in _SHELLS
         if shell or (word.endswith((".sh", ".bash")) and (place == 0 or words[place - 1][:2] != "--")):
@@ -70,8 +72,6 @@ def start(m: Follower, words: list[str], names: set[str], node: SimpleCommand, s
         text = " ".join(words[at:]) if sent else words[at].removeprefix("--command=")
         before = words[:at] if sent else _options_of(words, at) if words[0] == "xpk" else ()
         return _in_its_own_shell(m, text, before, [], names, scope, words[0])
-    if words[0].rpartition("/")[2] in _QUIET and not m.prefix and words[1:2] != ["run"]:
-        return True
     if words[0].startswith("-") and m.invocations and not m.prefix:
         m.notes.append(
             f"line {node.line} begins with {plain(words[0])}: a comment or an empty line ends the command above "
