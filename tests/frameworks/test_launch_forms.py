@@ -124,6 +124,11 @@ def test_every_form_is_read_as_its_parsed_keys(case: tuple[str, dict[str, Any], 
         ),
         ("none.sh", "echo hello\n", "is not a configuration of a known framework, and starts no training"),
         ("other.sh", "torchrun mine.py --depth 3\n", "starts mine.py with --depth, which is of no framework"),
+        (
+            "own.sh",
+            "torchrun train.py --num_layers 32 --hidden_width 4096 --num_heads 32 --max_width 8 --offload 0\n",
+            "has keys of megatron, but 4 of its 5 are none: hidden_width, num_heads, max_width, offload",
+        ),
         ("cut.sh", "torchrun a.py --num-layers 'x\n", "line 1: has a quote that does not end"),
         (
             "pods.yaml",

@@ -95,6 +95,16 @@ def _read(folder: Path, name: str, text: str) -> Configuration:
             {"world": 64, "tp": 4, "pp": 8, "cp": None, "dp": None, "precision": None, "micro_batch": 1},
         ),
         (
+            "worker.sh",
+            "W=$(cat <<- EOM\n  echo start ;\n  numactl --cpunodebind=\\$((LOCAL_RANK/2)) nsys profile -t cuda \\\\\n"
+            "  nice -10 python scripts/performance/my_setup_experiment.py --model_family_name llama \\\\\n"
+            "  --model_recipe_name llama31_405b --compute_dtype fp8_mx --tensor_model_parallel_size 4 \\\\\n"
+            "  --pipeline_model_parallel_size 8 --context_parallel_size 1\nEOM\n)\n"
+            'echo "$W" > worker.sh\nchmod 777 worker.sh\n'
+            "torchrun --nproc-per-node=4 --nnodes=64 --no-python bash worker.sh\n",
+            {"world": 256, "tp": 4, "pp": 8, "cp": 1, "dp": 8, "precision": "fp8", "recompute": None},
+        ),
+        (
             "verl.sh",
             _VERL,
             {
@@ -157,7 +167,7 @@ def test_what_is_started_by_a_recipe_has_its_layout(
 ) -> None:
     c = _read(tmp_path, name, text)
     assert {field: getattr(c.layout, field) for field in want} == want
-    assert c.spec is not None or name == "perf.sh"
+    assert c.spec is not None
 
 
 def test_adapters_of_scripts_and_recipes(tmp_path: Path) -> None:

@@ -10,10 +10,11 @@ from typing import Any
 from phalanx.frameworks import folder
 from phalanx.frameworks.accelerate import launch as accelerate
 from phalanx.frameworks.companions import Companions
-from phalanx.frameworks.configuration import Config, Configuration, Partial
+from phalanx.frameworks.configuration import Config, Configuration, Partial, shown
 from phalanx.frameworks.launch_tables import (
     FileReading,
     as_tables,
+    is_named,
     known_kinds,
     laid_over,
     launched_tables,
@@ -46,6 +47,7 @@ def read(paths: Sequence[Path], kind: str | None = None, world: int | None = Non
     if len(paths) == 1 and folder.is_started_by(paths[0]):
         return _folder(paths[0].absolute().parent, kind, world)
     main, given = _main(paths)
+    guessed = kind is None
     reading = FileReading(Companions(main.parent, given))
     source = source_of(main, reading.files)
     if source.started is not None:
@@ -61,10 +63,28 @@ def read(paths: Sequence[Path], kind: str | None = None, world: int | None = Non
         reading.missing.append(f"{config[RECIPE]}, its recipe, is not known here: set its degrees too")
     kind, config = _with_given(kind, config, reading)
     c = configured(config, kind, world)
+    if guessed and source.kind is None and not (source.started and is_named(source.started, BY_KIND[kind])):
+        _require_its_own(c, str(main))
     model = c.spec or _model(c, reading, str(config.get(MODEL, "")))
     notes = (*(source.started.notes if source.started else source.notes), *reading.asks, *c.notes)
     c = replace(c, notes=notes, companions=tuple(reading.notes), missing=tuple(reading.missing))
     return replace(c, spec=model, open_model="" if model else c.open_model), config
+
+
+def _require_its_own(c: Configuration, path: str) -> None:
+    """Require that most keys are of the framework that a few of them told. Raises InputError."""
+    keys = [
+        key
+        for key in (*c.understood, *c.without_effect, *c.not_modelled, *c.unknown)
+        if not key.startswith(("launch.", "env.")) and key not in ("args", "launch", "env")
+    ]
+    others = [key for key in keys if key in c.unknown]
+    if 2 * len(others) > len(keys) > 2 and c.understood:
+        listed = ", ".join(map(shown, others[:4]))
+        reason = f"has keys of {c.kind}, but {len(others)} of its {len(keys)} are none: {listed}"
+        raise InputError(
+            "file", path, reason, f"it seems to be of a program of its own; if it is not, --kind {c.kind}"
+        )
 
 
 def configured(config: Config, kind: str, world: int | None) -> Configuration:

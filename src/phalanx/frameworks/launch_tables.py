@@ -24,7 +24,7 @@ from phalanx.frameworks.launchers.started import Started, settled, value_of
 from phalanx.frameworks.recipes import MODEL, model_of, recipe
 from phalanx.frameworks.registry import FRAMEWORKS
 from phalanx.frameworks.shell.scope import plain
-from phalanx.frameworks.source import BY_KIND, DATA, FileSource, framework_of, kind_of, named, of_python
+from phalanx.frameworks.source import BY_KIND, DATA, FileSource, called, framework_of, kind_of, named, of_python
 from phalanx.frameworks.tables import documents, nested, overlaid, without
 from phalanx.spec.errors import InputError
 
@@ -118,6 +118,12 @@ def launched_tables(
         if framework.reads == "accelerate":  # a dialect of its file
             config = {**config.pop("accelerate"), **config}
     return framework.reads, config
+
+
+def is_named(started: Started, framework: Framework) -> bool:
+    """Whether a framework is known by the name of the program that is started."""
+    program = started.launch.program
+    return dialect_of(program, started.positional) is not None or called(program) is framework
 
 
 def _over_base(

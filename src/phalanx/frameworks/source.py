@@ -127,11 +127,16 @@ def _knows(launch: ProgramLaunch) -> bool:
 def framework_of(program: str, args: Mapping[str, Any]) -> Framework | None:
     """Return the framework of a program's flags, or of the program by its name; by its name first for one whose
     scripts have flags of their own."""
-    name = re.sub(r"\.py$", "", program)
-    frameworks = sorted(FRAMEWORKS.values(), key=lambda f: f.position)
-    by_name = next((f for f in frameworks if any(re.search(rf"(^|[./]){p}$", name) for p in f.programs)), None)
+    by_name = called(program)
     by_flags = kind_of({"launch": {}, "args": dict(args)})
     return by_name if by_flags is None or (by_name and by_name.renamed) else BY_KIND[by_flags]
+
+
+def called(program: str) -> Framework | None:
+    """Return the framework that a program is of by its name."""
+    name = re.sub(r"\.py$", "", program)
+    frameworks = sorted(FRAMEWORKS.values(), key=lambda f: f.position)
+    return next((f for f in frameworks if any(re.search(rf"(^|[./]){p}$", name) for p in f.programs)), None)
 
 
 def named(path: Path) -> tuple[Path, str]:

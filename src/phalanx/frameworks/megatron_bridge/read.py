@@ -136,7 +136,11 @@ def read(config: Config, world: int | None = None) -> Configuration:
         accumulation=None if reinforced else divided(whole, product(micro, dp)),
         global_batch=whole,
         seq=degree("job.seq", "seq_length", "encoder_seq_length", "max_total_sequence_length"),
-        precision="fp8" if fp8 or computed.startswith(("fp8", "nvfp4")) else _TYPES.get(str(named).lower()) if named is not None else None,
+        precision="fp8"
+        if fp8 or computed.startswith(("fp8", "nvfp4"))
+        else _TYPES.get(str(named).lower())
+        if named is not None
+        else None,
         recompute=recompute,
     )
 
