@@ -115,4 +115,4 @@ def test_wrong_input_is_one_line(tmp_path, words, what):
 
 def test_axis_names_leave_out_axes_of_one_rank():
     p = in_order(Strategy(dp=8, zero=3, ep=4), preset("dgx-h100", 1))
-    assert axis_names(p.mesh) == ["dp_shard", "ep", "edp"]
+    assert axis_names(p) == ["dp_shard", "ep", "edp"]

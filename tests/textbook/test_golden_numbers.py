@@ -218,11 +218,10 @@ def test_powersgd_ratio():
 def _sent(
     here: Path, model: str, strategy: str, batch: int, gpus: int = 8, cluster: str = "dgx-a100", seq: int = 2048
 ):
-    words = ("--model", model, "--cluster", cluster, "--gpus", gpus, "--batch", batch, "--seq", seq)
     """Return the first row of each axis: what its layers send. Embedding, head and loss have rows of their own."""
-    (sheet,) = json.loads(phalanx(here, "tables comm", *map(str, words), "--strategy", strategy, "--json")[1])[
-        "tables"
-    ]
+    words = ("--model", model, "--cluster", cluster, "--gpus", gpus, "--batch", batch, "--seq", seq)
+    answer = json.loads(phalanx(here, "tables comm", *map(str, words), "--strategy", strategy, "--json")[1])
+    sheet = answer["tables"][0]
     return {row["axis"]: row for row in reversed(sheet["rows"])}
 
 

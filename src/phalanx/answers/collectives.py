@@ -37,7 +37,7 @@ class CollectiveProof(Answer):
     rounds: int
     messages: int
     sent_share: float
-    """What the rank that sends most sends, over the bytes of the buffer."""
+    """What the rank that sends most sends, over the bytes of its buffer."""
 
 
 @dataclass(frozen=True)
@@ -69,6 +69,8 @@ class CollectiveSteps(Answer):
     ranks: int
     rounds: tuple[CollectiveRound, ...]
     schedule: Schedule = field(metadata=DRAWN)
+    node: int = field(metadata=DRAWN)
+    """Ranks of a node, where the algorithm knows nodes; 0: it does not."""
 
 
 @dataclass(frozen=True)
@@ -124,18 +126,27 @@ class CollectiveMeasurement(Answer):
 
 
 def show(
-    op: str, algorithm: str | None = None, ranks: int = 4, root: int = 0, *, composition: str | None = None
+    op: str,
+    algorithm: str | None = None,
+    ranks: int = 4,
+    root: int = 0,
+    *,
+    node: int | None = None,
+    composition: str | None = None,
 ) -> CollectiveSteps:
     """Follow an algorithm, or a composition such as "reduce_scatter+all_gather", by rounds. Raises InputError."""
     if ranks > MOST_DRAWN:
         raise InputError("ranks", ranks, "is too many to draw", f"use at most {MOST_DRAWN}")
+    if node is not None and algorithm != "hierarchical":
+        raise InputError("node", node, f"is nothing that {algorithm or composition} knows", "show hierarchical")
     if composition is None:
-        schedule = build(op, str(algorithm), ranks, ranks, root, tiers=two_tiers(ranks))
+        schedule = build(op, str(algorithm), ranks, ranks, root, tiers=two_tiers(ranks, node))
     elif ranks < 1:
         raise InputError("ranks", ranks, "must be at least 1")
     else:
         schedule = composed(op, composition, ranks, ranks, root)
-    return CollectiveSteps(op, str(composition or algorithm), ranks, tuple(_rounds(schedule)), schedule)
+    size = two_tiers(ranks, node)[0] if algorithm == "hierarchical" else 0
+    return CollectiveSteps(op, str(composition or algorithm), ranks, tuple(_rounds(schedule)), schedule, size)
 
 
 def _rounds(schedule: Schedule) -> Iterator[CollectiveRound]:
@@ -183,7 +194,7 @@ def prove(
 def proof_of(schedule: Schedule) -> CollectiveProof:
     """Prove a schedule. Raises Unproved with rank, chunk and round if it is wrong."""
     cost = proof.prove(schedule)
-    share = cost.sent / max(1, schedule.size)
+    share = cost.sent / max(1, schedule.buffer)
     return CollectiveProof(schedule.op, schedule.algorithm, schedule.ranks, cost.rounds, cost.messages, share)
 
 

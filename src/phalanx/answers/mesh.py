@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -9,8 +10,9 @@ from typing import Any
 import numpy as np
 
 from phalanx.answers.answer import DRAWN, Answer, plain
-from phalanx.planning.lookup import cluster_named
+from phalanx.planning.lookup import cluster_named, model_named
 from phalanx.planning.placement import Placement, axis_groups, axis_names, groups_of, in_order
+from phalanx.schedule.pipeline.stages import chunks, rank_of, require_chunks
 from phalanx.spec.cluster.presets import preset
 from phalanx.spec.cluster.spec import ClusterSpec, Device, Tier
 from phalanx.spec.errors import InputError
@@ -18,6 +20,7 @@ from phalanx.spec.files import job_file
 from phalanx.spec.files import plan as plans
 from phalanx.spec.files.cluster_toml import cluster_from_toml
 from phalanx.spec.files.job_file import make_strategy
+from phalanx.spec.model.spec import ModelSpec
 from phalanx.spec.strategy.spec import Strategy
 
 DEFAULT_CLUSTER = "dgx-h100"
@@ -33,12 +36,24 @@ class LinkedGroup:
 
 
 @dataclass(frozen=True)
+class StageUnits:
+    """What a pipeline rank holds of the model, and where it is."""
+
+    pp: int
+    units: tuple[str, ...]
+    """By chunk, such as `embed, blocks 0 to 9`."""
+    nodes: tuple[str, ...]
+
+
+@dataclass(frozen=True)
 class RankMap(Answer):
     """Every rank on its GPU, and the groups of every axis."""
 
     placement: Placement
     axis: str
     """The axis whose groups have colours."""
+    stages: tuple[StageUnits, ...] = ()
+    """Of each pipeline rank, where the model is known."""
 
 
 @dataclass(frozen=True)
@@ -75,12 +90,34 @@ def _(value: RankMap) -> dict[str, Any]:
         "nodes": [{"name": hosts[host], "ranks": ranks.tolist()} for host, ranks in p.ranks_by_host()],
         "axes": [plain(row) for row in axis_groups(p)],
         "axis": value.axis,
+        **({"stages": [plain(stage) for stage in value.stages]} if value.stages else {}),
     }
 
 
 def rank_map(p: Placement, axis: str | None) -> RankMap:
     """Return the places of all ranks; `axis`: the one whose groups have colours. Raises InputError."""
-    return RankMap(p, _coloured(p, axis))
+    return RankMap(p, _coloured(p, axis), tuple(_stages(p)))
+
+
+def _stages(p: Placement) -> Iterator[StageUnits]:
+    """The layers of each pipeline rank, and the nodes that it is on; none without a model or a pipeline."""
+    if p.model is None or p.strategy.pp == 1:
+        return
+    require_chunks(p.strategy)
+    held = chunks(p.model, p.strategy)
+    coordinate = np.array([p.mesh.coordinates(rank)["pp"] for rank in range(p.world)])
+    for pp in range(p.strategy.pp):
+        mine = (_units(units) for units, rank in zip(held, rank_of(p.strategy), strict=True) if rank == pp)
+        hosts = np.unique(p.topology.host[p.gpu[coordinate == pp]])
+        yield StageUnits(pp, tuple(mine), tuple(p.topology.hosts[host] for host in hosts))
+
+
+def _units(units: Sequence[str]) -> str:
+    """Write the units of a chunk: `embed, blocks 0 to 9`."""
+    blocks = [unit.removeprefix("blocks.") for unit in units if unit.startswith("blocks.")]
+    span = f"block {blocks[0]}" if len(blocks) == 1 else f"blocks {blocks[0]} to {blocks[-1]}" if blocks else ""
+    parts = ("embed" if "embed" in units else "", span, "head" if "head" in units else "")
+    return ", ".join(part for part in parts if part)
 
 
 def mesh_groups(p: Placement, axis: str) -> MeshGroups:
@@ -95,7 +132,7 @@ def rank_place(p: Placement, rank: int, axis: str | None) -> RankPlace:
     if not 0 <= rank < p.world:
         raise InputError("rank", rank, f"{p.strategy} has ranks 0 to {p.world - 1}")
     groups = {}
-    for name in axis_names(p.mesh):
+    for name in axis_names(p):
         ranks = p.mesh.group_of(rank, name)
         if len(ranks) > 1:
             groups[name] = LinkedGroup(tuple(ranks), p.cluster.tiers[int(p.tiers(np.array([ranks]))[0])].name)
@@ -111,28 +148,31 @@ def _coloured(p: Placement, axis: str | None) -> str:
     return axis or p.coloured_axis
 
 
-def placement(source: Path | None, line: str | None, cluster: str | None) -> Placement:
+def placement(source: Path | None, line: str | None, cluster: str | None, model: str | None = None) -> Placement:
     """Return the ranks of a strategy on a cluster, in order.
 
-    `source`: a plan.json, a run's folder or a job file, of which `line` replaces the strategy and `cluster` the
-    cluster. Without one, `line` is needed, and the cluster is DGX H100 by default. Raises InputError.
+    `source`: a plan.json, a run's folder or a job file, of which `line` replaces the strategy, `cluster` the cluster
+    and `model` the model. Without one, `line` is needed, and the cluster is DGX H100 by default. Raises InputError.
     """
     strategy = make_strategy(line) if line else None
+    trained: ModelSpec | None = None
     described: ClusterSpec | None = None
     if source is not None and source.suffix == ".toml":
         file = job_file.load(source)
         strategy = strategy or file.strategy
         if strategy is None:
             raise InputError("strategy", None, f'{source} has strategy = "auto"', "name one, such as dp=2,tp=4")
-        described = _cluster_of(file.cluster, strategy)
+        described, trained = _cluster_of(file.cluster, strategy), file.model
     elif source is not None:
         plan = plans.read(source / "plan.json" if source.is_dir() else source)
-        strategy, described = strategy or plan.strategy, plan.cluster
+        strategy, described, trained = strategy or plan.strategy, plan.cluster, plan.model
     if strategy is None:
         raise InputError("strategy", None, "is missing", "name one, such as dp=2,tp=4, or a plan.json")
     if cluster or described is None:
         described = cluster_named(cluster or DEFAULT_CLUSTER)(strategy.world)
-    return in_order(strategy, described)
+    if model is not None:
+        trained = model_named(model)[0]
+    return in_order(strategy, described, trained)
 
 
 def _cluster_of(choice: job_file.ClusterChoice, strategy: Strategy) -> ClusterSpec:

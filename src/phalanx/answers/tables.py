@@ -15,7 +15,7 @@ from phalanx.planning import lookup
 from phalanx.planning.search import HEADROOM
 from phalanx.planning.tables import scaling as scalings
 from phalanx.planning.tables import textbook
-from phalanx.planning.tables.communication import exact_sheet
+from phalanx.planning.tables.communication import exact_sheet, overlap_sheet
 from phalanx.planning.tables.communication import sheet as traffic_sheet
 from phalanx.planning.tables.roofline import ridges, rooflines
 from phalanx.planning.tables.table import Sheet, columns
@@ -127,8 +127,9 @@ def traffic(source: Source = None, **fields: Unpack[QueryFields]) -> Tables:
 
 def traffic_of(q: Question) -> Tables:
     """Tabulate the traffic of a question's strategy. Raises InputError."""
-    sheet = exact_sheet(q.exact) if q.exact is not None else traffic_sheet(q.subject)
-    return Tables(q.premises, (sheet,), q.notes)
+    if q.exact is not None:
+        return Tables(q.premises, (exact_sheet(q.exact),), q.notes)
+    return Tables(q.premises, (traffic_sheet(q.subject), overlap_sheet(q.subject)), q.notes)
 
 
 def gradient_traffic(

@@ -25,12 +25,14 @@ def of_nodes(
     source: Path | None = None,
     strategy: str | None = None,
     cluster: str | None = None,
+    model: str | None = None,
     axis: str | None = None,
 ) -> None:
-    """Show which rank is on which GPU, the groups of every axis, and over which links each group talks."""
+    """Show which rank is on which GPU, the groups of every axis, and over which links each group talks; with a model,
+    the layers of each pipeline rank."""
     from phalanx.answers.mesh import placement, rank_map
 
-    output.show(rank_map(placement(source, strategy, cluster), axis))
+    output.show(rank_map(placement(source, strategy, cluster, model), axis))
 
 
 @command

@@ -28,6 +28,7 @@ def collective_show(
     op: str = "all_reduce",
     ranks: int = 4,
     root: int = 0,
+    node: int | None = None,
     composition: str | None = None,
 ) -> None:
     """Step through an algorithm: which rank sends which chunk to which, and what each rank then holds.
@@ -35,6 +36,7 @@ def collective_show(
     algorithm: Algorithm: ring, rabenseifner, binomial, ...; none with --as.
     --ranks: Number of ranks; at most 26, because contributions are drawn as letters.
     --root: Root rank of a broadcast, reduce, scatter or gather.
+    --node: Ranks of a node, for hierarchical; by default the fewest.
     composition --as OP[:ALGORITHM]+OP[:ALGORITHM]|dual[:ALGORITHM]: Compose it of others, such as
         reduce_scatter+all_gather, or turn its dual backwards.
     """
@@ -45,7 +47,7 @@ def collective_show(
     if (algorithm is None) == (composition is None):
         known = nearest(op, ALGORITHMS) if op not in ALGORITHMS else f"{op} has {', '.join(ALGORITHMS[op])}"
         raise InputError("algorithm", algorithm, "give an algorithm, or --as", known)
-    output.show(follow(op, algorithm, ranks, root, composition=composition))
+    output.show(follow(op, algorithm, ranks, root, node=node, composition=composition))
 
 
 @command

@@ -13,6 +13,7 @@ import numpy as np
 from phalanx.spec.cluster.spec import ClusterSpec
 from phalanx.spec.cluster.topology import Ints, Topology, of_cluster
 from phalanx.spec.errors import InputError, nearest
+from phalanx.spec.model.spec import ModelSpec
 from phalanx.spec.strategy.mesh import Mesh, mesh
 from phalanx.spec.strategy.spec import Strategy
 
@@ -26,6 +27,8 @@ class Placement:
     topology: Topology
     gpu: Ints
     """GPU of each rank, (world,)."""
+    model: ModelSpec | None = None
+    """What is trained, if it is known: then its stages have layers, and `embed` groups a tied embedding."""
 
     @property
     def mesh(self) -> Mesh:
@@ -85,7 +88,7 @@ class AxisGroups:
         return next(reversed(self.tiers))
 
 
-def in_order(strategy: Strategy, cluster: ClusterSpec) -> Placement:
+def in_order(strategy: Strategy, cluster: ClusterSpec, model: ModelSpec | None = None) -> Placement:
     """Return the placement of ranks in their order: rank 0 on the first GPU of the first host.
 
     Raises InputError if the cluster has fewer GPUs than the strategy has ranks.
@@ -94,11 +97,13 @@ def in_order(strategy: Strategy, cluster: ClusterSpec) -> Placement:
         raise InputError(
             "strategy", str(strategy), f"has {strategy.world} ranks, but {cluster.name} has {cluster.ranks} GPUs"
         )
-    return Placement(strategy, cluster, of_cluster(cluster), np.arange(strategy.world, dtype=np.int64))
+    return Placement(strategy, cluster, of_cluster(cluster), np.arange(strategy.world, dtype=np.int64), model)
 
 
-def axis_names(of: Mesh) -> list[str]:
-    """Name the axes of a mesh larger than 1, then the groups that follow from them: fused and expert axes."""
+def axis_names(p: Placement) -> list[str]:
+    """Name the axes of a mesh larger than 1, then the groups that follow from them: fused and expert axes, and the
+    ends of a pipeline, which share a tied embedding (where the model is not known, it may be)."""
+    of = p.mesh
     sizes = dict(of.axes)
     names = [name for name, size in of.axes if size > 1]
     fused = of.gradient_axis
@@ -107,13 +112,13 @@ def axis_names(of: Mesh) -> list[str]:
     names += ["ring", "ulysses"] if sizes["cp"] > of.ulysses > 1 else []
     names += [name for name in ("ep", "etp") if getattr(of, name) > 1]
     names += ["edp"] if of.ep * of.etp > 1 and of.size("edp") > 1 else []
-    return names + (["embed"] if sizes["pp"] > 2 else [])
+    return names + (["embed"] if sizes["pp"] > 2 and (p.model is None or p.model.tied) else [])
 
 
 def axis_groups(p: Placement) -> list[AxisGroups]:
     """Return the groups of every axis of a placement's mesh larger than 1, with the tiers that they use."""
     rows = []
-    for axis in axis_names(p.mesh):
+    for axis in axis_names(p):
         groups = p.mesh.groups(axis)
         counts = np.bincount(p.tiers(groups), minlength=len(p.cluster.tiers))
         tiers = {tier.name: int(n) for tier, n in zip(p.cluster.tiers, counts, strict=True) if n}
@@ -123,7 +128,7 @@ def axis_groups(p: Placement) -> list[AxisGroups]:
 
 def groups_of(p: Placement, axis: str) -> tuple[Ints, list[str]]:
     """Return all groups of an axis, (groups, size), and the tier that each uses. Raises InputError."""
-    names = [*axis_names(p.mesh), "world"]
+    names = [*axis_names(p), "world"]
     aliases = {"dp": p.mesh.name("dp_replicate", "dp_shard")}
     if axis not in names and not aliases.get(axis):
         raise InputError("axis", axis, f"is not an axis of {p.strategy}", nearest(axis, names))

@@ -31,28 +31,29 @@ if TYPE_CHECKING:
     from phalanx.report.pictures.figure import Picture
 
 
-def steps(schedule: Schedule) -> Iterator[str | Sheet]:
-    """Yield the messages and a table of what each rank then holds, for the start and every round."""
+def steps(schedule: Schedule, node: int = 0) -> Iterator[str | Sheet]:
+    """Yield the messages and a table of what each rank then holds, for the start and every round; on nodes of `node`
+    ranks, messages between them are marked."""
     symbolic = run(schedule)
     for number, counts in symbolic.states():
         title = "start" if number == 0 else f"round {number} of {schedule.rounds}"
-        yield f"{title}{_messages(symbolic, number - 1)}"
-        yield _holdings(symbolic, counts)
+        yield f"{title}{_messages(symbolic, number - 1, node)}"
+        yield _holdings(symbolic, counts, number)
 
 
-def _messages(symbolic: Run, number: int) -> str:
+def _messages(symbolic: Run, number: int, node: int) -> str:
     """One line per message: what a rank sends in a round, and what the receiver does with it."""
     return "".join(
         f"\n  {source} -> {destination}: {what}, {destination} {'adds' if reduces else 'keeps'} it"
+        f"{', between nodes' if node and source // node != destination // node else ''}"
         for source, destination, what, reduces in sent(symbolic, number)
     )
 
 
-def _holdings(symbolic: Run, counts: Counts) -> Sheet:
-    """Tabulate what each rank holds: a column per chunk, in which A is rank 0's contribution, B rank 1's, and so on;
-    of an all-to-all a column per sender of blocks, in which a cell names their receivers."""
-    words = cells(symbolic, counts)
-    column = "from" if symbolic.schedule.op == "all_to_all" else "chunk"
+def _holdings(symbolic: Run, counts: Counts, number: int) -> Sheet:
+    """Tabulate what each rank holds: a column per chunk, or per block of an all-to-all's buffer."""
+    words = cells(symbolic, counts, number)
+    column = "block" if symbolic.schedule.op == "all_to_all" else "chunk"
     wide = len(words[0]) <= _WIDE
     names = (f"{column} {i}" if wide or i == 0 else str(i) for i in range(len(words[0])))
     return Sheet("", columns("rank [count]", *names), [(rank, *row) for rank, row in enumerate(words)], charted=False)
@@ -76,13 +77,13 @@ def _(a: CollectiveProof) -> View:
 
 @view.register
 def _(a: CollectiveSteps) -> View:
-    return View([*steps(a.schedule), *view(proof_of(a.schedule)).parts], a.op, partial(_drawn_rounds, a))
+    return View([*steps(a.schedule, a.node), *view(proof_of(a.schedule)).parts], a.op, partial(_drawn_rounds, a))
 
 
 def _drawn_rounds(a: CollectiveSteps) -> list[Picture]:
     from phalanx.report.gallery.collectives import rounds
 
-    return [rounds(a.schedule)]
+    return [rounds(a.schedule, a.node)]
 
 
 @view.register

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from rich.text import Text
 
-from phalanx.answers.mesh import MeshGroups, RankMap, RankPlace
+from phalanx.answers.mesh import MeshGroups, RankMap, RankPlace, StageUnits
 from phalanx.planning.placement import AxisGroups, Placement, axis_groups, axis_names
 from phalanx.planning.tables.table import Sheet, columns
 from phalanx.report.gallery.mesh import coordinates_of, cube, cube_axes
@@ -41,7 +41,8 @@ def view(a: RankMap | MeshGroups | RankPlace, cube: bool = False) -> View:
         f"{p.cluster.name}, axes {p.strategy.order} from the outermost to the innermost\n"
     )
     drawing: list[Part] = list(slices(p)) if cube else [partial(nodes, p, axis)]
-    return View([heading, *drawing, *([axes(p)] if axis_names(p.mesh) else [])], "mesh", pictures)
+    layers = [stages(a.stages)] if a.stages else []
+    return View([heading, *drawing, *([axes(p)] if axis_names(p) else []), *layers], "mesh", pictures)
 
 
 def _pictures(p: Placement, axis: str, rank: int | None, cube: bool) -> list[Picture]:
@@ -84,6 +85,13 @@ def axes(p: Placement) -> Sheet:
     rows = [(row.axis, row.size, row.groups, _links(row), listed(row.first)) for row in axis_groups(p)]
     names = columns("axis | ranks per group [count] | groups [count] | links | first group")
     return Sheet("", names, rows, charted=False)
+
+
+def stages(rows: Sequence[StageUnits]) -> Sheet:
+    """Tabulate the layers of each pipeline rank, and the nodes that it is on."""
+    held = [(row.pp, "; ".join(row.units), row.nodes[0], row.nodes[-1]) for row in rows]
+    names = columns("pp [count] | layers, by chunk | from node | to node")
+    return Sheet("", names, held, charted=False)
 
 
 def _links(row: AxisGroups) -> str:

@@ -28,7 +28,21 @@ def view(a: PresetModels | ModelShape) -> View:
         return View([presets(a.models)], "models")
     rows = [(role, count, count / a.model.parameter_count) for role, count in a.roles.items()]
     by_role = Sheet("", columns("role | parameters [count] | share [share]"), rows)
-    return View([shape(a.name, a.model), layers(a.model), by_role])
+    return View([shape(a.name, a.model), layers(a.model), *_efficiency(a), by_role])
+
+
+def _efficiency(a: ModelShape) -> Iterator[str]:
+    """Yield what experts give for their compute: parameters and FLOPs relative to a model with one expert a layer."""
+    experts, total = a.model.experts, a.model.parameter_count
+    if experts is None:
+        return
+    of_experts = sum(count for role, count in a.roles.items() if role.startswith("expert_"))
+    single = total - of_experts * (1 - 1 / experts.count)
+    yield (
+        f"experts: {experts.count} times one expert's parameters for {experts.top_k} times its FLOPs; in all "
+        f"{total / single:.1f} times the parameters for {a.model.active_count / single:.1f} times the FLOPs a token "
+        f"of the model with one expert a layer ({billions(round(single))})"
+    )
 
 
 def presets(models: Mapping[str, ModelSpec]) -> Sheet:

@@ -25,7 +25,7 @@ _UNITS: dict[str, tuple[str, Unit]] = {
 def picture(sheets: Iterable[Sheet], command: str) -> Picture:
     """Return all panels as one picture; `command`: what prints the tables, without `phalanx`. Raises InputError if no
     table can be plotted."""
-    drawn = [sheet for sheet in sheets if sheet.charted]
+    drawn = [sheet for sheet in sheets if sheet.charted or sheet.stacked]
     panels: list[Panel] = [panel for sheet in drawn for panel in panels_of(sheet)]
     if not panels:
         raise InputError("save", None, "has nothing to draw: no table of these has numbers in two rows")
@@ -49,8 +49,11 @@ def _stack(sheet: Sheet) -> Panel:
         numbers = [(i, row[i]) for i in places if isinstance(row[i], int | float)]
         parts = [(sheet.columns[i].name, max(0.0, float(value)) / scale) for i, value in numbers]
         total = sum(value for _, value in parts) * scale
-        bars.append(Bar(f"{written(row[0], first.unit)} {first.name}", parts, written(total, unit)))
-    return Bars(scaled, tuple(bars), head=f"{sheet.title}: what adds up")
+        label = (
+            " ".join(map(str, row[: sheet.keys])) if sheet.keys > 1 else f"{written(row[0], first.unit)} {first.name}"
+        )
+        bars.append(Bar(label, parts, written(total, unit)))
+    return Bars(scaled, tuple(bars), head=f"{sheet.title}: what adds up" if len(places) > 1 else sheet.title)
 
 
 def _curves(sheet: Sheet) -> list[Panel]:

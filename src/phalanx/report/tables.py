@@ -22,7 +22,7 @@ def view(t: Tables, subject: str = "") -> View:
     if t.subject:
         kind, *of = t.subject
         pictures = partial(_PICTURES[kind], t.tables, *of)
-    return View([*lines, *t.tables], subject, pictures)
+    return View([*lines, *t.tables], subject and f"tables {subject}", pictures)
 
 
 def _state(sheets: Sequence[Sheet], count: float, bytes_per_parameter: int) -> list[Picture]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 from phalanx.planning.explain.analytic import AnalyticSubject
@@ -58,8 +59,67 @@ def sheet(x: AnalyticSubject) -> Sheet:
         "without overlap; hidden: the part of it that other work covers, over all operations of the axis; bound by "
         "latency where a message (a ring's: the payload over the group) is smaller than n* = alpha x rate of its "
         f"links. Busiest link: {busiest}",
+        stacked=("sent",),
+        charted=False,
         keys=3,
     )
+
+
+def overlap_sheet(x: AnalyticSubject) -> Sheet:
+    """Tabulate the share of each axis's communication that other work covers, and why not more."""
+    rows = []
+    for term in dict.fromkeys(term_of(f.axis) for f in x.flows):
+        same = [f for f in x.flows if term_of(f.axis) == term]
+        alone_s = sum(f.seconds for f in same)
+        if alone_s and term in _COVERED:
+            hidden = _hidden(term, x, alone_s, same[0].tier)
+            rows.append((_AXIS.get(term, term), alone_s * (1 - hidden), alone_s * hidden, hidden, _COVERED[term](x)))
+    heads = columns("axis | exposed [s] | covered [s] | hidden [share] | what can cover it")
+    return Sheet("what other work covers of it", heads, rows, stacked=("exposed", "covered"), charted=False)
+
+
+_AXIS = {"transfers": "pp"}
+
+
+def _covers_tp(x: AnalyticSubject) -> str:
+    if not x.pricing.profile.tp_overlap:
+        return "nothing: a product waits for its rows, and the next layer for its sum"
+    return f"{x.pricing.stack} cuts products in parts, and overlaps a part with the next one's rows, inside a node"
+
+
+def _covers_dp(x: AnalyticSubject) -> str:
+    profile, s = x.pricing.profile, x.strategy
+    if not profile.dp_overlap and not profile.gather_overlap:
+        return "nothing: gradients reduce after the backward pass"
+    if s.zero == 3:
+        return "the passes of the units before, which gathers run ahead of; after them nothing is left to cover it"
+    micro_batches = x.pricing.job.global_batch // (s.micro_batch * s.dp)
+    if micro_batches == 1:
+        return "the rest of the backward pass, bucket by bucket; parameters: the next forward pass"
+    of = f"1 of {micro_batches} micro-batches"
+    return f"the last backward pass, {of}: gradients are complete only there; parameters: the next forward pass"
+
+
+def _covers_pp(x: AnalyticSubject) -> str:
+    if x.strategy.virtual > 1:
+        return "the compute of a rank's other chunks"
+    return "nothing: a stage has nothing else to do before its input comes"
+
+
+def _covers_ep(x: AnalyticSubject) -> str:
+    if x.pricing.profile.overlaps_experts:
+        return "the compute of another micro-batch"
+    return "as published runs of this stack show; in itself nothing, for experts wait for their tokens"
+
+
+_COVERED: dict[str, Callable[[AnalyticSubject], str]] = {
+    "tp": _covers_tp,
+    "dp": _covers_dp,
+    "transfers": _covers_pp,
+    "cp": lambda x: "attention over the keys and values that came before",
+    "ep": _covers_ep,
+}
+"""What covers the communication of a term, if anything."""
 
 
 def _hidden(term: str, x: AnalyticSubject, alone_s: float, tier: str) -> float:
@@ -101,5 +161,7 @@ def exact_sheet(x: ExactSubject) -> Sheet:
         rows,
         "payload: the largest buffer of one operation, as nccl-tests counts it; times, sent: by the rank that sends "
         "most, a ring's bytes on the wire; all ranks: what the job sends",
+        stacked=("sent",),
+        charted=False,
         keys=2,
     )

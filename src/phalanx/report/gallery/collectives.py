@@ -35,15 +35,15 @@ MOST_DRAWN = 8
 """Ranks of a collective that is drawn."""
 
 
-def rounds(schedule: Schedule) -> Picture:
-    """Draw a schedule round by round. Raises InputError for more ranks than can be drawn."""
+def rounds(schedule: Schedule, node: int = 0) -> Picture:
+    """Draw a schedule round by round, on nodes of `node` ranks. Raises InputError for too many ranks."""
     if schedule.ranks > MOST_DRAWN:
         raise InputError("save", None, f"draws at most {MOST_DRAWN} ranks", "leave it out, or ask for fewer ranks")
     symbolic = run(schedule)
     held: list[RoundState] = []
     needed = symbolic.positions(schedule.start).sum(axis=0)
     for number, counts in symbolic.states():
-        words = cells(symbolic, counts)
+        words = cells(symbolic, counts, number)
         share = (counts.sum(axis=2) / needed).tolist()
         if schedule.op == "all_to_all":
             share = [[float(word != ".") for word in row] for row in words]
@@ -52,19 +52,20 @@ def rounds(schedule: Schedule) -> Picture:
         head = "start" if number == 0 else f"round {number} of {schedule.rounds}"
         held.append(RoundState(head, sends(symbolic, number - 1), words, share, changed))
     cost = prove(schedule)
-    most = cost.sent / max(1, schedule.size)
-    column = "from" if schedule.op == "all_to_all" else "chunk"
+    most = cost.sent / max(1, schedule.buffer)
+    column = "block" if schedule.op == "all_to_all" else "chunk"
     letters = (
-        "A cell names the ranks for which a rank holds a block of the column's sender."
+        "A row is a rank, a column a place in its buffer; B2 is what rank 1 has for rank 2: rows become columns."
         if schedule.op == "all_to_all"
         else "A row is a rank, a column a chunk; A is rank 0's contribution, B rank 1's."
     )
     return Picture(
         f"{schedule.op} by {schedule.algorithm} over {schedule.ranks} ranks",
-        (Rounds(tuple(held), column),),
+        (Rounds(tuple(held), column, node),),
         f"`phalanx collectives show`: the schedule that is proved, priced and run; {cost.messages} messages, at most "
         f"{most:.4g} of the buffer sent by a rank",
-        f"{letters} Outlined: what came in this round.",
+        f"{letters} Outlined: what came in this round."
+        + (f" Nodes of {node} ranks; red: the slow links between them." if node else ""),
     )
 
 
@@ -75,7 +76,9 @@ def all_reduce(algorithm: str) -> Callable[[int], Picture]:
         require_counts(("ranks", ranks))
         if ranks > MOST_DRAWN:
             raise InputError("ranks", ranks, "is too many to draw", f"use at most {MOST_DRAWN}")
-        return rounds(build("all_reduce", algorithm, ranks, ranks, tiers=two_tiers(ranks)))
+        tiers = two_tiers(ranks, ranks // 2 if ranks % 2 == 0 else None)
+        node = tiers[0] if algorithm == "hierarchical" else 0
+        return rounds(build("all_reduce", algorithm, ranks, ranks, tiers=tiers), node)
 
     return draw
 
@@ -191,14 +194,16 @@ def root_bottleneck(ranks: int = 8) -> Picture:
         shown = range(ranks) if ranks <= 12 else (*range(6), *range(ranks - 3, ranks))
         bars = [
             Bar(
-                f"rank {r}" + (" (root)" if algorithm == "naive" and r == 0 else ""),
+                f"rank {r}",
                 (("sent", schedule.sent[r] / ranks), ("received", received[r] / ranks)),
-                f"{schedule.sent[r] / ranks:.4g} n + {received[r] / ranks:.4g} n",
+                f"{schedule.sent[r] / ranks:.4g} n + {received[r] / ranks:.4g} n"
+                + (" (root)" if algorithm == "naive" and r == 0 else ""),
             )
             for r in shown
         ]
         what = "through a root: reduce, then broadcast" if algorithm == "naive" else "around a ring"
-        panels.append(Bars("buffers of n bytes", tuple(bars), head=f"all_reduce {what}; {schedule.rounds} rounds"))
+        head = f"all_reduce {what}; {schedule.rounds} rounds"
+        panels.append(Bars("buffers of n bytes", tuple(bars), head=head, end=2.0 * (ranks - 1)))
     counts = (2, 4, 8, 16, 32, 64)
     curves = tuple(
         Series(label, [(float(p), float(build("all_reduce", a, p, p).sent.max()) / p) for p in counts], dots=True)
@@ -215,7 +220,7 @@ def root_bottleneck(ranks: int = 8) -> Picture:
         f"A root is a bottleneck: all-reduce of n bytes over {ranks} ranks",
         (*panels, grows),
         "`phalanx collectives show naive|ring`: the schedules that are proved and run",
-        "Each panel has its own scale.",
+        "The same scale in both: around a ring nobody carries what a root must.",
     )
 
 
@@ -312,22 +317,19 @@ def sent(symbolic: Run, number: int) -> Iterator[tuple[int, int, str, bool]]:
         sends = rows[(s.source[rows] == source) & (s.reduces[rows] == reduces)]
         _, chunks = atoms(symbolic.edges, s.offset[sends], s.length[sends])
         if s.op == "all_to_all":
-            what = "block " + ", ".join(f"{a} to {b}" for a, b in zip(*_ends(symbolic, chunks), strict=True))
+            what = "block " + ", ".join(_block(a, b) for a, b in zip(*_ends(symbolic, chunks), strict=True))
         else:
             what = "chunk " + _runs(sorted(chunks.tolist()), str, ",")
         yield source, int(s.destination[sends[0]]), what, reduces
 
 
-def cells(symbolic: Run, counts: Counts) -> list[list[str]]:
-    """Return what each rank holds, in words: by chunk whose contributions, or of an all-to-all by sender for whom."""
+def cells(symbolic: Run, counts: Counts, number: int) -> list[list[str]]:
+    """Return what each rank holds after `number` rounds, by chunk: the contributors, A for rank 0, B for rank 1.
+
+    Of an all-to-all, by place in a rank's buffer: B2 is the block from rank 1 to rank 2."""
     ranks, chunks, _ = counts.shape
     if symbolic.schedule.op == "all_to_all":
-        sender, receiver = _ends(symbolic, np.arange(chunks))
-        here = [counts[rank].any(axis=1) for rank in range(ranks)]
-        return [
-            [_runs(sorted(receiver[here[rank] & (sender == other)].tolist()), str, ",") for other in range(ranks)]
-            for rank in range(ranks)
-        ]
+        return _places(symbolic, counts, number)
     return [
         [
             _runs(np.nonzero(counts[rank, chunk])[0].tolist(), lambda r: chr(ord("A") + r), "")
@@ -337,19 +339,44 @@ def cells(symbolic: Run, counts: Counts) -> list[list[str]]:
     ]
 
 
+def _places(symbolic: Run, counts: Counts, number: int) -> list[list[str]]:
+    """The blocks of an all-to-all by rank and place: its own at their receiver's, what came for it at the sender's,
+    what it passes on at the receiver's; a block that was sent on is gone."""
+    s = symbolic.schedule
+    sender, receiver = _ends(symbolic, np.arange(counts.shape[1]))
+    rows = np.nonzero(s.round < number)[0]
+    row, block = atoms(symbolic.edges, s.offset[rows], s.length[rows])
+    gone = np.zeros(counts.shape[:2], dtype=bool)
+    gone[s.source[rows][row], block] = True
+    words = []
+    for rank in range(s.ranks):
+        here = np.nonzero(counts[rank].any(axis=1) & ~gone[rank])[0]
+        place = np.where(receiver[here] == rank, sender[here], receiver[here])
+        names = [_block(a, b) for a, b in zip(sender[here], receiver[here], strict=True)]
+        words.append(
+            [",".join(name for name, p in zip(names, place, strict=True) if p == i) or "." for i in range(s.ranks)]
+        )
+    return words
+
+
 def _ends(symbolic: Run, chunks: Ints) -> tuple[Ints, Ints]:
     """For chunks of an all-to-all: the sender and the receiver of each."""
     s = symbolic.schedule
     return symbolic.positions(s.start).argmax(axis=0)[chunks], symbolic.positions(s.end).argmax(axis=0)[chunks]
 
 
+def _block(sender: int, receiver: int) -> str:
+    """A block of an all-to-all by its ends: B2 from rank 1 to rank 2."""
+    return f"{chr(ord('A') + sender)}{receiver}"
+
+
 def _runs(members: list[int], name: Callable[[int], str], between: str) -> str:
-    """Join ascending numbers by name, more than four in a row as first-last: ABC, A-F; "." for none."""
+    """Join ascending numbers by name, four and more in a row as first-last: ABC, A-D; "." for none."""
     parts, i = [], 0
     while i < len(members):
         j = i
         while j + 1 < len(members) and members[j + 1] == members[j] + 1:
             j += 1
-        parts += [f"{name(members[i])}-{name(members[j])}"] if j - i > 3 else [name(m) for m in members[i : j + 1]]
+        parts += [f"{name(members[i])}-{name(members[j])}"] if j - i > 2 else [name(m) for m in members[i : j + 1]]
         i = j + 1
     return between.join(parts) or "."

@@ -261,31 +261,63 @@ def switch_levels(cluster: str = "dgx-h100", gpus: int = 256) -> Picture:
 
 
 def hierarchy(cluster: str = "dgx-h100", gpus: int = 256) -> Picture:
-    """Draw a cluster as boxes inside boxes, with rate, latency and memory of each level."""
+    """Draw the first and the last node of a cluster: their GPUs, the links inside, the ports, the levels between."""
     spec = _cluster(cluster, gpus)
-    device, depth = spec.device, len(spec.tiers)
+    device, inside, outer = spec.device, spec.tiers[0], spec.tiers[1:]
     flops = max(device.dense_flops_per_s.values())
     items: list[Box | Arrow | Label] = []
-    low = 2 * depth + 6
-    for i, tier in enumerate(reversed(spec.tiers)):
-        below = spec.tiers[depth - 2 - i].ranks if i < depth - 1 else 1
-        rate = _rate(spec, depth - 1 - i)
-        items.append(Box(2 * i, 2 * i, 79 - 4 * i, low + depth - i - 2 * i))
-        parts = f"{tier.ranks // below} blocks of {below}" if below > 1 else f"{tier.ranks} GPUs"
-        words = f"{tier.name}: {parts}, {rate / 1e9:.3g} GB/s a GPU in one direction, {tier.latency_s * 1e6:,g} µs"
-        items.append(Label(2 * i + 2, 2 * i + 1, words))
-    x, y, shown = 2 * depth, 2 * depth, min(3, spec.tiers[0].ranks)
-    memory = f"{short(float(device.memory_bytes), 'bytes')}, {device.memory_bandwidth_bytes_per_s / 1e12:.3g} TB/s"
-    wide = (79 - 4 * depth) // 3
-    for k in range(shown):
-        number = spec.tiers[0].ranks - 1 if k == 2 else k
-        words_ = (f"{'... ' if number > k else ''}GPU {number}", device.name, memory, f"{flops / 1e12:,.4g} TFLOP/s")
-        items.append(Box(x + (wide + 1) * k, y, wide, 6, words_, 2))
+    # The levels between nodes, the outermost at the top.
+    for depth, i in enumerate(reversed(range(1, len(spec.tiers)))):
+        tier, below = spec.tiers[i], spec.tiers[i - 1].ranks
+        items.append(
+            Box(0, 5 * depth, 79, 4, (f"{tier.name}: {tier.ranks // below} x {below} GPUs", _speed(spec, i)))
+        )
+        items += [Arrow(((39, 5 * depth + 4), (39, 5 * depth + 5)), 2)] if i > 1 else []
+    for place, node in enumerate(dict.fromkeys((0, spec.ranks // inside.ranks - 1))):
+        items += _node(spec, node, 41 * place, 5 * len(outer))
+    each = f"{short(float(device.memory_bytes), 'bytes')} at {device.memory_bandwidth_bytes_per_s / 1e12:.3g} TB/s"
     return Picture(
-        f"The hierarchy of {spec.name}: {spec.ranks} GPUs, level in level",
+        f"The hierarchy of {spec.name}: {spec.ranks} GPUs on {spec.ranks // spec.ranks_per_node} nodes",
         (Diagram(tuple(items)),),
         f"`phalanx presets clusters {spec.name}`: datasheets in one direction; latencies are estimates",
+        f"A GPU is {device.name}: {each}, {flops / 1e12:,.4g} TFLOP/s. In a node, {inside.name}: {_speed(spec, 0)}. "
         "From the inside out each level is larger, slower and further away: what talks most stays innermost.",
+    )
+
+
+def _node(spec: ClusterSpec, node: int, x: int, y: int) -> list[Box | Arrow | Label]:
+    """A node at (x, y): a port for each GPU or one for all, if the cluster has a network; GPUs; the links inside."""
+    gpus, inside = _shown(spec.tiers[0].ranks), spec.tiers[0]
+    network = len(spec.tiers) > 1
+    items: list[Box | Arrow | Label] = [Box(x, y, 38, 17 if network else 12)]
+    places = [x + 2 + 9 * k for k, gpu in enumerate(gpus) if gpu is not None]
+    if network:
+        shared = spec.tiers[1].uplink_bandwidth_bytes_per_s_per_direction is not None
+        for left, wide, name in [(x + 2, 35, "a port for all")] if shared else [(p, 8, "port") for p in places]:
+            items.append(Box(left, y + 2, wide, 3, (name,), 3))
+            items.append(Arrow(((left + wide // 2, y - 1), (left + wide // 2, y + 1)), 2))
+        items += [Arrow(((p + 4, y + 5), (p + 4, y + 6)), 2) for p in places]
+        y += 5
+    items += [
+        Box(x + 2 + 9 * k, y + 2, 8, 3, ("..." if gpu is None else f"GPU {gpu}",), 2) for k, gpu in enumerate(gpus)
+    ]
+    items += [Arrow(((p + 4, y + 5), (p + 4, y + 6)), 2) for p in places]
+    items.append(Box(x + 2, y + 7, 35, 3, (f"{inside.name}: {inside.ranks} GPUs",), 0))
+    items.append(
+        Label(x + 15, y + 10, f"{'node' if inside.ranks == spec.ranks_per_node else 'block'} {node}", strong=True)
+    )
+    return items
+
+
+def _shown(gpus: int) -> list[int | None]:
+    """The GPUs of a node that are drawn: at most four places, None for those left out."""
+    return [0, 1, None, gpus - 1] if gpus > 4 else list(range(gpus))
+
+
+def _speed(cluster: ClusterSpec, tier: int) -> str:
+    """The rate and the latency of a tier of links, in words."""
+    return (
+        f"{_rate(cluster, tier) / 1e9:.3g} GB/s a GPU in one direction, {cluster.tiers[tier].latency_s * 1e6:,g} µs"
     )
 
 

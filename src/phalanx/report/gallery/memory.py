@@ -63,7 +63,7 @@ def parameter_bytes(params: str = "7B", ranks: int = 8, policy: int = 16) -> Pic
     )
 
 
-_CARDS = (("A100 40 GB", "A100-40GB"), ("H100 80 GB", "H100"), ("H200 141 GB", "H200"), ("B200 180 GB", "B200"))
+_CARDS = (("A100 40 GB", "A100-40GB"), ("H100 80 GB", "H100"), ("B200 180 GB", "B200"))
 
 
 def memory_wall(ranks: int = 64) -> Picture:
@@ -79,8 +79,10 @@ def memory_wall(ranks: int = 64) -> Picture:
     cards = [(name, float(CHIPS[chip].memory_bytes)) for name, chip in _CARDS]
     series = tuple(Series(name, [(n, n * each) for n in sizes]) for name, each in curves)
     largest = max(size for _, size in cards)
-    h100 = next(size for name, size in cards if name.startswith("H100"))
+    a100, h100 = (size for _, size in cards[:2])
+    state = curves[1][1]
     marks = tuple(Mark(h100 / each, h100, f"{h100 / each / 1e9:.3g} B", i) for i, (_, each) in enumerate(curves))
+    marks += (Mark(a100 / state, a100, f"{a100 / state / 1e9:.3g} B", 1),)
     panel = Lines(
         PlotAxis("parameters", "parameters", log=True, low=1e8, high=max(2e12, 2 * max(m.x for m in marks))),
         PlotAxis(
@@ -100,8 +102,9 @@ def memory_wall(ranks: int = 64) -> Picture:
         "The memory wall: what a model's state needs, and what a card holds",
         (panel,),
         f"{_SOURCE}; memory of cards as their driver reports it",
-        f"Dots: the largest model whose state alone fits an H100. The largest card here holds "
-        f"{largest / GIB:.0f} GiB.",
+        f"Dots: the largest model whose state alone fits a card. A driver reports more than the card's name says: "
+        f"{h100 / 1e9:.1f} GB of an H100. In 80 GB, 16 bytes each are {80 / state:.3g} B parameters, in 40 GB "
+        f"{40 / state:.3g} B. The largest card here holds {largest / GIB:.0f} GiB.",
     )
 
 

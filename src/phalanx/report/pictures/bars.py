@@ -21,7 +21,7 @@ def places(panel: Bars) -> dict[str, int]:
 
 def _longest(panel: Bars) -> float:
     sums = [bar.start + sum(value for _, value in bar.parts) for bar in panel.bars]
-    return max([*sums, *(value for _, value in panel.limits), 1e-30])
+    return max([*sums, *(value for _, value in panel.limits), panel.end, 1e-30])
 
 
 def _short(label: str) -> str:

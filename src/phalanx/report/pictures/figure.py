@@ -109,6 +109,8 @@ class Bars:
     head: str = ""
     ticks: tuple[tuple[str, float], ...] = ()
     """(what it says, its length), ascending, where lengths are not the numbers themselves: logarithms."""
+    end: float = 0.0
+    """Where the axis ends at least: the same in panels that are compared."""
 
 
 @dataclass(frozen=True)
@@ -245,6 +247,8 @@ class Rounds:
 
     rounds: tuple[RoundState, ...]
     column: str = "chunk"
+    node: int = 0
+    """Ranks of a node: messages between nodes are marked; 0: there are none."""
     head: str = ""
 
 

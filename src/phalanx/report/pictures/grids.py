@@ -9,7 +9,7 @@ from itertools import pairwise
 import numpy as np
 
 from phalanx.report.pictures.figure import Cell, Grid, Grids, Heat, Rounds, RoundState
-from phalanx.report.pictures.scene import EDGE, WIDE, Scene, width, wrap
+from phalanx.report.pictures.scene import DASHES, EDGE, WIDE, Scene, width, wrap
 
 _CELL, _GAP, _APART = 32, 3, 12
 
@@ -69,31 +69,43 @@ _HIGH, _SMALL = 22, 11
 def draw_rounds(scene: Scene, panel: Rounds) -> None:
     """Draw the tables, as many side by side as there is room for."""
     scene.heading(panel.head)
-    cell = max([18.0, *(width(c, _SMALL) + 8 for r in panel.rounds for row in r.cells for c in row)])
+    cell = max([18.0, *(width(c, _SMALL) + 6 for r in panel.rounds for row in r.cells for c in row)])
     ranks, chunks = len(panel.rounds[0].cells), len(panel.rounds[0].cells[0])
-    arcs = 12 + 9 * min(ranks - 1, 8)
+    arcs = 12 + 6 * min(ranks - 1, 8)
     name = width(f"rank {ranks - 1}", _SMALL) + 8
     wide = name + cell * chunks + arcs
     wide = max(wide, *(width(r.head, _SMALL) + 16 for r in panel.rounds))
     across = max(1, int((WIDE - 2 * EDGE) // wide))
-    high = 40 + _HIGH * ranks + 14
+    node = panel.node or ranks
+    high = 40 + _HIGH * ranks + _BETWEEN * ((ranks - 1) // node) + 14
     for i, held in enumerate(panel.rounds):
         if i and i % across == 0:
             scene.y += high
-        _draw(scene, held, EDGE + i % across * wide, scene.y, name, cell)
+        _draw(scene, held, EDGE + i % across * wide, scene.y, name, cell, node)
     scene.y += high
     scene.legend([("f6", "", "nothing yet"), ("f4", "", "some contributions"), ("f2", "", "complete")])
 
 
-def _draw(scene: Scene, held: RoundState, left: float, top: float, name: float, cell: float) -> None:
+_BETWEEN = 12
+"""Pixels between the ranks of two nodes."""
+
+
+def _draw(scene: Scene, held: RoundState, left: float, top: float, name: float, cell: float, node: int) -> None:
     scene.text(left, top + 14, held.head, size=_SMALL, bold=False)
     chunks = len(held.cells[0])
     if chunks > 1:
         for chunk in range(chunks):
             scene.text(left + name + cell * (chunk + 0.5), top + 32, str(chunk), "m", 10, "middle")
     top += 38
+
+    def at(rank: float) -> float:
+        return top + _HIGH * rank + _BETWEEN * (rank // node)
+
     for rank, row in enumerate(held.cells):
-        y = top + _HIGH * rank
+        y = at(rank)
+        if rank and rank % node == 0:
+            line = y - _BETWEEN / 2 - 1
+            scene.path([(left, line), (left + name + cell * chunks, line)], "o", 1, DASHES[4])
         scene.text(left + name - 6, y + 15, f"rank {rank}", "m", _SMALL, "end")
         for chunk, word in enumerate(row):
             share = held.full[rank][chunk]
@@ -107,14 +119,15 @@ def _draw(scene: Scene, held: RoundState, left: float, top: float, name: float, 
     pairs = list(dict.fromkeys((source, to) for source, to, _ in held.sends))
     for source, to in pairs:
         y0, y1 = (
-            top + _HIGH * (r + 0.5) - 1 + (3 if r == source else -3) * (1 if to > source else -1)
-            for r in (source, to)
+            at(r) + _HIGH / 2 - 1 + (3 if r == source else -3) * (1 if to > source else -1) for r in (source, to)
         )
-        bend = 8 + 9.0 * min(abs(to - source), 8)
+        slow = source // node != to // node
+        bend = 8 + 6.0 * min(abs(to - source), 8)
         scene.curve(
-            f"M{edge:.1f} {y0:.1f}C{edge + bend:.1f} {y0:.1f} {edge + bend:.1f} {y1:.1f} {edge + 4:.1f} {y1:.1f}", "a"
+            f"M{edge:.1f} {y0:.1f}C{edge + bend:.1f} {y0:.1f} {edge + bend:.1f} {y1:.1f} {edge + 4:.1f} {y1:.1f}",
+            "hot" if slow else "a",
         )
-        scene.head(edge + 1, y1, -1, 0, size=5)
+        scene.head(edge + 1, y1, -1, 0, "hoth" if slow else "h", size=5)
 
 
 def rounds_text(panel: Rounds) -> list[str]:

@@ -67,6 +67,12 @@ class Schedule:
         """The elements that each rank sends, (ranks,)."""
         return np.bincount(self.source, weights=self.length, minlength=self.ranks).astype(np.int64)
 
+    @property
+    def buffer(self) -> int:
+        """The most elements that a rank starts or ends with: of an all-to-all one rank's blocks, else `size`."""
+        held = (np.bincount(h.rank, weights=h.length, minlength=1) for h in (self.start, self.end))
+        return max(int(elements.max()) for elements in held)
+
 
 def compose(
     op: str, algorithm: str, ranks: int, size: int, rounds: Sequence[Round], start: Holdings, end: Holdings

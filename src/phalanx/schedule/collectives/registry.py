@@ -134,10 +134,14 @@ def build(
     return compose(op, algorithm, ranks, size, rounds, start, end)
 
 
-def two_tiers(ranks: int) -> tuple[int, int]:
-    """Split ranks into (inner, outer) tiers, so that the hierarchical algorithm can be shown."""
-    inner = next(d for d in range(2, ranks + 1) if ranks % d == 0) if ranks > 1 else 1
-    return inner, ranks // inner
+def two_tiers(ranks: int, node: int | None = None) -> tuple[int, int]:
+    """Split ranks into (ranks of a node, nodes), so that the hierarchical algorithm can be shown; by default into the
+    smallest nodes. Raises InputError."""
+    if node is None:
+        node = next(d for d in range(2, ranks + 1) if ranks % d == 0) if ranks > 1 else 1
+    if node < 1 or ranks % node:
+        raise InputError("node", node, f"does not divide {ranks} ranks into nodes", "name a divisor")
+    return node, ranks // node
 
 
 def _all_to_all(algorithm: str, ranks: int, splits: npt.ArrayLike) -> Schedule:

@@ -27,21 +27,39 @@ def _boxes(spec: ModelSpec, ranks: int, name: str) -> list[ParameterBox]:
     return [Split.of(spec, _tp(ranks), tp=rank).box(name) for rank in range(ranks)]
 
 
-def _matrix(items: Items, x: int, y: int, boxes: Sequence[ParameterBox], title: str) -> int:
-    """Draw a matrix cut over ranks; return its height."""
-    full = boxes[0].parameter.shape
-    ranks = len(boxes)
-    by_rows = boxes[0].sizes[0] < full[0]
-    items.append(Label(x, y, f"{title} ({full[0]} x {full[1]})"))
-    if by_rows:
-        for r, box in enumerate(boxes):
-            items.append(Box(x, y + 1 + 2 * r + r, 34, 3, (f"rank {r}: rows {_span(box, 0)}",), r % 8))
-        return 1 + 3 * ranks
-    wide = 34 // ranks
-    for r, box in enumerate(boxes):
-        low, high = _span(box, 1).split("-")
-        items.append(Box(x + wide * r, y + 1, wide, 6, (f"r {r}", f"{low}-", high), r % 8))
-    return 7
+def _columns(x: int, y: int, high: int, names: Sequence[str]) -> list[Box]:
+    """A matrix cut into columns, one for each rank."""
+    return [Box(x + 7 * r, y, 7, high, tuple(name.split()), r) for r, name in enumerate(names)]
+
+
+def _rows(x: int, y: int, wide: int, names: Sequence[str]) -> list[Box]:
+    """A matrix cut into rows, one for each rank."""
+    return [Box(x, y + 3 * r, wide, 3, (name,), r) for r, name in enumerate(names)]
+
+
+def _products(column: Sequence[ParameterBox], row: Sequence[ParameterBox]) -> Items:
+    """Draw X W = Y with W cut into columns, then Y V = Z with V cut into rows: the parts of each rank in its colour.
+    Weights are stored as (out, in), so that their columns here are their rows in memory."""
+    ranks = len(column)
+    (wide, narrow), cut = column[0].parameter.shape, range(ranks)
+    high, middle = 3 * ranks, 3 * ranks // 2
+    parts = 7 * ranks
+    items: Items = [Label(0, 0, f"column-parallel: W ({narrow:,} x {wide:,}) by columns, so Y too; nothing is sent")]
+    items += [Box(0, 1, 14, high, ("X", "whole", f"n x {narrow:,}")), Label(16, 1 + middle, "x")]
+    items += [
+        *_columns(19, 1, high, [f"W{r} {_span(column[r], 0).replace('-', ' to ')}" for r in cut]),
+        Label(21 + parts, 1 + middle, "="),
+    ]
+    items += _columns(24 + parts, 1, high, [f"Y{r} X W{r}" for r in cut])
+    y = high + 2
+    items.append(Label(0, y, f"row-parallel: V ({wide:,} x {narrow:,}) by rows; the products are added"))
+    items += [*_columns(0, y + 1, high, [f"Y{r}" for r in cut]), Label(2 + parts, y + 1 + middle, "x")]
+    items += _rows(5 + parts, y + 1, 16, [f"V{r} {_span(row[r], 1)}" for r in cut])
+    items += [
+        Label(23 + parts, y + 1 + middle, "="),
+        Box(26 + parts, y + 1, 24, high, ("Z: all-reduce of", "the sum of Yr Vr")),
+    ]
+    return items
 
 
 def _span(box: ParameterBox, dim: int) -> str:
@@ -57,11 +75,6 @@ def partition(model: str = "llama3-8b", ranks: int = 4) -> Picture:
         raise InputError("model", model, "has other matrices than this picture", "name a dense model")
     require_split(spec, _tp(ranks))
     column, row = (_boxes(spec, ranks, f"blocks.0.mlp.{name}.weight") for name in ("up", "down"))
-    cut: Items = []
-    high = _matrix(cut, 0, 0, column, "columns: mlp.up")
-    _matrix(cut, 42, 0, row, "rows: mlp.down")
-    cut.append(Label(0, high + 1, "Y_r = X W_r^T: no communication, each rank has its part of the width"))
-    cut.append(Label(0, high + 2, "Z = sum over ranks of Y_r W_r^T: one all-reduce"))
     local = Split.of(spec, _tp(ranks)).local
     chain: Items = []
     heads = f"{local.heads} of {spec.heads} heads"
@@ -84,12 +97,13 @@ def partition(model: str = "llama3-8b", ranks: int = 4) -> Picture:
     return Picture(
         f"How {ranks} tensor-parallel ranks cut the matrices of {model}",
         (
-            Diagram(tuple(cut), "Column-parallel: a weight (out x in) by its rows, so its product by columns"),
+            Diagram(tuple(_products(column, row)), "X W = Y by columns of W, then Y V = Z by rows of V"),
             Diagram(tuple(chain), "Column, then row: what happens in between stays on its rank"),
         ),
         "the split that the runtime, its memory and `phalanx verify` use (spec/strategy/split.py); "
         "Shoeybi et al. 2019",
-        "Each colour is a rank. X and the sum are the same on all ranks.",
+        "Each colour is a rank; W is mlp.up, V mlp.down, n tokens. X and Z are the same on all ranks. A weight is "
+        "stored as (out, in), so in memory W is cut by rows.",
     )
 
 
