@@ -116,3 +116,18 @@ def test_wrong_input_is_one_line(tmp_path, words, what):
 def test_axis_names_leave_out_axes_of_one_rank():
     p = in_order(Strategy(dp=8, zero=3, ep=4), preset("dgx-h100", 1))
     assert axis_names(p) == ["dp_shard", "ep", "edp"]
+
+
+def test_a_model_gives_stages_their_layers_and_ties_their_ends(tmp_path):
+    """embed groups only of a tied embedding; every block on one stage, in the order of the model."""
+    words = "mesh --strategy tp=2,pp=4,virtual=2,schedule=interleaved,dp=2 --json --model"
+    found = json.loads(phalanx(tmp_path, f"{words} llama-65b")[1])
+    assert "embed" not in {row["axis"] for row in found["axes"]}
+    assert [stage["pp"] for stage in found["stages"]] == [0, 1, 2, 3]
+    held = [found["stages"][chunk % 4]["units"][chunk // 4] for chunk in range(8)]
+    assert (held[0].split(", ")[0], held[-1].split(", ")[-1]) == ("embed", "head")
+    spans = [[int(word) for word in part.split() if word.isdigit()] for unit in held for part in unit.split(", ")]
+    blocks = [i for span in spans if span for i in range(span[0], span[-1] + 1)]
+    assert blocks == list(range(80))
+    tied = json.loads(phalanx(tmp_path, f"{words} gpt2")[1])
+    assert "embed" in {row["axis"] for row in tied["axes"]}

@@ -304,3 +304,22 @@ def test_a_table_of_nothing_says_what_it_may_be_of(tmp_path):
         code, out, err = phalanx(tmp_path, *words)
         assert (code, out) == (2, "")
         assert "--params" in err or "JOB.toml" in err
+
+
+def test_what_hides_communication_is_said_of_each_axis(tmp_path):
+    """Exposed and covered add up to what the axis takes alone; a pipeline of one chunk a rank hides nothing."""
+    words = "tables comm --model gpt3-175b --cluster dgx-a100 --gpus 1024 --batch 1536 --seq 2048 --strategy"
+    line = "dp=8,zero=1,tp=8,sp=1,pp=16,micro_batch=1"
+    sent, hidden = json.loads(phalanx(tmp_path, *words.split(), line, "--json")[1])["tables"]
+    rows = {row["axis"]: row for row in hidden["rows"]}
+    assert set(rows) == {"tp", "dp", "pp"}
+    assert rows["pp"]["covered_s"] == 0
+    assert "1 of 192 micro-batches" in rows["dp"]["what_can_cover_it"]
+    for axis, row in rows.items():
+        of_axis = [r for r in sent["rows"] if r["axis"] == axis and r["by"] == "inner ranks"]
+        assert of_axis
+        assert {r["hidden"] for r in of_axis if r["hidden"] is not None} <= {row["hidden"]}
+        assert row["covered_s"] == pytest.approx(row["hidden"] * (row["exposed_s"] + row["covered_s"]))
+    drawn = phalanx(tmp_path, *words.split(), line, "--save", "sent.svg")
+    assert drawn[0] == 0
+    assert "exposed" in (tmp_path / "sent.svg").read_text()

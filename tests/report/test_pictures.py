@@ -288,3 +288,23 @@ def test_a_sweep_is_drawn_by_strategy_with_the_spread_of_its_steps() -> None:
     assert measured.text == "6.0 ms, half of its steps 5.0 ms to 8.0 ms"
     assert [bar.text for bar in sizes.bars] == ["1.0 MiB"] * 4
     assert ">dp=2<" in report([table], swept.sweep(TrainingSweep(runs, ()), table).pictures())
+
+
+def test_column_parallel_is_cut_by_columns() -> None:
+    """W's parts lie side by side, V's one below the other, in the ranks' colours; both cover the whole width."""
+    products = _picture("partition").panels[0]
+    assert isinstance(products, Diagram)
+    boxes = [item for item in products.items if isinstance(item, Box) and item.lines]
+    columns, rows = ([b for b in boxes if b.lines[0].startswith(name)] for name in "WV")
+    assert len({box.y for box in columns}) == 1 == len({box.x for box in rows})
+    assert [box.colour for box in columns] == [box.colour for box in rows] == [0, 1, 2, 3]
+    assert (columns[0].lines[1], columns[-1].lines[-1]) == ("0", "14335")
+
+
+@pytest.mark.parametrize(("cluster", "ports"), [("dgx-h100", 3), ("pcie-a100", 1)])
+def test_two_nodes_are_joined_by_a_network(cluster: str, ports: int) -> None:
+    (panel,) = picture("hierarchy", {"cluster": cluster, "gpus": 64}).panels
+    assert isinstance(panel, Diagram)
+    words = [line for item in panel.items if isinstance(item, Box) for line in item.lines]
+    assert sum("port" in word for word in words) == 2 * ports
+    assert sum(word.startswith("GPU 0") for word in words) == 2
