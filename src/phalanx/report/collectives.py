@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from functools import partial, singledispatch
-from typing import TYPE_CHECKING
+from functools import singledispatch
 
 from phalanx.answers.answer import Answer
 from phalanx.answers.collectives import (
@@ -19,16 +18,13 @@ from phalanx.answers.collectives import (
 from phalanx.answers.own_reduction import OwnReduction
 from phalanx.planning.tables.collectives import AlgorithmComparison
 from phalanx.planning.tables.table import Sheet, columns
-from phalanx.report.gallery.collectives import cells, sent
+from phalanx.report.gallery.collectives import algorithms_over_size, cells, rounds, sent
 from phalanx.report.style import counted
 from phalanx.report.view import View
 from phalanx.schedule.collectives.ir import Schedule
 from phalanx.schedule.collectives.proof import Counts, Run, run
 from phalanx.spec.cluster.collective_choice import Choice
 from phalanx.spec.cluster.spec import CollectiveFit
-
-if TYPE_CHECKING:
-    from phalanx.report.pictures.figure import Picture
 
 
 def steps(schedule: Schedule, node: int = 0) -> Iterator[str | Sheet]:
@@ -77,13 +73,8 @@ def _(a: CollectiveProof) -> View:
 
 @view.register
 def _(a: CollectiveSteps) -> View:
-    return View([*steps(a.schedule, a.node), *view(proof_of(a.schedule)).parts], a.op, partial(_drawn_rounds, a))
-
-
-def _drawn_rounds(a: CollectiveSteps) -> list[Picture]:
-    from phalanx.report.gallery.collectives import rounds
-
-    return [rounds(a.schedule, a.node)]
+    parts = [*steps(a.schedule, a.node), *view(proof_of(a.schedule)).parts]
+    return View(parts, a.op, lambda: [rounds(a.schedule, a.node)])
 
 
 @view.register
@@ -124,13 +115,7 @@ def _(a: CollectiveComparison) -> View:
         a, f"{a.op if a.op == 'barrier' else f'{a.op} of {a.size}'} over {a.ranks} ranks of {a.cluster}"
     )
     fastest = ["fastest, by size of the buffer:", *(f"  {line}" for line in winners(a))] if a.winners else []
-    return View([table, *fastest, *crossovers(a)], a.op, partial(_drawn_sizes, a))
-
-
-def _drawn_sizes(a: CollectiveComparison) -> list[Picture]:
-    from phalanx.report.gallery.collectives import algorithms_over_size
-
-    return [algorithms_over_size(a.op, a.ranks, a.cluster)]
+    return View([table, *fastest, *crossovers(a)], a.op, lambda: [algorithms_over_size(a.op, a.ranks, a.cluster)])
 
 
 @view.register

@@ -4,14 +4,14 @@ strategy of every stack.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from phalanx.answers.compare import ComparedPlan, Comparison
 from phalanx.answers.stack_comparison import StackComparison
 from phalanx.planning.search.priced import TERM_NAMES
 from phalanx.planning.tables.table import Column, Sheet, Unit, columns
-from phalanx.report.html.page import Section, page
+from phalanx.report.html.page import Section, page, section
 from phalanx.report.html.plan import memory
 from phalanx.report.pictures.figure import Bar, Bars
 from phalanx.report.style import seconds, size
@@ -24,25 +24,22 @@ LETTERS = "ABC"
 
 def view(c: Comparison) -> View:
     """Show two or three sides; each difference is from the first."""
-    sheets = [
-        _figures(c.sides),
-        _terms(
-            "time by term, predicted", "s", [s.terms_s for s in c.sides], [s.step_time_s for s in c.sides], "step"
-        ),
-        _terms(
-            "memory by part, predicted",
-            "bytes",
-            [s.memory_terms for s in c.sides],
-            [s.memory_bytes for s in c.sides],
-            "in all",
-        ),
-    ]
-    if c.settings_that_differ:
-        letters = LETTERS[: len(c.sides)]
-        rows = [(name, *(v or "-" for v in values)) for name, values in c.settings_that_differ.items()]
-        sheets.append(Sheet("settings that differ", columns("", *letters), rows, charted=False))
     closing = [] if c.settings_that_differ else ["no setting differs"]
+    sheets = [_figures(c.sides), *_terms_of(c), *_settings(c)]
     return View([*legend(c.sides), *_against_first(c.sides), *sheets, *closing], html=lambda: _page(c))
+
+
+def _terms_of(c: Comparison) -> Iterator[Sheet]:
+    terms, times = [s.terms_s for s in c.sides], [s.step_time_s for s in c.sides]
+    yield _terms("time by term, predicted", "s", terms, times, "step")
+    terms, sizes = [s.memory_terms for s in c.sides], [s.memory_bytes for s in c.sides]
+    yield _terms("memory by part, predicted", "bytes", terms, sizes, "in all")
+
+
+def _settings(c: Comparison) -> Iterator[Sheet]:
+    rows = [(name, *(v or "-" for v in values)) for name, values in c.settings_that_differ.items()]
+    if rows:
+        yield Sheet("settings that differ", columns("", *LETTERS[: len(c.sides)]), rows, charted=False)
 
 
 def _against_first(sides: Sequence[ComparedPlan]) -> list[str]:
@@ -115,41 +112,24 @@ def _terms(title: str, unit: Unit, terms: Sequence[Mapping[str, float]], totals:
 
 
 def _page(c: Comparison) -> str:
-    return report(dict(zip(LETTERS, c.sides, strict=False)), legend(c.sides), c.settings_that_differ)
-
-
-def report(sides: Mapping[str, ComparedPlan], legend: Sequence[str], differing: Mapping[str, Sequence[str]]) -> str:
     """Return the page of two or three sides, by letter, and the settings that differ between them."""
-    letters, sides_in_order = tuple(sides), list(sides.values())
-    names = list(dict.fromkeys(name for side in sides_in_order for name in side.terms_s))
-    bars = [
-        Bar(
-            letter,
-            [(TERM_NAMES.get(name, name), t) for name, t in side.terms_s.items() if t > 1e-3 * side.step_time_s],
-            seconds(side.step_time_s),
-        )
-        for letter, side in sides.items()
-    ]
-    rows = [
-        (TERM_NAMES.get(name, name), *(seconds(side.terms_s.get(name, 0.0)) for side in sides_in_order))
-        for name in names
-    ] + [("the step", *(seconds(side.step_time_s) for side in sides_in_order))]
-    memory_terms = {letter: dict(side.memory_terms) for letter, side in sides.items()}
-    usable = min(side.usable_bytes for side in sides_in_order)
+    sides = dict(zip(LETTERS, c.sides, strict=False))
+    bars = []
+    for letter, s in sides.items():
+        parts = [(TERM_NAMES.get(name, name), t) for name, t in s.terms_s.items() if t > 1e-3 * s.step_time_s]
+        bars.append(Bar(letter, parts, seconds(s.step_time_s)))
+    usable = min(s.usable_bytes for s in c.sides)
+    times, _ = _terms_of(c)
     sections = [
-        Section(
-            "What is compared", text=(*legend, *map(_rate, letters, sides_in_order), *_against_first(sides_in_order))
-        ),
-        Section("Time by term, predicted", columns=("", *letters), rows=rows, panels=(Bars("seconds", tuple(bars)),)),
-        memory("Memory by part, predicted", memory_terms, ("usable", usable), "of the fullest rank"),
-        Section(
-            "Settings that differ",
-            columns=("setting", *letters),
-            rows=[(name, *values) for name, values in differing.items()],
-            text=() if differing else ("None.",),
-        ),
+        Section("What is compared", text=(*legend(c.sides), *map(_rate, sides, c.sides), *_against_first(c.sides))),
+        section(times, Bars("seconds", tuple(bars))),
+        memory("Memory by part", {a: dict(s.memory_terms) for a, s in sides.items()}, ("usable", usable), _OF_RANK),
+        *map(section, _settings(c)),
     ]
-    return page(" against ".join(side.name for side in sides_in_order), "comparison", sections)
+    return page(" against ".join(s.name for s in c.sides), "comparison", sections)
+
+
+_OF_RANK = "predicted, of the fullest rank"
 
 
 def _rate(letter: str, side: ComparedPlan) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from functools import partial
-from typing import TYPE_CHECKING
 
 import numpy as np
 from rich.text import Text
@@ -13,13 +12,12 @@ from rich.text import Text
 from phalanx.answers.mesh import MeshGroups, RankMap, RankPlace, StageUnits
 from phalanx.planning.placement import AxisGroups, Placement, axis_groups, axis_names
 from phalanx.planning.tables.table import Sheet, columns
+from phalanx.report.gallery import mesh as gallery
 from phalanx.report.gallery.mesh import coordinates_of, cube, cube_axes
+from phalanx.report.pictures.figure import Picture
 from phalanx.report.pictures.scene import FILLS
 from phalanx.report.style import counted
 from phalanx.report.view import Part, View
-
-if TYPE_CHECKING:
-    from phalanx.report.pictures.figure import Picture
 
 NODES_SHOWN = 16
 
@@ -28,7 +26,10 @@ def view(a: RankMap | MeshGroups | RankPlace, cube: bool = False) -> View:
     """Show the ranks of every node and the axes, all groups of an axis, or one rank's groups."""
     p, axis = a.placement, a.axis
     rank = a.rank if isinstance(a, RankPlace) else None
-    pictures = partial(_pictures, p, axis, rank, cube)
+
+    def pictures() -> list[Picture]:
+        return [gallery.slices(p, axis) if cube else gallery.nodes(p, axis, rank)]
+
     if isinstance(a, MeshGroups):
         return View([f"{g.links}: {' '.join(map(str, g.ranks))}" for g in a.groups], "mesh", pictures)
     if isinstance(a, RankPlace):
@@ -43,12 +44,6 @@ def view(a: RankMap | MeshGroups | RankPlace, cube: bool = False) -> View:
     drawing: list[Part] = list(slices(p)) if cube else [partial(nodes, p, axis)]
     layers = [stages(a.stages)] if a.stages else []
     return View([heading, *drawing, *([axes(p)] if axis_names(p) else []), *layers], "mesh", pictures)
-
-
-def _pictures(p: Placement, axis: str, rank: int | None, cube: bool) -> list[Picture]:
-    from phalanx.report.gallery import mesh
-
-    return [mesh.slices(p, axis) if cube else mesh.nodes(p, axis, rank)]
 
 
 def nodes(p: Placement, axis: str, width: int) -> Text:

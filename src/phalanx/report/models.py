@@ -7,19 +7,18 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from string import ascii_uppercase
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from phalanx.answers.presets import ModelShape, PresetClusters, PresetModels
 from phalanx.planning.tables.switch_levels import sheet as levels
 from phalanx.planning.tables.table import Sheet, columns
+from phalanx.report.gallery.hardware import bandwidths, hierarchy, switch_levels
+from phalanx.report.pictures.figure import Picture
 from phalanx.report.view import View
 from phalanx.spec.cluster.spec import ClusterSpec
 from phalanx.spec.model.blocks.lowering import architecture
 from phalanx.spec.model.blocks.operators import Attend, Rotary
 from phalanx.spec.model.spec import ModelSpec
-
-if TYPE_CHECKING:
-    from phalanx.report.pictures.figure import Picture
 
 
 def view(a: PresetModels | ModelShape) -> View:
@@ -117,8 +116,6 @@ def clusters(a: PresetClusters) -> View:
 
 
 def _pictures(a: PresetClusters) -> list[Picture]:
-    from phalanx.report.gallery.hardware import bandwidths, hierarchy, switch_levels
-
     spec = a.clusters[0]
     return [hierarchy(spec.name, spec.ranks), switch_levels(spec.name, spec.ranks)] if a.alone else [bandwidths()]
 

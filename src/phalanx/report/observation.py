@@ -16,7 +16,7 @@ from phalanx.answers.observed import (
 )
 from phalanx.planning.explain.observed_lint import ProgramFinding, lint
 from phalanx.planning.tables.table import Column, Sheet, columns
-from phalanx.report.html.page import Section, page
+from phalanx.report.html.page import Section, page, section
 from phalanx.report.pictures.figure import Bar, Bars
 from phalanx.report.style import BYTES, FLOP, counted, largest_unit, seconds, size
 from phalanx.report.view import View
@@ -119,7 +119,7 @@ def _rank(r: RankObservation) -> Iterator[Sheet | str]:
         yield _waits(r)
 
 
-def _observed_collectives(r: RankObservation) -> Sheet:
+def _observed_collectives(r: RankObservation, most: int | None = _ROWS) -> Sheet:
     """Tabulate collectives by model, operation, group, bytes and phase; alike ones of different units in one row."""
     counts: Counter[tuple[Any, ...]] = Counter()
     units: dict[tuple[Any, ...], dict[str, None]] = {}
@@ -129,11 +129,11 @@ def _observed_collectives(r: RankObservation) -> Sheet:
         counts[key] += 1
         units.setdefault(key, {})[unit(o.module)] = None
     rows = []
-    for key, count in list(counts.items())[:_ROWS]:
+    for key, count in list(counts.items())[:most]:
         _, op, over, bytes_each, *where = key
         rows.append((op, over, count, bytes_each, *where, listed(list(units[key]))))
     names = columns("collective | over | count [count] | bytes each [count] | type | phase | where | units")
-    return Sheet("collectives of a step", names, rows, _cut(len(counts)))
+    return Sheet("collectives of a step", names, rows, _cut(len(counts)) if most else "")
 
 
 def _flops(r: RankObservation) -> Sheet:
@@ -163,10 +163,10 @@ def _memory(r: RankObservation) -> Sheet:
     return Sheet(f"live bytes: peak {size(r.peak)} ({r.peak:,} B) {peak_place(r)}", names, rows)
 
 
-def _waits(r: RankObservation) -> Sheet:
-    rows = [(s.call, s.count, s.phase, f"{s.site} {s.module}".strip()) for s in r.synchronisations[:_ROWS]]
+def _waits(r: RankObservation, most: int | None = _ROWS) -> Sheet:
+    rows = [(s.call, s.count, s.phase, f"{s.site} {s.module}".strip()) for s in r.synchronisations[:most]]
     names = columns("call | count [count] | phase | where")
-    return Sheet("the host waits for the device", names, rows, _cut(len(r.synchronisations)))
+    return Sheet("the host waits for the device", names, rows, _cut(len(r.synchronisations)) if most else "")
 
 
 def _cut(rows: int) -> str:
@@ -272,14 +272,6 @@ def observation_page(o: Observation) -> str:
 
 def _rank_sections(r: RankObservation) -> list[Section]:
     name = f"rank {r.rank}"
-    sent: Counter[tuple[str, str, str, int, str]] = Counter()
-    for c in r.communication:
-        e = c.event
-        sent[e.op, f"{e.axis} ({e.group_size})", e.phase, e.bytes, str(c.site)] += 1
-    traffic = [
-        (op, over, f"{count:,}", f"{bytes_:,}", phase, where)
-        for (op, over, phase, bytes_, where), count in sent.items()
-    ]
     flops: Counter[tuple[str, str]] = Counter()
     for (phase, module), n in r.flops.items():
         flops[unit(module) or "(root)", "backward" if phase == "B" else "forward"] += n
@@ -291,35 +283,22 @@ def _rank_sections(r: RankObservation) -> list[Section]:
     kinds: Counter[str] = Counter()
     for h in r.holders:
         kinds[h.kind] += h.bytes
-    start = r.fullest_backward_start
-    as_it_begins = f"as backward of micro-batch {start.micro_batches[0]} begins" if start else "as backward begins"
     byte, binary = largest_unit(sum(kinds.values()), BYTES)
     held = Bar(name, [(kind, n / binary) for kind, n in kinds.items()], size(sum(kinds.values())))
-    names = ("collective", "over", "count", "bytes each", "phase", "where")
+    waits = [section(_waits(r, None), title=f"Where the host of {name} waits")] if r.synchronisations else []
     return [
-        Section(f"Collectives of {name}", r.are or "", columns=names, rows=traffic),
+        section(_observed_collectives(r, None), title=f"Collectives of {name}", note=r.are),
         Section(
             f"FLOPs of {name}",
             columns=("unit", "pass", "FLOP"),
             rows=[(module, phase, f"{n:,}") for (module, phase), n in flops.items()],
             panels=(Bars(flop, tuple(bars)),) if bars else (),
         ),
-        Section(
-            f"Memory of {name} at its peak",
-            f"{size(r.peak)} {peak_place(r)}",
-            columns=("held by", "made by", "of units", "bytes", as_it_begins),
-            rows=[
-                (row.kind, row.made_by, row.units, f"{row.peak_bytes:,}", f"{row.backward_bytes:,}")
-                for row in memory_rows(r)
-            ],
-            panels=(Bars(byte, (held,)),) if kinds else (),
+        section(
+            _memory(r),
+            *((Bars(byte, (held,)),) if kinds else ()),
+            title=f"Memory of {name} at its peak",
+            note=f"{size(r.peak)} {peak_place(r)}",
         ),
-        *_wait_sections(r),
+        *waits,
     ]
-
-
-def _wait_sections(r: RankObservation) -> list[Section]:
-    if not r.synchronisations:
-        return []
-    rows = [(s.call, f"{s.count:,}", s.phase, f"{s.site} {s.module}".strip()) for s in r.synchronisations]
-    return [Section(f"Where the host of rank {r.rank} waits", columns=("call", "count", "phase", "where"), rows=rows)]

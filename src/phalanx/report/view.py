@@ -10,10 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from phalanx.planning.tables.table import Sheet, columns
-from phalanx.report.html.page import Section, page, with_section
+from phalanx.report.html.page import Section, page, section, with_section
 from phalanx.report.pictures.figure import Picture
-from phalanx.report.plots import panels_of
-from phalanx.report.style import written
 from phalanx.spec.errors import InputError
 
 if TYPE_CHECKING:
@@ -25,13 +23,7 @@ def report(sheets: Sequence[Sheet], pictures: Sequence[Picture] = ()) -> str:
     titles = {sheet.title for sheet in sheets}
     drawn = [p for p in pictures if p.title not in titles]
     sections = [Section(p.title, f"{p.note} Source: {p.source}".strip(), panels=p.panels) for p in drawn]
-    return page((sheets[0] if sheets else pictures[0]).title, "tables", [*sections, *map(_section, sheets)])
-
-
-def _section(sheet: Sheet) -> Section:
-    names = tuple(c.name for c in sheet.columns)
-    rows = [tuple(written(value, c.unit) for value, c in zip(row, sheet.columns, strict=True)) for row in sheet.rows]
-    return Section(sheet.title, sheet.note, columns=names, rows=rows, panels=tuple(panels_of(sheet)))
+    return page((sheets[0] if sheets else pictures[0]).title, "tables", [*sections, *map(section, sheets)])
 
 
 _UNKNOWN = "What this does not know"

@@ -146,20 +146,6 @@ class Question:
         return self.strategy if self.strategy.compression != "none" else self.subject.shown
 
     @property
-    def heading(self) -> str:
-        """The line that every output begins with: whose step it is, in which numbers, and where dp is from."""
-        how = "exactly, as our own runtime runs it" if self.exact else "by fitted formulas"
-        options = f"; {self.pricing.extra}" if self.exact is None and self.pricing.extra.changed() else ""
-        peak = (
-            " (MFU: of the peak in bf16)"
-            if self.precision in PRECISIONS and PRECISIONS[self.precision].narrow
-            else ""
-        )
-        how += f", {self.calibrated}" if self.calibrated else ""
-        line = f"stack {self.stack}, priced {how}; precision {self.precision}{peak}; {self.dp_rule}{options}"
-        return f"{line}\n{self.stack} does not run it: {self.refused}" if self.refused else line
-
-    @property
     def calibrated(self) -> str:
         """Whose measured steps calibrate the price, and how many; "" where none do."""
         if self.exact is not None:

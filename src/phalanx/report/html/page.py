@@ -17,8 +17,11 @@ from html import escape
 from importlib.resources import files
 from typing import Any
 
+from phalanx.planning.tables.table import Sheet
 from phalanx.report.pictures.figure import Panel
 from phalanx.report.pictures.files import panels_svg
+from phalanx.report.plots import panels_of
+from phalanx.report.style import written
 
 VERSION = 1
 
@@ -33,6 +36,13 @@ class Section:
     columns: tuple[str, ...] = ()
     rows: Sequence[Sequence[str]] = ()
     panels: tuple[Panel, ...] = ()
+
+
+def section(sheet: Sheet, *panels: Panel, title: str = "", note: str = "") -> Section:
+    """Return the section of a table; `panels`: what is drawn of it, by default the columns that can be."""
+    names = tuple(c.name for c in sheet.columns)
+    rows = [tuple(written(value, c.unit) for value, c in zip(row, sheet.columns, strict=True)) for row in sheet.rows]
+    return Section(title or sheet.title, note or sheet.note, (), names, rows, panels or tuple(panels_of(sheet)))
 
 
 def page(title: str, about: str, sections: Sequence[Section], data: Mapping[str, Any] | None = None) -> str:
