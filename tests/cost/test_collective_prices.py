@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from support.sizes import sampled
 
 from phalanx.cost.collectives.closed_form import best_segments, closed_form
-from phalanx.cost.collectives.critical_path import Costs, costs, lower_bound, seconds
+from phalanx.cost.collectives.critical_path import LinkCosts, costs, lower_bound, seconds
 from phalanx.planning.tables.collectives import compare
 from phalanx.schedule.collectives.ir import Round, Schedule, compose, intervals, relabel
 from phalanx.schedule.collectives.registry import ALGORITHMS, build
@@ -41,7 +41,7 @@ def test_the_critical_path_is_the_published_formula(
     if formula is None:
         assert p & (p - 1)
         return
-    assert seconds(build(*name, p, n), element, Costs(((p, alpha, beta),), gamma)) == pytest.approx(
+    assert seconds(build(*name, p, n), element, LinkCosts(((p, alpha, beta),), gamma)) == pytest.approx(
         formula, rel=1e-9, abs=1e-15
     )
 
@@ -56,7 +56,7 @@ def test_uneven_chunks_cost_at_most_a_chunk(name: tuple[str, str], p: int, more:
     n, beta, gamma = 64 * p * p + more, 1e-9, 1e-10
     formula = closed_form(*name, p, n, 1e-6, beta, gamma)
     if formula is not None:
-        found = seconds(build(*name, p, n), 1, Costs(((p, 1e-6, beta),), gamma))
+        found = seconds(build(*name, p, n), 1, LinkCosts(((p, 1e-6, beta),), gamma))
         assert abs(found - formula) <= n / p * (beta + gamma)
 
 
@@ -64,7 +64,7 @@ def test_uneven_chunks_cost_at_most_a_chunk(name: tuple[str, str], p: int, more:
 def test_pipelines_take_what_the_formula_says(p: int, segments: int, algorithm: str) -> None:
     op = "broadcast" if algorithm == "chain" else "all_reduce"
     n = 2 * segments * 1000
-    found = seconds(build(op, algorithm, p, n, segments=segments), 1, Costs(((p, 1e-6, 1e-9),), 3e-10))
+    found = seconds(build(op, algorithm, p, n, segments=segments), 1, LinkCosts(((p, 1e-6, 1e-9),), 3e-10))
     assert found == pytest.approx(closed_form(op, algorithm, p, n, 1e-6, 1e-9, 3e-10, segments), rel=1e-9)
 
 
@@ -73,7 +73,7 @@ def test_the_double_tree_never_takes_more_than_its_formula_of_the_next_power(p: 
     """4 k + 4 lg p - 4 hops, also where p is no power of two: within one piece of the formula."""
     n = 2 * segments
     hops = 4 * segments + 4 * math.ceil(math.log2(p)) - 4
-    found = seconds(build("all_reduce", "double_tree", p, n, segments=segments), 1, Costs(((p, 3.0, 2.0),)))
+    found = seconds(build("all_reduce", "double_tree", p, n, segments=segments), 1, LinkCosts(((p, 3.0, 2.0),)))
     assert found <= hops * (3.0 + 2.0)
 
 
@@ -81,7 +81,7 @@ def test_the_double_tree_never_takes_more_than_its_formula_of_the_next_power(p: 
 def test_the_double_tree_has_full_bandwidth(p: int) -> None:
     """Sanders, Speck & Träff: 2 n β for large n, 4 lg p α and a root beyond it; binomial takes lg p times that."""
     alpha, beta, lg = 5e-6, 1 / 100e9, math.ceil(math.log2(p))
-    links = Costs(((p, alpha, beta),))
+    links = LinkCosts(((p, alpha, beta),))
     for n, most in ((1e9, 1.25), (1e11, 1.03)):
         m = best_segments("all_reduce", "double_tree", p, n, alpha, beta)
         found = seconds(build("all_reduce", "double_tree", p, 2 * m, segments=m), n / (2 * m), links)
@@ -97,7 +97,7 @@ def test_the_best_segments_are_the_best(op: str, algorithm: str, n: float) -> No
     """Of the powers of two, or no worse than 6 % above the best: half a power off."""
 
     def time(m: int) -> float:
-        return seconds(build(op, algorithm, 16, 2 * m, segments=m), n / (2 * m), Costs(((16, 5e-6, 1e-11),)))
+        return seconds(build(op, algorithm, 16, 2 * m, segments=m), n / (2 * m), LinkCosts(((16, 5e-6, 1e-11),)))
 
     found = best_segments(op, algorithm, 16, n, 5e-6, 1e-11)
     assert time(found) <= 1.06 * min(time(2**k) for k in range(11))
@@ -115,7 +115,7 @@ def test_the_best_segments_are_the_best(op: str, algorithm: str, n: float) -> No
 def test_nothing_beats_the_bound(
     name: tuple[str, str], p: int, size: float, shared: tuple[tuple[int, float], ...], root: int
 ) -> None:
-    links = Costs(((8, 5e-6, 1 / 300e9), (64, 15e-6, 1 / 25e9)), 0.0, shared)
+    links = LinkCosts(((8, 5e-6, 1 / 300e9), (64, 15e-6, 1 / 25e9)), 0.0, shared)
     inner = 8 if p % 8 == 0 else p
     n = 0 if name[0] == "barrier" else size
     schedule = build(*name, p, p, root % p, tiers=(inner, p // inner))
@@ -140,7 +140,7 @@ def test_the_hierarchy_crosses_the_slow_link_with_the_fewest_bytes() -> None:
 
 LAB = 16 * 2**20  # bytes
 LAB_RATE = 125e6  # 1 Gbit/s, shared by the two ranks of a host
-LAB_LINKS = Costs(((2, 1e-12, 1e-15), (4, 1e-12, 1 / LAB_RATE)), 0.0, ((2, 1 / LAB_RATE),))
+LAB_LINKS = LinkCosts(((2, 1e-12, 1e-15), (4, 1e-12, 1 / LAB_RATE)), 0.0, ((2, 1 / LAB_RATE),))
 
 
 @pytest.mark.parametrize(
@@ -171,9 +171,9 @@ def test_equal_messages_share_a_link_as_one_large_one_would() -> None:
     crossing = build("all_to_all", "pairwise", 8, 0, splits=np.kron([[0, 1], [0, 0]], np.eye(4, dtype=int) * 100))
     assert crossing.rounds == 1
     for own in (1e-3, 1e-2):  # s per byte of a rank's port; the uplink's is 1e-2
-        links = Costs(((4, 0.0, 0.0), (8, 0.5, own)), 0.0, ((4, 1e-2),))
+        links = LinkCosts(((4, 0.0, 0.0), (8, 0.5, own)), 0.0, ((4, 1e-2),))
         assert seconds(crossing, 1, links) == pytest.approx(0.5 + 4 * 100 * 1e-2)
-    slow_ports = Costs(((4, 0.0, 0.0), (8, 0.5, 0.1)), 0.0, ((4, 1e-2),))  # which together do not fill the uplink
+    slow_ports = LinkCosts(((4, 0.0, 0.0), (8, 0.5, 0.1)), 0.0, ((4, 1e-2),))  # which together do not fill the uplink
     assert seconds(crossing, 1, slow_ports) == pytest.approx(0.5 + 100 * 0.1)
 
 
@@ -182,7 +182,7 @@ def test_who_could_start_first_passes_first() -> None:
     i = np.array
     rounds = [Round(i([3]), i([1]), i([0]), i([3]), False), Round(i([1, 0]), i([4, 5]), i([0, 3]), i([3, 10]), False)]
     schedule = compose("gather", "test", 6, 13, rounds, intervals([3, 0], [0, 3], [3, 10]), intervals(4, 0, 3))
-    links = Costs(((4, 0.0, 1.0), (8, 0.0, 0.0)), 0.0, ((4, 1.0),))
+    links = LinkCosts(((4, 0.0, 1.0), (8, 0.0, 0.0)), 0.0, ((4, 1.0),))
     assert seconds(schedule, 1, links) == pytest.approx(13.0)
     assert seconds(schedule, 1, replace(links, shared=())) == pytest.approx(3.0)
 
@@ -207,7 +207,7 @@ def test_only_what_is_added_costs_gamma() -> None:
         length=i([4, 8]),
         reduces=i([True, False]),
     )
-    assert seconds(message, 1, Costs(((2, 1.0, 2.0),), 3.0)) == pytest.approx(1 + 24 + 12)
+    assert seconds(message, 1, LinkCosts(((2, 1.0, 2.0),), 3.0)) == pytest.approx(1 + 24 + 12)
 
 
 def lab() -> ClusterSpec:
@@ -246,7 +246,7 @@ def test_the_golden_times_of_the_textbooks() -> None:
     """70B in bf16 over 8 ranks (worked numbers, C5): 0.817 s at 300 GB/s per direction, 9.8 s at 25 GB/s."""
     ring = build("all_reduce", "ring", 8, 8)
     for rate, golden in ((300e9, 0.8167), (25e9, 9.8)):
-        assert seconds(ring, 140e9 / 8, Costs(((8, 0.0, 1 / rate),))) == pytest.approx(golden, rel=1e-3)
+        assert seconds(ring, 140e9 / 8, LinkCosts(((8, 0.0, 1 / rate),))) == pytest.approx(golden, rel=1e-3)
 
 
 def test_the_winner_depends_on_the_size() -> None:

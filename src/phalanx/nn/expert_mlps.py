@@ -26,7 +26,7 @@ def product(
     operands: NumberFormat | None = None,
     gradient: bool = False,
     narrow: narrow_product.NarrowWeight | None = None,
-    offsets: grouped_product.Rows | None = None,
+    offsets: grouped_product.RowEnds | None = None,
 ) -> Tensor:
     """Compute x W_e for the rows of each expert e: (rows, n), from x (rows, m), of which expert e has counts[e] rows,
     and W (experts, m, n). Written to `out` if given, or with `add` added to it. `operands`, `gradient`: as for
@@ -59,7 +59,7 @@ def _each(counts: Sequence[int], x: Tensor, y: Tensor) -> Iterator[tuple[int, Te
         begins += rows
 
 
-def _where(counts: Sequence[int], operands: NumberFormat | None, *weights: Tensor) -> grouped_product.Rows | None:
+def _where(counts: Sequence[int], operands: NumberFormat | None, *weights: Tensor) -> grouped_product.RowEnds | None:
     """Return the experts' row offsets on the device if one kernel can multiply all of them, else None. Sent once per
     pass."""
     return None if operands is not None else grouped_product.rows(counts, *weights)
@@ -117,7 +117,7 @@ class _WeightGradient:
         owners: Owners,
         counts: tuple[int, ...],
         operands: NumberFormat | None,
-        where: grouped_product.Rows | None,
+        where: grouped_product.RowEnds | None,
     ) -> None:
         self._owners, self._counts, self._operands, self._where = owners, counts, operands, where
         self._deferred = deferred_weight_grads.now(owners)

@@ -27,7 +27,7 @@ _CELLS = 60_000_000  # (rank, chunk) times kept at once, at most
 
 
 @dataclass(frozen=True)
-class Costs:
+class LinkCosts:
     """The links of a cluster. `tiers`, innermost first: (ranks that it joins, α in s, β in s per byte). γ in s per
     byte added.
 
@@ -48,8 +48,8 @@ class Costs:
         return alpha, beta
 
 
-def costs(cluster: ClusterSpec) -> Costs:
-    """Return the Costs of a cluster; γ as measured, else two reads and a write at the device's memory bandwidth."""
+def costs(cluster: ClusterSpec) -> LinkCosts:
+    """Return the costs of a cluster; γ as measured, else two reads and a write at the device's memory bandwidth."""
     tiers = [(t.ranks, t.latency_s, 1 / t.bandwidth_bytes_per_s_per_gpu_per_direction) for t in cluster.tiers]
     below = [1, *(t.ranks for t in cluster.tiers)]
     shared = [
@@ -60,10 +60,10 @@ def costs(cluster: ClusterSpec) -> Costs:
     gamma = cluster.device.gamma_s_per_byte
     if gamma is None:
         gamma = 3 / cluster.device.memory_bandwidth_bytes_per_s
-    return Costs(tuple(tiers), gamma, tuple(shared))
+    return LinkCosts(tuple(tiers), gamma, tuple(shared))
 
 
-def seconds(s: Schedule, element_bytes: float, links: Costs) -> float:
+def seconds(s: Schedule, element_bytes: float, links: LinkCosts) -> float:
     """Return seconds until the last rank has finished. Raises InputError for schedules too large to follow."""
     return Path(s, links).seconds(element_bytes)
 
@@ -89,7 +89,7 @@ class _Round:
 class Path:
     """A schedule on the links of a cluster, prepared once for simulation with any number of bytes."""
 
-    def __init__(self, s: Schedule, links: Costs) -> None:
+    def __init__(self, s: Schedule, links: LinkCosts) -> None:
         """Raises InputError for schedules too large to follow."""
         edges = boundaries(s)
         if s.ranks * len(edges) > _CELLS:
@@ -122,7 +122,7 @@ class Path:
         return float(max(ready.max(initial=0.0), receives.max(initial=0.0)))
 
 
-def _round(s: Schedule, edges: Ints, rows: slice, links: Costs) -> _Round:
+def _round(s: Schedule, edges: Ints, rows: slice, links: LinkCosts) -> _Round:
     source, destination, length, adds = s.source[rows], s.destination[rows], s.length[rows], s.reduces[rows]
     transfer, atom = atoms(edges, s.offset[rows], length)
     # A rank sends one message in a round, of one or more transfers, and receives one.
@@ -141,7 +141,7 @@ def _round(s: Schedule, edges: Ints, rows: slice, links: Costs) -> _Round:
 class _Queues:
     """Shared links of all hosts, and the time until which each is busy."""
 
-    def __init__(self, links: Costs, ranks: int) -> None:
+    def __init__(self, links: LinkCosts, ranks: int) -> None:
         up = [(below, beta, np.zeros(-(-ranks // below))) for below, beta in links.shared]
         down = [(below, beta, np.zeros(-(-ranks // below))) for below, beta in reversed(links.shared)]
         self.path = [(True, *link) for link in up] + [(False, *link) for link in down]
@@ -170,7 +170,7 @@ def _in_turn(link: Ints, head: Floats, work: Floats, free: Floats) -> Floats:
     return start
 
 
-def lower_bound(op: str, p: int, n: float, links: Costs) -> float:
+def lower_bound(op: str, p: int, n: float, links: LinkCosts) -> float:
     """Return a bound in seconds below every schedule on these links, for n bytes. It is the largest of: ceil(lg p) α,
     since each round at best doubles the ranks that have the data; the least bytes through some rank's port, over the
     fastest link; and the least bytes that must enter or leave some host, over all its ports together or over their

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import cache
 
 from phalanx.cost.collectives.closed_form import FORMULAS, best_segments, closed_form
-from phalanx.cost.collectives.critical_path import Costs, Path, costs, lower_bound
+from phalanx.cost.collectives.critical_path import LinkCosts, Path, costs, lower_bound
 from phalanx.planning.tables.table import Sheet, columns
 from phalanx.schedule.collectives.ir import Schedule
 from phalanx.schedule.collectives.registry import ALGORITHMS, SEGMENTED, build
@@ -168,7 +168,7 @@ def _by_formula(op: str, n: float, ranks: int, cluster: ClusterSpec) -> Algorith
 
 
 def _pricing(
-    op: str, ranks: int, cluster: ClusterSpec, links: Costs, slowest: tuple[float, float]
+    op: str, ranks: int, cluster: ClusterSpec, links: LinkCosts, slowest: tuple[float, float]
 ) -> Callable[[str, float], _SizedSchedule]:
     """Return a function (algorithm, bytes) -> schedule, in the best number of segments for the slowest link."""
     inner = math.gcd(ranks, cluster.tiers[0].ranks)

@@ -67,7 +67,7 @@ class Grouped(NamedTuple):
     rows_per_expert: tuple[int, ...]
     operands: NumberFormat | None = None
     """Narrow format, as in Product."""
-    where: grouped_product.Rows | None = None
+    where: grouped_product.RowEnds | None = None
     """The rows on the device, if a GPU can multiply them without looking for a kernel."""
 
     def compute(self) -> Tensor:

@@ -23,7 +23,7 @@ _ALIGNED = 8  # numbers of two bytes: matrices and their rows begin at multiples
 _MOST = 1023  # experts in one kernel
 
 
-class Rows(NamedTuple):
+class RowEnds(NamedTuple):
     """Row offsets of each expert, on the device."""
 
     ends: Tensor
@@ -40,7 +40,7 @@ def fits(*operands: Tensor) -> bool:
     )
 
 
-def rows(counts: Sequence[int], *operands: Tensor) -> Rows | None:
+def rows(counts: Sequence[int], *operands: Tensor) -> RowEnds | None:
     """Send the numbers of rows of each expert to the device of these operands; None if there is no kernel for them,
     or nothing to compute."""
     device = operands[0].device
@@ -51,28 +51,28 @@ def rows(counts: Sequence[int], *operands: Tensor) -> Rows | None:
     return sent(counts, device)
 
 
-def sent(counts: Sequence[int], device: torch.device) -> Rows:
+def sent(counts: Sequence[int], device: torch.device) -> RowEnds:
     """Send the numbers of rows of each expert to a device."""
     ends, of = host_values.sent([*accumulate(counts), *counts], device).int().chunk(2)
-    return Rows(ends, of)
+    return RowEnds(ends, of)
 
 
-def all_at_once(x: Tensor, weights: Tensor, where: Rows) -> Tensor:
+def all_at_once(x: Tensor, weights: Tensor, where: RowEnds) -> Tensor:
     """Compute x_e W_e for the rows of every expert e, (rows, n), from x (rows, m) and W (experts, m, n)."""
     return torch._grouped_mm(x, weights, where.ends)
 
 
-def all_weights(g: Tensor, x: Tensor, where: Rows) -> Tensor:
+def all_weights(g: Tensor, x: Tensor, where: RowEnds) -> Tensor:
     """Compute the gradients of every expert's weights, g_eᵀ x_e, (experts, m, n), from g (rows, m) and x (rows, n).
     Every expert has rows."""
     return torch._grouped_mm(g.t(), x, where.ends)
 
 
-def of_rows(x: Tensor, weights: Tensor, expert: int, where: Rows) -> Tensor:
+def of_rows(x: Tensor, weights: Tensor, expert: int, where: RowEnds) -> Tensor:
     """Compute x_e W_e of one expert, (rows, n), from its rows x_e (rows, m) and W_e (m, n)."""
     return torch._grouped_mm(x, weights[None], where.counts[expert : expert + 1])
 
 
-def of_weights(g: Tensor, x: Tensor, expert: int, where: Rows) -> Tensor:
+def of_weights(g: Tensor, x: Tensor, expert: int, where: RowEnds) -> Tensor:
     """Compute the gradient of one expert's weights, g_eᵀ x_e, (m, n), from g_e (rows, m) and x_e (rows, n)."""
     return torch._grouped_mm(g.t(), x, where.counts[expert : expert + 1])[0]

@@ -22,7 +22,7 @@ Column = Any
 """A number, or a NumPy column of numbers: one per strategy."""
 
 
-class Choice(Protocol):
+class RouterChoice(Protocol):
     """What rows follow from: anything with the fields of a Route, such as Experts."""
 
     @property
@@ -41,7 +41,7 @@ class Choice(Protocol):
     def balance_loss(self) -> float: ...
 
 
-def most(x: Choice, seq: Column) -> Column | None:
+def most(x: RouterChoice, seq: Column) -> Column | None:
     """Return the capacity of an expert in tokens of a sequence of `seq`; None: unlimited."""
     capacity = 1.0 if x.capacity is None and x.chooser == "experts" else x.capacity
     if capacity is None:
@@ -51,7 +51,7 @@ def most(x: Choice, seq: Column) -> Column | None:
     return np.minimum(seq, np.ceil(capacity * x.top_k * seq / x.count))
 
 
-def balanced(tokens: Column, x: Choice) -> list[Column]:
+def balanced(tokens: Column, x: RouterChoice) -> list[Column]:
     """Return the number of choices of `tokens` tokens that each expert gets under balanced routing."""
     limit = most(x, tokens)
     if x.chooser == "experts":
@@ -68,12 +68,12 @@ def padded(rows: Column, multiple: int) -> Column:
     return rows + -rows % multiple
 
 
-def depends_on_other_tokens(x: Choice, s: Strategy) -> bool:
+def depends_on_other_tokens(x: RouterChoice, s: Strategy) -> bool:
     """Whether a token's experts, or their weights, depend on the other tokens of the sequence."""
     return bool(x.balance_loss) or (s.cp * s.tp > 1 and (x.chooser == "experts" or x.capacity is not None))
 
 
-def depends_on_router(x: Choice, s: Strategy) -> bool:
+def depends_on_router(x: RouterChoice, s: Strategy) -> bool:
     """Whether bytes, FLOPs or memory depend on the router: tokens go to other ranks, may be dropped, or are chosen by
     experts."""
     return s.ep * s.etp > 1 or x.chooser == "experts" or x.capacity is not None
@@ -98,7 +98,7 @@ class Routed:
     copies: int = 1
 
 
-def routed(x: Choice, s: Strategy, tokens: Column, rank: int = 0, multiple: int = 1) -> Routed:
+def routed(x: RouterChoice, s: Strategy, tokens: Column, rank: int = 0, multiple: int = 1) -> Routed:
     """Return the traffic of a rank for `tokens` that its tp ranks share. `multiple`: granule of rows in weight
     gradients. No rank receives more than rank 0."""
     grid, count = mesh(s), x.count
