@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from support.exports import draw
 
 from phalanx.answers.configurations.export import export, write
-from phalanx.answers.question.read import model_of, strategy_of
 from phalanx.answers.question.read import read as files_read
+from phalanx.answers.question.stated import model_of, strategy_of
 from phalanx.frameworks.megatron import patterns, read, write_blocks
 from phalanx.frameworks.megatron.write_model import model_settings
 from phalanx.frameworks.registry import DOCUMENTED, facts

@@ -19,7 +19,8 @@ import pytest
 from support.in_process_cli import error_of, json_of, phalanx, text_of
 
 from phalanx.answers.question.precision import release_named
-from phalanx.answers.question.read import read, strategy_of
+from phalanx.answers.question.read import read
+from phalanx.answers.question.stated import strategy_of
 from phalanx.frameworks import files
 from phalanx.frameworks.configuration import Configuration, StatedLayout
 from phalanx.frameworks.launch_tables import as_tables

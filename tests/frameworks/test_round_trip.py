@@ -19,7 +19,8 @@ from support.exports import draw
 from support.exports.same import canonical
 
 from phalanx.answers.configurations.export import TARGETS, export, exported, write
-from phalanx.answers.question.read import job_of, model_of, options_of, read, strategy_of
+from phalanx.answers.question.read import read
+from phalanx.answers.question.stated import job_of, model_of, options_of, strategy_of
 from phalanx.frameworks.launchers.export import LAUNCHERS
 from phalanx.frameworks.registry import DOCUMENTED
 from phalanx.frameworks.subject import subject

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from difflib import SequenceMatcher
@@ -12,14 +10,15 @@ from typing import Any
 
 from phalanx.answers.answer import Answer, plain
 from phalanx.answers.question.query import Configured, Query
+from phalanx.answers.question.stated import OF_STAGES, READ_BY, RECOMPUTED, job_of, model_of, options_of, strategy_of
 from phalanx.cost.analytic.profile import FIELDS as CONSTANTS
 from phalanx.frameworks import files
 from phalanx.frameworks.caveats import Caveat, caveats_of
-from phalanx.frameworks.configuration import Config, Configuration, Keys, StatedLayout, count, divided, shown
+from phalanx.frameworks.configuration import Config, Configuration, Keys, StatedLayout, divided, shown
 from phalanx.frameworks.folder import FILES
 from phalanx.frameworks.keys import key_table
 from phalanx.frameworks.lints import Mistake, lint
-from phalanx.frameworks.registry import FRAMEWORKS, STACKS
+from phalanx.frameworks.registry import STACKS
 from phalanx.frameworks.source import kind_of, named
 from phalanx.planning import lookup as names
 from phalanx.planning.explain.lint_subject import Finding
@@ -27,25 +26,20 @@ from phalanx.schedule.pipeline.given_layout import equal_blocks, listed
 from phalanx.schedule.pipeline.stages import rank_of
 from phalanx.spec.cluster.spec import GIB
 from phalanx.spec.errors import InputError
-from phalanx.spec.job import DTYPE_BYTES, Job, Precision
+from phalanx.spec.job import DTYPE_BYTES
 from phalanx.spec.model.spec import ModelSpec
-from phalanx.spec.number_formats import PRECISIONS, SHORT_NAMES
-from phalanx.spec.optimizers import Optimizer
+from phalanx.spec.number_formats import PRECISIONS
 from phalanx.spec.strategy.spec import FIELDS, Strategy, format_field
 from phalanx.spec.strategy.stack_options import StackOptions
 
-_FRAMEWORKS = {framework.reads: framework for framework in FRAMEWORKS.values() if framework.reads}
-_RECOMPUTED = {"none", "selective", "full"}
 _CONFLICTS = ("both-halves", "two-engines", "types-disagree", "batches-disagree")
 """Lints of settings that contradict each other, of which a price would have to choose one."""
 _OPEN_KERNEL = ("hf", "accelerate")
 """Kinds whose models choose attention's kernel by release, where nobody names it."""
 _UNSET = "only a run knows"
 _UNPRICED = ("bucket", "prefetch", "grad_sync", "reshard")
-_OF_UNITS = ("units", "unit_size")
 _SLIP = 0.92
 """Likeness from which a name is a slip of another, such as zero_optimisation (0.94)."""
-_OF_STAGES = ("first_stage_layers", "last_stage_layers", "embedding_as_layer", "loss_as_layer")
 
 
 @dataclass(frozen=True)
@@ -129,7 +123,7 @@ def _require_understood(c: Configuration, title: str) -> None:
     every = (*c.not_modelled, *c.unknown, *c.without_effect)
     others = [shown(key) for key in every if not key.startswith(("env", "launch")) and key != "args"]
     listed = f"{', '.join(others[:4])}{', ...' if len(others) > 4 else ''}"
-    seems = f"seems to be of {_FRAMEWORKS[c.kind].reads}"
+    seems = f"seems to be of {READ_BY[c.kind].reads}"
     reason = (
         f"{seems}, and none of its {len(others)} keys is understood ({listed})"
         if others
@@ -144,9 +138,9 @@ def _assumed(c: Configuration) -> tuple[Caveat, ...]:
     """Return what is taken where the file leaves something open that matters."""
     s = c.layout
     assumed = list(c.notes)
-    if s.zero is None and (zero := _FRAMEWORKS[c.kind].zero) is not None:
+    if s.zero is None and (zero := READ_BY[c.kind].zero) is not None:
         assumed.append(f"zero={zero}, which is what {c.stack} does by itself")
-    if s.recompute not in (None, *_RECOMPUTED):
+    if s.recompute not in (None, *RECOMPUTED):
         assumed.append(f"recompute={s.recompute} is the framework's own: it is priced as full")
     missing = ["the number of ranks: --gpus says it"] if s.world is None else []
     return (
@@ -180,85 +174,6 @@ def origins(c: Configuration) -> dict[str, str]:
         formula, holds = derived.get(name, ("", False))
         result[name] = ", ".join(by_field.get(name, ())) or (f"derived: {formula}" if holds else default)
     return result
-
-
-def strategy_of(c: Configuration, gpus: int) -> Strategy:
-    """Return the Strategy of a configuration on so many ranks. Raises InputError naming what is left open, or what no
-    Strategy can say."""
-    s = c.layout
-    tp, pp, cp = s.tp or 1, s.pp or 1, s.cp or 1
-    if gpus % (tp * pp * cp):
-        reason = f"tp {tp} x pp {pp} x cp {cp} does not divide {gpus} ranks"
-        raise InputError("gpus", gpus, reason, f"use a multiple of {tp * pp * cp}")
-    dp = gpus // (tp * pp * cp)
-    zero = s.zero if s.zero is not None else _FRAMEWORKS[c.kind].zero or 0
-    shard = s.shard if s.shard and zero and dp % s.shard == 0 and s.shard < dp else None
-    recompute = s.recomputed or (s.recompute if s.recompute in _RECOMPUTED else "full" if s.recompute else "none")
-    virtual = s.virtual or 1
-    fields: dict[str, Any] = {
-        "dp": dp,
-        "zero": zero if dp * cp > 1 else 0,
-        "shard": shard,
-        "tp": tp,
-        "sp": bool(s.sp) and tp > 1,
-        "cp": cp,
-        "ulysses": s.ulysses or 1,
-        "layers": s.layers or "auto",
-        "ep": s.ep or 1,
-        "etp": s.etp or 1,
-        "pp": pp,
-        "virtual": virtual if pp > 1 else 1,
-        "micro_batch": s.micro_batch or 1,
-        "recompute": recompute,
-        **c.fields,
-    }
-    if pp > 1:
-        fields["schedule"] = s.schedule or ("interleaved" if virtual > 1 else "1f1b")
-    if dp == 1 or pp == 1:
-        fields.pop("order", None)
-    return Strategy(**fields)
-
-
-def options_of(c: Configuration, s: Strategy) -> StackOptions:
-    """Return the options that a configuration sets; those of a pipeline's stages where there is one, and of units
-    where they are sharded. Raises InputError for a value that an option has not."""
-    without = (*(() if s.pp > 1 else _OF_STAGES), *(() if s.level.gradients else _OF_UNITS))
-    return StackOptions(**{n: v for n, v in c.options.items() if n not in without})
-
-
-def job_of(c: Configuration, batch: int, seq: int) -> Job:
-    """Return the job of a configuration: what it says of optimizer, clipping and types, else a Job's defaults.
-    Raises InputError."""
-    word = str(c.job.get("compute") or c.layout.precision)
-    compute = PRECISIONS[word].compute if word in PRECISIONS else SHORT_NAMES.get(word, "bfloat16")
-    job = Job(batch, seq, Precision(compute, **c.job.get("types", {})))  # type: ignore[arg-type]
-    if "optimizer" in c.job:
-        job = replace(job, optimizer=Optimizer(**c.job["optimizer"]))
-    return replace(job, clip=c.job["clip"]) if "clip" in c.job else job
-
-
-def model_of(c: Configuration, named: str | None) -> tuple[ModelSpec, list[str]]:
-    """Return the model of a configuration, by --model or by the sizes that it states. Raises InputError."""
-    if named is not None:
-        return names.model_named(named)
-    if c.spec is not None:
-        return c.spec, []
-    sizes = c.sizes
-    needed = ("num_hidden_layers", "hidden_size", "num_attention_heads", "vocab_size")
-    missing = [name for name in needed if count(sizes.get(name)) is None]
-    if missing or c.open_model:
-        named_only = f"the file names {c.model_name} and leaves its sizes open" if c.model_name else ""
-        reason = c.open_model or named_only or f"the file leaves {', '.join(missing)} open"
-        raise InputError("model", None, reason, "name a preset or a config.json")
-    if experts := sizes.get("num_experts"):
-        reason = f"the file has {experts} experts, and sizes alone do not make a mixture of experts"
-        raise InputError("model", None, reason, "name a preset or a config.json")
-    sizes = {"model_type": "llama", "intermediate_size": 4 * int(sizes["hidden_size"]), **sizes}
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "config.json"
-        path.write_text(json.dumps(sizes))
-        model, notes = names.model_named(str(path))
-    return model, [*notes, "the model is of the sizes that the file states, as a Llama"]
 
 
 def findings_in(reading: Reading) -> tuple[Finding, ...]:
@@ -305,8 +220,8 @@ def _dealt_out(s: Strategy, c: Configuration, model: ModelSpec, options: StackOp
     """Return a strategy with the blocks of each chunk listed where the file lists none and its framework deals them
     out evenly: here `layers=auto` is what a search finds best."""
     chunks = len(rank_of(s))
-    open_ = s.pp > 1 and s.layers == "auto" and not any(getattr(options, name) for name in _OF_STAGES)
-    if not _FRAMEWORKS[c.kind].equal_chunks or not open_ or model.layers % chunks or options.mtp:
+    open_ = s.pp > 1 and s.layers == "auto" and not any(getattr(options, name) for name in OF_STAGES)
+    if not READ_BY[c.kind].equal_chunks or not open_ or model.layers % chunks or options.mtp:
         return s
     return replace(s, layers=listed(equal_blocks(model.layers, chunks)))
 
@@ -333,7 +248,7 @@ def _require_filled_in(path: Path, asked: Query, reading: Reading) -> None:
 
 def _require_spelt(path: Path, c: Configuration) -> None:
     """Require that no key is a slip of one that sets the layout, of which a price would take the default."""
-    table = key_table(_FRAMEWORKS[c.kind].folder)
+    table = key_table(READ_BY[c.kind].folder)
     for key, near in c.unknown.items():
         name = shown(key).rpartition(".")[2].replace("-", "_")
         verdict = table.verdict(near) if near else None
@@ -380,7 +295,7 @@ def query_by(path: Path, asked: Query, reading: Reading | None = None) -> tuple[
     if asked.batch is None and c.kind == "megatron" and s.global_batch is None:
         raise InputError("batch", None, f"is missing: {path} leaves the global batch open", "say how many sequences")
     batch = asked.batch or s.global_batch or (s.micro_batch or 1) * (s.accumulation or 1) * strategy.dp
-    steps = s.accumulation or _FRAMEWORKS[c.kind].accumulation
+    steps = s.accumulation or READ_BY[c.kind].accumulation
     if s.micro_batch is None and steps and (micro := divided(batch, strategy.dp * steps)) and micro > 1:
         strategy = replace(strategy, micro_batch=micro)
         said.append(f"micro_batch={micro}: {batch} sequences over dp={strategy.dp}, accumulated {steps} times")

@@ -1,0 +1,104 @@
+"""What a configuration states, as a Strategy, options, a Job and a model."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from phalanx.frameworks.configuration import Configuration, count
+from phalanx.frameworks.registry import FRAMEWORKS
+from phalanx.planning import lookup as names
+from phalanx.spec.errors import InputError
+from phalanx.spec.job import Job, Precision
+from phalanx.spec.model.spec import ModelSpec
+from phalanx.spec.number_formats import PRECISIONS, SHORT_NAMES
+from phalanx.spec.optimizers import Optimizer
+from phalanx.spec.strategy.spec import Strategy
+from phalanx.spec.strategy.stack_options import StackOptions
+
+READ_BY = {framework.reads: framework for framework in FRAMEWORKS.values() if framework.reads}
+RECOMPUTED = {"none", "selective", "full"}
+OF_STAGES = ("first_stage_layers", "last_stage_layers", "embedding_as_layer", "loss_as_layer")
+_OF_UNITS = ("units", "unit_size")
+
+
+def strategy_of(c: Configuration, gpus: int) -> Strategy:
+    """Return the Strategy of a configuration on so many ranks. Raises InputError naming what is left open, or what no
+    Strategy can say."""
+    s = c.layout
+    tp, pp, cp = s.tp or 1, s.pp or 1, s.cp or 1
+    if gpus % (tp * pp * cp):
+        reason = f"tp {tp} x pp {pp} x cp {cp} does not divide {gpus} ranks"
+        raise InputError("gpus", gpus, reason, f"use a multiple of {tp * pp * cp}")
+    dp = gpus // (tp * pp * cp)
+    zero = s.zero if s.zero is not None else READ_BY[c.kind].zero or 0
+    shard = s.shard if s.shard and zero and dp % s.shard == 0 and s.shard < dp else None
+    recompute = s.recomputed or (s.recompute if s.recompute in RECOMPUTED else "full" if s.recompute else "none")
+    virtual = s.virtual or 1
+    fields: dict[str, Any] = {
+        "dp": dp,
+        "zero": zero if dp * cp > 1 else 0,
+        "shard": shard,
+        "tp": tp,
+        "sp": bool(s.sp) and tp > 1,
+        "cp": cp,
+        "ulysses": s.ulysses or 1,
+        "layers": s.layers or "auto",
+        "ep": s.ep or 1,
+        "etp": s.etp or 1,
+        "pp": pp,
+        "virtual": virtual if pp > 1 else 1,
+        "micro_batch": s.micro_batch or 1,
+        "recompute": recompute,
+        **c.fields,
+    }
+    if pp > 1:
+        fields["schedule"] = s.schedule or ("interleaved" if virtual > 1 else "1f1b")
+    if dp == 1 or pp == 1:
+        fields.pop("order", None)
+    return Strategy(**fields)
+
+
+def options_of(c: Configuration, s: Strategy) -> StackOptions:
+    """Return the options that a configuration sets; those of a pipeline's stages where there is one, and of units
+    where they are sharded. Raises InputError for a value that an option has not."""
+    without = (*(() if s.pp > 1 else OF_STAGES), *(() if s.level.gradients else _OF_UNITS))
+    return StackOptions(**{n: v for n, v in c.options.items() if n not in without})
+
+
+def job_of(c: Configuration, batch: int, seq: int) -> Job:
+    """Return the job of a configuration: what it says of optimizer, clipping and types, else a Job's defaults.
+    Raises InputError."""
+    word = str(c.job.get("compute") or c.layout.precision)
+    compute = PRECISIONS[word].compute if word in PRECISIONS else SHORT_NAMES.get(word, "bfloat16")
+    job = Job(batch, seq, Precision(compute, **c.job.get("types", {})))  # type: ignore[arg-type]
+    if "optimizer" in c.job:
+        job = replace(job, optimizer=Optimizer(**c.job["optimizer"]))
+    return replace(job, clip=c.job["clip"]) if "clip" in c.job else job
+
+
+def model_of(c: Configuration, named: str | None) -> tuple[ModelSpec, list[str]]:
+    """Return the model of a configuration, by --model or by the sizes that it states. Raises InputError."""
+    if named is not None:
+        return names.model_named(named)
+    if c.spec is not None:
+        return c.spec, []
+    sizes = c.sizes
+    needed = ("num_hidden_layers", "hidden_size", "num_attention_heads", "vocab_size")
+    missing = [name for name in needed if count(sizes.get(name)) is None]
+    if missing or c.open_model:
+        named_only = f"the file names {c.model_name} and leaves its sizes open" if c.model_name else ""
+        reason = c.open_model or named_only or f"the file leaves {', '.join(missing)} open"
+        raise InputError("model", None, reason, "name a preset or a config.json")
+    if experts := sizes.get("num_experts"):
+        reason = f"the file has {experts} experts, and sizes alone do not make a mixture of experts"
+        raise InputError("model", None, reason, "name a preset or a config.json")
+    sizes = {"model_type": "llama", "intermediate_size": 4 * int(sizes["hidden_size"]), **sizes}
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "config.json"
+        path.write_text(json.dumps(sizes))
+        model, notes = names.model_named(str(path))
+    return model, [*notes, "the model is of the sizes that the file states, as a Llama"]
