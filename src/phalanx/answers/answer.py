@@ -33,6 +33,8 @@ def plain(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [plain(item) for item in value]
     if is_dataclass(value):
+        if whole := getattr(value, "plain_field", ""):
+            return plain(getattr(value, whole))
         shown = (f.name for f in fields(value) if f.metadata.get("plain", True))
         return {name: plain(getattr(value, name)) for name in shown}
     if hasattr(value, "tolist"):  # numpy's numbers and arrays
@@ -89,6 +91,8 @@ class Page:
 class Answer:
     """The answer to a question: a frozen dataclass whose fields name their units."""
 
+    plain_field: ClassVar[str] = ""
+    """The field that is the whole plain answer; "" where all fields are."""
     rows_of: ClassVar[str] = ""
     """The field that has a data frame's rows; "" where the answer is one row."""
 

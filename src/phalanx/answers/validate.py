@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from phalanx.answers.answer import DRAWN, Answer, plain
+from phalanx.answers.answer import DRAWN, Answer
 from phalanx.cost.analytic.chips import system
 from phalanx.planning.search.column_pricing import Pricing
 from phalanx.planning.search.limits import conditions
@@ -273,6 +273,7 @@ def _quantile(values: Sequence[float], percent: float) -> float | None:
 class PredictionScores(Answer):
     """Errors of predicted step times and memory."""
 
+    plain_field = "scores"
     scores: dict[str, Any]
     """By quantity, in percent, and by source family."""
     runs: PredictionError | None = field(default=None, metadata=DRAWN)
@@ -283,6 +284,7 @@ class PredictionScores(Answer):
 class ChoiceScores(Answer):
     """How good the choices are that predictions lead to."""
 
+    plain_field = "scores"
     scores: dict[str, Any]
     """Of sweeps and of recipes."""
     rows: int = field(default=0, metadata=DRAWN)
@@ -294,13 +296,9 @@ class ChoiceScores(Answer):
 class KernelScores(Answer):
     """Errors of the kernel model."""
 
+    plain_field = "scores"
     scores: dict[str, Any]
     """In percent, by kind of kernel and by chip."""
-
-
-@plain.register
-def _(value: PredictionScores | ChoiceScores | KernelScores) -> dict[str, Any]:
-    return value.scores
 
 
 def prediction_scores(runs: Path | None, family: str | None) -> PredictionScores:

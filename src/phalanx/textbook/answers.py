@@ -100,6 +100,7 @@ class ListedPicture:
 class PictureList(Answer):
     """The pictures of the textbook."""
 
+    plain_field = "pictures"
     pictures: tuple[ListedPicture, ...]
 
 
@@ -107,6 +108,7 @@ class PictureList(Answer):
 class Quiz(Answer):
     """Exercises with their answers."""
 
+    plain_field = "exercises"
     exercises: tuple[Exercise, ...]
 
 
@@ -123,16 +125,6 @@ class DecisionPath(Answer):
 def _(value: Drawing) -> dict[str, Any]:
     panels = [{"kind": type(panel).__name__.lower(), **asdict(panel)} for panel in value.picture.panels]
     return {"name": value.name, **asdict(value.picture), "panels": panels}
-
-
-@plain.register
-def _(value: PictureList) -> Any:
-    return plain(value.pictures)
-
-
-@plain.register
-def _(value: Quiz) -> Any:
-    return plain(value.exercises)
 
 
 @plain.register

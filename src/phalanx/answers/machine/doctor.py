@@ -9,11 +9,10 @@ import platform
 import shutil
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from phalanx.answers.answer import Answer, plain
+from phalanx.answers.answer import Answer
 from phalanx.spec.cluster.spec import GIB
 
 _SHARED = Path("/dev/shm")
@@ -36,17 +35,13 @@ class Checked:
 class MachineState(Answer):
     """What this machine has, and what is missing."""
 
+    plain_field = "checks"
     checks: tuple[Checked, ...]
 
     @property
     def good(self) -> bool:
         """Whether nothing that is needed is missing."""
         return all(check.good for check in self.checks)
-
-
-@plain.register
-def _(value: MachineState) -> list[dict[str, Any]]:
-    return [asdict(check) for check in value.checks]
 
 
 def look_around() -> MachineState:
