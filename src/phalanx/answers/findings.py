@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Unpack
 
 from phalanx.answers.answer import Answer
-from phalanx.answers.question.query import Query, QueryFields, Source, query_of
+from phalanx.answers.question.query import QueryFields, Source, query_of
 from phalanx.answers.question.question import Premises, Question, read
 from phalanx.answers.question.read import findings_in, is_configuration
 from phalanx.answers.question.read import read as configuration
@@ -39,11 +39,7 @@ def lint(source: Source = None, **fields: Unpack[QueryFields]) -> Findings:
 
     A configuration without a cluster is looked at as a file alone. `source`: a plan.json, a run's folder, another
     framework's configuration, or a Query. Raises InputError."""
-    return findings_about(query_of(source, fields))
-
-
-def findings_about(query: Query) -> Findings:
-    """Return the findings of a query. Raises InputError."""
+    query = query_of(source, fields)
     path = None if query.source is None else Path(query.source)
     reading = (
         configuration([path, *query.files], None, query.gpus) if path is not None and is_configuration(path) else None

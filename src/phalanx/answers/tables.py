@@ -9,7 +9,7 @@ from typing import Any, Unpack
 from phalanx.answers.answer import DRAWN, Answer, plain
 from phalanx.answers.prediction import prediction_of
 from phalanx.answers.question.query import QueryFields, Source, query_of
-from phalanx.answers.question.question import Premises, Question, read
+from phalanx.answers.question.question import Premises, read
 from phalanx.cost.analytic.chips import system_of
 from phalanx.planning import lookup
 from phalanx.planning.search import HEADROOM
@@ -72,11 +72,7 @@ def _(value: Sheet) -> dict[str, Any]:
 
 def memory(source: Source = None, **fields: Unpack[QueryFields]) -> Tables:
     """Tabulate what occupies the memory of a strategy's fullest rank. Raises InputError."""
-    return memory_of(read(query_of(source, fields)))
-
-
-def memory_of(q: Question) -> Tables:
-    """Tabulate the memory of a question's strategy. Raises InputError."""
+    q = read(query_of(source, fields))
     p = prediction_of(q)
     sheet = memory_sheet(p.strategy, p.memory_terms, p.memory_bytes, int(p.usable_bytes))
     return Tables(q.premises, (sheet,), q.notes)
@@ -122,11 +118,7 @@ def _state(count: float, bytes_per_parameter: int, card_gb: float) -> tuple[Shee
 
 def traffic(source: Source = None, **fields: Unpack[QueryFields]) -> Tables:
     """Tabulate what each mesh axis of a strategy sends in a step. Raises InputError."""
-    return traffic_of(read(query_of(source, fields)))
-
-
-def traffic_of(q: Question) -> Tables:
-    """Tabulate the traffic of a question's strategy. Raises InputError."""
+    q = read(query_of(source, fields))
     if q.exact is not None:
         return Tables(q.premises, (exact_sheet(q.exact),), q.notes)
     return Tables(q.premises, (traffic_sheet(q.subject), overlap_sheet(q.subject)), q.notes)
@@ -152,11 +144,7 @@ def gradient_traffic(
 def roofline(source: Source = None, **fields: Unpack[QueryFields]) -> Tables:
     """Tabulate ridge points of the known systems and the intensity of each operator of a strategy, in training and in
     decoding. Raises InputError."""
-    return roofline_of(read(query_of(source, fields)))
-
-
-def roofline_of(q: Question) -> Tables:
-    """Tabulate the rooflines of a question's strategy. Raises InputError."""
+    q = read(query_of(source, fields))
     assert q.strategy is not None
     return Tables(
         q.premises, (ridges(), *rooflines(q.pricing, q.strategy)), q.notes, ("roofline", q.pricing, q.strategy)

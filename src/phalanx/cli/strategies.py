@@ -60,10 +60,10 @@ def lint(query: StepQuery, output: Annotated[Display, "json", "save", "strict"])
     is examined, in seconds too with --cluster.
     """
     from phalanx.answers import observed
-    from phalanx.answers.findings import findings_about
+    from phalanx.answers.findings import lint as look
 
     seen = observed.observation_of(query)
-    findings = findings_about(query) if seen is None else observed.findings(seen, query)
+    findings = look(query) if seen is None else observed.findings(seen, query)
     output.show(findings, failed=bool(findings.findings))
 
 

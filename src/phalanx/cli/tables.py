@@ -19,10 +19,9 @@ _OF_A_STEP = ("--strategy", "--cluster", "--gpus", "--batch", "--stack", "--prec
 @command
 def memory_of_strategy(query: StepQuery, output: Saved) -> None:
     """Tabulate what occupies the memory of a strategy's fullest rank, as `predict` and `explain` have it."""
-    from phalanx.answers.question.question import read
-    from phalanx.answers.tables import memory_of
+    from phalanx.answers.tables import memory
 
-    output.show(memory_of(read(query)), subject="memory")
+    output.show(memory(query), subject="memory")
 
 
 @command
@@ -53,13 +52,12 @@ def comm_of_strategy(query: StepQuery, output: Saved) -> None:
     Name a plan, or --model, --cluster, --gpus, --batch, --seq and --strategy; or an observed.json and --cluster.
     """
     from phalanx.answers import observed
-    from phalanx.answers.question.question import read
-    from phalanx.answers.tables import traffic_of
+    from phalanx.answers.tables import traffic
 
     if (seen := observed.observation_of(query)) is not None:
         output.show(observed.price(seen, query), collectives=True)
     else:
-        output.show(traffic_of(read(query)), subject="comm")
+        output.show(traffic(query), subject="comm")
 
 
 @command
@@ -91,10 +89,9 @@ def roofline_of_strategy(query: StepQuery, output: Saved) -> None:
 
     Name a plan, or --model, --cluster, --gpus, --batch, --seq and --strategy.
     """
-    from phalanx.answers.question.question import read
-    from phalanx.answers.tables import roofline_of
+    from phalanx.answers.tables import roofline
 
-    output.show(roofline_of(read(query)), subject="roofline")
+    output.show(roofline(query), subject="roofline")
 
 
 @command
