@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from pathlib import Path
 from xml.etree import ElementTree
@@ -40,7 +41,7 @@ def test_a_picture_is_text_file_and_data(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("learn", "draw", "stak"), "did you mean stack?"),
+        (("learn", "draw", "stck"), "did you mean stack?"),
         (("learn", "draw", "stack", "--model", "gpt2"), "it takes no options"),
         (("learn", "draw", "--model", "gpt2"), "name one"),
         (("learn", "draw", "fsdp", "--model", "mixtral-8x7b"), "name a dense model"),
@@ -89,3 +90,24 @@ def test_a_command_draws_its_subject(tmp_path: Path, words: tuple[str, ...], sai
 def test_a_png_is_drawn_by_chromium(tmp_path: Path) -> None:
     assert phalanx(tmp_path, "learn draw stack --save s.png")[0] == 0
     assert (tmp_path / "s.png").read_bytes()[:4] == b"\x89PNG"
+
+
+def test_patterns_send_what_the_table_of_traffic_says(tmp_path: Path) -> None:
+    drawn = json.loads(phalanx(tmp_path, "learn draw patterns --json")[1])["panels"][0]["bars"]
+    job = "--model mixtral-8x7b --cluster dgx-h100 --gpus 8 --batch 8 --seq 4096"
+    for way, line in (("pipeline", "pp=8"), ("expert", "dp=8,ep=8"), ("tensor", "tp=8,etp=8,micro_batch=8")):
+        rows = json.loads(phalanx(tmp_path, f"tables comm {job} --strategy {line} --json")[1])["tables"][0]["rows"]
+        (bar,) = [bar for bar in drawn if bar["label"] == way]
+        inner = sum(row["sent_bytes"] for row in rows if row["hidden"] is not None)
+        assert sum(size for _, size in bar["parts"]) == pytest.approx(inner / 2**30, rel=1e-6)
+
+
+def test_stages_hold_every_block_once(tmp_path: Path) -> None:
+    out = phalanx(tmp_path, "learn draw stages --model gpt2-xl --ranks 3")[1]
+    spans = sorted(tuple(map(int, span)) for span in re.findall(r"blocks (\d+)-(\d+)", out))
+    assert [i for first, last in spans for i in range(first, last + 1)] == list(range(48))
+
+
+def test_steps_of_data_parallelism_cut_the_batch(tmp_path: Path) -> None:
+    assert "48 to 63" in phalanx(tmp_path, "learn draw data-parallelism --batch 64")[1]
+    assert "is not a multiple of 4 ranks" in error_of(tmp_path, "learn", "draw", "data-parallelism", "--batch", "6")
