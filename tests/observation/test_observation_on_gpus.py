@@ -136,6 +136,36 @@ def _skips_what_is_infinite() -> None:
             optimizer.step()
 
 
+def _numbered() -> None:
+    """The idiom of PyTorch's tutorials: a device is the rank's number, of tensors and modules alike."""
+    rank = dist.get_rank()
+    torch.cuda.set_device(rank)
+    model = nn.parallel.DistributedDataParallel(nn.Linear(64, 64).to(rank), device_ids=[rank])
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    for _ in range(3):
+        x = torch.ones(2, 64).to(rank) + torch.zeros(64, device=rank) + torch.ones(64).cuda(rank)
+        model(x).sum().backward()
+        optimizer.step()
+
+
+def _branches() -> None:
+    """Experts that are left out without a token: any of several truth values holds, all do not."""
+    gate, experts = nn.Linear(64, 4).cuda(), nn.ModuleList(nn.Linear(64, 64) for _ in range(4)).cuda()
+    optimizer = torch.optim.SGD([*gate.parameters(), *experts.parameters()], 0.1)
+    for _ in range(3):
+        x = torch.ones(32, 64, device="cuda")
+        weight, chosen = gate(x).softmax(-1).max(-1)
+        out = torch.zeros_like(x)
+        for i, expert in enumerate(experts):
+            mask = chosen == i
+            if mask.any():
+                out[mask] = expert(x[mask]) * weight[mask, None]
+            if mask.all() or out.isnan().any():
+                raise AssertionError("not taken")
+        out.sum().backward()
+        optimizer.step()
+
+
 def _observed() -> dict[str, Observation]:
     def recomputed(layer: nn.Module, x: Tensor) -> Tensor:
         out: Tensor = checkpoint(_grouped, layer, x, use_reentrant=False)
@@ -150,6 +180,8 @@ def _observed() -> dict[str, Observation]:
         "zero bubble": observe(_zero_bubble, world=2, ranks=[1]),
         "unused": observe(_unused, world=2, ranks=[0]),
         "finite": observe(_skips_what_is_infinite, world=2, ranks=[1]),
+        "numbered": observe(_numbered, world=8, ranks=[3]),
+        "branches": observe(_branches, world=1),
     }
 
 
@@ -175,5 +207,9 @@ def test_programs_for_gpus_are_observed_without_one() -> None:
     sent = [(o.event.op, o.event.bytes, o.event.dtype) for o in seen["unused"].ranks[0].communication]
     assert sent == [("all_reduce", 2 * 2 * (64 * 64 + 64), "bfloat16"), ("all_reduce", 4 * 4, "int32")]
     assert [w.call for w in seen["finite"].ranks[0].synchronisations] == ["item"]
+    assert [o.event.bytes for o in seen["numbered"].ranks[0].communication if o.event.phase == "B"] == [4 * 65 * 64]
+    # Each of four experts gets half of the rows.
+    rows = {unit: n for (phase, unit), n in seen["branches"].ranks[0].flops.items() if phase == "F"}
+    assert sum(rows.values()) == 2 * 64 * (32 * 4 + 4 * 16 * 64)
     messages = [o.event.op for o in seen["pipeline"].ranks[0].communication]
     assert sorted(messages) == ["recv"] * 4 + ["send"] * 4

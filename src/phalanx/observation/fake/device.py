@@ -170,7 +170,7 @@ class Redirect(TorchFunctionMode):
         self.device = torch.device(NAME, 0)
 
     def _here(self, value: Any) -> Any:
-        if is_cuda(value):
+        if is_cuda(value) or type(value) is int:  # torch takes an index alone for the accelerator's
             self.redirected()
             return self.device
         if isinstance(value, torch.device) and value.type == NAME:
@@ -200,6 +200,8 @@ class Redirect(TorchFunctionMode):
         if func is torch.Tensor.pin_memory:
             args[0]._pinned = True
             return args[0]
+        if func is torch.Tensor.to and len(args) > 1 and type(args[1]) is int:
+            args = (args[0], self._here(args[1]), *args[2:])
         if any(type(a) in (str, torch.device) for a in args):
             args = tuple(self._here(a) if type(a) in (str, torch.device) else a for a in args)
         if "device" in kwargs:

@@ -4,7 +4,7 @@ Constants are followed: a tensor that was filled with 0, or computed from such, 
 is nan or infinite has an answer. Counts are even: of integers and truth values the mean is followed, so that n
 choices among k bins (histc, bincount, a scattered map and its sum) are n/k in each, and tokens go to experts in equal
 parts. Everything else is 1, or False. Where a shape depends on values (nonzero, masks, unique), half of the elements
-are selected.
+are selected; so any of several truth values holds, and `if mask.any()` is taken.
 """
 
 from __future__ import annotations
@@ -76,7 +76,9 @@ def follow(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], tensors: li
             value = _scattered(args)
         elif tensors:
             values = [value_of(t) for t in tensors]
-            if None not in values:
+            if name == "any" and values == [None] and tensors[0].numel() > 1 == out.numel():
+                value = True
+            elif None not in values:
                 value = _computed(func, name, args, kwargs, tensors, values, out.numel())
     if value is not None:
         out._stated = value  # type: ignore[attr-defined]
