@@ -25,6 +25,7 @@ from phalanx.report.pictures.figure import (
     Mark,
     Picture,
     PlotAxis,
+    Rounds,
     RuleLine,
     Series,
     Timeline,
@@ -308,3 +309,17 @@ def test_two_nodes_are_joined_by_a_network(cluster: str, ports: int) -> None:
     words = [line for item in panel.items if isinstance(item, Box) for line in item.lines]
     assert sum("port" in word for word in words) == 2 * ports
     assert sum(word.startswith("GPU 0") for word in words) == 2
+
+
+def test_the_family_is_made_of_its_parts() -> None:
+    """Before and after of each operation, and the state between two that make a third."""
+    each, made, _ = _picture("collectives-family").panels
+    assert isinstance(each, Rounds)
+    assert isinstance(made, Rounds)
+    after = {a.head.partition(":")[0]: b.cells for a, b in zip(each.rounds[::2], each.rounds[1::2], strict=True)}
+    assert after["all_gather"] == [["A", "B", "C"]] * 3
+    assert [row[i] for i, row in enumerate(after["reduce_scatter"])] == ["ABC"] * 3
+    assert after["all_to_all"] == [["A0", "B0", "C0"], ["A1", "B1", "C1"], ["A2", "B2", "C2"]]
+    gathered = next(i for i, state in enumerate(made.rounds) if state.head == "after gather")
+    assert made.rounds[gathered].cells[0] == ["A", "B", "C"]
+    assert made.rounds[gathered + 1].cells == after["all_gather"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -25,6 +26,7 @@ from phalanx.report.pictures.figure import (
     Tree,
 )
 from phalanx.report.pictures.numbers import short
+from phalanx.schedule.collectives.compositions import composed
 from phalanx.schedule.collectives.ir import Ints, Schedule, atoms, then
 from phalanx.schedule.collectives.proof import Counts, Run, prove, run
 from phalanx.schedule.collectives.registry import ALGORITHMS, COMPOSED, DUALS, build, two_tiers
@@ -39,6 +41,26 @@ def rounds(schedule: Schedule, node: int = 0) -> Picture:
     """Draw a schedule round by round, on nodes of `node` ranks. Raises InputError for too many ranks."""
     if schedule.ranks > MOST_DRAWN:
         raise InputError("save", None, f"draws at most {MOST_DRAWN} ranks", "leave it out, or ask for fewer ranks")
+    cost = prove(schedule)
+    most = cost.sent / max(1, schedule.buffer)
+    column = "block" if schedule.op == "all_to_all" else "chunk"
+    letters = (
+        "A row is a rank, a column a place in its buffer; B2 is what rank 1 has for rank 2: rows become columns."
+        if schedule.op == "all_to_all"
+        else "A row is a rank, a column a chunk; A is rank 0's contribution, B rank 1's."
+    )
+    return Picture(
+        f"{schedule.op} by {schedule.algorithm} over {schedule.ranks} ranks",
+        (Rounds(tuple(_states(schedule)), column, node),),
+        f"`phalanx collectives show`: the schedule that is proved, priced and run; {cost.messages} messages, at most "
+        f"{most:.4g} of the buffer sent by a rank",
+        f"{letters} Outlined: what came in this round."
+        + (f" Nodes of {node} ranks; red: the slow links between them." if node else ""),
+    )
+
+
+def _states(schedule: Schedule) -> list[RoundState]:
+    """What each rank holds at the start and after every round, and what was sent in it."""
     symbolic = run(schedule)
     held: list[RoundState] = []
     needed = symbolic.positions(schedule.start).sum(axis=0)
@@ -51,22 +73,7 @@ def rounds(schedule: Schedule, node: int = 0) -> Picture:
         changed = [[a != b for a, b in zip(*rows, strict=True)] for rows in zip(words, before, strict=True)]
         head = "start" if number == 0 else f"round {number} of {schedule.rounds}"
         held.append(RoundState(head, sends(symbolic, number - 1), words, share, changed))
-    cost = prove(schedule)
-    most = cost.sent / max(1, schedule.buffer)
-    column = "block" if schedule.op == "all_to_all" else "chunk"
-    letters = (
-        "A row is a rank, a column a place in its buffer; B2 is what rank 1 has for rank 2: rows become columns."
-        if schedule.op == "all_to_all"
-        else "A row is a rank, a column a chunk; A is rank 0's contribution, B rank 1's."
-    )
-    return Picture(
-        f"{schedule.op} by {schedule.algorithm} over {schedule.ranks} ranks",
-        (Rounds(tuple(held), column, node),),
-        f"`phalanx collectives show`: the schedule that is proved, priced and run; {cost.messages} messages, at most "
-        f"{most:.4g} of the buffer sent by a rank",
-        f"{letters} Outlined: what came in this round."
-        + (f" Nodes of {node} ranks; red: the slow links between them." if node else ""),
-    )
+    return held
 
 
 def all_reduce(algorithm: str) -> Callable[[int], Picture]:
@@ -258,10 +265,43 @@ def family() -> Picture:
     root = Node("collectives", tuple(Node(name, tuple(node(op) for op in ops)) for name, ops in groups))
     return Picture(
         "The family of collectives: what each does, and of which others it is made",
-        (Tree(root),),
+        (
+            Rounds(tuple(_before_and_after()), head="What each does, over three ranks", across=4),
+            Rounds(tuple(_composed()), head="Of which two some are made", across=3),
+            Tree(root, "All algorithms"),
+        ),
         "`phalanx collectives prove` proves every one of these; compositions by `phalanx collectives show --as`",
-        "Backwards: the dual, with time and direction reversed, and sums in place of copies.",
+        "A row is a rank, A rank 0's contribution; of an all-to-all B2 is what rank 1 has for rank 2. Backwards: the "
+        "dual, with time and direction reversed, and sums in place of copies.",
     )
+
+
+_SHOWN = 3
+"""Ranks of the tables before and after."""
+
+
+def _before_and_after() -> Iterator[RoundState]:
+    """The first and the last state of every operation."""
+    for op, names in ALGORITHMS.items():
+        if op != "barrier":
+            first, *_, last = _states(build(op, names[0], _SHOWN, _SHOWN))
+            yield replace(first, head=f"{op}: before")
+            yield replace(last, head="after", sends=(), changed=first.changed)
+
+
+def _composed() -> Iterator[RoundState]:
+    """An operation as one operation and then another: the state in between."""
+    for op, (one, other) in (
+        ("all_reduce", ("reduce_scatter", "all_gather")),
+        ("all_reduce", ("reduce", "broadcast")),
+        ("all_gather", ("gather", "broadcast")),
+        ("reduce_scatter", ("reduce", "scatter")),
+    ):
+        states = _states(composed(op, f"{one}+{other}", _SHOWN, _SHOWN))
+        middle = build(one, ALGORITHMS[one][0], _SHOWN, _SHOWN).rounds
+        yield replace(states[0], head=f"{op}: before")
+        for state, last in ((states[middle], one), (states[-1], other)):
+            yield replace(state, head=f"after {last}", sends=(), changed=states[0].changed)
 
 
 def _halves(algorithm: str, ranks: int = 8) -> tuple[str, str] | None:

@@ -249,6 +249,8 @@ class Rounds:
     column: str = "chunk"
     node: int = 0
     """Ranks of a node: messages between nodes are marked; 0: there are none."""
+    across: int = 8
+    """Tables side by side at most."""
     head: str = ""
 
 

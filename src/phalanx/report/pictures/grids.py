@@ -75,7 +75,7 @@ def draw_rounds(scene: Scene, panel: Rounds) -> None:
     name = width(f"rank {ranks - 1}", _SMALL) + 8
     wide = name + cell * chunks + arcs
     wide = max(wide, *(width(r.head, _SMALL) + 16 for r in panel.rounds))
-    across = max(1, int((WIDE - 2 * EDGE) // wide))
+    across = min(panel.across, max(1, int((WIDE - 2 * EDGE) // wide)))
     node = panel.node or ranks
     high = 40 + _HIGH * ranks + _BETWEEN * ((ranks - 1) // node) + 14
     for i, held in enumerate(panel.rounds):
