@@ -30,8 +30,9 @@ def test_the_public_names() -> None:
     """These, and no others: what is not here may change."""
     assert sorted(phalanx.__all__) == [
         "ClusterSpec", "InputError", "Job", "ModelSpec", "Plan", "Query", "Strategy", "Wishes", "__version__",
-        "collectives", "compare", "explain", "export", "lint", "memory", "observe", "parallelize", "plan", "predict",
-        "propose_tp_plan", "prove", "read", "roofline", "scaling", "serve_plan", "traffic", "train", "verify",
+        "collectives", "compare", "explain", "export", "goodput", "lint", "memory", "observe", "parallelize", "plan",
+        "predict", "propose_tp_plan", "prove", "read", "roofline", "scaling", "serve_plan", "traffic", "train",
+        "verify",
     ]  # fmt: skip
     assert dir(phalanx) == sorted(phalanx.__all__)
     for name in set(phalanx.__all__) - {"__version__"}:

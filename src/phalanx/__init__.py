@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from phalanx.answers.tables import scaling as scaling
     from phalanx.answers.tables import traffic as traffic
     from phalanx.observation.observe import observe as observe
+    from phalanx.reliability.answer import goodput as goodput
     from phalanx.runtime.any_module.parallelize import parallelize as parallelize
     from phalanx.runtime.any_module.proposal import propose_tp_plan as propose_tp_plan
     from phalanx.serving.answer import serve_plan as serve_plan
@@ -61,6 +62,7 @@ _FACE = {
     "compare": "answers.compare",
     "explain": "answers.explanation",
     "export": "answers.configurations.export",
+    "goodput": "reliability.answer",
     "lint": "answers.findings",
     "memory": "answers.tables",
     "observe": "observation.observe",

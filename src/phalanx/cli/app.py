@@ -106,6 +106,9 @@ COMMANDS = (
     Entry("lint", _PLAN, "phalanx.cli.strategies:lint", "Find anti-patterns in a strategy; exit code 1 if any."),
     Entry("compare", _PLAN, "phalanx.cli.strategies:compare", "Compare plans, configurations or strategies."),
     Entry("tables", _PLAN, "phalanx.cli.tables:tables", "Tabulate memory, communication, rooflines or scaling."),
+    Entry(
+        "goodput", _PLAN, "phalanx.reliability.cli:goodput", "Days, money and best saves of a training that fails."
+    ),
     Entry("mesh", _PLAN, "phalanx.cli.mesh:mesh", "Show which rank is on which GPU, and who talks to whom."),
     Entry("presets", _PLAN, "phalanx.cli.presets:presets", "List the models and clusters that ship, or show one."),
     Entry("read", _PLAN, "phalanx.cli.configurations:read", "Read another framework's configuration."),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -11,7 +12,7 @@ import typer
 
 from phalanx.answers.question.query import Query
 from phalanx.cli.command import command, require_only
-from phalanx.cli.forms import forms
+from phalanx.cli.forms import forms, given
 from phalanx.cli.options import OF_A_STRATEGY
 from phalanx.cli.output import Display, Printed, Saved
 from phalanx.cli.terminal import announce, require_torch, require_writable
@@ -165,6 +166,16 @@ def of_kernels(output: Printed) -> None:
 
 
 @command
+def of_goodput(output: Printed, goodput: Path | None = None) -> None:
+    """Predict the effective time, failures and checkpoints of published jobs from what is not the result, and say why
+    it misses.
+
+    --goodput FILE.csv: Rows in the columns of those that ship with Phalanx.
+    """
+    output.show(import_module("phalanx.reliability.validation").goodput_scores(goodput))  # a vertical: named
+
+
+@command
 def doctor(output: Printed) -> None:
     """Say what this machine has, what is missing and how to get it; exit code 1 if something needed is missing."""
     from phalanx.answers.machine.doctor import look_around
@@ -182,9 +193,10 @@ measure = forms(
 )
 validate = forms(
     "Predict every published run that is fully specified, and show how far off the predictions are.",
-    lambda _: "times",
+    lambda words: "goodput" if given(words, "--goodput") else "times",
     default="times",
     times=of_times,
     choices=of_choices,
     kernels=of_kernels,
+    goodput=of_goodput,
 )

@@ -89,6 +89,8 @@ _VIEWS = {
         "phalanx.report.collectives": "AllReduceBound CollectiveComparison CollectiveMeasurement CollectiveProof "
         "CollectiveSteps OwnReduction ProofCount",
         "phalanx.report.compare": "Comparison",
+        "phalanx.reliability.report": "Goodput",
+        "phalanx.reliability.report:scores": "GoodputScores",
         "phalanx.report.compare:stacks": "StackComparison",
         "phalanx.report.diagnosis": "Diagnosis",
         "phalanx.report.measure": "Measurement",

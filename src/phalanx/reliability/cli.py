@@ -1,0 +1,106 @@
+"""`phalanx goodput`: a training with its failures."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from phalanx.cli.command import command
+from phalanx.cli.options import StepQuery
+from phalanx.cli.output import Display, show_notes
+
+
+@command
+def goodput(
+    query: StepQuery,
+    output: Annotated[Display, "json", "save", "strict", "assertions"],
+    days: float | None = None,
+    tokens: str | None = None,
+    failures: str | None = None,
+    mttf: str | None = None,
+    restart: str = "in-job",
+    detect: str | None = None,
+    restart_time: str | None = None,
+    silent: str | None = None,
+    interval: str | None = None,
+    storage: str | None = None,
+    write: str | None = None,
+    read: str | None = None,
+    checkpoint: str = "shared",
+    checkpoint_bytes: str | None = None,
+    synchronous: bool = False,
+    spares: int | None = None,
+    repair: str | None = None,
+    elastic: bool = False,
+    price: float | None = None,
+    pue: float | None = None,
+    trials: int = 200,
+    seed: int = 0,
+) -> None:
+    """Say how much of a training's time is work, with failures, restarts and checkpoints: days, money, energy, the
+    best interval between saves, how many spare nodes, and what would help most.
+
+    Name a plan, or --model, --cluster, --gpus, --batch, --seq and --strategy; and --days or --tokens.
+
+    --days 54: Length of the training in days.
+    --tokens 15T: Tokens to train, in place of --days.
+    --failures NAME|LOG.csv: Preset of failure rates, or a log with the columns hours and component.
+    --mttf 3h: Mean time between failures of this job, in place of a preset's.
+    --restart KIND: How it comes back: manual, job, in-job or in-process.
+    --detect 5min: Time until a failure is known.
+    --restart-time 4min: Time from then until the checkpoint is being loaded.
+    --silent 1h: Time until silent corruption is found.
+    --interval 30min: Work between saves; by default the best.
+    --storage NAME: shared, tectonic, gpfs, nfs-b200, nas or local.
+    --write 2TB: Bytes per second that all nodes write together.
+    --read 7TB: Bytes per second that all nodes read together.
+    --checkpoint PLACE: shared, local (a node's disks) or replicated (in the memory of two nodes).
+    --checkpoint-bytes 5TB: Size of a checkpoint; by default that of the layout.
+    --synchronous: Training stops until a save is durable.
+    --spares NODES: Spare nodes; by default as many as the job needs not to wait.
+    --repair 1d: Time until a failed node is back.
+    --elastic: Without a spare, work on with one replica fewer.
+    --price 2.5: Price of a GPU-hour, in any currency.
+    --pue 1.2: Power of the data centre over that of its machines.
+    --trials N: Trainings that are simulated.
+    --seed N: Seed of the simulation.
+    """
+    from phalanx.answers.question.question import read as read_question
+    from phalanx.planning import budget
+    from phalanx.reliability import presets
+    from phalanx.reliability.answer import goodput as answer
+    from phalanx.reliability.conditions import Conditions, parse_seconds
+    from phalanx.spec.byte_sizes import parse_bytes
+
+    def seconds(text: str | None, name: str) -> float | None:
+        return None if text is None else parse_seconds(text, name)
+
+    def size(text: str | None, name: str) -> float | None:
+        return None if text is None else parse_bytes(text, name)
+
+    given = Conditions(
+        failures=failures,
+        mttf_s=seconds(mttf, "--mttf"),
+        restart=restart,
+        detect_s=seconds(detect, "--detect"),
+        restart_s=seconds(restart_time, "--restart-time"),
+        silent_s=seconds(silent, "--silent") or Conditions.silent_s,
+        interval_s=seconds(interval, "--interval"),
+        storage=storage,
+        write_bytes_per_s=size(write, "--write"),
+        read_bytes_per_s=size(read, "--read"),
+        checkpoint_bytes=size(checkpoint_bytes, "--checkpoint-bytes"),
+        checkpoint=checkpoint,
+        synchronous=synchronous,
+        spares=spares,
+        repair_s=seconds(repair, "--repair") or Conditions.repair_s,
+        elastic=elastic,
+        price=price,
+        pue=presets.PUE if pue is None else pue,
+    )
+    count = None
+    if tokens is not None:
+        question = read_question(query)
+        model = question.exact.model if question.exact else question.pricing.model
+        count = budget.tokens(tokens, model)
+        show_notes(question.notes)
+    output.show(answer(query, days=days, tokens=count, given=given, trials=trials, seed=seed))

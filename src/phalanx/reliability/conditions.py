@@ -1,0 +1,324 @@
+"""What a training runs under: failures, restarts, spares, checkpoints and their storage, money and power.
+
+Whatever is not given is taken from a preset, and said in `taken`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+
+from phalanx.answers.question.query import Query
+from phalanx.answers.question.question import Question, read
+from phalanx.cost.analytic.chips import chip_name
+from phalanx.reliability import presets
+from phalanx.reliability.closed_form import Cause, Saving, best_interval, expected_wait
+from phalanx.reliability.presets import HARDWARE, UNEXPECTED, ChipCost, FailureCounts, RestartKind, StorageRates
+from phalanx.spec.errors import InputError
+from phalanx.spec.optimizers import OPTIMIZERS
+
+_COPY_BYTES_PER_S = 20e9
+"""From a GPU to its host's memory: PCIe 4.0 with pinned memory, estimated."""
+_PAUSE_S = 0.4
+"""What an asynchronous save stops a training for in addition to that copy: 0.5 s in all, for 1.5 and 2.25 GB a GPU
+(DLRover, megatron_flash_checkpoint.md)."""
+_TO_PEER_BYTES_PER_S = 5e9
+_SHARED_EVERY = 10
+"""Saves on a node's own disks for each one that goes to shared storage."""
+_RARELY_S = 6.0
+"""Expected wait for a node that the default number of spares allows."""
+_UNITS = {"s": 1.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
+_MOST_S = 1e9
+
+
+def parse_seconds(text: str, name: str) -> float:
+    """Parse `30min`, `3h`, `90` (seconds). Raises InputError; 0 is refused."""
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*(s|min|h|d|)\s*", text)
+    if match is None or not 0 < (value := float(match[1]) * _UNITS[match[2] or "s"]) <= _MOST_S:
+        raise InputError(name, text, "is no duration", "write 90s, 30min, 3h or 2d")
+    return value
+
+
+@dataclass(frozen=True)
+class Conditions:
+    """What is given; None where a preset decides."""
+
+    failures: str | None = None
+    """A preset of failure rates, or a log of one's own job (.csv)."""
+    mttf_s: float | None = None
+    """Mean time between failures of the job, in place of the preset's; its causes stay in proportion."""
+    restart: str = "in-job"
+    detect_s: float | None = None
+    restart_s: float | None = None
+    silent_s: float = 3600.0
+    """From silent corruption until a check finds it."""
+    interval_s: float | None = None
+    """Work between saves; None: the best."""
+    storage: str | None = None
+    write_bytes_per_s: float | None = None
+    read_bytes_per_s: float | None = None
+    checkpoint_bytes: float | None = None
+    checkpoint: str = "shared"
+    """shared, local (a node's disks, every tenth save shared) or replicated (in the memory of two nodes)."""
+    synchronous: bool = False
+    save_s: float | None = None
+    load_s: float | None = None
+    stall_s: float | None = None
+    spares: int | None = None
+    repair_s: float = 86_400.0
+    elastic: bool = False
+    price: float | None = None
+    """Of a GPU-hour."""
+    pue: float = presets.PUE
+
+
+PLACES = ("shared", "local", "replicated")
+
+
+@dataclass(frozen=True)
+class Trained:
+    """The training without failures."""
+
+    step_s: float
+    tokens_per_step: int
+    gpus: int
+    nodes: int
+    replicas: int
+    device: str
+    checkpoint_bytes: float
+    writers: int
+    """GPUs that write a part of a checkpoint."""
+
+
+@dataclass(frozen=True)
+class Taken:
+    """Something that was not given."""
+
+    what: str
+    value: str
+    source: str
+
+
+@dataclass(frozen=True)
+class Premise:
+    """A training with all that it runs under, in seconds and bytes."""
+
+    trained: Trained
+    given: Conditions
+    counts: FailureCounts
+    kind: RestartKind
+    storage: StorageRates
+    causes: tuple[Cause, ...]
+    planned: float
+    """Seconds stopped for maintenance per second of training."""
+    saving: Saving
+    interval_s: float
+    best_interval_s: float
+    save_s: float
+    load_s: float
+    spares: int
+    cost: ChipCost | None
+    taken: tuple[Taken, ...] = field(default=())
+
+    @property
+    def per_s(self) -> float:
+        """Unexpected failures of the job per second."""
+        return sum(cause.per_s for cause in self.causes)
+
+    @property
+    def node_failures_per_s(self) -> float:
+        """Those that take a node."""
+        return sum(cause.per_s for cause in self.causes if cause.takes_node)
+
+
+def trained_of(query: Query, checkpoint_bytes: float | None) -> tuple[Trained, Question]:
+    """Price a question's step and count the bytes of its checkpoints, unless they are given. Raises InputError."""
+    from phalanx.answers.prediction import prediction_of
+
+    question = read(query)
+    exact = question.exact
+    job = exact.job if exact else question.pricing.job
+    cluster = exact.cluster if exact else question.pricing.cluster
+    s = question.strategy
+    assert s is not None
+    model_ranks = max(s.world // s.dp, 1)
+    trained = Trained(
+        step_s=prediction_of(question).step_time_s,
+        tokens_per_step=job.global_batch * job.seq,
+        gpus=question.gpus,
+        nodes=-(-question.gpus // cluster.ranks_per_node),
+        replicas=s.dp,
+        device=cluster.device.name,
+        checkpoint_bytes=_state_bytes(question) if checkpoint_bytes is None else checkpoint_bytes,
+        writers=s.world if s.zero else model_ranks,
+    )
+    return trained, question
+
+
+def _state_bytes(question: Question) -> float:
+    """Return the bytes of a checkpoint: our own holds masters and moments (runtime/checkpoint/store.py); the stacks'
+    the state that ZeRO-1 shards and, where parameters are not their own masters, 16-bit weights too."""
+    s = question.strategy
+    assert s is not None
+    if question.exact is not None:
+        from phalanx.spec.job import DTYPE_BYTES
+
+        job, model = question.exact.job, question.exact.model
+        rule = OPTIMIZERS[job.optimizer.name].others
+        moments = len(rule.held(job.optimizer.momentum or 0.0)) if rule.needs_momentum else len(rule.moments)
+        return float(model.parameter_count * DTYPE_BYTES[job.precision.master_dtype] * (1 + moments))
+    p = question.pricing
+    if p.extra.lora:
+        reason = "saves adapters, whose bytes are not known here"
+        raise InputError("options", f"lora={p.extra.lora}", reason, "give --checkpoint-bytes")
+    of_state = float(p.profile.shard_bytes)
+    per_parameter = of_state if s.zero == 3 else of_state + 2
+    return float(p.model.parameter_count * per_parameter)
+
+
+def premise_of(trained: Trained, given: Conditions) -> Premise:
+    """Resolve the conditions of a training. Raises InputError for what cannot be."""
+    _require(given, trained)
+    taken: list[Taken] = []
+
+    def take(what: str, value: str, source: str) -> None:
+        taken.append(Taken(what, value, source))
+
+    name = given.failures or presets.failures_for(chip_name(trained.device)).name
+    counts = presets.failures_named(name, trained.gpus, trained.nodes)
+    if given.failures is None and given.mttf_s is None:
+        take("failures", name, counts.source)
+    kind = presets.restart_named(given.restart)
+    if given.detect_s is None or given.restart_s is None:
+        take("restart", f"{kind.name}: {kind.note}", kind.source)
+    storage = _storage(given, take)
+    writing = max(-(-trained.writers * trained.nodes // trained.gpus), 1)
+    write, read_ = storage.write(writing), storage.read(trained.nodes)
+    if given.checkpoint == "replicated":
+        write = read_ = trained.nodes * _TO_PEER_BYTES_PER_S
+        take("memory of two nodes", "5 GB/s a node", "estimated: a 400 Gb/s link shared with the training")
+    save_s = given.save_s if given.save_s is not None else trained.checkpoint_bytes / write
+    load_s = given.load_s if given.load_s is not None else trained.checkpoint_bytes / read_
+    copy_s = trained.checkpoint_bytes / trained.writers / _COPY_BYTES_PER_S
+    stall_s = (
+        given.stall_s
+        if given.stall_s is not None
+        else save_s
+        if given.synchronous
+        else min(_PAUSE_S + copy_s, save_s)
+    )
+    if not given.synchronous and given.stall_s is None:
+        take("a save's stall", f"{stall_s:.3g} s", "asynchronous: 0.4 s and a copy at 20 GB/s a GPU (DLRover)")
+    saving = Saving(stall_s, max(save_s - stall_s, 0.0), _SHARED_EVERY if given.checkpoint == "local" else 1)
+    causes = _causes(trained, given, counts, kind, load_s)
+    planned_s = given.restart_s if given.restart_s is not None else kind.software_s
+    planned = counts.rate("planned", trained.gpus, trained.nodes) * (planned_s + load_s + stall_s)
+    nodes_per_s = sum(c.per_s for c in causes if c.takes_node)
+    spares = given.spares
+    if spares is None:
+        spares = _enough(nodes_per_s, given.repair_s)
+        take(
+            "spares", f"{spares} nodes, repaired in {given.repair_s / 3600:g} h", "enough for the job hardly to wait"
+        )
+    wait = expected_wait(spares, nodes_per_s, given.repair_s) * (
+        1 / trained.replicas if _shrinks(given, trained) else 1
+    )
+    causes = tuple(replace(c, wait_s=wait) if c.takes_node else c for c in causes)
+    best = best_interval(causes, saving, trained.step_s)
+    interval = best if given.interval_s is None else given.interval_s
+    if given.interval_s is not None and save_s > interval + stall_s:
+        reason = f"is shorter than a save, {save_s:,.0f} s to {storage.name}: the storage is slower than its load"
+        raise InputError("interval", f"{interval:,.0f} s", reason, "save less often, or name faster storage")
+    if given.interval_s is None and interval < save_s:
+        interval = best = save_s  # one save at a time
+    if given.interval_s is None:
+        take("interval", f"{interval:,.0f} s", "the best one")
+    if counts.silent and given.mttf_s is None:
+        take("silent corruption", f"found after {given.silent_s / 3600:g} h", "estimated: no figure is published")
+    cost = presets.cost_of(trained.device)
+    if cost is not None:
+        if given.price is None:
+            take("price", f"{cost.usd_per_hour:g} USD a GPU-hour", cost.price_source)
+        source = f"{cost.power_source}; {presets.DRAWN_SHARE:.0%} drawn (arXiv 2506.14551)"
+        take("power", f"{cost.rated_watts:,.0f} W a GPU rated, PUE {given.pue:g}", source)
+    return Premise(
+        trained, given, counts, kind, storage, causes, planned, saving, interval, best, save_s, load_s, spares, cost,
+        tuple(taken),
+    )  # fmt: skip
+
+
+def _enough(nodes_per_s: float, repair_s: float) -> int:
+    """Return the least number of spares with which a job hardly waits."""
+    high = 0
+    while expected_wait(high, nodes_per_s, repair_s) > _RARELY_S:
+        low, high = high, 2 * high + 1
+    while high and low + 1 < high:
+        middle = (low + high) // 2
+        low, high = (middle, high) if expected_wait(middle, nodes_per_s, repair_s) > _RARELY_S else (low, middle)
+    return high
+
+
+def _causes(
+    trained: Trained, given: Conditions, counts: FailureCounts, kind: RestartKind, load_s: float
+) -> tuple[Cause, ...]:
+    scale = 1.0
+    if given.mttf_s is not None:
+        scale = 1 / (given.mttf_s * counts.per_s(trained.gpus, trained.nodes))
+    causes = []
+    for component in UNEXPECTED:
+        if not (rate := scale * counts.rate(component, trained.gpus, trained.nodes)):
+            continue
+        hardware = component in HARDWARE
+        seconds = kind.hardware_s if hardware else kind.software_s
+        detect = kind.detect_s if given.detect_s is None else given.detect_s
+        causes.append(
+            Cause(
+                component,
+                rate,
+                detect_s=given.silent_s if component == "silent" else detect,
+                restart_s=(seconds if given.restart_s is None else given.restart_s) + load_s,
+                takes_node=hardware,
+                count=counts.count(component) if given.mttf_s is None else None,
+            )
+        )
+    return tuple(causes)
+
+
+def _storage(given: Conditions, take: Callable[[str, str, str], None]) -> StorageRates:
+    name = given.storage or ("local" if given.checkpoint == "local" else "shared")
+    storage = presets.storage_named(name)
+    rates = {
+        f"{what}_bytes_per_s": rate
+        for what in ("write", "read")
+        if (rate := getattr(given, f"{what}_bytes_per_s")) is not None
+    }
+    if given.storage is None and len(rates) < 2 and given.checkpoint != "replicated":
+        take("storage", storage.name, storage.source)
+    each = {f"{name}_per_node": rate for name, rate in rates.items()}
+    return replace(storage, **rates, **each) if rates else storage
+
+
+def _shrinks(given: Conditions, trained: Trained) -> bool:
+    return given.elastic and trained.replicas > 1
+
+
+def share_kept(p: Premise) -> float:
+    """Return the share of a wait for a node in which an elastic job works on, without one replica."""
+    return 1 - 1 / p.trained.replicas if _shrinks(p.given, p.trained) else 0.0
+
+
+def _require(given: Conditions, trained: Trained) -> None:
+    if given.checkpoint not in PLACES:
+        raise InputError("checkpoint", given.checkpoint, "is no place of a checkpoint", f"one of {', '.join(PLACES)}")
+    if given.spares is not None and not 0 <= given.spares <= 100_000:
+        raise InputError("spares", given.spares, "must be from 0 to 100,000 nodes")
+    if given.price is not None and not 0 <= given.price < 1e6:
+        raise InputError("price", given.price, "must be a price of a GPU-hour")
+    if not 1 <= given.pue <= 5:
+        raise InputError("pue", given.pue, "must be from 1, no overhead, to 5")
+    if given.mttf_s is not None and not given.mttf_s > 0:
+        raise InputError("mttf", given.mttf_s, "must be positive")
+    if given.interval_s is not None and given.interval_s < trained.step_s:
+        reason = f"is shorter than a step, {trained.step_s:.3g} s"
+        raise InputError("interval", f"{given.interval_s:g} s", reason, "save at most once a step")

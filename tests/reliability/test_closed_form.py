@@ -1,0 +1,107 @@
+"""Closed forms against each other, and against the simulation of the same training."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from phalanx.reliability.closed_form import Cause, Saving, best_interval, daly, expected_wait, shares, young
+from phalanx.reliability.monte_carlo import simulate
+
+seconds = st.floats(1, 2000)
+
+
+@given(st.floats(1e3, 1e6), st.floats(0.1, 100), seconds, seconds)
+def test_without_detection_it_is_dalys(mttf: float, stall: float, restart: float, interval: float) -> None:
+    cause = Cause("gpu", 1 / mttf, 0.0, restart)
+    whole = mttf * math.exp(restart / mttf) * math.expm1((interval + stall) / mttf)
+    assert float(shares(interval, [cause], Saving(stall)).useful) == pytest.approx(interval / whole, rel=1e-9)
+
+
+@given(st.floats(1e3, 1e6), st.floats(0.1, 100), seconds, seconds, st.floats(0, 1), st.floats(0, 100))
+def test_shares_are_of_the_whole(
+    mttf: float, stall: float, restart: float, interval: float, node: float, wait: float
+) -> None:
+    causes = [
+        Cause("gpu", node / mttf, 60.0, restart, wait, True),
+        Cause("software", (1.01 - node) / mttf, 600.0, 5.0),
+    ]
+    of = shares(interval, causes, Saving(stall), planned=0.02)
+    whole = of.useful + of.saving + of.lost + of.detection + of.restart + of.waiting + of.planned
+    assert float(whole) == pytest.approx(1.0, rel=1e-9)
+
+
+@given(st.floats(1e4, 1e6), st.floats(1, 30))
+def test_the_best_interval_is_dalys_where_it_is_exact(mttf: float, stall: float) -> None:
+    best = best_interval([Cause("gpu", 1 / mttf, 0.0, 60.0)], Saving(stall), 1.0)
+    assert best == pytest.approx(daly(stall, mttf), rel=0.03)
+    assert daly(stall, mttf) == pytest.approx(young(stall, mttf), rel=0.06)
+
+
+def test_the_published_example() -> None:
+    """A step of 15 s, saves of 10 s, 600 s to recover, a failure every 1.667 h: every 24 steps (a public blog)."""
+    assert best_interval([Cause("any", 1 / 6000, 0.0, 600.0)], Saving(10.0), 15.0) / 15.0 == pytest.approx(24, abs=1)
+
+
+@settings(max_examples=12)
+@given(
+    st.floats(2e3, 5e4),
+    st.floats(0.5, 60),
+    st.floats(0, 600),
+    st.floats(1, 600),
+    st.floats(30, 3000),
+    st.floats(0, 1),
+    st.integers(0, 9),
+)
+def test_the_simulation_agrees(
+    mttf: float, stall: float, detect: float, restart: float, interval: float, share: float, seed: int
+) -> None:
+    causes = [Cause("a", share / mttf, detect, restart), Cause("b", (1.001 - share) / mttf, 2 * detect, restart / 3)]
+    drawn = simulate(causes, Saving(stall), interval, wall_s=400 * mttf, trials=100, seed=seed)
+    effective = drawn.useful_s / drawn.wall_s
+    error = float(effective.std()) / math.sqrt(len(effective))
+    assert float(effective.mean()) == pytest.approx(
+        float(shares(interval, causes, Saving(stall)).useful), abs=5 * error + 0.003
+    )
+
+
+@settings(max_examples=12)
+@given(st.booleans(), st.integers(0, 4), st.floats(0, 100), st.integers(1, 5), st.integers(0, 9))
+def test_every_second_is_accounted_for(until_done: bool, spares: int, lag: float, every: int, seed: int) -> None:
+    causes = [Cause("gpu", 1e-4, 60.0, 300.0, takes_node=True, count=20), Cause("software", 5e-5, 30.0, 60.0)]
+    end = {"work_s": 5e5} if until_done else {"wall_s": 5e5}
+    saving = Saving(5.0, lag, every)
+    d = simulate(causes, saving, 600.0, **end, spares=spares, repair_s=2e4, trials=40, seed=seed)
+    parts = d.useful_s + d.saving_s + d.lost_s + d.detection_s + d.restart_s + d.waiting_s
+    np.testing.assert_allclose(parts, d.wall_s, rtol=1e-9)
+    assert (d.useful_s if until_done else d.wall_s) == pytest.approx(np.full(40, 5e5))
+
+
+def test_without_failures_only_saves_take_time() -> None:
+    d = simulate([], Saving(10.0), 100.0, work_s=1000.0, trials=3)
+    assert list(d.wall_s) == [1090.0] * 3  # nothing is saved at the very end
+    assert float(shares(100.0, [], Saving(10.0)).useful) == pytest.approx(100 / 110)
+
+
+def test_later_durability_costs_more_and_older_saves_too() -> None:
+    causes = [Cause("gpu", 1 / 5000, 10.0, 60.0, takes_node=True)]
+    for saving in (Saving(1.0, 200.0), Saving(1.0, 0.0, 4)):
+        closed = float(shares(300.0, causes, saving).useful)
+        assert closed < float(shares(300.0, causes, Saving(1.0)).useful)
+        d = simulate(causes, saving, 300.0, wall_s=3e6, trials=40)
+        assert float((d.useful_s / d.wall_s).mean()) == pytest.approx(closed, rel=0.03)
+
+
+@pytest.mark.parametrize("spares", [0, 1, 2, 6])
+def test_waiting_for_a_node(spares: int) -> None:
+    cause = Cause("gpu", 1 / 14_000, 0.0, 0.0, takes_node=True)
+    d = simulate([cause], Saving(0.0), 60.0, wall_s=2e7, spares=spares, repair_s=86_400.0, trials=20)
+    waited = float(d.waiting_s.sum() / d.failures.sum())
+    expected = expected_wait(spares, cause.per_s, 86_400.0)
+    assert waited <= 1.05 * expected
+    assert expected <= 2 * waited  # stated as approximate: never too short, at most twice too long
+    assert expected_wait(0, cause.per_s, 86_400.0) == pytest.approx(86_400.0, rel=1e-6)

@@ -1,0 +1,142 @@
+"""A training with its failures: what goes in, what comes out, and what is refused."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from support.in_process_cli import phalanx
+
+import phalanx as face
+from phalanx.reliability.answer import Goodput, goodput
+from phalanx.reliability.conditions import Conditions, Trained, premise_of
+from phalanx.reliability.presets import FAILURES, STORAGE
+from phalanx.spec.errors import InputError
+
+_MODEL = {
+    "model": "llama3-8b",
+    "cluster": "dgx-h100",
+    "gpus": 64,
+    "batch": 128,
+    "seq": 8192,
+    "strategy": "tp=8,zero=1",
+}
+_LINE = "--model llama3-8b --cluster dgx-h100 --gpus 64 --batch 128 --seq 8192 --strategy tp=8,zero=1"
+_TRAINED = Trained(6.0, 2**24, 16_384, 2048, 128, "H100-SXM5-80GB", 5.7e12, 16_384)
+
+
+def _ask(given: Conditions | None = None, **how: float) -> Goodput:
+    return goodput(**_MODEL, given=given, **(how or {"days": 100.0}))  # type: ignore[arg-type]
+
+
+def test_tokens_and_days_ask_the_same() -> None:
+    by_days = _ask(days=300.0)
+    by_tokens = _ask(tokens=by_days.tokens)
+    assert by_tokens.days == pytest.approx(300.0, rel=0.01)
+    assert by_days.tokens_per_day == pytest.approx(by_days.tokens / 300)
+    assert face.goodput is goodput
+
+
+def test_the_shares_are_of_all_the_time() -> None:
+    answer = _ask()
+    assert sum(answer.shares.values()) == pytest.approx(1.0, abs=1e-3)
+    assert answer.effective_low_share <= answer.effective_share <= answer.effective_high_share
+    assert answer.effective_share == pytest.approx(answer.effective_closed_form_share, abs=0.01)
+
+
+def test_a_checkpoint_has_the_bytes_of_its_layout() -> None:
+    parameters = 8_030_261_248
+    assert _ask().checkpoint_bytes == 14 * parameters
+    fsdp = goodput(**{**_MODEL, "strategy": "zero=3", "stack": "torchtitan"}, days=1)  # type: ignore[arg-type]
+    assert fsdp.checkpoint_bytes == 12 * parameters
+
+
+def test_more_of_anything_bad_is_worse() -> None:
+    plain = Conditions(interval_s=1800.0, spares=20)
+    best = float(_ask(plain).effective_closed_form_share)
+    for worse in (
+        replace(plain, restart="manual"),
+        replace(plain, mttf_s=3600.0),
+        replace(plain, interval_s=4 * 3600.0),
+        replace(plain, spares=0),
+        replace(plain, synchronous=True),
+        replace(plain, detect_s=7200.0),
+    ):
+        assert _ask(worse).effective_closed_form_share < best, worse
+
+
+def test_an_elastic_job_waits_less() -> None:
+    few = Conditions(spares=0, failures="ant-a100")
+    assert _ask(replace(few, elastic=True)).effective_share > _ask(few).effective_share + 0.01
+
+
+def test_money_and_energy() -> None:
+    answer = _ask(Conditions(price=2.0, pue=1.2, spares=1), days=10.0)
+    assert answer.gpu_hours == pytest.approx(72 * 240)
+    assert answer.cost == pytest.approx(2 * 72 * 240)
+    assert answer.energy_mwh == pytest.approx(240 * 64 * 1275 * 0.76 * 1.2 / 1e6)
+
+
+def test_storage_grows_worse_with_nodes() -> None:
+    shared = STORAGE["shared"]
+    assert shared.write(60) / 60 == pytest.approx(0.8 * shared.write(1), rel=0.01)
+    assert shared.write(3) / 3 > 0.98 * shared.write(1)
+    assert STORAGE["tectonic"].write(100_000) == 2e12
+
+
+def test_what_nobody_gave_is_said() -> None:
+    taken = {t.what for t in premise_of(_TRAINED, Conditions()).taken}
+    assert {"failures", "restart", "storage", "spares", "interval", "price"} <= taken
+    given = Conditions(failures="llama3-h100", storage="tectonic", spares=3, interval_s=600.0, price=1.0)
+    taken = {t.what for t in premise_of(_TRAINED, given).taken}
+    assert not {"failures", "storage", "spares", "interval", "price"} & taken
+
+
+def test_llama_is_interrupted_as_it_was() -> None:
+    assert FAILURES["llama3-h100"].per_s(16_384, 2048) * 54 * 86_400 == pytest.approx(419)
+
+
+def test_a_log_of_ones_own_job(tmp_path: Path) -> None:
+    log = tmp_path / "log.csv"
+    log.write_text("hours,component\n10,gpu\n30.5,software\n90,gpu\n100,end\n")
+    answer = _ask(Conditions(failures=str(log)))
+    assert answer.mttf_s == pytest.approx(100 * 3600 / 3)
+    log.write_text("hours,component\n10,gpo\n100,end\n")
+    with pytest.raises(InputError, match=r"line 2 .*did you mean gpu"):
+        _ask(Conditions(failures=str(log)))
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ("", "one of days and tokens"),
+        ("--days 3 --tokens 1T", "one of days and tokens"),
+        ("--days -3", "must be positive"),
+        ("--days 3 --restart in-jbo", "did you mean in-job"),
+        ("--days 3 --interval 3m", "is no duration"),
+        ("--days 3 --interval 0.1s", "is shorter than a step"),
+        ("--days 3 --storage nas --interval 1min", "slower than its load"),
+        ("--days 3 --failures lama3", "did you mean llama3-h100"),
+        ("--days 3 --mttf 1s", "hardly advances|of its time on work"),
+        ("--days 3 --pue 0.2", "must be from 1"),
+        ("--days 3 --checkpoint moon", "is no place"),
+    ],
+)
+def test_bad_input_is_one_line(tmp_path: Path, options: str, words: str) -> None:
+    code, _, stderr = phalanx(tmp_path, f"goodput {_LINE} {options}")
+    assert code == 2
+    assert len(stderr.strip().splitlines()) == 1
+    assert re.search(words, stderr), stderr
+
+
+def test_assertions_and_json(tmp_path: Path) -> None:
+    line = f"goodput {_LINE} --days 30 --json --assert"
+    code, stdout, stderr = phalanx(tmp_path, line, "effective>90%, days<31")
+    assert code == 0, stderr
+    assert json.loads(stdout)["interruptions"] > 0
+    code, _, stderr = phalanx(tmp_path, line, "effective>99.99%")
+    assert code == 1
+    assert "effective_share is" in stderr
