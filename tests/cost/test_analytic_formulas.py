@@ -75,7 +75,7 @@ def one(line: str, name: str = "llama2-7b", stack: str = "megatron-core") -> Est
 )
 def test_a_device_is_the_chip_that_its_driver_names(device: str, chip: str) -> None:
     assert chip_name(device) == chip
-    for other in ("NVIDIA T4", "NVIDIA L40", "Intel(R) Xeon(R) Processor"):
+    for other in ("Tesla P100-PCIE-16GB", "NVIDIA L40", "Intel(R) Xeon(R) Processor"):
         with pytest.raises(InputError, match="is not a chip with known kernel rates"):
             chip_name(other)
 

@@ -52,7 +52,7 @@ def _figures(p: Prediction) -> Iterator[tuple[str, str, str]]:
         yield "  likely", f"{seconds(p.step_time_low_s)} to {seconds(p.step_time_high_s)}", p.interval
     yield "tokens/s per GPU", f"{p.tokens_per_s_per_gpu:,.0f}", f"{p.tokens_per_s * p.step_time_s:,.0f} tokens a step"
     if p.mfu is not None:
-        how = f"{p.model_flops:.3g} FLOP a step; 6N says {p.six_n_flops:.3g}; peak of bf16"
+        how = f"{p.model_flops:.3g} FLOP a step; 6N says {p.six_n_flops:.3g}; peak of 16 bits"
         yield "MFU", f"{p.mfu:.1%}", how
         yield "HFU", f"{p.hfu:.1%}", "including what recomputation repeats"
     share = p.memory_bytes / p.usable_bytes

@@ -11,6 +11,7 @@ from phalanx.planning.explain.program_traffic import program_flows
 from phalanx.planning.explain.traffic import TrafficRow, flows, job_flows, term_of
 from phalanx.planning.tables.table import Sheet, columns
 from phalanx.spec.cluster.spec import ClusterSpec
+from phalanx.spec.strategy.zero_levels import ZERO_LEVELS
 
 
 def sheet(x: AnalyticSubject) -> Sheet:
@@ -91,7 +92,7 @@ def _covers_dp(x: AnalyticSubject) -> str:
     profile, s = x.pricing.profile, x.strategy
     if not profile.dp_overlap and not profile.gather_overlap:
         return "nothing: gradients reduce after the backward pass"
-    if s.zero == 3:
+    if ZERO_LEVELS[s.zero].parameters:
         return "the passes of the units before, which gathers run ahead of; after them nothing is left to cover it"
     micro_batches = x.pricing.job.global_batch // (s.micro_batch * s.dp)
     if micro_batches == 1:
