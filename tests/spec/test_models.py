@@ -312,3 +312,8 @@ def test_another_release_of_a_family_is_no_slip(tmp_path: Path, kind: str, said:
     (tmp_path / "config.json").write_text(json.dumps({"model_type": kind}))
     with pytest.raises(InputError, match=re.escape(said)):
         from_hugging_face(tmp_path / "config.json")
+
+
+def test_a_name_of_two_tables_is_suggested_once() -> None:
+    with pytest.raises(InputError, match=r"did you mean llama3-8b or llama3-70b\?"):
+        preset("llama3-9b")

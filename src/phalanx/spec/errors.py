@@ -23,7 +23,7 @@ class InputError(ValueError):
 
 def nearest(word: str, known: Iterable[str]) -> str:
     """Suggest corrections of a misspelt name: the one or two closest known names, or all if none is close."""
-    names = sorted(known)
+    names = sorted(set(known))  # a name may come from two tables
     close = difflib.get_close_matches(word, names, n=2, cutoff=0.6)
     return f"did you mean {' or '.join(close)}?" if close else f"known: {', '.join(names)}"
 
