@@ -20,7 +20,7 @@ from phalanx.spec.errors import InputError
 from phalanx.spec.files.job_file import make_model
 from phalanx.spec.model.families import WRITERS, from_hugging_face
 from phalanx.spec.model.modules import require_modules
-from phalanx.spec.model.presets import PRESETS
+from phalanx.spec.model.presets import PRESETS, preset
 from phalanx.spec.model.spec import ModelSpec, parameters
 
 
