@@ -320,7 +320,7 @@ def test_the_command_says_what_is_wrong(tmp_path: Path) -> None:
     for arguments, message in (
         ([str(tmp_path / "job.tom")], "no such file"),
         ([str(plan)], "is not a plan.json"),
-        ([str(plan), "--strategy", "dp=2"], "a plan is verified as it is"),
+        ([str(plan), "--strategy", "dp=2"], "a plan is verified unchanged"),
         ([str(job), "--strategy", "dp=60"], "does not divide job.global_batch"),
         ([str(job), "--strategy", "dp=64,ep=2"], "the model has no experts"),
         ([str(job), "--strategy", "dp=64", "--cluster", "dgx-h10"], "did you mean dgx-h100"),

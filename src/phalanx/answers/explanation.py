@@ -17,7 +17,7 @@ from phalanx.spec.strategy.spec import Strategy
 
 @dataclass(frozen=True)
 class TargetMark:
-    """A figure of the step beside what counts as good."""
+    """A figure of the step, and what counts as good."""
 
     name: str
     value: float

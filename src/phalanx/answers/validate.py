@@ -8,7 +8,7 @@ minus 1. The strategy that a search would choose is the fastest of those predict
 memory included.
 
 Recipes: the fastest strategy that the search finds for an expert's question, over the expert's own, both priced.
-Below 1, the search would have chosen something else; whether that is faster nobody measured.
+Below 1, the search would have chosen something else; whether that is faster was not measured.
 """
 
 from __future__ import annotations
@@ -57,9 +57,9 @@ from phalanx.validate.stacks import number_format
 from phalanx.validate.systems import Benched, description
 
 _OVERLAPPED = "virtual>1, ep>1, recompute not in (full, every*)"
-"""What exchanges of tokens beside another micro-batch's compute ask of a strategy (frameworks/facts/megatron.py)."""
+"""What exchanges of tokens overlapped with another micro-batch ask of a strategy (frameworks/facts/megatron.py)."""
 LINKS = ("cluster", "datasheet")
-"""Links as measured beside the runs, or as the hardware's datasheets say."""
+"""Links as measured along with the runs, or as the hardware's datasheets say."""
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,7 @@ class SweepScore:
 
 @dataclass(frozen=True)
 class RecipeScore:
-    """An expert's strategy beside the one that the search would choose."""
+    """An expert's strategy, and the one that the search would choose."""
 
     question: str
     family: str
@@ -93,7 +93,7 @@ class RecipeScore:
     best: str
     """Empty if nothing is predicted to fit."""
     ratio: float | None
-    """Predicted seconds of the best strategy over those of the expert's."""
+    """Predicted seconds of the best strategy over the seconds of the expert's."""
     expert_error: float
     """Predicted over measured seconds of the expert's strategy, minus 1."""
     option: str
@@ -144,7 +144,7 @@ def score(rows: Sequence[Row], announce: Callable[[str], None] = lambda _: None)
 
 
 def score_sweep(sweep: PublishedSweep, links: str) -> SweepScore:
-    """Score the order of one question's strategies, with links as measured beside the runs or of the datasheets."""
+    """Score the order of one question's strategies, with links as measured or of the datasheets."""
     benchmarks = sweep.benchmarks() if links == "cluster" else [Benched()] * len(sweep.runs)
     predicted, (memory, _, room) = priced(sweep.runs, benchmarks=benchmarks)
     seconds = by_strategy(sweep, predicted)

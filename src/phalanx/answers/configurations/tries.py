@@ -46,7 +46,7 @@ class TriedChange:
 
 @dataclass(frozen=True)
 class TriedChanges(Answer):
-    """A configuration as it is, and with each change alone."""
+    """A configuration unchanged, and with each change alone."""
 
     question: Premises
     now: TriedChange
@@ -61,7 +61,7 @@ def tried(query: Query, line: str) -> TriedChanges:
         raise InputError("try", line, "names no change", "e.g. fp8, zero=3, seq=32768, gpus=256, chip=b200")
     for item in items:
         _parts(item)
-    return TriedChanges(base.premises, _priced("as it is", base, ""), tuple(_tried(i, query, base) for i in items))
+    return TriedChanges(base.premises, _priced("unchanged", base, ""), tuple(_tried(i, query, base) for i in items))
 
 
 def _parts(item: str) -> list[tuple[str, str]]:

@@ -19,8 +19,8 @@ from phalanx.traces.breakdown import COMPUTING, Breakdown
 LARGE = 0.02
 """Share of the step from which a gap is a finding."""
 _MORE, _SLOWER = 1.5, 1.25
-"""So many times as many collectives, kernels or cores of attention as planned are no accident; so many times as long
-a transfer is that of a slower link."""
+"""How many times the planned number of collectives, kernels or cores of attention is no accident, and how many times
+the planned time of a transfer is a slower link's."""
 _UNEVEN = 0.05
 """Share by which ranks may differ."""
 _COMPUTING = (*COMPUTING, "computing")

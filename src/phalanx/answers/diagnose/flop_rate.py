@@ -46,7 +46,7 @@ class FlopRate:
 
 
 _ALIKE, _FEW = 2.0, 5
-"""Models of up to so many times more or fewer parameters are alike; fewer runs are no comparison."""
+"""Models with this many times more or fewer parameters are alike; fewer runs are no comparison."""
 _AGREES = 0.03
 """Share by which two counts of FLOPs may differ and agree."""
 

@@ -90,7 +90,7 @@ def release_named(name: str) -> tuple[str, str]:
     """Return (the stack that a name means, what to say about it, "" if it is known).
 
     `megatron-core-0.13` is the framework `megatron-core` at a release that no row and no constants are of. A name of
-    another form, or of no framework that is known, is returned as it is: whoever looks it up says what is near."""
+    another form, or of no framework that is known, is returned unchanged: the lookup says what is near."""
     asked = re.fullmatch(r"([a-z][a-z-]*?)[-_ ]?v?([0-9]{1,9}(?:\.[0-9]{1,9})*)", name)
     if name in _AS_SAID:
         row = DOCUMENTED[_AS_SAID[name]]

@@ -35,7 +35,7 @@ from phalanx.spec.strategy.stack_options import StackOptions
 _CONFLICTS = ("both-halves", "two-engines", "types-disagree", "batches-disagree")
 """Lints of settings that contradict each other, of which a price would have to choose one."""
 _OPEN_KERNEL = ("hf", "accelerate")
-"""Kinds whose models choose attention's kernel by release, where nobody names it."""
+"""Kinds whose models choose attention's kernel by release, where no key names it."""
 _UNSET = "only a run knows"
 _UNPRICED = ("bucket", "prefetch", "grad_sync", "reshard")
 _SLIP = 0.92
@@ -117,7 +117,7 @@ def _unset(c: Configuration, config: Config) -> Iterator[Caveat]:
 
 
 def _require_understood(c: Configuration, title: str) -> None:
-    """Require that a reader took a key of a file, besides those of its launcher. Raises InputError."""
+    """Require that a reader took a key of a file other than its launcher's. Raises InputError."""
     if any(not key.startswith(("launch.", "env.")) for key in c.understood):
         return
     every = (*c.not_modelled, *c.unknown, *c.without_effect)

@@ -26,7 +26,7 @@ _OF_UNITS = ("units", "unit_size")
 
 
 def strategy_of(c: Configuration, gpus: int) -> Strategy:
-    """Return the Strategy of a configuration on so many ranks. Raises InputError naming what is left open, or what no
+    """Return the Strategy of a configuration on `gpus` ranks. Raises InputError naming what is left open, or what no
     Strategy can say."""
     s = c.layout
     tp, pp, cp = s.tp or 1, s.pp or 1, s.cp or 1
@@ -63,7 +63,7 @@ def strategy_of(c: Configuration, gpus: int) -> Strategy:
 
 
 def options_of(c: Configuration, s: Strategy) -> StackOptions:
-    """Return the options that a configuration sets; those of a pipeline's stages where there is one, and of units
+    """Return the options that a configuration sets; the ones of a pipeline's stages where there is one, and of units
     where they are sharded. Raises InputError for a value that an option has not."""
     without = (*(() if s.pp > 1 else OF_STAGES), *(() if s.level.gradients else _OF_UNITS))
     return StackOptions(**{n: v for n, v in c.options.items() if n not in without})

@@ -16,7 +16,7 @@ def planned(strategy: Strategy, gpus: int) -> tuple[Strategy, str]:
 
 
 def strategy_on(line: str | Strategy, gpus: int) -> tuple[Strategy, str]:
-    """Return the strategy of a line on so many GPUs, and where its dp is from. Raises InputError."""
+    """Return the strategy of a line on `gpus` GPUs, and where its dp is from. Raises InputError."""
     if isinstance(line, Strategy):
         return planned(line, gpus)
     table = strategies.parse(line)
@@ -46,7 +46,7 @@ def fixed(line: str | Strategy | None) -> str:
 
 def as_given(error: InputError, query: Query) -> InputError:
     """Return an error about a search's conditions as one about the fields that they were given by: `conditions_of`
-    joins those of `strategy` and `where`, and `where` names options of the stack too, as `options` does."""
+    joins the conditions of `strategy` and `where`, and `where` names options of the stack too, as `options` does."""
     if error.field == "options" and not query.options:
         return InputError("where", error.value, error.reason, error.remedy)
     if error.field != "where":

@@ -1,4 +1,4 @@
-"""What a run measured: quantities beside their predictions, and how evenly tokens were spread over its experts."""
+"""What a run measured: quantities with their predictions, and how evenly tokens were spread over its experts."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ class CacheUse:
 
 @dataclass(frozen=True)
 class Continuations(Answer):
-    """Prompts continued by a model, in their order. `prompt`, `text`: those of the only prompt, else None."""
+    """Prompts continued by a model, in their order. `prompt`, `text`: of the only prompt, else None."""
 
     texts: tuple[Continuation, ...]
     strategy: str

@@ -1,4 +1,4 @@
-"""Losses and gradients of a strategy compared with those of one process."""
+"""Losses and gradients of a strategy compared with one process."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ def program_parity(
     program: Path, ranks: int, arguments: Sequence[str] = (), timeout_s: float = 300.0
 ) -> ProgramParity:
     """Run a program that trains by `phalanx.parallelize` as local ranks, until its first step has been compared with
-    one process on its own batches. It is run as it is: name one that you trust. Raises InputError, RankFailure."""
+    one process on its own batches. It is run unchanged: name one that you trust. Raises InputError, RankFailure."""
     from phalanx.runtime.any_module.first_step import read_deviation
     from phalanx.runtime.process.folder import private_folder
     from phalanx.runtime.process.launch import launch

@@ -26,7 +26,7 @@ from phalanx.spec.strategy.spec import Strategy
 
 @dataclass(frozen=True)
 class SweptRun:
-    """A strategy's run beside its plan; seconds of the median step, bytes of peak memory. `spread_s`: the first and
+    """A strategy's run and its plan; seconds of the median step, bytes of peak memory. `spread_s`: the first and
     the third quartile of its steps."""
 
     strategy: Strategy
@@ -49,7 +49,7 @@ class TrainingSweep:
 
 
 def families(file: JobFile, ranks: int) -> Iterator[str]:
-    """Yield a line for each family of strategies over so many ranks."""
+    """Yield a line for each family of strategies over a number of ranks."""
     batch = file.job.global_batch
     whole, each = f"micro_batch={batch}", f"micro_batch={max(1, batch // ranks)}"
     few = f"micro_batch={max(1, batch // (2 * ranks))}"

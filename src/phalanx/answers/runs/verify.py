@@ -1,6 +1,6 @@
 """What `phalanx verify` does: find what is to be verified in a plan, a run or a job file, and verify it.
 
-A cluster matters only for what it decides: the size of `auto` buckets, and the strategy that `auto` stands for.
+A cluster matters only for what it decides: the size of `auto` buckets, and the strategy that `auto` means.
 Without one, buckets have torch DDP's default size.
 """
 
@@ -86,7 +86,7 @@ class Verification(Answer):
 def target(query: Query, overrides: Sequence[str], announce: Announce) -> VerifiedJob:
     """Read what is to be verified from a plan.json, a run's folder, a job file or options. Raises InputError.
 
-    Strategy, cluster, number of GPUs and `overrides` replace those of a job file.
+    Strategy, cluster, number of GPUs and `overrides` replace what a job file says.
     """
     path = None if query.source is None else Path(query.source)
     strategy, cluster = query.strategy, query.cluster
@@ -108,7 +108,7 @@ def target(query: Query, overrides: Sequence[str], announce: Announce) -> Verifi
         others = {"strategy": strategy, "cluster": cluster, "gpus": query.gpus, "set": overrides}
         for name, given in others.items():
             if given:
-                raise InputError(name, str(given), "a plan is verified as it is", "give the job file instead")
+                raise InputError(name, str(given), "a plan is verified unchanged", "give the job file instead")
         return _of_plan(path)
     if query.gpus is not None and strategy is None:
         raise InputError("gpus", query.gpus, "fills the dp of a --strategy, and there is none", "leave it out")

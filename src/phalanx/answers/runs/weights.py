@@ -46,7 +46,7 @@ class ImportedWeights(Answer):
 
 @dataclass(frozen=True)
 class ExportedWeights(Answer):
-    """Weights as a folder for transformers; `files`: those of the weights."""
+    """Weights as a folder for transformers; `files`: the ones with weights."""
 
     folder: str
     files: tuple[str, ...]
