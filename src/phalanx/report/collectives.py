@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from functools import singledispatch
 
-from phalanx.answers.answer import Answer
 from phalanx.answers.collectives import (
     AllReduceBound,
     CollectiveComparison,
@@ -59,32 +57,26 @@ _WIDE = 6
 """The most columns whose headings say what they are."""
 
 
-@singledispatch
-def view(a: Answer) -> View:
-    """Show an answer about collectives."""
-    raise TypeError(type(a).__name__)
-
-
-@view.register
-def _(a: CollectiveProof) -> View:
+def proof(a: CollectiveProof) -> View:
+    """Say what was proved."""
     sent = f"{counted(a.rounds, 'round')}, {counted(a.messages, 'message')}"
     return View([f"proved: {a.op} by {a.algorithm}; {sent}, at most {a.sent_share:.4g} of the buffer sent by a rank"])
 
 
-@view.register
-def _(a: CollectiveSteps) -> View:
-    parts = [*steps(a.schedule, a.node), *view(proof_of(a.schedule)).parts]
+def followed(a: CollectiveSteps) -> View:
+    """Show the rounds, and the proof."""
+    parts = [*steps(a.schedule, a.node), *proof(proof_of(a.schedule)).parts]
     return View(parts, a.op, lambda: [rounds(a.schedule, a.node)])
 
 
-@view.register
-def _(a: ProofCount) -> View:
+def proof_count(a: ProofCount) -> View:
+    """Say how many schedules were proved."""
     proved = a.schedules - len(a.refused)
     return View([*a.refused, f"{proved} of {a.schedules} schedules proved, 1 to {a.max_ranks} ranks"])
 
 
-@view.register
-def _(a: OwnReduction) -> View:
+def own_reduction(a: OwnReduction) -> View:
+    """Say whether a reduction of the user's own is right."""
     order = ", ".join(map(str, a.order))
     return View(
         [
@@ -95,8 +87,8 @@ def _(a: OwnReduction) -> View:
     )
 
 
-@view.register
-def _(a: AllReduceBound) -> View:
+def bound(a: AllReduceBound) -> View:
+    """Say the least that an all-reduce sends, and why."""
     return View(
         [
             f"{a.messages} messages = 2 (P-1) are the fewest that leave an element's sum on all {a.ranks} ranks: "
@@ -109,8 +101,8 @@ def _(a: AllReduceBound) -> View:
     )
 
 
-@view.register
-def _(a: CollectiveComparison) -> View:
+def compared(a: CollectiveComparison) -> View:
+    """Show algorithms, the fastest by size, and crossovers."""
     table = comparison(
         a, f"{a.op if a.op == 'barrier' else f'{a.op} of {a.size}'} over {a.ranks} ranks of {a.cluster}"
     )
@@ -118,8 +110,8 @@ def _(a: CollectiveComparison) -> View:
     return View([table, *fastest, *crossovers(a)], a.op, lambda: [algorithms_over_size(a.op, a.ranks, a.cluster)])
 
 
-@view.register
-def _(a: CollectiveMeasurement) -> View:
+def measurement(a: CollectiveMeasurement) -> View:
+    """Show how a collective was measured, and what serves which size."""
     title = f"{a.op} of {a.size_bytes:,} bytes over {a.ranks} ranks of this machine"
     lines = ("auto takes, by size of the buffer:", *(f"  {line}" for line in choices(a.choices)))
     return View([measured([row.fit for row in a.rows], a.size_bytes, title), *lines])

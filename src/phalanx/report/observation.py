@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -180,18 +180,11 @@ _BOUNDS = (
 )
 
 
-def observed(answer: Any, collectives: bool = False) -> View:
-    """Show an answer about an observed program; `collectives`: with each kind of them."""
-    if isinstance(answer, ObservedPrice):
-        flows = _flows(answer.ranks) if collectives else ()
-        head = f"{answer.program}: {answer.world} ranks of {answer.cluster}"
-        return View([head, _steps(answer.ranks), *flows, _BOUNDS])
-    views: dict[type, Callable[[Any], View]] = {
-        ObservedFindings: _findings,
-        ObservedImprovement: _improvement,
-        PlanDifferences: _differences,
-    }
-    return views[type(answer)](answer)
+def price(answer: ObservedPrice, collectives: bool = False) -> View:
+    """Show the price of an observed program; `collectives`: with each kind of them."""
+    flows = _flows(answer.ranks) if collectives else ()
+    head = f"{answer.program}: {answer.world} ranks of {answer.cluster}"
+    return View([head, _steps(answer.ranks), *flows, _BOUNDS])
 
 
 def _steps(ranks: Sequence[ObservedStep]) -> Sheet:
@@ -224,12 +217,14 @@ def _flows(ranks: Sequence[ObservedStep]) -> Iterator[Sheet]:
         yield Sheet(f"rank {p.rank}", names, rows)
 
 
-def _findings(answer: ObservedFindings) -> View:
+def findings(answer: ObservedFindings) -> View:
+    """Show what is wrong with an observed program."""
     count = counted(len(answer.findings), "finding") if answer.findings else "nothing found"
     return View((*map(finding, answer.findings), f"{answer.program}: {count}"))
 
 
-def _improvement(answer: ObservedImprovement) -> View:
+def improvement(answer: ObservedImprovement) -> View:
+    """Show what would make an observed program faster."""
     lines = [finding(f) for f in answer.findings] or ["nothing found in the program itself"]
     if answer.better is None:
         lines.append("with --model, --batch and --seq the strategies of its ranks are searched too")
@@ -244,7 +239,8 @@ def _improvement(answer: ObservedImprovement) -> View:
     return View([_steps(answer.now), *lines])
 
 
-def _differences(answer: PlanDifferences) -> View:
+def differences(answer: PlanDifferences) -> View:
+    """Show where an observed program differs from a plan."""
     names = columns(
         "rank [count] | what | plan [count] | program [count] | plan, total [count] | program, total [count] | "
     )

@@ -86,8 +86,13 @@ class View:
 _VIEWS = {
     name: place
     for place, names in {
-        "phalanx.report.collectives": "AllReduceBound CollectiveComparison CollectiveMeasurement CollectiveProof "
-        "CollectiveSteps OwnReduction ProofCount",
+        "phalanx.report.collectives:proof": "CollectiveProof",
+        "phalanx.report.collectives:followed": "CollectiveSteps",
+        "phalanx.report.collectives:proof_count": "ProofCount",
+        "phalanx.report.collectives:own_reduction": "OwnReduction",
+        "phalanx.report.collectives:bound": "AllReduceBound",
+        "phalanx.report.collectives:compared": "CollectiveComparison",
+        "phalanx.report.collectives:measurement": "CollectiveMeasurement",
         "phalanx.report.compare": "Comparison",
         "phalanx.reliability.report": "Goodput",
         "phalanx.reliability.report:scores": "GoodputScores",
@@ -100,7 +105,10 @@ _VIEWS = {
         "phalanx.report.models": "ModelShape PresetModels",
         "phalanx.report.models:clusters": "PresetClusters",
         "phalanx.report.observation:observation": "Observation",
-        "phalanx.report.observation:observed": "ObservedFindings ObservedImprovement ObservedPrice PlanDifferences",
+        "phalanx.report.observation:differences": "PlanDifferences",
+        "phalanx.report.observation:findings": "ObservedFindings",
+        "phalanx.report.observation:improvement": "ObservedImprovement",
+        "phalanx.report.observation:price": "ObservedPrice",
         "phalanx.report.pipeline": "PipelineComparison PipelineDrawing PipelineProofs",
         "phalanx.report.plan": "ModelPlan",
         "phalanx.report.plan:job_plan": "JobPlan",
@@ -122,7 +130,10 @@ _VIEWS = {
         "phalanx.report.verify": "Verification",
         "phalanx.report.verify:parity": "Parity",
         "phalanx.report.verify:program_parity": "ProgramParity",
-        "phalanx.textbook.answers": "DecisionPath Drawing PictureList Quiz",
+        "phalanx.textbook.answers:drawn": "Drawing",
+        "phalanx.textbook.answers:listed": "PictureList",
+        "phalanx.textbook.answers:path": "DecisionPath",
+        "phalanx.textbook.answers:quiz": "Quiz",
     }.items()
     for name in names.split()
 }

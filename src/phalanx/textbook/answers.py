@@ -7,7 +7,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
-from functools import partial, singledispatch
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -161,24 +161,18 @@ def decision_path(query: Query) -> DecisionPath:
     return DecisionPath(f"{query.model} on {gpus} GPUs of {query.cluster}", facts)
 
 
-@singledispatch
-def view(answer: Any, answers: bool = False) -> View:
-    """Show an answer; `answers`: with the answers of exercises. Raises TypeError for other answers."""
-    raise TypeError(f"{type(answer).__name__} has no view")
-
-
-@view.register
-def _(answer: Drawing) -> View:
+def drawn(answer: Drawing) -> View:
+    """Show a picture."""
     return View([partial(_drawn, text(answer.picture))], pictures=lambda: [answer.picture])
 
 
-@view.register
-def _(answer: PictureList) -> View:
+def listed(answer: PictureList) -> View:
+    """List the pictures."""
     return View(list(_listed(answer)), pictures=lambda: [picture(name) for name in PICTURES])
 
 
-@view.register
-def _(answer: Quiz, answers: bool = False) -> View:
+def quiz(answer: Quiz, answers: bool = False) -> View:
+    """Show exercises; `answers`: with their answers."""
     lines = []
     for number, e in enumerate(answer.exercises, 1):
         lines.append(f"{number}. [{e.topic}, level {e.level}] {e.question}")
@@ -186,8 +180,8 @@ def _(answer: Quiz, answers: bool = False) -> View:
     return View(lines)
 
 
-@view.register
-def _(answer: DecisionPath) -> View:
+def path(answer: DecisionPath) -> View:
+    """Show the tree, with the path of a job."""
     path = None if answer.facts is None else decision_tree.walk(answer.facts)[0]
     tree = decisions(path, answer.job)
     return View([partial(_drawn, panel_text(panel)) for panel in tree.panels], pictures=lambda: [tree])
