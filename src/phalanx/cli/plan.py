@@ -17,6 +17,7 @@ import typer
 from phalanx.answers.question.query import Query
 from phalanx.cli.command import command, require_only
 from phalanx.cli.forms import forms, given
+from phalanx.cli.options import QUERY_TYPES
 from phalanx.cli.output import Display, show_notes
 from phalanx.cli.terminal import announce, require_writable
 
@@ -27,19 +28,7 @@ OPTIONS = """
 
 
 _HEADROOM = 0.05
-_OF_A_SEARCH = (
-    "model",
-    "cluster",
-    "gpus",
-    "batch",
-    "seq",
-    "strategy",
-    "stack",
-    "precision",
-    "where",
-    "calibration",
-    "changes",
-)
+_OF_A_SEARCH = tuple(name for name in QUERY_TYPES if name not in ("source", "options"))
 
 
 def _form(words: Sequence[str]) -> str:

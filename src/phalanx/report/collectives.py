@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 from phalanx.answers.collectives import (
     AllReduceBound,
@@ -122,17 +123,11 @@ def comparison(compared: AlgorithmComparison, title: str) -> Sheet:
 
     `x bound` is the time over the lower bound on these links, `m` the best number of segments."""
     formulas = any(row.formula_seconds is not None for row in compared.rows)
-    rows = [
-        (
-            row.algorithm if row.segments is None else f"{row.algorithm}, m = {row.segments}",
-            row.rounds,
-            row.sent_bytes,
-            row.seconds,
-            row.seconds / row.bound if row.bound else None,
-            *([row.formula_seconds] if formulas else []),
-        )
-        for row in compared.rows
-    ]
+    rows: list[tuple[Any, ...]] = []
+    for row in compared.rows:
+        name = row.algorithm if row.segments is None else f"{row.algorithm}, m = {row.segments}"
+        times = (row.seconds, row.seconds / row.bound if row.bound else None)
+        rows.append((name, row.rounds, row.sent_bytes, *times, *([row.formula_seconds] if formulas else [])))
     names = columns("algorithm | rounds [count] | most bytes sent [count] | time [s] | x bound [count]")
     names += columns("formula [s]") if formulas else ()
     return Sheet(title, names, rows, charted=False)

@@ -191,18 +191,10 @@ def _steps(ranks: Sequence[ObservedStep]) -> Sheet:
     names = columns(
         "rank [count] | compute [s] | communication [s] | all hidden [s] | none hidden [s] | peak [bytes] | fits"
     )
-    rows = [
-        (
-            p.rank,
-            p.compute_s,
-            p.communication_s,
-            p.all_hidden_s,
-            p.none_hidden_s,
-            p.peak_bytes,
-            "yes" if p.fits else f"no: {size(p.usable_bytes)}",
-        )
-        for p in ranks
-    ]
+    rows = []
+    for p in ranks:
+        times = (p.compute_s, p.communication_s, p.all_hidden_s, p.none_hidden_s)
+        rows.append((p.rank, *times, p.peak_bytes, "yes" if p.fits else f"no: {size(p.usable_bytes)}"))
     return Sheet("a step, priced", names, rows)
 
 

@@ -5,6 +5,7 @@ plan: the chosen strategy among its alternatives, its buckets, chunks and collec
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
 
 from phalanx.answers.model_plan import CostOfCondition, ModelPlan, PlannedStrategy
 from phalanx.answers.plan import JobPlan
@@ -166,17 +167,8 @@ def _ranked(rows: Sequence[PlannedStrategy], title: str, a: ModelPlan) -> Sheet:
         p = row
         if row.strategy in (even, a.best.strategy):
             marked, p = place, a.best
-        cells.append(
-            (
-                p.family,
-                even if p is a.best else p.strategy,
-                p.step_time_s,
-                p.mfu,
-                p.communication_share,
-                p.bubble_share,
-                p.memory_bytes,
-            )
-        )
+        figures = (p.step_time_s, p.mfu, p.communication_share, p.bubble_share, p.memory_bytes)
+        cells.append((p.family, even if p is a.best else p.strategy, *figures))
     return Sheet(title, names, cells, marked=marked, charted=False)
 
 
@@ -240,19 +232,11 @@ def _alternatives(p: JobPlan, rows: int) -> Sheet:
     names = columns(
         "strategy [strategy] | accum. [count] | step [s] | tokens/s [count] | exposed [s] | memory [bytes]", *optional
     )
-    cells = [
-        (
-            c.strategy,
-            c.micro_batches,
-            c.step_time_s,
-            round(c.tokens_per_s),
-            c.exposed_communication_s,
-            c.memory_bytes,
-            *([c.bubble_share] if pipelined else []),
-            *([c.rejected] if rejected else []),
-        )
-        for c in shown
-    ]
+    cells: list[tuple[Any, ...]] = []
+    for c in shown:
+        figures = (c.step_time_s, round(c.tokens_per_s), c.exposed_communication_s, c.memory_bytes)
+        others = (*([c.bubble_share] if pipelined else []), *([c.rejected] if rejected else []))
+        cells.append((c.strategy, c.micro_batches, *figures, *others))
     hidden = len(p.alternatives) - len(shown)
     note = "exposed: communication that nothing hides" + (f"; {hidden} more not shown" if hidden else "")
     marked = next((place for place, c in enumerate(shown) if str(c.strategy) == best), None)

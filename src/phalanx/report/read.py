@@ -99,18 +99,11 @@ _LEGEND = "alone: the file with this change only; together: with all changes abo
 def tried(x: TriedChanges) -> View:
     """Show the configuration's price, and what each change makes of it."""
     now = x.now
-    rows = [
-        (
-            t.change,
-            t.step_time_s,
-            None if t is now or not t.step_time_s else t.step_time_s / (now.step_time_s or 1) - 1,
-            t.tokens_per_s_per_gpu,
-            t.memory_bytes,
-            "" if t.memory_bytes is None else "yes" if t.fits else "no",
-            t.reason,
-        )
-        for t in (now, *x.changes)
-    ]
+    rows = []
+    for t in (now, *x.changes):
+        more = None if t is now or not t.step_time_s else t.step_time_s / (now.step_time_s or 1) - 1
+        fits = "" if t.memory_bytes is None else "yes" if t.fits else "no"
+        rows.append((t.change, t.step_time_s, more, t.tokens_per_s_per_gpu, t.memory_bytes, fits, t.reason))
     names = columns(
         "change | step [s] | of the step [change] | tokens per s and GPU [count] | memory [bytes] | fits | "
     )

@@ -81,17 +81,9 @@ def room(price: ServingPrice, seq: int, layouts: Sequence[ServingLayout]) -> She
     rows = []
     for x in layouts:
         tokens = price.cache_tokens(x, seq)
-        rows.append(
-            (
-                f"tp={x.tp},pp={x.pp}" if x.attention_dp == 1 else f"tp={x.tp},dp={x.attention_dp},ep={x.moe_ep}",
-                x.gpus,
-                price.weight_bytes(x),
-                price.cache_bytes_per_gpu(x),
-                tokens,
-                tokens // seq,
-                tokens // seq / x.gpus,
-            )
-        )
+        split = f"tp={x.tp},pp={x.pp}" if x.attention_dp == 1 else f"tp={x.tp},dp={x.attention_dp},ep={x.moe_ep}"
+        fits = (tokens, tokens // seq, tokens // seq / x.gpus)
+        rows.append((split, x.gpus, price.weight_bytes(x), price.cache_bytes_per_gpu(x), *fits))
     device = price.cluster.device
     return Sheet(
         f"one copy on {device.name}, weights in {price.weights}, cache in {price.cache}",

@@ -124,17 +124,9 @@ def sheet(studied: Sequence[CaseResult] | None = None) -> Sheet:
     rows = []
     for x in results:
         c = x.case
-        rows.append(
-            (
-                f"{c.name}, {c.gpus:,} x {c.cluster}",
-                c.used or "not published",
-                c.measured_s,
-                x.used_s,
-                str(x.chosen.strategy) if x.chosen else "none",
-                x.chosen_s,
-                x.why,
-            )
-        )
+        chosen = (str(x.chosen.strategy) if x.chosen else "none", x.chosen_s, x.why)
+        used = (c.used or "not published", c.measured_s, x.used_s)
+        rows.append((f"{c.name}, {c.gpus:,} x {c.cluster}", *used, *chosen))
     return Sheet(
         "published trainings: what was used, and what a search chooses",
         columns("training | used | measured [s] | predicted [s] | chosen | chosen, predicted [s] | because"),

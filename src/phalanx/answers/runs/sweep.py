@@ -124,19 +124,11 @@ def sweep(file: JobFile, steps: int, announce: Announce) -> TrainingSweep:
 
 def sheet(swept: TrainingSweep, steps: int) -> Sheet:
     """Tabulate predicted and measured time and memory of every run."""
-    rows = [
-        (
-            number,
-            str(run.strategy),
-            run.predicted_s,
-            run.measured_s,
-            run.predicted_s / run.measured_s - 1,
-            run.predicted_bytes,
-            run.measured_bytes,
-            run.predicted_bytes / run.measured_bytes - 1,
-        )
-        for number, run in enumerate(swept.runs, 1)
-    ]
+    rows = []
+    for number, run in enumerate(swept.runs, 1):
+        times = (run.predicted_s, run.measured_s, run.predicted_s / run.measured_s - 1)
+        sizes = (run.predicted_bytes, run.measured_bytes, run.predicted_bytes / run.measured_bytes - 1)
+        rows.append((number, str(run.strategy), *times, *sizes))
     names = columns(
         "no. [count] | strategy | step predicted [s] | step measured [s] | step off [share] "
         "| memory predicted [bytes] | memory measured [bytes] | memory off [share]"

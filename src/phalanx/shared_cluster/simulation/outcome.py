@@ -120,15 +120,10 @@ def tables(outcomes: Sequence[PolicyOutcome]) -> Iterator[Table]:
     grid = table("", "policy", "makespan", "GPU use", *losses, left=("policy",))
     grid.title = None
     for o in outcomes:
+        lost = (_gpu_hours(o.fragmented), _gpu_hours(o.placement), f"{o.preemptions:,}")
+        rate = f"{o.tokens_per_s:,.0f}" if o.tokens_per_s else ""
         grid.add_row(
-            o.policy,
-            span(o.makespan),
-            f"{o.gpu_use:.1%}",
-            _gpu_hours(o.fragmented),
-            _gpu_hours(o.placement),
-            f"{o.preemptions:,}",
-            *([f"{o.resizes:,}"] if resized else []),
-            f"{o.tokens_per_s:,.0f}" if o.tokens_per_s else "",
+            o.policy, span(o.makespan), f"{o.gpu_use:.1%}", *lost, *([f"{o.resizes:,}"] if resized else []), rate
         )
     grid.caption = (
         "fragmented: GPUs free in number, not in the shape that the first waiting job needs; "
