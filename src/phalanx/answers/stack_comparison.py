@@ -46,15 +46,9 @@ def compare_stacks(query: Query, headroom: float = HEADROOM) -> StackComparison:
     return StackComparison(
         replace(question.premises, stack="all"),
         tuple(
-            StackBest(
-                f.row.name,
-                f.row.title,
-                None if f.best is None else f.best.strategy,
-                None if f.best is None else f.seconds,
-                None if f.best is None else f.mfu,
-                None if f.best is None else f.best.bytes_,
-                f.reason,
-            )
+            StackBest(f.row.name, f.row.title, None, None, None, None, f.reason)
+            if f.best is None
+            else StackBest(f.row.name, f.row.title, f.best.strategy, f.seconds, f.mfu, f.best.bytes_, f.reason)
             for f in compared
         ),
     )

@@ -102,20 +102,12 @@ def panel_of(fit: CollectiveFit) -> Lines:
 
 def rates(cluster: ClusterSpec) -> list[Sheet]:
     """Tabulate the measured kernels and, if there are any, collectives of a cluster."""
-    kernels = [
-        (
-            k.dtype,
-            k.concurrent,
-            k.peak_flops_per_s / 1e12,
-            1e-12 / k.forward.per_gemm_flop if k.forward.per_gemm_flop else None,
-            1e-12 / k.backward.per_gemm_flop if k.backward.per_gemm_flop else None,
-            1 / k.backward.per_byte if k.backward.per_byte else None,
-            k.forward.per_kernel,
-            k.pass_slowdown,
-            k.fit_error,
-        )
-        for k in cluster.kernels
-    ]
+    kernels = []
+    for k in cluster.kernels:
+        speeds = (1e-12 / one.per_gemm_flop if one.per_gemm_flop else None for one in (k.forward, k.backward))
+        bandwidth = 1 / k.backward.per_byte if k.backward.per_byte else None
+        others = (bandwidth, k.forward.per_kernel, k.pass_slowdown, k.fit_error)
+        kernels.append((k.dtype, k.concurrent, k.peak_flops_per_s / 1e12, *speeds, *others))
     names = columns(
         "type | at once [count] | peak [number] | forward [number] | backward [number] | bandwidth [rate] "
         "| per kernel [s] | whole [number] | fit error [share]"
@@ -129,20 +121,13 @@ def rates(cluster: ClusterSpec) -> list[Sheet]:
 
 
 def _collectives(fits: Sequence[CollectiveFit]) -> Sheet:
-    rows = [
-        (
-            fit.op,
-            f"{fit.group_size} on {fit.hosts} hosts" if fit.hosts > 1 else str(fit.group_size),
-            fit.way,
-            fit.alpha_s,
-            1 / float(fit.seconds(fit.points[0][0])) if fit.points else None,
-            fit.beta_s_per_byte * 1e9,
-            fit.alpha_s / fit.beta_s_per_byte if fit.beta_s_per_byte else None,
-            float(fit.seconds(2**24)),
-            fit.fit_error,
-        )
-        for fit in fits
-    ]
+    rows = []
+    for fit in fits:
+        ranks = f"{fit.group_size} on {fit.hosts} hosts" if fit.hosts > 1 else str(fit.group_size)
+        calls_per_s = 1 / float(fit.seconds(fit.points[0][0])) if fit.points else None
+        crossover = fit.alpha_s / fit.beta_s_per_byte if fit.beta_s_per_byte else None
+        line = (fit.alpha_s, calls_per_s, fit.beta_s_per_byte * 1e9, crossover)
+        rows.append((fit.op, ranks, fit.way, *line, float(fit.seconds(2**24)), fit.fit_error))
     names = columns(
         "operation | ranks | over | alpha [s] | a second [count] | ns/B [number] | n* [bytes] "
         "| 16 MiB [s] | error [share]"

@@ -27,14 +27,8 @@ def ranked(
     out = empty_table(title)
     out.add_column("")
     out.add_column("layout of each copy")
-    for name in (
-        "at once",
-        "chunk",
-        f"TTFT\np{q.percentile}",
-        f"TPOT\np{q.percentile}",
-        "tok/s\n/user",
-        "tok/s\n/GPU",
-    ):
+    times = (f"{name}\np{q.percentile}" for name in ("TTFT", "TPOT"))
+    for name in ("at once", "chunk", *times, "tok/s\n/user", "tok/s\n/GPU"):
         out.add_column(name, justify="right", no_wrap=True, vertical="bottom")
     for c in candidates:
         median = c.tpot_s(50)

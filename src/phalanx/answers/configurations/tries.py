@@ -132,15 +132,5 @@ def _priced(item: str, q: Question, also: str) -> TriedChange:
     p, job = x.priced, q.pricing.job
     rate = job.global_batch * job.seq / p.seconds
     reason = "; ".join(filter(None, (also, f"{q.stack} does not run it: {q.refused}" if q.refused else "")))
-    return TriedChange(
-        item,
-        x.strategy,
-        q.gpus,
-        p.seconds,
-        rate,
-        rate / q.gpus,
-        float(p.bytes_),
-        float(p.usable),
-        bool(p.fits),
-        reason,
-    )
+    memory = (float(p.bytes_), float(p.usable), bool(p.fits))
+    return TriedChange(item, x.strategy, q.gpus, p.seconds, rate, rate / q.gpus, *memory, reason)

@@ -100,18 +100,11 @@ def calibration_of(steps: Sequence[str], query: Query, out: Path | None = None) 
 
     fit = calibrate(price, [run.seconds for run in runs], stacks[0])
     predicted, with_factors = price(Calibration()), price(fit.calibration)
+    others = fit.left_out or [None] * len(runs)
     answer = Calibrated(
         steps=tuple(
-            MeasuredStep(
-                run.name,
-                run.gpus,
-                run.seconds,
-                float(predicted[i]),
-                float(with_factors[i]),
-                fit.left_out[i] if fit.left_out else None,
-                run.note,
-            )
-            for i, run in enumerate(runs)
+            MeasuredStep(run.name, run.gpus, run.seconds, float(shipped), float(with_them), left_out, run.note)
+            for run, shipped, with_them, left_out in zip(runs, predicted, with_factors, others, strict=True)
         ),
         factors={part: getattr(fit.calibration, part) for part in PARTS},
         spreads=fit.spread,

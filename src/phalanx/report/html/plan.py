@@ -247,26 +247,19 @@ def _roofline(x: AnalyticSubject) -> Section:
     ridge = peak / memory_rate
     low, high = min(o.intensity for o in priced) / 2, max(*(o.intensity for o in priced), ridge) * 2
     by_bound: dict[str, list[tuple[tuple[float, float], str]]] = {}
+    rows = []
     for o in priced:
         rate = o.flops / o.seconds
         about = f"{o.name}, {o.shape}: {rate / 1e12:.3g} TFLOP/s, {seconds(o.seconds)}"
         by_bound.setdefault(f"bound by {o.bound}", []).append(((o.intensity, rate), about))
+        reached = (f"{o.intensity:,.1f}", f"{rate / 1e12:,.1f}", seconds(o.seconds))
+        rows.append((o.name, o.shape, *reached, o.bound))
     roof = Series("", [(low, low * memory_rate), (ridge, peak), (high, peak)], colour=5)
     return Section(
         "The compute roofline",
         f"operators of a block, forward; the ridge is at {ridge:,.0f} FLOP per byte of memory",
         columns=("operator", "size", "FLOP per byte", "TFLOP/s", "takes", "bound by"),
-        rows=[
-            (
-                o.name,
-                o.shape,
-                f"{o.intensity:,.1f}",
-                f"{o.flops / o.seconds / 1e12:,.1f}",
-                seconds(o.seconds),
-                o.bound,
-            )
-            for o in priced
-        ],
+        rows=rows,
         panels=(_under_roofs("FLOP per byte of memory", [roof], by_bound),),
     )
 

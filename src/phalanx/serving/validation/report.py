@@ -25,16 +25,9 @@ def engines(scores: Mapping[str, Any]) -> Table:
                 continue
             other = scored.get("other_predictor_on_other_rows", {}).get(key)
             floor = scored["floor" if key == "tpot" else "ttft_floor"]
-            table.add_row(
-                name if key == "tpot" else "",
-                shown,
-                str(e["n"]),
-                _two(e),
-                f"{e['bias']:+.0f}",
-                _two(scored["left_out"][key]),
-                "" if floor is None else f"{floor:.1f}",
-                "" if other is None else _two(other),
-            )
+            errors = (str(e["n"]), _two(e), f"{e['bias']:+.0f}", _two(scored["left_out"][key]))
+            least = "" if floor is None else f"{floor:.1f}"
+            table.add_row(name if key == "tpot" else "", shown, *errors, least, "" if other is None else _two(other))
     return table
 
 
