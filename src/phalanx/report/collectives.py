@@ -17,7 +17,8 @@ from phalanx.answers.collectives import (
 from phalanx.answers.own_reduction import OwnReduction
 from phalanx.planning.tables.collectives import AlgorithmComparison
 from phalanx.planning.tables.table import Sheet, columns
-from phalanx.report.gallery.collectives import algorithms_over_size, cells, rounds, sent
+from phalanx.report.gallery.collectives import algorithms_over_size, rounds
+from phalanx.report.gallery.round_words import cells, sent
 from phalanx.report.style import counted
 from phalanx.report.view import View
 from phalanx.schedule.collectives.ir import Schedule

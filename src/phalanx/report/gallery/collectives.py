@@ -11,6 +11,7 @@ import numpy as np
 from phalanx.cost.collectives.closed_form import best_segments, closed_form
 from phalanx.cost.collectives.critical_path import costs
 from phalanx.planning.lookup import cluster_named, require_counts
+from phalanx.report.gallery.round_words import cells, sends
 from phalanx.report.pictures.figure import (
     Bar,
     Bars,
@@ -27,8 +28,8 @@ from phalanx.report.pictures.figure import (
 )
 from phalanx.report.pictures.numbers import short
 from phalanx.schedule.collectives.compositions import composed
-from phalanx.schedule.collectives.ir import Ints, Schedule, atoms, then
-from phalanx.schedule.collectives.proof import Counts, Run, prove, run
+from phalanx.schedule.collectives.ir import Schedule, then
+from phalanx.schedule.collectives.proof import prove, run
 from phalanx.schedule.collectives.registry import ALGORITHMS, COMPOSED, DUALS, build, two_tiers
 from phalanx.spec.cluster.presets import PRESETS, preset
 from phalanx.spec.errors import InputError
@@ -342,81 +343,3 @@ _MEANING = {
     "all_reduce": "all get the sum",
     "barrier": "all wait for all",
 }
-
-
-def sends(symbolic: Run, number: int) -> list[tuple[int, int, str]]:
-    """Return (source, destination, what is sent, + where it is added) of each message of a round."""
-    return [(a, b, f"{what.partition(' ')[2]}{' +' if adds else ''}") for a, b, what, adds in sent(symbolic, number)]
-
-
-def sent(symbolic: Run, number: int) -> Iterator[tuple[int, int, str, bool]]:
-    """Yield (source, destination, what, whether it is added) of each message of a round."""
-    s = symbolic.schedule
-    rows = np.nonzero(s.round == number)[0]
-    for source, reduces in dict.fromkeys(zip(s.source[rows].tolist(), s.reduces[rows].tolist(), strict=True)):
-        sends = rows[(s.source[rows] == source) & (s.reduces[rows] == reduces)]
-        _, chunks = atoms(symbolic.edges, s.offset[sends], s.length[sends])
-        if s.op == "all_to_all":
-            what = "block " + ", ".join(_block(a, b) for a, b in zip(*_ends(symbolic, chunks), strict=True))
-        else:
-            what = "chunk " + _runs(sorted(chunks.tolist()), str, ",")
-        yield source, int(s.destination[sends[0]]), what, reduces
-
-
-def cells(symbolic: Run, counts: Counts, number: int) -> list[list[str]]:
-    """Return what each rank holds after `number` rounds, by chunk: the contributors, A for rank 0, B for rank 1.
-
-    Of an all-to-all, by place in a rank's buffer: B2 is the block from rank 1 to rank 2."""
-    ranks, chunks, _ = counts.shape
-    if symbolic.schedule.op == "all_to_all":
-        return _places(symbolic, counts, number)
-    return [
-        [
-            _runs(np.nonzero(counts[rank, chunk])[0].tolist(), lambda r: chr(ord("A") + r), "")
-            for chunk in range(chunks)
-        ]
-        for rank in range(ranks)
-    ]
-
-
-def _places(symbolic: Run, counts: Counts, number: int) -> list[list[str]]:
-    """The blocks of an all-to-all by rank and place: its own at their receiver's, what came for it at the sender's,
-    what it passes on at the receiver's; a block that was sent on is gone."""
-    s = symbolic.schedule
-    sender, receiver = _ends(symbolic, np.arange(counts.shape[1]))
-    rows = np.nonzero(s.round < number)[0]
-    row, block = atoms(symbolic.edges, s.offset[rows], s.length[rows])
-    gone = np.zeros(counts.shape[:2], dtype=bool)
-    gone[s.source[rows][row], block] = True
-    words = []
-    for rank in range(s.ranks):
-        here = np.nonzero(counts[rank].any(axis=1) & ~gone[rank])[0]
-        place = np.where(receiver[here] == rank, sender[here], receiver[here])
-        names = [_block(a, b) for a, b in zip(sender[here], receiver[here], strict=True)]
-        words.append(
-            [",".join(name for name, p in zip(names, place, strict=True) if p == i) or "." for i in range(s.ranks)]
-        )
-    return words
-
-
-def _ends(symbolic: Run, chunks: Ints) -> tuple[Ints, Ints]:
-    """For chunks of an all-to-all: the sender and the receiver of each."""
-    s = symbolic.schedule
-    return symbolic.positions(s.start).argmax(axis=0)[chunks], symbolic.positions(s.end).argmax(axis=0)[chunks]
-
-
-def _block(sender: int, receiver: int) -> str:
-    """A block of an all-to-all by its ends: B2 from rank 1 to rank 2."""
-    return f"{chr(ord('A') + sender)}{receiver}"
-
-
-def _runs(members: list[int], name: Callable[[int], str], between: str) -> str:
-    """Join ascending numbers by name, four and more in a row as first-last: ABC, A-D; "." for none."""
-    parts, i = [], 0
-    while i < len(members):
-        j = i
-        while j + 1 < len(members) and members[j + 1] == members[j] + 1:
-            j += 1
-        parts += [f"{name(members[i])}-{name(members[j])}"] if j - i > 2 else [name(m) for m in members[i : j + 1]]
-        i = j + 1
-    return between.join(parts) or "."
