@@ -68,6 +68,16 @@ def test_more_of_anything_bad_is_worse() -> None:
         assert _ask(worse).effective_closed_form_share < best, worse
 
 
+def test_spares_are_the_cheapest() -> None:
+    for answer in (
+        _ask(),
+        goodput(**{**_MODEL, "gpus": 2048, "batch": 512}, days=10, given=Conditions(failures="ant-a100")),
+    ):  # type: ignore[arg-type]
+        best = min(answer.spare_losses, key=lambda s: s.gpu_hours_per_useful)
+        chosen = next(s for s in answer.spare_losses if s.spares == answer.spares)
+        assert chosen.gpu_hours_per_useful == pytest.approx(best.gpu_hours_per_useful, rel=0.005)
+
+
 def test_an_elastic_job_waits_less() -> None:
     few = Conditions(spares=0, failures="ant-a100")
     assert _ask(replace(few, elastic=True)).effective_share > _ask(few).effective_share + 0.01

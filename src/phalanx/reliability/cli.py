@@ -56,7 +56,7 @@ def goodput(
     --checkpoint PLACE: shared, local (a node's disks) or replicated (in the memory of two nodes).
     --checkpoint-bytes 5TB: Size of a checkpoint; by default that of the layout.
     --synchronous: Training stops until a save is durable.
-    --spares NODES: Spare nodes; by default as many as the job needs not to wait.
+    --spares NODES: Spare nodes; by default those with which the work takes the least GPU-hours.
     --repair 1d: Time until a failed node is back.
     --elastic: Without a spare, work on with one replica fewer.
     --price 2.5: Price of a GPU-hour, in any currency.

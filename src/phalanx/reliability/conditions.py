@@ -9,6 +9,8 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
+import numpy as np
+
 from phalanx.answers.question.query import Query
 from phalanx.answers.question.question import Question, read
 from phalanx.cost.analytic.chips import chip_name
@@ -26,8 +28,6 @@ _PAUSE_S = 0.4
 _TO_PEER_BYTES_PER_S = 5e9
 _SHARED_EVERY = 10
 """Saves on a node's own disks for each one that goes to shared storage."""
-_RARELY_S = 6.0
-"""Expected wait for a node that the default number of spares allows."""
 _UNITS = {"s": 1.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
 _MOST_S = 1e9
 
@@ -217,9 +217,12 @@ def premise_of(trained: Trained, given: Conditions) -> Premise:
     nodes_per_s = sum(c.per_s for c in causes if c.takes_node)
     spares = given.spares
     if spares is None:
-        spares = _enough(nodes_per_s, given.repair_s)
+        kept = 1 - 1 / trained.replicas if _shrinks(given, trained) else 0.0
+        spares = _cheapest(nodes_per_s, given.repair_s, trained.nodes, kept)
         take(
-            "spares", f"{spares} nodes, repaired in {given.repair_s / 3600:g} h", "enough for the job hardly to wait"
+            "spares",
+            f"{spares} nodes, repaired in {given.repair_s / 3600:g} h",
+            "the least GPU-hours for the work, theirs included",
         )
     wait = expected_wait(spares, nodes_per_s, given.repair_s) * (
         1 / trained.replicas if _shrinks(given, trained) else 1
@@ -248,15 +251,17 @@ def premise_of(trained: Trained, given: Conditions) -> Premise:
     )  # fmt: skip
 
 
-def _enough(nodes_per_s: float, repair_s: float) -> int:
-    """Return the least number of spares with which a job hardly waits."""
-    high = 0
-    while expected_wait(high, nodes_per_s, repair_s) > _RARELY_S:
-        low, high = high, 2 * high + 1
-    while high and low + 1 < high:
-        middle = (low + high) // 2
-        low, high = (middle, high) if expected_wait(middle, nodes_per_s, repair_s) > _RARELY_S else (low, middle)
-    return high
+def _cheapest(nodes_per_s: float, repair_s: float, nodes: int, kept: float) -> int:
+    """Return the number of spares with the least GPU-hours for the work, theirs included. `kept`: the share of a wait
+    in which the job works."""
+
+    def paid(spares: int) -> float:
+        return (1 + spares / nodes) * (1 + nodes_per_s * (1 - kept) * expected_wait(spares, nodes_per_s, repair_s))
+
+    most = nodes_per_s * repair_s
+    few = np.unique(np.geomspace(1, 2 + most + 6 * np.sqrt(most + 1), 100).astype(int))
+    near = min((0, *few.tolist()), key=paid)
+    return min(range(max(near - 3, 0), near + 4), key=paid)
 
 
 def _causes(
