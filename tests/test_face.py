@@ -31,8 +31,8 @@ def test_the_public_names() -> None:
     assert sorted(phalanx.__all__) == [
         "ClusterSpec", "InputError", "Job", "ModelSpec", "Plan", "Query", "Strategy", "Wishes", "__version__",
         "collectives", "compare", "explain", "export", "goodput", "lint", "memory", "observe", "parallelize", "plan",
-        "predict", "propose_tp_plan", "prove", "read", "roofline", "scaling", "serve_plan", "traffic", "train",
-        "verify",
+        "predict", "propose_tp_plan", "prove", "read", "roofline", "scaling", "serve_plan", "simulate", "traffic",
+        "train", "verify",
     ]  # fmt: skip
     assert dir(phalanx) == sorted(phalanx.__all__)
     for name in set(phalanx.__all__) - {"__version__"}:

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from phalanx.answers.question.read import read as read
     from phalanx.answers.runs.train import train as train
     from phalanx.answers.runs.verify import verify as verify
+    from phalanx.answers.simulation import simulate as simulate
     from phalanx.answers.tables import memory as memory
     from phalanx.answers.tables import roofline as roofline
     from phalanx.answers.tables import scaling as scaling
@@ -74,6 +75,7 @@ _FACE = {
     "read": "answers.question.read",
     "roofline": "answers.tables",
     "scaling": "answers.tables",
+    "simulate": "answers.simulation",
     "serve_plan": "serving.answer",
     "traffic": "answers.tables",
     "train": "answers.runs.train",

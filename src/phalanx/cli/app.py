@@ -106,6 +106,7 @@ COMMANDS = (
     Entry("lint", _PLAN, "phalanx.cli.strategies:lint", "Find anti-patterns in a strategy; exit code 1 if any."),
     Entry("compare", _PLAN, "phalanx.cli.strategies:compare", "Compare plans, configurations or strategies."),
     Entry("tables", _PLAN, "phalanx.cli.tables:tables", "Tabulate memory, communication, rooflines or scaling."),
+    Entry("simulate", _PLAN, "phalanx.cli.strategies:simulate", "Run a step with slow ranks: who waits for whom."),
     Entry(
         "goodput", _PLAN, "phalanx.reliability.cli:goodput", "Days, money and best saves of a training that fails."
     ),

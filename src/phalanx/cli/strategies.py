@@ -39,6 +39,28 @@ def explain(query: StepQuery, output: Annotated[Display, "json", "save", "assert
     _show(query, output, explanation_of, collectives=True)
 
 
+@command
+def simulate(
+    query: StepQuery,
+    output: Annotated[Display, "json", "save", "assertions"],
+    slow: str = "",
+    jitter: str = "0",
+    seed: int = 0,
+) -> None:
+    """Run a strategy's step with ranks that are slower than the others: how much longer it takes, who waits for whom.
+
+    Name a plan, or --model, --cluster, --gpus, --batch, --seq and --strategy.
+
+    --slow rank=37:1.3,node=4:1.1: Ranks, or all ranks of nodes, and how many times as long they take.
+    --jitter 2%: How much each rank's time varies from step to step.
+    --seed: Which variations to draw.
+    """
+    from phalanx.answers.question.question import read
+    from phalanx.answers.simulation import simulation_of
+
+    output.show(simulation_of(read(query), slow, jitter, seed))
+
+
 def _show(query: Query, output: Display, answer: Callable[[Question], Answer], **of_observed: bool) -> None:
     """Show what a question's strategy takes, or an observed program."""
     from phalanx.answers import observed

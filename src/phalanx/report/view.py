@@ -123,6 +123,7 @@ _VIEWS = {
         "phalanx.report.runs:outcome": "Outcome",
         "phalanx.report.runs:continuations": "Continuations",
         "phalanx.report.runs:weights": "ExportedWeights ImportedWeights",
+        "phalanx.report.simulation": "SimulatedStep",
         "phalanx.report.tables": "Tables",
         "phalanx.report.validate": "PredictionScores",
         "phalanx.report.validate:choices": "ChoiceScores",

@@ -259,14 +259,17 @@ def _runs(
 def timeline(pricing: Pricing, s: Strategy, blocks: tuple[int, ...], micro_batches: int) -> PricedSchedule:
     """Return the times of each pass of a pipeline's first `micro_batches` micro-batches, without transfers between
     stages. `blocks`: the number of blocks of each chunk."""
+    facts = SCHEDULES[s.schedule]
+    chunks = s.virtual if facts.takes_virtual else facts.chunks
+    return price_schedule(build_schedule(s.schedule, s.pp, micro_batches, chunks), chunk_costs(pricing, s, blocks))
+
+
+def chunk_costs(pricing: Pricing, s: Strategy, blocks: tuple[int, ...]) -> Costs:
+    """Return the seconds of each chunk's passes, without transfers between stages."""
     step = pricing.step(of([s]))
     kinds = [_rows(passes, 1)[0] for _, passes in step.blocks]
     passes = [kinds[place] for place in kinds_of_blocks(pricing.model, pricing.extra.mtp)]
-    facts = SCHEDULES[s.schedule]
-    chunks = s.virtual if facts.takes_virtual else facts.chunks
-    return price_schedule(
-        build_schedule(s.schedule, s.pp, micro_batches, chunks), _costs(passes, _rows(step.head, 1)[0], blocks)
-    )
+    return _costs(passes, _rows(step.head, 1)[0], blocks)
 
 
 def _rows(passes: Passes, count: int) -> list[tuple[float, float]]:

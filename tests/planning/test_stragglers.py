@@ -1,0 +1,120 @@
+"""Steps with slow ranks: equal to the predicted step without, parts that add up, pipelines run action by action."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support.in_process_cli import error_of, phalanx
+
+from phalanx.cost.pipeline_time import Costs, price
+from phalanx.planning.lookup import cluster_named, model_named, pricing_by_gpus
+from phalanx.planning.search.column_pricing import Pricing
+from phalanx.planning.stragglers import PricedPipelines, lockstep
+from phalanx.schedule.pipeline.schedules import build
+from phalanx.spec.strategy.spec import Strategy
+
+LINES = (
+    Strategy(dp=8),
+    Strategy(dp=4, tp=2, zero=1),
+    Strategy(dp=2, tp=2, pp=4, zero=1),
+    Strategy(dp=2, pp=4, virtual=2, schedule="interleaved"),
+    Strategy(dp=4, cp=2, pp=2),
+)
+WORDS = (
+    "simulate --model llama3-8b --cluster dgx-h100 --gpus 16 --batch 64 --seq 2048 --strategy dp=2,tp=2,pp=4,zero=1"
+)
+
+
+def _pricing(s: Strategy, batch: int = 64) -> Pricing:
+    model = model_named("llama3-8b")[0]
+    return pricing_by_gpus(model, cluster_named("dgx-h100"), batch, 2048, "megatron-core")(s.world)
+
+
+@given(st.sampled_from(LINES), st.data())
+@settings(max_examples=30)
+def test_lost_time_is_the_sum_of_its_parts(s: Strategy, data: st.DataObject) -> None:
+    x = PricedPipelines(_pricing(s), s)
+    factor = np.ones(s.world)
+    same = x.delayed(factor)
+    assert same.step_s == same.undisturbed_s == pytest.approx(x.priced.seconds, rel=1e-12)
+    for rank in data.draw(st.lists(st.integers(0, s.world - 1), min_size=1, max_size=4)):
+        factor[rank] = data.draw(st.floats(1.01, 3.0))
+    d = x.delayed(factor)
+    parts = d.own_s + d.inside_s + d.stages_s + d.replicas_s + d.update_s
+    assert parts == pytest.approx(s.world * (d.step_s - d.undisturbed_s), rel=1e-9, abs=1e-9)
+    assert min(d.own_s, d.inside_s, d.replicas_s, d.update_s) >= 0
+    assert d.undisturbed_s <= d.step_s <= d.undisturbed_s * factor.max() * (1 + 1e-12)
+    slower = x.delayed(factor * 1.1)
+    assert slower.step_s > d.step_s
+
+
+@given(st.sampled_from([s for s in LINES if s.pp > 1]), st.data())
+@settings(max_examples=10)
+def test_a_pipeline_ends_when_its_actions_do(s: Strategy, data: st.DataObject) -> None:
+    """The schedule run one action at a time: equal for up to three micro-batches a rank; of more, the price adds the
+    rest at the slowest rank's pace."""
+    batch, close = data.draw(st.sampled_from([(16, 1e-9), (64, 1e-3)]))
+    x = PricedPipelines(_pricing(s, batch), s)
+    stages = np.array([data.draw(st.floats(1, 2)) for _ in range(s.pp)])
+    assert x.costs is not None
+    of_chunk = stages[np.arange(s.pp * s.virtual) % s.pp]
+    costs = Costs(*(np.array(p) * of_chunk for p in (x.costs.forward, x.costs.input_grad, x.costs.weight_grad)))
+    whole = build(s.schedule, s.pp, x.micro_batches, s.virtual if s.virtual > 1 else None)
+    assert x.ends(stages[None])[0] == pytest.approx(price(whole, costs).makespan, rel=close)
+
+
+def test_ranks_that_meet_inside_layers_are_one_pipeline() -> None:
+    assert lockstep(Strategy(dp=8, tp=2)).pipelines == 8
+    assert lockstep(Strategy(dp=8, tp=2, ep=4)).pipelines == 4  # two replicas hold the experts
+    assert lockstep(Strategy(dp=8, zero=3)).pipelines == 1
+    assert lockstep(Strategy(dp=8, zero=3, shard=4)).pipelines == 2
+    at = lockstep(Strategy(dp=2, cp=2, pp=2))
+    assert sorted(np.bincount(at.pipeline * 2 + at.stage)) == [2, 2, 2, 2]
+
+
+def test_a_delay_reaches_whom_it_must(tmp_path: Path) -> None:
+    found = json.loads(phalanx(tmp_path, *WORDS.split(), "--slow", "rank=5:1.5", "--json")[1])
+    predicted = json.loads(phalanx(tmp_path, "predict", *WORDS.split()[1:], "--json")[1])["step_time_s"]
+    assert found["undisturbed_s"] == pytest.approx(predicted, rel=1e-9)
+    assert found["slowdown"] > 1.02
+    (slow,) = found["slow"]
+    assert (slow["rank"], slow["factor"], slow["lockstep_ranks"]) == (5, 1.5, 2)
+    assert (found["pipelines"], found["delayed_pipelines"]) == (2, 1)
+    assert sum(w["gpu_s"] for w in found["waits"]) == pytest.approx(found["lost_gpu_s"])
+    everyone = json.loads(phalanx(tmp_path, *WORDS.split(), "--slow", "node=0:1.5,node=1:1.5", "--json")[1])
+    assert [w["gpu_s"] for w in everyone["waits"] if "pipelines" in w["where"]] == [0.0]
+
+
+def test_jitter_costs_the_slowest_of_many(tmp_path: Path) -> None:
+    """More ranks, more wait: the expected maximum grows with their number."""
+    few, many = (
+        json.loads(
+            phalanx(
+                tmp_path,
+                *f"simulate --model llama3-8b --cluster dgx-h100 --gpus {gpus} --batch {4 * gpus} --seq 2048".split(),
+                *("--strategy", f"dp={gpus}", "--jitter", "3%", "--json"),
+            )[1]
+        )
+        for gpus in (8, 512)
+    )
+    assert 1.02 < few["slowdown"] < many["slowdown"] < 1.15
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--slow", "37"), "is no rank and factor; use rank=37:1.3"),
+        (("--slow", "rank=16:2"), "is outside of the 16 ranks of the strategy; use 0 to 15"),
+        (("--slow", "node=2:2"), "is outside of the 16 ranks of the strategy; use 0 to 1"),
+        (("--slow", "rank=1:0"), "is no rank and factor"),
+        (("--jitter", "much"), "is no share of a rank's time"),
+        (("--jitter", "nan"), "is no share of a rank's time"),
+    ],
+)
+def test_a_mistake_is_one_line(tmp_path: Path, words: tuple[str, ...], said: str) -> None:
+    assert said in error_of(tmp_path, *WORDS.split(), *words)
