@@ -21,7 +21,7 @@ from phalanx.spec.model.families import complete
 from phalanx.spec.model.spec import ModelSpec
 
 
-def _as_on_a_gpu(counts: Sequence[int], *operands: Tensor) -> grouped_product.Rows | None:
+def _as_on_a_gpu(counts: Sequence[int], *operands: Tensor) -> grouped_product.RowEnds | None:
     return grouped_product.sent(counts, operands[0].device) if any(counts) else None
 
 

@@ -151,7 +151,7 @@ def trained_of(query: Query, checkpoint_bytes: float | None) -> tuple[Trained, Q
         replicas=s.dp,
         device=cluster.device.name,
         checkpoint_bytes=_state_bytes(question) if checkpoint_bytes is None else checkpoint_bytes,
-        writers=s.world if s.zero else model_ranks,
+        writers=s.world if s.level.state else model_ranks,
     )
     return trained, question
 
@@ -173,7 +173,7 @@ def _state_bytes(question: Question) -> float:
         reason = "saves adapters, whose bytes are not known here"
         raise InputError("options", f"lora={p.extra.lora}", reason, "give --checkpoint-bytes")
     of_state = float(p.profile.shard_bytes)
-    per_parameter = of_state if s.zero == 3 else of_state + 2
+    per_parameter = of_state if s.level.parameters else of_state + 2
     return float(p.model.parameter_count * per_parameter)
 
 
