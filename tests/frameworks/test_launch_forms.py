@@ -17,6 +17,7 @@ from support.sizes import drawn
 
 from phalanx.frameworks import files
 from phalanx.frameworks.configuration import Configuration, Partial
+from phalanx.frameworks.deepspeed.shipped import shipped
 from phalanx.frameworks.tables import nested
 from phalanx.spec.errors import InputError
 
@@ -61,6 +62,7 @@ def _started(row: dict[str, Any]) -> tuple[str, dict[str, Any], bool] | None:
     kind, config = row["kind"], row["config"]
     if kind in ("megatron", "hf") and isinstance(config.get("args"), dict):
         args = {n: v for n, v in config["args"].items() if _typed(v) and v is not False and "." not in n}
+        args = {n: v for n, v in args.items() if shipped(str(v)) is None}  # read where it is not here
         return (kind, args, False) if args else None
     if kind in ("torchtitan", "maxtext"):
         flags = {n: v for n, v in _flags(config).items() if _typed(v) and not isinstance(v, bool | list)}
@@ -305,6 +307,10 @@ _RUN = f"pretrain_gpt.py --tensor-model-parallel-size 2 {_SIZES}"
         ("README.md", f"# Train\n\nDon't forget `pip`:\n\n```bash\ntorchrun --nproc_per_node 8 {_RUN}\n```\n", 8, ""),
         ("run.sh", f"torchrun --nproc_per_node 8 {_RUN} \\\n  # --pipeline-model-parallel-size 2 \\\n  --fp16\n", 8,
          "line 3 begins with --fp16: a comment or an empty line ends the command above it"),
+        ("run.sh", f"sh train.sh 8 {_RUN}", None, "train.sh, which it runs, is not here: give it too"),
+        ("run.sh", f"GPUS=$1\nif [ -z \"$GPUS\" ]; then GPUS=8; fi\n"
+         f"f() {{ torchrun --nproc_per_node $GPUS {_RUN} $1; }}\nf", 8,
+         "line 2: $1 of the command line decides, taken as unset: GPUS is 8"),
         ("run.sh", f"./train.sh {_RUN}", None, "./train.sh, which it runs, is not here: give it too"),
         # Associative arrays.
         ("run.sh", "declare -A N=([7b]=1 [13b]=2)\nN[70b]=8\nS=70b\n"
@@ -355,6 +361,20 @@ def test_a_file_that_the_script_writes_is_read(tmp_path: Path) -> None:
     )
     c, _ = files.read([tmp_path / "run.sh"])
     assert (c.layout.zero, c.layout.world) == (2, 4)
+
+
+def test_a_script_alone_leaves_its_arguments_open(tmp_path: Path) -> None:
+    (tmp_path / "run.sh").write_text(
+        f"torchrun --nproc_per_node 8 pretrain_gpt.py --tensor-model-parallel-size ${{2}} {_SIZES}"
+    )
+    c, _ = files.read([tmp_path / "run.sh"])
+    assert (c.kind, c.layout.tp, c.layout.dp, c.layout.micro_batch) == ("megatron", None, None, 1)
+    said = error_of(tmp_path, "predict", "run.sh", "--cluster", "dgx-h100", "--seq", "2048")
+    assert (
+        "tensor-model-parallel-size: is $2, which only a run knows; give a file with the line that calls it" in said
+    )
+    (tmp_path / "call.sh").write_text("sh run.sh dsw 4")
+    assert files.read([tmp_path / "call.sh"])[0].layout.tp == 4
 
 
 def test_a_layout_that_a_variable_leaves_open_is_said_and_never_priced(tmp_path: Path) -> None:

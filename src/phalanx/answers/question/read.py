@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from difflib import SequenceMatcher
@@ -285,7 +286,9 @@ def query_by(path: Path, asked: Query, reading: Reading | None = None) -> tuple[
             reason = f"changes the layout {caveat.reason} and has no price"
             raise InputError(f"{path}: {caveat.keys[0]}", None, reason, "leave it out to price the rest")
         if caveat.reason.endswith(_UNSET) and asked.strategy is None:
+            called = "give a file with the line that calls it, or write the number"
             remedy = "set that variable in the file's first line, or write the number"
+            remedy = called if re.search(r"\$\d", caveat.reason) else remedy
             raise InputError(f"{path}: {caveat.keys[0]}", None, caveat.reason, remedy)
     gpus = gpus_of(reading, asked.gpus, path)
     strategy = strategy_of(c, gpus)

@@ -97,8 +97,11 @@ def _silently(m: Follower, node: Node, scope: Scope) -> None:
 def _note_unset(m: Follower, line: int, unset: set[str], scope: Scope, untaken: Scope | None) -> None:
     if untaken is None or not (differing := differing_names(m, scope, untaken)):
         return
-    names = ", ".join(sorted(unset))
-    reason = f"{names} of the environment decides, taken as unset"
+    places = [f"${name}" for name in sorted(unset) if name.isdigit()]
+    names = [name for name in sorted(unset) if not name.isdigit()]
+    whose = [f"{', '.join(names)} of the environment"] if names else []
+    whose += [f"{', '.join(places)} of the command line"] if places else []
+    reason = f"{' and '.join(whose)} decides, taken as unset"
     m.forks.append(Fork(line, reason, *_shown(m, differing, scope, untaken)))
 
 

@@ -15,7 +15,7 @@ from phalanx.frameworks.shell.expansion import arithmetic, text_of
 from phalanx.frameworks.shell.nodes import NAME, Test
 from phalanx.frameworks.shell.scope import OPEN, Scope, is_open
 
-_ENVIRONMENT = re.compile(rf"{OPEN}({NAME})")
+_ENVIRONMENT = re.compile(rf"{OPEN}({NAME}|\d+)")
 _NUMBERS = {
     "-eq": operator.eq,
     "-ne": operator.ne,

@@ -242,7 +242,7 @@ class _Expansion:
             return [scope.name]
         if name.isdigit():
             place = int(name) - 1
-            return [scope.arguments[place]] if place < len(scope.arguments) else []
+            return [scope.arguments[place]] if place < len(scope.arguments) else [] if scope.called else None
         if name in scope.tables:
             return [value for key in scope.keys(name) for value in scope.variables[f"{name}[{key}]"]]
         return scope.variables.get(name)
@@ -293,7 +293,9 @@ class _Expansion:
     def operated(self, text: str, name: str, value: str | None, rest: str) -> str:
         """Return a value behind the operator of its expansion."""
         if not rest:
-            missing = "" if name.isdigit() else unknown("{" + text + "}" if "[" in text else text)
+            missing = (
+                "" if name.isdigit() and self.scope.called else unknown("{" + text + "}" if "[" in text else text)
+            )
             return missing if value is None else value
         match = _OPERATION.match(rest)
         if not match:
@@ -302,7 +304,7 @@ class _Expansion:
         if operator[-1] in "-=+?":
             return self.default(operator, name, value, word)
         if value is None or is_open(value):
-            return "" if name.isdigit() else unknown("{" + text + "}")
+            return "" if name.isdigit() and self.scope.called else unknown("{" + text + "}")
         result = self.changed(operator, value, word)
         return unknown("{" + text + "}") if result is None else result
 

@@ -195,7 +195,7 @@ class ScriptFollower:
             return True
         if name == "set":
             if "--" in words:
-                scope.arguments = words[words.index("--") + 1 :]
+                scope.arguments, scope.called = words[words.index("--") + 1 :], True
             return True
         if name == "shift":
             size = int(words[1]) if len(words) > 1 and words[1].isdigit() else 1

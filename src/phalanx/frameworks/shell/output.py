@@ -56,7 +56,7 @@ def _output(m: Follower, part: Node, given: str | None, scope: Scope) -> str | N
             body = scope.functions[words[0]]
             links = body.body.links if isinstance(body, GroupCommand) else ()
             inner = scope.copy()
-            inner.arguments = words[1:]
+            inner.arguments, inner.called = words[1:], True
             return _outputs(m, links, inner)
         if words[0] in ("cd", "set", "true", ":", *DECLARES):
             return ""

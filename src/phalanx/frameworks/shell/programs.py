@@ -142,7 +142,7 @@ def _in_its_own_shell(
     if m.depth >= DEEPEST:
         raise InputError("script", None, f"runs scripts more than {DEEPEST} deep", "does one run itself?")
     inner = scope.copy()
-    inner.arguments, inner.name = arguments, name
+    inner.arguments, inner.called, inner.name = arguments, True, name
     kept, m.prefix, outer = m.prefix, (*m.prefix, *prefix), m.outer
     m.outer = outer | names
     m.references["@"] = m.references["*"] = set(names)
@@ -185,7 +185,8 @@ def call(m: Follower, words: list[str], names: set[str], scope: Scope) -> bool |
     """Follow a function with its arguments; None where it calls itself."""
     if m.depth >= DEEPEST:
         return None
-    outer, scope.arguments = scope.arguments, words[1:]
+    outer, called = scope.arguments, scope.called
+    scope.arguments, scope.called = words[1:], True
     m.references["@"] = m.references["*"] = set(names)
     for place in range(1, len(words)):
         m.references[str(place)] = set(names)
@@ -198,4 +199,4 @@ def call(m: Follower, words: list[str], names: set[str], scope: Scope) -> bool |
         return True
     finally:
         m.depth -= 1
-        scope.arguments = outer
+        scope.arguments, scope.called = outer, called

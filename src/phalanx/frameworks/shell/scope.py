@@ -58,6 +58,8 @@ class Scope:
     """Defaults that the script has for variables of the environment, by name."""
     tables: set[str] = field(default_factory=set)
     """Associative arrays; an element is a variable, `name[key]`."""
+    called: bool = False
+    """Whether its arguments are known: those of a script that is given alone stay open."""
 
     def copy(self) -> Scope:
         """Return a shell of its own, with the same budget."""
@@ -74,6 +76,7 @@ class Scope:
             self.budget,
             self.environment,
             set(self.tables),
+            self.called,
         )
 
     def keys(self, name: str) -> list[str]:
