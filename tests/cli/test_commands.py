@@ -116,7 +116,7 @@ def test_a_run_from_job_to_comparison(here: Path, whole: dict[str, Any]) -> None
         (("--strategy", "pp=2,schedule=gpipe"), "strategy.schedule = 'gpipe': is of training"),
         (("--prompt", ""), "--prompt 2 = '': is empty"),
         (("--page", "2", "--pages", "1"), "--pages = 1: hold 2 tokens"),
-        (("--page", "9" * 21), f"--page = {'9' * 21}: 1 page of "),
+        (("--page", "9" * 21), f"--page = {'9' * 21}: is a number of more than 63 bits"),
         (("--pages", "9" * 12), "--pages = 999999999999: 999,999,999,999 pages of 16 tokens would take "),
         (("--prompts", "none.txt"), "--prompts = 'none.txt': no such file"),
     ):

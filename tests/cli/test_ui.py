@@ -11,14 +11,16 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
+from socket import create_connection
 from threading import Thread
 
 import pytest
 from support.browser import CHROMIUM, Browser, chromium
 from support.in_process_cli import error_of, phalanx
 
-from phalanx.report.local_page.answers import Met, answered
+from phalanx.report.local_page.answers import Met, Planner, answered
 from phalanx.report.local_page.server import LocalServer
 from phalanx.spec.errors import InputError
 
@@ -260,6 +262,28 @@ def test_a_plan_does_not_depend_on_what_was_asked_before() -> None:
     for change in ({"batch": 256}, {"where": "schedule=1f1b"}, {"model": "llama3-8b"}):
         later, alone = answered(large | change, None, met), answered(large | change)
         assert (later["figures"], later["plan"]) == (alone["figures"], alone["plan"]), change
+
+
+def test_who_shows_no_token_keeps_nobody_out(server: LocalServer) -> None:
+    """Idle connections beyond a number are dropped, the oldest first; what was asked with the token is not."""
+    idle = [create_connection(("127.0.0.1", server.server_port), timeout=20) for _ in range(100)]
+    assert _reply(server, "GET", f"/{server.token}/runs")[0] == 200
+    dropped = 0
+    for connection in idle:
+        connection.settimeout(0.2)
+        with suppress(TimeoutError):
+            dropped += connection.recv(1) == b""
+        connection.close()
+    assert 36 <= dropped < 100
+
+
+def test_questions_that_were_stopped_too_late_are_forgotten() -> None:
+    planner = Planner()
+    for i in range(3000):
+        planner.stop(str(i))
+    assert planner.ask({"id": "2999"}) == {"error": "stopped"}
+    assert len(planner._stopped) <= 1000
+    planner.close()
 
 
 def test_a_port_in_use_is_said(server: LocalServer, tmp_path: Path) -> None:

@@ -37,6 +37,19 @@ def _importing(folder: Path, parent: int) -> subprocess.Popen[str]:
     )
 
 
+_FORKS = """
+import os, sys, torch
+model = torch.nn.Linear(4, 4)
+optimizer = torch.optim.SGD(model.parameters())
+child = os.fork()
+for _ in range(3):
+    model(torch.ones(2, 4)).sum().backward()
+    optimizer.step()
+if child:
+    os.waitpid(child, 0)
+"""
+
+
 def test_ctrl_c_while_torch_is_imported(tmp_path: Path) -> None:
     process = _importing(tmp_path, os.getpid())
     assert process.stdout is not None
@@ -50,3 +63,16 @@ def test_a_process_whose_parent_died_does_not_start(tmp_path: Path) -> None:
     process = _importing(tmp_path, os.getppid())
     assert process.communicate(timeout=60) == ("", "")
     assert process.returncode == 1
+
+
+def test_what_a_program_forks_says_nothing(tmp_path: Path) -> None:
+    """The copy goes through the rest of the program too, and is no rank."""
+    (tmp_path / "program.py").write_text(_FORKS)
+    done = subprocess.run(
+        [sys.executable, "-m", "phalanx", "observe", "--world", "1", "program.py"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, "Traceback" in done.stderr) == (0, False), done.stderr

@@ -25,6 +25,7 @@ from phalanx.report.pictures.figure import Bar, Bars, Lane, LaneBlock, Timeline
 from phalanx.report.run_page import _timeline, of_run
 from phalanx.runs import folder as run_folder
 from phalanx.schedule.observation_file import from_json
+from phalanx.spec.errors import InputError
 from phalanx.spec.strategy.spec import Strategy
 
 QUESTION = ("--model", "llama3-8b", "--cluster", "dgx-h100", "--gpus", "16", "--batch", "64", "--seq", "8192")
@@ -214,6 +215,34 @@ def test_what_cannot_be_shown_is_said(here: Path, words: tuple[str, ...], said: 
     shutil.copy(here / "plan.json", broken)
     (broken / "metrics.jsonl").write_text('{"step": 1}\n')
     assert said in error_of(here, *words)
+
+
+_FIELDS = [(name, key) for name in ("process_name", "F") for key in ("pid", "ts", "dur", "name", "args", "ph")]
+_ODD = [None, [], {}, "", "1", True, -1, 1.5, 1e300, 10**30, [[]], float("nan"), float("inf")]
+
+
+@pytest.mark.parametrize(("of", "key"), _FIELDS)
+def test_a_field_of_a_timeline_that_is_odd_is_drawn_or_refused(here: Path, tmp_path: Path, of: str, key: str) -> None:
+    """Each field of each kind of event, missing and of every odd value."""
+    run = shutil.copytree(here / "runs" / "one", tmp_path / "run")
+    content = json.loads((run / "trace.json").read_text())
+    at = next(
+        i for i, e in enumerate(content["traceEvents"]) if (e["name"] == "process_name") == (of == "process_name")
+    )
+    refused = 0
+    for odd in (*_ODD, "missing"):
+        changed = json.loads(json.dumps(content))
+        changed["traceEvents"][at][key] = odd
+        if odd == "missing":
+            del changed["traceEvents"][at][key]
+        (run / "trace.json").write_text(json.dumps(changed))
+        try:
+            text = of_run(run)
+        except InputError as error:
+            text = str(error)
+            refused += 1
+        assert "</html>" in text or "is not a timeline" in text
+    assert refused or key in ("args", "ph", "ts", "dur", "name"), "a rank that is none is refused"
 
 
 def test_a_long_runs_page_takes_linear_time_and_is_no_larger(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:

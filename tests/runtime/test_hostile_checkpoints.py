@@ -18,7 +18,8 @@ from support.sockets import Touch
 from support.struck_runs import folder_of_runs, words
 
 from phalanx.nn.hugging_face import files
-from phalanx.runtime.checkpoint.manifest import MANIFEST, seal
+from phalanx.runtime.checkpoint.manifest import MANIFEST
+from phalanx.spec.documents import seal
 from phalanx.spec.errors import InputError
 from phalanx.spec.model import presets
 from phalanx.spec.model.families import complete
@@ -84,7 +85,20 @@ HOSTILE: dict[str, Callable[[Path, Path], None]] = {
     ),
     "an index of a list": lambda path, _: _edit_index(path, lambda i: i.update(a=[])),
 }
-THOROUGHLY = ("a pickle of code", "a device by its path", "a box beyond its file")  # in every command
+HOSTILE |= {
+    f"a manifest of step {str(step)[:5]}": lambda path, _, step=step: _edit_manifest(
+        path, lambda m: m.update(step=step)
+    )  # type: ignore[misc]
+    for step in (1, 2.0, True, "2", None, 10**400)
+}
+HOSTILE["a manifest of version 3.0"] = lambda path, _: _edit_manifest(path, lambda m: m.update(version=3.0))
+HOSTILE["another step's name"] = lambda path, _: path.rename(path.with_name("step-00000003"))  # type: ignore[dict-item, return-value]
+THOROUGHLY = (
+    "a pickle of code",
+    "a device by its path",
+    "a box beyond its file",
+    "another step's name",
+)  # in every command
 BY_RANKS = ("a pickle of code", "a box beyond its file")  # what only the ranks of a resumed run find
 
 

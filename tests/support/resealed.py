@@ -6,7 +6,8 @@ import hashlib
 import json
 from pathlib import Path
 
-from phalanx.runtime.checkpoint.manifest import MANIFEST, seal
+from phalanx.runtime.checkpoint.manifest import MANIFEST
+from phalanx.spec.documents import seal
 
 
 def reseal(path: Path) -> None:

@@ -8,18 +8,22 @@ import struct
 import time
 import tracemalloc
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tokenizers import Tokenizer
+from tokenizers import Regex, Tokenizer, decoders, normalizers
+from tokenizers.models import BPE
+from tokenizers.normalizers import Replace
 
 from phalanx.spec.errors import InputError
 from phalanx.spec.files.job_file import from_tables
 from phalanx.spec.job import Train
 from phalanx.training.data import Batches, TokenSet, prepare, require_documents, take, validation_windows
+from phalanx.training.data.encode import open_tokenizer
 from phalanx.training.data.texts import find_texts, join_chunks, paragraphs
 from phalanx.training.data.tokens import HELD_OUT
 
@@ -64,7 +68,15 @@ def test_an_epoch_shows_every_window_once_and_the_next_another_order() -> None:
     epoch = np.concatenate([batches.starts(i) for i in range(11)])
     assert len(np.unique(epoch)) == 110
     assert epoch.max() + 9 < 1000
+    assert set(np.diff(np.sort(epoch))) == {9}, "windows tile the text"
     assert not np.array_equal(batches.starts(0), batches.starts(11))
+
+
+def test_the_order_of_windows_is_that_of_the_releases_before() -> None:
+    """A run that was begun with one release is resumed with another."""
+    batches = Batches(np.arange(1000, dtype=np.uint16), seq=9, global_batch=10, seed=3)
+    assert batches.starts(0).tolist() == [262, 100, 631, 253, 586, 46, 550, 595, 199, 676]
+    assert batches.starts(12).tolist() == [11, 695, 290, 758, 713, 911, 416, 200, 218, 812]
 
 
 def test_too_little_text_is_said() -> None:
@@ -115,6 +127,67 @@ def test_the_shipped_corpus_is_what_it_was(tmp_path: Path) -> None:
     tokens = prepare(Train(data=str(tmp_path / "some.txt")), 300, tmp_path)
     assert tokens.digest == "6f4315808ca6d2fb-300-v1"
     assert hashlib.sha256(np.array(_ids(tokens), dtype=np.uint16).tobytes()).hexdigest()[:16] == "287b0776fb4e8e2d"
+
+
+@pytest.mark.parametrize("how", ["cut", "flipped", "garbage", "gone"])
+@pytest.mark.parametrize("name", ["about.json", "documents.npy", "tokenizer.json", "tokens.npy"])
+def test_a_damaged_cache_is_made_again(tmp_path: Path, name: str, how: str) -> None:
+    text = tmp_path / "text.txt"
+    text.write_text("the quick brown fox\n\njumps over the lazy dog\n\n" * 40)
+    train = Train(data=str(text))
+    made = prepare(train, 300, tmp_path)
+    before = {file.name: file.read_bytes() for file in made.folder.iterdir()}
+    file = made.folder / name
+    content = before[name]
+    changed = {"cut": content[: len(content) // 2], "garbage": b"\xff\x00", "gone": b""}
+    changed["flipped"] = content[:-9] + bytes([content[-9] ^ 1]) + content[-8:]
+    file.write_bytes(changed[how])
+    if how == "gone":
+        file.unlink()
+    again = prepare(train, 300, tmp_path)
+    assert {file.name: file.read_bytes() for file in again.folder.iterdir()} == before
+    assert sorted(again.folder.parent.iterdir()) == [again.folder]
+
+
+def _tokenizer(path: Path, **parts: Any) -> Path:
+    tokenizer = Tokenizer(BPE({"a": 0, "x": 1}, []))
+    for part, value in parts.items():
+        setattr(tokenizer, part, value)
+    tokenizer.save(str(path))
+    return path
+
+
+DOUBLED = Replace("a", "aa")
+GROWING: dict[str, dict[str, Any]] = {
+    "normalizers": {"normalizer": normalizers.Sequence([DOUBLED] * 40)},
+    "nested": {"normalizer": normalizers.Sequence([normalizers.Sequence([DOUBLED] * 20)] * 2)},
+    "bytes of bytes": {"normalizer": normalizers.Sequence([normalizers.ByteLevel()] * 40)},
+    "decoders": {"decoder": decoders.Sequence([decoders.Replace("a", "aa")] * 40)},
+    "one long": {"normalizer": Replace("a", "a" * 1000)},
+    "steps": {"normalizer": normalizers.Sequence([normalizers.NFC()] * 1000)},
+}
+
+
+@pytest.mark.parametrize("kind", GROWING)
+def test_a_tokenizer_that_grows_texts_is_refused(tmp_path: Path, kind: str) -> None:
+    path = _tokenizer(tmp_path / "tokenizer.json", **GROWING[kind])
+    with pytest.raises(InputError, match="rewrites text in"):
+        open_tokenizer(path, 300, "train.tokenizer")
+
+
+def test_steps_that_models_use_are_kept(tmp_path: Path) -> None:
+    """As T5's and Llama 2's."""
+    steps = [Replace("``", '"'), normalizers.NFKD(), normalizers.Lowercase(), Replace(" ", "\u2581")]
+    path = _tokenizer(tmp_path / "tokenizer.json", normalizer=normalizers.Sequence(steps))
+    assert open_tokenizer(path, 300, "train.tokenizer").encode("aa").ids == [0, 0]
+
+
+def test_a_pattern_that_panics_is_one_line(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    path = _tokenizer(tmp_path / "tokenizer.json", normalizer=Replace(Regex("(x+x+)+y"), "b"))
+    (tmp_path / "text.txt").write_text("x" * 60)
+    with pytest.raises(InputError, match="retry-limit-in-match"):
+        prepare(Train(data=str(tmp_path / "text.txt"), tokenizer=str(path)), 300, tmp_path / "cache")
+    assert capfd.readouterr().err == ""
 
 
 def test_documents_are_the_same_tokens_in_whatever_form(tmp_path: Path) -> None:
@@ -312,7 +385,7 @@ def test_unusable_data_are_said(tmp_path: Path) -> None:
         ("gone", "gone.bin is missing", {}),
         ("short", "not what 2 sequences", {}),
         ("other", "is not an index", {}),
-        ("text.txt", "cannot be read", {"tokenizer": str(tmp_path / "none.json")}),
+        ("text.txt", "no such file", {"tokenizer": str(tmp_path / "none.json")}),
         ("text.txt", "is not a tokenizer.json", {"tokenizer": str(tmp_path / "a.jsonl")}),
         ("text.txt", "<|none|>.* is not a token of", {"tokenizer": str(tokenizer), "end_of_text": "<|none|>"}),
         ("text.txt", "is not an id of", {"tokenizer": str(tokenizer), "end_of_text": 299}),

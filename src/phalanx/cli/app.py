@@ -19,7 +19,7 @@ from typing import Annotated, Any
 import typer
 
 from phalanx.cli.forms import Entry, LazyGroup
-from phalanx.cli.terminal import DONE, INTERRUPTED, WRONG_INPUT, Screened, announce
+from phalanx.cli.terminal import DONE, FAILED, INTERRUPTED, WRONG_INPUT, announce, named, prepare_streams
 
 # Typer has its own copy of click or imports click's, by version; both have this class, which it does not export.
 _UsageError: Any = typer.BadParameter.__mro__[1]
@@ -42,6 +42,9 @@ class OneLineErrors(LazyGroup):
         except BrokenPipeError:  # whoever read the output has seen enough
             os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
             code = DONE
+        except OSError as error:  # the disk behind stdout is full
+            announce(f"error: {named(error)}")
+            code = FAILED
         except (typer.Abort, KeyboardInterrupt):
             announce("interrupted")
             code = INTERRUPTED
@@ -175,8 +178,7 @@ def main() -> None:
     """Run the command line. Interrupted, the process ends without the seconds that the teardown of torch may take."""
     # Imported modules live to the end; rescanning them at every collection costs a quick command a fifth of its time.
     gc.set_threshold(50_000)
-    if sys.stdout is not None and sys.stdout.isatty():
-        sys.stdout = Screened(sys.stdout)
+    prepare_streams()
     try:
         app()
     except SystemExit as end:

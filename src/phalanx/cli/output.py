@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from phalanx.cli.terminal import FAILED, announce, console, print_json, require_writable
+from phalanx.spec.errors import InputError
 
 if TYPE_CHECKING:
     from phalanx.report.pictures.figure import Picture
@@ -57,11 +59,13 @@ class Display:
 
     def put(self, view: Callable[[], View], data: Callable[[], Any]) -> None:
         """Print a view, or the data that it shows as JSON, and write its files."""
+        content = data()
+        require_finite(content)
         for file in _files(self.save):
             view().write(file)
             announce(f"wrote {file}")
         if self.json:
-            print_json(data())
+            print_json(content)
         elif self.save and _PRINTED in self.save:
             print(view().csv(), end="")
         else:
@@ -70,6 +74,16 @@ class Display:
 
 Printed = Annotated[Display, "json"]
 Saved = Annotated[Display, "json", "save"]
+
+
+def require_finite(content: Any, field: str = "answer") -> None:
+    """Require that every number of an answer is finite: others come of numbers that are too large or too small.
+    Raises InputError."""
+    if isinstance(content, float) and not math.isfinite(content):
+        raise InputError(field, content, "is not finite for what was asked", "give numbers of a usual size")
+    parts = content.items() if isinstance(content, dict) else enumerate(content) if isinstance(content, list) else ()
+    for name, part in parts:
+        require_finite(part, f"{field}.{name}")
 
 
 def _files(save: Sequence[Path] | None) -> list[Path]:
@@ -82,7 +96,6 @@ def require_savable(save: Sequence[Path] | None, kinds: Sequence[str] = ()) -> N
     if not save:
         return
     from phalanx.report.pictures.files import KINDS, require_browser
-    from phalanx.spec.errors import InputError
 
     for file in save:
         require_writable("--save", file)

@@ -15,6 +15,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from importlib import import_module
+from io import TextIOWrapper
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -36,7 +37,7 @@ _OF_INPUT = {
 """What the system says of a name that was given, rather than of the machine's state."""
 
 
-def _named(error: OSError) -> str:
+def named(error: OSError) -> str:
     """Write what the system said as `file = name: reason`, without its number."""
     from phalanx.spec.errors import InputError
 
@@ -97,8 +98,11 @@ def exit_on_error(speaks: bool = False) -> Iterator[None]:
     except BrokenPipeError:
         raise
     except OSError as error:
-        announce(f"error: {_named(error)}")
+        announce(f"error: {named(error)}")
         raise typer.Exit(WRONG_INPUT if error.errno in _OF_INPUT else FAILED) from None
+    except OverflowError as error:
+        announce(f"error: numbers: are too large to compute with ({error}); give some of a usual size")
+        raise typer.Exit(WRONG_INPUT) from None
     except RuntimeError as error:
         # By name, because importing them would import torch. Any other RuntimeError is a bug and shows its trace.
         if type(error).__name__ not in ("RankFailure", "CheckpointError", "ReplicasDiffer", "LabError"):
@@ -154,10 +158,25 @@ def require_writable(option: str, file: Path | None) -> None:
 def console() -> Console:
     """Return a console as wide as COLUMNS says, else the terminal, else 120 columns; no table that it prints breaks a
     word, and names from files are no markup."""
-    from rich.console import Console
+    from rich.console import Console, ConsoleOptions, RenderHook
+    from rich.segment import Segment
     from rich.table import Table
 
     from phalanx.report.style import print_fitted
+
+    class Printable(RenderHook):
+        """Writes out the control characters of what is rendered, before it is styled."""
+
+        def __init__(self, *shown: Any) -> None:
+            self._shown = shown
+
+        def process_renderables(self, renderables: list[Any]) -> list[Any]:
+            return [Printable(*renderables)]
+
+        def __rich_console__(self, screen: Console, options: ConsoleOptions) -> Iterator[Segment]:
+            for one in self._shown:
+                for text, style, control in screen.render(one, options):
+                    yield Segment(printable(text), style, control)
 
     class Screen(Console):
         """A console that fits tables."""
@@ -165,36 +184,60 @@ def console() -> Console:
         def print(self, *objects: Any, **options: Any) -> None:
             """Print as a console does; a table alone is fitted."""
             if len(objects) == 1 and isinstance(objects[0], Table) and not options:
-                print_fitted(Console(width=self.width, file=self.file, markup=False, emoji=False), objects[0])
+                plain = Console(width=self.width, file=self.file, markup=False, emoji=False)
+                plain.push_render_hook(Printable())
+                print_fitted(plain, objects[0])
             else:
                 super().print(*objects, **options)
 
     own = sys.stdout.isatty() or os.environ.get("COLUMNS", "").isdigit()  # rich reads it
-    return Screen(width=None if own else 120, markup=False, emoji=False)
+    # Colours are rich's: what it styles is made printable first, and written past the screen.
+    file = sys.stdout.stream if isinstance(sys.stdout, Screened) else None
+    screen = Screen(width=None if own else 120, markup=False, emoji=False, file=file)
+    screen.push_render_hook(Printable())
+    return screen
 
 
-_CONTROL = re.compile("(\x1b\\[[0-9;]*m)|[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
+_CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 
 
 def printable(text: str) -> str:
-    """Return a text with control characters written out, but for ends of lines and colours: a terminal shows what a
-    file holds, and does not obey it."""
-    return _CONTROL.sub(lambda m: m[1] or m[0].encode("unicode_escape").decode(), text)
+    """Return a text with control characters written out, but for ends of lines and tabs: a terminal shows what a file
+    holds, and does not obey it."""
+    return _CONTROL.sub(lambda m: m[0].encode("unicode_escape").decode(), text)
 
 
 class Screened:
-    """A terminal's stream, to which nothing is written that is not printable."""
+    """A stream to which nothing is written that is not printable."""
 
     def __init__(self, stream: TextIO) -> None:
-        self._stream = stream
+        self.stream = stream
 
     def write(self, text: str) -> int:
         """Write a text, its control characters written out."""
-        self._stream.write(printable(text))
+        self.stream.write(printable(text))
         return len(text)
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._stream, name)
+        return getattr(self.stream, name)
+
+
+def prepare_streams() -> None:
+    """Give a process that was started without stdin, stdout or stderr, as by cron, the null device in its place: its
+    own files and its ranks' would take those numbers. What a stream's encoding lacks is shown as a question mark."""
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        try:
+            os.fstat(number)
+        except OSError:
+            null = os.open(os.devnull, os.O_RDWR)  # the lowest number that is free: this one
+            os.set_inheritable(null, True)
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(number, "w" if number else "r", closefd=False))  # noqa: SIM115 to the end
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):
+            stream.reconfigure(errors="replace")
+    if "--help" not in sys.argv:  # which says nothing that a file holds, in colours of its own
+        sys.stdout = Screened(sys.stdout)
 
 
 def announce(text: str) -> None:

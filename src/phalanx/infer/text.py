@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -27,7 +28,7 @@ from phalanx.spec.job import DType, compute_type
 from phalanx.spec.model.spec import ModelSpec
 from phalanx.spec.strategy.mesh import mesh
 from phalanx.spec.strategy.spec import Strategy
-from phalanx.training.data.encode import open_tokenizer
+from phalanx.training.data.encode import guarded, open_tokenizer
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -71,7 +72,7 @@ def question(
         raise InputError("prompts", None, "has no prompt", "give one on each line")
     requests = []
     for number, prompt in enumerate(prompts):
-        ids = tuple(tokenizer.encode(prompt).ids)
+        ids = tuple(guarded(partial(tokenizer.encode, prompt), folder / "tokenizer.json", FIELD).ids)
         room = model.max_seq - len(ids)
         most = sampling.tokens or max(1, min(_TOKENS, room))
         requests.append(Request(number, ids, most, stops))
@@ -112,20 +113,23 @@ class Texts:
         self._prompts = {r.number: len(r.prompt) for r in requests}
         self._ids = {r.number: list(r.prompt) for r in requests}
         # Decoded alone, the continuation would lose its leading space.
-        self._said = {r.number: len(tokenizer.decode(list(r.prompt))) for r in requests}
+        self._said = {r.number: len(self._decode(list(r.prompt))) for r in requests}
         self._text: dict[int, list[str]] = {r.number: [] for r in requests}
 
     def __call__(self, request: int, token: int, last: bool) -> None:
         """Take a token of a request."""
         ids = self._ids[request]
         ids.append(token)
-        text = self._tokenizer.decode(ids)
+        text = self._decode(ids)
         new = text[self._said[request] :]
         if new.endswith("\ufffd") and not last:
             return
         self._said[request] = len(text)
         self._text[request].append(new)
         self._piece(request, new, last)
+
+    def _decode(self, ids: list[int]) -> str:
+        return guarded(lambda: self._tokenizer.decode(ids), Path("tokenizer.json"), FIELD)
 
     @property
     def texts(self) -> list[str]:

@@ -19,6 +19,7 @@ from typing import Any
 from phalanx.measure.steal_time import noted
 from phalanx.runtime.process.folder import cache_folder
 from phalanx.spec.cluster.spec import ClusterSpec
+from phalanx.spec.documents import read_json, seal
 from phalanx.spec.errors import InputError
 from phalanx.spec.files.job_file import build
 from phalanx.spec.files.plan import write_json
@@ -27,7 +28,7 @@ from phalanx.spec.job import DType
 _KEPT_S = 3600.0
 PATIENCE_S = 1800.0
 """Timeout of ranks that take no part in a level, and wait for the others: four on two busy cores took over 300 s."""
-VERSION = 11  # of the measurement; caches of other versions are ignored
+VERSION = 12  # of the measurement; caches of other versions are ignored
 
 
 def cores() -> int:
@@ -99,8 +100,10 @@ def local_cluster(
     for path in (full, short) if not anew else ():
         if path.exists():
             try:
-                cluster = build(ClusterSpec, json.loads(path.read_text()), "cluster")
-            except (json.JSONDecodeError, InputError):
+                kept = read_json(path, "cache")
+                sound = kept.pop("seal") == seal(kept)
+                cluster = build(ClusterSpec, kept if sound else None, "cluster")
+            except (InputError, AttributeError, KeyError, TypeError):
                 announce(f"{path} is damaged; measuring again")
                 continue
             if path == short:
@@ -133,7 +136,8 @@ def local_cluster(
     # Cache it.
     interrupted.unlink(missing_ok=True)
     cluster = build(ClusterSpec, describe(machine, ranks, dtype, rows), "cluster")
-    write_json(path, asdict(cluster))
+    tables = json.loads(json.dumps(asdict(cluster)))
+    write_json(path, tables | {"seal": seal(tables)})
     return cluster
 
 

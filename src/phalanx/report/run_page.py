@@ -152,7 +152,7 @@ def _timeline(plan: Plan, trace: Sequence[Mapping[str, Any]]) -> list[Section]:
             text=tuple(_slow(names, busy)),
             columns=("ms", "ranks", *_KINDS),
             rows=table,
-            panels=(Timeline("milliseconds", tuple(lanes)),),
+            panels=(Timeline("milliseconds", tuple(lanes)),) if lanes else (),
         )
     ]
 
@@ -224,6 +224,7 @@ def _slow(names: Mapping[int, str], busy: Mapping[int, Mapping[str, float]]) -> 
 
 
 NAME = "report.html"
+_MOST_PIDS = 10**7
 _MOST_BYTES = 64 * 2**20
 """Of a timeline that is read: a larger one is a trace of its own viewer."""
 
@@ -263,7 +264,7 @@ def _events(folder: Path) -> list[dict[str, Any]]:
     trace = _json(folder / "trace.json")
     events = trace.get("traceEvents", []) if isinstance(trace, dict) else trace or []
     try:
-        named = {e["pid"]: str(e["args"]["name"]) for e in events if e.get("name") == "process_name"}
+        named = [e for e in events if e.get("name") == "process_name" and isinstance(e["args"]["name"], str)]
         spans = [e for e in events if e.get("ph") == "X"]
         sound = all(
             _is_amount(e["ts"])
@@ -272,8 +273,8 @@ def _events(folder: Path) -> list[dict[str, Any]]:
             and isinstance(e.get("args", {}), dict)
             for e in spans
         )
-        sound = sound and all(isinstance(pid, int) for pid in named)
-        return events if sound else _damaged(folder, "an event without a time")
+        sound = sound and all(type(e["pid"]) is int and 0 <= e["pid"] < _MOST_PIDS for e in (*named, *spans))
+        return events if sound else _damaged(folder, "an event without a rank or a time")
     except (KeyError, TypeError, AttributeError) as error:
         return _damaged(folder, repr(error))
 

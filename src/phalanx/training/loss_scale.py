@@ -8,6 +8,9 @@ two, so both are exact. It is halved in a step whose gradients overflow, which c
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
+
+from phalanx.spec.ranges import Natural, Range, require_ranges
 
 GOOD_STEPS = 2000
 """Steps without an overflow after which the scale doubles."""
@@ -17,8 +20,11 @@ GOOD_STEPS = 2000
 class LossScale:
     """The scale and `good`, the steps without an overflow since it changed. Both are part of a checkpoint."""
 
-    scale: float = 2.0**16
-    good: int = 0
+    scale: Annotated[float, Range(0, 2.0**200, above=True)] = 2.0**16
+    good: Natural = 0
+
+    def __post_init__(self) -> None:
+        require_ranges(self, "loss_scale")
 
     def divisor(self, tokens: int) -> float:
         """Return the divisor of the loss over `tokens` target tokens: their number, rounded up to a power of two so
@@ -30,3 +36,14 @@ class LossScale:
         if overflow:
             return LossScale(self.scale / 2)
         return LossScale(self.scale * 2) if self.good + 1 == GOOD_STEPS else LossScale(self.scale, self.good + 1)
+
+
+@dataclass(frozen=True)
+class Numerics:
+    """What a checkpoint's manifest says of a run's numbers: steps skipped so far, and the loss scale of fp16 runs."""
+
+    skipped: Natural = 0
+    loss_scale: LossScale | None = None
+
+    def __post_init__(self) -> None:
+        require_ranges(self, "checkpoint")

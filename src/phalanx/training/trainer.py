@@ -161,7 +161,7 @@ class Trainer:
                         show(row)
                 # After its metrics line: else a run resumed from here would have a gap in its metrics.
                 if last or interrupted or (train.save_every and done % train.save_every == 0):
-                    self._save(done, rows[-1]["lr"])
+                    self._save(done)
                 if interrupted:
                     break
         if progress is not None:
@@ -328,13 +328,10 @@ class Trainer:
         self.comm.status.now(f"waiting for the checkpoint of step {self.saved}")
         self.saver.wait()
 
-    def _save(self, step: int, lr: float) -> None:
+    def _save(self, step: int) -> None:
         self._await_saved()
         self.comm.status.now(f"writing the checkpoint of step {step}")
-        seed = self.plan.train.seed
-        cursor = step * self.plan.job.global_batch  # sequences seen
-        about = {"seed": seed, "data_cursor": cursor, "random_state": [seed, step], "lr": lr}
-        self.saver.save(step, self.training.owned(), about | self.training.numerics())
+        self.saver.save(step, self.training.owned(), self.training.numerics())
         self.saved = step
 
     def _write_record(self, path: Path, last_loss: float | None, interrupted: bool, fullest: int) -> None:

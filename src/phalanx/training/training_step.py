@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -40,12 +40,13 @@ from phalanx.runtime.data_parallel import logical_state, replica_check
 from phalanx.runtime.tracing import host_values
 from phalanx.schedule.pipeline import stages
 from phalanx.schedule.pipeline.actions import PipelineSchedule
+from phalanx.spec.files.job_file import build
 from phalanx.spec.job import Job
 from phalanx.spec.model.spec import ModelSpec, units
 from phalanx.spec.strategy.spec import Strategy
 from phalanx.training.compiled_blocks import uncompiled
 from phalanx.training.expert_load import LayerLoad, Loads
-from phalanx.training.loss_scale import LossScale
+from phalanx.training.loss_scale import LossScale, Numerics
 from phalanx.training.nonfinite import origin
 from phalanx.training.parallelize import parallelize_decoder
 
@@ -366,16 +367,18 @@ class Training:
         return logical_state.gradients(self.engine, self.split)
 
     def numerics(self) -> dict[str, Any]:
-        """Numbers for a checkpoint's manifest: steps skipped so far, and the loss scale of fp16 runs."""
-        return {"skipped": self.skipped, "loss_scale": asdict(self.loss_scale) if self.loss_scale else None}
+        """Numbers for a checkpoint's manifest."""
+        return asdict(Numerics(self.skipped, self.loss_scale))
 
     @torch.no_grad()
     def load(self, folder: Path, step: int) -> None:
         """Resume from the checkpoint of `step`; all ranks together. Raises CheckpointError."""
         about = manifest.about(folder, step)
-        self.skipped = about.get("skipped", 0)
-        if self.loss_scale and about.get("loss_scale"):
-            self.loss_scale = LossScale(**about["loss_scale"])
+        known = {f.name: about[f.name] for f in fields(Numerics) if f.name in about}
+        saved = build(Numerics, known, "checkpoint")
+        self.skipped = saved.skipped
+        if self.loss_scale and saved.loss_scale:
+            self.loss_scale = saved.loss_scale
         rest = [full_part(name, t) for name, t in logical_state.buffers(self.model).items()]
         logical_state.load(self.engine, self.masters, self.optimizer, folder, step, rest, split=self.split)
         for name, weight in self.weights.items():

@@ -111,6 +111,8 @@ class Processes:
         if child == 0:
             ours.close()
             end_with_parent(parent)
+            own = os.getpid()
+            os.register_at_fork(after_in_child=theirs.close)  # what the program forks is not the rank
             try:
                 theirs.send(("done", *self._observe(rank, PipePost(theirs, until))))
             except Unsteady:
@@ -118,7 +120,8 @@ class Processes:
             except KeyboardInterrupt:
                 pass
             except BaseException:
-                traceback.print_exc()
+                if os.getpid() == own:
+                    traceback.print_exc()
             finally:
                 sys.stdout.flush()
                 os._exit(0)

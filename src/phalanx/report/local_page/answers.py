@@ -38,6 +38,8 @@ NAMES = {"model": sorted(MODELS), "cluster": sorted(CLUSTERS), "stack": list(DOC
 
 _PROCESSES = 4
 """Questions that are priced at the same time; further ones wait."""
+_STOPPED = 1000
+"""Stopped questions that are remembered."""
 _ANSWERS = 2
 """Answers whose best strategies a process keeps."""
 
@@ -49,7 +51,7 @@ class Planner:
         self._free, self._change = BoundedSemaphore(_PROCESSES), Lock()
         self._idle: list[subprocess.Popen[bytes]] = []
         self._busy: dict[str, subprocess.Popen[bytes]] = {}
-        self._stopped: set[str] = set()
+        self._stopped: dict[str, None] = {}
         self.progress: dict[str, dict[str, int]] = {}
         """Of each question that is being priced: how many strategies were priced, and how many are legal."""
         self._closed = False
@@ -65,7 +67,7 @@ class Planner:
         with self._free:
             with self._change:
                 if self._closed or name in self._stopped:
-                    self._stopped.discard(name)
+                    self._stopped.pop(name, None)
                     return {"error": "stopped"}
                 process = self._idle.pop() if self._idle else _started()
                 self._busy[name] = process
@@ -77,15 +79,17 @@ class Planner:
                     self._idle.append(process)
                     return reply
                 if name in self._stopped:
-                    self._stopped.discard(name)
+                    del self._stopped[name]
                     return {"error": "stopped"}
             return {"error": "the search failed; the terminal of `phalanx ui` says why"}
 
     def stop(self, name: str) -> None:
         """Stop the question of that id, whether it is priced already or still waits."""
         with self._change:
-            if name and len(self._stopped) < 1000:
-                self._stopped.add(name)
+            if name:
+                self._stopped[name] = None
+            if len(self._stopped) > _STOPPED:  # those that were stopped too late stay, the oldest for no use
+                del self._stopped[next(iter(self._stopped))]
             if name in self._busy:
                 self._busy[name].kill()
                 if not self._idle and not self._closed:

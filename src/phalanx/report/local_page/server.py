@@ -13,10 +13,13 @@ import secrets
 import sys
 from collections import OrderedDict
 from collections.abc import Sequence
+from contextlib import suppress
 from html import escape
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from io import BytesIO
 from pathlib import Path
+from resource import RLIMIT_NOFILE, getrlimit
+from socket import SHUT_RDWR, socket
 from typing import Any
 from urllib.parse import unquote
 from zipfile import ZIP_DEFLATED, ZipFile, ZipInfo
@@ -105,6 +108,10 @@ _KEPT = 16
 """Latest answers whose report, plan and exports a page may still download."""
 
 
+_CONNECTIONS = 64
+"""Connections that have not shown the token yet; of one more, the oldest is dropped."""
+
+
 class LocalServer(ThreadingHTTPServer):
     """Serves the page and its questions. `folder`: where runs lie; nothing outside is read. Raises InputError."""
 
@@ -114,6 +121,8 @@ class LocalServer(ThreadingHTTPServer):
         self.token = secrets.token_urlsafe(24)
         self.folder = folder
         self.planner = Planner()
+        self.strangers: OrderedDict[socket, None] = OrderedDict()
+        self._most = min(_CONNECTIONS, getrlimit(RLIMIT_NOFILE)[0] // 4)
         self.reports: OrderedDict[str, dict[str, Any]] = OrderedDict()
         self.plans: OrderedDict[str, str] = OrderedDict()
         self.page = local_page(NAMES["model"], NAMES["cluster"], NAMES["stack"], list(TARGETS))
@@ -124,6 +133,19 @@ class LocalServer(ThreadingHTTPServer):
                 "port", port, f"cannot be used ({(error.strerror or '').lower()})", "name another, or 0"
             ) from None
         self.planner.warm()
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        """Serve a connection in a thread of its own, among the few that are unproved."""
+        self.strangers[request] = None
+        while len(self.strangers) > self._most:
+            with suppress(OSError, KeyError):  # it has ended, or shown the token, meanwhile
+                self.strangers.popitem(last=False)[0].shutdown(SHUT_RDWR)
+        super().process_request(request, client_address)
+
+    def shutdown_request(self, request: Any) -> None:
+        """End a connection."""
+        self.strangers.pop(request, None)
+        super().shutdown_request(request)
 
     @property
     def address(self) -> str:
@@ -165,7 +187,7 @@ class LocalServer(ThreadingHTTPServer):
 
 class _Handler(BaseHTTPRequestHandler):
     server: LocalServer
-    timeout = 600
+    timeout = 20
 
     def do_GET(self) -> None:
         what = self._asked()
@@ -220,7 +242,10 @@ class _Handler(BaseHTTPRequestHandler):
         hosts = [f"{name}:{self.server.server_port}" for name in ("127.0.0.1", "localhost")]
         token, slash, what = self.path.removeprefix("/").partition("/")
         known = slash and secrets.compare_digest(token.encode(), self.server.token.encode())
-        return what if known and self.headers.get("Host") in hosts else None
+        if not known or self.headers.get("Host") not in hosts:
+            return None
+        self.server.strangers.pop(self.connection, None)
+        return what
 
     def _export(self, query: str) -> None:
         """Reply with an answer's plan in a framework's words, its files in one zip."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -13,6 +12,7 @@ import torch
 from torch import Tensor
 
 from phalanx.runtime.checkpoint.regular_files import read_json, require_plain
+from phalanx.spec.documents import seal
 
 VERSION = 3
 MANIFEST = "phalanx.json"
@@ -62,14 +62,16 @@ def read(path: Path) -> dict[str, Any]:
     """
     try:
         manifest: dict[str, Any] = read_json(path / MANIFEST, _LARGEST)
-        version = int(manifest["version"])
-        intact = version != VERSION or manifest["seal"] == seal(manifest)
+        version = manifest["version"]
+        intact = type(version) is int and (version != VERSION or manifest["seal"] == seal(manifest))
     except (json.JSONDecodeError, UnicodeDecodeError, TypeError, KeyError):
         intact = False
     if not intact:
         raise ValueError(f"{MANIFEST} differs from what was written")
     if version == VERSION:
         _require_files(manifest.get("files"))
+        if type(step := manifest.get("step")) is not int or path.name != path_of(path.parent, step).name:
+            raise ValueError(f"{MANIFEST} is of step {str(step)[:20]}, not of the folder's")
     return manifest
 
 
@@ -81,9 +83,3 @@ def _require_files(files: object) -> None:
         require_plain(name)
         if not isinstance(row, list) or [type(item) for item in row] != [int, str] or row[0] < 0:
             raise ValueError(f"{MANIFEST} does not give the size and checksum of {name}")
-
-
-def seal(about: dict[str, Any]) -> str:
-    """Return the checksum of a manifest, without its seal."""
-    rest = {key: value for key, value in about.items() if key != "seal"}
-    return hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()

@@ -5,12 +5,12 @@
             parameters.<fqn>           in the master type
             optimizer.<fqn>.<state>    exp_avg, exp_avg_sq, momentum_buffer, step
         tensors.json               the location of every box of every tensor
-        phalanx.json               {version, step, seed, data cursor, random state, files: {name: [bytes, sha256]}}
+        phalanx.json               {version, step, skipped, loss_scale, files: {name: [bytes, sha256]}}
 
 Every rank writes what it owns into a temporary folder (`write`); once all have, one of them completes the checkpoint
 and renames it (`commit`), so a crash leaves the previous one intact. No rank waits for another in a collective:
 async_saver.py does all of this concurrently with training. The container itself is container.py. All randomness of a
-run is a function of (seed, step): that is the random state.
+run and its place in the data are functions of (seed, step): the seed is the plan's, the step must be the folder's.
 
 Nothing that came from a file is unpickled, and a checkpoint is read as if an enemy had written it: the checksums show
 damage, not authorship (regular_files.py, container.py).
@@ -39,9 +39,9 @@ from phalanx.runtime.checkpoint.manifest import (
     about,
     path_of,
     read,
-    seal,
 )
 from phalanx.runtime.checkpoint.regular_files import open_regular, read_json, size_of
+from phalanx.spec.documents import seal
 
 _LARGEST_PART = 2**30  # bytes of a rank's list of boxes
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import os
 import secrets
+import shutil
 import signal
 import sys
 from collections.abc import Callable, Iterator
@@ -21,6 +22,8 @@ from types import FrameType
 
 from phalanx.runtime.process.agent import LAUNCHER_VARIABLE, SECRET_VARIABLE, Agent, Ranks
 from phalanx.runtime.process.folder import private_folder
+from phalanx.runtime.process.status import PAGE_BYTES
+from phalanx.spec.errors import InputError
 
 # Copies larger than a core's cache bypass it: what transport shm copies is read by other ranks, or much later.
 _STREAMING = "glibc.cpu.x86_non_temporal_threshold=0x200000"
@@ -57,6 +60,10 @@ def launch(
     """
     command = (sys.executable, "-m", module, argument)
     with private_folder() as (folder, lock):
+        needed = ranks * PAGE_BYTES
+        if (free := shutil.disk_usage(folder).free) < needed:
+            reason = f"{folder.parent} has {free:,} bytes left, {ranks} ranks need {needed:,}"
+            raise InputError("TMPDIR", None, reason, "make room, or name another folder")
         started = Ranks(command, ranks, _environment(threads), max_restarts, (lock,))
         agent = Agent(started, folder, timeout_s, on_restart)
         with _forwarding_interrupts(agent, on_interrupt):
@@ -76,6 +83,8 @@ def _environment(threads: int) -> dict[str, str]:
         "GLOO_SOCKET_IFNAME": _LOOPBACK,
         "NCCL_SOCKET_IFNAME": _LOOPBACK,
         "OMP_NUM_THREADS": str(threads),
+        # A terminal of ASCII shows a text with question marks, and the rank trains on.
+        "PYTHONIOENCODING": f"{getattr(sys.stdout, 'encoding', None) or 'utf-8'}:replace",
         "GLIBC_TUNABLES": os.environ.get("GLIBC_TUNABLES", _STREAMING),
         "TORCH_CPP_LOG_LEVEL": os.environ.get("TORCH_CPP_LOG_LEVEL", "ERROR"),
         "TORCH_NCCL_ASYNC_ERROR_HANDLING": os.environ.get("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1"),

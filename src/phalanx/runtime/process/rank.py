@@ -115,7 +115,10 @@ def _end(code: int, parent: int) -> NoReturn:
 
 def _last_words(rank: int, error: BaseException) -> None:
     folder = os.environ.get(status.FOLDER_VARIABLE)
-    if folder:
-        status.words_file(Path(folder), rank).write_text(reason(error))
+    try:
+        if folder:
+            status.words_file(Path(folder), rank).write_text(reason(error))
+    except OSError as full:  # the launcher's folder: its disk is full, or it is gone
+        print(f"rank {rank}: {reason(error)}; {folder} takes no more ({full.strerror})", file=sys.stderr)
     if not folder or os.environ.get("PHALANX_TRACEBACK"):
         traceback.print_exception(error)

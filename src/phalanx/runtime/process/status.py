@@ -26,7 +26,7 @@ _GROUPS = 63
 _SLOTS = 64
 _SLOT_BYTES = 256
 _ABOUT = (1 + _GROUPS) * _WORD.size + _SLOTS * _SLOT_BYTES
-_SIZE = 32768
+PAGE_BYTES = 32768
 FOLDER_VARIABLE = "PHALANX_STATUS"
 START_UP, MEETING = "start-up", "the rendezvous of all ranks"
 """Entry of a rank that has nothing to save yet."""
@@ -50,8 +50,10 @@ class StatusPage:
         folder = os.environ.get(FOLDER_VARIABLE)
         if folder:
             descriptor = os.open(Path(folder) / f"rank-{rank}", os.O_RDWR | os.O_CREAT, 0o600)
-            os.posix_fallocate(descriptor, 0, _SIZE)  # a full disk raises an error here instead of a SIGBUS later
-            self._page = mmap.mmap(descriptor, _SIZE)
+            os.posix_fallocate(
+                descriptor, 0, PAGE_BYTES
+            )  # a full disk raises an error here instead of a SIGBUS later
+            self._page = mmap.mmap(descriptor, PAGE_BYTES)
             os.close(descriptor)
             self._write_about()
 
@@ -91,7 +93,7 @@ class StatusPage:
         line = ",".join(map(str, ranks))
         if line in self._ranks:  # the same ranks under another axis's name
             return self._ranks.index(line)
-        if len(self._ranks) == _GROUPS or len(self._about()) + len(line) + 2 > _SIZE - _ABOUT:
+        if len(self._ranks) == _GROUPS or len(self._about()) + len(line) + 2 > PAGE_BYTES - _ABOUT:
             return -1
         self._ranks.append(line)
         self._arrived.append(0)
@@ -183,7 +185,7 @@ def read(folder: Path) -> dict[int, Status]:
 def _parsed(rank: int, page: bytes) -> Status | None:
     """Parse a page that may have been read while it was written: inconsistent entries are left out."""
     lines = page[_ABOUT:].split(b"\0")[0].decode(errors="replace").split("\n")
-    if len(page) < _SIZE or len(lines) < 2 or not lines[0].isdecimal():
+    if len(page) < PAGE_BYTES or len(lines) < 2 or not lines[0].isdecimal():
         return None
     groups = [tuple(map(int, line.split(","))) for line in lines[2:]]
     (count,) = _WORD.unpack_from(page, 0)

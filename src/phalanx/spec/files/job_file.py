@@ -45,6 +45,9 @@ class ClusterChoice:
 
     def __post_init__(self) -> None:
         require_ranges(self, "cluster")
+        if "" in (self.preset, self.file):
+            name = "preset" if self.preset == "" else "file"
+            raise InputError(f"cluster.{name}", "", "is empty", "leave it out to take this machine")
         if self.preset and self.file:
             raise InputError("cluster", None, "has both preset and file", "keep one")
         if self.preset not in (None, "local") and self.ranks is not None:

@@ -7,15 +7,21 @@ Documents are separated by the tokenizer's end-of-text, if it has one. Ids are s
 from __future__ import annotations
 
 import hashlib
+import json
+import math
+import os
+import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
+from phalanx.spec.documents import read_text
 from phalanx.spec.errors import InputError
 from phalanx.spec.job import Train
 from phalanx.training.data.texts import TextFile, documents, join_chunks, paragraphs
@@ -24,6 +30,8 @@ from phalanx.training.data.tokens import TokenSet, cached, content_digest, key, 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
+T = TypeVar("T")
+
 
 def open_tokenizer(path: Path, vocab: int, field: str) -> Tokenizer:
     """Open a tokenizer, without truncation and padding. Raises InputError, about `field`, if the file cannot be read,
@@ -31,11 +39,12 @@ def open_tokenizer(path: Path, vocab: int, field: str) -> Tokenizer:
     from tokenizers import Tokenizer
 
     try:
-        tokenizer = Tokenizer.from_buffer(path.read_bytes())
-    except OSError as error:
-        raise InputError(field, str(path), f"cannot be read ({error.strerror})") from None
+        tokenizer = guarded(lambda: Tokenizer.from_buffer(read_text(path, field).encode()), path, field)
+    except InputError:
+        raise
     except Exception as error:  # the library raises nothing more special
         raise InputError(field, str(path), f"is not a tokenizer.json ({error})") from None
+    _require_steady(tokenizer, path, field)
     size = max(tokenizer.get_vocab_size(), max(tokenizer.get_vocab().values(), default=-1) + 1)
     if size > vocab:
         reason = f"has {size} entries, model.vocab is {vocab}"
@@ -43,6 +52,52 @@ def open_tokenizer(path: Path, vocab: int, field: str) -> Tokenizer:
     tokenizer.no_truncation()
     tokenizer.no_padding()
     return tokenizer
+
+
+def guarded(work: Callable[[], T], path: Path, field: str) -> T:
+    """Return what a tokenizer does, whose file a stranger may have written. Where the library panics (a pattern that
+    tries too many ways), its own trace stays off stderr. Raises InputError."""
+    sys.stderr.flush()
+    shown, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, 2)
+    try:
+        return work()
+    except BaseException as error:
+        if type(error).__name__ != "PanicException":  # of no module that can be imported
+            raise
+        raise InputError(field, str(path), f"fails on the text ({error})") from None
+    finally:
+        os.dup2(shown, 2)
+        os.close(shown)
+        os.close(nowhere)
+
+
+_MOST_GROWTH, _MOST_STEPS = 64, 64
+"""How many times longer a tokenizer may make a text, and in how many steps; the tokenizers of models need 2 and 8."""
+
+
+def _require_steady(tokenizer: Tokenizer, path: Path, field: str) -> None:
+    """Require that a tokenizer's rewriting of text is bounded: forty steps that double it fill any memory. Raises
+    InputError."""
+    parts = (tokenizer.normalizer, tokenizer.pre_tokenizer, tokenizer.decoder)
+    steps = list(chain.from_iterable(_steps(json.loads(part.__getstate__())) for part in parts if part is not None))
+    growth = math.prod(map(_growth, steps))
+    if growth > _MOST_GROWTH or len(steps) > _MOST_STEPS:
+        reason = f"rewrites text in {len(steps):,} steps, which may make it {min(growth, 1e18):,.0f} times as long"
+        raise InputError(field, str(path), reason, f"at most {_MOST_STEPS} and {_MOST_GROWTH} are run")
+
+
+def _steps(part: Any) -> Iterator[dict[str, Any]]:
+    """Yield the steps of a part of a tokenizer, a sequence one by one."""
+    inner = [step for value in part.values() if isinstance(value, list) for step in value if isinstance(step, dict)]
+    yield from chain.from_iterable(map(_steps, inner)) if inner else [part]
+
+
+def _growth(step: dict[str, Any]) -> float:
+    """Return how many times longer a step may make a text, about."""
+    if step.get("type") == "Replace":
+        return max(1.0, len(step["content"]) / max(1, len(step["pattern"].get("String", ""))))
+    return {"ByteLevel": 2.0, "Precompiled": 8.0}.get(str(step.get("type")), 1.0)
 
 
 END_OF_TEXT = "<|endoftext|>"
@@ -132,10 +187,8 @@ def from_texts(
 
     # Encode once; later runs find the folder.
     about = cached(folder, make)
-    if "tokens" not in about:  # cached before documents were counted
-        about["tokens"] = about["train_tokens"] + about["validation_tokens"]
     parts = split(folder / "tokens.npy", "", about["tokens"])
-    return TokenSet(folder, parts, about["vocab"], about["unigram_entropy"], about.get("documents", 1))
+    return TokenSet(folder, parts, about["vocab"], about["unigram_entropy"], about["documents"])
 
 
 def _bytes_of(file: TextFile) -> Callable[[], Iterator[bytes]]:
@@ -198,7 +251,9 @@ def _encode(
         _write_header(file, dtype, 0)
         while batch := list(_as_many(pieces)):
             # The tokenizer adds no special tokens of its own; those spelled out in a text are recognised.
-            encoded = tokenizer.encode_batch_fast([piece for piece, _ in batch], add_special_tokens=False)
+            texts = [piece for piece, _ in batch]
+            encode = partial(tokenizer.encode_batch_fast, texts, add_special_tokens=False)
+            encoded = guarded(encode, path, "train.tokenizer")
             for (_, first), encoding in zip(batch, encoded, strict=True):
                 here = [*end, *encoding.ids] if first and number else encoding.ids
                 number += first

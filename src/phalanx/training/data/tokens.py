@@ -7,7 +7,7 @@ import json
 import os
 import shutil
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -16,13 +16,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from phalanx.spec.documents import read_json, seal
 from phalanx.spec.errors import InputError
 from phalanx.spec.files.plan import write_json
 
 Ids = npt.NDArray[np.integer]
 HELD_OUT = 0.05  # the last share of the tokens, for validation
 VERSION = 1  # of the cached form
-_AT_ONCE = 2**22  # ids
+_AT_ONCE = 2**22  # ids, or bytes
 _SETTLED_S = 2.0
 
 
@@ -139,22 +140,48 @@ def content_digest(path: Path, kind: str, cache: Path, read: Callable[[], Iterab
 
 
 def cached(folder: Path, make: Callable[[Path], dict[str, Any]]) -> dict[str, Any]:
-    """Return about.json of a cache folder. If there is none, `make` fills a new folder and returns the content of
-    that file; the folder then appears at once, complete."""
-    if not (folder / "about.json").exists():
+    """Return about.json of a cache folder. If there is none, or a file is not what was written, `make` fills a new
+    folder and returns the content of that file; the folder then appears at once, complete."""
+    if (known := _intact(folder)) is None:
         partial = folder.with_name(f".{folder.name}.{os.getpid()}")
         shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir(parents=True)
         try:
-            (partial / "about.json").write_text(json.dumps(make(partial)))
+            known = make(partial)
+            known["files"] = {f.name: _digest_of(f, folder) for f in partial.iterdir()}
+            (partial / "about.json").write_text(json.dumps(known | {"seal": seal(known)}))
+            if folder.exists():
+                os.replace(folder, folder.with_name(f".damaged-{partial.name}"))
             os.replace(partial, folder)
         except OSError:
-            if not (folder / "about.json").exists():  # else another process created it first
+            if (known := _intact(folder)) is None:  # else another process created it first
                 raise
         finally:
-            shutil.rmtree(partial, ignore_errors=True)
-    about: dict[str, Any] = json.loads((folder / "about.json").read_text())
-    return about
+            for rest in (partial, folder.with_name(f".damaged-{partial.name}")):
+                shutil.rmtree(rest, ignore_errors=True)
+    return known
+
+
+def _intact(folder: Path) -> dict[str, Any] | None:
+    """Return about.json of a cache folder in which every file is as it was written; None of any other."""
+    try:
+        about: dict[str, Any] = read_json(folder / "about.json", "cache")
+        if about.pop("seal") != seal(about):
+            return None
+        intact = all(_digest_of(folder / name, folder) == digest for name, digest in about["files"].items())
+        return about if intact else None
+    except (OSError, InputError, AttributeError, KeyError, TypeError):
+        return None
+
+
+def _digest_of(file: Path, folder: Path) -> str:
+    return content_digest(file, "cached", folder.parents[1], lambda: _blocks(file))
+
+
+def _blocks(file: Path) -> Iterator[bytes]:
+    with file.open("rb") as opened:
+        while block := opened.read(_AT_ONCE):
+            yield block
 
 
 def survey(
