@@ -12,6 +12,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.strategies import mixed, models, with_experts
 from torch import Tensor, nn
 
 from phalanx.cost.step.expand import expand
@@ -290,3 +291,11 @@ def test_weights_are_drawn_in_blocks_whatever_the_slice_and_the_threads(monkeypa
         assert np.array_equal(draw(spec, p, 7, start, stop), whole[start:stop])
     assert not np.array_equal(draw(spec, p, 8, 0, 10), whole[:10])
     assert abs(whole.std() - 0.02) < 1e-4
+
+
+@given(st.one_of(models(small=True), with_experts(small=True), mixed(small=True)))
+@settings(max_examples=40)
+def test_a_module_has_the_parameters_of_its_description(spec: ModelSpec) -> None:
+    """One that the description lacks would keep the random values of its construction."""
+    module = create(spec, torch.float64, torch.device("cpu"))
+    assert {name for name, _ in module.named_parameters()} == {p.fqn for p in parameters(spec)}

@@ -17,6 +17,7 @@ from phalanx.nn.init import create
 from phalanx.observation.parity.parity import BOUNDS
 from phalanx.spec.files.job_file import make_model
 from phalanx.spec.job import Job
+from phalanx.spec.model.spec import parameters
 from phalanx.spec.strategy.spec import Strategy, parse
 
 STEP3 = {
@@ -73,3 +74,11 @@ def test_every_layout_computes_the_same(pool: Pool, line: str) -> None:
     for found in pool.run(2, rank_cases.examine, *case, "float64", 3)[0]:
         assert found.loss_rel_max <= BOUNDS["float64"], found
         assert found.grad_rel_max <= BOUNDS["float64"], found
+
+
+@pytest.mark.parametrize("biases", [{"qkv_bias": True}, {"out_bias": True}, {"qkv_bias": True, "out_bias": True}])
+def test_a_module_has_the_parameters_of_its_description(biases: dict[str, bool]) -> None:
+    """One that the description lacks would keep the random values of its construction."""
+    spec = make_model(SMALL | biases, Path())[0]
+    module = create(spec, torch.float64, torch.device("cpu"))
+    assert {name for name, _ in module.named_parameters()} == {p.fqn for p in parameters(spec)}

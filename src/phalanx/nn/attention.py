@@ -207,10 +207,11 @@ class Attention(CausalAttention):
         super().__init__(sublayer, block, tp, cp)
         into, *_, last = products_of(sublayer)
         widths = {out.name: out.dim.size for out in into.y}
+        biased, out_biased = (any(w.name.endswith(".bias") for w in product.weights) for product in (into, last))
         for name, width in widths.items():
-            setattr(self, name, nn.Linear(spec.hidden, width, bias=spec.qkv_bias))
+            setattr(self, name, nn.Linear(spec.hidden, width, bias=biased))
         self.parts = tuple(widths)
-        self.o = nn.Linear(last.into.size, spec.hidden, bias=spec.out_bias)
+        self.o = nn.Linear(last.into.size, spec.hidden, bias=out_biased)
         self.rotates, self.neighbours = sublayer.first(Rotary) is not None, spec.rope_neighbours
         normed = spec.qk_norm and "q" in widths  # queries from a latent have a norm of their own
         self.norm_over = spec.qk_norm_over if normed else ""
