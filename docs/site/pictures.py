@@ -9,6 +9,7 @@ HEADS = {
     "hardware": "Chips and links",
     "memory": "Memory",
     "collectives": "Collectives",
+    "patterns": "Ways to divide a training",
     "data_parallel": "Data parallelism",
     "layers": "Inside layers",
     "experts": "Experts",

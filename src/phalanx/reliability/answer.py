@@ -254,8 +254,8 @@ def _intervals(p: Premise) -> Iterator[IntervalLoss]:
     if not np.isfinite(p.best_interval_s):
         return
     best = float(closed_form.shares(p.best_interval_s, p.causes, p.saving, p.planned).useful)
-    for times in (0.25, 0.5, 1, 2, 4, 8):
-        tau = max(times * p.best_interval_s, p.trained.step_s, p.save_s)
+    least = max(p.trained.step_s, p.save_s)  # the next save waits for the last one
+    for tau in sorted({max(times * p.best_interval_s, least) for times in (0.25, 0.5, 1, 2, 4, 8)}):
         at = float(closed_form.shares(tau, p.causes, p.saving, p.planned).useful)
         yield IntervalLoss(tau, at, 1 - at / best)
 
