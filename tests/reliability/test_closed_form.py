@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from phalanx.reliability.closed_form import Cause, Saving, best_interval, daly, expected_wait, shares, young
+from phalanx.reliability.closed_form import FailureCause, Saving, best_interval, daly, expected_wait, shares, young
 from phalanx.reliability.monte_carlo import simulate
 
 seconds = st.floats(1, 2000)
@@ -17,7 +17,7 @@ seconds = st.floats(1, 2000)
 
 @given(st.floats(1e3, 1e6), st.floats(0.1, 100), seconds, seconds)
 def test_without_detection_it_is_dalys(mttf: float, stall: float, restart: float, interval: float) -> None:
-    cause = Cause("gpu", 1 / mttf, 0.0, restart)
+    cause = FailureCause("gpu", 1 / mttf, 0.0, restart)
     whole = mttf * math.exp(restart / mttf) * math.expm1((interval + stall) / mttf)
     assert float(shares(interval, [cause], Saving(stall)).useful) == pytest.approx(interval / whole, rel=1e-9)
 
@@ -27,8 +27,8 @@ def test_shares_are_of_the_whole(
     mttf: float, stall: float, restart: float, interval: float, node: float, wait: float
 ) -> None:
     causes = [
-        Cause("gpu", node / mttf, 60.0, restart, wait, True),
-        Cause("software", (1.01 - node) / mttf, 600.0, 5.0),
+        FailureCause("gpu", node / mttf, 60.0, restart, wait, True),
+        FailureCause("software", (1.01 - node) / mttf, 600.0, 5.0),
     ]
     of = shares(interval, causes, Saving(stall), planned=0.02)
     whole = of.useful + of.saving + of.lost + of.detection + of.restart + of.waiting + of.planned
@@ -37,14 +37,16 @@ def test_shares_are_of_the_whole(
 
 @given(st.floats(1e4, 1e6), st.floats(1, 30))
 def test_the_best_interval_is_dalys_where_it_is_exact(mttf: float, stall: float) -> None:
-    best = best_interval([Cause("gpu", 1 / mttf, 0.0, 60.0)], Saving(stall), 1.0)
+    best = best_interval([FailureCause("gpu", 1 / mttf, 0.0, 60.0)], Saving(stall), 1.0)
     assert best == pytest.approx(daly(stall, mttf), rel=0.03)
     assert daly(stall, mttf) == pytest.approx(young(stall, mttf), rel=0.06)
 
 
 def test_the_published_example() -> None:
     """A step of 15 s, saves of 10 s, 600 s to recover, a failure every 1.667 h: every 24 steps (a public blog)."""
-    assert best_interval([Cause("any", 1 / 6000, 0.0, 600.0)], Saving(10.0), 15.0) / 15.0 == pytest.approx(24, abs=1)
+    assert best_interval([FailureCause("any", 1 / 6000, 0.0, 600.0)], Saving(10.0), 15.0) / 15.0 == pytest.approx(
+        24, abs=1
+    )
 
 
 @settings(max_examples=12)
@@ -60,7 +62,10 @@ def test_the_published_example() -> None:
 def test_the_simulation_agrees(
     mttf: float, stall: float, detect: float, restart: float, interval: float, share: float, seed: int
 ) -> None:
-    causes = [Cause("a", share / mttf, detect, restart), Cause("b", (1.001 - share) / mttf, 2 * detect, restart / 3)]
+    causes = [
+        FailureCause("a", share / mttf, detect, restart),
+        FailureCause("b", (1.001 - share) / mttf, 2 * detect, restart / 3),
+    ]
     drawn = simulate(causes, Saving(stall), interval, wall_s=400 * mttf, trials=100, seed=seed)
     effective = drawn.useful_s / drawn.wall_s
     error = float(effective.std()) / math.sqrt(len(effective))
@@ -72,7 +77,10 @@ def test_the_simulation_agrees(
 @settings(max_examples=12)
 @given(st.booleans(), st.integers(0, 4), st.floats(0, 100), st.integers(1, 5), st.integers(0, 9))
 def test_every_second_is_accounted_for(until_done: bool, spares: int, lag: float, every: int, seed: int) -> None:
-    causes = [Cause("gpu", 1e-4, 60.0, 300.0, takes_node=True, count=20), Cause("software", 5e-5, 30.0, 60.0)]
+    causes = [
+        FailureCause("gpu", 1e-4, 60.0, 300.0, takes_node=True, count=20),
+        FailureCause("software", 5e-5, 30.0, 60.0),
+    ]
     end = {"work_s": 5e5} if until_done else {"wall_s": 5e5}
     saving = Saving(5.0, lag, every)
     d = simulate(causes, saving, 600.0, **end, spares=spares, repair_s=2e4, trials=40, seed=seed)
@@ -88,7 +96,7 @@ def test_without_failures_only_saves_take_time() -> None:
 
 
 def test_later_durability_costs_more_and_older_saves_too() -> None:
-    causes = [Cause("gpu", 1 / 5000, 10.0, 60.0, takes_node=True)]
+    causes = [FailureCause("gpu", 1 / 5000, 10.0, 60.0, takes_node=True)]
     for saving in (Saving(1.0, 200.0), Saving(1.0, 0.0, 4)):
         closed = float(shares(300.0, causes, saving).useful)
         assert closed < float(shares(300.0, causes, Saving(1.0)).useful)
@@ -98,7 +106,7 @@ def test_later_durability_costs_more_and_older_saves_too() -> None:
 
 @pytest.mark.parametrize("spares", [0, 1, 2, 6])
 def test_waiting_for_a_node(spares: int) -> None:
-    cause = Cause("gpu", 1 / 14_000, 0.0, 0.0, takes_node=True)
+    cause = FailureCause("gpu", 1 / 14_000, 0.0, 0.0, takes_node=True)
     d = simulate([cause], Saving(0.0), 60.0, wall_s=2e7, spares=spares, repair_s=86_400.0, trials=20)
     waited = float(d.waiting_s.sum() / d.failures.sum())
     expected = expected_wait(spares, cause.per_s, 86_400.0)

@@ -12,7 +12,7 @@ from support.in_process_cli import phalanx
 
 import phalanx as face
 from phalanx.reliability.answer import Goodput, goodput
-from phalanx.reliability.conditions import Conditions, Trained, premise_of
+from phalanx.reliability.conditions import Conditions, TrainingJob, premise_of
 from phalanx.reliability.presets import FAILURES, STORAGE
 from phalanx.spec.errors import InputError
 
@@ -25,7 +25,7 @@ _MODEL = {
     "strategy": "tp=8,zero=1",
 }
 _LINE = "--model llama3-8b --cluster dgx-h100 --gpus 64 --batch 128 --seq 8192 --strategy tp=8,zero=1"
-_TRAINED = Trained(6.0, 2**24, 16_384, 2048, 128, "H100-SXM5-80GB", 5.7e12, 16_384)
+_TRAINED = TrainingJob(6.0, 2**24, 16_384, 2048, 128, "H100-SXM5-80GB", 5.7e12, 16_384)
 
 
 def _ask(given: Conditions | None = None, **how: float) -> Goodput:

@@ -13,7 +13,7 @@ from phalanx.answers.question.query import QueryFields, Source, query_of
 from phalanx.answers.question.question import Premises
 from phalanx.reliability import closed_form, presets
 from phalanx.reliability.conditions import Conditions, Premise, Taken, premise_of, share_kept, trained_of
-from phalanx.reliability.monte_carlo import Drawn, simulate
+from phalanx.reliability.monte_carlo import Trials, simulate
 from phalanx.spec.errors import InputError
 
 _DAY = 86_400.0
@@ -141,7 +141,7 @@ def goodput(
     return goodput_of(premise_of(trained, given), question.premises, days, tokens, trials, seed)
 
 
-def simulated(p: Premise, days: float | None, tokens: float | None, trials: int, seed: int) -> Drawn:
+def simulated(p: Premise, days: float | None, tokens: float | None, trials: int, seed: int) -> Trials:
     """Simulate a training. Stops for maintenance make all of it longer. Raises InputError if it hardly advances."""
     work = None if tokens is None else tokens / p.trained.tokens_per_step * p.trained.step_s
     wall = None if days is None else days * _DAY / (1 + p.planned)
@@ -218,7 +218,7 @@ def goodput_of(
             "useful": mean,
             **{
                 f.name.removesuffix("_s"): float(getattr(drawn, f.name).sum() / total)
-                for f in fields(Drawn)
+                for f in fields(Trials)
                 if f.name in ("saving_s", "lost_s", "detection_s", "restart_s", "waiting_s")
             },
             "planned": 1 - 1 / (1 + p.planned),

@@ -28,7 +28,7 @@ Floats = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True)
-class Cause:
+class FailureCause:
     """A kind of failure of a job."""
 
     name: str
@@ -88,7 +88,9 @@ def with_recovery(stall_s: float, mttf_s: float, recovery_s: float) -> float:
     return float(stall_s + np.sqrt(2 * (mttf_s + recovery_s) * stall_s + stall_s**2))
 
 
-def shares(interval_s: float | Floats, causes: Sequence[Cause], saving: Saving, planned: float = 0.0) -> TimeShares:
+def shares(
+    interval_s: float | Floats, causes: Sequence[FailureCause], saving: Saving, planned: float = 0.0
+) -> TimeShares:
     """Return where the time goes. `interval_s`: work between saves, a number or a column; `planned`: seconds stopped
     for maintenance per second of training."""
     rate = sum(cause.per_s for cause in causes)
@@ -117,7 +119,7 @@ def shares(interval_s: float | Floats, causes: Sequence[Cause], saving: Saving, 
         return TimeShares(on * tau / whole, saved, lost, unseen, restarted, waited, 1 - on)
 
 
-def best_interval(causes: Sequence[Cause], saving: Saving, step_s: float) -> float:
+def best_interval(causes: Sequence[FailureCause], saving: Saving, step_s: float) -> float:
     """Return the seconds of work between saves with the largest useful share, whole steps."""
     rate = sum(cause.per_s for cause in causes)
     if rate == 0:

@@ -15,7 +15,7 @@ from phalanx.answers.question.query import Query
 from phalanx.answers.question.question import Question, read
 from phalanx.cost.analytic.chips import chip_name
 from phalanx.reliability import presets
-from phalanx.reliability.closed_form import Cause, Saving, best_interval, expected_wait
+from phalanx.reliability.closed_form import FailureCause, Saving, best_interval, expected_wait
 from phalanx.reliability.presets import HARDWARE, UNEXPECTED, ChipCost, FailureCounts, RestartKind, StorageRates
 from phalanx.spec.errors import InputError
 from phalanx.spec.optimizers import OPTIMIZERS
@@ -77,7 +77,7 @@ PLACES = ("shared", "local", "replicated")
 
 
 @dataclass(frozen=True)
-class Trained:
+class TrainingJob:
     """The training without failures."""
 
     step_s: float
@@ -104,12 +104,12 @@ class Taken:
 class Premise:
     """A training with all that it runs under, in seconds and bytes."""
 
-    trained: Trained
+    trained: TrainingJob
     given: Conditions
     counts: FailureCounts
     kind: RestartKind
     storage: StorageRates
-    causes: tuple[Cause, ...]
+    causes: tuple[FailureCause, ...]
     planned: float
     """Seconds stopped for maintenance per second of training."""
     saving: Saving
@@ -132,7 +132,7 @@ class Premise:
         return sum(cause.per_s for cause in self.causes if cause.takes_node)
 
 
-def trained_of(query: Query, checkpoint_bytes: float | None) -> tuple[Trained, Question]:
+def trained_of(query: Query, checkpoint_bytes: float | None) -> tuple[TrainingJob, Question]:
     """Price a question's step and count the bytes of its checkpoints, unless they are given. Raises InputError."""
     from phalanx.answers.prediction import prediction_of
 
@@ -143,7 +143,7 @@ def trained_of(query: Query, checkpoint_bytes: float | None) -> tuple[Trained, Q
     s = question.strategy
     assert s is not None
     model_ranks = max(s.world // s.dp, 1)
-    trained = Trained(
+    trained = TrainingJob(
         step_s=prediction_of(question).step_time_s,
         tokens_per_step=job.global_batch * job.seq,
         gpus=question.gpus,
@@ -177,7 +177,7 @@ def _state_bytes(question: Question) -> float:
     return float(p.model.parameter_count * per_parameter)
 
 
-def premise_of(trained: Trained, given: Conditions) -> Premise:
+def premise_of(trained: TrainingJob, given: Conditions) -> Premise:
     """Resolve the conditions of a training. Raises InputError for what cannot be."""
     _require(given, trained)
     taken: list[Taken] = []
@@ -265,8 +265,8 @@ def _cheapest(nodes_per_s: float, repair_s: float, nodes: int, kept: float) -> i
 
 
 def _causes(
-    trained: Trained, given: Conditions, counts: FailureCounts, kind: RestartKind, load_s: float
-) -> tuple[Cause, ...]:
+    trained: TrainingJob, given: Conditions, counts: FailureCounts, kind: RestartKind, load_s: float
+) -> tuple[FailureCause, ...]:
     scale = 1.0
     if given.mttf_s is not None:
         scale = 1 / (given.mttf_s * counts.per_s(trained.gpus, trained.nodes))
@@ -278,7 +278,7 @@ def _causes(
         seconds = kind.hardware_s if hardware else kind.software_s
         detect = kind.detect_s if given.detect_s is None else given.detect_s
         causes.append(
-            Cause(
+            FailureCause(
                 component,
                 rate,
                 detect_s=given.silent_s if component == "silent" else detect,
@@ -304,7 +304,7 @@ def _storage(given: Conditions, take: Callable[[str, str, str], None]) -> Storag
     return replace(storage, **rates, **each) if rates else storage
 
 
-def _shrinks(given: Conditions, trained: Trained) -> bool:
+def _shrinks(given: Conditions, trained: TrainingJob) -> bool:
     return given.elastic and trained.replicas > 1
 
 
@@ -313,7 +313,7 @@ def share_kept(p: Premise) -> float:
     return 1 - 1 / p.trained.replicas if _shrinks(p.given, p.trained) else 0.0
 
 
-def _require(given: Conditions, trained: Trained) -> None:
+def _require(given: Conditions, trained: TrainingJob) -> None:
     if given.checkpoint not in PLACES:
         raise InputError("checkpoint", given.checkpoint, "is no place of a checkpoint", f"one of {', '.join(PLACES)}")
     if given.spares is not None and not 0 <= given.spares <= 100_000:

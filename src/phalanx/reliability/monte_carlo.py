@@ -11,11 +11,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from phalanx.reliability.closed_form import Cause, Floats, Saving
+from phalanx.reliability.closed_form import FailureCause, Floats, Saving
 
 
 @dataclass(frozen=True)
-class Drawn:
+class Trials:
     """Trials: columns of their wall time and of where it went, in seconds."""
 
     wall_s: Floats
@@ -29,7 +29,7 @@ class Drawn:
 
 
 def simulate(
-    causes: Sequence[Cause],
+    causes: Sequence[FailureCause],
     saving: Saving,
     interval_s: float,
     *,
@@ -40,7 +40,7 @@ def simulate(
     share_kept: float = 0.0,
     trials: int = 200,
     seed: int = 0,
-) -> Drawn:
+) -> Trials:
     """Simulate trainings that advance at all until `work_s` seconds of work are done, or for `wall_s` seconds.
 
     `spares`: spare nodes; None: always enough. `share_kept`: the part of a wait in which the job works on
@@ -89,7 +89,7 @@ def simulate(
             wall = np.where(over, ends, wall)
             open_ &= ~over
         if not open_.any():
-            return Drawn(wall, useful, saved, lost, detected, restarted, waited, failed)
+            return Trials(wall, useful, saved, lost, detected, restarted, waited, failed)
         # Work up to the failure, of which durable saves remain.
         kept = np.floor(np.maximum(active - lag, 0.0) / period) if np.isfinite(period) else np.zeros(n)
         kind = (random.random(n) > chances).sum(axis=0).clip(max=len(causes) - 1)
@@ -130,4 +130,4 @@ def simulate(
             wall = np.where(late, end, wall)
             open_ &= ~late
             if not open_.any():
-                return Drawn(wall, useful, saved, lost, detected, restarted, waited, failed)
+                return Trials(wall, useful, saved, lost, detected, restarted, waited, failed)

@@ -17,7 +17,7 @@ from typing import Any
 from phalanx.planning import lookup
 from phalanx.reliability import closed_form, presets
 from phalanx.reliability.closed_form import TimeShares
-from phalanx.reliability.conditions import Conditions, Premise, Trained, premise_of
+from phalanx.reliability.conditions import Conditions, Premise, TrainingJob, premise_of
 from phalanx.reliability.presets import HARDWARE, FailureCounts
 from phalanx.reliability.scored import GoodputScores, RestartPair, ScoredFigure
 from phalanx.spec.cluster.presets import PRESETS
@@ -214,7 +214,7 @@ def _nodes(row: Row) -> int | None:
     return row.count("nodes") or (-(-gpus // _size_of_node(row["hardware"])) if gpus else None)
 
 
-def _trained(row: Row, gpus: int, said: list[str]) -> Trained:
+def _trained(row: Row, gpus: int, said: list[str]) -> TrainingJob:
     size = _checkpoint_bytes(row, said)
     if size is None:
         said.append("a checkpoint of 1 TB")
@@ -222,7 +222,7 @@ def _trained(row: Row, gpus: int, said: list[str]) -> Trained:
     model_ranks = degrees.get("tp", 1) * degrees.get("pp", 1)
     whole = "no distributed optimizer" in _text(row) and model_ranks > 1
     writers = 1 if "rank-0" in _text(row) else model_ranks if whole else gpus
-    return Trained(
+    return TrainingJob(
         step_s=_STEP_S,
         tokens_per_step=1,
         gpus=gpus,
