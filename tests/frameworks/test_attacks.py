@@ -208,7 +208,7 @@ def test_a_link_in_a_runs_folder_is_replaced_by_its_page(tmp_path: Path, planned
 
 def test_a_terminal_shows_what_a_file_holds_and_does_not_obey_it(tmp_path: Path) -> None:
     """An escape sequence of a key may set a window's title, or write what the next command will read."""
-    assert printable("a\x1b]0;title\x07b\x1b[31mred\x1b[0m\n") == "a\\x1b]0;title\\x07b\x1b[31mred\x1b[0m\n"
+    assert printable("a\x1b]0;title\x07b\x1b[31mred\x1b[0m\n") == "a\\x1b]0;title\\x07b\\x1b[31mred\\x1b[0m\n"
     (tmp_path / "c.json").write_text(json.dumps({"train_batch_size": 8, "x\x1b]0;title\x07[/red]": 1}))
     main, other = pty.openpty()
     command = [sys.executable, "-m", "phalanx", "read", "c.json"]

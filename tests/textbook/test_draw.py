@@ -47,7 +47,7 @@ def test_a_picture_is_text_file_and_data(tmp_path: Path) -> None:
         (("learn", "draw", "fsdp", "--model", "mixtral-8x7b"), "name a dense model"),
         (("learn", "draw", "hsdp", "--gpus", "7"), "use 16"),
         (
-            ("learn", "draw", "parameter-bytes", "--ranks", "1" + 400 * "0"),
+            ("learn", "draw", "parameter-bytes", "--ranks", "1" + 10 * "0"),
             "is too much to draw; use at most 10,000,000",
         ),
         (("learn", "draw", "stack", "--save", "x.gif"), "name a .svg or .html or .png or .csv file"),

@@ -28,7 +28,7 @@ from phalanx.cli.options import COMPLETED, OUTPUT_TYPES, QUERY_TYPES, SHARED
 from phalanx.cli.output import Display
 from phalanx.cli.terminal import exit_on_error
 from phalanx.spec.errors import InputError
-from phalanx.spec.ranges import require_number
+from phalanx.spec.ranges import require_64_bits
 
 _DERIVED: dict[type, dict[str, Any]] = {Query: QUERY_TYPES, Display: OUTPUT_TYPES}
 _ENTRY = re.compile(r"(?:(?P<name>\w+) ?)?(?P<flags>--[\w/-]+)?(?: ?(?P<metavar>.+?))??: (?P<help>.*)", re.DOTALL)
@@ -78,7 +78,7 @@ def _derive(body: Command, reports_progress: bool) -> Command:
     def run(**given: Any) -> Any:
         with exit_on_error(reports_progress):
             for name, value in given.items():
-                require_number(name, value)
+                require_64_bits(name, value)
             for name, (kind, names) in derived.items():
                 fields = {field: given.pop(field) for field in names}
                 if "source" in fields:  # the first of several files, which belong to it

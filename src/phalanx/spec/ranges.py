@@ -82,13 +82,10 @@ Bytes = Annotated[int, Range(0, 2**60)]
 """A size in memory: an exbibyte at most."""
 
 
-def require_number(field: str, value: Any) -> None:
-    """Require that a number, or every one in plain data, is finite, and an integer one that 64 bits hold. Raises
-    InputError."""
+def require_64_bits(field: str, value: Any) -> None:
+    """Require that a value, if it is an integer, is one that 64 bits hold. Raises InputError."""
     if isinstance(value, int) and abs(value) >= 2**63:
         raise InputError(field, value, "is a number of more than 63 bits")
-    if isinstance(value, float) and not math.isfinite(value):
-        raise InputError(field, value, "must be a finite number")
 
 
 _SINGLE = (int, float, str)
