@@ -39,11 +39,14 @@ def test_a_command_without_streams_does_its_work(tmp_path: Path, closed: str) ->
 
 @pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
 def test_what_an_encoding_lacks_is_a_question_mark(tmp_path: Path, encoding: str) -> None:
-    words = "tables memory --params 8B"
+    assert phalanx(tmp_path, *PLAN.split(), "--out", "plan.json")[0] == 0
+    content = json.loads((tmp_path / "plan.json").read_text())
+    content["cluster"]["name"] = "a\N{RIGHTWARDS ARROW}b"  # a text, which rich does not draw itself
+    (tmp_path / "plan.json").write_text(json.dumps(content))
+    words = "mesh plan.json"
     whole = _shell(tmp_path, words, PYTHONIOENCODING="utf-8").stdout.decode()
-    assert not whole.isascii()
     done = _shell(tmp_path, words, PYTHONIOENCODING=encoding)
-    assert (done.returncode, done.stderr.count(b"Traceback")) == (0, 0)
+    assert (done.returncode, done.stderr.count(b"Traceback"), b"a?b" in done.stdout) == (0, 0, True)
     # Lines are drawn with what the encoding has; the words and numbers are the same.
     assert re.findall(r"[\w.,]+", done.stdout.decode(encoding)) == re.findall(r"[\w.,]+", whole)
 

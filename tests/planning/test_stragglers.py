@@ -15,6 +15,7 @@ from phalanx.cost.pipeline_time import Costs, price
 from phalanx.planning.lookup import cluster_named, model_named, pricing_by_gpus
 from phalanx.planning.search.column_pricing import Pricing
 from phalanx.planning.stragglers import PricedPipelines, lockstep
+from phalanx.schedule.gradients.sharding import sharding_of
 from phalanx.schedule.pipeline.schedules import build
 from phalanx.spec.strategy.spec import Strategy
 
@@ -30,9 +31,9 @@ WORDS = (
 )
 
 
-def _pricing(s: Strategy, batch: int = 64) -> Pricing:
+def _pricing(s: Strategy, batch: int = 64, stack: str = "megatron-core") -> Pricing:
     model = model_named("llama3-8b")[0]
-    return pricing_by_gpus(model, cluster_named("dgx-h100"), batch, 2048, "megatron-core")(s.world)
+    return pricing_by_gpus(model, cluster_named("dgx-h100"), batch, 2048, stack)(s.world)
 
 
 @given(st.sampled_from(LINES), st.data())
@@ -69,12 +70,33 @@ def test_a_pipeline_ends_when_its_actions_do(s: Strategy, data: st.DataObject) -
 
 
 def test_ranks_that_meet_inside_layers_are_one_pipeline() -> None:
-    assert lockstep(Strategy(dp=8, tp=2)).pipelines == 8
-    assert lockstep(Strategy(dp=8, tp=2, ep=4)).pipelines == 4  # two replicas hold the experts
-    assert lockstep(Strategy(dp=8, zero=3)).pipelines == 1
-    assert lockstep(Strategy(dp=8, zero=3, shard=4)).pipelines == 2
-    at = lockstep(Strategy(dp=2, cp=2, pp=2))
+    def pipelines(**fields: int) -> int:
+        s = Strategy(**fields)  # type: ignore[arg-type]
+        return lockstep(s, sharding_of(s)).pipelines
+
+    assert pipelines(dp=8, tp=2) == 8
+    assert pipelines(dp=8, tp=2, ep=4) == 4  # two replicas hold the experts
+    assert pipelines(dp=8, zero=3) == 1
+    assert pipelines(dp=8, zero=3, shard=4) == pipelines(dp=8, zero=2, shard=4) == 2
+    assert pipelines(dp=8, zero=1) == 8
+    s = Strategy(dp=2, cp=2, pp=2)
+    at = lockstep(s, sharding_of(s))
     assert sorted(np.bincount(at.pipeline * 2 + at.stage)) == [2, 2, 2, 2]
+
+
+@pytest.mark.parametrize(("stack", "zero", "pipelines"), [("fsdp2", 3, 1), ("deepspeed", 3, 1), ("deepspeed", 1, 8)])
+def test_where_replicas_meet_is_the_stacks(stack: str, zero: int, pipelines: int) -> None:
+    s = Strategy(dp=8, zero=zero)  # type: ignore[arg-type]
+    assert PricedPipelines(_pricing(s, stack=stack), s).lockstep.pipelines == pipelines
+
+
+def test_if_all_are_slow_passes_and_update_are(tmp_path: Path) -> None:
+    s = LINES[1]
+    x = PricedPipelines(_pricing(s), s)
+    d = x.delayed(np.full(s.world, 1.5))
+    assert x.update_s > 0
+    assert d.step_s == pytest.approx(d.undisturbed_s + 0.5 * (x.run.makespan + x.update_s), rel=1e-12)
+    assert (d.inside_s, d.replicas_s) == (0, 0)
 
 
 def test_a_delay_reaches_whom_it_must(tmp_path: Path) -> None:
@@ -92,7 +114,7 @@ def test_a_delay_reaches_whom_it_must(tmp_path: Path) -> None:
 
 def test_jitter_costs_the_slowest_of_many(tmp_path: Path) -> None:
     """More ranks, more wait: the expected maximum grows with their number."""
-    few, many = (
+    alone, few, many = (
         json.loads(
             phalanx(
                 tmp_path,
@@ -100,8 +122,9 @@ def test_jitter_costs_the_slowest_of_many(tmp_path: Path) -> None:
                 *("--strategy", f"dp={gpus}", "--jitter", "3%", "--json"),
             )[1]
         )
-        for gpus in (8, 512)
+        for gpus in (1, 8, 512)
     )
+    assert abs(alone["slowdown"] - 1) < 0.02  # nobody waits, and a step is as often faster as slower
     assert 1.02 < few["slowdown"] < many["slowdown"] < 1.15
 
 

@@ -320,6 +320,11 @@ def test_what_hides_communication_is_said_of_each_axis(tmp_path):
         assert of_axis
         assert {r["hidden"] for r in of_axis if r["hidden"] is not None} <= {row["hidden"]}
         assert row["covered_s"] == pytest.approx(row["hidden"] * (row["exposed_s"] + row["covered_s"]))
+    several = phalanx(tmp_path, *words.split(), f"{line},virtual=3,schedule=interleaved", "--json")[1]
+    cover = {row["axis"]: row for row in json.loads(several)["tables"][1]["rows"]}
+    assert cover["pp"]["covered_s"] > 0
+    assert "other chunks" in cover["pp"]["what_can_cover_it"]
+    assert "nothing" in rows["pp"]["what_can_cover_it"]
     drawn = phalanx(tmp_path, *words.split(), line, "--save", "sent.svg")
     assert drawn[0] == 0
     assert "exposed" in (tmp_path / "sent.svg").read_text()

@@ -150,3 +150,21 @@ def test_assertions_and_json(tmp_path: Path) -> None:
     code, _, stderr = phalanx(tmp_path, line, "effective>99.99%")
     assert code == 1
     assert "effective_share is" in stderr
+
+
+def test_other_intervals_are_possible_ones() -> None:
+    """A save begins when the last one is durable, so that none is shorter; each is one row."""
+    answer = goodput(
+        **{**_MODEL, "model": "llama3.1-405b", "gpus": 16384, "batch": 2048, "strategy": "tp=8,pp=16,zero=1"},  # type: ignore[arg-type]
+        days=54.0,
+    )
+    taus = [row.interval_s for row in answer.intervals]
+    assert taus == sorted(set(taus))
+    assert taus[0] >= max(answer.save_s, answer.step_time_s)
+    assert answer.best_interval_s in taus
+
+
+def test_a_sharded_state_is_copied_by_more_ranks() -> None:
+    """Without ZeRO the ranks of one replica copy everything; with it every rank copies its part."""
+    whole = goodput(**{**_MODEL, "strategy": "tp=8"}, days=10.0)  # type: ignore[arg-type]
+    assert _ask(days=10.0).stall_s < whole.stall_s

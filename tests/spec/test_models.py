@@ -15,6 +15,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.hf_configs import configs
+from support.in_process_cli import phalanx
 
 from phalanx.spec.errors import InputError
 from phalanx.spec.files.job_file import make_model
@@ -317,3 +318,13 @@ def test_another_release_of_a_family_is_no_slip(tmp_path: Path, kind: str, said:
 def test_a_name_of_two_tables_is_suggested_once() -> None:
     with pytest.raises(InputError, match=r"did you mean llama3-8b or llama3-70b\?"):
         preset("llama3-9b")
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),  # Mixtral: 46.7 B, 12.9 B a token; with one expert a layer 46.7 - 7/8 x 45.1 = 7.2 B
+    [("mixtral-8x7b", "in all 6.4 times the parameters for 1.8 times the FLOPs"), ("llama3-8b", "")],
+)
+def test_what_experts_give_for_their_compute_is_said(tmp_path: Path, name: str, said: str) -> None:
+    out = phalanx(tmp_path, f"presets models {name}")[1]
+    assert ("experts: 8 times one expert's parameters for 2 times its FLOPs" in out) == bool(said)
+    assert said in " ".join(out.split())

@@ -2,8 +2,8 @@
 
 Ranks meet in three places, and at each the fastest wait for the slowest:
 
-    inside layers    tp, cp, ep; and the ranks of a shard, where parameters or gradients move unit by unit: such a
-                     group is one stage of one pipeline, as slow as its slowest rank
+    inside layers    tp, cp, ep; and the ranks of a shard, where the stack gathers parameters or reduces gradients for
+                     every micro-batch: such a group is one stage of one pipeline, as slow as its slowest rank
     between stages   the schedule is run with the stages' own seconds
     between replicas gradients are reduced when the last pipeline has ended
 
@@ -19,10 +19,12 @@ import numpy as np
 import numpy.typing as npt
 
 from phalanx.cost.ledger.pipeline_formulas import makespans
+from phalanx.cost.ledger.policy import sharding as stack_sharding
 from phalanx.cost.pipeline_time import Costs
 from phalanx.planning.search.column_pricing import Pricing
 from phalanx.planning.search.refine import chunk_costs, refined
-from phalanx.schedule.gradients.sharding import sharding_of
+from phalanx.planning.search.strategy_columns import of
+from phalanx.schedule.gradients.sharding import Sharding
 from phalanx.schedule.pipeline.stages import rank_of
 from phalanx.spec.strategy.mesh import Mesh, mesh
 from phalanx.spec.strategy.spec import Strategy
@@ -44,8 +46,8 @@ class Lockstep:
         return int(self.pipeline.max()) + 1
 
 
-def lockstep(s: Strategy) -> Lockstep:
-    """Return the pipelines of a strategy: replicas that meet inside layers are one."""
+def lockstep(s: Strategy, sharding: Sharding) -> Lockstep:
+    """Return the pipelines of a strategy: replicas that meet inside layers, or after every micro-batch, are one."""
     m = mesh(s)
     place = dict(
         zip((n for n, _ in m.axes), np.unravel_index(np.arange(m.world), [k for _, k in m.axes]), strict=True)
@@ -53,7 +55,7 @@ def lockstep(s: Strategy) -> Lockstep:
     sizes = dict(m.axes)
     replica = place["dp_replicate"] * sizes["dp_shard"] + place["dp_shard"]
     label = np.arange(sizes["dp_replicate"] * sizes["dp_shard"])
-    for axis in _inner_axes(s, m):
+    for axis in _meeting_axes(m, sharding):
         rows = np.unique(replica[m.groups(axis)], axis=0)
         while True:  # until every group has one label
             least = label[rows].min(axis=1)
@@ -64,11 +66,11 @@ def lockstep(s: Strategy) -> Lockstep:
     return Lockstep(np.unique(label, return_inverse=True)[1][replica].astype(np.int64), place["pp"].astype(np.int64))
 
 
-def _inner_axes(s: Strategy, m: Mesh) -> list[str]:
-    """The axes over which replicas meet inside layers; tp and cp never leave a replica."""
-    sharding = sharding_of(s)
+def _meeting_axes(m: Mesh, sharding: Sharding) -> list[str]:
+    """The axes over which replicas meet before the end of a step; tp and cp never leave a replica."""
     axes = ["ep+etp"] if m.ep * m.etp > 1 else []
-    return axes + (["dp_shard"] if sharding.gathers_each or sharding.reduces_each else [])
+    axes += ["dp_shard"] if np.any(sharding.gathers_each) or np.any(sharding.reduces_each) else []
+    return axes + (["dp_shard+dp_replicate"] if np.any(sharding.replicates_each) else [])
 
 
 @dataclass(frozen=True)
@@ -97,7 +99,8 @@ class PricedPipelines:
     def __init__(self, pricing: Pricing, s: Strategy) -> None:
         """Price the strategy. Raises InputError where it cannot be priced."""
         ((self.priced, self.run),) = refined(pricing, [s])
-        self.strategy, self.lockstep = s, lockstep(s)
+        self.strategy = s
+        self.lockstep = lockstep(s, stack_sharding(pricing.layout(of([s])), pricing.profile.policy))
         self.micro_batches = s.accumulation(pricing.job)
         self.beside_s = self.priced.seconds - self.run.makespan
         self.update_s = float(self.priced.terms.get("optimizer", 0.0))

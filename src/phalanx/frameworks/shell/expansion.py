@@ -242,7 +242,7 @@ class _Expansion:
             return [scope.name]
         if name.isdigit():
             place = int(name) - 1
-            return [scope.arguments[place]] if place < len(scope.arguments) else [] if scope.called else None
+            return [scope.arguments[place]] if place < len(scope.arguments) else []
         if name in scope.tables:
             return [value for key in scope.keys(name) for value in scope.variables[f"{name}[{key}]"]]
         return scope.variables.get(name)
