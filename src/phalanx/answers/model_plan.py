@@ -13,6 +13,7 @@ from phalanx.answers.prediction import ESTIMATED, interval_in
 from phalanx.answers.question.query import Query, QueryFields, Source, query_of
 from phalanx.answers.question.question import Premises, Question, search_of
 from phalanx.answers.question.strategy_line import as_given
+from phalanx.answers.whole_training import Losses, TrainingCost, cheapest, require_in_time, training_cost
 from phalanx.planning.budget import Goal
 from phalanx.planning.budget import tokens as token_count
 from phalanx.planning.explain.analytic import AnalyticSubject
@@ -24,7 +25,6 @@ from phalanx.planning.search.variations import ConditionCost, Offer, condition_c
 from phalanx.spec.errors import InputError, nearest
 from phalanx.spec.files import plan as plans
 from phalanx.spec.files.plan import Plan
-from phalanx.spec.job import Job
 from phalanx.spec.model.spec import ModelSpec
 from phalanx.spec.strategy.spec import Strategy
 from phalanx.spec.strategy.stack_options import StackOptions
@@ -49,6 +49,8 @@ class Wishes:
     """Share of a device's memory that a strategy must leave free."""
     front: bool = False
     """Whether the whole Pareto front of time and memory is found."""
+    losses: Losses | None = None
+    """What failures take of a training (reliability.layouts.losses_under), for a search that takes them in."""
 
     def __post_init__(self) -> None:
         if self.objective not in _OBJECTIVES:
@@ -60,6 +62,9 @@ class Wishes:
         if self.objective in (*COST_OBJECTIVES, "days") and not self.tokens:
             reason = f"is missing: the objective {self.objective} is about a whole training"
             raise InputError("tokens", None, reason, "say how long it is, e.g. 300B")
+        if self.losses is not None and (not self.tokens or self.objective == "memory"):
+            reason = "is about a whole training: failures lengthen its days"
+            raise InputError("goodput", None, reason, "say how long it is with tokens, and ask for days or money")
         if self.objective == "money" and self.price is None:
             raise InputError("price", None, "is missing", "say what a GPU-hour costs, e.g. 2.5")
         if self.price is not None and not 0 <= self.price < float("inf"):
@@ -70,18 +75,6 @@ class Wishes:
             )
         if self.deadline is not None and not 0 < self.deadline < float("inf"):
             raise InputError("deadline", self.deadline, "is not a number of days", "write 30")
-
-
-@dataclass(frozen=True)
-class TrainingCost:
-    """A whole training at the speed of a step."""
-
-    tokens: float
-    steps: float
-    days: float
-    gpu_hours: float
-    cost: float | None
-    """None without a price."""
 
 
 @dataclass(frozen=True)
@@ -269,9 +262,29 @@ def _searched(
         return replace(question.pricing_on(count), headroom=wishes.headroom)
 
     objective: Objective = "memory" if wishes.objective == "memory" else "throughput"
-    result = answer(pricing, gpus, objective, whole_front=wishes.front, fewer=fewer, watch=watch, hints=known)
+
+    def whole_training(r: RankedStrategy, p: Pricing) -> TrainingCost | None:
+        lost = wishes.losses and wishes.losses(p, r.strategy, r.seconds)
+        return None if goal is None else training_cost(goal, p.job, r.seconds, lost)
+
+    def weigh(r: RankedStrategy, p: Pricing) -> float:
+        cost = whole_training(r, p)
+        assert cost is not None
+        return cost.gpu_hours if wishes.objective in COST_OBJECTIVES else cost.days
+
+    result = answer(
+        pricing,
+        gpus,
+        objective,
+        whole_front=wishes.front,
+        fewer=fewer,
+        watch=watch,
+        hints=known,
+        weigh=weigh if wishes.losses else None,
+    )
     if goal is not None and wishes.deadline is not None:
-        _require_in_time(goal, result, wishes.deadline)
+        first = result.ranked[0]
+        require_in_time(goal, result.pricing, first.strategy, first.seconds, wishes.deadline, wishes.losses)
     whole: ConditionCost | None = None
     each: tuple[ConditionCost, ...] = ()
     if result.pricing.wanted:
@@ -279,7 +292,7 @@ def _searched(
     best, p = result.to_run, result.pricing
 
     def planned(r: RankedStrategy) -> PlannedStrategy:
-        return _planned(r, result, goal)
+        return _planned(r, result, whole_training(r, p))
 
     return ModelPlan(
         question=question.premises,
@@ -302,11 +315,7 @@ def _searched(
         fewer_gpus=None
         if result.fewer is None
         else SmallerCluster(result.fewer.gpus, result.fewer.strategy, result.fewer.seconds),
-        offers=tuple(
-            SmallerCluster(o.gpus, o.strategy, o.seconds, _training(replace(goal, gpus=o.gpus), p.job, o.seconds))
-            for o in offered
-            if goal is not None
-        ),
+        offers=tuple(SmallerCluster(o.gpus, o.strategy, o.seconds, cost) for o, cost in offered),
         chunks=None
         if result.lengths is None
         else UnequalChunks(tuple(result.lengths.blocks), result.lengths.equal_seconds),
@@ -327,7 +336,7 @@ def _searched(
 
 def _number_of_gpus(
     question: Question, wishes: Wishes, announce: Callable[[str], None]
-) -> tuple[int, Goal | None, list[Offer]]:
+) -> tuple[int, Goal | None, list[tuple[Offer, TrainingCost]]]:
     """Return on how many GPUs to search, the whole training if there is one, and what fewer GPUs offer."""
     if not wishes.tokens:
         return question.gpus, None, []
@@ -336,18 +345,20 @@ def _number_of_gpus(
     if wishes.objective not in COST_OBJECTIVES:
         return gpus, goal, []
     offered = offers(lambda n: replace(question.pricing_on(n), headroom=wishes.headroom), gpus)
+    costs = []
+    for o in offered:
+        lost = wishes.losses and wishes.losses(question.pricing_on(o.gpus), o.strategy, o.seconds)
+        costs.append(training_cost(replace(goal, gpus=o.gpus), job, o.seconds, lost))
     if offered:
-        in_time = [o for o in offered if wishes.deadline is None or goal.days(job, o.seconds) <= wishes.deadline]
-        cheapest = min(in_time or offered[:1], key=lambda o: o.gpu_seconds)
+        best, cost = cheapest(offered, costs, wishes.deadline)
         limit = "" if wishes.deadline is None else f" in {wishes.deadline:g} days"
         among = f"of {question.gpus} and its halves{limit}"
-        days = goal.days(job, cheapest.seconds)
-        announce(f"{cheapest.gpus} GPUs take the fewest GPU-hours, {among}: {days:,.0f} days")
-        gpus = cheapest.gpus
-    return gpus, replace(goal, gpus=gpus), offered
+        announce(f"{best.gpus} GPUs take the fewest GPU-hours, {among}: {cost.days:,.0f} days")
+        gpus = best.gpus
+    return gpus, replace(goal, gpus=gpus), list(zip(offered, costs, strict=True))
 
 
-def _planned(r: RankedStrategy, result: SearchAnswer, goal: Goal | None) -> PlannedStrategy:
+def _planned(r: RankedStrategy, result: SearchAnswer, training: TrainingCost | None) -> PlannedStrategy:
     job = result.pricing.job
     rate = job.global_batch * job.seq / r.seconds
     sure = interval_in(result.pricing, r.priced.terms, result.pricing.stack)
@@ -368,20 +379,5 @@ def _planned(r: RankedStrategy, result: SearchAnswer, goal: Goal | None) -> Plan
         imbalance=r.run.imbalance,
         terms_s=r.priced.terms,
         memory_terms=r.priced.memory_terms,
-        training=None if goal is None else _training(goal, job, r.seconds),
+        training=training,
     )
-
-
-def _training(goal: Goal, job: Job, step_s: float) -> TrainingCost:
-    return TrainingCost(
-        goal.tokens, goal.steps(job), goal.days(job, step_s), goal.gpu_hours(job, step_s), goal.money(job, step_s)
-    )
-
-
-def _require_in_time(goal: Goal, result: SearchAnswer, deadline: float) -> None:
-    """Require that a training ends in time. Raises InputError."""
-    fastest = result.ranked[0]
-    days = goal.days(result.pricing.job, fastest.seconds)
-    if days > deadline:
-        reason = f"{goal.gpus} GPUs take {days:,.1f} days with {fastest.strategy}, the fastest"
-        raise InputError("deadline", deadline, reason, f"about {goal.gpus * days / deadline:,.0f} GPUs would do")

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
 from typing import Annotated
 
@@ -20,6 +21,7 @@ from phalanx.cli.forms import forms, given
 from phalanx.cli.options import QUERY_TYPES
 from phalanx.cli.output import Display, show_notes
 from phalanx.cli.terminal import announce, require_writable
+from phalanx.spec.errors import InputError
 
 OPTIONS = """
 --headroom: Share of a device's memory that a strategy must leave free.
@@ -48,6 +50,8 @@ def plan_model(
     price: float | None = None,
     objective: str = "throughput",
     deadline: float | None = None,
+    goodput: bool = False,
+    conditions: str | None = None,
     headroom: float = _HEADROOM,
     more: bool = False,
     out: Path = Path("plan.json"),
@@ -62,6 +66,9 @@ def plan_model(
     --objective: What to optimise: throughput or days (the shortest step), gpu-hours or money (also on half of the
         GPUs, a quarter, ...), or memory (the most left free by strategies within 10 % of the fastest).
     --deadline DAYS: Days that the --tokens may take at most.
+    --goodput: Take failures, restarts and saves into the days (docs/goodput.md): a layout that loses less may win.
+    --conditions LINE: What --goodput assumes, by the options of phalanx goodput, such as 'restart=job, storage=nas,
+        spares=4, elastic'.
     --more: Show all tables: the best, each family, the rejected ones, and the whole Pareto front of time and memory,
         up to 1.5 times the shortest step.
     """
@@ -76,7 +83,12 @@ def plan_model(
         announce(f"no plan is written; --stack {answer.stacks[0].stack} writes the fastest")
         return
     require_writable("--out", out)
-    wishes = Wishes(objective, tokens, price, deadline, headroom, more)
+    losses = None
+    if goodput:  # a vertical: named
+        losses = import_module("phalanx.reliability.layouts").losses_under(conditions or "")
+    elif conditions is not None:
+        raise InputError("conditions", conditions, "is about failures", "add --goodput")
+    wishes = Wishes(objective, tokens, price, deadline, headroom, more, losses)
     result = model_plan(query, wishes, announce)
     result.save(out)
     announce(f"plan: {out}")
@@ -135,7 +147,6 @@ def improve(
     from phalanx.answers import observed
     from phalanx.answers.configurations.improve import improvement_of
     from phalanx.answers.model_plan import Wishes
-    from phalanx.spec.errors import InputError
 
     if query.cluster is None:
         raise InputError("cluster", None, "is missing: what a change brings depends on it", "e.g. dgx-h100")

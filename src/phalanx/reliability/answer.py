@@ -12,16 +12,21 @@ from phalanx.answers.answer import Answer
 from phalanx.answers.question.query import QueryFields, Source, query_of
 from phalanx.answers.question.question import Premises
 from phalanx.reliability import closed_form, presets
-from phalanx.reliability.conditions import Conditions, Premise, Taken, premise_of, share_kept, trained_of
+from phalanx.reliability.conditions import (
+    Conditions,
+    Premise,
+    Taken,
+    premise_of,
+    require_progress,
+    share_kept,
+    trained_of,
+)
 from phalanx.reliability.monte_carlo import Trials, simulate
 from phalanx.spec.errors import InputError
 
 _DAY = 86_400.0
 _QUANTILES = (10, 90)
 _MOST_TRIALS = 20_000
-_LEAST_SHARE = 0.01
-_MOST_FAILURES = 200_000
-"""Of a training that is still simulated."""
 
 
 @dataclass(frozen=True)
@@ -147,10 +152,7 @@ def simulated(p: Premise, days: float | None, tokens: float | None, trials: int,
     wall = None if days is None else days * _DAY / (1 + p.planned)
     share = float(closed_form.shares(p.interval_s, p.causes, p.saving, p.planned).useful)
     span = (wall or 0.0) if work is None else work / max(share, 1e-9)
-    if not share > _LEAST_SHARE or p.per_s * span > _MOST_FAILURES:
-        reason = f"a job that fails every {1 / p.per_s:,.0f} s spends {share:.1%} of its time on work"
-        reason += f" and fails {p.per_s * span:,.0f} times" if share > _LEAST_SHARE else ""
-        raise InputError("failures", p.counts.name, reason, "restart faster, save more often, or use fewer GPUs")
+    require_progress(p, share, p.per_s * span)
     return simulate(
         p.causes,
         p.saving,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Annotated
 
 from phalanx.cli.command import command
@@ -68,32 +69,29 @@ def goodput(
     from phalanx.planning import budget
     from phalanx.reliability import presets
     from phalanx.reliability.answer import goodput as answer
-    from phalanx.reliability.conditions import Conditions, parse_seconds
-    from phalanx.spec.byte_sizes import parse_bytes
+    from phalanx.reliability.conditions_by_name import conditions_of
 
-    def seconds(text: str | None, name: str) -> float | None:
-        return None if text is None else parse_seconds(text, name)
-
-    def size(text: str | None, name: str) -> float | None:
-        return None if text is None else parse_bytes(text, name)
-
-    given = Conditions(
-        failures=failures,
-        mttf_s=seconds(mttf, "--mttf"),
-        restart=restart,
-        detect_s=seconds(detect, "--detect"),
-        restart_s=seconds(restart_time, "--restart-time"),
-        silent_s=seconds(silent, "--silent") or Conditions.silent_s,
-        interval_s=seconds(interval, "--interval"),
-        storage=storage,
-        write_bytes_per_s=size(write, "--write"),
-        read_bytes_per_s=size(read, "--read"),
-        checkpoint_bytes=size(checkpoint_bytes, "--checkpoint-bytes"),
-        checkpoint=checkpoint,
-        synchronous=synchronous,
-        spares=spares,
-        repair_s=seconds(repair, "--repair") or Conditions.repair_s,
-        elastic=elastic,
+    given = replace(
+        conditions_of(
+            {
+                "failures": failures,
+                "mttf": mttf,
+                "restart": restart,
+                "detect": detect,
+                "restart-time": restart_time,
+                "silent": silent,
+                "interval": interval,
+                "storage": storage,
+                "write": write,
+                "read": read,
+                "checkpoint": checkpoint,
+                "checkpoint-bytes": checkpoint_bytes,
+                "synchronous": synchronous,
+                "spares": spares,
+                "repair": repair,
+                "elastic": elastic,
+            }
+        ),
         price=price,
         pue=presets.PUE if pue is None else pue,
     )

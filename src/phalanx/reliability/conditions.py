@@ -5,7 +5,6 @@ Whatever is not given is taken from a preset, and said in `taken`.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
@@ -14,11 +13,16 @@ import numpy as np
 from phalanx.answers.question.query import Query
 from phalanx.answers.question.question import Question, read
 from phalanx.cost.analytic.chips import chip_name
+from phalanx.planning.search.column_pricing import Pricing
 from phalanx.reliability import presets
 from phalanx.reliability.closed_form import FailureCause, Saving, best_interval, expected_wait
 from phalanx.reliability.presets import HARDWARE, UNEXPECTED, ChipCost, FailureCounts, RestartKind, StorageRates
+from phalanx.spec.cluster.spec import ClusterSpec
 from phalanx.spec.errors import InputError
+from phalanx.spec.job import DTYPE_BYTES, Job
+from phalanx.spec.model.spec import ModelSpec
 from phalanx.spec.optimizers import OPTIMIZERS
+from phalanx.spec.strategy.spec import Strategy
 
 _COPY_BYTES_PER_S = 20e9
 """From a GPU to its host's memory: PCIe 4.0 with pinned memory, estimated."""
@@ -26,18 +30,11 @@ _PAUSE_S = 0.4
 """What an asynchronous save stops a training for in addition to that copy: 0.5 s in all, for 1.5 and 2.25 GB a GPU
 (DLRover, megatron_flash_checkpoint.md)."""
 _TO_PEER_BYTES_PER_S = 5e9
+_LEAST_SHARE = 0.01
+_MOST_FAILURES = 200_000
+"""Of a training that is still simulated."""
 _SHARED_EVERY = 10
 """Saves on a node's own disks for each one that goes to shared storage."""
-_UNITS = {"s": 1.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
-_MOST_S = 1e9
-
-
-def parse_seconds(text: str, name: str) -> float:
-    """Parse `30min`, `3h`, `90` (seconds). Raises InputError; 0 is refused."""
-    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*(s|min|h|d|)\s*", text)
-    if match is None or not 0 < (value := float(match[1]) * _UNITS[match[2] or "s"]) <= _MOST_S:
-        raise InputError(name, text, "is no duration", "write 90s, 30min, 3h or 2d")
-    return value
 
 
 @dataclass(frozen=True)
@@ -137,44 +134,48 @@ def trained_of(query: Query, checkpoint_bytes: float | None) -> tuple[TrainingJo
     from phalanx.answers.prediction import prediction_of
 
     question = read(query)
-    exact = question.exact
-    job = exact.job if exact else question.pricing.job
-    cluster = exact.cluster if exact else question.pricing.cluster
-    s = question.strategy
+    exact, s = question.exact, question.strategy
     assert s is not None
-    model_ranks = max(s.world // s.dp, 1)
-    trained = TrainingJob(
-        step_s=prediction_of(question).step_time_s,
+    step_s = prediction_of(question).step_time_s
+    if exact is None:
+        return trained_on(question.pricing, s, step_s, checkpoint_bytes), question
+    bytes_ = _own_state_bytes(exact.model, exact.job) if checkpoint_bytes is None else checkpoint_bytes
+    return _trained(exact.job, exact.cluster, s, step_s, bytes_), question
+
+
+def trained_on(p: Pricing, s: Strategy, step_s: float, checkpoint_bytes: float | None) -> TrainingJob:
+    """Return the training of a strategy whose step is priced. Raises InputError."""
+    return _trained(p.job, p.cluster, s, step_s, _state_bytes(p, s) if checkpoint_bytes is None else checkpoint_bytes)
+
+
+def _trained(job: Job, cluster: ClusterSpec, s: Strategy, step_s: float, bytes_: float) -> TrainingJob:
+    return TrainingJob(
+        step_s=step_s,
         tokens_per_step=job.global_batch * job.seq,
-        gpus=question.gpus,
-        nodes=-(-question.gpus // cluster.ranks_per_node),
+        gpus=s.world,
+        nodes=-(-s.world // cluster.ranks_per_node),
         replicas=s.dp,
         device=cluster.device.name,
-        checkpoint_bytes=_state_bytes(question) if checkpoint_bytes is None else checkpoint_bytes,
-        writers=s.world if s.level.state else model_ranks,
+        checkpoint_bytes=bytes_,
+        writers=s.world if s.level.state else max(s.world // s.dp, 1),
     )
-    return trained, question
 
 
-def _state_bytes(question: Question) -> float:
-    """Return the bytes of a checkpoint: our own holds masters and moments (runtime/checkpoint/store.py); the stacks'
-    the state that ZeRO-1 shards and, where parameters are not their own masters, 16-bit weights too."""
-    s = question.strategy
-    assert s is not None
-    if question.exact is not None:
-        from phalanx.spec.job import DTYPE_BYTES
+def _own_state_bytes(model: ModelSpec, job: Job) -> float:
+    """Return the bytes of our own checkpoints: masters and moments (runtime/checkpoint/store.py)."""
+    rule = OPTIMIZERS[job.optimizer.name].others
+    moments = len(rule.held(job.optimizer.momentum or 0.0)) if rule.needs_momentum else len(rule.moments)
+    return float(model.parameter_count * DTYPE_BYTES[job.precision.master_dtype] * (1 + moments))
 
-        job, model = question.exact.job, question.exact.model
-        rule = OPTIMIZERS[job.optimizer.name].others
-        moments = len(rule.held(job.optimizer.momentum or 0.0)) if rule.needs_momentum else len(rule.moments)
-        return float(model.parameter_count * DTYPE_BYTES[job.precision.master_dtype] * (1 + moments))
-    p = question.pricing
+
+def _state_bytes(p: Pricing, s: Strategy) -> float:
+    """Return the bytes of a stack's checkpoint: the state that ZeRO-1 shards and, where parameters are not their own
+    masters, 16-bit weights too. Raises InputError."""
     if p.extra.lora:
         reason = "saves adapters, whose bytes are not known here"
-        raise InputError("options", f"lora={p.extra.lora}", reason, "give --checkpoint-bytes")
+        raise InputError("options", f"lora={p.extra.lora}", reason, "give the bytes of a checkpoint")
     of_state = float(p.profile.shard_bytes)
-    per_parameter = of_state if s.level.parameters else of_state + 2
-    return float(p.model.parameter_count * per_parameter)
+    return float(p.model.parameter_count * (of_state if s.level.parameters else of_state + 2))
 
 
 def premise_of(trained: TrainingJob, given: Conditions) -> Premise:
@@ -327,3 +328,12 @@ def _require(given: Conditions, trained: TrainingJob) -> None:
     if given.interval_s is not None and given.interval_s < trained.step_s:
         reason = f"is shorter than a step, {trained.step_s:.3g} s"
         raise InputError("interval", f"{given.interval_s:g} s", reason, "save at most once a step")
+
+
+def require_progress(p: Premise, share: float, failures: float = 0.0) -> None:
+    """Require that a training advances, and fails seldom enough to be simulated. Raises InputError."""
+    if share > _LEAST_SHARE and failures <= _MOST_FAILURES:
+        return
+    reason = f"a job that fails every {1 / p.per_s:,.0f} s spends {share:.1%} of its time on work"
+    reason += f" and fails {failures:,.0f} times" if share > _LEAST_SHARE else ""
+    raise InputError("failures", p.counts.name, reason, "restart faster, save more often, or use fewer GPUs")

@@ -31,7 +31,7 @@ def view(a: ModelPlan, more: bool = False) -> View:
     """Show the choice and its reasons; `more`: the best strategies, families, front, formats and rejected ones."""
     sheets = list(_tables(a)) if more else []
     closing = [] if more else [_each_family(a), *_reasons(a), *_next(a)]
-    return View([heading(a.question), *lines(a), *sheets, *closing], html=lambda: _page(a))
+    return View([heading(a.question), *lines(a), *_with_failures(a), *sheets, *closing], html=lambda: _page(a))
 
 
 def lines(a: ModelPlan) -> Iterator[str]:
@@ -98,9 +98,35 @@ def _whole_training(a: ModelPlan) -> str:
         days = 1e12 / a.best.tokens_per_s / 86_400
         return f"10^12 tokens would take {days:,.1f} days (set --tokens for another number)"
     cost = "" if t.cost is None else f", {t.cost:,.0f} at {a.goal.price_per_gpu_hour:g} a GPU-hour"
+    failing = "" if t.losses is None else f" with failures, {t.losses.effective_share:.1%} of them work"
     return (
-        f"{shortened(t.tokens)} tokens: {t.steps:,.0f} steps, {t.days:,.1f} days, {t.gpu_hours:,.0f} GPU-hours{cost}"
+        f"{shortened(t.tokens)} tokens: {t.steps:,.0f} steps, {t.days:,.1f} days{failing}, {t.gpu_hours:,.0f} "
+        f"GPU-hours{cost}"
     )
+
+
+def _with_failures(a: ModelPlan) -> Iterator[str | Sheet]:
+    """Yield what failures take of the best candidates, and why the one with the shortest step is not chosen."""
+    rows = [(p, p.training, p.training.losses) for p in a.ranked if p.training and p.training.losses]
+    if not rows:
+        return
+    heads = "strategy [strategy] | step [s] | effective [share] | saves [share] | done again [share] | down [share]"
+    cells = [
+        (
+            p.strategy, p.step_time_s, lost.effective_share, lost.saving_share, lost.again_share, lost.down_share,
+            lost.checkpoint_bytes, lost.stall_s, t.days, t.gpu_hours,
+        )
+        for p, t, lost in rows
+    ]  # fmt: skip
+    names = columns(f"{heads} | checkpoint [bytes] | a save stops [s] | days [number] | GPU-hours [count]")
+    yield Sheet("with failures, by the closed form", names, cells, marked=0, charted=False)
+    best, (fastest, its, lost) = rows[0], min(rows, key=lambda row: row[0].step_time_s)
+    if fastest is not best[0]:
+        won = best[2].effective_share / lost.effective_share - 1
+        yield (
+            f"not {fastest.strategy}, whose step is {1 - fastest.step_time_s / best[0].step_time_s:.2%} shorter: it "
+            f"takes {its.days:,.1f} days, as {best[0].strategy} works {won:.2%} more of the time"
+        )
 
 
 def _costs(whole: CostOfCondition, each: Sequence[CostOfCondition]) -> Iterable[str]:

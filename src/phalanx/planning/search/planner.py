@@ -110,6 +110,7 @@ def answer(
     fewer: bool = True,
     watch: Callable[[int, int], None] | None = None,
     hints: Sequence[Strategy] = (),
+    weigh: Callable[[RankedStrategy, Pricing], float] | None = None,
 ) -> SearchAnswer:
     """Find the best strategies on `gpus` GPUs.
 
@@ -117,6 +118,7 @@ def answer(
     without it, the front covers what the search for the best strategy met. `fewer`: whether smaller numbers of GPUs
     are tried too. `watch`: callback with the number of legal strategies priced so far. `hints`: strategies that are
     likely among the best, such as the `first` of an answer to a similar question; they do not change the answer.
+    `weigh`: what makes a candidate of the second pass worse, in place of its step.
 
     Raises InputError if no strategy is legal, or if none fits: then it names the fewest GPUs that suffice.
     """
@@ -152,7 +154,8 @@ def answer(
     # Rank by the objective.
     each_best = {r.family: r for r in reversed(candidates)}
     families = tuple(each_best[name] for name in FAMILIES if name in each_best)
-    ranked = [candidates[i] for i in _unlike([r.strategy for r in candidates])][:keep]
+    by_wish = sorted(candidates, key=lambda r: weigh(r, pricing)) if weigh else candidates
+    ranked = [by_wish[i] for i in _unlike([r.strategy for r in by_wish])][:keep]
     if objective == "memory":
         near_best = [r for r in candidates if r.seconds <= (1 + _SLACK) * candidates[0].seconds]
         ranked = sorted(near_best, key=lambda r: r.priced.bytes_)[:keep]
