@@ -127,6 +127,8 @@ def test_a_log_of_ones_own_job(tmp_path: Path) -> None:
         ("--days -3", "must be positive"),
         ("--days 3 --restart in-jbo", "did you mean in-job"),
         ("--days 3 --interval 3m", "is no duration"),
+        ("--days 3 --interval 0s", "longer than nothing"),
+        ("--days 3 --mttf 99999999d", "at most .* days"),
         ("--days 3 --interval 0.1s", "is shorter than a step"),
         ("--days 3 --storage nas --interval 1min", "slower than its load"),
         ("--days 3 --failures lama3", "did you mean llama3-h100"),

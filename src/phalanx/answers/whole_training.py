@@ -47,7 +47,7 @@ class TrainingCost:
     steps: float
     days: float
     gpu_hours: float
-    """With failures, those of spare nodes too."""
+    """With failures, spare nodes included."""
     cost: float | None
     """None without a price."""
     losses: TrainingLosses | None = None

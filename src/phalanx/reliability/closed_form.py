@@ -106,11 +106,12 @@ def shares(
     detected = np.array([cause.detect_s for cause in causes])
     waited = np.array([cause.wait_s for cause in causes])
     q = np.exp(-r / m)
-    again = 1 / np.sum(p * q)  # failures until a restart succeeds
+    with np.errstate(divide="ignore"):
+        again = 1 / np.sum(p * q)  # failures until a restart succeeds
     down = again * np.array([np.sum(p * detected), np.sum(p * m * (1 - q)), np.sum(p * waited)])
     of_nodes = float(np.sum(p * [cause.takes_node for cause in causes]))
     set_back = saving.lag_s + of_nodes * (saving.shared_every - 1) / 2 * period
-    with np.errstate(over="ignore"):
+    with np.errstate(over="ignore", invalid="ignore"):
         fails = np.expm1(period / m)  # per saved segment, before it
         whole = (m + down.sum() + set_back) * fails
         lost = np.maximum((m + set_back) * fails - period, 0.0)

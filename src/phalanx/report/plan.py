@@ -106,26 +106,32 @@ def _whole_training(a: ModelPlan) -> str:
 
 
 def _with_failures(a: ModelPlan) -> Iterator[str | Sheet]:
-    """Yield what failures take of the best candidates, and why the one with the shortest step is not chosen."""
-    rows = [(p, p.training, p.training.losses) for p in a.ranked if p.training and p.training.losses]
-    if not rows:
+    """Yield what failures take of the candidates, and why the shortest step is not chosen."""
+    met = (*a.ranked, *a.families.values(), *a.front)
+    rows = sorted(((p, t, t.losses) for p in met if (t := p.training) and t.losses), key=lambda row: row[1].days)
+    best = next((row for row in rows if row[0] is a.best), None)
+    if best is None:
         return
-    heads = "strategy [strategy] | step [s] | effective [share] | saves [share] | done again [share] | down [share]"
+    each = {
+        f"{row[2].effective_share:.3f}": row for row in [*reversed(rows), best]
+    }  # the best of those that lose alike
     cells = [
         (
-            p.strategy, p.step_time_s, lost.effective_share, lost.saving_share, lost.again_share, lost.down_share,
-            lost.checkpoint_bytes, lost.stall_s, t.days, t.gpu_hours,
+            a.search.best.strategy if p is a.best else p.strategy, p.step_time_s, lost.effective_share,
+            lost.saving_share, lost.again_share, lost.down_share, lost.checkpoint_bytes, lost.stall_s, t.days,
         )
-        for p, t, lost in rows
+        for p, t, lost in sorted(each.values(), key=lambda row: row[1].days)
     ]  # fmt: skip
-    names = columns(f"{heads} | checkpoint [bytes] | a save stops [s] | days [number] | GPU-hours [count]")
-    yield Sheet("with failures, by the closed form", names, cells, marked=0, charted=False)
-    best, (fastest, its, lost) = rows[0], min(rows, key=lambda row: row[0].step_time_s)
-    if fastest is not best[0]:
+    heads = "strategy [strategy] | step [s] | effective [share] | saves [share] | done again [share] | down [share]"
+    names = columns(f"{heads} | checkpoint [bytes] | a save stops [s] | days [number]")
+    marked = [cell[0] for cell in cells].index(a.search.best.strategy)
+    yield Sheet("with failures, by the closed form: the best of those that lose alike", names, cells, marked=marked)
+    fastest, its, lost = min(rows, key=lambda row: row[0].step_time_s)
+    if fastest.step_time_s < a.best.step_time_s and its.days > best[1].days:
         won = best[2].effective_share / lost.effective_share - 1
         yield (
-            f"not {fastest.strategy}, whose step is {1 - fastest.step_time_s / best[0].step_time_s:.2%} shorter: it "
-            f"takes {its.days:,.1f} days, as {best[0].strategy} works {won:.2%} more of the time"
+            f"not {fastest.strategy}, whose step is {1 - fastest.step_time_s / a.best.step_time_s:.2%} shorter: it "
+            f"takes {its.days:,.1f} days, since {a.search.best.strategy} works {won:.2%} more of the time"
         )
 
 
