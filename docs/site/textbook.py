@@ -175,10 +175,10 @@ def pages() -> dict[str, str]:
 
 def exercises_page() -> str:
     """Return the exercises of the first seed as Markdown, answers folded."""
-    from phalanx.textbook.exercises import exercises
+    from phalanx.textbook.exercises import LEVELS, exercises
 
     lines = ["# Exercises", "", "`phalanx learn quiz --seed N` draws other numbers, and checks what you answer.", ""]
-    for level, what in ((1, "apply a formula"), (2, "two steps, or a comparison"), (3, "choose, and say why")):
+    for level, what in LEVELS.items():
         lines += [f"## Level {level}: {what}", ""]
         for e in exercises(1, level):
             folded = f"<details><summary>Answer</summary>{e.answer}. See `phalanx {e.command}`.</details>"

@@ -18,7 +18,7 @@ from phalanx.textbook.exercises import Exercise, exercises, right
 def test_answers_are_those_of_the_formulas(seed: int) -> None:
     """By hand where a formula is short: the text of the question is parsed, not the maker's numbers."""
     checked = 0
-    for e in exercises(seed):
+    for e in (e for e in exercises(seed) if e.level < 4):
         numbers = [float(n.replace(",", "")) for n in re.findall(r"\d[\d,]*\.?\d*", e.question)]
         if e.question.startswith("A ring all-reduces") and "GB over" in e.question:
             n, p = numbers[:2]
@@ -71,9 +71,9 @@ def test_its_commands_run(tmp_path: Path, slow: bool) -> None:
 
 def test_the_command_asks(tmp_path: Path) -> None:
     asked = json.loads(phalanx(tmp_path, "learn quiz --json")[1])
-    assert {e["level"] for e in asked} == {1, 2, 3}
-    assert len(asked) == 16
+    assert {e["level"] for e in asked} == {1, 2, 3, 4}
+    assert len(asked) == 36
     assert phalanx(tmp_path, "learn quiz --level 1 --answers")[1].count("phalanx ") == 6
     assert "phalanx " not in phalanx(tmp_path, "learn quiz --level 1")[1]  # not a terminal: questions alone
-    assert "use 1, 2 or 3" in phalanx(tmp_path, "learn quiz --level 4")[2]
+    assert "use 1, 2, 3 or 4" in phalanx(tmp_path, "learn quiz --level 5")[2]
     assert phalanx(tmp_path, "learn quiz --seed 2")[1] != phalanx(tmp_path, "learn quiz --seed 3")[1]

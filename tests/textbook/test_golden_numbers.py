@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from support.in_process_cli import phalanx
+from support.in_process_cli import json_of, phalanx
 
 from phalanx.cost.memory.state import State
 from phalanx.cost.pipeline_time import Costs, price
@@ -339,6 +339,23 @@ def _joined(inner: float, outer: float, outer_rate: float = 50e9, nodes: int = 8
     rate = "bandwidth_bytes_per_s_per_gpu_per_direction"
     near, far = replace(near, latency_s=inner), replace(far, latency_s=outer, **{rate: outer_rate})
     return replace(found, device=replace(found.device, gamma_s_per_byte=0.0), tiers=(near, far))
+
+
+def test_c6_crossovers_by_a_command(tmp_path: Path) -> None:
+    for alpha, rate, size in (
+        ("1", "450", 450_000),
+        ("1.5", "25", 37_500),
+        ("5", "12.5", 62_500),
+        ("50", "12.5", 625_000),
+    ):
+        said = json_of(tmp_path, f"collectives table --alpha {alpha} --rate {rate} --bytes 1MB --ranks 2 --json")
+        assert [c["bytes"] for c in said["crossovers"]] == [pytest.approx(size)]
+        ring = next(row for row in said["rows"] if row["algorithm"] == "ring")
+        assert ring["seconds"] == pytest.approx(
+            2 * (float(alpha) * 1e-6 + 0.5e6 / (float(rate) * 1e9))
+        )  # no additions
+    for wrong in ("--alpha 5", "--rate 5", "--alpha 0 --rate 5", "--alpha 5 --rate 5 --cluster dgx-h100"):
+        assert phalanx(tmp_path, f"collectives table {wrong}")[0] == 2
 
 
 def test_c6_crossovers():

@@ -61,7 +61,17 @@ def test_growth_by_the_scaling_law() -> None:
     times = 2 ** (1 / growth.KAPLAN_N)
     assert times**-growth.KAPLAN_N == pytest.approx(0.5)
     assert f"{times:,.0f}" == "9,139"
-    assert "9,139" in growth.growth().note
+    note = growth.growth().note
+    assert "9,139" in note
+    assert "takes one GPU of 28 TFLOP/s 356.7 years" in note
+
+
+def test_the_doubling_of_models() -> None:
+    first, largest = (next(m for m in growth.RELEASES if m.name == name) for name in ("Transformer", "DeepSeek-V3"))
+    times = largest.parameters / first.parameters
+    assert f"{times:,.0f} times" in growth.doubling()
+    months = (largest.day - first.day).days / 365.25 * 12
+    assert 2 ** (months / float(growth.doubling().split()[-2])) == pytest.approx(times, rel=0.03)
 
 
 def test_gpu_hours_of_llama() -> None:

@@ -9,8 +9,9 @@ import numpy as np
 
 from phalanx.answers.answer import DRAWN, Answer
 from phalanx.answers.machine.this_machine import Announce
+from phalanx.answers.tables import require_positive
 from phalanx.planning.lookup import cluster_named, require_counts
-from phalanx.planning.tables.collectives import AlgorithmComparison, compare
+from phalanx.planning.tables.collectives import AlgorithmComparison, compare, of_links
 from phalanx.progress import in_progress
 from phalanx.schedule.collectives import proof
 from phalanx.schedule.collectives.compositions import composed
@@ -206,6 +207,15 @@ def collectives(
     on = cluster if isinstance(cluster, ClusterSpec) else cluster_named(cluster)(ranks)
     compared = compare(op, parse_bytes(size), ranks, on)
     return CollectiveComparison(compared.rows, compared.winners, compared.crossovers, op, size, ranks, on.name)
+
+
+def on_links(op: str, size: str, ranks: int, alpha_us: float | None, rate_gb_s: float | None) -> CollectiveComparison:
+    """Compare all algorithms between ranks that links of one latency (µs) and rate (GB/s) join. Raises InputError."""
+    if alpha_us is None or rate_gb_s is None:
+        raise InputError("rate" if rate_gb_s is None else "alpha", None, "is missing", "give both --alpha and --rate")
+    require_counts(("ranks", ranks))
+    require_positive(alpha=alpha_us, rate=rate_gb_s)
+    return collectives(op, size, ranks, of_links(ranks, alpha_us * 1e-6, rate_gb_s * 1e9))
 
 
 def measured(op: str, size: str, ranks: int, announce: Announce = lambda _: None) -> CollectiveMeasurement:

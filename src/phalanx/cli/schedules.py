@@ -94,16 +94,26 @@ def collective_bound(output: Printed, ranks: int = 4) -> None:
 
 @command
 def collective_table(
-    output: Saved, op: str = "all_reduce", size: str = "100MB", ranks: int = 8, cluster: str = "dgx-h100"
+    output: Saved,
+    op: str = "all_reduce",
+    size: str = "100MB",
+    ranks: int = 8,
+    cluster: str | None = None,
+    alpha: float | None = None,
+    rate: float | None = None,
 ) -> None:
     """Compare all algorithms of an operation on a cluster: rounds, bytes, time, and how far from the lower bound.
 
+    Give --alpha and --rate instead of a cluster for ranks that one kind of link joins.
+
     size --bytes: Size of the buffer, such as 100MB or 64KiB; ignored for a barrier.
     --ranks: Number of ranks in the group.
-    --cluster: A preset, a cluster's TOML file, or local: ranks of this machine, as measured.
+    --cluster: A preset, a cluster's TOML file, or local: ranks of this machine, as measured; by default dgx-h100.
+    --alpha: Latency of a message, in µs.
+    --rate: Bandwidth of a rank in one direction, in GB/s.
     """
     from phalanx.answers.collectives import collectives as compare
-    from phalanx.answers.collectives import measured
+    from phalanx.answers.collectives import measured, on_links
     from phalanx.spec.errors import InputError
     from phalanx.spec.files.cluster_toml import cluster_from_toml
 
@@ -113,6 +123,12 @@ def collective_table(
     if cluster == "local":
         output.show(measured(op, size, ranks, announce))
         return
+    if alpha is not None or rate is not None:
+        if cluster is not None:
+            raise InputError("cluster", cluster, "has links of its own", "leave it out, or --alpha and --rate")
+        output.show(on_links(op, size, ranks, alpha, rate))
+        return
+    cluster = cluster or "dgx-h100"
     output.show(compare(op, size, ranks, cluster_from_toml(Path(cluster)) if cluster.endswith(".toml") else cluster))
 
 

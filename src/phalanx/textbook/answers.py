@@ -175,8 +175,8 @@ def quiz(answer: Quiz, answers: bool = False) -> View:
     """Show exercises; `answers`: with their answers."""
     lines = []
     for number, e in enumerate(answer.exercises, 1):
-        lines.append(f"{number}. [{e.topic}, level {e.level}] {e.question}")
-        lines += [f"   {e.answer}", f"   phalanx {e.command}\n"] if answers else []
+        lines.append(f"{number}. [{e.kind}] {e.question}")
+        lines += [f"   {e.answer}", f"   phalanx {e.command}\n" if e.command else ""] if answers else []
     return View(lines)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 from typing import Annotated
 
 from phalanx.answers.question.query import Query
@@ -35,31 +36,61 @@ def draw(
 
 
 @command_with_progress  # the prompt waits for a person, not for us
-def quiz(output: Printed, level: int | None = None, seed: int = 1, answers: bool = False) -> None:
+def quiz(
+    output: Printed,
+    level: int | None = None,
+    seed: int | None = None,
+    answers: bool = False,
+    exam: Path | None = None,
+    student: str | None = None,
+    sheets: Path | None = None,
+) -> None:
     """Ask exercises on distributed training with drawn numbers, and check the replies; every answer is computed.
 
-    --level: 1: a formula; 2: two steps; 3: choose and say why. By default all.
-    --seed: Which numbers to draw.
+    --level: 1: a formula; 2: two steps; 3: choose and say why; 4: answer in sentences. By default all.
+    --seed: Which numbers to draw; 1 by default.
     --answers: Print the answers too, and ask nothing.
+    exam --set FILE.toml: A teacher's mix: how many of which exercises, topics and levels, and questions of one's own.
+    --student: Whose numbers of the set.
+    --sheets FOLDER: Write a sheet of the set for every student, and their answers apart.
     """
     from phalanx.spec.errors import InputError
     from phalanx.textbook.answers import Quiz
-    from phalanx.textbook.exercises import exercises, right
+    from phalanx.textbook.exercises import LEVELS, exercises, right
 
-    if level not in (None, 1, 2, 3):
-        raise InputError("level", level, "is not a level", "use 1, 2 or 3")
-    drawn = exercises(seed, level)
+    if level not in (None, *LEVELS):
+        raise InputError("level", level, "is not a level", "use 1, 2, 3 or 4")
+    if exam is None:
+        for name, value in (("student", student), ("sheets", sheets)):
+            if value is not None:
+                raise InputError(name, str(value), "is of a set", "name it with --set FILE.toml")
+        drawn = exercises(seed or 1, level)
+    else:
+        from phalanx.textbook import exam as exams
+
+        for name, number in (("level", level), ("seed", seed)):
+            if number is not None:
+                raise InputError(name, number, "is the set's own", f"write it into {exam}")
+        given = exams.read(exam)
+        if sheets is not None:
+            print("\n".join(map(str, exams.write(given, sheets))))
+            return
+        if student is None:
+            raise InputError(
+                "student", None, "is missing", "name one, or --sheets FOLDER for all students of the set"
+            )
+        drawn = exams.drawn(given, student)
     if output.json or answers or not sys.stdin.isatty():
         output.show(Quiz(tuple(drawn)), answers=answers)
         return
     correct = 0
     for number, e in enumerate(drawn, 1):
-        good = right(e, input(f"{number}. [{e.topic}, level {e.level}] {e.question}\n   your answer: "))
+        good = right(e, input(f"{number}. [{e.kind}] {e.question}\n   your answer: "))
         correct += good
         print(f"   {'right' if good else 'not quite' if e.value is not None else 'compare'}: {e.answer}")
-        print(f"   phalanx {e.command}\n")
+        print(f"   phalanx {e.command}\n" if e.command else "")
     counted = sum(e.value is not None or ":" in e.answer[:5] for e in drawn)
-    print(f"{correct} of {counted} right; --seed {seed + 1} draws others")
+    print(f"{correct} of {counted} right" + ("" if exam else f"; --seed {(seed or 1) + 1} draws others"))
 
 
 @command
@@ -92,6 +123,15 @@ def rules(output: Saved) -> None:
 
 
 @command
+def ways(output: Saved) -> None:
+    """Compare the ways to divide a training at a glance: what each splits, keeps, sends, hides, and when it pays."""
+    from phalanx.answers.tables import Tables
+    from phalanx.textbook.glance import glance
+
+    output.show(Tables(None, glance()))
+
+
+@command
 def tree(query: Annotated[Query, *OF_A_JOB], output: Saved) -> None:
     """Draw the usual tree of decisions; with --model, --cluster, --gpus, --batch and --seq, mark a job's path."""
     from phalanx.textbook.answers import decision_path
@@ -107,4 +147,6 @@ cases = forms(
     published=published,
     rules=rules,
 )
-learn = forms("Teaching: pictures, exercises, published trainings.", draw=draw, quiz=quiz, cases=cases, tree=tree)
+learn = forms(
+    "Teaching: pictures, exercises, published trainings.", draw=draw, quiz=quiz, cases=cases, tree=tree, ways=ways
+)

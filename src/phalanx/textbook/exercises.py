@@ -1,7 +1,7 @@
 """Exercises with drawn numbers, in three levels; every answer is computed by what the commands run.
 
-Level 1: apply a formula. Level 2: two steps, or a comparison. Level 3: choose and give the reason. A seed draws the
-same exercises again. The words are rows of exercises.toml; the functions here draw the numbers.
+A seed draws the same exercises again. The words are rows of exercises.toml; the functions here draw the numbers.
+Questions of level 4 (questions.toml) have none, and are answered in sentences.
 """
 
 from __future__ import annotations
@@ -42,7 +42,12 @@ class Exercise:
     value: float | None
     """The answer as a number, in the unit of the question; None if it is in words."""
     command: str
-    """The command that shows it, without `phalanx`."""
+    """The command that shows it, without `phalanx`; empty: a teacher's own question."""
+
+    @property
+    def kind(self) -> str:
+        """Its topic and level, for people."""
+        return f"{self.topic}, level {self.level}" if self.level else self.topic
 
 
 @dataclass(frozen=True)
@@ -56,16 +61,28 @@ class ExerciseText:
     command: str
 
 
-TEXTS = Rows(Path(__file__).with_suffix(".toml"), record(ExerciseText))
+TEXTS: dict[str, ExerciseText] = {
+    name: text
+    for file in ("exercises.toml", "questions.toml")
+    for name, text in Rows(Path(__file__).with_name(file), record(ExerciseText)).items()
+}
+LEVELS = {
+    1: "apply a formula",
+    2: "two steps, or a comparison",
+    3: "choose, and say why",
+    4: "answer in two or three sentences",
+}
 
 
 def exercises(seed: int, level: int | None = None) -> list[Exercise]:
     """Draw one exercise of every kind, or of every kind of one level."""
-    return [_exercise(name, seed) for name, text in TEXTS.items() if level in (None, 0, text.level)]
+    return [exercise(name, seed) for name, text in TEXTS.items() if level in (None, 0, text.level)]
 
 
-def _exercise(name: str, seed: int) -> Exercise:
-    text, numbers = TEXTS[name], _NUMBERS[name](random.Random(f"{seed} _{name}"))
+def exercise(name: str, seed: float) -> Exercise:
+    """Draw an exercise by name; a question of level 4 has no numbers to draw."""
+    text = TEXTS[name]
+    numbers = _NUMBERS[name](random.Random(f"{seed} _{name}")) if name in _NUMBERS else {}
     question, answer, command = (words.format(**numbers) for words in (text.question, text.answer, text.command))
     return Exercise(text.level, text.topic, question, answer, numbers.get("value"), command)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 
 from phalanx.cost.collectives.closed_form import FORMULAS, best_segments, closed_form
@@ -12,6 +12,7 @@ from phalanx.cost.collectives.critical_path import LinkCosts, Path, costs, lower
 from phalanx.planning.tables.table import Sheet, columns
 from phalanx.schedule.collectives.ir import Schedule
 from phalanx.schedule.collectives.registry import ALGORITHMS, SEGMENTED, build
+from phalanx.spec.cluster.presets import preset
 from phalanx.spec.cluster.spec import ClusterSpec
 from phalanx.spec.errors import InputError, nearest
 
@@ -119,6 +120,21 @@ def compare(op: str, size_bytes: float, ranks: int, cluster: ClusterSpec) -> Alg
         for t in cluster.tiers[:tiers_used]
     ]
     return AlgorithmComparison(tuple(sorted(rows, key=lambda r: r.seconds)), tuple(winners), tuple(crossovers))
+
+
+def of_links(ranks: int, alpha_s: float, bytes_per_s: float) -> ClusterSpec:
+    """Return a cluster of one tier of links between all ranks, on which additions take no time, as texts assume."""
+    base = preset("dgx-h100", 1)
+    links = replace(
+        base.tiers[0],
+        name="links",
+        ranks=ranks,
+        latency_s=alpha_s,
+        bandwidth_bytes_per_s_per_gpu_per_direction=bytes_per_s,
+    )
+    device = replace(base.device, gamma_s_per_byte=0.0)
+    name = f"links of {alpha_s * 1e6:g} µs and {bytes_per_s / 1e9:g} GB/s"
+    return replace(base, name=name, device=device, ranks_per_node=ranks, nodes=1, tiers=(links,))
 
 
 def formulas() -> Sheet:

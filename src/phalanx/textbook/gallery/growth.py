@@ -10,6 +10,7 @@ E is the entropy of text, which no model goes below; the second term falls with 
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from datetime import date
 from pathlib import Path
@@ -44,6 +45,8 @@ class Release:
 
 
 RELEASES = tuple(Rows(Path(__file__).with_suffix(".toml"), record(Release, "name")).values())
+GPT3_YEARS = 6 * 175e9 * 300e9 / 28e12 / (365 * 86400)
+"""Years of one GPU of 28 TFLOP/s for 300 B tokens of 175 B parameters: 6 N D FLOP."""
 KAPLAN_N = 0.076
 """Exponent of parameters, of Kaplan et al. 2020, equation 1.1; that of compute is 0.050 there."""
 
@@ -63,6 +66,16 @@ LAW = Law(entropy=1.69, a=406.4, b=410.7, alpha=0.34, beta=0.28)
 """As the paper fitted them."""
 
 
+def doubling() -> str:
+    """Say how many times larger the largest release is than the first, and what time a doubling took."""
+    first, largest = RELEASES[0], max(RELEASES, key=lambda m: m.parameters)
+    times, years = largest.parameters / first.parameters, largest.year - first.year
+    return (
+        f"From {first.name} to {largest.name} {times:,.0f} times in {years:.1f} years: "
+        f"doubled every {12 * years / math.log2(times):.1f} months."
+    )
+
+
 def loss(parameters: float, tokens: float, law: Law = LAW) -> float:
     """Return the loss in nats a token."""
     of_size: float = law.a / parameters**law.alpha
@@ -73,7 +86,7 @@ def loss(parameters: float, tokens: float, law: Law = LAW) -> float:
 def growth() -> Picture:
     """Draw the parameters of released models over the years, and the loss over parameters by the scaling law."""
     years = Lines(
-        PlotAxis("year of release", "year", low=2018.0, high=2027.0),
+        PlotAxis("year of release", "year", low=2017.0, high=2027.0),
         PlotAxis("parameters", "parameters", log=True, low=5e7, high=4e12),
         (Series("", ()),),
         tuple(Mark(m.year, m.parameters, m.name, 1 if m.preset else 7) for m in RELEASES),
@@ -98,6 +111,7 @@ def growth() -> Picture:
         (years, law),
         "sizes: the presets of `phalanx presets models` where there is one, else (grey) as their papers say; days of "
         "papers or announcements; the law: Hoffmann et al. 2022, equation 10",
+        f"{doubling()} GPT-3 takes one GPU of 28 TFLOP/s {GPT3_YEARS:.1f} years (6 N D FLOP). "
         f"Each tenfold model takes {1 - 10**-LAW.alpha:.0%} off the part of the loss that size decides. By the older "
         f"law L ~ N^-{KAPLAN_N:g} (Kaplan et al. 2020), half of the loss takes {2 ** (1 / KAPLAN_N):,.0f} times the "
         "parameters.",
