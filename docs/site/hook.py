@@ -4,7 +4,7 @@
     CONTRIBUTING.md and so on    of the repository
     commands.md                  every command with its options, from the command line itself
     pictures.md, pictures/*.svg  what `phalanx learn draw` draws
-    textbook/*.md                the rows of textbook/rows_*.toml and the exercises
+    textbook/*.md                the rows of textbook/rows_*.toml, the exercises and questions
     frameworks.md                what each framework can do, from the rows that searches read
     stacks_observed.md           the table of stacks_observed.json
     source/...                   files of the repository that a page links, such as ../examples/experts.toml

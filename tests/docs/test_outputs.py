@@ -76,11 +76,13 @@ _SLOW = (
 PAGES = [
     ROOT / "README.md",
     ROOT / "SKILL.md",
-    *(
-        page for page in sorted((ROOT / "docs").glob("*.md")) if page.name != "tutorial.md"
-    ),  # test_tutorial.py runs it
-    *sorted((ROOT / "docs/guides").glob("*.md")),
+    *sorted((ROOT / "docs").glob("*.md")),
+    *sorted((ROOT / "docs/course").glob("*.md")),
 ]
+
+
+def _name(page: Path) -> str:
+    return f"course {page.name}" if page.parent.name == "course" else page.name
 
 
 def _slow(page: Path) -> bool:
@@ -90,8 +92,12 @@ def _slow(page: Path) -> bool:
 @pytest.mark.parametrize(
     ("page", "whole"),
     [
-        *(pytest.param(page, False, id=page.name) for page in PAGES),
-        *(pytest.param(page, True, id=f"{page.name} whole", marks=pytest.mark.long) for page in PAGES if _slow(page)),
+        *(pytest.param(page, False, id=_name(page)) for page in PAGES),
+        *(
+            pytest.param(page, True, id=f"{_name(page)} whole", marks=pytest.mark.long)
+            for page in PAGES
+            if _slow(page)
+        ),
     ],
 )
 def test_a_page_shows_what_its_commands_print(tmp_path: Path, page: Path, whole: bool) -> None:
