@@ -35,10 +35,11 @@ Ints = npt.NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Lockstep:
-    """Which ranks go at one pace: of each rank its pipeline and its stage, (world,)."""
+    """Which ranks go at one pace: of each rank its pipeline, its stage and its replica, (world,)."""
 
     pipeline: Ints
     stage: Ints
+    replica: Ints
 
     @property
     def pipelines(self) -> int:
@@ -63,7 +64,8 @@ def lockstep(s: Strategy, sharding: Sharding) -> Lockstep:
             np.minimum.at(label, rows, least[:, None])
             if (before == label).all():
                 break
-    return Lockstep(np.unique(label, return_inverse=True)[1][replica].astype(np.int64), place["pp"].astype(np.int64))
+    pipeline, stage = np.unique(label, return_inverse=True)[1][replica], place["pp"]
+    return Lockstep(pipeline.astype(np.int64), stage.astype(np.int64), replica.astype(np.int64))
 
 
 def _meeting_axes(m: Mesh, sharding: Sharding) -> list[str]:

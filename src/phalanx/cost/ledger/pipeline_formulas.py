@@ -38,12 +38,13 @@ _ROOM = 2_000_000
 
 @dataclass(frozen=True)
 class ActionRound:
-    """Independent actions of different ranks. Each action's `rank`; its `cost`, the place of its seconds; and the
-    outputs of chunks that it `needs` and `gives`: the last but one is available from the start, the last is never
+    """Independent actions of different ranks. Each action's `rank`; its `cost`, the place of its seconds; its
+    `micro_batch`; and the outputs of chunks that it `needs` and `gives`: the last but one is available from the start, the last is never
     read."""
 
     rank: Ints
     cost: Ints
+    micro_batch: Ints
     needs: Ints
     gives: Ints
 
@@ -77,6 +78,19 @@ class ActionRounds:
             arrived[r.gives] = end + transfer
         latest: Floats = free.max(axis=0)
         return latest
+
+    def uneven_makespans(self, seconds: Floats, weights: Floats) -> Floats:
+        """As makespans, of micro-batches that differ and without messages: `seconds` of actions by what they are
+        weighed with, (kinds x chunks, weights), and the weights of each pipeline's micro-batches, (pipelines,
+        micro-batches, weights)."""
+        free = np.zeros((self.ranks, len(weights)))
+        arrived = np.full((self.outputs, len(weights)), -np.inf)
+        costs = np.einsum("cw,nmw->cmn", seconds, weights)
+        for r in self.rounds:
+            end = np.maximum(free[r.rank], arrived[r.needs]) + costs[r.cost, r.micro_batch]
+            free[r.rank] = end
+            arrived[r.gives] = end
+        return np.asarray(free.max(axis=0))
 
 
 @lru_cache(maxsize=128)
@@ -114,7 +128,7 @@ def in_rounds(s: PipelineSchedule) -> ActionRounds:
         s.ranks,
         s.chunks,
         2 * cells + 2,
-        tuple(ActionRound(rank[part], cost[part], needs[part], gives[part]) for part in parts),
+        tuple(ActionRound(rank[part], cost[part], micro_batch[part], needs[part], gives[part]) for part in parts),
     )
 
 

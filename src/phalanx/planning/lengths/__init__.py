@@ -1,0 +1,1 @@
+"""Steps whose sequences have unequal lengths: how they are drawn, packed and dealt, and what they take."""

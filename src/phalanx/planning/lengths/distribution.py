@@ -1,0 +1,98 @@
+"""How long the documents of a training are, and how they become sequences.
+
+    lognormal:1200,1.1               documents of 1,200 tokens in the mean, sigma of their logarithm 1.1
+    lengths.txt                      one length a line
+    +padded                          a document a sequence, padded to the full length (what nothing else says)
+    +longest                         padded to the longest of its micro-batch
+    +packed, +packed:32k             several documents a sequence, attention inside each
+    +balanced                        sequences dealt to ranks and micro-batches by what they cost
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from phalanx.spec.documents import read_packed
+from phalanx.spec.errors import InputError, nearest
+
+Ints = npt.NDArray[np.int64]
+Way = Literal["padded", "longest", "packed"]
+WAYS: tuple[Way, ...] = ("padded", "longest", "packed")
+_WORDS = (*WAYS, "balanced")
+_LOGNORMAL = re.compile(r"lognormal:(\d+(?:\.\d+)?),(\d+(?:\.\d+)?)")
+_SLOT = re.compile(r"packed:(\d+)(k?)", re.IGNORECASE)
+_MOST, _LONGEST = 2_000_000, 100_000_000
+_EXAMPLE = "e.g. lognormal:1200,1.1+packed or lengths.txt+packed+balanced"
+
+
+@dataclass(frozen=True)
+class Lengths:
+    """A distribution of documents' tokens, and how they become sequences."""
+
+    line: str
+    mean: float = 0.0
+    sigma: float = 0.0
+    """Of the logarithm."""
+    known: tuple[int, ...] = ()
+    """Lengths that a file lists, in place of mean and sigma."""
+    way: Way = "padded"
+    slot: int | None = None
+    """Tokens that documents are packed into, where stated."""
+    balanced: bool = False
+
+    def draw(self, random: np.random.Generator, count: int) -> Ints:
+        """Draw lengths in tokens, (count,)."""
+        if self.known:
+            return random.choice(np.array(self.known, dtype=np.int64), count)
+        if not self.mean:  # full sequences
+            return np.full(count, _LONGEST, dtype=np.int64)
+        logarithms = random.normal(np.log(self.mean) - self.sigma**2 / 2, self.sigma, count)
+        return np.clip(np.rint(np.exp(np.minimum(logarithms, 18.0))), 1, _LONGEST).astype(np.int64)
+
+
+def parse_lengths(line: str) -> Lengths:
+    """Parse `SOURCE+WORD+WORD`; `packed:32k` alone is full sequences. Raises InputError."""
+    first, *words = (part.strip() for part in line.split("+"))
+    if _SLOT.fullmatch(first) or first in _WORDS:
+        words = [first, *words]
+        lengths = Lengths(line)
+        if not _SLOT.fullmatch(first):
+            raise InputError("lengths", line, "names no documents", _EXAMPLE)
+    elif match := _LOGNORMAL.fullmatch(first):
+        lengths = Lengths(line, float(match[1]), float(match[2]))
+        if not 1 <= lengths.mean <= _LONGEST or lengths.sigma > 5:
+            raise InputError("lengths", first, "has a mean below 1 token or beyond 10^8, or a sigma beyond 5", _EXAMPLE)
+    elif first.startswith("lognormal"):
+        raise InputError("lengths", first, "is no mean and sigma", _EXAMPLE)
+    else:
+        lengths = Lengths(line, known=_in_file(Path(first)))
+    for word in words:
+        slot = _SLOT.fullmatch(word)
+        if slot:
+            lengths = replace(lengths, way="packed", slot=int(slot[1]) * (1024 if slot[2] else 1))
+        elif word == "balanced":
+            lengths = replace(lengths, balanced=True)
+        elif word in WAYS:
+            lengths = replace(lengths, way=word)
+        else:
+            raise InputError("lengths", word, "is no way to make sequences", nearest(word, _WORDS))
+    return lengths
+
+
+def _in_file(path: Path) -> tuple[int, ...]:
+    """Read one length a line, after at most one heading. Raises InputError."""
+    rows = [line.strip() for line in read_packed(path, "lengths").splitlines() if line.strip()]
+    for place, row in enumerate(rows):
+        if not row.isdecimal() and place:
+            raise InputError("lengths", row[:40], f"is no number of tokens, in line {place + 1} of {path}")
+    known = tuple(int(row) for row in rows if row.isdecimal() and len(row) <= 9)
+    if not known or not all(1 <= length <= _LONGEST for length in known) or len(known) > _MOST:
+        reason = f"must list 1 to {_MOST:,} lengths of 1 to {_LONGEST:,} tokens, one a line"
+        raise InputError("lengths", str(path), reason)
+    return known

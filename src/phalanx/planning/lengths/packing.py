@@ -1,0 +1,47 @@
+"""From documents to sequences, and from sequences to the micro-batches of ranks.
+
+Packing is first-fit over documents in random order: each goes into the first sequence that has room, as Megatron-Bridge
+packs a data set before a training (first_fit_shuffle).
+
+Dealing by cost: sequences sorted by cost go to the ranks in groups, one to each, the costliest of a group to the rank
+with the least so far. Micro-batches that meet then cost alike, and so do ranks.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from phalanx.planning.lengths.distribution import Ints
+
+Floats = npt.NDArray[np.float64]
+
+
+def first_fit(lengths: Ints, slot: int) -> Ints:
+    """Return the sequence that each document is packed into, (documents,). Lengths are at most `slot`."""
+    free = np.full(len(lengths) + 1, slot, dtype=np.int64)
+    place = np.empty(len(lengths), dtype=np.int64)
+    first, least, used = 0, int(lengths.min()), 1  # sequences before `first` have no room for any
+    for i, length in enumerate(lengths.tolist()):
+        at = first + int(np.argmax(free[first : used + 1] >= length))
+        place[i] = at
+        free[at] -= length
+        used = max(used, at + 1)
+        while free[first] < least:
+            first += 1
+    return place
+
+
+def deal(costs: Floats, ranks: int, by_cost: bool) -> Ints:
+    """Return which micro-batch each rank computes when, (draws, rounds, ranks), of costs (draws, micro-batches)."""
+    draws, count = costs.shape
+    if not by_cost:
+        return np.broadcast_to(np.arange(count).reshape(-1, ranks), (draws, count // ranks, ranks))
+    groups = np.argsort(-costs, axis=1, kind="stable").reshape(draws, -1, ranks)
+    out = np.empty_like(groups)
+    load, rows = np.zeros((draws, ranks)), np.arange(draws)[:, None]
+    for turn in range(groups.shape[1]):
+        order = np.argsort(load, axis=1, kind="stable")  # the least loaded rank first
+        out[rows, turn, order] = groups[:, turn]
+        load[rows, order] += costs[rows, groups[:, turn]]
+    return out

@@ -1,0 +1,210 @@
+"""What a step takes whose sequences are unequal: attention grows with the square of a document, ranks wait for those
+that got the long ones.
+
+A micro-batch takes, in each chunk, the sum over its documents of tokens x seconds a token at that length, which the
+stack's formulas give for documents of one length (option `document`). Ranks meet as where some are slow
+(planning/stragglers.py): after every micro-batch where parameters or experts are shared, else once a step. Pipelines
+run their schedule with each micro-batch's own seconds; of many micro-batches the first are run, and the rest is as
+uneven as they are. With equal documents a step is the predicted one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from phalanx.cost.ledger.pipeline_formulas import rounds
+from phalanx.cost.ledger.policy import sharding as stack_sharding
+from phalanx.planning.lengths.distribution import Ints, Lengths, Way
+from phalanx.planning.lengths.packing import Floats, deal, first_fit
+from phalanx.planning.search.column_pricing import Pricing
+from phalanx.planning.search.refine import chunk_costs, refined
+from phalanx.planning.search.strategy_columns import of
+from phalanx.planning.stragglers import lockstep
+from phalanx.schedule.pipeline.schedules import SCHEDULES
+from phalanx.spec.errors import InputError
+from phalanx.spec.strategy.spec import Strategy
+
+_DRAWS = 16
+_POINTS = 15
+"""Lengths of documents that are priced; between them seconds are interpolated."""
+_POOL_TOKENS, _POOL = 50_000_000, 200_000
+_RUN = 48
+"""Micro-batches of a pipeline that are run."""
+
+
+@dataclass(frozen=True)
+class UnevenStep:
+    """A step with sequences of unequal lengths: means over drawn steps."""
+
+    way: str
+    """How documents become sequences, and whether they are dealt by cost."""
+    step_s: float
+    step_low_s: float
+    """A tenth of the drawn steps is below."""
+    step_high_s: float
+    even_s: float
+    """The step if every micro-batch were the mean one."""
+    waiting_share: float
+    """Of the step: for ranks and micro-batches with more work than the mean."""
+    tokens: float
+    """Trained a step, without padding."""
+    padding_share: float
+    """Of the tokens that are computed."""
+    documents: float
+    """A step."""
+    tokens_per_s: float
+    attention_ratio: float
+    """Keys and queries of the rank with the most, over the mean rank's: what grows with the square."""
+
+
+class UnevenSteps:
+    """A strategy under a distribution of lengths. Raises InputError where it cannot be priced."""
+
+    def __init__(self, pricing: Pricing, s: Strategy, lengths: Lengths, seed: int = 0) -> None:
+        seq = pricing.job.seq
+        if lengths.slot is not None and lengths.slot != seq:
+            raise InputError("lengths", lengths.line, f"packs into other sequences than {seq:,} tokens", f"--seq {lengths.slot}")
+        self.pricing, self.strategy, self.lengths, self.seq = pricing, s, lengths, seq
+        self.random = np.random.default_rng(seed)
+        drawn = lengths.draw(self.random, _POOL)
+        mean = float(np.minimum(drawn, seq).mean())
+        count = int(min(_POOL, max(_POOL_TOKENS / mean, 4 * pricing.job.global_batch, 1000)))
+        self.raw = drawn[:count]
+        self.pool: Ints = np.minimum(self.raw, seq)
+        self.grid = np.unique(np.rint(np.geomspace(min(16, seq), seq, _POINTS))).astype(np.int64)
+        self.micro_batches = s.accumulation(pricing.job)
+        reach = int(max((self.pool.astype(float) ** 2).sum() / self.pool.sum(), 1))
+        ((self.priced, run),) = refined(self._at(reach if lengths.way == "packed" else 0), [s])
+        self.beside_s = self.priced.seconds - run.makespan
+        self.seconds = np.stack([self._of_micro_batch(int(g), run.blocks) for g in self.grid], axis=-1)
+        at = lockstep(s, stack_sharding(pricing.layout(of([s])), pricing.profile.policy))
+        self.pipeline = at.pipeline[np.unique(at.replica, return_index=True)[1]]
+
+    @property
+    def cut_share(self) -> float:
+        """Share of the documents' tokens beyond a sequence, which are not trained."""
+        stated = self.lengths.known or self.lengths.mean
+        return 1 - float(self.pool.sum() / self.raw.sum()) if stated else 0.0
+
+    def _at(self, document: int) -> Pricing:
+        return replace(self.pricing, extra=replace(self.pricing.extra, document=document))
+
+    def _of_micro_batch(self, document: int, blocks: tuple[int, ...]) -> Floats:
+        """Seconds of a full micro-batch of documents of one length, by kind of pass and chunk: (kinds x chunks,)."""
+        p, s = self._at(document if document < self.seq else 0), self.strategy
+        if s.pp == 1:
+            return np.array([refined(p, [s])[0][1].makespan / self.micro_batches])
+        c = chunk_costs(p, s, blocks)
+        both = [i + w for i, w in zip(c.input_grad, c.weight_grad, strict=True)]
+        return np.concatenate([c.forward, c.input_grad, c.weight_grad, both])
+
+    def _weights(self, lengths: Ints) -> Floats:
+        """Tokens of documents as shares of a micro-batch, by the priced lengths that they lie between,
+        (documents, points)."""
+        right = np.clip(np.searchsorted(self.grid, lengths), 1, len(self.grid) - 1)
+        low, high = self.grid[right - 1], self.grid[right]
+        part = np.clip((lengths - low) / (high - low), 0.0, 1.0)
+        share = lengths / (self.strategy.micro_batch * self.seq)
+        out = np.zeros((len(lengths), len(self.grid)))
+        rows = np.arange(len(lengths))
+        out[rows, right] = part * share
+        out[rows, right - 1] += (1 - part) * share
+        return out
+
+    def _sequences(self, way: Way) -> tuple[Floats, Floats, Floats, Floats]:
+        """Sequences of the pool: weights (sequences, points), tokens, documents, squares, each (sequences,)."""
+        lengths = self.pool.astype(float)
+        if way != "packed":
+            full = np.full_like(self.pool, self.seq) if way == "padded" else self.pool
+            return self._weights(full), lengths, np.ones(len(lengths)), full.astype(float) ** 2
+        place = first_fit(self.pool, self.seq)
+        count = int(place.max()) + 1
+        weights = np.zeros((count, len(self.grid)))
+        np.add.at(weights, place, self._weights(self.pool))
+        tokens = np.bincount(place, lengths, count)
+        weights[:, 0] += (self.seq - tokens) / (self.strategy.micro_batch * self.seq)  # padding attends to nothing
+        return weights, tokens, np.bincount(place, minlength=count).astype(float), np.bincount(place, lengths**2, count)
+
+    def step(self, way: Way, balanced: bool) -> UnevenStep:
+        """Draw steps. `balanced`: sequences are dealt by cost."""
+        s, batch, size = self.strategy, self.pricing.job.global_batch, self.strategy.micro_batch
+        weights, tokens, documents, squares = self._sequences(way)
+        chosen = self.random.integers(len(tokens), size=(_DRAWS, batch))
+        if balanced and size > 1:  # sequences of like cost share a micro-batch
+            chosen = np.take_along_axis(chosen, np.argsort(-(weights @ self._whole)[chosen], axis=1), axis=1)
+        chosen = chosen.reshape(_DRAWS, -1, size)
+        if way == "longest":  # the weights of the longest, for all sequences of its micro-batch
+            longest = np.take_along_axis(chosen, np.argmax(tokens[chosen], axis=2)[..., None], axis=2)
+            of_each, work = size * weights[longest[..., 0]], size * squares[longest[..., 0]]
+        else:
+            of_each, work = weights[chosen].sum(axis=2), squares[chosen].sum(axis=2)
+        turns = deal(of_each @ self._whole, s.dp, balanced)
+        rows = np.arange(_DRAWS)[:, None, None]
+        steps = np.array([self._makespan(of_each[draw][turn]) for draw, turn in enumerate(turns)]) + self.beside_s
+        even = float(self._pipelines(np.broadcast_to(of_each.mean(axis=(0, 1)), (1, self.micro_batches, len(self.grid))))[0])
+        even += self.beside_s
+        of_rank = work[rows, turns].sum(axis=1)
+        step, trained = float(steps.mean()), float(tokens[chosen].sum() / _DRAWS)
+        low, high = (float(np.percentile(steps, q)) for q in (10, 90))
+        return UnevenStep(
+            way=f"{way}, balanced" if balanced else way,
+            step_s=step,
+            step_low_s=low,
+            step_high_s=high,
+            even_s=even,
+            waiting_share=1 - even / step,
+            tokens=trained,
+            padding_share=1 - trained / (float(of_each.sum() / _DRAWS) * size * self.seq),
+            documents=float(documents[chosen].sum() / _DRAWS),
+            tokens_per_s=trained / step,
+            attention_ratio=float((of_rank.max(axis=1) / of_rank.mean(axis=1)).mean()),
+        )
+
+    @property
+    def _whole(self) -> Floats:
+        """Seconds of a micro-batch over all chunks, by the length of its documents, (points,)."""
+        if self.strategy.pp == 1:
+            return np.asarray(self.seconds[0])
+        kinds = self.seconds.reshape(4, -1, len(self.grid))
+        return np.asarray((kinds[0] + kinds[3]).sum(axis=0))
+
+    def _makespan(self, weights: Floats) -> float:
+        """Seconds from the first to the last pass of a step, of weights (turns, replicas, points)."""
+        turns, _, points = weights.shape
+        cost = weights @ self._whole
+        slowest = np.empty((self.pipeline.max() + 1, turns, points))
+        for number in range(len(slowest)):  # replicas of a pipeline meet in every micro-batch
+            own = np.flatnonzero(self.pipeline == number)
+            most = own[np.argmax(cost[:, own], axis=1)]
+            slowest[number] = weights[np.arange(turns), most]
+        return float(self._pipelines(slowest).max())
+
+    def _pipelines(self, weights: Floats) -> Floats:
+        """Seconds of pipelines, of weights (pipelines, turns, points) -> (pipelines,)."""
+        if self.strategy.pp == 1:
+            return np.asarray((weights @ self.seconds[0]).sum(axis=1))
+        s = self.strategy
+        few = min(self.micro_batches, max(_RUN, 3 * s.pp))
+        chunks = s.virtual if SCHEDULES[s.schedule].takes_virtual and s.virtual > 1 else None
+        actions = rounds(s.schedule, s.pp, few, chunks)
+        mean = weights.mean(axis=1, keepdims=True)
+        uneven = actions.uneven_makespans(self.seconds, weights[:, :few])
+        few_mean = weights[:, :few].mean(axis=1, keepdims=True)
+        even = actions.uneven_makespans(self.seconds, np.broadcast_to(few_mean, weights[:, :few].shape))
+        # The step of equal micro-batches as everywhere, times how much longer unequal ones take.
+        return uneven / even * self._equal(mean[:, 0])
+
+    def _equal(self, weights: Floats) -> Floats:
+        """Seconds of pipelines whose micro-batches are equal, of weights (pipelines, points) -> (pipelines,)."""
+        from phalanx.cost.ledger.pipeline_formulas import makespans
+        from phalanx.cost.pipeline_time import Costs
+        from phalanx.schedule.pipeline.stages import rank_of
+
+        s = self.strategy
+        of_chunk = np.einsum("cg,ng->nc", self.seconds, weights).reshape(len(weights), 4, -1)
+        ranks = np.array(rank_of(s))
+        slowest = [float(np.bincount(ranks, row[0] + row[3]).max()) for row in of_chunk]
+        costs = [Costs(*row[:3].tolist()) for row in of_chunk]
+        return np.array(makespans(s.schedule, s.pp, s.virtual, [self.micro_batches] * len(costs), costs, slowest))
