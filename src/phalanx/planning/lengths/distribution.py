@@ -1,11 +1,11 @@
 """How long the documents of a training are, and how they become sequences.
 
-    lognormal:1200,1.1               documents of 1,200 tokens in the mean, sigma of their logarithm 1.1
-    lengths.txt                      one length a line
-    +padded                          a document a sequence, padded to the full length (what nothing else says)
-    +longest                         padded to the longest of its micro-batch
-    +packed, +packed:32k             several documents a sequence, attention inside each
-    +balanced                        sequences dealt to ranks and micro-batches by what they cost
+lognormal:1200,1.1               documents of 1,200 tokens in the mean, sigma of their logarithm 1.1
+lengths.txt                      one length a line
++padded                          a document a sequence, padded to the full length (what nothing else says)
++longest                         padded to the longest of its micro-batch
++packed, +packed:32k             several documents a sequence, attention inside each
++balanced                        sequences dealt to ranks and micro-batches by what they cost
 """
 
 from __future__ import annotations
@@ -67,7 +67,9 @@ def parse_lengths(line: str) -> Lengths:
     elif match := _LOGNORMAL.fullmatch(first):
         lengths = Lengths(line, float(match[1]), float(match[2]))
         if not 1 <= lengths.mean <= _LONGEST or lengths.sigma > 5:
-            raise InputError("lengths", first, "has a mean below 1 token or beyond 10^8, or a sigma beyond 5", _EXAMPLE)
+            raise InputError(
+                "lengths", first, "has a mean below 1 token or beyond 10^8, or a sigma beyond 5", _EXAMPLE
+            )
     elif first.startswith("lognormal"):
         raise InputError("lengths", first, "is no mean and sigma", _EXAMPLE)
     else:

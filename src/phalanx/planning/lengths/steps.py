@@ -14,8 +14,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from phalanx.cost.ledger.pipeline_formulas import rounds
+from phalanx.cost.ledger.pipeline_formulas import makespans, rounds
 from phalanx.cost.ledger.policy import sharding as stack_sharding
+from phalanx.cost.pipeline_time import Costs
 from phalanx.planning.lengths.distribution import Ints, Lengths, Way
 from phalanx.planning.lengths.packing import Floats, deal, first_fit
 from phalanx.planning.search.column_pricing import Pricing
@@ -23,13 +24,14 @@ from phalanx.planning.search.refine import chunk_costs, refined
 from phalanx.planning.search.strategy_columns import of
 from phalanx.planning.stragglers import lockstep
 from phalanx.schedule.pipeline.schedules import SCHEDULES
+from phalanx.schedule.pipeline.stages import rank_of
 from phalanx.spec.errors import InputError
 from phalanx.spec.strategy.spec import Strategy
 
 _DRAWS = 16
 _POINTS = 15
 """Lengths of documents that are priced; between them seconds are interpolated."""
-_POOL_TOKENS, _POOL = 50_000_000, 200_000
+_POOL_TOKENS, _POOL = 20_000_000, 100_000
 _RUN = 48
 """Micro-batches of a pipeline that are run."""
 
@@ -78,7 +80,7 @@ class UnevenSteps:
         reach = int(max((self.pool.astype(float) ** 2).sum() / self.pool.sum(), 1))
         ((self.priced, run),) = refined(self._at(reach if lengths.way == "packed" else 0), [s])
         self.beside_s = self.priced.seconds - run.makespan
-        self.seconds = np.stack([self._of_micro_batch(int(g), run.blocks) for g in self.grid], axis=-1)
+        self.blocks = run.blocks
         at = lockstep(s, stack_sharding(pricing.layout(of([s])), pricing.profile.policy))
         self.pipeline = at.pipeline[np.unique(at.replica, return_index=True)[1]]
 
@@ -91,61 +93,70 @@ class UnevenSteps:
     def _at(self, document: int) -> Pricing:
         return replace(self.pricing, extra=replace(self.pricing.extra, document=document))
 
-    def _of_micro_batch(self, document: int, blocks: tuple[int, ...]) -> Floats:
-        """Seconds of a full micro-batch of documents of one length, by kind of pass and chunk: (kinds x chunks,)."""
-        p, s = self._at(document if document < self.seq else 0), self.strategy
+    def _of_micro_batch(self, p: Pricing, blocks: tuple[int, ...]) -> Floats:
+        """Seconds of a micro-batch of sequences of one length, by kind of pass and chunk: (kinds x chunks,)."""
+        s = self.strategy
         if s.pp == 1:
             return np.array([refined(p, [s])[0][1].makespan / self.micro_batches])
         c = chunk_costs(p, s, blocks)
         both = [i + w for i, w in zip(c.input_grad, c.weight_grad, strict=True)]
         return np.concatenate([c.forward, c.input_grad, c.weight_grad, both])
 
-    def _weights(self, lengths: Ints) -> Floats:
-        """Tokens of documents as shares of a micro-batch, by the priced lengths that they lie between,
-        (documents, points)."""
+    def _table(self, way: Way, blocks: tuple[int, ...]) -> Floats:
+        """Seconds of a micro-batch of each priced length, (kinds x chunks, points): full, of documents of that length
+        (packed), or of sequences of that length."""
+        if way == "longest":
+            by_length = [replace(self.pricing, job=replace(self.pricing.job, seq=int(g))) for g in self.grid]
+        else:
+            by_length = [self._at(int(g) if g < self.seq else 0) for g in self.grid]
+        return np.stack([self._of_micro_batch(p, blocks) for p in by_length], axis=-1)
+
+    def _between(self, lengths: Ints) -> Floats:
+        """The priced lengths that each length lies between, as weights that sum to 1, (lengths, points)."""
         right = np.clip(np.searchsorted(self.grid, lengths), 1, len(self.grid) - 1)
         low, high = self.grid[right - 1], self.grid[right]
         part = np.clip((lengths - low) / (high - low), 0.0, 1.0)
-        share = lengths / (self.strategy.micro_batch * self.seq)
         out = np.zeros((len(lengths), len(self.grid)))
         rows = np.arange(len(lengths))
-        out[rows, right] = part * share
-        out[rows, right - 1] += (1 - part) * share
+        out[rows, right] = part
+        out[rows, right - 1] += 1 - part
         return out
 
-    def _sequences(self, way: Way) -> tuple[Floats, Floats, Floats, Floats]:
-        """Sequences of the pool: weights (sequences, points), tokens, documents, squares, each (sequences,)."""
-        lengths = self.pool.astype(float)
+    def _sequences(self, way: Way) -> tuple[Floats, Floats, Ints]:
+        """Sequences of the pool: their parts of a micro-batch's weights (sequences, points), their tokens, and the
+        sequence of each document."""
+        size, whole = self.strategy.micro_batch, np.full_like(self.pool, self.seq)
         if way != "packed":
-            full = np.full_like(self.pool, self.seq) if way == "padded" else self.pool
-            return self._weights(full), lengths, np.ones(len(lengths)), full.astype(float) ** 2
+            weights = self._between(whole if way == "padded" else self.pool) / size
+            return weights, self.pool.astype(float), np.arange(len(self.pool))
         place = first_fit(self.pool, self.seq)
-        count = int(place.max()) + 1
-        weights = np.zeros((count, len(self.grid)))
-        np.add.at(weights, place, self._weights(self.pool))
-        tokens = np.bincount(place, lengths, count)
-        weights[:, 0] += (self.seq - tokens) / (self.strategy.micro_batch * self.seq)  # padding attends to nothing
-        return weights, tokens, np.bincount(place, minlength=count).astype(float), np.bincount(place, lengths**2, count)
+        weights = np.zeros((int(place.max()) + 1, len(self.grid)))
+        np.add.at(weights, place, self._between(self.pool) * self.pool[:, None] / (size * self.seq))
+        tokens = np.bincount(place, self.pool)
+        weights[:, 0] += (self.seq - tokens) / (size * self.seq)  # padding attends to nothing
+        return weights, tokens, place
 
     def step(self, way: Way, balanced: bool) -> UnevenStep:
         """Draw steps. `balanced`: sequences are dealt by cost."""
         s, batch, size = self.strategy, self.pricing.job.global_batch, self.strategy.micro_batch
-        weights, tokens, documents, squares = self._sequences(way)
+        self.seconds = self._table(way, self.blocks)
+        weights, tokens, place = self._sequences(way)
         chosen = self.random.integers(len(tokens), size=(_DRAWS, batch))
         if balanced and size > 1:  # sequences of like cost share a micro-batch
             chosen = np.take_along_axis(chosen, np.argsort(-(weights @ self._whole)[chosen], axis=1), axis=1)
         chosen = chosen.reshape(_DRAWS, -1, size)
-        if way == "longest":  # the weights of the longest, for all sequences of its micro-batch
-            longest = np.take_along_axis(chosen, np.argmax(tokens[chosen], axis=2)[..., None], axis=2)
-            of_each, work = size * weights[longest[..., 0]], size * squares[longest[..., 0]]
-        else:
-            of_each, work = weights[chosen].sum(axis=2), squares[chosen].sum(axis=2)
+        computed = np.full(chosen.shape[:2], float(size * self.seq))
+        of_each = weights[chosen].sum(axis=2)
+        if way == "longest":
+            at = np.argmax(tokens[chosen], axis=2)[..., None]
+            longest = np.take_along_axis(chosen, at, axis=2)[..., 0]
+            of_each, computed = size * weights[longest], size * tokens[longest]
         turns = deal(of_each @ self._whole, s.dp, balanced)
-        rows = np.arange(_DRAWS)[:, None, None]
         steps = np.array([self._makespan(of_each[draw][turn]) for draw, turn in enumerate(turns)]) + self.beside_s
-        even = float(self._pipelines(np.broadcast_to(of_each.mean(axis=(0, 1)), (1, self.micro_batches, len(self.grid))))[0])
-        even += self.beside_s
-        of_rank = work[rows, turns].sum(axis=1)
+        mean = np.broadcast_to(of_each.mean(axis=(0, 1)), (1, self.micro_batches, len(self.grid)))
+        even = float(self._pipelines(mean)[0]) + self.beside_s
+        work = np.bincount(place, self.pool.astype(float) ** 2)[chosen].sum(axis=2)
+        of_rank = work[np.arange(_DRAWS)[:, None, None], turns].sum(axis=1)
         step, trained = float(steps.mean()), float(tokens[chosen].sum() / _DRAWS)
         low, high = (float(np.percentile(steps, q)) for q in (10, 90))
         return UnevenStep(
@@ -156,8 +167,8 @@ class UnevenSteps:
             even_s=even,
             waiting_share=1 - even / step,
             tokens=trained,
-            padding_share=1 - trained / (float(of_each.sum() / _DRAWS) * size * self.seq),
-            documents=float(documents[chosen].sum() / _DRAWS),
+            padding_share=1 - trained / float(computed.sum() / _DRAWS),
+            documents=float(np.bincount(place)[chosen].sum() / _DRAWS),
             tokens_per_s=trained / step,
             attention_ratio=float((of_rank.max(axis=1) / of_rank.mean(axis=1)).mean()),
         )
@@ -198,8 +209,7 @@ class UnevenSteps:
 
     def _equal(self, weights: Floats) -> Floats:
         """Seconds of pipelines whose micro-batches are equal, of weights (pipelines, points) -> (pipelines,)."""
-        from phalanx.cost.ledger.pipeline_formulas import makespans
-        from phalanx.cost.pipeline_time import Costs
+            from phalanx.cost.pipeline_time import Costs
         from phalanx.schedule.pipeline.stages import rank_of
 
         s = self.strategy
