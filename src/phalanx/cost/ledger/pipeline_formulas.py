@@ -39,8 +39,8 @@ _ROOM = 2_000_000
 @dataclass(frozen=True)
 class ActionRound:
     """Independent actions of different ranks. Each action's `rank`; its `cost`, the place of its seconds; its
-    `micro_batch`; and the outputs of chunks that it `needs` and `gives`: the last but one is available from the start, the last is never
-    read."""
+    `micro_batch`; and the outputs of chunks that it `needs` and `gives`: the last but one is available from the
+    start, the last is never read."""
 
     rank: Ints
     cost: Ints

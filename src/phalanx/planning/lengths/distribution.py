@@ -67,9 +67,7 @@ def parse_lengths(line: str) -> Lengths:
     elif match := _LOGNORMAL.fullmatch(first):
         lengths = Lengths(line, float(match[1]), float(match[2]))
         if not 1 <= lengths.mean <= _LONGEST or lengths.sigma > 5:
-            raise InputError(
-                "lengths", first, "has a mean below 1 token or beyond 10^8, or a sigma beyond 5", _EXAMPLE
-            )
+            raise InputError("lengths", first, "is no mean from 1 to 10^8 and sigma up to 5", _EXAMPLE)
     elif first.startswith("lognormal"):
         raise InputError("lengths", first, "is no mean and sigma", _EXAMPLE)
     else:

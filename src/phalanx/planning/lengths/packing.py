@@ -1,7 +1,7 @@
 """From documents to sequences, and from sequences to the micro-batches of ranks.
 
-Packing is first-fit over documents in random order: each goes into the first sequence that has room, as Megatron-Bridge
-packs a data set before a training (first_fit_shuffle).
+Packing is first-fit over documents in random order: each goes into the first sequence that has room, as
+Megatron-Bridge packs a data set before a training (first_fit_shuffle).
 
 Dealing by cost: sequences sorted by cost go to the ranks in groups, one to each, the costliest of a group to the rank
 with the least so far. Micro-batches that meet then cost alike, and so do ranks.

@@ -67,7 +67,8 @@ class UnevenSteps:
     def __init__(self, pricing: Pricing, s: Strategy, lengths: Lengths, seed: int = 0) -> None:
         seq = pricing.job.seq
         if lengths.slot is not None and lengths.slot != seq:
-            raise InputError("lengths", lengths.line, f"packs into other sequences than {seq:,} tokens", f"--seq {lengths.slot}")
+            reason = f"packs into other sequences than {seq:,} tokens"
+            raise InputError("lengths", lengths.line, reason, f"ask for seq {lengths.slot}")
         self.pricing, self.strategy, self.lengths, self.seq = pricing, s, lengths, seq
         self.random = np.random.default_rng(seed)
         drawn = lengths.draw(self.random, _POOL)
@@ -209,9 +210,6 @@ class UnevenSteps:
 
     def _equal(self, weights: Floats) -> Floats:
         """Seconds of pipelines whose micro-batches are equal, of weights (pipelines, points) -> (pipelines,)."""
-            from phalanx.cost.pipeline_time import Costs
-        from phalanx.schedule.pipeline.stages import rank_of
-
         s = self.strategy
         of_chunk = np.einsum("cg,ng->nc", self.seconds, weights).reshape(len(weights), 4, -1)
         ranks = np.array(rank_of(s))
