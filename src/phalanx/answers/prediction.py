@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal, Unpack
 
 from phalanx.answers.answer import DRAWN, Answer
@@ -12,12 +12,28 @@ from phalanx.answers.question.question import Premises, Question, read
 from phalanx.cost.analytic.compression import Payment
 from phalanx.cost.analytic.estimate import Estimate, compression_payment
 from phalanx.planning.explain.exact import ExactExplanation
+from phalanx.planning.lengths.distribution import WAYS, parse_lengths
+from phalanx.planning.lengths.steps import UnevenStep, UnevenSteps
 from phalanx.planning.search.column_pricing import Pricing
+from phalanx.planning.search.refine import PIPELINED
+from phalanx.spec.errors import InputError
 from phalanx.spec.strategy.spec import Strategy
 from phalanx.validate.intervals import Interval, interval_of
 
 ESTIMATED = "estimated: formulas with constants fitted on published runs"
 EXACT = "exact: our own runtime's step, priced on the cluster's measured or published rates"
+
+
+@dataclass(frozen=True)
+class UnevenLengths:
+    """A step whose documents have unequal lengths."""
+
+    line: str
+    asked: UnevenStep
+    ways: tuple[UnevenStep, ...]
+    """What the same documents would take in other ways."""
+    cut_share: float
+    """Of their tokens, beyond the length of a sequence: not trained."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,6 +83,8 @@ class Prediction(Answer):
     """What compressed gradients cost and save."""
     bytes_per_axis: Mapping[str, int] = field(default_factory=dict)
     """Bytes that a rank of our own runtime hands to the transport, by mesh axis; {} where formulas price it."""
+    lengths: UnevenLengths | None = None
+    """What sequences of unequal lengths make of the step; `step_time_s` and tokens are theirs."""
     origin: str
     estimate: Estimate | None = field(default=None, repr=False, compare=False, metadata=DRAWN)
 
@@ -76,19 +94,58 @@ class Prediction(Answer):
         return self.question.engine
 
 
-def predict(source: Source = None, **fields: Unpack[QueryFields]) -> Prediction:
+def predict(source: Source = None, *, lengths: str | None = None, **fields: Unpack[QueryFields]) -> Prediction:
     """Predict a strategy's step time and memory, without running anything.
 
         phalanx.predict(model="llama3-8b", cluster="dgx-h100", gpus=16, batch=64, seq=8192, strategy="tp=8,zero=1")
         phalanx.predict("plan.json")
 
-    `source`: a plan.json, a run's folder, another framework's configuration, or a Query. Raises InputError."""
-    return prediction_of(read(query_of(source, fields)))
+    `source`: a plan.json, a run's folder, another framework's configuration, or a Query; `lengths`: a distribution of
+    documents' lengths, such as lognormal:1200,1.1+packed (planning/lengths). Raises InputError."""
+    return prediction_of(read(query_of(source, fields)), lengths)
 
 
-def prediction_of(question: Question) -> Prediction:
+def prediction_of(question: Question, lengths: str | None = None) -> Prediction:
     """Price the strategy of a question. Raises InputError for what the stack's formulas do not model."""
+    if lengths is not None:
+        return _uneven(question, uneven_steps(question, lengths))
     return _exact(question) if question.exact is not None else _estimated(question)
+
+
+def uneven_steps(q: Question, line: str, seed: int = 0) -> UnevenSteps:
+    """Price a question's strategy under a distribution of lengths. Raises InputError."""
+    lengths = parse_lengths(line)
+    if q.exact is not None:
+        reason = "is about a stack's formulas, and this price is exact"
+        raise InputError("lengths", line, reason, "name --model, --cluster, --gpus, --batch, --seq and --strategy")
+    if q.pricing.extra.document:
+        raise InputError("options.document", q.pricing.extra.document, "is what lengths say", "leave one of them out")
+    return UnevenSteps(q.pricing, q.subject.strategy, lengths, seed)
+
+
+def _uneven(q: Question, steps: UnevenSteps) -> Prediction:
+    """Predict with unequal lengths: the terms of the even step, and what is waited beyond it."""
+    lengths, full = steps.lengths, _estimated(q)
+    ways = {(way, by_cost): steps.step(way, by_cost) for way in WAYS for by_cost in (False, True)}
+    asked = ways[lengths.way, lengths.balanced]
+    scale = (asked.even_s - steps.beside_s) / (steps.priced.seconds - steps.beside_s)
+    terms = {name: value * (scale if name in PIPELINED else 1.0) for name, value in steps.priced.terms.items()}
+    times = asked.step_s / full.step_time_s
+    return replace(
+        full,
+        step_time_s=asked.step_s,
+        step_time_low_s=full.step_time_low_s and full.step_time_low_s * times,
+        step_time_high_s=full.step_time_high_s and full.step_time_high_s * times,
+        tokens_per_s=asked.tokens_per_s,
+        tokens_per_s_per_gpu=asked.tokens_per_s / steps.strategy.world,
+        terms_s={**terms, "lengths": asked.step_s - sum(terms.values())},
+        mfu=None,
+        hfu=None,
+        model_flops=None,
+        six_n_flops=None,
+        factors={},
+        lengths=UnevenLengths(lengths.line, asked, tuple(ways.values()), steps.cut_share),
+    )
 
 
 def _estimated(q: Question) -> Prediction:

@@ -11,13 +11,22 @@ from phalanx.cli.command import command
 from phalanx.cli.options import StepQuery
 from phalanx.cli.output import Display, Saved, show_notes
 
+OPTIONS = """
+--lengths SOURCE+WAY: Lengths of documents: lognormal:1200,1.1 (mean, sigma) or a FILE with one a line; +padded, +longest
+    (of the micro-batch) or +packed says how they become sequences, +balanced that these are dealt by cost.
+"""
+
 if TYPE_CHECKING:
     from phalanx.answers.answer import Answer
     from phalanx.answers.question.question import Question
 
 
 @command
-def predict(query: StepQuery, output: Annotated[Display, "json", "save", "strict", "assertions"]) -> None:
+def predict(
+    query: StepQuery,
+    output: Annotated[Display, "json", "save", "strict", "assertions"],
+    lengths: str | None = None,
+) -> None:
     """Predict how long a step takes, how much memory it needs and where the time goes, without running anything.
 
     Name a plan, a run's folder, another framework's configuration with --cluster (`phalanx read`), what `phalanx
@@ -25,7 +34,14 @@ def predict(query: StepQuery, output: Annotated[Display, "json", "save", "strict
     """
     from phalanx.answers.prediction import prediction_of
 
-    _show(query, output, prediction_of)
+    if lengths is None:
+        _show(query, output, prediction_of)
+        return
+    from phalanx.answers.question.question import read
+
+    question = read(query)
+    show_notes(question.notes)
+    output.show(prediction_of(question, lengths))
 
 
 @command

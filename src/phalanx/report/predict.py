@@ -23,7 +23,27 @@ _SMALL = 0.001
 
 def view(p: Prediction) -> View:
     """Show a prediction."""
-    return View([heading(p.question), figures(p), time(p), memory(p)], html=lambda: _page(p))
+    return View([heading(p.question), figures(p), *_lengths(p), time(p), memory(p)], html=lambda: _page(p))
+
+
+def _lengths(p: Prediction) -> Iterator[Sheet]:
+    """Yield what documents of unequal lengths make of the step, in each way."""
+    if p.lengths is None:
+        return
+    asked = p.lengths.asked
+    names = columns(
+        "way | step [s] | tokens/s [count] | documents a step [count] | padding [share] | waiting [share] | "
+        "most attention of a rank [number]"
+    )
+    rows = [
+        (x.way, x.step_s, x.tokens_per_s, x.documents, x.padding_share, x.waiting_share, x.attention_ratio)
+        for x in p.lengths.ways
+    ]
+    note = (
+        f"{p.lengths.cut_share:.1%} of the tokens are beyond a sequence and not trained; most attention: of the mean"
+    )
+    title = f"documents of {p.lengths.line}"
+    yield Sheet(title, names, rows, note, marked=p.lengths.ways.index(asked), charted=False)
 
 
 def heading(q: Premises) -> str:

@@ -85,9 +85,10 @@ class ActionRounds:
         micro-batches, weights)."""
         free = np.zeros((self.ranks, len(weights)))
         arrived = np.full((self.outputs, len(weights)), -np.inf)
-        costs = np.einsum("cw,nmw->cmn", seconds, weights)
+        pipelines, micro_batches, width = weights.shape
+        costs = (seconds @ weights.reshape(-1, width).T).reshape(-1, pipelines, micro_batches)
         for r in self.rounds:
-            end = np.maximum(free[r.rank], arrived[r.needs]) + costs[r.cost, r.micro_batch]
+            end = np.maximum(free[r.rank], arrived[r.needs]) + costs[r.cost, :, r.micro_batch]
             free[r.rank] = end
             arrived[r.gives] = end
         return np.asarray(free.max(axis=0))

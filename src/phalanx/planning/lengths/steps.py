@@ -28,10 +28,10 @@ from phalanx.schedule.pipeline.stages import rank_of
 from phalanx.spec.errors import InputError
 from phalanx.spec.strategy.spec import Strategy
 
-_DRAWS = 16
+_DRAWS = 8
 _POINTS = 15
 """Lengths of documents that are priced; between them seconds are interpolated."""
-_POOL_TOKENS, _POOL = 20_000_000, 100_000
+_POOL_TOKENS, _POOL = 10_000_000, 50_000
 _RUN = 48
 """Micro-batches of a pipeline that are run."""
 
@@ -48,8 +48,14 @@ class UnevenStep:
     step_high_s: float
     even_s: float
     """The step if every micro-batch were the mean one."""
+    meeting_s: float
+    """Of the step, beyond the even one: for the slowest of the replicas that meet in every micro-batch."""
+    turns_s: float
+    """For micro-batches of unequal cost in a pipeline."""
+    replicas_s: float
+    """For the last pipeline, before gradients are reduced."""
     waiting_share: float
-    """Of the step: for ranks and micro-batches with more work than the mean."""
+    """Of the step: these three."""
     tokens: float
     """Trained a step, without padding."""
     padding_share: float
@@ -133,7 +139,7 @@ class UnevenSteps:
         place = first_fit(self.pool, self.seq)
         weights = np.zeros((int(place.max()) + 1, len(self.grid)))
         np.add.at(weights, place, self._between(self.pool) * self.pool[:, None] / (size * self.seq))
-        tokens = np.bincount(place, self.pool)
+        tokens = np.bincount(place, self.pool).astype(float)
         weights[:, 0] += (self.seq - tokens) / (size * self.seq)  # padding attends to nothing
         return weights, tokens, place
 
@@ -153,9 +159,10 @@ class UnevenSteps:
             longest = np.take_along_axis(chosen, at, axis=2)[..., 0]
             of_each, computed = size * weights[longest], size * tokens[longest]
         turns = deal(of_each @ self._whole, s.dp, balanced)
-        steps = np.array([self._makespan(of_each[draw][turn]) for draw, turn in enumerate(turns)]) + self.beside_s
-        mean = np.broadcast_to(of_each.mean(axis=(0, 1)), (1, self.micro_batches, len(self.grid)))
-        even = float(self._pipelines(mean)[0]) + self.beside_s
+        even = float(self._equal(of_each.mean(axis=(0, 1))[None])[0]) + self.beside_s
+        ran = np.array([self._run(of_each[draw][turn]) for draw, turn in enumerate(turns)])  # (draws, 3)
+        steps = ran[:, 2] + self.beside_s
+        met, turned, last = ran.mean(axis=0)
         work = np.bincount(place, self.pool.astype(float) ** 2)[chosen].sum(axis=2)
         of_rank = work[np.arange(_DRAWS)[:, None, None], turns].sum(axis=1)
         step, trained = float(steps.mean()), float(tokens[chosen].sum() / _DRAWS)
@@ -166,6 +173,9 @@ class UnevenSteps:
             step_low_s=low,
             step_high_s=high,
             even_s=even,
+            meeting_s=met + self.beside_s - even,
+            turns_s=turned - met,
+            replicas_s=last - turned,
             waiting_share=1 - even / step,
             tokens=trained,
             padding_share=1 - trained / float(computed.sum() / _DRAWS),
@@ -182,8 +192,9 @@ class UnevenSteps:
         kinds = self.seconds.reshape(4, -1, len(self.grid))
         return np.asarray((kinds[0] + kinds[3]).sum(axis=0))
 
-    def _makespan(self, weights: Floats) -> float:
-        """Seconds from the first to the last pass of a step, of weights (turns, replicas, points)."""
+    def _run(self, weights: Floats) -> tuple[float, float, float]:
+        """Seconds from the first to the last pass of a step, of weights (turns, replicas, points): of the mean
+        pipeline if its micro-batches were equal, of the mean pipeline, and of the last."""
         turns, _, points = weights.shape
         cost = weights @ self._whole
         slowest = np.empty((self.pipeline.max() + 1, turns, points))
@@ -191,26 +202,26 @@ class UnevenSteps:
             own = np.flatnonzero(self.pipeline == number)
             most = own[np.argmax(cost[:, own], axis=1)]
             slowest[number] = weights[np.arange(turns), most]
-        return float(self._pipelines(slowest).max())
+        equal = self._equal(slowest.mean(axis=1))
+        ends = equal * self._unevenness(slowest)
+        return float(equal.mean()), float(ends.mean()), float(ends.max())
 
-    def _pipelines(self, weights: Floats) -> Floats:
-        """Seconds of pipelines, of weights (pipelines, turns, points) -> (pipelines,)."""
-        if self.strategy.pp == 1:
-            return np.asarray((weights @ self.seconds[0]).sum(axis=1))
+    def _unevenness(self, weights: Floats) -> Floats:
+        """How much longer pipelines take than with equal micro-batches, of weights (pipelines, turns, points)."""
         s = self.strategy
-        few = min(self.micro_batches, max(_RUN, 3 * s.pp))
+        if s.pp == 1:
+            return np.ones(len(weights))
+        first = weights[:, : max(_RUN, 3 * s.pp)]
         chunks = s.virtual if SCHEDULES[s.schedule].takes_virtual and s.virtual > 1 else None
-        actions = rounds(s.schedule, s.pp, few, chunks)
-        mean = weights.mean(axis=1, keepdims=True)
-        uneven = actions.uneven_makespans(self.seconds, weights[:, :few])
-        few_mean = weights[:, :few].mean(axis=1, keepdims=True)
-        even = actions.uneven_makespans(self.seconds, np.broadcast_to(few_mean, weights[:, :few].shape))
-        # The step of equal micro-batches as everywhere, times how much longer unequal ones take.
-        return uneven / even * self._equal(mean[:, 0])
+        actions = rounds(s.schedule, s.pp, first.shape[1], chunks)
+        mean = np.broadcast_to(first.mean(axis=1, keepdims=True), first.shape)
+        return actions.uneven_makespans(self.seconds, first) / actions.uneven_makespans(self.seconds, mean)
 
     def _equal(self, weights: Floats) -> Floats:
         """Seconds of pipelines whose micro-batches are equal, of weights (pipelines, points) -> (pipelines,)."""
         s = self.strategy
+        if s.pp == 1:
+            return np.asarray(self.micro_batches * (weights @ self.seconds[0]))
         of_chunk = np.einsum("cg,ng->nc", self.seconds, weights).reshape(len(weights), 4, -1)
         ranks = np.array(rank_of(s))
         slowest = [float(np.bincount(ranks, row[0] + row[3]).max()) for row in of_chunk]

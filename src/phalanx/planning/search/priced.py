@@ -135,6 +135,7 @@ TERM_NAMES = {
     "head": "waiting for the rank with the output head",
     "bubble": "the bubble",
     "optimizer": "the update",
+    "lengths": "waiting for longer sequences",
     "other": "the rest",
 }
 """Words for each term of a step in a sentence."""

@@ -36,7 +36,7 @@ from phalanx.schedule.pipeline.schedules import SCHEDULES
 from phalanx.schedule.pipeline.schedules import build as build_schedule
 from phalanx.spec.strategy.spec import Schedule, Strategy
 
-_PIPELINED = (
+PIPELINED = (
     "matmul",
     "attention",
     "recurrence",
@@ -58,7 +58,7 @@ _ROUNDING = 1e-9
 
 def beside_pipeline(terms: Mapping[str, float]) -> float:
     """Return the seconds of a step's terms that its pipeline's makespan does not contain."""
-    return sum(value for name, value in terms.items() if name not in _PIPELINED)
+    return sum(value for name, value in terms.items() if name not in PIPELINED)
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,7 @@ class PipelineRun:
         if self.mean is None:
             return dict(formula)
         block_terms = {
-            name: formula[name] for name in _PIPELINED if name in formula and name not in ("head", "bubble")
+            name: formula[name] for name in PIPELINED if name in formula and name not in ("head", "bubble")
         }
         share = self.mean / sum(block_terms.values())
         waits = {"head": self.makespan - self.bubble - self.mean, "bubble": self.bubble}
@@ -173,7 +173,7 @@ def _rows_of(step: Step, rows: list[int], count: int) -> Step:
     def both(passes: Passes) -> Passes:
         return Passes(taken(passes.forward), taken(passes.backward))
 
-    terms = {name: taken(step.terms[name]) for name in _PIPELINED if name in step.terms}
+    terms = {name: taken(step.terms[name]) for name in PIPELINED if name in step.terms}
     blocks = [(number, both(passes)) for number, passes in step.blocks]
     return Step(terms=terms, blocks=blocks, head=both(step.head))
 
@@ -186,7 +186,7 @@ def _least_makespans(pricing: Pricing, strategies: Sequence[Strategy], step: Ste
     each = [(np.asarray(count), passes.forward + passes.backward) for count, passes in step.blocks]
     mean = (sum(count * seconds for count, seconds in each) + step.head.forward + step.head.backward) / pp
     of_kind = [np.ceil(count / pp) * seconds for count, seconds in each]
-    work = sum(step.terms.get(name, 0.0) for name in _PIPELINED)
+    work = sum(step.terms.get(name, 0.0) for name in PIPELINED)
     least: Floats = np.where(pp > 1, m * np.maximum.reduce([mean, *of_kind]), work)
     return least
 
@@ -244,7 +244,7 @@ def _runs(
     """Time the pipelines of strategies whose steps are columns; equal ones share one run. `cuts`: the blocks of each
     chunk unless prescribed; without it, blocks are cut here."""
     count = len(strategies)
-    work = np.broadcast_to(sum(step.terms.get(name, 0.0) for name in _PIPELINED), count)
+    work = np.broadcast_to(sum(step.terms.get(name, 0.0) for name in PIPELINED), count)
     pipelines = {
         i: (chunks, strategies[i].accumulation(pricing.job))
         for i, chunks in _chunks(pricing, strategies, step, cuts).items()
