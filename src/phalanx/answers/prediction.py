@@ -126,7 +126,7 @@ def uneven_steps(q: Question, line: str, seed: int = 0) -> UnevenSteps:
 def _uneven(q: Question, steps: UnevenSteps) -> Prediction:
     """Predict with unequal lengths: the terms of the even step, and what is waited beyond it."""
     lengths, full = steps.lengths, _estimated(q)
-    ways = {(way, by_cost): steps.step(way, by_cost) for way in WAYS for by_cost in (False, True)}
+    ways = {(way, by_cost): steps.step(way, by_cost) for way in WAYS for by_cost in {False, way != "padded"}}
     asked = ways[lengths.way, lengths.balanced]
     scale = (asked.even_s - steps.beside_s) / (steps.priced.seconds - steps.beside_s)
     terms = {name: value * (scale if name in PIPELINED else 1.0) for name, value in steps.priced.terms.items()}

@@ -10,6 +10,7 @@ from typing import Unpack
 import numpy as np
 
 from phalanx.answers.answer import Answer
+from phalanx.answers.prediction import UnevenLengths, uneven_steps
 from phalanx.answers.question.query import QueryFields, Source, query_of
 from phalanx.answers.question.question import Premises, Question, read
 from phalanx.planning.stragglers import DelayedStep, Floats, PricedPipelines
@@ -67,18 +68,34 @@ class SimulatedStep(Answer):
     """Pipelines that wait for each other once a step only."""
     delayed_pipelines: int
     """Pipelines that end later than undisturbed."""
+    lengths: UnevenLengths | None = None
 
 
 def simulate(
-    source: Source = None, *, slow: str = "", jitter: str | float = 0.0, seed: int = 0, **fields: Unpack[QueryFields]
+    source: Source = None,
+    *,
+    slow: str = "",
+    jitter: str | float = 0.0,
+    seed: int = 0,
+    lengths: str | None = None,
+    **fields: Unpack[QueryFields],
 ) -> SimulatedStep:
     """Run a priced step with ranks that are slower. `slow`: `rank=37:1.3` takes 1.3 times as long, `node=4:1.1` is
-    all ranks of a node, several by commas; `jitter`: `2%` or 0.02 of each rank's time. Raises InputError."""
-    return simulation_of(read(query_of(source, fields)), slow, jitter, seed)
+    all ranks of a node, several by commas; `jitter`: `2%` or 0.02 of each rank's time; `lengths`: of documents, as in predict. Raises
+    InputError."""
+    return simulation_of(read(query_of(source, fields)), slow, jitter, seed, lengths)
 
 
-def simulation_of(question: Question, slow: str = "", jitter: str | float = 0.0, seed: int = 0) -> SimulatedStep:
-    """Run the step of a question's strategy with ranks that are slower. Raises InputError."""
+def simulation_of(
+    question: Question, slow: str = "", jitter: str | float = 0.0, seed: int = 0, lengths: str | None = None
+) -> SimulatedStep:
+    """Run the step of a question's strategy with ranks that are slower, or with unequal sequences. Raises
+    InputError."""
+    if lengths is not None:
+        if slow or _share(jitter):
+            reason = "and slow ranks are simulated one at a time"
+            raise InputError("lengths", lengths, reason, "leave slow and jitter out, or lengths")
+        return _of_lengths(question, lengths, seed)
     if question.exact is not None:
         remedy = "name --model, --cluster, --gpus, --batch, --seq and --strategy"
         raise InputError("source", question.about, "is priced exactly, which is not simulated yet", remedy)
@@ -109,7 +126,32 @@ def simulation_of(question: Question, slow: str = "", jitter: str | float = 0.0,
     )
 
 
+def _of_lengths(question: Question, line: str, seed: int) -> SimulatedStep:
+    """Run steps with unequal sequences; undisturbed is the step whose micro-batches are all the mean one."""
+    steps = uneven_steps(question, line, seed)
+    step = steps.step(steps.lengths.way, steps.lengths.balanced)
+    world = steps.strategy.world
+    parts = {"inside_s": step.meeting_s, "turns_s": step.turns_s, "replicas_s": step.replicas_s}
+    lost = world * (step.step_s - step.even_s)
+    gpu_s = {where: world * seconds if abs(seconds) > 1e-9 * step.step_s else 0.0 for where, seconds in parts.items()}
+    return SimulatedStep(
+        question=question.premises,
+        strategy=steps.strategy,
+        undisturbed_s=step.even_s,
+        step_time_s=step.step_s,
+        slowdown=step.step_s / step.even_s,
+        lost_gpu_s=lost,
+        waits=tuple(Wait(_WHERE[where], s, s / lost if lost else 0.0) for where, s in gpu_s.items()),
+        slow=(),
+        jitter=0.0,
+        pipelines=int(steps.pipeline.max()) + 1,
+        delayed_pipelines=0,
+        lengths=UnevenLengths(line, step, (step,), steps.cut_share),
+    )
+
+
 _WHERE = {
+    "turns_s": "micro-batches of one pipeline that take unequally long",
     "own_s": "slow ranks themselves",
     "inside_s": "inside layers: tp, cp, ep, shards",
     "stages_s": "other stages of the pipeline",
@@ -119,7 +161,11 @@ _WHERE = {
 
 
 def _waits(steps: list[DelayedStep], lost: float) -> list[Wait]:
-    sums = {where: float(np.mean([getattr(s, name) for s in steps])) for name, where in _WHERE.items()}
+    sums = {
+        where: float(np.mean([getattr(s, name) for s in steps]))
+        for name, where in _WHERE.items()
+        if name != "turns_s"
+    }
     rounding = 1e-9 * (abs(lost) + steps[0].undisturbed_s)
     sums = {where: seconds if abs(seconds) > rounding else 0.0 for where, seconds in sums.items()}
     return [Wait(where, seconds, seconds / lost if lost else 0.0) for where, seconds in sums.items()]

@@ -12,8 +12,8 @@ from phalanx.cli.options import StepQuery
 from phalanx.cli.output import Display, Saved, show_notes
 
 OPTIONS = """
---lengths SOURCE+WAY: Lengths of documents: lognormal:1200,1.1 (mean, sigma) or a FILE with one a line; +padded, +longest
-    (of the micro-batch) or +packed says how they become sequences, +balanced that these are dealt by cost.
+--lengths SOURCE+WAY: Lengths of documents: lognormal:1200,1.1 (mean, sigma) or a FILE with one a line; +padded,
+    +longest (of the micro-batch) or +packed says how they become sequences, +balanced that these are dealt by cost.
 """
 
 if TYPE_CHECKING:
@@ -61,9 +61,11 @@ def simulate(
     output: Annotated[Display, "json", "save", "assertions"],
     slow: str = "",
     jitter: str = "0",
+    lengths: str | None = None,
     seed: int = 0,
 ) -> None:
-    """Run a strategy's step with ranks that are slower than the others: how much longer it takes, who waits for whom.
+    """Run a strategy's step with ranks that are slower than the others, or with sequences of unequal lengths: how much
+    longer it takes, who waits for whom.
 
     Name a plan, or --model, --cluster, --gpus, --batch, --seq and --strategy.
 
@@ -74,7 +76,7 @@ def simulate(
     from phalanx.answers.question.question import read
     from phalanx.answers.simulation import simulation_of
 
-    output.show(simulation_of(read(query), slow, jitter, seed))
+    output.show(simulation_of(read(query), slow, jitter, seed, lengths))
 
 
 def _show(query: Query, output: Display, answer: Callable[[Question], Answer], **of_observed: bool) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from phalanx.answers.simulation import SimulatedStep
 from phalanx.planning.tables.table import Sheet, columns
 from phalanx.report.predict import heading
@@ -11,6 +13,32 @@ from phalanx.report.view import View
 
 def view(a: SimulatedStep) -> View:
     """Show the step, the ranks that were named, and where GPU-seconds are lost."""
+    if a.lengths:
+        x = a.lengths.asked
+        wait = (
+            f"{a.slowdown:.3f} times as long; {x.step_low_s:.3g} to {x.step_high_s:.3g} s in four of five drawn steps"
+        )
+        return View(
+            [
+                heading(a.question),
+                Sheet(
+                    f"{a.strategy}, documents of {a.lengths.line}",
+                    columns(" | | how it came about"),
+                    [
+                        ("even step", seconds(a.undisturbed_s), "every micro-batch takes as long as the mean one"),
+                        ("step", seconds(a.step_time_s), wait),
+                        (
+                            "tokens trained",
+                            f"{x.tokens:,.0f}",
+                            f"{x.padding_share:.1%} of the computed ones are padding",
+                        ),
+                        ("most attention", f"{x.attention_ratio:.2f}", "of a replica, over the mean one's"),
+                    ],
+                ),
+                *_losses(a),
+            ],
+            "simulate",
+        )
     delayed = f"{a.delayed_pipelines} of {a.pipelines} pipelines end later by themselves; all wait for the last"
     figures = [
         ("step without", seconds(a.undisturbed_s), "as predicted, all ranks equally fast"),
@@ -27,12 +55,13 @@ def view(a: SimulatedStep) -> View:
         rows = [(s.rank, s.factor, _place(s.coordinates), s.lockstep_ranks) for s in a.slow]
         heads = columns("rank [count] | times as long [number] | place | ranks at its pace [count]")
         parts.append(Sheet("slow ranks", heads, rows, charted=False))
+    return View([*parts, *_losses(a)], "simulate")
+
+
+def _losses(a: SimulatedStep) -> Iterator[Sheet]:
     if a.lost_gpu_s:
         lost = [(w.where, w.gpu_s, w.share) for w in a.waits]
-        parts.append(
-            Sheet("who loses time", columns("where | GPU-seconds a step [number] | of it [share]"), lost, bars=True)
-        )
-    return View(parts, "simulate")
+        yield Sheet("who loses time", columns("where | GPU-seconds a step [number] | of it [share]"), lost, bars=True)
 
 
 def _place(coordinates: dict[str, int]) -> str:

@@ -82,6 +82,10 @@ def parse_lengths(line: str) -> Lengths:
             lengths = replace(lengths, way=word)
         else:
             raise InputError("lengths", word, "is no way to make sequences", nearest(word, _WORDS))
+    if lengths.balanced and lengths.way == "padded":
+        raise InputError(
+            "lengths", line, "deals padded sequences by cost, and they cost alike", "add packed or longest"
+        )
     return lengths
 
 

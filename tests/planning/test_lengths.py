@@ -1,0 +1,180 @@
+"""Steps of unequal sequences: equal ones are the predicted step, parts add up, packing and dealing lose no document."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support.in_process_cli import error_of, phalanx
+
+from phalanx.cost.ledger.pipeline_formulas import rounds
+from phalanx.planning.lengths.distribution import parse_lengths
+from phalanx.planning.lengths.packing import deal, first_fit
+from phalanx.planning.lengths.steps import UnevenSteps
+from phalanx.planning.lookup import cluster_named, model_named, pricing_by_gpus
+from phalanx.planning.search.column_pricing import Pricing
+from phalanx.planning.search.refine import refined
+from phalanx.spec.strategy.spec import Strategy
+
+LINES = (
+    Strategy(dp=16, zero=1),
+    Strategy(dp=4, tp=2, cp=2, zero=1),
+    Strategy(dp=4, tp=2, pp=2, zero=1, micro_batch=2),
+    Strategy(dp=4, pp=4, virtual=2, schedule="interleaved", zero=1),
+    Strategy(dp=16, zero=3),
+)
+WORDS = "--model llama3.1-8b --cluster dgx-h100 --gpus 16 --batch 128 --seq 8192 --strategy"
+
+
+def _pricing(stack: str = "megatron-core", batch: int = 128, seq: int = 8192) -> Pricing:
+    return pricing_by_gpus(model_named("llama3.1-8b")[0], cluster_named("dgx-h100"), batch, seq, stack)(16)
+
+
+def _steps(s: Strategy, line: str, **of: int) -> UnevenSteps:
+    return UnevenSteps(_pricing("fsdp2" if s.zero == 3 else "megatron-core", **of), s, parse_lengths(line))
+
+
+@pytest.mark.parametrize("s", LINES, ids=str)
+def test_full_sequences_take_the_predicted_step(s: Strategy) -> None:
+    steps = _steps(s, "packed:8k")
+    for way in ("padded", "longest", "packed"):
+        for by_cost in (False, True):
+            step = steps.step(way, by_cost)  # type: ignore[arg-type]
+            assert step.step_s == pytest.approx(steps.priced.seconds, rel=1e-9)
+            assert step.waiting_share == pytest.approx(0, abs=1e-9)
+            assert (step.tokens, step.padding_share) == (128 * 8192, pytest.approx(0, abs=1e-12))
+
+
+@pytest.mark.parametrize("s", LINES, ids=str)
+def test_equal_documents_take_the_step_of_their_length(s: Strategy, tmp_path: Path) -> None:
+    """Packed eight to a sequence they are the option document=1024; alone they are sequences of 1024 tokens."""
+    file = tmp_path / "lengths.txt"
+    file.write_text("length\n1024\n")
+    steps = _steps(s, f"{file}+packed")
+    packed = steps.step("packed", False)
+    assert packed.step_s == pytest.approx(steps.priced.seconds, rel=2e-3)  # between priced lengths
+    assert (packed.padding_share, packed.documents) == (0.0, 8 * 128)
+    short = _pricing("fsdp2" if s.zero == 3 else "megatron-core", seq=1024)
+    assert steps.step("longest", False).step_s == pytest.approx(refined(short, [s])[0][0].seconds, rel=0.01)
+
+
+@settings(max_examples=15, deadline=None)
+@given(st.sampled_from(LINES), st.floats(200, 4000), st.floats(0.1, 2), st.booleans(), st.integers(0, 9))
+def test_parts_add_up(s: Strategy, mean: float, sigma: float, by_cost: bool, seed: int) -> None:
+    line = f"lognormal:{mean:.0f},{sigma:.2f}+packed"
+    steps = UnevenSteps(_pricing("fsdp2" if s.zero == 3 else "megatron-core"), s, parse_lengths(line), seed)
+    step = steps.step("packed", by_cost)
+    assert step.even_s + step.meeting_s + step.turns_s + step.replicas_s == pytest.approx(step.step_s, rel=1e-9)
+    assert step.replicas_s >= 0
+    assert step.meeting_s >= -1e-9 * step.step_s
+    assert step.step_s < steps.step("padded", False).step_s * (1 + 1e-9)
+    assert step.attention_ratio >= 1
+
+
+@pytest.mark.parametrize("s", [LINES[0], LINES[4]], ids=str)
+def test_dealing_by_cost_helps(s: Strategy) -> None:
+    """The more so where ranks meet in every micro-batch."""
+    steps = _steps(s, "lognormal:1000,1.3+packed")
+    before, after = steps.step("packed", False), steps.step("packed", True)
+    assert after.waiting_share < 0.5 * before.waiting_share
+    assert before.waiting_share > 0.02
+
+
+@given(st.lists(st.integers(1, 100), min_size=1, max_size=200))
+def test_packing_is_first_fit(lengths: list[int]) -> None:
+    place = first_fit(np.array(lengths), 100)
+    free: list[int] = []
+    for length, at in zip(lengths, place.tolist(), strict=True):
+        first = next((i for i, room in enumerate(free) if room >= length), len(free))
+        assert at == first
+        if first == len(free):
+            free.append(100)
+        free[first] -= length
+
+
+@given(st.integers(1, 8), st.integers(1, 6), st.integers(0, 99))
+def test_dealing_loses_no_micro_batch(ranks: int, turns: int, seed: int) -> None:
+    costs = np.random.default_rng(seed).lognormal(size=(3, ranks * turns))
+    for by_cost in (False, True):
+        dealt = deal(costs, ranks, by_cost)
+        assert dealt.shape == (3, turns, ranks)
+        np.testing.assert_array_equal(np.sort(dealt.reshape(3, -1)), np.tile(np.arange(ranks * turns), (3, 1)))
+    groups = np.take_along_axis(costs, deal(costs, ranks, True).reshape(3, -1), axis=1).reshape(3, turns, ranks)
+    assert (groups.min(axis=2)[:, :-1] >= groups.max(axis=2)[:, 1:]).all()
+
+
+@given(st.integers(0, 99))
+def test_a_pipeline_of_unequal_micro_batches_is_run_action_by_action(seed: int) -> None:
+    random = np.random.default_rng(seed)
+    actions = rounds("1f1b", 4, 6, None)
+    seconds, weights = random.random((16, 3)), random.random((2, 6, 3))
+    for weight, end in zip(weights, actions.uneven_makespans(seconds, weights), strict=True):
+        assert end == pytest.approx(_one_by_one(seconds.reshape(4, 4, 3), weight))
+
+
+def _one_by_one(seconds: np.ndarray, weights: np.ndarray) -> float:  # type: ignore[type-arg]
+    from phalanx.schedule.pipeline.schedules import build
+
+    s = build("1f1b", 4, 6)
+    free, done = [0.0] * 4, {}
+    left = [list(actions) for actions in s.actions]
+    while any(left):
+        for rank in range(4):
+            while left[rank]:
+                a = left[rank][0]
+                needs = (a.kind, a.chunk + (-1 if a.kind == "F" else 1), a.micro_batch)
+                if 0 <= needs[1] < 4 and needs not in done:
+                    break
+                start = max(free[rank], done.get(needs, 0.0))
+                took = float(seconds["FIWB".index(a.kind), a.chunk] @ weights[a.micro_batch])
+                free[rank] = done[a.kind, a.chunk, a.micro_batch] = start + took
+                left[rank].pop(0)
+    return max(free)
+
+
+def test_predict_and_simulate_say_the_same(tmp_path: Path) -> None:
+    line = "lognormal:1000,1.2+packed+balanced"
+    code, out, err = phalanx(tmp_path, "predict", *WORDS.split(), "tp=2,zero=1", "--lengths", line, "--json")
+    assert code == 0, err
+    p = json.loads(out)
+    asked = p["lengths"]["asked"]
+    assert p["step_time_s"] == pytest.approx(sum(p["terms_s"].values()))
+    assert p["step_time_s"] == asked["step_s"]
+    assert p["tokens_per_s"] == pytest.approx(asked["tokens"] / asked["step_s"])
+    ways = {way["way"]: way["tokens_per_s"] for way in p["lengths"]["ways"]}
+    assert ways["padded"] < ways["longest"] < ways["packed"] < ways["packed, balanced"]
+    run = json.loads(phalanx(tmp_path, "simulate", *WORDS.split(), "tp=2,zero=1", "--lengths", line, "--json")[1])
+    assert run["step_time_s"] == pytest.approx(p["step_time_s"], rel=0.02)
+    assert sum(w["gpu_s"] for w in run["waits"]) == pytest.approx(run["lost_gpu_s"], abs=1e-6)
+    text = phalanx(tmp_path, "simulate", *WORDS.split(), "tp=2,zero=1", "--lengths", line)[1]
+    assert "every micro-batch takes as long as the mean one" in text
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("packed", "names no documents"),
+        ("packed:4k", "packs into other sequences than 8,192 tokens; ask for seq 4096"),
+        ("lognormal:5", "is no mean and sigma"),
+        ("lognormal:500,9", "sigma up to 5"),
+        ("nowhere.txt+packed", "no such file"),
+        ("lognormal:500,1+pakced", "did you mean packed"),
+        ("lognormal:500,1+balanced", "cost alike"),
+        ("bad.txt", "is no number of tokens, in line 3"),
+        ("none.txt", "must list 1 to"),
+    ],
+)
+def test_bad_input_is_one_line(tmp_path: Path, line: str, said: str) -> None:
+    (tmp_path / "bad.txt").write_text("length\n5\nsix\n")
+    (tmp_path / "none.txt").write_text("length\n0\n")
+    for command in ("predict", "simulate"):
+        assert said in error_of(tmp_path, command, *WORDS.split(), "tp=2,zero=1", "--lengths", line)
+
+
+def test_lengths_and_slow_ranks_are_asked_alone(tmp_path: Path) -> None:
+    words = ("simulate", *WORDS.split(), "tp=2,zero=1", "--lengths", "packed:8k", "--slow", "rank=1:2")
+    assert "one at a time" in error_of(tmp_path, *words)
