@@ -1,4 +1,4 @@
-"""Steps of unequal sequences: equal ones are the predicted step, parts add up, packing and dealing lose no document."""
+"""Steps of unequal sequences: equal ones are the predicted step, parts add up, packing loses no document."""
 
 from __future__ import annotations
 

@@ -64,8 +64,8 @@ def simulate(
     lengths: str | None = None,
     seed: int = 0,
 ) -> None:
-    """Run a strategy's step with ranks that are slower than the others, or with sequences of unequal lengths: how much
-    longer it takes, who waits for whom.
+    """Run a strategy's step with ranks that are slower than the others, or with sequences of unequal lengths: how
+    much longer it takes, who waits for whom.
 
     Name a plan, or --model, --cluster, --gpus, --batch, --seq and --strategy.
 

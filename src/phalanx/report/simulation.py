@@ -15,9 +15,7 @@ def view(a: SimulatedStep) -> View:
     """Show the step, the ranks that were named, and where GPU-seconds are lost."""
     if a.lengths:
         x = a.lengths.asked
-        wait = (
-            f"{a.slowdown:.3f} times as long; {x.step_low_s:.3g} to {x.step_high_s:.3g} s in four of five drawn steps"
-        )
+        wait = f"{a.slowdown:.3f} times as long; four of five take {x.step_low_s:.3g} to {x.step_high_s:.3g} s"
         return View(
             [
                 heading(a.question),
@@ -30,7 +28,7 @@ def view(a: SimulatedStep) -> View:
                         (
                             "tokens trained",
                             f"{x.tokens:,.0f}",
-                            f"{x.padding_share:.1%} of the computed ones are padding",
+                            f"{x.padding_share:.1%} of all are padding",
                         ),
                         ("most attention", f"{x.attention_ratio:.2f}", "of a replica, over the mean one's"),
                     ],

@@ -83,9 +83,7 @@ def parse_lengths(line: str) -> Lengths:
         else:
             raise InputError("lengths", word, "is no way to make sequences", nearest(word, _WORDS))
     if lengths.balanced and lengths.way == "padded":
-        raise InputError(
-            "lengths", line, "deals padded sequences by cost, and they cost alike", "add packed or longest"
-        )
+        raise InputError("lengths", line, "deals padded sequences, which cost alike", "add packed or longest")
     return lengths
 
 

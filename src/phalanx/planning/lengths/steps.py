@@ -48,6 +48,8 @@ class UnevenStep:
     step_high_s: float
     even_s: float
     """The step if every micro-batch were the mean one."""
+    beside_s: float
+    """Of it, beside the passes: what data-parallel communication and the update take."""
     meeting_s: float
     """Of the step, beyond the even one: for the slowest of the replicas that meet in every micro-batch."""
     turns_s: float
@@ -100,23 +102,26 @@ class UnevenSteps:
     def _at(self, document: int) -> Pricing:
         return replace(self.pricing, extra=replace(self.pricing.extra, document=document))
 
-    def _of_micro_batch(self, p: Pricing, blocks: tuple[int, ...]) -> Floats:
+    def _of_micro_batch(self, p: Pricing) -> Floats:
         """Seconds of a micro-batch of sequences of one length, by kind of pass and chunk: (kinds x chunks,)."""
         s = self.strategy
         if s.pp == 1:
             return np.array([refined(p, [s])[0][1].makespan / self.micro_batches])
-        c = chunk_costs(p, s, blocks)
+        c = chunk_costs(p, s, self.blocks)
         both = [i + w for i, w in zip(c.input_grad, c.weight_grad, strict=True)]
         return np.concatenate([c.forward, c.input_grad, c.weight_grad, both])
 
-    def _table(self, way: Way, blocks: tuple[int, ...]) -> Floats:
-        """Seconds of a micro-batch of each priced length, (kinds x chunks, points): full, of documents of that length
-        (packed), or of sequences of that length."""
+    def _price(self, way: Way) -> None:
+        """Price a micro-batch of each length of the grid: full, of documents of that length (packed), or of sequences
+        of that length; and what a step of these takes beside its pipeline."""
         if way == "longest":
             by_length = [replace(self.pricing, job=replace(self.pricing.job, seq=int(g))) for g in self.grid]
+            runs = [refined(p, [self.strategy])[0] for p in by_length]
+            self.beside = np.array([priced.seconds - run.makespan for priced, run in runs])
         else:
             by_length = [self._at(int(g) if g < self.seq else 0) for g in self.grid]
-        return np.stack([self._of_micro_batch(p, blocks) for p in by_length], axis=-1)
+            self.beside = np.full(len(self.grid), self.beside_s)
+        self.seconds = np.stack([self._of_micro_batch(p) for p in by_length], axis=-1)
 
     def _between(self, lengths: Ints) -> Floats:
         """The priced lengths that each length lies between, as weights that sum to 1, (lengths, points)."""
@@ -146,7 +151,7 @@ class UnevenSteps:
     def step(self, way: Way, balanced: bool) -> UnevenStep:
         """Draw steps. `balanced`: sequences are dealt by cost."""
         s, batch, size = self.strategy, self.pricing.job.global_batch, self.strategy.micro_batch
-        self.seconds = self._table(way, self.blocks)
+        self._price(way)
         weights, tokens, place = self._sequences(way)
         chosen = self.random.integers(len(tokens), size=(_DRAWS, batch))
         if balanced and size > 1:  # sequences of like cost share a micro-batch
@@ -159,9 +164,11 @@ class UnevenSteps:
             longest = np.take_along_axis(chosen, at, axis=2)[..., 0]
             of_each, computed = size * weights[longest], size * tokens[longest]
         turns = deal(of_each @ self._whole, s.dp, balanced)
-        even = float(self._equal(of_each.mean(axis=(0, 1))[None])[0]) + self.beside_s
+        mean = of_each.mean(axis=(0, 1))
+        beside = float(self.beside @ mean)
+        even = float(self._equal(mean[None])[0]) + beside
         ran = np.array([self._run(of_each[draw][turn]) for draw, turn in enumerate(turns)])  # (draws, 3)
-        steps = ran[:, 2] + self.beside_s
+        steps = ran[:, 2] + beside
         met, turned, last = ran.mean(axis=0)
         work = np.bincount(place, self.pool.astype(float) ** 2)[chosen].sum(axis=2)
         of_rank = work[np.arange(_DRAWS)[:, None, None], turns].sum(axis=1)
@@ -173,7 +180,8 @@ class UnevenSteps:
             step_low_s=low,
             step_high_s=high,
             even_s=even,
-            meeting_s=met + self.beside_s - even,
+            beside_s=beside,
+            meeting_s=met + beside - even,
             turns_s=turned - met,
             replicas_s=last - turned,
             waiting_share=1 - even / step,
