@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +19,7 @@ from phalanx.planning.lengths.steps import UnevenSteps
 from phalanx.planning.lookup import cluster_named, model_named, pricing_by_gpus
 from phalanx.planning.search.column_pricing import Pricing
 from phalanx.planning.search.refine import refined
+from phalanx.schedule.pipeline.given_layout import listed
 from phalanx.spec.strategy.spec import Strategy
 
 LINES = (
@@ -51,15 +53,19 @@ def test_full_sequences_take_the_predicted_step(s: Strategy) -> None:
 
 @pytest.mark.parametrize("s", LINES, ids=str)
 def test_equal_documents_take_the_step_of_their_length(s: Strategy, tmp_path: Path) -> None:
-    """Packed eight to a sequence they are the option document=1024; alone they are sequences of 1024 tokens."""
+    """Packed eight to a sequence they are the option document=1024; alone they are sequences of that length."""
     file = tmp_path / "lengths.txt"
     file.write_text("length\n1024\n")
     steps = _steps(s, f"{file}+packed")
     packed = steps.step("packed", False)
     assert packed.step_s == pytest.approx(steps.priced.seconds, rel=2e-3)  # between priced lengths
     assert (packed.padding_share, packed.documents) == (0.0, 8 * 128)
-    short = _pricing("fsdp2" if s.zero == 3 else "megatron-core", seq=1024)
-    assert steps.step("longest", False).step_s == pytest.approx(refined(short, [s])[0][0].seconds, rel=0.01)
+    length = int(steps.grid[9])
+    file.write_text(f"{length}\n")
+    steps = _steps(s, f"{file}+longest")
+    cut = replace(s, layers=listed(steps.blocks)) if s.pp > 1 else s
+    short = refined(_pricing("fsdp2" if s.zero == 3 else "megatron-core", seq=length), [cut])[0][0].seconds
+    assert steps.step("longest", False).step_s == pytest.approx(short, rel=1e-9)
 
 
 @settings(max_examples=15, deadline=None)

@@ -81,7 +81,8 @@ def simulate(
     **fields: Unpack[QueryFields],
 ) -> SimulatedStep:
     """Run a priced step with ranks that are slower. `slow`: `rank=37:1.3` takes 1.3 times as long, `node=4:1.1` is
-    all ranks of a node, several by commas; `jitter`: `2%` or 0.02 of each rank's time; `lengths`: as in predict. Raises InputError."""
+    all ranks of a node, several by commas; `jitter`: `2%` or 0.02 of each rank's time; `lengths`: as in predict.
+    Raises InputError."""
     return simulation_of(read(query_of(source, fields)), slow, jitter, seed, lengths)
 
 
