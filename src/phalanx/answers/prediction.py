@@ -128,9 +128,9 @@ def _uneven(q: Question, steps: UnevenSteps) -> Prediction:
     lengths, full = steps.lengths, _estimated(q)
     ways = {(way, by_cost): steps.step(way, by_cost) for way in WAYS for by_cost in {False, way != "padded"}}
     asked = ways[lengths.way, lengths.balanced]
-    scale = (asked.even_s - asked.beside_s) / (steps.priced.seconds - steps.beside_s)
-    beside = asked.beside_s / steps.beside_s if steps.beside_s else 1.0
-    terms = {name: value * (scale if name in PIPELINED else beside) for name, value in steps.priced.terms.items()}
+    scale = (asked.even_s - asked.other_s) / (steps.priced.seconds - steps.other_s)
+    other = asked.other_s / steps.other_s if steps.other_s else 1.0
+    terms = {name: value * (scale if name in PIPELINED else other) for name, value in steps.priced.terms.items()}
     times = asked.step_s / full.step_time_s
     return replace(
         full,

@@ -4,8 +4,8 @@ that got the long ones.
 A micro-batch takes, in each chunk, the sum over its documents of tokens x seconds a token at that length, which the
 stack's formulas give for documents of one length (option `document`). Ranks meet as where some are slow
 (planning/stragglers.py): after every micro-batch where parameters or experts are shared, else once a step. Pipelines
-run their schedule with each micro-batch's own seconds; of many micro-batches the first are run, and the rest is as
-uneven as they are. With equal documents a step is the predicted one.
+run their schedule with each micro-batch's own seconds; of many micro-batches the first are run, and the rest counts
+as equally uneven. With equal documents a step is the predicted one.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ class UnevenStep:
     step_high_s: float
     even_s: float
     """The step if every micro-batch were the mean one."""
-    beside_s: float
-    """Of it, beside the passes: what data-parallel communication and the update take."""
+    other_s: float
+    """Of it, not of passes: what data-parallel communication and the update take."""
     meeting_s: float
     """Of the step, beyond the even one: for the slowest of the replicas that meet in every micro-batch."""
     turns_s: float
@@ -88,7 +88,7 @@ class UnevenSteps:
         self.micro_batches = s.accumulation(pricing.job)
         reach = int(max((self.pool.astype(float) ** 2).sum() / self.pool.sum(), 1))
         ((self.priced, run),) = refined(self._at(reach if lengths.way == "packed" else 0), [s])
-        self.beside_s = self.priced.seconds - run.makespan
+        self.other_s = self.priced.seconds - run.makespan
         self.blocks = run.blocks
         at = lockstep(s, stack_sharding(pricing.layout(of([s])), pricing.profile.policy))
         self.pipeline = at.pipeline[np.unique(at.replica, return_index=True)[1]]
@@ -113,14 +113,14 @@ class UnevenSteps:
 
     def _price(self, way: Way) -> None:
         """Price a micro-batch of each length of the grid: full, of documents of that length (packed), or of sequences
-        of that length; and what a step of these takes beside its pipeline."""
+        of that length; and what a step of these takes in addition to its pipeline."""
         if way == "longest":
             by_length = [replace(self.pricing, job=replace(self.pricing.job, seq=int(g))) for g in self.grid]
             runs = [refined(p, [self.strategy])[0] for p in by_length]
-            self.beside = np.array([priced.seconds - run.makespan for priced, run in runs])
+            self.others = np.array([priced.seconds - run.makespan for priced, run in runs])
         else:
             by_length = [self._at(int(g) if g < self.seq else 0) for g in self.grid]
-            self.beside = np.full(len(self.grid), self.beside_s)
+            self.others = np.full(len(self.grid), self.other_s)
         self.seconds = np.stack([self._of_micro_batch(p) for p in by_length], axis=-1)
 
     def _between(self, lengths: Ints) -> Floats:
@@ -165,10 +165,10 @@ class UnevenSteps:
             of_each, computed = size * weights[longest], size * tokens[longest]
         turns = deal(of_each @ self._whole, s.dp, balanced)
         mean = of_each.mean(axis=(0, 1))
-        beside = float(self.beside @ mean)
-        even = float(self._equal(mean[None])[0]) + beside
+        other = float(self.others @ mean)
+        even = float(self._equal(mean[None])[0]) + other
         ran = np.array([self._run(of_each[draw][turn]) for draw, turn in enumerate(turns)])  # (draws, 3)
-        steps = ran[:, 2] + beside
+        steps = ran[:, 2] + other
         met, turned, last = ran.mean(axis=0)
         work = np.bincount(place, self.pool.astype(float) ** 2)[chosen].sum(axis=2)
         of_rank = work[np.arange(_DRAWS)[:, None, None], turns].sum(axis=1)
@@ -180,8 +180,8 @@ class UnevenSteps:
             step_low_s=low,
             step_high_s=high,
             even_s=even,
-            beside_s=beside,
-            meeting_s=met + beside - even,
+            other_s=other,
+            meeting_s=met + other - even,
             turns_s=turned - met,
             replicas_s=last - turned,
             waiting_share=1 - even / step,
