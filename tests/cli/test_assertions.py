@@ -21,6 +21,10 @@ ANSWER = {
     "mfu": 0.44,
     "fits": True,
     "best": {"step_time_s": 1.0, "bubble_share": 0.1},
+    "tokens": 3e11,
+    "tokens_low": 2e11,
+    "tokens_high": 4e11,
+    "sides": [{"loss": 1.0, "b": {"loss": 9.0}}, {"loss": 2.0, "b": {"loss": 8.0}}],
     "hfu": None,
 }
 
@@ -41,6 +45,8 @@ ASK = "predict --model llama3-8b --cluster dgx-h100 --gpus 16 --batch 128 --seq 
         "mfu>40%, tokens_per_s>=5000",
         "question.gpus=64, gpus==64",
         "best.step_time_s<2, bubble<20%",
+        "best.step<step, step_time_low<=step, tokens>1e11",
+        "b.loss<10, sides.1.loss<sides.2.loss, loss>0",
     ],
 )
 def test_what_holds_fails_nothing(line: str) -> None:
@@ -56,6 +62,10 @@ def test_what_holds_fails_nothing(line: str) -> None:
         ("step<10s", "step<10s: step_time_s is 18 s (16 to 22 s likely)"),
         ("mfu>45%", "mfu>45%: mfu is 0.44"),
         ("hfu>0.1", "hfu>0.1: hfu has no value here"),
+        ("tokens>1e12", "tokens>1e12: tokens is 3e+11 (2e+11 to 4e+11 likely)"),
+        ("loss<2", "loss<2: sides.2.loss is 2"),
+        ("sides.2.loss<sides.1.loss", "sides.2.loss<sides.1.loss: sides.2.loss is 2, sides.1.loss is 1"),
+        ("step<best.step", "step<best.step: step_time_s is 18 s (16 to 22 s likely), best.step is 1 s"),
         ("gpus!=64", "gpus!=64: question.gpus is 64"),
     ],
 )
@@ -71,6 +81,8 @@ def test_a_failure_says_the_figure(line: str, said: str) -> None:
         ("step<20GiB", "is no value of step_time_s"),
         ("memory<20s", "is not a size"),
         ("mfu", "is not true or false"),
+        ("mfu<loss", "loss is no one number"),
+        ("mfu<fits", "fits is no one number"),
         ("step<", "is no assertion"),
         ("", "asserts nothing"),
         ("1<step", "is no assertion"),
@@ -94,6 +106,36 @@ def test_a_command_fails_with_its_assertion() -> None:
     assert result.exit_code == 1
     assert "failed: step<1ms: step_time_s is" in result.stderr
     assert "likely" in result.stderr
+
+
+COMPARED = "compare tp=8,zero=1 tp=4,zero=1 --model llama3-8b --cluster dgx-h100 --gpus 16 --batch 128 --seq 8192"
+SERVED = (
+    "serve plan --model llama3-8b --cluster dgx-h100 --gpus 1 --input 500 --output 50 --concurrency 2 --layout tp=1"
+)
+LASTING = "goodput" + ASK.removeprefix("predict") + " --days 10 --trials 20"
+
+
+@pytest.mark.parametrize(
+    ("asked", "holds", "fails", "said"),
+    [
+        (COMPARED, "fits, step<60s", "sides.1.step<sides.2.step", ["sides.1.step_time_s is", "sides.2.step is"]),
+        (COMPARED, "sides.2.step<sides.1.step", "step<1ms", ["sides.1.step_time_s", "sides.2.step_time_s"]),
+        (LASTING, "effective>50%", "effective>99.99%", ["effective_share is", "likely"]),
+        (SERVED, "ttft<9s, gpus<=8", "ttft<1us, tpot<1us", ["ttft_s is", "tpot_s is"]),
+        ("simulate" + ASK.removeprefix("predict"), "step<60s", "step<1ms", ["step_time_s is"]),
+    ],
+)
+def test_what_else_asserts(tmp_path: Path, asked: str, holds: str, fails: str, said: list[str]) -> None:
+    file = tmp_path / "phalanx.toml"
+    checks = (f'[checks.{name}]\nask = "{asked}"\nassert = "{text}"\n' for name, text in (("a", holds), ("b", fails)))
+    file.write_text("".join(checks))
+    result = invoke("check", str(file))
+    assert result.exit_code == 1
+    first, *others = result.stdout.splitlines()
+    assert first == "ok  a"
+    assert all(word in result.stdout for word in said), result.stdout
+    assert others[0] == "FAILED  b"
+    assert [file.name for file in tmp_path.iterdir()] == ["phalanx.toml"]
 
 
 def test_checks_of_a_file(tmp_path: Path) -> None:

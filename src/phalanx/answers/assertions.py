@@ -1,9 +1,10 @@
 """Assertions about an answer: `memory<75GiB, step<20s, mfu>0.4, fits`, as continuous integration asks them.
 
 A name is a field of the answer as `--json` prints it, whole (`memory_bytes`), without its unit (`memory`,
-`step_time`), by a dotted path (`question.gpus`), or `step`. Where the answer has several fields of that name, the
-shallowest counts, which of a plan is its best strategy's. Numbers take units: bytes (KiB to TB), times (ms,
-s, min, h, d) and per cent. A name alone must be true.
+`step_time`), by the end of its path (`question.gpus`, `sides.2.step`), or `step`. Where the answer has several fields of
+that name, the shallowest counts, which of a plan is its best strategy's; of rows, such as compared sides, each must
+hold. Numbers take units: bytes (KiB to TB), times (ms, s, min, h, d) and per cent; or they are another field
+(`sides.2.step<sides.1.step`). A name alone must be true.
 """
 
 from __future__ import annotations
@@ -41,10 +42,12 @@ class Assertion:
     compare: str
     value: str
 
-    def failure(self, values: dict[str, Any]) -> str:
-        """Return why it does not hold for these fields, in one line; "" if it does. Raises InputError for an unknown
+    def failures(self, values: dict[str, Any]) -> list[str]:
+        """Return why it does not hold for these fields, a line for each that fails. Raises InputError for an unknown
         field, or a value of another kind."""
-        path = _path(self.name, values)
+        return [why for path in _paths(self.name, values) if (why := self._failure(path, values))]
+
+    def _failure(self, path: str, values: dict[str, Any]) -> str:
         value = values[path]
         if not self.compare:
             if not isinstance(value, bool):
@@ -52,10 +55,30 @@ class Assertion:
             return "" if value else f"{self.text}: {path} is false"
         if value is None:
             return f"{self.text}: {path} has no value here"
-        limit = _number(self.value, path) if isinstance(value, int | float) else self.value
+        limit = self._limit(path, values)
+        if limit is None:
+            return f"{self.text}: {self.value} has no value here"
         if _COMPARED[self.compare](value, limit):
             return ""
-        return f"{self.text}: {path} is {_written(value, path)}{_interval(path, values)}"
+        than = "" if _is_value(self.value) else f", {self.value} is {_written(limit, path)}"
+        return f"{self.text}: {path} is {_written(value, path)}{_interval(path, values)}{than}"
+
+    def _limit(self, path: str, values: dict[str, Any]) -> Any:
+        """Return what the field is compared with: a number, another field where it is none, or a word."""
+        if not isinstance(values[path], int | float):
+            return self.value
+        if _is_value(self.value):
+            return _number(self.value, path)
+        others = _paths(self.value, values)
+        kind, other = (type(values[each]) in (int, float) for each in (path, others[0]))
+        if len(others) > 1 or (kind and not other and values[others[0]] is not None):
+            raise InputError(_FIELD, self.text, f"{self.value} is no one number", "name one field, or a number")
+        return values[others[0]]
+
+
+def _is_value(text: str) -> bool:
+    """Whether a text begins as a number does; a field's name does not."""
+    return not re.match(r"[A-Za-z_]", text)
 
 
 def parse(line: str) -> tuple[Assertion, ...]:
@@ -74,37 +97,39 @@ def parse(line: str) -> tuple[Assertion, ...]:
 def failures(line: str, answer: Any) -> list[str]:
     """Return a line for each assertion that does not hold for a plain answer. Raises InputError."""
     values = dict(_leaves(answer))
-    return [why for assertion in parse(line) if (why := assertion.failure(values))]
+    return [why for assertion in parse(line) for why in assertion.failures(values)]
 
 
 def _leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield the fields of a plain answer by path, the shallow ones first."""
-    if not isinstance(value, dict):
-        return
+    """Yield the fields of a plain answer by path, the shallow ones first; rows of a list are counted from 1."""
     inner = []
-    for key, entry in value.items():
-        below = f"{path}.{key}" if path else key
-        if isinstance(entry, dict):
+    for key, entry in value.items() if isinstance(value, dict) else enumerate(value, 1):
+        below = f"{path}.{key}" if path else str(key)
+        if isinstance(entry, dict | list):
             inner.append((below, entry))
-        elif not isinstance(entry, list):
+        elif isinstance(value, dict):
             yield below, entry
     for below, entry in inner:
         yield from _leaves(entry, below)
 
 
-def _path(name: str, values: dict[str, Any]) -> str:
-    """Return the shallowest field of a name, with or without its unit."""
-    wanted = {*(_SHORT.get(name, name) + unit for unit in ("", *_UNITS))}
-
-    def depth(path: str) -> int:
-        return path.count(".")
-
-    matches = [path for path in values if path in wanted or path.rpartition(".")[2] in wanted]
+def _paths(name: str, values: dict[str, Any]) -> list[str]:
+    """Return the shallowest fields of a name, with or without its unit: several where rows have it."""
+    head, dot, last = name.rpartition(".")
+    wanted = tuple(f"{head}{dot}{_SHORT.get(last, last)}{unit}" for unit in ("", *_UNITS))
+    matches = [path for path in values if path in wanted or path.endswith(tuple(f".{each}" for each in wanted))]
     if not matches:
         whole = {path.rpartition(".")[2] for path in values}
         names = sorted(whole | {re.sub(f"({'|'.join(_UNITS)})$", "", each) for each in whole})
         raise InputError(_FIELD, name, "is no field of the answer", nearest(name, names))
-    return min(matches, key=depth)
+    first = min(matches, key=_depth)
+    rows = re.sub(r"(?<=\.)\d+(?=\.)", "*", first)
+    return [path for path in matches if re.sub(r"(?<=\.)\d+(?=\.)", "*", path) == rows]
+
+
+def _depth(path: str) -> int:
+    """How deep a field lies; rows of a list are no level."""
+    return sum(not part.isdigit() for part in path.split("."))
 
 
 def _number(text: str, path: str) -> float:
@@ -127,7 +152,8 @@ def _written(value: Any, path: str) -> str:
 
 
 def _interval(path: str, values: dict[str, Any]) -> str:
-    """Return the interval of a field, where the answer has one."""
-    stem = path.removesuffix("_s")
-    low, high = (values.get(f"{stem}_{end}_s") for end in ("low", "high"))
-    return f" ({low:.4g} to {high:.4g} s likely)" if low is not None and high is not None else ""
+    """Return the interval of a field, where the answer has one: X_low_s and X_high_s beside X_s."""
+    unit = next((unit for unit in _UNITS if path.endswith(unit)), "")
+    stem = path.removesuffix(unit)
+    low, high = (values.get(f"{stem}_{end}{unit}") for end in ("low", "high"))
+    return "" if low is None or high is None else f" ({low:.4g} to {_written(high, path)} likely)"

@@ -40,6 +40,8 @@ class ComparedPlan:
     terms_s: Mapping[str, float]
     memory_bytes: float
     usable_bytes: float
+    fits: bool
+    """Whether the fullest rank has the memory."""
     memory_terms: Mapping[str, float]
     settings: Mapping[str, str]
     """What it is written as: flags or keys of its stack, or fields of the strategy."""
@@ -47,11 +49,6 @@ class ComparedPlan:
     """Median of a run's steps, where it is the folder of one."""
     measured_memory_bytes: int | None = None
     """Peak of the fullest rank of a run."""
-
-    @property
-    def fits(self) -> bool:
-        """Whether the fullest rank has the memory."""
-        return self.memory_bytes <= self.usable_bytes
 
 
 @dataclass(frozen=True)
@@ -134,7 +131,8 @@ def _side(name: str, q: Question, settings: Mapping[str, str]) -> ComparedPlan:
         job, seconds, terms, held = q.pricing.job, p.seconds, p.terms, p.memory_terms
         bytes_, usable = p.bytes_, float(p.usable)
     tokens = job.global_batch * job.seq
-    planned = ComparedPlan(name, s, q.stack, s.world, tokens, seconds, terms, bytes_, usable, held, settings)
+    fits = bytes_ <= usable
+    planned = ComparedPlan(name, s, q.stack, s.world, tokens, seconds, terms, bytes_, usable, fits, held, settings)
     return replace(planned, **_measured(Path(name))) if os.path.isdir(name) else planned
 
 

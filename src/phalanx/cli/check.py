@@ -25,9 +25,12 @@ from phalanx.cli.command import command
 from phalanx.cli.output import Printed
 from phalanx.cli.terminal import FAILED, announce, print_json
 
-_ASKED = ("predict", "plan", "lint", "read", "explain", "verify")
+_ASKED = (
+    *("predict", "plan", "explain", "verify", "compare", "simulate", "goodput", "serve plan"),
+    *("lint", "read"),
+)
 """Commands that compute an answer and start nothing of the file's."""
-_ASSERTING = ("predict", "plan", "explain", "verify")
+_ASSERTING = _ASKED[:-2]
 _LARGEST = 2**20  # bytes of a file
 
 
@@ -92,11 +95,12 @@ def _words(name: str, table: Any, parse: Any) -> list[str]:
     except ValueError as error:
         raise InputError(f"{field}.ask", table["ask"], f"is no command line: {error}") from None
     words = words[1:] if words[:1] == ["phalanx"] else words
-    if not words or words[0] not in _ASKED:
+    asked = next((each for each in _ASKED if words[: each.count(" ") + 1] == each.split()), None)
+    if asked is None:
         raise InputError(f"{field}.ask", table["ask"], "does not only compute", f"one of {', '.join(_ASKED)}")
     if "assert" in table:
-        if words[0] not in _ASSERTING:
-            reason = f"{words[0]} has its own exit code"
+        if asked not in _ASSERTING:
+            reason = f"{asked} has its own exit code"
             raise InputError(f"{field}.assert", table["assert"], reason, f"of {', '.join(_ASSERTING)}")
         parse(str(table["assert"]))
         words += ["--assert", str(table["assert"])]
@@ -112,7 +116,8 @@ def _asked(words: list[str], folder: Path) -> tuple[int, list[str]]:
     try:
         with TemporaryDirectory() as scratch, redirect_stdout(io.StringIO()), redirect_stderr(said):
             # A plan that is only checked is not kept.
-            app([*words, "--out", f"{scratch}/plan.json"] if words[0] == "plan" and "--out" not in words else words)
+            kept = "plan" in words[:2] and not any(word.partition("=")[0] == "--out" for word in words)
+            app([*words, "--out", f"{scratch}/plan.json"] if kept else words)
     except SystemExit as exit_:
         code = exit_.code if isinstance(exit_.code, int) else 1
     finally:

@@ -43,14 +43,20 @@ class Display:
 
     def show(self, answer: Any, failed: bool = False, **details: Any) -> None:
         """Print an answer with its notes and write its files; `details`: what its view shows beyond the usual. Exits
-        with 1 where it `failed`, did not pass or an assertion fails, and where it has caveats and the command line is
-        strict."""
+        as `check` does."""
         from phalanx.answers.answer import plain
-        from phalanx.answers.assertions import failures
         from phalanx.report.view import view_of
 
         show_notes(getattr(answer, "notes", ()))
         self.put(lambda: view_of(answer, **details), lambda: plain(answer))
+        self.check(answer, failed)
+
+    def check(self, answer: Any, failed: bool = False) -> None:
+        """Exit with 1 where an answer that is shown `failed`, did not pass or an assertion fails, and where it has
+        caveats and the command line is strict."""
+        from phalanx.answers.answer import plain
+        from phalanx.answers.assertions import failures
+
         wrong = failures(self.assertions, plain(answer)) if self.assertions is not None else []
         for line in wrong:
             announce(f"failed: {line}")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 from phalanx.answers.question.query import Query
 from phalanx.cli.command import command
 from phalanx.cli.options import StepQuery
-from phalanx.cli.output import Display, Saved, show_notes
+from phalanx.cli.output import Display, show_notes
 
 OPTIONS = """
 --lengths SOURCE+WAY: Lengths of documents: lognormal:1200,1.1 (mean, sigma) or a FILE with one a line; +padded,
@@ -111,7 +111,11 @@ _SHARED = ("model", "cluster", "gpus", "batch", "seq", "stack", "precision", "op
 
 
 @command
-def compare(sides: list[str], query: Annotated[Query, _SHARED], output: Saved) -> None:
+def compare(
+    sides: list[str],
+    query: Annotated[Query, _SHARED],
+    output: Annotated[Display, "json", "save", "assertions"],
+) -> None:
     """Compare plans, configurations or strategies: time by term, memory by part, and the settings that differ.
 
     A strategy is that of the first plan's question, or of --model, --cluster, --gpus, --batch and --seq. Of an

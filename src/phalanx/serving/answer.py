@@ -59,6 +59,17 @@ class ServingPlanAnswer(Answer):
     cluster: str
     engine: str
     objective: str
+    gpus: int
+    """Of the best deployment; the figures that follow are its, times at the percentile of the limits."""
+    ttft_s: float
+    tpot_s: float
+    latency_s: float
+    """Of a whole request."""
+    tokens_per_s: float
+    tokens_per_s_per_gpu: float
+    requests_per_s: float
+    cost_per_million_tokens: float | None
+    """Of those generated; None without a price."""
     limits: LatencyLimits
     kv_bytes_per_token: float
     """Of the whole model."""
@@ -113,6 +124,7 @@ def serve_plan(
         cluster=query.cluster_name,
         engine=q.engine.name,
         objective=q.objective,
+        **_figures(searched.best, q),
         limits=_limits(q),
         kv_bytes_per_token=per_token,
         state_bytes_per_request=state,
@@ -133,6 +145,21 @@ def serve_plan(
         caveats=lines.caveats,
         notes=(*lines.notes, *query.notes),
     )
+
+
+def _figures(best: ServingCandidate, q: ServingQuestion) -> dict[str, Any]:
+    """Return what the best deployment reaches."""
+    assert best.outcome is not None
+    return {
+        "gpus": best.gpus,
+        "ttft_s": best.ttft_s(q.percentile),
+        "tpot_s": best.tpot_s(q.percentile),
+        "latency_s": getattr(best.outcome.latency, f"p{q.percentile}"),
+        "tokens_per_s": best.tokens_per_s,
+        "tokens_per_s_per_gpu": best.tokens_per_s / best.gpus,
+        "requests_per_s": best.outcome.requests_per_s,
+        "cost_per_million_tokens": None if q.price is None else money(best, q.price),
+    }
 
 
 def _request(fields: Mapping[str, Any]) -> ServingRequest:

@@ -10,7 +10,7 @@ import typer
 
 from phalanx.cli.command import command, require_only
 from phalanx.cli.forms import forms
-from phalanx.cli.output import Saved, show_view
+from phalanx.cli.output import Display, Saved, show_view
 from phalanx.cli.terminal import FAILED, announce, console, print_json, require_torch, require_writable
 
 if TYPE_CHECKING:
@@ -59,10 +59,9 @@ def plan(
         ),
     ] = None,
     seed: Annotated[int, typer.Option("--seed", min=0, help="Of arrivals, lengths and acceptance.")] = 0,
+    shown: Annotated[Display, "json", "strict", "assertions"] = Display(),
     launch: str | None = None,
     out: Path = Path("serving.json"),
-    strict: bool = False,
-    json: bool = False,
 ) -> None:
     """Find how to serve a model: parallelism, replicas, batch and chunk, with the queue simulated.
 
@@ -100,7 +99,6 @@ def plan(
     --price: Price of a GPU-hour.
     --launch engine|dynamo: Also print what starts it, as `phalanx serve launch` does.
     --out: File to write the serving plan to.
-    --strict: Exit with 1 if anything that matters is assumed, missing or not modelled.
     """
     from phalanx.serving import plan_file as serving
     from phalanx.spec.errors import InputError
@@ -126,20 +124,19 @@ def plan(
         announce(f"note: {note}")
     serving.write(answer.plan, out)
     announce(f"serving plan: {out}")
-    if json:
+    if shown.json:
         print_json(answer.to_dict() | ({"launch": as_json_of(answer.plan, launch)} if launch else {}))
     else:
         _show(answer)
         if launch:
             show(answer.plan, launch)
-    if strict and answer.caveats:
-        raise typer.Exit(1)
+    shown.check(answer)
 
 
 def _fields(line: typer.Context) -> dict[str, Any]:
     """Return the fields of a ServingRequest that stand on the command line."""
     names = {"kv": "cache"}
-    apart = {"source", "launch", "out", "strict", "json"}
+    apart = {"source", "launch", "out", "strict", "json", "assertions"}
     stated = {n: value for n, value in line.params.items() if n not in apart}
     sources = {n: line.get_parameter_source(n) for n in stated}
     return {
