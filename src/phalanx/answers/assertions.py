@@ -1,8 +1,8 @@
 """Assertions about an answer: `memory<75GiB, step<20s, mfu>0.4, fits`, as continuous integration asks them.
 
 A name is a field of the answer as `--json` prints it, whole (`memory_bytes`), without its unit (`memory`,
-`step_time`), by the end of its path (`question.gpus`, `sides.2.step`), or `step`. Where the answer has several fields of
-that name, the shallowest counts, which of a plan is its best strategy's; of rows, such as compared sides, each must
+`step_time`), by the end of its path (`question.gpus`, `sides.2.step`), or `step`. Where the answer has several fields
+of that name, the shallowest counts, which of a plan is its best strategy's; of rows, such as compared sides, each must
 hold. Numbers take units: bytes (KiB to TB), times (ms, s, min, h, d) and per cent; or they are another field
 (`sides.2.step<sides.1.step`). A name alone must be true.
 """

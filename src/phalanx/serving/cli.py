@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 @command
 def plan(
     line: typer.Context,
+    shown: Annotated[Display, "json", "strict", "assertions"],
     source: list[Path] | None = None,
     model: str | None = None,
     cluster: str | None = None,
@@ -59,7 +60,6 @@ def plan(
         ),
     ] = None,
     seed: Annotated[int, typer.Option("--seed", min=0, help="Of arrivals, lengths and acceptance.")] = 0,
-    shown: Annotated[Display, "json", "strict", "assertions"] = Display(),
     launch: str | None = None,
     out: Path = Path("serving.json"),
 ) -> None:
