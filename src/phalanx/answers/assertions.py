@@ -2,8 +2,8 @@
 
 A name is a field of the answer as `--json` prints it, whole (`memory_bytes`), without its unit (`memory`,
 `step_time`), by the end of its path (`question.gpus`, `sides.2.step`), or `step`. Where the answer has several fields
-of that name, the shallowest counts, which of a plan is its best strategy's; of rows, such as compared sides, each must
-hold. Numbers take units: bytes (KiB to TB), times (ms, s, min, h, d) and per cent; or they are another field
+of that name, the shallowest counts, which of a plan is its best strategy's; of rows, such as compared sides, each
+must hold. Numbers take units: bytes (KiB to TB), times (ms, s, min, h, d) and per cent; or they are another field
 (`sides.2.step<sides.1.step`). A name alone must be true.
 """
 
@@ -152,7 +152,7 @@ def _written(value: Any, path: str) -> str:
 
 
 def _interval(path: str, values: dict[str, Any]) -> str:
-    """Return the interval of a field, where the answer has one: X_low_s and X_high_s beside X_s."""
+    """Return the interval of a field, where the answer has one: X_low_s and X_high_s of X_s."""
     unit = next((unit for unit in _UNITS if path.endswith(unit)), "")
     stem = path.removesuffix(unit)
     low, high = (values.get(f"{stem}_{end}{unit}") for end in ("low", "high"))
