@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from phalanx.report.pictures.files import svg
-from phalanx.textbook.answers import PICTURES, options_of, picture
+from phalanx.textbook.answers import PICTURES, has_steps, moved, options_of, picture
 
 HEADS = {
     "hardware": "Chips and links",
@@ -26,6 +26,7 @@ What a teacher draws on a whiteboard, drawn from the numbers that the commands p
     phalanx learn draw                                    # the list; with --save all.html, all of them on one page
     phalanx learn draw fsdp --model llama3-8b --gpus 64   # as text of 80 columns
     phalanx learn draw fsdp --save fsdp.svg               # as SVG; .html: a page; .png: by Chromium, if installed
+    phalanx learn draw fsdp --save fsdp.svg --moving      # its blocks or rounds appear one after another
 
 Colours are those of Okabe and Ito, which colour-blind readers can tell apart; pictures follow the reader's light or
 dark setting, and name the source of their numbers below. An SVG needs no other file and makes no request.
@@ -44,11 +45,14 @@ def page() -> str:
         sections[HEADS[entry.draw.partition(":")[0].rpartition(".")[2]]] += [
             f"{entry.what}: `phalanx learn draw {name}`{takes}{yours}.",
             f"![{entry.what}](pictures/{name}.svg)",
+            *([f"[Step by step](pictures/{name}.moving.svg)."] if has_steps(picture(name)) else []),
         ]
     parts = [ABOUT.rstrip(), *("\n\n".join([f"## {head}", *lines]) for head, lines in sections.items())]
     return "\n\n".join(parts) + "\n"
 
 
 def drawings() -> dict[str, str]:
-    """Return every picture as SVG, by file name."""
-    return {f"{name}.svg": svg(picture(name)) for name in PICTURES}
+    """Return every picture as SVG, by file name, and those with steps also moving."""
+    drawn = {name: picture(name) for name in PICTURES}
+    still = {f"{name}.svg": svg(p) for name, p in drawn.items()}
+    return still | {f"{name}.moving.svg": svg(moved(p, name)) for name, p in drawn.items() if has_steps(p)}

@@ -111,3 +111,30 @@ def test_stages_hold_every_block_once(tmp_path: Path) -> None:
 def test_steps_of_data_parallelism_cut_the_batch(tmp_path: Path) -> None:
     assert "48 to 63" in phalanx(tmp_path, "learn draw data-parallelism --batch 64")[1]
     assert "is not a multiple of 4 ranks" in error_of(tmp_path, "learn", "draw", "data-parallelism", "--batch", "6")
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["ring-all-reduce", "binomial-all-reduce", "pipelines", "fsdp", "ring-attention", "expert-dispatch"],
+)
+def test_a_picture_that_moves_shows_its_steps_in_order(tmp_path: Path, name: str) -> None:
+    assert phalanx(tmp_path, f"learn draw {name} --moving --save moving.svg")[0] == 0
+    assert phalanx(tmp_path, f"learn draw {name} --save still.svg")[0] == 0
+    moving, still = ((tmp_path / f"{kind}.svg").read_text() for kind in ("moving", "still"))
+    times = [float(t) for t in re.findall(r'keyTimes="0;([\d.]+)"', moving)]
+    assert 0 < min(times) <= max(times) <= 0.8
+    if "reduce" in name:
+        assert times == sorted(times)
+        assert len(times) == len(set(times)) == {"ring-all-reduce": 6, "binomial-all-reduce": 4}[name]
+    assert "<animate" not in still
+    assert re.sub(r"<g><animate[^>]*>|</g>|\n", "", moving) == re.sub(r"</g>|\n", "", still)
+
+
+def test_what_has_no_steps_does_not_move(tmp_path: Path) -> None:
+    for options in (
+        "stages --moving --save x.svg",
+        "ring-all-reduce --moving",
+        "ring-all-reduce --moving --save x.png",
+    ):
+        code, _, err = phalanx(tmp_path, f"learn draw {options}")
+        assert (code, err.count("\n")) == (2, 1)

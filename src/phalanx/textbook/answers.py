@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from importlib import import_module
 from pathlib import Path
@@ -16,7 +16,7 @@ from phalanx.answers.answer import Answer, plain
 from phalanx.answers.question.query import Query
 from phalanx.planning.explain import decision_tree
 from phalanx.planning.lookup import cluster_named, model_named, require_counts
-from phalanx.report.pictures.figure import Picture
+from phalanx.report.pictures.figure import Picture, Rounds, Timeline
 from phalanx.report.pictures.files import panel_text, text
 from phalanx.report.view import View
 from phalanx.spec.errors import InputError, nearest
@@ -132,9 +132,22 @@ def _(value: DecisionPath) -> dict[str, Any]:
     return decision_tree.as_json(value.facts)
 
 
-def drawing(name: str, options: Mapping[str, Any]) -> Drawing:
+def drawing(name: str, options: Mapping[str, Any], moving: bool = False) -> Drawing:
     """Draw a picture by name. Raises InputError for an unknown one, or an option that it does not take."""
-    return Drawing(name, picture(name, options))
+    drawn = picture(name, options)
+    return Drawing(name, moved(drawn, name) if moving else drawn)
+
+
+def has_steps(drawn: Picture) -> bool:
+    """Whether a picture has rounds, or blocks over time."""
+    return any(isinstance(panel, Rounds | Timeline) for panel in drawn.panels)
+
+
+def moved(drawn: Picture, name: str) -> Picture:
+    """Return a picture whose steps appear one after another. Raises InputError for one without steps."""
+    if not has_steps(drawn):
+        raise InputError("moving", name, "has no steps", "name one of rounds or over time, such as ring-all-reduce")
+    return replace(drawn, moving=True)
 
 
 def pictures(options: Mapping[str, Any]) -> PictureList:

@@ -22,17 +22,23 @@ def draw(
     name: str | None = None,
     ranks: int | None = None,
     params: str | None = None,
+    moving: bool = False,
 ) -> None:
     """Draw a picture of the textbook: as text of 80 columns, and with --save as SVG, page or PNG.
 
     name: The picture; without one, all are listed, and drawn by --save.
     --ranks: Number of ranks.
+    --moving: Its rounds, or its blocks over time, appear one after another in what --save writes.
     """
+    from phalanx.spec.errors import InputError
     from phalanx.textbook.answers import drawing, pictures
+
+    if moving and (name is None or not output.save or any(file.suffix == ".png" for file in output.save)):
+        raise InputError("moving", None, "is for a picture as a file", "name it, with --save FILE.svg or FILE.html")
 
     options = {key: getattr(query, key) for key in OF_A_JOB} | {"ranks": ranks, "params": params}
     given = {key: value for key, value in options.items() if value is not None}
-    output.show(drawing(name, given) if name is not None else pictures(given))
+    output.show(drawing(name, given, moving) if name is not None else pictures(given))
 
 
 @command_with_progress  # the prompt waits for a person, not for us

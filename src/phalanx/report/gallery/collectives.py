@@ -77,8 +77,9 @@ def _states(schedule: Schedule) -> list[RoundState]:
     return held
 
 
-def all_reduce(algorithm: str) -> Callable[[int], Picture]:
-    """Return what draws an all-reduce over some ranks."""
+def collective(named: str) -> Callable[[int], Picture]:
+    """Return what draws a collective over some ranks: `all_reduce ring`, an operation and its algorithm."""
+    op, algorithm = named.split()
 
     def draw(ranks: int = 4) -> Picture:
         require_counts(("ranks", ranks))
@@ -86,7 +87,7 @@ def all_reduce(algorithm: str) -> Callable[[int], Picture]:
             raise InputError("ranks", ranks, "is too many to draw", f"use at most {MOST_DRAWN}")
         tiers = two_tiers(ranks, ranks // 2 if ranks % 2 == 0 else None)
         node = tiers[0] if algorithm == "hierarchical" else 0
-        return rounds(build("all_reduce", algorithm, ranks, ranks, tiers=tiers), node)
+        return rounds(build(op, algorithm, ranks, ranks, tiers=tiers), node)
 
     return draw
 

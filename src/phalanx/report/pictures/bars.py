@@ -150,9 +150,10 @@ def draw_timeline(scene: Scene, panel: Timeline) -> None:
             x, w = left + block.start * scale, (block.end - block.start) * scale
             about = f"{block.about or f'{block.kind}: {block.label}'}, {block.start:.4g} to {block.end:.4g}"
             edge = " b" if w > 3 else ""  # a narrow block would be all edge
-            scene.rect(x, scene.y, w, _LANE, f"f{kinds[block.kind] % 8}{edge}", about)
-            if width(block.label, 10) <= w - 2:
-                scene.text(x + w / 2, scene.y + 15, block.label, "on", 10, "middle")
+            with scene.appearing(block.start / end):
+                scene.rect(x, scene.y, w, _LANE, f"f{kinds[block.kind] % 8}{edge}", about)
+                if width(block.label, 10) <= w - 2:
+                    scene.text(x + w / 2, scene.y + 15, block.label, "on", 10, "middle")
         if lane.beside:
             scene.text(left + room + 10, scene.y + 16, lane.beside, "t", 11)
         scene.y += _LANE_STEP

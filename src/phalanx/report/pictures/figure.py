@@ -311,3 +311,5 @@ class Picture:
     """Which command computes the numbers, from what."""
     note: str = ""
     """What to see in it, in a sentence or two."""
+    moving: bool = False
+    """As SVG, rounds and blocks of a timeline appear one after another, again and again."""

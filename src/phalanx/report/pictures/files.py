@@ -23,7 +23,7 @@ _BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-sta
 
 def svg(picture: Picture) -> str:
     """Return a picture as SVG: no script, no font and nothing else from elsewhere."""
-    return _scene(picture.panels).svg(picture.title, picture.source, picture.note)
+    return _scene(picture.panels, moving=picture.moving).svg(picture.title, picture.source, picture.note)
 
 
 def panels_svg(panels: Iterable[Panel], title: str) -> str:
@@ -31,8 +31,8 @@ def panels_svg(panels: Iterable[Panel], title: str) -> str:
     return _scene(panels, 4.0).bare_svg(title)
 
 
-def _scene(panels: Iterable[Panel], top: float = 0.0) -> Scene:
-    scene = Scene()
+def _scene(panels: Iterable[Panel], top: float = 0.0, moving: bool = False) -> Scene:
+    scene = Scene(moving)
     scene.y = top
     for panel in panels:
         _DRAWN[type(panel)][0](scene, panel)

@@ -81,7 +81,8 @@ def draw_rounds(scene: Scene, panel: Rounds) -> None:
     for i, held in enumerate(panel.rounds):
         if i and i % across == 0:
             scene.y += high
-        _draw(scene, held, EDGE + i % across * wide, scene.y, name, cell, node)
+        with scene.appearing(i / len(panel.rounds)):
+            _draw(scene, held, EDGE + i % across * wide, scene.y, name, cell, node)
     scene.y += high
     scene.legend([("f6", "", "nothing yet"), ("f4", "", "some contributions"), ("f2", "", "complete")])
 

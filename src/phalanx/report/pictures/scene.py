@@ -4,11 +4,14 @@ and dark by the reader's setting, and no text without an estimate of its width, 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from xml.sax.saxutils import escape
 
 WIDE, EDGE = 760, 16
+_LOOP_S, _SHOWN = 12, 0.8
+"""Seconds of a picture that moves until it begins again, and the share of them until all is there."""
 FILLS = ("#56b4e9", "#e69f00", "#009e73", "#cc79a7", "#f0e442", "#d55e00", "#b0b0b0", "#8fd0b8")
 _STROKES = ("#0072b2", "#d55e00", "#007a5a", "#a04a7c", "#8a6d00", "#333333", "#3a9bd6", "#777777")
 _STROKES_DARK = ("#56b4e9", "#ff9a4d", "#2fd6a4", "#e39ac4", "#f0e442", "#e6e6e6", "#9ad0f5", "#a8a8a8")
@@ -112,9 +115,23 @@ def area_of(x: float, y: float, text: str, size: float = 12, anchor: str = "star
 class Scene:
     """A drawing that grows downwards; `y` is where the next panel begins."""
 
-    def __init__(self) -> None:
+    def __init__(self, moving: bool = False) -> None:
         self.y = 0.0
+        self._moving = moving
         self._parts: list[str] = []
+
+    @contextmanager
+    def appearing(self, share: float) -> Iterator[None]:
+        """Let what is drawn inside appear at a share of the picture's time, if the picture moves.
+
+        Where nothing moves (print, viewers without SMIL), all of it is there."""
+        start = len(self._parts)
+        yield
+        if self._moving and share > 0:
+            inside, self._parts[start:] = self._parts[start:], []
+            times = f'values="0;1" keyTimes="0;{min(share * _SHOWN, 1):.3f}" calcMode="discrete"'
+            moves = f'<animate attributeName="opacity" {times} dur="{_LOOP_S}s" repeatCount="indefinite"/>'
+            self._parts.append(f"<g>{moves}{''.join(inside)}</g>")
 
     def text(
         self,
