@@ -12,6 +12,7 @@ from support.unit_bytes import flops_of, measured, sends
 
 from phalanx.spec.errors import InputError
 from phalanx.spec.job import Job, Precision
+from phalanx.spec.model.modules import require_modules
 from phalanx.spec.model.spec import ModelSpec, units
 from phalanx.spec.strategy.legality import require_context
 from phalanx.spec.strategy.spec import Strategy
@@ -32,6 +33,7 @@ STRATEGIES += [Strategy(cp=2), Strategy(cp=4, ulysses=2), Strategy(tp=2, sp=True
 )
 def test_as_the_model_runs(spec: ModelSpec, s: Strategy, recompute: str, seq: int, dtype: str) -> None:
     try:
+        require_modules(spec, s.cp)
         require_split(spec, s)
         require_context(spec, seq, s)
     except InputError:

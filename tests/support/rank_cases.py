@@ -79,6 +79,7 @@ def instrumented_step(
     training = Training(spec, job, strategy, comm, seed=0, balanced=balanced)
     if training.loss_scale is not None:
         training.loss_scale = LossScale(256.0)  # a step that overflows has no update
+    training.alone = max(strategy.local, 1) - 1  # the step that synchronises
     batches = _same_batches(world, spec, job, strategy)
     comm.timeline.begin()
     with instrument(training.model.units(), comm.recorder, lambda: training.current) as tracker:

@@ -34,7 +34,7 @@ from phalanx.spec.files.job_file import ClusterChoice, JobFile
 from phalanx.spec.files.plan import Plan
 from phalanx.spec.job import Train
 from phalanx.spec.model.modules import require_modules
-from phalanx.spec.strategy.legality import require_runnable
+from phalanx.spec.strategy.legality import require_runnable, require_synchronised
 from phalanx.spec.strategy.spec import Strategy
 
 if TYPE_CHECKING:
@@ -160,9 +160,10 @@ def decide(
     """
     by = None if calibration is None else _own_factors(calibration)
     strategy, size = file.strategy, world.size if world else None
-    require_modules(file.model)
+    require_modules(file.model, 1 if strategy is None else strategy.cp)
     if strategy is not None:
         require_runnable(strategy, file.job)
+        require_synchronised(strategy, file.train)
         limit = file.cluster.ranks if file.cluster.preset == "local" else None
         if world is None and limit is not None and strategy.world > limit:
             raise InputError(

@@ -48,7 +48,7 @@ from phalanx.runtime.tracing import host_values
 from phalanx.schedule.generation import Batch, CacheSeat, Room, Slot, first_key, reads
 from phalanx.schedule.layout import RankView
 from phalanx.spec.model.blocks.lowering import architecture
-from phalanx.spec.model.blocks.operators import Attend, Conv, Scan
+from phalanx.spec.model.blocks.operators import Attend, Conv, Expand, Scan
 from phalanx.spec.model.spec import ModelSpec, parameters
 
 
@@ -69,13 +69,14 @@ class PagedCache:
         blocks, wide = architecture(local).blocks, accumulate_dtype(dtype)
         for i in local.held_blocks:
             attend, conv, scan = blocks[i].first(Attend), blocks[i].first(Conv), blocks[i].first(Scan)
+            latent = blocks[i].first(Expand) is not None
             if attend is not None:
                 rows = self._rolling[i] = room.last_tokens(attend.window)
                 tokens = room.tokens if rows is None else room.seats * rows
                 heads = attend.kv.count, attend.key
                 self.memory[i] = (
                     (self._zeros(tokens, attend.cache),)
-                    if local.latent
+                    if latent
                     else (self._zeros(tokens, *heads), self._zeros(tokens, *heads))
                 )
             if conv is not None:

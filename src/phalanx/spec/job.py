@@ -8,7 +8,7 @@ from typing import Annotated, Literal, cast, get_args
 
 from phalanx.spec.errors import InputError, nearest
 from phalanx.spec.number_formats import NUMBER_FORMATS, NumberFormat
-from phalanx.spec.optimizers import Optimizer
+from phalanx.spec.optimizers import Optimizer, OuterOptimizer
 from phalanx.spec.ranges import Count, FilePath, Length, Name, Natural, Range, Share, require_ranges
 
 DType = Literal["float64", "float32", "bfloat16", "float16"]
@@ -95,6 +95,8 @@ class Job:
     """Number types."""
     optimizer: Optimizer = field(default_factory=Optimizer)
     """Update rule and its constants; the learning rate is in [train]."""
+    outer: OuterOptimizer = field(default_factory=OuterOptimizer)
+    """The update of replicas that take steps alone; has no effect without strategy.local."""
     clip: Annotated[float, Range(0, 1e30)] = 1.0
     """The largest global gradient norm; larger gradients are scaled down to it. 0: no clipping."""
     documents: Literal["packed", "separate"] = "packed"

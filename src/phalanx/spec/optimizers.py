@@ -112,6 +112,24 @@ _Decay = Annotated[float, Range(0, 1, below=True)]
 
 
 @dataclass(frozen=True)
+class OuterOptimizer:
+    """The update that brings replicas together which took steps alone (strategy.local): SGD, whose gradient is the
+    mean over the replicas of the parameters before those steps minus the parameters after them. The defaults are
+    DiLoCo's (Douillard et al. 2023, section 3.1); lr = 1 and momentum = 0 average the parameters (local SGD, Stich
+    2019). Raises InputError for values out of range."""
+
+    lr: Annotated[float, Range(0, 1e6, above=True)] = 0.7
+    """The outer learning rate, constant over the run; positive."""
+    momentum: _Decay = 0.9
+    """Decay of the outer momentum; 0: none, and no state for it."""
+    nesterov: bool = True
+    """Whether the momentum is Nesterov's. Has no effect without momentum."""
+
+    def __post_init__(self) -> None:
+        require_ranges(self, "job.outer")
+
+
+@dataclass(frozen=True)
 class Optimizer:
     """The optimizer of a job and its constants. Raises InputError for values out of range."""
 

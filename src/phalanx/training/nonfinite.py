@@ -151,7 +151,8 @@ def origin(
     with _watching(engine, units, way, micro_batch) as watch:
         again()
     engine.comm.status.now("the search for what is not finite")
-    reports = engine.comm.gather_objects((watch.earliest, before, _sums(engine, way)), "world")
+    together = engine.comm.mesh.step_axis
+    reports = engine.comm.gather_objects((watch.earliest, before, _sums(engine, way)), together)
     return _describe(engine.comm, *(list(column) for column in zip(*reports, strict=True)))
 
 
@@ -162,15 +163,16 @@ def _describe(
     run."""
 
     def first(of_ranks: list[NonFinite | None]) -> tuple[NonFinite, str] | None:
-        origins = [(f.micro_batch, f.place, rank) for rank, f in enumerate(of_ranks) if f is not None]
+        origins = [(f.micro_batch, f.place, index) for index, f in enumerate(of_ranks) if f is not None]
         if not origins:
             return None
-        rank = min(origins)[2]
+        index = min(origins)[2]
+        rank = comm.ranks(comm.mesh.step_axis)[index]
         place = ", ".join(f"{axis} {i}" for axis, i in comm.mesh.coordinates(rank).items())
         others = {1: "", 2: ", and another rank has some"}.get(
             len(origins), f", and {len(origins) - 1} other ranks have some"
         )
-        chosen = of_ranks[rank]
+        chosen = of_ranks[index]
         assert chosen is not None
         return chosen, f"rank {rank}{f' ({place})' if place else ''}{{}} ({chosen.elements}{others})"
 

@@ -85,13 +85,15 @@ class Trainer:
         self.memory = 0
         self.events: tuple[Event, ...] = ()
         self._ahead: tuple[int, list[Tensor]] | None = None
-        self.late = comm.world.device.type == "cuda"  # the host reads the metrics of a step one step later
+        # The host reads the metrics of a step one step later.
+        self.late = comm.world.device.type == "cuda" and not strategy.local
         self._issued: tuple[int, float] | None = None  # the step that it has not read yet, and its lr
         self._clock = self._ended = 0.0
         self.step_times: list[float] = []
         self.parts: list[tuple[float, float, float]] = []  # compute, exposed, hidden communication, seconds
-        # The first step is instrumented and the second still warms up, so the third is traced.
-        self.traced = min(self.start + 2, train.steps - 1)
+        # The first step is instrumented and the second still warms up, so the third is traced; of replicas that take
+        # steps alone, steps that synchronise.
+        self.traced = min(self.start + max(2, 2 * strategy.local - 1), train.steps - 1)
         self.trace_written = False
         self.saved = self.start
         self.watch = LoadWatch(plan.model) if plan.model.experts else None
@@ -183,7 +185,7 @@ class Trainer:
         lr = learning_rate(plan.train, self.peak_lr, step)
         recorder, timeline = self.comm.recorder, self.comm.timeline
         traced = timeline.possible and step == self.traced
-        instrumented = not self.events
+        instrumented = not self.events and (self.training.synchronises or not plan.strategy.local)
         self.comm.status.now("reading of the batch")
         if self.late and not instrumented:
             return self._late_step(step, stop, lr)
@@ -192,7 +194,8 @@ class Trainer:
         inputs = self._inputs(step)
         timeline.passes.append(Span("loading", COMPUTE, began, time.perf_counter(), {"op": "loading"}))
         try:
-            # The first step of a process is slow anyway, so it is the instrumented one (or the first not skipped).
+            # The first step of a process is slow anyway, so it is the instrumented one (or the first not skipped; of
+            # replicas that take steps alone, the first that synchronises).
             if instrumented:
                 with instrument(self.training.model.units(), recorder, lambda: self.training.current) as tracker:
                     result = self.training.step(inputs, lr, bool(stop))

@@ -8,6 +8,9 @@ The trainer, the parity examiner and the benchmarks all run this same step.
     finish:        gradients are sums over the global batch; divided by its token count, clipped
     optimizer:     on the masters; weights are cast down from them
 
+Replicas that take steps alone (strategy.local) do all this among their own ranks. In the last of those steps they
+also reduce loss, tokens and stop flag over dp_local, and the outer optimizer follows the inner one (outer.py).
+
 How the model got onto its ranks is in parallelize.py. A step whose loss or gradient is not finite changes no weight:
 its origin is searched for (nonfinite.py), the residuals of compression are dropped, and the step is skipped or ends
 the run. fp16 gradients that overflow halve the loss scale (loss_scale.py).
@@ -37,6 +40,7 @@ from phalanx.runtime.checkpoint.boxes import Part, full_part
 from phalanx.runtime.comm.communicator import Comm
 from phalanx.runtime.comm.recorder import Now
 from phalanx.runtime.data_parallel import logical_state, replica_check
+from phalanx.runtime.data_parallel.outer import OuterUpdate
 from phalanx.runtime.tracing import host_values
 from phalanx.schedule.pipeline import stages
 from phalanx.schedule.pipeline.actions import PipelineSchedule
@@ -108,6 +112,8 @@ class Training:
         self.model, self.engine, self.copies, self.pipeline = own.model, own.engine, own.copies, own.pipeline
         self.weights, self.masters, self._gradients = own.weights, own.masters, own.gradients
         self.optimizer = own.optimizer
+        self.outer = OuterUpdate(own.engine, own.masters, own.gradients, job.outer) if strategy.local else None
+        self.alone = 0  # steps since replicas that take steps alone have synchronised
         self.loads = Loads(spec, own.model) if own.layers.ep is not None else None
         precision = job.precision
         # The ranks of tp have the same loss: one of those with the head reports it for all.
@@ -118,6 +124,11 @@ class Training:
         self.skipped = 0  # steps that changed no weight
         self._in_a_row = 0  # consecutive skipped steps that no smaller loss scale explains
         self._issued: _Issued | None = None  # the step whose metrics the host has not read
+
+    @property
+    def synchronises(self) -> bool:
+        """Whether the step that runs, or the next one, brings together replicas that take steps alone."""
+        return self.outer is not None and self.alone + 1 == self.strategy.local
 
     @property
     def current(self) -> Now:
@@ -139,7 +150,11 @@ class Training:
         result, factor = self._result(read, divisor)
         if read[3] or not math.isfinite(result.grad_norm):
             finite = math.isfinite(result.loss)
-            return self._with_scale(result, self._skip(finite, self.loss_scale, micro_batches, 1 / divisor))
+            why = self._skip(finite, self.loss_scale, micro_batches, 1 / divisor)
+            if self.synchronises:
+                self._publish()
+            self._count()
+            return self._with_scale(result, why)
         clip = min(1.0, self.job.clip / (result.grad_norm + 1e-6)) if self.job.clip else 1.0
         self.engine.scale(factor * clip)
         self.comm.status.now("optimizer")
@@ -149,11 +164,17 @@ class Training:
         self._in_a_row = 0
         if self.loss_scale:
             self.loss_scale = self.loss_scale.after(overflow=False)
+        self._count()
         return self._with_scale(result)
+
+    def _count(self) -> None:
+        self.alone = (self.alone + 1) % self.strategy.local if self.outer is not None else 0
 
     def issue(self, micro_batches: list[Tensor], lr: float, stop: bool = False) -> StepResult | None:
         """Issue a step without waiting for its metrics; return the report of the previously issued step, None if
-        there is none. Arguments and errors as for `step`; an error concerns the previous step."""
+        there is none. Arguments and errors as for `step`; an error concerns the previous step. Not for replicas that
+        take steps alone: a stop that is read a step late would find them apart."""
+        assert self.outer is None
         passed = self._local(micro_batches)
         earlier = self.settle()
         if earlier is not None and earlier.skipped:
@@ -198,7 +219,7 @@ class Training:
     @property
     def _expected(self) -> int:
         """The number of target tokens that passes divide the loss by, before the loss scale."""
-        return self.job.global_batch * self.job.seq
+        return self.job.global_batch * self.job.seq // self.strategy.dp_local
 
     def _numerator(self, divisor: float) -> float:
         """Return the numerator of the gradients' factor; its denominator is the true number of target tokens. It
@@ -233,8 +254,9 @@ class Training:
         divisor: float,
         stop: bool,
     ) -> tuple[Tensor, Tensor, float]:
-        """Reduce the metrics over all ranks. Returns ((loss sum, target tokens, stop, not finite, squared norm,
-        *counts), fp64; the counts of experts; divisor)."""
+        """Reduce the metrics over the ranks that step together. Returns ((loss sum, target tokens, stop, not finite,
+        squared norm, *counts), fp64; the counts of experts; divisor). With replicas that take steps alone, loss sum,
+        target tokens and stop flag of all replicas come last: until they synchronise, this one represents them."""
         parts = self.strategy.gradients_differ_by_rank  # ranks have different gradients: the norm is a sum over them
         metrics = torch.zeros(4 + parts + len(counts), dtype=torch.float64, device=self.comm.world.device)
         if self._counts:
@@ -245,8 +267,16 @@ class Training:
         if parts:
             metrics[4] = square
         metrics[4 + parts :] = counts
-        self.comm.all_reduce(metrics, "world", unit="metrics", phase="opt").wait()
+        self.comm.all_reduce(metrics, self.comm.mesh.step_axis, unit="metrics", phase="opt").wait()
         values = metrics if parts else torch.cat([metrics[:4], square[None], metrics[4:]])
+        if self.outer is not None:
+            everyone = metrics[:3].clone()
+            if self.synchronises:
+                self.comm.all_reduce(everyone, "dp_local", unit="metrics", phase="opt").wait()
+            else:
+                everyone[:2].mul_(self.strategy.dp_local)
+                everyone[2] = 0.0
+            values = torch.cat([values, everyone])
         return values, metrics[4 + parts :], divisor
 
     def _result(self, read: list[float], divisor: float) -> tuple[StepResult, float]:
@@ -254,7 +284,11 @@ class Training:
         loss, tokens, stops, _, square, *load_sums = read
         factor = self._numerator(divisor) / tokens
         norm = math.sqrt(square) * factor if square >= 0 else math.nan
+        if self.outer is not None:
+            *load_sums, loss, everyone, stops = load_sums
         spread = self.loads.read(load_sums, int(tokens)) if self.loads is not None else ()
+        if self.outer is not None:
+            tokens = everyone
         return StepResult(loss / tokens, norm, int(tokens), stops > 0, loads=spread), factor
 
     def _passes(self, micro_batches: list[Tensor], seed: float) -> Tensor:
@@ -320,6 +354,14 @@ class Training:
         self.optimizer.step()
         for master in self.masters.values():  # a cast copy, or a view that autograd must not add to
             master.grad = None
+        self._publish()
+
+    @torch.no_grad()
+    def _publish(self) -> None:
+        """Bring replicas together that took steps alone, if this is their last; cast the weights down from their
+        masters and start to gather them."""
+        if self.outer is not None and self.synchronises:
+            self.outer.synchronise()
         for name, weight in self.weights.items():
             if self.masters[name] is not weight:
                 weight.copy_(self.masters[name])
@@ -360,7 +402,11 @@ class Training:
     def owned(self) -> Iterator[Part]:
         """Yield the parts of a checkpoint written by this rank; all ranks together
         (runtime/data_parallel/logical_state.py)."""
-        return logical_state.owned(self.engine, self.masters, self.optimizer, self.split)
+        return logical_state.owned(self.engine, self.masters, self.optimizer, self.split, self._outer_state)
+
+    @property
+    def _outer_state(self) -> dict[str, Tensor]:
+        return {} if self.outer is None else self.outer.momentum
 
     def gradients(self) -> dict[str, Tensor]:
         """Gather the gradient of every logical parameter, by name; all ranks together."""
@@ -380,7 +426,11 @@ class Training:
         if self.loss_scale and saved.loss_scale:
             self.loss_scale = saved.loss_scale
         rest = [full_part(name, t) for name, t in logical_state.buffers(self.model).items()]
-        logical_state.load(self.engine, self.masters, self.optimizer, folder, step, rest, split=self.split)
+        logical_state.load(
+            self.engine, self.masters, self.optimizer, folder, step, rest, self.split, self._outer_state
+        )
+        if self.outer is not None:
+            self.outer.loaded()
         for name, weight in self.weights.items():
             if self.masters[name] is not weight:
                 weight.copy_(self.masters[name])

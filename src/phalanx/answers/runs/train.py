@@ -149,7 +149,7 @@ def _begin(file: JobFile, resume: bool, world: World | None, announce: Announce)
 
     Raises InputError.
     """
-    require_modules(file.model)
+    require_modules(file.model, 1 if file.strategy is None else file.strategy.cp)
     if file.strategy is not None:
         require_runnable(file.strategy, file.job)
         check(file.strategy, file.model, file.job, world.size if world else None)

@@ -119,7 +119,7 @@ def target(query: Query, overrides: Sequence[str], announce: Announce) -> Verifi
     file = with_strategy(job_file.load(path, overrides), None if strategy is None else str(strategy))
     if cluster is not None:
         file = replace(file, cluster=_chosen(str(cluster)))
-    require_modules(file.model)
+    require_modules(file.model, 1 if file.strategy is None else file.strategy.cp)
     if file.strategy is None:
         return _decided(file, announce)
     require_runnable(file.strategy, file.job)
@@ -136,7 +136,7 @@ def _of_options(query: Query, overrides: Sequence[str]) -> VerifiedJob:
         raise InputError("precision", question.precision, "is not run by our runtime", f"use {', '.join(run)}")
     p, strategy = question.pricing, question.strategy
     assert strategy is not None
-    require_modules(p.model)
+    require_modules(p.model, strategy.cp)
     job = p.job
     if (products := PRECISIONS[question.precision]).narrow:
         job = replace(job, precision=replace(job.precision, products=products.name))  # type: ignore[arg-type]
@@ -176,7 +176,7 @@ def _of_configuration(path: Path, query: Query) -> VerifiedJob:
     model = asked.model if isinstance(asked.model, ModelSpec) else model_named(str(asked.model))[0]
     job = configured.job or Job(asked.batch or 1, asked.seq or 1)
     job = replace(job, precision=Precision("float16" if asked.precision == "fp16" else "bfloat16"))
-    require_modules(model)
+    require_modules(model, strategy.cp)
     require_runnable(strategy, job)
     check(strategy, model, job, None)
     notes = list(configured.notes)
@@ -237,7 +237,7 @@ def _of_plan(path: Path) -> VerifiedJob:
     """Return what to verify for a plan.json or a run's folder. Raises InputError."""
     path = path / "plan.json" if path.is_dir() else path
     plan = plans.read(path)
-    require_modules(plan.model)
+    require_modules(plan.model, plan.strategy.cp)
     require_runnable(plan.strategy, plan.job)
     check(plan.strategy, plan.model, plan.job, None)
     if plan.strategy.world > plan.cluster.ranks:

@@ -38,7 +38,7 @@ from phalanx.spec.strategy.stack_options import AS_RELEASED, StackOptions
 
 _BY_POLICY = ("grad_sync", "reshard")
 """Fields decided by a stack's policy (cost/ledger/policy.py)."""
-_AS_DEFAULT = (*_BY_POLICY, "bucket", "prefetch")
+_AS_DEFAULT = (*_BY_POLICY, "bucket", "prefetch", "local")
 """Fields of a strategy that have no term here; only their defaults are priced."""
 
 
@@ -93,7 +93,7 @@ def require_modelled(s: Strategy, stack: str) -> None:
 def require_policy(s: Strategy, stack: str) -> None:
     """Require that the stack can run a strategy, and that the strategy does not set fields that the stack's policy
     decides. Raises InputError naming a field."""
-    _require_default(s, _BY_POLICY)
+    _require_default(s, (*_BY_POLICY, "local"))
     _require_priced(stack, s)
 
 

@@ -96,7 +96,7 @@ def forward(op: Operator, s: Sublayer, p: RankPass) -> Work:
         case Attend():
             return core(op, p) + (memory(t * op.y.dim.groups(d) * 2 * op.value, e, 1) if _pads(op) else NO_WORK)
         case Index():
-            return _index(op, p, 1)
+            return _index(op, p)
         case Conv():
             return scan.convolution(op, s, t, p.seq, e, d, backward=False)
         case Scan():
@@ -131,8 +131,8 @@ def input_grad(op: Operator, s: Sublayer, p: RankPass) -> Work:
         case Attend():
             wider = memory(t * op.y.dim.groups(d) * (op.value + op.core), e, 1) if _pads(op) else NO_WORK
             return core(op, p, 2) + wider
-        case Index():
-            return _index(op, p, 2)
+        case Index():  # gradients of zero through the products of keys and weights, in input and weights
+            return _index_products(op, p, slice(1, 3)) * 2
         case Conv():
             return scan.convolution(op, s, t, p.seq, e, d, backward=True)
         case Scan():
@@ -268,14 +268,21 @@ def _laid_out(op: Expand, p: RankPass) -> int:
     return laid_out + int(op.y[0].dim.groups(p.strategy)) * (op.nope + op.value)
 
 
-def _index(op: Index, p: RankPass, passes: int) -> Work:
-    """Return the work of an index, whole on every tp rank: its products, and a score for each query and key."""
-    outs = (op.heads * op.each, op.each, op.heads)
-    work = NO_WORK
-    for n, k in zip(outs, op.into, strict=True):
-        work += gemm(p.tokens, n, k, p.e) * passes if k else NO_WORK
+def _index(op: Index, p: RankPass) -> Work:
+    """Return the forward work of an index, whole on every tp rank: its products; and where there are more keys than
+    it may choose, for each of them the products of the heads' scores, and their weighted sum. It learns nothing, so
+    no gradient passes through its scores (nn/index.py)."""
+    work = _index_products(op, p)
+    if p.keys <= op.top:
+        return work
     pairs = p.tokens * p.keys // op.ratio
-    return work + Work(2 * passes * op.heads * (op.each + 1) * pairs, 0, 2 * passes * pairs * max(p.e, 4), 4 * passes)
+    return work + Work(2 * op.heads * op.each * pairs, 0, 4 * op.heads * pairs * max(p.e, 4), 3 * op.heads)
+
+
+def _index_products(op: Index, p: RankPass, which: slice = slice(3)) -> Work:
+    """Return the work of an index's products: of queries, keys and weights."""
+    sizes = list(zip((op.heads * op.each, op.each, op.heads), op.into, strict=True))[which]
+    return sum((gemm(p.tokens, n, k, p.e) for n, k in sizes if k), NO_WORK)
 
 
 def _activated(op: Activate, p: RankPass) -> Column:

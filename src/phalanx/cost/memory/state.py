@@ -55,12 +55,14 @@ class State:
     """Temporary bytes of coding a gradient; not in `total`, since no term has their lifetime."""
     cache: int = 0
     """The KV cache of generation."""
+    outer: int = 0
+    """Of replicas that take steps alone: their masters before those steps, and the outer optimizer's momentum."""
 
     @property
     def total(self) -> int:
         """Bytes held throughout the step."""
         model = self.parameters + self.master + self.gradients + self.optimizer
-        return model + self.buffers + self.tables + self.batch + self.compression + self.cache
+        return model + self.buffers + self.tables + self.batch + self.compression + self.cache + self.outer
 
 
 def updated_elements(local: ModelSpec, s: Strategy, matrices: bool = False) -> int:
@@ -136,6 +138,7 @@ def model_state(view: RankView) -> State:
         batch=job.global_batch // s.dp * prod(context.shape(1, separate)) * 8,
         compression=compression.held_bytes(c, cut, s, accumulate) if c else 0,
         scratch=compression.scratch_bytes(c, cut, s, accumulate) if c else 0,
+        outer=elements * (1 + bool(job.outer.momentum)) * master if s.local else 0,
     )
 
 

@@ -24,7 +24,7 @@ from phalanx.cost.step.bucket_order import BucketOrder
 from phalanx.cost.step.pass_terms import attention_core, boolean_mask_bytes
 from phalanx.cost.step.program import StepProgram
 from phalanx.cost.step.term import Term, highest
-from phalanx.cost.step.terms import metrics, terms
+from phalanx.cost.step.terms import OUTER, OUTER_METRICS, metrics, terms
 from phalanx.schedule.event import INSIDE, Event, Kind, Phase
 from phalanx.schedule.gradients.buckets import IN_8_BITS, PARAMETERS, SCALES, Bucket, gathered_narrow, of_chunks
 from phalanx.schedule.gradients.compression import CompressedMessage, bucket_collectives, replica_collectives
@@ -51,7 +51,8 @@ class _Expansion:
 
     def __init__(self, view: RankView, step_terms: Sequence[Term]) -> None:
         self.view, self.job, self.strategy = view, view.job, view.strategy
-        self.terms = {(t.event.op, t.event.unit): t for t in step_terms if t.event.axis not in (*INSIDE, "pp")}
+        outside = (t for t in step_terms if t.event.phase == "opt" or t.event.axis not in (*INSIDE, "pp"))
+        self.terms = {(t.event.op, t.event.unit): t for t in outside}
         self.finished = last_weight_grad_at(view.actions)
         order = [view.chunk_indices.index(chunk) for chunk in self.finished]
         self.sharding = sharding_of(self.strategy)
@@ -102,12 +103,18 @@ class _Expansion:
                 [Event("collective", "all_reduce", "opt", "copies", "tp", strategy.tp, dtype=accumulate, bytes=size)]
             )
         # Metrics, and the update.
-        if strategy.world > 1:
+        if (ranks := view.mesh.step_ranks) > 1:
             event = self.terms["all_reduce", "metrics"].event
-            log.add([replace(event, group_size=strategy.world, bytes=metrics(view.model, strategy) * 8)])
+            log.add([replace(event, group_size=ranks, bytes=metrics(view.model, strategy) * 8)])
+        if strategy.local:
+            term = self.terms["all_reduce", OUTER_METRICS]
+            log.add([replace(term.event, unit="metrics", group_size=strategy.dp_local, bytes=term.bytes)])
         log.compute(_update(self.terms["optimizer", ""], view))
         for x in view.exchanges:
             log.add(_exchanged(x, view))
+        # Replicas that took steps alone come together.
+        for b in view.buckets if strategy.local else ():
+            log.add([_bucket(self.terms["all_reduce", b.kind(OUTER)], b, view, None)])
         # Gathers of updated parameters.
         if self.sharding.updates_gather:
             for b in reversed(view.buckets):
@@ -311,8 +318,9 @@ def _template(term: Term, masks: int) -> Event:
 
 
 def _bucket(term: Term, bucket: Bucket, view: RankView, micro_batch: int | None, phase: Phase | None = None) -> Event:
-    """Return the collective of one bucket; of its shard only, where the term reduces shards over replicas."""
-    numel = bucket.padded(view.strategy) // (view.strategy.shards if term.event.unit == "shards" else 1)
+    """Return the collective of one bucket; of its shard only, where the term is of shards, over their replicas."""
+    of_shard = term.event.unit in ("shards", bucket.kind(OUTER))
+    numel = bucket.padded(view.strategy) // (bucket.parts(view.strategy) if of_shard else 1)
     return replace(
         term.event,
         unit=bucket.name,

@@ -23,6 +23,7 @@ from dataclasses import replace
 from phalanx.cost.compute import unit_work
 from phalanx.cost.compute.scan import recurrence
 from phalanx.cost.compute.unit_work import RankPass
+from phalanx.cost.memory.cache import latents
 from phalanx.cost.memory.state import State, cache_bytes
 from phalanx.cost.step.program import StepProgram
 from phalanx.schedule.event import Event
@@ -131,7 +132,8 @@ def mixing_flops(block: Block, s: Strategy, batch: Batch) -> int:
             queries = sum(slot.new for slot in slots)
             if index is not None and keys > index.top:
                 flops += 2 * index.heads * index.each * queries * keys
-            flops += 4 * attend.y.dim.groups(s) * (attend.cache if latent else attend.core) * queries * keys
+            width = sum(latents(sublayer)) if latent else attend.core
+            flops += 4 * attend.y.dim.groups(s) * width * queries * keys
             if expand is not None and not latent:
                 (up,) = (op for op in products_of(sublayer) if op.y[0].name == expand.up)
                 flops += 2 * (keys - queries) * up.into.size * up.y[0].dim.here(s)

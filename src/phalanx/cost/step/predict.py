@@ -18,7 +18,13 @@ from phalanx.cost.ledger.rank_layout import layout as ledger_layout
 from phalanx.cost.memory.footprint import documents
 from phalanx.cost.memory.state import model_state
 from phalanx.cost.step.expand import expand
-from phalanx.cost.step.predict_pipeline import exposed_outside_layers, exposed_seconds, price_pipeline, rates_of
+from phalanx.cost.step.predict_pipeline import (
+    exposed_outside_layers,
+    exposed_seconds,
+    outer_seconds,
+    price_pipeline,
+    rates_of,
+)
 from phalanx.cost.step.term import Term, highest
 from phalanx.cost.step.terms import terms
 from phalanx.schedule.event import INSIDE
@@ -33,8 +39,9 @@ from phalanx.spec.strategy.spec import Strategy
 class StepPrediction:
     """The price of one step on one rank: seconds, FLOPs, bytes.
 
-    With a pipeline: the seconds of the rank that computes longest, the memory of the fullest rank, the bytes of the
-    first rank, and the mean FLOPs of all ranks."""
+    With replicas that take steps alone, seconds are the mean over these steps and the one that synchronises; bytes
+    and memory are of the latter. With a pipeline: the seconds of the rank that computes longest, the memory of the
+    fullest rank, the bytes of the first rank, and the mean FLOPs of all ranks."""
 
     step_time_s: float
     forward_s: float
@@ -66,6 +73,7 @@ def _price(view: RankView, cluster: ClusterSpec) -> StepPrediction:
     forward = backward = communication = optimizer = 0.0
     inside_layers = 0.0  # seconds of communication in the middle of layers
     exposed_inside = 0.0  # the exposed part of it
+    outer = 0.0  # seconds of a synchronisation of replicas that take steps alone
     sent: list[tuple[Term, float]] = []  # communication outside layers
     flops = 0
     traffic: dict[str, int] = {}
@@ -80,6 +88,9 @@ def _price(view: RankView, cluster: ClusterSpec) -> StepPrediction:
             backward += (term.work.seconds(rates.backward) + difference) * rates.pass_slowdown
         elif term.event.op == "optimizer":
             optimizer = unit_work.optimizer_seconds(term.work, rates)
+        elif term.event.axis == "dp_local":
+            traffic["dp_local"] = traffic.get("dp_local", 0) + term.bytes
+            outer += outer_seconds(view, term, cluster, rates)
         elif s.world > 1:
             backward += unit_work.around_collective_seconds(term.work, term.coding, term.code, rates)
             axis = term.event.axis
@@ -99,15 +110,16 @@ def _price(view: RankView, cluster: ClusterSpec) -> StepPrediction:
     exposed = communication
     if cluster.device.own_communication_engine:
         exposed = exposed_outside_layers(sent, view.layout, forward, backward)
+    alone = outer / max(1, s.local)  # a step's part of it
     state = model_state(view).total
     peak = state + _peak(view, step_terms)
     return StepPrediction(
-        step_time_s=forward + backward + optimizer + exposed + exposed_inside,
+        step_time_s=forward + backward + optimizer + exposed + exposed_inside + alone,
         forward_s=forward,
         backward_s=backward,
         optimizer_s=optimizer,
-        communication_s=communication + inside_layers,
-        exposed_communication_s=exposed + exposed_inside,
+        communication_s=communication + inside_layers + alone,
+        exposed_communication_s=exposed + exposed_inside + alone,
         flops=flops,
         model_flops=model_flops(view.layout),
         bytes_per_axis=traffic,

@@ -102,12 +102,15 @@ def price_pipeline(views: Sequence[RankView], terms_of: Sequence[Sequence[Term]]
             for phase in seconds:
                 seconds[phase][chunk] = sum(of_pass.get((phase, view.class_of[unit]), 0.0) for unit in units)
         collectives = [t for t in rank_terms if t.event.kind == "collective" and not _inside(t) and t.count]
+        outer = [t for t in collectives if t.event.axis == "dp_local"]
+        outer_s = sum(outer_seconds(view, t, cluster, rates) for t in outer) / max(1, layout.strategy.local)
+        collectives = [t for t in collectives if t not in outer]
         sent = [
             (t, float(collective_seconds(cluster, view.mesh, t.event.op, t.event.axis, t.count, t.bytes)))
             for t in collectives
         ]
         exposed_s = sent_s = sum(seconds for _, seconds in sent)
-        communication.append(sent_s)
+        communication.append(sent_s + outer_s)
         if cluster.device.own_communication_engine:
             forward_s, backward_s = (
                 layout.micro_batches * sum(seconds[p][c] for p in phases for c in view.chunk_indices)
@@ -117,7 +120,7 @@ def price_pipeline(views: Sequence[RankView], terms_of: Sequence[Sequence[Term]]
         coding_seconds = sum(
             float(unit_work.around_collective_seconds(t.work, t.coding, t.code, rates)) for t in collectives
         )
-        exposed.append(exposed_s + coding_seconds)
+        exposed.append(exposed_s + coding_seconds + outer_s)
         update = next(t for t in rank_terms if t.event.op == "optimizer")
         optimizer.append(unit_work.optimizer_seconds(update.work, rates))
     # Run the schedule with them.
@@ -183,6 +186,12 @@ def exposed_seconds(cluster: ClusterSpec, rates: KernelRates, term: Term, second
         return seconds
     by = rates.forward if term.event.phase == "F" else rates.backward
     return max(seconds - float(term.overlapping.seconds(by)) * rates.pass_slowdown, 0.0)
+
+
+def outer_seconds(view: RankView, term: Term, cluster: ClusterSpec, rates: KernelRates) -> float:
+    """Return the seconds of a term of a synchronisation of replicas that take steps alone: nothing overlaps it."""
+    sent = collective_seconds(cluster, view.mesh, term.event.op, term.event.axis, term.count, term.bytes)
+    return float(sent + unit_work.around_collective_seconds(term.work, term.coding, term.code, rates))
 
 
 _PHASES = {"forward": "F", "backward": "I", "input_grad": "I", "weight_grad": "W"}

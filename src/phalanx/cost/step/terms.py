@@ -155,9 +155,10 @@ def terms(view: RankView) -> tuple[Term, ...]:
         *partial_gradients(view),
         *data_parallel_terms(view),
         *pipeline_messages(view),
-        _metrics(view),
+        *_metrics(view),
         _optimizer(view),
         *_matrices(view),
+        *_outer(view),
     )
 
 
@@ -169,10 +170,34 @@ def metrics(spec: ModelSpec, s: Strategy) -> int:
     return 4 + s.gradients_differ_by_rank + loads
 
 
-def _metrics(view: RankView) -> Term:
-    s, active = view.strategy, int(view.strategy.world > 1)
-    event = Event("collective", "all_reduce", "opt", "metrics", "world", dtype="float64")
-    return Term(event, count=active, bytes=active * metrics(view.model, s) * 8)
+def _metrics(view: RankView) -> list[Term]:
+    if view.mesh.step_ranks == 1:
+        return []
+    event = Event("collective", "all_reduce", "opt", "metrics", view.mesh.step_axis, dtype="float64")
+    return [Term(event, count=1, bytes=metrics(view.model, view.strategy) * 8)]
+
+
+OUTER, OUTER_METRICS = "outer", "outer metrics"
+"""Units in terms of what replicas that take steps alone reduce when they synchronise."""
+
+
+def _outer(view: RankView) -> list[Term]:
+    """Return the terms of a synchronisation of replicas that take steps alone: loss sum, target tokens and stop flag,
+    and the change of their parameters, in the memory and the type of the gradients. The outer optimizer reads and
+    writes each element of a master, its copy, its change and the momentum."""
+    s, p = view.strategy, view.job.precision
+    if not s.local:
+        return []
+    terms = [Term(Event("collective", "all_reduce", "opt", OUTER_METRICS, "dp_local", dtype="float64"), 1, 3 * 8)]
+    e, master = DTYPE_BYTES[p.accumulate_dtype], DTYPE_BYTES[p.master_dtype]
+    for experts in (False, True):
+        cut = [b for b in view.buckets if b.experts == experts]
+        elements = sum(b.padded(s) // b.parts(s) for b in cut)
+        kind = cut[0].kind(OUTER) if cut else OUTER
+        work = Work(traffic_bytes=elements * ((5 + 2 * bool(view.job.outer.momentum)) * master + 4 * e))
+        event = Event("collective", "all_reduce", "opt", kind, "dp_local", dtype=p.accumulate_dtype)
+        terms += [Term(event, len(cut), elements * e, work)] if cut else []
+    return terms
 
 
 def _optimizer(view: RankView) -> Term:

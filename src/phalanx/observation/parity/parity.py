@@ -29,7 +29,7 @@ from phalanx.runtime.process.environment import ALONE
 from phalanx.spec.job import Job, Precision, Train
 from phalanx.spec.model.mechanisms import Experts
 from phalanx.spec.model.spec import ModelSpec
-from phalanx.spec.optimizers import OptimizerName
+from phalanx.spec.optimizers import OptimizerName, OuterOptimizer
 from phalanx.spec.strategy.mesh import mesh
 from phalanx.spec.strategy.spec import Strategy
 from phalanx.training.data import Batches
@@ -118,8 +118,14 @@ def examine(
     job = replace(job, precision=Precision(compute=dtype), optimizer=replace(job.optimizer, name=optimizer))
     ours = Training(spec, job, strategy, comm, train.seed)
     first = comm.world.rank == 0
-    alone = Strategy(micro_batch=_oracle_micro_batch(job))
-    oracle = Training(spec, job, alone, Comm(ALONE, mesh(alone)), train.seed) if first else None
+    # Of replicas that take steps alone, one process trains each, on its share of the sequences.
+    own = replace(job, global_batch=job.global_batch // strategy.dp_local)
+    alone = Strategy(micro_batch=_oracle_micro_batch(own))
+    oracles = [
+        Training(spec, own, alone, Comm(ALONE, mesh(alone)), train.seed) for _ in range(strategy.dp_local * first)
+    ]
+    oracle = oracles[0] if first else None
+    outer = _OuterOracle(oracles, job.outer) if first and strategy.local else None
     batches = random_batches(spec, job, train.seed, steps=4)
     replica = comm.mesh.replica(comm.world.rank)
     device = comm.world.device
@@ -131,20 +137,47 @@ def examine(
         result = ours.step([torch.from_numpy(ours.context.cut(b)).to(device) for b in share], lr)
         gradients = ours.gradients()
         truth = None
-        if oracle is not None:
-            share = batches.share(step, 0, 1, alone.micro_batch)
-            truth = oracle.step([torch.from_numpy(b).to(device) for b in share], lr)
+        together = strategy.local > 0 and (step + 1) % strategy.local == 0
+        for index, one in enumerate(oracles):
+            share = batches.share(step, index, strategy.dp_local, alone.micro_batch)
+            result_of = one.step([torch.from_numpy(b).to(device) for b in share], lr)
+            truth = result_of if truth is None else replace(truth, loss=truth.loss + together * result_of.loss)
+        if truth is not None and together:
+            truth = replace(truth, loss=truth.loss / strategy.dp_local)
+        changes = outer.synchronise() if outer is not None and together else {}
         if ties is not None and (why := ties.explain(comm, result, truth)):
             return Deviation(optimizer, loss_max, grad_max, worst, step, f"step {step + 1}: {why}") if first else None
         if truth is None or oracle is None:
             continue
         loss_max = max(loss_max, abs(result.loss / truth.loss - 1))
-        errors = dict(gradient_errors(gradients, dict(oracle.engine.gradients())))
+        errors = dict(gradient_errors(gradients, changes or dict(oracle.engine.gradients())))
         errors["gradient norm"] = abs(result.grad_norm / truth.grad_norm - 1)
         name = max(errors, key=lambda n: errors[n])
         if errors[name] > grad_max:
             grad_max, worst = errors[name], f"{name} at step {step + 1}"
     return Deviation(optimizer, loss_max, grad_max, worst, steps) if first else None
+
+
+class _OuterOracle:
+    """The outer optimizer over whole replicas in one process, by torch's own SGD."""
+
+    def __init__(self, replicas: list[Training], rule: OuterOptimizer) -> None:
+        self.replicas = replicas
+        self.before = {name: t.detach().clone() for name, t in replicas[0].masters.items()}
+        nesterov = rule.nesterov and rule.momentum > 0
+        self.optimizer = torch.optim.SGD(self.before.values(), rule.lr, rule.momentum, nesterov=nesterov)
+
+    @torch.no_grad()
+    def synchronise(self) -> dict[str, Tensor]:
+        """Bring the replicas together; return the mean change of each parameter."""
+        for name, before in self.before.items():
+            before.grad = sum((before - one.masters[name] for one in self.replicas), torch.zeros_like(before))
+            before.grad /= len(self.replicas)
+        self.optimizer.step()
+        for one in self.replicas:
+            for name, before in self.before.items():
+                one.masters[name].copy_(before)
+        return {name: before.grad for name, before in self.before.items() if before.grad is not None}
 
 
 class _NearTies:

@@ -226,7 +226,8 @@ def record_cut_step(
         micro_batches = _micro_batches(training.context, job, strategy, device)
         tracker = partial(FakeTracker, device=device, flights=lambda: list(comm.unawaited.values()))
         with instrument(training.model.units(), comm.recorder, lambda: training.current, tracker) as tracked:
-            if device.type == "cpu":
+            training.alone = max(strategy.local, 1) - 1  # the step that synchronises
+            if device.type == "cpu" or strategy.local:
                 training.step(micro_batches, lr=1e-3)
             else:
                 training.issue(micro_batches, lr=1e-3)

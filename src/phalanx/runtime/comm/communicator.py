@@ -69,6 +69,8 @@ class Comm:
         for axis in (
             m.gradient_axis,
             m.shard_axis,
+            m.step_axis,
+            m.name("dp_local") if "dp_local" in dict(m.axes) else "",
             "dp_replicate",
             "cp",
             "ring",

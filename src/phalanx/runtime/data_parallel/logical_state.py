@@ -2,6 +2,9 @@
 
     parameters.<fqn>              in the master type
     optimizer.<fqn>.<state>       exp_avg, exp_avg_sq, momentum_buffer, ...; step
+    outer.<fqn>                   the outer optimizer's momentum, of replicas that take steps alone
+    replica<r>.optimizer...       of the other replicas that take steps alone, whose optimizer state differs; a
+                                  replica that the checkpoint does not know starts from the first one's
     buffers.<fqn>                 buffers that the model learns without gradients
     compression.<fqn>.kept        the residual of the gradient, summed over the ranks; split evenly on load
     compression.own.<layout>...   each rank's own residuals, of up to OWN_RANKS ranks: the same layout
@@ -15,8 +18,10 @@ and loads into it.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Protocol
 
 import torch
@@ -32,6 +37,8 @@ from phalanx.spec.strategy.split import ParameterBox, Split
 
 OPTIONAL = "compression."
 """Prefix of tensors that checkpoints of other strategies may lack: residuals then start from zero."""
+REPLICA = "replica"
+"""Prefix of the optimizer state of replicas that take steps alone, after the first."""
 OWN_RANKS = 8
 """Maximum ranks of the data axis for which each rank's residuals are saved too: they are as large as the gradients on
 every rank. With more ranks only the sum is saved."""
@@ -51,11 +58,17 @@ class Boxes(Protocol):
 
 
 def owned(
-    engine: DataParallel, masters: dict[str, Tensor], optimizer: torch.optim.Optimizer, split: Boxes | None = None
+    engine: DataParallel,
+    masters: dict[str, Tensor],
+    optimizer: torch.optim.Optimizer,
+    split: Boxes | None = None,
+    outer: Mapping[str, Tensor] = MappingProxyType({}),
 ) -> Iterator[Part]:
     """Yield the parts that this rank saves; all ranks' parts together are the state, each element once. With the
-    Split of a decoder its buffers are among them. All ranks together."""
+    Split of a decoder its buffers are among them. `outer`: the outer optimizer's momentum of each parameter. All
+    ranks together."""
     comm, grid = engine.comm, engine.comm.mesh
+    replica = grid.place(comm.world.rank).get("dp_local", 0)
 
     def shared(parts: Iterable[Part], axis: str) -> Iterator[Part]:
         return share(parts, comm.index(axis), comm.size(axis))
@@ -66,13 +79,23 @@ def owned(
         of = {name: master for name, master in masters.items() if (name in of_experts) == experts}
         # The holder of a parameter's first element writes its scalar states (step). Tensors on several tp ranks, the
         # first of them writes.
-        mine = (p for first, p in _held(engine, of, optimizer, split, copies=False) if first or p.shape)
+        mine = [p for first, p in _held(engine, of, optimizer, split, outer, copies=False) if first or p.shape]
+        if replica:
+            mine = _of_replica(replica, mine)
         yield from shared(mine, shards_on if engine.sharding.state else whole_on)
+    if replica:
+        return
     yield from shared(_compression(engine), grid.gradient_axis)
     yield from _own_residuals(engine)
     if isinstance(split, Split):
         alike = (full_part(name, t) for name, t in buffers(engine.module).items())
         yield from shared(alike, grid.name("dp_replicate", "dp_shard", "cp", "tp"))
+
+
+def _of_replica(replica: int, parts: Iterable[Part]) -> list[Part]:
+    """Return the parts of the optimizer's state, under the names of a replica that takes steps alone."""
+    own = (part for part in parts if part.name.startswith("optimizer."))
+    return [replace(part, name=f"{REPLICA}{replica}.{part.name}") for part in own]
 
 
 def buffers(module: nn.Module) -> dict[str, Tensor]:
@@ -87,6 +110,7 @@ def _held(
     masters: dict[str, Tensor],
     optimizer: torch.optim.Optimizer,
     split: Boxes | None,
+    outer: Mapping[str, Tensor],
     copies: bool = True,
 ) -> Iterator[tuple[bool, Part]]:
     """Yield (whether it begins with its parameter's first element, part) of this rank's masters and their optimizer
@@ -108,7 +132,7 @@ def _held(
                 low, high = max(start - at, 0), min(high - at, box.numel)
             if box is None or split is None or copies or not split.index % box.copies:
                 first = low == 0 and not any(within[0] if within else ())
-                for label, t in _tensors(name, master, optimizer):
+                for label, t in _tensors(name, master, optimizer, outer):
                     if t.dim() and low < high:
                         data = t.detach().view(-1)[at + low - start : at + high - start]
                         yield first, Part(label, shape, low, data, within)
@@ -117,8 +141,12 @@ def _held(
             at += box.numel if box is not None else 0
 
 
-def _tensors(name: str, master: Tensor, optimizer: torch.optim.Optimizer) -> Iterator[tuple[str, Tensor]]:
+def _tensors(
+    name: str, master: Tensor, optimizer: torch.optim.Optimizer, outer: Mapping[str, Tensor]
+) -> Iterator[tuple[str, Tensor]]:
     yield f"parameters.{name}", master
+    if name in outer:
+        yield f"outer.{name}", outer[name]
     for key, value in optimizer.state[master].items():
         if not isinstance(value, Tensor):
             kind = f"{type(optimizer).__name__}'s state {key!r}"
@@ -224,16 +252,19 @@ def load(
     step: int,
     rest: Iterable[Part] = (),
     split: Boxes | None = None,
+    outer: Mapping[str, Tensor] = MappingProxyType({}),
 ) -> None:
     """Load a checkpoint, and the parts of `rest` with it; all ranks together. With zero=0 the caller casts weights
     of another type than the masters. Raises CheckpointError."""
     # An all-gather of the initial weights may be in flight, in the memory that is read into.
     engine.wait_parameters(list(engine.parameters))
-    parts = [part for _, part in _held(engine, masters, optimizer, split)]
+    parts = [part for _, part in _held(engine, masters, optimizer, split, outer)]
+    if replica := engine.comm.mesh.place(engine.comm.world.rank).get("dp_local", 0):
+        parts += _of_replica(replica, parts)  # read after the first one's, if the checkpoint has it
     parts += rest
     c = engine.compressor
     if c is None:
-        store.load(folder, step, parts)
+        store.load(folder, step, parts, REPLICA)
         engine.updated()
         return
     draws = torch.tensor(c.draws)

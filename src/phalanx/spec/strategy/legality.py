@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from typing import Any, Literal
 
 from phalanx.spec.errors import InputError
-from phalanx.spec.job import DType, Job, Precision
+from phalanx.spec.job import DType, Job, Precision, Train
 from phalanx.spec.model.blocks.block import Block, products_of
 from phalanx.spec.model.blocks.lowering import architecture
 from phalanx.spec.model.blocks.operators import Attend, Conv, Dim, Scan
@@ -110,6 +110,9 @@ def check(strategy: Strategy, model: ModelSpec, job: Job, world: int | None) -> 
             "needs all gradients to reduce over the same ranks, and expert gradients reduce over others",
             "use ep=1 and etp=1, or leave it out",
         )
+    if s.local and model.experts is not None and model.experts.balance_bias is not None:
+        reason = "takes steps alone, but the experts' balance bias follows the counts of all replicas in every step"
+        raise InputError("strategy.local", s.local, reason, "use local=0, or a model without balance_bias")
     # Sequences and tokens.
     require_context(model, job.seq, s)
     if s.sp and s.micro_batch * job.seq // s.cp % s.tp:
@@ -195,6 +198,7 @@ _RUNNABLE: dict[str, set[Any] | None] = {
     "reshard": None,
     "bucket": None,
     "prefetch": {0, 1},
+    "local": None,
     "order": None,
 }
 
@@ -243,6 +247,8 @@ def require_runnable(strategy: Strategy, job: Job) -> None:
     if job.optimizer.row.whole and p.compute == "float16":
         reason = "sends directions in the compute type, and float16 has no room for their smallest numbers"
         raise InputError("job.optimizer.name", job.optimizer.name, reason, "use bfloat16")
+    if strategy.local:
+        _require_alone(strategy, p)
     # Fields with only some runnable values.
     strategy.recompute_of(0)  # refuses recomputation of other stacks
     for name, runnable in _RUNNABLE.items():
@@ -255,6 +261,35 @@ def require_runnable(strategy: Strategy, job: Job) -> None:
                 "is part of the grammar but not yet runnable",
                 f"leave it out or use {usable}" if usable else "leave it out",
             )
+
+
+def _require_alone(s: Strategy, p: Precision) -> None:
+    """Refuse what replicas that take steps alone cannot have: a state that each would have of its own, and that
+    checkpoints hold once."""
+    for name, value, clashes, reason in (
+        ("job.precision.compute", p.compute, p.compute == "float16", "has a loss scale, which replicas would change"),
+        (
+            "strategy.compression",
+            s.compression,
+            s.compression != "none",
+            "keeps residuals of its own on each replica",
+        ),
+    ):
+        if clashes:
+            raise InputError(name, value, f"{reason} alone (local = {s.local})", "leave it out, or local=0")
+
+
+def require_synchronised(s: Strategy, train: Train) -> None:
+    """Require that replicas that take steps alone synchronise before every evaluation, checkpoint and comparison, and
+    before the end. Raises InputError."""
+    if not s.local:
+        return
+    for name in ("steps", "eval_every", "save_every", "check_sync"):
+        if (n := getattr(train, name)) % s.local:
+            low = n - n % s.local
+            reason = f"does not end with a synchronisation, which takes place every {s.local} steps (local)"
+            remedy = f"use {low + s.local}" if not low else f"use {low} or {low + s.local}"
+            raise InputError(f"train.{name}", n, reason, remedy)
 
 
 def _require_in_range(p: Precision) -> None:

@@ -1,6 +1,7 @@
 """The mesh: ranks arranged along named axes; their coordinates, their groups, the tier of links that a group spans.
 
-Default order, outermost first: pp, dp_replicate, dp_shard, cp, tp; the innermost axes get neighbouring ranks.
+Default order, outermost first: pp, dp_local, dp_replicate, dp_shard, cp, tp; the innermost axes get neighbouring
+ranks. Only strategies whose replicas take steps alone have dp_local.
 Everything is one `arange(world)` reshaped and read along different axes:
 
     pp=2, tp=2    ranks [[0, 1], [2, 3]]   groups of tp: the rows (0 1) (2 3)   groups of pp: the columns (0 2) (1 3)
@@ -45,10 +46,11 @@ class Mesh:
 
     @cached_property
     def _experts(self) -> Ranks:
-        """(pp, edp, ep, etp): the innermost ranks of each dp x cp x tp block first (DESIGN.md, Mesh)."""
+        """(pp x dp_local, edp, ep, etp): the innermost ranks of each dp x cp x tp block first (DESIGN.md, Mesh)."""
         names = [name for name, _ in self.axes]
-        block = np.moveaxis(self._ranks, names.index("pp"), 0)
-        return block.reshape(block.shape[0], -1, self.ep, self.etp)
+        outer = [names.index(name) for name in ("pp", "dp_local") if name in names]
+        block = np.moveaxis(self._ranks, outer, range(len(outer)))
+        return block.reshape(math.prod(block.shape[: len(outer)]), -1, self.ep, self.etp)
 
     @cached_property
     def _context(self) -> Ranks:
@@ -114,8 +116,9 @@ class Mesh:
 
     def replica(self, rank: int) -> int:
         """Return the index, in dp, of a rank's data-parallel replica."""
-        place = self.place(rank)
-        return place["dp_replicate"] * dict(self.axes)["dp_shard"] + place["dp_shard"]
+        place, sizes = self.place(rank), dict(self.axes)
+        copy = place.get("dp_local", 0) * sizes["dp_replicate"] + place["dp_replicate"]
+        return copy * sizes["dp_shard"] + place["dp_shard"]
 
     def name(self, *parts: str) -> str:
         """Name the fused axis of these axes; axes of size 1 are dropped ("" if all are)."""
@@ -126,6 +129,17 @@ class Mesh:
     def gradient_axis(self) -> str:
         """The axis that dense gradients reduce over: dp_replicate, dp_shard and cp, fused."""
         return self.name("dp_replicate", "dp_shard", "cp")
+
+    @cached_property
+    def step_axis(self) -> str:
+        """The axis of the ranks that take a step together: the world, but for replicas that take steps alone."""
+        names = [name for name, _ in self.axes]
+        return self.name(*(name for name in names if name != "dp_local")) if "dp_local" in names else "world"
+
+    @cached_property
+    def step_ranks(self) -> int:
+        """The number of ranks that take a step together."""
+        return self.world // dict(self.axes).get("dp_local", 1)
 
     @cached_property
     def shard_axis(self) -> str:
@@ -170,10 +184,12 @@ class Mesh:
 
 
 def mesh(strategy: Strategy) -> Mesh:
-    """Return the mesh of a strategy, in its `order`, where `dp` means dp_replicate, then dp_shard."""
+    """Return the mesh of a strategy, in its `order`, where `dp` means dp_local (if replicas take steps alone), then
+    dp_replicate, then dp_shard."""
+    alone = (("dp_local", strategy.dp_local),) if strategy.local else ()
     sizes = {
         "pp": (("pp", strategy.pp),),
-        "dp": (("dp_replicate", strategy.dp_replicate), ("dp_shard", strategy.dp_shard)),
+        "dp": (*alone, ("dp_replicate", strategy.dp_replicate), ("dp_shard", strategy.dp_shard)),
         "cp": (("cp", strategy.cp),),
         "tp": (("tp", strategy.tp),),
     }

@@ -84,6 +84,10 @@ class Strategy:
     """MiB of gradients that are reduced together; auto: chosen from the cluster's links."""
     prefetch: Annotated[int, Range(0, 10**4)] = 1
     """Units that zero = 3 gathers ahead of the one in use. The trainer runs 0 and 1."""
+    local: Annotated[int, Range(0, 10**6)] = 0
+    """Steps that replicas take alone before they synchronise (local SGD, Stich 2019; DiLoCo, Douillard et al. 2023):
+    the mean change of their parameters is then the gradient of an outer optimizer (job.outer). Each shard group is
+    such a replica. 0: replicas reduce gradients in every step."""
     order: Name = "pp/dp/cp/tp"
     """Mesh axes from the outermost to the innermost, whose groups have neighbouring ranks."""
 
@@ -94,16 +98,20 @@ class Strategy:
             raise InputError("strategy", str(self), f"has {self.world:,} ranks", f"at most {MOST_RANKS:,}")
         _require_divisor("shard", self.shard or 1, "dp", self.dp)
         _require_divisor("ulysses", self.ulysses, "cp", self.cp)
-        block = self.dp * self.cp * self.tp
+        block = self.dp // self.dp_local * self.cp * self.tp
         if block % (self.ep * self.etp):
             raise InputError(
                 "strategy.ep",
                 self.ep,
                 f"ep x etp = {self.ep} x {self.etp} does not divide dp x cp x tp = "
-                f"{self.dp} x {self.cp} x {self.tp} = {block}",
+                f"{self.dp // self.dp_local} x {self.cp} x {self.tp} = {block}"
+                + (" of a replica that steps alone" if self.dp_local > 1 else ""),
             )
         if not self.level.state and (self.shard or 1) > 1:
             raise InputError("strategy.shard", self.shard, "zero=0 shards nothing", "use zero=1, 2 or 3")
+        if self.local and self.dp_local == 1:
+            reason = f"needs several replicas, and dp = {self.dp} over dp_shard = {self.dp_shard} is one"
+            raise InputError("strategy.local", self.local, reason, "use zero=0, or a shard below dp")
         if self.sp and self.tp == 1:
             raise InputError("strategy.sp", 1, "sequence parallelism runs over the tp ranks", "use tp >= 2")
         # Fields with a grammar.
@@ -134,9 +142,14 @@ class Strategy:
         return (self.shard or self.dp) if self.level.state else 1
 
     @property
+    def dp_local(self) -> int:
+        """Replicas that take steps alone: dp / dp_shard with `local`, else 1."""
+        return self.dp // self.dp_shard if self.local else 1
+
+    @property
     def dp_replicate(self) -> int:
-        """Copies of the model state along dp: dp / dp_shard."""
-        return self.dp // self.dp_shard
+        """Copies of the model state along dp whose gradients are reduced together: dp / (dp_local x dp_shard)."""
+        return self.dp // (self.dp_local * self.dp_shard)
 
     @property
     def ring(self) -> int:
@@ -150,8 +163,8 @@ class Strategy:
 
     @property
     def gradient_ranks(self) -> int:
-        """Ranks whose dense gradients are summed, each from its own tokens: dp x cp."""
-        return self.dp * self.cp
+        """Ranks whose dense gradients are summed, each from its own tokens: dp x cp / dp_local."""
+        return self.dp * self.cp // self.dp_local
 
     @property
     def separate_experts(self) -> bool:
@@ -161,8 +174,8 @@ class Strategy:
 
     @property
     def edp(self) -> int:
-        """Replicas of an expert, each with its own tokens: dp x cp x tp / (ep x etp)."""
-        return self.dp * self.cp * self.tp // (self.ep * self.etp)
+        """Replicas of an expert, each with its own tokens: dp x cp x tp / (dp_local x ep x etp)."""
+        return self.dp * self.cp * self.tp // (self.dp_local * self.ep * self.etp)
 
     @property
     def gradients_differ_by_rank(self) -> bool:
