@@ -116,6 +116,7 @@ class LocalServer(ThreadingHTTPServer):
     """Serves the page and its questions. `folder`: where runs lie; nothing outside is read. Raises InputError."""
 
     daemon_threads = True
+    request_queue_size = 128  # with 5, the default, a connection of a burst waits a second or more for its next try
 
     def __init__(self, port: int, folder: Path) -> None:
         self.token = secrets.token_urlsafe(24)
