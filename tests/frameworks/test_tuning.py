@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
 from hypothesis import strategies as st
 from support.in_process_cli import error_of, json_of
+from support.sizes import drawn
 
 from phalanx import predict
 from phalanx.cost.analytic.option_effects import BASE_BYTES
@@ -82,7 +82,9 @@ def test_an_8b_with_adapters_fits_a_card_of_24_gb(tmp_path: Path) -> None:
     assert memory == sorted(memory, reverse=True)
 
 
-@given(
+@drawn(
+    20,
+    72,
     st.sampled_from([4, 16, 64, 256]),
     st.sampled_from(["attention", "linear"]),
     st.sampled_from(list(BASE_BYTES)),

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 from support.in_process_cli import error_of, phalanx
 from support.sizes import drawn
@@ -75,8 +75,7 @@ def cases(draw):
     return _job(strategy, cluster), topology, np.array(sorted(free))
 
 
-@given(cases())
-@settings(max_examples=25, deadline=None)
+@drawn(8, 25, cases())
 def test_small_cases_are_the_best_of_all_permutations_and_the_bound_is_below(case):
     job, topology, free = case
     busy = np.setdiff1d(np.arange(topology.gpus), free)
