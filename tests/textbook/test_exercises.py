@@ -77,3 +77,5 @@ def test_the_command_asks(tmp_path: Path) -> None:
     assert "phalanx " not in phalanx(tmp_path, "learn quiz --level 1")[1]  # not a terminal: questions alone
     assert "use 1, 2, 3 or 4" in phalanx(tmp_path, "learn quiz --level 5")[2]
     assert phalanx(tmp_path, "learn quiz --seed 2")[1] != phalanx(tmp_path, "learn quiz --seed 3")[1]
+    assert phalanx(tmp_path, "learn quiz --seed 0")[1] != phalanx(tmp_path, "learn quiz --seed 1")[1]
+    assert phalanx(tmp_path, "learn quiz")[1] == phalanx(tmp_path, "learn quiz --seed 1")[1]

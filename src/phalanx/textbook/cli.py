@@ -70,7 +70,8 @@ def quiz(
         for name, value in (("student", student), ("sheets", sheets)):
             if value is not None:
                 raise InputError(name, str(value), "is of a set", "name it with --set FILE.toml")
-        drawn = exercises(seed or 1, level)
+        seed = 1 if seed is None else seed
+        drawn = exercises(seed, level)
     else:
         from phalanx.textbook import exam as exams
 
@@ -96,7 +97,7 @@ def quiz(
         print(f"   {'right' if good else 'not quite' if e.value is not None else 'compare'}: {e.answer}")
         print(f"   phalanx {e.command}\n" if e.command else "")
     counted = sum(e.value is not None or ":" in e.answer[:5] for e in drawn)
-    print(f"{correct} of {counted} right" + ("" if exam else f"; --seed {(seed or 1) + 1} draws others"))
+    print(f"{correct} of {counted} right" + ("" if seed is None else f"; --seed {seed + 1} draws others"))
 
 
 @command
