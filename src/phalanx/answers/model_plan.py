@@ -13,10 +13,19 @@ from phalanx.answers.prediction import ESTIMATED, interval_in
 from phalanx.answers.question.query import Query, QueryFields, Source, query_of
 from phalanx.answers.question.question import Premises, Question, search_of
 from phalanx.answers.question.strategy_line import as_given
-from phalanx.answers.whole_training import Losses, TrainingCost, cheapest, require_in_time, training_cost
+from phalanx.answers.whole_training import (
+    Losses,
+    TrainingCost,
+    cheapest,
+    require_in_time,
+    training_cost,
+    uneven_steps_of,
+)
 from phalanx.planning.budget import Goal
 from phalanx.planning.budget import tokens as token_count
 from phalanx.planning.explain.analytic import AnalyticSubject
+from phalanx.planning.lengths.distribution import parse_lengths
+from phalanx.planning.lengths.steps import UnevenStep
 from phalanx.planning.search import HEADROOM
 from phalanx.planning.search.column_pricing import Pricing
 from phalanx.planning.search.planner import COST_OBJECTIVES, OBJECTIVES, Objective, SearchAnswer, answer
@@ -29,6 +38,8 @@ from phalanx.spec.model.spec import ModelSpec
 from phalanx.spec.strategy.spec import Strategy
 from phalanx.spec.strategy.stack_options import StackOptions
 
+_WEIGHED = 12
+"""Candidates that are weighed with unequal lengths: each takes about a second."""
 _OBJECTIVES = (*OBJECTIVES, *COST_OBJECTIVES, "days")
 
 
@@ -49,6 +60,9 @@ class Wishes:
     """Share of a device's memory that a strategy must leave free."""
     front: bool = False
     """Whether the whole Pareto front of time and memory is found."""
+    lengths: str | None = None
+    """Lengths of documents, such as lognormal:1200,1.1+packed: the fastest candidates are weighed by the tokens that they
+    train (planning/lengths)."""
     losses: Losses | None = None
     """What failures take of a training (reliability.layouts.losses_under), for a search that takes them in."""
 
@@ -102,6 +116,8 @@ class PlannedStrategy:
     terms_s: Mapping[str, float]
     memory_terms: Mapping[str, float]
     training: TrainingCost | None
+    lengths: UnevenStep | None = None
+    """With documents of the lengths that were asked for; of the fastest candidates."""
     origin: str = ESTIMATED
 
 
@@ -258,18 +274,30 @@ def _searched(
     question = search_of(query)
     gpus, goal, offered = _number_of_gpus(question, wishes, announce)
 
+    lengths = parse_lengths(wishes.lengths) if wishes.lengths is not None else None
+    uneven: dict[Strategy, UnevenStep] = {}
+    draw = uneven_steps_of(lengths, uneven)
+
     def pricing(count: int) -> Pricing:
-        return replace(question.pricing_on(count), headroom=wishes.headroom)
+        p = replace(question.pricing_on(count), headroom=wishes.headroom)
+        return p if lengths is None else replace(p, extra=replace(p.extra, document=lengths.document(p.job.seq)))
 
     objective: Objective = "memory" if wishes.objective == "memory" else "throughput"
 
     def whole_training(r: RankedStrategy, p: Pricing) -> TrainingCost | None:
         lost = wishes.losses and wishes.losses(p, r.strategy, r.seconds)
-        return None if goal is None else training_cost(goal, p.job, r.seconds, lost)
+        return None if goal is None else training_cost(goal, p.job, full_step(r, p), lost)
+
+    def full_step(r: RankedStrategy, p: Pricing) -> float:
+        """Seconds in which as many tokens are trained as full sequences have."""
+        step = uneven.get(r.strategy)
+        return r.seconds if step is None else p.job.global_batch * p.job.seq / step.tokens_per_s
 
     def weigh(r: RankedStrategy, p: Pricing) -> float:
+        draw(p, r.strategy)
         cost = whole_training(r, p)
-        assert cost is not None
+        if cost is None:
+            return full_step(r, p)
         return cost.gpu_hours if wishes.objective in COST_OBJECTIVES else cost.days
 
     result = answer(
@@ -280,19 +308,23 @@ def _searched(
         fewer=fewer,
         watch=watch,
         hints=known,
-        weigh=weigh if wishes.losses else None,
+        weigh=weigh if wishes.losses or lengths else None,
+        weighed=_WEIGHED if lengths else None,
     )
     if goal is not None and wishes.deadline is not None:
         first = result.ranked[0]
-        require_in_time(goal, result.pricing, first.strategy, first.seconds, wishes.deadline, wishes.losses)
+        step_s = full_step(first, result.pricing)
+        require_in_time(goal, result.pricing, first.strategy, step_s, wishes.deadline, wishes.losses)
     whole: ConditionCost | None = None
     each: tuple[ConditionCost, ...] = ()
     if result.pricing.wanted:
         whole, each = condition_costs(pricing, gpus, result.best.seconds)
     best, p = result.to_run, result.pricing
+    draw(p, best.strategy)
 
     def planned(r: RankedStrategy) -> PlannedStrategy:
-        return _planned(r, result, whole_training(r, p))
+        weighed = lengths is None or r.strategy in uneven
+        return _planned(r, result, whole_training(r, p) if weighed else None, uneven.get(r.strategy))
 
     return ModelPlan(
         question=question.premises,
@@ -358,7 +390,9 @@ def _number_of_gpus(
     return gpus, replace(goal, gpus=gpus), list(zip(offered, costs, strict=True))
 
 
-def _planned(r: RankedStrategy, result: SearchAnswer, training: TrainingCost | None) -> PlannedStrategy:
+def _planned(
+    r: RankedStrategy, result: SearchAnswer, training: TrainingCost | None, lengths: UnevenStep | None
+) -> PlannedStrategy:
     job = result.pricing.job
     rate = job.global_batch * job.seq / r.seconds
     sure = interval_in(result.pricing, r.priced.terms, result.pricing.stack)
@@ -380,4 +414,5 @@ def _planned(r: RankedStrategy, result: SearchAnswer, training: TrainingCost | N
         terms_s=r.priced.terms,
         memory_terms=r.priced.memory_terms,
         training=training,
+        lengths=lengths,
     )

@@ -7,6 +7,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from phalanx.planning.budget import Goal
+from phalanx.planning.lengths.distribution import Lengths
+from phalanx.planning.lengths.steps import UnevenStep, UnevenSteps
 from phalanx.planning.search.column_pricing import Pricing
 from phalanx.planning.search.variations import Offer
 from phalanx.spec.errors import InputError
@@ -33,6 +35,18 @@ class TrainingLosses:
     interval_s: float
     """Work between saves."""
     spare_gpus: int
+
+
+def uneven_steps_of(
+    lengths: Lengths | None, known: dict[Strategy, UnevenStep]
+) -> Callable[[Pricing, Strategy], None]:
+    """Return what draws a strategy's steps with documents of these lengths, once for each, and keeps them in `known`."""
+
+    def draw(p: Pricing, s: Strategy) -> None:
+        if lengths is not None and s not in known:
+            known[s] = UnevenSteps(replace(p, extra=replace(p.extra, document=0)), s, lengths).asked()
+
+    return draw
 
 
 Losses = Callable[[Pricing, Strategy, float], TrainingLosses]

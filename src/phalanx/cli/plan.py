@@ -50,6 +50,7 @@ def plan_model(
     price: float | None = None,
     objective: str = "throughput",
     deadline: float | None = None,
+    lengths: str | None = None,
     goodput: bool = False,
     conditions: str | None = None,
     headroom: float = _HEADROOM,
@@ -66,6 +67,8 @@ def plan_model(
     --objective: What to optimise: throughput or days (the shortest step), gpu-hours or money (also on half of the
         GPUs, a quarter, ...), or memory (the most left free by strategies within 10 % of the fastest).
     --deadline DAYS: Days that the --tokens may take at most.
+    --lengths SOURCE+WAY: Lengths of documents, as phalanx predict takes them, such as lognormal:1200,1.1+packed: the
+        fastest candidates are weighed by the tokens that they train.
     --goodput: Take failures, restarts and saves into the days (docs/goodput.md): a layout that loses less may win.
     --conditions LINE: What --goodput assumes, by the options of phalanx goodput, such as 'restart=job, storage=nas,
         spares=4, elastic'.
@@ -88,7 +91,7 @@ def plan_model(
         losses = import_module("phalanx.reliability.layouts").losses_under(conditions or "")
     elif conditions is not None:
         raise InputError("conditions", conditions, "is about failures", "add --goodput")
-    wishes = Wishes(objective, tokens, price, deadline, headroom, more, losses)
+    wishes = Wishes(objective, tokens, price, deadline, headroom, more, lengths, losses)
     result = model_plan(query, wishes, announce)
     result.save(out)
     announce(f"plan: {out}")

@@ -54,6 +54,18 @@ def lines(a: ModelPlan) -> Iterator[str]:
     )
     yield f"where the step goes: {', '.join(_largest(a))}"
     yield f"memory {size(best.memory_bytes)} of {size(best.usable_bytes)}; {a.headroom:.0%} is left free (--headroom)"
+    if x := best.lengths:
+        yield (
+            f"with documents of unequal lengths, {x.way}: {x.tokens_per_s:,.0f} tokens/s trained, a step of "
+            f"{seconds(x.step_s)}; {x.padding_share:.1%} padding, {x.waiting_share:.1%} waiting for longer sequences"
+        )
+        others = [p for p in a.alternatives if p.lengths]
+        if others and (first := min(others, key=lambda p: p.step_time_s)).step_time_s < best.step_time_s:
+            assert first.lengths is not None
+            yield (
+                f"not {first.strategy}, {1 - first.step_time_s / best.step_time_s:.1%} faster with equal sequences: "
+                f"{first.lengths.waiting_share:.1%} waiting, {first.lengths.tokens_per_s:,.0f} tokens/s trained"
+            )
     yield _whole_training(a)
     q = a.question
     yield (

@@ -28,6 +28,7 @@ _WORDS = (*WAYS, "balanced")
 _LOGNORMAL = re.compile(r"lognormal:(\d+(?:\.\d+)?),(\d+(?:\.\d+)?)")
 _SLOT = re.compile(r"packed:(\d+)(k?)", re.IGNORECASE)
 _MOST, _LONGEST = 2_000_000, 100_000_000
+_SAMPLE = 20_000
 _EXAMPLE = "e.g. lognormal:1200,1.1+packed or lengths.txt+packed+balanced"
 
 
@@ -45,6 +46,13 @@ class Lengths:
     slot: int | None = None
     """Tokens that documents are packed into, where stated."""
     balanced: bool = False
+
+    def document(self, seq: int) -> int:
+        """Return the tokens of equal documents with as many keys a query, where documents are packed; else 0."""
+        if self.way != "packed":
+            return 0
+        lengths = np.minimum(self.draw(np.random.default_rng(0), _SAMPLE), seq).astype(float)
+        return max(round(float((lengths**2).sum() / lengths.sum())), 1)
 
     def draw(self, random: np.random.Generator, count: int) -> Ints:
         """Draw lengths in tokens, (count,)."""

@@ -86,12 +86,15 @@ class UnevenSteps:
         self.pool: Ints = np.minimum(self.raw, seq)
         self.grid = np.unique(np.rint(np.geomspace(min(16, seq), seq, _POINTS))).astype(np.int64)
         self.micro_batches = s.accumulation(pricing.job)
-        reach = int(max((self.pool.astype(float) ** 2).sum() / self.pool.sum(), 1))
-        ((self.priced, run),) = refined(self._at(reach if lengths.way == "packed" else 0), [s])
+        ((self.priced, run),) = refined(self._at(lengths.document(seq)), [s])
         self.other_s = self.priced.seconds - run.makespan
         self.blocks = run.blocks
         at = lockstep(s, stack_sharding(pricing.layout(of([s])), pricing.profile.policy))
         self.pipeline = at.pipeline[np.unique(at.replica, return_index=True)[1]]
+
+    def asked(self) -> UnevenStep:
+        """Draw steps as the line of lengths says."""
+        return self.step(self.lengths.way, self.lengths.balanced)
 
     @property
     def cut_share(self) -> float:
