@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from phalanx.answers.configurations.export import export as export
     from phalanx.answers.explanation import explain as explain
     from phalanx.answers.findings import lint as lint
-    from phalanx.answers.model_plan import Wishes as Wishes
     from phalanx.answers.model_plan import plan as plan
     from phalanx.answers.prediction import predict as predict
     from phalanx.answers.question.query import Query as Query
@@ -36,6 +35,7 @@ if TYPE_CHECKING:
     from phalanx.answers.tables import roofline as roofline
     from phalanx.answers.tables import scaling as scaling
     from phalanx.answers.tables import traffic as traffic
+    from phalanx.answers.wishes import Wishes as Wishes
     from phalanx.observation.observe import observe as observe
     from phalanx.reliability.answer import goodput as goodput
     from phalanx.runtime.any_module.parallelize import parallelize as parallelize
@@ -58,7 +58,7 @@ _FACE = {
     "Plan": "spec.files.plan",
     "Query": "answers.question.query",
     "Strategy": "spec.strategy.spec",
-    "Wishes": "answers.model_plan",
+    "Wishes": "answers.wishes",
     "collectives": "answers.collectives",
     "compare": "answers.compare",
     "explain": "answers.explanation",

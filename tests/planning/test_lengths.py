@@ -184,3 +184,19 @@ def test_bad_input_is_one_line(tmp_path: Path, line: str, said: str) -> None:
 def test_lengths_and_slow_ranks_are_asked_alone(tmp_path: Path) -> None:
     words = ("simulate", *WORDS.split(), "tp=2,zero=1", "--lengths", "packed:8k", "--slow", "rank=1:2")
     assert "one at a time" in error_of(tmp_path, *words)
+
+
+def test_a_search_weighs_by_tokens_that_are_trained(tmp_path: Path) -> None:
+    words = "plan --model llama3.1-8b --cluster dgx-h100 --gpus 16 --batch 64 --seq 32768 --tokens 1T --json"
+    code, out, err = phalanx(tmp_path, *words.split(), "--lengths", "lognormal:3000,1.5+packed")
+    assert code == 0, err
+    plan = json.loads(out)
+    best = plan["best"]
+    rates = [p["lengths"]["tokens_per_s"] for p in (best, *plan["alternatives"]) if p["lengths"]]
+    assert best["lengths"]["tokens_per_s"] >= 0.999 * max(rates)
+    assert plan["options"]["document"] > 3000
+    days = 1e12 / best["lengths"]["tokens_per_s"] / 86_400
+    assert best["training"]["days"] == pytest.approx(days, rel=1e-9)
+    text = phalanx(tmp_path, *words.removesuffix(" --json").split(), "--lengths", "lognormal:3000,1.5+packed")[1]
+    assert "waiting for longer sequences" in text
+    assert "is no mean and sigma" in error_of(tmp_path, *words.split(), "--lengths", "lognormal:x")

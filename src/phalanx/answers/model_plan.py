@@ -14,24 +14,23 @@ from phalanx.answers.question.query import Query, QueryFields, Source, query_of
 from phalanx.answers.question.question import Premises, Question, search_of
 from phalanx.answers.question.strategy_line import as_given
 from phalanx.answers.whole_training import (
-    Losses,
     TrainingCost,
     cheapest,
     require_in_time,
     training_cost,
     uneven_steps_of,
 )
+from phalanx.answers.wishes import Wishes
 from phalanx.planning.budget import Goal
 from phalanx.planning.budget import tokens as token_count
 from phalanx.planning.explain.analytic import AnalyticSubject
 from phalanx.planning.lengths.distribution import parse_lengths
 from phalanx.planning.lengths.steps import UnevenStep
-from phalanx.planning.search import HEADROOM
 from phalanx.planning.search.column_pricing import Pricing
-from phalanx.planning.search.planner import COST_OBJECTIVES, OBJECTIVES, Objective, SearchAnswer, answer
+from phalanx.planning.search.planner import COST_OBJECTIVES, Objective, SearchAnswer, answer
 from phalanx.planning.search.refine import RankedStrategy
 from phalanx.planning.search.variations import ConditionCost, Offer, condition_costs, offers
-from phalanx.spec.errors import InputError, nearest
+from phalanx.spec.errors import InputError
 from phalanx.spec.files import plan as plans
 from phalanx.spec.files.plan import Plan
 from phalanx.spec.model.spec import ModelSpec
@@ -40,55 +39,6 @@ from phalanx.spec.strategy.stack_options import StackOptions
 
 _WEIGHED = 12
 """Candidates that are weighed with unequal lengths: each takes about a second."""
-_OBJECTIVES = (*OBJECTIVES, *COST_OBJECTIVES, "days")
-
-
-@dataclass(frozen=True)
-class Wishes:
-    """What a search optimises, and within which bounds."""
-
-    objective: str = "throughput"
-    """throughput or days (the shortest step); gpu-hours or money (also on half of the GPUs, a quarter, ...); memory
-    (the most left free by strategies within 10 % of the fastest)."""
-    tokens: str | None = None
-    """Tokens of the whole training, such as 300B; "optimal": 20 per active parameter."""
-    price: float | None = None
-    """Of a GPU-hour, in any currency."""
-    deadline: float | None = None
-    """Days that the tokens may take at most."""
-    headroom: float = HEADROOM
-    """Share of a device's memory that a strategy must leave free."""
-    front: bool = False
-    """Whether the whole Pareto front of time and memory is found."""
-    lengths: str | None = None
-    """Lengths of documents, such as lognormal:1200,1.1+packed: the fastest candidates are weighed by the tokens that they
-    train (planning/lengths)."""
-    losses: Losses | None = None
-    """What failures take of a training (reliability.layouts.losses_under), for a search that takes them in."""
-
-    def __post_init__(self) -> None:
-        if self.objective not in _OBJECTIVES:
-            raise InputError("objective", self.objective, "is not an objective", nearest(self.objective, _OBJECTIVES))
-        for name in ("price", "deadline"):
-            if getattr(self, name) is not None and not self.tokens:
-                reason = f"is missing: {name} is about a whole training"
-                raise InputError("tokens", None, reason, "say how long it is, e.g. 300B")
-        if self.objective in (*COST_OBJECTIVES, "days") and not self.tokens:
-            reason = f"is missing: the objective {self.objective} is about a whole training"
-            raise InputError("tokens", None, reason, "say how long it is, e.g. 300B")
-        if self.losses is not None and (not self.tokens or self.objective == "memory"):
-            reason = "is about a whole training: failures lengthen its days"
-            raise InputError("goodput", None, reason, "say how long it is with tokens, and ask for days or money")
-        if self.objective == "money" and self.price is None:
-            raise InputError("price", None, "is missing", "say what a GPU-hour costs, e.g. 2.5")
-        if self.price is not None and not 0 <= self.price < float("inf"):
-            raise InputError("price", self.price, "is not a price", "say what a GPU-hour costs, e.g. 2.5")
-        if not 0 <= self.headroom < 1:
-            raise InputError(
-                "headroom", self.headroom, "is not a share of the memory", "write 0.05 to leave 5 % free"
-            )
-        if self.deadline is not None and not 0 < self.deadline < float("inf"):
-            raise InputError("deadline", self.deadline, "is not a number of days", "write 30")
 
 
 @dataclass(frozen=True)

@@ -40,7 +40,7 @@ class TrainingLosses:
 def uneven_steps_of(
     lengths: Lengths | None, known: dict[Strategy, UnevenStep]
 ) -> Callable[[Pricing, Strategy], None]:
-    """Return what draws a strategy's steps with documents of these lengths, once for each, and keeps them in `known`."""
+    """Return what draws a strategy's steps with documents of these lengths, once for each, into `known`."""
 
     def draw(p: Pricing, s: Strategy) -> None:
         if lengths is not None and s not in known:

@@ -75,8 +75,9 @@ def plan_model(
     --more: Show all tables: the best, each family, the rejected ones, and the whole Pareto front of time and memory,
         up to 1.5 times the shortest step.
     """
-    from phalanx.answers.model_plan import Wishes, model_plan
+    from phalanx.answers.model_plan import model_plan
     from phalanx.answers.stack_comparison import compare_stacks
+    from phalanx.answers.wishes import Wishes
 
     if query.stack == "all":
         reason = "needs a single stack, and --stack all only compares steps"
@@ -149,7 +150,7 @@ def improve(
     """
     from phalanx.answers import observed
     from phalanx.answers.configurations.improve import improvement_of
-    from phalanx.answers.model_plan import Wishes
+    from phalanx.answers.wishes import Wishes
 
     if query.cluster is None:
         raise InputError("cluster", None, "is missing: what a change brings depends on it", "e.g. dgx-h100")

@@ -37,10 +37,11 @@ def view(a: ModelPlan, more: bool = False) -> View:
 def lines(a: ModelPlan) -> Iterator[str]:
     """Yield lines on the result, the question and the search."""
     best = a.best
+    mfu = "" if best.lengths else f"MFU {best.mfu:.1%}; "  # whose FLOPs are those of whole sequences
     many = "es" if best.micro_batches > 1 else ""
     yield (
         f"{a.search.best.strategy}: {best.tokens_per_s:,.0f} tokens/s, {best.tokens_per_s_per_gpu:,.0f} a GPU, "
-        f"MFU {best.mfu:.1%}; a step of {seconds(best.step_time_s)} in {best.micro_batches:,} micro-batch{many} of "
+        f"{mfu}a step of {seconds(best.step_time_s)} in {best.micro_batches:,} micro-batch{many} of "
         f"{best.strategy.micro_batch}"
     )
     if a.options.changed():

@@ -119,8 +119,8 @@ def answer(
     without it, the front covers what the search for the best strategy met. `fewer`: whether smaller numbers of GPUs
     are tried too. `watch`: callback with the number of legal strategies priced so far. `hints`: strategies that are
     likely among the best, such as the `first` of an answer to a similar question; they do not change the answer.
-    `weigh`: what makes a candidate of the second pass worse, in place of its step; `weighed`: of how many, the fastest,
-    it is asked.
+    `weigh`: what makes a candidate of the second pass worse, in place of its step; `weighed`: how many it is
+    asked of, the fastest.
 
     Raises InputError if no strategy is legal, or if none fits: then it names the fewest GPUs that suffice.
     """
@@ -157,11 +157,9 @@ def answer(
     each_best = {r.family: r for r in reversed(candidates)}
     families = tuple(each_best[name] for name in FAMILIES if name in each_best)
     by_wish = candidates
-    if weigh:
-        by_wish = [
-            *sorted(candidates[:weighed], key=lambda r: weigh(r, pricing)),
-            *candidates[weighed or len(candidates) :],
-        ]
+    if weigh is not None:
+        most = len(candidates) if weighed is None else weighed
+        by_wish = sorted(candidates[:most], key=lambda r: weigh(r, pricing)) + candidates[most:]
     ranked = [by_wish[i] for i in _unlike([r.strategy for r in by_wish])][:keep]
     if objective == "memory":
         near_best = [r for r in candidates if r.seconds <= (1 + _SLACK) * candidates[0].seconds]
