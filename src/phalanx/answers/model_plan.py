@@ -20,7 +20,7 @@ from phalanx.answers.whole_training import (
     training_cost,
     uneven_steps_of,
 )
-from phalanx.answers.wishes import Wishes
+from phalanx.answers.wishes import FASTEST, Wishes
 from phalanx.planning.budget import Goal
 from phalanx.planning.budget import tokens as token_count
 from phalanx.planning.explain.analytic import AnalyticSubject
@@ -184,7 +184,7 @@ class ModelPlan(Answer):
         return Path(file)
 
 
-def plan(source: Source = None, wishes: Wishes = Wishes(), **fields: Unpack[QueryFields]) -> ModelPlan:
+def plan(source: Source = None, wishes: Wishes = FASTEST, **fields: Unpack[QueryFields]) -> ModelPlan:
     """Find the fastest strategy for a model on a cluster that need not exist here.
 
         phalanx.plan(model="llama3-70b", cluster="dgx-h100", gpus=64, batch=512, seq=8192)

@@ -58,3 +58,7 @@ class Wishes:
             )
         if self.deadline is not None and not 0 < self.deadline < float("inf"):
             raise InputError("deadline", self.deadline, "is not a number of days", "write 30")
+
+
+FASTEST = Wishes()
+"""Nothing but the fastest."""
