@@ -11,7 +11,7 @@ BIN    := $(VENV)/bin
 export PYTHONDONTWRITEBYTECODE :=
 
 # make coverage: the suite with line coverage.
-.PHONY: install run gpu test net long chaos fuzz coverage check site audit lock stacks bench format clean
+.PHONY: install run gpu test net long chaos fuzz mutants coverage check site audit lock stacks bench format clean
 install: $(VENV)/.installed
 
 PIP := $(BIN)/python -m pip install -q --disable-pip-version-check
@@ -72,6 +72,13 @@ CASES ?= 2000
 SEED  ?= 1
 fuzz: $(VENV)/.dev
 	@cd tests && ../$(BIN)/python -m support.fuzz --cases $(CASES) --seed $(SEED)
+
+# Single lines that are broken on purpose, drawn by room, and whether a test of that line notices. The first time, which
+# tests run which lines is found out (minutes a room):  make mutants N=24 SEED=1 ROOMS="frameworks training"
+N     ?= 300
+ROOMS ?=
+mutants: $(VENV)/.dev
+	@cd tests && ../$(BIN)/python -m mutants --count $(N) --seed $(SEED) $(ROOMS:%=--room %)
 
 # The suite, traced: half as much CPU time again on Python 3.11. Ranks and forked runs are not counted.
 coverage: $(VENV)/.dev

@@ -19,10 +19,14 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.pop("COLUMNS", None)  # tables are compared as they are piped
 sys.path.insert(0, str(Path(__file__).parents[1]))  # benchmarks
 sys.path.insert(0, str(Path(__file__).parent))  # support
+from checked import pytest_pyfunc_call
 from support.forked_cli import phalanx
 from support.rank_pool import Pool
+from support.tiny_measurement import undisturbed
 
 from phalanx.cli import terminal
+
+__all__ = ["pytest_pyfunc_call"]  # a hook
 
 terminal._SILENT_S = 60.0  # as in support/preload.py
 # Making every command and its options takes longer than most of them take to answer.
@@ -88,7 +92,7 @@ def measured(cache: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
             shutil.copytree(theirs, ours, dirs_exist_ok=True)
             return
         brief = {"phalanx.measure.worker": "support.tiny_measurement"}
-        code, _, err = phalanx(cache, "measure --ranks 2", instead=brief)
+        code, _, err = phalanx(cache, "measure --ranks 2", instead=brief, before=undisturbed)
         assert code == 0, err
         assert err.startswith("measuring this machine (2 ranks, float32, 1 thread each) ...\n")
         shutil.copytree(ours, theirs)

@@ -36,6 +36,7 @@ def test_as_the_model_runs(spec: ModelSpec, s: Strategy, recompute: str, seq: in
         require_modules(spec, s.cp)
         require_split(spec, s)
         require_context(spec, seq, s)
+        require_modules(spec, s.cp)
     except InputError:
         assume(False)
     spec = replace(spec, tied=False)  # whose product is multiplied when the embedding's rows are ready

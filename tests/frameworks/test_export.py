@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import yaml
 from support.exports import draw
 
 from phalanx.answers.configurations.export import TARGETS, Export, export, write
@@ -133,3 +134,29 @@ def test_checkpoints_leave_the_folder_of_the_export(to: str) -> None:
     e = export(_plan(TARGETS[to].stacks[0], dp=8), to)
     assert "CHECKPOINTS" in [b.name for b in e.program.blanks]
     assert any("CHECKPOINTS" in text.split("done\n", 1)[-1] for text in e.files.values())
+
+
+@pytest.mark.parametrize("nodes", [1, 2, 4])
+@pytest.mark.parametrize("kind", ["pytorchjob", "trainjob", "jobset"])
+def test_a_manifest_has_a_pod_for_each_node_and_one_leader(kind: str, nodes: int) -> None:
+    e = export(_plan("torchtitan", dp=8 * nodes, zero=3), "torchtitan", kind)
+    job = list(yaml.safe_load_all(e.files[f"{kind}.yaml"]))[-1]["spec"]
+    if kind == "pytorchjob":
+        replicas = {name: each["replicas"] for name, each in job["pytorchReplicaSpecs"].items()}
+        assert (replicas.pop("Master"), sum(replicas.values())) == (1, nodes - 1)
+    elif kind == "trainjob":
+        assert job["trainer"]["numNodes"] == nodes
+    else:
+        jobs = [(each["replicas"], each["template"]["spec"]) for each in job["replicatedJobs"]]
+        assert sum(n * pods["parallelism"] for n, pods in jobs) == nodes
+        assert all(pods["completions"] == pods["parallelism"] for _, pods in jobs)
+
+
+@pytest.mark.parametrize("to", TARGETS)
+def test_blanks_of_numbers_are_numbers_where_they_are_read(to: str) -> None:
+    """OmegaConf's `oc.env` is a text, which a learning rate is not; a shell's variables are written as they are."""
+    e = export(replace(_plan(TARGETS[to].stacks[0], dp=8), train=Train()), to)
+    texts = {key: v for key, v in _settings(e).items() if isinstance(v, str) and "${oc.env:" in v}
+    numbers = {key for key, v in texts.items() if any(f":{name}}}" in v for name in ("LR", "MIN_LR", "TRAIN_ITERS"))}
+    assert all(texts[key].startswith("${oc.decode:") == (key in numbers) for key in texts)
+    assert len(numbers) >= 3 * (to == "bridge")

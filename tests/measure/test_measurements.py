@@ -12,6 +12,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from support import fitted_cluster, lab_cases
+from support.fuzz import campaign
 from support.in_process_cli import error_of, phalanx
 from support.lab_hosts import Hosts, shaped
 
@@ -19,7 +20,7 @@ from phalanx.cost.collectives import measured as collective
 from phalanx.cost.collectives.critical_path import costs
 from phalanx.cost.step.predict import predict
 from phalanx.cost.step.terms import terms
-from phalanx.measure import nccl_tests, steal_time
+from phalanx.measure import nccl_tests, steal_time, this_machine
 from phalanx.measure.collectives import tensors
 from phalanx.measure.fit import robust_line
 from phalanx.measure.links import BETWEEN, INSIDE, SIZES, measure_gamma, measure_tier, partner
@@ -188,10 +189,26 @@ def test_processors_that_others_had_are_spoken_of(
     monkeypatch.setattr("phalanx.measure.steal_time.os.cpu_count", lambda: 4)
     for name, values in clocks.items():
         monkeypatch.setattr(f"phalanx.measure.steal_time.{name}", iter(values).__next__)
-    with steal_time.noted(said.append, 2):
+    with steal_time.noted(said.append, 2) as reasons:
         pass
-    assert len(said) == len(words)
-    assert all(word in line for word, line in zip(words, said, strict=True))
+    for lines in (said, reasons):
+        assert len(lines) == len(words)
+        assert all(word in line for word, line in zip(words, lines, strict=True))
+
+
+def test_rates_of_a_busy_machine_say_so_whenever_they_are_used(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("PHALANX_CACHE", str(tmp_path))
+    monkeypatch.setattr(this_machine, "_measure", campaign.measured)
+    monkeypatch.setattr(steal_time, "stolen_s", lambda: 0.0)
+    for busy_s, notes in ((1e6, 1), (0.0, 0)):
+        monkeypatch.setattr(steal_time, "others_s", iter((0.0, busy_s)).__next__)
+        this_machine.local_cluster(2, "float32", 1, anew=True)
+        said: list[str] = []
+        cluster = this_machine.local_cluster(2, "float32", 1, announce=said.append)
+        assert ["measured, other programs kept" in line for line in said] == [True] * notes
+        assert ("other programs kept" in cluster.device.source) == bool(notes)
 
 
 def test_who_exchanges_messages_with_whom() -> None:

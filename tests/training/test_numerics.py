@@ -171,6 +171,17 @@ def test_the_divisor_of_the_loss_is_exact_in_fp16() -> None:
         assert float(torch.tensor(1 / divisor, dtype=torch.float16)) in (1 / divisor, float("inf"))
 
 
+def test_a_step_without_any_gradient_has_the_norm_zero_and_changes_nothing() -> None:
+    """Where all weights are 0, so are all gradients; AdamW without decay then leaves weights of 0."""
+    run = training()
+    with torch.no_grad():
+        for weight in run.weights.values():
+            weight.zero_()
+    result = step(run)
+    assert (result.grad_norm, result.loss) == (0.0, pytest.approx(math.log(SPEC.vocab)))
+    assert not any(weight.any() for weight in run.weights.values())
+
+
 def test_below_the_smallest_scale_there_is_nothing_left_to_try() -> None:
     state = training(HALF, nonfinite="skip")
     state.loss_scale = LossScale(2.0)

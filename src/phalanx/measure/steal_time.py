@@ -70,15 +70,19 @@ def others_s() -> float:
 
 
 @contextmanager
-def noted(announce: Callable[[str], None], needed: int) -> Iterator[None]:
-    """Announce if a measurement that needs `needed` processors lacked processor time inside this context."""
+def noted(announce: Callable[[str], None], needed: int) -> Iterator[list[str]]:
+    """Announce if a measurement that needs `needed` processors lacked processor time inside this context. Yields the
+    reasons, which are there when it ends."""
     start, before, others = time.monotonic(), stolen_s(), others_s()
-    yield
+    reasons: list[str] = []
+    yield reasons
     seconds = max(time.monotonic() - start, 1e-9)
     share = stolen_share(stolen_s() - before, seconds)
     again = "kernels may be measured too slow: measure again when it is quiet (phalanx measure)"
     if share >= NOTED:
-        announce(f"note: this virtual machine's host gave {share:.0%} of its processors to others meanwhile; {again}")
+        reasons.append(f"this virtual machine's host gave {share:.0%} of its processors to others")
     cores, taken = os.cpu_count() or 1, (others_s() - others) / seconds
     if taken - max(cores - needed, 0) >= _CROWDED * needed:
-        announce(f"note: other programs kept {taken:.1f} of {cores} processors busy meanwhile; {again}")
+        reasons.append(f"other programs kept {taken:.1f} of {cores} processors busy")
+    for reason in reasons:
+        announce(f"note: {reason} meanwhile; {again}")

@@ -25,6 +25,8 @@ from phalanx.spec.files.job_file import build
 from phalanx.spec.files.plan import write_json
 from phalanx.spec.job import DType
 
+_BUSY = "; meanwhile "
+"""In the source of a measurement: why its rates may be too low."""
 _KEPT_S = 3600.0
 PATIENCE_S = 1800.0
 """Timeout of ranks that take no part in a level, and wait for the others: four on two busy cores took over 300 s."""
@@ -108,6 +110,9 @@ def local_cluster(
                 continue
             if path == short:
                 announce("note: this machine was measured quickly; `phalanx measure` measures it well")
+            _, busy, why = cluster.device.source.partition(_BUSY)
+            if busy:
+                announce(f"note: while this machine was measured, {why}; `phalanx measure` measures it again")
             return cluster
     # Measure, from where an interrupted measurement stopped.
     path = short if quick else full
@@ -127,7 +132,7 @@ def local_cluster(
             announce("what was measured before the interruption is kept")
     announce(f"measuring this machine ({ranks} rank{'s' * (ranks > 1)}, {dtype}, {threads} thread each) ...")
     try:
-        with noted(announce, ranks * threads):
+        with noted(announce, ranks * threads) as reasons:
             rows = _measure(ranks, dtype, threads, quick, interrupted)
     except KeyboardInterrupt:
         if interrupted.exists():
@@ -135,7 +140,9 @@ def local_cluster(
         raise
     # Cache it.
     interrupted.unlink(missing_ok=True)
-    cluster = build(ClusterSpec, describe(machine, ranks, dtype, rows), "cluster")
+    described = describe(machine, ranks, dtype, rows)
+    described["device"]["source"] += _BUSY * bool(reasons) + " and ".join(reasons)
+    cluster = build(ClusterSpec, described, "cluster")
     tables = json.loads(json.dumps(asdict(cluster)))
     write_json(path, tables | {"seal": seal(tables)})
     return cluster
