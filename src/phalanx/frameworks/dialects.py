@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -21,6 +21,7 @@ class Dialect:
     reads: str
     source: str
     words: tuple[str, ...] = ()
+    flags: tuple[str, ...] = ()
     renamed: Mapping[str, str] = field(default_factory=dict)
     defaults: Mapping[str, Any] = field(default_factory=dict)
     model: str = ""
@@ -44,12 +45,15 @@ def _dialects() -> tuple[Dialect, ...]:
     return tuple(Rows(Path(__file__).with_name("dialects.toml"), record(Dialect, "title")).values())
 
 
-def dialect_of(program: str, positional: Sequence[str]) -> Dialect | None:
-    """Return the dialect of a program by its name and the words before its flags; None for others."""
+def dialect_of(program: str, positional: Sequence[str], flags: Collection[str] = ()) -> Dialect | None:
+    """Return the dialect of a program by its name and the words before its flags, or by its flags where it has no
+    name; None for others."""
     name = re.sub(r"\.py$", "", program)
     for row in _dialects():
         if any(re.search(rf"(^|[./]){p}$", name) for p in row.programs) and (
             not row.words or (positional and positional[0] in row.words)
         ):
+            return row
+        if not name and row.flags and {flag.replace("-", "_") for flag in flags}.issuperset(row.flags):
             return row
     return None

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from phalanx.frameworks import folder
+from phalanx.frameworks import folder, others
 from phalanx.frameworks.accelerate import launch as accelerate
 from phalanx.frameworks.companions import Companions
 from phalanx.frameworks.configuration import Config, Configuration, Partial, shown
@@ -54,6 +54,8 @@ def read(paths: Sequence[Path], kind: str | None = None, world: int | None = Non
         kind, config = launched_tables(source.started, kind, reading, main)
         world = source.started.launch.world or world
     else:
+        if kind is None and (other := others.tables(source.config)) is not None:
+            raise other.error(str(main))
         kind = kind or source.kind or kind_of(source.config)
         config = reading.over_base(laid_over(source.config, {}), "")
         if kind is None:

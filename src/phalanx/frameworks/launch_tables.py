@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, cast
 
+from phalanx.frameworks import others
 from phalanx.frameworks.accelerate import launch as accelerate
 from phalanx.frameworks.companions import MISSING, Companions
 from phalanx.frameworks.configuration import Config, Partial
@@ -83,10 +84,14 @@ def launched_tables(
     that is known."""
     reading.files.written |= started.files
     launch, flags = started.launch, {**started.args, **started.assigned}
-    dialect = dialect_of(launch.program, started.positional)
+    dialect = dialect_of(launch.program, started.positional, flags)
     if dialect is not None:
         model, started = dialect.model_of(started.args), replace(started, args=dialect.translated(started.args))
         kind, flags = kind or dialect.reads, {**started.args, **started.assigned}
+    elif kind is None and called(launch.program) is None:
+        other = others.program(plain(launch.program), started.positional, started.args)
+        if other is not None:
+            raise other.error(str(path))
     framework = BY_KIND[kind] if kind else framework_of(launch.program, flags)
     program = None if framework else _program(started, reading)
     if program is not None:
@@ -94,6 +99,11 @@ def launched_tables(
     if framework is None and (engine := _engine_file(started, reading)) is not None:
         framework, config = engine
         return framework.reads, {**config, "launch": _typed(launch.options), "launched": launch}
+    of_its_own = framework is None and bool(launch.kept or launch.config)
+    if of_its_own:  # a program on what accelerate set up
+        framework = BY_KIND["accelerate"]
+        reading.asks.append(f"flags of {plain(launch.program)} are its own: batch, length and model are open")
+        started = replace(started, args={}, assigned={}, positional=())
     if framework is None:
         raise _not_known(started, path)
     switches = key_table(framework.folder).switches
@@ -104,8 +114,8 @@ def launched_tables(
     if launch.missing:
         reading.asks += [f"{name}, its list of hosts, {reading.files.why(name)}" for name in launch.missing]
     config = _over_base(framework, args, assigned, started, reading, program)
-    if isinstance(config, dict) and not framework.flat:
-        config = {**launched, **config}
+    if not framework.flat:
+        config = type(config)({**launched, **config})
     elif framework.flat:
         config |= {k: v for k, v in launched.items() if k != "env" or "env" in framework.beside}
     config = with_named(config, framework, started.directory, reading)
@@ -116,14 +126,15 @@ def launched_tables(
         config["accelerate"] = accelerate.tables(tables or {}, _typed(launch.kept), missing=tables is None)
         config = with_named(config, framework, started.directory, reading)
         if framework.reads == "accelerate":  # a dialect of its file
-            config = {**config.pop("accelerate"), **config}
+            own = config.pop("accelerate")
+            config = (Partial if of_its_own else type(own))({**own, **config})
     return framework.reads, config
 
 
 def is_named(started: Started, framework: Framework) -> bool:
     """Whether a framework is known by the name of the program that is started."""
     program = started.launch.program
-    return dialect_of(program, started.positional) is not None or called(program) is framework
+    return dialect_of(program, started.positional, started.args) is not None or called(program) is framework
 
 
 def _over_base(
@@ -173,7 +184,7 @@ def _base_of(framework: Framework, args: dict[str, Any], started: Started) -> st
         folder_, file = (str(args.pop(plain_names[name])) for name in ("config_path", "config_name"))
         return f"{folder_}/{file}{'' if BASES.search(file) else '.yaml'}"
     for name in framework.base:
-        if isinstance(args.get(name), str):
+        if isinstance(args.get(name), str) and ("" not in framework.base or BASES.search(args[name])):
             return str(args.pop(name))
     if framework.python_base and isinstance(args.get("config"), str):
         return framework.python_base.format(module=args.pop("module", ""), config=args.pop("config"))

@@ -25,6 +25,8 @@ MOST_KEYS = 5_000
 _LONGEST_YAML = 2**18
 """Characters of the longest document: PyYAML reads some 50 KB a second."""
 _MOST_VALUES = 100_000  # of a YAML document
+_IN_JSON = re.compile(r'\s*\{\s*["}]')
+"""How JSON begins, which a YAML file may hold; with comments it is YAML, as GPT-NeoX writes it."""
 _PLAIN = "tag:yaml.org,2002:"
 
 
@@ -33,7 +35,7 @@ def documents(text: str, suffix: str, where: str) -> list[Any]:
     try:
         if suffix == ".toml":
             values: list[Any] = [tomllib.loads(text)]
-        elif suffix == ".json" or (text.lstrip().startswith("{") and "\n---" not in text):
+        elif suffix == ".json" or (_IN_JSON.match(text) and "\n---" not in text):
             values = [json.loads(text)]
         else:
             values = _yaml_documents(text)

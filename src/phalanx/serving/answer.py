@@ -112,6 +112,7 @@ def serve_plan(
     against = neighbours(search, searched)
     q = searched.question
     per_token, state, fits = cache_of(searched)
+    too_long = lines.too_long(searched.best.groups[-1].cache_tokens)
 
     def listed(c: ServingCandidate) -> PlannedDeployment:
         plan = as_plan(query, c)
@@ -142,7 +143,7 @@ def serve_plan(
         plan=as_plan(query, searched.best),
         search=searched,
         compared=tuple(against),
-        caveats=lines.caveats,
+        caveats=(*too_long, *lines.caveats),
         notes=(*lines.notes, *query.notes),
     )
 

@@ -38,8 +38,6 @@ def price_of(model: str, cluster: str, gpus: int, weights: str, cache: str) -> S
     described = questions.cluster_named(cluster)(gpus)
     chip = chip_name(described.device.name)
     require_types(weights, cache, CHIPS[chip].generation, chip)
-    if cache not in ("bf16", "fp8"):
-        raise InputError("kv", cache, "is not a type of cache that is priced", "bf16 or fp8")
     return ServingPrice(spec, described, "vllm", weights, cache)
 
 
@@ -236,8 +234,6 @@ def _weights(request: ServingRequest, generation: str, chip: str) -> tuple[str, 
         types = tuple(t.strip() for t in request.weights.split(","))
     for each in types:
         require_types(each, request.cache, generation, chip)
-    if request.cache not in ("bf16", "fp8"):
-        raise InputError("kv", request.cache, "is not a type of cache that is priced", "bf16 or fp8")
     return types
 
 

@@ -139,7 +139,7 @@ def _assumed(c: Configuration) -> tuple[Caveat, ...]:
     """Return what is taken where the file leaves something open that matters."""
     s = c.layout
     assumed = list(c.notes)
-    if s.zero is None and (zero := READ_BY[c.kind].zero) is not None:
+    if s.zero is None and not c.missing and (zero := READ_BY[c.kind].zero) is not None:
         assumed.append(f"zero={zero}, which is what {c.stack} does by itself")
     if s.recompute not in (None, *RECOMPUTED):
         assumed.append(f"recompute={s.recompute} is the framework's own: it is priced as full")

@@ -95,7 +95,8 @@ def _two_matrices(shape: Shape, layout: Layout, apart: Column) -> Column:
 
 
 _WHOLE_UNITS = 3
-"""Units as they compute: gathered, that and the next; and the gradient of one before it is reduced."""
+"""Units as they compute: gathered, that and the next; and, unless it is frozen, the gradient of one before it is
+reduced."""
 _STATE_OF_ADAPTERS = 18.0
 """Bytes per parameter of adapters: as without ZeRO, since they are small."""
 
@@ -263,7 +264,7 @@ def _share(shape: Shape, layout: Layout, profile: Profile, ends: _Ends, stream: 
         block.stored,
         stream,
         recomputed + gathered_key_bytes(shape, layout, profile),
-        (_WHOLE_UNITS * unit + root) * profile.parameter_bytes,
+        ((_WHOLE_UNITS - layout.frozen) * unit + root) * profile.parameter_bytes,
         np.where(shape.wraps_blocks, 0.0, root * profile.parameter_bytes * zero.reduces_each),
         np.where(np.asarray(profile.unit_buffers) > 0, 0.0, reduced),
         of_blocks,

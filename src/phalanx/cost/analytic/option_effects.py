@@ -201,10 +201,11 @@ def _state(by: Profile, model: Shape, o: StackOptions) -> Profile:
         # Frozen parameters have only a weight; embedding and head stay in 16 bits.
         base, ends = BASE_BYTES[o.base], model.ends / model.params
         weight = base * (1 - ends) + 2.0 * ends
-        new = replace(new, whole_bytes=weight, kept_bytes=weight, full_shard_bytes=weight, replica_bytes=0.0)
+        here = 0.0 if o.parameter_offload else weight
+        new = replace(new, whole_bytes=weight, kept_bytes=weight, full_shard_bytes=here, replica_bytes=0.0)
         new = replace(new, shard_bytes=0.0, accumulated_bytes=0.0, idle_bytes=0.0)
         if o.base != "auto":  # read, and written as 16 bits, each time that a product needs it
-            new = replace(new, dequantised_bytes=base + 2.0)
+            new = replace(new, dequantised_bytes=base + 2.0, parameter_bytes=weight)  # gathered as they are stored
     return new
 
 

@@ -91,7 +91,7 @@ def reduced(shape: Shape, layout: Layout, system: System, profile: Profile, bloc
         "gather_s": once.gather,
         "hidden_s": hidden,
     }
-    out.seconds["dp"] = np.where(ranks > 1, exposed, 0.0) * (1 - layout.frozen)
+    out.seconds["dp"] = np.where(ranks > 1, exposed, 0.0)
     if np.any(c.kind):
         times = zero.reductions(m)
         coding = compression.coding_s(c, params.dense + params.experts, grad, ranks, system)
@@ -123,11 +123,13 @@ def _once(shape: Shape, layout: Layout, system: System, profile: Profile, held: 
     # Where blocks are units the root is small, and both passes are taken to gather as much.
     rest = np.where(shape.wraps_blocks, 0.0, of_root)
     again = (totals["all_gather"] - rest) / zero.gathers(m) + fetched / system.host_bytes_per_s
+    # Frozen parameters have no gradient and no update, but where they are sharded every pass gathers them.
+    trained, moved = 1 - layout.frozen, np.where(zero.parameters, 1.0, 1 - layout.frozen)
     return _Once(
-        totals["reduce_scatter"] / zero.reductions(m),
-        totals["all_reduce"] / zero.replications(m),
-        again + rest / m,
-        again,
+        trained * totals["reduce_scatter"] / zero.reductions(m),
+        trained * totals["all_reduce"] / zero.replications(m),
+        moved * (again + rest / m),
+        moved * again,
     )
 
 

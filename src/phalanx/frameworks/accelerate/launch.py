@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from phalanx.frameworks.configuration import Partial
 from phalanx.frameworks.tables import overlaid
 
 _ENGINES = {
@@ -25,7 +26,7 @@ _DEEPSPEED = (
 
 def tables(file: Mapping[str, Any], options: Mapping[str, Any], missing: bool = False) -> dict[str, Any]:
     """Return accelerate's file with the options of its command line laid over it. `missing`: the file is not here."""
-    over: dict[str, Any] = {"_file_missing": True} if missing else {}
+    over: dict[str, Any] = {}
     for name, value in options.items():
         if name in _ENGINES:
             over["distributed_type"] = _ENGINES[name]
@@ -37,4 +38,4 @@ def tables(file: Mapping[str, Any], options: Mapping[str, Any], missing: bool = 
             over.setdefault("parallelism_config", {})[name] = value
         elif name in ("num_processes", "num_machines", "mixed_precision", "gradient_accumulation_steps"):
             over[name] = value
-    return overlaid(file, over)
+    return (Partial if missing else dict)(overlaid(file, over))

@@ -126,7 +126,8 @@ def read(config: Config, world: int | None = None) -> Configuration:
     engine = Keys(file if isinstance(file, dict) else {})
     part = Keys(given if isinstance(given, dict) else {})
     how = str(keys.take("distributed_type", "stack", "")).upper()
-    world = world or count(keys.take("num_processes", "world"))
+    processes = count(keys.take("num_processes", "world"))
+    world = world or processes
     axolotl = "base_model" in config or "micro_batch_size" in config
     # An axis that ParallelismConfig does not name has size 1, but FSDP2 shards over all ranks without one of its own.
     sizes = {
@@ -148,8 +149,8 @@ def read(config: Config, world: int | None = None) -> Configuration:
     micro = steps = None
     stack = "accelerate"
     plain = how in ("NO", "FALSE", "MULTI_GPU", "MULTI_CPU", "TPU", "XLA")
-    fsdp = how == "FSDP" or (not plain and ("fsdp_config" in config or "fsdp" in config))
-    if how == "DEEPSPEED" or (axolotl and "deepspeed" in config):
+    fsdp = how == "FSDP" or (not plain and bool(config.get("fsdp_config") or config.get("fsdp")))
+    if how == "DEEPSPEED" or (axolotl and config.get("deepspeed")):
         stack = "deepspeed"
         at = "deepspeed_config"
         keys.first(("deepspeed", f"{at}.deepspeed_config_file"), "file")

@@ -12,6 +12,7 @@ from phalanx.frameworks.configuration import (
     Config,
     Configuration,
     Keys,
+    Partial,
     StatedLayout,
     count,
     divided,
@@ -32,15 +33,25 @@ _WORDS = {"full_shard": 3, "hybrid_shard": 3, "shard_grad_op": 2, "hybrid_shard_
 _OF_LLAMA_FACTORY = ("finetuning_type", "cutoff_len", "dataset_dir")
 """Keys of LLaMA-Factory, which recomputes every block unless it is told otherwise (prepare_model_for_training of
 src/llamafactory/model/model_utils/checkpointing.py)."""
-_BUILT_IN = re.compile(r"zero_?([0-3])(_offload)?")
-"""DeepSpeed configurations that a program names without a file (ms-swift: swift/arguments/sft_args.py:260)."""
+_BUILT_IN = re.compile(r"(?:default-)?zero_?([0-3])([_-]offload)?")
+"""DeepSpeed configurations that a program names without a file (ms-swift: swift/arguments/sft_args.py:260, and before
+3.0 swift/llm/utils/argument.py)."""
+_ACTORS = ("actor_num_nodes", "actor_num_gpus_per_node")
+"""Nodes, and ranks of each, of the model that OpenRLHF's PPO updates (openrlhf/cli/train_ppo_ray.py)."""
 _LENGTHS = (
     *("max_seq_length", "model_max_length", "max_seq_len", "max_length", "cutoff_len", "sequence_len"),
     "block_size",  # run_clm.py of transformers
 )
 """Keys of the sequence length, by program."""
-_SIDES = (("source_max_len", "target_max_len"), ("max_source_length", "max_target_length"))
-"""Keys of its two parts, of qlora.py and of LLaMA-Factory to 0.1."""
+_SIDES = (
+    ("source_max_len", "target_max_len"),
+    ("max_source_length", "max_target_length"),
+    ("prompt_max_len", "generate_max_len"),
+)
+"""Keys of its two parts, of qlora.py, of LLaMA-Factory to 0.1, and of OpenRLHF's PPO."""
+
+
+_UPDATES = "the price is of the actor's updates: generation, the reference and the critic take time of their own"
 
 
 def _length(keys: Keys, at: str) -> int | None:
@@ -62,6 +73,9 @@ def read(config: Config, world: int | None = None) -> Configuration:
     if world is None and nested:
         nodes = count(keys.take("launch.nnodes", "world", 1))
         world = product(nodes, count(keys.take("launch.nproc_per_node", "world")))
+    acting = world is None and all(keys.take(f"{at}{name}", "world") is not None for name in _ACTORS)
+    if acting:
+        world = product(*(count(keys.take(f"{at}{name}", "world")) for name in _ACTORS))
     micro_paths = (f"{at}per_device_train_batch_size", f"{at}per_gpu_train_batch_size")
     micro = count(keys.first(micro_paths, "strategy.micro_batch"))
     written = keys.take(f"{at}gradient_accumulation_steps", "accumulation", 1)
@@ -133,7 +147,9 @@ def read(config: Config, world: int | None = None) -> Configuration:
             zero, offload, _ = sharding(keys, f"{at}fsdp_config")
         elif not words and f"{at}fsdp_config" not in keys.understood:
             zero = None
-    unread = bool(path) and zero is None and not isinstance(inner, dict)  # a DeepSpeed file, which says it too
+    # A file that says it too and is not here: DeepSpeed's, accelerate's, or one of arguments.
+    unread = bool(path) and zero is None and not isinstance(inner, dict)
+    unread = unread or isinstance(config, Partial) or isinstance(engine, Partial)
     unstated = "bf16" if of_trl and bf16 is None else None if unread else "fp32"
     options |= attention(keys, at)
     replicas = divided(world, tp * cp)
@@ -171,5 +187,6 @@ def read(config: Config, world: int | None = None) -> Configuration:
         fields=fields,
         job=job | {"compute": type_ or unstated},
         unpriced=unpriced,
+        notes=(_UPDATES,) if acting else (),
     )
     return c if launched is None else joined(c, launched, "accelerate")

@@ -17,6 +17,8 @@ from phalanx.frameworks.shell.scope import is_open, plain
 
 _PYTHON = re.compile(r"(?:.*/)?(?:python|pypy|ipython)[0-9.]*$")
 _PYTHON_SWITCHES = re.compile(r"-[uOBEsSIivqbxdP]+$")
+_HOST = re.compile(r"node\d+")
+"""A host as shell/ names it: `--nodelist="${NODES[@]:0:4}"` makes words of its hosts."""
 _BAG = re.compile(r"(?i)arg|opt|flag|dist|launch|torchrun|param")
 """Names of variables that hold options."""
 
@@ -53,6 +55,8 @@ def launch(
             rest = rest[1:] if rest[:1] == ["--"] else rest
             operands = row.operands if row.title != "torchx" or not options.get("") else 0
             taken, rest = rest[:operands], rest[operands:]
+            while row.title == "srun" and rest and _HOST.fullmatch(rest[0]):
+                rest = rest[1:]
             if row.title == "torchx":
                 rest = _component(ranks, row, rest)
             elif taken == ["submit"] or (row.title == "ray_job" and taken):
@@ -140,10 +144,12 @@ def _is_program(word: str) -> bool:
 
 
 def _behind_python(words: list[str]) -> list[str]:
-    """Return the file or module that Python runs, and its words."""
+    """Return the file or module that Python runs, and its words; none where it runs a text (`-c`)."""
     while words and words[0].startswith("-"):
         option = words[0]
-        if option in ("-m", "-c"):
+        if option.startswith("-c"):
+            return []
+        if option == "-m":
             return words[1:]
         if option.startswith("-m"):
             return [option[2:], *words[1:]]

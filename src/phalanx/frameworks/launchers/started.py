@@ -21,7 +21,7 @@ from phalanx.spec.errors import InputError
 _ASSIGNED = re.compile(r"(?:\+{0,2}[A-Za-z_][\w./@-]*=|~[A-Za-z_][\w./@-]*(?:=|$))")
 _PREPARES = re.compile(
     r"preprocess|convert|download|tokeni[sz]e|prepare|merge|eval|benchmark|inference|collect_env|test_|setup|check|"
-    r"index_|split_|upload|export|generate|serve|pip$"
+    r"index_|split_|upload|export|generate|serv(e|ing)|pip$"
 )
 _LAUNCHERS_OF_RANKS = {"torchrun", "deepspeed", "accelerate", "srun", "mpirun", "torchx", "torchtune"}
 _FLAG = re.compile(r"--[A-Za-z]")
@@ -91,7 +91,8 @@ def _started(
     if chosen is None:
         return _arguments_alone(script, given)
     invocation, one = chosen
-    one = replace(one, asked=given.ranks)
+    part = "srun" in one.launchers and {"nodes", "N"} & one.options.keys()  # of the job's nodes
+    one = replace(one, asked=None if part else given.ranks)
     args, assigned, positional = arguments(one.words)
     script_of_its_own = re.search(r"\.(sh|bash|sbatch|slurm)$", one.program)
     notes = [f"{word} brings options of its launcher: they are open, and so are its ranks" for word in one.open]
@@ -126,8 +127,10 @@ def _chosen(
         return None
 
     def rank(one: ProgramLaunch) -> tuple[bool, bool, bool]:
+        name = one.program.rpartition("/")[2]
+        name += "" if "." in name else f" {one.words[0]}" if one.words[:1] and one.words[0][:1] != "-" else ""
         return (
-            not _PREPARES.search(one.program.rpartition("/")[2]),
+            not _PREPARES.search(name),
             knows(one),
             bool(_LAUNCHERS_OF_RANKS.intersection(one.launchers)),
         )

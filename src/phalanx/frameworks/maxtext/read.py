@@ -16,6 +16,7 @@ from phalanx.frameworks.configuration import (
     Config,
     Configuration,
     Keys,
+    Partial,
     StatedLayout,
     count,
     divided,
@@ -66,7 +67,7 @@ def read(config: Config, world: int | None = None) -> Configuration:
     sequence = count(keys.take("ici_tensor_sequence_parallelism", "strategy.sp", 1)) or 1
     sequence *= count(keys.take("dcn_tensor_sequence_parallelism", "strategy.sp", 1)) or 1
     micro, steps, whole = _batch(keys, world, replicas, degrees["pp"] or 1)
-    remat = keys.field("strategy.recompute")
+    remat = keys.field("strategy.recompute") or (None if isinstance(config, Partial) else "full")  # types:1292
     seq = count(keys.field("job.seq"))
     type_ = keys.word("job.precision")
     rounded = keys.take("matmul_precision", "job.precision") not in _EXACT

@@ -22,6 +22,7 @@ from phalanx.frameworks.megatron import layout as pipelines
 from phalanx.frameworks.megatron import patterns
 from phalanx.frameworks.megatron import read_model as shaped
 from phalanx.frameworks.megatron import read_options as beyond
+from phalanx.frameworks.trainer_tuning import tuning
 from phalanx.spec.errors import InputError
 from phalanx.spec.number_formats import NUMBER_FORMATS
 from phalanx.spec.strategy import stack_options
@@ -68,6 +69,7 @@ def read(config: Config, world: int | None = None) -> Configuration:
     if world is None and at:
         nodes = keys.take("launch.nnodes", "world", 1)
         world = product(count(nodes), count(keys.take("launch.nproc_per_node", "world")))
+        world = world or count(flag("world_size", "world"))  # of the dump that a log prints
     tp = degree("tensor_model_parallel_size", "strategy.tp")
     pp = degree("pipeline_model_parallel_size", "strategy.pp")
     cp = degree("context_parallel_size", "strategy.cp")
@@ -194,12 +196,25 @@ def read(config: Config, world: int | None = None) -> Configuration:
     stack = "megatron-fsdp" if custom or fsdp2 else "megatron-core"
     if truth(flag("deepspeed", "stack")):  # Megatron-DeepSpeed, whose unfused releases are known by published runs
         stack = "megatron-deepspeed-2022-bf16" if named == "bf16" else "megatron-deepspeed-2022"
+    trained, unpriced = tuning(keys, at) if flag("finetuning_type", "options.lora") else ({}, "")
+    if trained:  # ms-swift's adapters, which Megatron-Core has none of
+        stack, extra = "megatron-bridge", extra | trained
     model = {name: value for name, value in model.items() if value is not None}
     fields, job = beyond.fields(flag, 2 if narrow else 4), beyond.job(flag) | {"compute": named}
     tables = Keys({name: value for name, value in config.items() if name != "deepspeed_json"})
     tables.understood = keys.understood
     c = tables.configuration(
-        "megatron", stack, layout, KEYS, model=model, spec=spec, open_model=why, options=extra, fields=fields, job=job
+        "megatron",
+        stack,
+        layout,
+        KEYS,
+        model=model,
+        spec=spec,
+        open_model=why,
+        options=extra,
+        fields=fields,
+        job=job,
+        unpriced=unpriced,
     )
     return c if engine is None else joined(c, engine, "deepspeed_json")
 

@@ -283,8 +283,6 @@ def _command(source: ScriptText, line: int) -> Node:
             words.append(word)
         else:
             break
-    if words[:1] in (["$"], ["%"]):  # the prompt, pasted with the line
-        words = words[1:]
     return SimpleCommand(tuple(words), tuple(assignments), tuple(redirects), line)
 
 

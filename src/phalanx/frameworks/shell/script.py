@@ -7,6 +7,7 @@ what differs between them is open. Programs are taken to succeed.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -18,6 +19,9 @@ from phalanx.frameworks.shell.invocation import Fork, Invocation, Left
 from phalanx.frameworks.shell.machine import ScriptFollower
 from phalanx.frameworks.shell.scope import Scope
 from phalanx.spec.errors import InputError
+
+_PROMPT = re.compile(r"[ \t]*(?:\([\w.-]+\)[ \t]*)*(?:\[?[\w.-]+@[\w.-]+[: ][^\s#$%\]]*\]?[#$%]|\$)[ \t]+(?=\S)")
+"""What a shell prints before a line that is typed: `(env) user@host:~/path$ `, `[user@host path]# `, `$ `."""
 
 
 @dataclass(frozen=True)
@@ -33,6 +37,16 @@ class Script:
     """Scripts that it hands to a batch system."""
 
 
+def _without_prompts(text: str) -> str:
+    """Return what was typed in a session that was pasted, without what was printed; other texts as they are."""
+    typed, behind = [], False
+    for line in text.splitlines():
+        prompt = _PROMPT.match(line)
+        typed.append(line[prompt.end() :] if prompt else line if behind else "")
+        behind = bool(prompt or behind) and line.rstrip().endswith("\\")
+    return "\n".join(typed) if any(typed) else text
+
+
 def follow(
     text: str,
     given: Mapping[str, str] | None = None,
@@ -42,6 +56,7 @@ def follow(
 ) -> Script:
     """Follow a script or a command line. `given`: variables that its batch system sets; `include`: the text of a
     script that it calls, None where there is none. Raises InputError for what a shell would refuse."""
+    text = _without_prompts(text)
     machine = ScriptFollower(include)
     scope = Scope({k: [v] for k, v in (given or {}).items()}, name=name, arguments=list(arguments))
     scope.capture = partial(output.capture, machine)

@@ -15,10 +15,12 @@ from pathlib import Path
 from typing import Any, Literal
 
 from phalanx.frameworks import verdicts
+from phalanx.frameworks.companions import Companions
 from phalanx.frameworks.launchers.started import arguments, settled
 from phalanx.frameworks.shell.scope import is_open, plain
 from phalanx.frameworks.shell.script import follow
 from phalanx.frameworks.verdicts import Verdict
+from phalanx.serving.lines.files import under_config
 from phalanx.spec.errors import InputError
 from phalanx.spec.rows import Rows, record
 
@@ -123,14 +125,18 @@ PROGRAMS: Mapping[str, Program] = Rows(_ROOT / "programs.toml", record(Program, 
 """Every program that serves or benchmarks."""
 
 
-def lines(text: str, name: str = "script.sh") -> list[Line]:
+def lines(text: str, name: str = "script.sh", files: Companions | None = None) -> list[Line]:
     """Return the servers and benchmarks that a script or a command line starts, in order; parts of one server once.
-    Raises InputError for what a shell would refuse."""
+    `files`: where those that `--config` names lie. Raises InputError for what a shell would refuse."""
     started: dict[tuple[str, ...], Line] = {}
     for invocation in follow(text, name=name).invocations:
         place = _program(invocation.words)
         if place is not None:
             program, rest = place
+            if program.engine in ("vllm", "sglang") and files is not None:
+                rest, missing = under_config(rest, files)
+                if missing:
+                    raise InputError("from", missing, "is its --config, and is not here", "give it too: --from")
             alike = [w for i, w in enumerate(rest) if not _PLACES.match(w) and not (i and _PLACES.match(rest[i - 1]))]
             started.setdefault((program.title, *alike), _line(program, rest, invocation.line))
     return list(started.values())

@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from phalanx.frameworks.companions import LARGEST
+from phalanx.frameworks.companions import Companions
 from phalanx.planning.lookup import cluster_named, model_named
+from phalanx.serving.lines.files import script_of
 from phalanx.serving.lines.programs import Line, lines, only
 from phalanx.spec.cluster.spec import GIB
-from phalanx.spec.documents import read_text
 from phalanx.spec.errors import InputError
 from phalanx.spec.model.presets import PRESETS, published
 
@@ -26,7 +26,7 @@ _WEIGHTS = {
     **dict.fromkeys(("modelopt_fp4", "nvfp4", "nvfp4_online"), "nvfp4"),
 }
 """Words of --quantization -> types of weights."""
-_IN_NAMES = ((r"nvfp4|fp4", "nvfp4"), (r"awq|gptq|int4|w4a16", "int4"), (r"fp8|deepseek-(v3|r1)", "fp8"))
+_IN_NAMES = ((r"nvfp4|fp4", "nvfp4"), (r"awq|gptq|int4|w4a16", "int4"), (r"fp8|deepseek-(v3|r1)(?!-distill)", "fp8"))
 """Parts of a checkpoint's name -> the type of its weights."""
 _SMALL, _LARGE = 70 * GIB, 160 * GIB
 """Memory from which vLLM's defaults rise (vllm/engine/arg_utils.py:2973)."""
@@ -39,12 +39,24 @@ class LinesRead:
     fields: Mapping[str, Any]
     caveats: tuple[str, ...]
     notes: tuple[str, ...]
+    longest: int = 0
+    """Tokens of the longest request that the server takes, where it does not start without room for one; 0: it
+    does."""
+
+    def too_long(self, room: int) -> tuple[str, ...]:
+        """Say where the cache of a copy, of `room` tokens, does not hold the longest request."""
+        if self.longest <= room:
+            return ()
+        reason = f"a request may have {self.longest:,} tokens, and the cache holds {room:,}"
+        return (f"does not start: {reason}: --max-model-len {room // 1024 * 1024}, or more memory",)
 
 
 def read(paths: Sequence[Path], given: Mapping[str, Any]) -> LinesRead:
     """Read the lines of some files, completed by fields that are given. Raises InputError where there is no line of a
     server or a benchmark, or several, and for a model or lengths that nothing says."""
-    servers_and_benchmarks = [line for path in paths for line in lines(read_text(path, "from", LARGEST), path.name)]
+    servers_and_benchmarks = [
+        line for path in paths for line in lines(script_of(path), path.name, Companions(path.parent, paths))
+    ]
     if not servers_and_benchmarks:
         names = "vllm serve, sglang.launch_server, trtllm-serve or one of their benchmarks"
         raise InputError(
@@ -65,7 +77,11 @@ def read(paths: Sequence[Path], given: Mapping[str, Any]) -> LinesRead:
         f"line {x.number}: {x.program.names[0]} {' '.join(x.program.words)}".rstrip()
         for x in sorted(parts, key=lambda x: x.number)
     )
-    return LinesRead(merged, (*judged, *caveats, *doubts), notes)
+    longest = 0
+    if server is not None and server.program.engine == "vllm":  # vllm/v1/core/kv_cache_utils.py checks it
+        stated = server.fields.get("context")
+        longest = stated if isinstance(stated, int) and stated > 0 else model_named(str(merged["model"]))[0].max_seq
+    return LinesRead(merged, (*judged, *caveats, *doubts), notes, longest)
 
 
 # The server

@@ -75,6 +75,9 @@ MULTIPLIED_AS = {
 NEEDS = {weights: f.generations for weights, f in MULTIPLIED_AS.items()}
 """Generations of chips whose tensor cores take a type of weights."""
 
+CACHE_TYPES = ("bf16", "fp8")
+"""Types of the cache that are priced."""
+
 
 def engine(name: str) -> EngineRow:
     """Return the row of an engine. Raises InputError for an unknown name."""
@@ -96,11 +99,14 @@ def page_tokens(row: EngineRow, model: ModelSpec, cache_bytes: float) -> int:
 
 
 def require_types(weights: str, cache: str, generation: str, chip: str) -> None:
-    """Require that a chip computes with these types. Raises InputError."""
-    for option, name in (("weights", weights), ("kv", cache)):
-        if name not in NEEDS:
-            raise InputError(option, name, "is not a type that is priced", nearest(name, NEEDS))
-        if generation not in NEEDS[name]:
-            able = [each for each in NEEDS if generation in NEEDS[each]]
-            remedy = f"it has {', '.join(able)}" if able else "no type of these: choose another cluster"
-            raise InputError(option, name, f"{chip} ({generation}) has no tensor cores for it", remedy)
+    """Require that a chip multiplies these weights, and that the cache's type is priced: any chip can keep it in 8
+    bits, which are made 16 where they are read (vllm/config/cache.py: fp8_e5m2). Raises InputError."""
+    if weights not in NEEDS:
+        raise InputError("weights", weights, "is not a type that is priced", nearest(weights, NEEDS))
+    if generation not in NEEDS[weights]:
+        able = [each for each in NEEDS if generation in NEEDS[each]]
+        remedy = f"it has {', '.join(able)}" if able else "no type of these: choose another cluster"
+        raise InputError("weights", weights, f"{chip} ({generation}) has no tensor cores for it", remedy)
+    if cache not in CACHE_TYPES:
+        remedy = nearest(cache, CACHE_TYPES) or " or ".join(CACHE_TYPES)
+        raise InputError("kv", cache, "is not a type of cache that is priced", remedy)

@@ -1,0 +1,88 @@
+"""The commands that a file starts: a script's own, those of a manifest's containers, or of a chart's values.
+
+A container without a command starts its image's entry point. Values are vLLM's production-stack's (helm/values.yaml),
+whose `vllmConfig` has flags in camel case. What a flag `--config FILE` names are flags too, and those of the line
+win (vllm/utils/argparse_utils.py: `_pull_args_from_config`).
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from phalanx.frameworks.companions import LARGEST, Companions
+from phalanx.frameworks.source import DATA
+from phalanx.frameworks.tables import documents
+from phalanx.spec.documents import read_text
+
+
+def script_of(path: Path) -> str:
+    """Return a file as a script. Raises InputError for one that cannot be read."""
+    text = read_text(path, "from", LARGEST)
+    if path.suffix.lower() not in DATA:
+        return text
+    return "\n".join(
+        line for document in documents(text, path.suffix.lower(), path.name) for line in _commands(document)
+    )
+
+
+def _commands(value: Any) -> Iterator[str]:
+    """Yield a line for each container, and for each model of a chart, at any depth."""
+    if isinstance(value, list):
+        for inner in value:
+            yield from _commands(inner)
+    if not isinstance(value, Mapping):
+        return
+    if isinstance(value.get("vllmConfig"), Mapping) and value.get("modelURL"):
+        yield shlex.join(["vllm", "serve", str(value["modelURL"]), *_flags(value["vllmConfig"])])
+        return
+    words = [*_words(value.get("command")), *_words(value.get("args"))]
+    if words and ("image" in value or "name" in value):
+        entry = [] if value.get("command") else [str(value.get("image", ""))]
+        yield shlex.join(filter(None, [*entry, *(_expanded(word, value.get("env")) for word in words)]))
+        return
+    for inner in value.values():
+        yield from _commands(inner)
+
+
+def _words(value: Any) -> list[str]:
+    return [str(word) for word in value] if isinstance(value, list) else shlex.split(str(value or ""))
+
+
+def _expanded(word: str, env: Any) -> str:
+    """Return a word with the values of `$(NAME)` that the container states."""
+    given = {e.get("name"): e.get("value") for e in env if isinstance(e, Mapping)} if isinstance(env, list) else {}
+    return re.sub(r"\$\((\w+)\)", lambda m: str(given.get(m[1]) or f"${m[1]}"), word)
+
+
+def _flags(config: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the words of flags that a table holds: `tensorParallelSize: 2` as `--tensor-parallel-size 2`."""
+    for name, value in config.items():
+        if name == "extraArgs":
+            yield from _words(value)
+        elif value is not None and value is not False and not isinstance(value, Mapping | list):
+            flag = re.sub(r"(?<=[a-z0-9])([A-Z])", r"-\1", name).lower().replace("_", "-")
+            yield f"--{flag}" if value is True else f"--{flag}={value}"
+
+
+def under_config(words: list[str], files: Companions) -> tuple[list[str], str]:
+    """Return a line's words with those of the file that its `--config` names before them, and that file where it is
+    not here."""
+    for place, word in enumerate(words):
+        name, equals, value = word.partition("=")
+        if name != "--config":
+            continue
+        file = value if equals else "".join(words[place + 1 : place + 2])
+        text = files.text(file) if file.endswith((".yaml", ".yml")) else None
+        if text is None:
+            return words, file
+        tables = documents(text, ".yaml", file)
+        table = tables[0] if tables and isinstance(tables[0], dict) else {}
+        others = [*words[:place], *words[place + (1 if equals else 2) :]]
+        stated = {other.partition("=")[0].replace("_", "-") for other in others}
+        below = [flag for flag in _flags(table) if flag.partition("=")[0] not in stated]
+        return [*others, *below], ""
+    return words, ""

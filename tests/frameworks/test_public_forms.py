@@ -1,0 +1,130 @@
+"""Forms of public threads that were read wrongly, shortened: what each starts, and what is refused by its name."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.in_process_cli import error_of, text_of
+
+from phalanx.frameworks import files
+from phalanx.frameworks.configuration import Configuration
+from phalanx.frameworks.lints import lint
+
+_MEGATRON = (
+    "--tensor-model-parallel-size 2 --micro-batch-size 1 --num-layers 4 --hidden-size 64 --num-attention-heads 4"
+)
+
+
+def _read(tmp_path: Path, text: str, name: str = "run.sh") -> Configuration:
+    (tmp_path / name).write_text(text)
+    return files.read([tmp_path / name])[0]
+
+
+@pytest.mark.parametrize(
+    ("text", "wanted"),
+    [
+        # Engines that ms-swift names without a file, before 3.0 too, and its first name of the micro-batch.
+        (
+            "NPROC_PER_NODE=4 swift sft --deepspeed default-zero3 --batch_size 2 --model_type x",
+            {"world": 4, "zero": 3, "micro_batch": 2},
+        ),
+        (
+            "swift sft --deepspeed zero2-offload --model x",
+            {"zero": 2, "offload": {"optimizer": "cpu", "param": "none"}},
+        ),
+        # The model that OpenRLHF's PPO updates, with its program, and cut off it.
+        (
+            "python -m openrlhf.cli.train_ppo_ray --actor_num_nodes 2 --actor_num_gpus_per_node 4 --zero_stage 3 "
+            "--micro_train_batch_size 1 --train_batch_size 16 --prompt_max_len 100 --generate_max_len 28",
+            {"world": 8, "zero": 3, "micro_batch": 1, "accumulation": 2, "seq": 128},
+        ),
+        (
+            "--actor_num_nodes 1 \\\n--actor_num_gpus_per_node 4 \\\n--micro_train_batch_size 2",
+            {"world": 4, "zero": 2, "micro_batch": 2, "global_batch": 128},
+        ),
+        # A session that was pasted: what was printed between is nothing that was typed.
+        (
+            "root@ab12:/work# export A=1\n1 warning: --nproc_per_node\n(env) me@host:~/x$ torchrun --standalone "
+            f"--nproc_per_node=4 \\\n  pretrain_gpt.py {_MEGATRON}\nlogs --bf16",
+            {"world": 4, "tp": 2, "dp": 2, "precision": "fp32"},
+        ),
+        # A text that Python runs is no program.
+        (
+            f"python -c 'print(1)' --x 2\ntorchrun --nproc_per_node 2 pretrain_gpt.py {_MEGATRON}",
+            {"world": 2, "tp": 2},
+        ),
+        # A server beside the training, which is a program of its own.
+        (
+            "#SBATCH --nodes=3\n#SBATCH --gres=gpu:8\nNODES=($(scontrol show hostnames $SLURM_JOB_NODELIST))\n"
+            'srun --nodes=2 --nodelist="${NODES[@]:0:2}" accelerate launch --num_processes 16 --use_deepspeed '
+            "--zero_stage 3 mine.py --server $H &\ntrl vllm-serve --model a/b --tensor_parallel_size 8",
+            {"world": 16, "zero": 3},
+        ),
+    ],
+)
+def test_a_form_is_read(tmp_path: Path, text: str, wanted: dict[str, Any]) -> None:
+    c = _read(tmp_path, text)
+    assert {name: getattr(c.layout, name) for name in wanted} == wanted
+    assert not lint({"launched": None}, c)
+
+
+def test_an_empty_engine_of_axolotl_is_none(tmp_path: Path) -> None:
+    head = "base_model: x\nmicro_batch_size: 1\ndeepspeed:\n"
+    c = _read(
+        tmp_path, f"{head}fsdp: [full_shard, auto_wrap]\nfsdp_config: {{fsdp_offload_params: true}}\n", "a.yaml"
+    )
+    assert (c.stack, c.layout.zero, c.options["parameter_offload"]) == ("accelerate", 3, True)
+    c = _read(tmp_path, f"{head}fsdp:\nfsdp_config:\n", "a.yaml")
+    assert (c.stack, c.layout.zero) == ("accelerate", None)
+
+
+def test_adapters_of_ms_swift_under_megatron_are_read(tmp_path: Path) -> None:
+    line = "NPROC_PER_NODE=8 megatron sft --train_type lora --lora_rank 16 --tensor_model_parallel_size 2"
+    c = _read(tmp_path, line)
+    assert (c.stack, c.options["lora"], c.layout.tp) == ("megatron-bridge", 16, 2)
+    assert "lora" not in _read(tmp_path, line.replace("--train_type lora --lora_rank 16", "")).options
+
+
+def test_the_ranks_of_a_log_are_read(tmp_path: Path) -> None:
+    dump = {"world_size": 16, "tensor_model_parallel_size": 2, "num_layers": 4, "hidden_size": 64, "bf16": True}
+    dump |= {"micro_batch_size": 1, "seq_length": 64, "num_attention_heads": 4, "lr": 0.1, "swiglu": True}
+    c = _read(tmp_path, "".join(f"  {name} ............ {value}\n" for name, value in dump.items()), "log.txt")
+    assert (c.layout.world, c.layout.dp) == (16, 8)
+
+
+def test_what_a_missing_file_would_say_is_no_mistake(tmp_path: Path) -> None:
+    """Neither ZeRO's level nor the type: the files of accelerate and of TRL's arguments are not here."""
+    (tmp_path / "run.sh").write_text("accelerate launch --config_file a.yaml grpo.py --config r.yaml --bf16")
+    c, config = files.read([tmp_path / "run.sh"])
+    assert [name.partition(",")[0] for name in c.missing] == ["r.yaml", "a.yaml"]
+    assert (c.unknown, lint(config, c), c.job["compute"]) == ({}, [], "bf16")
+    assert "zero=0" not in text_of(tmp_path, "read", "run.sh")
+
+
+def test_maxtext_recomputes_unless_it_is_told_otherwise() -> None:
+    stated = {"ici_fsdp_parallelism": 4, "per_device_batch_size": 1}
+    assert files.READERS["maxtext"](stated, None).layout.recompute == "full"
+    assert files.READERS["maxtext"](stated | {"remat_policy": "minimal"}, None).layout.recompute == "minimal"
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "said"),
+    [
+        ("a.sh", "vllm serve a/b -tp 2", "phalanx serve plan --from"),
+        ("a.sh", "python -m sglang.launch_server --model a/b", "phalanx serve plan --from"),
+        ("a.yaml", "servingEngineSpec:\n  modelSpec: []\n", "phalanx serve plan --from"),
+        ("a.sh", "torchrun convert_hf.py --tensor-model-parallel-size 2 --bf16", "trains nothing"),
+        ("a.sh", "colossalai run --nproc_per_node 8 b.py --tp 4", "Colossal-AI"),
+        ("a.sh", "torchrun train_sft.py --strategy colossalai_zero2", "Colossal-AI"),
+        ("a.sh", "composer train.py a.yaml", "llm-foundry"),
+        ("a.yaml", "device_train_microbatch_size: 8\nfsdp_config: {}\n", "llm-foundry"),
+        ("a.yml", '{\n  # sizes\n  "pipe_parallel_size": 2,\n  "num_layers": 4,\n}\n', "GPT-NeoX"),
+        ("a.sh", "torchrun --no_python fast-llm train gpt --config c.yaml", "Fast-LLM"),
+        ("a.sh", 'python -c "import x" --tensor-model-parallel-size 2', "starts no training"),
+    ],
+)
+def test_what_is_not_read_is_refused_by_its_name(tmp_path: Path, name: str, text: str, said: str) -> None:
+    (tmp_path / name).write_text(text)
+    assert said in error_of(tmp_path, "read", name)

@@ -1,0 +1,79 @@
+"""Lines of manifests, of charts' values and of the files that `--config` names."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from support.in_process_cli import error_of
+
+from phalanx.serving.lines.reading import LinesRead, read
+from phalanx.spec.errors import InputError
+
+_GIVEN = {"cluster": "dgx-h100", "input": 10, "output": 10}
+_8B = "meta-llama/Llama-3.1-8B-Instruct"
+_SET = f"""kind: LeaderWorkerSet
+apiVersion: leaderworkerset.x-k8s.io/v1
+spec:
+  leaderWorkerTemplate:
+    size: 2
+    leaderTemplate:
+      spec:
+        containers:
+        - {{name: a, command: [sh, -c, "bash m.sh $(N); vllm serve {_8B} -tp 8 -pp 2"]}}
+    workerTemplate: {{spec: {{containers: [{{name: c, command: [sh, -c, "bash more.sh worker"]}}]}}}}
+"""
+_VALUES = f"""servingEngineSpec:
+  modelSpec:
+  - name: a
+    modelURL: {_8B}
+    vllmConfig: {{tensorParallelSize: 2, maxModelLen: 2048, enforceEager: true, extraArgs: [--max-num-seqs, "9"]}}
+"""
+_IMAGE = f'spec: {{containers: [{{name: a, image: "vllm/vllm-openai:v1", args: [--model, {_8B}, -tp, "4"]}}]}}\n'
+
+
+def _read(path: Path, text: str) -> LinesRead:
+    path.write_text(text)
+    return read([path], _GIVEN)
+
+
+@pytest.mark.parametrize(
+    ("text", "layout", "slots", "longest"),
+    [
+        (_SET, "tp=8,pp=2", 1024, 131072),
+        (_VALUES, "tp=2", 9, 2048),
+        (f"apiVersion: v1\nkind: Pod\n{_IMAGE}", "tp=4", 1024, 131072),
+    ],
+)
+def test_a_manifest_and_values_are_read_as_lines(
+    tmp_path: Path, text: str, layout: str, slots: int, longest: int
+) -> None:
+    found = _read(tmp_path / "a.yaml", text)
+    assert (found.fields["model"], found.fields["layout"], found.fields["slots"]) == (_8B, layout, slots)
+    assert found.longest == longest
+
+
+def test_a_file_of_flags_stands_below_the_line(tmp_path: Path) -> None:
+    (tmp_path / "c.yaml").write_text(
+        f"model: {_8B}\ntensor-parallel-size: 4\nmax-num-seqs: 5\nenforce-eager: false\n"
+    )
+    found = _read(tmp_path / "a.sh", "vllm serve --config c.yaml --max-num-seqs 7").fields
+    assert (found["model"], found["layout"], found["slots"]) == (_8B, "tp=4", 7)
+    with pytest.raises(InputError, match="is its --config, and is not here"):
+        _read(tmp_path / "a.sh", "vllm serve --config d.yaml")
+    assert "d.yaml" in error_of(tmp_path, "serve", "plan", "--from", "a.sh", "--cluster", "dgx-h100")
+
+
+def test_a_distilled_checkpoint_is_not_in_8_bits(tmp_path: Path) -> None:
+    line = "vllm serve deepseek-ai/DeepSeek-R1-Distill-Qwen-14B"
+    (tmp_path / "a.sh").write_text(line)
+    assert read([tmp_path / "a.sh"], _GIVEN | {"model": "qwen2.5-14b"}).fields["weights"] == "bf16"
+    (tmp_path / "a.sh").write_text("vllm serve deepseek-ai/DeepSeek-R1 -tp 8")
+    assert read([tmp_path / "a.sh"], _GIVEN).fields["weights"] == "fp8"
+
+
+def test_a_server_whose_cache_holds_no_longest_request_does_not_start(tmp_path: Path) -> None:
+    found = _read(tmp_path / "a.sh", f"vllm serve {_8B} --max-model-len 4096")
+    assert found.too_long(4096) == ()
+    assert "--max-model-len 3072" in found.too_long(4000)[0]
+    assert _read(tmp_path / "a.sh", f"python -m sglang.launch_server --model {_8B}").too_long(1) == ()
