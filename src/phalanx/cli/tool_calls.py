@@ -56,6 +56,19 @@ TOOLS = {
         Tool("compare", ("compare",), "Two or more plans, scripts or strategies side by side."),
         Tool("memory", ("tables", "memory", "strategy"), "Memory of the fullest rank by what occupies it."),
         Tool("communication", ("tables", "comm", "strategy"), "Bytes and seconds of every collective by mesh axis."),
+        Tool(
+            "state",
+            ("tables", "memory", "params"),
+            "Bytes of parameters, gradients and optimizer a GPU by level of ZeRO, of so many parameters.",
+        ),
+        Tool("bubble", ("pipeline", "table"), "Bubble and live activations of every pipeline schedule."),
+        Tool("kv_cache", ("serve", "memory"), "KV cache of a model per token and request, and how many requests fit."),
+        Tool(
+            "serve_plan",
+            ("serve", "plan"),
+            "How to serve a model: layout, tokens/s, TTFT, TPOT, requests that fit, cost. Slow with many GPUs.",
+        ),
+        Tool("goodput", ("goodput",), "Days, money and energy of a training that fails; how often to save."),
         Tool("models", ("presets", "models"), "The models that can be named, or one model's layers and parameters."),
         Tool("clusters", ("presets", "clusters"), "The clusters that can be named, or one with its sources."),
     )
@@ -187,7 +200,7 @@ def _answer(words: list[str], folder: str, scratch: str, to: Connection) -> None
 
     os.setsid()
     os.chdir(folder)
-    if words[0] == "plan":  # whoever asks gets the answer, not the file
+    if "plan" in words[:2]:  # whoever asks gets the answer, not the file
         words.insert(2, f"--out={scratch}/plan.json")
     sys.stdin = open(os.devnull)  # noqa: SIM115
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
