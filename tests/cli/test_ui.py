@@ -302,3 +302,15 @@ def test_ctrl_c_ends_it_and_its_tabs_say_so(browser: Browser, tmp_path: Path) ->
     tab.wait("document.getElementById('problem').innerText.startsWith('The server has ended')")
     assert tab.value("document.querySelectorAll('#main svg').length") > 3
     browser.errors.clear()  # what Chromium itself writes of a refused connection
+
+
+def test_a_question_that_was_sent_is_asked_here() -> None:
+    from phalanx.cli.ui import _question_in
+
+    asked = "#model=llama3-8b&gpus=8&where=tp%3C%3D8%2C+zero%3D1"
+    assert _question_in(f"http://127.0.0.1:9/secret/{asked}") == asked
+    assert _question_in("") == ""
+    for wrong in ("http://127.0.0.1:9/secret/", "x#y=1", "#model"):
+        with pytest.raises(InputError, match="no address of the page"):
+            _question_in(wrong)
+    assert "\x1b" not in _question_in("#model=\x1b[31m")

@@ -59,10 +59,12 @@ TOOLS = {
         Tool(
             "state",
             ("tables", "memory", "params"),
-            "Bytes of parameters, gradients and optimizer a GPU by level of ZeRO, of so many parameters.",
+            "Bytes of parameters, gradients and optimizer a GPU by level of ZeRO, for a number of parameters.",
         ),
         Tool("bubble", ("pipeline", "table"), "Bubble and live activations of every pipeline schedule."),
-        Tool("kv_cache", ("serve", "memory"), "KV cache of a model per token and request, and how many requests fit."),
+        Tool(
+            "kv_cache", ("serve", "memory"), "KV cache of a model per token and request, and how many requests fit."
+        ),
         Tool(
             "serve_plan",
             ("serve", "plan"),
@@ -182,15 +184,16 @@ def warm() -> None:
 
 
 class _Lines(StringIO):
-    """Sends each line that is announced to the parent."""
+    """Sends each line that is announced to the parent, but those about files that are not kept."""
 
-    def __init__(self, to: Connection) -> None:
+    def __init__(self, to: Connection, scratch: str) -> None:
         super().__init__()
-        self._to = to
+        self._to, self._scratch = to, scratch
 
     def write(self, text: str) -> int:
         for line in filter(None, map(str.strip, text.splitlines())):
-            self._to.send(("note", line))
+            if self._scratch not in line:
+                self._to.send(("note", line))
         return len(text)
 
 
@@ -207,7 +210,7 @@ def _answer(words: list[str], folder: str, scratch: str, to: Connection) -> None
     _fence(Path(folder), Path(scratch))
     out: TextIO = StringIO()
     code: Any = 0
-    with redirect_stdout(out), redirect_stderr(_Lines(to)):
+    with redirect_stdout(out), redirect_stderr(_Lines(to, scratch)):
         try:
             app(words)
         except SystemExit as end:
