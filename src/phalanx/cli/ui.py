@@ -34,7 +34,7 @@ def ui(
     port: Annotated[int, typer.Option("--port", min=0, max=65535, help="Port on 127.0.0.1; 0 takes a free one.")] = 0,
     runs: Annotated[Path, typer.Option("--runs", metavar="DIR", help="Folder whose runs are shown.")] = Path("runs"),
     sent: Annotated[
-        str, typer.Option("--sent", metavar="ADDRESS", help="Ask what the page of somebody asks, at this address.")
+        str, typer.Option("--sent", metavar="ADDRESS", help="Ask what another user's page asks, by its address.")
     ] = "",
 ) -> None:
     """Serve a page on this machine: pick model, cluster and numbers, and see the plan change; look at runs.
