@@ -14,6 +14,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
 
 # What every run of tests imports: they are forked with it. Nothing of phalanx, whose files change.
@@ -84,7 +85,7 @@ def drawn(room: str, count: int, rng: random.Random) -> Iterator[Mutant]:
 
 
 def examined(mutant: Mutant, map_of: Covering, copy: Path) -> str:
-    """Return what became of a mutant: noticed, endless, lived, or no test."""
+    """Return what became of a mutant: noticed, endless, lived, no test; invalid: its tests fail without it."""
     path = copy / mutant.file
     tests = map_of.tests(ROOT / mutant.file, mutant.line) or nearest(path, copy)
     if not tests:
@@ -96,7 +97,15 @@ def examined(mutant: Mutant, map_of: Covering, copy: Path) -> str:
     finally:
         path.write_text(before)
         os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
-    return {0: "lived", None: "endless"}.get(code, "noticed")
+    if code:
+        return "noticed" if _holds(tuple(tests), copy) else "invalid"
+    return "lived" if code == 0 else "endless"
+
+
+@cache
+def _holds(tests: tuple[str, ...], copy: Path) -> bool:
+    """Whether tests pass on the copy as it is."""
+    return _run(tests, copy) == 0
 
 
 def _run(tests: Sequence[str], copy: Path) -> int | None:
@@ -137,16 +146,18 @@ def _live(tests: Sequence[str], copy: Path) -> None:
 
 def table(counts: Counter[tuple[str, str]], rooms: Sequence[str]) -> str:
     """Return the table by room."""
-    lines = [f"{'room':12} {'mutants':>7} {'noticed':>7} {'endless':>7} {'lived':>5} {'no test':>7} {'score':>6}"]
+    heads = "".join(f" {head:>7}" for head in ("mutants", *_OUTCOMES))
+    lines = [f"{'room':12}{heads} {'score':>6}"]
     for room in (*rooms, "all"):
         of = {name: sum(n for (r, o), n in counts.items() if o == name and room in (r, "all")) for name in _OUTCOMES}
-        total = sum(of.values())
+        total = sum(of.values()) - of["invalid"]
         score = f"{100 * (of['noticed'] + of['endless']) / total:.0f} %" if total else "-"
-        lines.append(f"{room:12} {total:7} " + "{:7} {:7} {:5} {:7} ".format(*of.values()) + f"{score:>6}")
+        counted = "".join(f" {n:7}" for n in (total, *of.values()))
+        lines.append(f"{room:12}{counted} {score:>6}")
     return "\n".join(lines)
 
 
-_OUTCOMES = ("noticed", "endless", "lived", "no test")
+_OUTCOMES = ("noticed", "endless", "lived", "no test", "invalid")
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from phalanx.cost.ledger.pipeline_formulas import makespans
+from phalanx.cost.ledger.pipeline_formulas import ROUNDS, makespans
 from phalanx.cost.ledger.policy import sharding as stack_sharding
 from phalanx.cost.pipeline_time import Costs
 from phalanx.planning.search.column_pricing import Pricing
@@ -31,6 +31,10 @@ from phalanx.spec.strategy.spec import Strategy
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
+
+
+_UNEVEN_ROUNDS = 64
+"""Micro-batches a rank that are run where stages differ: it may take that many until the slowest sets the pace."""
 
 
 @dataclass(frozen=True)
@@ -128,13 +132,22 @@ class PricedPipelines:
         if self.costs is None:
             return np.asarray(self.run.makespan * factors[:, 0], dtype=float)
         rows, place = np.unique(factors, axis=0, return_inverse=True)
-        scaled, slowest = [], []
+        equal = self._makespans(np.ones((1, self.strategy.pp)), ROUNDS)[0] * rows.min(axis=1)
+        uneven = rows.min(axis=1) < rows.max(axis=1)
+        ends = equal.copy()
+        if uneven.any():
+            ends[uneven] = np.maximum(self._makespans(rows[uneven], _UNEVEN_ROUNDS), equal[uneven])
+        return np.asarray(ends[place.reshape(-1)], dtype=float)
+
+    def _makespans(self, rows: Floats, most: int) -> Floats:
+        """Return when pipelines with these factors of their stages end, (pipelines, pp) -> (pipelines,)."""
+        assert self.costs is not None
+        s, scaled, slowest = self.strategy, [], []
         for row in rows:
             scaled.append(Costs(*(self._passes(self.costs) * row[self._stage_of_chunk]).tolist()))
             slowest.append(float((self.busy_s * row).max()) / self.micro_batches)
-        s = self.strategy
         m = [self.micro_batches] * len(rows)
-        return np.array(makespans(s.schedule, s.pp, s.virtual, m, scaled, slowest))[place.reshape(-1)]
+        return np.array(makespans(s.schedule, s.pp, s.virtual, m, scaled, slowest, most))
 
     def delayed(self, factor: Floats) -> DelayedStep:
         """Return the step whose ranks take `factor` times as long, (world,)."""

@@ -197,12 +197,18 @@ def makespan(name: str, ranks: int, m: int, virtual: int, costs: Costs, slowest:
 
 
 def makespans(
-    name: str, ranks: int, virtual: int, m: Sequence[int], costs: Sequence[Costs], slowest: Sequence[float]
+    name: str,
+    ranks: int,
+    virtual: int,
+    m: Sequence[int],
+    costs: Sequence[Costs],
+    slowest: Sequence[float],
+    most: int = ROUNDS,
 ) -> list[float]:
     """Return the seconds of pipelines that differ in their micro-batches and their chunks' costs; those with equal
-    actions run together."""
+    actions run together. `most`: micro-batches a rank that are run; the rest follows at the slowest rank's pace."""
     seconds = [0.0] * len(m)
-    few = [min(n, ROUNDS * ranks) for n in m]
+    few = [min(n, most * ranks) for n in m]
     for count in sorted(set(few)):
         alike = [i for i, n in enumerate(few) if n == count]
         ended = rounds(name, ranks, count, virtual if virtual > 1 else None).makespans(
