@@ -63,7 +63,7 @@ def complete(fields: Mapping[str, Any]) -> dict[str, Any]:
             "model",
             None,
             "needs a preset, a config, or a family with sizes",
-            f"families: {', '.join(FAMILIES)}",
+            f"families: {', '.join(WRITERS)} and other model types of transformers",
         )
     # What the family requires and fixes.
     row = family_of(family)
