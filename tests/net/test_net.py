@@ -17,5 +17,4 @@ _recorded = functools.cache(recorded)
 def test_answer_is_as_recorded(question: str) -> None:
     asked = as_typed_today(question)
     lines = differences(question, _recorded()[question], answer(asked))
-    if lines:
-        pytest.fail(readable(question, asked, lines), pytrace=False)
+    assert not lines, readable(question, asked, lines)
