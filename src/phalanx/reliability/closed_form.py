@@ -145,7 +145,9 @@ def expected_wait(spares: int, per_s: float, repair_s: float) -> float:
 
     def wait_at(assumed: float) -> float:
         load = repair_s / (1 / per_s + assumed)
-        return float(np.sum(np.exp(n * np.log(load) - load - log_factorials) * waits))
+        reach = 12 * np.sqrt(load + 1) + 20  # beyond it no share of a Poisson number is left
+        near = slice(max(0, int(load - reach)), int(load + reach))
+        return float(np.sum(np.exp(n[near] * np.log(load) - load - log_factorials[near]) * waits[near]))
 
     low, high = 0.0, repair_s  # the more it is thought to wait, the less it does
     for _ in range(60):
