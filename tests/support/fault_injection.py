@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -210,6 +211,19 @@ def resumed_with_residuals(
     steps = [[t.step(batches(world, spec, job, strategy, i), 1e-2) for i in (2, 3, 4)] for t in (goes_on, resumed)]
     goes_on.comm.barrier()
     return steps[0], steps[1]
+
+
+def skips_while_others_synchronise(world: World, spec: ModelSpec, job: Job, strategy: Strategy) -> tuple[str, float]:
+    """Take the steps between two synchronisations of replicas that take steps alone; on rank 0 the norm of the last
+    gradient is not a number. Returns why the last step was skipped, and the sum of the masters after it."""
+    training = Training(spec, job, strategy, Comm(world, mesh(strategy)), 0, nonfinite="skip")
+    for i in range(strategy.local - 1):
+        training.step(batches(world, spec, job, strategy, i), 1e-2)
+    nan = torch.tensor(torch.nan, dtype=torch.float64)
+    with patch.object(training.engine, "norm_square", lambda: nan) if world.rank == 0 else nullcontext():
+        skipped = training.step(batches(world, spec, job, strategy, strategy.local), 1e-2).skipped
+    training.comm.barrier()
+    return skipped, sum(float(t.detach().double().sum()) for t in training.masters.values())
 
 
 def odd_passes_while_weights_travel(world: World, line: str, depth: int) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from support.imagined_run import Fault, Step, faults, step_of, write
 
 from phalanx.answers.diagnose.causes import Evidence, causes
 from phalanx.answers.diagnose.diagnosis import Diagnosis, diagnosis_of
+from phalanx.answers.diagnose.planned_parts import axis_name
 from phalanx.answers.question.query import Query
 from phalanx.spec.errors import InputError
 from phalanx.spec.strategy.mesh import mesh
@@ -191,3 +192,8 @@ def test_our_own_timeline_of_a_slower_machine_is_no_recomputation(tmp_path: Path
             single=0.0,
         )
         assert [c.name for c in causes(evidence) if c.name == "recomputation"] == ([name] if name else [])
+
+
+def test_every_axis_of_a_mesh_belongs_to_one_of_the_plan() -> None:
+    for s in (Strategy(dp=4, zero=1, shard=2, tp=2, cp=2, pp=2), Strategy(dp=4, zero=1, shard=2, local=8)):
+        assert {axis_name(name) for name, _ in mesh(s).axes} <= {"dp", "tp", "cp", "pp"}

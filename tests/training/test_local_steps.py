@@ -13,14 +13,16 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support import rank_cases
+from support import fault_injection, rank_cases
 from support.proving import prove
 from support.rank_pool import Pool
 from support.sizes import examples, sampled
 from support.strategies import OPTIMIZERS, TRANSPORTS, cases, divisors
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from phalanx.cost.step.expand import expand
 from phalanx.cost.step.predict import predict
+from phalanx.cost.step.terms import terms
 from phalanx.observation.parity.parity import BOUNDS
 from phalanx.runtime.checkpoint.manifest import CheckpointError
 from phalanx.runtime.data_parallel.outer import OuterUpdate
@@ -155,6 +157,45 @@ def test_published_steps_of_one_parameter() -> None:
             outer.synchronise()
         found.append(master.item())
     assert found == [-1, -3, -5, -7, -9, -23, -25, -27, -29, -31, -33, -47]
+
+
+class _Touched(TorchDispatchMode):
+    """Counts the bytes that operations read and write."""
+
+    total = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        reads = [t for t in args if isinstance(t, torch.Tensor)]
+        reads = reads[1:] if func.overloadpacket.__name__ == "copy_" else reads
+        self.total += sum(t.nbytes for t in reads) + out.nbytes
+        return out
+
+
+@pytest.mark.parametrize(("momentum", "nesterov"), [(0.0, True), (0.9, True), (0.9, False)])
+def test_the_outer_update_moves_the_bytes_of_its_price(momentum: float, nesterov: bool) -> None:
+    job = Job(4, 8, Precision("bfloat16", accumulate="float64"), outer=OuterOptimizer(0.7, momentum, nesterov))
+    view = Layout(SPEC, job, Strategy(dp=2, local=4)).rank_view(0)
+    priced = sum(int(t.work.traffic_bytes) for t in terms(view) if t.event.axis == "dp_local")
+    n = SPEC.parameter_count
+    master, change = torch.ones(n), torch.zeros(n, dtype=torch.float64)
+    reduced = SimpleNamespace(wait=lambda: None)
+    comm = SimpleNamespace(all_reduce=lambda *_, **__: reduced, size=lambda _: 2)
+    engine: Any = SimpleNamespace(comm=comm, buckets=[SimpleNamespace(shard=change, name="bucket.0")])
+    outer = OuterUpdate(engine, {"w": master}, {"w": change}, job.outer)
+    with _Touched() as touched:
+        outer.synchronise()
+    assert touched.total == priced
+
+
+def test_a_replica_that_skips_the_last_step_synchronises_too(pool: Pool) -> None:
+    """Else the others would wait for it."""
+    (why, first), (none, second) = pool.run(
+        2, fault_injection.skips_while_others_synchronise, SPEC, Job(4, 8, FP64), Strategy(dp=2, local=3)
+    )
+    assert "not finite" in why
+    assert none == ""
+    assert first == second
 
 
 def test_experts_stay_inside_a_replica() -> None:

@@ -105,7 +105,7 @@ def planned_axes(question: Question, prediction: Prediction) -> dict[str, Planne
 
 
 _OUR_AXES = {
-    **dict.fromkeys(("dp", "dp_shard", "dp_replicate", "edp"), "dp"),
+    **dict.fromkeys(("dp", "dp_shard", "dp_replicate", "dp_local", "edp"), "dp"),
     **dict.fromkeys(("cp", "ring", "ulysses"), "cp"),
     **{"tp": "tp", "etp": "tp", "ep": "ep", "pp": "pp", "embed": "pp", "world": "world"},
 }
@@ -147,7 +147,7 @@ def axis_of(strategy: Strategy | None) -> AxisOf:
             if call.group and call.group != "default_pg" and pattern.search(call.group):
                 return axis
         if grid is not None and len(call.ranks) > 1:
-            for axis in ("tp", "cp", "ep", "dp_shard", "dp_replicate"):
+            for axis in ("tp", "cp", "ep", "dp_shard", "dp_replicate", "dp_local"):
                 sizes = dict(grid.axes)
                 if axis not in sizes and axis != "ep":
                     continue
