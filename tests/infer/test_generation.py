@@ -46,6 +46,14 @@ HYBRID = small(
     ],
     pattern=["mamba", "delta+experts", "near+mlp", "attention"],
 )
+MIXED = small(
+    layers=3,
+    kv_heads=4,
+    latent=_LATENT,
+    head_dim=12,
+    mixers=[{"kind": "factorised", "name": "few", "heads": 4, "head_dim": 8, "q_rank": 12, "kv_heads": 1}],
+    pattern=["few", "attention", "few"],
+)
 REQUESTS = [
     Request(number, tuple(np.random.default_rng(number).integers(0, 61, size).tolist()), most, (), arrives)
     for number, (size, most, arrives) in enumerate([(5, 4, 0), (13, 3, 0), (1, 4, 2), (9, 2, 3), (2, 1, 20)])
@@ -77,6 +85,7 @@ CASES = {
     2: [
         (HYBRID, "tp=2"),
         (HYBRID, "pp=2"),
+        (MIXED, "pp=2"),
         (LLAMA, "tp=2"),
         (DEEPSEEK, "tp=2"),
         (MISTRAL, "pp=2"),
@@ -103,6 +112,12 @@ def test_every_split(pool: Pool, world: int) -> None:
     for number, case in enumerate(cases):
         expected = generation_cases.alone(case[0], REQUESTS, HOW)
         _check([of[number] for of in by_rank], expected, case[1])
+
+
+def test_latent_and_other_attention_in_one_model() -> None:
+    """Each block caches what its own attention reads again."""
+    case = (MIXED, Strategy(), REQUESTS, HOW, LIMITS)
+    _check([generation_cases.generated(ALONE, *case)], generation_cases.alone(MIXED, REQUESTS, HOW), case)
 
 
 def _parsed(line: str) -> dict[str, int]:

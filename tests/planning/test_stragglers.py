@@ -68,6 +68,18 @@ def test_a_pipeline_ends_when_its_actions_do(s: Strategy, data: st.DataObject) -
     assert x.ends(stages[None])[0] == pytest.approx(price(whole, costs).makespan, rel=1e-9)
 
 
+def test_a_slow_stage_sets_the_pace_late() -> None:
+    """Of stages that hardly differ the slowest is felt after many micro-batches: more than the price runs."""
+    s = next(s for s in LINES if s.virtual > 1)
+    x = PricedPipelines(_pricing(s, 64), s)
+    assert x.costs is not None
+    whole = build(s.schedule, s.pp, x.micro_batches, s.virtual)
+    for stages in 1 + np.random.default_rng(0).random((30, s.pp)):
+        of_chunk = stages[np.arange(s.pp * s.virtual) % s.pp]
+        costs = Costs(*(np.array(p) * of_chunk for p in (x.costs.forward, x.costs.input_grad, x.costs.weight_grad)))
+        assert x.ends(stages[None])[0] == pytest.approx(price(whole, costs).makespan, rel=1e-9)
+
+
 def test_ranks_that_meet_inside_layers_are_one_pipeline() -> None:
     def pipelines(**fields: int) -> int:
         s = Strategy(**fields)  # type: ignore[arg-type]

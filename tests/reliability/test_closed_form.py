@@ -113,3 +113,17 @@ def test_waiting_for_a_node(spares: int) -> None:
     assert waited <= 1.05 * expected
     assert expected <= 2 * waited  # stated as approximate: never too short, at most twice too long
     assert expected_wait(0, cause.per_s, 86_400.0) == pytest.approx(86_400.0, rel=1e-6)
+
+
+@pytest.mark.parametrize("load", [3.0, 20_000.0])
+def test_an_expected_wait_is_the_mean_over_all_numbers_in_repair(load: float) -> None:
+    """With as many spares as nodes that are in repair in the mean."""
+    repair, spares = 1000.0, int(load)
+    wait = expected_wait(spares, load / repair, repair)
+    reached = repair / (repair / load + wait)  # failures pause while one waits
+    numbers = range(int(2 * load + 200))
+    mean = math.fsum(
+        math.exp(n * math.log(reached) - reached - math.lgamma(n + 1)) * repair * max(0, n - spares + 1) / (n + 1)
+        for n in numbers
+    )
+    assert wait == pytest.approx(mean, rel=1e-6)
