@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
 from hypothesis import assume
 from hypothesis import strategies as st
 from support.sizes import drawn
@@ -11,7 +12,9 @@ from support.strategies import mixed
 from support.unit_bytes import flops_of, measured, sends
 
 from phalanx.spec.errors import InputError
+from phalanx.spec.files.job_file import build
 from phalanx.spec.job import Job, Precision
+from phalanx.spec.model.families import complete
 from phalanx.spec.model.modules import require_modules
 from phalanx.spec.model.spec import ModelSpec, units
 from phalanx.spec.strategy.legality import require_context
@@ -40,8 +43,21 @@ def test_as_the_model_runs(spec: ModelSpec, s: Strategy, recompute: str, seq: in
     except InputError:
         assume(False)
     spec = replace(spec, tied=False)  # whose product is multiplied when the embedding's rows are ready
-    s = replace(s, micro_batch=2, recompute=recompute)
-    job = Job(2, seq, Precision(dtype))  # type: ignore[arg-type]
+    _agree(spec, Job(2, seq, Precision(dtype)), replace(s, micro_batch=2, recompute=recompute))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("seq", [4, 8])
+def test_an_index_scores_keys_where_it_chooses_among_them(seq: int) -> None:
+    index = {"heads": 3, "dim": 6, "top": 4}
+    latent = {"kv_rank": 4, "nope_dim": 6, "rope_dim": 2, "v_dim": 4, "q_rank": 12, "index": index}
+    sizes = {"family": "llama", "vocab": 61, "hidden": 16, "layers": 1, "heads": 4, "ffn": 48, "max_seq": 64}
+    spec = build(ModelSpec, complete(sizes | {"latent": latent}), "model")
+    for s in (Strategy(), Strategy(tp=2), Strategy(recompute="full")):
+        _agree(spec, Job(2, seq), replace(s, micro_batch=2))
+
+
+def _agree(spec: ModelSpec, job: Job, s: Strategy) -> None:
+    seq = job.seq
     found, t = measured(spec, job, s, 0, split=False), 2 * seq // s.cp
     for unit in units(spec):
         of_unit = flops_of(spec, job, s, unit, t)

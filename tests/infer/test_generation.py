@@ -54,6 +54,7 @@ MIXED = small(
     mixers=[{"kind": "factorised", "name": "few", "heads": 4, "head_dim": 8, "q_rank": 12, "kv_heads": 1}],
     pattern=["few", "attention", "few"],
 )
+INDEXED = small(layers=2, kv_heads=4, latent=_LATENT | {"index": {"heads": 3, "dim": 6, "top": 4}}, head_dim=12)
 REQUESTS = [
     Request(number, tuple(np.random.default_rng(number).integers(0, 61, size).tolist()), most, (), arrives)
     for number, (size, most, arrives) in enumerate([(5, 4, 0), (13, 3, 0), (1, 4, 2), (9, 2, 3), (2, 1, 20)])
@@ -114,10 +115,11 @@ def test_every_split(pool: Pool, world: int) -> None:
         _check([of[number] for of in by_rank], expected, case[1])
 
 
-def test_latent_and_other_attention_in_one_model() -> None:
-    """Each block caches what its own attention reads again."""
-    case = (MIXED, Strategy(), REQUESTS, HOW, LIMITS)
-    _check([generation_cases.generated(ALONE, *case)], generation_cases.alone(MIXED, REQUESTS, HOW), case)
+@pytest.mark.parametrize("model", [MIXED, INDEXED], ids=["other attention", "an index"])
+def test_latent_attention_alongside(model: ModelSpec) -> None:
+    """Each block caches what its own attention reads again; keys of an index are no part of that."""
+    case = (model, Strategy(), REQUESTS, HOW, LIMITS)
+    _check([generation_cases.generated(ALONE, *case)], generation_cases.alone(model, REQUESTS, HOW), case)
 
 
 def _parsed(line: str) -> dict[str, int]:
