@@ -61,6 +61,7 @@ _FORMS = {
             "speculate",
             "adapters",
             "price",
+            "rates",
             "requests",
             "seed",
             "launch",

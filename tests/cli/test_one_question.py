@@ -287,7 +287,7 @@ def test_days_against_money_and_a_deadline(tmp_path: Path) -> None:
     paid = ["--price", "2", "--tokens", "2e12", "--objective", "money", "--json"]
     cheap = json_of(tmp_path, "plan", *asked, *paid)
     front = cheap["offers"]
-    days, cost = [o["training"]["days"] for o in front], [o["training"]["cost"] for o in front]
+    days, cost = [o["training"]["days"] for o in front], [o["expense"]["money"] for o in front]
     assert days == sorted(days)
     assert cost == sorted(cost, reverse=True)
     assert cheap["gpus"] == front[-1]["gpus"] < 32

@@ -65,7 +65,7 @@ def test_days_hours_and_money_follow_from_the_step(gpt3):
     assert best["training"]["steps"] == pytest.approx(steps)
     assert best["training"]["days"] == pytest.approx(steps * best["step_time_s"] / 86400)
     assert best["training"]["gpu_hours"] == pytest.approx(24 * 1024 * best["training"]["days"])
-    assert best["training"]["cost"] == pytest.approx(2 * best["training"]["gpu_hours"])
+    assert best["expense"]["money"] == pytest.approx(2 * best["training"]["gpu_hours"])
 
 
 def test_front_is_a_front(gpt3):
@@ -189,17 +189,17 @@ def test_nothing_that_is_shown_beats_the_best():
         ({"--seq": "4096"}, "longer than model.max_seq = 2048"),
         ({"--batch": "0"}, "--batch = 0"),
         ({"--tokens": "many"}, "write 300B"),
-        ({"--objective": "speed"}, "known: days, gpu-hours, memory, money, throughput"),
+        ({"--objective": "speed"}, "known: carbon, days, energy, gpu-hours, memory, money, throughput"),
         ({"--out": "no/where.json"}, "make its folder first"),
         ({"--gpus": "9" * 10}, "is more than any cluster has; at most 10,000,000"),
         ({"--gpus": "9" * 21}, "is a number of more than 63 bits"),
         ({"--batch": "9" * 12}, "is more than any cluster has; at most 1,000,000,000"),
         ({"--cluster": "local"}, "plan a job on it with phalanx plan JOB.toml"),
-        ({"--price": "-2", "--tokens": "300B"}, "--price = -2.0: is not a price"),
-        ({"--price": "nan", "--tokens": "300B"}, "is not a price"),
-        ({"--price": "2"}, "say how long it is, e.g. 300B"),
+        ({"--price": "-2", "--tokens": "300B"}, "--price = -2.0: must be a price"),
+        ({"--price": "nan", "--tokens": "300B"}, "--price = nan: must be a price"),
+        ({"--rates": "prise=2"}, "did you mean price"),
         ({"--objective": "days"}, "--tokens: is missing"),
-        ({"--objective": "money", "--tokens": "300B"}, "--price: is missing"),
+        ({"--objective": "energy", "--tokens": "3B", "--cluster": "tpu-v5p"}, "watts: is missing: none is published"),
         ({"--stack": "megatron-cor"}, "did you mean"),
     ],
 )

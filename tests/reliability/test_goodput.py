@@ -11,6 +11,7 @@ import pytest
 from support.in_process_cli import phalanx
 
 import phalanx as face
+from phalanx.planning.expense.rates import GivenRates
 from phalanx.reliability.answer import Goodput, goodput
 from phalanx.reliability.conditions import Conditions, TrainingJob, premise_of
 from phalanx.reliability.presets import FAILURES, STORAGE
@@ -84,10 +85,15 @@ def test_an_elastic_job_waits_less() -> None:
 
 
 def test_money_and_energy() -> None:
-    answer = _ask(Conditions(price=2.0, pue=1.2, spares=1), days=10.0)
-    assert answer.gpu_hours == pytest.approx(72 * 240)
-    assert answer.cost == pytest.approx(2 * 72 * 240)
-    assert answer.energy_mwh == pytest.approx(240 * 64 * 1275 * 0.76 * 1.2 / 1e6)
+    answer = _ask(Conditions(rates=GivenRates(price=2.0, pue=1.2, grid="SE3"), spares=1), days=10.0)
+    cost = answer.expense
+    assert answer.gpu_hours == cost.gpu_hours == pytest.approx(72 * 240)
+    assert cost.money == pytest.approx(2 * 72 * 240)
+    down = sum(answer.shares[name] for name in ("detection", "restart", "waiting", "planned"))
+    assert down > 0
+    watts = 240 * (64 * (1 - down) * 1275 * 0.76 + (64 * down + 8) * 1275 * 0.15 + 72 * 17)
+    assert cost.energy_kwh == pytest.approx(watts * 1.2 / 1e3)
+    assert cost.carbon_kg == pytest.approx(cost.energy_kwh * 18 / 1e3)
 
 
 def test_storage_grows_worse_with_nodes() -> None:
@@ -98,10 +104,16 @@ def test_storage_grows_worse_with_nodes() -> None:
 
 
 def test_what_nobody_gave_is_said() -> None:
-    taken = {t.what for t in premise_of(_TRAINED, Conditions()).taken}
+    def taken_of(given: Conditions) -> set[str]:
+        premise = premise_of(_TRAINED, given)
+        return {t.what for t in (*premise.taken, *premise.rates.taken)}
+
+    taken = taken_of(Conditions())
     assert {"failures", "restart", "storage", "spares", "interval", "price"} <= taken
-    given = Conditions(failures="llama3-h100", storage="tectonic", spares=3, interval_s=600.0, price=1.0)
-    taken = {t.what for t in premise_of(_TRAINED, given).taken}
+    given = Conditions(
+        failures="llama3-h100", storage="tectonic", spares=3, interval_s=600.0, rates=GivenRates(price=1.0)
+    )
+    taken = taken_of(given)
     assert not {"failures", "storage", "spares", "interval", "price"} & taken
 
 
@@ -133,7 +145,7 @@ def test_a_log_of_ones_own_job(tmp_path: Path) -> None:
         ("--days 3 --storage nas --interval 1min", "slower than its load"),
         ("--days 3 --failures lama3", "did you mean llama3-h100"),
         ("--days 3 --mttf 1s", "hardly advances|of its time on work"),
-        ("--days 3 --pue 0.2", "must be from 1"),
+        ("--days 3 --rates pue=0.2", "must be from 1"),
         ("--days 3 --checkpoint moon", "is no place"),
     ],
 )

@@ -37,7 +37,7 @@ def test_a_plan_is_found_written_and_launched(tmp_path: Path) -> None:
     best = found["best"]["prediction"]
     assert best["ttft"]["p90"] <= 1.0
     assert best["tpot"]["p90"] <= 0.030
-    assert best["money_per_million_tokens"] == pytest.approx(2.5 * 2 / 3600 / best["tokens_per_s"] * 1e6)
+    assert best["expense"]["money"] == pytest.approx(2.5 * 2 / 3600 / best["tokens_per_s"] * 1e6)
     assert found["kv_bytes_per_token"] == 2 * 2 * 8 * 128 * 32
     for other in found["alternatives"]:
         assert other["prediction"]["ttft"]["p90"] <= 1.0

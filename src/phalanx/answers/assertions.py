@@ -3,8 +3,8 @@
 A name is a field of the answer as `--json` prints it, whole (`memory_bytes`), without its unit (`memory`,
 `step_time`), by the end of its path (`question.gpus`, `sides.2.step`), or `step`. Where the answer has several fields
 of that name, the shallowest counts, which of a plan is its best strategy's; of rows, such as compared sides, each
-must hold. Numbers take units: bytes (KiB to TB), times (ms, s, min, h, d) and per cent; or they are another field
-(`sides.2.step<sides.1.step`). A name alone must be true.
+must hold. Numbers take units: bytes (KiB to TB), times (ms, s, min, h, d), energy (kWh, MWh), carbon (kg, t), USD
+and per cent; or they are another field (`sides.2.step<sides.1.step`). A name alone must be true.
 """
 
 from __future__ import annotations
@@ -28,7 +28,14 @@ _COMPARED: dict[str, Callable[[Any, Any], bool]] = {
     "=": operator.eq,
 }
 _SECONDS = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
-_UNITS = ("_bytes", "_s", "_share")
+_UNITS = ("_bytes", "_s", "_share", "_kwh", "_kg")
+_SCALES = {
+    "_s": _SECONDS,
+    "_kwh": {"Wh": 1e-3, "kWh": 1.0, "MWh": 1e3, "GWh": 1e6},
+    "_kg": {"g": 1e-3, "kg": 1.0, "t": 1e3},
+    "money": {"USD": 1.0},
+}
+"""Units of a number by how the name of its field ends; other fields take per cent."""
 _SHORT = {"step": "step_time"}
 _FIELD = "assert"
 
@@ -137,7 +144,8 @@ def _number(text: str, path: str) -> float:
     if path.endswith("_bytes"):
         return parse_bytes(text, _FIELD)
     match = re.fullmatch(r"(-?\d+(?:\.\d+)?(?:e[+-]?\d+)?)\s*([a-z%]*)", text.strip(), re.IGNORECASE)
-    units = _SECONDS if path.endswith("_s") and not path.endswith("per_s") else {"%": 0.01}
+    rate = path.endswith("per_s") or path.endswith("per_kwh")
+    units = next((_SCALES[end] for end in _SCALES if path.endswith(end) and not rate), {"%": 0.01})
     if match is None or (match[2] and match[2] not in units):
         raise InputError(_FIELD, text, f"is no value of {path}", f"a number{', or with ' + ', '.join(units)}")
     return float(match[1]) * (units[match[2]] if match[2] else 1.0)

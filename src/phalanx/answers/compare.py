@@ -15,9 +15,12 @@ from typing import Any, Unpack
 
 from phalanx.answers.answer import Answer, flat, plain
 from phalanx.answers.configurations.file_settings import program_of, written
+from phalanx.answers.expenses import expense, rates_of
 from phalanx.answers.question.query import Query, QueryFields, query_of
 from phalanx.answers.question.question import Question, read
 from phalanx.answers.question.read import is_configuration
+from phalanx.planning.expense.expense import Expense
+from phalanx.planning.expense.rates import Rates
 from phalanx.planning.explain.exact import ExactExplanation
 from phalanx.spec.documents import read_json
 from phalanx.spec.errors import InputError
@@ -45,6 +48,10 @@ class ComparedPlan:
     memory_terms: Mapping[str, float]
     settings: Mapping[str, str]
     """What it is written as: flags or keys of its stack, or fields of the strategy."""
+    expense: Expense | None = None
+    """Of a million tokens."""
+    rates: Rates | None = None
+    """Of its money, energy and carbon, with their sources."""
     measured_step_s: float | None = None
     """Median of a run's steps, where it is the folder of one."""
     measured_memory_bytes: int | None = None
@@ -64,21 +71,21 @@ class Comparison(Answer):
         return [flat({**plain(side), "settings": {}}) for side in self.sides]
 
 
-def compare(*sides: str, **fields: Unpack[QueryFields]) -> Comparison:
+def compare(*sides: str, rates: str | None = None, **fields: Unpack[QueryFields]) -> Comparison:
     """Compare two or three plans and configurations (files or folders) or strategies (lines such as tp=8,zero=1).
 
-    A strategy is that of the first plan's question, or of the model, cluster and numbers in `fields`. Raises
-    InputError."""
-    return comparison_of(sides, query_of(None, fields))
+    A strategy is that of the first plan's question, or of the model, cluster and numbers in `fields`.
+    `rates`: own values, such as price=2.5 (planning/expense). Raises InputError."""
+    return comparison_of(sides, query_of(None, fields), rates)
 
 
-def comparison_of(names: Sequence[str], query: Query) -> Comparison:
+def comparison_of(names: Sequence[str], query: Query, rates: str | None = None) -> Comparison:
     """Price the sides and find the settings that differ. Raises InputError."""
-    compared = sides(names, query)
+    compared = sides(names, query, rates)
     return Comparison(tuple(compared), dict(differing([side.settings for side in compared])))
 
 
-def sides(names: Sequence[str], query: Query) -> list[ComparedPlan]:
+def sides(names: Sequence[str], query: Query, rates: str | None = None) -> list[ComparedPlan]:
     """Price plans and configurations (files or folders) and strategies (lines). `query`: what else is given. Raises
     InputError."""
     if not 2 <= len(names) <= 3:
@@ -98,7 +105,7 @@ def sides(names: Sequence[str], query: Query) -> list[ComparedPlan]:
     for name in names:
         of_file = question(name) if name in files else question(files[0], name) if _has_base(files, query) else None
         questions.append(of_file or read(replace(query, strategy=name)))
-    return [_side(*side) for side in zip(names, questions, _settings(questions), strict=True)]
+    return [_side(*side, rates) for side in zip(names, questions, _settings(questions), strict=True)]
 
 
 def _has_base(files: Sequence[str], query: Query) -> bool:
@@ -118,7 +125,7 @@ def _is_file(name: str) -> bool:
     return "=" not in name or os.path.exists(name)
 
 
-def _side(name: str, q: Question, settings: Mapping[str, str]) -> ComparedPlan:
+def _side(name: str, q: Question, settings: Mapping[str, str], line: str | None) -> ComparedPlan:
     s = q.strategy
     assert s is not None
     if q.exact is not None:
@@ -132,7 +139,11 @@ def _side(name: str, q: Question, settings: Mapping[str, str]) -> ComparedPlan:
         bytes_, usable = p.bytes_, float(p.usable)
     tokens = job.global_batch * job.seq
     fits = bytes_ <= usable
-    planned = ComparedPlan(name, s, q.stack, s.world, tokens, seconds, terms, bytes_, usable, fits, held, settings)
+    rates = rates_of(q, line)
+    cost = expense(q, tokens / seconds, rates)
+    planned = ComparedPlan(
+        name, s, q.stack, s.world, tokens, seconds, terms, bytes_, usable, fits, held, settings, cost, rates
+    )
     return replace(planned, **_measured(Path(name))) if os.path.isdir(name) else planned
 
 

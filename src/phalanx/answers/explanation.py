@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Unpack
 
 from phalanx.answers.answer import DRAWN, Answer
-from phalanx.answers.prediction import Prediction, prediction_of
+from phalanx.answers.prediction import Prediction, with_expense
 from phalanx.answers.question.query import QueryFields, Source, query_of
 from phalanx.answers.question.question import Question, read
 from phalanx.planning.explain import explanation, operators
@@ -116,7 +116,7 @@ def explanation_of(question: Question) -> Explanation:
         return _exact(question)
     x = question.subject
     return Explanation(
-        prediction=prediction_of(question),
+        prediction=with_expense(question),
         targets=tuple(
             TargetMark(t.name, value, t.good, t.excellent, t.mark(value), t.source) for t, value in x.marks
         ),
@@ -149,4 +149,4 @@ def _exact(question: Question) -> Explanation:
         Neighbour(change, c.as_requested, c.seconds, float(c.prediction.memory_bytes), not c.reason, c.reason)
         for change, c in exact.neighbours
     )
-    return Explanation(prediction_of(question), (), (), (), None, (), "", neighbours)
+    return Explanation(with_expense(question), (), (), (), None, (), "", neighbours)

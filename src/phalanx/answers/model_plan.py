@@ -14,8 +14,12 @@ from phalanx.answers.question.query import Query, QueryFields, Source, query_of
 from phalanx.answers.question.question import Premises, Question, search_of
 from phalanx.answers.question.strategy_line import as_given
 from phalanx.answers.whole_training import (
+    PricedOffer,
     TrainingCost,
     cheapest,
+    counted,
+    expense_on,
+    require_counted,
     require_in_time,
     training_cost,
     uneven_steps_of,
@@ -23,13 +27,15 @@ from phalanx.answers.whole_training import (
 from phalanx.answers.wishes import FASTEST, Wishes
 from phalanx.planning.budget import Goal
 from phalanx.planning.budget import tokens as token_count
+from phalanx.planning.expense.expense import Expense
+from phalanx.planning.expense.rates import Rates, rates_on
 from phalanx.planning.explain.analytic import AnalyticSubject
 from phalanx.planning.lengths.distribution import parse_lengths
 from phalanx.planning.lengths.steps import UnevenStep
 from phalanx.planning.search.column_pricing import Pricing
 from phalanx.planning.search.planner import COST_OBJECTIVES, Objective, SearchAnswer, answer
 from phalanx.planning.search.refine import RankedStrategy
-from phalanx.planning.search.variations import ConditionCost, Offer, condition_costs, offers
+from phalanx.planning.search.variations import ConditionCost, condition_costs, offers
 from phalanx.spec.errors import InputError
 from phalanx.spec.files import plan as plans
 from phalanx.spec.files.plan import Plan
@@ -37,6 +43,8 @@ from phalanx.spec.model.spec import ModelSpec
 from phalanx.spec.strategy.spec import Strategy
 from phalanx.spec.strategy.stack_options import StackOptions
 
+_PHASES = (("training",), ("training", "idle"))
+"""Of power, without failures and with them."""
 _WEIGHED = 12
 """Candidates that are weighed with unequal lengths: each takes about a second."""
 
@@ -66,6 +74,8 @@ class PlannedStrategy:
     terms_s: Mapping[str, float]
     memory_terms: Mapping[str, float]
     training: TrainingCost | None
+    expense: Expense
+    """Of the whole training, or of a million tokens where none is asked for."""
     lengths: UnevenStep | None = None
     """With documents of the lengths that were asked for; of the fastest candidates."""
     origin: str = ESTIMATED
@@ -105,6 +115,7 @@ class SmallerCluster:
     strategy: Strategy
     step_time_s: float
     training: TrainingCost | None = None
+    expense: Expense | None = None
 
 
 @dataclass(frozen=True)
@@ -139,6 +150,8 @@ class ModelPlan(Answer):
     options: StackOptions
     """Options of the stack with which its best strategies are faster."""
     headroom: float
+    rates: Rates
+    """Of the money, energy and carbon of expenses, with their sources."""
     best: PlannedStrategy
     """With the blocks of its chunks, as the plan has it."""
     alternatives: tuple[PlannedStrategy, ...]
@@ -151,7 +164,7 @@ class ModelPlan(Answer):
     fewer_gpus: SmallerCluster | None
     """A smaller number of GPUs that is as fast."""
     offers: tuple[SmallerCluster, ...]
-    """Days against money, where the objective asks for it."""
+    """Days against money, energy and carbon, where the objective asks for it."""
     chunks: UnequalChunks | None
     conditions: CostOfCondition | None
     """What all conditions cost together."""
@@ -222,7 +235,9 @@ def _searched(
     fewer: bool,
 ) -> ModelPlan:
     question = search_of(query)
-    gpus, goal, offered = _number_of_gpus(question, wishes, announce)
+    rates = rates_on(question.pricing.cluster.device.name, wishes.given_rates(), _PHASES[wishes.losses is not None])
+    require_counted(rates, wishes.objective)
+    gpus, goal, offered = _number_of_gpus(question, wishes, rates, announce)
 
     lengths = parse_lengths(wishes.lengths) if wishes.lengths is not None else None
     uneven: dict[Strategy, UnevenStep] = {}
@@ -248,7 +263,9 @@ def _searched(
         cost = whole_training(r, p)
         if cost is None:
             return full_step(r, p)
-        return cost.gpu_hours if wishes.objective in COST_OBJECTIVES else cost.days
+        if wishes.objective not in COST_OBJECTIVES:
+            return cost.days
+        return counted(_expense(p, gpus, r.seconds, rates, cost), wishes.objective)
 
     result = answer(
         pricing,
@@ -274,7 +291,9 @@ def _searched(
 
     def planned(r: RankedStrategy) -> PlannedStrategy:
         weighed = lengths is None or r.strategy in uneven
-        return _planned(r, result, whole_training(r, p) if weighed else None, uneven.get(r.strategy))
+        training, step = (whole_training(r, p), full_step(r, p)) if weighed else (None, r.seconds)
+        expense = _expense(p, r.strategy.world, step, rates, training)
+        return _planned(r, result, training, expense, uneven.get(r.strategy))
 
     return ModelPlan(
         question=question.premises,
@@ -283,6 +302,7 @@ def _searched(
         gpus=gpus,
         options=p.extra,
         headroom=p.headroom,
+        rates=rates,
         best=planned(best),
         alternatives=tuple(map(planned, result.ranked[1:])),
         families={r.family: planned(r) for r in result.families},
@@ -297,7 +317,7 @@ def _searched(
         fewer_gpus=None
         if result.fewer is None
         else SmallerCluster(result.fewer.gpus, result.fewer.strategy, result.fewer.seconds),
-        offers=tuple(SmallerCluster(o.gpus, o.strategy, o.seconds, cost) for o, cost in offered),
+        offers=tuple(SmallerCluster(o.gpus, o.strategy, o.seconds, cost, spent) for o, cost, spent in offered),
         chunks=None
         if result.lengths is None
         else UnequalChunks(tuple(result.lengths.blocks), result.lengths.equal_seconds),
@@ -317,31 +337,42 @@ def _searched(
 
 
 def _number_of_gpus(
-    question: Question, wishes: Wishes, announce: Callable[[str], None]
-) -> tuple[int, Goal | None, list[tuple[Offer, TrainingCost]]]:
+    question: Question, wishes: Wishes, rates: Rates, announce: Callable[[str], None]
+) -> tuple[int, Goal | None, list[PricedOffer]]:
     """Return on how many GPUs to search, the whole training if there is one, and what fewer GPUs offer."""
     if not wishes.tokens:
         return question.gpus, None, []
     gpus, job = question.gpus, question.pricing.job
-    goal = Goal(token_count(wishes.tokens, question.pricing.model), gpus, wishes.price)
+    goal = Goal(token_count(wishes.tokens, question.pricing.model), gpus)
     if wishes.objective not in COST_OBJECTIVES:
         return gpus, goal, []
-    offered = offers(lambda n: replace(question.pricing_on(n), headroom=wishes.headroom), gpus)
-    costs = []
-    for o in offered:
-        lost = wishes.losses and wishes.losses(question.pricing_on(o.gpus), o.strategy, o.seconds)
-        costs.append(training_cost(replace(goal, gpus=o.gpus), job, o.seconds, lost))
+    offered: list[PricedOffer] = []
+    for o in offers(lambda n: replace(question.pricing_on(n), headroom=wishes.headroom), gpus):
+        p = question.pricing_on(o.gpus)
+        lost = wishes.losses and wishes.losses(p, o.strategy, o.seconds)
+        cost = training_cost(replace(goal, gpus=o.gpus), job, o.seconds, lost)
+        offered.append((o, cost, _expense(p, o.gpus, o.seconds, rates, cost)))
     if offered:
-        best, cost = cheapest(offered, costs, wishes.deadline)
+        best, cost, _ = cheapest(offered, wishes.objective, wishes.deadline)
         limit = "" if wishes.deadline is None else f" in {wishes.deadline:g} days"
         among = f"of {question.gpus} and its halves{limit}"
-        announce(f"{best.gpus} GPUs take the fewest GPU-hours, {among}: {cost.days:,.0f} days")
+        least = "fewest GPU-hours" if wishes.objective == "gpu-hours" else f"least {wishes.objective}"
+        announce(f"{best.gpus} GPUs take the {least}, {among}: {cost.days:,.0f} days")
         gpus = best.gpus
-    return gpus, replace(goal, gpus=gpus), list(zip(offered, costs, strict=True))
+    return gpus, replace(goal, gpus=gpus), offered
+
+
+def _expense(p: Pricing, gpus: int, step_s: float, rates: Rates, training: TrainingCost | None) -> Expense:
+    rate = p.job.global_batch * p.job.seq / step_s
+    return expense_on(gpus, rate, rates, gpus > p.cluster.ranks_per_node, training)
 
 
 def _planned(
-    r: RankedStrategy, result: SearchAnswer, training: TrainingCost | None, lengths: UnevenStep | None
+    r: RankedStrategy,
+    result: SearchAnswer,
+    training: TrainingCost | None,
+    expense: Expense,
+    lengths: UnevenStep | None,
 ) -> PlannedStrategy:
     job = result.pricing.job
     rate = job.global_batch * job.seq / r.seconds
@@ -364,5 +395,6 @@ def _planned(
         terms_s=r.priced.terms,
         memory_terms=r.priced.memory_terms,
         training=training,
+        expense=expense,
         lengths=lengths,
     )

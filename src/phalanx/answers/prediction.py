@@ -7,10 +7,13 @@ from dataclasses import dataclass, field, replace
 from typing import Literal, Unpack
 
 from phalanx.answers.answer import DRAWN, Answer
+from phalanx.answers.expenses import expense, rates_of
 from phalanx.answers.question.query import QueryFields, Source, query_of
 from phalanx.answers.question.question import Premises, Question, read
 from phalanx.cost.analytic.compression import Payment
 from phalanx.cost.analytic.estimate import Estimate, compression_payment
+from phalanx.planning.expense.expense import Expense
+from phalanx.planning.expense.rates import Rates
 from phalanx.planning.explain.exact import ExactExplanation
 from phalanx.planning.lengths.distribution import WAYS, parse_lengths
 from phalanx.planning.lengths.steps import UnevenStep, UnevenSteps
@@ -86,6 +89,10 @@ class Prediction(Answer):
     lengths: UnevenLengths | None = None
     """What sequences of unequal lengths make of the step; `step_time_s` and tokens are theirs."""
     origin: str
+    expense: Expense | None = None
+    """Of a million tokens, or as many as were asked for."""
+    rates: Rates | None = None
+    """Of its money, energy and carbon, with their sources."""
     estimate: Estimate | None = field(default=None, repr=False, compare=False, metadata=DRAWN)
 
     @property
@@ -94,15 +101,32 @@ class Prediction(Answer):
         return self.question.engine
 
 
-def predict(source: Source = None, *, lengths: str | None = None, **fields: Unpack[QueryFields]) -> Prediction:
+def predict(
+    source: Source = None,
+    *,
+    lengths: str | None = None,
+    tokens: str | None = None,
+    rates: str | None = None,
+    **fields: Unpack[QueryFields],
+) -> Prediction:
     """Predict a strategy's step time and memory, without running anything.
 
         phalanx.predict(model="llama3-8b", cluster="dgx-h100", gpus=16, batch=64, seq=8192, strategy="tp=8,zero=1")
         phalanx.predict("plan.json")
 
     `source`: a plan.json, a run's folder, another framework's configuration, or a Query; `lengths`: a distribution of
-    documents' lengths, such as lognormal:1200,1.1+packed (planning/lengths). Raises InputError."""
-    return prediction_of(read(query_of(source, fields)), lengths)
+    documents' lengths, such as lognormal:1200,1.1+packed (planning/lengths); `tokens`: whose expense is asked for,
+    such as 300B; `rates`: own values, such as price=2.5,grid=SWE (planning/expense). Raises InputError."""
+    return with_expense(read(query_of(source, fields)), lengths, tokens, rates)
+
+
+def with_expense(
+    q: Question, lengths: str | None = None, tokens: str | None = None, line: str | None = None
+) -> Prediction:
+    """Predict what a step takes and what tokens cost. Raises InputError."""
+    rates = rates_of(q, line)
+    p = prediction_of(q, lengths)
+    return replace(p, expense=expense(q, p.tokens_per_s, rates, tokens), rates=rates)
 
 
 def prediction_of(question: Question, lengths: str | None = None) -> Prediction:

@@ -1,12 +1,14 @@
-"""From a strategy's step to the whole training: days, GPU-hours and money, with failures where they are asked for,
-and how many GPUs they need."""
+"""From a strategy's step to the whole training: days, GPU-hours and what they cost, with failures where they are
+asked for, and how many GPUs they need."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from phalanx.planning.budget import Goal
+from phalanx.planning.budget import Goal, shortened
+from phalanx.planning.expense.expense import A_MILLION, Expense, expense_of
+from phalanx.planning.expense.rates import Rates
 from phalanx.planning.lengths.distribution import Lengths
 from phalanx.planning.lengths.steps import UnevenStep, UnevenSteps
 from phalanx.planning.search.column_pricing import Pricing
@@ -62,8 +64,6 @@ class TrainingCost:
     days: float
     gpu_hours: float
     """With failures, spare nodes included."""
-    cost: float | None
-    """None without a price."""
     losses: TrainingLosses | None = None
 
 
@@ -71,19 +71,51 @@ def training_cost(goal: Goal, job: Job, step_s: float, losses: TrainingLosses | 
     """Return the days and the cost of a training whose undisturbed step takes `step_s`."""
     if losses is not None:
         goal, step_s = replace(goal, gpus=goal.gpus + losses.spare_gpus), step_s / losses.effective_share
-    return TrainingCost(
-        goal.tokens, goal.steps(job), goal.days(job, step_s), goal.gpu_hours(job, step_s), goal.money(job, step_s),
-        losses,
-    )  # fmt: skip
+    return TrainingCost(goal.tokens, goal.steps(job), goal.days(job, step_s), goal.gpu_hours(job, step_s), losses)
 
 
-def cheapest(
-    offered: Sequence[Offer], costs: Sequence[TrainingCost], deadline: float | None
-) -> tuple[Offer, TrainingCost]:
-    """Return the offer with the fewest GPU-hours of those in time; if none is, that with the fewest days."""
-    rows = list(zip(offered, costs, strict=True))
-    in_time = [row for row in rows if deadline is None or row[1].days <= deadline]
-    return min(in_time, key=lambda row: row[1].gpu_hours) if in_time else min(rows, key=lambda row: row[1].days)
+def expense_on(
+    gpus: int, tokens_per_s: float, rates: Rates, over_nodes: bool, training: TrainingCost | None = None
+) -> Expense:
+    """Return what a million tokens cost on GPUs that train `tokens_per_s` together, or a whole training. Its spares
+    and whoever waits for a restart draw what an idle node draws."""
+    if training is None:
+        hours = 1e6 / tokens_per_s / 3600 * gpus
+        return expense_of(A_MILLION, hours, rates, {"training": hours}, over_nodes)
+    hours, idle, lost = training.gpu_hours, 0.0, training.losses
+    if lost is not None:
+        idle = hours * (gpus * lost.down_share + lost.spare_gpus) / (gpus + lost.spare_gpus)
+    phases = {"training": hours - idle} | ({"idle": idle} if idle else {})
+    return expense_of(f"{shortened(training.tokens)} tokens", hours, rates, phases, over_nodes)
+
+
+PricedOffer = tuple[Offer, TrainingCost, Expense]
+
+
+def cheapest(offered: Sequence[PricedOffer], objective: str, deadline: float | None) -> PricedOffer:
+    """Return the offer that takes least of what the objective counts, of those in time; if none is, that with the
+    fewest days."""
+    in_time = [row for row in offered if deadline is None or row[1].days <= deadline]
+    if not in_time:
+        return min(offered, key=lambda row: row[1].days)
+    return min(in_time, key=lambda row: counted(row[2], objective))
+
+
+def counted(expense: Expense, objective: str) -> float:
+    """Return what an objective counts: GPU-hours, money, energy or carbon."""
+    fields = {"money": expense.money, "energy": expense.energy_kwh, "carbon": expense.carbon_kg}
+    value = fields.get(objective, expense.gpu_hours)
+    assert value is not None
+    return value
+
+
+def require_counted(rates: Rates, objective: str) -> None:
+    """Require that what an objective counts has a figure. Raises InputError."""
+    known = {"money": rates.price is not None, "energy": bool(rates.watts), "carbon": bool(rates.watts)}
+    if not known.get(objective, True):
+        missing, example = ("price", "2.5") if objective == "money" else ("watts", "980")
+        reason = f"is missing: none is published for this chip, and the objective is {objective}"
+        raise InputError(missing, None, reason, f"say it with rates, e.g. {missing}={example}")
 
 
 def require_in_time(

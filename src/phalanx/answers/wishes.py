@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from phalanx.answers.whole_training import Losses
+from phalanx.planning.expense.rates import GivenRates, read_rates
 from phalanx.planning.search import HEADROOM
 from phalanx.planning.search.planner import COST_OBJECTIVES, OBJECTIVES
 from phalanx.spec.errors import InputError, nearest
@@ -17,8 +18,8 @@ class Wishes:
     """What a search optimises, and within which bounds."""
 
     objective: str = "throughput"
-    """throughput or days (the shortest step); gpu-hours or money (also on half of the GPUs, a quarter, ...); memory
-    (the most left free by strategies within 10 % of the fastest)."""
+    """throughput or days (the shortest step); gpu-hours, money, energy or carbon (also on half of the GPUs, a
+    quarter, ...); memory (the most left free by strategies within 10 % of the fastest)."""
     tokens: str | None = None
     """Tokens of the whole training, such as 300B; "optimal": 20 per active parameter."""
     price: float | None = None
@@ -34,30 +35,32 @@ class Wishes:
     by the tokens that they train."""
     losses: Losses | None = None
     """What failures take of a training (reliability.layouts.losses_under), for a search that takes them in."""
+    rates: str | None = None
+    """Price, power and carbon of a GPU-hour, where the tables do not decide (planning/expense)."""
 
     def __post_init__(self) -> None:
         if self.objective not in _OBJECTIVES:
             raise InputError("objective", self.objective, "is not an objective", nearest(self.objective, _OBJECTIVES))
-        for name in ("price", "deadline"):
-            if getattr(self, name) is not None and not self.tokens:
-                reason = f"is missing: {name} is about a whole training"
-                raise InputError("tokens", None, reason, "say how long it is, e.g. 300B")
+        if self.deadline is not None and not self.tokens:
+            reason = "is missing: deadline is about a whole training"
+            raise InputError("tokens", None, reason, "say how long it is, e.g. 300B")
         if self.objective in (*COST_OBJECTIVES, "days") and not self.tokens:
             reason = f"is missing: the objective {self.objective} is about a whole training"
             raise InputError("tokens", None, reason, "say how long it is, e.g. 300B")
         if self.losses is not None and (not self.tokens or self.objective == "memory"):
             reason = "is about a whole training: failures lengthen its days"
             raise InputError("goodput", None, reason, "say how long it is with tokens, and ask for days or money")
-        if self.objective == "money" and self.price is None:
-            raise InputError("price", None, "is missing", "say what a GPU-hour costs, e.g. 2.5")
-        if self.price is not None and not 0 <= self.price < float("inf"):
-            raise InputError("price", self.price, "is not a price", "say what a GPU-hour costs, e.g. 2.5")
+        self.given_rates()
         if not 0 <= self.headroom < 1:
             raise InputError(
                 "headroom", self.headroom, "is not a share of the memory", "write 0.05 to leave 5 % free"
             )
         if self.deadline is not None and not 0 < self.deadline < float("inf"):
             raise InputError("deadline", self.deadline, "is not a number of days", "write 30")
+
+    def given_rates(self) -> GivenRates:
+        """Return the user's own rates. Raises InputError."""
+        return read_rates(self.rates, self.price)
 
 
 FASTEST = Wishes()

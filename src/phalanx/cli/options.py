@@ -50,6 +50,8 @@ source FILE...: A plan written by `phalanx plan`, a run's folder, or another fra
 --calibration FILE.toml: Factors of your own machines, as `phalanx calibrate` wrote them.
 --params 25M: Number of parameters, for tables that need no model's shape.
 run RUN: A run's folder, such as runs/quickstart.
+--rates LINE: Your own price (2.5 a GPU-hour), provider (specialised, hyperscaler, marketplace), watts of a GPU with
+    its part of the node, pue, and grid (SWE, SE3, us-central1, or g/kWh): price=2.5,grid=SWE.
 --json: Print the result as JSON; progress goes to stderr.
 --strict: Exit with code 1 if what matters to a price is not modelled, not judged, assumed or missing.
 assertions --assert LINE: Exit with code 1 unless these hold of the answer, such as 'memory<75GiB, step<20s, mfu>0.4,

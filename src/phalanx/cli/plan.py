@@ -48,6 +48,7 @@ def plan_model(
     output: Annotated[Display, "json", "save", "assertions"],
     tokens: str | None = None,
     price: float | None = None,
+    rates: str | None = None,
     objective: str = "throughput",
     deadline: float | None = None,
     lengths: str | None = None,
@@ -63,9 +64,10 @@ def plan_model(
 
     --tokens 300B|2e12|optimal: Tokens of the whole training, to estimate days and GPU-hours; optimal: 20 per active
         parameter.
-    --price: Price of a GPU-hour, to estimate what --tokens cost.
-    --objective: What to optimise: throughput or days (the shortest step), gpu-hours or money (also on half of the
-        GPUs, a quarter, ...), or memory (the most left free by strategies within 10 % of the fastest).
+    --price: Price of a GPU-hour, in place of the published one of its chip.
+    --objective: What to optimise: throughput or days (the shortest step), gpu-hours, money, energy or carbon
+        (also on half of the GPUs, a quarter, ...), or memory (the most left free by strategies within 10 % of the
+        fastest).
     --deadline DAYS: Days that the --tokens may take at most.
     --lengths SOURCE+WAY: Lengths of documents, as phalanx predict takes them, such as lognormal:1200,1.1+packed: the
         fastest candidates are weighed by the tokens that they train.
@@ -92,7 +94,7 @@ def plan_model(
         losses = import_module("phalanx.reliability.layouts").losses_under(conditions or "")
     elif conditions is not None:
         raise InputError("conditions", conditions, "is about failures", "add --goodput")
-    wishes = Wishes(objective, tokens, price, deadline, headroom, more, lengths, losses)
+    wishes = Wishes(objective, tokens, price, deadline, headroom, more, lengths, losses, rates)
     result = model_plan(query, wishes, announce)
     result.save(out)
     announce(f"plan: {out}")
@@ -137,6 +139,7 @@ def improve(
     output: Annotated[Display, "json", "strict", "assertions"],
     sources: list[Path],
     tries: str | None = None,
+    rates: str | None = None,
     headroom: float = _HEADROOM,
     out: Path = Path("plan.json"),
 ) -> None:
@@ -159,8 +162,10 @@ def improve(
     if tries is not None:
         from phalanx.answers.configurations.tries import tried
 
-        output.show(tried(replace(query, source=source), tries))
+        output.show(tried(replace(query, source=source), tries, rates))
         return
+    if rates is not None:
+        raise InputError("rates", rates, "is of changes that are tried", "add --try, e.g. --try chip=b200")
     require_writable("--out", out)
     if (seen := observed.observation_of(Query(source))) is not None:
         better = observed.improve(seen, query, Wishes(headroom=headroom))

@@ -26,22 +26,20 @@ def predict(
     query: StepQuery,
     output: Annotated[Display, "json", "save", "strict", "assertions"],
     lengths: str | None = None,
+    tokens: str | None = None,
+    rates: str | None = None,
 ) -> None:
     """Predict how long a step takes, how much memory it needs and where the time goes, without running anything.
 
     Name a plan, a run's folder, another framework's configuration with --cluster (`phalanx read`), what `phalanx
     observe --out` wrote with --cluster, or --model, --cluster, --gpus, --batch, --seq and --strategy.
+
+    --tokens 300B|optimal: Tokens whose money, energy and carbon are asked for; by default a million.
     """
-    from phalanx.answers.prediction import prediction_of
+    from phalanx.answers.prediction import with_expense
 
-    if lengths is None:
-        _show(query, output, prediction_of)
-        return
-    from phalanx.answers.question.question import read
-
-    question = read(query)
-    show_notes(question.notes)
-    output.show(prediction_of(question, lengths))
+    asked = bool(lengths or tokens or rates)
+    _show(query, output, lambda question: with_expense(question, lengths, tokens, rates), asked)
 
 
 @command
@@ -79,17 +77,20 @@ def simulate(
     output.show(simulation_of(read(query), slow, jitter, seed, lengths))
 
 
-def _show(query: Query, output: Display, answer: Callable[[Question], Answer], **of_observed: bool) -> None:
-    """Show what a question's strategy takes, or an observed program."""
+def _show(
+    query: Query, output: Display, answer: Callable[[Question], Answer], asked: bool = False, **of_observed: bool
+) -> None:
+    """Show what a question's strategy takes, or an observed program. `asked`: lengths or expenses, which only
+    strategies have."""
     from phalanx.answers import observed
     from phalanx.answers.question.question import read
 
-    if (seen := observed.observation_of(query)) is not None:
+    if not asked and (seen := observed.observation_of(query)) is not None:
         output.show(observed.price(seen, query), **of_observed)
         return
     question = read(query)
     show_notes(question.notes)
-    output.show(answer(question))
+    output.show(answer(question), **({"expense": True} if asked else {}))
 
 
 @command
@@ -115,6 +116,7 @@ def compare(
     sides: list[str],
     query: Annotated[Query, _SHARED],
     output: Annotated[Display, "json", "save", "assertions"],
+    rates: str | None = None,
 ) -> None:
     """Compare plans, configurations or strategies: time by term, memory by part, and the settings that differ.
 
@@ -130,7 +132,7 @@ def compare(
 
     seen = [observed.observation_of(Query(name)) for name in sides]
     if not any(seen):
-        output.show(comparison_of(sides, query))
+        output.show(comparison_of(sides, query, rates), expense=rates is not None)
         return
     if len(sides) != 2 or seen[0] is None or seen[1] is not None:
         reason = "an observed program is compared with one plan"

@@ -1,4 +1,4 @@
-"""From the time of a step to a complete training: tokens, days, GPU-hours, money."""
+"""From the time of a step to a complete training: tokens, days, GPU-hours."""
 
 from __future__ import annotations
 
@@ -20,8 +20,6 @@ class Goal:
 
     tokens: float
     gpus: int
-    price_per_gpu_hour: float | None = None
-    """Price of a GPU-hour, in any currency."""
 
     def steps(self, job: Job) -> float:
         """Number of steps that the tokens take."""
@@ -34,10 +32,6 @@ class Goal:
     def gpu_hours(self, job: Job, step_s: float) -> float:
         """GPU-hours of training, at `step_s` seconds a step."""
         return self.steps(job) * step_s / 3600 * self.gpus
-
-    def money(self, job: Job, step_s: float) -> float | None:
-        """Cost of the training; None without a price."""
-        return None if self.price_per_gpu_hour is None else self.gpu_hours(job, step_s) * self.price_per_gpu_hour
 
 
 def tokens(text: str, model: ModelSpec) -> float:

@@ -1,4 +1,5 @@
-"""How much of a training's time is work, and what that makes of days, money and energy: the question of `goodput`."""
+"""How much of a training's time is work, and what that makes of days, money, energy and carbon: the question of
+`goodput`."""
 
 from __future__ import annotations
 
@@ -11,11 +12,13 @@ import numpy as np
 from phalanx.answers.answer import Answer
 from phalanx.answers.question.query import QueryFields, Source, query_of
 from phalanx.answers.question.question import Premises
-from phalanx.reliability import closed_form, presets
+from phalanx.planning.budget import shortened
+from phalanx.planning.expense.expense import Expense, expense_of
+from phalanx.planning.expense.rates import Rates, Taken
+from phalanx.reliability import closed_form
 from phalanx.reliability.conditions import (
     Conditions,
     Premise,
-    Taken,
     premise_of,
     require_progress,
     share_kept,
@@ -25,6 +28,8 @@ from phalanx.reliability.monte_carlo import Trials, simulate
 from phalanx.spec.errors import InputError
 
 _DAY = 86_400.0
+_IDLE = ("detection", "restart", "waiting", "planned")
+"""Parts of the time in which nodes draw what idle ones draw; so do spares."""
 _QUANTILES = (10, 90)
 _MOST_TRIALS = 20_000
 
@@ -84,10 +89,9 @@ class Goodput(Answer):
     """Of an undisturbed step."""
     gpu_hours: float
     """Spare nodes included."""
-    cost: float | None
-    """In the currency of the price, or USD; None without a price."""
-    price_per_gpu_hour: float | None
-    energy_mwh: float | None
+    expense: Expense
+    rates: Rates
+    """Of its money, energy and carbon."""
     mttf_s: float
     """Mean time between unexpected failures of the job."""
     interruptions: float
@@ -181,16 +185,23 @@ def goodput_of(
     mean = float(share.mean())
     hours = float(wall.mean()) / 3600
     paid = t.gpus + p.spares * t.gpus / t.nodes
-    gpu_hours, price = hours * paid, p.given.price
-    if price is None and p.cost is not None:
-        price = p.cost.usd_per_hour
-    energy = None
-    if p.cost is not None:
-        energy = hours * t.gpus * p.cost.rated_watts * presets.DRAWN_SHARE * p.given.pue / 1e6
+    gpu_hours = hours * paid
     mttf = 1 / p.per_s if p.per_s else float("inf")
     recovery = sum(c.per_s * (c.detect_s + c.restart_s) for c in p.causes) * mttf if p.per_s else 0.0
     stall = max(p.saving.stall_s, 1e-9)
     total = wall.sum()
+    spent = {
+        "useful": mean,
+        **{
+            f.name.removesuffix("_s"): float(getattr(drawn, f.name).sum() / total)
+            for f in fields(Trials)
+            if f.name in ("saving_s", "lost_s", "detection_s", "restart_s", "waiting_s")
+        },
+        "planned": 1 - 1 / (1 + p.planned),
+    }
+    idle = gpu_hours - hours * t.gpus * (1 - sum(spent[name] for name in _IDLE))
+    tokens_trained = float(drawn.useful_s.mean()) * per_work
+    phases = {"training": gpu_hours - idle, "idle": idle}
     return Goodput(
         question=about,
         failures=p.counts.name,
@@ -203,28 +214,19 @@ def goodput_of(
         days=float(wall.mean()) / _DAY,
         days_low=float(np.percentile(wall, _QUANTILES[0])) / _DAY,
         days_high=float(np.percentile(wall, _QUANTILES[1])) / _DAY,
-        tokens=float(drawn.useful_s.mean()) * per_work,
+        tokens=tokens_trained,
         tokens_low=float(np.percentile(drawn.useful_s, _QUANTILES[0])) * per_work,
         tokens_high=float(np.percentile(drawn.useful_s, _QUANTILES[1])) * per_work,
         tokens_per_day=mean * per_work * _DAY,
         step_time_s=t.step_s,
         gpu_hours=gpu_hours,
-        cost=None if price is None else gpu_hours * price,
-        price_per_gpu_hour=price,
-        energy_mwh=energy,
+        expense=expense_of(f"{shortened(tokens_trained)} tokens", gpu_hours, p.rates, phases, t.nodes > 1),
+        rates=p.rates,
         mttf_s=mttf,
         interruptions=float(drawn.failures.mean()),
         interruptions_low=float(np.percentile(drawn.failures, _QUANTILES[0])),
         interruptions_high=float(np.percentile(drawn.failures, _QUANTILES[1])),
-        shares={
-            "useful": mean,
-            **{
-                f.name.removesuffix("_s"): float(getattr(drawn, f.name).sum() / total)
-                for f in fields(Trials)
-                if f.name in ("saving_s", "lost_s", "detection_s", "restart_s", "waiting_s")
-            },
-            "planned": 1 - 1 / (1 + p.planned),
-        },
+        shares=spent,
         checkpoint_bytes=t.checkpoint_bytes,
         save_s=p.save_s,
         stall_s=p.saving.stall_s,

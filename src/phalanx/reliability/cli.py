@@ -33,12 +33,12 @@ def goodput(
     repair: str | None = None,
     elastic: bool = False,
     price: float | None = None,
-    pue: float | None = None,
+    rates: str | None = None,
     trials: int = 200,
     seed: int = 0,
 ) -> None:
-    """Say how much of a training's time is work, with failures, restarts and checkpoints: days, money, energy, the
-    best interval between saves, how many spare nodes, and what would help most.
+    """Say how much of a training's time is work, with failures, restarts and checkpoints: days, money, energy,
+    carbon, the best interval between saves, how many spare nodes, and what would help most.
 
     Name a plan, or --model, --cluster, --gpus, --batch, --seq and --strategy; and --days or --tokens.
 
@@ -60,14 +60,13 @@ def goodput(
     --spares NODES: Spare nodes; by default those with which the work takes the least GPU-hours.
     --repair 1d: Time until a failed node is back.
     --elastic: Without a spare, work on with one replica fewer.
-    --price 2.5: Price of a GPU-hour, in any currency.
-    --pue 1.2: Power of the data centre over that of its machines.
+    --price 2.5: Price of a GPU-hour, in any currency; by default the published one of its chip.
     --trials N: Trainings that are simulated.
     --seed N: Seed of the simulation.
     """
     from phalanx.answers.question.question import read as read_question
     from phalanx.planning import budget
-    from phalanx.reliability import presets
+    from phalanx.planning.expense.rates import read_rates
     from phalanx.reliability.answer import goodput as answer
     from phalanx.reliability.conditions_by_name import conditions_of
 
@@ -92,8 +91,7 @@ def goodput(
                 "elastic": elastic,
             }
         ),
-        price=price,
-        pue=presets.PUE if pue is None else pue,
+        rates=read_rates(rates, price),
     )
     count = None
     if tokens is not None:

@@ -13,10 +13,11 @@ import numpy as np
 from phalanx.answers.question.query import Query
 from phalanx.answers.question.question import Question, read
 from phalanx.cost.analytic.chips import chip_name
+from phalanx.planning.expense.rates import AS_PUBLISHED, GivenRates, Rates, Taken, rates_on
 from phalanx.planning.search.column_pricing import Pricing
 from phalanx.reliability import presets
 from phalanx.reliability.closed_form import FailureCause, Saving, best_interval, expected_wait
-from phalanx.reliability.presets import HARDWARE, UNEXPECTED, ChipCost, FailureCounts, RestartKind, StorageRates
+from phalanx.reliability.presets import HARDWARE, UNEXPECTED, FailureCounts, RestartKind, StorageRates
 from phalanx.spec.cluster.spec import ClusterSpec
 from phalanx.spec.errors import InputError
 from phalanx.spec.job import DTYPE_BYTES, Job
@@ -65,9 +66,8 @@ class Conditions:
     spares: int | None = None
     repair_s: float = 86_400.0
     elastic: bool = False
-    price: float | None = None
-    """Of a GPU-hour."""
-    pue: float = presets.PUE
+    rates: GivenRates = AS_PUBLISHED
+    """Price, power and carbon."""
 
 
 PLACES = ("shared", "local", "replicated")
@@ -89,15 +89,6 @@ class TrainingJob:
 
 
 @dataclass(frozen=True)
-class Taken:
-    """Something that was not given."""
-
-    what: str
-    value: str
-    source: str
-
-
-@dataclass(frozen=True)
 class Premise:
     """A training with all that it runs under, in seconds and bytes."""
 
@@ -115,7 +106,7 @@ class Premise:
     save_s: float
     load_s: float
     spares: int
-    cost: ChipCost | None
+    rates: Rates
     taken: tuple[Taken, ...] = field(default=())
 
     @property
@@ -240,14 +231,9 @@ def premise_of(trained: TrainingJob, given: Conditions) -> Premise:
         take("interval", f"{interval:,.0f} s", "the best one")
     if counts.silent and given.mttf_s is None:
         take("silent corruption", f"found after {given.silent_s / 3600:g} h", "estimated: no figure is published")
-    cost = presets.cost_of(trained.device)
-    if cost is not None:
-        if given.price is None:
-            take("price", f"{cost.usd_per_hour:g} USD a GPU-hour", cost.price_source)
-        source = f"{cost.power_source}; {presets.DRAWN_SHARE:.0%} drawn (arXiv 2506.14551)"
-        take("power", f"{cost.rated_watts:,.0f} W a GPU rated, PUE {given.pue:g}", source)
+    rates = rates_on(trained.device, given.rates, ("training", "idle"))
     return Premise(
-        trained, given, counts, kind, storage, causes, planned, saving, interval, best, save_s, load_s, spares, cost,
+        trained, given, counts, kind, storage, causes, planned, saving, interval, best, save_s, load_s, spares, rates,
         tuple(taken),
     )  # fmt: skip
 
@@ -319,10 +305,6 @@ def _require(given: Conditions, trained: TrainingJob) -> None:
         raise InputError("checkpoint", given.checkpoint, "is no place of a checkpoint", f"one of {', '.join(PLACES)}")
     if given.spares is not None and not 0 <= given.spares <= 100_000:
         raise InputError("spares", given.spares, "must be from 0 to 100,000 nodes")
-    if given.price is not None and not 0 <= given.price < 1e6:
-        raise InputError("price", given.price, "must be a price of a GPU-hour")
-    if not 1 <= given.pue <= 5:
-        raise InputError("pue", given.pue, "must be from 1, no overhead, to 5")
     if given.mttf_s is not None and not given.mttf_s > 0:
         raise InputError("mttf", given.mttf_s, "must be positive")
     if given.interval_s is not None and given.interval_s < trained.step_s:

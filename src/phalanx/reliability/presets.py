@@ -1,5 +1,5 @@
-"""What is published of failures, restarts, storage and the price and power of GPUs: rows of data/*.toml, and how
-often the parts of a job fail by them, or by a log of one's own job.
+"""What is published of failures, restarts and storage: rows of data/*.toml, and how often the parts of a job fail by
+them, or by a log of one's own job.
 """
 
 from __future__ import annotations
@@ -98,31 +98,10 @@ class StorageRates:
         return min(nodes * each / (1 + self.contention * (nodes - 1)), most or float("inf"))
 
 
-@dataclass(frozen=True)
-class ChipCost:
-    """What a GPU costs to rent, and the power that its part of a node is rated at."""
-
-    name: str
-    usd_per_hour: float
-    price_source: str
-    rated_watts: float
-    power_source: str
-
-
 FAILURES = Rows(_DATA / "failures.toml", record(FailureCounts, "name"))
 RESTARTS = Rows(_DATA / "restarts.toml", record(RestartKind, "name"))
 STORAGE = Rows(_DATA / "storage.toml", record(StorageRates, "name"))
-CHIP_COSTS = Rows(_DATA / "chips.toml", record(ChipCost, "name"))
-DRAWN_SHARE = 0.76
-"""Power drawn in training as a share of what a node is rated at: 8 H100, Newkirk et al. 2025 (arXiv 2506.14551)."""
-PUE = 1.56
-"""Power of a data centre over that of its machines: Uptime Institute's survey of 2024."""
 DEFAULT_FAILURES = "llama3-h100"
-
-
-def cost_of(device: str) -> ChipCost | None:
-    """Return what is known of a device by its name, such as H100-SXM5-80GB."""
-    return next((row for name, row in CHIP_COSTS.items() if device.upper().split("-")[0].endswith(name)), None)
 
 
 def restart_named(name: str) -> RestartKind:

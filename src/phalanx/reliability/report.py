@@ -8,6 +8,7 @@ from phalanx.planning.budget import shortened
 from phalanx.planning.tables.table import Sheet, columns
 from phalanx.reliability.answer import Goodput
 from phalanx.reliability.scored import GoodputScores, ScoredFigure
+from phalanx.report.expense import carbon, energy, number
 from phalanx.report.predict import heading
 from phalanx.report.style import seconds, size
 from phalanx.report.view import View
@@ -60,7 +61,7 @@ def view(a: Goodput) -> View:
         Sheet(
             "not given, and taken from",
             columns("what", "value", "source"),
-            [(t.what, t.value, t.source) for t in a.taken],
+            [(t.what, t.value, t.source) for t in (*a.taken, *a.rates.taken)],
         ),
     ]
     return View([part for part in parts if isinstance(part, str) or part.rows])
@@ -75,10 +76,11 @@ def _figures(a: Goodput) -> Iterator[tuple[str, str, str]]:
     ends = f"{shortened(a.tokens_low)} to {shortened(a.tokens_high)}; {shortened(a.tokens_per_day)} a day"
     yield "tokens", shortened(a.tokens), ends
     yield "GPU-hours", f"{a.gpu_hours:,.0f}", f"{a.spares:,} spare nodes included"
-    if a.cost is not None:
-        yield "cost", f"{a.cost:,.0f}", f"at {a.price_per_gpu_hour:g} a GPU-hour"
-    if a.energy_mwh is not None:
-        yield "energy", f"{a.energy_mwh:,.0f} MWh", "rated power x share drawn x PUE"
+    if a.expense.money is not None:
+        yield "money", number(a.expense.money), f"at {a.rates.price:g} a GPU-hour"
+    if a.expense.energy_kwh is not None:
+        yield "energy", energy(a.expense), f"power drawn in training and idle, PUE {a.rates.pue:g}"
+        yield "carbon", carbon(a.expense), f"at {a.rates.g_per_kwh:g} g a kWh"
     ends = f"{a.interruptions_low:,.0f} to {a.interruptions_high:,.0f}; one every {long(a.mttf_s)}"
     yield "unexpected failures", f"{a.interruptions:,.0f}", ends
     how = f"durable after {long(a.save_s)}, stops {long(a.stall_s)}, loads in {long(a.load_s)}"

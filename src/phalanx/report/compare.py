@@ -9,8 +9,10 @@ from typing import Any
 
 from phalanx.answers.compare import ComparedPlan, Comparison
 from phalanx.answers.stack_comparison import StackComparison
+from phalanx.planning.expense.rates import Rates
 from phalanx.planning.search.priced import TERM_NAMES
 from phalanx.planning.tables.table import Column, Sheet, Unit, columns
+from phalanx.report.expense import in_words, origins
 from phalanx.report.html.page import Section, page, section
 from phalanx.report.html.plan import memory
 from phalanx.report.pictures.figure import Bar, Bars
@@ -22,11 +24,23 @@ _SMALL = 0.001
 LETTERS = "ABC"
 
 
-def view(c: Comparison) -> View:
-    """Show two or three sides; each difference is from the first."""
+def view(c: Comparison, expense: bool = False) -> View:
+    """Show two or three sides; each difference is from the first. `expense`: what tokens cost, too."""
     closing = [] if c.settings_that_differ else ["no setting differs"]
     sheets = [_figures(c.sides), *_terms_of(c), *_settings(c)]
-    return View([*legend(c.sides), *_against_first(c.sides), *sheets, *closing], html=lambda: _page(c))
+    costs = _expenses(c.sides) if expense else ()
+    return View([*legend(c.sides), *_against_first(c.sides), *costs, *sheets, *closing], html=lambda: _page(c))
+
+
+def _expenses(sides: Sequence[ComparedPlan]) -> Iterator[str | Sheet]:
+    """Yield what tokens cost on each side, and once for each chip whose prices these are."""
+    shown: list[Rates] = []
+    for letter, side in zip(LETTERS, sides, strict=False):
+        if side.expense is not None and side.rates is not None:
+            yield f"{letter}, {side.expense.of}: {in_words(side.expense, side.rates)}"
+            if side.rates not in shown:
+                shown.append(side.rates)
+    yield from map(origins, shown)
 
 
 def _terms_of(c: Comparison) -> Iterator[Sheet]:

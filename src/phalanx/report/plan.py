@@ -14,6 +14,7 @@ from phalanx.planning.budget import shortened
 from phalanx.planning.explain import decision_tree
 from phalanx.planning.search.priced import COMMUNICATION, TERM_NAMES
 from phalanx.planning.tables.table import Sheet, columns
+from phalanx.report.expense import carbon, energy, in_words
 from phalanx.report.pipeline import chunk_table
 from phalanx.report.predict import heading
 from phalanx.report.style import seconds, size
@@ -110,11 +111,10 @@ def _whole_training(a: ModelPlan) -> str:
     if t is None or a.goal is None:
         days = 1e12 / a.best.tokens_per_s / 86_400
         return f"10^12 tokens would take {days:,.1f} days (set --tokens for another number)"
-    cost = "" if t.cost is None else f", {t.cost:,.0f} at {a.goal.price_per_gpu_hour:g} a GPU-hour"
     failing = "" if t.losses is None else f" with failures, {t.losses.effective_share:.1%} of them work"
     return (
         f"{shortened(t.tokens)} tokens: {t.steps:,.0f} steps, {t.days:,.1f} days{failing}, {t.gpu_hours:,.0f} "
-        f"GPU-hours{cost}"
+        f"GPU-hours: {in_words(a.best.expense, a.rates)}"
     )
 
 
@@ -219,11 +219,13 @@ def _ranked(rows: Sequence[PlannedStrategy], title: str, a: ModelPlan) -> Sheet:
 
 def _offers(a: ModelPlan) -> Sheet:
     """Tabulate what fewer GPUs cost and how long they take."""
-    names = columns("GPUs [count] | strategy [strategy] | days [count] | GPU-hours [count] | cost [count]")
+    names = columns(
+        "GPUs [count] | strategy [strategy] | days [count] | GPU-hours [count] | money [count] | energy | carbon"
+    )
     rows = [
-        (o.gpus, o.strategy, o.training.days, o.training.gpu_hours, o.training.cost)
+        (o.gpus, o.strategy, o.training.days, o.training.gpu_hours, e.money, energy(e), carbon(e))
         for o in a.offers
-        if o.training is not None
+        if o.training is not None and (e := o.expense) is not None
     ]
     marked = next((place for place, row in enumerate(rows) if row[0] == a.gpus), None)
     note = "fewer GPUs wait less and take longer; --deadline DAYS sets a limit"

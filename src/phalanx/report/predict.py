@@ -14,6 +14,7 @@ from phalanx.cost.analytic.step import FORMULAS
 from phalanx.planning.search import HEADROOM
 from phalanx.planning.search.priced import TERM_NAMES
 from phalanx.planning.tables.table import Sheet, Unit, columns
+from phalanx.report.expense import in_words, origins
 from phalanx.report.style import seconds, size
 from phalanx.report.view import View
 
@@ -21,9 +22,16 @@ _SMALL = 0.001
 """Terms below this share are left out of the tables."""
 
 
-def view(p: Prediction) -> View:
-    """Show a prediction."""
-    return View([heading(p.question), figures(p), *_lengths(p), time(p), memory(p)], html=lambda: _page(p))
+def view(p: Prediction, expense: bool = False) -> View:
+    """Show a prediction; with what tokens cost, and whose prices these are, where that is asked for."""
+    cost = _expense(p) if expense else ()
+    return View([heading(p.question), figures(p), *cost, *_lengths(p), time(p), memory(p)], html=lambda: _page(p))
+
+
+def _expense(p: Prediction) -> Iterator[str | Sheet]:
+    if p.expense is not None and p.rates is not None:
+        yield f"{p.expense.of}: {p.expense.gpu_hours:,.4g} GPU-hours, {in_words(p.expense, p.rates)}"
+        yield origins(p.rates)
 
 
 def _lengths(p: Prediction) -> Iterator[Sheet]:

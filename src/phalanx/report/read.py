@@ -14,6 +14,7 @@ from phalanx.answers.findings import Findings
 from phalanx.answers.question.read import Reading, origins
 from phalanx.frameworks.configuration import Configuration, shown
 from phalanx.planning.tables.table import Sheet, columns
+from phalanx.report.expense import number as amount
 from phalanx.report.predict import heading
 from phalanx.report.style import counted, seconds, size
 from phalanx.report.view import View, report
@@ -103,9 +104,12 @@ def tried(x: TriedChanges) -> View:
     for t in (now, *x.changes):
         more = None if t is now or not t.step_time_s else t.step_time_s / (now.step_time_s or 1) - 1
         fits = "" if t.memory_bytes is None else "yes" if t.fits else "no"
-        rows.append((t.change, t.step_time_s, more, t.tokens_per_s_per_gpu, t.memory_bytes, fits, t.reason))
+        cost = None if t.expense is None else t.expense.money
+        figures = (t.tokens_per_s_per_gpu, t.memory_bytes, fits, "" if cost is None else amount(cost))
+        rows.append((t.change, t.step_time_s, more, *figures, t.reason))
     names = columns(
         "change | step [s] | of the step [change] | tokens per s and GPU [count] | memory [bytes] | fits | "
+        "money, 10^6 tokens | "
     )
     return View([heading(x.question), Sheet("each change alone", names, rows, charted=False)])
 

@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from phalanx.answers.answer import DRAWN, Answer
+from phalanx.planning.expense.expense import A_MILLION, Expense, expense_of
+from phalanx.planning.expense.rates import Rates
 from phalanx.serving.cost.layout import ServingLayout
 from phalanx.serving.cost.roofline import ServingPrice
 from phalanx.serving.cost.step import state_bytes
@@ -68,8 +70,10 @@ class ServingPlanAnswer(Answer):
     tokens_per_s: float
     tokens_per_s_per_gpu: float
     requests_per_s: float
-    cost_per_million_tokens: float | None
-    """Of those generated; None without a price."""
+    expense: Expense
+    """Of a million generated tokens."""
+    rates: Rates
+    """Of its money, energy and carbon, with their sources."""
     limits: LatencyLimits
     kv_bytes_per_token: float
     """Of the whole model."""
@@ -126,6 +130,8 @@ def serve_plan(
         engine=q.engine.name,
         objective=q.objective,
         **_figures(searched.best, q),
+        expense=expense(query, searched.best),
+        rates=query.rates,
         limits=_limits(q),
         kv_bytes_per_token=per_token,
         state_bytes_per_request=state,
@@ -159,7 +165,6 @@ def _figures(best: ServingCandidate, q: ServingQuestion) -> dict[str, Any]:
         "tokens_per_s": best.tokens_per_s,
         "tokens_per_s_per_gpu": best.tokens_per_s / best.gpus,
         "requests_per_s": best.outcome.requests_per_s,
-        "cost_per_million_tokens": None if q.price is None else money(best, q.price),
     }
 
 
@@ -171,9 +176,15 @@ def _request(fields: Mapping[str, Any]) -> ServingRequest:
     return ServingRequest(**fields)
 
 
-def money(c: ServingCandidate, price: float) -> float:
-    """Return what a million generated tokens cost at this price of a GPU-hour."""
-    return price * c.gpus / 3600 / c.tokens_per_s * 1e6
+def expense(query: NamedQuestion, c: ServingCandidate) -> Expense:
+    """Return what a million generated tokens cost. Workers that only decode draw less."""
+    node = query.question.cluster.ranks_per_node
+    hours = {"serving": 0.0, "decode": 0.0}
+    for g in c.groups:
+        phase = "decode" if g.role == "decode" else "serving"
+        hours[phase] += g.count * g.layout.gpus * 1e6 / c.tokens_per_s / 3600
+    apart = len(c.groups) > 1 or any(g.layout.gpus > node for g in c.groups)
+    return expense_of(f"{A_MILLION} generated", sum(hours.values()), query.rates, hours, apart)
 
 
 def cache_of(answered: ServingAnswer) -> tuple[float, float, int]:
@@ -223,9 +234,8 @@ def as_plan(query: NamedQuestion, c: ServingCandidate) -> ServingPlan:
         "tokens_per_s_per_user": 1 / c.outcome.tpot.p50 if c.outcome.tpot.p50 else None,
         "steady": asdict(c.steady),
         "origin": "simulated on estimated prices of steps",
+        "expense": asdict(expense(query, c)),
     }
-    if q.price is not None:
-        prediction["money_per_million_tokens"] = money(c, q.price)
     return ServingPlan(
         model_name=query.model_name,
         model=q.model,

@@ -53,6 +53,7 @@ def plan(
     speculate: str | None = None,
     adapters: str | None = None,
     price: float | None = None,
+    rates: str | None = None,
     requests: Annotated[
         int | None,
         typer.Option(
@@ -96,7 +97,7 @@ def plan(
     --reuse: Share of each prompt that the cache holds already (0 to 0.99).
     --speculate 3:0.7: Drafted tokens per step, and the rate of acceptance.
     --adapters 32:4: LoRA adapters in use, and how many of them a batch holds.
-    --price: Price of a GPU-hour.
+    --price: Price of a GPU-hour, in place of the published one of its chip.
     --launch engine|dynamo: Also print what starts it, as `phalanx serve launch` does.
     --out: File to write the serving plan to.
     """
@@ -127,7 +128,7 @@ def plan(
     if shown.json:
         print_json(answer.to_dict() | ({"launch": as_json_of(answer.plan, launch)} if launch else {}))
     else:
-        _show(answer)
+        _show(answer, "price" in fields or "rates" in fields)
         if launch:
             show(answer.plan, launch)
     shown.check(answer)
@@ -144,15 +145,16 @@ def _fields(line: typer.Context) -> dict[str, Any]:
     }
 
 
-def _show(answer: ServingPlanAnswer) -> None:
-    from phalanx.serving.answer import money
+def _show(answer: ServingPlanAnswer, costs: bool) -> None:
+    from phalanx.report.expense import in_words, origins
+    from phalanx.report.style import drawn
     from phalanx.serving.report import against, lines, ranked, seen
 
     search, out = answer.search, console()
     for caveat in answer.caveats:
         out.print(caveat, highlight=False, soft_wrap=True, markup=False)
     q, best = search.question, search.best
-    cost = None if q.price is None else money(best, q.price)
+    cost = f"{answer.expense.of}: {in_words(answer.expense, answer.rates)}" if costs else ""
     kept = answer.kv_bytes_per_token, answer.state_bytes_per_request, answer.requests_that_fit
     for line in lines(search, kept, cost):
         out.print(line, highlight=False, soft_wrap=True)
@@ -160,6 +162,8 @@ def _show(answer: ServingPlanAnswer) -> None:
     out.print(ranked(search.finalists[:8], q, "the best of each layout within the limits", best))
     out.print(ranked(search.front, q, "speed for a user against tokens of a GPU, whatever the limits", best))
     out.print(against(answer.compared))
+    if costs:
+        out.print(drawn(origins(answer.rates)))
 
 
 @command

@@ -10,6 +10,7 @@ from typing import cast
 
 from phalanx.cost.analytic.chips import chip_name
 from phalanx.planning import lookup as questions
+from phalanx.planning.expense.rates import Rates, rates_on, read_rates
 from phalanx.serving.cost.adapters import HOST_BYTES_PER_S, adapter_bytes
 from phalanx.serving.cost.layout import ServingLayout
 from phalanx.serving.cost.roofline import LARGE_EP, LargeEp, ServingPrice, memory_share
@@ -164,6 +165,8 @@ class ServingRequest:
     speculate: str | None = None
     adapters: str | None = None
     price: float | None = None
+    rates: str | None = None
+    """Price, power and carbon of a GPU-hour, where the tables do not decide (planning/expense)."""
     requests: int | None = None
     seed: int = 0
 
@@ -177,6 +180,7 @@ class NamedQuestion:
     cluster_name: str
     trace: str
     layout: ServingLayout | None
+    rates: Rates
     notes: tuple[str, ...]
 
 
@@ -271,8 +275,6 @@ def _require_known(request: ServingRequest) -> None:
         raise InputError("rate", "inf", "would never end", "say how many requests come at once: --requests 600")
     if not request.burstiness > 0:
         raise InputError("burstiness", request.burstiness, "must be positive; 1 is a Poisson process")
-    if request.price is not None and not 0 <= request.price < 1e6:
-        raise InputError("price", request.price, "is not the price of a GPU-hour", "e.g. 2.5")
     loads = [n for n in ("trace", "rate", "concurrency") if getattr(request, n)]
     limited = loads == ["rate", "concurrency"] and request.requests is not None
     if len(loads) > 1 and not limited:
@@ -342,8 +344,8 @@ def ask(request: ServingRequest) -> NamedQuestion:
         adapter_load_s=adapter_bytes(spec) / HOST_BYTES_PER_S,
         requests=request.requests or 0,
         seed=request.seed,
-        price=request.price,
     )
     reuse = (row.state_reuse,) if request.reuse and shape_of(spec).state else ()
     notes = (*named_notes, *load.notes, *reuse)
-    return NamedQuestion(q, request.model, request.cluster, str(request.trace or ""), fixed, notes)
+    rates = rates_on(described.device.name, read_rates(request.rates, request.price), ("serving", "decode"))
+    return NamedQuestion(q, request.model, request.cluster, str(request.trace or ""), fixed, rates, notes)

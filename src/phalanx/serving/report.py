@@ -86,8 +86,8 @@ def _queue_grows(o: ServingOutcome, offered: float) -> bool:
     return answered < 0.95 * offered and o.queueing.mean > 0.2 * service
 
 
-def lines(a: ServingAnswer, kept: tuple[float, float, int], money: float | None) -> list[str]:
-    """Describe the choice and its results in sentences."""
+def lines(a: ServingAnswer, kept: tuple[float, float, int], cost: str) -> list[str]:
+    """Describe the choice and its results in sentences. `cost`: what tokens cost, where it is asked."""
     q, c = a.question, a.best
     o = c.outcome
     assert o is not None
@@ -101,8 +101,9 @@ def lines(a: ServingAnswer, kept: tuple[float, float, int], money: float | None)
     if c.gpus < q.gpus:
         out.append(f"{q.gpus - c.gpus} of {q.gpus} GPUs are left over")
     each = f"{c.tokens_per_s / c.gpus:,.0f} tokens/s per GPU"
-    cost = "" if money is None else f", {money:,.2f} per million output tokens"
-    out.append(f"{o.tokens_per_s:,.0f} tokens/s, {o.requests_per_s:,.2f} requests/s, {each}{cost}")
+    out.append(f"{o.tokens_per_s:,.0f} tokens/s, {o.requests_per_s:,.2f} requests/s, {each}")
+    if cost:
+        out.append(cost)
     if q.open_load and _queue_grows(o, q.offered):
         out.append(f"{q.offered:,.3g} requests/s come, fewer are answered: the queue grows as long as they come")
     if o.kept and q.sustained:

@@ -12,8 +12,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from phalanx.answers.answer import Answer
+from phalanx.answers.expenses import expense, rates_of
 from phalanx.answers.question.query import Query
 from phalanx.answers.question.question import Premises, Question, read
+from phalanx.planning.expense.expense import Expense
 from phalanx.spec.cluster.presets import PRESETS
 from phalanx.spec.errors import InputError, nearest
 from phalanx.spec.number_formats import PRECISIONS
@@ -40,6 +42,8 @@ class TriedChange:
     memory_bytes: float | None
     usable_bytes: float | None
     fits: bool
+    expense: Expense | None
+    """Of a million tokens."""
     reason: str
     """Why there is no price, or what the stack refuses of it; what else was changed for it."""
 
@@ -53,15 +57,17 @@ class TriedChanges(Answer):
     changes: tuple[TriedChange, ...]
 
 
-def tried(query: Query, line: str) -> TriedChanges:
-    """Price a configuration, and each item of a line in it. Raises InputError."""
+def tried(query: Query, line: str, rates: str | None = None) -> TriedChanges:
+    """Price a configuration, and each item of a line in it. `rates`: own values (planning/expense). Raises
+    InputError."""
     base = read(query)
     items = [item.strip() for item in line.split(",") if item.strip()]
     if not items:
         raise InputError("try", line, "names no change", "e.g. fp8, zero=3, seq=32768, gpus=256, chip=b200")
     for item in items:
         _parts(item)
-    return TriedChanges(base.premises, _priced("unchanged", base, ""), tuple(_tried(i, query, base) for i in items))
+    now = _priced("unchanged", base, "", rates)
+    return TriedChanges(base.premises, now, tuple(_tried(i, query, base, rates) for i in items))
 
 
 def _parts(item: str) -> list[tuple[str, str]]:
@@ -80,11 +86,13 @@ def _parts(item: str) -> list[tuple[str, str]]:
     return parts
 
 
-def _tried(item: str, query: Query, base: Question) -> TriedChange:
+def _tried(item: str, query: Query, base: Question, rates: str | None) -> TriedChange:
     try:
-        return _priced(item, *_asked(item, query, base))
+        return _priced(item, *_asked(item, query, base), rates)
     except InputError as error:
-        return TriedChange(item, None, None, None, None, None, None, None, False, f"{error.reason}; {error.remedy}")
+        return TriedChange(
+            item, None, None, None, None, None, None, None, False, None, f"{error.reason}; {error.remedy}"
+        )
 
 
 def _asked(item: str, query: Query, base: Question) -> tuple[Question, str]:
@@ -127,10 +135,11 @@ def _site(value: str) -> str:
     return next((name for name in named if name == f"dgx-{value.lower()}"), named[0])
 
 
-def _priced(item: str, q: Question, also: str) -> TriedChange:
+def _priced(item: str, q: Question, also: str, line: str | None) -> TriedChange:
     x = q.subject
     p, job = x.priced, q.pricing.job
     rate = job.global_batch * job.seq / p.seconds
     reason = "; ".join(filter(None, (also, f"{q.stack} does not run it: {q.refused}" if q.refused else "")))
     memory = (float(p.bytes_), float(p.usable), bool(p.fits))
-    return TriedChange(item, x.strategy, q.gpus, p.seconds, rate, rate / q.gpus, *memory, reason)
+    cost = expense(q, rate, rates_of(q, line))
+    return TriedChange(item, x.strategy, q.gpus, p.seconds, rate, rate / q.gpus, *memory, cost, reason)

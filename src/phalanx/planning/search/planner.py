@@ -24,7 +24,7 @@ from phalanx.spec.strategy.spec import Strategy
 
 Objective = Literal["throughput", "memory"]
 OBJECTIVES = ("throughput", "memory")
-COST_OBJECTIVES = ("gpu-hours", "money")
+COST_OBJECTIVES = ("gpu-hours", "money", "energy", "carbon")
 """Objectives that fewer GPUs may improve; `days` equals throughput."""
 _SLACK = 0.10
 """Slowdown against the fastest strategy, as a share, that the objective `memory` accepts."""

@@ -69,8 +69,6 @@ class ServingQuestion:
     requests: int = 0
     """Requests of a benchmark, or of the simulation where no load is given; 0: enough for stable quantiles."""
     seed: int = 0
-    price: float | None = None
-    """Price of a GPU-hour."""
     deadline_s: float | None = None
     """Limit of a whole request."""
     lost: tuple[int, str] = (0, "node")

@@ -1,0 +1,40 @@
+"""What GPU-hours cost in money, energy and carbon."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from phalanx.planning.expense.rates import Rates
+
+
+@dataclass(frozen=True)
+class Expense:
+    """What something costs; None where no figure is published and none was given."""
+
+    of: str
+    """What: a million tokens, or the tokens of a whole training."""
+    gpu_hours: float
+    money: float | None
+    """In the currency of the price, or USD."""
+    energy_kwh: float | None
+    """With the data centre's overhead."""
+    carbon_kg: float | None
+    """CO2 equivalent, of the energy alone."""
+
+
+A_MILLION = "a million tokens"
+
+
+def expense_of(
+    of: str, gpu_hours: float, rates: Rates, phases: Mapping[str, float], over_nodes: bool = False
+) -> Expense:
+    """Return what `gpu_hours` cost. `phases`: hours of GPUs by phase of power (figures.toml); `over_nodes`: whether
+    the GPUs are of several nodes."""
+    money = None if rates.price is None else gpu_hours * rates.price
+    if not rates.watts:
+        return Expense(of, gpu_hours, money, None, None)
+    network = rates.network_watts * sum(phases.values()) if over_nodes else 0.0
+    drawn = sum(rates.watts[phase] * hours for phase, hours in phases.items()) + network
+    energy = drawn * rates.pue / 1e3
+    return Expense(of, gpu_hours, money, energy, energy * rates.g_per_kwh / 1e3)

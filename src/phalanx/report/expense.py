@@ -1,0 +1,39 @@
+"""Money, energy and carbon in words."""
+
+from __future__ import annotations
+
+from phalanx.planning.expense.expense import Expense
+from phalanx.planning.expense.rates import Rates
+from phalanx.planning.tables.table import Sheet, columns
+
+
+def in_words(e: Expense, rates: Rates) -> str:
+    """Write what something costs, as far as it is known: `12 (at 3 a GPU-hour), 4.9 MWh, 2.3 t CO2e`."""
+    money = "" if e.money is None else f"{number(e.money)} (at {rates.price:g} a GPU-hour)"
+    return ", ".join(filter(None, (money, energy(e), carbon(e)))) or "no published price or power of this chip"
+
+
+def number(value: float) -> str:
+    """Write an amount with at least three digits, whole from 100."""
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+
+
+def energy(e: Expense) -> str:
+    """Write energy in kWh, MWh or GWh; "" where it is not known."""
+    if e.energy_kwh is None:
+        return ""
+    scale, unit = next((each for each in ((1e6, "GWh"), (1e3, "MWh")) if e.energy_kwh >= each[0]), (1.0, "kWh"))
+    return f"{number(e.energy_kwh / scale)} {unit}"
+
+
+def carbon(e: Expense) -> str:
+    """Write carbon in kg or t; "" where it is not known."""
+    if e.carbon_kg is None:
+        return ""
+    return f"{number(e.carbon_kg / 1e3)} t CO2e" if e.carbon_kg >= 1e3 else f"{number(e.carbon_kg)} kg CO2e"
+
+
+def origins(rates: Rates) -> Sheet:
+    """Tabulate what was not given of price, power and carbon, with its date and source."""
+    rows = [(t.what, t.value, t.source) for t in rates.taken]
+    return Sheet("price, power and carbon that were not given", columns("what", "value", "source"), rows)
