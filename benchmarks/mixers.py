@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from benchmarks.result import Result
-from phalanx.nn import delta_rule, ssd
+from phalanx.nn import chunked
 from phalanx.nn.delta_rule import DeltaRule
 from phalanx.nn.gated_norm import gated_rms_norm
 from phalanx.nn.ssd import StateSpace
@@ -43,7 +43,7 @@ def _mamba(x: Tensor) -> Pair:
     def ours() -> Tensor:
         z, *parts = layer.in_proj(x).split([1024, *widths, 16], -1)
         filters, biases = layer.conv1d.weight.squeeze(1).split(widths), layer.conv1d.bias.split(widths)
-        y = ssd.scan(s, parts, filters, biases, (layer.dt_bias, layer.A_log, layer.D))
+        y = chunked.scan(s, parts, filters, biases, (layer.dt_bias, layer.A_log, layer.D))
         out: Tensor = layer.out_proj(gated_rms_norm(y, z, layer.norm.weight, 2, 1e-5, "before"))
         return out
 
@@ -65,7 +65,7 @@ def _delta(x: Tensor) -> Pair:
         q, k, v, z, beta, alpha = layer.fix_query_key_value_ordering(*joined)
         parts = (q.flatten(2), k.flatten(2), v.flatten(2), beta, alpha)
         filters = layer.conv1d.weight.squeeze(1).split([256, 256, 512])
-        y = delta_rule.scan(s, parts, filters, (layer.dt_bias, layer.A_log))
+        y = chunked.scan(s, parts, filters, (), (layer.dt_bias, layer.A_log))
         out: Tensor = layer.out_proj(gated_rms_norm(y, z.flatten(2), layer.norm.weight, 8, 1e-6, "after"))
         return out
 

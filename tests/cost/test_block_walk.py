@@ -119,8 +119,12 @@ def recurrent(draw: st.DrawFn) -> ModelSpec:
     mamba |= {"group_norm": draw(st.booleans())}
     delta = {"kind": "delta", "name": "r", "key_heads": 4, "value_heads": draw(st.sampled_from([4, 8]))}
     delta |= {"key_dim": draw(st.sampled_from([4, 64])), "value_dim": draw(st.sampled_from([8, 64]))}
-    mixer = draw(st.sampled_from([mamba, delta]))
-    mixer |= {"taps": draw(st.sampled_from([2, 4])), "chunk": draw(st.sampled_from([16, 64, 256]))}
+    taps, chunk = {"taps": draw(st.sampled_from([2, 4]))}, {"chunk": draw(st.sampled_from([16, 64, 256]))}
+    of_heads = {"heads": draw(st.sampled_from([4, 8])), "head_dim": draw(st.sampled_from([4, 32]))}
+    channels = {"channels": draw(st.sampled_from([8, 256])), "bias": draw(st.booleans())}
+    lightning, kimi, conv = ({"kind": kind, "name": "r"} for kind in ("lightning", "channel_delta", "short_conv"))
+    mixers = [mamba | taps | chunk, delta | taps | chunk, lightning | of_heads | chunk]
+    mixer = draw(st.sampled_from([*mixers, kimi | of_heads | taps | chunk, conv | channels | taps]))
     sizes = {"family": "llama", "vocab": 300, "layers": 1, "heads": 4, "kv_heads": 4, "head_dim": 8, "max_seq": 256}
     sizes |= {"hidden": draw(st.sampled_from([32, 256])), "ffn": draw(st.sampled_from([16, 256]))}
     sizes |= {"mixers": [mixer], "pattern": [draw(st.sampled_from(["r", "r+mlp"]))]}

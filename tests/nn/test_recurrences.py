@@ -10,10 +10,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from phalanx.nn import delta_rule, ssd
+from phalanx.nn import chunked
+from phalanx.nn.channel_delta import ChannelDelta
 from phalanx.nn.convolution import Filter
 from phalanx.nn.delta_rule import DeltaRule
 from phalanx.nn.gated_norm import gated_rms_norm, sigmoid_gate
+from phalanx.nn.lightning import Lightning
 from phalanx.nn.ssd import StateSpace
 
 SPACES = [
@@ -29,6 +31,20 @@ RULES = [
     (DeltaRule(1, 3, 5, 7, 64), 20, 4),
     (DeltaRule(2, 2, 4, 4, 4), 1, 2),
     (DeltaRule(1, 1, 3, 3, 2), 7, 6),
+]
+
+
+KIMI = [
+    (ChannelDelta(2, 6, 16), 37, 4),
+    (ChannelDelta(1, 5, 64), 20, 4),
+    (ChannelDelta(2, 3, 4), 1, 2),
+    (ChannelDelta(2, 4, 7), 23, 2),
+    (ChannelDelta(3, 8, 2), 9, 3),
+]
+LIGHTNING = [
+    (Lightning(2, 6, 16, 1, 4, 0.7), 37),
+    (Lightning(3, 4, 64, 0, 3), 20),
+    (Lightning(1, 3, 1, 2, 3, 0.1), 5),
 ]
 
 
@@ -52,6 +68,15 @@ def of_rule(s: DeltaRule, seq: int, taps: int) -> dict[str, list[Any]]:
         "parts": [drawn(2, seq, width) for width in (k, k, v, s.heads, s.heads)],
         "filters": [drawn(width, taps, scale=0.5) for width in (k, k, v)],
         "gates": [drawn(s.heads) for _ in range(2)],
+    }
+
+
+def of_kimi(s: ChannelDelta, seq: int, taps: int) -> dict[str, list[Any]]:
+    w = s.heads * s.head_dim
+    return {
+        "parts": [drawn(2, seq, width) for width in (w, w, w, s.heads, w)],
+        "filters": [drawn(w, taps, scale=0.5) for _ in range(3)],
+        "gates": [drawn(w), drawn(s.heads)],
     }
 
 
@@ -94,6 +119,33 @@ def delta_by_token(s: DeltaRule, parts: Any, filters: Any, gates: Any) -> Tensor
     return torch.stack(out, 1).flatten(2)
 
 
+def kimi_by_token(s: ChannelDelta, parts: Any, filters: Any, gates: Any) -> Tensor:
+    q, k, v = (convolved(*given) for given in zip(parts[:3], filters, strict=True))
+    dt_bias, a_log = gates
+    batch, seq = v.shape[:2]
+    q, k, v, decay = (t.view(batch, seq, s.heads, -1) for t in (q, k, v, parts[4] + dt_bias))
+    q, k = (t * torch.rsqrt(t.square().sum(-1, keepdim=True) + 1e-6) for t in (q * 1.0, k))
+    q, beta, g = q * s.head_dim**-0.5, parts[3].sigmoid(), -a_log.exp().unsqueeze(-1) * F.softplus(decay)
+    state, out = v.new_zeros(batch, s.heads, s.head_dim, s.head_dim), []
+    for i in range(seq):
+        state = state * g[:, i].exp().unsqueeze(-1)
+        seen = (state * k[:, i].unsqueeze(-1)).sum(-2)
+        state = state + k[:, i].unsqueeze(-1) * ((v[:, i] - seen) * beta[:, i].unsqueeze(-1)).unsqueeze(-2)
+        out.append((state * q[:, i].unsqueeze(-1)).sum(-2))
+    return torch.stack(out, 1).flatten(2)
+
+
+def lightning_by_token(s: Lightning, parts: Any) -> Tensor:
+    q, k, v = (F.silu(part).unflatten(2, (s.heads, -1)) for part in parts)
+    rates = [s.scale * 2 ** (-8 * (s.first + h + 1) / s.all_heads) for h in range(s.heads)]
+    kept = torch.tensor(rates, dtype=q.dtype).neg().exp()[:, None, None]
+    state, out = q.new_zeros(len(q), s.heads, s.head_dim, s.head_dim), []
+    for i in range(q.shape[1]):
+        state = state * kept + k[:, i].unsqueeze(-1) * v[:, i].unsqueeze(-2)
+        out.append((state * q[:, i].unsqueeze(-1)).sum(-2))
+    return torch.stack(out, 1).flatten(2)
+
+
 def same(ours: Tensor, theirs: Tensor, inputs: Sequence[Tensor | None]) -> None:
     """Results and gradients are equal in fp64."""
     torch.testing.assert_close(ours, theirs, rtol=1e-11, atol=1e-11)
@@ -106,14 +158,40 @@ def same(ours: Tensor, theirs: Tensor, inputs: Sequence[Tensor | None]) -> None:
 def test_mamba_in_chunks_is_the_recurrence(s: StateSpace, seq: int, taps: int, biased: bool) -> None:
     torch.manual_seed(0)
     given = of_space(s, seq, taps, biased)
-    same(ssd.scan(s, **given), ssd_by_token(s, **given), [t for each in given.values() for t in each])
+    same(chunked.scan(s, **given), ssd_by_token(s, **given), [t for each in given.values() for t in each])
 
 
 @pytest.mark.parametrize(("s", "seq", "taps"), RULES)
 def test_the_delta_rule_in_chunks_is_the_recurrence(s: DeltaRule, seq: int, taps: int) -> None:
     torch.manual_seed(0)
     given = of_rule(s, seq, taps)
-    same(delta_rule.scan(s, **given), delta_by_token(s, **given), [t for each in given.values() for t in each])
+    same(chunked.scan(s, **given), delta_by_token(s, **given), [t for each in given.values() for t in each])
+
+
+@pytest.mark.parametrize(("s", "seq", "taps"), KIMI)
+def test_kimi_delta_attention_in_chunks_is_the_recurrence(s: ChannelDelta, seq: int, taps: int) -> None:
+    torch.manual_seed(0)
+    given = of_kimi(s, seq, taps)
+    same(chunked.scan(s, **given), kimi_by_token(s, **given), [t for each in given.values() for t in each])
+
+
+@pytest.mark.parametrize(("s", "seq"), LIGHTNING)
+def test_lightning_attention_in_chunks_is_the_recurrence(s: Lightning, seq: int) -> None:
+    torch.manual_seed(0)
+    parts = [drawn(2, seq, s.heads * s.head_dim) for _ in range(3)]
+    same(chunked.scan(s, parts), lightning_by_token(s, parts), parts)
+
+
+def test_decays_of_channels_do_not_overflow() -> None:
+    """A chunk over which a channel decays by e^-2000, in fp32."""
+    torch.manual_seed(0)
+    s = ChannelDelta(2, 8, 64)
+    given = of_kimi(s, 64, 2)
+    given["gates"][0] = drawn(16, scale=0.0).add(30.0).detach().requires_grad_()
+    narrow = {name: [t.detach().float().requires_grad_() for t in each] for name, each in given.items()}
+    ours, theirs = chunked.scan(s, **narrow), kimi_by_token(s, **given)
+    torch.testing.assert_close(ours.double(), theirs, rtol=1e-4, atol=1e-5)
+    assert all(g.isfinite().all() for g in torch.autograd.grad(ours.sum(), narrow["parts"]))
 
 
 def by_document(lengths: Sequence[Sequence[int]], parts: Sequence[Tensor], scan: Callable[..., Tensor]) -> Tensor:
@@ -135,13 +213,20 @@ def test_recurrences_begin_anew_with_each_document(chunk: int) -> None:
     s, r = StateSpace(4, 8, 2, 6, chunk), DeltaRule(2, 4, 6, 8, chunk)
     space, rule = of_space(s, 20, 4, True), of_rule(r, 20, 4)
     parts = space.pop("parts")
-    theirs = by_document(DOCUMENTS, parts, lambda one: ssd.scan(s, one, **space))
+    theirs = by_document(DOCUMENTS, parts, lambda one: chunked.scan(s, one, **space))
     rest = [t for each in space.values() for t in each]
-    same(ssd.scan(s, parts, **space, begins=BEGINS), theirs, [*parts, *rest])
+    same(chunked.scan(s, parts, **space, begins=BEGINS), theirs, [*parts, *rest])
     parts = rule.pop("parts")
-    theirs = by_document(DOCUMENTS, parts, lambda one: delta_rule.scan(r, one, **rule))
+    theirs = by_document(DOCUMENTS, parts, lambda one: chunked.scan(r, one, **rule))
     rest = [t for each in rule.values() for t in each]
-    same(delta_rule.scan(r, parts, **rule, begins=BEGINS), theirs, [*parts, *rest])
+    same(chunked.scan(r, parts, **rule, begins=BEGINS), theirs, [*parts, *rest])
+    c, f = ChannelDelta(2, 6, chunk), Lightning(2, 6, chunk, 0, 2)
+    kimi = of_kimi(c, 20, 4)
+    parts = kimi.pop("parts")
+    theirs = by_document(DOCUMENTS, parts, lambda one: chunked.scan(c, one, **kimi))
+    same(chunked.scan(c, parts, **kimi, begins=BEGINS), theirs, [*parts, *(t for of in kimi.values() for t in of)])
+    theirs = by_document(DOCUMENTS, parts[:3], lambda one: chunked.scan(f, one))
+    same(chunked.scan(f, parts[:3], begins=BEGINS), theirs, parts[:3])
 
 
 def pieces(past: int, cuts: Sequence[int], step: Callable[[int, int, int, Any], tuple[Tensor, Any]]) -> Tensor:
@@ -165,9 +250,9 @@ def test_a_sequence_in_pieces_takes_the_state_along() -> None:
 
     def space(low: int, high: int, past: int, state: Any) -> tuple[Tensor, Any]:
         seen = (part[:, low - past : high] for part in (x, b, c))
-        return ssd.run(s, *seen, dt[:, low:high], filters, *given["gates"], state, past)
+        return s.over([*seen, dt[:, low:high]], filters, given["gates"], past).run(state)
 
-    torch.testing.assert_close(pieces(taps - 1, cuts, space), ssd.scan(s, **given), rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(pieces(taps - 1, cuts, space), chunked.scan(s, **given), rtol=1e-12, atol=1e-12)
     r = DeltaRule(2, 4, 6, 8, 8)
     rule = of_rule(r, 30, taps)
     q, k, v, beta, alpha = rule["parts"]
@@ -176,9 +261,9 @@ def test_a_sequence_in_pieces_takes_the_state_along() -> None:
     def delta(low: int, high: int, past: int, state: Any) -> tuple[Tensor, Any]:
         seen = (part[:, low - past : high] for part in (q, k, v))
         gates = beta[:, low:high], alpha[:, low:high]
-        return delta_rule.run(r, *seen, *gates, filters, *rule["gates"], state, past)
+        return r.over([*seen, *gates], filters, rule["gates"], past).run(state)
 
-    torch.testing.assert_close(pieces(taps - 1, cuts, delta), delta_rule.scan(r, **rule), rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(pieces(taps - 1, cuts, delta), chunked.scan(r, **rule), rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.parametrize("gate", ["before", "after"])
@@ -234,7 +319,7 @@ def test_mamba_equals_that_of_transformers() -> None:
     z, *parts = theirs.in_proj(u).split([128, *widths, 8], -1)
     filters = theirs.conv1d.weight.squeeze(1).split(widths)
     biases = theirs.conv1d.bias.split(widths)
-    y = ssd.scan(s, parts, filters, biases, (theirs.dt_bias, theirs.A_log, theirs.D))
+    y = chunked.scan(s, parts, filters, biases, (theirs.dt_bias, theirs.A_log, theirs.D))
     ours = theirs.out_proj(gated_rms_norm(y, z, theirs.norm.weight, 2, config.layer_norm_epsilon, "before"))
     torch.testing.assert_close(ours, theirs(u), rtol=1e-4, atol=1e-5 * float(ours.abs().max()))
 
@@ -256,6 +341,6 @@ def test_the_delta_net_equals_that_of_transformers() -> None:
     q, k, v, z, beta, alpha = theirs.fix_query_key_value_ordering(theirs.in_proj_qkvz(u), theirs.in_proj_ba(u))
     q, k, v, z = (t.flatten(2) for t in (q, k, v, z))
     filters = theirs.conv1d.weight.squeeze(1).split([24, 24, 64])
-    y = delta_rule.scan(s, (q, k, v, beta, alpha), filters, (theirs.dt_bias, theirs.A_log))
+    y = chunked.scan(s, (q, k, v, beta, alpha), filters, (), (theirs.dt_bias, theirs.A_log))
     ours = theirs.out_proj(gated_rms_norm(y, z, theirs.norm.weight, 4, config.rms_norm_eps, "after"))
     torch.testing.assert_close(ours, theirs(u), rtol=1e-4, atol=1e-5 * float(ours.abs().max()))

@@ -107,7 +107,11 @@ FURTHER: dict[str, dict[str, Any]] = {
     "afmoe": _NARROW | _MOE | _NEAR | {"num_shared_experts": 1, "num_dense_layers": 1, "mup_enabled": True},
     "granitemoe": LLAMA | _FEW,
     "granitemoeshared": LLAMA | _FEW | {"shared_intermediate_size": 24},
-    # Recurrences.
+    # Convolutions and recurrences.
+    "lfm2": LLAMA | {"layer_types": ["conv", "full_attention"], "block_multiple_of": 16},
+    "lfm2_moe": LLAMA
+    | _MOE
+    | {"num_hidden_layers": 3, "layer_types": ["conv", "full_attention", "conv"], "num_dense_layers": 1},
     "bamba": LLAMA | _MAMBA | {"attn_layer_indices": [1]},
     "granitemoehybrid": LLAMA
     | _MAMBA

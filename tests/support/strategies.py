@@ -145,8 +145,13 @@ def mixed(draw: st.DrawFn, small: bool = False) -> ModelSpec:
     delta |= {"key_dim": draw(st.sampled_from([3, 8])), "value_dim": draw(st.sampled_from([4, 6]))}
     both = {"taps": draw(st.sampled_from([2, 4])), "chunk": draw(st.sampled_from([4, 16]))}
     near = {"kind": "attention", "name": "near", "window": draw(st.sampled_from([5, 50])), "rotary_dim": 0}
+    of_heads = {"heads": heads, "head_dim": draw(st.sampled_from([2, 6]))}
+    fixed = {"kind": "lightning", "name": "fixed", "chunk": both["chunk"]} | of_heads
+    channels = {"kind": "channel_delta", "name": "channels"} | of_heads | both
+    short = {"kind": "short_conv", "name": "short", "channels": 8 * heads, "taps": both["taps"]}
+    short |= {"bias": draw(st.booleans())}
     few = {"kind": "factorised", "name": "few", "heads": heads, "kv_heads": groups, "head_dim": 8, "q_rank": 12}
-    mixers = {str(m["name"]): m for m in (mamba | both, delta | both, near, few)}
+    mixers = {str(m["name"]): m for m in (mamba | both, delta | both, fixed, channels, short, near, few)}
     joined = [f"{mixer}+{other}" for mixer in (*mixers, "attention") for other in ("mlp", "mlp", "experts")]
     alone = [*mixers, "attention", "mlp", "experts"]
     pattern = draw(st.lists(st.sampled_from([*alone, *joined]), min_size=1, max_size=4))

@@ -81,6 +81,8 @@ class PagedCache:
                 )
             if conv is not None:
                 self.inputs[i] = self._zeros(room.seats, conv.taps - 1, sum(dim.size for dim in conv.channels))
+            elif scan is not None:
+                self.inputs[i] = self._zeros(room.seats, 0, 0)
             if scan is not None:
                 groups = scan.groups.count
                 sizes = room.seats, groups, scan.state, scan.y.dim.size // groups

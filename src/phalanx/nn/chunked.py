@@ -1,5 +1,6 @@
 """A linear recurrence over tokens in chunks, one after another, with the causal convolution of what it reads: what
-Mamba-2 (ssd.py) and the gated delta rule (delta_rule.py) share.
+Mamba-2 (ssd.py), the gated delta rule (delta_rule.py), that of channels (channel_delta.py) and lightning attention
+(lightning.py, which has no convolution) share.
 
     forward     each chunk from the state before it
     backward    the states before all chunks once more, then the chunks in reverse
@@ -18,8 +19,8 @@ Inside a chunk, tensors are token first. Of n tokens, with G = batch x groups an
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -28,6 +29,7 @@ from torch.autograd.function import once_differentiable
 
 from phalanx.nn import documents
 from phalanx.nn.convolution import Filter, FilterGradient, Places, all_rows, own_rows
+from phalanx.nn.functional import accumulate_dtype
 from phalanx.runtime.autograd import deferred_weight_grads
 from phalanx.runtime.autograd.deferred_weight_grads import Owners
 
@@ -58,7 +60,7 @@ class ChunkedScan(ABC):
         begins: Tensor | None,
     ) -> None:
         self.begins = begins
-        self.parts, self.filters, self.past, self.wide = parts, filters, past, filters[0].weight.dtype
+        self.parts, self.filters, self.past, self.wide = parts, filters, past, accumulate_dtype(parts[0].dtype)
         self.batch, self.seq, self.heads = len(parts[0]), parts[0].shape[1] - past, heads
         self.G, self.r, self.n, self.p = self.batch * groups, heads // groups, state, each
         self.bounds = [(low, min(low + chunk, self.seq)) for low in range(0, self.seq, chunk)]
@@ -111,10 +113,11 @@ class ChunkedScan(ABC):
             d_state = self.back(low, high, before[i], wrote, g[:, low:high], d_state)
         more, gates = self.finished()
         dtype = self.parts[0].dtype
-        weights, biases = zip(*(of.as_given(dtype) for of in self.d_filters), strict=True)
+        filters = [of.as_given(dtype) for of in self.d_filters]
+        weights, biases = ([of[i] for of in filters] for i in range(2))
         return [*self.d_parts, *more], [*weights, *biases, *(gate.to(dtype) for gate in gates)]
 
-    # Layouts; views but for the first three.
+    # Layouts; views but for the first four.
 
     def per_head(self, numbers: Tensor) -> Tensor:
         """Turn (batch, seq, heads) into (G r, seq)."""
@@ -126,10 +129,14 @@ class ChunkedScan(ABC):
         turned = self.parts[0].new_empty(self.batch, numbers.shape[1], self.heads)
         return turned.copy_(numbers.unflatten(0, (self.batch, -1)).transpose(1, 2))
 
+    def token_first(self, y: Tensor) -> Tensor:
+        """Turn (batch, n, channels) into (n, batch, channels)."""
+        turned = y.new_empty(y.shape[1], self.batch, y.shape[2], dtype=self.wide)
+        return turned.copy_(y.transpose(0, 1))
+
     def chunk_of(self, y: Tensor) -> Tensor:
         """Turn (batch, n, channels) into (n, G, r, p)."""
-        turned = y.new_empty(y.shape[1], self.batch, y.shape[2], dtype=self.wide)
-        return turned.copy_(y.transpose(0, 1)).view(-1, self.G, self.r, self.p)
+        return self.token_first(y).view(-1, self.G, self.r, self.p)
 
     def token_numbers(self, numbers: Tensor) -> Tensor:
         """View (G r, n) as (n, G, r, 1)."""
@@ -154,7 +161,9 @@ class ChunkedScan(ABC):
     # What both do.
 
     def convolved(self, low: int, high: int) -> list[Convolved]:
-        """Return the convolution of tokens low..high of every part."""
+        """Return the convolution of tokens low..high of every part, without filters these themselves."""
+        if not self.filters:
+            return [(x, x) for x in (self.token_first(part[:, low:high]) for part in self.parts)]
         begins = self._begins_first(low, high)
         low, high = low + self.past, high + self.past
         seen = [f.seen(part, low, high) for f, part in zip(self.filters, self.parts, strict=True)]
@@ -176,8 +185,12 @@ class ChunkedScan(ABC):
         turned = torch.empty_like(pre)
         turned.view(d.shape).copy_(d)
         d_pre = torch.ops.aten.silu_backward(turned, pre)
-        into, sums = self.d_parts[part], self.d_filters[part]
-        self.filters[part].backward(seen, d_pre, low, high, into, sums, self._begins_first(low, high))
+        if not self.filters:
+            self.d_parts[part][:, low:high].copy_(d_pre.transpose(0, 1))
+            return
+        of = self.filters[part]
+        d_seen = of.backward(seen, d_pre, self.d_filters[part], self._begins_first(low, high))
+        of.add_seen(self.d_parts[part], d_seen, low, high)
 
     def decays(self, log: Tensor, begins: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
         """Return the decays from each token to the chunk's end and from its start to each, (G r, n), and over it,
@@ -208,25 +221,45 @@ def _cut(x: Tensor, dim: int, *sizes: int) -> Tensor:
     return out
 
 
-Make = Callable[[Sequence[Tensor], Sequence[Any], Tensor | None], ChunkedScan]
-"""(parts, parameters, begins) -> the recurrence over them."""
+class Rule(Protocol):
+    """Sizes of one rank's part of a recurrence."""
+
+    def over(
+        self,
+        parts: Sequence[Tensor],
+        filters: Sequence[Filter],
+        gates: Sequence[Tensor],
+        past: int = 0,
+        begins: Tensor | None = None,
+    ) -> ChunkedScan:
+        """Return the recurrence over projected parts, of which the first are convolved, or all where there are no
+        filters. `past`, `begins`: as ChunkedScan."""
+        ...
 
 
 class _Scan(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, make: Make, parts: int, owners: Owners, places: Places, begins: Tensor | None, *tensors: Tensor
+        ctx: Any,
+        rule: Rule,
+        parts: int,
+        filters: int,
+        owners: Owners,
+        places: Places,
+        begins: Tensor | None,
+        *tensors: Tensor,
     ) -> Tensor:
-        ctx.make, ctx.parts, ctx.owners, ctx.places = make, parts, owners, places
+        ctx.rule, ctx.parts, ctx.filters, ctx.owners, ctx.places = rule, parts, filters, owners, places
         ctx.save_for_backward(begins, *tensors)
-        return make(tensors[:parts], own_rows(tensors[parts:], places), begins).run()[0]
+        return _over(rule, tensors[:parts], own_rows(tensors[parts:], places), filters, begins).run()[0]
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, g: Tensor) -> Any:
         begins, *tensors = ctx.saved_tensors
         parts, parameters = tensors[: ctx.parts], tensors[ctx.parts :]
-        d_parts, d_own = ctx.make(parts, own_rows(parameters, ctx.places), begins).gradients(g)
+        own = own_rows(parameters, ctx.places)
+        d_parts, d_own = _over(ctx.rule, parts, own, ctx.filters, begins).gradients(g)
         d_parameters = all_rows(d_own, parameters, ctx.places)
         deferred = deferred_weight_grads.now(ctx.owners)
         if deferred is not None:
@@ -234,22 +267,34 @@ class _Scan(torch.autograd.Function):
             for owner, gradient in zip(ctx.owners, given, strict=True):
                 deferred.deliver_later(owner, gradient)
             d_parameters = [None] * len(parameters)
-        return None, None, None, None, None, *d_parts, *d_parameters
+        return None, None, None, None, None, None, *d_parts, *d_parameters
 
 
-def scanned(
-    make: Make,
+def _over(
+    rule: Rule, parts: Sequence[Tensor], parameters: Sequence[Any], filters: int, begins: Tensor | None
+) -> ChunkedScan:
+    wide, biases = accumulate_dtype(parts[0].dtype), parameters[filters : 2 * filters]
+    own = [Filter.of(*each, wide) for each in zip(parameters[:filters], biases, strict=True)]
+    return rule.over(parts, own, parameters[2 * filters :], 0, begins)
+
+
+def scan(
+    rule: Rule,
     parts: Sequence[Tensor],
-    parameters: Sequence[Tensor | None],
-    places: Places,
-    begins: Tensor | None,
+    filters: Sequence[Tensor] = (),
+    biases: Sequence[Tensor | None] = (),
+    gates: Sequence[Tensor] = (),
+    places: Places = (),
+    begins: Tensor | None = None,
 ) -> Tensor:
-    """Return y, (batch, seq, channels), of whole sequences. `parameters`: filters, their biases, gates; `places`: the
-    rows of these that the parts belong to. Keeps parts and parameters, nothing else."""
+    """Return y, (batch, seq, channels), of the projected parts of whole sequences. `filters`, `biases`: of the parts
+    that are convolved, in order; `places`: the rows of filters, biases and gates that the parts belong to; `begins`
+    (batch, seq): the place of each token in its document. Keeps parts and parameters, nothing else."""
+    parameters = (*filters, *(biases or [None] * len(filters)), *gates)
     # Through views, as in model_parallel/tensor.py, so that gradients arrive in order.
     views = [None if p is None else p.view_as(p) for p in parameters]
     owners = deferred_weight_grads.owners(*parameters)
-    return _Scan.apply(make, len(parts), owners, places, begins, *parts, *views)  # type: ignore[no-any-return]
+    return _Scan.apply(rule, len(parts), len(filters), owners, places, begins, *parts, *views)  # type: ignore[no-any-return]
 
 
 def softplus(numbers: Tensor, bias: Tensor) -> Tensor:

@@ -1,5 +1,6 @@
 """A causal convolution of each channel over the last tokens, a slice of tokens at a time: what a recurrence reads,
-before SiLU. Plain functions, forward and backward, for autograd functions that keep only the convolution's input.
+before SiLU, and short convolutions. Plain functions, forward and backward, for autograd functions that keep only the
+convolution's input.
 
     x       (batch, seq, channels)
     weight  (channels, taps); the last tap is the token itself
@@ -38,7 +39,8 @@ class Filter:
         return len(self.weight) - 1
 
     def seen(self, x: Tensor, low: int, high: int) -> Tensor:
-        """Return tokens low..high of x and the `early` ones before them; before the first token there are zeros."""
+        """Return tokens low..high of x and the `early` ones before them, (early + tokens, batch, channels); before
+        the first token there are zeros."""
         start = max(low - self.early, 0)
         missing = self.early - (low - start)
         seen = self.weight.new_empty(self.early + high - low, len(x), x.shape[2])
@@ -56,18 +58,8 @@ class Filter:
             out.addcmul_(_inside(seen[self.early - back : len(seen) - back], begins, back), self.weight[-1 - back])
         return out
 
-    def backward(
-        self,
-        seen: Tensor,
-        g: Tensor,
-        low: int,
-        high: int,
-        d_x: Tensor,
-        d: FilterGradient,
-        begins: Tensor | None = None,
-    ) -> None:
-        """Add the gradients of x and of the filter to `d_x`, like x, and `d`. g: of what `forward` returned of tokens
-        low..high."""
+    def backward(self, seen: Tensor, g: Tensor, d: FilterGradient, begins: Tensor | None = None) -> Tensor:
+        """Return the gradient of `seen`, and add the filter's to `d`. g: of what `forward` returned."""
         if d.bias is not None:
             d.bias.add_(g.sum((0, 1)))
         d_seen = torch.zeros_like(seen)
@@ -75,6 +67,10 @@ class Filter:
             rows, of = slice(self.early - back, len(seen) - back), _inside(g, begins, back)
             d.weight[-1 - back] += (seen[rows] * of).sum((0, 1))
             d_seen[rows].addcmul_(of, self.weight[-1 - back])
+        return d_seen
+
+    def add_seen(self, d_x: Tensor, d_seen: Tensor, low: int, high: int) -> None:
+        """Add the gradient of what `seen` returned to that of x."""
         start = max(low - self.early, 0)
         d_x[:, start:high] += d_seen[self.early - (low - start) :].transpose(0, 1)
 

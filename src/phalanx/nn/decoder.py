@@ -22,8 +22,9 @@ from phalanx.nn.mla import LatentAttention
 from phalanx.nn.mlp import MLP
 from phalanx.nn.moe import MoE
 from phalanx.nn.norms import make_norm
-from phalanx.nn.recurrence import GatedDeltaNet, Mamba, Recurrence
+from phalanx.nn.recurrence import RECURRENCES, PastMixer
 from phalanx.nn.rotary import rotary_table
+from phalanx.nn.short_conv import ShortConvolution
 from phalanx.runtime.autograd import deferred_weight_grads, recompute
 from phalanx.runtime.autograd.layer_comm import LayerComm
 from phalanx.runtime.autograd.windowed_attention import band_mask
@@ -37,7 +38,7 @@ from phalanx.schedule.layers.head import sliced, slices_over_ranks
 from phalanx.schedule.layers.windows import banded
 from phalanx.spec.model.blocks.block import Sublayer, products_of
 from phalanx.spec.model.blocks.lowering import architecture
-from phalanx.spec.model.blocks.operators import Attend, Rotary, Router, Scan
+from phalanx.spec.model.blocks.operators import Attend, Conv, Rotary, Router, Scan
 from phalanx.spec.model.spec import ModelSpec, chunks, units
 from phalanx.spec.strategy.spec import Recompute
 
@@ -53,8 +54,8 @@ class TokenFacts:
     """Added to the logits of attention, which without one is causal; with cp it is `lowest`, the first position that
     each query sees (runtime/model_parallel/context.py)."""
     places: Tensor | None = None
-    """(batch, seq), with cp of entire sequences: the place of each token in its document; None: recurrences do not
-    begin anew."""
+    """(batch, seq), for recurrences with cp of entire sequences: the place of each token in its document; None: it
+    has no beginning."""
     cache: Cache | None = None
 
 
@@ -62,7 +63,7 @@ class DecoderBlock(nn.Module):
     """A block as the model's architecture lists it: sublayers (attention, a recurrence, an MLP, experts), each with a
     norm before it, after it or both, added to the residual stream."""
 
-    attention: CausalAttention | GatedDeltaNet
+    attention: CausalAttention | PastMixer
     mlp: MLP | MoE
     norm1: nn.Module
     norm2: nn.Module
@@ -80,7 +81,9 @@ class DecoderBlock(nn.Module):
         block = architecture(spec).blocks[index]
         self.residual, self.unit, self.tp = block.residual, f"blocks.{index}", tp
         attend = block.first(Attend)
-        self.attends, self.scans, self.turns = (block.first(kind) is not None for kind in (Attend, Scan, Rotary))
+        self.attends, self.scans, self.filters, self.turns = (
+            block.first(kind) is not None for kind in (Attend, Scan, Conv, Rotary)
+        )
         self.window = None if attend is None else attend.window
         self.names = tuple(sublayer.name for sublayer in block.sublayers)
         for i, sublayer in enumerate(block.sublayers, start=1):
@@ -122,7 +125,7 @@ class DecoderBlock(nn.Module):
         """Return what a sublayer makes of the normed stream: with tp this rank's term of it."""
         if isinstance(mixer, CausalAttention):
             return mixer(x, known.angles, known.mask, known.cache, needed)
-        if isinstance(mixer, Recurrence):
+        if isinstance(mixer, PastMixer):
             return mixer(x, known.places, known.cache, needed)
         return mixer(x, needed)
 
@@ -151,7 +154,9 @@ def _sublayer(
     """Make the module of a sublayer."""
     scan = sublayer.first(Scan)
     if scan is not None:
-        return (Mamba if scan.kind == "ssd" else GatedDeltaNet)(spec, sublayer, block, tp, cp)
+        return RECURRENCES[scan.kind](spec, sublayer, block, tp, cp)
+    if sublayer.first(Conv) is not None:
+        return ShortConvolution(spec, sublayer, block, tp, cp)
     if sublayer.first(Attend) is not None:
         into = {out.name for out in products_of(sublayer)[0].y}  # what it makes of the block's input
         kind = Attention if "q" in into and "k" in into else FactorisedAttention if "k" in into else LatentAttention
@@ -347,12 +352,13 @@ class Decoder(nn.Module):
             # (seq, 1, rotary_width / 2), or with positions (batch, seq, 1, rotary_width / 2)
             angles = (self.cos[here].unsqueeze(-2), self.sin[here].unsqueeze(-2))
         masks = self._masks(x.new_empty(()).expand(tokens.shape), positions, blocks)
-        begins = None
-        if positions is not None and any(block.scans for block in blocks):
-            begins = positions if self.cp is None else self.cp.whole(positions)
+        begins = whole = None if positions is None else places
+        if positions is not None and self.cp is not None and any(block.scans for block in blocks):
+            whole = self.cp.whole(positions)
         for block in blocks:
             mask = masks[block.window] if block.attends else None
-            x = block(x, TokenFacts(angles if block.turns else None, mask, begins if block.scans else None))
+            of_block = whole if block.scans else begins if block.filters else None
+            x = block(x, TokenFacts(angles if block.turns else None, mask, of_block))
         return x if names[-1] != "head" else self.head(x, targets)
 
     def _generate(self, tokens: Tensor, x: Tensor | None, names: Sequence[str], cache: Cache) -> Tensor:

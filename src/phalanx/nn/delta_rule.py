@@ -21,15 +21,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, bmm
 
-from phalanx.nn.chunked import ChunkedScan, Convolved, scanned, softplus
-from phalanx.nn.convolution import Filter, Places
-from phalanx.nn.functional import accumulate_dtype
+from phalanx.nn.chunked import ChunkedScan, Convolved, softplus
+from phalanx.nn.convolution import Filter
 
 EPS = 1e-6
 """Added to the squared length of queries and keys."""
@@ -44,6 +42,17 @@ class DeltaRule:
     key_dim: int
     value_dim: int
     chunk: int
+
+    def over(
+        self,
+        parts: Sequence[Tensor],
+        filters: Sequence[Filter],
+        gates: Sequence[Tensor],
+        past: int = 0,
+        begins: Tensor | None = None,
+    ) -> ChunkedScan:
+        """As chunked.Rule."""
+        return _DeltaScan(self, parts, filters, gates, past, begins)
 
 
 @dataclass(frozen=True)
@@ -93,7 +102,7 @@ class _DeltaScan(ChunkedScan):
         convolved = self.convolved(low, high)
         q, k, v = (F.silu(pre) for _, pre in convolved)
         q, k = (part.view(high - low, self.G, self.n).transpose(0, 1) for part in (q, k))
-        of_q, of_k = (part.square().sum(-1, keepdim=True).add_(EPS).rsqrt_() for part in (q, k))
+        of_q, of_k = lengths(q), lengths(k)
         q, k = q * (of_q * self.n**-0.5), k * of_k
         v = self.headed(v.view(-1, self.G, self.r, self.p))
         log = (self.steps[:, low:high] * self.a.unsqueeze(-1)).cumsum(-1)
@@ -125,7 +134,7 @@ class _DeltaScan(ChunkedScan):
         """Return what the chunk's tokens write, (G r, n, p)."""
         system = self.shared(bmm(t.k, t.k.mT), t.within).mul_(t.beta)
         right = (t.v - self.read(t.k, state).mul_(t.since)).mul_(t.beta)
-        return _solved(system, right)
+        return solved(system, right)
 
     def step(self, low: int, high: int, state: Tensor, y: Tensor) -> Tensor:
         t = self.chunk(low, high)
@@ -151,7 +160,7 @@ class _DeltaScan(ChunkedScan):
         d_mixed = bmm(g, new.mT).tril_()
         # new = (I + A)⁻¹ R;  R = beta (v - exp(l) k S)
         system = self.shared(bmm(t.k, t.k.mT), t.within)
-        d_right = _solved(system * t.beta, d_new, turned=True)
+        d_right = solved(system * t.beta, d_new, turned=True)
         d_a = bmm(d_right, new.mT).tril_(-1).neg_()
         seen = self.read(t.k, state).mul_(t.since)
         d_seen = d_right * -t.beta
@@ -182,8 +191,8 @@ class _DeltaScan(ChunkedScan):
         self.d_alpha[:, low:high] = d_g.mul_(-torch.expm1(-steps))
         # Norms, SiLU and convolution.
         d_q.mul_(self.n**-0.5)
-        d_q = _through_length(d_q, t.q * self.n**0.5, t.lengths[0])
-        d_k = _through_length(d_k, t.k, t.lengths[1])
+        d_q = through_length(d_q, t.q * self.n**0.5, t.lengths[0])
+        d_k = through_length(d_k, t.k, t.lengths[1])
         d_v = self.of_heads(d_right.mul_(t.beta))
         self.convolved_back(low, high, t.convolved, (d_q.transpose(0, 1), d_k.transpose(0, 1), d_v))
         return before
@@ -198,53 +207,17 @@ class _DeltaScan(ChunkedScan):
         return [self.per_token(self.d_beta), self.per_token(self.d_alpha)], gates
 
 
-def _solved(a: Tensor, right: Tensor, turned: bool = False) -> Tensor:
+def solved(a: Tensor, right: Tensor, turned: bool = False) -> Tensor:
     """Return (I + A)⁻¹ R, or `turned` (I + Aᵀ)⁻¹ R; A is below the diagonal of `a`, whose other half is not read."""
     out: Tensor = torch.linalg.solve_triangular(a.mT if turned else a, right, upper=turned, unitriangular=True)
     return out
 
 
-def _through_length(g: Tensor, unit: Tensor, inverse: Tensor) -> Tensor:
+def lengths(x: Tensor) -> Tensor:
+    """Return 1 / |x| of the last dimension, (..., 1)."""
+    return x.square().sum(-1, keepdim=True).add_(EPS).rsqrt_()
+
+
+def through_length(g: Tensor, unit: Tensor, inverse: Tensor) -> Tensor:
     """Return the gradient of x from that of x / |x|: `unit`; `inverse`: 1 / |x|."""
     return (g - unit * (g * unit).sum(-1, keepdim=True)) * inverse
-
-
-def run(
-    s: DeltaRule,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    beta: Tensor,
-    alpha: Tensor,
-    filters: Sequence[Filter],
-    dt_bias: Tensor,
-    a_log: Tensor,
-    state: Tensor | None = None,
-    past: int = 0,
-    begins: Tensor | None = None,
-) -> tuple[Tensor, Tensor]:
-    """Return (y of the tokens after the first `past`, the state after the last). The first `past` tokens of q, k and
-    v are only seen by the convolution; beta and alpha have none for them. `state`: before the tokens; None: zeros.
-    `begins`: the place of each token in its document."""
-    return _DeltaScan(s, (q, k, v, beta, alpha), filters, (dt_bias, a_log), past, begins).run(state)
-
-
-def _of(s: DeltaRule, parts: Sequence[Tensor], parameters: Sequence[Tensor], begins: Tensor | None) -> ChunkedScan:
-    wide = accumulate_dtype(parts[0].dtype)
-    return _DeltaScan(
-        s, parts, [Filter.of(weight, None, wide) for weight in parameters[:3]], parameters[6:], 0, begins
-    )
-
-
-def scan(
-    s: DeltaRule,
-    parts: Sequence[Tensor],
-    filters: Sequence[Tensor],
-    gates: Sequence[Tensor],
-    places: Places = (),
-    begins: Tensor | None = None,
-) -> Tensor:
-    """Return y of `parts`, the projected q, k, v, beta and alpha of whole sequences; `filters`: of q, k and v;
-    `gates`: dt_bias and a_log; `places`: the rows of these parameters that the parts belong to; `begins` (batch,
-    seq): the place of each token in its document. Keeps the five parts and the parameters."""
-    return scanned(partial(_of, s), parts, (*filters, None, None, None, *gates), places, begins)

@@ -2,7 +2,7 @@
 document begins in between.
 
     begins  (batch, tokens): the place of each token in its document, from 0; None: all tokens are of one
-    decays  of batch x heads rows
+    decays  of batch x heads rows, the last two also of each channel, (.., channels)
 
 A token sees as many tokens of the chunk before it as its place in its document says, and what precedes the chunk if
 that is more than there are.
@@ -44,5 +44,6 @@ def across(decay: Tensor, begins: Tensor | None) -> Tensor:
 
 def _masked(decay: Tensor, stays: Tensor) -> Tensor:
     """Multiply the heads of every sequence, in place."""
-    decay.view(len(stays), -1, *decay.shape[1:]).mul_(stays.unsqueeze(1))
+    of_heads = decay.view(len(stays), -1, *decay.shape[1:])
+    of_heads.mul_(stays.unsqueeze(1).view(len(stays), 1, *stays.shape[1:], *[1] * (decay.dim() - stays.dim())))
     return decay

@@ -14,7 +14,8 @@ from phalanx.nn.functional import accumulate_dtype
 from phalanx.runtime.autograd import deferred_weight_grads
 from phalanx.schedule.event import Phase
 
-Gate = Literal["before", "after", "none"]
+Gate = Literal["before", "after", "sigmoid", "none"]
+"""What silu(z) multiplies: the norm's input, or its result, or there a sigmoid does."""
 Sum = Callable[[Tensor, Phase], Tensor]
 """Adds up the numbers (..., groups) of the ranks that share a group; the second argument is the pass."""
 
@@ -33,7 +34,7 @@ class _GatedRMSNorm(torch.autograd.Function):
         total: Any,
     ) -> Tensor:
         wide = accumulate_dtype(y.dtype)
-        open_ = None if z is None else F.silu(_wide(z, wide), inplace=True)
+        open_ = None if z is None else _opened(_wide(z, wide), gate, inplace=True)
         out = open_.mul_(y) if open_ is not None and gate == "before" else _wide(y, wide)
         normed = out.unflatten(-1, (groups, -1))
         squares = torch.linalg.vector_norm(normed, dim=-1, dtype=wide).square_()
@@ -42,7 +43,7 @@ class _GatedRMSNorm(torch.autograd.Function):
         r = squares.div_(width).add_(eps).rsqrt_()  # (..., groups)
         normed.mul_(r.unsqueeze(-1))
         _weighted(out, weight.to(wide))
-        if open_ is not None and gate == "after":
+        if open_ is not None and gate != "before":
             out.mul_(open_)
         ctx.save_for_backward(y, z, weight, r)
         ctx.rest = groups, gate, width, total
@@ -56,11 +57,11 @@ class _GatedRMSNorm(torch.autograd.Function):
         groups, gate, width, total = ctx.rest
         g, wide_weight = _wide(g, r.dtype), weight.to(r.dtype)
         wide_z = None if z is None else _wide(z, r.dtype)
-        open_ = None if wide_z is None else F.silu(wide_z)
+        open_ = None if wide_z is None else _opened(wide_z, gate)
         x_hat = y * open_ if gate == "before" else _wide(y, r.dtype)
         unit = x_hat.unflatten(-1, (groups, -1)).mul_(r.unsqueeze(-1))
         d_open: Tensor | None = None
-        if open_ is not None and gate == "after":
+        if open_ is not None and gate != "before":
             d_open = _weighted(x_hat.clone(), wide_weight).mul_(g)
             g.mul_(open_)
         d_weight: Tensor | None = (g * x_hat).view(-1, len(weight)).sum(0).to(weight.dtype)
@@ -75,13 +76,22 @@ class _GatedRMSNorm(torch.autograd.Function):
             g.mul_(open_)
         d_z: Tensor | None = None
         if d_open is not None:
-            torch.ops.aten.silu_backward.grad_input(d_open, wide_z, grad_input=d_open)
+            if gate == "sigmoid":
+                torch.ops.aten.sigmoid_backward.grad_input(d_open, open_, grad_input=d_open)
+            else:
+                torch.ops.aten.silu_backward.grad_input(d_open, wide_z, grad_input=d_open)
             d_z = torch.empty_like(y).copy_(d_open)
         deferred = deferred_weight_grads.now(ctx.owners)
         if deferred is not None:
             deferred.deliver_later(ctx.owners[0], d_weight)
             d_weight = None
         return torch.empty_like(y).copy_(g), d_z, d_weight, None, None, None, None, None
+
+
+def _opened(z: Tensor, gate: Gate, inplace: bool = False) -> Tensor:
+    if gate == "sigmoid":
+        return z.sigmoid_() if inplace else z.sigmoid()
+    return F.silu(z, inplace)
 
 
 def _wide(x: Tensor, dtype: torch.dtype) -> Tensor:
@@ -106,8 +116,8 @@ def gated_rms_norm(
     total: Sum | None = None,
 ) -> Tensor:
     """Return the RMS norm of y, (..., channels), over each of `groups` parts of the channels, with a gate: silu(z)
-    multiplies y before the norm (Mamba-2), or its result (gated delta net). Keeps y, z and one number for each token
-    and group.
+    multiplies y before the norm (Mamba-2), or its result (gated delta net), or sigmoid(z) does. Keeps y, z and one
+    number for each token and group.
 
     weight: (channels,), or (channels of a head,) for all heads. `ranks`: how many have a part of one group; `total`
     adds up their sums of squares, and backward their sums of products.

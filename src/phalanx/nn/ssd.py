@@ -19,15 +19,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, bmm
 
-from phalanx.nn.chunked import ChunkedScan, Convolved, scanned, softplus
-from phalanx.nn.convolution import Filter, Places
-from phalanx.nn.functional import accumulate_dtype
+from phalanx.nn.chunked import ChunkedScan, Convolved, softplus
+from phalanx.nn.convolution import Filter
 
 
 @dataclass(frozen=True)
@@ -39,6 +37,17 @@ class StateSpace:
     groups: int
     state: int
     chunk: int
+
+    def over(
+        self,
+        parts: Sequence[Tensor],
+        filters: Sequence[Filter],
+        gates: Sequence[Tensor],
+        past: int = 0,
+        begins: Tensor | None = None,
+    ) -> ChunkedScan:
+        """As chunked.Rule."""
+        return _StateSpaceScan(self, parts, filters, gates, past, begins)
 
 
 @dataclass(frozen=True)
@@ -162,44 +171,3 @@ class _StateSpaceScan(ChunkedScan):
     def finished(self) -> tuple[list[Tensor], list[Tensor]]:
         gates = (self.d_steps.sum(-1), self.d_a.mul_(self.a), self.d_skip)
         return [self.per_token(self.d_steps)], [gate.view(self.batch, -1).sum(0) for gate in gates]
-
-
-def run(
-    s: StateSpace,
-    x: Tensor,
-    b: Tensor,
-    c: Tensor,
-    dt: Tensor,
-    filters: Sequence[Filter],
-    dt_bias: Tensor,
-    a_log: Tensor,
-    d: Tensor,
-    state: Tensor | None = None,
-    past: int = 0,
-    begins: Tensor | None = None,
-) -> tuple[Tensor, Tensor]:
-    """Return (y of the tokens after the first `past`, the state after the last). The first `past` tokens of x, b and
-    c are only seen by the convolution; dt has none for them. `state`: before the tokens; None: zeros. `begins`: the
-    place of each token in its document."""
-    return _StateSpaceScan(s, (x, b, c, dt), filters, (dt_bias, a_log, d), past, begins).run(state)
-
-
-def _of(s: StateSpace, parts: Sequence[Tensor], parameters: Sequence[Tensor], begins: Tensor | None) -> ChunkedScan:
-    wide = accumulate_dtype(parts[0].dtype)
-    filters = [Filter.of(weight, bias, wide) for weight, bias in zip(parameters[:3], parameters[3:6], strict=True)]
-    return _StateSpaceScan(s, parts, filters, parameters[6:], 0, begins)
-
-
-def scan(
-    s: StateSpace,
-    parts: Sequence[Tensor],
-    filters: Sequence[Tensor],
-    biases: Sequence[Tensor | None],
-    gates: Sequence[Tensor],
-    places: Places = (),
-    begins: Tensor | None = None,
-) -> Tensor:
-    """Return y of `parts`, the projected x, b, c and dt of whole sequences; `filters`, `biases`: of x, b and c;
-    `gates`: dt_bias, a_log and d; `places`: the rows of these parameters that the parts belong to; `begins` (batch,
-    seq): the place of each token in its document. Keeps the four parts and the parameters."""
-    return scanned(partial(_of, s), parts, (*filters, *biases, *gates), places, begins)

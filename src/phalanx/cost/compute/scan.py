@@ -3,8 +3,9 @@
 Over ranks that share sequences each has whole sequences of a part of the heads (schedule/layers/context.py). FLOPs
 are of matrix products: forward, of a chunk of c tokens, K groups and H heads with states of n x p,
 
-    ssd     c² (2 n K + 2 p H) + c 4 n p H     scores; results inside the chunk; of the state: read, written
-    delta   c² (4 n K + 2 p H) + c 6 n p H     scores of keys and of queries; inside; seen, read, written
+    ssd, lightning   c² (2 n K + 2 p H) + c 4 n p H     scores; results inside the chunk; the state read, written
+    delta            c² (4 n K + 2 p H) + c 6 n p H     scores of keys and of queries; inside; seen, read, written
+    channel_delta    the same, with c (c - 1) / 2 for c² in the scores (schedule/layers/halves.py)
 
 and backward these again, then two for each. Triangular systems (delta) are solved outside of products and have none.
 Elements and kernels were counted in plain torch, where they fit the operands and results of all operations of drawn
@@ -23,9 +24,9 @@ from phalanx.spec.strategy.spec import Strategy
 
 
 class _Pass(NamedTuple):
-    """A pass of a recurrence. FLOPs: n K and p H for each pair of tokens of a chunk, n p H for each token and for
-    each one before the last chunk. Elements: p H and n K for each token, H and K for each pair, n p H for each
-    chunk."""
+    """A pass of a recurrence. FLOPs: n K and p H for each pair of tokens of a chunk (n K of channel_delta: for each
+    token and an earlier one), n p H for each token and for each one before the last chunk. Elements: p H and n K for
+    each token, H and K for each pair, n p H for each chunk."""
 
     flops: tuple[int, int, int, int]
     elements: tuple[int, int, int, int, int]
@@ -41,6 +42,14 @@ _PASSES = {
         _Pass((4, 2, 6, 0), (28, 24, 14, 2, 9), 45),
         _Pass((12, 6, 20, 0), (86, 107, 60, 9, 30), 158),
     ),
+    "lightning": (
+        _Pass((2, 2, 4, 0), (34, 0, 10, 0, 7), 29),
+        _Pass((6, 4, 8, 2), (89, 0, 21, 0, 15), 60),
+    ),
+    "channel_delta": (
+        _Pass((4, 2, 6, 0), (142, 0, 11, 0, 7), 118),
+        _Pass((14, 6, 18, 0), (512, 0, 39, 0, 23), 405),
+    ),
 }
 """Forward and backward by kind; delta with the norms of its queries and keys."""
 
@@ -49,17 +58,19 @@ def recurrence(op: Scan, tokens: Column, seq: int, e: int, s: Strategy, backward
     """Return the work of a pass of a recurrence over `tokens` of a rank. Raises InputError for kinds that are only
     described."""
     if op.kind not in _PASSES:
-        raise InputError("model.mixers", op.kind, "is a recurrence whose step is not priced yet", "use ssd or delta")
+        raise InputError(
+            "model.mixers", op.kind, "is a recurrence whose step is not priced yet", f"use {', '.join(_PASSES)}"
+        )
     row = _PASSES[op.kind][backward]
     heads, groups = op.y.dim.groups(s) // s.cp, max(1, op.groups.groups(s) // s.cp)
     sequences, chunks, (full, rest) = tokens * s.cp // max(seq, 1), -(-seq // op.chunk), divmod(seq, op.chunk)
     pairs, states = full * op.chunk**2 + rest**2, heads * op.y.dim.each * op.state
     of_head, of_group = heads * op.y.dim.each, groups * op.state
     scores, inside, state, before = row.flops
-    flops = (
-        pairs * (scores * of_group + inside * of_head)
-        + (seq * state + (full - (not rest)) * op.chunk * before) * states
-    )
+    scored = (pairs - seq) // 2 if op.kind == "channel_delta" else pairs
+    flops = (scored * scores * of_group + pairs * inside * of_head) + (
+        seq * state + (full - (not rest)) * op.chunk * before
+    ) * states
     by_head, by_group, head_pairs, group_pairs, by_state = row.elements
     elements = seq * (by_head * of_head + by_group * of_group) + chunks * by_state * states
     elements += pairs * (head_pairs * heads + group_pairs * groups)

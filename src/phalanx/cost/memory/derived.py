@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from phalanx.cost.memory.pass_sizes import PassSizes
+from phalanx.cost.memory.recurrence import WALKED
 from phalanx.spec.errors import InputError
 from phalanx.spec.model.blocks.block import Block, Sublayer
 from phalanx.spec.model.blocks.operators import (
@@ -20,8 +21,6 @@ from phalanx.spec.model.blocks.operators import (
 )
 
 _UNDERIVED = "has live bytes that are not derived yet"
-_UNKNOWN = ("silu_gate", "product")
-"""Activations whose live bytes are not known."""
 
 
 def require_derived(block: Block, p: PassSizes) -> None:
@@ -39,8 +38,8 @@ def require_derived(block: Block, p: PassSizes) -> None:
 
 def _unknown(op: Operator, s: Sublayer, p: PassSizes) -> bool:
     scan = s.first(Scan)
-    if scan is not None and not isinstance(op, Activate):
-        return scan.kind not in ("ssd", "delta")
+    if scan is not None or s.first(Conv) is not None:
+        return (op == scan and scan.kind not in WALKED) or (isinstance(op, Activate) and op.kind == "silu_gate")
     match op:
         case Norm():
             return bool(op.gate) or op.kind != "rms" or (op.spans > 1 and p.tp > 1)
@@ -49,11 +48,11 @@ def _unknown(op: Operator, s: Sublayer, p: PassSizes) -> bool:
             return keys or bool(op.compressed) or op.top is not None
         case Activate():
             gate = op.kind == "sigmoid_gate" and p.repeat == "selective"
-            return gate or op.kind in _UNKNOWN or (op.y.rows == "received" and op.kind not in GATED)
+            return gate or (op.y.rows == "received" and op.kind not in GATED)
         case Linear():
             names = [y.name for y in op.y]
             return "shared.scale" in names or ("k" in names and ("v" not in names or "q_down" in names))
         case Dispatch():
             return op.width != p.hidden
         case _:
-            return isinstance(op, (Conv, Index, Scan))
+            return isinstance(op, Index)

@@ -28,13 +28,14 @@ from phalanx.cost.memory.products import (
     rounded,
     weight_gradient,
 )
-from phalanx.cost.memory.recurrence import RecurrenceWalk
+from phalanx.cost.memory.recurrence import RecurrenceWalk, ShortConvWalk
 from phalanx.spec.model.blocks.block import Sublayer, products_of
 from phalanx.spec.model.blocks.operators import (
     GATED,
     Activate,
     Attend,
     Combine,
+    Conv,
     Dispatch,
     Expand,
     Linear,
@@ -57,7 +58,10 @@ class SublayerWalk:
         self.attend = s.first(Attend)
         self.added = next((op for op in products_of(s) if op.y[0].name == "y" and op.y[0].rows == "own"), None)
         self.experts = ExpertsWalk(p, s.shared) if s.first(Router) is not None else None
-        self.recurrence = RecurrenceWalk(p, s) if s.first(Scan) is not None else None
+        # What runs a recurrence or a short convolution, with all between its sublayer's products.
+        self.runs: Operator | None = s.first(Scan) or s.first(Conv)
+        of = RecurrenceWalk if s.first(Scan) is not None else ShortConvWalk
+        self.past = of(p, s) if self.runs is not None else None
         self.after, self.gate = s.after, next((op for op in s.operators if _gates(op)), None)
         self.late: Column = 0  # gradients that stay in a buffer with others
 
@@ -138,9 +142,9 @@ class SublayerWalk:
         if self.experts is not None and _of_experts(op):
             self._experts_forward(walk, self.experts, op, graph)
             return 0
-        if self.recurrence is not None and not isinstance(op, Linear):
-            if isinstance(op, Scan):
-                self.recurrence.forward(walk, graph)
+        if self.past is not None and not isinstance(op, Linear):
+            if op is self.runs:
+                self.past.forward(walk, graph)
             return 0
         match op:
             case Linear() if op.x == "n":
@@ -240,9 +244,9 @@ class SublayerWalk:
         if self.experts is not None and _of_experts(op):
             self._experts_backward(walk, self.experts, op, whole)
             return
-        if self.recurrence is not None and not isinstance(op, Linear):
-            if isinstance(op, Scan):
-                self.recurrence.backward(walk, whole)
+        if self.past is not None and not isinstance(op, Linear):
+            if op is self.runs:
+                self.past.backward(walk, whole)
             return
         match op:
             case Linear() if op is self.added and p.sp:
@@ -340,7 +344,8 @@ class SublayerWalk:
     def weights(self, walk: Walk) -> None:
         """Walk W: the gradients of weights."""
         p = self.p
-        norms = [op for op in self.operators if isinstance(op, Norm) and op.y.name == op.x and not op.gate]
+        inside = () if self.past is not None else self.operators
+        norms = [op for op in inside if isinstance(op, Norm) and op.y.name == op.x and not op.gate]
         norms += [self.after] if self.after is not None else []
         walk.free(sum(_weights(p, op) for op in norms))
         for op in reversed(self.operators):
@@ -355,8 +360,8 @@ class SublayerWalk:
                         self.experts.router_weights(walk)
                     elif op.x != "rows":
                         self.experts.weights(walk)
-                case Scan() if self.recurrence is not None:
-                    walk.free(self.recurrence.weights)
+                case _ if op is self.runs and self.past is not None:
+                    walk.free(self.past.weights)
                 case Linear() if op.x == "n":
                     columns_weights(p, walk, op)
                 case Linear():

@@ -184,6 +184,21 @@ _QWEN3_5 = replace(
         joined=_QWEN3_5_DELTA,
     ),
 )
+_LFM2 = replace(
+    _LLAMA,
+    outside=_LLAMA.outside | {"head.norm": "embedding_norm"},
+    inside=_LLAMA.inside
+    | {"norm1": "operator_norm", "norm2": "ffn_norm", "attention.o": "self_attn.out_proj", "conv.o": "conv.out_proj"}
+    | {f"attention.{part}_norm": f"self_attn.{part}_layernorm" for part in "qk"}
+    | {f"mlp.{part}": f"feed_forward.w{n}" for part, n in (("gate", 1), ("up", 3), ("down", 2))}
+    | {"mlp.router": "feed_forward.gate"}
+    | {f"mlp.experts.{part}": f"feed_forward.experts.*.w{n}" for part, n in (("gate", 1), ("up", 3), ("down", 2))},
+    joined=(
+        Joined("conv.in_proj", tuple(f"conv.{part}" for part in "bcx")),
+        Joined("conv.conv", ("conv.conv.x",)),
+    ),
+    balance="feed_forward.expert_bias",
+)
 NAMINGS = {
     "llama": _LLAMA,
     "mistral": _LLAMA,
@@ -294,7 +309,8 @@ NAMINGS = {
         ("granitemoe", "granitemoeshared", "granitemoehybrid"),
         replace(_LLAMA, inside=_LLAMA.inside | _GRANITE | _MAMBA, joined=(*_OF_GRANITE, *_OF_MAMBA)),
     ),
-    # Recurrences.
+    # Convolutions and recurrences.
+    **dict.fromkeys(("lfm2", "lfm2_moe"), _LFM2),
     "bamba": replace(
         _LLAMA,
         outside=_LLAMA.outside | {"head.norm": "final_layernorm"},

@@ -57,6 +57,7 @@ from phalanx.spec.model.blocks.lowering import block_of
 from phalanx.spec.model.blocks.operators import (
     Attend,
     Combine,
+    Conv,
     Dispatch,
     Linear,
     Norm,
@@ -65,7 +66,7 @@ from phalanx.spec.model.blocks.operators import (
     Scan,
 )
 from phalanx.spec.model.spec import ModelSpec
-from phalanx.spec.strategy.spec import Recompute, Strategy
+from phalanx.spec.strategy.spec import Recompute, Strategy, pieces
 from phalanx.spec.strategy.split import Split, partial
 
 
@@ -269,6 +270,11 @@ class _BlockPass:
         match op:
             case Attend() | Scan():
                 return (CoreRuns(way, op, sublayer),)
+            case Conv() if self.s.cp > 1 and sublayer.first(Scan) is None:
+                # The last tokens of every rank's pieces, or their gradients (runtime/model_parallel/halo.py).
+                rows = self.tokens * self.s.cp // self.job.seq * pieces(self.s.ring, self.s.ulysses) * self.s.cp
+                width = sum(dim.here(self.s) for dim in op.channels)
+                return (self._of_compute("all_gather", rows * (op.taps - 1) * width, "cp"),)
             case Norm() if op.inside and op.spans > op.y.dim.groups(self.s):
                 numbers = self.tokens * (op.y.dim.count // op.spans)
                 return (LayerMessage("all_reduce", self._wide, numbers * DTYPE_BYTES[self._wide]),)

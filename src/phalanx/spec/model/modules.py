@@ -12,7 +12,7 @@ from phalanx.spec.model.spec import ModelSpec
 
 ACTIVATIONS = ("swiglu", "geglu", "gelu", "gelu_tanh", "relu2")
 """Of MLPs; experts have the first and the last."""
-RECURRENCES = ("ssd", "delta")
+RECURRENCES = ("ssd", "delta", "channel_delta", "lightning")
 
 
 def require_modules(spec: ModelSpec, cp: int = 1) -> None:
@@ -49,9 +49,9 @@ def _missing(spec: ModelSpec, s: Sublayer) -> Iterator[str]:
     scan, attend, rotary = s.first(Scan), s.first(Attend), s.first(Rotary)
     if scan is not None and scan.kind not in RECURRENCES:
         yield f"the recurrence {scan.kind}"
-    if scan is not None and not any(isinstance(op, Norm) and op.gate for op in s.operators):
+    if scan is not None and not any(isinstance(op, Norm) and op.y.name == "o" for op in s.operators):
         yield "a recurrence without a norm of its result"
-    if scan is None and attend is None and s.name not in ("mlp", "experts"):
+    if scan is None and attend is None and s.name not in ("mlp", "experts", "conv"):
         yield f"the sublayer {s.name}"
     if s.first(Router) is not None and spec.activation not in (ACTIVATIONS[0], ACTIVATIONS[-1]):
         yield f"experts with the activation {spec.activation}"

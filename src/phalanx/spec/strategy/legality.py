@@ -23,7 +23,7 @@ from phalanx.spec.model.blocks.lowering import architecture
 from phalanx.spec.model.blocks.operators import Attend, Conv, Dim, Scan
 from phalanx.spec.model.spec import ModelSpec
 from phalanx.spec.strategy import compressors
-from phalanx.spec.strategy.spec import AXES, Strategy, divisors, format_field
+from phalanx.spec.strategy.spec import AXES, Strategy, divisors, format_field, pieces
 from phalanx.spec.strategy.split import require_split
 
 
@@ -44,9 +44,10 @@ def require_context(spec: ModelSpec, seq: int, s: Strategy) -> None:
         for scan in block.all(Scan):
             _require_parts(scan.y.dim, "cp", s)
             _require_parts(scan.groups, "cp", s, copies=scan.groups.copies)
-        if block.first(Conv) is not None and block.first(Scan) is None:
-            reason = "cuts sequences whose tokens a convolution sees, and nothing sends them"
-            raise InputError("strategy.cp", s.cp, reason, "use cp=1")
+        conv, tokens = block.first(Conv), seq // s.cp // pieces(s.ring, s.ulysses)
+        if conv is not None and block.first(Scan) is None and tokens < conv.taps - 1:
+            reason = f"leaves pieces of {tokens} tokens, and a convolution sees {conv.taps - 1} before each"
+            raise InputError("strategy.cp", s.cp, reason, "use a smaller cp, or longer sequences")
 
 
 def _require_parts(heads: Dim, field: Literal["ulysses", "cp"], s: Strategy, copies: bool = False) -> None:

@@ -254,6 +254,12 @@ def value(text: str) -> Any:
     return text
 
 
+def pieces(ring: int, ulysses: int) -> int:
+    """Return the pieces of neighbouring tokens, all of one length, that a rank has of a sequence (schedule/layers/
+    context.py)."""
+    return 2 if ring > 1 and ulysses % 2 else 1
+
+
 def divisors(n: int) -> list[int]:
     """Return all divisors of n >= 1, ascending."""
     low = [d for d in range(1, math.isqrt(n) + 1) if n % d == 0]
