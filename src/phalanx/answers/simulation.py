@@ -1,26 +1,33 @@
-"""A step whose ranks are not equally fast: what slow ranks and jitter cost, and who waits for whom."""
+"""A disturbed step: what slow ranks, slow links, jitter and a kill cost, and who waits for whom."""
 
 from __future__ import annotations
 
-import math
-import re
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from importlib import import_module
 from typing import Unpack
 
 import numpy as np
 
 from phalanx.answers.answer import Answer
+from phalanx.answers.disturbances import Kill, factors, jitter_of, kill_in, ranks_in, slow_links
 from phalanx.answers.prediction import UnevenLengths, uneven_steps
 from phalanx.answers.question.query import QueryFields, Source, query_of
 from phalanx.answers.question.question import Premises, Question, read
-from phalanx.planning.stragglers import DelayedStep, Floats, PricedPipelines
+from phalanx.planning.stragglers.own import own_pipelines
+from phalanx.planning.stragglers.pipelines import DelayedStep, Floats, RunnablePipelines
+from phalanx.planning.stragglers.priced import priced_pipelines
+from phalanx.planning.stragglers.timelines import SimulatedRank, classes, count_of_spans, timelines
 from phalanx.spec.errors import InputError
 from phalanx.spec.strategy.mesh import mesh
 from phalanx.spec.strategy.spec import Strategy
 
 _DRAWS = 8
 """Steps of which jitter is the mean."""
-_SLOW = re.compile(r"(?:(rank|node)=)?(\d+):([\d.]+)")
+_MOST_SPANS = 200_000
+"""Of a trace that a browser still opens."""
+_MOST_RANKS = 64
+"""Of a trace whose ranks are not named."""
 
 
 @dataclass(frozen=True)
@@ -43,6 +50,39 @@ class Wait:
     gpu_s: float
     share: float
     """Of all that is lost."""
+
+
+@dataclass(frozen=True)
+class Restart:
+    """What a kill costs with one kind of restart."""
+
+    kind: str
+    detect_s: float
+    """Until it is known."""
+    restart_s: float
+    """From then until the checkpoint is loaded, a wait for a spare included."""
+    again_s: float
+    """Work done again: since the last durable save, on average, and of this step."""
+    gpu_hours: float
+    """Of all ranks."""
+
+
+@dataclass(frozen=True)
+class KilledStep:
+    """A kill within a step."""
+
+    what: str
+    at_s: float
+    """Seconds into the step."""
+    stopped_ranks: int
+    """Ranks that stop at once: they meet the dead one inside layers."""
+    all_stopped_s: float
+    """Until all ranks wait, at most."""
+    interval_s: float
+    """Work between saves."""
+    restarts: tuple[Restart, ...]
+    taken: tuple[str, ...]
+    """What was not given, with its source."""
 
 
 @dataclass(frozen=True)
@@ -69,64 +109,109 @@ class SimulatedStep(Answer):
     delayed_pipelines: int
     """Pipelines that end later than undisturbed."""
     lengths: UnevenLengths | None = None
+    killed: KilledStep | None = None
 
 
 def simulate(
     source: Source = None,
     *,
     slow: str = "",
+    slow_link: str = "",
+    kill: str = "",
     jitter: str | float = 0.0,
     seed: int = 0,
     lengths: str | None = None,
     **fields: Unpack[QueryFields],
 ) -> SimulatedStep:
-    """Run a priced step with ranks that are slower. `slow`: `rank=37:1.3` takes 1.3 times as long, `node=4:1.1` is
-    all ranks of a node, several by commas; `jitter`: `2%` or 0.02 of each rank's time; `lengths`: as in predict.
-    Raises InputError."""
-    return simulation_of(read(query_of(source, fields)), slow, jitter, seed, lengths)
+    """Run a priced step that is disturbed. `slow`: `rank=37:1.3` takes 1.3 times as long, `node=4:1.1` is all ranks
+    of a node, several by commas; `slow_link`: `nic=37:0.5` has half of its rate, `node=4:0.5` all links of a node,
+    `tier=NAME:0.5` a tier; `kill`: `rank=37@40%` of the step, `node=4@2.5s`; `jitter`: `2%` or 0.02 of each rank's
+    time; `lengths`: as in predict. Raises InputError."""
+    question = read(query_of(source, fields))
+    if lengths is None:
+        return Simulation(question, slow, slow_link, jitter, seed, kill).answer
+    if slow or slow_link or kill or jitter_of(jitter):
+        raise InputError("lengths", lengths, "is simulated alone", "leave out what else disturbs the step")
+    return of_lengths(question, lengths, seed)
 
 
-def simulation_of(
-    question: Question, slow: str = "", jitter: str | float = 0.0, seed: int = 0, lengths: str | None = None
-) -> SimulatedStep:
-    """Run the step of a question's strategy with ranks that are slower, or with unequal sequences. Raises
-    InputError."""
-    if lengths is not None:
-        if slow or _share(jitter):
-            reason = "and slow ranks are simulated one at a time"
-            raise InputError("lengths", lengths, reason, "leave slow and jitter out, or lengths")
-        return _of_lengths(question, lengths, seed)
-    if question.exact is not None:
-        remedy = "name --model, --cluster, --gpus, --batch, --seq and --strategy"
-        raise InputError("source", question.about, "is priced exactly, which is not simulated yet", remedy)
-    x = question.subject
-    pipelines = PricedPipelines(x.pricing, x.strategy)
-    world = x.strategy.world
-    factor = _factors(slow, world, x.pricing.cluster.ranks_per_node)
-    sigma = _share(jitter)
-    random = np.random.default_rng(seed)
-    draws = [factor * np.exp(sigma * random.standard_normal(world)) for _ in range(_DRAWS if sigma else 1)]
-    steps = [pipelines.delayed(draw) for draw in draws]
-    step_s = float(np.mean([step.step_s for step in steps]))
-    undisturbed_s = steps[0].undisturbed_s
-    lost = world * (step_s - undisturbed_s)
-    alone = float(pipelines.ends(np.ones((1, x.strategy.pp)))[0])
-    return SimulatedStep(
-        question=question.premises,
-        strategy=x.strategy,
-        undisturbed_s=undisturbed_s,
-        step_time_s=step_s,
-        slowdown=step_s / undisturbed_s,
-        lost_gpu_s=lost,
-        waits=tuple(_waits(steps, lost)),
-        slow=tuple(_slow_ranks(pipelines, x.strategy, factor)),
-        jitter=sigma,
-        pipelines=pipelines.lockstep.pipelines,
-        delayed_pipelines=int((steps[0].ends_s > alone * (1 + 1e-9)).sum()),
-    )
+class Simulation:
+    """A question's step with what disturbs it. Raises InputError."""
+
+    def __init__(
+        self,
+        question: Question,
+        slow: str = "",
+        slow_link: str = "",
+        jitter: str | float = 0.0,
+        seed: int = 0,
+        kill: str = "",
+    ) -> None:
+        self.question = question
+        exact, s = question.exact, question.strategy
+        assert s is not None
+        self.strategy, world = s, s.world
+        cluster = exact.cluster if exact else question.subject.pricing.cluster
+        self.kill = kill_in(kill, world, cluster.ranks_per_node) if kill else None
+        links = slow_links(slow_link, world, cluster)
+        if exact is None:
+            self.pipelines = priced_pipelines(question.subject.pricing, s, links)
+        elif links:
+            reason = "and the collectives of our own runtime are priced as they were measured, whole"
+            raise InputError("slow-link", slow_link, reason, "name a stack: --stack megatron-core")
+        else:
+            self.pipelines = own_pipelines(exact.model, cluster, exact.job, s)
+        self.factor = factors(slow, world, cluster.ranks_per_node)
+        self.jitter = jitter_of(jitter)
+        random = np.random.default_rng(seed)
+        count = _DRAWS if self.jitter else 1
+        self.draws = [self.factor * np.exp(self.jitter * random.standard_normal(world)) for _ in range(count)]
+        self.steps = [self.pipelines.delayed(draw) for draw in self.draws]
+
+    @property
+    def answer(self) -> SimulatedStep:
+        """What it costs, and who waits for whom."""
+        x, s, steps = self.pipelines, self.strategy, self.steps
+        step_s = float(np.mean([step.step_s for step in steps]))
+        undisturbed_s = steps[0].undisturbed_s
+        lost = s.world * (step_s - undisturbed_s)
+        return SimulatedStep(
+            question=self.question.premises,
+            strategy=s,
+            undisturbed_s=undisturbed_s,
+            step_time_s=step_s,
+            slowdown=step_s / undisturbed_s,
+            lost_gpu_s=lost,
+            waits=tuple(_waits(steps, lost)),
+            slow=tuple(_slow_ranks(x, s, self.factor)),
+            jitter=self.jitter,
+            pipelines=x.lockstep.pipelines,
+            delayed_pipelines=int((steps[0].ends_s > x.alone_s * (1 + 1e-9)).sum()),
+            killed=self._killed(self.kill) if self.kill else None,
+        )
+
+    def _killed(self, kill: Kill) -> KilledStep:
+        step, at = self.steps[0], self.pipelines.lockstep
+        at_s = kill.at * step.step_s if kill.is_share else kill.at
+        if at_s > step.step_s:
+            raise InputError("kill", f"{at_s:g}s", f"is after the end of the step, {step.step_s:.4g} s", "use 40%")
+        price: Callable[..., KilledStep] = import_module("phalanx.reliability.killed").killed  # a vertical: named
+        meet = at.pipeline * len(self.pipelines.busy_s) + at.stage
+        dead = meet[kill.first_rank : kill.first_rank + kill.ranks]
+        return price(self.question, kill, step.step_s, at_s, int(np.isin(meet, dead).sum()), float(step.ends_s.max()))
+
+    def timelines(self, ranks: str = "") -> Iterator[SimulatedRank]:
+        """Yield what these ranks do, such as `0-7,37`, or else one of each class. Raises InputError."""
+        x, step = self.pipelines, self.steps[0]
+        alike = classes(x, self.draws[0], step)
+        chosen = ranks_in(ranks, self.strategy.world) if ranks else tuple(alike)[:_MOST_RANKS]
+        if (spans := count_of_spans(x, chosen)) > _MOST_SPANS:
+            reason = f"are {len(chosen):,} ranks with {spans:,} spans: no browser draws them"
+            raise InputError("ranks", ranks or "all classes", reason, f"name fewer; {_MOST_SPANS:,} spans are drawn")
+        return timelines(x, step, chosen, alike)
 
 
-def _of_lengths(question: Question, line: str, seed: int) -> SimulatedStep:
+def of_lengths(question: Question, line: str, seed: int) -> SimulatedStep:
     """Run steps with unequal sequences; undisturbed is the step whose micro-batches are all the mean one."""
     steps = uneven_steps(question, line, seed)
     step = steps.step(steps.lengths.way, steps.lengths.balanced)
@@ -158,6 +243,10 @@ _WHERE = {
     "replicas_s": "other pipelines, before gradients are reduced",
     "update_s": "the slowest update",
 }
+_LINKS = {
+    "pp": "messages between stages over slow links: pp",
+    "dp": "gradients and parameters over slow links: dp",
+}
 
 
 def _waits(steps: list[DelayedStep], lost: float) -> list[Wait]:
@@ -166,12 +255,14 @@ def _waits(steps: list[DelayedStep], lost: float) -> list[Wait]:
         for name, where in _WHERE.items()
         if name != "turns_s"
     }
+    for axis in steps[0].links_s if any(steps[0].links_s.values()) else ():
+        sums[_LINKS.get(axis, f"inside layers over slow links: {axis}")] = steps[0].links_s[axis]
     rounding = 1e-9 * (abs(lost) + steps[0].undisturbed_s)
     sums = {where: seconds if abs(seconds) > rounding else 0.0 for where, seconds in sums.items()}
     return [Wait(where, seconds, seconds / lost if lost else 0.0) for where, seconds in sums.items()]
 
 
-def _slow_ranks(pipelines: PricedPipelines, s: Strategy, factor: Floats) -> list[SlowRank]:
+def _slow_ranks(pipelines: RunnablePipelines, s: Strategy, factor: Floats) -> list[SlowRank]:
     at, of = pipelines.lockstep, mesh(s)
     return [
         SlowRank(
@@ -182,30 +273,3 @@ def _slow_ranks(pipelines: PricedPipelines, s: Strategy, factor: Floats) -> list
         )
         for rank in np.flatnonzero(factor != 1)[:16].tolist()
     ]
-
-
-def _factors(slow: str, world: int, node: int) -> Floats:
-    """Return how much longer each rank takes, (world,). Raises InputError."""
-    factor = np.ones(world)
-    for word in filter(None, (part.strip() for part in slow.split(","))):
-        match = _SLOW.fullmatch(word)
-        if match is None or not 0 < (by := float(match[3])) < 1000:
-            raise InputError("slow", word, "is no rank and factor", "use rank=37:1.3 or node=4:1.1")
-        first, count = (int(match[2]) * node, node) if match[1] == "node" else (int(match[2]), 1)
-        if first >= world:
-            most = f"0 to {-(-world // node) - 1 if match[1] == 'node' else world - 1}"
-            raise InputError("slow", word, f"is outside of the {world} ranks of the strategy", f"use {most}")
-        factor[first : first + count] = by
-    return factor
-
-
-def _share(text: str | float) -> float:
-    """Read a share such as `2%` or 0.02. Raises InputError."""
-    word = str(text).strip()
-    try:
-        value = float(word.removesuffix("%")) / (100 if word.endswith("%") else 1)
-    except ValueError:
-        value = math.nan
-    if not 0 <= value <= 1:
-        raise InputError("jitter", text, "is no share of a rank's time", "use 2% or 0.02")
-    return value

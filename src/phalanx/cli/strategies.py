@@ -10,6 +10,7 @@ from phalanx.answers.question.query import Query
 from phalanx.cli.command import command
 from phalanx.cli.options import StepQuery
 from phalanx.cli.output import Display, show_notes
+from phalanx.cli.terminal import require_writable
 
 OPTIONS = """
 --lengths SOURCE+WAY: Lengths of documents: lognormal:1200,1.1 (mean, sigma) or a FILE with one a line; +padded,
@@ -58,23 +59,48 @@ def simulate(
     query: StepQuery,
     output: Annotated[Display, "json", "save", "assertions"],
     slow: str = "",
+    slow_link: str = "",
+    kill: str = "",
     jitter: str = "0",
     lengths: str | None = None,
     seed: int = 0,
+    trace: Path | None = None,
+    ranks: str = "",
 ) -> None:
-    """Run a strategy's step with ranks that are slower than the others, or with sequences of unequal lengths: how
-    much longer it takes, who waits for whom.
+    """Run a strategy's step with slow ranks, slow links, a kill or sequences of unequal lengths: how much longer it
+    takes, who waits for whom.
 
     Name a plan, or --model, --cluster, --gpus, --batch, --seq and --strategy.
 
     --slow rank=37:1.3,node=4:1.1: Ranks, or all ranks of nodes, and how many times as long they take.
+    --slow-link nic=37:0.5,node=4:0.5,tier=NAME:0.5: A rank's port, all links of a node or a tier, and the share of
+        their rate that they have.
+    --kill rank=37@40%|node=4@2.5s: A process or a node that dies in the step: what each kind of restart costs.
     --jitter 2%: How much each rank's time varies from step to step.
     --seed: Which variations to draw.
+    --trace FILE.json: Write what ranks do as a trace for Perfetto and chrome://tracing.
+    --ranks 0-7,37: Ranks of the trace; by default one of each class, those of the smallest classes first.
     """
+    from phalanx.answers.disturbances import jitter_of
     from phalanx.answers.question.question import read
-    from phalanx.answers.simulation import simulation_of
+    from phalanx.answers.simulation import Simulation, of_lengths
+    from phalanx.spec.errors import InputError
 
-    output.show(simulation_of(read(query), slow, jitter, seed, lengths))
+    require_writable("--trace", trace)
+    if ranks and trace is None:
+        raise InputError("ranks", ranks, "are those of a trace", "name its file: --trace step.json")
+    question = read(query)
+    if lengths is not None:
+        if slow or slow_link or kill or trace or jitter_of(jitter):
+            raise InputError("lengths", lengths, "is simulated alone", "leave out what else disturbs the step")
+        output.show(of_lengths(question, lengths, seed))
+        return
+    run = Simulation(question, slow, slow_link, jitter, seed, kill)
+    if trace is not None:
+        from phalanx.report.simulation import write_trace
+
+        write_trace(trace, run.timelines(ranks), run.strategy)
+    output.show(run.answer)
 
 
 def _show(

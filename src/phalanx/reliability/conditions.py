@@ -125,13 +125,17 @@ def trained_of(query: Query, checkpoint_bytes: float | None) -> tuple[TrainingJo
     from phalanx.answers.prediction import prediction_of
 
     question = read(query)
+    return trained_in(question, prediction_of(question).step_time_s, checkpoint_bytes), question
+
+
+def trained_in(question: Question, step_s: float, checkpoint_bytes: float | None) -> TrainingJob:
+    """Return the training of a question whose step is priced. Raises InputError."""
     exact, s = question.exact, question.strategy
     assert s is not None
-    step_s = prediction_of(question).step_time_s
     if exact is None:
-        return trained_on(question.pricing, s, step_s, checkpoint_bytes), question
+        return trained_on(question.pricing, s, step_s, checkpoint_bytes)
     bytes_ = _own_state_bytes(exact.model, exact.job) if checkpoint_bytes is None else checkpoint_bytes
-    return _trained(exact.job, exact.cluster, s, step_s, bytes_), question
+    return _trained(exact.job, exact.cluster, s, step_s, bytes_)
 
 
 def trained_on(p: Pricing, s: Strategy, step_s: float, checkpoint_bytes: float | None) -> TrainingJob:

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
 
-from phalanx.answers.simulation import SimulatedStep
+from phalanx.answers.simulation import KilledStep, SimulatedStep
+from phalanx.planning.stragglers.timelines import SimulatedRank
 from phalanx.planning.tables.table import Sheet, columns
 from phalanx.report.predict import heading
 from phalanx.report.style import seconds
 from phalanx.report.view import View
+from phalanx.spec.files.plan import write_json
+from phalanx.spec.strategy.mesh import mesh
+from phalanx.spec.strategy.spec import Strategy
 
 
 def view(a: SimulatedStep) -> View:
@@ -53,7 +59,37 @@ def view(a: SimulatedStep) -> View:
         rows = [(s.rank, s.factor, _place(s.coordinates), s.lockstep_ranks) for s in a.slow]
         heads = columns("rank [count] | times as long [number] | place | ranks at its pace [count]")
         parts.append(Sheet("slow ranks", heads, rows, charted=False))
-    return View([*parts, *_losses(a)], "simulate")
+    return View([*parts, *_losses(a), *_killed(a.killed)], "simulate")
+
+
+def _killed(k: KilledStep | None) -> Iterator[str | Sheet]:
+    if k is None:
+        return
+    rows = [(r.kind, *(f"{x:,.0f} s" for x in (r.detect_s, r.restart_s, r.again_s)), r.gpu_hours) for r in k.restarts]
+    stops = f"{k.stopped_ranks:,} ranks stop at once, all after at most {seconds(k.all_stopped_s)}"
+    heads = columns("restart | until it is known | until it works | work done again | GPU-hours [number]")
+    yield Sheet(f"{k.what} dies {seconds(k.at_s)} into the step: {stops}", heads, rows, charted=False)
+    yield "\n".join((f"saves every {k.interval_s:,.0f} s; assumed:", *(f"  {line}" for line in k.taken)))
+
+
+def write_trace(file: Path, ranks: Iterable[SimulatedRank], s: Strategy) -> None:
+    """Write what ranks do as a trace for Perfetto and chrome://tracing: a process for each rank, with a thread for
+    its work and one for its waits."""
+    of, events = mesh(s), list[dict[str, Any]]()
+    for r in ranks:
+        place = _place(of.coordinates(r.rank))
+        name = f"rank {r.rank} ({place})" + (f", {r.alike:,} ranks alike" if r.alike > 1 else "")
+        events.append({"ph": "M", "pid": r.rank, "name": "process_name", "args": {"name": name}})
+        for number, thread in enumerate(("works", "waits for")):
+            names = {"ph": "M", "pid": r.rank, "tid": number, "name": "thread_name", "args": {"name": thread}}
+            events.append(names)
+        for span in r.spans:
+            times = {"ts": span.start_s * 1e6, "dur": (span.stop_s - span.start_s) * 1e6}
+            args = {} if span.micro_batch is None else {"micro_batch": span.micro_batch}
+            events.append(
+                {"ph": "X", "pid": r.rank, "tid": int(span.waits), "name": span.name, **times, "args": args}
+            )
+    write_json(file, {"displayTimeUnit": "ms", "otherData": {"strategy": str(s)}, "traceEvents": events})
 
 
 def _losses(a: SimulatedStep) -> Iterator[Sheet]:

@@ -3,7 +3,7 @@ that got the long ones.
 
 A micro-batch takes, in each chunk, the sum over its documents of tokens x seconds a token at that length, which the
 stack's formulas give for documents of one length (option `document`). Ranks meet as where some are slow
-(planning/stragglers.py): after every micro-batch where parameters or experts are shared, else once a step. Pipelines
+(planning/stragglers/): after every micro-batch where parameters or experts are shared, else once a step. Pipelines
 run their schedule with each micro-batch's own seconds; of many micro-batches the first are run, and the rest counts
 as equally uneven. With equal documents a step is the predicted one.
 """
@@ -22,7 +22,7 @@ from phalanx.planning.lengths.packing import Floats, deal, first_fit
 from phalanx.planning.search.column_pricing import Pricing
 from phalanx.planning.search.refine import chunk_costs, refined
 from phalanx.planning.search.strategy_columns import of
-from phalanx.planning.stragglers import lockstep
+from phalanx.planning.stragglers.lockstep import lockstep
 from phalanx.schedule.pipeline.schedules import SCHEDULES
 from phalanx.schedule.pipeline.stages import rank_of
 from phalanx.spec.errors import InputError

@@ -1,0 +1,1 @@
+"""A step whose ranks or links are not equally fast."""
