@@ -183,7 +183,7 @@ def test_bad_input_is_one_line(tmp_path: Path, line: str, said: str) -> None:
 
 def test_lengths_and_slow_ranks_are_asked_alone(tmp_path: Path) -> None:
     words = ("simulate", *WORDS.split(), "tp=2,zero=1", "--lengths", "packed:8k", "--slow", "rank=1:2")
-    assert "one at a time" in error_of(tmp_path, *words)
+    assert "is simulated alone" in error_of(tmp_path, *words)
 
 
 def test_a_search_weighs_by_tokens_that_are_trained(tmp_path: Path) -> None:

@@ -14,7 +14,9 @@ from support.in_process_cli import error_of, phalanx
 from phalanx.cost.pipeline_time import Costs, price
 from phalanx.planning.lookup import cluster_named, model_named, pricing_by_gpus
 from phalanx.planning.search.column_pricing import Pricing
-from phalanx.planning.stragglers import PricedPipelines, lockstep
+from phalanx.planning.search.refine import chunk_costs, refined
+from phalanx.planning.stragglers.lockstep import lockstep
+from phalanx.planning.stragglers.priced import priced_pipelines
 from phalanx.schedule.gradients.sharding import sharding_of
 from phalanx.schedule.pipeline.schedules import build
 from phalanx.spec.strategy.spec import Strategy
@@ -39,10 +41,11 @@ def _pricing(s: Strategy, batch: int = 64, stack: str = "megatron-core") -> Pric
 @given(st.sampled_from(LINES), st.data())
 @settings(max_examples=30)
 def test_lost_time_is_the_sum_of_its_parts(s: Strategy, data: st.DataObject) -> None:
-    x = PricedPipelines(_pricing(s), s)
+    pricing = _pricing(s)
+    x = priced_pipelines(pricing, s)
     factor = np.ones(s.world)
     same = x.delayed(factor)
-    assert same.step_s == same.undisturbed_s == pytest.approx(x.priced.seconds, rel=1e-12)
+    assert same.step_s == same.undisturbed_s == pytest.approx(refined(pricing, [s])[0][0].seconds, rel=1e-12)
     for rank in data.draw(st.lists(st.integers(0, s.world - 1), min_size=1, max_size=4)):
         factor[rank] = data.draw(st.floats(1.01, 3.0))
     d = x.delayed(factor)
@@ -54,30 +57,36 @@ def test_lost_time_is_the_sum_of_its_parts(s: Strategy, data: st.DataObject) -> 
     assert slower.step_s > d.step_s
 
 
+def _makespan(pricing: Pricing, s: Strategy, stages: np.ndarray) -> float:
+    """The schedule of a pipeline with these factors of its stages, run one action at a time."""
+    c = chunk_costs(pricing, s, refined(pricing, [s])[0][1].blocks)
+    of_chunk = stages[np.arange(s.pp * s.virtual) % s.pp]
+    costs = Costs(*(np.array(p) * of_chunk for p in (c.forward, c.input_grad, c.weight_grad)))
+    m = s.accumulation(pricing.job)
+    return price(build(s.schedule, s.pp, m, s.virtual if s.virtual > 1 else None), costs).makespan
+
+
 @given(st.sampled_from([s for s in LINES if s.pp > 1]), st.data())
 @settings(max_examples=10)
 def test_a_pipeline_ends_when_its_actions_do(s: Strategy, data: st.DataObject) -> None:
     """The schedule run one action at a time: equal, however many micro-batches a rank has."""
     batch = data.draw(st.sampled_from([16, 64]))
-    x = PricedPipelines(_pricing(s, batch), s)
+    pricing = _pricing(s, batch)
+    x = priced_pipelines(pricing, s)
     stages = np.array([data.draw(st.floats(1, 2)) for _ in range(s.pp)])
-    assert x.costs is not None
-    of_chunk = stages[np.arange(s.pp * s.virtual) % s.pp]
-    costs = Costs(*(np.array(p) * of_chunk for p in (x.costs.forward, x.costs.input_grad, x.costs.weight_grad)))
-    whole = build(s.schedule, s.pp, x.micro_batches, s.virtual if s.virtual > 1 else None)
-    assert x.ends(stages[None])[0] == pytest.approx(price(whole, costs).makespan, rel=1e-9)
+    rows = np.broadcast_to(stages, (x.lockstep.pipelines, s.pp))
+    assert x.run(rows) == pytest.approx(_makespan(pricing, s, stages), rel=1e-9)
+    assert x.schedule(0, stages).makespan == pytest.approx(_makespan(pricing, s, stages), rel=1e-9)
 
 
 def test_a_slow_stage_sets_the_pace_late() -> None:
     """Of stages that hardly differ the slowest is felt after many micro-batches: more than the price runs."""
     s = next(s for s in LINES if s.virtual > 1)
-    x = PricedPipelines(_pricing(s, 64), s)
-    assert x.costs is not None
-    whole = build(s.schedule, s.pp, x.micro_batches, s.virtual)
+    pricing = _pricing(s, 64)
+    x = priced_pipelines(pricing, s)
     for stages in 1 + np.random.default_rng(0).random((30, s.pp)):
-        of_chunk = stages[np.arange(s.pp * s.virtual) % s.pp]
-        costs = Costs(*(np.array(p) * of_chunk for p in (x.costs.forward, x.costs.input_grad, x.costs.weight_grad)))
-        assert x.ends(stages[None])[0] == pytest.approx(price(whole, costs).makespan, rel=1e-9)
+        rows = np.broadcast_to(stages, (x.lockstep.pipelines, s.pp))
+        assert x.run(rows) == pytest.approx(_makespan(pricing, s, stages), rel=1e-9)
 
 
 def test_ranks_that_meet_inside_layers_are_one_pipeline() -> None:
@@ -98,15 +107,15 @@ def test_ranks_that_meet_inside_layers_are_one_pipeline() -> None:
 @pytest.mark.parametrize(("stack", "zero", "pipelines"), [("fsdp2", 3, 1), ("deepspeed", 3, 1), ("deepspeed", 1, 8)])
 def test_where_replicas_meet_is_the_stacks(stack: str, zero: int, pipelines: int) -> None:
     s = Strategy(dp=8, zero=zero)  # type: ignore[arg-type]
-    assert PricedPipelines(_pricing(s, stack=stack), s).lockstep.pipelines == pipelines
+    assert priced_pipelines(_pricing(s, stack=stack), s).lockstep.pipelines == pipelines
 
 
 def test_if_all_are_slow_passes_and_update_are(tmp_path: Path) -> None:
     s = LINES[1]
-    x = PricedPipelines(_pricing(s), s)
+    x = priced_pipelines(_pricing(s), s)
     d = x.delayed(np.full(s.world, 1.5))
     assert x.update_s > 0
-    assert d.step_s == pytest.approx(d.undisturbed_s + 0.5 * (x.run.makespan + x.update_s), rel=1e-12)
+    assert d.step_s == pytest.approx(d.undisturbed_s + 0.5 * (x.alone_s + x.update_s), rel=1e-12)
     assert (d.inside_s, d.replicas_s) == (0, 0)
 
 
@@ -144,6 +153,18 @@ def test_jitter_costs_the_slowest_of_many(tmp_path: Path) -> None:
         (("--slow", "rank=1:0"), "is no rank and factor"),
         (("--jitter", "much"), "is no share of a rank's time"),
         (("--jitter", "nan"), "is no share of a rank's time"),
+        (("--slow-link", "nic=3"), "is no link and share of its rate between 0 and 1; use nic=37:0.5"),
+        (("--slow-link", "nic=3:1.5"), "is no link and share of its rate between 0 and 1"),
+        (("--slow-link", "nic=16:0.5"), "is outside of the 16 ranks of the strategy; use 0 to 15"),
+        (("--slow-link", "tier=rope:0.5"), "names no tier of dgx-h100; one of "),
+        (("--kill", "rank=3"), "is no rank or node and moment of a step; use rank=37@40%"),
+        (("--kill", "rank=3@120%"), "is after the end of the step"),
+        (("--kill", "rank=3@90s"), "is after the end of the step"),
+        (("--kill", "node=2@1%"), "is outside of the 16 ranks of the strategy; use 0 to 1"),
+        (("--ranks", "3"), "belong to a trace; name its file: --trace step.json"),
+        (("--trace", "step.json", "--ranks", "3-99"), "is outside of the 16 ranks"),
+        (("--trace", "step.json", "--ranks", "5-3"), "goes backwards; use 3-5"),
+        (("--trace", "no/step.json"), "no"),
     ],
 )
 def test_a_mistake_is_one_line(tmp_path: Path, words: tuple[str, ...], said: str) -> None:

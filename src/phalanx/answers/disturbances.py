@@ -56,7 +56,7 @@ def factors(slow: str, world: int, node: int) -> npt.NDArray[np.float64]:
 
 def slow_links(line: str, world: int, cluster: ClusterSpec) -> tuple[SlowLink, ...]:
     """Read links at a share of their rate. Raises InputError."""
-    found = []
+    links = []
     for word in _words(line):
         match = _LINK.fullmatch(word)
         value = math.nan if match is None else _number(match[3])
@@ -69,7 +69,7 @@ def slow_links(line: str, world: int, cluster: ClusterSpec) -> tuple[SlowLink, .
             alike = [i for i, tier in enumerate(names) if tier.lower() == name.lower()]
             if not alike:
                 raise InputError("slow-link", word, f"names no tier of {cluster.name}", f"one of {', '.join(names)}")
-            found += [SlowLink("tier", i, value) for i in alike]
+            links += [SlowLink("tier", i, value) for i in alike]
             continue
         if not name.isdecimal():
             raise InputError("slow-link", word, "has no number", f"use {kind}=4:0.5")
@@ -78,8 +78,8 @@ def slow_links(line: str, world: int, cluster: ClusterSpec) -> tuple[SlowLink, .
         if kind == "nic" and (last.uplink_bandwidth_bytes_per_s_per_direction or len(cluster.tiers) == 1 < node):
             reason = "names a rank's own port, and here the ranks of a node share a link"
             raise InputError("slow-link", word, reason, f"name the node: node={int(name) // node}:{match[3]}")
-        found.append(SlowLink("nic" if kind == "nic" else "node", int(name), value))
-    return tuple(found)
+        links.append(SlowLink("nic" if kind == "nic" else "node", int(name), value))
+    return tuple(links)
 
 
 def kill_in(word: str, world: int, node: int) -> Kill:
@@ -100,7 +100,7 @@ def kill_in(word: str, world: int, node: int) -> Kill:
 
 def ranks_in(line: str, world: int) -> tuple[int, ...]:
     """Read ranks such as `0-7,37`. Raises InputError."""
-    found: list[int] = []
+    ranks: list[int] = []
     for word in _words(line):
         first, dash, last = word.partition("-")
         if not first.strip().isdecimal() or (dash and not last.strip().isdecimal()):
@@ -109,8 +109,8 @@ def ranks_in(line: str, world: int) -> tuple[int, ...]:
         if low > high:
             raise InputError("ranks", word, "goes backwards", f"use {high}-{low}")
         _require_inside("ranks", word, high, world, f"{world} ranks")
-        found += range(low, high + 1)
-    return tuple(dict.fromkeys(found))
+        ranks += range(low, high + 1)
+    return tuple(dict.fromkeys(ranks))
 
 
 def jitter_of(text: str | float) -> float:

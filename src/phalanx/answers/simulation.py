@@ -157,7 +157,7 @@ class Simulation:
         if exact is None:
             self.pipelines = priced_pipelines(question.subject.pricing, s, links)
         elif links:
-            reason = "and the collectives of our own runtime are priced as they were measured, whole"
+            reason = "is not simulated in the exact price of our own runtime, whose collectives are measured whole"
             raise InputError("slow-link", slow_link, reason, "name a stack: --stack megatron-core")
         else:
             self.pipelines = own_pipelines(exact.model, cluster, exact.job, s)

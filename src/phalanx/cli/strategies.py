@@ -79,7 +79,7 @@ def simulate(
     --jitter 2%: How much each rank's time varies from step to step.
     --seed: Which variations to draw.
     --trace FILE.json: Write what ranks do as a trace for Perfetto and chrome://tracing.
-    --ranks 0-7,37: Ranks of the trace; by default one of each class, those of the smallest classes first.
+    --ranks 0-7,37: Ranks of the trace; by default one of each class, the smallest classes first.
     """
     from phalanx.answers.disturbances import jitter_of
     from phalanx.answers.question.question import read
@@ -88,7 +88,7 @@ def simulate(
 
     require_writable("--trace", trace)
     if ranks and trace is None:
-        raise InputError("ranks", ranks, "are those of a trace", "name its file: --trace step.json")
+        raise InputError("ranks", ranks, "belong to a trace", "name its file: --trace step.json")
     question = read(query)
     if lengths is not None:
         if slow or slow_link or kill or trace or jitter_of(jitter):

@@ -3,7 +3,7 @@
 The groups of an axis communicate at once, each at one rate through all of its ports: a group of r ranks in a block
 leaves it through their r ports, each with its part of the data, and shares the block's uplink, where there is one,
 with the others. Rates are max-min fair: all grow alike until a link is full; its groups stop there, the others go on.
-A group's share is its rate over its rate with healthy links, at most 1; what others leave unused speeds nobody up.
+A group's share is its rate over its rate with healthy links, at most 1: what others leave unused makes none faster.
 """
 
 from __future__ import annotations

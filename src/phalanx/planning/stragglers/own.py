@@ -38,7 +38,7 @@ class OwnPipelines:
         return price(s, Costs(forward, inputs, weights, c.transfer, c.overhead, c.pace))
 
     def ends(self, factors: Floats) -> Floats:
-        """Return when pipelines have ended their passes and what they send beside them, (pipelines, pp) ->
+        """Return when pipelines have ended their passes and what they send outside of them, (pipelines, pp) ->
         (pipelines,)."""
         rows, place = np.unique(factors, axis=0, return_inverse=True)
         ends = [
@@ -70,7 +70,7 @@ def own_pipelines(model: ModelSpec, cluster: ClusterSpec, job: Job, s: Strategy)
         f, b = (float(x * factors[0] / m) for x in (p.forward_s, p.backward_s))
         return price(build("gpipe", 1, m), Costs([f], [b], [0.0]))
 
-    beside = p.step_time_s - passes
+    rest = p.step_time_s - passes
     return RunnablePipelines(
-        at, np.array([passes]), lambda f: passes * f[:, 0], scheduled, passes, beside, p.optimizer_s
+        at, np.array([passes]), lambda f: passes * f[:, 0], scheduled, passes, rest, p.optimizer_s
     )

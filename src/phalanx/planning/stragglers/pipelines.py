@@ -76,7 +76,7 @@ class RunnablePipelines:
     alone_s: float
     """When an undisturbed pipeline ends."""
     beside_s: float
-    """What a step takes beside its passes."""
+    """What a step takes in addition to its passes."""
     update_s: float
     delays: Delays = Delays()
 

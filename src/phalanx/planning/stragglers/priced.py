@@ -86,7 +86,7 @@ class PricedPipelines:
         uneven = (factor.min(axis=1) < factor.max(axis=1)) | (even < speed.max(axis=1))
         if uneven.any():
             run = self._makespans(factor[uneven], speed[uneven], _UNEVEN_ROUNDS)
-            # Rounds of equal stages are extrapolated: never shorter than those of the fastest ones.
+            # Rounds of equal stages are extrapolated: a pipeline is never faster than its fastest stages.
             healthy = speed[uneven].min(axis=1) == 0
             ends[uneven] = np.where(healthy, np.maximum(run, ends[uneven]), run)
         return np.asarray(ends[place.reshape(-1)])
@@ -137,6 +137,7 @@ def priced_pipelines(pricing: Pricing, s: Strategy, slow: tuple[SlowLink, ...] =
             gradients_s=beside_pipeline(reducing) - beside_pipeline(plain) - of_messages,
         )
     pipelines = PricedPipelines(s, s.accumulation(pricing.job), np.array(passes), speed, np.array(whole))
+    healthy = replace(pipelines, speed=np.zeros((1, s.pp), dtype=np.int64))
     busy = pipelines.busy_s
     if len(terms) > 1:
         added = (busy - busy[0])[speed, np.arange(s.pp)]
@@ -145,7 +146,7 @@ def priced_pipelines(pricing: Pricing, s: Strategy, slow: tuple[SlowLink, ...] =
         lockstep=at,
         busy_s=busy[0],
         run=pipelines.ends,
-        alone_s=run.makespan,
+        alone_s=float(healthy.ends(np.ones((1, s.pp)))[0]),
         beside_s=priced.seconds - run.makespan,
         update_s=float(priced.terms.get("optimizer", 0.0)),
         delays=delays,

@@ -38,8 +38,8 @@ def classes(x: RunnablePipelines, factor: Floats, step: DelayedStep) -> dict[int
     alike = np.unique(rows, axis=0, return_inverse=True)[1].reshape(-1)
     keys = np.stack([alike[at.pipeline], at.stage, np.unique(factor, return_inverse=True)[1].reshape(-1)])
     _, first, count = np.unique(keys, axis=1, return_index=True, return_counts=True)
-    found = sorted(zip(count.tolist(), first.tolist(), strict=True))
-    return {rank: number for number, rank in found}
+    fewest = sorted(zip(count.tolist(), first.tolist(), strict=True))
+    return {rank: number for number, rank in fewest}
 
 
 def timelines(
