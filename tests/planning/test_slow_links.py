@@ -18,11 +18,12 @@ from phalanx.cost.step.predict import predict
 from phalanx.planning.lookup import cluster_named, model_named, pricing_by_gpus
 from phalanx.planning.search.column_pricing import Pricing
 from phalanx.planning.search.refine import refined
-from phalanx.planning.stragglers.links import SlowLink, kept_rates
+from phalanx.planning.stragglers.links import SlowLink, _Links, kept_rates
 from phalanx.planning.stragglers.own import own_pipelines
 from phalanx.planning.stragglers.priced import priced_pipelines
 from phalanx.spec.cluster.spec import ClusterSpec
 from phalanx.spec.job import Job
+from phalanx.spec.strategy.mesh import mesh
 from phalanx.spec.strategy.spec import Strategy
 
 LINES = (
@@ -117,9 +118,11 @@ def test_an_uplink_is_shared_max_min_fairly() -> None:
     assert share(SlowLink("nic", 5, 0.5)) == 1  # half of a port is still twice an eighth of the uplink
     assert share(SlowLink("nic", 5, 0.125)) == pytest.approx(0.5)
     assert share(SlowLink("node", 1, 0.5)) == pytest.approx(0.5)
-    # The group of port 5 takes an eighth of its port; the others share what it leaves of a halved uplink.
+    # The group of port 5 takes a twentieth; the others share what it leaves of a halved uplink.
     both = SlowLink("node", 0, 0.5), SlowLink("nic", 5, 0.1)
     assert share(*both) == pytest.approx(0.05 / 0.25)
+    of_rank = _Links(cluster, 1, s.world, both).shares(mesh(s).groups("dp_shard+dp_replicate"))
+    assert of_rank[[4, 5, 12, 13]] == pytest.approx([0.95 / 7 / 0.25, 0.2] * 2)
 
 
 @pytest.mark.parametrize("line", ["dp=4", "pp=4", "dp=2,pp=2", "dp=4,zero=3", "dp=2,tp=2"])
