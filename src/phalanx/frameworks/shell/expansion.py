@@ -11,7 +11,7 @@ import re
 
 from phalanx.frameworks.shell.arithmetic import evaluate
 from phalanx.frameworks.shell.nodes import NAME
-from phalanx.frameworks.shell.quoting import braces, closing, closing_quote, escaped
+from phalanx.frameworks.shell.quoting import braces, closing, escaped
 from phalanx.frameworks.shell.scope import WORD, Scope, is_open, plain, unknown
 
 _PARAMETER = re.compile(
@@ -128,7 +128,7 @@ class _Expansion:
                 at = end + 1
             elif c == '"' or raw.startswith('$"', at):
                 start = at + 1 + (c == "$")
-                end = closing_quote(raw, start)
+                end = closing(raw, start - 1) - 1
                 if not re.fullmatch(r"\$@|\$\{\w+\[@\]\}", raw[start:end]):  # which may be no word at all
                     self.fields.add("")
                 self.quoted(start, end)

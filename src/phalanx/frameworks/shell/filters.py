@@ -6,10 +6,12 @@ program's output is open.
 
 from __future__ import annotations
 
+import ast
 import re
 from collections.abc import Callable
 from fractions import Fraction
 
+from phalanx.frameworks.shell.arithmetic import evaluate
 from phalanx.frameworks.shell.scope import is_open
 
 _LONGEST = 2**16
@@ -26,7 +28,7 @@ def printed(words: list[str], given: str | None) -> str | None:
         return None
     try:
         result = PRINTS[name](words[1:], given)
-    except (ValueError, IndexError, ZeroDivisionError, KeyError, TypeError):
+    except (ValueError, IndexError, ZeroDivisionError, KeyError, TypeError, SyntaxError):
         return None
     return result if result is not None and len(result) <= _LONGEST else None
 
@@ -67,26 +69,11 @@ def _printf(words: list[str], given: str | None) -> str:
             return result
 
 
-def _expr(words: list[str], given: str | None) -> str:
+def _expr(words: list[str], given: str | None) -> str | None:
     if len(words) == 3 and words[1] in ("=", "==", "!="):
         return f"{int((words[0] == words[2]) is (words[1] != '!='))}\n"
-    result, rest = int(words[0]), words[1:]
-    if len(rest) > 2 and rest[0] in "+-" and rest[2] in ("*", "/", "%"):  # a * b first
-        return _expr([str(result), rest[0], _expr(rest[1:], None).strip()], None)
-    while rest:
-        result, rest = _calculated(result, rest[0], int(rest[1])), rest[2:]
-    return f"{result}\n"
-
-
-def _calculated(a: int, operator: str, b: int) -> int:
-    values = {"+": a + b, "-": a - b, "*": a * b}
-    if operator in values:
-        return values[operator]
-    return a // b if operator == "/" else a % b if operator == "%" else _refuse()
-
-
-def _refuse() -> int:
-    raise ValueError
+    value = evaluate(" ".join(words), lambda name: None, lambda name, value: None)
+    return None if value is None else f"{value}\n"
 
 
 def _bc(words: list[str], given: str | None) -> str | None:
@@ -99,7 +86,8 @@ def _bc(words: list[str], given: str | None) -> str | None:
             continue
         if not re.fullmatch(r"[0-9.+\-*/() ]{1,200}", line):
             return None
-        value = _Sum(line, scale).value()
+        line = re.sub(r"\b0+(?=\d)", "", line)  # which Python has no numbers with
+        value = _sum(ast.parse(line, mode="eval").body, line, scale)
         digits = int(abs(value) * 10**scale)
         sign = "-" if value < 0 and digits else ""
         whole, part = divmod(digits, 10**scale)
@@ -107,49 +95,20 @@ def _bc(words: list[str], given: str | None) -> str | None:
     return result
 
 
-class _Sum:
-    """A sum of products of numbers; quotients are cut to `scale` digits, as bc does."""
-
-    def __init__(self, text: str, scale: int) -> None:
-        self.tokens = re.findall(r"\d+\.?\d*|\.\d+|[-+*/()]", text)
-        self.at, self.scale = 0, scale
-
-    def value(self) -> Fraction:
-        result = self.sum()
-        if self.at != len(self.tokens):
-            raise ValueError
-        return result
-
-    def sum(self) -> Fraction:
-        result = self.product()
-        while self.at < len(self.tokens) and self.tokens[self.at] in "+-":
-            self.at += 1
-            part = self.product() if self.tokens[self.at - 1] == "+" else -self.product()
-            result += part
-        return result
-
-    def product(self) -> Fraction:
-        result = self.factor()
-        while self.at < len(self.tokens) and self.tokens[self.at] in "*/":
-            self.at += 1
-            if self.tokens[self.at - 1] == "*":
-                result *= self.factor()
-            else:
-                result = Fraction(int(result / self.factor() * 10**self.scale), 10**self.scale)
-        return result
-
-    def factor(self) -> Fraction:
-        token = self.tokens[self.at]
-        self.at += 1
-        if token == "-":
-            return -self.factor()
-        if token == "(":
-            result = self.sum()
-            if self.tokens[self.at] != ")":
-                raise ValueError
-            self.at += 1
-            return result
-        return Fraction(token)
+def _sum(node: ast.AST, line: str, scale: int) -> Fraction:
+    """Return the value of a sum of products; quotients are cut to `scale` digits, as bc does. Raises KeyError for
+    other expressions."""
+    match node:
+        case ast.Constant():
+            return Fraction(str(ast.get_source_segment(line, node)))
+        case ast.UnaryOp(ast.USub(), inner):
+            return -_sum(inner, line, scale)
+        case ast.BinOp(left, operator, right):
+            a, b = _sum(left, line, scale), _sum(right, line, scale)
+            if isinstance(operator, ast.Div):
+                return Fraction(int(a / b * 10**scale), 10**scale)
+            return {ast.Add: a + b, ast.Sub: a - b, ast.Mult: a * b}[type(operator)]
+    raise KeyError(node)
 
 
 def _seq(words: list[str], given: str | None) -> str:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from phalanx.frameworks.shell import branches, output, programs
 from phalanx.frameworks.shell.conditions import TestOutcome, holds, test_holds
 from phalanx.frameworks.shell.expansion import arithmetic, expand, expand_all, text_of
-from phalanx.frameworks.shell.follower import Include
 from phalanx.frameworks.shell.grammar import parse
 from phalanx.frameworks.shell.invocation import Fork, Invocation, Left
 from phalanx.frameworks.shell.nodes import (
@@ -33,6 +33,8 @@ from phalanx.frameworks.shell.scope import LONGEST_LOOP, WORD, Scope, is_open, p
 _QUERIES = frozenset(
     ("command", "which", "type", "hash", "grep", "pgrep", "nvidia-smi", "lspci", "ping", "nc", "diff")
 )
+Include = Callable[[str], "str | None"]
+"""The text of a script that another one calls; None where it is not here."""
 STEP = 100
 """Work of a step, in characters copied: a script takes about a second at most."""
 

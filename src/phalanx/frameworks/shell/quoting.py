@@ -6,6 +6,8 @@ import re
 from collections.abc import Iterator, Sequence
 
 from phalanx.frameworks.shell.scope import WORD, Budget
+from phalanx.frameworks.shell.source import ScriptText
+from phalanx.spec.errors import InputError
 
 _BRACES = re.compile(
     r"(?P<before>[^\s'\"`${]*)\{(?P<inside>[^\s{}'\"`$]*(?:,|\.\.)[^\s{}'\"`$]*)\}(?P<after>.*)\Z", re.S
@@ -13,41 +15,18 @@ _BRACES = re.compile(
 _ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "\\": "\\", "'": "'", '"': '"', "e": "\x1b", "a": "\a", "b": "\b"}
 
 
-def closing_quote(raw: str, at: int) -> int:
-    """Return where the double quotes that are open at `at` close."""
-    while at < len(raw) and raw[at] != '"':
-        if raw[at] == "\\":
-            at += 2
-        elif raw.startswith(("$(", "${"), at):
-            at = closing(raw, at + 1)
-        elif raw[at] == "`":
-            at = raw.index("`", at + 1) + 1
-        else:
-            at += 1
-    return at
-
-
 def closing(raw: str, start: int) -> int:
-    """Return the place behind the bracket that closes the one at `start`."""
-    opens = raw[start]
-    closes = ")" if opens == "(" else "}"
-    at, level = start + 1, 1
-    while at < len(raw):
-        c = raw[at]
-        if c == "\\":
-            at += 1
-        elif c == "'" and (end := raw.find("'", at + 1)) > 0:
-            at = end
-        elif c == '"':
-            at = closing_quote(raw, at + 1)
-        elif c == opens:
-            level += 1
-        elif c == closes:
-            level -= 1
-            if not level:
-                return at + 1
-        at += 1
-    return len(raw)
+    """Return the place behind what begins at `start`, a bracket or a quote; the end where it does not close, as in a
+    here-document."""
+    text = ScriptText(raw)
+    try:
+        return (
+            text.nested(start, raw[start], ")" if raw[start] == "(" else "}")
+            if raw[start] in "({"
+            else text.piece(start)
+        )
+    except InputError:
+        return len(raw)
 
 
 def escaped(text: str) -> str:
