@@ -5,9 +5,9 @@ from __future__ import annotations
 
 import fnmatch
 import re
-from typing import TYPE_CHECKING
 
 from phalanx.frameworks.shell.expansion import arithmetic, expand_all, text_of
+from phalanx.frameworks.shell.follower import Follower
 from phalanx.frameworks.shell.invocation import Fork, Left
 from phalanx.frameworks.shell.nodes import (
     NAME,
@@ -22,11 +22,8 @@ from phalanx.frameworks.shell.nodes import (
 )
 from phalanx.frameworks.shell.scope import LONGEST_LOOP, Scope, is_open, plain, unknown
 
-if TYPE_CHECKING:
-    from phalanx.frameworks.shell.machine import ScriptFollower
 
-
-def attempt(m: ScriptFollower, node: Node, scope: Scope) -> bool | None:
+def attempt(m: Follower, node: Node, scope: Scope) -> bool | None:
     """Follow a branch that may not be taken: what ends a script ends only the branch."""
     try:
         return m.node(node, scope)
@@ -34,7 +31,7 @@ def attempt(m: ScriptFollower, node: Node, scope: Scope) -> bool | None:
         return None
 
 
-def merge(m: ScriptFollower, scope: Scope, taken: Scope, other: Scope, line: int, reason: str) -> None:
+def merge(m: Follower, scope: Scope, taken: Scope, other: Scope, line: int, reason: str) -> None:
     """Leave open what differs between two branches, and note it."""
     differing = differing_names(m, taken, other)
     for name in differing:
@@ -48,18 +45,18 @@ def merge(m: ScriptFollower, scope: Scope, taken: Scope, other: Scope, line: int
         m.forks.append(Fork(line, reason, *_shown(m, differing, taken, other)))
 
 
-def differing_names(m: ScriptFollower, a: Scope, b: Scope) -> list[str]:
+def differing_names(m: Follower, a: Scope, b: Scope) -> list[str]:
     """Return the variables that differ between two shells."""
     names = {*a.variables, *b.variables}
     return sorted(n for n in names if a.variables.get(n) != b.variables.get(n))
 
 
-def _shown(m: ScriptFollower, names: list[str], a: Scope, b: Scope) -> tuple[dict[str, str], dict[str, str]]:
+def _shown(m: Follower, names: list[str], a: Scope, b: Scope) -> tuple[dict[str, str], dict[str, str]]:
     first, second = ({n: plain(" ".join(s.variables.get(n, []))) for n in names} for s in (a, b))
     return first, second
 
 
-def conditional(m: ScriptFollower, node: If, scope: Scope) -> bool | None:
+def conditional(m: Follower, node: If, scope: Scope) -> bool | None:
     """Follow `if`: the branch that is taken, or both where only a running shell could tell."""
     for place, (condition, body) in enumerate(node.branches):
         m.unset = set()
@@ -89,7 +86,7 @@ def conditional(m: ScriptFollower, node: If, scope: Scope) -> bool | None:
     return True
 
 
-def _silently(m: ScriptFollower, node: Node, scope: Scope) -> None:
+def _silently(m: Follower, node: Node, scope: Scope) -> None:
     """Follow a branch that is not taken, for the variables that it would set."""
     kept = len(m.invocations), len(m.forks), len(m.notes), dict(m.files)
     attempt(m, node, scope)
@@ -97,7 +94,7 @@ def _silently(m: ScriptFollower, node: Node, scope: Scope) -> None:
     m.files = kept[3]
 
 
-def _note_unset(m: ScriptFollower, line: int, unset: set[str], scope: Scope, untaken: Scope | None) -> None:
+def _note_unset(m: Follower, line: int, unset: set[str], scope: Scope, untaken: Scope | None) -> None:
     if untaken is None or not (differing := differing_names(m, scope, untaken)):
         return
     places = [f"${name}" for name in sorted(unset) if name.isdigit()]
@@ -108,7 +105,7 @@ def _note_unset(m: ScriptFollower, line: int, unset: set[str], scope: Scope, unt
     m.forks.append(Fork(line, reason, *_shown(m, differing, scope, untaken)))
 
 
-def for_loop(m: ScriptFollower, node: For, scope: Scope) -> bool | None:
+def for_loop(m: Follower, node: For, scope: Scope) -> bool | None:
     """Follow `for`, each round by itself."""
     if node.arithmetic is not None:
         start, condition, step = node.arithmetic
@@ -129,7 +126,7 @@ def for_loop(m: ScriptFollower, node: For, scope: Scope) -> bool | None:
     return True
 
 
-def _round(m: ScriptFollower, body: Chain, scope: Scope) -> bool:
+def _round(m: Follower, body: Chain, scope: Scope) -> bool:
     """Follow a loop's body once; return whether the loop ends with it."""
     try:
         m.chain(body, scope)
@@ -140,7 +137,7 @@ def _round(m: ScriptFollower, body: Chain, scope: Scope) -> bool:
     return False
 
 
-def while_loop(m: ScriptFollower, node: While, scope: Scope) -> bool | None:
+def while_loop(m: Follower, node: While, scope: Scope) -> bool | None:
     """Follow `while` or `until`; its body is a branch where the condition depends on the machine."""
     for _ in range(LONGEST_LOOP):
         status = m.chain(node.condition, scope)
@@ -156,7 +153,7 @@ def while_loop(m: ScriptFollower, node: While, scope: Scope) -> bool | None:
     return None
 
 
-def _reads(m: ScriptFollower, condition: Chain) -> bool:
+def _reads(m: Follower, condition: Chain) -> bool:
     return any(
         isinstance(part, SimpleCommand) and part.words[:1] == ("read",)
         for _, line in condition.links
@@ -164,7 +161,7 @@ def _reads(m: ScriptFollower, condition: Chain) -> bool:
     )
 
 
-def case(m: ScriptFollower, node: CaseCommand, scope: Scope) -> bool | None:
+def case(m: Follower, node: CaseCommand, scope: Scope) -> bool | None:
     """Follow the arm of `case` that fits; the last one where the word is open."""
     word = text_of(node.word, scope)
     if is_open(word):

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
-from dataclasses import dataclass, field
 
 from phalanx.frameworks.shell import branches, output, programs
 from phalanx.frameworks.shell.conditions import TestOutcome, holds, test_holds
 from phalanx.frameworks.shell.expansion import arithmetic, expand, expand_all, text_of
+from phalanx.frameworks.shell.follower import Follower
 from phalanx.frameworks.shell.grammar import parse
-from phalanx.frameworks.shell.invocation import Fork, Invocation, Left
+from phalanx.frameworks.shell.invocation import Left
 from phalanx.frameworks.shell.nodes import (
     DECLARES,
     NAME,
@@ -33,30 +32,12 @@ from phalanx.frameworks.shell.scope import LONGEST_LOOP, WORD, Scope, is_open, p
 _QUERIES = frozenset(
     ("command", "which", "type", "hash", "grep", "pgrep", "nvidia-smi", "lspci", "ping", "nc", "diff")
 )
-Include = Callable[[str], "str | None"]
-"""The text of a script that another one calls; None where it is not here."""
 STEP = 100
 """Work of a step, in characters copied: a script takes about a second at most."""
 
 
-@dataclass
-class ScriptFollower:
-    """Follows commands; `prefix`: launchers in front of the shell that runs them."""
-
-    include: Include
-    invocations: list[Invocation] = field(default_factory=list)
-    files: dict[str, str] = field(default_factory=dict)
-    forks: list[Fork] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
-    batch: list[str] = field(default_factory=list)
-    prefix: tuple[str, ...] = ()
-    depth: int = 0
-    references: dict[str, set[str]] = field(default_factory=dict)
-    """Variable -> variables that its value was made of."""
-    outer: set[str] = field(default_factory=set)
-    """Variables that the text of the present shell was made of."""
-    unset: set[str] = field(default_factory=set)
-    """Variables of the environment that the latest condition took as unset."""
+class ScriptFollower(Follower):
+    """Follows commands."""
 
     def node(self, node: Node, scope: Scope) -> bool | None:
         scope.budget.spend(STEP)
@@ -295,14 +276,3 @@ class ScriptFollower:
             return
         values += [""] * (place + 1 - len(values))
         values[place] = value
-
-    def closure(self, names: set[str]) -> frozenset[str]:
-        """Return the variables that some depend on, themselves included."""
-        closed = names | self.outer
-        waiting = list(closed)
-        while waiting:
-            for name in self.references.get(waiting.pop(), ()):
-                if name not in closed:
-                    closed.add(name)
-                    waiting.append(name)
-        return frozenset(closed)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
 
 from phalanx.frameworks.shell import filters
 from phalanx.frameworks.shell.expansion import document, expand_all, text_of
+from phalanx.frameworks.shell.follower import Follower
 from phalanx.frameworks.shell.grammar import parse
 from phalanx.frameworks.shell.nodes import (
     DECLARES,
@@ -18,18 +18,15 @@ from phalanx.frameworks.shell.nodes import (
 )
 from phalanx.frameworks.shell.scope import DEEPEST, Scope, plain
 
-if TYPE_CHECKING:
-    from phalanx.frameworks.shell.machine import ScriptFollower
 
-
-def capture(m: ScriptFollower, text: str, scope: Scope) -> str | None:
+def capture(m: Follower, text: str, scope: Scope) -> str | None:
     """Return what a command substitution prints; None where only a shell could tell."""
     if m.depth >= DEEPEST:
         return None
     return _outputs(m, parse(text)[0].links, scope.copy())
 
 
-def _outputs(m: ScriptFollower, links: tuple[tuple[str, CommandPipeline], ...], scope: Scope) -> str | None:
+def _outputs(m: Follower, links: tuple[tuple[str, CommandPipeline], ...], scope: Scope) -> str | None:
     """Return what commands print one after the other."""
     result = ""
     for operator, pipeline in links:
@@ -44,7 +41,7 @@ def _outputs(m: ScriptFollower, links: tuple[tuple[str, CommandPipeline], ...], 
     return result
 
 
-def _output(m: ScriptFollower, part: Node, given: str | None, scope: Scope) -> str | None:
+def _output(m: Follower, part: Node, given: str | None, scope: Scope) -> str | None:
     """Return what a command of a substitution prints for its input."""
     m.depth += 1
     try:
@@ -69,7 +66,7 @@ def _output(m: ScriptFollower, part: Node, given: str | None, scope: Scope) -> s
 
 
 def printed(
-    m: ScriptFollower, words: list[str], redirects: tuple[Redirection, ...], given: str | None, scope: Scope
+    m: Follower, words: list[str], redirects: tuple[Redirection, ...], given: str | None, scope: Scope
 ) -> str | None:
     """Return what a command prints for its words, its redirections and its input."""
     for redirect in redirects:

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
 
 from phalanx.frameworks.shell.expansion import document
+from phalanx.frameworks.shell.follower import Follower
 from phalanx.frameworks.shell.invocation import Invocation, Left
 from phalanx.frameworks.shell.nodes import SimpleCommand
 from phalanx.frameworks.shell.scope import DEEPEST, Scope, plain
 from phalanx.spec.errors import InputError
-
-if TYPE_CHECKING:
-    from phalanx.frameworks.shell.machine import ScriptFollower
 
 _SHELLS = frozenset(("bash", "sh", "zsh", "dash", "ksh"))
 _QUIET = frozenset(
@@ -50,7 +47,7 @@ def _options_of(words: list[str], at: int) -> list[str]:
     return [words[0], *rest[first:]]
 
 
-def start(m: ScriptFollower, words: list[str], names: set[str], node: SimpleCommand, scope: Scope) -> bool | None:
+def start(m: Follower, words: list[str], names: set[str], node: SimpleCommand, scope: Scope) -> bool | None:
     """Follow the script that a command runs, or note the program that it starts."""
     if words[0].rpartition("/")[2] in _QUIET and words[1:2] != ["run"]:
         return True
@@ -94,7 +91,7 @@ def document_of(node: SimpleCommand, scope: Scope) -> str | None:
 
 
 def _script_of(
-    m: ScriptFollower, words: list[str], place: int, shell: bool, node: SimpleCommand, scope: Scope
+    m: Follower, words: list[str], place: int, shell: bool, node: SimpleCommand, scope: Scope
 ) -> tuple[str, list[str], str] | None:
     """Return (text, arguments, file) of the script that a shell at `place` runs; None where it is not known."""
     rest = words[place + 1 :] if shell else words[place:]
@@ -113,7 +110,7 @@ def _script_of(
     return None if text is None else (text, rest[1:], plain(rest[0]))
 
 
-def _text_of_option(m: ScriptFollower, words: list[str], line: int) -> tuple[str, list[str], str]:
+def _text_of_option(m: Follower, words: list[str], line: int) -> tuple[str, list[str], str]:
     """Return (text, arguments, name) of `bash -c TEXT NAME ARGUMENTS`."""
     text, rest = words[0], words[1:]
     if len(rest) > 1 and not re.search(r"\$\{?[0-9@*]", text):
@@ -125,13 +122,13 @@ def _text_of_option(m: ScriptFollower, words: list[str], line: int) -> tuple[str
     return text, rest[1:], rest[0] if rest else "bash"
 
 
-def _path_of(m: ScriptFollower, name: str, scope: Scope) -> str:
+def _path_of(m: Follower, name: str, scope: Scope) -> str:
     name = plain(name)
     return name if name.startswith("/") or not scope.directory else f"{scope.directory}/{name}"
 
 
 def _in_its_own_shell(
-    m: ScriptFollower,
+    m: Follower,
     text: str,
     prefix: Iterable[str],
     arguments: list[str],
@@ -158,7 +155,7 @@ def _in_its_own_shell(
         m.prefix, m.outer = kept, outer
 
 
-def source(m: ScriptFollower, words: list[str], line: int, scope: Scope) -> bool | None:
+def source(m: Follower, words: list[str], line: int, scope: Scope) -> bool | None:
     """Follow a script in this shell. Raises InputError for one that sources itself."""
     if not words:
         return True
@@ -182,7 +179,7 @@ def source(m: ScriptFollower, words: list[str], line: int, scope: Scope) -> bool
         m.depth -= 1
 
 
-def call(m: ScriptFollower, words: list[str], names: set[str], scope: Scope) -> bool | None:
+def call(m: Follower, words: list[str], names: set[str], scope: Scope) -> bool | None:
     """Follow a function with its arguments; None where it calls itself."""
     if m.depth >= DEEPEST:
         return None

@@ -13,9 +13,10 @@ from dataclasses import dataclass
 from functools import partial
 
 from phalanx.frameworks.shell import output
+from phalanx.frameworks.shell.follower import Include
 from phalanx.frameworks.shell.grammar import parse
 from phalanx.frameworks.shell.invocation import Fork, Invocation, Left
-from phalanx.frameworks.shell.machine import Include, ScriptFollower
+from phalanx.frameworks.shell.machine import ScriptFollower
 from phalanx.frameworks.shell.scope import Scope
 from phalanx.spec.errors import InputError
 

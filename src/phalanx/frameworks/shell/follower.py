@@ -1,0 +1,61 @@
+"""What a script comes to, as the parts of the machine that follows it record it, and their recursion into it."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from phalanx.frameworks.shell.invocation import Fork, Invocation
+from phalanx.frameworks.shell.nodes import Assignment, Chain, Node
+from phalanx.frameworks.shell.scope import Scope
+
+Include = Callable[[str], "str | None"]
+"""The text of a script that another one calls; None where it is not here."""
+
+
+@dataclass
+class Follower(ABC):
+    """The records of machine.py; `prefix`: launchers in front of the shell that runs commands."""
+
+    include: Include
+    invocations: list[Invocation] = field(default_factory=list)
+    files: dict[str, str] = field(default_factory=dict)
+    forks: list[Fork] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    batch: list[str] = field(default_factory=list)
+    prefix: tuple[str, ...] = ()
+    depth: int = 0
+    references: dict[str, set[str]] = field(default_factory=dict)
+    """Variable -> variables that its value was made of."""
+    outer: set[str] = field(default_factory=set)
+    """Variables that the text of the present shell was made of."""
+    unset: set[str] = field(default_factory=set)
+    """Variables of the environment that the latest condition took as unset."""
+
+    @abstractmethod
+    def node(self, node: Node, scope: Scope) -> bool | None:
+        """Follow any part of a script; return its status, None where only a running shell could tell."""
+
+    @abstractmethod
+    def chain(self, chain: Chain, scope: Scope) -> bool | None:
+        """Follow commands one after the other."""
+
+    @abstractmethod
+    def text(self, text: str, scope: Scope) -> bool | None:
+        """Follow a text in this shell."""
+
+    @abstractmethod
+    def assign(self, assignment: Assignment, scope: Scope) -> None:
+        """Set a variable or an array."""
+
+    def closure(self, names: set[str]) -> frozenset[str]:
+        """Return the variables that some depend on, themselves included."""
+        closed = names | self.outer
+        waiting = list(closed)
+        while waiting:
+            for name in self.references.get(waiting.pop(), ()):
+                if name not in closed:
+                    closed.add(name)
+                    waiting.append(name)
+        return frozenset(closed)
