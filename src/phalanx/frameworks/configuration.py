@@ -142,22 +142,33 @@ class Keys:
         value = self.field(name, _ABSENT)
         return self._default(default) if value is _ABSENT else self.table.value(name, value)
 
-    def take(self, path: str, meaning: str, default: Any = None) -> Any:
-        """Return the value at a dotted path, and note what it means; the default where there is none. Keys may be
-        written with - or _."""
-        value, taken = _at(self.config, path.split("."))
-        if taken is None:
-            return self._default(default)
-        self.understood[taken] = meaning
-        return value
-
-    def first(self, paths: tuple[str, ...], meaning: str, default: Any = None) -> Any:
-        """Return the first value that stands at one of several paths."""
-        for path in paths:
-            value = self.take(path, meaning, _ABSENT)
-            if value is not _ABSENT:
+    def take(self, path: str | tuple[str, ...], meaning: str, default: Any = None) -> Any:
+        """Return the value at a dotted path, or at the first of several that has one, and note what it means; the
+        default where there is none. Keys may be written with - or _."""
+        for each in (path,) if isinstance(path, str) else path:
+            value, taken = _at(self.config, each.split("."))
+            if taken is not None:
+                self.understood[taken] = meaning
                 return value
         return self._default(default)
+
+    def count(self, path: str | tuple[str, ...], meaning: str, default: Any = None) -> int | None:
+        """Return the count at a path, as `take`."""
+        return count(self.take(path, meaning, default))
+
+    def truth(self, path: str | tuple[str, ...], meaning: str, default: Any = None) -> bool | None:
+        """Return the truth value at a path, as `take`."""
+        return truth(self.take(path, meaning, default))
+
+    def number(self, path: str | tuple[str, ...], meaning: str, default: float) -> float:
+        """Return the number at a path, as `take`; the default for a word too."""
+        return number(self.take(path, meaning), default)
+
+    def betas(self, path: str, default: tuple[float, float]) -> tuple[float, float]:
+        """Return the two betas of a list."""
+        stated = self.take(path, "job.optimizer")
+        first, second = stated if isinstance(stated, list) and len(stated) == 2 else default
+        return number(first, default[0]), number(second, default[1])
 
     def _default(self, value: Any) -> Any:
         return value if value is _ABSENT or not isinstance(self.config, Partial) else None

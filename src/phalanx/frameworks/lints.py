@@ -138,7 +138,7 @@ class LintRow:
     def number(self, name: str, c: Config, s: StatedLayout) -> int | None:
         """Return a number of a configuration; None where it is open."""
         if name in self.numbers:
-            return count(Keys(c).first(tuple(self.numbers[name]), ""))
+            return Keys(c).count(tuple(self.numbers[name]), "")
         if name == "asked":
             return getattr(c.get("launched"), "asked", None)
         if name in _DERIVED:

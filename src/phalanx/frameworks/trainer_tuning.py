@@ -30,7 +30,7 @@ def tuning(keys: Keys, at: str = "") -> tuple[dict[str, Any], str]:
     """Return options of what is trained, and why it has no price, "" where it has one. `at`: table of the keys."""
 
     def of(names: tuple[str, ...], field: str) -> Any:
-        return keys.first(tuple(f"{at}{name}" for name in names), field)
+        return keys.take(tuple(f"{at}{name}" for name in names), field)
 
     method = str(of(_METHOD, "options.lora") or "").lower()
     switch = of(_SWITCHES, "options.lora")

@@ -16,14 +16,7 @@ from phalanx.planning.budget import shortened
 from phalanx.planning.expense.expense import Expense, expense_of
 from phalanx.planning.expense.rates import Rates, Taken
 from phalanx.reliability import closed_form
-from phalanx.reliability.conditions import (
-    Conditions,
-    Premise,
-    premise_of,
-    require_progress,
-    share_kept,
-    trained_of,
-)
+from phalanx.reliability.conditions import Conditions, Premise, premise_of, require_progress, share_kept, trained_of
 from phalanx.reliability.monte_carlo import Trials, simulate
 from phalanx.spec.errors import InputError
 

@@ -15,16 +15,7 @@ from typing import Annotated, Any, get_type_hints
 from annotated_types import MinLen
 
 from phalanx.schedule.event import Event, Phase
-from phalanx.schedule.observation import (
-    Amount,
-    Observation,
-    Observed,
-    RankIndex,
-    RankObservation,
-    Site,
-    Text,
-    rows,
-)
+from phalanx.schedule.observation import Amount, Observation, Observed, RankIndex, RankObservation, Site, Text, rows
 from phalanx.spec.errors import InputError
 
 VERSION = 1

@@ -59,9 +59,7 @@ def _wrapped_class(c: Config, x: Configuration) -> Found:
     name = str(c.get("_model") or x.model_name or "").lower()
     if not isinstance(table, Mapping) or not name:
         return
-    wrapped = str(
-        Keys(table).first(("fsdp_transformer_layer_cls_to_wrap", "transformer_layer_cls_to_wrap"), "") or ""
-    )
+    wrapped = str(Keys(table).take(("fsdp_transformer_layer_cls_to_wrap", "transformer_layer_cls_to_wrap"), "") or "")
     family = _BLOCKS.get(wrapped)
     if name.rpartition("/")[2].startswith(("falcon-e", "falcon3")):  # Llamas by their blocks
         name = "llama"
@@ -82,8 +80,8 @@ def _text_for_truth(c: Config, x: Configuration) -> Found:
 
 def _older_sharding(c: Config, x: Configuration) -> Found:
     table = c.get("fsdp_config")
-    if isinstance(table, Mapping) and count(Keys(table).first(("fsdp_version", "version"), "")) == 2:
-        said = Keys(table).first(("fsdp_reshard_after_forward", "reshard_after_forward"), "") is not None
+    if isinstance(table, Mapping) and Keys(table).count(("fsdp_version", "version"), "") == 2:
+        said = Keys(table).take(("fsdp_reshard_after_forward", "reshard_after_forward"), "") is not None
         for name in ("fsdp_sharding_strategy", "sharding_strategy"):
             if name in table and not said:
                 yield name, "is of FSDP1, and FSDP2 does not read it", "fsdp_reshard_after_forward: true or false"

@@ -14,7 +14,6 @@ from phalanx.frameworks.configuration import (
     count,
     divided,
     joined,
-    number,
     product,
     truth,
     zero_level,
@@ -32,27 +31,24 @@ _TYPES = {"no": "fp32", "fp32": "fp32", "bf16": "bf16", "fp16": "fp16", "fp8": "
 
 def arguments_job(keys: Keys, at: str) -> dict[str, Any]:
     """Return optimizer and clipping of TrainingArguments, by their defaults (AdamW, no decay, norm 1)."""
-
-    def of(name: str, default: float) -> float:
-        return number(keys.take(f"{at}{name}", "job.optimizer"), default)
-
-    return {
-        "optimizer": {
-            "betas": (of("adam_beta1", 0.9), of("adam_beta2", 0.999)),
-            "eps": of("adam_epsilon", 1e-8),
-            "weight_decay": of("weight_decay", 0.0),
-        },
-        "clip": of("max_grad_norm", 1.0),
+    defaults = {
+        "adam_beta1": 0.9,
+        "adam_beta2": 0.999,
+        "adam_epsilon": 1e-8,
+        "weight_decay": 0.0,
+        "max_grad_norm": 1.0,
     }
+    first, second, eps, decay, clip = (keys.number(f"{at}{n}", "job.optimizer", d) for n, d in defaults.items())
+    return {"optimizer": {"betas": (first, second), "eps": eps, "weight_decay": decay}, "clip": clip}
 
 
 def sharding(keys: Keys, table: str = "fsdp_config") -> tuple[int | None, dict[str, str | None], str | None]:
     """Return ZeRO's level, what is offloaded and what is recomputed by FSDP's table."""
 
     def of(name: str, meaning: str) -> Any:
-        return keys.first((f"{table}.fsdp_{name}", f"{table}.{name}"), meaning)
+        return keys.take((f"{table}.fsdp_{name}", f"{table}.{name}"), meaning)
 
-    version = count(of("version", "stack")) or count(keys.take("fsdp_version", "stack"))
+    version = count(of("version", "stack")) or keys.count("fsdp_version", "stack")
     chosen, reshard = of("sharding_strategy", "strategy.zero"), of("reshard_after_forward", "strategy.zero")
     if version == 2:
         zero: int | None = 2 if truth(reshard) is False else 3
@@ -78,8 +74,8 @@ _KERNELS = {
 
 def attention(keys: Keys, at: str = "") -> dict[str, Any]:
     """Return attention's kernel, where the arguments of a program below a path name it."""
-    named = keys.first((f"{at}attn_implementation", f"{at}flash_attn"), "options.attention")
-    switched = [core for name, core in _KERNELS.items() if truth(keys.take(f"{at}{name}", "options.attention"))]
+    named = keys.take((f"{at}attn_implementation", f"{at}flash_attn"), "options.attention")
+    switched = [core for name, core in _KERNELS.items() if keys.truth(f"{at}{name}", "options.attention")]
     core = _ATTENTION.get(str(named).lower()) or next(iter(switched), None)
     return {"attention": core} if core else {}
 
@@ -89,7 +85,7 @@ def wrapping(keys: Keys, table: str = "fsdp_config", by_default: str = "") -> di
     neither one nor a size; "": by class where it has one, else one unit, as accelerate does."""
 
     def of(name: str, meaning: str, *more: str) -> Any:
-        return keys.first((f"{table}.fsdp_{name}", f"{table}.{name}", *more), meaning)
+        return keys.take((f"{table}.fsdp_{name}", f"{table}.{name}", *more), meaning)
 
     # TrainingArguments had a flag for the size, too.
     flag = table.replace("fsdp_config", "fsdp_min_num_params")
@@ -102,41 +98,39 @@ def wrapping(keys: Keys, table: str = "fsdp_config", by_default: str = "") -> di
         return {"units": "model"}
     if policy != "SIZE_BASED_WRAP":
         return {}
-    version = count(of("version", "stack")) or count(keys.take("fsdp_version", "stack"))
+    version = count(of("version", "stack")) or keys.count("fsdp_version", "stack")
     return {"units": "module" if version == 2 else "remainder", "unit_size": least}
 
 
 def _trainer(keys: Keys) -> tuple[int | None, int | None, dict[str, Any], dict[str, Any]]:
     """Return (micro-batch, accumulation, job, fields of Strategy) of TrainingArguments next to accelerate's file."""
     job = arguments_job(keys, "")
-    micro = count(keys.take("per_device_train_batch_size", "strategy.micro_batch"))
-    steps = count(keys.take("gradient_accumulation_steps", "accumulation"))
+    micro = keys.count("per_device_train_batch_size", "strategy.micro_batch")
+    steps = keys.count("gradient_accumulation_steps", "accumulation")
     each = "accelerator_config.gradient_accumulation_kwargs.sync_each_batch"
-    fields = {"grad_sync": "micro"} if truth(keys.take(each, "strategy.grad_sync")) else {}
-    if truth(keys.take("tf32", "job.precision")):
+    fields = {"grad_sync": "micro"} if keys.truth(each, "strategy.grad_sync") else {}
+    if keys.truth("tf32", "job.precision"):
         job["compute"] = "tf32"
     return micro, steps, job, fields
 
 
 def read(config: Config, world: int | None = None) -> Configuration:
     """Read accelerate's file, or axolotl's, with DeepSpeed's where it names one."""
-    given, file = config.get("training_arguments"), config.get("deepspeed_json")
+    given, tables = config.get("training_arguments"), config.get("deepspeed_json")
     own = {name: value for name, value in config.items() if name not in ("training_arguments", "deepspeed_json")}
     keys = Keys(Partial(own) if isinstance(config, Partial) else own)
-    engine = Keys(file if isinstance(file, dict) else {})
+    engine = Keys(tables if isinstance(tables, dict) else {})
     part = Keys(given if isinstance(given, dict) else {})
     how = str(keys.take("distributed_type", "stack", "")).upper()
-    processes = count(keys.take("num_processes", "world"))
+    processes = keys.count("num_processes", "world")
     world = world or processes
     axolotl = "base_model" in config or "micro_batch_size" in config
     # An axis that ParallelismConfig does not name has size 1, but FSDP2 shards over all ranks without one of its own.
     sizes = {
-        name: count(
-            keys.first(
-                (f"parallelism_config.parallelism_config_{name}_size", f"parallelism_config.{name}_size"),
-                "strategy",
-                unnamed,
-            )
+        name: keys.count(
+            (f"parallelism_config.parallelism_config_{name}_size", f"parallelism_config.{name}_size"),
+            "strategy",
+            unnamed,
         )
         for name, unnamed in (("dp_replicate", 1), ("dp_shard", None), ("tp", 1), ("cp", 1), ("sp", 1))
     }
@@ -153,14 +147,14 @@ def read(config: Config, world: int | None = None) -> Configuration:
     if how == "DEEPSPEED" or (axolotl and config.get("deepspeed")):
         stack = "deepspeed"
         at = "deepspeed_config"
-        keys.first(("deepspeed", f"{at}.deepspeed_config_file"), "file")
+        keys.take(("deepspeed", f"{at}.deepspeed_config_file"), "file")
         if f"{at}.deepspeed_config_file" not in keys.understood and not axolotl:
             zero = zero_level(keys.take(f"{at}.zero_stage", "strategy.zero"))
             offload = {
                 name: keys.take(f"{at}.offload_{name}_device", f"offload.{name}", "none") or "none"
                 for name in ("optimizer", "param")
             }
-            steps = count(keys.take(f"{at}.gradient_accumulation_steps", "accumulation"))
+            steps = keys.count(f"{at}.gradient_accumulation_steps", "accumulation")
         if engine.config:
             zero, offload = deepspeed.stage(engine), deepspeed.offloaded(engine)
     elif fsdp:
@@ -177,17 +171,17 @@ def read(config: Config, world: int | None = None) -> Configuration:
     # What a DeepSpeed file says of types is not here.
     elsewhere = {"deepspeed_config.deepspeed_config_file", "deepspeed"} & keys.understood.keys()
     unstated = None if elsewhere or isinstance(config.get("deepspeed"), str) else "fp32"
-    named = keys.first(("mixed_precision", "env.ACCELERATE_MIXED_PRECISION"), "job.precision")
+    named = keys.take(("mixed_precision", "env.ACCELERATE_MIXED_PRECISION"), "job.precision")
     type_ = _TYPES.get(str(named).lower() if named is not False else "no") if named is not None else None
     if axolotl:
-        micro = count(keys.take("micro_batch_size", "strategy.micro_batch"))
-        steps = steps or count(keys.take("gradient_accumulation_steps", "accumulation"))
-        tp = tp or count(keys.take("tensor_parallel_size", "strategy.tp"))
-        cp = cp or count(keys.take("context_parallel_size", "strategy.cp"))
+        micro = keys.count("micro_batch_size", "strategy.micro_batch")
+        steps = steps or keys.count("gradient_accumulation_steps", "accumulation")
+        tp = tp or keys.count("tensor_parallel_size", "strategy.tp")
+        cp = cp or keys.count("context_parallel_size", "strategy.cp")
         bf16, fp16 = keys.take("bf16", "job.precision"), keys.take("fp16", "job.precision")
         type_ = "bf16" if truth(bf16) else "fp16" if truth(fp16) else type_
         unstated = "fp32" if bf16 is False else "bf16"  # `auto` is its default
-        again = truth(keys.take("gradient_checkpointing", "strategy.recompute"))
+        again = keys.truth("gradient_checkpointing", "strategy.recompute")
         recompute = "full" if again else recompute or ("none" if again is False else None)
     half = deepspeed.precision(engine) if engine.config else None
     type_ = half if half in ("bf16", "fp16") and type_ is None else type_
@@ -200,14 +194,14 @@ def read(config: Config, world: int | None = None) -> Configuration:
     if part.config:
         micro, steps, stated, more = _trainer(part)
         job, fields = job | stated, fields | more
-        if truth(part.take("gradient_checkpointing", "strategy.recompute")):
+        if part.truth("gradient_checkpointing", "strategy.recompute"):
             recompute = "full"
     if type_ not in (None, "fp32"):
         job["compute"] = type_
     if fsdp and (offload or {}).get("param") == "cpu":
         options |= {"parameter_offload": True, "optimizer_offload": 1.0}
     gathers = ("parallelism_config.parallelism_config_cp_comm_strategy", "parallelism_config.cp_comm_strategy")
-    if keys.first(gathers, "options.context") == "allgather":
+    if keys.take(gathers, "options.context") == "allgather":
         options["context"] = "all_gather"
     replicas = divided(world, product(tp or 1, cp or 1)) if tp is not None and not axolotl else None
     shard = sizes["dp_shard"] if mesh else None
@@ -221,7 +215,7 @@ def read(config: Config, world: int | None = None) -> Configuration:
         micro_batch=micro,
         accumulation=steps,
         global_batch=product(micro, steps, replicas),
-        seq=count(keys.take("sequence_len", "job.seq")),
+        seq=keys.count("sequence_len", "job.seq"),
         precision=type_,
         recompute=recompute,
         offload=offload,
@@ -229,28 +223,9 @@ def read(config: Config, world: int | None = None) -> Configuration:
     name = str(keys.take("base_model", "model", "") or "")
     trained, unpriced = tuning(keys) if axolotl else ({}, "")
     options |= trained
-    quiet, open_, unknown = keys.rest(key_table("accelerate"))
-    others = part.rest(key_table("hugging_face"))
-    table = "training_arguments."
-    keys.understood |= {table + k: v for k, v in part.understood.items()}
-    quiet = (*quiet, *(table + k for k in others[0]))
-    open_ |= {table + k: v for k, v in others[1].items()}
-    unknown |= {table + k: v for k, v in others[2].items()}
-    c = Configuration(
-        "accelerate",
-        stack,
-        layout,
-        keys.understood,
-        quiet,
-        open_,
-        unknown,
-        {},
-        name,
-        unpriced=unpriced,
-        options=options,
-        fields=fields,
-        job=job,
-    )
-    if not engine.config:
-        return c
-    return joined(c, engine.configuration("deepspeed", stack, layout, deepspeed.KEYS), "deepspeed_json")
+    stated = {"model_name": name, "unpriced": unpriced, "options": options, "fields": fields, "job": job}
+    c = keys.configuration("accelerate", stack, layout, key_table("accelerate"), **stated)
+    for file, table, kind in ((part, "training_arguments", "hugging_face"), (engine, "deepspeed_json", "deepspeed")):
+        if file.config:
+            c = joined(c, file.configuration(kind, stack, layout, key_table(kind)), table)
+    return c

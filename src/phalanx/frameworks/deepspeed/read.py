@@ -29,7 +29,7 @@ def offloaded(keys: Keys, at: str = "") -> dict[str, str | None]:
     result: dict[str, str | None] = {}
     for name, old in (("optimizer", "cpu_offload"), ("param", "cpu_offload_params")):
         device = keys.take(f"{z}.offload_{name}.device", f"offload.{name}")
-        legacy = truth(keys.take(f"{z}.{old}", f"offload.{name}"))
+        legacy = keys.truth(f"{z}.{old}", f"offload.{name}")
         result[name] = str(device) if device not in (None, "auto") else "cpu" if legacy else "none"
     return result
 
@@ -50,7 +50,7 @@ def precision(keys: Keys, at: str = "") -> str | None:
     """Return the type of products: fp32 where neither table enables another."""
     number_format: str | None = "fp32"
     for name, tables in (("fp16", ("fp16",)), ("bf16", ("bf16", "bfloat16"))):
-        enabled = keys.first(tuple(f"{at}{t}.enabled" for t in tables), "job.precision")
+        enabled = keys.take(tuple(f"{at}{t}.enabled" for t in tables), "job.precision")
         if enabled is None and any(isinstance(keys.config.get(t), dict) for t in tables) and not at:
             enabled = None
         if enabled is not None and truth(enabled) is None:
@@ -66,20 +66,20 @@ def beyond(keys: Keys, at: str = "") -> tuple[dict[str, Any], dict[str, Any], di
     where = offloaded(keys, at)
     options: dict[str, Any] = {}
     if where["optimizer"] != "none":
-        options["optimizer_offload"] = number(keys.take(f"{z}.offload_optimizer.ratio", "options"), 1.0)
+        options["optimizer_offload"] = keys.number(f"{z}.offload_optimizer.ratio", "options", 1.0)
     if where["param"] != "none":
         options["parameter_offload"] = True
     for name in ("gradients", "reduce"):
         word = keys.take(at + KEYS[f"options.{name}"], f"options.{name}")
         if (value := KEYS.value(f"options.{name}", word)) is not None:
             options[name] = value
-    if truth(keys.take(f"{at}bf16.bf16_optimizer_states", "options.first_moment")):
+    if keys.truth(f"{at}bf16.bf16_optimizer_states", "options.first_moment"):
         options |= {"first_moment": "bfloat16", "second_moment": "bfloat16"}
         keys.take(f"{at}bf16.bf16_master_weights_and_grads", "options.first_moment")
     kind = str(keys.take(f"{at}optimizer.type", "job.optimizer", "") or "")
     if kind.lower() == "muon":
         options["optimizer"] = "muon"
-    size = count(keys.take(at + KEYS["strategy.bucket"], "strategy.bucket"))
+    size = keys.count(at + KEYS["strategy.bucket"], "strategy.bucket")
     fields: dict[str, Any] = {"bucket": size * GRADIENT_BYTES / 2**20} if size else {}
     job: dict[str, Any] = {}
     if (clip := keys.take(at + KEYS["job.clip"], "job.clip")) not in (None, "auto"):
@@ -88,15 +88,15 @@ def beyond(keys: Keys, at: str = "") -> tuple[dict[str, Any], dict[str, Any], di
     if isinstance(betas, list) and len(betas) == 2 and "auto" not in betas:
         job["optimizer"] = {
             "betas": tuple(number(b, 0.9) for b in betas),
-            "eps": number(keys.take(f"{at}optimizer.params.eps", "job.optimizer.eps"), 1e-8),
-            "weight_decay": number(keys.take(f"{at}optimizer.params.weight_decay", "job.optimizer"), 0.01),
+            "eps": keys.number(f"{at}optimizer.params.eps", "job.optimizer.eps", 1e-8),
+            "weight_decay": keys.number(f"{at}optimizer.params.weight_decay", "job.optimizer", 0.01),
         }
     return options, fields, job
 
 
 def shard(keys: Keys, at: str = "") -> int | None:
     """Return how many ranks share one state (MiCS), None where all do."""
-    return count(keys.take(at + KEYS["strategy.shard"], "strategy.shard"))
+    return keys.count(at + KEYS["strategy.shard"], "strategy.shard")
 
 
 def read(config: Config, world: int | None = None) -> Configuration:
@@ -114,10 +114,10 @@ def read(config: Config, world: int | None = None) -> Configuration:
     core = "auto"
     model: dict[str, Any] = {}
     if neox:
-        tp = count(keys.take("model_parallel_size", "strategy.tp", 1))
-        pp = max(count(keys.take("pipe_parallel_size", "strategy.pp", 0)) or 1, 1)
-        seq = count(keys.take("seq_length", "job.seq"))
-        recompute = "full" if truth(keys.take("checkpoint_activations", "strategy.recompute")) else None
+        tp = keys.count("model_parallel_size", "strategy.tp", 1)
+        pp = max(keys.count("pipe_parallel_size", "strategy.pp", 0) or 1, 1)
+        seq = keys.count("seq_length", "job.seq")
+        recompute = "full" if keys.truth("checkpoint_activations", "strategy.recompute") else None
         named = {"bfloat16": "bf16", "fp16": "fp16", "fp32": "fp32"}
         stated = keys.take("precision", "job.precision")
         type_ = named.get(str(stated), type_) if stated is not None else type_

@@ -56,10 +56,10 @@ _UPDATES = "the price is of the actor's updates: generation, the reference and t
 
 def _length(keys: Keys, at: str) -> int | None:
     """Return the tokens of a sequence, where one key or its two sides say them."""
-    if (whole := keys.first(tuple(f"{at}{name}" for name in _LENGTHS), "job.seq")) is not None:
+    if (whole := keys.take(tuple(f"{at}{name}" for name in _LENGTHS), "job.seq")) is not None:
         return count(whole)
     for sides in _SIDES:
-        parts = [count(keys.take(f"{at}{name}", "job.seq")) for name in sides]
+        parts = [keys.count(f"{at}{name}", "job.seq") for name in sides]
         if parts[0] and parts[1]:
             return parts[0] + parts[1]
     return None
@@ -71,26 +71,24 @@ def read(config: Config, world: int | None = None) -> Configuration:
     nested = isinstance(config.get("args"), dict)
     keys, at = Keys(config), "args." if nested else ""
     if world is None and nested:
-        nodes = count(keys.take("launch.nnodes", "world", 1))
-        world = product(nodes, count(keys.take("launch.nproc_per_node", "world")))
+        nodes = keys.count("launch.nnodes", "world", 1)
+        world = product(nodes, keys.count("launch.nproc_per_node", "world"))
     acting = world is None and all(keys.take(f"{at}{name}", "world") is not None for name in _ACTORS)
     if acting:
-        world = product(*(count(keys.take(f"{at}{name}", "world")) for name in _ACTORS))
+        world = product(*(keys.count(f"{at}{name}", "world") for name in _ACTORS))
     micro_paths = (f"{at}per_device_train_batch_size", f"{at}per_gpu_train_batch_size")
-    micro = count(keys.first(micro_paths, "strategy.micro_batch"))
+    micro = keys.count(micro_paths, "strategy.micro_batch")
     written = keys.take(f"{at}gradient_accumulation_steps", "accumulation", 1)
     steps = count(written)
-    bf16, fp16 = (truth(keys.take(f"{at}{name}", "job.precision")) for name in ("bf16", "fp16"))
+    bf16, fp16 = (keys.truth(f"{at}{name}", "job.precision") for name in ("bf16", "fp16"))
     of_trl = any(keys.take(f"{at}{name}", "stack") is not None for name in _BF16_UNASKED)
-    rounded = truth(keys.take(f"{at}tf32", "job.precision"))
+    rounded = keys.truth(f"{at}tf32", "job.precision")
     type_ = "bf16" if bf16 else "fp16" if fp16 else "tf32" if rounded and not of_trl else None
-    again = truth(
-        keys.first(
-            (f"{at}gradient_checkpointing", f"{at}grad_checkpoint", f"{at}use_gradient_checkpointing"), "strategy"
-        )
+    again = keys.truth(
+        (f"{at}gradient_checkpointing", f"{at}grad_checkpoint", f"{at}use_gradient_checkpointing"), "strategy"
     )
     if again is None and any(keys.take(f"{at}{name}", "stack") is not None for name in _OF_LLAMA_FACTORY):
-        again = not truth(keys.take(f"{at}disable_gradient_checkpointing", "strategy.recompute"))
+        again = not keys.truth(f"{at}disable_gradient_checkpointing", "strategy.recompute")
     zero: int | None = None
     offload: dict[str, str | None] | None = None
     stack = "accelerate"
@@ -105,8 +103,8 @@ def read(config: Config, world: int | None = None) -> Configuration:
     job = arguments_job(keys, at)
     if isinstance(inner, dict):
         part = Keys(inner)
-        tp = count(part.take("tensor_parallel.autotp_size", "strategy.tp")) or 1
-        cp = count(part.take("sequence_parallel_size", "strategy.cp")) or 1
+        tp = part.count("tensor_parallel.autotp_size", "strategy.tp") or 1
+        cp = part.count("sequence_parallel_size", "strategy.cp") or 1
         options, fields, stated = deepspeed.beyond(part)
         job, shard = job | stated, deepspeed.shard(part)
         zero, offload = deepspeed.stage(part), deepspeed.offloaded(part)
@@ -124,7 +122,7 @@ def read(config: Config, world: int | None = None) -> Configuration:
             offload = {"optimizer": device, "param": device if ZERO_LEVELS[zero].parameters else "none"}
             options |= {"optimizer_offload": 1.0} if named[2] else {}
             keys.understood[f"{at}deepspeed"] = "strategy.zero"
-        if truth(keys.take(f"{at}adam_offload", "offload")):
+        if keys.truth(f"{at}adam_offload", "offload"):
             offload, options = {"optimizer": "cpu", "param": "none"}, options | {"optimizer_offload": 1.0}
     elif launched is not None:
         s, stack, options, fields = launched.layout, launched.stack, dict(launched.options), dict(launched.fields)
@@ -153,7 +151,7 @@ def read(config: Config, world: int | None = None) -> Configuration:
     unstated = "bf16" if of_trl and bf16 is None else None if unread else "fp32"
     options |= attention(keys, at)
     replicas = divided(world, tp * cp)
-    whole = count(keys.take(f"{at}train_batch_size", "job.global_batch"))
+    whole = keys.count(f"{at}train_batch_size", "job.global_batch")
     if whole and f"{at}gradient_accumulation_steps" not in keys.understood:
         steps = divided(whole, product(micro, replicas))
     layout = StatedLayout(
@@ -172,7 +170,7 @@ def read(config: Config, world: int | None = None) -> Configuration:
         recompute="full" if again else None,
         offload=offload,
     )
-    name = str(keys.first((f"{at}model_name_or_path", f"{at}model_name"), "model", "") or "")
+    name = str(keys.take((f"{at}model_name_or_path", f"{at}model_name"), "model", "") or "")
     trained, unpriced = tuning(keys, at)
     options |= trained
     own = Keys({n: value for n, value in config.items() if n != "accelerate"}, beside=_BESIDE)

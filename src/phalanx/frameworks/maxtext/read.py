@@ -62,10 +62,10 @@ def read(config: Config, world: int | None = None) -> Configuration:
     dp = fsdp * data if fsdp is not None and data is not None and world else None
     replicas = product(dp, ep)
     shards = product(fsdp, ep)
-    over_data = truth(keys.take("shard_optimizer_over_data", "strategy.zero"))
+    over_data = keys.truth("shard_optimizer_over_data", "strategy.zero")
     zero = None if not dp else 3 if (shards or 1) > 1 or (cp or 1) > 1 else 1 if over_data else 0
-    sequence = count(keys.take("ici_tensor_sequence_parallelism", "strategy.sp", 1)) or 1
-    sequence *= count(keys.take("dcn_tensor_sequence_parallelism", "strategy.sp", 1)) or 1
+    sequence = keys.count("ici_tensor_sequence_parallelism", "strategy.sp", 1) or 1
+    sequence *= keys.count("dcn_tensor_sequence_parallelism", "strategy.sp", 1) or 1
     micro, steps, whole = _batch(keys, world, replicas, degrees["pp"] or 1)
     remat = keys.field("strategy.recompute") or (None if isinstance(config, Partial) else "full")  # types:1292
     seq = count(keys.field("job.seq"))
@@ -124,7 +124,7 @@ def _batch(keys: Keys, world: int | None, replicas: int | None, pp: int) -> tupl
     """Return (sequences of a micro-batch, micro-batches of a step, sequences of a step)."""
     each = number(keys.field("strategy.micro_batch"), 0.0)
     steps = count(keys.field("accumulation"))
-    pieces = count(keys.take("num_pipeline_microbatches", "accumulation"))
+    pieces = keys.count("num_pipeline_microbatches", "accumulation")
     keys.field("strategy.layers")
     keys.field("strategy.virtual")
     if not world or not replicas:
@@ -185,7 +185,7 @@ def _model(keys: Keys, seq: int | None) -> tuple[ModelSpec | None, str]:
     theta = keys.take("rope_max_timescale", "model.rope_theta")
     fields: dict[str, Any] = {n: v for n, v in sizes.items() if v is not None}
     fields |= {"rope_theta": number(theta, 10_000.0), "norm_eps": number(sizes["norm_eps"], 1e-6)}
-    longest = count(keys.take("max_position_embeddings", "model.max_seq"))
+    longest = keys.count("max_position_embeddings", "model.max_seq")
     latent = _latent(keys) if str(keys.take("attention_type", "model.latent", "")) == "mla" else None
     experts = _experts(keys, latent is not None)
     if latent is not None:
@@ -202,7 +202,7 @@ def _model(keys: Keys, seq: int | None) -> tuple[ModelSpec | None, str]:
 
 def _latent(keys: Keys) -> Latent:
     rank, *others = (
-        count(keys.take(KEYS[f"model.latent.{n}"], "model.latent"))
+        keys.count(KEYS[f"model.latent.{n}"], "model.latent")
         for n in ("q_rank", "kv_rank", "nope_dim", "rope_dim", "v_dim")
     )
     kv, nope, rope, v = (n or 1 for n in others)
@@ -213,13 +213,13 @@ def _scaling(keys: Keys) -> RopeScaling | None:
     if keys.take("rope_type", "model.rope_scaling") != "yarn":
         return None
     named = {"factor": "rope_factor", "beta_fast": "beta_fast", "beta_slow": "beta_slow", "mscale_all_dim": "mscale"}
-    values = {n: number(keys.take(key, "model.rope_scaling"), 1.0) for n, key in named.items()}
-    first = count(keys.take("original_max_position_embeddings", "model.rope_scaling")) or 4096
+    values = {n: keys.number(key, "model.rope_scaling", 1.0) for n, key in named.items()}
+    first = keys.count("original_max_position_embeddings", "model.rope_scaling") or 4096
     return RopeScaling(**values, kind="yarn", original_max_seq=first, attention_factor=1.0)  # type: ignore[arg-type]
 
 
 def _experts(keys: Keys, latent: bool) -> Experts | None:
-    number_of = count(keys.take(KEYS["model.experts.count"], "model.experts"))
+    number_of = keys.count(KEYS["model.experts.count"], "model.experts")
     if number_of is None or number_of == 1:
         return None
 

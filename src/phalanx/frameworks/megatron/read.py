@@ -68,7 +68,7 @@ def read(config: Config, world: int | None = None) -> Configuration:
 
     if world is None and at:
         nodes = keys.take("launch.nnodes", "world", 1)
-        world = product(count(nodes), count(keys.take("launch.nproc_per_node", "world")))
+        world = product(count(nodes), keys.count("launch.nproc_per_node", "world"))
         world = world or count(flag("world_size", "world"))  # of the dump that a log prints
     tp = degree("tensor_model_parallel_size", "strategy.tp")
     pp = degree("pipeline_model_parallel_size", "strategy.pp")

@@ -64,7 +64,7 @@ def _adapters(keys: Keys) -> dict[str, Any]:
     named = keys.config.get("peft")
     if str(named).lower() != "lora" and not isinstance(named, Mapping):
         return {}
-    rank = count(keys.take("peft.dim", "options.lora")) if isinstance(named, Mapping) else None
+    rank = keys.count("peft.dim", "options.lora") if isinstance(named, Mapping) else None
     keys.take("peft", "options.lora") if not isinstance(named, Mapping) else None
     return {"lora": rank or _RANK}
 
@@ -75,7 +75,7 @@ def _generation(keys: Keys) -> tuple[str, tuple[str, ...]]:
     if not isinstance(trainer, Mapping) or not isinstance(trainer.get("strategy"), Mapping):
         return "megatron-bridge", ()
     paths = ("trainer.plugins.grad_reduce_in_fp32", "trainer.strategy.ddp.grad_reduce_in_fp32")
-    narrow = truth(keys.first(paths, "options.gradients")) is False
+    narrow = keys.truth(paths, "options.gradients") is False
     stack = "nemo-25.05" if narrow else "nemo-24.11"
     types = "bf16" if narrow else "fp32"
     return stack, (f"trainer.strategy is of NeMo 2, with gradients in {types}: priced as {stack}",)
@@ -89,15 +89,15 @@ def read(config: Config, world: int | None = None) -> Configuration:
     keys = Keys(config)
 
     def of(meaning: str, *names: str) -> Any:
-        return keys.first(tuple(place + name for name in names for place in _PLACES), meaning)
+        return keys.take(tuple(place + name for name in names for place in _PLACES), meaning)
 
     def degree(meaning: str, *names: str) -> int | None:
         return count(of(meaning, *names))
 
     reinforced = isinstance(config.get("policy"), Mapping)
-    nodes = count(keys.first(("trainer.num_nodes", "cluster.num_nodes", "num_nodes"), "world"))
-    each = count(keys.first(("trainer.devices", "cluster.gpus_per_node", "devices"), "world"))
-    world = world or product(nodes, each) or count(keys.take("num_gpus", "world"))
+    nodes = keys.count(("trainer.num_nodes", "cluster.num_nodes", "num_nodes"), "world")
+    each = keys.count(("trainer.devices", "cluster.gpus_per_node", "devices"), "world")
+    world = world or product(nodes, each) or keys.count("num_gpus", "world")
     # A file that inherits (NeMo-RL's `defaults`) says nothing by what it lacks.
     tp = degree("strategy.tp", "tensor_model_parallel_size", "tensor_parallel_size")
     pp = degree("strategy.pp", "pipeline_model_parallel_size", "pipeline_parallel_size")

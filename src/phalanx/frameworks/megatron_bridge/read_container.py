@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from phalanx.frameworks.configuration import Config, Configuration, Keys, Partial, count, truth
+from phalanx.frameworks.configuration import Config, Configuration, Keys, Partial
 from phalanx.frameworks.keys import key_table
 from phalanx.frameworks.megatron import read as megatron
 from phalanx.frameworks.megatron_bridge.flags import DTYPES, INVERTED, KEYS, TARGETS
@@ -33,7 +33,7 @@ def read(config: Config, world: int | None = None) -> Configuration:
         if value is not None and value is not False:
             args[flag] = _WORDS.get(value, value) if isinstance(value, str) else value
     for flag, key in INVERTED.items():
-        if truth(keys.take(key, "")) is False:
+        if keys.truth(key, "") is False:
             args[flag.removeprefix("--")] = True
     args |= _with_others(keys)
     if _LAYOUT in args:
@@ -72,18 +72,18 @@ def read(config: Config, world: int | None = None) -> Configuration:
 def _with_others(keys: Keys) -> dict[str, Any]:
     """Return the flags that stand in keys of another form."""
     args: dict[str, Any] = {}
-    if truth(keys.take("model.gated_linear_unit", "model.activation")):
+    if keys.truth("model.gated_linear_unit", "model.activation"):
         args["swiglu"] = True
     if str(keys.take("model.activation_func", "model.activation")).endswith("squared_relu"):
         args["squared-relu"] = True
-    fused = truth(keys.take("model.bias_activation_fusion", "model.activation"))
+    fused = keys.truth("model.bias_activation_fusion", "model.activation")
     if fused is False and "squared-relu" not in args:
         args["no-bias-gelu-fusion"] = True
     if keys.take("model.num_query_groups", "model.kv_heads") is not None:
         args["group-query-attention"] = True
-    narrow = truth(keys.take("mixed_precision.grad_reduce_in_fp32", "options.reduce")) is False
+    narrow = keys.truth("mixed_precision.grad_reduce_in_fp32", "options.reduce") is False
     main = keys.take("optimizer.main_grads_dtype", "options.gradients")
-    if narrow and main != DTYPES["bf16"] and truth(keys.take("mixed_precision.bf16", "job.precision")):
+    if narrow and main != DTYPES["bf16"] and keys.truth("mixed_precision.bf16", "job.precision"):
         args["grad-reduce-in-bf16"] = True
     return args
 
@@ -91,10 +91,10 @@ def _with_others(keys: Keys) -> dict[str, Any]:
 def _options(keys: Keys) -> dict[str, Any]:
     """Return options that Megatron-LM has no flag for."""
     options: dict[str, Any] = {}
-    fused = truth(keys.take("model.cross_entropy_loss_fusion", "options.cross_entropy"))
+    fused = keys.truth("model.cross_entropy_loss_fusion", "options.cross_entropy")
     if fused is not None:
         options["cross_entropy"] = "fused" if fused else "plain"
-    if rank := count(keys.take("peft.dim", "options.lora")):
+    if rank := keys.count("peft.dim", "options.lora"):
         options["lora"] = rank
         targets = keys.take("peft.target_modules", "options.lora_targets")
         if isinstance(targets, list) and set(targets) == set(TARGETS["attention"]):

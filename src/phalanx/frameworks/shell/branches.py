@@ -9,17 +9,7 @@ import re
 from phalanx.frameworks.shell.expansion import arithmetic, expand_all, text_of
 from phalanx.frameworks.shell.follower import Follower
 from phalanx.frameworks.shell.invocation import Fork, Left
-from phalanx.frameworks.shell.nodes import (
-    NAME,
-    REFERENCE,
-    CaseCommand,
-    Chain,
-    For,
-    If,
-    Node,
-    SimpleCommand,
-    While,
-)
+from phalanx.frameworks.shell.nodes import NAME, REFERENCE, CaseCommand, Chain, For, If, Node, SimpleCommand, While
 from phalanx.frameworks.shell.scope import LONGEST_LOOP, Scope, is_open, plain, unknown
 
 

@@ -8,14 +8,7 @@ from phalanx.frameworks.shell import filters
 from phalanx.frameworks.shell.expansion import document, expand_all, text_of
 from phalanx.frameworks.shell.follower import Follower
 from phalanx.frameworks.shell.grammar import parse
-from phalanx.frameworks.shell.nodes import (
-    DECLARES,
-    CommandPipeline,
-    GroupCommand,
-    Node,
-    Redirection,
-    SimpleCommand,
-)
+from phalanx.frameworks.shell.nodes import DECLARES, CommandPipeline, GroupCommand, Node, Redirection, SimpleCommand
 from phalanx.frameworks.shell.scope import DEEPEST, Scope, plain
 
 

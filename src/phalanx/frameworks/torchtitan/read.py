@@ -38,7 +38,7 @@ def read(config: Config, world: int | None = None) -> Configuration:
 
     def degree(field: str, name: str, old: str = "") -> int | None:
         paths = (f"{p}.{name}", *((f"{old}",) if old else ()))
-        return count(keys.first(paths, f"strategy.{field}", 1))
+        return keys.count(paths, f"strategy.{field}", 1)
 
     tp = degree("tp", "tensor_parallel_degree", "training.tensor_parallel_degree")
     pp = degree("pp", "pipeline_parallel_degree", "experimental.pipeline_parallel_degree")
@@ -53,14 +53,14 @@ def read(config: Config, world: int | None = None) -> Configuration:
         "training.data_parallel_shard_degree",
         "training.data_parallel_degree",  # of 2024
     )
-    stated = keys.first(shard_paths, "strategy.shard", -1)
+    stated = keys.take(shard_paths, "strategy.shard", -1)
     shards = count(stated)
     if shards is None and world:
         shards = divided(world, product(tp, pp, cp, replicas))
     dp = product(replicas, shards)
-    seq = count(keys.first(("training.seq_len", "training.max_context_length"), "job.seq"))
+    seq = keys.count(("training.seq_len", "training.max_context_length"), "job.seq")
     micro, whole = _batch(keys, seq)
-    offload = truth(keys.take("training.enable_cpu_offload", "offload"))
+    offload = keys.truth("training.enable_cpu_offload", "offload")
     mode = keys.take("activation_checkpoint.mode", "strategy.recompute")
     recompute_class = str(
         keys.take("activation_checkpoint.class", "strategy.recompute", "") or ""
@@ -70,7 +70,7 @@ def read(config: Config, world: int | None = None) -> Configuration:
         default = "none" if none else None if isinstance(config, Partial) else "selective"
         mode = next((word for name, word in _RECOMPUTED.items() if recompute_class.startswith(name)), default)
         keys.take("activation_checkpoint", "strategy.recompute") if none else None
-    schedule = keys.first(
+    schedule = keys.take(
         (f"{p}.pipeline_parallel_schedule", "experimental.pipeline_parallel_schedule"), "strategy.schedule"
     )
     kept = str(keys.field("strategy.zero", "default"))
@@ -84,7 +84,7 @@ def read(config: Config, world: int | None = None) -> Configuration:
         pp=pp,
         cp=cp,
         ep=ep,
-        etp=count(keys.take(f"{p}.expert_tensor_parallel_degree", "strategy.etp")),
+        etp=keys.count(f"{p}.expert_tensor_parallel_degree", "strategy.etp"),
         zero=0 if whole_model else 2 if kept == "never" else 3 if shards else None,
         shard=shards,
         sp=truth(keys.field("strategy.sp", True)) and (tp or 1) > 1,
@@ -128,7 +128,7 @@ def _release(keys: Keys) -> tuple[str, str]:
     components = keys.take("compile.components", "stack")
     parts = components if isinstance(components, list) else ["model", "loss"]
     old, narrow = "job" in keys.config, "enable_fsdp_float8_all_gather"
-    gathers = any(truth(keys.take(f"{table}.{narrow}", "stack")) for table in ("float8", "quantize.linear.float8"))
+    gathers = any(keys.truth(f"{table}.{narrow}", "stack") for table in ("float8", "quantize.linear.float8"))
     if enabled is False or (enabled is None and old):
         said = "compile is false" if enabled is False else "compile is left open, which is false"
         return "torchtitan-eager", f"{said}: priced as torchtitan-eager, whose kernels run one by one"
@@ -145,25 +145,25 @@ def _release(keys: Keys) -> tuple[str, str]:
 
 def _batch(keys: Keys, seq: int | None) -> tuple[int | None, int | None]:
     """Return (sequences of a replica's local batch, of a step)."""
-    micro = count(keys.first(("training.local_batch_size", "training.batch_size"), "strategy.micro_batch"))
+    micro = keys.count(("training.local_batch_size", "training.batch_size"), "strategy.micro_batch")
     whole = count(keys.field("job.global_batch"))
-    tokens = count(keys.take("training.num_tokens_per_microbatch_per_dp_rank", "strategy.micro_batch"))
-    step = count(keys.take("training.num_tokens_per_train_step", "job.global_batch"))
+    tokens = keys.count("training.num_tokens_per_microbatch_per_dp_rank", "strategy.micro_batch")
+    step = keys.count("training.num_tokens_per_train_step", "job.global_batch")
     return micro or divided(tokens, seq), whole or divided(step, seq)
 
 
 def _pieces(keys: Keys, local: int | None, pp: int) -> dict[str, Any]:
     """Return the micro-batch of a pipeline, which cuts the local batch: into sequences if nothing else is said."""
-    size = count(keys.take("parallelism.pipeline_parallel_microbatch_size", "strategy.micro_batch", 1))
+    size = keys.count("parallelism.pipeline_parallel_microbatch_size", "strategy.micro_batch", 1)
     old = ("parallelism.pipeline_parallel_microbatches", "experimental.pipeline_parallel_microbatches")
-    if (number_of := count(keys.first(old, "strategy.micro_batch"))) is not None:
+    if (number_of := keys.count(old, "strategy.micro_batch")) is not None:
         size = divided(local, number_of)
     return {"micro_batch": size} if pp > 1 and local and size and local % size == 0 else {}
 
 
 def _every(keys: Keys, mode: Any) -> dict[str, Any]:
     """Return what `selective` recomputes where it is whole blocks, every n-th (to 0.2), not single operators."""
-    n = count(keys.take("activation_checkpoint.selective_ac_option", "strategy.recompute", "op"))
+    n = keys.count("activation_checkpoint.selective_ac_option", "strategy.recompute", "op")
     return {"recompute": "full" if n == 1 else f"every:{n}"} if n and mode == "selective" else {}
 
 
@@ -176,25 +176,23 @@ def _blocks(parts: Any) -> tuple[int, ...]:
 
 def _model(keys: Keys) -> tuple[ModelSpec | None, dict[str, Any]]:
     """Return the model of a known name and flavor, and the options that its converters set."""
-    module = keys.first(("model_spec.module", "model.name"), "model")
-    flavor = keys.first(("model_spec.flavor", "model.flavor"), "model")
+    module = keys.take(("model_spec.module", "model.name"), "model")
+    flavor = keys.take(("model_spec.flavor", "model.flavor"), "model")
     preset = PRESETS.get((str(module), str(flavor)))
     spec = make_model({"preset": preset}, Path())[0] if preset else None
     options: dict[str, Any] = {}
-    if depths := count(keys.take("model_spec.num_mtp_layers", "options.mtp")):
+    if depths := keys.count("model_spec.num_mtp_layers", "options.mtp"):
         options["mtp"] = depths
     backend = keys.take("model_spec.moe_comm_backend", "options.dispatch")
     if backend in ("deepep", "hybridep"):
         options["dispatch"] = backend
-    balanced = keys.first(
-        ("debug.moe_force_load_balance", "training.debug_moe_force_load_balance"), "options.routing"
-    )
+    balanced = keys.take(("debug.moe_force_load_balance", "training.debug_moe_force_load_balance"), "options.routing")
     if spec and spec.experts:
         options["routing"] = "balanced" if truth(balanced) else "learned"
-    converters = keys.first(("model_spec.converters", "model.converters"), "options.products")
-    eight = truth(keys.take("float8.enable_float8_linear", "options.products"))
+    converters = keys.take(("model_spec.converters", "model.converters"), "options.products")
+    eight = keys.truth("float8.enable_float8_linear", "options.products")
     if eight or converters == ["float8"]:
-        recipe = keys.first(("float8.recipe_name", "quantize.linear.float8.recipe_name"), "options.products")
+        recipe = keys.take(("float8.recipe_name", "quantize.linear.float8.recipe_name"), "options.products")
         options["products"] = "float8-block" if str(recipe).startswith("rowwise") else "float8"
     for converter in converters if isinstance(converters, list) else ():
         named = str(converter.get("converter", "") if isinstance(converter, Mapping) else converter).partition(".")[0]
@@ -209,7 +207,7 @@ def _options(keys: Keys, offload: bool) -> dict[str, Any]:
     """Return what other tables set of StackOptions."""
     options: dict[str, Any] = {"parameter_offload": True, "optimizer_offload": 1.0} if offload else {}
     overlapped = ("compile.enable_async_tensor_parallel", "parallelism.enable_async_tensor_parallel")
-    if truth(keys.first(overlapped, "options.tp_overlap")):
+    if keys.truth(overlapped, "options.tp_overlap"):
         options["tp_overlap"] = "async"
     return options
 
@@ -219,11 +217,11 @@ def _job(keys: Keys) -> dict[str, Any]:
     betas = keys.take("optimizer.betas", "job.optimizer.betas")
     if not (isinstance(betas, list) and len(betas) == 2):
         named = ("optimizer.beta1", 0.9), ("optimizer.beta2", 0.95)
-        betas = [number(keys.take(n, "job.optimizer.betas"), d) for n, d in named]
+        betas = [keys.number(n, "job.optimizer.betas", d) for n, d in named]
     optimizer = {
         "betas": tuple(number(b, 0.9) for b in betas),
-        "eps": number(keys.take("optimizer.eps", "job.optimizer.eps"), 1e-8),
-        "weight_decay": number(keys.take("optimizer.weight_decay", "job.optimizer.weight_decay"), 0.1),
+        "eps": keys.number("optimizer.eps", "job.optimizer.eps", 1e-8),
+        "weight_decay": keys.number("optimizer.weight_decay", "job.optimizer.weight_decay", 0.1),
     }
     type_ = keys.word("job.precision") or "bf16"
     return {

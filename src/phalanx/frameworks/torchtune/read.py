@@ -6,18 +6,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from phalanx.frameworks.configuration import (
-    Config,
-    Configuration,
-    Keys,
-    Partial,
-    StatedLayout,
-    count,
-    divided,
-    number,
-    product,
-    truth,
-)
+from phalanx.frameworks.configuration import Config, Configuration, Keys, Partial, StatedLayout, divided, product
 from phalanx.frameworks.keys import key_table
 from phalanx.spec.files.job_file import make_model
 from phalanx.spec.model import presets
@@ -35,7 +24,7 @@ def read(config: Config, world: int | None = None) -> Configuration:
     keys = Keys(config, key_table("torchtune"))
 
     def degree(name: str, by_default: int | None) -> int | None:
-        return count(keys.take(f"{name}_dim", "strategy", by_default))
+        return keys.count(f"{name}_dim", "strategy", by_default)
 
     tp, cp = degree("tensor_parallel", _WHOLE), degree("context_parallel", _WHOLE)
     keys.take("tensor_parallel_plan", "strategy.tp")
@@ -43,14 +32,14 @@ def read(config: Config, world: int | None = None) -> Configuration:
     if shards is None and world:
         shards = divided(world, product(tp, cp, replicas))
     dp = product(replicas, shards)
-    reshards = truth(keys.take("fsdp_reshard_after_forward", "strategy.zero", True))
-    micro = count(keys.take("batch_size", "strategy.micro_batch"))
-    steps = count(keys.take("gradient_accumulation_steps", "accumulation", 1))
-    again = truth(keys.take("enable_activation_checkpointing", "strategy.recompute", False))
+    reshards = keys.truth("fsdp_reshard_after_forward", "strategy.zero", True)
+    micro = keys.count("batch_size", "strategy.micro_batch")
+    steps = keys.count("gradient_accumulation_steps", "accumulation", 1)
+    again = keys.truth("enable_activation_checkpointing", "strategy.recompute", False)
     every = None
     if keys.take("ac_mode", "strategy.recompute") == "selective":
-        every = count(keys.take("ac_option", "strategy.recompute"))
-    on_host = truth(keys.take("fsdp_cpu_offload", "offload"))
+        every = keys.count("ac_option", "strategy.recompute")
+    on_host = keys.truth("fsdp_cpu_offload", "offload")
     type_ = str(keys.take("dtype", "job.precision") or "")
     layout = StatedLayout(
         world=world,
@@ -63,7 +52,7 @@ def read(config: Config, world: int | None = None) -> Configuration:
         micro_batch=micro,
         accumulation=steps,
         global_batch=product(micro, steps, dp),
-        seq=count(keys.first(("tokenizer.max_seq_len", "dataset.max_seq_len"), "job.seq")),
+        seq=keys.count(("tokenizer.max_seq_len", "dataset.max_seq_len"), "job.seq"),
         precision=type_ if type_ in ("bf16", "fp16", "fp32") else None,
         recompute=None if again is None and every is None else "full" if again or every else "none",
         offload={"param": "cpu", "optimizer": "cpu"} if on_host else None,
@@ -90,13 +79,13 @@ def read(config: Config, world: int | None = None) -> Configuration:
 def _tuning(keys: Keys, component: str) -> tuple[dict[str, Any], tuple[str, ...]]:
     """Return the options of adapters, and what is assumed of them."""
     builder = component.rpartition(".")[2]
-    rank = count(keys.take("model.lora_rank", "options.lora"))
+    rank = keys.count("model.lora_rank", "options.lora")
     if not re.match(r"q?lora_|q?dora_", builder) and rank is None:
         return {}, ()
-    mlp = truth(keys.take("model.apply_lora_to_mlp", "options.lora_targets"))
+    mlp = keys.truth("model.apply_lora_to_mlp", "options.lora_targets")
     targets = keys.take("model.lora_attn_modules", "options.lora_targets")
     options: dict[str, Any] = {"lora": rank or 8, "lora_targets": "linear" if mlp else "attention"}
-    if builder.startswith(("qlora_", "qdora_")) or truth(keys.take("model.quantize_base", "options.base")):
+    if builder.startswith(("qlora_", "qdora_")) or keys.truth("model.quantize_base", "options.base"):
         options["base"] = "nf4-double"
     some = isinstance(targets, list) and len({"q_proj", "k_proj", "v_proj", "output_proj"} - set(targets)) > 0
     return options, ("adapters are priced at every product of the layers that have some",) if some else ()
@@ -106,18 +95,16 @@ def _job(keys: Keys, type_: str, whole: bool) -> dict[str, Any]:
     """Return optimizer, clipping and types. `whole`: what trains is the model, which then has no copies in fp32."""
 
     def of(name: str, default: float) -> float:
-        return number(keys.take(f"optimizer.{name}", "job.optimizer"), default)
+        return keys.number(f"optimizer.{name}", "job.optimizer", default)
 
     keys.take("optimizer._component_", "job.optimizer")
-    betas = keys.take("optimizer.betas", "job.optimizer")
-    pair = betas if isinstance(betas, list) and len(betas) == 2 else (0.9, 0.999)
     job: dict[str, Any] = {
         "optimizer": {
-            "betas": (number(pair[0], 0.9), number(pair[1], 0.999)),
+            "betas": keys.betas("optimizer.betas", (0.9, 0.999)),
             "eps": of("eps", 1e-8),
             "weight_decay": of("weight_decay", 0.01),
         },
-        "clip": number(keys.take("clip_grad_norm", "job.clip"), 0.0),
+        "clip": keys.number("clip_grad_norm", "job.clip", 0.0),
         "compute": type_ or None,
     }
     if whole and (half := _HALVES.get(type_)):

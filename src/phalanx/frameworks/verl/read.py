@@ -9,17 +9,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from phalanx.frameworks.configuration import (
-    Config,
-    Configuration,
-    Keys,
-    StatedLayout,
-    count,
-    divided,
-    number,
-    product,
-    truth,
-)
+from phalanx.frameworks.configuration import Config, Configuration, Keys, StatedLayout, divided, product
 from phalanx.frameworks.keys import key_table
 from phalanx.frameworks.megatron import read as megatron
 
@@ -45,15 +35,15 @@ def read(config: Config, world: int | None = None) -> Configuration:
     verl's own files, which hydra lays the others over."""
     keys = Keys(config, key_table("verl"))
     tuned = _ROLE not in config
-    nodes = count(keys.take("trainer.nnodes", "world", 1))
-    each = count(keys.take("trainer.n_gpus_per_node", "world", None if tuned else _PER_GPU))
+    nodes = keys.count("trainer.nnodes", "world", 1)
+    each = keys.count("trainer.n_gpus_per_node", "world", None if tuned else _PER_GPU)
     world = world or product(nodes, each)
-    named = str(keys.first(("config_name", "config-name"), "stack", "") or "")
-    keys.first(("config_path", "config-path"), "file")
+    named = str(keys.take(("config_name", "config-name"), "stack", "") or "")
+    keys.take(("config_path", "config-path"), "file")
     if tuned:
         return _fsdp(keys, world, at="model", whole="data.train_batch_size", repeated=1, length="data.max_length")
     engine = keys.take(f"{_ACTOR}.strategy", "stack")
-    repeated = count(keys.take(f"{_ROLE}.rollout.n", "job.global_batch", 1)) or 1
+    repeated = keys.count(f"{_ROLE}.rollout.n", "job.global_batch", 1) or 1
     actor = config[_ROLE].get("actor") if isinstance(config[_ROLE], Mapping) else None
     of_megatron = isinstance(actor, Mapping) and "megatron" in actor
     if engine == "megatron" or "megatron" in named or (of_megatron and engine is None):
@@ -66,22 +56,20 @@ def _fsdp(keys: Keys, world: int | None, at: str, whole: str, repeated: int, len
     `repeated` times; `length`: the key of a sequence's tokens, "" where a prompt and its response make one."""
     model = "model" if at == "model" else f"{_ROLE}.model"
     table = f"{at}.fsdp_config"
-    sp = count(
-        keys.first((f"{at}.ulysses_sequence_parallel_size", f"{table}.ulysses_sequence_parallel_size",
-                    "ulysses_sequence_parallel_size", "engine.ulysses_sequence_parallel_size"), "strategy.cp", 1)
-    )  # fmt: skip
+    ulysses = (f"{place}ulysses_sequence_parallel_size" for place in (f"{at}.", f"{table}.", "", "engine."))
+    sp = keys.count(tuple(ulysses), "strategy.cp", 1)
     dp = divided(world, sp)
-    size = count(keys.first((f"{table}.fsdp_size", "engine.fsdp_size"), "strategy.shard"))
-    reshards = truth(keys.first((f"{table}.reshard_after_forward", "engine.reshard_after_forward"), "strategy.zero"))
+    size = keys.count((f"{table}.fsdp_size", "engine.fsdp_size"), "strategy.shard")
+    reshards = keys.truth((f"{table}.reshard_after_forward", "engine.reshard_after_forward"), "strategy.zero")
     seq, notes = _sequence(keys, length)
-    batch = product(count(keys.take(whole, "job.global_batch", _MINI)), repeated)
+    batch = product(keys.count(whole, "job.global_batch", _MINI), repeated)
     micro = _micro(keys, at, dp, seq, sp or 1, notes)
-    type_ = str(keys.first((f"{table}.model_dtype", "engine.model_dtype"), "job.precision", "fp32"))
-    again = truth(keys.take(f"{model}.enable_gradient_checkpointing", "strategy.recompute", True))
+    type_ = str(keys.take((f"{table}.model_dtype", "engine.model_dtype"), "job.precision", "fp32"))
+    again = keys.truth(f"{model}.enable_gradient_checkpointing", "strategy.recompute", True)
     hosts = (f"{table}.offload_policy", f"{table}.offload_params", f"{table}.cpu_offload", "engine.offload_policy")
-    on_host = any(truth(keys.take(name, "offload")) for name in hosts)
+    on_host = any(keys.truth(name, "offload") for name in hosts)
     options: dict[str, Any] = {"parameter_offload": True, "optimizer_offload": 1.0} if on_host else {}
-    rank = count(keys.first((f"{model}.lora_rank", f"{model}.lora.rank"), "options.lora"))
+    rank = keys.count((f"{model}.lora_rank", f"{model}.lora.rank"), "options.lora")
     options |= {"lora": rank} if rank else {}
     keys.take(f"{model}.target_modules", "options.lora_targets")
     job = _job(keys, "optim" if at == "model" else f"{at}.optim", f"{at}.grad_clip")
@@ -120,14 +108,14 @@ def _megatron(keys: Keys, world: int | None, repeated: int) -> Configuration:
     at = f"{_ACTOR}.megatron"
     args: dict[str, Any] = {"bf16": True}
     for name, flag in _DEGREES.items():
-        if (value := count(keys.take(f"{at}.{name}", f"strategy.{name}"))) is not None:
+        if (value := keys.count(f"{at}.{name}", f"strategy.{name}")) is not None:
             args[flag] = value
     for name, flag in (("sequence_parallel", "sequence-parallel"), ("use_distributed_optimizer",) * 2):
-        if truth(keys.take(f"{at}.{name}", f"strategy.{name}", True)):
+        if keys.truth(f"{at}.{name}", f"strategy.{name}", True):
             args[flag.replace("_", "-")] = True
     for name in _RECOMPUTATION:
         old = f"{_ROLE}.model.gradient_checkpointing_kwargs.{name.replace('recompute', 'activations_checkpoint')}"
-        value = keys.first((f"{at}.override_transformer_config.{name}", old), "strategy.recompute")
+        value = keys.take((f"{at}.override_transformer_config.{name}", old), "strategy.recompute")
         if value not in (None, "null"):
             args[name.replace("_", "-")] = value
     if args.get("recompute-granularity") is None:
@@ -136,7 +124,7 @@ def _megatron(keys: Keys, world: int | None, repeated: int) -> Configuration:
     keys.take(f"{at}.override_transformer_config.attention_backend", "options.attention")
     c = megatron.read({"args": args}, world)
     seq, notes = _sequence(keys, "")
-    batch = product(count(keys.take(f"{_ACTOR}.ppo_mini_batch_size", "job.global_batch", _MINI)), repeated)
+    batch = product(keys.count(f"{_ACTOR}.ppo_mini_batch_size", "job.global_batch", _MINI), repeated)
     micro = _micro(keys, _ACTOR, c.layout.dp, seq, c.layout.cp or 1, notes)
     layout = replace(
         c.layout,
@@ -160,8 +148,8 @@ def _megatron(keys: Keys, world: int | None, repeated: int) -> Configuration:
 def _sequence(keys: Keys, length: str) -> tuple[int | None, list[str]]:
     """Return the tokens of the longest sequence, and what is assumed of the others."""
     if length:
-        return count(keys.take(length, "job.seq", 1024)), ["every sequence has max_length tokens: padded, or as long"]
-    parts = [count(keys.take(f"data.max_{part}_length", "job.seq", _PROMPT)) for part in ("prompt", "response")]
+        return keys.count(length, "job.seq", 1024), ["every sequence has max_length tokens: padded, or as long"]
+    parts = [keys.count(f"data.max_{part}_length", "job.seq", _PROMPT) for part in ("prompt", "response")]
     seq = sum(part for part in parts if part) if all(parts) else None
     return seq, [f"every sequence is as long as it may be, {seq:,} tokens: measured ones are shorter"] if seq else []
 
@@ -169,11 +157,11 @@ def _sequence(keys: Keys, length: str) -> tuple[int | None, list[str]]:
 def _micro(keys: Keys, at: str, dp: int | None, seq: int | None, sp: int, notes: list[str]) -> int | None:
     """Return the sequences of a replica's micro-batch; by the tokens that one may have where it is filled by them."""
     table, start = ("data", "") if at == "model" else (at, "ppo_")
-    own = count(keys.take(f"{table}.{start}micro_batch_size_per_gpu", "strategy.micro_batch"))
-    every = count(keys.take(f"{table}.{start}micro_batch_size", "strategy.micro_batch"))
+    own = keys.count(f"{table}.{start}micro_batch_size_per_gpu", "strategy.micro_batch")
+    every = keys.count(f"{table}.{start}micro_batch_size", "strategy.micro_batch")
     own = own or divided(every, dp)
-    tokens = count(keys.take(f"{table}.{start}max_token_len_per_gpu", "strategy.micro_batch", _TOKENS))
-    if not truth(keys.take(f"{table}.use_dynamic_bsz", "strategy.micro_batch")) or not tokens or not seq:
+    tokens = keys.count(f"{table}.{start}max_token_len_per_gpu", "strategy.micro_batch", _TOKENS)
+    if not keys.truth(f"{table}.use_dynamic_bsz", "strategy.micro_batch") or not tokens or not seq:
         return own
     notes.append(f"micro-batches are filled up to {tokens * sp:,} tokens, of sequences of the longest kind")
     return max(1, tokens * sp // seq)
@@ -181,18 +169,16 @@ def _micro(keys: Keys, at: str, dp: int | None, seq: int | None, sp: int, notes:
 
 def _job(keys: Keys, table: str, clip: str) -> dict[str, Any]:
     """Return optimizer and clipping, by verl's defaults (config/optim/fsdp.yaml)."""
-    betas = keys.take(f"{table}.betas", "job.optimizer")
-    pair = betas if isinstance(betas, list) and len(betas) == 2 else (0.9, 0.999)
     optimizer = {
-        "betas": (number(pair[0], 0.9), number(pair[1], 0.999)),
-        "weight_decay": number(keys.take(f"{table}.weight_decay", "job.optimizer"), 0.01),
+        "betas": keys.betas(f"{table}.betas", (0.9, 0.999)),
+        "weight_decay": keys.number(f"{table}.weight_decay", "job.optimizer", 0.01),
     }
-    clipped = number(keys.first((clip, f"{table}.clip_grad"), "job.clip"), 1.0)
+    clipped = keys.number((clip, f"{table}.clip_grad"), "job.clip", 1.0)
     return {"optimizer": optimizer, "clip": clipped, "compute": "bf16"}
 
 
 def _model(keys: Keys, table: str) -> str:
-    return str(keys.first((f"{table}.path", f"{table}.partial_pretrain"), "model", "") or "")
+    return str(keys.take((f"{table}.path", f"{table}.partial_pretrain"), "model", "") or "")
 
 
 def _others(keys: Keys) -> tuple[str, ...]:
@@ -202,7 +188,7 @@ def _others(keys: Keys) -> tuple[str, ...]:
         return ()
     at = f"{_ROLE}.rollout"
     name = keys.take(f"{at}.name", "rollout") or "an engine"
-    tp = count(keys.take(f"{at}.tensor_model_parallel_size", "rollout", 2))
+    tp = keys.count(f"{at}.tensor_model_parallel_size", "rollout", 2)
     share = keys.take(f"{at}.gpu_memory_utilization", "rollout", 0.5)
     algorithm = str(keys.take("algorithm.adv_estimator", "critic", "gae"))
     critic = "; the critic's, too" if algorithm == "gae" else ""

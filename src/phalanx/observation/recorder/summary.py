@@ -18,14 +18,7 @@ from phalanx.observation.recorder.models import ModelNames
 from phalanx.observation.recorder.places import shortened
 from phalanx.observation.recorder.step import PLAIN, StepRecord, StepRecorder
 from phalanx.schedule.event import Phase
-from phalanx.schedule.observation import (
-    Kept,
-    Observed,
-    RankObservation,
-    Site,
-    Synchronisation,
-    Trained,
-)
+from phalanx.schedule.observation import Kept, Observed, RankObservation, Site, Synchronisation, Trained
 
 
 def summarise(recorder: StepRecorder, step: StepRecord, groups: GroupNames) -> RankObservation:

@@ -21,11 +21,7 @@ from unittest.mock import patch
 import torch
 from torch import Tensor
 from torch._guards import active_fake_mode
-from torch._subclasses.fake_tensor import (
-    DataDependentOutputException,
-    DynamicOutputShapeException,
-    FakeTensor,
-)
+from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException, FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from phalanx.observation.diff import RecordedMemory

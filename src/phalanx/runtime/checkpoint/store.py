@@ -31,15 +31,7 @@ from typing import Any
 
 from phalanx.runtime.checkpoint import container
 from phalanx.runtime.checkpoint.boxes import Part
-from phalanx.runtime.checkpoint.manifest import (
-    MANIFEST,
-    VERSION,
-    CheckpointError,
-    Chunk,
-    about,
-    path_of,
-    read,
-)
+from phalanx.runtime.checkpoint.manifest import MANIFEST, VERSION, CheckpointError, Chunk, about, path_of, read
 from phalanx.runtime.checkpoint.regular_files import open_regular, read_json, size_of
 from phalanx.spec.documents import seal
 
