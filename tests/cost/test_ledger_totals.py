@@ -9,11 +9,12 @@ By design they differ in these alone, each held by its own assertion:
     routing        where tp does not divide tokens, a program's first rank routes one more than the average
     every:k        repeats the same share of blocks with and without experts in the ledger
     ring           FLOPs count the whole square of attention; the program computes the rectangles under the mask
-    metrics        the all-reduce of the loss and the stop flag, a few numbers a step
+    metrics        the all-reduces of the loss and the stop flag, a few numbers a step
 """
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import replace
 
 import pytest
@@ -26,16 +27,17 @@ from support.strategies import cases, evenly
 from phalanx.cost.analytic.profile import profile
 from phalanx.cost.ledger.flops import hardware_flops, model_flops, rank_flops
 from phalanx.cost.ledger.flow import Flow, Held, totals, whole_model
-from phalanx.cost.ledger.gradient_flows import Types, gradient_flows, summed_copies, tied_embedding
+from phalanx.cost.ledger.gradient_flows import Types, changes, gradient_flows, summed_copies, tied_embedding
 from phalanx.cost.ledger.layer_flows import boundaries, layer_flows, messages
 from phalanx.cost.ledger.model_shape import Shape, shape
 from phalanx.cost.ledger.policy import sharding
 from phalanx.cost.ledger.rank_layout import Layout, layout
-from phalanx.cost.step.terms import terms
+from phalanx.cost.step.terms import OUTER_METRICS, terms
 from phalanx.schedule.event import INSIDE
 from phalanx.schedule.gradients.sharding import sharding_of
 from phalanx.schedule.layers.context import keys_per_query
 from phalanx.schedule.layout import Layout as StepLayout
+from phalanx.spec.errors import InputError
 from phalanx.spec.job import DTYPE_BYTES, Job, Precision
 from phalanx.spec.model.spec import ModelSpec
 from phalanx.spec.strategy.spec import Strategy, parse
@@ -65,6 +67,7 @@ def ledger(case: Case) -> tuple[list[Flow], Shape, Layout, Held]:
         *gradient_flows(sizes, how, sharded, types, held, 1.0, 25 * 2**20),
         summed_copies(sizes, how, PHALANX, sharded, types, held),
         tied_embedding(sizes, how, sharded, types),
+        *changes(sizes, how, sharded, types, held),
     ]
     return flows, sizes, how, held
 
@@ -79,7 +82,10 @@ def program(case: Case) -> Totals:
             e = t.event
             if e.kind == "compute" or not t.count or e.op == "recv":
                 continue
-            axis = e.axis if e.axis in (*INSIDE, "pp", "edp", "embed", "world") else "dp"
+            axis = e.axis if e.axis in (*INSIDE, "pp", "edp", "embed") else "dp"
+            axis = "metrics" if e.unit == "metrics" else axis
+            if e.unit == OUTER_METRICS:
+                continue
             apart = next((what for what in APART if e.unit.startswith(what)), None)
             op = apart if apart is not None and e.phase == "opt" else e.op
             count, bytes_ = result.get((axis, op), (0.0, 0.0))
@@ -105,10 +111,13 @@ def flops_agree(case: Case) -> None:
         assert repeated >= whole * (1 - 1e-9)  # nothing is left out
 
 
-def agree(case: Case, eight: bool) -> None:
-    """Hold the ledger against the program. `eight`: where anything can be gathered in 8 bits, it is."""
+def agree(case: Case, eight: bool, alone: bool) -> None:
+    """Hold the ledger against the program. `eight`: where anything can be gathered in 8 bits, it is; `alone`:
+    replicas step alone, where they can."""
     model, job, s = case
     s = replace(s, grad_sync=None, reshard=None)
+    with contextlib.suppress(InputError):  # the step that synchronises, where replicas can step alone
+        s = replace(s, local=int(alone))
     flops_agree((model, job, s))
     if eight and (s.sp or sharding_of(s).parameters):
         job = replace(job, precision=EIGHT)
@@ -119,8 +128,8 @@ def agree(case: Case, eight: bool) -> None:
         apart = totals([f for f in flows if f.what == what], held, how.micro_batches)
         of_ledger |= {(axis, what): total for (axis, _), total in apart.items()}
     of_program = program(case)
-    metrics = of_program.pop(("world", "all_reduce"), (0, 0))
-    assert metrics[0] == s.pp * (s.world > 1)
+    metrics = of_program.pop(("metrics", "all_reduce"), (0, 0))
+    assert metrics[0] == s.pp * (s.world > s.dp_local)
     sent = {key for key, total in of_ledger.items() if float(total.bytes)}
     assert sent == {key for key, total in of_program.items() if total[1]}
     cut = [b for view in StepLayout(model, job, s).stage_views() for b in view.buckets]
@@ -152,12 +161,12 @@ def agree(case: Case, eight: bool) -> None:
 
 @examples(70, 1400)
 def test_dense_models(examples: int) -> None:
-    settings(max_examples=examples)(given(DENSE, st.booleans())(agree))()
+    settings(max_examples=examples)(given(DENSE, st.booleans(), st.booleans())(agree))()
 
 
 @examples(30, 600)
 def test_models_with_experts(examples: int) -> None:
-    settings(max_examples=examples)(given(EXPERTS.filter(evenly), st.booleans())(agree))()
+    settings(max_examples=examples)(given(EXPERTS.filter(evenly), st.booleans(), st.booleans())(agree))()
 
 
 _LINES = (
@@ -176,6 +185,6 @@ def test_models_whose_blocks_differ(examples: int) -> None:
     def hold(seed: int, line: str, eight: bool) -> None:
         model = hybrid(seed, WALKED)
         line = line if model.experts or line not in _SPREAD else _LINES[seed % len(_LINES)]
-        agree((model, Job(16, 256, Precision("bfloat16")), Strategy(**parse(line))), eight)
+        agree((model, Job(16, 256, Precision("bfloat16")), Strategy(**parse(line))), eight, seed % 3 == 0)
 
     hold()

@@ -21,7 +21,7 @@ _ELSEWHERE = ("train", "parity", "report", "weights", "validate", "observe", "ui
 """Commands that train or measure, or run for minutes or until they are stopped: other tests hold what they do."""
 _MEASURED = (
     "--device cuda",
-    "local",
+    " local",
     "job.toml",
     "examples/experts.toml",
     "runs/",

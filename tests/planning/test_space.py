@@ -68,6 +68,7 @@ def _brute(model: ModelSpec, job: Job, ranks: int, options: strategy_columns.Opt
                     micro_batch=micro,
                     recompute=recompute,
                     order=order,
+                    local=options.local,
                 )
                 check(s, model, job, ranks)
             except InputError:
@@ -88,10 +89,11 @@ def test_columns_are_what_the_checks_allow(examples):
         batch=st.sampled_from([4, 6, 8]),
         seq=st.sampled_from([8, 12, 16]),
         schedules=st.sampled_from([("1f1b", "interleaved"), ("naive", "dualpipe-v"), ("gpipe", "zb-h1", "zb-v")]),
+        local=st.sampled_from([0, 0, 5]),
     )
-    def holds(ranks, heads, layers, ffn, experts, batch, seq, schedules):
+    def holds(ranks, heads, layers, ffn, experts, batch, seq, schedules, local):
         model, job = _model(*heads, layers, ffn, experts), Job(batch, seq)
-        options = strategy_columns.Options(schedules, ("none", "full"))
+        options = strategy_columns.Options(schedules, ("none", "full"), local=local)
         brute = _brute(model, job, ranks, options)
         try:
             found = space.everything(model, job, ranks, options).strategies()

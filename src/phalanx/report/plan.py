@@ -154,7 +154,11 @@ def _costs(whole: CostOfCondition, each: Sequence[CostOfCondition]) -> Iterable[
         yield f"{whole.condition}: nothing fits without it either"
         return
     without = f"without it {whole.without} takes {seconds(whole.step_time_s)}"
-    yield f"{whole.condition} costs {whole.cost:.1%}: {without}"
+    if whole.cost < 0:  # replicas that step alone do not the same training
+        more = f"while the same loss takes less than {1 / (1 + whole.cost) - 1:.1%} more tokens"
+        yield f"{whole.condition} saves {-whole.cost:.1%}: {without}; worth it {more}"
+    else:
+        yield f"{whole.condition} costs {whole.cost:.1%}: {without}"
     known = [f"{c.condition} {c.cost:.1%}" for c in each if c.cost is not None]
     left = [c.condition for c in each if c.cost is None]
     if known:

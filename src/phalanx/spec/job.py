@@ -106,6 +106,20 @@ class Job:
     def __post_init__(self) -> None:
         require_ranges(self, "job")
 
+    @property
+    def outer_bytes(self) -> int:
+        """Bytes per parameter that the outer optimizer keeps: its value at the last synchronisation, and momentum."""
+        return (1 + (self.outer.momentum > 0)) * DTYPE_BYTES[self.precision.master_dtype]
+
+    @property
+    def outer_traffic(self) -> int:
+        """Bytes per parameter that runtime/data_parallel/outer.py reads and writes in a synchronisation: of masters,
+        copies and momentum, and of changes."""
+        momentum, p = self.outer.momentum > 0, self.precision
+        nesterov = momentum and self.outer.nesterov
+        of_masters, of_changes = 6 + 5 * momentum + 2 * nesterov, 4 + nesterov
+        return of_masters * DTYPE_BYTES[p.master_dtype] + of_changes * DTYPE_BYTES[p.accumulate_dtype]
+
 
 def require_folder_name(field: str, name: str) -> None:
     """Require that `name` is a valid name of a run's folder in runs/: letters, digits and `_.+-`, 200 bytes at most,

@@ -38,7 +38,7 @@ from phalanx.spec.strategy.stack_options import AS_RELEASED, StackOptions
 
 _BY_POLICY = ("grad_sync", "reshard")
 """Fields decided by a stack's policy (cost/ledger/policy.py)."""
-_AS_DEFAULT = (*_BY_POLICY, "bucket", "prefetch", "local")
+_AS_DEFAULT = (*_BY_POLICY, "bucket", "prefetch")
 """Fields of a strategy that have no term here; only their defaults are priced."""
 
 
@@ -93,7 +93,7 @@ def require_modelled(s: Strategy, stack: str) -> None:
 def require_policy(s: Strategy, stack: str) -> None:
     """Require that the stack can run a strategy, and that the strategy does not set fields that the stack's policy
     decides. Raises InputError naming a field."""
-    _require_default(s, (*_BY_POLICY, "local"))
+    _require_default(s, _BY_POLICY)
     _require_priced(stack, s)
 
 
@@ -161,6 +161,7 @@ def estimate_placed(
     """Price one strategy on placed ranks: `distances` by the names of PlacedLayout, each a number or a column with an
     element for each placement. Raises InputError as `estimate` does."""
     require_modelled(s, stack)
+    _require_default(s, ("local",))
     even = laid_out_strategy(model, job, s, options, number_format)
     given = {field.name: getattr(even, field.name) for field in fields(Layout)}
     given["compressed"] = compressed_gradients(model, s)

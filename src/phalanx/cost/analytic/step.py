@@ -17,7 +17,7 @@ from phalanx.cost.analytic.block import BlockSeconds, block_kinds, common_parts
 from phalanx.cost.analytic.flow_times import seconds_of
 from phalanx.cost.analytic.kernels import Passes
 from phalanx.cost.analytic.profile import Profile
-from phalanx.cost.analytic.update import reduced, updated
+from phalanx.cost.analytic.update import reduced, synchronised, updated
 from phalanx.cost.collectives.nccl_model import collective_s
 from phalanx.cost.hardware.columns import Column
 from phalanx.cost.hardware.system import System
@@ -68,6 +68,7 @@ FORMULAS = {
     "compute does not overlap",
     "coding": "times x gradients x passes x gradient_bytes / memory bandwidth; if sparse, also what all ranks sent",
     "optimizer": "bytes x parameters / memory bandwidth",
+    "outer": "(sent_s + update_s) of a synchronisation, / period: replicas that step alone come together",
     "other": "fixed seconds per step, and the jitter of the slowest rank",
 }
 
@@ -163,6 +164,7 @@ def step(shape: Shape, layout: Layout, system: System, profile: Profile, replica
     once_a_step = [updated(shape, layout, system, profile, blocks)]
     if replicas:
         once_a_step.insert(0, reduced(shape, layout, system, profile, blocks, Passes(forward, backward)))
+        once_a_step.append(synchronised(shape, layout, system, profile, blocks))
     for more in once_a_step:
         terms |= more.seconds
         out.of |= more.of

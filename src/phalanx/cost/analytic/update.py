@@ -16,7 +16,15 @@ from phalanx.cost.collectives.nccl_model import collective_s, together
 from phalanx.cost.hardware.columns import Column
 from phalanx.cost.hardware.system import System
 from phalanx.cost.ledger.flow import Held, some_blocks
-from phalanx.cost.ledger.gradient_flows import ROOT, Parameters, Types, expert_ranks, gradient_flows, parameters_of
+from phalanx.cost.ledger.gradient_flows import (
+    ROOT,
+    Parameters,
+    Types,
+    changes,
+    expert_ranks,
+    gradient_flows,
+    parameters_of,
+)
 from phalanx.cost.ledger.model_shape import Shape
 from phalanx.cost.ledger.policy import sharding
 from phalanx.cost.ledger.rank_layout import Layout
@@ -218,6 +226,24 @@ def updated(shape: Shape, layout: Layout, system: System, profile: Profile, bloc
         each_s = each_s + profile.orthogonal * _orthogonal_s(shape, system)
     factors = {"parameters": params.dense / zero.shards, "bytes": profile.optimizer_bytes}
     return Terms({"optimizer": (1 - layout.frozen) * each_s * updated_params}, {"optimizer": factors})
+
+
+def synchronised(shape: Shape, layout: Layout, system: System, profile: Profile, blocks: Column) -> Terms:
+    """Return `outer`: a step's part of what brings replicas together that step alone (strategy.local). Nothing
+    overlaps it."""
+    if not np.any(layout.period):
+        return Terms({}, {})
+    zero, held = sharding(layout, profile.policy), _held(shape, layout, blocks)
+    types = Types(profile.gradient_bytes, profile.parameter_bytes, profile.gradient_bytes)
+    sent: Column = 0.0
+    moved: Column = 0.0
+    for flow in changes(shape, layout, zero, types, held):
+        sent = sent + flow.count() * seconds_of(flow, system)
+        moved = moved + flow.count() * flow.bytes
+    traffic = moved / profile.gradient_bytes * layout.outer_traffic
+    update = traffic / (system.memory_bytes_per_s * system.memory)
+    factors = {"replicas": layout.alone, "period": layout.period, "sent_s": sent, "update_s": update}
+    return Terms({"outer": sent + update}, {"outer": factors})
 
 
 def _orthogonal_s(shape: Shape, system: System) -> Column:

@@ -138,7 +138,7 @@ def model_state(view: RankView) -> State:
         batch=job.global_batch // s.dp * prod(context.shape(1, separate)) * 8,
         compression=compression.held_bytes(c, cut, s, accumulate) if c else 0,
         scratch=compression.scratch_bytes(c, cut, s, accumulate) if c else 0,
-        outer=elements * (1 + bool(job.outer.momentum)) * master if s.local else 0,
+        outer=elements * job.outer_bytes if s.local else 0,
     )
 
 

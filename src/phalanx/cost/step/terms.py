@@ -184,19 +184,16 @@ OUTER, OUTER_METRICS = "outer", "outer metrics"
 def _outer(view: RankView) -> list[Term]:
     """Return the terms of a synchronisation of replicas that take steps alone: loss sum, target tokens and stop flag,
     and the change of their parameters, in the memory and the type of the gradients."""
-    s, p, rule = view.strategy, view.job.precision, view.job.outer
+    s, p = view.strategy, view.job.precision
     if not s.local:
         return []
-    # What runtime/data_parallel/outer.py reads and writes: of masters, copies and momentum; of changes.
-    nesterov = rule.momentum > 0 and rule.nesterov
-    passes = 6 + 5 * (rule.momentum > 0) + 2 * nesterov, 4 + nesterov
     terms = [Term(Event("collective", "all_reduce", "opt", OUTER_METRICS, "dp_local", dtype="float64"), 1, 3 * 8)]
-    e, master = DTYPE_BYTES[p.accumulate_dtype], DTYPE_BYTES[p.master_dtype]
+    e = DTYPE_BYTES[p.accumulate_dtype]
     for experts in (False, True):
         cut = [b for b in view.buckets if b.experts == experts]
         elements = sum(b.padded(s) // b.parts(s) for b in cut)
         kind = cut[0].kind(OUTER) if cut else OUTER
-        work = Work(traffic_bytes=elements * (passes[0] * master + passes[1] * e))
+        work = Work(traffic_bytes=elements * view.job.outer_traffic)
         event = Event("collective", "all_reduce", "opt", kind, "dp_local", dtype=p.accumulate_dtype)
         terms += [Term(event, len(cut), elements * e, work)] if cut else []
     return terms

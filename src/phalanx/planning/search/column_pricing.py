@@ -106,6 +106,7 @@ class Pricing:
             zero=stack.zero,
             zero_in_pipeline=stack.zero_in_pipeline,
             ulysses=stack.ulysses,
+            local=limits.steps_alone(self.wanted),
         )
 
     @property
@@ -140,6 +141,7 @@ class Pricing:
         m = rows.micro_batches(self.job)
         first, last = in_flight(rows.schedule, m, rows.pp)
         stride = _strides(rows)
+        alone = rows.dp_local
         virtual = chunks_per_rank(rows.schedule, rows.virtual)
         again = recomputed(rows.recompute, self.model.layers, rows.pp * virtual)
         even = Layout(
@@ -147,7 +149,7 @@ class Pricing:
             sp=as_float(rows.sp),
             pp=as_float(rows.pp),
             virtual=virtual,
-            dp=as_float(rows.dp),
+            dp=as_float(rows.dp // alone),
             cp=as_float(rows.cp),
             ulysses=as_float(rows.ulysses),
             ep=as_float(rows.ep),
@@ -173,6 +175,10 @@ class Pricing:
             in_flight_last=last,
             v_shaped=v_shaped(rows.schedule),
             splits=splits(rows.schedule) * (rows.pp > 1),
+            alone=as_float(alone),
+            period=as_float(rows.local),
+            outer_bytes=np.where(rows.local, self.job.outer_bytes, 0.0),
+            outer_traffic=self.job.outer_traffic,
         )
         return laid_out(even, self.extra, self._given_blocks(rows))
 

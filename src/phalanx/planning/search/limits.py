@@ -11,6 +11,7 @@ Of recomputation a search offers the kinds that a stack supports and that differ
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -50,12 +51,14 @@ STAGES = {
         "zero",
         "shard",
         "dp_shard",
+        "local",
         "order",
     },
 }
 """Columns chosen after each step of the search."""
 _BEFORE: dict[str, frozenset[str]] = dict(zip(STAGES, [frozenset[str](), *list(STAGES.values())[:-1]], strict=True))
 SEARCHED_FIELDS = STAGES["sharding"]
+_FIXED_LOCAL = re.compile(r"local==?([0-9]{1,9})")
 
 _Due: TypeAlias = tuple[list[Condition], list[tuple[Condition, ...]], list[str], tuple[str, ...]]
 
@@ -203,11 +206,20 @@ def conditions(line: str, field: str = "where") -> tuple[tuple[Condition, ...], 
             raise InputError(
                 field, condition.text, reason, f"use {', '.join(sorted(SEARCHED_FIELDS & FIELDS.keys()))}"
             )
+        if "local" in condition.fields and not _FIXED_LOCAL.fullmatch(condition.text.replace(" ", "")):
+            reason = "is searched at one number of steps"
+            raise InputError(field, condition.text, reason, "write local=32, and compare the answers of several")
         on_strategy.append(condition)
     from phalanx.spec.files.job_file import build
 
     options = build(StackOptions, parse_options(",".join(settings)), "options") if settings else StackOptions()
     return tuple(on_strategy), options
+
+
+def steps_alone(wanted: Sequence[Condition]) -> int:
+    """Return the steps between synchronisations of replicas that step alone, as a condition fixes them; else 0."""
+    texts = [c.text.replace(" ", "") for c in wanted if "local" in c.fields]
+    return max((int(_FIXED_LOCAL.fullmatch(text)[1]) for text in texts), default=0)  # type: ignore[index]
 
 
 def without(wanted: Sequence[Condition], text: str) -> tuple[Condition, ...]:

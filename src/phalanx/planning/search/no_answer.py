@@ -114,6 +114,9 @@ def fits_somewhere(pricing: Pricing, ranks: int, options: Options) -> bool:
     fitting = fitting[np.argsort(least[fitting])][:_CORES]
     rows = space.pipelines(cores.take(fitting), pricing.model, pricing.job, options)
     rows = space.recomputing(rows, pricing.model, pricing.job, options)
+    if options.local:  # replicas that step alone are never sharded over all ranks, as the bound is
+        rows = space.sharding(rows, pricing.job, options)
+        return bool(len(rows) and np.any(pricing.bytes_(rows) <= pricing.usable))
     return bool(len(rows) and np.any(pricing.least_bytes(rows, True, of_any_cut=False) <= pricing.usable))
 
 

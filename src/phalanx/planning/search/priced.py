@@ -24,7 +24,7 @@ from phalanx.spec.cluster.spec import GIB
 from phalanx.spec.strategy.mesh import mesh
 from phalanx.spec.strategy.spec import Strategy
 
-COMMUNICATION = ("tp", "cp", "ep", "dp", "transfers")
+COMMUNICATION = ("tp", "cp", "ep", "dp", "outer", "transfers")
 """The terms of a step that are exposed communication."""
 
 
@@ -135,6 +135,7 @@ TERM_NAMES = {
     "head": "waiting for the rank with the output head",
     "bubble": "the bubble",
     "optimizer": "the update",
+    "outer": "synchronisation of replicas that step alone",
     "lengths": "waiting for longer sequences",
     "other": "the rest",
 }

@@ -63,6 +63,9 @@ def cores(model: ModelSpec, job: Job, ranks: int, options: Options | None = None
     Raises InputError if the job has no strategy over `ranks` ranks, or none within the limits.
     """
     options = options or Options()
+    row = options.limits.row
+    if options.local and row is not None and not row.strategy["local"].allows(options.local):
+        raise nothing_within(options, ranks)
     within = limited(_cores(model, job, ranks, options.ulysses), job, options, "core")
     if not len(within):
         raise nothing_within(options, ranks)
@@ -102,7 +105,7 @@ def _cores(model: ModelSpec, job: Job, ranks: int, ulysses: bool) -> Strategies:
         raise InputError("gpus", ranks, reason, "use another number, or another batch")
     one = np.ones_like(columns["dp"])
     rest = {"ep": one, "etp": one, "shard": one, "virtual": one, "schedule": _DEFAULT * one}
-    return Strategies(**columns, **rest, zero=0 * one, recompute=0 * one, order=0 * one)
+    return Strategies(**columns, **rest, zero=0 * one, recompute=0 * one, order=0 * one, local=0 * one)
 
 
 def nothing_within(options: Options, ranks: int) -> InputError:
@@ -383,8 +386,10 @@ def _by_sharding(rows: Strategies, job: Job, options: Options) -> _Expansion:
         sharded = [(zero, d) for zero in levels if zero for d in divisors(dp) if d > 1 or over_cp]
         moves = flags & 1
         shardings = [way for way in sharded if ZERO_LEVELS[way[0]].parameters] if flags & 8 else [(0, 1), *sharded]
+        if options.local:  # several replicas, each with whole groups of its experts
+            shardings = [way for way in shardings if way[1] < dp and way[1] % (flags >> 4) == 0]
         every = [(*way, order) for way in shardings for order in (orders if moves else orders[:1])]
-        return [way for way in every if not options.limits or within(dp, *way)]
+        return [(*way, options.local) for way in every if not options.limits or within(dp, *way)]
 
     def within(dp: int, zero: int, shard: int, order: int) -> bool:
         given = {
@@ -392,6 +397,7 @@ def _by_sharding(rows: Strategies, job: Job, options: Options) -> _Expansion:
             "zero": zero,
             "shard": shard,
             "dp_shard": shard if ZERO_LEVELS[zero].state else 1,
+            "local": options.local,
             "order": ORDERS[order],
         }
         return options.limits.way(("zero", "shard", "order"), given)
@@ -399,7 +405,10 @@ def _by_sharding(rows: Strategies, job: Job, options: Options) -> _Expansion:
     flags = 4 * (rows.pp > 1) + 2 * (rows.cp > 1) + ((rows.pp > 1) & (rows.dp > 1))
     if job.precision.gathers_narrow:  # which needs gathers
         flags += 8 * (rows.sp == 0)
-    return _Expansion(rows, rows.dp, flags, ("zero", "shard", "order"), _one_by_one(ways, 3))
+    if options.local:
+        spread = rows.ep * rows.etp
+        flags += 16 * (spread // np.gcd(spread, rows.cp * rows.tp))
+    return _Expansion(rows, rows.dp, flags, ("zero", "shard", "order", "local"), _one_by_one(ways, 4))
 
 
 def _pairs(ranks: int) -> list[tuple[int, int]]:

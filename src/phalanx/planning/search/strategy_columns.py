@@ -41,6 +41,8 @@ class Options:
     """ZeRO levels without a pipeline."""
     zero_in_pipeline: tuple[int, ...] = (0, 1, 2, 3)
     ulysses: bool = True
+    local: int = 0
+    """Steps that replicas take alone, of every strategy."""
     limits: SearchLimits = UNLIMITED
     """Refusals of the stack and exclusions of the user."""
     extra: StackOptions = AS_RELEASED
@@ -62,6 +64,7 @@ class Options:
             and s.order in self.orders
             and (s.zero if s.shards > 1 else 0) in levels
             and (self.ulysses or s.ulysses == 1)
+            and s.local == self.local
         )
 
 
@@ -87,6 +90,7 @@ class Strategies:
     micro_batch: Ints
     recompute: Ints
     order: Ints
+    local: Ints
 
     def __len__(self) -> int:
         return len(self.dp)
@@ -117,6 +121,16 @@ class Strategies:
     def micro_batches(self, job: Job) -> Ints:
         """Micro-batches per step and replica."""
         return job.global_batch // (self.micro_batch * self.dp)
+
+    @property
+    def dp_shard(self) -> Ints:
+        """Replicas that share one model state, 1 without ZeRO."""
+        return np.where(level_columns(self.zero).state, self.shard, 1)
+
+    @property
+    def dp_local(self) -> Ints:
+        """Replicas that step alone, 1 unless `local` is set."""
+        return np.where(self.local > 0, self.dp // self.dp_shard, 1)
 
     @property
     def shards(self) -> Ints:
@@ -165,6 +179,6 @@ def named_columns(rows: Strategies, job: Job, extra: StackOptions) -> dict[str, 
         "tp_cp": rows.tp * rows.cp,
         "chunks": rows.pp * rows.virtual,
         "middle_chunks": (rows.pp - given_ends(extra)) * rows.virtual,
-        "dp_shard": np.where(level_columns(rows.zero).state, rows.shard, 1),
+        "dp_shard": rows.dp_shard,
         "micro_batches": rows.micro_batches(job),
     }

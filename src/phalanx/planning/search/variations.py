@@ -26,7 +26,7 @@ from phalanx.frameworks.stack import OPERATORS, Stack
 from phalanx.planning.search import space
 from phalanx.planning.search.branch_and_bound import Exploration
 from phalanx.planning.search.column_pricing import Pricing
-from phalanx.planning.search.limits import without
+from phalanx.planning.search.limits import steps_alone, without
 from phalanx.planning.search.planner import FOR_OPTIONS, best_of, best_on, fastest_rows, first_pass
 from phalanx.planning.search.priced import PricedStrategy
 from phalanx.planning.search.refine import best_of_each_family
@@ -245,4 +245,6 @@ def _cost(pricing: Pricing, gpus: int, text: str, seconds: float) -> ConditionCo
     best = best_on(pricing, gpus)
     if best is None:
         return ConditionCost(text, None)
-    return ConditionCost(text, max(seconds / best.seconds - 1, 0.0), best.strategy, best.seconds)
+    share = seconds / best.seconds - 1
+    alone = "local" in text and not steps_alone(pricing.wanted)  # another training, which may well be faster
+    return ConditionCost(text, share if alone else max(share, 0.0), best.strategy, best.seconds)

@@ -1,0 +1,86 @@
+"""Prices of replicas that step alone: what a replica costs by itself, and their synchronisation."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support.sizes import examples
+
+from phalanx.cost.analytic.estimate import estimate
+from phalanx.spec.cluster.presets import preset as cluster
+from phalanx.spec.files.job_file import build
+from phalanx.spec.job import Job
+from phalanx.spec.model.families import complete
+from phalanx.spec.model.presets import preset
+from phalanx.spec.model.spec import ModelSpec
+from phalanx.spec.optimizers import OuterOptimizer
+from phalanx.spec.strategy.spec import Strategy, parse
+
+LLAMA, MOE = (build(ModelSpec, complete(preset(name)), "model") for name in ("llama3-8b", "mixtral-8x7b"))
+SITES, ONE = "sites-h100", "dgx-h100"
+JOB = Job(256, 4096)
+REPLICAS = ("", "zero=1", "zero=3", "tp=4,sp=1", "zero=2,tp=2", "cp=2,zero=3", "zero=3,recompute=full", "tp=8,zero=1")
+
+
+def priced(line: str, job: Job, gpus: int, links=SITES, model=LLAMA, local: int = 0, shard: int = 0):
+    given_ = parse(line)
+    dp = gpus // (int(given_.get("tp", 1)) * int(given_.get("cp", 1)))
+    s = Strategy(**given_, dp=dp, local=local, shard=shard if shard and shard < dp and "zero" in given_ else None)
+    return estimate(model, cluster(links, max(gpus // 8, 1)), job, s, "phalanx")
+
+
+@examples(40, 1000)
+def test_a_replica_costs_what_it_costs_by_itself(examples: int) -> None:
+    """Without the synchronisation, every term is that of one replica on its own GPUs with its part of the batch."""
+
+    @settings(max_examples=examples)
+    @given(
+        line=st.sampled_from(REPLICAS),
+        shard=st.sampled_from([2, 4, 8]),
+        replicas=st.sampled_from([2, 4, 8]),
+        local=st.integers(1, 500),
+        links=st.sampled_from([SITES, ONE]),
+        outer=st.sampled_from([OuterOptimizer(), OuterOptimizer(1.0, 0.0)]),
+    )
+    def holds(line: str, shard: int, replicas: int, local: int, links, outer) -> None:
+        job, given_ = replace(JOB, outer=outer), parse(line)
+        shard = shard if "zero" in given_ else 1
+        gpus = shard * int(given_.get("tp", 1)) * int(given_.get("cp", 1))
+        several = priced(line, job, gpus * replicas, links, local=local, shard=shard)
+        single = priced(line, replace(job, global_batch=job.global_batch // replicas), gpus, links)
+        terms = {name: float(t) for name, t in several.step.terms.items()}
+        assert terms.pop("outer") > 0
+        mine, its = (
+            {**terms, "other": 0.0},
+            {**{name: float(t) for name, t in single.step.terms.items()}, "other": 0.0},
+        )  # jitter grows with all ranks
+        assert mine == pytest.approx(its, rel=1e-12)
+        bytes_ = several.memory.terms["state"] - single.memory.terms["state"]
+        shards = several.layout.shards if given_.get("zero") else 1
+        parameters = LLAMA.parameter_count / int(given_.get("tp", 1))
+        norms = 0.01 * parameters  # which tp ranks hold whole
+        kept = (2 if outer.momentum else 1) * 4
+        assert bytes_ == pytest.approx(kept * parameters / shards, abs=kept * norms / shards)
+        assert several.model_flops == pytest.approx(replicas * single.model_flops, rel=1e-12)
+
+    holds()
+
+
+def test_steps_between_synchronisations_share_their_cost() -> None:
+    once = priced("zero=3", JOB, 256, local=1, shard=8).step.terms["outer"]
+    assert priced("zero=3", JOB, 256, local=50, shard=8).step.terms["outer"] == pytest.approx(once / 50, rel=1e-12)
+    # In two sites the slow link sets the pace of the all-reduce; in one it is the nodes' network.
+    assert once > 5 * priced("zero=3", JOB, 128, local=1, shard=8).step.terms["outer"]
+
+
+def test_experts_are_brought_together_too() -> None:
+    dense, all_ = LLAMA.parameter_count, MOE.parameter_count
+    both = [
+        priced("ep=8,zero=1", JOB, 64, ONE, model=MOE, local=1, shard=8),
+        priced("zero=1", JOB, 64, ONE, local=1, shard=8),
+    ]
+    sent = [float(e.step.of["outer"]["update_s"]) for e in both]
+    assert sent[0] / sent[1] == pytest.approx(all_ / dense, rel=0.01)
