@@ -49,6 +49,7 @@ def models(draw: st.DrawFn) -> ModelSpec:
     if draw(st.booleans()):
         nope, rope, value = (draw(st.sampled_from(n)) for n in ([4, 128], [4, 64], [4, 36, 192]))
         latent = Latent(draw(st.sampled_from([16, 256])), nope, rope, value, draw(st.sampled_from([None, 16, 256])))
+        sizes["position"] = draw(st.sampled_from(["rotary", "none"]))
         return replace(DEEPSEEK, **sizes, kv_heads=heads, head_dim=nope + rope, latent=latent)
     own = {"kv_heads": draw(st.sampled_from([4, heads])), "head_dim": draw(st.sampled_from([4, 64]))}
     activation = draw(st.sampled_from(["swiglu", "gelu"]))
@@ -104,6 +105,17 @@ def test_norms_after_gates_and_single_sublayers_are_the_runtime_s(
     sizes |= {"pattern": ["attention+mlp", "attention", "mlp"]}
     spec = build(ModelSpec, complete(sizes), "model")
     compare((spec, Job(4, 256, Precision("bfloat16")), replace(s, micro_batch=2, recompute=repeat), 0), split)
+
+
+@pytest.mark.parametrize("split", [True, False])
+@pytest.mark.parametrize("repeat", ["none", "full"])
+def test_latents_without_positions_are_the_runtime_s(repeat: Recompute, split: bool) -> None:
+    """The keys' shared part is a view of the latent there, which lives until keys are laid out."""
+    sizes = {"family": "llama", "vocab": 300, "hidden": 64, "layers": 1, "heads": 4, "kv_heads": 4, "head_dim": 96}
+    sizes |= {"ffn": 64, "max_seq": 256, "position": "none"}
+    sizes["latent"] = {"kv_rank": 256, "nope_dim": 64, "rope_dim": 32, "v_dim": 100}
+    spec = build(ModelSpec, complete(sizes), "model")
+    compare((spec, Job(4, 128), Strategy(micro_batch=2, recompute=repeat), 0), split)
 
 
 LAYOUTS = [Strategy(), Strategy(tp=2), Strategy(tp=4), Strategy(tp=2, sp=True), Strategy(cp=2)]

@@ -58,7 +58,7 @@ def test_logits_are_those_of_transformers_and_files_come_back(family: str, tmp_p
         torch.testing.assert_close(after[name], t, rtol=0, atol=1e-6)
 
 
-@pytest.mark.parametrize("family", [*HYBRID, "granitemoehybrid", "deepseek_v32", "lfm2_moe"])
+@pytest.mark.parametrize("family", [*HYBRID, "granitemoehybrid", "deepseek_v32", "lfm2_moe", "kimi_linear"])
 def test_steps_of_generation_have_the_logits_of_transformers(family: str, tmp_path: Path) -> None:
     """Prompts of two lengths, in chunks."""
     spec, folder = saved(family, tmp_path)

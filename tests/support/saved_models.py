@@ -112,6 +112,10 @@ FURTHER: dict[str, dict[str, Any]] = {
     "lfm2_moe": LLAMA
     | _MOE
     | {"num_hidden_layers": 3, "layer_types": ["conv", "full_attention", "conv"], "num_dense_layers": 1},
+    "kimi_linear": _MLA
+    | {"num_hidden_layers": 4, "layer_types": ["linear_attention", "full_attention"] * 2, "pad_token_id": 0}
+    | {"linear_head_dim": 6, "linear_num_heads": 4, "mlp_layer_types": ["dense", *["sparse"] * 3]}
+    | {"num_experts": 6, "num_experts_per_token": 2, "num_shared_experts": 1, "moe_intermediate_size": 16},
     "bamba": LLAMA | _MAMBA | {"attn_layer_indices": [1]},
     "granitemoehybrid": LLAMA
     | _MAMBA

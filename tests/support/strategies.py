@@ -75,7 +75,8 @@ def models(draw: st.DrawFn, small: bool = False) -> ModelSpec:
         "window_layers": draw(st.sampled_from([None, [0]])) if sizes["window"] else None,
     }
     if draw(st.sampled_from([False, False, False, True])):
-        options |= {"rotary_dim": None, "qk_norm": False, "position": "rotary", "kv_heads": sizes["heads"]}
+        options |= {"rotary_dim": None, "qk_norm": False, "kv_heads": sizes["heads"]}
+        options["position"] = draw(st.sampled_from(["rotary", "none"]))
         options["latent"] = draw(latents(head_dim))
     sizes |= {name: option for name, option in options.items() if option is not None}
     return build(ModelSpec, complete(sizes), "model")

@@ -125,7 +125,6 @@ class LatentAttention(CausalAttention):
     def _latents(self, x: Tensor, angles: Angles) -> tuple[Tensor, ...]:
         """Return rotated queries, (batch, seq, heads, head_dim); normed latents, (batch, seq, kv_rank); the rotated
         part of the keys, (batch, seq, 1, rope_dim); with an index its queries, keys and weights."""
-        assert angles is not None
         a = self.sizes
         of_index: tuple[Tensor, ...] = ()
         layers = [self.q if a.q_rank is None else self.q_down, self.kv_down]
@@ -140,9 +139,14 @@ class LatentAttention(CausalAttention):
                 of_index = self.index.queries(normed, angles), self.index.keys(rest[0], angles), rest[1].detach()
             q = recompute.linear(self.q_up, normed)
             del normed
-        q = functional.rotary(q.view(*q.shape[:2], -1, self.head_dim), *angles, a.nope_dim, a.interleaved)
+        q = q.view(*q.shape[:2], -1, self.head_dim)
+        if angles is not None:
+            q = functional.rotary(q, *angles, a.nope_dim, a.interleaved)
         latent, rope = latent.split([a.kv_rank, a.rope_dim], -1)
-        return q, self.kv_norm(latent), functional.rotary(rope.unsqueeze(2), *angles, 0, a.interleaved), *of_index
+        latent, rope = self.kv_norm(latent), rope.unsqueeze(2)
+        if angles is not None:
+            rope = functional.rotary(rope, *angles, 0, a.interleaved)
+        return q, latent, rope, *of_index
 
     def _expanded(self, latent: Tensor, rope: Tensor) -> tuple[Tensor, Tensor]:
         """Return keys and values, both (batch, tokens, heads, width)."""

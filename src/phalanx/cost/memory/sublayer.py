@@ -55,6 +55,7 @@ class SublayerWalk:
     def __init__(self, s: Sublayer, p: PassSizes, residual: str, first: bool) -> None:
         self.p, self.norm, self.operators, self.first, self.residual = p, s.norm, s.operators, first, residual
         self.made = {y.name: p.of(y.dim) for op in products_of(s) for y in op.y}
+        self.viewed = {y.name: p.of(y.dim) for op in s.operators if isinstance(op, Views) for y in op.parts}
         self.attend = s.first(Attend)
         self.added = next((op for op in products_of(s) if op.y[0].name == "y" and op.y[0].rows == "own"), None)
         self.experts = ExpertsWalk(p, s.shared) if s.first(Router) is not None else None
@@ -160,7 +161,7 @@ class SublayerWalk:
                 _wide_norm(p, walk, p.t * op.y.dim.size)
                 walk.alloc(p.of(op.y.dim))
                 walk.free(_sums(p, op) * (not graph))
-                return self.made[op.x]
+                return self.made[op.x] - self._looked_at(op.x)
             case Rotary() if op.apart:
                 walk.alloc(p.of(op.heads[0]))
                 return 0
@@ -173,7 +174,7 @@ class SublayerWalk:
                 return 0
             case Expand():
                 walk.alloc(sum(p.of(y.dim) for y in op.y))
-                walk.free(self.made[op.up] + self._rope)
+                walk.free(self.made[op.up] + self._rope + self._looked_at("kv_down") * (not graph))
                 return 0
             case Attend():
                 return self._attend(walk, op, graph)
@@ -196,6 +197,10 @@ class SublayerWalk:
             attention.without_graph(p, walk, op)
             walk.touch(p.of(op.y.dim), p.stream)
         return 0
+
+    def _looked_at(self, name: str) -> Column:
+        """Bytes of a tensor that a view keeps until keys are laid out: a latent, where nothing turns its last part."""
+        return self.made[name] if name in self.viewed and not self._rope else 0
 
     @property
     def _rope(self) -> Column:
@@ -306,7 +311,7 @@ class SublayerWalk:
                 walk.free(p.of(op.y.dim) + self.late)
                 self.late = 0
             case Expand():
-                walk.alloc(self.made[op.up], self._rope)
+                walk.alloc(self.made[op.up], self.viewed[op.rope])
                 both = sum(p.of(y.dim) for y in op.y)
                 in_one = self.attend is not None and attention.gradients_in_one_buffer(p, self.attend)
                 walk.free(both * (not in_one))

@@ -222,7 +222,7 @@ def _outgoing(spec: ModelSpec, weights: Weights, dtype: torch.dtype | None) -> I
             value = weights.slice(fqn, i * each, (i + 1) * each)
             value = _cast(s.theirs_of(value), kind, tensor).view(s.ours)
             if s.run == s.stride:  # a tensor of its own
-                return value.T if s.transposed else value
+                return value.T if s.transposed else value.view(s.shape)
             if result is None:
                 result = torch.empty(s.shape, dtype=kind)
             rows = result.T if s.transposed else result.view(s.rows)

@@ -51,6 +51,8 @@ class Source:
     @property
     def rows(self) -> tuple[int, ...]:
         """The shape of the tensor with its rows first."""
+        if len(self.shape) == 4:  # of a vector
+            return self.shape[2:3]
         if self.grouped:
             return (self.shape[0] * self.shape[1], *self.shape[2:])
         return self.shape[::-1] if self.transposed else self.shape
@@ -131,6 +133,7 @@ def _source(spec: ModelSpec, p: Parameter) -> tuple[Source, ...]:
     shape = p.shape[::-1] if transposed else p.shape
     name = naming.inside.get(f"{rest}.{kind}") or f"{naming.inside[rest]}.{kind}"
     less = float(kind == "weight" and rest in naming.less_one)
+    shape = (1, 1, rows, 1) if f"{rest}.{kind}" in naming.spread else shape
     return (Source(f"{prefix}.{name}", shape, 0, rows, rows, transposed, less),)
 
 
@@ -179,7 +182,9 @@ def plain(family: str, tensor: str) -> str:
     """Normalize a tensor's name; files of one family differ in the base model's prefix, and in transformers 5 in the
     head's name."""
     naming = NAMINGS[family]
-    return {"lm_head.weight": f"{naming.outside['head.linear']}.weight"}.get(tensor, tensor.removeprefix(naming.base))
+    return {"lm_head.weight": f"{naming.outside['head.linear']}.weight"}.get(
+        tensor, tensor.removeprefix(naming.base).replace(*naming.also)
+    )
 
 
 def is_buffer(spec: ModelSpec, tensor: str) -> bool:

@@ -30,6 +30,8 @@ class Naming:
     balance: str = ""  # the experts' balance biases
     recurrent: Naming | None = None  # blocks with a recurrence in place of attention
     less_one: frozenset[str] = frozenset()  # modules whose weights are stored less one
+    also: tuple[str, str] = ("", "")  # a part of names in other files, and what it is here
+    spread: frozenset[str] = frozenset()  # vectors (n,) that are stored as (1, 1, n, 1)
 
 
 _LLAMA = Naming(
@@ -145,6 +147,7 @@ _NEMOTRON_H = Naming(
 )
 _GLM = replace(_LLAMA, joined=(Joined("mlp.gate_up_proj", ("mlp.gate", "mlp.up")),))
 _AFTER = {"norm1_after": "post_attention_layernorm", "norm2_after": "post_feedforward_layernorm"}
+_DENSE = {f"mlp.{part}": f"mlp.{part}_proj" for part in ("gate", "up", "down")}
 _PLAIN = {"mlp.up": "mlp.up_proj", "mlp.down": "mlp.down_proj"}
 _MAMBA = {
     **{f"mamba.{ours}": f"mamba.{name}" for ours, name in (("dt_bias", "dt_bias"), ("a_log", "A_log"), ("d", "D"))},
@@ -199,6 +202,18 @@ _LFM2 = replace(
     ),
     balance="feed_forward.expert_bias",
 )
+_KIMI = replace(
+    _DEEPSEEK,
+    inside=_DEEPSEEK.inside
+    | {name: theirs.replace("mlp.", "block_sparse_moe.") for name, theirs in (_ROUTED | _SHARED | _DENSE).items()}
+    | _MIXTRAL,
+    also=("mlp.", "block_sparse_moe."),  # the dense block, in files that transformers did not write
+    balance="block_sparse_moe.gate.e_score_correction_bias",
+)
+_OF_KIMI = {
+    **{"beta": "b_proj", "f_down": "f_a_proj", "f_up": "f_b_proj", "z_down": "g_a_proj", "z_up": "g_b_proj"},
+    **{"norm": "o_norm", "dt_bias": "dt_bias", "a_log": "A_log"},
+}
 NAMINGS = {
     "llama": _LLAMA,
     "mistral": _LLAMA,
@@ -311,6 +326,15 @@ NAMINGS = {
     ),
     # Convolutions and recurrences.
     **dict.fromkeys(("lfm2", "lfm2_moe"), _LFM2),
+    "kimi_linear": replace(
+        _KIMI,
+        recurrent=replace(
+            _KIMI,
+            inside=_KIMI.inside | {f"attention.{ours}": f"self_attn.{name}" for ours, name in _OF_KIMI.items()},
+            joined=tuple(Joined(f"self_attn.{part}_conv1d", (f"attention.conv.{part}",)) for part in "qkv"),
+            spread=frozenset({"attention.a_log"}),
+        ),
+    ),
     "bamba": replace(
         _LLAMA,
         outside=_LLAMA.outside | {"head.norm": "final_layernorm"},

@@ -59,6 +59,8 @@ def _missing(spec: ModelSpec, s: Sublayer) -> Iterator[str]:
         yield "attention to keys that an earlier layer's index chose"
     if s.first(Index) is not None and spec.latent is not None and spec.latent.q_rank is None:
         yield "an index without a latent of queries"
+    if s.first(Index) is not None and rotary is None:
+        yield "an index without positions"
     if attend is None or spec.latent is not None:
         return
     if attend.weights or attend.compressed or attend.top is not None or attend.value != attend.key:

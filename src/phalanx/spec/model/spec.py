@@ -166,9 +166,14 @@ class ModelSpec:
                 f"is not latent.nope_dim + rope_dim = {self.latent.nope_dim} + {self.latent.rope_dim}",
             )
         if self.latent:
-            for name, needed in (("kv_heads", self.heads), ("position", "rotary"), ("qk_norm", False)):
-                if getattr(self, name) != needed:
-                    raise InputError(f"model.{name}", getattr(self, name), f"latent attention needs {needed}")
+            for name, needed in (
+                ("kv_heads", (self.heads,)),
+                ("position", ("rotary", "none")),
+                ("qk_norm", (False,)),
+            ):
+                if getattr(self, name) not in needed:
+                    reason = f"latent attention needs {' or '.join(map(str, needed))}"
+                    raise InputError(f"model.{name}", getattr(self, name), reason)
         elif self.rope_scaling is not None and self.rope_scaling.mscale_all_dim:
             reason = "belongs to latent attention, which this model does not have"
             raise InputError("model.rope_scaling.mscale_all_dim", self.rope_scaling.mscale_all_dim, reason)

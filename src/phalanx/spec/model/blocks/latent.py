@@ -54,10 +54,11 @@ def latent(
     out_bias: bool = False,
     window: int | None = None,
     own_index: bool = True,
+    rotates: bool = True,
     after: Norm | None = None,
 ) -> Sublayer:
     """Return latent attention. `bias`: of the projections down to the latents; `own_index`: whether its sparse form
-    has an index of its own."""
+    has an index of its own; `rotates`: whether positions turn the last `rope_dim` numbers (not in Kimi Linear)."""
     nope, rope, value, kv_rank, q_rank = sizes.nope_dim, sizes.rope_dim, sizes.v_dim, sizes.kv_rank, sizes.q_rank
     q, h = Dim(heads, nope + rope, "tp", of="heads"), whole(hidden)
     down, result = Output("kv_down", whole(kv_rank + rope)), Dim(heads, value, "tp", of="heads")
@@ -74,10 +75,10 @@ def latent(
         ops.append(linear("n", h, (Output("q_down", whole(q_rank)), down), ("q_down", "kv_down"), bias))
         ops.append(_latent_norm("q_down", "q_latent", "q_norm", q_rank))
         ops.append(linear("q_latent", whole(q_rank, of="latent.q_rank"), (Output("q", q),), ("q_up",)))
-    ops.append(Rotary(("q",), (q,), rope))
+    ops += [Rotary(("q",), (q,), rope)] * rotates
     ops.append(Views(down, (Output("kv_down", Dim(1, kv_rank)), Output("rope", shared))))
     ops.append(_latent_norm("kv_down", "latent", "kv_norm", kv_rank))
-    ops.append(Rotary(("rope",), (shared,), rope, apart=True))
+    ops += [Rotary(("rope",), (shared,), rope, apart=True)] * rotates
     if width > nope + rope:  # only after the latent's norm, whose temporaries are the peak where latents are wide
         ops.append(Resize("q", Output("q", core)))
     up = Output("kv_up", Dim(heads, nope + value, "tp", of="heads"))

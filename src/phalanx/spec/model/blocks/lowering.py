@@ -242,7 +242,7 @@ def _latent(spec: ModelSpec, norm: Norm | None, after: Norm | None, window: int 
     """Return latent attention in the model's own sizes."""
     assert spec.latent is not None
     bias = {"bias": spec.qkv_bias, "out_bias": spec.out_bias}
-    more = {**bias, "own_index": own_index}
+    more = {**bias, "own_index": own_index, "rotates": spec.position == "rotary"}
     return latent(spec.hidden, spec.heads, spec.latent, norm, **more, window=window, after=after)
 
 
