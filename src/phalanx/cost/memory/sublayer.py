@@ -199,7 +199,7 @@ class SublayerWalk:
         return 0
 
     def _looked_at(self, name: str) -> Column:
-        """Bytes of a tensor that a view keeps until keys are laid out: a latent, where nothing turns its last part."""
+        """Bytes of a tensor that a view keeps until keys are laid out: a latent whose last part is not turned."""
         return self.made[name] if name in self.viewed and not self._rope else 0
 
     @property
@@ -227,6 +227,8 @@ class SublayerWalk:
         and their results' gradients, stays."""
         for op in reversed(self.operators):
             self._backward(walk, op, whole)
+        walk.free(self.late)
+        self.late = 0
         if self.norm is not None:
             self._norm_backward(walk, self.norm, whole)
 
@@ -306,6 +308,7 @@ class SublayerWalk:
             case Views():
                 walk.alloc(p.of(op.x.dim))
                 walk.free(sum(p.of(part.dim) for part in op.parts))
+                walk.free(self._weights_of("latent") * (whole and not self._rope))
             case Resize():
                 walk.alloc(self.made[op.x])
                 walk.free(p.of(op.y.dim) + self.late)
