@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
 import typer
+from support.in_process_cli import error_of
 
 from phalanx.cli.app import COMMANDS, app
 from phalanx.cli.forms import Entry
@@ -51,3 +53,8 @@ def test_a_wrong_name_is_told_from_what_there_is() -> None:
     assert list(group.commands) == [entry.name for entry in COMMANDS]
     done = subprocess.run([sys.executable, "-m", "phalanx", "trian"], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (2, "error: command = 'trian': no such command; did you mean train?\n")
+
+
+@pytest.mark.parametrize(("word", "meant"), [("serve-plan", "serve plan"), ("place", "cluster place")])
+def test_a_command_of_a_group_is_found_by_its_name_alone(tmp_path: Path, word: str, meant: str) -> None:
+    assert meant in error_of(tmp_path, word, "x")

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.in_process_cli import error_of, text_of
+from support.in_process_cli import error_of, json_of, text_of
 
 from phalanx.frameworks import files
 from phalanx.frameworks.configuration import Configuration
@@ -62,6 +62,14 @@ def _read(tmp_path: Path, text: str, name: str = "run.sh") -> Configuration:
             "--zero_stage 3 mine.py --server $H &\ntrl vllm-serve --model a/b --tensor_parallel_size 8",
             {"world": 16, "zero": 3},
         ),
+        # What `set -x` prints is what ran: the line that was typed is not a training of its own.
+        (
+            f"NGPU=8 ./run.sh --x\n+ NGPU=8\n+ '[' -n '' ']'\n"
+            f"+ torchrun --nproc_per_node=8 pretrain_gpt.py {_MEGATRON}\n[rank0] torchrun failed",
+            {"world": 8, "tp": 2},
+        ),
+        # A shell of a container, whose options end before the text.
+        (f"bash -c -- 'torchrun --nproc_per_node 4 pretrain_gpt.py {_MEGATRON}'", {"world": 4, "tp": 2}),
     ],
 )
 def test_a_form_is_read(tmp_path: Path, text: str, wanted: dict[str, Any]) -> None:
@@ -92,6 +100,96 @@ def test_the_ranks_of_a_log_are_read(tmp_path: Path) -> None:
     dump |= {"micro_batch_size": 1, "seq_length": 64, "num_attention_heads": 4, "lr": 0.1, "swiglu": True}
     c = _read(tmp_path, "".join(f"  {name} ............ {value}\n" for name, value in dump.items()), "log.txt")
     assert (c.layout.world, c.layout.dp) == (16, 8)
+
+
+def test_settings_tell_the_framework_of_a_program_that_is_given_nothing_else(tmp_path: Path) -> None:
+    (tmp_path / "s.yaml").write_text("finetuning_type: full\nper_device_train_batch_size: 2\ndeepspeed: z3.json\n")
+    c = _read(tmp_path, "torchrun --nproc_per_node 8 src/train.py s.yaml")
+    assert (c.kind, c.layout.world, c.layout.micro_batch, c.layout.recompute) == ("hf", 8, 2, "full")
+
+
+def test_the_log_of_an_early_megatron_is_read_by_its_own_names(tmp_path: Path) -> None:
+    dump = {"world_size": 16, "model_parallel_size": 2, "num_layers": 4, "hidden_size": 64, "fp16": True}
+    dump |= {"batch_size": 8, "seq_length": 64, "num_attention_heads": 4, "lr": 0.1, "max_position_embeddings": 64}
+    text = "".join(f"  {name} ............ {value}\n" for name, value in dump.items())
+    c = _read(tmp_path, f"{text} > padded vocab (size: 50257) with 175 dummy tokens (new size: 50432)\n", "log.txt")
+    assert (c.layout.tp, c.layout.dp, c.layout.micro_batch, c.not_modelled) == (2, 8, 8, {})
+    assert c.spec is not None
+    assert c.spec.vocab == 50432
+
+
+@pytest.mark.parametrize(
+    ("flags", "vocab"),
+    [
+        ("--tokenizer-type GPT2BPETokenizer", 50257),
+        ("--vocab-file v.json --merge-file m.txt", 50257),
+        ("--tokenizer-type HuggingFaceTokenizer --tokenizer-model meta-llama/Llama-3.1-8B-Instruct", 128256),
+        ("--tokenizer-type GPT2BPETokenizer --vocab-size 100", 100),
+    ],
+)
+def test_a_tokenizer_of_one_vocabulary_says_it(tmp_path: Path, flags: str, vocab: int) -> None:
+    c = _read(tmp_path, f"torchrun --nproc_per_node 4 pretrain_gpt.py {_MEGATRON} --seq-length 64 {flags}")
+    assert c.spec is not None
+    assert c.spec.vocab == vocab
+    assert any("as that of its tokenizer" in note for note in c.notes) == (vocab != 100)
+
+
+def test_recomputation_that_offloads_is_recomputation(tmp_path: Path) -> None:
+    c = _read(tmp_path, "base_model: x\nmicro_batch_size: 1\ngradient_checkpointing: unsloth\n", "a.yaml")
+    assert c.layout.recompute == "full"
+
+
+_FULL = (
+    "model_name_or_path: meta-llama/Meta-Llama-3-8B\nfinetuning_type: full\ncutoff_len: 1024\nfp16: true\n"
+    "per_device_train_batch_size: 1\ngradient_accumulation_steps: 2\n"
+)
+
+
+def test_an_update_takes_memory(tmp_path: Path) -> None:
+    """hiyouga/LlamaFactory#5977: 8B at level 3 is out of memory on 8 x 24 GB. A rank's 1.0e9 elements take 16 bytes
+    of state; their gradients in fp32 4 more, and the roots of torch's AdamW 4, unless a kernel fuses them."""
+    (tmp_path / "z3.json").write_text('{"fp16": {"enabled": "auto"}, "zero_optimization": {"stage": 3}}')
+    n = 8_030_261_248 / 8
+
+    def answer(settings: str) -> dict[str, Any]:
+        (tmp_path / "a.yaml").write_text(settings)
+        return json_of(tmp_path, "predict a.yaml --cluster pcie-rtx3090 --gpus 8 --json")
+
+    plain = answer(f"{_FULL}deepspeed: z3.json\n")
+    fused = answer(f"{_FULL}deepspeed: z3.json\noptim: adamw_torch_fused\n")
+    assert (plain["fits"], fused["fits"]) == (False, True)
+    assert plain["memory_terms"]["update"] == 8 * 1e9  # a sub-group at a time
+    assert plain["memory_terms"]["state"] == pytest.approx(16 * n, rel=1e-3)
+    assert fused["memory_terms"]["update"] == 0
+
+
+def test_an_engine_in_the_settings_of_accelerate_offloads(tmp_path: Path) -> None:
+    engine = "deepspeed_config: {zero_stage: 2, offload_optimizer_device: cpu, offload_param_device: none}"
+    c = _read(tmp_path, f"distributed_type: DEEPSPEED\nnum_processes: 2\n{engine}\n", "a.yaml")
+    assert (c.options["optimizer_offload"], "parameter_offload" in c.options) == (1.0, False)
+
+
+def test_preferences_are_another_objective(tmp_path: Path) -> None:
+    c = _read(tmp_path, "torchrun dpo.py --model_name_or_path x --beta 0.1 --per_device_train_batch_size 1")
+    assert "another objective" in c.not_modelled["args.beta"].what
+
+
+def test_an_optimizer_of_8_bits_has_small_moments_and_another_has_no_price(tmp_path: Path) -> None:
+    assert _read(tmp_path, f"{_FULL}optim: paged_adamw_8bit\n", "a.yaml").options["second_moment"] == "float8"
+    assert _read(tmp_path, f"{_FULL}optim: adafactor\n", "a.yaml").not_modelled.keys() == {"optim"}
+
+
+def test_gradients_that_accumulate_under_no_sync_are_whole_and_in_16_bits(tmp_path: Path) -> None:
+    """replicate/cog-llama#6: 13B trains on 4 x 80 GB: 16 bytes over 4 ranks and 2 whole, for each parameter."""
+    (tmp_path / "run.sh").write_text(
+        "torchrun --nproc_per_node=4 t.py --model_name_or_path huggyllama/llama-13b --bf16 True "
+        "--model_max_length 64 --per_device_train_batch_size 1 --gradient_accumulation_steps 4 "
+        "--gradient_checkpointing True --fsdp 'full_shard auto_wrap' "
+        "--fsdp_transformer_layer_cls_to_wrap LlamaDecoderLayer --output_dir o"
+    )
+    answer = json_of(tmp_path, "predict run.sh --cluster dgx-a100 --json")
+    assert answer["fits"]
+    assert answer["memory_terms"]["state"] == pytest.approx(13_015_864_320 * (16 / 4 + 2), rel=1e-3)
 
 
 def test_what_a_missing_file_would_say_is_no_mistake(tmp_path: Path) -> None:

@@ -97,6 +97,12 @@ def test_a_benchmark_is_answered_whatever_its_rate(tmp_path: Path) -> None:
     assert seen("--rate", "1000", "--concurrency", "16")["in_flight"] <= 16
 
 
+def test_more_requests_at_once_than_two_prompts_have_tokens_are_answered(tmp_path: Path) -> None:
+    ask = "--model llama3-8b --cluster dgx-h100 --gpus 1 --layout tp=1 --input 64 --output 16 --engine sglang"
+    line = f"serve plan {ask} --requests 3000 --rate inf --mode aggregated --json"
+    assert json_of(tmp_path, line)["requests_per_s"] > 100
+
+
 def test_a_trace_faster_than_its_answers_is_answered_too(tmp_path: Path) -> None:
     rows = [f"{i / 500:.3f},2000,200" for i in range(400)]
     (tmp_path / "t.csv").write_text("\n".join(["arrival,input,output", *rows]) + "\n")

@@ -84,7 +84,7 @@ def test_a_published_model_is_as_its_config_says(name: str) -> None:
 
 def test_how_many_the_page_says() -> None:
     """docs/serving.md."""
-    assert (len(PUBLISHED), len(CONFIGS)) == (95, 44)
+    assert (len(PUBLISHED), len(CONFIGS)) == (116, 44)
 
 
 @pytest.mark.parametrize(
@@ -113,6 +113,11 @@ def test_parameters_are_those_that_models_are_known_by(name: str, billions: floa
         ("meta-llama/Llama-3.3-70B-Instruct", "meta-llama/Llama-3.1-70B"),
         ("Qwen/Qwen3-235B-A22B-Instruct-2507-FP8", "Qwen/Qwen3-235B-A22B"),
         ("zhipuai/GLM-5", "zai-org/GLM-5"),
+        ("models_hf/llama2-7B-hf/", "meta-llama/Llama-2-7b"),
+        ("Qwen/Qwen2.5-Coder-32B-Instruct", "Qwen/Qwen2.5-32B"),
+        ("deepseek-ai/DeepSeek-R1-Distill-Qwen-14B", "Qwen/Qwen2.5-14B"),
+        ("alignment-handbook/zephyr-7b-sft-full", "mistralai/Mistral-7B-v0.3"),
+        ("lmsys/vicuna-13b-v1.5-16k", "meta-llama/Llama-2-13b"),
     ],
 )
 def test_names_say_how_a_model_was_tuned_and_quantised(written: str, meant: str) -> None:

@@ -69,12 +69,26 @@ def _one_line(error: Any, words: Sequence[str]) -> str:
         return str(InputError(error.option_name, None, reason.partition("' ")[2] or reason, remedy))
     if command := re.match(r"no such command '([^']*)'", reason):
         known = context.command.list_commands(context) if context else ()
+        if moved := _moved(command[1], context):
+            return str(InputError("command", command[1], "no such command", f"it is `{moved}`"))
         return str(InputError("command", command[1], "no such command", nearest(command[1], known)))
     if param is not None:
         field = param.opts[-1] if param.param_type_name == "option" else param.metavar or param.name
         reason = "is missing" if name == "MissingParameter" else reason
         return str(InputError(field, _given(param.opts, words), reason, remedy))
     return str(InputError("command line", None, reason, remedy))
+
+
+def _moved(word: str, context: Any) -> str:
+    """Return where a group has a command by this name, `place` or `serve-plan`; "" if none does."""
+    if context is None or context.parent is not None:
+        return ""
+    group, _, own = word.partition("-")
+    for name in context.command.list_commands(context):
+        commands = getattr(context.command.commands[name], "commands", {})
+        if word in commands or (name == group and own in commands):
+            return f"{context.command_path} {name} {word if word in commands else own}"
+    return ""
 
 
 def _others_with(option: str, context: Any) -> list[str]:

@@ -15,6 +15,7 @@ from typing import Any
 _DOTTED = re.compile(r"^(?:\[?\w[\w\]]*[:\]]\s*)?\s*([A-Za-z_]\w*) \.{3,} ?(.*)$", re.M)
 _TRAINER = re.compile(r"^(?:.*\b)?(?:\w*TrainingArguments|\w*Config)\($\n(?P<body>(?:^\s*\w+=.*\n?)+)", re.M)
 _TORCHTITAN = re.compile(r"Running with (?:args|configs?): (\{.*)")
+_PADDED = re.compile(r"> padded vocab \(size: \d+\) with \d+ dummy tokens \(new size: (\d{1,9})\)")
 _FEWEST = 10
 """Lines that make a dump of a text."""
 
@@ -23,7 +24,8 @@ def dumped(text: str) -> dict[str, Any]:
     """Return the settings that a log prints; empty where it prints none."""
     lines = _DOTTED.findall(text)
     if len(lines) >= _FEWEST:
-        return {name: value for name, word in lines if (value := _value(word)) is not None and value is not False}
+        padded = {"padded_vocab_size": match[1]} if (match := _PADDED.search(text)) else {}
+        return padded | {n: value for n, word in lines if (value := _value(word)) is not None and value is not False}
     if match := _TRAINER.search(text):
         pairs = (line.strip().rstrip(",").partition("=") for line in match["body"].splitlines())
         return {name: value for name, _, word in pairs if (value := _value(word)) is not None}

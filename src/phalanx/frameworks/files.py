@@ -89,6 +89,14 @@ def _require_its_own(c: Configuration, path: str) -> None:
         )
 
 
+def again(config: Config, c: Configuration, world: int) -> Configuration:
+    """Return a configuration on another number of ranks, with the model that was found for it. Raises InputError."""
+    other = configured(config, c.kind, world)
+    spec = other.spec or c.spec
+    other = replace(other, notes=c.notes, companions=c.companions, missing=c.missing)
+    return replace(other, spec=spec, open_model="" if spec else other.open_model)
+
+
 def configured(config: Config, kind: str, world: int | None) -> Configuration:
     """Return the configuration of tables, with what became of its launchers' options. Raises InputError where nothing
     of it is understood."""

@@ -93,6 +93,7 @@ def launched_tables(
         if other is not None:
             raise other.error(str(path))
     framework = BY_KIND[kind] if kind else framework_of(launch.program, flags)
+    framework = framework or _of_settings(started, reading)
     program = None if framework else _program(started, reading)
     if program is not None:
         framework = BY_KIND[str(program.kind)]
@@ -205,6 +206,16 @@ def _program(started: Started, reading: FileReading) -> FileSource | None:
     reading.notes.append(f"{name}, its program, is read too")
     reading.asks += program.notes
     return program
+
+
+def _of_settings(started: Started, reading: FileReading) -> Framework | None:
+    """Return the framework of the settings that a program is given as its one word, of `train.py settings.yaml`."""
+    if len(started.positional) != 1 or not BASES.search(started.positional[0]):
+        return None
+    text = reading.files.text(started.positional[0], started.directory)
+    tables = documents(text, Path(started.positional[0]).suffix.lower(), started.positional[0]) if text else []
+    kind = kind_of(tables[0]) if tables and isinstance(tables[0], dict) else None
+    return BY_KIND[kind] if kind and "" in BY_KIND[kind].base else None
 
 
 def _engine_file(started: Started, reading: FileReading) -> tuple[Framework, dict[str, Any]] | None:

@@ -18,6 +18,13 @@ _RANKS = ("lora_rank", "lora_r", "lora_dim", "peft_lora_r")
 _TARGETS = ("lora_target", "lora_target_modules", "lora_modules", "target_modules")
 _OF_LORA = {"lora", "qlora", "dora", "pissa"}
 _WHOLE = {"full", "none", ""}
+_UPDATES = {name: {"update": "foreach"} for name in ("adamw_torch", "adamw_hf")} | {
+    name: {"first_moment": "float8", "second_moment": "float8"}
+    for name in ("adamw_bnb_8bit", "adamw_8bit", "paged_adamw_8bit")
+}
+"""Optimizers by TrainingArguments' names, as options: of torch's operations, which others fuse into one kernel; with
+moments in 8 bits (transformers, trainer_optimizer.py; bitsandbytes, optim/adamw.py)."""
+_UPDATED = "job.optimizer.name"
 _RANK = 8
 """Rank where the file has none (peft's LoraConfig; LLaMA-Factory's)."""
 _ATTENTION = {
@@ -45,6 +52,15 @@ def tuning(keys: Keys, at: str = "") -> tuple[dict[str, Any], str]:
     if _on_attention_alone(of(_TARGETS, "options.lora_targets"), of(("lora_target_linear",), "options.lora_targets")):
         options["lora_targets"] = "attention"
     return options | ({"base": base} if base else {}), ""
+
+
+def updating(keys: Keys, *names: str) -> dict[str, Any]:
+    """Return the options of the optimizer that the first of these keys names. Without one it is torch's AdamW, which
+    transformers fuses since torch 2.8."""
+    named = str(keys.take(names, _UPDATED) or "adamw_torch")
+    if named not in (*_UPDATES, "adamw_torch_fused", "adamw_apex_fused"):  # another, which has its verdict
+        keys.understood = {key: meaning for key, meaning in keys.understood.items() if meaning != _UPDATED}
+    return dict(_UPDATES.get(named, {}))
 
 
 def _base(keys: Keys, at: str, of: Any, method: str) -> str:

@@ -99,7 +99,7 @@ def read(paths: Sequence[Path], kind: str | None = None, gpus: int | None = None
     configuration, config = files.read(paths, kind, gpus)
     stated = configuration.layout.world
     if gpus is not None and stated is not None and stated != gpus:
-        configuration = files.READERS[configuration.kind](config, gpus)
+        configuration = files.again(config, configuration, gpus)
     title = " ".join(map(str, paths))
     _require_understood(configuration, title)
     job_of(configuration, 1, 1)  # refuses an optimizer out of range, as every command does that prices it
@@ -151,12 +151,19 @@ def _assumed(c: Configuration) -> tuple[Caveat, ...]:
     )
 
 
+_PARTS = {"param": "parameter"}
+"""Parts of the model's state by their key -> as an option calls them."""
+
+
 def origins(c: Configuration) -> dict[str, str]:
     """Return where each field of a layout is from: the keys that set it, what it is derived from, or whose default it
     is."""
     by_field: dict[str, list[str]] = {}
     for key, meaning in c.understood.items():
-        by_field.setdefault(meaning.rpartition(".")[2], []).append(shown(key))
+        table, _, name = meaning.rpartition(".")
+        fields = ("offload", f"{_PARTS.get(name, name)}_offload") if table == "offload" else (name,)
+        for field in fields:
+            by_field.setdefault(field, []).append(shown(key))
     s = c.layout
     micro = int(c.fields.get("micro_batch") or s.micro_batch or 0)
     inner = (s.tp or 1) * (s.pp or 1) * (s.cp or 1)

@@ -28,6 +28,7 @@ from phalanx.cost.ledger.live_bytes import (
     live_bytes,
     sliced_head,
     state_bytes,
+    whole_gradient_bytes,
 )
 from phalanx.cost.ledger.model_shape import Shape
 from phalanx.cost.ledger.policy import sharding
@@ -103,7 +104,7 @@ _STATE_OF_ADAPTERS = 18.0
 
 class _Rank(NamedTuple):
     """Bytes of a pipeline rank: `state`, persistent from step to step; `transient`, above it at the peak; and the
-    parts of that peak, where `held` is the state in use at the time."""
+    parts of that peak, where `held` is the state in use at the time, and `update` is 0 unless the peak is there."""
 
     state: Column
     transient: Column
@@ -111,6 +112,7 @@ class _Rank(NamedTuple):
     loss: Column
     activations: Column
     held: Column
+    update: Column
 
 
 def _fuller(one: _Rank, other: _Rank) -> _Rank:
@@ -174,7 +176,8 @@ class _Share:
     restored by the backward pass of a block; `unit`, gathered by a pass where units have no buffers;
     `root_gradient`, of a root that is reduced as the backward pass ends; `reduced`, gradients of a block before they
     are reduced. `of_blocks`, `in_buckets`: elements of the buffers in which units
-    take turns, of parameters and of gradients. `narrow`: 1 where blocks are gathered in 8 bits."""
+    take turns, of parameters and of gradients. `narrow`: 1 where blocks are gathered in 8 bits. `updated`: elements
+    of a block that the rank updates; `end_shards`: ranks that share the ends."""
 
     how: Sharding
     profile: Profile
@@ -192,6 +195,8 @@ class _Share:
     of_blocks: Column
     in_buckets: Column
     narrow: Column
+    updated: Column
+    end_shards: Column
 
     def on(self, blocks: Column, ends: Column, in_flight: Column, loss_bytes: Column) -> _Rank:
         """Return the bytes of a rank with these blocks, this part of the ends and this loss."""
@@ -211,7 +216,21 @@ class _Share:
         transient = activations + loss + gathered
         # Activations reuse the memory of the update's temporaries, which are therefore not live at the peak.
         held = state - np.minimum(idle, transient)
-        return _Rank(state, np.maximum(transient - idle, 0.0), gathered, loss, activations, held)
+        transient = np.maximum(transient - idle, 0.0)
+        updated = np.minimum(blocks * self.updated + ends / self.end_shards, profile.update_elements)
+        # Gradients that were whole are shards by then.
+        update = updated * (profile.update_bytes + profile.cast_gradient * how.by_unit)
+        update = np.maximum(update - whole_gradient_bytes(profile, how) * params, 0.0)
+        later = update > transient
+        return _Rank(
+            state,
+            np.maximum(transient, update),
+            np.where(later, 0.0, gathered),
+            np.where(later, 0.0, loss),
+            np.where(later, 0.0, activations),
+            np.where(later, state, held),
+            np.where(later, update, 0.0),
+        )
 
     def _gathered(self, blocks: Column, ends: Column, params: Column) -> Column:
         """Return the bytes of gathered parameters and of gradients that are being reduced.
@@ -250,6 +269,7 @@ def _share(shape: Shape, layout: Layout, profile: Profile, ends: _Ends, stream: 
     # Where parameters stay and gradients are sharded: a block's gradients until they are reduced, in place of the
     # activations that its backward pass freed.
     reduced = zero.reduces_each * np.maximum(profile.gradient_bytes * params - block.stored, 0.0)
+    state_shards, trained = np.where(zero.state, zero.shards, 1.0), 1.0 - layout.frozen
     unit = np.where(shape.wraps_blocks, params, shape.unit_params / layout.tp)
     root = np.where(shape.wraps_blocks, shape.ends, shape.root_params) / layout.tp
     of_blocks = 2 * dense_params + np.where(apart, 3.0, 2.0) * expert_params
@@ -271,6 +291,8 @@ def _share(shape: Shape, layout: Layout, profile: Profile, ends: _Ends, stream: 
         # At level 2 a matrix has a bucket of its own.
         np.where(zero.parameters, of_blocks, _two_matrices(shape, layout, apart)),
         narrow,
+        (dense_params / state_shards + expert_params / np.where(zero.state, expert_shards, 1.0)) * trained,
+        state_shards / np.maximum(trained, 1e-9),
     )
 
 
@@ -313,6 +335,7 @@ def memory(shape: Shape, layout: Layout, profile: Profile, ahead: Column = 1.0, 
             "activations": rank.activations,
             "logits": rank.loss,
             "gathered": rank.gathered,
+            "update": rank.update,
             "buffers": constant - coded,
             "compression": coded,
         }

@@ -101,6 +101,9 @@ _PARTS = 8
 """Parts of the tokens in which a fused linear loss computes its logits."""
 _FUSED_KEPT, _FUSED_TRAFFIC = 4.0, 8.0
 """Bytes per logit that a fused loss keeps (logits and gradient in 16 bits) and moves (both read and written)."""
+_FOREACH = 4.0
+"""Bytes per updated element of torch's AdamW without a fused kernel, which makes the roots of all second moments at
+once (torch 2.13, torch/optim/adam.py:645, `exp_avg_sq_sqrt = torch._foreach_sqrt(device_exp_avg_sqs)`)."""
 BASE_BYTES = {"auto": 2.0, "nf4": (4 + 32 / 64) / 8, "nf4-double": (4 + 8 / 64 + 32 / (64 * 256)) / 8, "int8": 1.0}
 """Bytes of a frozen weight of a block, with its share of the scales."""
 _EXPERT_LAUNCHES = 110.0
@@ -195,6 +198,9 @@ def _state(by: Profile, model: Shape, o: StackOptions) -> Profile:
         on_host=o.optimizer_offload,
         orthogonal=float(o.optimizer == "muon"),
     )
+    here = 1 - o.optimizer_offload
+    each = _FOREACH if o.update == "foreach" else new.update_bytes
+    new = replace(new, update_bytes=each * here, cast_gradient=new.cast_gradient * here)
     if o.parameter_offload:
         new = replace(new, full_shard_bytes=new.full_shard_bytes - 2.0)
     if o.lora:

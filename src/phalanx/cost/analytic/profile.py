@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 
+import numpy as np
+
 from phalanx.cost.analytic.fitted_constants import resolve
 from phalanx.cost.hardware.columns import Column
 from phalanx.cost.ledger.live_bytes import Keeps
@@ -97,8 +99,6 @@ class Profile(Keeps):
     contention: Column = 1.13
     """Slowdown of compute that overlaps communication: near 1.13 as Galvatron measured it (Miao et al. 2022); fitted
     for stacks with runs at ZeRO-3."""
-    gradient_bytes: Column = 4.0
-    """Bytes per sent gradient element."""
     parameter_bytes: Column = 2.0
     """Bytes per gathered parameter element."""
     dequantised_bytes: Column = 0.0
@@ -133,6 +133,13 @@ class Profile(Keeps):
     idle_bytes: Column = 0.0
     """Bytes per parameter of the state that are free at the activations' peak: allocated during or after the
     update."""
+    update_bytes: Column = 0.0
+    """Bytes of temporaries of the update per element that it updates, beyond the state."""
+    cast_gradient: Column = 0.0
+    """The same of gradients that are cast for it in addition to what stays, where a level-3 shard keeps them narrower
+    than its masters."""
+    update_elements: Column = np.inf
+    """Elements that are updated at a time, at most."""
     kept_logit: Column = 8.0
     """Bytes per logit at the loss."""
     unit_buffers: Column = 0.0

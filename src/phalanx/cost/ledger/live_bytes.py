@@ -48,6 +48,8 @@ class Keeps:
     """Bytes of an accumulated gradient element, which ZeRO-2 shards."""
     reduced_bytes: Column = 0.0
     """Bytes of a gradient element in the type in which it is reduced, where below ZeRO-2 it is kept in that too."""
+    gradient_bytes: Column = 4.0
+    """Bytes per sent gradient element."""
     shard_bytes: Column = 12.0
     """Bytes of state per parameter that ZeRO-1 shards."""
     full_shard_bytes: Column = 16.0
@@ -97,14 +99,21 @@ def state_bytes(layout: Layout, keeps: Keeps, zero: Sharding, shards: Column) ->
     accumulated = keeps.accumulated_bytes
     one = keeps.kept_bytes + keeps.shard_bytes / shards
     two = keeps.kept_bytes - keeps.reduced_bytes - accumulated + (keeps.shard_bytes + accumulated) / shards
-    unsharded = np.where(np.asarray(keeps.reduced_bytes) > 0, keeps.reduced_bytes, accumulated)
-    three = keeps.full_shard_bytes / shards + unsharded * (1 - zero.reduces_each)
+    three = keeps.full_shard_bytes / shards + whole_gradient_bytes(keeps, zero)
     sharded = np.where(zero.by_unit > 0, three, np.where(zero.reduces_each > 0, two, one))
     whole = keeps.whole_bytes + keeps.replica_bytes * (layout.dp * layout.cp > 1)
     # Experts with a single copy have nothing to shard; reduced gradients are not kept at ZeRO-2 either.
     only_copy = whole - np.asarray(keeps.reduced_bytes) * (zero.reduces_each > 0)
     sharded = np.where((shards <= 1) & (zero.by_unit == 0), only_copy, sharded)
     return np.where(zero.state, sharded, whole) + layout.outer_bytes / np.where(zero.state, shards, 1)
+
+
+def whole_gradient_bytes(keeps: Keeps, zero: Sharding) -> Column:
+    """Return bytes per parameter of the unsharded gradients that a level-3 rank adds up where they are reduced once a
+    step: in the type in which it reduces them."""
+    sent = np.minimum(keeps.accumulated_bytes, keeps.gradient_bytes)
+    sent = np.where(np.asarray(keeps.reduced_bytes) > 0, keeps.reduced_bytes, sent)
+    return np.asarray(zero.by_unit) * sent * (1 - zero.reduces_each)
 
 
 def operand_bytes(layout: Layout, keeps: Keeps) -> Column:

@@ -20,13 +20,17 @@ from phalanx.frameworks.configuration import (
 )
 from phalanx.frameworks.deepspeed import read as deepspeed
 from phalanx.frameworks.keys import key_table
-from phalanx.frameworks.trainer_tuning import tuning
+from phalanx.frameworks.trainer_tuning import tuning, updating
 
 _STRATEGIES = {
     "1": 3, "FULL_SHARD": 3, "2": 2, "SHARD_GRAD_OP": 2, "3": 0, "NO_SHARD": 0,
     "4": 3, "HYBRID_SHARD": 3, "5": 2, "HYBRID_SHARD_ZERO2": 2,
 }  # fmt: skip
 _TYPES = {"no": "fp32", "fp32": "fp32", "bf16": "bf16", "fp16": "fp16", "fp8": "fp8", "False": "fp32"}
+
+
+_OFFLOADED = ("unsloth", "offload", "offload_disk")
+"""Recomputation from inputs that are kept on the host (axolotl, src/axolotl/utils/schemas/config.py)."""
 
 
 def arguments_job(keys: Keys, at: str) -> dict[str, Any]:
@@ -78,6 +82,12 @@ def attention(keys: Keys, at: str = "") -> dict[str, Any]:
     switched = [core for name, core in _KERNELS.items() if keys.truth(f"{at}{name}", "options.attention")]
     core = _ATTENTION.get(str(named).lower()) or next(iter(switched), None)
     return {"attention": core} if core else {}
+
+
+def reduction(precision: str | None) -> dict[str, Any]:
+    """Return the option of the type in which FSDP reduces gradients under mixed precision: that of its products
+    (accelerate 16cb6eb, src/accelerate/utils/dataclasses.py:2120)."""
+    return {"reduce": "bfloat16"} if precision in ("bf16", "fp16") else {}
 
 
 def wrapping(keys: Keys, table: str = "fsdp_config", by_default: str = "") -> dict[str, Any]:
@@ -181,13 +191,17 @@ def read(config: Config, world: int | None = None) -> Configuration:
         bf16, fp16 = keys.take("bf16", "job.precision"), keys.take("fp16", "job.precision")
         type_ = "bf16" if truth(bf16) else "fp16" if truth(fp16) else type_
         unstated = "fp32" if bf16 is False else "bf16"  # `auto` is its default
-        again = keys.truth("gradient_checkpointing", "strategy.recompute")
+        word = keys.take("gradient_checkpointing", "strategy.recompute")
+        again = True if word in _OFFLOADED else truth(word)
         recompute = "full" if again else recompute or ("none" if again is False else None)
     half = deepspeed.precision(engine) if engine.config else None
     type_ = half if half in ("bf16", "fp16") and type_ is None else type_
     job: dict[str, Any] = {"compute": None if isinstance(config, Partial) else unstated}
     fields: dict[str, Any] = {}
     options: dict[str, Any] = units | attention(keys)
+    if stack == "deepspeed" and offload and not engine.config:
+        options |= {"optimizer_offload": 1.0} if offload["optimizer"] != "none" else {}
+        options |= {"parameter_offload": True} if offload["param"] != "none" else {}
     if engine.config:
         beyond, fields, stated = deepspeed.beyond(engine)
         options, job = options | beyond, job | stated
@@ -198,6 +212,8 @@ def read(config: Config, world: int | None = None) -> Configuration:
             recompute = "full"
     if type_ not in (None, "fp32"):
         job["compute"] = type_
+    if fsdp and zero:
+        options |= reduction(type_)
     if fsdp and (offload or {}).get("param") == "cpu":
         options |= {"parameter_offload": True, "optimizer_offload": 1.0}
     gathers = ("parallelism_config.parallelism_config_cp_comm_strategy", "parallelism_config.cp_comm_strategy")
@@ -222,6 +238,9 @@ def read(config: Config, world: int | None = None) -> Configuration:
     )
     name = str(keys.take("base_model", "model", "") or "")
     trained, unpriced = tuning(keys) if axolotl else ({}, "")
+    if axolotl and "optimizer" not in engine.config:
+        update = updating(keys, "optimizer")
+        options |= update if not trained else {}
     options |= trained
     stated = {"model_name": name, "unpriced": unpriced, "options": options, "fields": fields, "job": job}
     c = keys.configuration("accelerate", stack, layout, key_table("accelerate"), **stated)

@@ -77,6 +77,8 @@ def beyond(keys: Keys, at: str = "") -> tuple[dict[str, Any], dict[str, Any], di
         options |= {"first_moment": "bfloat16", "second_moment": "bfloat16"}
         keys.take(f"{at}bf16.bf16_master_weights_and_grads", "options.first_moment")
     kind = str(keys.take(f"{at}optimizer.type", "job.optimizer", "") or "")
+    if kind and keys.truth(f"{at}optimizer.params.torch_adam", "options.update"):  # in place of its own kernel
+        options["update"] = "foreach"
     if kind.lower() == "muon":
         options["optimizer"] = "muon"
     size = keys.count(at + KEYS["strategy.bucket"], "strategy.bucket")

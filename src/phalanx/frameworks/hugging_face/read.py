@@ -7,7 +7,7 @@ import re
 from typing import Any
 
 from phalanx.frameworks.accelerate import read as accelerate
-from phalanx.frameworks.accelerate.read import arguments_job, attention, sharding, wrapping
+from phalanx.frameworks.accelerate.read import arguments_job, attention, reduction, sharding, wrapping
 from phalanx.frameworks.configuration import (
     Config,
     Configuration,
@@ -23,7 +23,7 @@ from phalanx.frameworks.configuration import (
 )
 from phalanx.frameworks.deepspeed import read as deepspeed
 from phalanx.frameworks.keys import key_table
-from phalanx.frameworks.trainer_tuning import tuning
+from phalanx.frameworks.trainer_tuning import tuning, updating
 from phalanx.spec.strategy.zero_levels import ZERO_LEVELS
 
 _BF16_UNASKED = ("dataset_text_field", "num_generations", "max_completion_length", "assistant_only_loss")
@@ -149,6 +149,8 @@ def read(config: Config, world: int | None = None) -> Configuration:
     unread = bool(path) and zero is None and not isinstance(inner, dict)
     unread = unread or isinstance(config, Partial) or isinstance(engine, Partial)
     unstated = "bf16" if of_trl and bf16 is None else None if unread else "fp32"
+    if stack == "accelerate" and zero and launched is None:
+        options |= reduction(type_)
     options |= attention(keys, at)
     replicas = divided(world, tp * cp)
     whole = keys.count(f"{at}train_batch_size", "job.global_batch")
@@ -172,6 +174,9 @@ def read(config: Config, world: int | None = None) -> Configuration:
     )
     name = str(keys.take((f"{at}model_name_or_path", f"{at}model_name"), "model", "") or "")
     trained, unpriced = tuning(keys, at)
+    if not (isinstance(inner, dict) and inner.get("optimizer")):  # DeepSpeed's comes first
+        update = updating(keys, f"{at}optim")
+        options = (update if not trained else {}) | options
     options |= trained
     own = Keys({n: value for n, value in config.items() if n != "accelerate"}, beside=_BESIDE)
     own.understood = keys.understood

@@ -70,12 +70,13 @@ def read(config: Config, world: int | None = None) -> Configuration:
         nodes = keys.take("launch.nnodes", "world", 1)
         world = product(count(nodes), keys.count("launch.nproc_per_node", "world"))
         world = world or count(flag("world_size", "world"))  # of the dump that a log prints
-    tp = degree("tensor_model_parallel_size", "strategy.tp")
+    earliest = count(flag("model_parallel_size", "strategy.tp"))  # releases before 2.0
+    tp = earliest or degree("tensor_model_parallel_size", "strategy.tp")
     pp = degree("pipeline_model_parallel_size", "strategy.pp")
     cp = degree("context_parallel_size", "strategy.cp")
     ep = degree("expert_model_parallel_size", "strategy.ep")
     dp = divided(world, product(tp, pp, cp))
-    micro = count(flag("micro_batch_size", "strategy.micro_batch"))
+    micro = count(flag("batch_size" if earliest else "micro_batch_size", "strategy.micro_batch"))
     whole = count(flag("global_batch_size", "job.global_batch"))
     # Written, but without a number: a variable of the shell, or a schedule of batches.
     later = whole is None and any(
@@ -162,7 +163,7 @@ def read(config: Config, world: int | None = None) -> Configuration:
     extra |= stack_options.parse(str(assumed)) if assumed else {}
     model = {theirs: flag(ours, f"model.{theirs}") for ours, theirs in _MODEL.items()}
     model["num_hidden_layers"] = layers if layers is not None else model["num_hidden_layers"]
-    spec, why = shaped.model(flag, hybrid)
+    spec, why, assumptions = shaped.model(flag, hybrid)
     etp = count(flag("expert_tensor_parallel_size", "strategy.etp"))
     narrow = "bfloat16" in (extra.get("gradients"), extra.get("reduce"))
     products = NUMBER_FORMATS.get(str(extra.get("products")))
@@ -215,6 +216,7 @@ def read(config: Config, world: int | None = None) -> Configuration:
         fields=fields,
         job=job,
         unpriced=unpriced,
+        notes=assumptions,
     )
     return c if engine is None else joined(c, engine, "deepspeed_json")
 

@@ -14,18 +14,35 @@ from phalanx.frameworks.megatron import read_blocks as blocks
 from phalanx.frameworks.megatron.patterns import LATENT, Flag, HybridPattern
 from phalanx.frameworks.megatron.read_blocks import listed
 from phalanx.spec.errors import InputError
+from phalanx.spec.model import presets
 from phalanx.spec.model.mechanisms import MOST_LAYERS, Experts, Latent, RopeScaling
 from phalanx.spec.model.spec import ModelSpec
 
+_VOCABULARIES = {"GPT2BPETokenizer": 50257, "Llama2Tokenizer": 32000}
+"""Tokens of tokenizers that are of one vocabulary as they are published."""
 
-def model(flag: Flag, hybrid: HybridPattern | None = None) -> tuple[ModelSpec | None, str]:
+
+def _named_vocabulary(flag: Flag) -> int | None:
+    """Return the tokens of the published model whose tokenizer is named."""
+    name = str(flag("tokenizer_model", "tokenizer", "") or "")
+    known = presets.published(name) if name else None
+    return int(presets.PUBLISHED[known]["vocab"]) if known else None
+
+
+def model(flag: Flag, hybrid: HybridPattern | None = None) -> tuple[ModelSpec | None, str, tuple[str, ...]]:
     """Return the model, or None with the reason: sizes that the arguments leave open, or a mechanism that no
-    ModelSpec has. `hybrid`: the pattern that they state, which says the number of blocks too."""
+    ModelSpec has; and what is assumed of it. `hybrid`: the pattern that they state, which says the number of
+    blocks too."""
     needed = {"num_layers": None, "hidden_size": None, "num_attention_heads": None}
     sizes = {name: count(flag(name, f"model.{name}")) for name in needed}
     if hybrid is not None:
         sizes["num_layers"] = len(hybrid.symbols)
     vocab = count(flag("padded_vocab_size", "model.vocab")) or count(flag("vocab_size", "model.vocab"))
+    assumptions: tuple[str, ...] = ()
+    merges = "GPT2BPETokenizer" if flag("merge_file", "tokenizer") else ""
+    tokenizer = str(flag("tokenizer_type", "tokenizer", merges) or merges)
+    if not vocab and (vocab := _VOCABULARIES.get(tokenizer) or _named_vocabulary(flag)):
+        assumptions = (f"a vocabulary of {vocab:,} tokens, as that of its tokenizer",)
     missing = [name.replace("_", "-") for name, value in sizes.items() if value is None]
     missing += [] if vocab else ["padded-vocab-size"]
     experts, dense = _experts(flag, sizes["num_layers"], hybrid is None)
@@ -36,21 +53,21 @@ def model(flag: Flag, hybrid: HybridPattern | None = None) -> tuple[ModelSpec | 
     swiglu, squared = (bool(truth(flag(n, "model.activation"))) for n in ("swiglu", "squared_relu"))
     quick = truth(flag("quick_geglu", "model.activation"))
     if missing:
-        return None, f"the file leaves {', '.join('--' + m for m in missing)} open"
+        return None, f"the file leaves {', '.join('--' + m for m in missing)} open", ()
     if position not in ("rope", "learned_absolute", "yarn", "none"):
-        return None, f"position-embedding-type {position} is not a position of a ModelSpec"
+        return None, f"position-embedding-type {position} is not a position of a ModelSpec", ()
     if quick:
-        return None, "--quick-geglu is not an activation of a ModelSpec"
+        return None, "--quick-geglu is not an activation of a ModelSpec", ()
     if (kind := blocks.variant(flag)) not in ("", "gdn", "dsa"):
-        return None, f"--experimental-attention-variant {kind} is not a mechanism of a ModelSpec"
+        return None, f"--experimental-attention-variant {kind} is not a mechanism of a ModelSpec", ()
     if dense is None:
-        return None, "--moe-layer-freq cannot be read"
+        return None, "--moe-layer-freq cannot be read", ()
     layers, hidden, heads = (sizes[name] or 1 for name in needed)
     words = {"learned_absolute": "learned", "none": "none" if latent is None else "rotary"}
     rotary = words.get(position, "rotary") == "rotary"
     head_dim = latent.nope_dim + latent.rope_dim if latent else count(flag("kv_channels", "model.head_dim"))
     if head_dim is None and hidden % heads:
-        return None, "--kv-channels is missing, and the heads do not divide the hidden size"
+        return None, "--kv-channels is missing, and the heads do not divide the hidden size", ()
     head_dim = head_dim or hidden // heads
     grouped = truth(flag("group_query_attention", "model.kv_heads")) and latent is None
     groups = count(flag("num_query_groups", "model.kv_heads", 1))
@@ -88,13 +105,13 @@ def model(flag: Flag, hybrid: HybridPattern | None = None) -> tuple[ModelSpec | 
         elif (described := blocks.transformer(flag, hidden, dense, fields)) is not None:
             fields |= described
         else:
-            return None, "--linear-attention-freq cannot be read"
+            return None, "--linear-attention-freq cannot be read", ()
         if rotary:
             fields |= _rotary(flag, latent, head_dim)
         fields["family"] = family(fields)
-        return ModelSpec(**fields), ""
+        return ModelSpec(**fields), "", assumptions
     except InputError as error:
-        return None, f"{error.field}: {error.reason}"
+        return None, f"{error.field}: {error.reason}", ()
 
 
 def family(fields: dict[str, Any]) -> str:

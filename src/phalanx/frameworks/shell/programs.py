@@ -112,6 +112,7 @@ def _script_of(
 
 def _text_of_option(m: Follower, words: list[str], line: int) -> tuple[str, list[str], str]:
     """Return (text, arguments, name) of `bash -c TEXT NAME ARGUMENTS`."""
+    words = words[1:] if words[0] == "--" and words[1:] else words
     text, rest = words[0], words[1:]
     if len(rest) > 1 and not re.search(r"\$\{?[0-9@*]", text):
         m.notes.append(

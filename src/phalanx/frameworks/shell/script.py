@@ -23,6 +23,9 @@ from phalanx.spec.errors import InputError
 _PROMPT = re.compile(r"[ \t]*(?:\([\w.-]+\)[ \t]*)*(?:\[?[\w.-]+@[\w.-]+[: ][^\s#$%\]]*\]?[#$%]|\$)[ \t]+(?=\S)")
 """What a shell prints before a line that is typed: `(env) user@host:~/path$ `, `[user@host path]# `, `$ `."""
 
+_TRACED = re.compile(r"^\++ (\S.*)$", re.M)
+"""Lines of `set -x`."""
+
 
 @dataclass(frozen=True)
 class Script:
@@ -38,7 +41,10 @@ class Script:
 
 
 def _without_prompts(text: str) -> str:
-    """Return what was typed in a session that was pasted, without what was printed; other texts as they are."""
+    """Return what was typed in a session that was pasted, without what was printed; of `set -x`, the commands as they
+    ran; other texts as they are."""
+    if len(traced := _TRACED.findall(text)) > 1:
+        return "\n".join(traced)
     typed, behind = [], False
     for line in text.splitlines():
         prompt = _PROMPT.match(line)

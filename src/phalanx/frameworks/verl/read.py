@@ -63,7 +63,7 @@ def _fsdp(keys: Keys, world: int | None, at: str, whole: str, repeated: int, len
     reshards = keys.truth((f"{table}.reshard_after_forward", "engine.reshard_after_forward"), "strategy.zero")
     seq, notes = _sequence(keys, length)
     batch = product(keys.count(whole, "job.global_batch", _MINI), repeated)
-    micro = _micro(keys, at, dp, seq, sp or 1, notes)
+    micro = _micro(keys, at, dp, batch, seq, sp or 1, notes)
     type_ = str(keys.take((f"{table}.model_dtype", "engine.model_dtype"), "job.precision", "fp32"))
     again = keys.truth(f"{model}.enable_gradient_checkpointing", "strategy.recompute", True)
     hosts = (f"{table}.offload_policy", f"{table}.offload_params", f"{table}.cpu_offload", "engine.offload_policy")
@@ -125,7 +125,7 @@ def _megatron(keys: Keys, world: int | None, repeated: int) -> Configuration:
     c = megatron.read({"args": args}, world)
     seq, notes = _sequence(keys, "")
     batch = product(keys.count(f"{_ACTOR}.ppo_mini_batch_size", "job.global_batch", _MINI), repeated)
-    micro = _micro(keys, _ACTOR, c.layout.dp, seq, c.layout.cp or 1, notes)
+    micro = _micro(keys, _ACTOR, c.layout.dp, batch, seq, c.layout.cp or 1, notes)
     layout = replace(
         c.layout,
         micro_batch=micro,
@@ -154,8 +154,11 @@ def _sequence(keys: Keys, length: str) -> tuple[int | None, list[str]]:
     return seq, [f"every sequence is as long as it may be, {seq:,} tokens: measured ones are shorter"] if seq else []
 
 
-def _micro(keys: Keys, at: str, dp: int | None, seq: int | None, sp: int, notes: list[str]) -> int | None:
-    """Return the sequences of a replica's micro-batch; by the tokens that one may have where it is filled by them."""
+def _micro(
+    keys: Keys, at: str, dp: int | None, batch: int | None, seq: int | None, sp: int, notes: list[str]
+) -> int | None:
+    """Return the sequences of a replica's micro-batch; by the tokens that one may have where it is filled by them,
+    and evenly, as verl balances them."""
     table, start = ("data", "") if at == "model" else (at, "ppo_")
     own = keys.count(f"{table}.{start}micro_batch_size_per_gpu", "strategy.micro_batch")
     every = keys.count(f"{table}.{start}micro_batch_size", "strategy.micro_batch")
@@ -164,7 +167,8 @@ def _micro(keys: Keys, at: str, dp: int | None, seq: int | None, sp: int, notes:
     if not keys.truth(f"{table}.use_dynamic_bsz", "strategy.micro_batch") or not tokens or not seq:
         return own
     notes.append(f"micro-batches are filled up to {tokens * sp:,} tokens, of sequences of the longest kind")
-    return max(1, tokens * sp // seq)
+    most, own = max(1, tokens * sp // seq), divided(batch, dp)
+    return next(n for n in range(most, 0, -1) if not own or own % n == 0)
 
 
 def _job(keys: Keys, table: str, clip: str) -> dict[str, Any]:

@@ -90,12 +90,10 @@ class Search:
 
     def _chunks(self, copy: Copy, batch: int) -> Iterator[int]:
         """Yield the token budgets to try: those that leave room for prompts beside `batch` sequences, and no more
-        than two prompts take."""
+        than two prompts take, or the smallest that does."""
         q, x = self.q, copy.layout
-        for chunk in q.chunks:
-            enough = chunk * x.pp * x.attention_dp > batch * (1 + q.draft_tokens)
-            if enough and (chunk <= 2 * q.input or chunk == min(q.chunks)):
-                yield chunk
+        enough = [c for c in q.chunks if c * x.pp * x.attention_dp > batch * (1 + q.draft_tokens)]
+        yield from (c for c in enough if c <= 2 * q.input or c == min(enough))
 
     def _keeping_up(self, copy: Copy, most: int) -> Iterator[ServingCandidate]:
         """Yield the candidates of a layout for an open load, with as many slots as fit: `most` copies, or, where cost

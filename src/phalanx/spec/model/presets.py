@@ -38,17 +38,28 @@ PUBLISHED: Mapping[str, dict[str, Any]] = Rows(_FILE, _fields, _is_published)
 """Published models by Hugging Face name, without the suffixes of tuning and quantisation."""
 
 _TUNED = re.compile(
-    r"-(instruct|thinking|chat|base|it|hf|fp8|fp4|nvfp4|mxfp4|awq|gptq|int4|w4a16|bf16|dynamic|terminus|exp|v0\.\d"
-    r"|\d{4}|\d+e)(?=-|$)"
+    r"-(instruct|thinking|chat|base|it|hf|fp8|fp4|nvfp4|mxfp4|awq|gptq|int4|w4a16|bf16|dynamic|terminus|exp|v[01]\.\d"
+    r"|\d{4}|\d+[ek])(?=-|$)"
 )
-_SAME = {"llama3.3": "llama3.1", "r1-671b": "deepseek-r1", "qwen3-vl": "qwen3"}
+_SAME = {
+    r"llama3\.3": "llama3.1",
+    "r1-671b": "deepseek-r1",
+    "qwen3-vl": "qwen3",
+    r"(qwen\d(\.\d)?)-(coder|math)(?=-)": r"\1",
+    "deepseek-r1-distill-qwen": "qwen2.5",
+    "deepseek-r1-distill-llama": "llama3.1",
+    r"vicuna-?(\d+b)-v1\.5.*": r"llama2-\1",
+    r"(vicuna|alpaca)-?(\d+b).*": r"llama\2",
+    r"zephyr-?7b.*": "mistral7b",
+}
+"""Names -> the models whose sizes they have."""
 
 
 def _plain(name: str) -> str:
     """Return a model's name without its organisation, tuning and quantisation."""
-    short = re.sub(r"^(?:meta-)?([a-z]+)-(?=\d)", r"\1", name.split("/")[-1].lower().replace("_", "-"))
+    short = name.rstrip("/").rpartition("/")[2].lower().replace("_", "-")
     for was, now in _SAME.items():
-        short = short.replace(was, now)
+        short = re.sub(was, now, re.sub(r"^(?:meta-)?([a-z]+)-(?=\d)", r"\1", short))
     while (cut := _TUNED.sub("", short)) != short:
         short = cut
     return short

@@ -55,6 +55,9 @@ class StackOptions:
     optimizer: Literal["auto", "adam", "muon"] = "auto"
     """Update rule. auto: the job's. muon (Jordan et al. 2024): one moment for the matrices of blocks, whose
     orthogonalised update needs whole matrices; embedding and head stay with Adam."""
+    update: Literal["auto", "fused", "foreach"] = "auto"
+    """How AdamW is computed. fused: one kernel; foreach: torch's operations on all parameters at once, with
+    temporaries as large as a moment."""
     optimizer_offload: Share = 0.0
     """Share of the optimizer's state, and of its update, on the host."""
     parameter_offload: bool = False
