@@ -501,6 +501,20 @@ def bench_lab() -> Iterator[Result]:
     yield from bench()
 
 
+def bench_truth() -> Iterator[Result]:
+    """Compare predicted with measured steps of strategies that differ, on 1, 2 and 4 ranks."""
+    from benchmarks.predicted import truth
+
+    yield from truth(_run_ranks)
+
+
+def bench_slowed() -> Iterator[Result]:
+    """Compare what a slowed rank costs with its simulation."""
+    from benchmarks.predicted import slowed
+
+    yield from slowed(_run_ranks)
+
+
 def bench_mixers() -> Iterator[Result]:
     """Compare recurrences and windows with transformers' torch implementations, on one thread."""
     from benchmarks.mixers import bench
@@ -528,6 +542,8 @@ BENCHES: dict[str, Callable[[], Iterator[Result]]] = {
     "verify": bench_verify,
     "collectives": bench_collectives,
     "scaling": bench_scaling,
+    "truth": bench_truth,
+    "slowed": bench_slowed,
     "lab": bench_lab,
     "restart": bench_restart,
     "cold": bench_cold,
