@@ -5,6 +5,7 @@ Rounds in which others had the machine's processors do not count; a case without
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from statistics import median
 from typing import Any
@@ -26,7 +27,7 @@ TRUTH = {
         *("dp=4", "dp=4,micro_batch=4", "dp=4,zero=3", "dp=4,zero=3,shard=2", "dp=2,tp=2", "dp=2,pp=2", "dp=2,cp=2"),
         *("tp=2,pp=2", "pp=4", "pp=4,micro_batch=4", "dp=2,pp=2,schedule=interleaved,virtual=2", "cp=2,tp=2"),
     ),
-    (EXPERTS, 4): ("dp=4", "dp=4,ep=2", "dp=4,ep=4", "dp=2,ep=2,tp=2"),
+    (EXPERTS, 4): ("dp=4", "dp=4,ep=2", "dp=4,ep=4", "dp=2,ep=2,pp=2"),
 }
 """Strategies of a job on 1, 2 and 4 ranks: every family, the slowest at least 30 % slower than the fastest."""
 SLOWED = {
@@ -48,8 +49,15 @@ def quiet(case: dict[str, Any]) -> float | None:
     return median(rounds) if len(rounds) >= _QUIET else None
 
 
+def _load() -> Result:
+    """Return how busy the machine was at the start: figures of a busy one say nothing."""
+    busy = os.getloadavg()[0]
+    return Result("load average before", f"{busy:.1f}", "at most 1, else all below is of a busy machine", busy <= 1)
+
+
 def truth(run: Run) -> Iterator[Result]:
     """Train small jobs under every family of strategies: rank correlation, regret and error of the predictions."""
+    yield _load()
     predicted, measured, regrets = list[float](), list[float](), list[float]()
     for (job, ranks), lines in TRUTH.items():
         found = run("strategies", ranks, job=job, most=4, cases={line: [line, []] for line in lines})
@@ -79,8 +87,9 @@ def truth(run: Run) -> Iterator[Result]:
 
 def slowed(run: Run) -> Iterator[Result]:
     """Slow one of two ranks and compare how much longer the step takes with `phalanx simulate`."""
+    yield _load()
     cases = {line: [line, []] for line in SLOWED} | {f"{line}, slowed": [line, how] for line, how in SLOWED.items()}
-    found = run("strategies", 2, job=DENSE, most=4, cases=cases)
+    found = run("strategies", 2, job=DENSE, most=2, cases=cases)
     for line, (rank, factor) in SLOWED.items():
         plain, slow = found[line], found[f"{line}, slowed"]
         name = f"{line}, rank {rank} takes {factor} times as long"

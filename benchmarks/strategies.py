@@ -112,7 +112,7 @@ def main() -> None:
             name: {"predicted": c.predicted, "seconds": [], "stolen": []} for name, c in cases.items()
         }
         names = list(cases)
-        for i in range(ROUNDS + 1):
+        for i in range(arguments.get("rounds", ROUNDS) + 1):
             for name in names[i % len(names) :] + names[: i % len(names)]:
                 seconds, stolen = cases[name].round()
                 if i:
