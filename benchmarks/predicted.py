@@ -60,22 +60,22 @@ def truth(run: Run) -> Iterator[Result]:
     yield _load()
     predicted, measured, regrets = list[float](), list[float](), list[float]()
     for (job, ranks), lines in TRUTH.items():
-        found = run("strategies", ranks, job=job, most=4, cases={line: [line, []] for line in lines})
-        known = {line: seconds for line, case in found.items() if (seconds := quiet(case)) is not None}
+        figures = run("strategies", ranks, job=job, most=4, cases={line: [line, []] for line in lines})
+        known = {line: seconds for line, case in figures.items() if (seconds := quiet(case)) is not None}
         if len(known) < len(lines):
             yield Result(f"{job} on {ranks} ranks", f"{len(known)} of {len(lines)} had quiet rounds", "all", False)
         if not known:
             continue
         for line, seconds in sorted(known.items(), key=lambda item: item[1]):
-            expected = found[line]["predicted"]
+            expected = figures[line]["predicted"]
             shown = f"measured {seconds * 1e3:.1f} ms, predicted {expected * 1e3:.1f}, {expected / seconds - 1:+.0%}"
             yield Result(f"  {ranks} ranks, {line}", shown)
-        best, chosen = min(known.values()), min(known, key=lambda line: found[line]["predicted"])
+        best, chosen = min(known.values()), min(known, key=lambda line: figures[line]["predicted"])
         regrets.append(known[chosen] / best - 1)
         spread = max(known.values()) / best - 1
         shown = f"slowest {spread:+.0%}; chosen {chosen}, {regrets[-1]:+.1%}"
         yield Result(f"regret, {job} on {ranks} ranks", shown, "5 %", regrets[-1] <= 0.05 and spread >= 0.3)
-        predicted += [found[line]["predicted"] for line in known]
+        predicted += [figures[line]["predicted"] for line in known]
         measured += list(known.values())
     if len(measured) > 1:
         order = rank_correlation(np.array(predicted), np.array(measured))
@@ -89,9 +89,9 @@ def slowed(run: Run) -> Iterator[Result]:
     """Slow one of two ranks and compare how much longer the step takes with `phalanx simulate`."""
     yield _load()
     cases = {line: [line, []] for line in SLOWED} | {f"{line}, slowed": [line, how] for line, how in SLOWED.items()}
-    found = run("strategies", 2, job=DENSE, most=2, cases=cases)
+    figures = run("strategies", 2, job=DENSE, most=2, cases=cases)
     for line, (rank, factor) in SLOWED.items():
-        plain, slow = found[line], found[f"{line}, slowed"]
+        plain, slow = figures[line], figures[f"{line}, slowed"]
         name = f"{line}, rank {rank} takes {factor} times as long"
         both = quiet(plain), quiet(slow)
         if both[0] is None or both[1] is None:
