@@ -108,7 +108,8 @@ def tried(x: TriedChanges) -> View:
         figures = (t.tokens_per_s_per_gpu, t.memory_bytes, fits, "" if cost is None else amount(cost))
         rows.append((t.change, t.step_time_s, more, *figures, t.reason))
     names = columns(
-        "change | step [s] | of the step [change] | tokens/s, GPU [count] | memory [bytes] | fits | money, 1M tokens | "
+        "change | step [s] | of the step [change] | tokens/s, GPU [count] | memory [bytes] | fits "
+        "| money, 1M tokens | "
     )
     return View([heading(x.question), Sheet("each change alone", names, rows, charted=False)])
 
