@@ -12,13 +12,13 @@ An optimizer that needs whole matrices sends other bytes from every rank, by the
 bytes of one rank are examined, and all are cut by the same function (schedule/gradients/whole_matrices.py).
 
 Of an unknown program the classes are found by following its messages (`observe_classes`). Ranks that send each other
-messages (pipelines, rings) may do different work; those of one group of collectives do the same, but for uneven
+messages (pipelines, rings) may do different work; ranks of one group of collectives do the same, but for uneven
 shards. So rank 0 is observed, then every rank that it exchanges messages with, directly or through others; and the
 same from the last rank, which holds the smallest shards. Ranks that did the same are a class.
 
 Of the last rank, only the step before the wanted one is observed if that equals the step of a rank observed in full:
 it contains whatever a rank does differently. The ranks that it exchanges messages with are then as far from ranks
-observed in full as it is, and if their first micro-batch, parameters and live bytes equal theirs, so does their step.
+observed in full, and if their first micro-batch, parameters and live bytes equal theirs, so does their step.
 """
 
 from __future__ import annotations
@@ -139,7 +139,7 @@ def observe_classes(ranks: RankObserver, world: int) -> tuple[RankObservation, .
         key = work(r)
         classes.setdefault(key, []).append(rank)
         observations.setdefault(key, r)
-    # Ranks that were not observed are counted with those of the first pipeline or ring.
+    # Ranks that were not observed are counted with the first pipeline or ring.
     counts = {key: sum(share if rank in first else 1 for rank in alike) for key, alike in classes.items()}
     for key, alike in classes.items():
         counts[key] -= sum(rank in last for rank in alike) if any(rank in first for rank in alike) else 0

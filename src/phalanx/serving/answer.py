@@ -107,7 +107,7 @@ def serve_plan(
 
         phalanx.serve_plan(model="llama3-70b", cluster="dgx-h100", gpus=8, input=4000, output=500, ttft="1s")
 
-    `fields`: those of a ServingRequest, in place of one. `source`: files with the lines of a server and of a
+    `fields`: the fields of a ServingRequest, in place of one. `source`: files with the lines of a server and of a
     benchmark, which say what `fields` do not. Raises InputError."""
     lines = read([Path(each) for each in source], fields) if source else LinesRead(fields, (), ())
     query = ask(request if request is not None else _request(lines.fields))

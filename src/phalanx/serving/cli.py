@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -14,6 +15,7 @@ from phalanx.cli.output import Display, Saved, show_view
 from phalanx.cli.terminal import FAILED, announce, console, print_json, require_torch, require_writable
 
 if TYPE_CHECKING:
+    from phalanx.planning.tables.table import Sheet
     from phalanx.serving.answer import ServingPlanAnswer
     from phalanx.serving.cost.roofline import ServingPrice
     from phalanx.serving.plan_file import ServingPlan
@@ -220,86 +222,62 @@ OPTIONS = """
 """
 
 
-@command
-def memory(
-    model: str,
-    output: Saved,
-    cluster: str = "dgx-h100",
-    gpus: int = 16,
-    seq: int | None = None,
-    weights: str = "bf16",
-    kv: str = "bf16",
-) -> None:
-    """Tabulate the KV cache of a model, and the requests that fit under each layout."""
-    from phalanx.answers.tables import Tables
+def _tables(
+    subject: str, about: str, sheets: Callable[[ServingPrice, int, list[int]], list[Sheet]]
+) -> Callable[..., None]:
+    """Return a command that tabulates decoding. `sheets`: of its price, the length of its context, and the degrees of
+    parallelism to tabulate."""
+
+    def tabulate(
+        model: str,
+        output: Saved,
+        cluster: str = "dgx-h100",
+        gpus: int = 16,
+        seq: int | None = None,
+        weights: str = "bf16",
+        kv: str = "bf16",
+    ) -> None:
+        from phalanx.answers.tables import Tables
+        from phalanx.serving.question import price_of
+        from phalanx.spec.errors import InputError
+
+        if seq is not None and not 1 <= seq <= 10**8:
+            raise InputError("seq", seq, "must be at least 1")
+        price = price_of(model, cluster, gpus, weights, kv)
+        m = price.model
+        if (seq or 1) > m.max_seq:
+            raise InputError("seq", seq, f"is longer than the model's context, {m.max_seq:,}")
+        degrees = [t for t in (1, 2, 4, 8, 16) if t <= gpus and m.heads % t == 0]
+        tables = sheets(price, seq or min(m.max_seq, 4096), degrees)
+        output.show(Tables(None, tuple(tables)), subject=subject)
+
+    tabulate.__doc__ = about
+    return command(tabulate)
+
+
+def _memory(price: ServingPrice, seq: int, degrees: list[int]) -> list[Sheet]:
     from phalanx.serving import tables
     from phalanx.serving.cost.layout import ServingLayout
 
-    price, length, degrees = _priced(model, cluster, gpus, seq, weights, kv)
     m = price.model
     layouts = [ServingLayout(t, 1, 1, t, 1) for t in degrees]
     layouts += [ServingLayout(1, p) for p in degrees[1:] if p <= m.layers]
     if m.experts is not None:
         layouts += [ServingLayout(1, 1, t, 1, t) for t in degrees[1:] if m.experts.count % t == 0]
-    output.show(Tables(None, (tables.cache(m, length), tables.room(price, length, layouts))), subject="memory")
+    return [tables.cache(m, seq), tables.room(price, seq, layouts)]
 
 
-@command
-def comm(
-    model: str,
-    output: Saved,
-    cluster: str = "dgx-h100",
-    gpus: int = 16,
-    seq: int | None = None,
-    weights: str = "bf16",
-    kv: str = "bf16",
-) -> None:
-    """Tabulate what tensor parallelism sends per step of decoding, and when it or a pipeline pays."""
-    from phalanx.answers.tables import Tables
+def _comm(price: ServingPrice, seq: int, degrees: list[int]) -> list[Sheet]:
     from phalanx.serving import tables
 
-    price, length, degrees = _priced(model, cluster, gpus, seq, weights, kv)
-    sheets = [tables.tensor_or_pipeline(price, length, degrees)]
-    if degrees[1:]:
-        sheets = [tables.collectives(price, degrees[1:]), tables.tensor_pays(price, length, degrees), *sheets]
-    output.show(Tables(None, tuple(sheets)), subject="comm")
+    pays = [tables.collectives(price, degrees[1:]), tables.tensor_pays(price, seq, degrees)] if degrees[1:] else []
+    return [*pays, tables.tensor_or_pipeline(price, seq, degrees)]
 
 
-@command
-def roofline(
-    model: str,
-    output: Saved,
-    cluster: str = "dgx-h100",
-    gpus: int = 16,
-    seq: int | None = None,
-    weights: str = "bf16",
-    kv: str = "bf16",
-) -> None:
-    """Tabulate the intensity of decoding by batch, and whether memory or computing bounds it."""
-    from phalanx.answers.tables import Tables
+def _roofline(price: ServingPrice, seq: int, degrees: list[int]) -> list[Sheet]:
     from phalanx.serving import tables
 
-    price, length, _ = _priced(model, cluster, gpus, seq, weights, kv)
-    output.show(Tables(None, (tables.intensity(price, length),)), subject="roofline")
-
-
-def _priced(
-    model: str, cluster: str, gpus: int, seq: int | None, weights: str, kv: str
-) -> tuple[ServingPrice, int, list[int]]:
-    """Return the price of decoding, the length of its context, and the degrees of parallelism to tabulate.
-
-    Raises InputError."""
-    from phalanx.serving.question import price_of
-    from phalanx.spec.errors import InputError
-
-    if seq is not None and not 1 <= seq <= 10**8:
-        raise InputError("seq", seq, "must be at least 1")
-    price = price_of(model, cluster, gpus, weights, kv)
-    m = price.model
-    if (seq or 1) > m.max_seq:
-        raise InputError("seq", seq, f"is longer than the model's context, {m.max_seq:,}")
-    degrees = [t for t in (1, 2, 4, 8, 16) if t <= gpus and m.heads % t == 0]
-    return price, seq or min(m.max_seq, 4096), degrees
+    return [tables.intensity(price, seq)]
 
 
 @command
@@ -359,9 +337,19 @@ serve = forms(
     "Serving a trained model: plan, launch, verify, validate.",
     plan=plan,
     launch=launch,
-    memory=memory,
-    comm=comm,
-    roofline=roofline,
+    memory=_tables(
+        "memory", "Tabulate the KV cache of a model, and the requests that fit under each layout.", _memory
+    ),
+    comm=_tables(
+        "comm",
+        "Tabulate what tensor parallelism sends per step of decoding, and when it or a pipeline pays.",
+        _comm,
+    ),
+    roofline=_tables(
+        "roofline",
+        "Tabulate the intensity of decoding by batch, and whether memory or computing bounds it.",
+        _roofline,
+    ),
     verify=verify,
     validate=validate,
 )

@@ -49,13 +49,13 @@ def cache(model: ModelSpec, seq: int) -> Sheet:
             "cache | elements a layer | type | per token [bytes] | per request [bytes] | requests in 80 GB [count]"
         ),
         rows,
-        "per token: elements x layers x bytes of the type; beside weights there is less room"
+        "per token: elements x layers x bytes of the type; weights take room too"
         + (f"; per request: layers with a window keep no more than {m.window:,} tokens" if m.window_cache else "")
         + (f"; per request: with {states:,.0f} bytes of recurrent states" if states else ""),
     )
 
 
-_GROUPED = ("as it is", "without grouped queries")
+_GROUPED = ("unchanged", "without grouped queries")
 
 
 def _elements(s: Sublayer, attend: Attend) -> tuple[str, str]:
@@ -124,7 +124,7 @@ def intensity(price: ServingPrice, seq: int) -> Sheet:
     )
     note += f"bound by memory at {batch:,.0f} tokens a step"
     if m.experts is not None:
-        note += f", those of experts, of which a token uses {m.experts.top_k} in {m.experts.count}, at "
+        note += f", the products of experts, of which a token uses {m.experts.top_k} in {m.experts.count}, at "
         note += f"{batch * m.experts.count / m.experts.top_k:,.0f}"
     bound = "compute" if attention >= peak_16 / memory else "memory"
     note += (

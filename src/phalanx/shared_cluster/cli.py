@@ -47,7 +47,7 @@ def simulate(
     --leaf NODES: Nodes under each leaf switch.
     --policy: fifo, easy, conservative, smallest or las; may be repeated. By default all.
     --placement: first-fit, best-fit, topology or scatter; may be repeated. By default best-fit.
-    --elastic: Let jobs with widths start narrower, give up GPUs for who waits, and widen when nobody does.
+    --elastic: Let jobs with widths start narrower, give up GPUs for jobs that wait, and widen when no job waits.
     --preempt: Let jobs of higher priority stop jobs of lower ones.
     --restart-s: Seconds that stopping and starting a job again costs.
     --skip-bad: Leave out bad rows of the trace, and count them.

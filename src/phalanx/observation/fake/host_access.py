@@ -15,7 +15,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from phalanx.observation.fake.values import array
 
 _APART = 16
-"""Bits by which addresses are shifted, so that those of two storages differ by more than most offsets."""
+"""Bits by which addresses are shifted, so that addresses of two storages differ by more than most offsets."""
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""Results of operations on fake tensors, built from those of an earlier call with equal arguments.
+"""Results of operations on fake tensors, built from the results of an earlier call with equal arguments.
 
 A training step repeats itself: every block, micro-batch and step issues the same operations on the same shapes.
 torch's fake tensors compute a result's shape once and then look it up, but the look-up itself (hashing every field of

@@ -1,8 +1,8 @@
 """Programs that call torch.compile: while they are observed, compiled functions run as written.
 
 A compiler needs kernels; an observation needs operations. So `torch.compile` returns its argument, and says so.
-Collectives and FLOPs are those of the compiled program, unless its backend reorders or fuses collectives. Live bytes
-are those of the program as written: a compiler may keep fewer activations.
+Collectives and FLOPs are as in the compiled program, unless its backend reorders or fuses collectives. Live bytes
+are as in the program as written: a compiler may keep fewer activations.
 
 FlexAttention is an exception: uncompiled, it would write its scores. It is recorded as the fused kernel that it
 becomes: output and logsumexp in memory, FLOPs over the full square as for any attention. A block mask has the shapes

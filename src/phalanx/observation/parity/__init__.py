@@ -1,1 +1,1 @@
-"""Parity: the losses and gradients of a distributed step, compared with those of one process in fp64."""
+"""Parity: the losses and gradients of a distributed step, compared with one process in fp64."""

@@ -68,7 +68,7 @@ class _Pass:
         return self.steady and other.steady and ours == theirs
 
     def matches(self, other: _Pass) -> bool:
-        """Whether two micro-batches match, ignoring when their outputs were freed: a schedule still holds those of
+        """Whether two micro-batches match, ignoring when their outputs were freed: a schedule still holds outputs of
         its last micro-batch."""
         ours, theirs = ([e for e in p.log.entries if e[0] != "death"] for p in (self, other))
         return (ours, self.results, self.calls) == (theirs, other.results, other.calls)
@@ -198,7 +198,7 @@ _UNKNOWN = (None, ("", 0))
 
 
 def _nothing_left(batch: _Batch) -> bool:
-    """Whether all storages that the passes of a micro-batch made died in them, except those of their results."""
+    """Whether all storages that the passes of a micro-batch made died in them, except their results'."""
     died = {entry[1:] for p in batch.passes for entry in p.log.entries if entry[0] == "death"}
     returned = {life for p in batch.passes for life in p.lives}
     every = {life.made_in[1:] for lives in batch.lives.values() for life in lives if life.made_in is not None}

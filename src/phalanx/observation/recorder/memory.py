@@ -2,7 +2,7 @@
 program allocated it for which operation.
 
 Parameters and optimizer state are found among the objects that are alive when a step ends. fully_shard's gathered
-parameters are told from plain ones by its own records.
+parameters are distinguished from plain ones by its own records.
 """
 
 from __future__ import annotations

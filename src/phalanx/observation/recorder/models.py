@@ -136,7 +136,7 @@ def _variable(model: nn.Module) -> str:
 
 
 def _namespaces() -> Iterator[dict[str, Any]]:
-    """Yield the variables of the program's running functions, those of the outermost first."""
+    """Yield the variables of the program's running functions, the outermost first."""
     frames: list[FrameType] = []
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:

@@ -1,9 +1,9 @@
 """The position of a program in its training step: phase, module, micro-batch, and the line that issued a call.
 
 forward     inside a module's call: the stack of modules that global hooks keep
-backward    inside autograd (B; or I and W where a pipeline separates gradients of inputs from those of weights). Each
-            node carries a sequence number, taken from a counter as the forward pass created it; the node belongs to
-            the module's call during which the counter stood there. No hook is on a tensor, so observing keeps
+backward    inside autograd (B; or I and W where a pipeline separates gradients of inputs from gradients of weights).
+            Each node carries a sequence number, taken from a counter as the forward pass created it; the node belongs
+            to the module's call during which the counter stood there. No hook is on a tensor, so observing keeps
             nothing alive longer
 optimizer   inside step() of a torch optimizer, and everything between the last backward pass and it (clipping)
 
@@ -38,7 +38,7 @@ from phalanx.observation.recorder.places import here
 from phalanx.schedule.event import Phase
 from phalanx.schedule.observation import Site
 
-_ACCUMULATE = 2**63  # sequence numbers from here on are those of nodes that accumulate gradients
+_ACCUMULATE = 2**63  # sequence numbers from here on are of nodes that accumulate gradients
 _current_node: Callable[[], Any] = torch._C._current_autograd_node
 _sequence: Callable[[], int] = torch._C._autograd._get_sequence_nr
 
@@ -90,7 +90,7 @@ class Position:
         self._optimizers: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
         self._steps: weakref.WeakKeyDictionary[torch.optim.Optimizer, int] = weakref.WeakKeyDictionary()
         self.partial = False
-        """Whether the step that ends is a part of a longer one: an optimizer took its first after those of others."""
+        """Whether the step that ends is a part of a longer one: an optimizer took its first after the others'."""
         self._spans: dict[int, _Span] = {}
         self._after_backward = self._optimizing = self._stepped = False
         self._backward = OUTSIDE

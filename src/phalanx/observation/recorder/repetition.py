@@ -4,7 +4,7 @@ A log lists in order all that a recorder saw: which phase and module ran, what w
 resized and freed. Two micro-batches did the same if their logs are equal: calls are counted from the micro-batch of
 the pass, and storages by the pass that made them and their number in it. A log repeated for another micro-batch goes
 through the recorder as the pass did, so the record of the step, its live bytes at every moment and their peak are
-those of the pass.
+equal to the pass's.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """LoRA adapters (Hu et al. 2021): W + B A, with A of (rank, in) and B of (out, rank); W is kept.
 
-A batch with several adapters reads those of all its requests in each step (S-LoRA, Sheng et al. 2023). One that is
-not on the GPU comes from the host's memory.
+A batch with several adapters reads the adapters of all its requests in each step (S-LoRA, Sheng et al. 2023). One
+that is not on the GPU comes from the host's memory.
 """
 
 from __future__ import annotations

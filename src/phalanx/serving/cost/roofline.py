@@ -33,7 +33,7 @@ from phalanx.spec.model.spec import ModelSpec
 _WORKSPACE = 4 * 2**30
 """Bytes of activations, graphs and libraries on a GPU."""
 LargeEp = Literal["auto", "on", "off"]
-"""Whether experts over several GPUs, beside data-parallel attention, run with DeepEP, DeepGEMM and placement by load.
+"""Whether experts over several GPUs, with data-parallel attention, run with DeepEP, DeepGEMM and placement by load.
 auto: where they lie over more GPUs than share NVLink, whose other kernels would send every token over the network
 once for each of its experts."""
 LARGE_EP: tuple[LargeEp, ...] = get_args(LargeEp)
@@ -162,7 +162,7 @@ class ServingPrice:
     ) -> Any:
         """Return seconds of steps, as columns.
 
-        `tokens` of one prompt after `past` cached ones, beside `sequences` that decode `each` tokens and have
+        `tokens` of one prompt after `past` cached ones, along with `sequences` that decode `each` tokens and have
         `context` cached ones in sum. `uneven`: the prompt's tokens in the busiest group that attends apart, over
         their mean.
         """

@@ -111,8 +111,8 @@ def aggregated(
     for _ in range(4):
         context = batch * (load.input + load.output / 2)
         decode = _seconds(m, x, chip, c, StepLoad(none, none, none, batch, context))
-        beside, chunks, together = prompt_batch(x, load, batch, context)
-        mixed = chunks * _seconds(m, x, chip, c, beside)
+        decoding, chunks, together = prompt_batch(x, load, batch, context)
+        mixed = chunks * _seconds(m, x, chip, c, decoding)
         added = np.maximum(mixed - chunks * decode, 0.0) / x.attention_dp / together
         others = np.maximum(batch - 1, 0.0)
         tpot = decode + (1 - waits) * others * added / load.output

@@ -237,7 +237,7 @@ def _link(chip: ChipRates, c: EngineConstants, ranks: Any) -> tuple[Any, Any]:
     neighbours."""
     inside, bus = ranks <= chip.domain, chip.link_bytes_per_s <= _BUS
     eight = np.where(chip.link_bytes_per_s < 40e9, _OLD_BUS_EIGHT, _BUS_EIGHT)
-    doublings = np.log2(np.clip(ranks, 2, 8))  # nobody has measured more
+    doublings = np.log2(np.clip(ranks, 2, 8))  # more was never measured
     share = np.where(bus, _BUS_PAIR * (eight / _BUS_PAIR) ** ((doublings - 1) / 2), c.link)
     hop = np.where(inside, np.where(bus, 2 * c.hop_s, c.hop_s), c.net_hop_s)
     within, across = chip.link_bytes_per_s * share, chip.net_bytes_per_s * c.link
@@ -285,9 +285,9 @@ def two_batches(x: Any, chip: ChipRates, tokens: Any) -> Any:
 
 
 def _exchange_s(m: ServingShape, x: GpuSplit, chip: ChipRates, c: EngineConstants, group: Any, prompts: Any) -> Any:
-    """Return the seconds of a layer's dispatch and combine by DeepEP. Beside prompts a token crosses the network once
-    to each node that has experts of it, and goes on over NVLink; in decoding it goes to each expert by itself. It
-    goes out in the type of products, and comes back in 16 bits (DeepEP's README)."""
+    """Return the seconds of a layer's dispatch and combine by DeepEP. Along with prompts a token crosses the network
+    once to each node that has experts of it, and goes on over NVLink; in decoding it goes to each expert by itself.
+    It goes out in the type of products, and comes back in 16 bits (DeepEP's README)."""
     width = x.tp * x.attention_dp
     domains = np.maximum(width / chip.domain, 1.0)
     apart = np.where(domains > 1, 1 - 1 / domains, 1 - 1 / np.maximum(width, 2))

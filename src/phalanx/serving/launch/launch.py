@@ -129,7 +129,7 @@ def predicts_tokens(plan: ServingPlan) -> bool:
 
 
 def caching_note(plan: ServingPlan) -> str:
-    """Say what prefix caching, which engines do by themselves, does beside the plan."""
+    """Say what prefix caching, which engines do by themselves, adds to the plan."""
     if shape_of(plan.model).state:
         return f"{engine(plan.engine).state_reuse}; the plan counts on {plan.load.reuse:.0%} of each prompt"
     if plan.load.reuse:

@@ -1,7 +1,7 @@
-"""The commands that a file starts: a script's own, those of a manifest's containers, or of a chart's values.
+"""The commands that a file starts: a script's own, a manifest's containers', or a chart's values'.
 
 A container without a command starts its image's entry point. Values are vLLM's production-stack's (helm/values.yaml),
-whose `vllmConfig` has flags in camel case. What a flag `--config FILE` names are flags too, and those of the line
+whose `vllmConfig` has flags in camel case. What a flag `--config FILE` names are flags too, and the flags of the line
 win (vllm/utils/argparse_utils.py: `_pull_args_from_config`).
 """
 
@@ -69,8 +69,8 @@ def _flags(config: Mapping[str, Any]) -> Iterator[str]:
 
 
 def under_config(words: list[str], files: Companions) -> tuple[list[str], str]:
-    """Return a line's words with those of the file that its `--config` names before them, and that file where it is
-    not here."""
+    """Return a line's words with the words of the file that its `--config` names before them, and that file where it
+    is not here."""
     for place, word in enumerate(words):
         name, equals, value = word.partition("=")
         if name != "--config":

@@ -1,6 +1,7 @@
 """A server's line and a benchmark's as one question: model, layout, types and limits of the one, load of the other.
 
-What is given besides (options of the command line) goes first. What is assumed, missing or not modelled is a caveat.
+What is given in addition (options of the command line) goes first. What is assumed, missing or not modelled is a
+caveat.
 """
 
 from __future__ import annotations
@@ -236,7 +237,7 @@ def _load(bench: Line | None, drawn: Line | None, given: Mapping[str, Any]) -> t
 
 
 def _arrivals(bench: Line, stated: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return rate and burstiness; requests that all come at once come as fast as so many may be under way."""
+    """Return rate and burstiness; requests that all come at once come as fast as their number under way allows."""
     rate = math.inf if str(stated.get("rate")) in ("inf", "-1") else stated.get("rate")
     fields: dict[str, Any] = {}
     if isinstance(rate, float | int) and not isinstance(rate, bool) and not {"rate", "concurrency"} & given.keys():

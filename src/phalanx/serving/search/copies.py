@@ -93,7 +93,7 @@ class Copy:
         return q.draft_tokens * (blocks / q.model.layers + head)
 
     def prompts_at_once(self, step_tokens: int) -> int:
-        """The most prompts of mean length in a step: those of all groups that attend apart."""
+        """The most prompts of mean length in a step: the prompts of all groups that attend apart."""
         q = self.question
         each = step_tokens * self.layout.pp // (q.input - int(q.input * q.reuse))
         return max(1, each) * self.layout.attention_dp
@@ -133,11 +133,11 @@ class Copy:
         chunks = -(-prompt // room)
         pairs = prompt * (q.input - prompt + (prompt + 1) / 2) / chunks
         context = int(decoding * (q.input + q.output / 2))
-        # The prompts of one group are computed beside those of the others, as far as there are any.
+        # The prompts of one group are computed along with the other groups', as far as there are any.
         sharing = min(groups, max(1, batch // 4))
         step = table.mixed(-(-prompt // chunks) * sharing, pairs * sharing, decoding, context, groups / sharing)
         prompt_s = chunks * step
-        # Beside a prompt the others decode: that step is theirs too.
+        # Along with a prompt the others decode: that step is theirs too.
         computed = (prompt_s - chunks * table.decode(decoding, context)[0] if decoding else prompt_s) / sharing
         busy = max(computed, 0.0) + q.output * self.decode_s(batch) / batch
         share = min(max(computed, 0.0) / busy, 0.95) if batch > 1 else 0.0

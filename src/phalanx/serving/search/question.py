@@ -93,7 +93,7 @@ class ServingQuestion:
 
     @property
     def finite(self) -> bool:
-        """Whether the load is a benchmark: so many requests and no more, all of which count."""
+        """Whether the load is a benchmark: a number of requests and no more, all of which count."""
         return self.requests > 0 and self.trace is None and (self.rate > 0 or self.concurrency > 0)
 
     @property

@@ -30,8 +30,8 @@ CopyOf = Callable[[str, ServingLayout], Copy]
 
 def load(q: ServingQuestion, users: int, stay_s: float, longer: int = 1) -> Requests:
     """Return the requests to simulate: the trace, or enough of them to be steady with `users` in a closed loop, who
-    begin within the time that a request stays. A rate is simulated for at least eight times that; `longer`: so many
-    times as many."""
+    begin within the time that a request stays. A rate is simulated for at least eight times that; `longer`: a
+    factor on their number."""
     if q.trace is not None:
         requests = q.trace
     else:

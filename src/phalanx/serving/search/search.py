@@ -89,8 +89,8 @@ class Search:
                     yield ServingCandidate(copy.weights, (group,), q.concurrency or batch * left, steady)
 
     def _chunks(self, copy: Copy, batch: int) -> Iterator[int]:
-        """Yield the token budgets to try: those that leave room for prompts beside `batch` sequences, and no more
-        than two prompts take, or the smallest that does."""
+        """Yield the token budgets to try: budgets that leave room for prompts along with `batch` sequences, and no
+        more than two prompts take, or the smallest that does."""
         q, x = self.q, copy.layout
         enough = [c for c in q.chunks if c * x.pp * x.attention_dp > batch * (1 + q.draft_tokens)]
         yield from (c for c in enough if c <= 2 * q.input or c == min(enough))

@@ -21,8 +21,8 @@ def fewest(
     search: Search, bounds: list[ServingCandidate], gpus: int, others: int = 0, sure: bool = True
 ) -> list[ServingCandidate]:
     """Return the deployment of the fewest GPUs, at most `gpus`, that keeps an open load within the limits, then
-    those of `others` further families that do, as far as they come next. `sure`: the first keeps them ten times as
-    long.
+    the candidates of `others` further families that do, as far as they come next. `sure`: the first keeps them ten
+    times as long.
 
     `bounds`: one of each family, with as many workers as its steady state and a formula of queues say. The smallest
     is simulated; what misses a limit comes again with more workers, and from what keeps them workers are taken as

@@ -66,7 +66,7 @@ def layouts(
     model: ModelSpec, gpus: int, engine: EngineRow, node: int, divisors: bool = True
 ) -> Iterator[ServingLayout]:
     """Yield the legal layouts of one copy over at most `gpus` GPUs. Degrees are powers of two, and with `divisors`
-    those of `gpus` too; tensor parallelism stays within a node unless it fills several."""
+    divisors of `gpus` too; tensor parallelism stays within a node unless it fills several."""
     degrees = [d for d in range(1, gpus + 1) if (divisors and gpus % d == 0) or d & (d - 1) == 0]
     for pp in degrees:
         for tp in degrees:

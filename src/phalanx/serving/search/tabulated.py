@@ -124,7 +124,7 @@ class Tabulated:
         return self._draft_s(sequences / min(self.pp, sequences)) if self.drafted else 0.0
 
     def mixed(self, tokens: int, pairs: float, sequences: int, context: int, uneven: float = 1.0) -> float:
-        """Return the seconds of a step that computes `tokens` of prompts beside `sequences` that decode."""
+        """Return the seconds of a step that computes `tokens` of prompts along with `sequences` that decode."""
         chunks = min(self.pp, math.ceil(tokens * uneven / self.chunk))
         n, attention = tokens / chunks, 0.0
         if sequences:

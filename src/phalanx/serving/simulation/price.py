@@ -27,7 +27,7 @@ class StepPrice(Protocol):
         ...
 
     def mixed(self, tokens: int, pairs: float, sequences: int, context: int, uneven: float = 1.0) -> float:
-        """Return the seconds of a step that computes `tokens` of prompts beside `sequences` that decode, if any.
+        """Return the seconds of a step that computes `tokens` of prompts along with `sequences` that decode, if any.
 
         `uneven`: tokens of prompts in the busiest group that attends apart, over their mean over the groups."""
         ...

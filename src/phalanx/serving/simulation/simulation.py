@@ -1,7 +1,7 @@
 """The event loop: arrivals, ends of steps, transferred caches; then idle workers plan their next step.
 
-All that happens at one time is taken together before anybody plans, so that requests that come together are batched
-together. The same seed gives the same history.
+All that happens at one time is taken together before any worker plans, so that requests that come together are
+batched together. The same seed gives the same history.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ def simulate(deployment: Deployment, requests: Requests, seed: int = 0) -> Reque
 
 
 class _Loop:
-    """The pending events and the workers. Requests arrive when they are due, or, where only so many may be under way,
-    when an earlier one is done; in a closed loop the latter alone counts."""
+    """The pending events and the workers. Requests arrive when they are due, or, where the number under way is
+    limited, when an earlier one is done; in a closed loop the latter alone counts."""
 
     def __init__(self, deployment: Deployment, requests: Requests, seed: int) -> None:
         self._requests, self._transfer = requests, deployment.transfer
@@ -65,7 +65,7 @@ class _Loop:
         self._pushed = 0
         self._closed = requests.arrival is None
         self._arrival = [0.0] * n if requests.arrival is None else requests.arrival.tolist()
-        self._coming = min(requests.users, n) if self._closed else 0  # requests that have been told to come
+        self._coming = min(requests.users, n) if self._closed else 0  # requests that were announced
         for request in range(self._coming):
             self._arrival[request] = request * requests.ramp_s / self._coming
             self._push(self._arrival[request], _COMES, request)

@@ -107,10 +107,10 @@ class Worker:
             for item, n in self.chunks:
                 tokens += n
                 pairs += n * (item[1] + 0.5 * (n + 1))
-            beside = len(self.decoding) if self.policy.mixed else 0
-            context = self.context if beside else 0
+            others = len(self.decoding) if self.policy.mixed else 0
+            context = self.context if others else 0
             uneven = max(self._of_groups()) * spec.groups / tokens if spec.groups > 1 else 1.0
-            self.first_s = spec.price.mixed(tokens, pairs, beside, context, uneven) + loading
+            self.first_s = spec.price.mixed(tokens, pairs, others, context, uneven) + loading
             self.ends = now + self.first_s
             return True
         self._plan_run(now, loading)

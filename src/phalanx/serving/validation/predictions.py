@@ -42,7 +42,7 @@ _NAMES = {
 _MEAN_LENGTH = 0.9
 """Of prompts and outputs over the stated lengths in closed loops: InferenceX draws them between 0.8 and 1."""
 _POLLS, _POLLS_FROM = (10.0, 30.0), 16
-"""SGLang's --scheduler-recv-interval in InferenceX's recipes: below so many clients, and from there on."""
+"""SGLang's --scheduler-recv-interval in InferenceX's recipes: below this number of clients, and from there on."""
 _NET = 50e9
 """bytes/s of a GPU's port where NVLink ends: 400 Gbit/s."""
 

@@ -49,8 +49,8 @@ def shape(cluster: ClusterSpec, topology: Topology, free: Ints, world: int) -> C
 def alternatives(
     job: PlacedJob, topology: Topology, free: Ints, carvings: Carvings | None = None
 ) -> list[PlacedAlternative]:
-    """Return other strategies for a job's model and batch on so many of these GPUs, the fastest as placed first: the
-    best of the search, and the best of each family. `carvings`: as for `place`.
+    """Return other strategies for a job's model and batch on as many of these GPUs as it has ranks, the fastest as
+    placed first: the best of the search, and the best of each family. `carvings`: as for `place`.
 
     Raises InputError if no strategy is legal or fits.
     """

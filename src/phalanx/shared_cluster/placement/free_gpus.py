@@ -40,7 +40,7 @@ class FreeGpus:
 
 
 def read(path: Path, cluster: ClusterSpec, leaves: Mapping[str, Sequence[str]] | None = None) -> FreeGpus:
-    """Read a file of free GPUs of a cluster whose nodes are like those of `cluster`.
+    """Read a file of free GPUs of a cluster with the nodes of `cluster`.
 
     `leaves`: the nodes of each leaf switch, in place of the file's. Raises InputError.
     """
@@ -81,13 +81,13 @@ def read(path: Path, cluster: ClusterSpec, leaves: Mapping[str, Sequence[str]] |
         for host in expand(hosts, "free free"):
             if host not in index:
                 raise InputError(
-                    "free free", host, f"is not a node of the cluster, which has {len(index):,}", _mend(host, index)
+                    "free free", host, f"is not a node of the cluster, which has {len(index):,}", _remedy(host, index)
                 )
             free |= {index[host] * cluster.ranks_per_node + i for i in _indices(gpus, host, cluster.ranks_per_node)}
     return FreeGpus(cluster, topology, np.array(sorted(free), dtype=np.int64))
 
 
-def _mend(host: str, known: Mapping[str, int]) -> str:
+def _remedy(host: str, known: Mapping[str, int]) -> str:
     hint = nearest(host, known) if len(known) < 10_000 else ""
     listing = 'list the nodes, as "nodes": "node[0-31]"'
     return f"{hint} Else {listing}" if hint.startswith("did") else listing

@@ -50,8 +50,8 @@ def between_groups(reached: Ints, groups: int) -> Floats:
 
 def on_rails(topology: Topology, leaves: Ints, gpus: Ints) -> Ints:
     """Return the block of every rank under leaves of rails, (placements, world): ranks under a leaf are in one block
-    if rails, or NVLink in hosts of the job, lead from one to the other. `leaves`: of each GPU; `gpus`: those of each
-    placement, (placements, world)."""
+    if rails, or NVLink in hosts of the job, lead from one to the other. `leaves`: of each GPU; `gpus`: the GPUs of
+    each placement, (placements, world)."""
     rails = int(topology.index.max()) + 1
     result = np.empty_like(gpus)
     for row, own in enumerate(gpus):

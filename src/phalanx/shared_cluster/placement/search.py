@@ -5,7 +5,7 @@ one block are alike, but for those on rails, which are dealt one by one. Else or
 blocks carved from the free GPUs (carve.py), are priced, on all free GPUs and on selections of them: as many of each
 host as an even share needs, multiples of the axes on each host and under each switch, the same indices everywhere.
 From the best of them few ranks are exchanged one by one (descent.py).
-Beside the answer stands a bound that no placement can beat, from what each axis can at best have together.
+The answer comes with a bound that no placement can beat, from what each axis can at best have together.
 
 The bound: if every rank has at least a ranks of its tp group, b of its data-parallel group and c of its pipeline in
 its block, the block holds at least a x b x c ranks; blocks with as many free GPUs must hold the world.
@@ -145,7 +145,7 @@ def _searched(
     price: Callable[[Ints], Floats],
     carvings: Carvings,
 ) -> Ints:
-    """Placements by orders of the axes on selections of the free GPUs, those of `sets` among them: every order on all
+    """Placements by orders of the axes on selections of the free GPUs, `sets` among them: every order on all
     free GPUs, the best orders on every selection, promising orders on the best selections. (placements, world)."""
     axes = [(name, size) for name, size in job.mesh.axes if size > 1]
     orders = list(permutations(range(len(axes))))
@@ -197,7 +197,8 @@ def _searched(
 _BEST = 2
 """Number of orders to try on every selection, and of selections to try with promising orders."""
 _ORDERS = 24
-"""Number of promising orders, the fastest on all free GPUs: all orders of four axes, a fifth of those of five."""
+"""Number of promising orders, the fastest on all free GPUs: all orders of four axes, a fifth of the orders of
+five."""
 
 
 def _on_common_rails(topology: Topology, blocks: Sequence[FreeBlock], world: int) -> Iterator[list[FreeBlock]]:

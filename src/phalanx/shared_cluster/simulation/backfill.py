@@ -101,7 +101,7 @@ def _backfill(cluster: ClusterState, head: int) -> None:
             speed = cluster.speed(number, gpus)
             late = cluster.now + job.planned / speed > reservation.time
             if late and room and number != head:
-                gpus = _beside(cluster, job)
+                gpus = _alongside(cluster, job)
                 room = bool(gpus)
             if number == head or (late and not room):
                 position += 1
@@ -113,7 +113,7 @@ def _backfill(cluster: ClusterState, head: int) -> None:
             cluster.start(number, gpus, 1.0, speed)
 
 
-def _beside(cluster: ClusterState, job: TraceJob) -> Chosen:
+def _alongside(cluster: ClusterState, job: TraceJob) -> Chosen:
     """Return nodes for a job that ends after the reservation."""
     reservation = cluster.reservation
     assert reservation is not None

@@ -95,7 +95,7 @@ class Nodes:
         return best
 
     def _first_with(self, count: int, allowed: Callable[[int], bool] | None) -> int | None:
-        """The first node with exactly so many free GPUs that is allowed."""
+        """The first node with exactly this many free GPUs that is allowed."""
         heap = self._by_free[count]
         while heap and self.free[heap[0]] != count:
             heapq.heappop(heap)

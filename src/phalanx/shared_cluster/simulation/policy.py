@@ -1,10 +1,10 @@
 """Scheduling policies, as data: in which order jobs wait, who may pass whom, who may be stopped.
 
-fifo           arrival order; nobody passes the first that cannot start
+fifo           arrival order; no job passes the first that cannot start
 easy           as fifo, but the first has a reservation, and whoever does not delay it may pass (Lifka 1995)
 conservative   every waiting job has a reservation when it arrives, which no later one delays (Mu'alem and Feitelson
                2001)
-smallest       fewest GPUs first, then shortest; nobody waits for a wider one
+smallest       fewest GPUs first, then shortest; no job waits for a wider one
 las            least attained service in two queues: a job that has used THRESHOLD GPU-seconds goes to the second; the
                first may stop jobs of the second (Tiresias, Gu et al. 2019, discretised)
 """

@@ -158,7 +158,7 @@ class _Prices:
         return place(self.job(path), self.topology, np.array(gpus, dtype=np.int64)).seconds
 
     def speed(self, job: TraceJob, held: HeldGpus) -> float:
-        """Speed of a job on GPUs, over that on the empty cluster; of equal nodes and leaves, the first stand for
+        """Speed of a job on GPUs, over that on the empty cluster; of equal nodes and leaves, the first represent
         all."""
         if sum(bits.bit_count() for _, bits in held) != job.gpus:
             return 1.0  # at another width, whose speed the trace has
@@ -167,7 +167,7 @@ class _Prices:
         return min(1.0, best / self.step_s(job.plan, gpus))
 
     def _alike(self, parts: tuple[tuple[int, int], ...]) -> tuple[int, ...]:
-        """GPUs that stand for all placements with the same numbers per node and leaf."""
+        """GPUs that represent all placements with the same numbers per node and leaf."""
         leaf_of, node = self.topology.blocks[-2] if len(self.cluster.tiers) > 2 else None, self.cluster.ranks_per_node
         by_leaf: dict[int, list[int]] = {}
         for host, n in parts:

@@ -22,7 +22,7 @@ class Reservation:
     """GPUs left over at `time` on all nodes, for gangs that may scatter."""
 
     def allows(self, node: int, gpus: int) -> bool:
-        """Whether a job that ends after `time` may use so many GPUs of a node."""
+        """Whether a job that ends after `time` may use this many GPUs of a node."""
         return node not in self.spare or self.spare[node] >= gpus
 
     def use(self, chosen: Iterable[tuple[int, int]]) -> None:
@@ -110,7 +110,7 @@ class Timelines:
             del times[:i], free[:i]
 
     def windows(self, node: int, gpus: int, duration: float, now: float) -> list[tuple[float, float]]:
-        """Return the (first, last) times from now at which a job of `duration` can start on so many GPUs of a
+        """Return the (first, last) times from now at which a job of `duration` can start on this many GPUs of a
         node."""
         self.forget(node, now)
         times, free = self._times[node], self._free[node]

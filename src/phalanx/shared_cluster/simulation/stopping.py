@@ -1,4 +1,4 @@
-"""Stopping jobs for others: those of lower priority, and under `las` those of the second queue for the first one's.
+"""Stopping jobs for others: jobs of lower priority, and under `las` jobs of the second queue for the first one's.
 
 Who is stopped loses `restart_s` and waits again. Least attained service after Tiresias (Gu et al., NSDI 2019), in two
 queues: a job whose service, GPUs x time, reaches THRESHOLD goes to the second.

@@ -100,9 +100,9 @@ def _read(rows: csv.DictReader[str], path: Path, widest: int, plan_of: PlanReade
             parsed.append(_job(row, rows.line_num, widest, plan_of))
         except InputError as error:
             if not skip_bad:
-                mend = f"{error.remedy}, or --skip-bad" if error.remedy else "fix the row, or --skip-bad"
+                remedy = f"{error.remedy}, or --skip-bad" if error.remedy else "fix the row, or --skip-bad"
                 raise InputError(
-                    f"trace row {rows.line_num}: {error.field}", error.value, error.reason, mend
+                    f"trace row {rows.line_num}: {error.field}", error.value, error.reason, remedy
                 ) from None
             skipped.append((rows.line_num, str(error)))
     if not parsed:
@@ -128,7 +128,7 @@ def _job(row: Mapping[str, str | None], line: int, widest: int, plan_of: PlanRea
         facts = plan_of(plan, fewest)
         for name in ("duration", "end"):
             if _field(row, name):
-                reason = f"is given beside the plan {plan}, whose steps say how long it takes"
+                reason = f"is given in addition to the plan {plan}, whose steps say how long it takes"
                 raise InputError(name, _field(row, name), reason, "leave it out")
         if _field(row, "gpus") and _whole(row, "gpus") != facts.gpus:
             raise InputError("gpus", _field(row, "gpus"), f"but {plan} has {facts.gpus} ranks", "leave it out")

@@ -52,8 +52,8 @@ class GpuTopology:
 
     @property
     def fabric(self) -> tuple[int, ...]:
-        """NICs of the fabric: those below a PCIe switch with a GPU; where there are none, those of a GPU's NUMA node;
-        else all."""
+        """NICs of the fabric: those below a PCIe switch with a GPU; where there are none, the NICs of a GPU's NUMA
+        node; else all."""
         for kinds in (("PIX", "PXB"), ("PHB", "NODE")):
             if nics := tuple(n for n, row in enumerate(self.near) if set(row) & set(kinds)):
                 return nics

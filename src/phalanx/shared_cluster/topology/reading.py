@@ -59,7 +59,7 @@ def described(
     port_gbit: float | None,
     name: str,
 ) -> ClusterSpec:
-    """Return the cluster of a topology: of switches with nodes like those of the preset `like`, or of `nodes` hosts
+    """Return the cluster of a topology: of switches with the nodes of the preset `like`, or of `nodes` hosts
     with a matrix of `device`s. Raises InputError."""
     if isinstance(content, GpuTopology):
         return gpus.cluster(content, device, nodes, port_gbit, name)

@@ -4,7 +4,7 @@ Rows of data/placements.csv are of the artifact of Sia (Jayaram Subramanya et al
 PyTorch's DDP, `placement` 22 two GPUs on each of two nodes. Scored is the ratio of the step on two nodes to that of
 as many GPUs on one. It is predicted from the time t of one GPU and from published rates alone:
 
-    step = t/3 + max(2t/3, c)       gradients are reduced beside the backward pass, two thirds of the work
+    step = t/3 + max(2t/3, c)       gradients are reduced during the backward pass, two thirds of the work
     c = 2 n (p-1)/p / rate          a ring of p GPUs over n bytes, at its slowest link's rate: inside a node that of
                                     the GPUs' links, between nodes that of the node's port if it is slower
 """
