@@ -57,8 +57,8 @@ def _settings(c: Comparison) -> Iterator[Sheet]:
 
 
 def _against_first(sides: Sequence[ComparedPlan]) -> list[str]:
-    """Say how long the step of each side takes beside the first one's: as measured where both are runs that recorded
-    their steps, else as predicted."""
+    """Say how long the step of each side takes relative to the first one's: as measured where both are runs that
+    recorded their steps, else as predicted."""
     first, *others = sides
     lines = []
     for letter, side in zip(LETTERS[1:], others, strict=False):

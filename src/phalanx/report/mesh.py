@@ -47,7 +47,7 @@ def view(a: RankMap | MeshGroups | RankPlace, cube: bool = False) -> View:
 
 
 def nodes(p: Placement, axis: str, width: int) -> Text:
-    """Draw the nodes, a line each: ranks by GPU, those of one group of `axis` in one colour, a bar where the group
+    """Draw the nodes, a line each: ranks by GPU, ranks of one group of `axis` in one colour, a bar where the group
     changes; then the coordinates that the node has."""
     group = np.full(p.world, -1)
     for i, ranks in enumerate(p.mesh.groups(axis)):
@@ -55,8 +55,8 @@ def nodes(p: Placement, axis: str, width: int) -> Text:
     hosts = list(p.ranks_by_host())
     cell = len(str(p.world - 1)) + 1
     label = max(len(p.topology.hosts[host]) for host, _ in hosts) + 1
-    beside = min(max(len(coordinates_of(p, ranks)) for _, ranks in hosts[:NODES_SHOWN]) + 3, width - label - 4 * cell)
-    per_line = max(1, min(max(len(ranks) for _, ranks in hosts), (width - label - beside) // cell))
+    tail = min(max(len(coordinates_of(p, ranks)) for _, ranks in hosts[:NODES_SHOWN]) + 3, width - label - 4 * cell)
+    per_line = max(1, min(max(len(ranks) for _, ranks in hosts), (width - label - tail) // cell))
     out = Text(no_wrap=True)
     for host, ranks in hosts[:NODES_SHOWN]:
         for start in range(0, len(ranks), per_line):

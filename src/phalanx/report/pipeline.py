@@ -101,11 +101,11 @@ def chart(priced: PricedSchedule, width: int, scale: float) -> Text:
         for rank, line in enumerate(lines):
             text.append(_label(rank).ljust(label))
             text.append_text(line[start : start + room])
-            beside = _beside(priced, rank)
+            remark = _remark(priced, rank)
             last = start + room >= end
-            text.append((beside if last and end - start + len(beside) <= room else "") + "\n")
-            if last and end - start + len(beside) > room and rank == s.ranks - 1:
-                text.append(_all_beside(priced) + "\n")
+            text.append((remark if last and end - start + len(remark) <= room else "") + "\n")
+            if last and end - start + len(remark) > room and rank == s.ranks - 1:
+                text.append(_all_remarks(priced) + "\n")
     text.rstrip()
     return text
 
@@ -136,13 +136,13 @@ def _block(kind: str, micro_batch: int, width: int) -> str:
     return label.ljust(width) if len(label) <= width else kind * width
 
 
-def _all_beside(priced: PricedSchedule) -> str:
-    """Say what stands beside each rank's line where there is room, of all ranks."""
+def _all_remarks(priced: PricedSchedule) -> str:
+    """Say what ends each rank's line where there is room, of all ranks."""
     idle = " ".join(f"{1 - work / priced.makespan:.0%}" for work in priced.work)
     return f"idle by rank: {idle}; live at most: {' '.join(map(str, priced.peak))}"
 
 
-def _beside(priced: PricedSchedule, rank: int) -> str:
+def _remark(priced: PricedSchedule, rank: int) -> str:
     idle = 1 - priced.work[rank] / priced.makespan
     return f"  idle {idle:4.0%}, at most {priced.peak[rank]:3} live"
 

@@ -38,7 +38,7 @@ def view(a: ModelPlan, more: bool = False) -> View:
 def lines(a: ModelPlan) -> Iterator[str]:
     """Yield lines on the result, the question and the search."""
     best = a.best
-    mfu = "" if best.lengths else f"MFU {best.mfu:.1%}; "  # whose FLOPs are those of whole sequences
+    mfu = "" if best.lengths else f"MFU {best.mfu:.1%}; "  # which counts FLOPs of whole sequences
     many = "es" if best.micro_batches > 1 else ""
     yield (
         f"{a.search.best.strategy}: {best.tokens_per_s:,.0f} tokens/s, {best.tokens_per_s_per_gpu:,.0f} a GPU, "
@@ -314,4 +314,4 @@ def _collectives(p: JobPlan) -> Iterator[str]:
         for line in choices([c for c in decided if (c.op, c.group_size, c.hosts) == (op, ranks, hosts)]):
             yield f"  {line}"
     if not decided:
-        yield "collectives: those of torch.distributed; no other was measured on this cluster"
+        yield "collectives: torch.distributed's; no other was measured on this cluster"

@@ -94,7 +94,8 @@ def _figures(p: Prediction) -> Iterator[tuple[str, str, str]]:
         yield "compression", "a bound", "gradients decide what is sent; priced at the most, one in dp x cp"
     if p.compression is not None and p.estimate is not None:
         c, g = p.estimate.layout.compressed, float(p.estimate.profile.gradient_bytes)
-        formula = f"2 g / (v g + x) = 2 x {g:g} / ({c.values:g} x {g:g} + {c.beside:g}), g bytes of a gradient"
+        each, rest = c.values, c.beside
+        formula = f"2 g / (v g + x) = 2 x {g:g} / ({each:g} x {g:g} + {rest:g}), g bytes of a gradient"
         yield from _payment(p.compression, formula)
 
 

@@ -26,7 +26,7 @@ _MOST_POINTS = 2000
 _MOST_STEPS = 10_000
 """Of a long run, about as many steps are read."""
 _MOST_RANKS = 16
-"""Ranks whose timelines are all drawn: of more, those that stand for their pipeline stage."""
+"""Ranks whose timelines are all drawn: of more, one for each pipeline stage."""
 _KINDS = ("forward", "backward", "communication", "optimizer", "other")
 _SLOW = 1.1
 """A rank that computes this many times as long as the median one is named."""
@@ -284,7 +284,7 @@ def _damaged(folder: Path, why: str) -> NoReturn:
 
 
 def compared(predicted: dict[str, Any], recorded: Any) -> list[MeasuredQuantity]:
-    """Return a run's step time, memory and its parts beside their predictions; none before the run has recorded."""
+    """Return a run's step time, memory and its parts with their predictions; none before the run has recorded."""
     if not isinstance(recorded, dict):
         return []
     timeline = recorded.get("timeline")

@@ -1,4 +1,4 @@
-"""Runs as people see them: a training beside its plan, a sweep, the load of experts, weights and texts."""
+"""Runs as people see them: a training and its plan, a sweep, the load of experts, weights and texts."""
 
 from __future__ import annotations
 

@@ -110,7 +110,7 @@ def pieces(table: Table, width: int, keys: int) -> Iterator[RenderableType]:
 
 
 def _groups(least: tuple[int, ...], room: int, keys: int) -> list[list[int]]:
-    """Return which columns stand together: as many as fit beside the keys."""
+    """Return which columns stand together: as many as fit with the keys."""
     first = list(range(min(keys, len(least))))
     while len(first) > 1 and sum(least[i] + _GAP for i in first) + max(least) + _GAP > room:
         first.pop()
@@ -139,7 +139,7 @@ def _narrowed(table: Table, columns: list[int], least: list[int], most: list[int
 
 
 def _shared(least: list[int], most: list[int], room: int) -> list[int]:
-    """Return the widths of columns: what is left beside the least is dealt out evenly, to those that need little
+    """Return the widths of columns: what is left over the least is dealt out evenly, to those that need little
     first, so that a long sentence is broken before a short name is."""
     sizes, free = list(least), max(0, room - sum(least))
     needy = sorted(range(len(least)), key=lambda i: most[i] - least[i])
@@ -154,7 +154,7 @@ def _widths(column: Column) -> tuple[int, int]:
     """Return the least width of a column, its longest word or number with unit, and its longest line."""
     head, *cells = (str(part) for part in (column.header, *column.cells))
     lines = [line for text in (head, *cells) for line in text.splitlines()]
-    # A number stays beside its unit.
+    # A number stays with its unit.
     whole = [line for text in cells for line in text.splitlines()] if column.justify == "right" else []
     texts = [head] if column.justify == "right" else [head, *cells]
     words = [part for text in texts for word in text.split() for part in _parts(word)] + whole
@@ -168,7 +168,7 @@ def _wanted(column: Column) -> int:
 
 
 def _parts(word: str) -> list[str]:
-    """Return the parts of a word between which a line may end: those of a long list, after its commas, and of a long
+    """Return the parts of a word between which a line may end: parts of a long list, after its commas, and of a long
     list of numbers in it, such as layers=5/6/6, after its slashes."""
     if len(word) <= _FOLD:
         return [word]

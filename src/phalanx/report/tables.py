@@ -1,4 +1,4 @@
-"""Tables as they are, and the pictures of what they are about."""
+"""Tables, and the pictures of what they are about."""
 
 from __future__ import annotations
 

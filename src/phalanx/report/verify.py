@@ -171,7 +171,7 @@ def verification_page(v: Mapping[str, Any]) -> str:
 
 def _class_sections(c: Mapping[str, Any]) -> list[Section]:
     """Return the sections of one class of ranks: its traffic and memory, predicted and recorded."""
-    name = f"rank {c['rank']}, which stands for {c['rank_count']:,}"
+    name = f"rank {c['rank']}, which represents {c['rank_count']:,}"
     differing = [d["message"] for d in c["differences"]] + ([c["failed"]] if c["failed"] else [])
     text = differing or [f"equal to its plan, in {c['seconds']:.1f} s"]
     if c["rank_count"] > 1:

@@ -28,7 +28,7 @@ def report(sheets: Sequence[Sheet], pictures: Sequence[Picture] = ()) -> str:
 
 _UNKNOWN = "What this does not know"
 Part = str | Sheet | Callable[[int], "Text"]
-"""A line, a table, or a drawing in characters of at most so many columns."""
+"""A line, a table, or a drawing in characters of at most a number of columns."""
 
 
 @dataclass(frozen=True)
@@ -138,7 +138,7 @@ _VIEWS = {
     }.items()
     for name in names.split()
 }
-"""By the name of an answer's class the function that shows it, `view` of the module where none is named. Those of the
+"""By the name of an answer's class the function that shows it, `view` of the module where none is named. Views of the
 verticals are named here and not imported: a common room does not know them."""
 
 

@@ -229,7 +229,7 @@ def root_bottleneck(ranks: int = 8) -> Picture:
         f"A root is a bottleneck: all-reduce of n bytes over {ranks} ranks",
         (*panels, grows),
         "`phalanx collectives show naive|ring`: the schedules that are proved and run",
-        "The same scale in both: around a ring nobody carries what a root must.",
+        "The same scale in both: around a ring no rank carries what a root must.",
     )
 
 
@@ -307,7 +307,7 @@ def _composed() -> Iterator[RoundState]:
 
 
 def _halves(algorithm: str, ranks: int = 8) -> tuple[str, str] | None:
-    """Return the reduce-scatter and the all-gather whose messages, one after the other, are those of an
+    """Return the reduce-scatter and the all-gather whose messages, one after the other, make an
     all-reduce."""
     whole = _messages(build("all_reduce", algorithm, ranks, ranks, tiers=two_tiers(ranks)))
     for first in ALGORITHMS["reduce_scatter"]:

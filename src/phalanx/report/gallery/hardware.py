@@ -322,7 +322,7 @@ def _speed(cluster: ClusterSpec, tier: int) -> str:
 
 
 def _cluster(name: str, gpus: int) -> ClusterSpec:
-    """Return a cluster for so many GPUs, of whole nodes. Raises InputError."""
+    """Return a cluster for a number of GPUs, of whole nodes. Raises InputError."""
     require_counts(("gpus", gpus))
     if gpus < 2:
         raise InputError("gpus", gpus, "has no links to draw", "ask for 2 or more")

@@ -20,14 +20,14 @@ _MOST_BLOCKS = 4_000
 
 
 def schedules(of: Sequence[tuple[str, PricedSchedule]], unit: str, source: str) -> Picture:
-    """Draw schedules on one axis of time; `of`: (what is said beside the name, schedule). Raises InputError for more
+    """Draw schedules on one axis of time; `of`: (what follows the name, schedule). Raises InputError for more
     passes than a picture shows."""
     blocks = sum(len(own) for _, p in of for own in p.times)
     if blocks > _MOST_BLOCKS:
         raise InputError("save", None, f"{blocks:,} passes are too many to draw", f"at most {_MOST_BLOCKS:,}")
     longest = max(p.makespan for _, p in of)
     panels = []
-    for beside, p in of:
+    for suffix, p in of:
         s = p.schedule
         lanes = []
         for rank in range(s.ranks):
@@ -38,7 +38,7 @@ def schedules(of: Sequence[tuple[str, PricedSchedule]], unit: str, source: str) 
                 own.append(LaneBlock(start, end, str(action.micro_batch), kind))
             idle = 1 - p.work[rank] / p.makespan
             lanes.append(Lane(f"rank {rank}", own, f"idle {idle:.0%}, {p.peak[rank]} live"))
-        head = f"{s.name}{beside}: {s.micro_batches} micro-batches, bubble {p.bubble_fraction:.1%} of the step"
+        head = f"{s.name}{suffix}: {s.micro_batches} micro-batches, bubble {p.bubble_fraction:.1%} of the step"
         panels.append(Timeline(unit, tuple(lanes), head, longest, _PALETTE))
     names = ", ".join(p.schedule.name for _, p in of)
     return Picture(

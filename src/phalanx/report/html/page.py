@@ -46,7 +46,7 @@ def section(sheet: Sheet, *panels: Panel, title: str = "", note: str = "") -> Se
 
 
 def page(title: str, about: str, sections: Sequence[Section], data: Mapping[str, Any] | None = None) -> str:
-    """Return the page. `about`: what it is of, "plan", "run", ...; `data`: more to keep beside the sections."""
+    """Return the page. `about`: what it is of, "plan", "run", ...; `data`: more to keep with the sections."""
     return page_of(title, about, contents(sections), body(sections), charts(sections), data)
 
 

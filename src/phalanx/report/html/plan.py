@@ -25,7 +25,7 @@ from phalanx.spec.cluster.spec import GIB
 
 _COMPUTING = ("matmul", "attention", "memory", "recompute", "launch", "optimizer", "other")
 _MOST_PASSES = 480
-"""Passes of a pipeline that are drawn: more are no longer told apart."""
+"""Passes of a pipeline that are drawn: more cannot be distinguished."""
 _MOST_DRAWN = 3000
 """Passes in all; of more, evenly spaced pipeline ranks are drawn."""
 _MOST_NODES = 32

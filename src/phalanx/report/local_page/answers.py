@@ -1,4 +1,4 @@
-"""Answers to the page's questions, each priced in a warm process beside the server: a tab's long search holds up no
+"""Answers to the page's questions, each priced in a warm process next to the server: a tab's long search holds up no
 other tab, and stopping it ends its process alone.
 
     {"id", "model", "cluster", "stack", "gpus", "batch", "seq", "headroom", "where"}  ->  one line of JSON
@@ -155,7 +155,7 @@ class Met:
         return list(dict.fromkeys(s for of_answer in self._last for s in of_answer))
 
     def add(self, first: tuple[Strategy, ...]) -> None:
-        """Add those of an answer."""
+        """Add the tables of an answer."""
         self._last.append(first)
 
 

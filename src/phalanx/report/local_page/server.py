@@ -1,4 +1,4 @@
-"""The server of `phalanx ui`: on 127.0.0.1 alone, every address below a token that nobody can guess.
+"""The server of `phalanx ui`: on 127.0.0.1 alone, every address below a token that cannot be guessed.
 
 Python's own http.server: one user and a handful of short requests need no framework, and what has to be right here
 (the token, the Host header, which folders are read) is checked below in sight. A page of another origin
@@ -271,7 +271,7 @@ class _Handler(BaseHTTPRequestHandler):
         try:
             self._reply("text/html", self.server.report(name))
         except (InputError, OSError) as error:
-            self._refuse(200, f"{error}. If the run is just being written, this mends itself.")
+            self._refuse(200, f"{error}. If the run is just being written, reload the page later.")
 
     def _refuse(self, status: int, why: str) -> None:
         text = (

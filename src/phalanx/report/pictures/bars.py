@@ -140,8 +140,8 @@ def draw_timeline(scene: Scene, panel: Timeline) -> None:
     scene.heading(panel.head)
     kinds, end = _kinds(panel), _end(panel)
     left = EDGE + 8 + max(width(lane.name) for lane in panel.lanes)
-    beside = max(width(lane.beside, 11) for lane in panel.lanes)
-    room = WIDE - EDGE - left - (beside + 10 if beside else 6)
+    remarks = max(width(lane.remark, 11) for lane in panel.lanes)
+    room = WIDE - EDGE - left - (remarks + 10 if remarks else 6)
     scale, top = room / end, scene.y
     for lane in panel.lanes:
         scene.text(left - 8, scene.y + 16, lane.name, anchor="end")
@@ -154,8 +154,8 @@ def draw_timeline(scene: Scene, panel: Timeline) -> None:
                 scene.rect(x, scene.y, w, _LANE, f"f{kinds[block.kind] % 8}{edge}", about)
                 if width(block.label, 10) <= w - 2:
                     scene.text(x + w / 2, scene.y + 15, block.label, "on", 10, "middle")
-        if lane.beside:
-            scene.text(left + room + 10, scene.y + 16, lane.beside, "t", 11)
+        if lane.remark:
+            scene.text(left + room + 10, scene.y + 16, lane.remark, "t", 11)
         scene.y += _LANE_STEP
     scene.path([(left, top), (left, scene.y), (left + room, scene.y)], "o")
     last = 0.0
@@ -174,8 +174,8 @@ def timeline_text(panel: Timeline) -> list[str]:
     kinds = _kinds(panel)
     letters = letters_of(list(kinds)) | dict(panel.palette)
     wide = max(len(lane.name) for lane in panel.lanes)
-    beside = max(len(lane.beside) for lane in panel.lanes)
-    room = 80 - wide - 2 - (beside + 1 if beside else 0)
+    remarks = max(len(lane.remark) for lane in panel.lanes)
+    room = 80 - wide - 2 - (remarks + 1 if remarks else 0)
     scale = room / _end(panel)
     lines = [panel.head] if panel.head else []
     for lane in panel.lanes:
@@ -185,7 +185,7 @@ def timeline_text(panel: Timeline) -> list[str]:
             fill = letters[block.kind]
             word = block.label if len(block.label) < b - a else ""
             drawn[a:b] = f"{word:{fill}<{b - a}}" if b > a else ""
-        lines.append(f"{lane.name:>{wide}} |{''.join(drawn)[:room]} {lane.beside}".rstrip())
+        lines.append(f"{lane.name:>{wide}} |{''.join(drawn)[:room]} {lane.remark}".rstrip())
     lines.append(f"{'':>{wide}}  0 to {_end(panel):.4g}: {panel.unit}")
     lines += [f"{letters[kind]}: {kind}" for kind in kinds]
     return lines

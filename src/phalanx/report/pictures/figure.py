@@ -132,7 +132,7 @@ class Lane:
 
     name: str
     blocks: Sequence[LaneBlock]
-    beside: str = ""
+    remark: str = ""
     """What is said at its end."""
 
 

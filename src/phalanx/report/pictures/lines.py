@@ -168,7 +168,7 @@ class _Labels:
         self, label: str, kind: str, spots: Sequence[tuple[float, float, str]], of: tuple[float, float] | None = None
     ) -> bool:
         """Find where a label covers least of the curves, and nothing else; return whether there is such a place.
-        `of`: the point that it names, to which a line leads if that is not beside it."""
+        `of`: the point that it names, to which a line leads if that is not next to it."""
         best: tuple[float, tuple[float, float, str], Area] | None = None
         for place, spot in enumerate(spots):
             if best is not None and 0.4 * place >= best[0]:
