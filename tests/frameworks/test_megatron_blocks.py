@@ -205,7 +205,7 @@ def test_shares_of_blocks_are_the_pattern_that_megatron_makes_of_them() -> None:
     ("pattern", "reason"),
     [
         ("M*Q", "'Q' is not a symbol"),
-        ("M*+", "attention .* beside latent attention"),
+        ("M*+", "attention .* along with latent attention"),
         ("", "names no block"),
         ("M*|M-/MM/M*", "depths of multi-token prediction that differ"),
         ("M*/M|M", "is not a symbol"),

@@ -103,8 +103,8 @@ class Configuration:
     fields: Mapping[str, Any] = field(default_factory=dict)
     """Fields of Strategy that the file sets and a StatedLayout does not have."""
     job: Mapping[str, Any] = field(default_factory=dict)
-    """What the file says of the job besides layout: optimizer (fields of Optimizer), clip, compute (bf16, ...), types
-    (fields of Precision) where state is not in fp32."""
+    """What the file says of the job other than layout: optimizer (fields of Optimizer), clip, compute (bf16, ...),
+    types (fields of Precision) where state is not in fp32."""
     notes: tuple[str, ...] = ()
     """What its reader assumes."""
     companions: tuple[str, ...] = ()
@@ -123,12 +123,12 @@ class Keys:
     """The keys of a file, and which of them were understood."""
 
     def __init__(
-        self, config: Config, table: KeyTable | None = None, beside: Mapping[str, KeyTable] | None = None
+        self, config: Config, table: KeyTable | None = None, others: Mapping[str, KeyTable] | None = None
     ) -> None:
-        """`beside`: tables of other frameworks, by the beginning of the paths that their keys have here."""
+        """`others`: tables of other frameworks, by the beginning of the paths that their keys have here."""
         self.config = config
         self.table = table
-        self.beside = beside or {}
+        self.others = others or {}
         self.understood: dict[str, str] = {}
 
     def field(self, name: str, default: Any = None) -> Any:
@@ -190,7 +190,7 @@ class Keys:
         unjudged: dict[str, str] = {}
         for path, leaf, value in self._untaken(self.config, table):
             name = _plain(leaf)
-            own = next((other for start, other in self.beside.items() if path.startswith(start)), table)
+            own = next((other for start, other in self.others.items() if path.startswith(start)), table)
             if path in ("env", "launch", "args") and not value:  # a script that sets none
                 quiet.append(path)
             elif path.startswith("env."):  # variables of a script: no loader reads them as its keys

@@ -54,7 +54,7 @@ _NONE = object()
 
 
 def logged(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings of W&B's config.yaml, in which each stands as {desc, value}; other tables as they are."""
+    """Return the settings of W&B's config.yaml, in which each stands as {desc, value}; other tables unchanged."""
     values = {
         k: v["value"]
         for k, v in config.items()

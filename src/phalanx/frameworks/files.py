@@ -1,4 +1,4 @@
-"""A file of somebody's own as a configuration, with those of the files that it names or that are given with it."""
+"""A user's file as a configuration, with the files that it names or that are given with it."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def read(paths: Sequence[Path], kind: str | None = None, world: int | None = Non
 
 
 def _require_its_own(c: Configuration, path: str) -> None:
-    """Require that most keys are of the framework that a few of them told. Raises InputError."""
+    """Require that most keys are of the framework that a few of them indicate. Raises InputError."""
     keys = [
         key
         for key in (*c.understood, *c.without_effect, *c.not_modelled, *c.unknown)

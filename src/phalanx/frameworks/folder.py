@@ -51,17 +51,17 @@ def tables(
         whole = {framework.file_as: config} if framework.file_as else config
         return framework, {
             **whole,
-            **{name: parts[name] for name in framework.beside if parts[name] or name == "args"},
+            **{name: parts[name] for name in framework.companions if parts[name] or name == "args"},
         }
     raise InputError("file", str(folder), f"is a folder without any of {', '.join(FILES)}", "name the file")
 
 
 def is_started_by(path: Path) -> bool:
-    """Whether a file starts the program of the folder that it lies in: it names train.sh, or is it, beside a
+    """Whether a file starts the program of the folder that it lies in: it names train.sh, or is it, next to a
     configuration that train.sh alone does not say."""
     home = path.absolute().parent
-    beside = any((home / name).is_file() for name in FILES if name != _START)
-    if not beside or path.suffix == ".py" or (path.name in FILES and path.name != _START):
+    exported = any((home / name).is_file() for name in FILES if name != _START)
+    if not exported or path.suffix == ".py" or (path.name in FILES and path.name != _START):
         return False
     if not path.is_file() or not (home / _START).is_file():
         return False

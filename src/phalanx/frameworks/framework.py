@@ -66,7 +66,7 @@ class Framework:
     """The file of an exported folder that its configuration stands in."""
     file_as: str = ""
     """The table that this file is read into; "": it is the whole."""
-    beside: tuple[str, ...] = ()
+    companions: tuple[str, ...] = ()
     """What else of the folder its reader takes: launch, env (of train.sh), args or training_arguments."""
     python: bool = False
     """Whether it is configured in Python too, which its read_python.py takes as tables."""

@@ -1,7 +1,7 @@
 """What a training that is started makes of its flags and of the files that they name: tables as its reader has them.
 
 launch     options of its launchers                 env     variables that are exported for it
-args       flags of its program; those of a framework whose flags are keys (`flat`) are laid over its file
+args       flags of its program; flags of a framework whose flags are keys (`flat`) are laid over its file
 accelerate, deepspeed_json, fsdp_json               files that it names, by their place in facts.toml
 """
 
@@ -118,7 +118,7 @@ def launched_tables(
     if not framework.flat:
         config = type(config)({**launched, **config})
     elif framework.flat:
-        config |= {k: v for k, v in launched.items() if k != "env" or "env" in framework.beside}
+        config |= {k: v for k, v in launched.items() if k != "env" or "env" in framework.companions}
     config = with_named(config, framework, started.directory, reading)
     if dialect is not None and model:
         config[MODEL] = model
@@ -259,7 +259,7 @@ def _plain(value: Any) -> Any:
 
 
 def with_named(config: dict[str, Any], framework: Framework, directory: str, reading: FileReading) -> dict[str, Any]:
-    """Return tables with those of the files that they name."""
+    """Return tables with the tables of the files that they name."""
     for path, place in framework.named.items():
         own, value = path.removeprefix("args."), cast(Any, config)
         alone = "args" not in config and own != path  # arguments without a launcher

@@ -1,7 +1,7 @@
 """Mistakes in a configuration that its own loader accepts, each from a reported issue, and the lints that find them.
 
 Most lints are rows of a folder's lints.toml, a condition each; its lints.py has those that are none; lints.toml
-beside this file has those of every framework. A corrected twin of every case yields nothing
+next to this file has lints of every framework. A corrected twin of every case yields nothing
 (tests/frameworks/test_read.py).
 
     [[uneven-experts]]           several rows may share a name
@@ -171,7 +171,7 @@ class LintRow:
             yield key, self._said(self.problem, values, s), self._said(self.remedy, values, s)
 
     def _key(self, x: Configuration) -> str:
-        """Return the key that is named; "" where it stands for a field that no key of the file sets."""
+        """Return the key that is named; "" where it represents a field that no key of the file sets."""
         if not self.key.startswith("strategy."):
             return self.key
         return next((shown(key) for key, meaning in x.understood.items() if meaning == self.key), "")
@@ -240,7 +240,7 @@ _OF_NAMES = (
 
 @cache
 def lints() -> tuple[Lint, ...]:
-    """Return the lints of each framework, those of all, and those of names that no framework has."""
+    """Return the lints of each framework, of all, and of names that no framework has."""
     own = tuple(lint for framework in FRAMEWORKS.values() for lint in lints_of(framework))
     return own + _rows(ROOT / "lints.toml") + _OF_NAMES
 

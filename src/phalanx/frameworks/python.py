@@ -48,7 +48,7 @@ class PythonObject:
         return self.name.rpartition(".")[2]
 
     def tables(self) -> dict[str, Any]:
-        """Return its fields, those of other objects as tables in it."""
+        """Return its fields, other objects as tables in it."""
         return {name: plain(value) for name, value in self.fields.items()}
 
 
@@ -101,7 +101,7 @@ def follow(module: ast.Module) -> FollowedProgram:
     """Follow a program from its first line. Raises InputError for one that is too long or calls itself."""
     follower = _Follower({f.name: f for f in ast.walk(module) if isinstance(f, ast.FunctionDef)})
     follower.run(module.body, follower.globals)
-    for name in ("main", "train"):  # which somebody else calls
+    for name in ("main", "train"):  # which other programs call
         if name in follower.functions and name not in follower.called:
             follower.call(name, [], {})
     return follower.program

@@ -42,7 +42,7 @@ def _rows(folder: str) -> dict[str, dict[str, dict[str, Any]]]:
 
 
 def recipe(folder: str, name: str, *words: str) -> tuple[dict[str, Any], str] | None:
-    """Return the tables of a recipe with its source; None where no row is of that name. `words`: those of the command
+    """Return the tables of a recipe with its source; None where no row is of that name. `words`: words of the command
     before it; rows are of pre-training, where they do not say what they train in their name."""
     called = re.fullmatch(r"([\w.]+)(?:\((.*)\))?", name.strip(), re.S)
     last = called[1].rpartition(".")[2] if called else ""

@@ -1,4 +1,4 @@
-"""A file of somebody's own as it is read: as tables, or as the training that it starts; and which framework it is of.
+"""A user's file as it is read: as tables, or as the training that it starts; and which framework it is of.
 
 JSON, YAML and TOML are parsed as data; scripts, command lines and manifests are read as text (launchers/), Python by
 its syntax tree. Nothing is run.

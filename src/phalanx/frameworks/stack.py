@@ -37,10 +37,10 @@ DERIVED = (
     "counted_blocks",
     "middle_blocks",
 )
-"""Names that rules may read besides the fields: products of fields (replicas: dp x cp; cp_chunks: 2 cp; chunks:
-pp x virtual; tp_ulysses: tp x ulysses; tp_cp: tp x cp; middle_chunks: chunks of ranks whose blocks are not given),
-the job's micro-batches of a step, the GPUs of a node, blocks with embedding and head where these count as such, and
-blocks of the middle ranks."""
+"""Names that rules may read in addition to the fields: products of fields (replicas: dp x cp; cp_chunks: 2 cp;
+chunks: pp x virtual; tp_ulysses: tp x ulysses; tp_cp: tp x cp; middle_chunks: chunks of ranks whose blocks are not
+given), the job's micro-batches of a step, the GPUs of a node, blocks with embedding and head where these count as
+such, and blocks of the middle ranks."""
 OPERATORS = {
     "delta": "gated delta net",
     "ssd": "Mamba-2",
@@ -151,7 +151,7 @@ class Stack:
     recipes: tuple[str, ...] = ()
     """Kinds of recomputation of its published recipes, which a search tries."""
     needs: tuple[str, ...] = ()
-    """What a run of it needs besides its configuration, such as an environment variable."""
+    """What a run of it needs in addition to its configuration, such as an environment variable."""
     constants: Mapping[str, float] = field(default_factory=dict)
     """Constants that are known from its code, its ancestors' included (cost/analytic/profile.py)."""
     policy: Mapping[str, float] = field(default_factory=dict)

@@ -18,7 +18,7 @@ from phalanx.spec.errors import InputError
 
 _UNITS = {"": 1.0, "K": 1e3, "M": 1e6}
 _FAR = 1.5
-"""A step that takes so many times the median is counted as delayed."""
+"""A step that takes this many times the median is counted as delayed."""
 
 
 @dataclass(frozen=True)

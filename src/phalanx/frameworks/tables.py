@@ -56,7 +56,7 @@ def documents(text: str, suffix: str, where: str) -> list[Any]:
 
 
 def texts(value: Any) -> Any:
-    """Return tables whose keys are texts, and whose values are those of JSON: YAML and TOML have dates too."""
+    """Return tables whose keys are texts, and whose values are of JSON's types: YAML and TOML have dates too."""
     if isinstance(value, dict):
         return {str(name): texts(inner) for name, inner in value.items()}
     if isinstance(value, list):

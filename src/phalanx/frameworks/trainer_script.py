@@ -22,7 +22,7 @@ from phalanx.spec.model.spec import MODEL_FIELDS
 
 def arguments(x: Subject, **more: Any) -> dict[str, Any]:
     """Return TrainingArguments of a plan. Raises InputError for recomputation of some blocks, and for a kernel of
-    attention, which the model's class is told."""
+    attention, which is set on the model's class."""
     s, a, t = x.s, x.job.optimizer, x.plan.train
     if x.options.attention != "auto":
         reason = "is attn_implementation of the model, no argument of Trainer"

@@ -73,7 +73,7 @@ def _base(keys: Keys, at: str, of: Any, method: str) -> str:
         four, eight = four or truth(table.get("load_in_4bit")), eight or truth(table.get("load_in_8bit"))
     twice = truth(of(("double_quantization", "double_quant", "use_bnb_nested_quant"), "options.base"))
     if bits == 4 or four or method == "qlora":
-        # LLaMA-Factory, QLoRA's own script and axolotl quantise the scales too; TRL does where it is told.
+        # LLaMA-Factory, QLoRA's own script and axolotl quantise the scales too; TRL does where a key says so.
         return "nf4" if twice is False or (twice is None and four and method != "qlora") else "nf4-double"
     return "int8" if bits == 8 or eight else ""
 

@@ -28,10 +28,10 @@ from phalanx.spec.strategy.zero_levels import ZERO_LEVELS
 
 _BF16_UNASKED = ("dataset_text_field", "num_generations", "max_completion_length", "assistant_only_loss")
 """Arguments of TRL's configurations, which turn bf16 on unless fp16 is (trl/trainer/sft_config.py, __post_init__)."""
-_BESIDE = dict.fromkeys(("deepspeed_json.", "args.deepspeed.", "deepspeed."), key_table("deepspeed"))
+_OTHERS = dict.fromkeys(("deepspeed_json.", "args.deepspeed.", "deepspeed."), key_table("deepspeed"))
 _WORDS = {"full_shard": 3, "hybrid_shard": 3, "shard_grad_op": 2, "hybrid_shard_zero2": 2, "no_shard": 0}
 _OF_LLAMA_FACTORY = ("finetuning_type", "cutoff_len", "dataset_dir")
-"""Keys of LLaMA-Factory, which recomputes every block unless it is told otherwise (prepare_model_for_training of
+"""Keys of LLaMA-Factory, which recomputes every block unless a key says otherwise (prepare_model_for_training of
 src/llamafactory/model/model_utils/checkpointing.py)."""
 _BUILT_IN = re.compile(r"(?:default-)?zero_?([0-3])([_-]offload)?")
 """DeepSpeed configurations that a program names without a file (ms-swift: swift/arguments/sft_args.py:260, and before
@@ -178,7 +178,7 @@ def read(config: Config, world: int | None = None) -> Configuration:
         update = updating(keys, f"{at}optim")
         options = (update if not trained else {}) | options
     options |= trained
-    own = Keys({n: value for n, value in config.items() if n != "accelerate"}, beside=_BESIDE)
+    own = Keys({n: value for n, value in config.items() if n != "accelerate"}, others=_OTHERS)
     own.understood = keys.understood
     c = own.configuration(
         "hf",

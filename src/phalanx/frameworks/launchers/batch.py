@@ -22,7 +22,7 @@ def asked(text: str) -> tuple[Given, dict[str, str]]:
     kinds = {kind for kind, _ in lines}
     options: dict[str, str] = {}
     for _, line in lines:
-        if line in ("hetjob", "packjob"):  # Slurm's variables are those of the first component
+        if line in ("hetjob", "packjob"):  # Slurm's variables are the first component's
             break
         for name, value in re.findall(r"(?:^|\s)--?([A-Za-z][\w-]*)(?:[= \t]+([^\s-]\S*))?", line):
             attached = re.fullmatch(r"([NnG])(\d+)", name)

@@ -94,7 +94,7 @@ def _subcommand(row: Launcher, words: list[str]) -> str:
 
 def _options(row: Launcher, words: list[str]) -> tuple[dict[str, str | bool], list[str], bool]:
     """Return a launcher's options by name, the words behind them, and whether a module follows. An open word that
-    stands for options is one, by its own text."""
+    represents options is one, by its own text."""
     options: dict[str, str | bool] = {}
     at, module = 0, False
     while at < len(words) and (_opens(row, words, at) or re.match(r"--?[^-]", words[at])):
@@ -125,7 +125,7 @@ def _options(row: Launcher, words: list[str]) -> tuple[dict[str, str | bool], li
 
 
 def _opens(row: Launcher, words: list[str], at: int) -> bool:
-    """Whether an open word, `$DISTRIBUTED_ARGS`, stands for options of a launcher, and not for its program."""
+    """Whether an open word, `$DISTRIBUTED_ARGS`, represents options of a launcher, and not its program."""
     if not is_open(words[at][:1]) or at + 1 == len(words):
         return False
     after = words[at + 1]

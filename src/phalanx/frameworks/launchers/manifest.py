@@ -20,7 +20,7 @@ Table = Mapping[str, Any]
 _GPU = re.compile(r"(nvidia|amd)\.com/(gpu|mig-.+)$|^gpu$")
 _MOST = 10**6
 _MOST_HOSTS = 4096
-"""Names of hosts that stand for those of the job, where a task counts them."""
+"""Names of hosts that represent the job's, where a task counts them."""
 
 
 @dataclass(frozen=True)

@@ -112,7 +112,7 @@ class RankCounts:
         return None, None
 
     def result(self, started: ProgramLaunch) -> ProgramLaunch:
-        """Return a launch with its ranks; a process without a launcher has those of its own variables."""
+        """Return a launch with its ranks; a process without a launcher has the ranks of its own variables."""
         if not started.launchers and "RANK" in self.environment:
             self.world = _count(self.environment.get("WORLD_SIZE"))
         return replace(

@@ -35,7 +35,7 @@ Knows = Callable[[ProgramLaunch], bool]
 @dataclass(frozen=True)
 class Started:
     """A training as a text starts it. `args`: its flags, a value or True, a list where several follow; `positional`:
-    its other words; `assigned`: those of `key=value`."""
+    its other words; `assigned`: words of `key=value`."""
 
     launch: ProgramLaunch
     args: Mapping[str, Any] = field(default_factory=dict)
@@ -157,7 +157,7 @@ def _arguments_alone(script: Script, given: Given) -> Started:
     first = next(i for i, word in enumerate(words) if _FLAG.match(word))
     one = launch(tuple(words)) if first else ProgramLaunch(words=tuple(words))
     args, assigned, positional = arguments(one.words)
-    notes = (*script.notes, f"it starts nothing: the flags are those of {name}")
+    notes = (*script.notes, f"it starts nothing: the flags are {name}'s")
     return Started(one, args, assigned, positional, files=script.files, given=given, notes=notes)
 
 

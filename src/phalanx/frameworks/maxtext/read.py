@@ -35,7 +35,7 @@ from phalanx.spec.strategy.zero_levels import ZERO_LEVELS
 
 KEYS = key_table("maxtext")
 _EXACT = ("float32", "highest")
-"""Words of `matmul_precision` with which JAX multiplies fp32 as it is, not in TF32 (docs.jax.dev, precision)."""
+"""Words of `matmul_precision` with which JAX multiplies fp32 unchanged, not in TF32 (docs.jax.dev, precision)."""
 _AXES = {
     "tp": ("tensor", "tensor_transpose", "tensor_sequence"),
     "pp": ("pipeline",),

@@ -23,7 +23,7 @@ Flag = Callable[..., Any]
 WORDS = {"M": "mamba", "G": "delta", "*": "attention", "+": "attention", "D": "attention", "-": "mlp", "E": "experts"}
 """Symbol -> the sublayer's name in a ModelSpec's pattern."""
 LATENT = "+D"
-"""Symbols of latent attention, which no `*` may stand beside."""
+"""Symbols of latent attention, which no `*` may accompany."""
 FIELD = "--hybrid-layer-pattern"
 
 
@@ -46,7 +46,8 @@ class HybridPattern:
 
 
 def parse(text: str, field: str = FIELD) -> HybridPattern:
-    """Read a pattern. Raises InputError for an unknown symbol, depths that differ, attention beside a latent one."""
+    """Read a pattern. Raises InputError for an unknown symbol, depths that differ, attention along with a latent
+    one."""
     main, *depths = text.split("/")
     for i, (part, known) in enumerate(((main, f"{''.join(WORDS)}|"), *((d, "".join(WORDS)) for d in depths))):
         for symbol in part:
@@ -55,7 +56,7 @@ def parse(text: str, field: str = FIELD) -> HybridPattern:
                 reason = f"{symbol!r} is not a symbol that {where} has"
                 raise InputError(field, text[:80], reason, f"use {' '.join(known)}")
         if "*" in part and any(symbol in part for symbol in LATENT):
-            reason = "has attention (*) beside latent attention (+ D), which Megatron refuses"
+            reason = "has attention (*) along with latent attention (+ D), which Megatron refuses"
             raise InputError(field, text[:80], reason, "use one kind")
     symbols = main.replace("|", "")
     if not symbols or len(symbols) > MOST_LAYERS:

@@ -52,7 +52,7 @@ _MODEL = {
 
 
 def read(config: Config, world: int | None = None) -> Configuration:
-    """Read {launch, env, args}, or the arguments alone. Defaults are those of `validate_args`: degrees 1, one
+    """Read {launch, env, args}, or the arguments alone. Defaults are as in `validate_args`: degrees 1, one
     micro-batch for each replica, no ZeRO without --use-distributed-optimizer."""
     args = config["args"] if isinstance(config.get("args"), dict) else config
     at = "args." if args is not config else ""
@@ -151,7 +151,7 @@ def read(config: Config, world: int | None = None) -> Configuration:
     )
     offload = extra.get("optimizer_offload") or truth(flag("cpu_optimizer", "offload"))
     sp = truth(flag("sequence_parallel", "strategy.sp", False))
-    # The prices of others are those of runs, which overlapped as they did.
+    # The prices of others are of runs, which overlapped as they did.
     if not (custom or fsdp2 or truth(flag("deepspeed", "stack"))):
         extra = beyond.overlapped(extra, flag, bool(sp) and (tp or 1) > 1, product(dp, cp), zero)
     flag("use_mcore_models", "stack")

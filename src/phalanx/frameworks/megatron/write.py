@@ -104,7 +104,7 @@ def _tensor(x: Subject) -> tuple[Setting, ...]:
 
 def _overlaps_products(x: Subject) -> bool:
     """Whether userbuffers overlap products with the collectives of sequence parallelism, which is what the price of a
-    plan assumes unless it is told otherwise."""
+    plan assumes unless a flag says otherwise."""
     assumed = x.s.sp and x.s.tp > 1 and x.options.tp_overlap == "auto" and x.stack.name != "megatron-fsdp"
     return assumed or x.options.tp_overlap == "userbuffers"
 

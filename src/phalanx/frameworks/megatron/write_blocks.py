@@ -20,7 +20,7 @@ from phalanx.spec.model.spec import ModelSpec
 
 
 def refuse(field: str, value: object, reason: str, remedy: str = "use another model") -> InputError:
-    """Return the error of a model that Megatron-LM cannot be told about."""
+    """Return the error of a model that Megatron-LM cannot express."""
     return InputError(f"model.{field}", value, f"Megatron-LM has no argument for it: {reason}", remedy)
 
 
@@ -104,7 +104,7 @@ def _require_sizes(m: ModelSpec, x: Mixer) -> None:
             if x.rotary_dim and x.rotary_dim != m.rotary_width:
                 raise refuse(f"mixers.{x.name}.rotary_dim", x.rotary_dim, "blocks turn all positions, or none")
             if m.latent is not None:
-                raise refuse("latent", "set", "attention beside latent attention")
+                raise refuse("latent", "set", "attention along with latent attention")
         case MlpSizes():
             fixed = {"ffn": m.ffn}
         case _:
@@ -120,7 +120,7 @@ def _require_sizes(m: ModelSpec, x: Mixer) -> None:
 
 
 def block_settings(b: Blocks) -> tuple[Setting, ...]:
-    """Return the arguments of mechanisms by block, besides the pattern itself, which shows the pipeline's chunks."""
+    """Return the arguments of mechanisms by block, without the pattern itself, which shows the pipeline's chunks."""
     m = b.of
     attends = [b.attention(word.split(JOINED)[0]) for word in b.words]
     windows = [a is not None and a.window is not None for a in attends]

@@ -35,7 +35,7 @@ def program(x: Subject) -> TrainingProgram:
     blanks = tuple(b for b in megatron.blanks(x) if b.name != "MEGATRON")
     if x.options.lora:
         blanks += (
-            Blank("PRETRAINED", "A checkpoint of Megatron-Bridge whose weights the adapters leave as they are."),
+            Blank("PRETRAINED", "A checkpoint of Megatron-Bridge whose weights the adapters leave unchanged."),
         )
     return TrainingProgram(
         x.stack.title, parts, f"exec {TORCHRUN} \\\n  pretrain_plan.py", megatron.variables(x), blanks, files

@@ -59,7 +59,7 @@ class Scope:
     tables: set[str] = field(default_factory=set)
     """Associative arrays; an element is a variable, `name[key]`."""
     called: bool = False
-    """Whether its arguments are known: those of a script that is given alone stay open."""
+    """Whether its arguments are known: arguments of a script that is given alone stay open."""
 
     def copy(self) -> Scope:
         """Return a shell of its own, with the same budget."""
@@ -95,7 +95,7 @@ class Scope:
 
 
 def unknown(text: str) -> str:
-    """Return the open part that stands for a text."""
+    """Return the open part that represents a text."""
     return OPEN + re.sub(r"\s+", " ", plain(text)).translate(_OPAQUE)
 
 

@@ -42,7 +42,7 @@ class Script:
 
 def _without_prompts(text: str) -> str:
     """Return what was typed in a session that was pasted, without what was printed; of `set -x`, the commands as they
-    ran; other texts as they are."""
+    ran; other texts unchanged."""
     if len(traced := _TRACED.findall(text)) > 1:
         return "\n".join(traced)
     typed, behind = [], False

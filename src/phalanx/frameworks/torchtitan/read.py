@@ -122,7 +122,7 @@ def read(config: Config, world: int | None = None) -> Configuration:
 
 def _release(keys: Keys) -> tuple[str, str]:
     """Return the stack that runs a configuration, and why, by the keys that a release has and by what it compiles:
-    nothing unless it is told to (config/job_config.py, to 0.2), and with `components` these alone."""
+    nothing unless a key says so (config/job_config.py, to 0.2), and with `components` these alone."""
     before = keys.take("training.compile", "stack")  # to August 2025
     enabled = truth(before if before is not None else keys.take("compile.enable", "stack"))
     components = keys.take("compile.components", "stack")

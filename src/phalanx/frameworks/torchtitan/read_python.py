@@ -15,14 +15,14 @@ from phalanx.frameworks.python import PythonFile
 from phalanx.spec.errors import InputError, nearest
 
 _OPEN = object()
-"""Stands for a value that only a running program has."""
+"""Represents a value that only a running program has."""
 _DEPTH = 20
 _CALLS = 1000
 """Calls of functions of the file that are followed: each may make ten of the one before it."""
 
 
 def tables(file: PythonFile) -> dict[str, Any] | None:
-    """Return the tables that a function of a module sets; without a name, those of its only configuration. None for a
+    """Return the tables that a function of a module sets; without a name, of its only configuration. None for a
     file that has no function of them.
 
     Raises InputError for several of which none is named."""
