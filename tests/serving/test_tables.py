@@ -22,11 +22,11 @@ def test_the_cache_by_type_with_and_without_shared_heads(tmp_path: Path) -> None
         rows = _rows(tmp_path, "memory", "--model", model)[0]
         return {(row["cache"], row["type"]): row["per_token_bytes"] for row in rows}
 
-    assert per_token("gpt3-175b")["as it is", "bf16"] == 4_718_592
+    assert per_token("gpt3-175b")["unchanged", "bf16"] == 4_718_592
     llama = per_token("llama3-70b")
-    assert llama["as it is", "bf16"] == 327_680
+    assert llama["unchanged", "bf16"] == 327_680
     assert llama["without grouped queries", "bf16"] == 8 * 327_680 == 2_621_440
-    assert llama["as it is", "fp8"] == 163_840
+    assert llama["unchanged", "fp8"] == 163_840
     deepseek = per_token("deepseek-v3")
     assert deepseek["latents", "bf16"] == 70_272
     assert deepseek["as keys and values of all heads", "bf16"] == 2 * 128 * (192 + 128) * 61
