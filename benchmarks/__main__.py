@@ -515,6 +515,13 @@ def bench_slowed() -> Iterator[Result]:
     yield from slowed(_run_ranks)
 
 
+def bench_local() -> Iterator[Result]:
+    """Measure replicas that step alone on hosts with links of 0.1, 1 and 10 Gbit/s; needs root and iproute2."""
+    from benchmarks.shaped import bench_local as bench
+
+    yield from bench()
+
+
 def bench_mixers() -> Iterator[Result]:
     """Compare recurrences and windows with transformers' torch implementations, on one thread."""
     from benchmarks.mixers import bench
@@ -545,6 +552,7 @@ BENCHES: dict[str, Callable[[], Iterator[Result]]] = {
     "truth": bench_truth,
     "slowed": bench_slowed,
     "lab": bench_lab,
+    "local": bench_local,
     "restart": bench_restart,
     "cold": bench_cold,
     "suite": bench_suite,

@@ -54,6 +54,8 @@ COMPRESSORS = (
 # Compressors with one rank per core: four ranks on two cores would measure how short work is scheduled.
 WHOLE = "dp=2"
 COMPRESSED = tuple(f"{WHOLE},compression={c}" for c in COMPRESSORS)
+APART = tuple(f"{WHOLE},local={steps}" for steps in (4, 16))
+"""Replicas that step alone."""
 SHARDED, HSDP = "dp=4,zero=3", "dp=4,zero=3,shard=2"
 SEQ = 32  # tokens; one sequence per rank
 # 4.7 M parameters: 18.9 MB of gradients, and little to compute.
@@ -99,8 +101,9 @@ def model() -> ModelSpec:
 
 
 def _step(training: Training, batch: torch.Tensor) -> None:
-    """Take a step on a batch."""
-    training.step([batch], 1e-3)
+    """Take a step on a batch; of replicas that step alone, all steps up to a synchronisation."""
+    for _ in range(max(training.strategy.local, 1)):
+        training.step([batch], 1e-3)
 
 
 def _train(world: World, arguments: dict[str, Any]) -> dict[str, Any]:
@@ -108,12 +111,12 @@ def _train(world: World, arguments: dict[str, Any]) -> dict[str, Any]:
     cluster, job, spec = cluster_from_toml(Path(arguments["cluster"])), Job(world.size, SEQ), model()
     chosen = transport.decide(cluster, "auto")
     runs: dict[str, tuple[Step, int]] = {}
-    predicted = {}
+    predicted, steps = {}, {}
     for line in arguments["lines"]:
         strategy = make_strategy(line)
         assert strategy is not None
         candidate = price(spec, cluster, job, strategy)
-        predicted[line] = float(candidate.prediction.step_time_s)
+        predicted[line], steps[line] = float(candidate.prediction.step_time_s), max(strategy.local, 1)
         comm = Comm(world, mesh(candidate.strategy), chosen)
         training = Training(spec, job, candidate.strategy, comm, 0)
         runs[line] = (partial(_step, training), world.size)
@@ -132,7 +135,7 @@ def _train(world: World, arguments: dict[str, Any]) -> dict[str, Any]:
     return {
         line: {
             "predicted": predicted[line],
-            "seconds": [tokens / s for s in values["tokens_per_s"]],
+            "seconds": [tokens / s / steps[line] for s in values["tokens_per_s"]],
             "stolen": values["stolen"],
         }
         for line, values in results.items()

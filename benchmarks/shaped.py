@@ -6,13 +6,14 @@ from __future__ import annotations
 import json
 import tempfile
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 from benchmarks.lab import hosts as lab
 from benchmarks.lab.hosts import Lab
-from benchmarks.lab_ranks import COMPRESSED, HSDP, QUIET, SERIAL, SHARDED, SHM, WHOLE, crossing
+from benchmarks.lab_ranks import APART, COMPRESSED, HSDP, QUIET, SERIAL, SHARDED, SHM, WHOLE, crossing
 from benchmarks.result import Result
 from phalanx.measure.steal_time import NOTED
 from phalanx.schedule.collectives.registry import ALGORITHMS
@@ -76,6 +77,24 @@ def bench_lab() -> Iterator[Result]:
             steps = _run_and_read(network, ranks, what="train", cluster=file, lines=(base, *others))
         for line in others:
             yield _speed_up(steps, line, base)
+
+
+def bench_local() -> Iterator[Result]:
+    """Measure replicas that step alone, and compression, over links of three rates, and where the link is fast enough
+    for neither to matter."""
+    why = lab.unavailable()
+    if why:
+        yield Result("the lab", why)
+        return
+    others = (f"{WHOLE},compression=int8", *APART)
+    for rate in ("100mbit", RATE, "10gbit"):
+        with Lab(2, lab.bytes_per_s(rate)) as network, tempfile.TemporaryDirectory() as folder:
+            file = str(Path(folder) / "cluster.toml")
+            _run(network, 1, what="measure", cluster=file)
+            steps = _run_and_read(network, 1, what="train", cluster=file, lines=(WHOLE, *others))
+        for line in others:
+            found = _speed_up(steps, line, WHOLE)
+            yield replace(found, name=f"{found.name}, {rate}", limit=found.limit if rate != "10gbit" else "")
 
 
 def _speed_up(steps: dict[str, Any], line: str, base: str) -> Result:

@@ -50,7 +50,7 @@ SAME = [
     'f() { show "$@" $# "$1"; shift; show $1; }; f 1 "2 3" 4; function g { show g; }; g',
     ''
     ''
-    'show $(echo "a b" | tr " " "-") $(basename /x/y.sh .sh) $(dirname /x/y) $(expr 3 \\* 4) $(seq '
+    'show $(echo "a b" | tr " " "-") $(basename /x/y.sh .sh) $(dirname /x/y) $(expr 2 \\* 3 + 4 \\* 5) $(seq '
     '-s, 1 3) $(echo a,b,c | cut -d, -f2)',
     'X=$(cat <<E\nA b\nE\n); show "$X"; cat <<E | true\n--no $X\nE\nshow 1',
     'A="--x 1 --y 2"; show $A "$A"; set -- p q; show "$@" $1 $#; set -- $A; show $2',
