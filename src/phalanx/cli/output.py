@@ -33,22 +33,27 @@ class Display:
     def require_writable(self) -> None:
         """Require that the files can be written and the assertions read, before anything starts. Raises
         InputError."""
-        from phalanx.report.pictures.files import KINDS
-
         if self.assertions is not None:
             from phalanx.answers.assertions import parse
 
             parse(self.assertions)
-        require_savable(_files(self.save), (*KINDS, ".csv"))
+        if files := _files(self.save):
+            from phalanx.report.pictures.files import KINDS
+
+            require_savable(files, (*KINDS, ".csv"))
 
     def show(self, answer: Any, failed: bool = False, **details: Any) -> None:
         """Print an answer with its notes and write its files; `details`: what its view shows beyond the usual. Exits
         as `check` does."""
         from phalanx.answers.answer import plain
-        from phalanx.report.view import view_of
+
+        def view() -> View:
+            from phalanx.report.view import view_of
+
+            return view_of(answer, **details)
 
         show_notes(getattr(answer, "notes", ()))
-        self.put(lambda: view_of(answer, **details), lambda: plain(answer))
+        self.put(view, lambda: plain(answer))
         self.check(answer, failed)
 
     def check(self, answer: Any, failed: bool = False) -> None:

@@ -108,12 +108,14 @@ def _show(
 ) -> None:
     """Show what a question's strategy takes, or an observed program. `asked`: lengths or expenses, which only
     strategies have."""
-    from phalanx.answers import observed
     from phalanx.answers.question.question import read
 
-    if not asked and (seen := observed.observation_of(query)) is not None:
-        output.show(observed.price(seen, query), **of_observed)
-        return
+    if not asked and query.source is not None:
+        from phalanx.answers import observed  # takes a moment to import
+
+        if (seen := observed.observation_of(query)) is not None:
+            output.show(observed.price(seen, query), **of_observed)
+            return
     question = read(query)
     show_notes(question.notes)
     output.show(answer(question), **({"expense": True} if asked else {}))

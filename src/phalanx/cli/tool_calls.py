@@ -81,11 +81,11 @@ _TYPES = {int: "integer", float: "number", bool: "boolean"}
 _PRELOADED = [
     "phalanx.cli.app",
     "phalanx.cli.strategies",
-    "phalanx.report.view",
-    "phalanx.answers.prediction",
+    "phalanx.cli.answered",
     "phalanx.answers.explanation",
-    "phalanx.answers.model_plan",
+    "typer._adapters",
 ]
+"""What the first answer needs; a search imports more, which the first answer would wait for."""
 _STARTS = frozenset({"subprocess.Popen", "os.system", "os.exec", "os.posix_spawn", "os.fork", "socket.connect"})
 """Audit events of what a call never does."""
 MEMORY_BYTES = 8 * 2**30
