@@ -93,8 +93,8 @@ def bench_local() -> Iterator[Result]:
             _run(network, 1, what="measure", cluster=file)
             steps = _run_and_read(network, 1, what="train", cluster=file, lines=(WHOLE, *others))
         for line in others:
-            found = _speed_up(steps, line, WHOLE)
-            yield replace(found, name=f"{found.name}, {rate}", limit=found.limit if rate != "10gbit" else "")
+            result = _speed_up(steps, line, WHOLE)
+            yield replace(result, name=f"{result.name}, {rate}", limit=result.limit if rate != "10gbit" else "")
 
 
 def _speed_up(steps: dict[str, Any], line: str, base: str) -> Result:

@@ -26,7 +26,7 @@ STRATEGIES += [Strategy(cp=2), Strategy(cp=4, ulysses=2), Strategy(tp=2, sp=True
 
 
 @drawn(
-    20,
+    12,
     300,
     mixed(small=True),
     st.sampled_from(STRATEGIES),

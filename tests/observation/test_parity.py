@@ -171,6 +171,6 @@ def test_parity_refuses_only_what_has_no_module() -> None:
     require_modules(build(ModelSpec, complete(indexed), "model"))
     with pytest.raises(InputError, match=r"strategy\.cp = 2: cuts sequences, and an index chooses among the keys"):
         require_modules(build(ModelSpec, complete(indexed), "model"), 2)
-    lightning = {"kind": "lightning", "name": "m", "heads": 4, "head_dim": 4}
-    with pytest.raises(InputError, match="the recurrence lightning"):
-        require_modules(build(ModelSpec, complete(SIZES | {"mixers": [lightning], "pattern": ["m"]}), "model"))
+    scan = {"kind": "selective", "name": "m", "channels": 32, "state": 4, "step_rank": 2}
+    with pytest.raises(InputError, match="the recurrence selective"):
+        require_modules(build(ModelSpec, complete(SIZES | {"mixers": [scan], "pattern": ["m"]}), "model"))

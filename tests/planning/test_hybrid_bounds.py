@@ -52,7 +52,7 @@ def _columns_price_as_single_strategies(seed: int) -> None:
         assert seconds == pytest.approx(float(np.sum(found.seconds)), rel=1e-9), s
 
 
-@examples(6, 200)
+@examples(3, 200)
 def test_bounds_of_hybrids_are_below_what_they_stand_for(examples: int) -> None:
     for seed in (*_AMONG, *range(100, 100 + examples)):
         _bounds_are_below(seed)

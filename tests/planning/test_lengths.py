@@ -68,7 +68,7 @@ def test_equal_documents_take_the_step_of_their_length(s: Strategy, tmp_path: Pa
     assert steps.step("longest", False).step_s == pytest.approx(short, rel=1e-9)
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=8, deadline=None)
 @given(st.sampled_from(LINES), st.floats(200, 4000), st.floats(0.1, 2), st.booleans(), st.integers(0, 9))
 def test_parts_add_up(s: Strategy, mean: float, sigma: float, by_cost: bool, seed: int) -> None:
     line = f"lognormal:{mean:.0f},{sigma:.2f}+packed"

@@ -49,7 +49,7 @@ def _cluster(gpus: int, **of_outer: float) -> ClusterSpec:
 
 
 @given(st.sampled_from(LINES), st.sampled_from(["every node", "every port", "tier"]), st.floats(0.05, 0.95))
-@settings(max_examples=20)
+@settings(max_examples=10)
 def test_if_all_links_are_slow_the_step_is_that_of_a_slower_cluster(s: Strategy, how: str, share: float) -> None:
     links = {
         "every node": [SlowLink("node", n, share) for n in range(s.world // 8)],
@@ -67,7 +67,7 @@ def test_if_all_links_are_slow_the_step_is_that_of_a_slower_cluster(s: Strategy,
 
 
 @given(st.sampled_from(LINES), st.data())
-@settings(max_examples=30)
+@settings(max_examples=12)
 def test_lost_time_is_the_sum_of_its_parts(s: Strategy, data: st.DataObject) -> None:
     links = tuple(
         SlowLink(of, data.draw(st.integers(0, (s.world if of == "nic" else s.world // 8) - 1)), share)
