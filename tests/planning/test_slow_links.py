@@ -182,3 +182,13 @@ def test_a_kill_costs_detection_restart_and_work(tmp_path: Path) -> None:
     assert node["stopped_ranks"] == 8
     later = json_of(tmp_path, f"simulate {WORDS} --kill rank=5@100% --json")["killed"]
     assert later["restarts"][0]["again_s"] - killed["restarts"][0]["again_s"] == pytest.approx(killed["at_s"])
+
+
+def test_replicas_that_step_alone_are_refused(tmp_path: Path) -> None:
+    words = WORDS.replace("dp=4,tp=2,pp=4,zero=1", "dp=16,tp=2,local=8").split()
+    code, _, err = phalanx(tmp_path, "simulate", *words, "--stack", "phalanx", "--slow", "rank=3:1.5")
+    assert code == 2
+    assert "strategy.local = 8: has replicas that step alone, which are not simulated yet" in err
+    code, _, err = phalanx(tmp_path, "predict", *words, "--stack", "phalanx", "--lengths", "lognormal:3000,1")
+    assert code == 2
+    assert "strategy.local = 8: has replicas that step alone, whose waiting" in err

@@ -150,6 +150,9 @@ class Simulation:
         self.question = question
         exact, s = question.exact, question.strategy
         assert s is not None
+        if s.local:
+            reason = "has replicas that step alone, which are not simulated yet"
+            raise InputError("strategy.local", s.local, reason, "leave it out")
         self.strategy, world = s, s.world
         cluster = exact.cluster if exact else question.subject.pricing.cluster
         self.kill = kill_in(kill, world, cluster.ranks_per_node) if kill else None

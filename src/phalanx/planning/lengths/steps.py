@@ -77,6 +77,9 @@ class UnevenSteps:
         if lengths.slot is not None and lengths.slot != seq:
             reason = f"packs into other sequences than {seq:,} tokens"
             raise InputError("lengths", lengths.line, reason, f"ask for seq {lengths.slot}")
+        if s.local:
+            reason = "has replicas that step alone, whose waiting for each other has no price yet"
+            raise InputError("strategy.local", s.local, reason, "leave it out")
         self.pricing, self.strategy, self.lengths, self.seq = pricing, s, lengths, seq
         self.random = np.random.default_rng(seed)
         drawn = lengths.draw(self.random, _POOL)

@@ -16,7 +16,6 @@ from phalanx.schedule.gradients.sharding import sharding_of
 from phalanx.schedule.layout import Layout
 from phalanx.schedule.pipeline.schedules import build
 from phalanx.spec.cluster.spec import ClusterSpec
-from phalanx.spec.errors import InputError
 from phalanx.spec.job import Job
 from phalanx.spec.model.spec import ModelSpec
 from phalanx.spec.strategy.spec import Strategy
@@ -52,10 +51,7 @@ class OwnPipelines:
 
 
 def own_pipelines(model: ModelSpec, cluster: ClusterSpec, job: Job, s: Strategy) -> RunnablePipelines:
-    """Price a strategy of our own runtime and take it apart. Raises InputError."""
-    if s.local:
-        reason = "has replicas that take steps alone, which are not simulated yet"
-        raise InputError("strategy.local", s.local, reason, "leave it out")
+    """Price a strategy of our own runtime and take it apart."""
     at = lockstep(s, sharding_of(s))
     if s.pp > 1:
         views = Layout(model, job, s).stage_views()
