@@ -88,6 +88,12 @@ def test_a_tool_answers_as_python_does(tmp_path: Path) -> None:
         ("predict", {"source": ["link.sh"], "cluster": "dgx-h100"}, "outside of the folder"),
         ("predict", {"source": ["--help"], "cluster": "dgx-h100"}, "error:"),
         ("predct", {}, "did you mean predict"),
+        (
+            "serve_plan",
+            {"model": "gpt2", "requests": 75_001},
+            "requests = 75001: would run for minutes; ask for at most",
+        ),
+        ("goodput", {"trials": 1_000_000}, "trials = 1000000: would run for minutes; ask for at most 100,000"),
     ],
 )
 def test_what_is_wrong_is_one_line_with_its_remedy(

@@ -127,8 +127,13 @@ def _property(option: Any) -> dict[str, Any]:
     return ({"type": "array", "items": kind} if several else kind) | described
 
 
+_A_MINUTE = {"requests": 75_000, "trials": 100_000}
+"""Arguments that make a call long, and the most that take about a minute; searches take seconds at any size."""
+
+
 def words_of(tool: Tool, arguments: Mapping[str, Any]) -> list[str]:
-    """Return the command line of a call. Raises InputError for an argument that the tool does not have."""
+    """Return the command line of a call. Raises InputError for an argument that the tool does not have, and for a
+    call that would run for minutes."""
     options, words = _options(tool), list(tool.words)
     places: list[str] = []
     for name, value in arguments.items():
@@ -138,6 +143,10 @@ def words_of(tool: Tool, arguments: Mapping[str, Any]) -> list[str]:
         values = value if isinstance(value, list) else [value]
         if not all(isinstance(each, str | int | float) for each in values):
             raise InputError(name, value, "is no text or number", f"see the schema of {tool.name}")
+        if (most := _A_MINUTE.get(name)) and any(str(each).isdecimal() and int(each) > most for each in values):
+            raise InputError(
+                name, value, "would run for minutes", f"ask for at most {most:,}, or run it as a command"
+            )
         if option.param_type_name == "argument":
             places += map(str, values)
         elif getattr(option, "is_flag", False):
