@@ -85,7 +85,8 @@ class _Case:
         if slow and world.rank == int(slow[0]):
             _Slowed(self.training.model, slow[1])
         shape = (s.micro_batch, file.job.seq + 1)
-        self.batches = [torch.randint(file.model.vocab, shape) for _ in range(s.accumulation(file.job))]
+        cut = self.training.context.cut
+        self.batches = [cut(torch.randint(file.model.vocab, shape)) for _ in range(s.accumulation(file.job))]
 
     def round(self) -> tuple[float, float]:
         """Return seconds of a step and the share of the machine that others had meanwhile."""
