@@ -63,3 +63,17 @@ def test_the_formula_of_a_zero_bubble_schedule_is_its_makespan(schedule: str, mi
     s = Strategy(dp=16, zero=1, tp=8, sp=True, pp=8, schedule=schedule)  # type: ignore[arg-type]
     (formula,), ((timed, _),) = price(pricing, [s]), refine.refined(pricing, [s])
     assert formula.seconds == pytest.approx(timed.seconds, rel=0.02)
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["dp=64,zero=3,shard=8", "dp=64,zero=1,shard=8", "dp=16,tp=4,sp=1", "dp=64,zero=2,shard=2", "dp=8,tp=2,pp=4"],
+)
+def test_a_synchronisation_of_replicas_that_step_alone(line: str) -> None:
+    """As far apart as their collectives are."""
+    once, hardly = (
+        predict(_model("llama3-8b"), DGX, JOB, Strategy(**parse(f"{line},local={steps}"))).step_time_s
+        for steps in (1, 10**6)
+    )
+    outer = _estimate(f"{line},local=1", "phalanx").step.terms["outer"]
+    assert float(outer) == pytest.approx(once - hardly, rel=0.3)

@@ -27,7 +27,7 @@ from support.strategies import cases, evenly
 from phalanx.cost.analytic.profile import profile
 from phalanx.cost.ledger.flops import hardware_flops, model_flops, rank_flops
 from phalanx.cost.ledger.flow import Flow, Held, totals, whole_model
-from phalanx.cost.ledger.gradient_flows import Types, changes, gradient_flows, summed_copies, tied_embedding
+from phalanx.cost.ledger.gradient_flows import Types, gradient_flows, outer_flows, summed_copies, tied_embedding
 from phalanx.cost.ledger.layer_flows import boundaries, layer_flows, messages
 from phalanx.cost.ledger.model_shape import Shape, shape
 from phalanx.cost.ledger.policy import sharding
@@ -67,7 +67,7 @@ def ledger(case: Case) -> tuple[list[Flow], Shape, Layout, Held]:
         *gradient_flows(sizes, how, sharded, types, held, 1.0, 25 * 2**20),
         summed_copies(sizes, how, PHALANX, sharded, types, held),
         tied_embedding(sizes, how, sharded, types),
-        *changes(sizes, how, sharded, types, held),
+        *outer_flows(sizes, how, sharded, types, held, 25 * 2**20),
     ]
     return flows, sizes, how, held
 

@@ -68,7 +68,7 @@ FORMULAS = {
     "compute does not overlap",
     "coding": "times x gradients x passes x gradient_bytes / memory bandwidth; if sparse, also what all ranks sent",
     "optimizer": "bytes x parameters / memory bandwidth",
-    "outer": "(sent_s + update_s) of a synchronisation, / period: replicas that step alone come together",
+    "outer": "(sent_s + update_s) of a synchronisation, / local: replicas that step alone come together",
     "other": "fixed seconds per step, and the jitter of the slowest rank",
 }
 

@@ -20,9 +20,9 @@ from phalanx.cost.ledger.gradient_flows import (
     ROOT,
     Parameters,
     Types,
-    changes,
     expert_ranks,
     gradient_flows,
+    outer_flows,
     parameters_of,
 )
 from phalanx.cost.ledger.model_shape import Shape
@@ -231,18 +231,18 @@ def updated(shape: Shape, layout: Layout, system: System, profile: Profile, bloc
 def synchronised(shape: Shape, layout: Layout, system: System, profile: Profile, blocks: Column) -> Terms:
     """Return `outer`: a step's part of what brings replicas together that step alone (strategy.local). Nothing
     overlaps it."""
-    if not np.any(layout.period):
+    if not np.any(layout.local):
         return Terms({}, {})
     zero, held = sharding(layout, profile.policy), _held(shape, layout, blocks)
     types = Types(profile.gradient_bytes, profile.parameter_bytes, profile.gradient_bytes)
     sent: Column = 0.0
     moved: Column = 0.0
-    for flow in changes(shape, layout, zero, types, held):
+    for flow in outer_flows(shape, layout, zero, types, held, bucket_bytes(layout, profile)):
         sent = sent + flow.count() * seconds_of(flow, system)
         moved = moved + flow.count() * flow.bytes
     traffic = moved / profile.gradient_bytes * layout.outer_traffic
     update = traffic / (system.memory_bytes_per_s * system.memory)
-    factors = {"replicas": layout.alone, "period": layout.period, "sent_s": sent, "update_s": update}
+    factors = {"replicas": layout.dp_local, "local": layout.local, "sent_s": sent, "update_s": update}
     return Terms({"outer": sent + update}, {"outer": factors})
 
 

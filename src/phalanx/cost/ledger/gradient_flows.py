@@ -228,24 +228,25 @@ def _of_group(g: _Group, m: Column, zero: Sharding, types: Types, bucket_bytes: 
     return [f for f in (unsharded, scatter, tied, across, gather, once, eight, scales) if np.any(f.count())]
 
 
-ALONE = "changes of replicas that step alone"
-
-
-def changes(shape: Shape, layout: Layout, zero: Sharding, types: Types, rank_units: Held) -> list[Flow]:
-    """Return the all-reduces that bring replicas together which step alone, once in `layout.period` steps: of the
-    change of each shard, in the type of accumulated gradients, bucket by bucket."""
+def outer_flows(
+    shape: Shape, layout: Layout, zero: Sharding, types: Types, rank_units: Held, bucket_bytes: Column
+) -> list[Flow]:
+    """Return the all-reduces that bring replicas together which step alone, once in `layout.local` steps: of the
+    change of each shard, in the type of accumulated gradients, in the buckets of the gradients."""
     p, edp = parameters_of(shape, layout, rank_units), expert_ranks(layout)
-    stride, once = layout.dp_stride * layout.dp, (np.asarray(layout.period) > 0) / np.maximum(layout.period, 1)
-    units = np.maximum(p.units, 1.0)
+    stride, once = layout.dp_stride * layout.dp, (np.asarray(layout.local) > 0) / np.maximum(layout.local, 1)
     apart = experts_apart(layout)
     result = []
     for params, shards in (
         (p.dense + np.where(apart, 0.0, p.experts), zero.shards),
         (np.where(apart, p.experts, 0.0), np.where(zero.state, edp, 1)),
     ):
-        size = params / np.maximum(shards, 1) / units * types.accumulated
-        count = np.where(size > 0, units * once, 0.0)
-        result.append(Flow("dp", "all_reduce", ALONE, "rank", layout.alone, stride, size, {"B": count}))
+        cut = np.ceil(params * types.gradient / bucket_bytes)
+        pieces = np.maximum(np.where(zero.by_unit > 0, p.units, cut), 1.0)
+        size = params / np.maximum(shards, 1) / pieces * types.accumulated
+        count = np.where(size > 0, pieces * once, 0.0)
+        what = "changes of replicas that step alone"
+        result.append(Flow("dp", "all_reduce", what, "rank", layout.dp_local, stride, size, {"B": count}))
     return [f for f in result if np.any(f.count())]
 
 

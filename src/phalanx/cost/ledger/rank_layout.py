@@ -87,9 +87,9 @@ class Layout:
     """Prescribed blocks of the last rank."""
     most_place: Column = -1.0
     """Place of the first fullest rank, if blocks are prescribed."""
-    alone: Column = 1.0
-    """Replicas that step alone (strategy.local); `dp` counts the ranks of one."""
-    period: Column = 0.0
+    dp_local: Column = 1.0
+    """Replicas that step alone; `dp` counts the ranks of one."""
+    local: Column = 0.0
     """Steps between their synchronisations; 0: gradients are reduced in every step."""
     outer_bytes: Column = 0.0
     """Bytes per parameter that the outer optimizer keeps on the shards."""
@@ -104,7 +104,7 @@ class Layout:
     @property
     def world(self) -> Column:
         """World size."""
-        return self.tp * self.pp * self.dp * self.cp * self.alone
+        return self.tp * self.pp * self.dp * self.cp * self.dp_local
 
     def data_stride(self, node: Column) -> Column:
         """Return the distance in ranks to the next rank with the same part of the model, over dp and cp together. If
@@ -150,7 +150,7 @@ class Layout:
     @property
     def step_tokens(self) -> Column:
         """Tokens of one step on all ranks."""
-        return self.micro_batch * self.micro_batches * self.dp * self.alone * self.seq
+        return self.micro_batch * self.micro_batches * self.dp * self.dp_local * self.seq
 
 
 @dataclass(frozen=True)
@@ -370,8 +370,8 @@ def layout(s: Strategy, job: Job, layers: int, number_format: str = "bfloat16") 
         cp_stride=stride["cp"],
         dp_stride=stride["dp"],
         pp_stride=stride["pp"],
-        alone=s.dp_local,
-        period=s.local,
+        dp_local=s.dp_local,
+        local=s.local,
         outer_bytes=job.outer_bytes if s.local else 0.0,
         outer_traffic=job.outer_traffic,
     )

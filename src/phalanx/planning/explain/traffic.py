@@ -19,7 +19,7 @@ from phalanx.cost.collectives.nccl_model import collective_s, message_s, togethe
 from phalanx.cost.hardware.columns import Column
 from phalanx.cost.ledger import flow as ledger
 from phalanx.cost.ledger.flow import Held, some_blocks, whole_model
-from phalanx.cost.ledger.gradient_flows import Types, changes, gradient_flows, summed_copies, tied_embedding
+from phalanx.cost.ledger.gradient_flows import Types, gradient_flows, outer_flows, summed_copies, tied_embedding
 from phalanx.cost.ledger.layer_flows import boundaries, layer_flows, messages
 from phalanx.cost.ledger.policy import sharding
 from phalanx.cost.ledger.rank_layout import Layout
@@ -145,7 +145,7 @@ def _rows(
         *layer_flows(shape, layout, profile.policy),
         *gradient_flows(shape, layout, how, types, reduced, stride, bucket_bytes(layout, profile)),
         summed_copies(shape, layout, profile.policy, how, types, reduced),
-        *changes(shape, layout, how, types, reduced),
+        *outer_flows(shape, layout, how, types, reduced, bucket_bytes(layout, profile)),
     ]
     if crossed:
         rows.append(messages(shape, layout, profile.policy, crossed))

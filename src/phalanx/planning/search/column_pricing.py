@@ -141,7 +141,6 @@ class Pricing:
         m = rows.micro_batches(self.job)
         first, last = in_flight(rows.schedule, m, rows.pp)
         stride = _strides(rows)
-        alone = rows.dp_local
         virtual = chunks_per_rank(rows.schedule, rows.virtual)
         again = recomputed(rows.recompute, self.model.layers, rows.pp * virtual)
         even = Layout(
@@ -149,7 +148,7 @@ class Pricing:
             sp=as_float(rows.sp),
             pp=as_float(rows.pp),
             virtual=virtual,
-            dp=as_float(rows.dp // alone),
+            dp=as_float(rows.dp // rows.dp_local),
             cp=as_float(rows.cp),
             ulysses=as_float(rows.ulysses),
             ep=as_float(rows.ep),
@@ -175,8 +174,8 @@ class Pricing:
             in_flight_last=last,
             v_shaped=v_shaped(rows.schedule),
             splits=splits(rows.schedule) * (rows.pp > 1),
-            alone=as_float(alone),
-            period=as_float(rows.local),
+            dp_local=as_float(rows.dp_local),
+            local=as_float(rows.local),
             outer_bytes=np.where(rows.local, self.job.outer_bytes, 0.0),
             outer_traffic=self.job.outer_traffic,
         )
