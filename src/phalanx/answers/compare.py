@@ -20,7 +20,7 @@ from phalanx.answers.question.query import Query, QueryFields, query_of
 from phalanx.answers.question.question import Question, read
 from phalanx.answers.question.read import is_configuration
 from phalanx.planning.expense.expense import Expense
-from phalanx.planning.expense.rates import Rates
+from phalanx.planning.expense.rates import ExpenseRates
 from phalanx.planning.explain.exact import ExactExplanation
 from phalanx.spec.documents import read_json
 from phalanx.spec.errors import InputError
@@ -50,7 +50,7 @@ class ComparedPlan:
     """What it is written as: flags or keys of its stack, or fields of the strategy."""
     expense: Expense | None = None
     """Of a million tokens."""
-    rates: Rates | None = None
+    rates: ExpenseRates | None = None
     """Of its money, energy and carbon, with their sources."""
     measured_step_s: float | None = None
     """Median of a run's steps, where it is the folder of one."""

@@ -28,7 +28,7 @@ from phalanx.answers.wishes import FASTEST, Wishes
 from phalanx.planning.budget import Goal
 from phalanx.planning.budget import tokens as token_count
 from phalanx.planning.expense.expense import Expense
-from phalanx.planning.expense.rates import Rates, rates_on
+from phalanx.planning.expense.rates import ExpenseRates, rates_on
 from phalanx.planning.explain.analytic import AnalyticSubject
 from phalanx.planning.lengths.distribution import parse_lengths
 from phalanx.planning.lengths.steps import UnevenStep
@@ -150,7 +150,7 @@ class ModelPlan(Answer):
     options: StackOptions
     """Options of the stack with which its best strategies are faster."""
     headroom: float
-    rates: Rates
+    rates: ExpenseRates
     """Of the money, energy and carbon of expenses, with their sources."""
     best: PlannedStrategy
     """With the blocks of its chunks, as the plan has it."""
@@ -337,7 +337,7 @@ def _searched(
 
 
 def _number_of_gpus(
-    question: Question, wishes: Wishes, rates: Rates, announce: Callable[[str], None]
+    question: Question, wishes: Wishes, rates: ExpenseRates, announce: Callable[[str], None]
 ) -> tuple[int, Goal | None, list[PricedOffer]]:
     """Return on how many GPUs to search, the whole training if there is one, and what fewer GPUs offer."""
     if not wishes.tokens:
@@ -362,7 +362,7 @@ def _number_of_gpus(
     return gpus, replace(goal, gpus=gpus), offered
 
 
-def _expense(p: Pricing, gpus: int, step_s: float, rates: Rates, training: TrainingCost | None) -> Expense:
+def _expense(p: Pricing, gpus: int, step_s: float, rates: ExpenseRates, training: TrainingCost | None) -> Expense:
     rate = p.job.global_batch * p.job.seq / step_s
     return expense_on(gpus, rate, rates, gpus > p.cluster.ranks_per_node, training)
 

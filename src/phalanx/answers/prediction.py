@@ -13,7 +13,7 @@ from phalanx.answers.question.question import Premises, Question, read
 from phalanx.cost.analytic.compression import Payment
 from phalanx.cost.analytic.estimate import Estimate, compression_payment
 from phalanx.planning.expense.expense import Expense
-from phalanx.planning.expense.rates import Rates
+from phalanx.planning.expense.rates import ExpenseRates
 from phalanx.planning.explain.exact import ExactExplanation
 from phalanx.planning.lengths.distribution import WAYS, parse_lengths
 from phalanx.planning.lengths.steps import UnevenStep, UnevenSteps
@@ -91,7 +91,7 @@ class Prediction(Answer):
     origin: str
     expense: Expense | None = None
     """Of a million tokens, or as many as were asked for."""
-    rates: Rates | None = None
+    rates: ExpenseRates | None = None
     """Of its money, energy and carbon, with their sources."""
     estimate: Estimate | None = field(default=None, repr=False, compare=False, metadata=DRAWN)
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from phalanx.planning.budget import Goal, shortened
 from phalanx.planning.expense.expense import A_MILLION, Expense, expense_of
-from phalanx.planning.expense.rates import Rates
+from phalanx.planning.expense.rates import ExpenseRates
 from phalanx.planning.lengths.distribution import Lengths
 from phalanx.planning.lengths.steps import UnevenStep, UnevenSteps
 from phalanx.planning.search.column_pricing import Pricing
@@ -75,7 +75,7 @@ def training_cost(goal: Goal, job: Job, step_s: float, losses: TrainingLosses | 
 
 
 def expense_on(
-    gpus: int, tokens_per_s: float, rates: Rates, over_nodes: bool, training: TrainingCost | None = None
+    gpus: int, tokens_per_s: float, rates: ExpenseRates, over_nodes: bool, training: TrainingCost | None = None
 ) -> Expense:
     """Return what a million tokens cost on GPUs that train `tokens_per_s` together, or a whole training. Its spares
     and whoever waits for a restart draw what an idle node draws."""
@@ -109,7 +109,7 @@ def counted(expense: Expense, objective: str) -> float:
     return value
 
 
-def require_counted(rates: Rates, objective: str) -> None:
+def require_counted(rates: ExpenseRates, objective: str) -> None:
     """Require that what an objective counts has a figure. Raises InputError."""
     known = {"money": rates.price is not None, "energy": bool(rates.watts), "carbon": bool(rates.watts)}
     if not known.get(objective, True):

@@ -24,7 +24,7 @@ Layouts inside a chunk: chunked.py, and (G, n, width) of G = batch x heads.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -32,30 +32,23 @@ import torch.nn.functional as F
 from torch import Tensor, bmm
 
 from phalanx.nn import documents
-from phalanx.nn.chunked import ChunkedScan, Convolved
+from phalanx.nn.chunked import ChunkedScan, Convolved, RecurrenceSizes
 from phalanx.nn.convolution import Filter
 from phalanx.nn.delta_rule import lengths, solved, through_length
 from phalanx.schedule.layers.halves import Halves, halves
 
 
 @dataclass(frozen=True)
-class ChannelDelta:
+class ChannelDelta(RecurrenceSizes):
     """Sizes of one rank's part of the recurrence."""
 
     heads: int
     head_dim: int
     chunk: int
 
-    def over(
-        self,
-        parts: Sequence[Tensor],
-        filters: Sequence[Filter],
-        gates: Sequence[Tensor],
-        past: int = 0,
-        begins: Tensor | None = None,
-    ) -> ChunkedScan:
-        """As chunked.Rule."""
-        return _ChannelDeltaScan(self, parts, filters, gates, past, begins)
+    @property
+    def scan(self) -> Callable[..., ChunkedScan]:
+        return _ChannelDeltaScan
 
 
 @dataclass(frozen=True)

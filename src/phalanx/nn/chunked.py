@@ -19,8 +19,8 @@ Inside a chunk, tensors are token first. Of n tokens, with G = batch x groups an
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -221,8 +221,13 @@ def _cut(x: Tensor, dim: int, *sizes: int) -> Tensor:
     return out
 
 
-class Rule(Protocol):
+class RecurrenceSizes(ABC):
     """Sizes of one rank's part of a recurrence."""
+
+    @property
+    @abstractmethod
+    def scan(self) -> Callable[..., ChunkedScan]:
+        """The recurrence, which takes these sizes first."""
 
     def over(
         self,
@@ -234,14 +239,14 @@ class Rule(Protocol):
     ) -> ChunkedScan:
         """Return the recurrence over projected parts, of which the first are convolved, or all where there are no
         filters. `past`, `begins`: as ChunkedScan."""
-        ...
+        return self.scan(self, parts, filters, gates, past, begins)
 
 
 class _Scan(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any,
-        rule: Rule,
+        rule: RecurrenceSizes,
         parts: int,
         filters: int,
         owners: Owners,
@@ -271,7 +276,7 @@ class _Scan(torch.autograd.Function):
 
 
 def _over(
-    rule: Rule, parts: Sequence[Tensor], parameters: Sequence[Any], filters: int, begins: Tensor | None
+    rule: RecurrenceSizes, parts: Sequence[Tensor], parameters: Sequence[Any], filters: int, begins: Tensor | None
 ) -> ChunkedScan:
     wide, biases = accumulate_dtype(parts[0].dtype), parameters[filters : 2 * filters]
     own = [Filter.of(*each, wide) for each in zip(parameters[:filters], biases, strict=True)]
@@ -279,7 +284,7 @@ def _over(
 
 
 def scan(
-    rule: Rule,
+    rule: RecurrenceSizes,
     parts: Sequence[Tensor],
     filters: Sequence[Tensor] = (),
     biases: Sequence[Tensor | None] = (),

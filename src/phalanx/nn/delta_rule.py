@@ -19,14 +19,14 @@ Sums are in the state's type. Layouts inside a chunk: chunked.py.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, bmm
 
-from phalanx.nn.chunked import ChunkedScan, Convolved, softplus
+from phalanx.nn.chunked import ChunkedScan, Convolved, RecurrenceSizes, softplus
 from phalanx.nn.convolution import Filter
 
 EPS = 1e-6
@@ -34,7 +34,7 @@ EPS = 1e-6
 
 
 @dataclass(frozen=True)
-class DeltaRule:
+class DeltaRule(RecurrenceSizes):
     """Sizes of one rank's part of the recurrence."""
 
     key_heads: int
@@ -43,16 +43,9 @@ class DeltaRule:
     value_dim: int
     chunk: int
 
-    def over(
-        self,
-        parts: Sequence[Tensor],
-        filters: Sequence[Filter],
-        gates: Sequence[Tensor],
-        past: int = 0,
-        begins: Tensor | None = None,
-    ) -> ChunkedScan:
-        """As chunked.Rule."""
-        return _DeltaScan(self, parts, filters, gates, past, begins)
+    @property
+    def scan(self) -> Callable[..., ChunkedScan]:
+        return _DeltaScan
 
 
 @dataclass(frozen=True)

@@ -15,19 +15,18 @@ Layouts inside a chunk: chunked.py, and (G, n, width) of G = batch x heads.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, bmm
 
-from phalanx.nn.chunked import ChunkedScan, Convolved
-from phalanx.nn.convolution import Filter
+from phalanx.nn.chunked import ChunkedScan, Convolved, RecurrenceSizes
 
 
 @dataclass(frozen=True)
-class Lightning:
+class Lightning(RecurrenceSizes):
     """Sizes of one rank's part of the recurrence: its heads are those from number `first` on, of `all_heads`."""
 
     heads: int
@@ -38,16 +37,9 @@ class Lightning:
     scale: float = 1.0
     """The layer's factor of all decays."""
 
-    def over(
-        self,
-        parts: Sequence[Tensor],
-        filters: Sequence[Filter],
-        gates: Sequence[Tensor],
-        past: int = 0,
-        begins: Tensor | None = None,
-    ) -> ChunkedScan:
-        """As chunked.Rule."""
-        return _LightningScan(self, parts, begins)
+    @property
+    def scan(self) -> Callable[..., ChunkedScan]:
+        return _LightningScan
 
 
 @dataclass(frozen=True)
@@ -73,8 +65,10 @@ class _LightningScan(ChunkedScan):
 
     writes = False
 
-    def __init__(self, s: Lightning, parts: Sequence[Tensor], begins: Tensor | None) -> None:
-        super().__init__(parts, (), 0, s.heads, s.heads, s.head_dim, s.head_dim, s.chunk, begins)
+    def __init__(
+        self, s: Lightning, parts: Sequence[Tensor], filters: object, gates: object, past: int, begins: Tensor | None
+    ) -> None:
+        super().__init__(parts, (), past, s.heads, s.heads, s.head_dim, s.head_dim, s.chunk, begins)
         number = torch.arange(s.first + 1, s.first + s.heads + 1, device=parts[0].device, dtype=self.wide)
         self.a = torch.exp2(number * (-8 / s.all_heads)).mul_(-s.scale).repeat(self.batch)  # (G,)
 

@@ -32,7 +32,7 @@ from torch import Tensor, nn
 from phalanx.nn import chunked
 from phalanx.nn.attention import Cache, Continued
 from phalanx.nn.channel_delta import ChannelDelta
-from phalanx.nn.chunked import Rule
+from phalanx.nn.chunked import RecurrenceSizes
 from phalanx.nn.convolution import Filter, Places
 from phalanx.nn.delta_rule import DeltaRule
 from phalanx.nn.functional import accumulate_dtype
@@ -171,7 +171,7 @@ class Recurrence(PastMixer):
             self.places = (*channels, *biases, *gates)
 
     @property
-    def sizes(self) -> Rule:
+    def sizes(self) -> RecurrenceSizes:
         """Sizes of the recurrence on this rank."""
         raise NotImplementedError
 
@@ -240,7 +240,7 @@ class Mamba(Recurrence):
     gating = "before"
 
     @property
-    def sizes(self) -> Rule:
+    def sizes(self) -> RecurrenceSizes:
         heads, groups = self.scan.y.dim, self.scan.groups
         here = heads.count // self.ways, heads.each, max(1, groups.count // self.ways), groups.each
         return StateSpace(*here, self.scan.chunk)
@@ -252,7 +252,7 @@ class GatedDeltaNet(Recurrence):
     gating = "after"
 
     @property
-    def sizes(self) -> Rule:
+    def sizes(self) -> RecurrenceSizes:
         heads, keys, ways = self.scan.y.dim, self.scan.groups, self.ways
         return DeltaRule(keys.count // ways, heads.count // ways, keys.each, heads.each, self.scan.chunk)
 
@@ -263,7 +263,7 @@ class KimiDelta(Recurrence):
     gating = "sigmoid"
 
     @property
-    def sizes(self) -> Rule:
+    def sizes(self) -> RecurrenceSizes:
         return ChannelDelta(self.scan.y.dim.count // self.ways, self.scan.state, self.scan.chunk)
 
 
@@ -273,7 +273,7 @@ class LightningAttention(Recurrence):
     gating = "sigmoid"
 
     @property
-    def sizes(self) -> Rule:
+    def sizes(self) -> RecurrenceSizes:
         ranks, index = (1, 0) if self.tp is None else (self.tp.split.tp, self.tp.split.index)
         heads = self.scan.y.dim.count
         first = index * heads + (0 if self.whole is None else self.whole.place(heads, 1)[0])

@@ -17,19 +17,19 @@ Sums are in the state's type. Layouts inside a chunk: chunked.py.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, bmm
 
-from phalanx.nn.chunked import ChunkedScan, Convolved, softplus
+from phalanx.nn.chunked import ChunkedScan, Convolved, RecurrenceSizes, softplus
 from phalanx.nn.convolution import Filter
 
 
 @dataclass(frozen=True)
-class StateSpace:
+class StateSpace(RecurrenceSizes):
     """Sizes of one rank's part of the recurrence."""
 
     heads: int
@@ -38,16 +38,9 @@ class StateSpace:
     state: int
     chunk: int
 
-    def over(
-        self,
-        parts: Sequence[Tensor],
-        filters: Sequence[Filter],
-        gates: Sequence[Tensor],
-        past: int = 0,
-        begins: Tensor | None = None,
-    ) -> ChunkedScan:
-        """As chunked.Rule."""
-        return _StateSpaceScan(self, parts, filters, gates, past, begins)
+    @property
+    def scan(self) -> Callable[..., ChunkedScan]:
+        return _StateSpaceScan
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from phalanx.answers.question.query import QueryFields, Source, query_of
 from phalanx.answers.question.question import Premises
 from phalanx.planning.budget import shortened
 from phalanx.planning.expense.expense import Expense, expense_of
-from phalanx.planning.expense.rates import Rates, Taken
+from phalanx.planning.expense.rates import ExpenseRates, Taken
 from phalanx.reliability import closed_form
 from phalanx.reliability.conditions import Conditions, Premise, premise_of, require_progress, share_kept, trained_of
 from phalanx.reliability.monte_carlo import Trials, simulate
@@ -83,7 +83,7 @@ class Goodput(Answer):
     gpu_hours: float
     """Spare nodes included."""
     expense: Expense
-    rates: Rates
+    rates: ExpenseRates
     """Of its money, energy and carbon."""
     mttf_s: float
     """Mean time between unexpected failures of the job."""

@@ -13,7 +13,7 @@ import numpy as np
 from phalanx.answers.question.query import Query
 from phalanx.answers.question.question import Question, read
 from phalanx.cost.analytic.chips import chip_name
-from phalanx.planning.expense.rates import AS_PUBLISHED, GivenRates, Rates, Taken, rates_on
+from phalanx.planning.expense.rates import AS_PUBLISHED, ExpenseRates, GivenRates, Taken, rates_on
 from phalanx.planning.search.column_pricing import Pricing
 from phalanx.reliability import presets
 from phalanx.reliability.closed_form import FailureCause, Saving, best_interval, expected_wait
@@ -106,7 +106,7 @@ class Premise:
     save_s: float
     load_s: float
     spares: int
-    rates: Rates
+    rates: ExpenseRates
     taken: tuple[Taken, ...] = field(default=())
 
     @property

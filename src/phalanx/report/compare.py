@@ -9,7 +9,7 @@ from typing import Any
 
 from phalanx.answers.compare import ComparedPlan, Comparison
 from phalanx.answers.stack_comparison import StackComparison
-from phalanx.planning.expense.rates import Rates
+from phalanx.planning.expense.rates import ExpenseRates
 from phalanx.planning.search.priced import TERM_NAMES
 from phalanx.planning.tables.table import Column, Sheet, Unit, columns
 from phalanx.report.expense import in_words, origins
@@ -34,7 +34,7 @@ def view(c: Comparison, expense: bool = False) -> View:
 
 def _expenses(sides: Sequence[ComparedPlan]) -> Iterator[str | Sheet]:
     """Yield what tokens cost on each side, and once for each chip whose prices these are."""
-    shown: list[Rates] = []
+    shown: list[ExpenseRates] = []
     for letter, side in zip(LETTERS, sides, strict=False):
         if side.expense is not None and side.rates is not None:
             yield f"{letter}, {side.expense.of}: {in_words(side.expense, side.rates)}"

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from phalanx.planning.expense.expense import Expense
-from phalanx.planning.expense.rates import Rates
+from phalanx.planning.expense.rates import ExpenseRates
 from phalanx.planning.tables.table import Sheet, columns
 
 
-def in_words(e: Expense, rates: Rates) -> str:
+def in_words(e: Expense, rates: ExpenseRates) -> str:
     """Write what something costs, as far as it is known: `12 (at 3 a GPU-hour), 4.9 MWh, 2.3 t CO2e`."""
     money = "" if e.money is None else f"{number(e.money)} (at {rates.price:g} a GPU-hour)"
     return ", ".join(filter(None, (money, energy(e), carbon(e)))) or "no published price or power of this chip"
@@ -33,7 +33,7 @@ def carbon(e: Expense) -> str:
     return f"{number(e.carbon_kg / 1e3)} t CO2e" if e.carbon_kg >= 1e3 else f"{number(e.carbon_kg)} kg CO2e"
 
 
-def origins(rates: Rates) -> Sheet:
+def origins(rates: ExpenseRates) -> Sheet:
     """Tabulate what was not given of price, power and carbon, with its date and source."""
     rows = [(t.what, t.value, t.source) for t in rates.taken]
     return Sheet("price, power and carbon that were not given", columns("what", "value", "source"), rows)

@@ -9,7 +9,7 @@ from typing import Any
 
 from phalanx.answers.answer import DRAWN, Answer
 from phalanx.planning.expense.expense import A_MILLION, Expense, expense_of
-from phalanx.planning.expense.rates import Rates
+from phalanx.planning.expense.rates import ExpenseRates
 from phalanx.serving.cost.layout import ServingLayout
 from phalanx.serving.cost.roofline import ServingPrice
 from phalanx.serving.cost.step import state_bytes
@@ -72,7 +72,7 @@ class ServingPlanAnswer(Answer):
     requests_per_s: float
     expense: Expense
     """Of a million generated tokens."""
-    rates: Rates
+    rates: ExpenseRates
     """Of its money, energy and carbon, with their sources."""
     limits: LatencyLimits
     kv_bytes_per_token: float

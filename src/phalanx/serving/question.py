@@ -10,7 +10,7 @@ from typing import cast
 
 from phalanx.cost.analytic.chips import chip_name
 from phalanx.planning import lookup as questions
-from phalanx.planning.expense.rates import Rates, rates_on, read_rates
+from phalanx.planning.expense.rates import ExpenseRates, rates_on, read_rates
 from phalanx.serving.cost.adapters import HOST_BYTES_PER_S, adapter_bytes
 from phalanx.serving.cost.layout import ServingLayout
 from phalanx.serving.cost.roofline import LARGE_EP, LargeEp, ServingPrice, memory_share
@@ -180,7 +180,7 @@ class NamedQuestion:
     cluster_name: str
     trace: str
     layout: ServingLayout | None
-    rates: Rates
+    rates: ExpenseRates
     notes: tuple[str, ...]
 
 

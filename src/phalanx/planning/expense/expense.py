@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from phalanx.planning.expense.rates import Rates
+from phalanx.planning.expense.rates import ExpenseRates
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ A_MILLION = "a million tokens"
 
 
 def expense_of(
-    of: str, gpu_hours: float, rates: Rates, phases: Mapping[str, float], over_nodes: bool = False
+    of: str, gpu_hours: float, rates: ExpenseRates, phases: Mapping[str, float], over_nodes: bool = False
 ) -> Expense:
     """Return what `gpu_hours` cost. `phases`: hours of GPUs by phase of power (figures.toml); `over_nodes`: whether
     the GPUs are of several nodes."""

@@ -27,7 +27,7 @@ _NONE = "no published figure"
 
 
 @dataclass(frozen=True)
-class ChipRates:
+class ChipExpense:
     """What a chip costs to rent, and the power that it and its part of a node are rated at; None without a source."""
 
     name: str
@@ -57,7 +57,7 @@ class PublishedFigure:
     """Of a phase: power drawn, of what the rest of its node is rated at."""
 
 
-CHIP_RATES = Rows(_HERE / "chips.toml", record(ChipRates, "name"))
+CHIP_RATES = Rows(_HERE / "chips.toml", record(ChipExpense, "name"))
 FIGURES = Rows(_HERE / "figures.toml", record(PublishedFigure, "name"))
 
 
@@ -71,7 +71,7 @@ class Taken:
 
 
 @dataclass(frozen=True)
-class Rates:
+class ExpenseRates:
     """What a GPU-hour costs; None where no figure is published and none was given."""
 
     price: float | None
@@ -134,7 +134,7 @@ def read_rates(line: str | None, price: float | None = None) -> GivenRates:
     return GivenRates(**values)  # type: ignore[arg-type]
 
 
-def rates_on(device: str, given: GivenRates = AS_PUBLISHED, phases: Sequence[str] = ("training",)) -> Rates:
+def rates_on(device: str, given: GivenRates = AS_PUBLISHED, phases: Sequence[str] = ("training",)) -> ExpenseRates:
     """Return the rates on a device, by its name, with the power of these phases (figures.toml)."""
     own, row, taken = given, _row(device), list[Taken]()
     chip = device if row is None else row.name
@@ -173,14 +173,14 @@ def rates_on(device: str, given: GivenRates = AS_PUBLISHED, phases: Sequence[str
     grams, name, kind = _intensity(own.grid)
     if kind:
         take("grid", f"{grams:g} g CO2e/kWh, {name}", *_said(kind))
-    return Rates(price, watts, network, pue, grams, tuple(taken))
+    return ExpenseRates(price, watts, network, pue, grams, tuple(taken))
 
 
 def _said(figure: str) -> tuple[str, str]:
     return FIGURES[figure].dated, FIGURES[figure].source
 
 
-def _row(device: str) -> ChipRates | None:
+def _row(device: str) -> ChipExpense | None:
     """Return what is known of a device such as H100-SXM5-80GB; a chip with less memory costs what its chip costs."""
     try:
         name = chip_name(device)
