@@ -138,3 +138,22 @@ def test_a_stack_without_quantised_bases_refuses_them() -> None:
             strategy="dp=8",
             options="lora=8,base=nf4",
         )
+
+
+@pytest.mark.parametrize(("config", "key"), [(HF, "optim"), (AXOLOTL, "optimizer")])
+def test_an_optimizer_that_no_file_names_is_said_to_be_assumed(config: dict[str, Any], key: str) -> None:
+    """It decides whether a tight card holds the update."""
+
+    def read(**more: str) -> Any:
+        return files.READERS["hf" if config is HF else "accelerate"](config | more, 8)
+
+    said = "no optimizer is named"
+    assert any(said in note for note in read().notes)
+    assert read().options["update"] == "foreach"
+    for named, update in (("adamw_torch", "foreach"), ("adamw_torch_fused", None)):
+        found = read(**{key: named})
+        assert not any(said in note for note in found.notes)
+        assert found.options.get("update") == update
+    assert not any(
+        said in note for note in read(**{"adapter" if config is AXOLOTL else "finetuning_type": "lora"}).notes
+    )

@@ -25,6 +25,9 @@ _UPDATES = {name: {"update": "foreach"} for name in ("adamw_torch", "adamw_hf")}
 """Optimizers by TrainingArguments' names, as options: of torch's operations, which others fuse into one kernel; with
 moments in 8 bits (transformers, trainer_optimizer.py; bitsandbytes, optim/adamw.py)."""
 _UPDATED = "job.optimizer.name"
+_UNNAMED = (
+    "no optimizer is named: AdamW updates tensor by tensor, as with torch before 2.8; fused, memory may be less"
+)
 _RANK = 8
 """Rank where the file has none (peft's LoraConfig; LLaMA-Factory's)."""
 _ATTENTION = {
@@ -54,13 +57,14 @@ def tuning(keys: Keys, at: str = "") -> tuple[dict[str, Any], str]:
     return options | ({"base": base} if base else {}), ""
 
 
-def updating(keys: Keys, *names: str) -> dict[str, Any]:
-    """Return the options of the optimizer that the first of these keys names. Without one it is torch's AdamW, which
-    transformers fuses since torch 2.8."""
-    named = str(keys.take(names, _UPDATED) or "adamw_torch")
+def updating(keys: Keys, *names: str) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """Return the options of the optimizer that the first of these keys names, and what is assumed without one: AdamW
+    of torch, which transformers fuses since torch 2.8."""
+    given = keys.take(names, _UPDATED)
+    named = str(given or "adamw_torch")
     if named not in (*_UPDATES, "adamw_torch_fused", "adamw_apex_fused"):  # another, which has its verdict
         keys.understood = {key: meaning for key, meaning in keys.understood.items() if meaning != _UPDATED}
-    return dict(_UPDATES.get(named, {}))
+    return dict(_UPDATES.get(named, {})), () if given else (_UNNAMED,)
 
 
 def _base(keys: Keys, at: str, of: Any, method: str) -> str:

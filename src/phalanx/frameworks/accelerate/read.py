@@ -238,11 +238,21 @@ def read(config: Config, world: int | None = None) -> Configuration:
     )
     name = str(keys.take("base_model", "model", "") or "")
     trained, unpriced = tuning(keys) if axolotl else ({}, "")
+    notes: tuple[str, ...] = ()
     if axolotl and "optimizer" not in engine.config:
-        update = updating(keys, "optimizer")
-        options |= update if not trained else {}
+        update, assumed = updating(keys, "optimizer")
+        if not trained:
+            options |= update
+            notes = assumed
     options |= trained
-    stated = {"model_name": name, "unpriced": unpriced, "options": options, "fields": fields, "job": job}
+    stated = {
+        "model_name": name,
+        "unpriced": unpriced,
+        "options": options,
+        "fields": fields,
+        "job": job,
+        "notes": notes,
+    }
     c = keys.configuration("accelerate", stack, layout, key_table("accelerate"), **stated)
     for file, table, kind in ((part, "training_arguments", "hugging_face"), (engine, "deepspeed_json", "deepspeed")):
         if file.config:

@@ -174,9 +174,11 @@ def read(config: Config, world: int | None = None) -> Configuration:
     )
     name = str(keys.take((f"{at}model_name_or_path", f"{at}model_name"), "model", "") or "")
     trained, unpriced = tuning(keys, at)
+    notes: tuple[str, ...] = (_UPDATES,) if acting else ()
     if not (isinstance(inner, dict) and inner.get("optimizer")):  # DeepSpeed's comes first
-        update = updating(keys, f"{at}optim")
-        options = (update if not trained else {}) | options
+        update, assumed = updating(keys, f"{at}optim")
+        if not trained:
+            options, notes = update | options, notes + assumed
     options |= trained
     own = Keys({n: value for n, value in config.items() if n != "accelerate"}, others=_OTHERS)
     own.understood = keys.understood
@@ -190,6 +192,6 @@ def read(config: Config, world: int | None = None) -> Configuration:
         fields=fields,
         job=job | {"compute": type_ or unstated},
         unpriced=unpriced,
-        notes=(_UPDATES,) if acting else (),
+        notes=notes,
     )
     return c if launched is None else joined(c, launched, "accelerate")
