@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.in_process_cli import phalanx
 from support.sizes import examples
 
 from phalanx.cost.analytic.estimate import estimate
@@ -84,3 +87,12 @@ def test_experts_are_brought_together_too() -> None:
     ]
     sent = [float(e.step.of["outer"]["update_s"]) for e in both]
     assert sent[0] / sent[1] == pytest.approx(all_ / dense, rel=0.01)
+
+
+def test_as_many_gpus_as_are_said_to_do_for_replicas_that_step_alone_do(tmp_path: Path) -> None:
+    words = "--model llama3-70b --cluster dgx-h100 --batch 384 --seq 2048 --stack phalanx --strategy local=2 --gpus"
+    code, _, error = phalanx(tmp_path, "plan", *words.split(), "8")
+    assert code == 2
+    enough = re.search(r"(\d+) of them would do", error)
+    assert enough
+    assert phalanx(tmp_path, "plan", *words.split(), enough[1])[0] == 0

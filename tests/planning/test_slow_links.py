@@ -99,6 +99,13 @@ def test_a_port_slows_the_groups_that_use_it() -> None:
     pipeline = Strategy(dp=8, pp=4, zero=1)
     sent = kept_rates(cluster, pipeline, (SlowLink("nic", 5, 0.25),)).messages
     assert np.flatnonzero(sent[:, 1] < 1).tolist() == [5, 13]  # and the rank of the next stage, which waits for it
+    chunks = replace(pipeline, schedule="interleaved", virtual=2)
+    sent = kept_rates(cluster, chunks, (SlowLink("nic", 5, 0.25),)).messages
+    assert np.flatnonzero(sent[:, 1] < 1).tolist() == [
+        5,
+        13,
+        29,
+    ]  # and the last, which sends to the first
 
 
 def test_an_uplink_is_shared_max_min_fairly() -> None:
@@ -123,6 +130,9 @@ def test_an_uplink_is_shared_max_min_fairly() -> None:
     assert share(*both) == pytest.approx(0.05 / 0.25)
     of_rank = _Links(cluster, 1, s.world, both).shares(mesh(s).groups("dp_shard+dp_replicate"))
     assert of_rank[[4, 5, 12, 13]] == pytest.approx([0.95 / 7 / 0.25, 0.2] * 2)
+    # What a slow port leaves of an uplink that is healthy makes no other group faster.
+    alone = _Links(cluster, 1, s.world, both[1:]).shares(mesh(s).groups("dp_shard+dp_replicate"))
+    assert alone[[4, 5]] == pytest.approx([1.0, 0.1 / 0.25])
 
 
 @pytest.mark.parametrize("line", ["dp=4", "pp=4", "dp=2,pp=2", "dp=4,zero=3", "dp=2,tp=2"])

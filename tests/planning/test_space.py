@@ -105,6 +105,13 @@ def test_columns_are_what_the_checks_allow(examples):
     holds()
 
 
+def test_replicas_that_step_alone_have_whole_groups_of_their_experts():
+    model, job, options = _model(4, 2, 1, 8, 4), Job(8, 16), strategy_columns.Options(recompute=("none",), local=5)
+    found = space.everything(model, job, 8, options).strategies()
+    assert set(found) == set(_brute(model, job, 8, options))
+    assert {(4, 4), (4, 2), (2, 4)} <= {(s.dp_shard, s.ep) for s in found}
+
+
 def test_recomputation_that_means_the_same_is_there_once():
     """Of fewer than four blocks there is no every:4, of one no every:2: jobs that say so are refused."""
     job = Job(2, 8)

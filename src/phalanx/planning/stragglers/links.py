@@ -105,7 +105,7 @@ class _Links:
         groups = groups[(groups // self.block != groups[:, :1] // self.block).any(axis=1)]
         if not len(groups) or (self.left == self.healthy).all():
             return result
-        kept = np.minimum(self._rates(groups, self.left) / self._rates(groups, self.healthy), 1.0)
+        kept = self._rates(groups, self.left) / self._rates(groups, self.healthy)
         np.minimum.at(result, groups, kept[:, None])
         return result
 
