@@ -7,27 +7,19 @@ from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from phalanx.spec.model.blocks.block import Sublayer
+from phalanx.spec.model.blocks.mixer import MixerSizes
 from phalanx.spec.model.blocks.operators import Linear, Norm, Output, Weight, added, linear, whole
-from phalanx.spec.ranges import Name, Range, require_ranges
+from phalanx.spec.ranges import Range
 
 
 @dataclass(frozen=True)
-class AltUpSizes:
+class AltUpSizes(MixerSizes):
     """AltUp's streams. Sizes are counts of elements."""
 
-    name: Name
-    """The name that a pattern calls it by."""
     inputs: Annotated[int, Range(2, 64)]
     """Residual streams."""
     kind: Literal["altup"] = "altup"
     """The mechanism."""
-
-    def __post_init__(self) -> None:
-        require_ranges(self, f"model.mixers.{self.name}")
-
-    def of_rank(self, tp: int) -> AltUpSizes:
-        """Return the sizes of one of `tp` ranks, which each compute all of it."""
-        return self
 
     def table(self, hidden: int, layers: int) -> tuple[Weight, ...]:
         """Return the parameters outside of blocks: what makes the further streams, and what joins them."""

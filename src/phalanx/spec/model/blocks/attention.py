@@ -3,10 +3,11 @@ of queries and keys, an output gate, with or without positions."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import Annotated, Literal
+from dataclasses import dataclass
+from typing import Annotated, ClassVar, Literal
 
 from phalanx.spec.model.blocks.block import Sublayer
+from phalanx.spec.model.blocks.mixer import Heads, MixerSizes
 from phalanx.spec.model.blocks.operators import (
     Activate,
     Attend,
@@ -23,22 +24,21 @@ from phalanx.spec.model.blocks.operators import (
     whole,
 )
 from phalanx.spec.model.mechanisms import Width
-from phalanx.spec.ranges import Count, Name, Range, require_ranges
+from phalanx.spec.ranges import Count, Range
 
 
 @dataclass(frozen=True)
-class AttentionSizes:
+class AttentionSizes(MixerSizes):
     """Softmax attention that differs from the model's own; None: as the model."""
 
-    name: Name
-    """The name that a pattern calls it by."""
+    divided: ClassVar = ("heads", "kv_heads")
     kind: Literal["attention"] = "attention"
     """The mechanism."""
-    heads: Annotated[int, Range(1, 10**5)] | None = None
+    heads: Heads | None = None
     """Query heads."""
-    kv_heads: Annotated[int, Range(1, 10**5)] | None = None
+    kv_heads: Heads | None = None
     """Key and value heads, a divisor of `heads`."""
-    head_dim: Annotated[int, Range(1, 10**5)] | None = None
+    head_dim: Heads | None = None
     """Width of a query or key head."""
     value_dim: Width | None = None
     """Width of a value head; None: `head_dim`."""
@@ -54,14 +54,6 @@ class AttentionSizes:
 
     own_keys: bool = True
     """Whether it has keys and values of its own; False: it reads an earlier layer's (Gemma 3n and 4)."""
-
-    def __post_init__(self) -> None:
-        require_ranges(self, f"model.mixers.{self.name}")
-
-    def of_rank(self, tp: int) -> AttentionSizes:
-        """Return the sizes of one of `tp` ranks."""
-        heads = self.heads and self.heads // tp
-        return replace(self, heads=heads, kv_heads=self.kv_heads and max(1, self.kv_heads // tp))
 
 
 def attention(

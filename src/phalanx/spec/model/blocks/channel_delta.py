@@ -3,22 +3,19 @@ low-rank projections (transformers 5.23, models/kimi_linear/modeling_kimi_linear
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import Annotated, Literal
+from dataclasses import dataclass
+from typing import Annotated, ClassVar, Literal
 
 from phalanx.spec.model.blocks.block import Sublayer
+from phalanx.spec.model.blocks.mixer import Heads, MixerSizes
 from phalanx.spec.model.blocks.operators import Conv, Dim, Norm, Output, Scan, Weight, added, linear, whole
-from phalanx.spec.ranges import Name, Range, require_ranges
-
-Heads = Annotated[int, Range(1, 10**5)]
+from phalanx.spec.ranges import Range
 
 
 @dataclass(frozen=True)
-class ChannelDeltaSizes:
+class ChannelDeltaSizes(MixerSizes):
     """A gated delta net with a decay for every channel of a key. Sizes are counts of elements."""
 
-    name: Name
-    """The name that a pattern calls it by."""
     heads: Heads
     """Heads of queries, keys and values, each with a state of head_dim x head_dim."""
     head_dim: Heads
@@ -27,15 +24,9 @@ class ChannelDeltaSizes:
     """Tokens that the convolution sees."""
     chunk: Annotated[int, Range(1, 65536)] = 64
     """Tokens of a chunk of the recurrence."""
+    divided: ClassVar = ("heads",)
     kind: Literal["channel_delta"] = "channel_delta"
     """The mechanism."""
-
-    def __post_init__(self) -> None:
-        require_ranges(self, f"model.mixers.{self.name}")
-
-    def of_rank(self, tp: int) -> ChannelDeltaSizes:
-        """Return the sizes of one of `tp` ranks."""
-        return replace(self, heads=self.heads // tp)
 
 
 def channel_delta(hidden: int, sizes: ChannelDeltaSizes, norm: Norm | None, *, after: Norm | None = None) -> Sublayer:

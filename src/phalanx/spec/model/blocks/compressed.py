@@ -8,10 +8,11 @@ models/deepseek_v4/modeling_deepseek_v4.py:373, :473, :600, :766).
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from phalanx.spec.errors import InputError
 from phalanx.spec.model.blocks.block import Sublayer
+from phalanx.spec.model.blocks.mixer import Heads, MixerSizes
 from phalanx.spec.model.blocks.operators import (
     Attend,
     Dim,
@@ -27,18 +28,16 @@ from phalanx.spec.model.blocks.operators import (
     whole,
 )
 from phalanx.spec.model.mechanisms import SparseIndex, Width
-from phalanx.spec.ranges import Count, Name, Range, require_ranges
+from phalanx.spec.ranges import Count, Range
 
 
 @dataclass(frozen=True)
-class CompressedSizes:
+class CompressedSizes(MixerSizes):
     """Attention over a window and compressed keys. Sizes are counts of elements."""
 
-    name: Name
-    """The name that a pattern calls it by."""
-    heads: Annotated[int, Range(1, 10**5)]
+    heads: Heads
     """Query heads."""
-    head_dim: Annotated[int, Range(1, 10**5)]
+    head_dim: Heads
     """Width of a head."""
     q_rank: Width
     """Width of the latent vector that queries come from."""
@@ -46,7 +45,7 @@ class CompressedSizes:
     """Rotated dimensions of a head."""
     window: Count
     """The nearest tokens, whose own keys are seen."""
-    result_groups: Annotated[int, Range(1, 10**5)]
+    result_groups: Heads
     """Groups of heads whose results are projected to `result_rank` each; a divisor of `heads`."""
     result_rank: Width
     """Width of a group's result before the last product."""
@@ -56,20 +55,17 @@ class CompressedSizes:
     """Whether a compressed key also sees the tokens of the one before it, with weights of their own."""
     index: SparseIndex | None = None
     """The choice of compressed keys; None: all are seen."""
+    divided: ClassVar = ("heads", "result_groups")
     kind: Literal["compressed"] = "compressed"
     """The mechanism."""
 
     def __post_init__(self) -> None:
-        where = f"model.mixers.{self.name}"
-        require_ranges(self, where)
+        super().__post_init__()
+        where = self.path
         if self.heads % self.result_groups:
             raise InputError(f"{where}.result_groups", self.result_groups, f"does not divide heads = {self.heads}")
         if self.index is not None and not self.ratio:
             raise InputError(f"{where}.index", None, "chooses compressed keys, and there are none", "give a ratio")
-
-    def of_rank(self, tp: int) -> CompressedSizes:
-        """Return the sizes of one of `tp` ranks."""
-        return replace(self, heads=self.heads // tp, result_groups=self.result_groups // tp)
 
 
 def compressed(hidden: int, sizes: CompressedSizes, norm: Norm | None, *, after: Norm | None = None) -> Sublayer:

@@ -7,23 +7,20 @@ head, gated by z; the last product.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import Annotated, Literal
+from dataclasses import dataclass
+from typing import Annotated, ClassVar, Literal
 
 from phalanx.spec.errors import InputError
 from phalanx.spec.model.blocks.block import Sublayer
+from phalanx.spec.model.blocks.mixer import Heads, MixerSizes
 from phalanx.spec.model.blocks.operators import Conv, Dim, Norm, Output, Scan, Weight, added, linear, whole
-from phalanx.spec.ranges import Name, Range, require_ranges
-
-Heads = Annotated[int, Range(1, 10**5)]
+from phalanx.spec.ranges import Range
 
 
 @dataclass(frozen=True)
-class DeltaSizes:
+class DeltaSizes(MixerSizes):
     """A gated delta net. Sizes are counts of elements."""
 
-    name: Name
-    """The name that a pattern calls it by."""
     key_heads: Heads
     """Heads of queries and keys."""
     value_heads: Heads
@@ -36,19 +33,15 @@ class DeltaSizes:
     """Tokens that the convolution sees."""
     chunk: Annotated[int, Range(1, 65536)] = 64
     """Tokens of a chunk of the recurrence."""
+    divided: ClassVar = ("key_heads", "value_heads")
     kind: Literal["delta"] = "delta"
     """The mechanism."""
 
     def __post_init__(self) -> None:
-        where = f"model.mixers.{self.name}"
-        require_ranges(self, where)
+        super().__post_init__()
         if self.value_heads % self.key_heads:
             reason = f"is not a multiple of key_heads = {self.key_heads}"
-            raise InputError(f"{where}.value_heads", self.value_heads, reason)
-
-    def of_rank(self, tp: int) -> DeltaSizes:
-        """Return the sizes of one of `tp` ranks."""
-        return replace(self, key_heads=self.key_heads // tp, value_heads=self.value_heads // tp)
+            raise InputError(f"{self.path}.value_heads", self.value_heads, reason)
 
 
 def delta(hidden: int, sizes: DeltaSizes, norm: Norm | None, *, after: Norm | None = None) -> Sublayer:

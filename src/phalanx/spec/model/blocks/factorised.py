@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import Annotated, Literal
+from dataclasses import dataclass
+from typing import Annotated, ClassVar, Literal
 
 from phalanx.spec.errors import InputError
 from phalanx.spec.model.blocks.block import Sublayer
+from phalanx.spec.model.blocks.mixer import Heads, MixerSizes
 from phalanx.spec.model.blocks.operators import Attend, Dim, Norm, Output, Rotary, Weight, added, linear, whole
 from phalanx.spec.model.mechanisms import Width
-from phalanx.spec.ranges import Name, Range, require_ranges
-
-Heads = Annotated[int, Range(1, 10**5)]
+from phalanx.spec.ranges import Range
 
 
 @dataclass(frozen=True)
-class FactorisedSizes:
+class FactorisedSizes(MixerSizes):
     """Attention with queries from a latent. Sizes are counts of elements."""
 
-    name: Name
-    """The name that a pattern calls it by."""
     heads: Heads
     """Query heads."""
     head_dim: Annotated[int, Range(2, 10**5)]
@@ -28,18 +25,14 @@ class FactorisedSizes:
     """Width of the latent that queries come from."""
     kv_heads: Heads = 1
     """Key and value heads, a divisor of `heads`."""
+    divided: ClassVar = ("heads", "kv_heads")
     kind: Literal["factorised"] = "factorised"
     """The mechanism."""
 
     def __post_init__(self) -> None:
-        where = f"model.mixers.{self.name}"
-        require_ranges(self, where)
+        super().__post_init__()
         if self.heads % self.kv_heads:
-            raise InputError(f"{where}.kv_heads", self.kv_heads, f"does not divide heads = {self.heads}")
-
-    def of_rank(self, tp: int) -> FactorisedSizes:
-        """Return the sizes of one of `tp` ranks."""
-        return replace(self, heads=self.heads // tp, kv_heads=max(1, self.kv_heads // tp))
+            raise InputError(f"{self.path}.kv_heads", self.kv_heads, f"does not divide heads = {self.heads}")
 
 
 def factorised(hidden: int, sizes: FactorisedSizes, norm: Norm | None, *, after: Norm | None = None) -> Sublayer:

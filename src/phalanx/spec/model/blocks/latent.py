@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from phalanx.spec.model.blocks.block import Sublayer
+from phalanx.spec.model.blocks.mixer import MixerSizes
 from phalanx.spec.model.blocks.operators import (
     Attend,
     Dim,
@@ -24,24 +25,14 @@ from phalanx.spec.model.blocks.operators import (
     whole,
 )
 from phalanx.spec.model.mechanisms import Latent
-from phalanx.spec.ranges import Name, require_ranges
 
 
 @dataclass(frozen=True)
-class EarlierIndexSizes:
+class EarlierIndexSizes(MixerSizes):
     """Latent attention in the model's own sizes, to the keys that an earlier layer's index chose (GLM-5.2)."""
 
-    name: Name
-    """The name that a pattern calls it by."""
     kind: Literal["earlier_index"] = "earlier_index"
     """The mechanism."""
-
-    def __post_init__(self) -> None:
-        require_ranges(self, f"model.mixers.{self.name}")
-
-    def of_rank(self, tp: int) -> EarlierIndexSizes:
-        """Return the sizes of one of `tp` ranks: the model's own say them."""
-        return self
 
 
 def latent(

@@ -6,27 +6,19 @@ from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from phalanx.spec.model.blocks.block import Sublayer, stream_norm
+from phalanx.spec.model.blocks.mixer import MixerSizes
 from phalanx.spec.model.blocks.operators import Norm, Output, added, linear, whole
-from phalanx.spec.ranges import Name, Range, require_ranges
+from phalanx.spec.ranges import Range
 
 
 @dataclass(frozen=True)
-class LaurelSizes:
+class LaurelSizes(MixerSizes):
     """A product down to a rank and up again. Sizes are counts of elements."""
 
-    name: Name
-    """The name that a pattern calls it by."""
     rank: Annotated[int, Range(1, 10**6)]
     """Width between the two."""
     kind: Literal["laurel"] = "laurel"
     """The mechanism."""
-
-    def __post_init__(self) -> None:
-        require_ranges(self, f"model.mixers.{self.name}")
-
-    def of_rank(self, tp: int) -> LaurelSizes:
-        """Return the sizes of one of `tp` ranks, which each compute all of it."""
-        return self
 
 
 def laurel(hidden: int, sizes: LaurelSizes, norm: Norm | None, *, after: Norm | None = None) -> Sublayer:

@@ -7,29 +7,21 @@ from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from phalanx.spec.model.blocks.block import Sublayer, stream_norm
+from phalanx.spec.model.blocks.mixer import MixerSizes
 from phalanx.spec.model.blocks.operators import Activate, Norm, Output, Weight, added, linear, whole
-from phalanx.spec.ranges import Name, Range, require_ranges
+from phalanx.spec.ranges import Range
 
 
 @dataclass(frozen=True)
-class LayerEmbeddingSizes:
+class LayerEmbeddingSizes(MixerSizes):
     """A gate by an embedding for each layer. Sizes are counts of elements."""
 
-    name: Name
-    """The name that a pattern calls it by."""
     width: Annotated[int, Range(1, 10**6)]
     """Width of a token's vector for one layer."""
     vocab: Annotated[int, Range(1, 10**7)]
     """Tokens in the table."""
     kind: Literal["layer_embedding"] = "layer_embedding"
     """The mechanism."""
-
-    def __post_init__(self) -> None:
-        require_ranges(self, f"model.mixers.{self.name}")
-
-    def of_rank(self, tp: int) -> LayerEmbeddingSizes:
-        """Return the sizes of one of `tp` ranks, which each compute all of it."""
-        return self
 
     def table(self, hidden: int, layers: int) -> tuple[Weight, ...]:
         """Return the parameters in addition to the embedding's: the table of all layers' vectors, and a projection of

@@ -4,10 +4,11 @@ models/minimax/modeling_minimax.py:125)."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import Annotated, Literal
+from dataclasses import dataclass
+from typing import Annotated, ClassVar, Literal
 
 from phalanx.spec.model.blocks.block import Sublayer
+from phalanx.spec.model.blocks.mixer import Heads, MixerSizes
 from phalanx.spec.model.blocks.operators import (
     Activate,
     Dim,
@@ -20,32 +21,22 @@ from phalanx.spec.model.blocks.operators import (
     linear,
     whole,
 )
-from phalanx.spec.ranges import Name, Range, require_ranges
-
-Heads = Annotated[int, Range(1, 10**5)]
+from phalanx.spec.ranges import Range
 
 
 @dataclass(frozen=True)
-class LightningSizes:
+class LightningSizes(MixerSizes):
     """Lightning attention. Sizes are counts of elements."""
 
-    name: Name
-    """The name that a pattern calls it by."""
     heads: Heads
     """Heads, each with a state of head_dim x head_dim."""
     head_dim: Heads
     """Width of a head."""
     chunk: Annotated[int, Range(1, 65536)] = 256
     """Tokens of a chunk of the recurrence."""
+    divided: ClassVar = ("heads",)
     kind: Literal["lightning"] = "lightning"
     """The mechanism."""
-
-    def __post_init__(self) -> None:
-        require_ranges(self, f"model.mixers.{self.name}")
-
-    def of_rank(self, tp: int) -> LightningSizes:
-        """Return the sizes of one of `tp` ranks."""
-        return replace(self, heads=self.heads // tp)
 
 
 def lightning(hidden: int, sizes: LightningSizes, norm: Norm | None, *, after: Norm | None = None) -> Sublayer:

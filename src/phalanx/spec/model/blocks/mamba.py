@@ -4,11 +4,12 @@ norm over each group, gated by z; the last product."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import Annotated, Literal
+from dataclasses import dataclass
+from typing import Annotated, ClassVar, Literal
 
 from phalanx.spec.errors import InputError
 from phalanx.spec.model.blocks.block import Sublayer
+from phalanx.spec.model.blocks.mixer import Heads, MixerSizes
 from phalanx.spec.model.blocks.operators import (
     Activate,
     Conv,
@@ -22,17 +23,13 @@ from phalanx.spec.model.blocks.operators import (
     linear,
     whole,
 )
-from phalanx.spec.ranges import Name, Range, require_ranges
-
-Heads = Annotated[int, Range(1, 10**5)]
+from phalanx.spec.ranges import Range
 
 
 @dataclass(frozen=True)
-class MambaSizes:
+class MambaSizes(MixerSizes):
     """A Mamba-2 mixer. Sizes are counts of elements."""
 
-    name: Name
-    """The name that a pattern calls it by."""
     heads: Heads
     """Heads, each with a decay of its own and a state of head_dim x state."""
     head_dim: Heads
@@ -53,18 +50,14 @@ class MambaSizes:
     """Whether the gated norm is over each group; False: over all heads at once."""
     norm: bool = True
     """Whether there is that norm; False: only the gate (Falcon-H1)."""
+    divided: ClassVar = ("heads", "groups")
     kind: Literal["mamba"] = "mamba"
     """The mechanism."""
 
     def __post_init__(self) -> None:
-        where = f"model.mixers.{self.name}"
-        require_ranges(self, where)
+        super().__post_init__()
         if self.heads % self.groups:
-            raise InputError(f"{where}.groups", self.groups, f"does not divide heads = {self.heads}")
-
-    def of_rank(self, tp: int) -> MambaSizes:
-        """Return the sizes of one of `tp` ranks; ranks share the B and C of a group where there are fewer."""
-        return replace(self, heads=self.heads // tp, groups=max(1, self.groups // tp))
+            raise InputError(f"{self.path}.groups", self.groups, f"does not divide heads = {self.heads}")
 
 
 def mamba(hidden: int, sizes: MambaSizes, norm: Norm | None, *, after: Norm | None = None) -> Sublayer:

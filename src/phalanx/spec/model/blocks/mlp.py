@@ -3,10 +3,11 @@ shared experts (DeepSeek-V2), and experts in a narrower latent space (Nemotron 3
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import Annotated, Literal
+from dataclasses import dataclass
+from typing import Annotated, ClassVar, Literal
 
 from phalanx.spec.model.blocks.block import Sublayer
+from phalanx.spec.model.blocks.mixer import MixerSizes
 from phalanx.spec.model.blocks.operators import (
     GATED,
     Activate,
@@ -26,42 +27,28 @@ from phalanx.spec.model.blocks.operators import (
     whole,
 )
 from phalanx.spec.model.mechanisms import Experts
-from phalanx.spec.ranges import Name, Range, require_ranges
+from phalanx.spec.ranges import Range
 
 
 @dataclass(frozen=True)
-class MlpSizes:
+class MlpSizes(MixerSizes):
     """A dense MLP that differs from the model's own."""
 
-    name: Name
-    """The name that a pattern calls it by."""
     ffn: Annotated[int, Range(1, 10**7)]
     """Width inside it."""
+    divided: ClassVar = ("ffn",)
     kind: Literal["mlp"] = "mlp"
     """The mechanism."""
 
-    def __post_init__(self) -> None:
-        require_ranges(self, f"model.mixers.{self.name}")
-
-    def of_rank(self, tp: int) -> MlpSizes:
-        """Return the sizes of one of `tp` ranks."""
-        return replace(self, ffn=self.ffn // tp)
-
 
 @dataclass(frozen=True)
-class ExpertsSizes:
+class ExpertsSizes(MixerSizes):
     """Experts that differ from the model's own."""
 
-    name: Name
-    """The name that a pattern calls it by."""
     of: Experts
     """Their sizes."""
     kind: Literal["experts"] = "experts"
     """The mechanism."""
-
-    def of_rank(self, tp: int) -> ExpertsSizes:
-        """Return the sizes of one of `tp` ranks, which hold experts by other axes."""
-        return self
 
 
 def _mlp(

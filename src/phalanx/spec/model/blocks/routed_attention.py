@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import Annotated, Literal
+from dataclasses import dataclass
+from typing import ClassVar, Literal
 
 from phalanx.spec.model.blocks.block import Sublayer
+from phalanx.spec.model.blocks.mixer import Heads, MixerSizes
 from phalanx.spec.model.blocks.operators import (
     Attend,
     Dim,
@@ -20,17 +21,12 @@ from phalanx.spec.model.blocks.operators import (
     linear,
     whole,
 )
-from phalanx.spec.ranges import Name, Range, require_ranges
-
-Heads = Annotated[int, Range(1, 10**5)]
 
 
 @dataclass(frozen=True)
-class RoutedAttentionSizes:
+class RoutedAttentionSizes(MixerSizes):
     """Attention of experts. Sizes are counts of elements."""
 
-    name: Name
-    """The name that a pattern calls it by."""
     count: Heads
     """Experts, each with a matrix of queries and one of results."""
     top_k: Heads
@@ -39,15 +35,9 @@ class RoutedAttentionSizes:
     """Key and value heads, which all tokens have."""
     head_dim: Heads
     """Width of a head."""
+    divided: ClassVar = ("kv_heads",)
     kind: Literal["routed_attention"] = "routed_attention"
     """The mechanism."""
-
-    def __post_init__(self) -> None:
-        require_ranges(self, f"model.mixers.{self.name}")
-
-    def of_rank(self, tp: int) -> RoutedAttentionSizes:
-        """Return the sizes of one of `tp` ranks."""
-        return replace(self, kv_heads=self.kv_heads // tp)
 
 
 def routed_attention(

@@ -4,10 +4,11 @@ models/jamba/modeling_jamba.py:444)."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import Annotated, Literal
+from dataclasses import dataclass
+from typing import Annotated, ClassVar, Literal
 
 from phalanx.spec.model.blocks.block import Sublayer
+from phalanx.spec.model.blocks.mixer import Heads, MixerSizes
 from phalanx.spec.model.blocks.operators import (
     Activate,
     Conv,
@@ -22,18 +23,16 @@ from phalanx.spec.model.blocks.operators import (
     linear,
     whole,
 )
-from phalanx.spec.ranges import Name, Range, require_ranges
+from phalanx.spec.ranges import Range
 
 
 @dataclass(frozen=True)
-class SelectiveSizes:
+class SelectiveSizes(MixerSizes):
     """A Mamba mixer. Sizes are counts of elements."""
 
-    name: Name
-    """The name that a pattern calls it by."""
     channels: Annotated[int, Range(1, 10**7)]
     """Channels, usually twice the residual stream's."""
-    state: Annotated[int, Range(1, 10**5)]
+    state: Heads
     """Width of a channel's state."""
     step_rank: Annotated[int, Range(1, 10**6)]
     """Width of the projection that the step comes from."""
@@ -45,15 +44,9 @@ class SelectiveSizes:
     """Whether the first and the last product have biases."""
     inner_norms: bool = False
     """Whether the step's projection, B and C are normed (Jamba)."""
+    divided: ClassVar = ("channels",)
     kind: Literal["selective"] = "selective"
     """The mechanism."""
-
-    def __post_init__(self) -> None:
-        require_ranges(self, f"model.mixers.{self.name}")
-
-    def of_rank(self, tp: int) -> SelectiveSizes:
-        """Return the sizes of one of `tp` ranks."""
-        return replace(self, channels=self.channels // tp)
 
 
 def selective(hidden: int, sizes: SelectiveSizes, norm: Norm | None, *, after: Norm | None = None) -> Sublayer:

@@ -3,35 +3,28 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import Annotated, Literal
+from dataclasses import dataclass
+from typing import Annotated, ClassVar, Literal
 
 from phalanx.spec.model.blocks.block import Sublayer
+from phalanx.spec.model.blocks.mixer import MixerSizes
 from phalanx.spec.model.blocks.operators import Activate, Conv, Dim, Norm, Output, Weight, added, linear, whole
-from phalanx.spec.ranges import Name, Range, require_ranges
+from phalanx.spec.ranges import Range
 
 
 @dataclass(frozen=True)
-class ShortConvSizes:
+class ShortConvSizes(MixerSizes):
     """A gated short convolution."""
 
-    name: Name
-    """The name that a pattern calls it by."""
     channels: Annotated[int, Range(1, 10**7)]
     """Channels of the convolution."""
     taps: Annotated[int, Range(1, 1024)] = 3
     """Tokens that it sees."""
     bias: bool = False
     """Whether its products and the convolution have biases."""
+    divided: ClassVar = ("channels",)
     kind: Literal["short_conv"] = "short_conv"
     """The mechanism."""
-
-    def __post_init__(self) -> None:
-        require_ranges(self, f"model.mixers.{self.name}")
-
-    def of_rank(self, tp: int) -> ShortConvSizes:
-        """Return the sizes of one of `tp` ranks."""
-        return replace(self, channels=self.channels // tp)
 
 
 def short_conv(hidden: int, sizes: ShortConvSizes, norm: Norm | None, *, after: Norm | None = None) -> Sublayer:
