@@ -182,9 +182,10 @@ def plain(family: str, tensor: str) -> str:
     """Normalize a tensor's name; files of one family differ in the base model's prefix, and in transformers 5 in the
     head's name."""
     naming = NAMINGS[family]
+    other, name = naming.also
     if tensor == "lm_head.weight":
         return f"{naming.outside['head.linear']}.weight"
-    return tensor.removeprefix(naming.base).replace(*naming.also)
+    return tensor.removeprefix(naming.base).replace(other, name)
 
 
 def is_buffer(spec: ModelSpec, tensor: str) -> bool:
