@@ -480,6 +480,7 @@ WRONG = [
     (("train", "--modle", "x"), "--modle: no such option"),
     (("trian",), "command = 'trian': no such command; did you mean train?"),
     (("pipeline", "show", "1f1b", "--ranks", "x"), "--ranks = 'x': should be a valid integer"),
+    (("pipeline", "show", "1f1b", "--ranks", "1,02"), "--ranks = '1,02': should be a valid integer, such as"),
     (("generate", "runs/job", "--tokens"), "--tokens: requires an argument"),
     (("presets", "models", "llama3-8b", "gpt2"), "unexpected extra argument"),
     (("plan", "job.toml", "--set", f"train.name={'x' * 5000}"), "train.name = 'xxx"),

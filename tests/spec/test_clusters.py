@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from phalanx.cli.app import app
 from phalanx.cost.collectives.link import link
 from phalanx.planning.search.best_first import price
-from phalanx.spec.cluster.presets import PRESETS, preset
+from phalanx.spec.cluster.presets import PRESETS, named, preset
 from phalanx.spec.errors import InputError
 from phalanx.spec.job import Job, Precision
 from phalanx.spec.model.families import complete
@@ -33,6 +33,15 @@ HEADLINES = {
     "pcie-l4": (242, None),
     "pcie-a10": (250, None),
 }
+
+
+def test_a_cluster_is_named_by_its_chip() -> None:
+    """The vendor's own node comes first, and what is no chip names nothing."""
+    words = {"h100": "dgx-h100", "NVIDIA H200": "dgx-h200", "a100": "dgx-a100", "A100-40GB": "dgx-a100-40gb"}
+    words |= {"4090": "pcie-rtx4090", "rtx-a6000": "pcie-a6000", "DGX_H100": "dgx-h100", "v5p": "tpu-v5p"}
+    assert {word: named(word) for word in words} == words
+    assert [named(word) for word in ("h100-pcie", "pcie", "dgx", "rtx", "")] == [None] * 5
+    assert preset("h100", 3) == preset("dgx-h100", 3)
 
 
 @pytest.mark.parametrize("name", PRESETS)

@@ -59,7 +59,10 @@ def _derive(body: Command, reports_progress: bool) -> Command:
 
     def add(name: str, annotation: Any, default: Any) -> None:
         if get_origin(annotation) is not Annotated:
-            annotation = Annotated[annotation, entries[name](name)]
+            described = entries[name](name)
+            if annotation in (int, int | None):
+                described.parser = _count
+            annotation = Annotated[annotation, described]
         parameters.append(
             inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
         )
@@ -96,6 +99,19 @@ def _derive(body: Command, reports_progress: bool) -> Command:
     run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     run.__annotations__ = {p.name: p.annotation for p in parameters}
     return run
+
+
+_THOUSANDS = {"": 1, "k": 2**10, "m": 2**20}
+
+
+def _count(text: str | int) -> int:
+    """Parse 8192, 8,192 or 8k, which is the same: people count tokens, GPUs and sequences in powers of two."""
+    if isinstance(text, int):
+        return text
+    match = re.fullmatch(r"([+-]?(?:\d+|\d{1,3}(?:[,_]\d{3})+))([km]?)", text.strip(), re.IGNORECASE)
+    if match is None:
+        raise typer.BadParameter("should be a valid integer, such as 8192 or 8k")
+    return int(re.sub("[,_]", "", match[1])) * _THOUSANDS[match[2].lower()]
 
 
 def _entries(paragraph: str, names: Sequence[str] = ()) -> dict[str, Callable[[str], Info]]:

@@ -37,10 +37,10 @@ source FILE...: A plan written by `phalanx plan`, a run's folder, or another fra
 --strategy LINE: Strategy, such as tp=8,zero=1: replaces that of a job file or a plan; dp takes the remaining GPUs. Of
     a search with --model: fields to keep, such as tp=8,pp=*.
 --model NAME|config.json: Model: a preset or a Hugging Face config.json.
---cluster NAME|FILE.toml: Cluster: a preset (`phalanx presets clusters`) or a TOML file.
+--cluster NAME|FILE.toml: Cluster: of `phalanx presets clusters`, a chip (h100) or a TOML file.
 --gpus: Number of GPUs.
 --batch: Global batch: sequences per step, over all GPUs.
---seq: Sequence length in tokens.
+--seq: Sequence length in tokens: 8192 or 8k.
 --stack STACK: Software stack whose step is priced; by default that of the plan, else megatron-core.
 --precision: Precision of matrix products: {", ".join(PRECISIONS)}; by default bf16, or fp16 where the device has no
     bf16.

@@ -16,7 +16,7 @@ from phalanx.answers.expenses import expense, rates_of
 from phalanx.answers.question.query import Query
 from phalanx.answers.question.question import Premises, Question, read
 from phalanx.planning.expense.expense import Expense
-from phalanx.spec.cluster.presets import PRESETS
+from phalanx.spec.cluster.presets import PRESETS, named
 from phalanx.spec.errors import InputError, nearest
 from phalanx.spec.number_formats import PRECISIONS
 from phalanx.spec.strategy import spec as strategies
@@ -127,12 +127,10 @@ def _asked(item: str, query: Query, base: Question) -> tuple[Question, str]:
 
 def _site(value: str) -> str:
     """Return a cluster by its name, its file or its chip."""
-    if value in PRESETS or value.lower().endswith(".toml"):
-        return value
-    named = [name for name in PRESETS if value.lower() in name.split("-")]
-    if not named:
+    site = value if value.lower().endswith(".toml") else named(value)
+    if site is None:
         raise InputError("try", value, "is not a cluster and no chip of one", nearest(value, PRESETS))
-    return next((name for name in named if name == f"dgx-{value.lower()}"), named[0])
+    return site
 
 
 def _priced(item: str, q: Question, also: str, line: str | None) -> TriedChange:

@@ -106,6 +106,7 @@ def shape(spec: ModelSpec) -> Shape:
     )
 
 
+@lru_cache(maxsize=64)  # as above
 def kinds_of_blocks(spec: ModelSpec, depths: int = 0) -> tuple[int, ...]:
     """Return the place of each block's kind among `Shape.kinds`; further depths are of the last kind."""
     model = architecture(spec)

@@ -27,7 +27,7 @@ from phalanx.shared_cluster.simulation.history import JobHistory
 from phalanx.shared_cluster.simulation.nodes import RULES, HeldGpus, Nodes
 from phalanx.shared_cluster.simulation.policy import POLICIES, SchedulingPolicy
 from phalanx.shared_cluster.simulation.trace import PlanFacts, Trace, TraceJob, read
-from phalanx.spec.cluster.presets import PRESETS, preset, resized
+from phalanx.spec.cluster.presets import PRESETS, named, preset, resized
 from phalanx.spec.cluster.spec import ClusterSpec
 from phalanx.spec.cluster.topology import Topology, of_cluster, of_leaves
 from phalanx.spec.errors import InputError, nearest
@@ -114,7 +114,7 @@ def cluster_of(text: str, nodes: int | None, leaf: int | None) -> SharedCluster:
             described = cluster_from_toml(Path(text))
             require_plausible(described)
             described = resized(described, nodes) if nodes else described
-        elif text in PRESETS:
+        elif named(text):
             if nodes is None:
                 raise InputError("nodes", None, "is missing", f"say how many nodes of {text} the cluster has")
             described = preset(text, nodes)

@@ -8,6 +8,7 @@ itself is better than any of this.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -87,22 +88,34 @@ def of_datasheet(name: str, device: Device, size: int, nodes: int, tiers: tuple[
     return ClusterSpec(name, device, size, nodes, tiers, tuple(_rates(device, d) for d in device.dense_flops_per_s))
 
 
+def named(text: str) -> str | None:
+    """Return the preset that a text names: by itself, however it is written, or by its chip, of which the vendor's own
+    node comes first (h100, NVIDIA H200, rtx4090). None for any other text."""
+    name = re.sub(r"^(?:nvidia|amd|intel|google)-|-sxm\d?$", "", re.sub(r"[\s_]+", "-", text.strip().lower()))
+    if name in PRESETS:
+        return name
+    chip = re.sub(r"^(?:rtx|tpu)-?", "", name)
+    having = [known for known, row in PRESETS.items() if chip == re.sub(r"^(?:rtx|tpu)-", "", row.chip.lower())]
+    return next((known for known in having if known == f"dgx-{chip}"), having[0] if having else None)
+
+
 def preset(name: str, nodes: int) -> ClusterSpec:
     """Return the cluster of this name with `nodes` nodes. Raises InputError for an unknown name or no nodes."""
-    if name not in PRESETS:
+    known = named(name)
+    if known is None:
         raise InputError(
             "cluster.preset", name, "is not a cluster that Phalanx knows", nearest(name, [*PRESETS, "local"])
         )
     if nodes < 1:
         raise InputError("cluster.nodes", nodes, "must be at least 1")
-    row, tiers = PRESETS[name], []
+    row, tiers = PRESETS[known], []
     for tier in row.tiers:
         ranks = tier.ranks or row.size * min(nodes, tier.nodes or nodes)
         tiers.append(_LINKS[_LINK + tier.link].among(ranks))
         if tier.nodes >= nodes:
             break
     device = CHIPS[row.chip].as_device(row.device, row.bandwidth_bytes_per_s)
-    return of_datasheet(name, device, row.size, nodes, tuple(tiers))
+    return of_datasheet(known, device, row.size, nodes, tuple(tiers))
 
 
 def resized(cluster: ClusterSpec, nodes: int) -> ClusterSpec:
