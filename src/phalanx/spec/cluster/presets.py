@@ -89,8 +89,8 @@ def of_datasheet(name: str, device: Device, size: int, nodes: int, tiers: tuple[
 
 
 def named(text: str) -> str | None:
-    """Return the preset that a text names: by itself, however it is written, or by its chip, of which the vendor's own
-    node comes first (h100, NVIDIA H200, rtx4090). None for any other text."""
+    """Return the preset that a text names: by itself, however it is written, or by its chip, whose vendor's own node
+    comes first (h100, NVIDIA H200, rtx4090). None for any other text."""
     name = re.sub(r"^(?:nvidia|amd|intel|google)-|-sxm\d?$", "", re.sub(r"[\s_]+", "-", text.strip().lower()))
     if name in PRESETS:
         return name
