@@ -141,7 +141,7 @@ def test_a_trace_is_replayed(tmp_path: Path) -> None:
         ("--rate nan --requests 9", "--rate = nan: must be from 1e-6 to 1,000,000 requests per second, or inf"),
         ("--burstiness 0", "--burstiness = 0.0: must be positive; 1 is a Poisson process"),
         ("--input 1024:1", "--input = '1024:1': goes from the larger to the smaller; write 1:1024"),
-        ("--input 1k", "--input = '1k': is not a number of tokens; write 4000, or 1:1024 for lengths between"),
+        ("--input 1x", "--input = '1x': is not a number of tokens; write 4000 or 4k, or 1:1024 for lengths between"),
         ("--input 1:900 --variation 1", "--variation = 1.0: does not go with a range of lengths; give one of them"),
         ("--model gpt3-175b --input 100", "no layout holds a request"),
         ("--gpus 1 --mode disaggregated", "one that decodes need more; give more GPUs, or --mode aggregated"),

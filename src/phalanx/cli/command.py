@@ -27,6 +27,7 @@ from phalanx.answers.question.query import Query
 from phalanx.cli.options import COMPLETED, OUTPUT_TYPES, QUERY_TYPES, SHARED
 from phalanx.cli.output import Display
 from phalanx.cli.terminal import exit_on_error
+from phalanx.spec.byte_sizes import parse_count
 from phalanx.spec.errors import InputError
 from phalanx.spec.ranges import require_64_bits
 
@@ -101,17 +102,11 @@ def _derive(body: Command, reports_progress: bool) -> Command:
     return run
 
 
-_THOUSANDS = {"": 1, "k": 2**10, "m": 2**20}
-
-
 def _count(text: str | int) -> int:
-    """Parse 8192, 8,192 or 8k, which is the same: people count tokens, GPUs and sequences in powers of two."""
-    if isinstance(text, int):
-        return text
-    match = re.fullmatch(r"([+-]?(?:\d+|\d{1,3}(?:[,_]\d{3})+))([km]?)", text.strip(), re.IGNORECASE)
-    if match is None:
+    number = text if isinstance(text, int) else parse_count(text)
+    if number is None:
         raise typer.BadParameter("should be a valid integer, such as 8192 or 8k")
-    return int(re.sub("[,_]", "", match[1])) * _THOUSANDS[match[2].lower()]
+    return number
 
 
 def _entries(paragraph: str, names: Sequence[str] = ()) -> dict[str, Callable[[str], Info]]:

@@ -21,6 +21,7 @@ from phalanx.serving.search.space import illegal
 from phalanx.serving.simulation import trace as traces
 from phalanx.serving.simulation.engines import NEEDS, EngineRow, engine, page_tokens, require_types
 from phalanx.serving.simulation.requests import Requests
+from phalanx.spec.byte_sizes import parse_count
 from phalanx.spec.cluster.chips import CHIPS
 from phalanx.spec.errors import InputError, nearest
 from phalanx.spec.model.spec import ModelSpec
@@ -115,11 +116,13 @@ def layout(text: str) -> ServingLayout:
 
 
 def lengths(option: str, given: int | str) -> tuple[int, int]:
-    """Parse tokens, such as 4000, or from 1 to 1024 with every length as likely: 1:1024. Raises InputError."""
-    match = re.fullmatch(r"\s*([0-9]{1,9})(?::([0-9]{1,9}))?\s*", str(given))
-    if match is None:
-        raise InputError(option, given, "is not a number of tokens", "write 4000, or 1:1024 for lengths between")
-    low, high = int(match[1]), int(match[2] or match[1])
+    """Parse tokens, such as 4000 or 8k, or from 1 to 1024 with every length as likely: 1:1024. Raises InputError."""
+    bounds = [parse_count(part) for part in str(given).split(":")]
+    low, high = bounds[0], bounds[-1]
+    if low is None or high is None or len(bounds) > 2:
+        raise InputError(
+            option, given, "is not a number of tokens", "write 4000 or 4k, or 1:1024 for lengths between"
+        )
     questions.require_counts((option, low))
     if low > high:
         raise InputError(option, given, "goes from the larger to the smaller", f"write {high}:{low}")

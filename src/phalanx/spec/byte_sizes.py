@@ -1,4 +1,4 @@
-"""Sizes in human-readable form: 100MB is 1e8 bytes, 64KiB is 65,536."""
+"""Sizes and counts in human-readable form: 100MB is 1e8 bytes, 64KiB is 65,536; 8k tokens are 8,192."""
 
 from __future__ import annotations
 
@@ -15,6 +15,14 @@ def parse_bytes(text: str, field: str = "bytes") -> float:
     if not match or not 0 < float(match[1]) < 1e18:
         raise InputError(field, text, "is not a size", "write 4096, 100MB or 64KiB")
     return float(match[1]) * _SCALE[(match[2] or "").upper()]
+
+
+def parse_count(text: str) -> int | None:
+    """Parse 8192, 8,192 or 8k, which are equal: the field counts tokens, GPUs and sequences in powers of two. Return
+    None for any other text."""
+    match = re.fullmatch(r"([+-]?(?:\d+|\d{1,3}(?:[,_]\d{3})+))([km]?)", text.strip(), re.IGNORECASE)
+    scale = {"": 1, "k": 2**10, "m": 2**20}
+    return int(re.sub("[,_]", "", match[1])) * scale[match[2].lower()] if match else None
 
 
 def write_bytes(size: float) -> str:
