@@ -50,7 +50,7 @@ _FORMS = {
             "objective",
             "engine",
             "weights",
-            "kv",
+            "cache",
             "mode",
             "layout",
             "chunk",

@@ -7,8 +7,9 @@
         --rate GB/S: Bandwidth of a rank in one direction.
         '''
 
-A parameter of type Query or Display becomes the options of its fields, all of them or those that the annotation
-names. Every other is described by an entry of the docstring's last paragraph, of the module's OPTIONS, or of
+A parameter of type Query, Display or another frozen dataclass becomes the options of its fields, all of them or those
+that the annotation names; one of `Annotated[Stated, Record]` too, and has the fields that stand on the command line.
+Every other is described by an entry of the docstring's last paragraph, of the module's OPTIONS, or of
 those that commands share (options.py): `--flag METAVAR: help` for an option, `name METAVAR: help` for an argument,
 `name --flag METAVAR: help` where the flag is not the parameter's name. The function runs with errors turned into one
 line, and with files to be written checked first.
@@ -19,20 +20,27 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Callable, Sequence
-from typing import Annotated, Any, get_args, get_origin
+from dataclasses import MISSING, fields, is_dataclass
+from types import NoneType, UnionType
+from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
 
 import typer
 
 from phalanx.answers.question.query import Query
 from phalanx.cli.options import COMPLETED, OUTPUT_TYPES, QUERY_TYPES, SHARED
 from phalanx.cli.output import Display
-from phalanx.cli.terminal import exit_on_error
+from phalanx.cli.terminal import context, exit_on_error, is_stated
 from phalanx.spec.byte_sizes import parse_count
 from phalanx.spec.errors import InputError
 from phalanx.spec.ranges import require_64_bits
 
 _DERIVED: dict[type, dict[str, Any]] = {Query: QUERY_TYPES, Display: OUTPUT_TYPES}
 _ENTRY = re.compile(r"(?:(?P<name>\w+) ?)?(?P<flags>--[\w/-]+)?(?: ?(?P<metavar>.+?))??: (?P<help>.*)", re.DOTALL)
+
+
+class Stated(dict[str, Any]):
+    """The fields of a record that stand on a command line, by name: what it does not state has no default yet."""
+
 
 Command = Callable[..., Any]
 Info = Any
@@ -56,7 +64,7 @@ def _derive(body: Command, reports_progress: bool) -> Command:
     about = about if own else f"{about}\n\n{last}".strip()
     entries = {**_entries(SHARED), **_entries(body.__globals__.get("OPTIONS", "")), **own}
     parameters: list[inspect.Parameter] = []
-    derived: dict[str, tuple[type, tuple[str, ...]]] = {}
+    derived: dict[str, tuple[type, dict[str, Any]]] = {}
 
     def add(name: str, annotation: Any, default: Any) -> None:
         if get_origin(annotation) is not Annotated:
@@ -69,28 +77,30 @@ def _derive(body: Command, reports_progress: bool) -> Command:
         )
 
     for parameter in signature.values():
-        kind, names = _derived(parameter.annotation)
+        kind, options = _derived(parameter.annotation)
         if kind is None and parameter.annotation is typer.Context:
             parameters.append(parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY))
         elif kind is None:
             add(parameter.name, parameter.annotation, parameter.default)
         else:
-            derived[parameter.name] = kind, names
-            for name in names:
-                add(name, _DERIVED[kind][name], False if _DERIVED[kind][name] is bool else None)
+            derived[parameter.name] = kind, options
+            for name, (annotation, default) in options.items():
+                add(name, annotation, default)
 
     def run(**given: Any) -> Any:
         with exit_on_error(reports_progress):
             for name, value in given.items():
                 require_64_bits(name, value)
-            for name, (kind, names) in derived.items():
-                fields = {field: given.pop(field) for field in names}
-                if "source" in fields:  # the first of several files, which belong to it
-                    fields["source"], *more = fields["source"] or [None]
-                    fields["files"] = tuple(more)
-                if "changes" in fields:
-                    fields["changes"] = tuple(fields["changes"] or ())
-                given[name] = kind(**fields)
+            for name, (kind, options) in derived.items():
+                values = {field: given.pop(field) for field in options}
+                if kind is Stated:
+                    values = {field: value for field, value in values.items() if is_stated(context(), field)}
+                if kind is Query and "source" in values:  # the first of several files, which belong to it
+                    values["source"], *more = values["source"] or [None]
+                    values["files"] = tuple(more)
+                if "changes" in values:
+                    values["changes"] = tuple(values["changes"] or ())
+                given[name] = kind(**values)
                 if isinstance(given[name], Display):
                     given[name].require_writable()
             return body(**given)
@@ -129,13 +139,29 @@ def _entries(paragraph: str, names: Sequence[str] = ()) -> dict[str, Callable[[s
     return entries
 
 
-def _derived(annotation: Any) -> tuple[type | None, tuple[str, ...]]:
-    """Return the question or output that a parameter is, and the fields that become options."""
+def _derived(annotation: Any) -> tuple[type | None, dict[str, tuple[Any, Any]]]:
+    """Return the record that a parameter is, and the types and defaults of the fields that become options."""
     of, *names = get_args(annotation) if get_origin(annotation) is Annotated else (annotation,)
-    if of not in _DERIVED:
-        return None, ()
+    record = names.pop(0) if of is Stated else of
+    if record in _DERIVED:
+        options = {name: (kind, False if kind is bool else None) for name, kind in _DERIVED[record].items()}
+    elif isinstance(record, type) and is_dataclass(record):
+        hints = get_type_hints(record)
+        options = {
+            f.name: (_option(hints[f.name]), None if f.default is MISSING else f.default) for f in fields(record)
+        }
+    else:
+        return None, {}
     flat = [n for name in names for n in ((name,) if isinstance(name, str) else name)]
-    return of, tuple(flat or _DERIVED[of])
+    return of, {name: options[name] for name in flat or options}
+
+
+def _option(hint: Any) -> Any:
+    """Return a field's type as an option has it, which is read as text where the field may be one."""
+    if get_origin(hint) in (Union, UnionType):
+        kinds = [kind for kind in get_args(hint) if kind is not NoneType]
+        return (str if str in kinds else kinds[0]) | None
+    return hint
 
 
 _OF_OUTPUT = frozenset({"save", "json"})
@@ -146,8 +172,7 @@ def require_only(line: typer.Context, *read: str, reason: str, remedy: str = "le
     output's. Raises InputError."""
     for parameter in line.command.params:
         name = str(parameter.name)
-        source = line.get_parameter_source(name)
-        if name in read or name in _OF_OUTPUT or source is None or source.name != "COMMANDLINE":
+        if name in read or name in _OF_OUTPUT or not is_stated(line, name):
             continue
         option = parameter.opts[0] if parameter.param_type_name == "option" else str(parameter.metavar or name)
         raise InputError(option, _shown(line.params[name]), reason, remedy)

@@ -111,16 +111,26 @@ def exit_on_error(speaks: bool = False) -> Iterator[None]:
         raise typer.Exit(WRONG_INPUT if getattr(error, "wrong_input", False) else FAILED) from None
 
 
+def context() -> Any:
+    """Return the command line that runs; None outside of a command."""
+    return import_module(f"{typer.BadParameter.__module__.rpartition('.')[0]}.globals").get_current_context(True)
+
+
+def is_stated(line: Any, name: str) -> bool:
+    """Whether a command line states a parameter."""
+    source = line.get_parameter_source(name)
+    return source is not None and source.name == "COMMANDLINE"
+
+
 def as_typed(error: InputError) -> InputError:
     """Return an error with its field as the running command spells it: `micro_batch` becomes `--micro-batch`, where
     the option was given or what it would say is missing."""
     from phalanx.spec.errors import InputError
 
-    context = import_module(f"{typer.BadParameter.__module__.rpartition('.')[0]}.globals").get_current_context(True)
+    line = context()
     spelling = {}
-    for parameter in [] if context is None else context.command.params:
-        source = context.get_parameter_source(parameter.name)
-        if error.value is None or (source is not None and source.name == "COMMANDLINE"):
+    for parameter in [] if line is None else line.command.params:
+        if error.value is None or is_stated(line, parameter.name):
             for option in parameter.opts:
                 if option.startswith("--"):
                     spelling[option.lstrip("-").replace("-", "_")] = option

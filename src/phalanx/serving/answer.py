@@ -18,7 +18,8 @@ from phalanx.serving.launch.arguments import refused
 from phalanx.serving.launch.launch import Launch
 from phalanx.serving.lines.reading import LinesRead, read
 from phalanx.serving.plan_file import LatencyLimits, ServedLoad, ServingPlan, Workers
-from phalanx.serving.question import NamedQuestion, ServingRequest, ask
+from phalanx.serving.question import NamedQuestion, ask
+from phalanx.serving.request import ServingRequest
 from phalanx.serving.search.answering import ServingAnswer, answer
 from phalanx.serving.search.misses import lost as lost_words
 from phalanx.serving.search.neighbours import ServingNeighbour, neighbours

@@ -9,10 +9,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from phalanx.cli.command import command, require_only
+from phalanx.cli.command import Stated, command
 from phalanx.cli.forms import forms
 from phalanx.cli.output import Display, Saved, show_view
 from phalanx.cli.terminal import FAILED, announce, console, print_json, require_torch, require_writable
+from phalanx.serving import request as requests
+from phalanx.serving.request import ServingRequest
 
 if TYPE_CHECKING:
     from phalanx.planning.tables.table import Sheet
@@ -20,49 +22,14 @@ if TYPE_CHECKING:
     from phalanx.serving.cost.roofline import ServingPrice
     from phalanx.serving.plan_file import ServingPlan
 
+OPTIONS = requests.OPTIONS
+
 
 @command
 def plan(
-    line: typer.Context,
     shown: Annotated[Display, "json", "strict", "assertions"],
+    request: Annotated[Stated, ServingRequest],
     source: list[Path] | None = None,
-    model: str | None = None,
-    cluster: str | None = None,
-    gpus: int | None = None,
-    input: str | None = None,
-    output: str | None = None,
-    ttft: str | None = None,
-    tpot: str | None = None,
-    deadline: str | None = None,
-    survive: str | None = None,
-    percentile: int = 90,
-    objective: str = "throughput",
-    engine: str = "vllm",
-    weights: str = "auto",
-    kv: str = "bf16",
-    mode: str = "both",
-    layout: str | None = None,
-    large_ep: str = "auto",
-    chunk: int | None = None,
-    slots: int | None = None,
-    memory: float | None = None,
-    concurrency: int | None = None,
-    rate: float | None = None,
-    burstiness: float = 1.0,
-    trace: Path | None = None,
-    variation: float = 0.0,
-    reuse: float = 0.0,
-    speculate: str | None = None,
-    adapters: str | None = None,
-    price: float | None = None,
-    rates: str | None = None,
-    requests: Annotated[
-        int | None,
-        typer.Option(
-            "--requests", min=1, max=10**6, help="Requests in all, with --rate or --concurrency; else to simulate."
-        ),
-    ] = None,
-    seed: Annotated[int, typer.Option("--seed", min=0, help="Of arrivals, lengths and acceptance.")] = 0,
     launch: str | None = None,
     out: Path = Path("serving.json"),
 ) -> None:
@@ -72,34 +39,6 @@ def plan(
 
     source --from run.sh: Lines of a server, a benchmark or both, of vLLM, SGLang, TensorRT-LLM or genai-perf;
         repeatable.
-    --input 4000|1:1024: Tokens of a prompt, or from : to.
-    --output 500|1:512: Tokens generated per request, or from : to.
-    --ttft 1s: Limit of the time to the first token, queueing included.
-    --tpot 30ms: Limit of the time per token after the first.
-    --deadline 20s: Limit of a whole request, to its last token.
-    --survive '1 node'|'2 gpus'|'1 copy': What may be lost: the others keep the limits and the load.
-    --percentile 50|90|99: Percent of requests that stay under the limits.
-    --objective throughput|latency|cost: Most tokens/s; shortest time of a request; or most tokens/s per GPU, which
-        may leave GPUs out.
-    --engine vllm|sglang|trtllm: Engine that serves.
-    --weights bf16,fp8,int4,nvfp4: Types of weights to try; auto: bf16, fp8.
-    --kv bf16|fp8: Type of the KV cache.
-    --mode both|aggregated|disaggregated: Prefill and decode in the same workers, or apart.
-    --layout tp=4,pp=2: The only layout of a copy to consider: tp, pp, dp, ep.
-    --large-ep auto|on|off: Experts over many GPUs with DeepEP, DeepGEMM and placement by load; auto: where they span
-        nodes.
-    --chunk: The only token budget of a step to consider.
-    --slots: The most requests at once in a copy, or attention group.
-    --memory 0.9: Share of a GPU's memory that the engine uses.
-    --concurrency: Requests under way at any time (closed loop).
-    --rate 40|inf: Requests per second, arriving at random; inf: all at once.
-    --burstiness: Of arrivals: 1 is a Poisson process, less comes in bursts.
-    --trace FILE.csv: Requests to replay: arrival (s), input, output (tokens).
-    --variation: Standard deviation of the lengths over their mean; 0: all alike.
-    --reuse: Share of each prompt that the cache holds already (0 to 0.99).
-    --speculate 3:0.7: Drafted tokens per step, and the rate of acceptance.
-    --adapters 32:4: LoRA adapters in use, and how many of them a batch holds.
-    --price: Price of a GPU-hour, in place of the published one of its chip.
     --launch engine|dynamo: Also print what starts it, as `phalanx serve launch` does.
     --out: File to write the serving plan to.
     """
@@ -108,21 +47,17 @@ def plan(
 
     if launch is not None:
         require_starter("--launch", launch)
-    if trace is not None:
-        unread = {"input", "output", "variation", "rate", "burstiness", "concurrency"}
-        read = [str(p.name) for p in line.command.params if p.name not in unread]
-        require_only(line, *read, reason="does not go with --trace, whose requests say it")
-    fields = _fields(line)
-    if not source:
-        if missing := [f"--{name}" for name in ("model", "cluster", "gpus") if name not in fields]:
-            raise InputError(missing[0], None, "missing", "or give --from run.sh with the lines that start it")
-        if trace is None and (missing := [f"--{name}" for name in ("input", "output") if name not in fields]):
-            raise InputError(", ".join(missing), None, "missing", "or give --trace in place of --input and --output")
+    if "trace" in request:
+        for name in ("input", "output", "variation", "rate", "burstiness", "concurrency"):
+            if name in request:
+                raise InputError(name, request[name], "does not go with --trace, whose requests say it")
+    if not source and (missing := [name for name in ("model", "cluster", "gpus") if name not in request]):
+        raise InputError(missing[0], None, "missing", "or give --from run.sh with the lines that start it")
     require_writable("--out", out)
 
     from phalanx.serving.answer import serve_plan
 
-    answer = serve_plan(source=source or (), **fields)
+    answer = serve_plan(source=source or (), **request)
     for note in answer.notes:
         announce(f"note: {note}")
     serving.write(answer.plan, out)
@@ -130,21 +65,10 @@ def plan(
     if shown.json:
         print_json(answer.to_dict() | ({"launch": as_json_of(answer.plan, launch)} if launch else {}))
     else:
-        _show(answer, "price" in fields or "rates" in fields)
+        _show(answer, "price" in request or "rates" in request)
         if launch:
             show(answer.plan, launch)
     shown.check(answer)
-
-
-def _fields(line: typer.Context) -> dict[str, Any]:
-    """Return the fields of a ServingRequest that stand on the command line."""
-    names = {"kv": "cache"}
-    apart = {"source", "launch", "out", "strict", "json", "assertions"}
-    stated = {n: value for n, value in line.params.items() if n not in apart}
-    sources = {n: line.get_parameter_source(n) for n in stated}
-    return {
-        names.get(n, n): v for n, v in stated.items() if (s := sources[n]) is not None and s.name == "COMMANDLINE"
-    }
 
 
 def _show(answer: ServingPlanAnswer, costs: bool) -> None:
@@ -216,12 +140,6 @@ def show(plan: ServingPlan, what: str) -> None:
         announce(f"note: {note}")
 
 
-OPTIONS = """
---weights bf16|fp8|int4|nvfp4: Type of the weights.
---kv bf16|fp8: Type of the KV cache.
-"""
-
-
 def _tables(
     subject: str, about: str, sheets: Callable[[ServingPrice, int, list[int]], list[Sheet]]
 ) -> Callable[..., None]:
@@ -235,7 +153,7 @@ def _tables(
         gpus: int = 16,
         seq: int | None = None,
         weights: str = "bf16",
-        kv: str = "bf16",
+        cache: str = "bf16",
     ) -> None:
         from phalanx.answers.tables import Tables
         from phalanx.serving.question import price_of
@@ -243,7 +161,7 @@ def _tables(
 
         if seq is not None and not 1 <= seq <= 10**8:
             raise InputError("seq", seq, "must be at least 1")
-        price = price_of(model, cluster, gpus, weights, kv)
+        price = price_of(model, cluster, gpus, weights, cache)
         m = price.model
         if (seq or 1) > m.max_seq:
             raise InputError("seq", seq, f"is longer than the model's context, {m.max_seq:,}")
@@ -251,7 +169,7 @@ def _tables(
         tables = sheets(price, seq or min(m.max_seq, 4096), degrees)
         output.show(Tables(None, tuple(tables)), subject=subject)
 
-    tabulate.__doc__ = about
+    tabulate.__doc__ = f"{about}\n\n--weights bf16|fp8|int4|nvfp4: Type of the weights."
     return command(tabulate)
 
 

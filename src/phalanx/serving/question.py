@@ -16,6 +16,7 @@ from phalanx.serving.cost.layout import ServingLayout
 from phalanx.serving.cost.roofline import LARGE_EP, LargeEp, ServingPrice, memory_share
 from phalanx.serving.cost.shape import shape_of
 from phalanx.serving.cost.step import BYTES
+from phalanx.serving.request import ServingRequest
 from phalanx.serving.search.question import MOST_GPUS, OBJECTIVES, Objective, ServingQuestion
 from phalanx.serving.search.space import illegal
 from phalanx.serving.simulation import trace as traces
@@ -115,7 +116,7 @@ def layout(text: str) -> ServingLayout:
     return ServingLayout(degrees["tp"], degrees["pp"], degrees["dp"], width // degrees["ep"], degrees["ep"])
 
 
-def lengths(option: str, given: int | str) -> tuple[int, int]:
+def lengths(option: str, given: int | str | None) -> tuple[int, int]:
     """Parse tokens, such as 4000 or 8k, or from 1 to 1024 with every length as likely: 1:1024. Raises InputError."""
     bounds = [parse_count(part) for part in str(given).split(":")]
     low, high = bounds[0], bounds[-1]
@@ -127,51 +128,6 @@ def lengths(option: str, given: int | str) -> tuple[int, int]:
     if low > high:
         raise InputError(option, given, "goes from the larger to the smaller", f"write {high}:{low}")
     return low, high
-
-
-@dataclass(frozen=True, kw_only=True)
-class ServingRequest:
-    """A question as a user spells it: names, numbers, and texts with units."""
-
-    model: str
-    cluster: str
-    gpus: int
-    input: int | str = 0
-    """Tokens of a prompt, 4000, or each number from 1 to 1024 as likely, 1:1024; not read with a trace."""
-    output: int | str = 0
-    trace: Path | None = None
-    ttft: str | None = None
-    tpot: str | None = None
-    deadline: str | None = None
-    """Limit of a whole request."""
-    survive: str | None = None
-    """What may be lost, such as `1 node`, `2 gpus` or `1 copy`."""
-    large_ep: str = "auto"
-    percentile: int = 90
-    objective: str = "throughput"
-    engine: str = "vllm"
-    weights: str = "auto"
-    cache: str = "bf16"
-    mode: str = "both"
-    layout: str | None = None
-    chunk: int | None = None
-    slots: int | None = None
-    """The most requests at once in a copy, or in each of its attention groups."""
-    memory: float | None = None
-    """Share of a GPU's memory that the engine may use, as its own option has it."""
-    concurrency: int | None = None
-    rate: float | None = None
-    """Requests per second; infinite where all come at once."""
-    burstiness: float = 1.0
-    variation: float = 0.0
-    reuse: float = 0.0
-    speculate: str | None = None
-    adapters: str | None = None
-    price: float | None = None
-    rates: str | None = None
-    """Price, power and carbon of a GPU-hour, where the tables do not decide (planning/expense)."""
-    requests: int | None = None
-    seed: int = 0
 
 
 @dataclass(frozen=True)
@@ -205,6 +161,8 @@ def _load(spec: ModelSpec, request: ServingRequest) -> _Load:
     if request.trace:
         load, fields = _traced(request.trace, request.requests or MOST_REPLAYED), "trace"
     else:
+        if missing := [name for name in ("input", "output") if getattr(request, name) is None]:
+            raise InputError(", ".join(missing), None, "missing", "or give a trace in place of input and output")
         ranges = lengths("input", request.input), lengths("output", request.output)
         input, output = (round((low + high) / 2) for low, high in ranges)
         most = ranges[0][1] + ranges[1][1]
@@ -284,9 +242,11 @@ def _require_known(request: ServingRequest) -> None:
         raise InputError(f"--{loads[0]}", getattr(request, loads[0]), f"excludes --{loads[1]}", "choose one load")
     if request.concurrency is not None:
         questions.require_counts(("concurrency", request.concurrency))
-    for name in ("chunk", "slots"):
+    for name in ("chunk", "slots", "requests"):
         if (count := getattr(request, name)) is not None:
             questions.require_counts((name, count))
+    if request.seed < 0:
+        raise InputError("seed", request.seed, "must not be negative")
     if request.memory is not None and not 0.05 <= request.memory <= 1:
         raise InputError("memory", request.memory, "must be a share of the GPU's memory, from 0.05 to 1")
 

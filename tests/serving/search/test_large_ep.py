@@ -9,7 +9,8 @@ import pytest
 
 from phalanx.planning.lookup import cluster_named, model_named
 from phalanx.serving.cost.layout import ServingLayout
-from phalanx.serving.question import ServingRequest, ask
+from phalanx.serving.question import ask
+from phalanx.serving.request import ServingRequest
 from phalanx.serving.search.answering import answer
 from phalanx.serving.search.pairs import prompts_together
 from phalanx.serving.search.search import Search
