@@ -60,7 +60,8 @@ def command_with_progress(function: Command) -> Command:
 def _derive(body: Command, reports_progress: bool) -> Command:
     signature = inspect.signature(body, eval_str=True).parameters
     about, _, last = (inspect.getdoc(body) or "").rpartition("\n\n")
-    own = _entries(last, list(signature))
+    records = {name: _derived(parameter.annotation) for name, parameter in signature.items()}
+    own = _entries(last, [*signature, *(option for _, options in records.values() for option in options)])
     about = about if own else f"{about}\n\n{last}".strip()
     entries = {**_entries(SHARED), **_entries(body.__globals__.get("OPTIONS", "")), **own}
     parameters: list[inspect.Parameter] = []
@@ -77,7 +78,7 @@ def _derive(body: Command, reports_progress: bool) -> Command:
         )
 
     for parameter in signature.values():
-        kind, options = _derived(parameter.annotation)
+        kind, options = records[parameter.name]
         if kind is None and parameter.annotation is typer.Context:
             parameters.append(parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY))
         elif kind is None:

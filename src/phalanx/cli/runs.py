@@ -7,7 +7,7 @@ import sys
 import time
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
@@ -15,6 +15,8 @@ from phalanx.cli.command import command, command_with_progress
 from phalanx.cli.forms import forms
 from phalanx.cli.output import Printed, Saved, show_notes, show_view
 from phalanx.cli.terminal import DONE, FAILED, INTERRUPTED, announce, require_torch, require_writable
+from phalanx.infer.sampling import Sampling
+from phalanx.schedule.generation import BatchingPolicy
 
 if TYPE_CHECKING:
     from phalanx.answers.plan import Decision
@@ -165,20 +167,12 @@ def sweep(job: Path, output: Saved, steps: int = 20, overrides: list[str] | None
 def generate(
     output: Printed,
     run: Path,
+    sampling: Sampling,
+    policy: Annotated[BatchingPolicy, "slots", "chunk", "page", "pages"],
     prompt: list[str] | None = None,
     prompts: Path | None = None,
-    tokens: int | None = None,
-    temperature: float = 0.8,
-    top_k: int = 50,
-    top_p: float = 1.0,
-    seed: int = 0,
-    past_end: bool = False,
     strategy: str | None = None,
     precision: str | None = None,
-    slots: int = 16,
-    chunk: int = 512,
-    page: int = 16,
-    pages: int | None = None,
 ) -> None:
     """Continue texts with the newest checkpoint of a run, or with Hugging Face weights.
 
@@ -201,13 +195,9 @@ def generate(
     """
     require_torch()
     from phalanx.answers.runs.generate import generate as continue_texts
-    from phalanx.infer.sampling import Sampling
     from phalanx.runtime.process.environment import external
-    from phalanx.schedule.generation import BatchingPolicy
     from phalanx.spec.errors import InputError
 
-    sampling = Sampling(tokens, temperature, top_k, seed, top_p, not past_end)
-    policy = BatchingPolicy(slots, chunk, page, pages)
     world, stream = external(), not output.json
     try:
         answer = continue_texts(run, prompt or [], prompts, sampling, policy, strategy, precision, stream, world)

@@ -19,14 +19,14 @@ from phalanx.spec.errors import InputError
 @dataclass(frozen=True)
 class Sampling:
     """Sampling parameters: number of `tokens` (None: 80, or as many as fit), `temperature` (0: greedy), `top_k` (0:
-    all tokens), `top_p` (1: all), `seed`; `stop`: whether the model's end-of-text token ends it."""
+    all tokens), `top_p` (1: all), `seed`; `past_end`: whether it goes on after the model's end-of-text token."""
 
     tokens: int | None = None
     temperature: float = 0.8
     top_k: int = 50
     seed: int = 0
     top_p: float = 1.0
-    stop: bool = True
+    past_end: bool = False
 
     def __post_init__(self) -> None:
         if self.tokens is not None and self.tokens < 1:

@@ -67,7 +67,7 @@ def question(
     generating(model, strategy, "float32")  # refuses a strategy that does not split it
     tokenizer = tokenizer_of(folder, model)
     weights = weights_of(folder, model)
-    stops = _ends(folder) if sampling.stop else ()
+    stops = () if sampling.past_end else _ends(folder)
     if not prompts:
         raise InputError("prompts", None, "has no prompt", "give one on each line")
     requests = []

@@ -2,36 +2,43 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Annotated
 
-from phalanx.cli.command import command
+from phalanx.cli.command import Stated, command
 from phalanx.cli.options import StepQuery
 from phalanx.cli.output import Display, show_notes
+
+
+@dataclass(frozen=True)
+class ConditionWords:
+    """What a training meets, as a user spells it (conditions_by_name.py)."""
+
+    failures: str | None = None
+    mttf: str | None = None
+    restart: str = "in-job"
+    detect: str | None = None
+    restart_time: str | None = None
+    silent: str | None = None
+    interval: str | None = None
+    storage: str | None = None
+    write: str | None = None
+    read: str | None = None
+    checkpoint: str = "shared"
+    checkpoint_bytes: str | None = None
+    synchronous: bool = False
+    spares: int | None = None
+    repair: str | None = None
+    elastic: bool = False
 
 
 @command
 def goodput(
     query: StepQuery,
     output: Annotated[Display, "json", "save", "strict", "assertions"],
+    words: Annotated[Stated, ConditionWords],
     days: float | None = None,
     tokens: str | None = None,
-    failures: str | None = None,
-    mttf: str | None = None,
-    restart: str = "in-job",
-    detect: str | None = None,
-    restart_time: str | None = None,
-    silent: str | None = None,
-    interval: str | None = None,
-    storage: str | None = None,
-    write: str | None = None,
-    read: str | None = None,
-    checkpoint: str = "shared",
-    checkpoint_bytes: str | None = None,
-    synchronous: bool = False,
-    spares: int | None = None,
-    repair: str | None = None,
-    elastic: bool = False,
     price: float | None = None,
     rates: str | None = None,
     trials: int = 200,
@@ -70,29 +77,7 @@ def goodput(
     from phalanx.reliability.answer import goodput as answer
     from phalanx.reliability.conditions_by_name import conditions_of
 
-    given = replace(
-        conditions_of(
-            {
-                "failures": failures,
-                "mttf": mttf,
-                "restart": restart,
-                "detect": detect,
-                "restart-time": restart_time,
-                "silent": silent,
-                "interval": interval,
-                "storage": storage,
-                "write": write,
-                "read": read,
-                "checkpoint": checkpoint,
-                "checkpoint-bytes": checkpoint_bytes,
-                "synchronous": synchronous,
-                "spares": spares,
-                "repair": repair,
-                "elastic": elastic,
-            }
-        ),
-        rates=read_rates(rates, price),
-    )
+    given = replace(conditions_of(words), rates=read_rates(rates, price))
     count = None
     if tokens is not None:
         question = read_question(query)
