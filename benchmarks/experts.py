@@ -17,7 +17,7 @@ from torch import Tensor
 
 from benchmarks.interleaved import Step, rounds
 from benchmarks.programs import our_step
-from phalanx.nn import expert_mlps
+from phalanx.nn.experts import expert_mlps
 from phalanx.runtime.autograd.deferred_weight_grads import Grouped
 from phalanx.runtime.comm.communicator import Comm
 from phalanx.runtime.process.environment import ALONE, external

@@ -13,10 +13,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from benchmarks.result import Result
-from phalanx.nn import chunked
-from phalanx.nn.delta_rule import DeltaRule
 from phalanx.nn.gated_norm import gated_rms_norm
-from phalanx.nn.ssd import StateSpace
+from phalanx.nn.recurrences import chunked
+from phalanx.nn.recurrences.delta_rule import DeltaRule
+from phalanx.nn.recurrences.ssd import StateSpace
 from phalanx.runtime.autograd.windowed_attention import band_mask, windowed
 
 HIDDEN, SEQ, ROUNDS = 512, 1024, 7

@@ -18,24 +18,24 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from phalanx.answers.collectives import collectives as collectives
-    from phalanx.answers.collectives import prove as prove
     from phalanx.answers.compare import compare as compare
     from phalanx.answers.configurations.export import export as export
     from phalanx.answers.explanation import explain as explain
     from phalanx.answers.findings import lint as lint
-    from phalanx.answers.model_plan import plan as plan
     from phalanx.answers.prediction import predict as predict
     from phalanx.answers.question.query import Query as Query
     from phalanx.answers.question.read import read as read
     from phalanx.answers.runs.train import train as train
     from phalanx.answers.runs.verify import verify as verify
+    from phalanx.answers.schedules.collectives import collectives as collectives
+    from phalanx.answers.schedules.collectives import prove as prove
+    from phalanx.answers.search.model_plan import plan as plan
+    from phalanx.answers.search.wishes import Wishes as Wishes
     from phalanx.answers.simulation import simulate as simulate
     from phalanx.answers.tables import memory as memory
     from phalanx.answers.tables import roofline as roofline
     from phalanx.answers.tables import scaling as scaling
     from phalanx.answers.tables import traffic as traffic
-    from phalanx.answers.wishes import Wishes as Wishes
     from phalanx.observation.observe import observe as observe
     from phalanx.reliability.answer import goodput as goodput
     from phalanx.runtime.any_module.parallelize import parallelize as parallelize
@@ -58,8 +58,8 @@ _FACE = {
     "Plan": "spec.files.plan",
     "Query": "answers.question.query",
     "Strategy": "spec.strategy.spec",
-    "Wishes": "answers.wishes",
-    "collectives": "answers.collectives",
+    "Wishes": "answers.search.wishes",
+    "collectives": "answers.schedules.collectives",
     "compare": "answers.compare",
     "explain": "answers.explanation",
     "export": "answers.configurations.export",
@@ -68,10 +68,10 @@ _FACE = {
     "memory": "answers.tables",
     "observe": "observation.observe",
     "parallelize": "runtime.any_module.parallelize",
-    "plan": "answers.model_plan",
+    "plan": "answers.search.model_plan",
     "predict": "answers.prediction",
     "propose_tp_plan": "runtime.any_module.proposal",
-    "prove": "answers.collectives",
+    "prove": "answers.schedules.collectives",
     "read": "answers.question.read",
     "roofline": "answers.tables",
     "scaling": "answers.tables",

@@ -16,8 +16,8 @@ from mcp.client.client import Client
 from mcp.client.stdio import StdioServerParameters
 
 import phalanx
-from phalanx.cli import tool_calls
-from phalanx.cli.mcp import server
+from phalanx.cli.agents import tool_calls
+from phalanx.cli.agents.mcp import server
 from phalanx.spec.errors import InputError
 
 ASKED: dict[str, Any] = {
@@ -146,7 +146,7 @@ def test_a_call_is_fenced_in(tmp_path: Path, code: str, held: bool) -> None:
     (folder / "inside.txt").write_text("x")
     (tmp_path / "outside.txt").write_text("x")
     (folder / "link.txt").symlink_to(tmp_path / "outside.txt")
-    start = "import socket, subprocess; from pathlib import Path; from phalanx.cli.tool_calls import _fence; "
+    start = "import socket, subprocess; from pathlib import Path; from phalanx.cli.agents.tool_calls import _fence; "
     start += f"scratch = Path({str(scratch)!r}); _fence(Path({str(folder)!r}), scratch); "
     done = subprocess.run(
         [sys.executable, "-c", start + code], cwd=folder, capture_output=True, text=True, check=False

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from phalanx.answers.assertions import failures
-from phalanx.cli import tool_calls
+from phalanx.cli.agents import tool_calls
 
 QUESTIONS = tomllib.loads(Path(__file__).with_name("public_questions.toml").read_text())["question"]
 

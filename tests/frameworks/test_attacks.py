@@ -18,10 +18,10 @@ from support.fuzz import configurations, files, listings
 from support.in_process_cli import error_of, phalanx, text_of
 
 from phalanx.cli.terminal import printable
-from phalanx.frameworks.files import document
-from phalanx.frameworks.program import Group, Setting
-from phalanx.frameworks.script import comment, words
-from phalanx.frameworks.yaml import document as yaml_of
+from phalanx.frameworks.reading.files import document
+from phalanx.frameworks.writing.program import Group, Setting
+from phalanx.frameworks.writing.script import comment, words
+from phalanx.frameworks.writing.yaml import document as yaml_of
 from phalanx.serving import plan_file as serving
 from phalanx.serving.answer import launch, manifest
 from phalanx.shared_cluster.placement.answer import torchrun

@@ -15,7 +15,7 @@ from phalanx.answers.configurations.export import TARGETS, Export, export, write
 from phalanx.frameworks.launchers.export import LAUNCHERS
 from phalanx.frameworks.megatron import layout
 from phalanx.frameworks.registry import DOCUMENTED
-from phalanx.frameworks.subject import subject
+from phalanx.frameworks.writing.subject import subject
 from phalanx.spec.errors import InputError
 from phalanx.spec.files.plan import Plan
 from phalanx.spec.job import Train

@@ -19,8 +19,8 @@ from support.openapi import violations
 
 from phalanx.answers.configurations.export import TARGETS
 from phalanx.frameworks.launchers.export import LAUNCHERS, Task, manifests
-from phalanx.frameworks.program import Blank
 from phalanx.frameworks.registry import DOCUMENTED
+from phalanx.frameworks.writing.program import Blank
 
 _STACKS = json.loads((Path(__file__).parent / "stack_schemas.json").read_text())
 _LAUNCHERS = json.loads((Path(__file__).parent / "launcher_schemas.json").read_text())

@@ -14,8 +14,8 @@ from support.exports import draw
 from phalanx import frameworks
 from phalanx.frameworks import lints, registry
 from phalanx.frameworks.facts import load
-from phalanx.frameworks.parts import reader, writer
-from phalanx.frameworks.subject import subject
+from phalanx.frameworks.reading.parts import reader, writer
+from phalanx.frameworks.writing.subject import subject
 
 FOLDERS = Path(registry.__file__).parent
 

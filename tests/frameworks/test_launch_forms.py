@@ -15,9 +15,9 @@ from support.in_process_cli import error_of, text_of
 from support.launch_forms import Program, forms, words_of
 from support.sizes import drawn
 
-from phalanx.frameworks import files
 from phalanx.frameworks.configuration import Configuration, Partial
 from phalanx.frameworks.deepspeed.shipped import shipped
+from phalanx.frameworks.reading import files
 from phalanx.frameworks.tables import nested
 from phalanx.spec.errors import InputError
 

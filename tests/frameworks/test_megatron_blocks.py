@@ -19,7 +19,7 @@ from phalanx.answers.question.stated import model_of, strategy_of
 from phalanx.frameworks.megatron import patterns, read, write_blocks
 from phalanx.frameworks.megatron.write_model import model_settings
 from phalanx.frameworks.registry import DOCUMENTED, facts
-from phalanx.frameworks.subject import subject
+from phalanx.frameworks.writing.subject import subject
 from phalanx.spec.errors import InputError
 from phalanx.spec.files.plan import Plan
 from phalanx.spec.model.blocks.attention import AttentionSizes

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from support.in_process_cli import error_of, json_of, text_of
 
-from phalanx.frameworks import files
 from phalanx.frameworks.configuration import Configuration
 from phalanx.frameworks.lints import lint
+from phalanx.frameworks.reading import files
 
 _MEGATRON = (
     "--tensor-model-parallel-size 2 --micro-batch-size 1 --num-layers 4 --hidden-size 64 --num-attention-heads 4"

@@ -21,12 +21,12 @@ from support.in_process_cli import error_of, json_of, phalanx, text_of
 from phalanx.answers.question.precision import release_named
 from phalanx.answers.question.read import read
 from phalanx.answers.question.stated import strategy_of
-from phalanx.frameworks import files
 from phalanx.frameworks.configuration import Configuration, StatedLayout
-from phalanx.frameworks.launch_tables import as_tables
 from phalanx.frameworks.launchers.started import in_script
 from phalanx.frameworks.lints import lint, lints
-from phalanx.frameworks.source import kind_of
+from phalanx.frameworks.reading import files
+from phalanx.frameworks.reading.launch_tables import as_tables
+from phalanx.frameworks.reading.source import kind_of
 from phalanx.spec.errors import InputError
 
 KINDS = tuple(files.READERS)

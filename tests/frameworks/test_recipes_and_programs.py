@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from support.in_process_cli import error_of
 
-from phalanx.frameworks import files
 from phalanx.frameworks.configuration import Configuration
+from phalanx.frameworks.reading import files
 
 _LORA = """
 from peft import LoraConfig

@@ -16,7 +16,7 @@ from support.exports import draw
 from phalanx.answers.configurations.export import TARGETS
 from phalanx.frameworks.registry import DOCUMENTED, facts
 from phalanx.frameworks.stack import Stack
-from phalanx.frameworks.subject import subject
+from phalanx.frameworks.writing.subject import subject
 from phalanx.planning.lookup import model_named
 from phalanx.spec.errors import InputError
 from phalanx.spec.files.plan import Plan

@@ -23,7 +23,7 @@ from phalanx.answers.question.read import read
 from phalanx.answers.question.stated import job_of, model_of, options_of, strategy_of
 from phalanx.frameworks.launchers.export import LAUNCHERS
 from phalanx.frameworks.registry import DOCUMENTED
-from phalanx.frameworks.subject import subject
+from phalanx.frameworks.writing.subject import subject
 from phalanx.spec.errors import InputError
 from phalanx.spec.files.plan import Plan
 from phalanx.spec.job import Precision

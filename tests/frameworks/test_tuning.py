@@ -13,7 +13,7 @@ from support.sizes import drawn
 
 from phalanx import predict
 from phalanx.cost.analytic.option_effects import BASE_BYTES
-from phalanx.frameworks import files
+from phalanx.frameworks.reading import files
 from phalanx.spec.errors import InputError
 
 HF = {"per_device_train_batch_size": 1, "gradient_accumulation_steps": 8, "bf16": True, "max_seq_length": 1024}

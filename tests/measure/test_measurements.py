@@ -26,7 +26,7 @@ from phalanx.measure.fit import robust_line
 from phalanx.measure.links import BETWEEN, INSIDE, SIZES, measure_gamma, measure_tier, partner
 from phalanx.measure.steal_time import TimedRounds
 from phalanx.planning.auto.transport import choose
-from phalanx.report.measure import picture, plot, rates, title
+from phalanx.report.measured.measure import picture, plot, rates, title
 from phalanx.report.pictures.files import svg
 from phalanx.runtime.comm.p2p import tiers
 from phalanx.schedule.layout import Layout

@@ -10,13 +10,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from phalanx.nn import chunked
-from phalanx.nn.channel_delta import ChannelDelta
-from phalanx.nn.convolution import Filter
-from phalanx.nn.delta_rule import DeltaRule
 from phalanx.nn.gated_norm import gated_rms_norm, sigmoid_gate
-from phalanx.nn.lightning import Lightning
-from phalanx.nn.ssd import StateSpace
+from phalanx.nn.recurrences import chunked
+from phalanx.nn.recurrences.channel_delta import ChannelDelta
+from phalanx.nn.recurrences.convolution import Filter
+from phalanx.nn.recurrences.delta_rule import DeltaRule
+from phalanx.nn.recurrences.lightning import Lightning
+from phalanx.nn.recurrences.ssd import StateSpace
 
 SPACES = [
     (StateSpace(8, 16, 2, 12, 32), 75, 4, True),

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from support.toy_model import model
 from torch import Tensor
 
-from phalanx.nn import routing
-from phalanx.nn.routing import Losses
+from phalanx.nn.experts import routing
+from phalanx.nn.experts.routing import Losses
 from phalanx.observation.parity.parity import first_flip, tied
 from phalanx.schedule.layers.routing import balanced, most
 from phalanx.spec.errors import InputError

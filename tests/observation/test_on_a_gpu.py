@@ -19,7 +19,7 @@ from support.strategies import cases
 from torch import Tensor
 from torch._dynamo import trace_rules
 
-from phalanx.nn import mlp
+from phalanx.nn.experts import mlp
 from phalanx.observation.fake.gpu_rules import without_cuda
 from phalanx.observation.fake.world import fake_gpus
 from phalanx.observation.trainer.step import gpu_device, record_step

@@ -14,7 +14,7 @@ from phalanx.answers.plan import plan_of
 from phalanx.answers.question.query import Query
 from phalanx.answers.question.question import read
 from phalanx.frameworks.registry import DOCUMENTED
-from phalanx.frameworks.subject import subject
+from phalanx.frameworks.writing.subject import subject
 from phalanx.planning.explain.analytic import AnalyticSubject
 from phalanx.planning.search import space
 from phalanx.planning.search.column_pricing import Pricing

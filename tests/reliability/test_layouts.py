@@ -10,7 +10,7 @@ import pytest
 from support.in_process_cli import phalanx
 
 import phalanx as face
-from phalanx.answers.model_plan import ModelPlan
+from phalanx.answers.search.model_plan import ModelPlan
 from phalanx.reliability.answer import goodput
 from phalanx.reliability.conditions_by_name import conditions_in
 from phalanx.reliability.layouts import losses_under

@@ -9,7 +9,7 @@ import pytest
 from support.in_process_cli import error_of, phalanx, text_of
 
 from phalanx.answers.runs.experts import stretches
-from phalanx.report.runs import balance
+from phalanx.report.measured.runs import balance
 from phalanx.runs import folder as runs
 from phalanx.spec.errors import InputError
 

@@ -20,9 +20,9 @@ from support.in_process_cli import error_of, phalanx
 from support.quick_runs import JOB
 
 from phalanx.report.html.page import Section, page
+from phalanx.report.measured.run_page import _timeline, of_run
 from phalanx.report.observation import observation_page
 from phalanx.report.pictures.figure import Bar, Bars, Lane, LaneBlock, Timeline
-from phalanx.report.run_page import _timeline, of_run
 from phalanx.runs import folder as run_folder
 from phalanx.schedule.observation_file import from_json
 from phalanx.spec.errors import InputError

@@ -14,7 +14,7 @@ from phalanx.cost.step.expand import expand
 from phalanx.planning.lookup import model_named
 from phalanx.planning.tables.table import Sheet, columns
 from phalanx.report import plots
-from phalanx.report import runs as swept
+from phalanx.report.measured import runs as swept
 from phalanx.report.pictures import bars, files, lines
 from phalanx.report.pictures.figure import (
     Bars,

@@ -11,7 +11,7 @@ import torch
 from support.fresh_process import in_fresh_process
 from torch import Tensor, nn
 
-from phalanx.nn import expert_mlps
+from phalanx.nn.experts import expert_mlps
 from phalanx.observation.trainer.verify import verify
 from phalanx.runtime.autograd import grouped_product
 from phalanx.runtime.autograd.deferred_weight_grads import Grouped

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from phalanx.cost.step.predict import predict
 from phalanx.frameworks.registry import DOCUMENTED
-from phalanx.frameworks.subject import subject
+from phalanx.frameworks.writing.subject import subject
 from phalanx.runtime.autograd import narrow_product
 from phalanx.runtime.comm.communicator import Comm
 from phalanx.runtime.process.environment import ALONE, World

@@ -19,7 +19,7 @@ from support.sizes import combined, sampled
 from support.struck_runs import Stroke, begin, folder_of_runs, nothing_is_left, train, words
 from torch.distributed.pipelining import schedules as torchs
 
-from phalanx.answers.pipeline import of_run
+from phalanx.answers.schedules.pipeline import of_run
 from phalanx.schedule.pipeline import stages
 from phalanx.schedule.pipeline.actions import Action, live_activations
 from phalanx.schedule.pipeline.proof import prove

@@ -15,7 +15,7 @@ from support import rank_cases
 from support.rank_pool import Pool
 from support.sizes import combined
 
-from phalanx.report.runs import step_times
+from phalanx.report.measured.runs import step_times
 from phalanx.runtime.comm.communicator import Comm
 from phalanx.runtime.comm.recorder import Now
 from phalanx.runtime.comm.timeline import COMPUTE, WAITING, Span, common, length

@@ -16,8 +16,8 @@ import phalanx.answers.runs.train
 import phalanx.cli.app
 import phalanx.cli.terminal
 import phalanx.observation.parity.worker
-import phalanx.report.run_page
-import phalanx.report.runs
+import phalanx.report.measured.run_page
+import phalanx.report.measured.runs
 import phalanx.runtime.checkpoint.container
 import phalanx.runtime.process.agent
 from support import (

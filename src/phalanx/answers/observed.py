@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from phalanx.answers.answer import Answer, plain
-from phalanx.answers.model_plan import ModelPlan, model_plan
 from phalanx.answers.question.query import Query
-from phalanx.answers.wishes import Wishes
+from phalanx.answers.search.model_plan import ModelPlan, model_plan
+from phalanx.answers.search.wishes import Wishes
 from phalanx.observation.request import ObservationRequest
 from phalanx.planning.explain import observed, observed_lint
 from phalanx.planning.explain.observed import ObservedFlow

@@ -13,7 +13,7 @@ from phalanx.answers.question.query import Query
 from phalanx.answers.question.question import resolve
 from phalanx.answers.question.read import Reading, query_by
 from phalanx.cost.hardware.bent import bent
-from phalanx.frameworks.source_file import recorded
+from phalanx.frameworks.writing.source_file import recorded
 from phalanx.measure.this_machine import default_ranks, local_cluster
 from phalanx.planning.auto import stage_split, transport
 from phalanx.planning.auto.bucket_size import GIVEN, has_buckets

@@ -144,7 +144,7 @@ COMMANDS = (
     Entry("report", _RUN, "phalanx.cli.runs:report", "Write a run's report, or show the load of its experts."),
     Entry("weights", _RUN, "phalanx.cli.runs:weights", "Import Hugging Face weights, or export a checkpoint."),
     Entry("ui", _RUN, "phalanx.cli.ui:ui", "Serve a page on this machine: plans that change, and runs."),
-    Entry("mcp", _RUN, "phalanx.cli.mcp:mcp", "Serve the questions as tools for agents (MCP)."),
+    Entry("mcp", _RUN, "phalanx.cli.agents.mcp:mcp", "Serve the questions as tools for agents (MCP)."),
     Entry("measure", _MEASURE, "phalanx.cli.measurements:measure", "Measure kernels, links and collectives here."),
     Entry(
         "calibrate", _MEASURE, "phalanx.cli.measurements:calibrate", "Bend predictions with steps that you measured."

@@ -77,9 +77,9 @@ def plan_model(
     --more: Show all tables: the best, each family, the rejected ones, and the whole Pareto front of time and memory,
         up to 1.5 times the shortest step.
     """
-    from phalanx.answers.model_plan import model_plan
-    from phalanx.answers.stack_comparison import compare_stacks
-    from phalanx.answers.wishes import Wishes
+    from phalanx.answers.search.model_plan import model_plan
+    from phalanx.answers.search.stack_comparison import compare_stacks
+    from phalanx.answers.search.wishes import Wishes
 
     if query.stack == "all":
         reason = "needs a single stack, and --stack all only compares steps"
@@ -153,7 +153,7 @@ def improve(
     """
     from phalanx.answers import observed
     from phalanx.answers.configurations.improve import improvement_of
-    from phalanx.answers.wishes import Wishes
+    from phalanx.answers.search.wishes import Wishes
 
     if query.cluster is None:
         raise InputError("cluster", None, "is missing: what a change brings depends on it", "e.g. dgx-h100")

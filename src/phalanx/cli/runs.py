@@ -40,8 +40,8 @@ def of_job(
     from phalanx.answers.plan import job_plan
     from phalanx.answers.runs.train import run_training
     from phalanx.answers.runs.train import sample as write_sample
+    from phalanx.report.measured.runs import batch_line
     from phalanx.report.plan import job_plan as plan_view
-    from phalanx.report.runs import batch_line
     from phalanx.report.view import View
     from phalanx.spec.errors import InputError
     from phalanx.spec.files import plan as plans
@@ -107,7 +107,7 @@ def of_job(
 
 def _write_report(folder: Path) -> None:
     """Write the run's page into its folder; what keeps it from being written ends no run."""
-    from phalanx.report.run_page import NAME, of_run
+    from phalanx.report.measured.run_page import NAME, of_run
     from phalanx.spec.errors import InputError
     from phalanx.spec.files.plan import write_text
 
@@ -152,7 +152,7 @@ def sweep(job: Path, output: Saved, steps: int = 20, overrides: list[str] | None
     if swept.runs:
         from phalanx.answers.answer import plain
         from phalanx.answers.tables import Tables
-        from phalanx.report.runs import sweep as view
+        from phalanx.report.measured.runs import sweep as view
 
         table = sheet(swept, steps)
         output.put(lambda: view(swept, table), lambda: plain(Tables(None, (table,))))
@@ -218,8 +218,8 @@ def of_run(run: Path, out: Path | None = None) -> None:
     run RUN: The folder of a run, such as runs/quickstart.
     --out FILE.html: Where to write it; by default in the run's folder.
     """
-    from phalanx.report.run_page import NAME
-    from phalanx.report.run_page import of_run as page
+    from phalanx.report.measured.run_page import NAME
+    from phalanx.report.measured.run_page import of_run as page
     from phalanx.spec.files.plan import write_text
 
     require_writable("--out", out)

@@ -40,7 +40,7 @@ def collective_show(
     composition --as OP[:ALGORITHM]+OP[:ALGORITHM]|dual[:ALGORITHM]: Compose it of others, such as
         reduce_scatter+all_gather, or turn its dual backwards.
     """
-    from phalanx.answers.collectives import show as follow
+    from phalanx.answers.schedules.collectives import show as follow
     from phalanx.schedule.collectives.registry import ALGORITHMS
     from phalanx.spec.errors import InputError, nearest
 
@@ -56,7 +56,7 @@ def collective_prove(output: Printed, max_ranks: int = 33) -> None:
 
     --max-ranks: Prove for every world size from 1 to this.
     """
-    from phalanx.answers.collectives import prove_all
+    from phalanx.answers.schedules.collectives import prove_all
 
     output.show(prove_all(max_ranks, announce))
 
@@ -70,7 +70,7 @@ def collective_reduce(output: Printed, algorithm: str, function: str, op: str = 
         your own.
     --ranks: Number of local ranks, 1 to 8.
     """
-    from phalanx.answers.own_reduction import run
+    from phalanx.answers.schedules.own_reduction import run
     from phalanx.spec.errors import Unproved
 
     try:
@@ -87,7 +87,7 @@ def collective_bound(output: Printed, ranks: int = 4) -> None:
 
     --ranks: Number of ranks, 2 to 5.
     """
-    from phalanx.answers.collectives import bound as search
+    from phalanx.answers.schedules.collectives import bound as search
 
     output.show(search(ranks))
 
@@ -112,8 +112,8 @@ def collective_table(
     --alpha: Latency of a message, in µs.
     --rate: Bandwidth of a rank in one direction, in GB/s.
     """
-    from phalanx.answers.collectives import collectives as compare
-    from phalanx.answers.collectives import measured, on_links
+    from phalanx.answers.schedules.collectives import collectives as compare
+    from phalanx.answers.schedules.collectives import measured, on_links
     from phalanx.spec.errors import InputError
     from phalanx.spec.files.cluster_toml import cluster_from_toml
 
@@ -158,7 +158,7 @@ def pipeline_show(
 
     names: Schedules (1f1b, gpipe, interleaved, zb-v, ...), CSV files, or folders of runs.
     """
-    from phalanx.answers.pipeline import draw
+    from phalanx.answers.schedules.pipeline import draw
 
     output.show(draw(names, ranks, micro_batches, virtual, costs, transfer))
 
@@ -173,7 +173,7 @@ def pipeline_table(
     transfer: float = 0.0,
 ) -> None:
     """Compare the memory and the bubble of all schedules."""
-    from phalanx.answers.pipeline import compare
+    from phalanx.answers.schedules.pipeline import compare
 
     output.show(compare(ranks, micro_batches, virtual, costs, transfer))
 
@@ -192,7 +192,7 @@ def pipeline_prove(
     names: Schedules or CSV files; by default all schedules.
     --slots: Read the cells of CSV files as time slots: no pass may come before what it needs.
     """
-    from phalanx.answers.pipeline import prove as prove_all
+    from phalanx.answers.schedules.pipeline import prove as prove_all
 
     output.show(prove_all(names or (), ranks, micro_batches, virtual, slots))
 
@@ -206,7 +206,7 @@ def pipeline_csv(
     name: Schedule: 1f1b, gpipe, interleaved, zb-v, ...
     --sends: Include sends and receives.
     """
-    from phalanx.answers.pipeline import schedule_named
+    from phalanx.answers.schedules.pipeline import schedule_named
     from phalanx.schedule.pipeline.proof import prove as prove_one
     from phalanx.schedule.pipeline.simulate import insert_sends, strip_sends
     from phalanx.schedule.pipeline.torch_csv import to_csv

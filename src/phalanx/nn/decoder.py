@@ -17,14 +17,14 @@ from torch import Tensor, nn
 
 from phalanx.nn import functional, vocab_parallel
 from phalanx.nn.attention import Angles, Attention, Cache, CausalAttention
+from phalanx.nn.experts.mlp import MLP
+from phalanx.nn.experts.moe import MoE
 from phalanx.nn.factorised import FactorisedAttention
 from phalanx.nn.mla import LatentAttention
-from phalanx.nn.mlp import MLP
-from phalanx.nn.moe import MoE
 from phalanx.nn.norms import make_norm
-from phalanx.nn.recurrence import RECURRENCES, PastMixer
+from phalanx.nn.recurrences.recurrence import RECURRENCES, PastMixer
+from phalanx.nn.recurrences.short_conv import ShortConvolution
 from phalanx.nn.rotary import rotary_table
-from phalanx.nn.short_conv import ShortConvolution
 from phalanx.runtime.autograd import deferred_weight_grads, recompute
 from phalanx.runtime.autograd.layer_comm import LayerComm
 from phalanx.runtime.autograd.windowed_attention import band_mask

@@ -6,7 +6,7 @@ that are their own masters make it smaller, an elastic job of many replicas wait
 
 from __future__ import annotations
 
-from phalanx.answers.whole_training import Losses, TrainingLosses
+from phalanx.answers.search.whole_training import Losses, TrainingLosses
 from phalanx.planning.search.column_pricing import Pricing
 from phalanx.reliability.closed_form import shares
 from phalanx.reliability.conditions import Conditions, premise_of, require_progress, trained_on

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from phalanx.answers.collectives import (
+from phalanx.answers.schedules.collectives import (
     AllReduceBound,
     CollectiveComparison,
     CollectiveMeasurement,
@@ -14,7 +14,7 @@ from phalanx.answers.collectives import (
     ProofCount,
     proof_of,
 )
-from phalanx.answers.own_reduction import OwnReduction
+from phalanx.answers.schedules.own_reduction import OwnReduction
 from phalanx.planning.tables.collectives import AlgorithmComparison
 from phalanx.planning.tables.table import Sheet, columns
 from phalanx.report.gallery.collectives import algorithms_over_size, rounds

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from phalanx.answers.compare import ComparedPlan, Comparison
-from phalanx.answers.stack_comparison import StackComparison
+from phalanx.answers.search.stack_comparison import StackComparison
 from phalanx.planning.expense.rates import ExpenseRates
 from phalanx.planning.search.priced import TERM_NAMES
 from phalanx.planning.tables.table import Column, Sheet, Unit, columns

@@ -8,7 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 from rich.text import Text
 
-from phalanx.answers.pipeline import PipelineComparison, PipelineDrawing, PipelineProofs, ScheduleCost, ScheduleProof
+from phalanx.answers.schedules.pipeline import (
+    PipelineComparison,
+    PipelineDrawing,
+    PipelineProofs,
+    ScheduleCost,
+    ScheduleProof,
+)
 from phalanx.cost.pipeline_time import PricedSchedule
 from phalanx.planning.tables.table import Sheet, columns
 from phalanx.report.view import Part, View

@@ -7,8 +7,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from phalanx.answers.model_plan import CostOfCondition, ModelPlan, PlannedStrategy
 from phalanx.answers.plan import JobPlan
+from phalanx.answers.search.model_plan import CostOfCondition, ModelPlan, PlannedStrategy
 from phalanx.planning.auto.bucket_size import GIVEN
 from phalanx.planning.budget import shortened
 from phalanx.planning.explain import decision_tree

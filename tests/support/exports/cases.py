@@ -8,10 +8,10 @@ from collections import Counter
 from typing import Any
 
 from phalanx.answers.configurations.export import TARGETS
-from phalanx.frameworks.program import TrainingProgram
-from phalanx.frameworks.script import words
 from phalanx.frameworks.stack import Stack
-from phalanx.frameworks.subject import Subject, subject
+from phalanx.frameworks.writing.program import TrainingProgram
+from phalanx.frameworks.writing.script import words
+from phalanx.frameworks.writing.subject import Subject, subject
 from phalanx.schedule.pipeline.stages import rank_of
 from phalanx.spec.errors import InputError
 from support.exports import draw

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from phalanx.answers.configurations.export import TARGETS, export
 from phalanx.frameworks.stack import Stack
-from phalanx.frameworks.subject import subject
+from phalanx.frameworks.writing.subject import subject
 from phalanx.spec.errors import InputError
 from phalanx.spec.files.plan import Plan
 from phalanx.spec.strategy.spec import FIELDS, Strategy

@@ -9,12 +9,12 @@ from typing import Any
 
 from phalanx.answers.answer import Answer, plain
 from phalanx.frameworks.launchers.export import launcher, task
-from phalanx.frameworks.parts import writer
-from phalanx.frameworks.program import TrainingProgram
+from phalanx.frameworks.reading.parts import writer
 from phalanx.frameworks.registry import FRAMEWORKS, stack_named
-from phalanx.frameworks.script import train_sh
-from phalanx.frameworks.source_file import as_in_file, source_of
-from phalanx.frameworks.subject import Subject, subject
+from phalanx.frameworks.writing.program import TrainingProgram
+from phalanx.frameworks.writing.script import train_sh
+from phalanx.frameworks.writing.source_file import as_in_file, source_of
+from phalanx.frameworks.writing.subject import Subject, subject
 from phalanx.spec.errors import InputError, nearest
 from phalanx.spec.files import plan as plans
 from phalanx.spec.files.plan import Plan, write_text

@@ -15,10 +15,10 @@ from phalanx.answers.configurations.export import TARGETS
 from phalanx.answers.question.question import Question
 from phalanx.answers.question.read import Reading
 from phalanx.frameworks.configuration import shown
-from phalanx.frameworks.program import TrainingProgram
 from phalanx.frameworks.registry import row_of
-from phalanx.frameworks.source_file import Edit, plain
-from phalanx.frameworks.subject import subject
+from phalanx.frameworks.writing.program import TrainingProgram
+from phalanx.frameworks.writing.source_file import Edit, plain
+from phalanx.frameworks.writing.subject import subject
 from phalanx.spec.errors import InputError
 from phalanx.spec.files.plan import Plan
 from phalanx.spec.job import Train

@@ -24,7 +24,7 @@ from phalanx.answers.question.read import Reading, is_configuration
 from phalanx.answers.question.read import read as configuration
 from phalanx.answers.question.strategy_line import fixed
 from phalanx.frameworks.registry import facts, row_of
-from phalanx.frameworks.source_file import Edit, recorded
+from phalanx.frameworks.writing.source_file import Edit, recorded
 from phalanx.planning.explain.analytic import AnalyticSubject
 from phalanx.planning.search import HEADROOM
 from phalanx.planning.search.column_pricing import Pricing

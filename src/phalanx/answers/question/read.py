@@ -13,14 +13,14 @@ from phalanx.answers.answer import Answer, plain
 from phalanx.answers.question.query import Configured, Query
 from phalanx.answers.question.stated import OF_STAGES, READ_BY, RECOMPUTED, job_of, model_of, options_of, strategy_of
 from phalanx.cost.analytic.profile import FIELDS as CONSTANTS
-from phalanx.frameworks import files
 from phalanx.frameworks.caveats import Caveat, caveats_of
 from phalanx.frameworks.configuration import Config, Configuration, Keys, StatedLayout, divided, shown
-from phalanx.frameworks.folder import FILES
 from phalanx.frameworks.keys import key_table
 from phalanx.frameworks.lints import Mistake, lint
+from phalanx.frameworks.reading import files
+from phalanx.frameworks.reading.folder import FILES
+from phalanx.frameworks.reading.source import kind_of, named
 from phalanx.frameworks.registry import STACKS
-from phalanx.frameworks.source import kind_of, named
 from phalanx.planning import lookup as names
 from phalanx.planning.explain.lint_subject import Finding
 from phalanx.schedule.pipeline.given_layout import equal_blocks, listed

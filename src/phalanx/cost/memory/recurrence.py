@@ -1,6 +1,6 @@
 """Live bytes of short convolutions and of recurrences with their convolution and gated norm, in the order of
-nn/chunked.py, nn/gated_norm.py and nn/short_conv.py; over ranks that share sequences with the exchanges of
-runtime/model_parallel/whole_sequences.py.
+nn/recurrences/chunked.py and short_conv.py, and nn/gated_norm.py; over ranks that share sequences with the exchanges
+of runtime/model_parallel/whole_sequences.py.
 
 Kept: the projected parts that the recurrence reads and the gate z, the recurrence's result, one number for each token
 and group of the norm. The convolution, states and the inside of a chunk are computed again in the backward pass.
@@ -12,7 +12,7 @@ X (n, channels of y)      K (n, channels of keys)    T (n, heads)    L (n, key h
 Q (heads, n, n)           R (key heads, n, n)        S one state    H one number for each head
 E, D: what filters of x and of keys see before the chunk's tokens    Y, Z: a number for each channel of these
 M, N: X and K where documents are separate    V: a number for each channel of x and sequence
-P, O: the most that products of halves of a chunk hold, forward and backward (nn/channel_delta.py)
+P, O: the most that products of halves of a chunk hold, forward and backward (nn/recurrences/channel_delta.py)
 """
 
 from __future__ import annotations

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from phalanx.frameworks import reasons
-from phalanx.frameworks import trainer_script as trainer
-from phalanx.frameworks.blanks import blanks
 from phalanx.frameworks.keys import key_table, optimizer_word
-from phalanx.frameworks.program import Group, TrainingProgram, group
-from phalanx.frameworks.subject import Subject
-from phalanx.frameworks.yaml import document
+from phalanx.frameworks.writing import reasons
+from phalanx.frameworks.writing import trainer_script as trainer
+from phalanx.frameworks.writing.blanks import blanks
+from phalanx.frameworks.writing.program import Group, TrainingProgram, group
+from phalanx.frameworks.writing.subject import Subject
+from phalanx.frameworks.writing.yaml import document
 from phalanx.spec.errors import InputError
 
 KEYS = key_table("accelerate")

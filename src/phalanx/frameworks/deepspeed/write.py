@@ -6,14 +6,14 @@ import json
 import math
 from typing import Any
 
-from phalanx.frameworks import reasons
-from phalanx.frameworks import trainer_script as trainer
-from phalanx.frameworks.blanks import blanks
 from phalanx.frameworks.deepspeed.read import GRADIENT_BYTES, KEYS
 from phalanx.frameworks.keys import optimizer_word
-from phalanx.frameworks.program import Group, TrainingProgram, group
-from phalanx.frameworks.script import TORCHRUN, comment
-from phalanx.frameworks.subject import Subject
+from phalanx.frameworks.writing import reasons
+from phalanx.frameworks.writing import trainer_script as trainer
+from phalanx.frameworks.writing.blanks import blanks
+from phalanx.frameworks.writing.program import Group, TrainingProgram, group
+from phalanx.frameworks.writing.script import TORCHRUN, comment
+from phalanx.frameworks.writing.subject import Subject
 from phalanx.spec.errors import InputError
 
 _IN_CODE = {

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from phalanx.frameworks.python import FollowedProgram, PythonFile, PythonObject, plain
+from phalanx.frameworks.reading.python import FollowedProgram, PythonFile, PythonObject, plain
 
 _ARGUMENTS = (
     *("TrainingArguments", "Seq2SeqTrainingArguments", "SFTConfig", "DPOConfig", "GRPOConfig", "KTOConfig"),

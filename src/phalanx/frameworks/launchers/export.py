@@ -25,9 +25,9 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from phalanx.frameworks.program import FILL_IN, Blank, TrainingProgram
-from phalanx.frameworks.script import TEMPLATES, comment, filled
-from phalanx.frameworks.subject import Subject
+from phalanx.frameworks.writing.program import FILL_IN, Blank, TrainingProgram
+from phalanx.frameworks.writing.script import TEMPLATES, comment, filled
+from phalanx.frameworks.writing.subject import Subject
 from phalanx.spec.errors import InputError, nearest
 
 PORT = 29500

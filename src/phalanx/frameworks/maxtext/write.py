@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from phalanx.frameworks import reasons
-from phalanx.frameworks.blanks import blanks
 from phalanx.frameworks.keys import key_table, optimizer_word
-from phalanx.frameworks.program import Group, TrainingProgram, Variable, group
-from phalanx.frameworks.subject import Subject, require_plain
-from phalanx.frameworks.yaml import document
+from phalanx.frameworks.writing import reasons
+from phalanx.frameworks.writing.blanks import blanks
+from phalanx.frameworks.writing.program import Group, TrainingProgram, Variable, group
+from phalanx.frameworks.writing.subject import Subject, require_plain
+from phalanx.frameworks.writing.yaml import document
 from phalanx.spec.errors import InputError
 from phalanx.spec.model.mechanisms import Experts, Latent
 from phalanx.spec.model.spec import ModelSpec

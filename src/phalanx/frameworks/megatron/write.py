@@ -5,14 +5,14 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from phalanx.frameworks import blanks as common
-from phalanx.frameworks import reasons
 from phalanx.frameworks.keys import key_table, optimizer_word
 from phalanx.frameworks.megatron import layout, patterns, write_blocks
 from phalanx.frameworks.megatron.write_model import model_settings
-from phalanx.frameworks.program import Blank, Group, Setting, TrainingProgram, Variable, settings
-from phalanx.frameworks.script import TORCHRUN
-from phalanx.frameworks.subject import Subject
+from phalanx.frameworks.writing import blanks as common
+from phalanx.frameworks.writing import reasons
+from phalanx.frameworks.writing.program import Blank, Group, Setting, TrainingProgram, Variable, settings
+from phalanx.frameworks.writing.script import TORCHRUN
+from phalanx.frameworks.writing.subject import Subject
 from phalanx.spec.errors import InputError
 from phalanx.spec.optimizers import MUON_RMS
 from phalanx.spec.strategy import recompute as recomputation

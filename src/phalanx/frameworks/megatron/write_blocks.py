@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from phalanx.frameworks.program import Setting, settings
+from phalanx.frameworks.writing.program import Setting, settings
 from phalanx.spec.errors import InputError
 from phalanx.spec.model.blocks.attention import AttentionSizes
 from phalanx.spec.model.blocks.delta import DeltaSizes

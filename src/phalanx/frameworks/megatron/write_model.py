@@ -5,7 +5,7 @@ from __future__ import annotations
 from phalanx.frameworks.keys import key_table
 from phalanx.frameworks.megatron.write_blocks import Blocks, block_settings, compact, of, positionless
 from phalanx.frameworks.megatron.write_blocks import refuse as _refuse
-from phalanx.frameworks.program import Setting, settings
+from phalanx.frameworks.writing.program import Setting, settings
 from phalanx.spec.model.mechanisms import Experts, Latent, RopeScaling
 from phalanx.spec.model.spec import ModelSpec
 

@@ -7,8 +7,8 @@ import re
 from typing import Any
 
 from phalanx.frameworks.configuration import Partial
-from phalanx.frameworks.python import FollowedProgram, PythonFile, PythonObject, plain
-from phalanx.frameworks.recipes import MODEL, RECIPE, arguments, recipe
+from phalanx.frameworks.reading.python import FollowedProgram, PythonFile, PythonObject, plain
+from phalanx.frameworks.reading.recipes import MODEL, RECIPE, arguments, recipe
 from phalanx.frameworks.tables import overlaid
 from phalanx.spec.errors import InputError
 from phalanx.spec.model import presets

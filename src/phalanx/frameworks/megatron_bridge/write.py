@@ -13,10 +13,10 @@ from phalanx.frameworks.megatron import write as megatron
 from phalanx.frameworks.megatron import write_blocks
 from phalanx.frameworks.megatron.read_blocks import listed
 from phalanx.frameworks.megatron_bridge.flags import DTYPES, IMPLIED, INVERTED, KEYS, TARGETS
-from phalanx.frameworks.program import Blank, Group, Setting, TrainingProgram
-from phalanx.frameworks.script import TEMPLATES, TORCHRUN, comment
-from phalanx.frameworks.subject import Subject
-from phalanx.frameworks.yaml import scalar
+from phalanx.frameworks.writing.program import Blank, Group, Setting, TrainingProgram
+from phalanx.frameworks.writing.script import TEMPLATES, TORCHRUN, comment
+from phalanx.frameworks.writing.subject import Subject
+from phalanx.frameworks.writing.yaml import scalar
 from phalanx.spec.errors import InputError
 
 _DTYPES = tuple(flag for flag in KEYS if flag.endswith("-dtype"))

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from phalanx.frameworks import reasons
-from phalanx.frameworks.blanks import blanks
 from phalanx.frameworks.keys import key_table, optimizer_word
-from phalanx.frameworks.program import Blank, Group, TrainingProgram, Variable, group
-from phalanx.frameworks.script import TORCHRUN
-from phalanx.frameworks.subject import Subject, require_plain
-from phalanx.frameworks.yaml import Unquoted, document
+from phalanx.frameworks.writing import reasons
+from phalanx.frameworks.writing.blanks import blanks
+from phalanx.frameworks.writing.program import Blank, Group, TrainingProgram, Variable, group
+from phalanx.frameworks.writing.script import TORCHRUN
+from phalanx.frameworks.writing.subject import Subject, require_plain
+from phalanx.frameworks.writing.yaml import Unquoted, document
 from phalanx.spec.errors import InputError
 from phalanx.spec.model.spec import ModelSpec
 

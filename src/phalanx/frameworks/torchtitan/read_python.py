@@ -11,7 +11,7 @@ import ast
 from pathlib import Path
 from typing import Any
 
-from phalanx.frameworks.python import PythonFile
+from phalanx.frameworks.reading.python import PythonFile
 from phalanx.spec.errors import InputError, nearest
 
 _OPEN = object()

@@ -7,13 +7,13 @@ from pprint import pformat
 from textwrap import indent
 from typing import Any
 
-from phalanx.frameworks import reasons
-from phalanx.frameworks.blanks import blanks
 from phalanx.frameworks.keys import key_table, optimizer_word
-from phalanx.frameworks.program import Group, TrainingProgram, Variable, group
-from phalanx.frameworks.script import TEMPLATES, TORCHRUN, comment, filled
-from phalanx.frameworks.subject import Subject
 from phalanx.frameworks.torchtitan.models import FLAVORS
+from phalanx.frameworks.writing import reasons
+from phalanx.frameworks.writing.blanks import blanks
+from phalanx.frameworks.writing.program import Group, TrainingProgram, Variable, group
+from phalanx.frameworks.writing.script import TEMPLATES, TORCHRUN, comment, filled
+from phalanx.frameworks.writing.subject import Subject
 from phalanx.spec.errors import InputError
 
 KEYS = key_table("torchtitan")

@@ -21,8 +21,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from phalanx.nn import routing
-from phalanx.nn.moe import MoE
+from phalanx.nn.experts import routing
+from phalanx.nn.experts.moe import MoE
 from phalanx.progress import in_progress
 from phalanx.runtime.comm.communicator import Comm
 from phalanx.runtime.process.environment import ALONE

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from phalanx.answers.model_plan import ModelPlan
+from phalanx.answers.search.model_plan import ModelPlan
 from phalanx.cost.analytic.memory import memory as memory_of
 from phalanx.planning.explain import explanation, operators
 from phalanx.planning.explain.analytic import AnalyticSubject

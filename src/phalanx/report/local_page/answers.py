@@ -18,9 +18,9 @@ from contextlib import suppress
 from threading import BoundedSemaphore, Lock
 from typing import Any
 
-from phalanx.answers.model_plan import ModelPlan, model_plan
 from phalanx.answers.question.query import Query
-from phalanx.answers.wishes import Wishes
+from phalanx.answers.search.model_plan import ModelPlan, model_plan
+from phalanx.answers.search.wishes import Wishes
 from phalanx.frameworks.registry import DOCUMENTED
 from phalanx.planning.search.priced import TERM_NAMES
 from phalanx.report.html.page import body, charts, contents

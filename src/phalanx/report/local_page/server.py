@@ -27,7 +27,7 @@ from zipfile import ZIP_DEFLATED, ZipFile, ZipInfo
 from phalanx.answers.configurations.export import TARGETS, export
 from phalanx.report.html.page import asset, page_of
 from phalanx.report.local_page.answers import NAMES, Planner
-from phalanx.report.run_page import of_run
+from phalanx.report.measured.run_page import of_run
 from phalanx.spec.errors import InputError
 from phalanx.spec.files.plan import from_dict
 

@@ -1,5 +1,5 @@
 """Pairs of a token and an earlier one in products of blocks: half a chunk with its other half, quarters with
-quarters, and so on (nn/channel_delta.py)."""
+quarters, and so on (nn/recurrences/channel_delta.py)."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from phalanx.frameworks.companions import LARGEST, Companions
-from phalanx.frameworks.source import DATA
+from phalanx.frameworks.reading.source import DATA
 from phalanx.frameworks.tables import documents
 from phalanx.spec.documents import read_text
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from phalanx.answers.runs.verify import collectives
 from phalanx.observation.trainer.generation import ProvedStage
 from phalanx.planning.tables.table import Column, Sheet, columns
-from phalanx.report.verify import live_bytes
+from phalanx.report.measured.verify import live_bytes
 from phalanx.report.view import View
 from phalanx.serving.proof.proof import ServingProof
 

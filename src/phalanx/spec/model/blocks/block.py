@@ -53,7 +53,7 @@ class Sublayer:
 
     def core(self) -> tuple[Operator, ...]:
         """Return what selective recomputation repeats: attention's core, with what follows up to the last product. A
-        recurrence always computes its inside again (nn/recurrence.py)."""
+        recurrence always computes its inside again (nn/recurrences/recurrence.py)."""
         begins = dropwhile(lambda op: not isinstance(op, Attend), self.operators)
         return tuple(takewhile(lambda op: not isinstance(op, Linear), begins))
 

@@ -11,8 +11,8 @@ from typing import Any, NoReturn
 
 from phalanx.answers.runs.experts import MeasuredQuantity
 from phalanx.report.html.page import Section, page
+from phalanx.report.measured.runs import quantity
 from phalanx.report.pictures.figure import Lane, LaneBlock, Lines, PlotAxis, Series, Timeline
-from phalanx.report.runs import quantity
 from phalanx.report.style import BYTES, largest_unit, seconds, size
 from phalanx.runs.folder import metrics
 from phalanx.spec.documents import read_json

@@ -37,7 +37,7 @@ _TAKEN_AT_ONE = ("tp", "pp", "cp", "ep")
 
 @cache
 def _rows(folder: str) -> dict[str, dict[str, dict[str, Any]]]:
-    path = Path(__file__).parent / folder / "recipes.toml"
+    path = Path(__file__).parents[1] / folder / "recipes.toml"
     return tomllib.loads(path.read_text()) if path.is_file() else {}
 
 

@@ -81,7 +81,7 @@ _TYPES = {int: "integer", float: "number", bool: "boolean"}
 _PRELOADED = [
     "phalanx.cli.app",
     "phalanx.cli.strategies",
-    "phalanx.cli.answered",
+    "phalanx.cli.agents.answered",
     "phalanx.answers.explanation",
     "typer._adapters",
 ]
@@ -238,7 +238,7 @@ def _fence(folder: Path, scratch: Path) -> None:
         folder.resolve(),
         Path(sys.prefix),
         Path(sys.base_prefix),
-        Path(__file__).resolve().parents[1],
+        Path(__file__).resolve().parents[2],
     ]
     allowed += [Path(path) for path in {sysconfig.get_path("stdlib"), sysconfig.get_path("purelib"), "/proc/self"}]
     roots = tuple(f"{os.path.realpath(path)}{os.sep}" for path in allowed)

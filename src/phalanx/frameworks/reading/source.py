@@ -15,14 +15,14 @@ from typing import Any
 
 from phalanx.frameworks.companions import LARGEST, Companions
 from phalanx.frameworks.configuration import Config
-from phalanx.frameworks.dialects import dialect_of
-from phalanx.frameworks.dumps import dumped, logged
 from phalanx.frameworks.framework import Framework
 from phalanx.frameworks.launchers.launcher import ProgramLaunch
 from phalanx.frameworks.launchers.manifest import is_manifest
 from phalanx.frameworks.launchers.started import Started, in_manifest, in_script
-from phalanx.frameworks.parts import python_tables
-from phalanx.frameworks.python import PythonFile, parsed
+from phalanx.frameworks.reading.dialects import dialect_of
+from phalanx.frameworks.reading.dumps import dumped, logged
+from phalanx.frameworks.reading.parts import python_tables
+from phalanx.frameworks.reading.python import PythonFile, parsed
 from phalanx.frameworks.registry import FRAMEWORKS
 from phalanx.frameworks.tables import documents, texts
 from phalanx.spec.documents import read_text, require_finite, require_shallow

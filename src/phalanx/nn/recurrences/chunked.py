@@ -28,8 +28,8 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from phalanx.nn import documents
-from phalanx.nn.convolution import Filter, FilterGradient, Places, all_rows, own_rows
 from phalanx.nn.functional import accumulate_dtype
+from phalanx.nn.recurrences.convolution import Filter, FilterGradient, Places, all_rows, own_rows
 from phalanx.runtime.autograd import deferred_weight_grads
 from phalanx.runtime.autograd.deferred_weight_grads import Owners
 

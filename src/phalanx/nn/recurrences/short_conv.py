@@ -17,9 +17,9 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from phalanx.nn.attention import Cache
-from phalanx.nn.convolution import Filter, FilterGradient
 from phalanx.nn.functional import accumulate_dtype
-from phalanx.nn.recurrence import PastMixer, of_slots
+from phalanx.nn.recurrences.convolution import Filter, FilterGradient
+from phalanx.nn.recurrences.recurrence import PastMixer, of_slots
 from phalanx.runtime.autograd import deferred_weight_grads
 from phalanx.runtime.autograd.deferred_weight_grads import Owners
 from phalanx.runtime.model_parallel.context import ContextParallel

@@ -14,9 +14,9 @@ from typing import Any
 
 from phalanx.frameworks.configuration import Config, Configuration
 from phalanx.frameworks.framework import Framework
-from phalanx.frameworks.program import TrainingProgram
-from phalanx.frameworks.python import PythonFile
-from phalanx.frameworks.subject import Subject
+from phalanx.frameworks.reading.python import PythonFile
+from phalanx.frameworks.writing.program import TrainingProgram
+from phalanx.frameworks.writing.subject import Subject
 
 
 def reader(framework: Framework) -> Callable[[Config, int | None], Configuration]:
@@ -47,4 +47,4 @@ def python_tables(framework: Framework, file: PythonFile) -> dict[str, Any] | No
 
 
 def _part(framework: Framework, name: str) -> Any:
-    return import_module(f"{__package__}.{framework.folder}.{name}")
+    return import_module(f"phalanx.frameworks.{framework.folder}.{name}")

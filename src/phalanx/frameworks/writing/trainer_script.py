@@ -11,8 +11,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from phalanx.frameworks.script import TEMPLATES, filled
-from phalanx.frameworks.subject import Subject
+from phalanx.frameworks.writing.script import TEMPLATES, filled
+from phalanx.frameworks.writing.subject import Subject
 from phalanx.spec.errors import InputError
 from phalanx.spec.model.families import complete, family_of, to_hugging_face
 from phalanx.spec.model.hugging_face.reader import read

@@ -10,8 +10,8 @@ import json
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from phalanx.frameworks.program import Group
-from phalanx.frameworks.script import comment
+from phalanx.frameworks.writing.program import Group
+from phalanx.frameworks.writing.script import comment
 
 
 class Unquoted(str):

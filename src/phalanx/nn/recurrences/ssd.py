@@ -24,8 +24,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, bmm
 
-from phalanx.nn.chunked import ChunkedScan, Convolved, RecurrenceSizes, softplus
-from phalanx.nn.convolution import Filter
+from phalanx.nn.recurrences.chunked import ChunkedScan, Convolved, RecurrenceSizes, softplus
+from phalanx.nn.recurrences.convolution import Filter
 
 
 @dataclass(frozen=True)

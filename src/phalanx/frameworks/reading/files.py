@@ -7,11 +7,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from phalanx.frameworks import folder, others
 from phalanx.frameworks.accelerate import launch as accelerate
 from phalanx.frameworks.companions import Companions
 from phalanx.frameworks.configuration import Config, Configuration, Partial, shown
-from phalanx.frameworks.launch_tables import (
+from phalanx.frameworks.launchers.launcher import ProgramLaunch
+from phalanx.frameworks.reading import folder, others
+from phalanx.frameworks.reading.launch_tables import (
     FileReading,
     as_tables,
     is_named,
@@ -20,10 +21,9 @@ from phalanx.frameworks.launch_tables import (
     launched_tables,
     with_named,
 )
-from phalanx.frameworks.launchers.launcher import ProgramLaunch
-from phalanx.frameworks.parts import reader
-from phalanx.frameworks.recipes import MODEL, RECIPE
-from phalanx.frameworks.source import BY_KIND, DATA, kind_of, named, source_of
+from phalanx.frameworks.reading.parts import reader
+from phalanx.frameworks.reading.recipes import MODEL, RECIPE
+from phalanx.frameworks.reading.source import BY_KIND, DATA, kind_of, named, source_of
 from phalanx.frameworks.tables import overlaid
 from phalanx.spec.errors import InputError, nearest
 from phalanx.spec.files.job_file import make_model

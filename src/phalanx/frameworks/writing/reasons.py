@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from phalanx.frameworks.subject import Subject
+from phalanx.frameworks.writing.subject import Subject
 from phalanx.schedule.pipeline.stages import rank_of
 from phalanx.spec.strategy.mesh import mesh
 

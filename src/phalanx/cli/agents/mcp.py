@@ -36,7 +36,7 @@ def mcp(folder: Path = Path(), limit: float = 60.0, http: int | None = None) -> 
         raise InputError("limit", limit, "is not a time", "write seconds, e.g. 60")
     if http is not None and not 0 < http < 65536:
         raise InputError("http", http, "is no port", "e.g. 8765")
-    from phalanx.cli.tool_calls import warm
+    from phalanx.cli.agents.tool_calls import warm
 
     threading.Thread(target=warm, daemon=True).start()  # while the SDK is imported
     try:
@@ -66,7 +66,7 @@ def server(folder: Path, limit_s: float) -> Any:
     from mcp.server.lowlevel import Server
 
     from phalanx import __version__
-    from phalanx.cli import tool_calls
+    from phalanx.cli.agents import tool_calls
     from phalanx.spec.errors import InputError, nearest
 
     turns = asyncio.Semaphore(_SIDE_BY_SIDE)
@@ -139,7 +139,7 @@ def server(folder: Path, limit_s: float) -> Any:
 
 async def _called(words: list[str], folder: Path, limit_s: float, on_note: Any) -> Any:
     """Run a command line in a process of its own; it ends with the call's cancellation, or after `limit_s`."""
-    from phalanx.cli.tool_calls import Reply, ToolCall, reply
+    from phalanx.cli.agents.tool_calls import Reply, ToolCall, reply
 
     loop = asyncio.get_running_loop()
     notes: list[str] = []

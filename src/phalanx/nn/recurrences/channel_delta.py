@@ -32,9 +32,9 @@ import torch.nn.functional as F
 from torch import Tensor, bmm
 
 from phalanx.nn import documents
-from phalanx.nn.chunked import ChunkedScan, Convolved, RecurrenceSizes
-from phalanx.nn.convolution import Filter
-from phalanx.nn.delta_rule import lengths, solved, through_length
+from phalanx.nn.recurrences.chunked import ChunkedScan, Convolved, RecurrenceSizes
+from phalanx.nn.recurrences.convolution import Filter
+from phalanx.nn.recurrences.delta_rule import lengths, solved, through_length
 from phalanx.schedule.layers.halves import Halves, halves
 
 

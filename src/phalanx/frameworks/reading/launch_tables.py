@@ -13,19 +13,28 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, cast
 
-from phalanx.frameworks import others
 from phalanx.frameworks.accelerate import launch as accelerate
 from phalanx.frameworks.companions import MISSING, Companions
 from phalanx.frameworks.configuration import Config, Partial
 from phalanx.frameworks.deepspeed.shipped import shipped
-from phalanx.frameworks.dialects import dialect_of
 from phalanx.frameworks.framework import Framework
 from phalanx.frameworks.keys import key_table
 from phalanx.frameworks.launchers.started import Started, settled, value_of
-from phalanx.frameworks.recipes import MODEL, model_of, recipe
+from phalanx.frameworks.reading import others
+from phalanx.frameworks.reading.dialects import dialect_of
+from phalanx.frameworks.reading.recipes import MODEL, model_of, recipe
+from phalanx.frameworks.reading.source import (
+    BY_KIND,
+    DATA,
+    FileSource,
+    called,
+    framework_of,
+    kind_of,
+    named,
+    of_python,
+)
 from phalanx.frameworks.registry import FRAMEWORKS
 from phalanx.frameworks.shell.scope import plain
-from phalanx.frameworks.source import BY_KIND, DATA, FileSource, called, framework_of, kind_of, named, of_python
 from phalanx.frameworks.tables import documents, nested, overlaid, without
 from phalanx.spec.errors import InputError
 

@@ -11,9 +11,9 @@ import textwrap
 from collections.abc import Iterable
 from pathlib import Path
 
-from phalanx.frameworks.program import FILL_IN, Group, Setting, TrainingProgram
+from phalanx.frameworks.writing.program import FILL_IN, Group, Setting, TrainingProgram
 
-TEMPLATES = Path(__file__).parent / "templates"
+TEMPLATES = Path(__file__).parents[1] / "templates"
 _WIDTH = 100
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from phalanx.answers.whole_training import Losses
+from phalanx.answers.search.whole_training import Losses
 from phalanx.planning.expense.rates import GivenRates, read_rates
 from phalanx.planning.search import HEADROOM
 from phalanx.planning.search.planner import COST_OBJECTIVES, OBJECTIVES

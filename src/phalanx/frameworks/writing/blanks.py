@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from phalanx.frameworks.program import Blank
-from phalanx.frameworks.subject import Subject
+from phalanx.frameworks.writing.program import Blank
+from phalanx.frameworks.writing.subject import Subject
 
 
 def blanks(

@@ -26,8 +26,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, bmm
 
-from phalanx.nn.chunked import ChunkedScan, Convolved, RecurrenceSizes, softplus
-from phalanx.nn.convolution import Filter
+from phalanx.nn.recurrences.chunked import ChunkedScan, Convolved, RecurrenceSizes, softplus
+from phalanx.nn.recurrences.convolution import Filter
 
 EPS = 1e-6
 """Added to the squared length of queries and keys."""

@@ -29,17 +29,17 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
-from phalanx.nn import chunked
 from phalanx.nn.attention import Cache, Continued
-from phalanx.nn.channel_delta import ChannelDelta
-from phalanx.nn.chunked import RecurrenceSizes
-from phalanx.nn.convolution import Filter, Places
-from phalanx.nn.delta_rule import DeltaRule
 from phalanx.nn.functional import accumulate_dtype
 from phalanx.nn.gated_norm import Gate, gated_rms_norm
-from phalanx.nn.lightning import Lightning
 from phalanx.nn.norms import RMSNorm
-from phalanx.nn.ssd import StateSpace
+from phalanx.nn.recurrences import chunked
+from phalanx.nn.recurrences.channel_delta import ChannelDelta
+from phalanx.nn.recurrences.chunked import RecurrenceSizes
+from phalanx.nn.recurrences.convolution import Filter, Places
+from phalanx.nn.recurrences.delta_rule import DeltaRule
+from phalanx.nn.recurrences.lightning import Lightning
+from phalanx.nn.recurrences.ssd import StateSpace
 from phalanx.runtime.autograd import recompute
 from phalanx.runtime.model_parallel import sequence, tensor, whole_sequences
 from phalanx.runtime.model_parallel.context import ContextParallel

@@ -13,7 +13,7 @@ from phalanx.answers.prediction import ESTIMATED, interval_in
 from phalanx.answers.question.query import Query, QueryFields, Source, query_of
 from phalanx.answers.question.question import Premises, Question, search_of
 from phalanx.answers.question.strategy_line import as_given
-from phalanx.answers.whole_training import (
+from phalanx.answers.search.whole_training import (
     PricedOffer,
     TrainingCost,
     cheapest,
@@ -24,7 +24,7 @@ from phalanx.answers.whole_training import (
     training_cost,
     uneven_steps_of,
 )
-from phalanx.answers.wishes import FASTEST, Wishes
+from phalanx.answers.search.wishes import FASTEST, Wishes
 from phalanx.planning.budget import Goal
 from phalanx.planning.budget import tokens as token_count
 from phalanx.planning.expense.expense import Expense

@@ -22,7 +22,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, bmm
 
-from phalanx.nn.chunked import ChunkedScan, Convolved, RecurrenceSizes
+from phalanx.nn.recurrences.chunked import ChunkedScan, Convolved, RecurrenceSizes
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from phalanx.frameworks.program import Group, Setting, TrainingProgram, Variable
+from phalanx.frameworks.writing.program import Group, Setting, TrainingProgram, Variable
 from phalanx.spec.errors import InputError
 
 

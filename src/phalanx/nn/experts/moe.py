@@ -24,11 +24,11 @@ from typing import TypeVar
 import torch
 from torch import Tensor, nn
 
-from phalanx.nn import routing
-from phalanx.nn.expert_mlps import ExpertMLPs
+from phalanx.nn.experts import routing
+from phalanx.nn.experts.expert_mlps import ExpertMLPs
+from phalanx.nn.experts.mlp import MLP
+from phalanx.nn.experts.routing import Losses
 from phalanx.nn.gated_norm import sigmoid_gate
-from phalanx.nn.mlp import MLP
-from phalanx.nn.routing import Losses
 from phalanx.runtime.autograd import recompute
 from phalanx.runtime.model_parallel import expert, sequence, tensor
 from phalanx.runtime.model_parallel.expert import ExpertParallel, Route

@@ -1,0 +1,1 @@
+"""Answers on schedules of collectives and of pipelines."""

@@ -1,0 +1,1 @@
+"""Answers of a search over strategies: its wishes, its plan, and what a whole training takes."""

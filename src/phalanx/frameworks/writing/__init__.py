@@ -1,0 +1,1 @@
+"""Programs and files that a plan is written as."""

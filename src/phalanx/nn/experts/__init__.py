@@ -1,0 +1,1 @@
+"""MLPs, routing, and mixtures of experts."""

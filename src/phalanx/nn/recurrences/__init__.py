@@ -1,0 +1,1 @@
+"""Sublayers with a state in place of attention, and the convolutions before them."""

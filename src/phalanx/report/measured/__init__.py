@@ -1,0 +1,1 @@
+"""What was run and measured: pages of runs, diagnoses, proofs, machines."""
