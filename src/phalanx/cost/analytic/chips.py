@@ -73,6 +73,9 @@ _BUILT: dict[str, dict[str, float]] = {
     },
 }
 _PARENTS = {"blackwell-ultra": "blackwell"}
+_DERIVED = frozenset({"gemm", "gemm8", "gemm4", "attention", "portable_attention"})
+"""Shares of a System that the clock scales too."""
+_AS_FITTED = tuple(f.name for f in fields(System) if f.name in {g.name for g in fields(Generation)} - _DERIVED)
 _DEFAULTS = {f.name: float(f.default) for f in fields(Generation)}  # type: ignore[arg-type]
 
 
@@ -97,8 +100,10 @@ def system(
     chip = CHIPS[name]
     g = generation(chip.generation, constants)
     hop, bulk = (g.cloud_hop_s, g.cloud_bulk_s) if cloud else (g.net_hop_s, g.net_bulk_s)
+    as_fitted = {name: getattr(g, name) for name in _AS_FITTED}
     clock = resolve({"clock": chip.clock}, (name,), constants)["clock"]
     return System(
+        **as_fitted,
         peak_bf16=chip.half,
         peak_fp8=chip.fp8,
         peak_fp4=chip.fp4,
@@ -107,30 +112,16 @@ def system(
         peak_fp64=chip.double or chip.single or chip.half,
         memory_bytes_per_s=chip.bandwidth_bytes_per_s,
         memory_bytes=chip.memory_bytes,
-        processors=chip.multiprocessors,
+        processors=chip.processors,
         gemm=g.gemm * clock,
-        gemm_half=g.gemm_half,
         gemm8=g.gemm8 * clock,
         gemm4=g.gemm4 * clock,
-        misaligned=g.misaligned,
-        odd=g.odd,
         attention=g.attention * clock,
-        portable_gemm=g.portable_gemm,
         portable_attention=g.portable_attention * clock,
-        portable_backward=g.portable_backward,
-        attention_narrow=g.attention_narrow,
-        attention_backward=g.attention_backward,
-        attention_half=g.attention_half,
-        memory=g.memory,
-        reduce_gain=g.reduce_gain,
         reduce_across=1.0,
-        tree=g.tree,
         observed=0.0,
         held_up=0.0,
         cut_off=0.0,
-        bulk_bytes=g.bulk_bytes,
-        bulk_reduce_bytes=g.bulk_reduce_bytes,
-        start_s=g.start_s,
         tiers=(
             TierRates(node, chip.link_bytes_per_s * g.nvlink, g.node_hop_s, g.node_bulk_s, g.node_bulk_s),
             TierRates(1 << 30, nic * g.nic, hop, bulk, bulk),

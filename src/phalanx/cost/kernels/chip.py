@@ -88,7 +88,7 @@ def kernel_chip(name: str) -> KernelChip:
         x.fp8,
         x.fp4,
         x.bandwidth_bytes_per_s,
-        float(x.multiprocessors),
+        float(x.processors),
         _CACHE_BYTES.get(x.generation, x.l2_bytes),
         x.link_bytes_per_s,
     )

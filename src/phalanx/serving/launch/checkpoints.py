@@ -2,32 +2,15 @@
 
 from __future__ import annotations
 
+import tomllib
+from pathlib import Path
+
 from phalanx.serving.plan_file import ServingPlan
 from phalanx.spec.errors import InputError
 from phalanx.spec.model.presets import published
 
-_PUBLISHED = {
-    "gpt2": "openai-community/gpt2",
-    "gpt2-medium": "openai-community/gpt2-medium",
-    "gpt2-large": "openai-community/gpt2-large",
-    "gpt2-xl": "openai-community/gpt2-xl",
-    "gpt-neox-20b": "EleutherAI/gpt-neox-20b",
-    "llama2-7b": "meta-llama/Llama-2-7b-hf",
-    "llama2-13b": "meta-llama/Llama-2-13b-hf",
-    "llama2-70b": "meta-llama/Llama-2-70b-hf",
-    "llama3-8b": "meta-llama/Meta-Llama-3-8B",
-    "llama3-70b": "meta-llama/Meta-Llama-3-70B",
-    "llama3-405b": "meta-llama/Llama-3.1-405B",
-    "mistral-7b": "mistralai/Mistral-7B-v0.1",
-    "qwen2-7b": "Qwen/Qwen2-7B",
-    "qwen3-32b": "Qwen/Qwen3-32B",
-    "mixtral-8x7b": "mistralai/Mixtral-8x7B-v0.1",
-    "qwen3-30b-a3b": "Qwen/Qwen3-30B-A3B",
-    "deepseek-v2": "deepseek-ai/DeepSeek-V2",
-    "deepseek-v3": "deepseek-ai/DeepSeek-V3",
-    "gpt-oss-20b": "openai/gpt-oss-20b",
-    "gpt-oss-120b": "openai/gpt-oss-120b",
-}
+_PUBLISHED: dict[str, str] = tomllib.loads(Path(__file__).with_suffix(".toml").read_text())
+"""Names of presets -> Hugging Face names."""
 _OWN_FP8 = ("deepseek-v3",)  # published in fp8
 
 

@@ -21,29 +21,6 @@ CONTEXT_BYTES = 2048 * MIB
 """What CUDA's context, cuBLAS's workspaces and NCCL's buffers take of a device, about."""
 
 
-_MULTIPROCESSORS = {
-    "volta": 80,
-    "ampere": 108,
-    "ampere-gddr": 72,
-    "hopper": 132,
-    "ada": 128,
-    "blackwell": 148,
-    "blackwell-ultra": 148,
-    "blackwell-gddr": 188,
-    "cdna2": 110,
-    "cdna3": 304,
-    "cdna4": 256,
-    # Few large matrix units, whose tiles are not scheduled as a GPU's: waves hardly count.
-    "gaudi": 8,
-    "gaudi3": 8,
-    "tpu": 8,
-    "tpu-fp8": 8,
-    "trainium": 8,
-    "trainium-fp8": 8,
-}
-"""By generation: datasheets; AMD's are compute units."""
-
-
 @dataclass(frozen=True)
 class Chip:
     """A chip's datasheet, in bytes, bytes/s and FLOP/s."""
@@ -67,6 +44,9 @@ class Chip:
     double: float | None
     """FLOP/s of fp64, on tensor cores where they have it, since cuBLAS uses them unasked; None without a figure."""
     source: str
+    processors: int
+    """Streaming multiprocessors: datasheets; of AMD's compute units. Where few large matrix units have tiles that are
+    not scheduled as a GPU's, 8: waves hardly count."""
     bf16: bool = True
     memory_source: str = "nvidia-smi"
     clock: float = 1.0
@@ -75,17 +55,10 @@ class Chip:
     """Of its link to the host in one direction: PCIe of generation 5 with 16 lanes, or NVLink-C2C."""
     host_memory_bytes_per_s: float = 77e9
     """Its share of the host's memory bandwidth: of two sockets with eight channels of DDR5-4800, an eighth."""
-    processors: int | None = None
-    """Streaming multiprocessors, where the chip has not as many as its generation."""
     l1_bytes_per_processor: float = 256 * 1024
     """Level-1 cache and shared memory of a multiprocessor; its registers are 256 KiB on all of these chips."""
     l2_bytes: float = 50 * MIB
     """Level-2 cache: whitepapers; of Blackwell as its driver reports it."""
-
-    @property
-    def multiprocessors(self) -> int:
-        """Streaming multiprocessors."""
-        return self.processors or _MULTIPROCESSORS[self.generation]
 
     @property
     def tf32(self) -> float:
