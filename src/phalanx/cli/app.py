@@ -12,8 +12,10 @@ import gc
 import os
 import re
 import sys
+import tomllib
 from collections.abc import Sequence
 from contextlib import suppress
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -110,60 +112,9 @@ def _given(options: Sequence[str], words: Sequence[str]) -> str | None:
     return given
 
 
-_PLAN, _PROVE, _RUN, _MEASURE = "Plan", "Prove", "Run", "Measure"
-_LEARN, _SERVE, _CLUSTERS = "Learn", "Serve", "Clusters"
-COMMANDS = (
-    Entry("plan", _PLAN, "phalanx.cli.plan:plan", "Find the fastest strategy for a model on a cluster."),
-    Entry(
-        "predict", _PLAN, "phalanx.cli.strategies:predict", "Predict the time and the memory of a strategy's step."
-    ),
-    Entry(
-        "explain", _PLAN, "phalanx.cli.strategies:explain", "Show where time and memory go, and what to change first."
-    ),
-    Entry("lint", _PLAN, "phalanx.cli.strategies:lint", "Find anti-patterns in a strategy; exit code 1 if any."),
-    Entry("compare", _PLAN, "phalanx.cli.strategies:compare", "Compare plans, configurations or strategies."),
-    Entry("tables", _PLAN, "phalanx.cli.tables:tables", "Tabulate memory, communication, rooflines or scaling."),
-    Entry("simulate", _PLAN, "phalanx.cli.strategies:simulate", "Run a step with slow ranks: who waits for whom."),
-    Entry(
-        "goodput", _PLAN, "phalanx.reliability.cli:goodput", "Days, money and best saves of a training that fails."
-    ),
-    Entry("mesh", _PLAN, "phalanx.cli.mesh:mesh", "Show which rank is on which GPU, and who talks to whom."),
-    Entry("presets", _PLAN, "phalanx.cli.presets:presets", "List the models and clusters that ship, or show one."),
-    Entry("read", _PLAN, "phalanx.cli.configurations:read", "Read another framework's configuration."),
-    Entry("export", _PLAN, "phalanx.cli.configurations:export", "Write a plan as another framework's configuration."),
-    Entry("check", _PROVE, "phalanx.cli.check:check", "Check the answers to a file of questions, as CI does."),
-    Entry("verify", _PROVE, "phalanx.cli.proofs:verify", "Compare a real step, on fake tensors, with the plan."),
-    Entry("observe", _PROVE, "phalanx.cli.proofs:observe", "Show what one step of any torch program does."),
-    Entry("parity", _PROVE, "phalanx.cli.proofs:parity", "Compare losses and gradients with one process."),
-    Entry(
-        "collectives", _PROVE, "phalanx.cli.schedules:collectives", "Show, prove and compare collective algorithms."
-    ),
-    Entry("pipeline", _PROVE, "phalanx.cli.schedules:pipeline", "Draw, compare and prove pipeline schedules."),
-    Entry("train", _RUN, "phalanx.cli.runs:train", "Train a job or a plan, and compare the run with the plan."),
-    Entry("generate", _RUN, "phalanx.cli.runs:generate", "Continue texts with a checkpoint or Hugging Face weights."),
-    Entry("report", _RUN, "phalanx.cli.runs:report", "Write a run's report, or show the load of its experts."),
-    Entry("weights", _RUN, "phalanx.cli.runs:weights", "Import Hugging Face weights, or export a checkpoint."),
-    Entry("ui", _RUN, "phalanx.cli.ui:ui", "Serve a page on this machine: plans that change, and runs."),
-    Entry("mcp", _RUN, "phalanx.cli.agents.mcp:mcp", "Serve the questions as tools for agents (MCP)."),
-    Entry("measure", _MEASURE, "phalanx.cli.measurements:measure", "Measure kernels, links and collectives here."),
-    Entry(
-        "calibrate", _MEASURE, "phalanx.cli.measurements:calibrate", "Bend predictions with steps that you measured."
-    ),
-    Entry(
-        "diagnose", _MEASURE, "phalanx.cli.measurements:diagnose", "Compare a run's logs and traces with its plan."
-    ),
-    Entry(
-        "validate",
-        _MEASURE,
-        "phalanx.cli.measurements:validate",
-        "Predict published runs, and show how far off it is.",
-    ),
-    Entry("doctor", _MEASURE, "phalanx.cli.measurements:doctor", "Say what this machine has, and what is missing."),
-    Entry("learn", _LEARN, "phalanx.textbook.cli:learn", "Pictures, exercises and published trainings."),
-    Entry("serve", _SERVE, "phalanx.serving.cli:serve", "Plan, launch and prove the serving of a model."),
-    Entry("cluster", _CLUSTERS, "phalanx.shared_cluster.cli:cluster", "Place and simulate jobs of a shared cluster."),
-)
-"""The commands by panel. Those that verticals have are named, not imported: a common room does not know them."""
+_ROWS = tomllib.loads(Path(__file__).with_name("commands.toml").read_text())
+COMMANDS = tuple(Entry(name, **row) for name, row in _ROWS.items())
+"""The commands by panel."""
 
 
 class _Root(OneLineErrors):

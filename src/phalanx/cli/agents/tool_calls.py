@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any, Literal, TextIO, get_args, get_origin
 
 from phalanx.spec.errors import InputError, nearest
+from phalanx.spec.rows import Rows, record
 
 
 @dataclass(frozen=True)
@@ -38,43 +39,7 @@ class Tool:
     """When to ask it."""
 
 
-TOOLS = {
-    tool.name: tool
-    for tool in (
-        Tool(
-            "plan",
-            ("plan", "model"),
-            "Find the fastest strategy (parallelism) for a model on a cluster, with reasons.",
-        ),
-        Tool(
-            "predict", ("predict",), "Step time, memory, MFU and terms of a given strategy, or of a training script."
-        ),
-        Tool("explain", ("explain",), "Where time and memory of a strategy or script go, and what to change first."),
-        Tool("lint", ("lint",), "Mistakes in a strategy or training script, with what each costs."),
-        Tool("improve", ("plan", "improve"), "Which settings to change in a training script, each with its gain."),
-        Tool("read", ("read",), "What a training script or configuration of any framework says: layout, model, job."),
-        Tool("compare", ("compare",), "Two or more plans, scripts or strategies side by side."),
-        Tool("memory", ("tables", "memory", "strategy"), "Memory of the fullest rank by what occupies it."),
-        Tool("communication", ("tables", "comm", "strategy"), "Bytes and seconds of every collective by mesh axis."),
-        Tool(
-            "state",
-            ("tables", "memory", "params"),
-            "Bytes of parameters, gradients and optimizer a GPU by level of ZeRO, for a number of parameters.",
-        ),
-        Tool("bubble", ("pipeline", "table"), "Bubble and live activations of every pipeline schedule."),
-        Tool(
-            "kv_cache", ("serve", "memory"), "KV cache of a model per token and request, and how many requests fit."
-        ),
-        Tool(
-            "serve_plan",
-            ("serve", "plan"),
-            "How to serve a model: layout, tokens/s, TTFT, TPOT, requests that fit, cost. Slow with many GPUs.",
-        ),
-        Tool("goodput", ("goodput",), "Days, money and energy of a training that fails; how often to save."),
-        Tool("models", ("presets", "models"), "The models that can be named, or one model's layers and parameters."),
-        Tool("clusters", ("presets", "clusters"), "The clusters that can be named, or one with its sources."),
-    )
-}
+TOOLS = Rows(Path(__file__).with_name("tools.toml"), record(Tool, "name"))
 _HIDDEN = ("json", "save", "out", "more", "help", "assertions", "strict")
 """Options that shape what people see, or write files."""
 _TYPES = {int: "integer", float: "number", bool: "boolean"}

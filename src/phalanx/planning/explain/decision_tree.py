@@ -6,20 +6,14 @@ state.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+import tomllib
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
 
 from phalanx.spec.cluster.spec import ClusterSpec
 from phalanx.spec.model.spec import ModelSpec
-
-_STATE = 16
-_ROOM = 0.6
-"""Share of a device's memory for state, leaving the rest to activations."""
-_FAST = 20e9
-"""Bytes/s of a rank between nodes, in one direction, above which ZeRO-3's gathers can be hidden: InfiniBand."""
-_LONG = 32_768
-"""Sequence length above which a sequence is split over ranks."""
-_LARGE = 100e9
+from phalanx.spec.strategy import where
 
 
 @dataclass(frozen=True)
@@ -41,11 +35,6 @@ class Facts:
     """Whether a tier beyond the nodes' is ten times slower still."""
     serving: bool = False
 
-    @property
-    def state(self) -> float:
-        """Bytes of state, unsharded."""
-        return _STATE * self.parameters
-
 
 @dataclass(frozen=True)
 class Leaf:
@@ -63,108 +52,29 @@ class Branch:
     question: str
     words: tuple[str, str]
     """Meaning of yes and no in a few words; empty if obvious."""
-    holds: Callable[[Facts], bool]
+    when: str
+    """Its condition on Facts (spec/strategy/where.py)."""
     yes: Node
     no: Node
+
+    def holds(self, f: Facts) -> bool:
+        """Whether the answer is yes."""
+        names = [field.name for field in fields(Facts)]
+        return bool(where.holds(where.parse(self.when, names, {}, "when"), asdict(f)))
 
 
 Node = Branch | Leaf
 
-_SERVING = Branch(
-    "Does it fit one GPU (weights alone, 2 N bytes, within 60 %)?",
-    ("fits one GPU", "more than one GPU"),
-    lambda f: 2 * f.parameters <= _ROOM * f.usable_bytes,
-    Leaf("throughput: replicas, one a GPU; latency: tensor parallelism inside a node as long as it pays", "replicas"),
-    Branch(
-        "Does it fit one node?",
-        ("fits one node", "more than one node"),
-        lambda f: 2 * f.parameters <= _ROOM * f.usable_bytes * f.node,
-        Leaf("tensor parallelism inside a node, replicas of that", "tp=T"),
-        Leaf(
-            "a pipeline between nodes, tensor parallelism inside: for capacity, as it lowers no latency", "tp=T,pp=P"
-        ),
-    ),
-)
-_DENSE_MANY = Branch(
-    "Are links between nodes fast (20 GB/s a GPU and direction, InfiniBand)?",
-    ("fast network", "slow network"),
-    lambda f: f.network_bytes_per_s >= _FAST,
-    Branch(
-        "Over 100 B parameters?",
-        ("over 100 B", "under 100 B"),
-        lambda f: f.parameters > _LARGE,
-        Leaf(
-            "tensor parallelism inside a node, a pipeline across nodes, the rest data parallelism with ZeRO-1",
-            "dp,zero=1,tp=T,sp=1,pp=P",
-        ),
-        Branch(
-            "Is there at least one sequence for each GPU?",
-            ("a sequence for each GPU", "fewer sequences than GPUs"),
-            lambda f: f.sequences >= 1,
-            Leaf("ZeRO-3 (FSDP) or ZeRO-1 with what fits, over all GPUs or inside groups (HSDP)", "dp,zero=3"),
-            Leaf("tensor parallelism inside a node, data parallelism with ZeRO-1 across", "dp,zero=1,tp=T,sp=1"),
-        ),
-    ),
-    Leaf(
-        "tensor parallelism or ZeRO-3 inside a node; a pipeline or replicas (HSDP) across nodes",
-        "tp=T,pp=P or zero=3,shard=T",
-    ),
-)
-_SEVERAL: Node = Branch(
-    "Across sites (a tier of links ten times slower than the network)?",
-    ("across sites", "one site"),
-    lambda f: f.sites,
-    Leaf("a pipeline between sites, which sends least; inside each as on one", "pp=P"),
-    Branch(
-        "Are there experts?",
-        ("experts", "dense"),
-        lambda f: f.experts > 1,
-        Branch(
-            "Over 100 B parameters?",
-            ("over 100 B", "under 100 B"),
-            lambda f: f.parameters > _LARGE,
-            Leaf("expert parallelism inside a node or few nodes, a pipeline across, ZeRO-1", "dp,zero=1,ep=E,pp=P"),
-            Leaf("expert parallelism inside a node, data parallelism with ZeRO-1", "dp,zero=1,ep=E"),
-        ),
-        Branch(
-            "Sequences of 32,768 tokens or more?",
-            ("long sequences", "short sequences"),
-            lambda f: f.seq >= _LONG,
-            Leaf("context parallelism, with tensor parallelism inside a node and ZeRO-1", "dp,zero=1,tp=T,cp=C"),
-            Branch(
-                "Does the state, 16 N bytes, fit one GPU (within 60 %)?",
-                ("state fits one GPU", "state is more than one GPU"),
-                lambda f: f.state <= _ROOM * f.usable_bytes,
-                Leaf("data parallelism (DDP), ZeRO-1 as it costs nothing", "dp"),
-                Branch(
-                    "One node?",
-                    ("one node", "several nodes"),
-                    lambda f: f.gpus <= f.node,
-                    Leaf(
-                        "ZeRO-3 (FSDP) inside the node; tensor parallelism where a block does not fit",
-                        "dp,zero=3",
-                    ),
-                    _DENSE_MANY,
-                ),
-            ),
-        ),
-    ),
-)
-TREE: Node = Branch(
-    "Serving, not training?",
-    ("serving", "training"),
-    lambda f: f.serving,
-    _SERVING,
-    Branch(
-        "One GPU?",
-        ("one GPU", ""),
-        lambda f: f.gpus == 1,
-        Leaf(
-            "nothing to split: the largest micro-batch that fits, then recomputation, then state on the host", "dp=1"
-        ),
-        _SEVERAL,
-    ),
-)
+
+def _node(name: str) -> Node:
+    row = _ROWS[name]
+    if "rule" in row:
+        return Leaf(row["rule"], row["strategy"])
+    return Branch(row["question"], tuple(row["words"]), row["when"], _node(row["yes"]), _node(row["no"]))
+
+
+_ROWS = tomllib.loads(Path(__file__).with_suffix(".toml").read_text())
+TREE = _node("root")
 
 
 def facts(model: ModelSpec, cluster: ClusterSpec, gpus: int, batch: int, seq: int) -> Facts:
