@@ -9,8 +9,8 @@ from typing import Any
 
 from phalanx.answers.compare import ComparedPlan, Comparison
 from phalanx.answers.search.stack_comparison import StackComparison
+from phalanx.cost.analytic.step import TERM_NAMES
 from phalanx.planning.expense.rates import ExpenseRates
-from phalanx.planning.search.priced import TERM_NAMES
 from phalanx.planning.tables.table import Column, Sheet, Unit, columns
 from phalanx.report.expense import in_words, origins
 from phalanx.report.html.page import Section, page, section

@@ -9,10 +9,11 @@ from typing import Any
 
 from phalanx.answers.plan import JobPlan
 from phalanx.answers.search.model_plan import CostOfCondition, ModelPlan, PlannedStrategy
+from phalanx.cost.analytic.step import TERM_NAMES
 from phalanx.planning.auto.bucket_size import GIVEN
 from phalanx.planning.budget import shortened
 from phalanx.planning.explain import decision_tree
-from phalanx.planning.search.priced import COMMUNICATION, TERM_NAMES
+from phalanx.planning.search.priced import COMMUNICATION
 from phalanx.planning.tables.table import Sheet, columns
 from phalanx.report.expense import carbon, energy, in_words
 from phalanx.report.pipeline import chunk_table

@@ -10,9 +10,8 @@ from phalanx.answers.explanation import Explanation, OperatorIntensity
 from phalanx.answers.prediction import Prediction
 from phalanx.answers.question.question import Premises
 from phalanx.cost.analytic.compression import MOST, Payment
-from phalanx.cost.analytic.step import FORMULAS
+from phalanx.cost.analytic.step import FORMULAS, TERM_NAMES
 from phalanx.planning.search import HEADROOM
-from phalanx.planning.search.priced import TERM_NAMES
 from phalanx.planning.tables.table import Sheet, Unit, columns
 from phalanx.report.expense import in_words, origins
 from phalanx.report.style import seconds, size

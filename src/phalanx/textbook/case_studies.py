@@ -19,11 +19,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from phalanx.cost.analytic.step import TERM_NAMES
 from phalanx.planning.lookup import cluster_named, model_named, pricing_by_gpus
 from phalanx.planning.search import priced, refine
 from phalanx.planning.search.column_pricing import Pricing
 from phalanx.planning.search.planner import best_on
-from phalanx.planning.search.priced import TERM_NAMES, PricedStrategy
+from phalanx.planning.search.priced import PricedStrategy
 from phalanx.planning.tables.table import Sheet, columns
 from phalanx.schedule.pipeline.stages import check
 from phalanx.spec.files.job_file import make_strategy

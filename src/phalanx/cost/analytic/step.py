@@ -8,7 +8,9 @@ the chunks of a rank (Narayanan et al. 2021, section 2.2).
 
 from __future__ import annotations
 
+import tomllib
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import numpy as np
 
@@ -49,28 +51,10 @@ class Step:
         return sum(self.terms.values())
 
 
-FORMULAS = {
-    "matmul": "micro_batches x blocks x (forward_s + backward_s)",
-    "attention": "micro_batches x blocks x (forward_s + backward_s)",
-    "recurrence": "micro_batches x blocks x (forward_s + backward_s), products of chunks, and the convolution",
-    "memory": "micro_batches x blocks x (forward_s + backward_s)",
-    "tp": "micro_batches x blocks x (forward_s + backward_s), the exposed part of two all-reduces each",
-    "cp": "micro_batches x blocks x (forward_s + backward_s), keys and values that attention does not overlap",
-    "ep": "micro_batches x blocks x (forward_s + backward_s), two all-to-alls each, permutation, the router, each of "
-    "a rank's experts, waiting for the fullest rank",
-    "recompute": "micro_batches x blocks x repeated_s",
-    "launch": "micro_batches x blocks x the time by which a pass's launches, or both together, exceed its GPU time",
-    "head": "micro_batches x (slowest_s - blocks_s): logits and loss, as far as they make their rank the slowest",
-    "bubble": "share x (through_s - slowest_s) / virtual: one micro-batch through the other ranks, times the "
-    "schedule's share of it; zero-bubble: makespan_s of its actions - micro_batches x slowest_s",
-    "transfers": "(messages x (1 - overlap) + 2 (pp - 1)) x (message_s + gathered_s)",
-    "dp": "scatter_s + again_s + gather_s - hidden_s; where every micro-batch reduces: micro_batches x what of them "
-    "compute does not overlap",
-    "coding": "times x gradients x passes x gradient_bytes / memory bandwidth; if sparse, also what all ranks sent",
-    "optimizer": "bytes x parameters / memory bandwidth",
-    "outer": "(sent_s + update_s) of a synchronisation, / local: replicas that step alone come together",
-    "other": "fixed seconds per step, and the jitter of the slowest rank",
-}
+_TERMS = tomllib.loads(Path(__file__).with_name("terms.toml").read_text())
+FORMULAS: dict[str, str] = {name: row["formula"] for name, row in _TERMS.items() if "formula" in row}
+TERM_NAMES: dict[str, str] = {name: row["title"] for name, row in _TERMS.items() if "title" in row}
+"""Terms for people."""
 
 
 _UNEVEN = 0.5

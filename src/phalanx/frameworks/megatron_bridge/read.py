@@ -21,22 +21,8 @@ from phalanx.frameworks.megatron import read_options as beyond
 from phalanx.frameworks.megatron_bridge import read_container as bridge
 
 _PLACES = (
-    *(
-        "policy.megatron_cfg.",
-        "policy.dtensor_cfg.",
-        "policy.",
-        "",
-        "model.",
-        "train.",
-        "trainer.",
-        "trainer.strategy.",
-        "trainer.plugins.",
-        "optim.config.",
-        "strategy.",
-        "data.",
-        "dataset.",
-        "parallelism.",
-    ),
+    *("policy.megatron_cfg.", "policy.dtensor_cfg.", "policy.", "", "model.", "train.", "trainer."),
+    *("trainer.strategy.", "trainer.plugins.", "optim.config.", "strategy.", "data.", "dataset.", "parallelism."),
     *("distributed_strategy.", "args."),
     *("model.distributed_strategy.", "model.data.", "recipe.", "log.", "config."),
     "on_policy_distillation.non_colocated_teachers.default_teacher_cfg.",

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from phalanx.cost.analytic.step import TERM_NAMES
 from phalanx.planning.explain.analytic import AnalyticSubject
 from phalanx.planning.explain.traffic import term_of
 from phalanx.planning.search import priced as reasons
@@ -99,7 +100,7 @@ def levers(x: AnalyticSubject) -> list[Lever]:
             if p.fits and p.seconds < x.priced.seconds and p.terms.get(name, 0.0) < seconds
         ]
         change, p = min(helpful, key=lambda item: item[1].seconds) if helpful else ("", None)
-        rows.append(Lever(reasons.TERM_NAMES[name], seconds, x.seconds / (x.seconds - seconds) - 1, change, p))
+        rows.append(Lever(TERM_NAMES[name], seconds, x.seconds / (x.seconds - seconds) - 1, change, p))
     return rows
 
 

@@ -34,26 +34,12 @@ from phalanx.spec.strategy.zero_levels import level_columns
 _DEGREES = ("dp", "tp", "sp", "cp", "ulysses", "pp", "micro_batch")
 _PRODUCTS = ("world", "ring", "replicas", "cp_chunks", "tp_ulysses", "tp_cp", "micro_batches")
 CORE = frozenset((*_DEGREES, *_PRODUCTS))
+_EXPERTS = CORE | {"ep", "etp"}
+_PIPELINE = _EXPERTS | {"schedule", "virtual", "chunks", "middle_chunks"}
+_RECOMPUTE = _PIPELINE | {"recompute"}
+_SHARDING = _RECOMPUTE | {"zero", "shard", "dp_shard", "local", "order"}
 STAGES = {
-    "core": CORE,
-    "experts": CORE | {"ep", "etp"},
-    "pipeline": CORE | {"ep", "etp", "schedule", "virtual", "chunks", "middle_chunks"},
-    "recompute": CORE | {"ep", "etp", "schedule", "virtual", "chunks", "middle_chunks", "recompute"},
-    "sharding": CORE
-    | {
-        "ep",
-        "etp",
-        "schedule",
-        "virtual",
-        "chunks",
-        "middle_chunks",
-        "recompute",
-        "zero",
-        "shard",
-        "dp_shard",
-        "local",
-        "order",
-    },
+    **{"core": CORE, "experts": _EXPERTS, "pipeline": _PIPELINE, "recompute": _RECOMPUTE, "sharding": _SHARDING}
 }
 """Columns chosen after each step of the search."""
 _BEFORE: dict[str, frozenset[str]] = dict(zip(STAGES, [frozenset[str](), *list(STAGES.values())[:-1]], strict=True))

@@ -13,7 +13,7 @@ import numpy as np
 
 from phalanx.cost.analytic.memory import memory as memory_of
 from phalanx.cost.analytic.profile import Profile
-from phalanx.cost.analytic.step import Step
+from phalanx.cost.analytic.step import TERM_NAMES, Step
 from phalanx.cost.analytic.step import step as step_of
 from phalanx.cost.hardware.columns import Column
 from phalanx.cost.ledger.rank_layout import Layout
@@ -118,28 +118,6 @@ def _per_row(columns: Mapping[str, Column], count: int) -> list[dict[str, float]
     """Turn columns by name into one dict per row."""
     full = {name: np.broadcast_to(column, count) for name, column in columns.items()}
     return [{name: float(column[i]) for name, column in full.items()} for i in range(count)]
-
-
-TERM_NAMES = {
-    "matmul": "matrix products",
-    "attention": "attention",
-    "recurrence": "linear recurrences",
-    "memory": "memory-bound work",
-    "tp": "tensor-parallel communication",
-    "cp": "context-parallel communication",
-    "ep": "expert parallelism: messages, permutation, waiting",
-    "dp": "data-parallel communication",
-    "transfers": "transfers between stages",
-    "recompute": "recomputation",
-    "launch": "kernel launches",
-    "head": "waiting for the rank with the output head",
-    "bubble": "the bubble",
-    "optimizer": "the update",
-    "outer": "synchronisation of replicas that step alone",
-    "lengths": "waiting for longer sequences",
-    "other": "the rest",
-}
-"""Words for each term of a step in a sentence."""
 
 
 def why_not(p: PricedStrategy, best: PricedStrategy | None, pricing: Pricing) -> str:

@@ -9,11 +9,12 @@ import numpy as np
 
 from phalanx.answers.search.model_plan import ModelPlan
 from phalanx.cost.analytic.memory import memory as memory_of
+from phalanx.cost.analytic.step import TERM_NAMES
 from phalanx.planning.explain import explanation, operators
 from phalanx.planning.explain.analytic import AnalyticSubject
 from phalanx.planning.placement import in_order
 from phalanx.planning.search.planner import SearchAnswer
-from phalanx.planning.search.priced import COMMUNICATION, TERM_NAMES, layout_of
+from phalanx.planning.search.priced import COMMUNICATION, layout_of
 from phalanx.planning.search.refine import RankedStrategy, timeline
 from phalanx.planning.search.strategy_columns import of
 from phalanx.report.gallery.mesh import nodes, one_of_each_stage

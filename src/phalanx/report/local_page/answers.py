@@ -21,8 +21,8 @@ from typing import Any
 from phalanx.answers.question.query import Query
 from phalanx.answers.search.model_plan import ModelPlan, model_plan
 from phalanx.answers.search.wishes import Wishes
+from phalanx.cost.analytic.step import TERM_NAMES
 from phalanx.frameworks.registry import DOCUMENTED
-from phalanx.planning.search.priced import TERM_NAMES
 from phalanx.report.html.page import body, charts, contents
 from phalanx.report.html.plan import data, sections, title
 from phalanx.report.plan import lines

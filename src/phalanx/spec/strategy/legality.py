@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import Any, Literal
+from typing import Literal
 
 from phalanx.spec.errors import InputError
 from phalanx.spec.job import DType, Job, Precision, Train
@@ -23,7 +23,7 @@ from phalanx.spec.model.blocks.lowering import architecture
 from phalanx.spec.model.blocks.operators import Attend, Conv, Dim, Scan
 from phalanx.spec.model.spec import ModelSpec
 from phalanx.spec.strategy import compressors
-from phalanx.spec.strategy.spec import AXES, Strategy, divisors, format_field, pieces
+from phalanx.spec.strategy.spec import AXES, Strategy, divisors, pieces
 from phalanx.spec.strategy.split import require_split
 
 
@@ -177,33 +177,6 @@ def _narrow_dims(block: Block) -> Iterator[tuple[str, Dim]]:
                     yield f"{sublayer.name}.{name}", dim
 
 
-# The fields of a strategy, with the values that the trainer runs (None: every legal one).
-_RUNNABLE: dict[str, set[Any] | None] = {
-    "dp": None,
-    "zero": None,
-    "shard": None,
-    "tp": None,
-    "sp": None,
-    "cp": None,
-    "ulysses": None,
-    "ep": None,
-    "etp": None,
-    "pp": None,
-    "virtual": None,
-    "schedule": None,
-    "layers": None,
-    "micro_batch": None,
-    "recompute": None,
-    "compression": None,
-    "grad_sync": None,
-    "reshard": None,
-    "bucket": None,
-    "prefetch": {0, 1},
-    "local": None,
-    "order": None,
-}
-
-
 def require_runnable(strategy: Strategy, job: Job) -> None:
     """Require that the trainer can run a strategy with the job's number types.
 
@@ -252,16 +225,9 @@ def require_runnable(strategy: Strategy, job: Job) -> None:
         _require_alone(strategy, p)
     # Fields with only some runnable values.
     strategy.recompute_of(0)  # refuses recomputation of other stacks
-    for name, runnable in _RUNNABLE.items():
-        chosen = getattr(strategy, name)
-        if runnable is not None and chosen not in runnable:
-            usable = ", ".join(format_field(v) for v in runnable if v is not None)
-            raise InputError(
-                f"strategy.{name}",
-                chosen,
-                "is part of the grammar but not yet runnable",
-                f"leave it out or use {usable}" if usable else "leave it out",
-            )
+    if strategy.prefetch > 1:
+        reason = "is part of the grammar but not yet runnable"
+        raise InputError("strategy.prefetch", strategy.prefetch, reason, "leave it out or use 0, 1")
 
 
 def _require_alone(s: Strategy, p: Precision) -> None:
