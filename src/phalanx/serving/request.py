@@ -45,7 +45,7 @@ class ServingRequest:
 
 
 OPTIONS = """
---input 4000|1:1024: Tokens of a prompt, or from : to, each as likely; not with a trace.
+--input 4000|1:1024: Tokens of a prompt, or from : to.
 --output 500|1:512: Tokens generated per request, or from : to.
 --ttft 1s: Limit of the time to the first token, queueing included.
 --tpot 30ms: Limit of the time per token after the first.
@@ -73,7 +73,7 @@ cache --kv bf16|fp8: Type of the KV cache.
 --speculate 3:0.7: Drafted tokens per step, and the rate of acceptance.
 --adapters 32:4: LoRA adapters in use, and how many of them a batch holds.
 --price: Price of a GPU-hour, in place of the published one of its chip.
---requests: Requests in all, with --rate or --concurrency; else to simulate.
+--requests: Requests in all; else to simulate.
 --seed: Of arrivals, lengths and acceptance.
 """
 """What each field is, as entries of a command's options."""
