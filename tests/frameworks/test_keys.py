@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from difflib import SequenceMatcher
 from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from phalanx.frameworks import verdicts
+from phalanx.frameworks.configuration import _nearest
 from phalanx.frameworks.keys import Key, KeyTable, key_table, optimizer_word
 from phalanx.frameworks.registry import FRAMEWORKS
 from phalanx.frameworks.verdicts import Verdict
@@ -124,3 +128,22 @@ def test_every_variable_of_the_libraries_underneath_has_a_verdict() -> None:
     assert variables["NCCL_DEBUG"].effect == "none"
     assert variables["CUDA_LAUNCH_BLOCKING"].is_off("0")
     assert not variables["NCCL_IB_DISABLE"].is_off(1)
+
+
+@settings(max_examples=25)
+@given(st.data())
+def test_a_slip_of_one_letter_is_known_again(data: st.DataObject) -> None:
+    """A letter that is left out, doubled or wrong, the first one too; or a key that is as near."""
+    table = key_table(data.draw(st.sampled_from(FOLDERS)))
+    name = data.draw(st.sampled_from(sorted(n for n in table.names if len(n) > 7)))
+    at = data.draw(st.integers(0, len(name) - 1))
+    letter = data.draw(st.sampled_from(("", 2 * name[at], "x")))
+    slip = name[:at] + letter + name[at + 1 :]
+    found = _nearest(slip, table)
+    assert SequenceMatcher(None, found, slip).ratio() >= SequenceMatcher(None, name, slip).ratio() - 1e-9
+    short = name[: -len(name) // 3]
+    assert len(short) < 6 or _nearest(short, table)
+
+
+def test_a_name_of_other_words_is_no_slip() -> None:
+    assert _nearest("zzyzx_quux", key_table("megatron")) == ""

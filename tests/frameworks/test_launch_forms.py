@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.in_process_cli import error_of, text_of
 from support.launch_forms import Program, forms, words_of
@@ -17,7 +18,11 @@ from support.sizes import drawn
 
 from phalanx.frameworks.configuration import Configuration, Partial
 from phalanx.frameworks.deepspeed.shipped import shipped
+from phalanx.frameworks.launchers.launch import launch
+from phalanx.frameworks.launchers.launcher import Given
 from phalanx.frameworks.reading import files
+from phalanx.frameworks.reading.folder import sequence_in
+from phalanx.frameworks.shell.scope import unknown
 from phalanx.frameworks.tables import nested
 from phalanx.spec.errors import InputError
 
@@ -174,9 +179,9 @@ def test_files_that_are_named_are_found_where_they_lie(tmp_path: Path) -> None:
     c, _ = files.read([script, tmp_path / "ds.json"])
     assert c.layout.zero == 3
     asked = ("--cluster", "dgx-a100", "--model", "gpt2-large", "--seq", "1024")
-    for given in (("scripts/run.sh", "ds.json"), ("ds.json", "scripts/run.sh")):
-        assert "dp=4,zero=3" in text_of(tmp_path, "predict", *given, *asked)
-        from_ = [word for name in given for word in ("--from", name)]
+    for named in (("scripts/run.sh", "ds.json"), ("ds.json", "scripts/run.sh")):
+        assert "dp=4,zero=3" in text_of(tmp_path, "predict", *named, *asked)
+        from_ = [word for name in named for word in ("--from", name)]
         assert "now: dp=4,zero=3" in text_of(tmp_path, "plan", *from_, *asked)
     assert "is none that belongs to it" in error_of(tmp_path, "read", "scripts/run.sh", "plan.json")
 
@@ -434,3 +439,28 @@ def test_commands_take_a_manifest(tmp_path: Path) -> None:
     job = {"apiVersion": "kubeflow.org/v1", "kind": "PyTorchJob", "spec": {"pytorchReplicaSpecs": {"Worker": worker}}}
     (tmp_path / "job.yaml").write_text(json.dumps(job))
     assert "dp=16" in text_of(tmp_path, "predict", "job.yaml", "--cluster", "dgx-h100")
+
+
+@settings(max_examples=30)
+@given(*[st.none() | st.integers(1, 9)] * 3)
+def test_a_job_has_the_ranks_that_are_said_or_those_of_its_nodes(
+    nodes: int | None, gpus: int | None, every: int | None
+) -> None:
+    known = every is not None or (nodes is not None and gpus is not None)
+    assert Given(nodes=nodes, gpus=gpus, all_gpus=every).ranks == (
+        (every or (nodes or 0) * (gpus or 0)) if known else None
+    )
+
+
+def test_an_open_word_at_the_end_of_a_line_is_no_program_and_no_error() -> None:
+    started = launch(("torchrun", "--nproc-per-node", "8", unknown("ARGS")))
+    assert (started.per_node, started.words) == (8, ())
+
+
+@pytest.mark.parametrize(
+    ("program", "seq"),
+    [("SEQ = 7\nSEQ = 8", 7), ("SEQ = '7'", None), ("STEPS = 7", None), ("SEQ = LEN = 7", None), ("SEQ, = 7,", None)],
+)
+def test_a_sequence_length_is_the_number_of_that_name(program: str, seq: int | None, tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(program)
+    assert sequence_in(tmp_path) == seq

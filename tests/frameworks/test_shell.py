@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import shutil
 import subprocess
+from fractions import Fraction
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from phalanx.frameworks.shell.scope import is_open, plain
+from phalanx.frameworks.shell.filters import printed
+from phalanx.frameworks.shell.scope import LARGEST_WORK, is_open, plain
 from phalanx.frameworks.shell.script import follow
 from phalanx.spec.errors import InputError
 
@@ -198,3 +200,19 @@ def test_scripts_that_it_runs_and_writes_are_read() -> None:
     assert [i.words for i in found.invocations] == [("run", "--tp", "4", "--x", "1"), ("srun", "run", "--y")]
     assert found.files == {"d.json": '{"a": 4}\n'}
     assert "train.sh, which it runs, is not here: give it too" in follow(script).notes
+
+
+@settings(max_examples=30)
+@given(st.integers(-99, 99), st.integers(-9, 9).filter(bool), st.integers(1, 9), st.integers(0, 9))
+def test_bc_cuts_a_quotient_to_its_scale_before_it_multiplies(a: int, b: int, c: int, scale: int) -> None:
+    found = Fraction((printed(["bc"], f"scale={scale}\n{a}/{b}*{c}\n") or "").strip())
+    assert found == c * Fraction(int(Fraction(a, b) * 10**scale), 10**scale)
+
+
+def test_a_file_that_grows_counts_as_work() -> None:
+    """All of it each time: a loop that appends to a file would take memory by the square of its rounds."""
+    rounds, long = 200, LARGEST_WORK // 100
+    script = f"A={'x' * (long // 100)}\nfor i in {{1..100}}; do echo $A >> f; done\n"
+    script += f"for i in {{1..{rounds}}}; do echo y >> f; done\n"
+    with pytest.raises(InputError, match="loops make more than"):
+        follow(script)

@@ -34,6 +34,7 @@ ROOMS = ("frameworks", "training", "cost", "schedule", "spec", "planning", "runt
 LONGEST_S = 240.0
 """A run of tests that takes longer has noticed: it does not end."""
 MOST_BYTES = 16 * 2**30
+FAILED = ".failed"
 
 
 def main() -> None:
@@ -98,7 +99,9 @@ def examined(mutant: Mutant, map_of: Covering, copy: Path) -> str:
         path.write_text(before)
         os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
     if code:
-        return "noticed" if _holds(tuple(tests), copy) else "invalid"
+        failed = copy / FAILED
+        alone = (failed.read_text(),) if failed.exists() else tuple(tests)
+        return "noticed" if _holds(alone, copy) else "invalid"
     return "lived" if code == 0 else "endless"
 
 
@@ -108,8 +111,17 @@ def _holds(tests: tuple[str, ...], copy: Path) -> bool:
     return _run(tests, copy) == 0
 
 
+class _Failure:
+    """Leaves the name of the test that failed."""
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.failed:
+            Path(FAILED).write_text(report.nodeid)
+
+
 def _run(tests: Sequence[str], copy: Path) -> int | None:
     """Run tests in a forked process; return pytest's exit code, None if they did not end."""
+    (copy / FAILED).unlink(missing_ok=True)
     child = os.fork()
     if not child:
         _live(tests, copy)
@@ -139,7 +151,7 @@ def _live(tests: Sequence[str], copy: Path) -> None:
         nothing = os.open(os.devnull, os.O_RDWR)
         for stream in (0, 1, 2):
             os.dup2(nothing, stream)
-        code = int(pytest.main(["-x", "-p", "no:xdist", "-p", "no:cacheprovider", *tests]))
+        code = int(pytest.main(["-x", "-p", "no:xdist", "-p", "no:cacheprovider", *tests], plugins=[_Failure()]))
     finally:
         os._exit(code)
 

@@ -14,6 +14,7 @@ from support.strategies import cases
 from phalanx.cost.step.predict import predict
 from phalanx.schedule import layout as layouts
 from phalanx.schedule.event import Event
+from phalanx.schedule.gradients.buckets import of_chunks
 from phalanx.schedule.layout import Layout
 from phalanx.spec.cluster import presets as clusters
 from phalanx.spec.job import Job, Precision
@@ -35,15 +36,24 @@ def test_the_views_of_all_stages_hold_the_model(case: tuple[ModelSpec, Job, Stra
         assert sum(view.passes["F", name] for name in view.unit_classes) == len(view.class_of) * layout.micro_batches
         bucketed = [p.fqn for bucket in view.buckets for p in bucket.parameters]
         assert sorted(bucketed) == sorted(p.fqn for p in parameters(view.local))
+        finished = range(len(view.chunks))
+        issued = of_chunks(view.buckets, view.stage, finished, early=False)
+        assert sorted(i for of in issued for i in of) == list(range(len(view.buckets)))
+        for units_of, of in zip(view.chunks, issued, strict=True):
+            assert {view.buckets[i].parameters[0].unit for i in of} <= {*units_of, "model"}
 
 
 @drawn(15, 40, RANKS.flatmap(lambda ranks: cases(ranks, experts=ranks % 4 == 0)))
 def test_a_rank_sees_what_its_stage_does(case: tuple[ModelSpec, Job, Strategy]) -> None:
     """Ranks of a stage differ in their coordinates, and in nothing that was derived from the strategy."""
     layout = Layout(*case)
-    for rank in range(layout.strategy.world):
+    s, seen = layout.strategy, set()
+    for rank in range(s.world):
         view = layout.rank_view(rank)
         stage = layout.stage_view(layout.mesh.place(rank)["pp"])
+        assert (stage.representative == rank) is (stage.place not in seen)  # the first rank at its place
+        seen.add(stage.place)
+        assert view.tokens * s.cp * s.dp * layout.micro_batches == layout.job.global_batch * layout.job.seq
         assert (view.stage, view.local, view.buckets) == (stage.stage, stage.local, stage.buckets)
         assert (view.actions, view.passes) == (stage.actions, stage.passes)
         assert view.split.index == layout.mesh.place(rank)["tp"]

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Regex, Tokenizer, decoders, normalizers
 from tokenizers.models import BPE
@@ -22,8 +22,8 @@ from tokenizers.normalizers import Replace
 from phalanx.spec.errors import InputError
 from phalanx.spec.files.job_file import from_tables
 from phalanx.spec.job import Train
-from phalanx.training.data import Batches, TokenSet, prepare, require_documents, take, validation_windows
-from phalanx.training.data.encode import open_tokenizer
+from phalanx.training.data import Batches, TokenSet, prepare, require_documents, take, texts, validation_windows
+from phalanx.training.data.encode import guarded, open_tokenizer
 from phalanx.training.data.texts import find_texts, join_chunks, paragraphs
 from phalanx.training.data.tokens import HELD_OUT
 
@@ -190,6 +190,20 @@ def test_a_pattern_that_panics_is_one_line(tmp_path: Path, capfd: pytest.Capture
     assert capfd.readouterr().err == ""
 
 
+def test_what_a_tokenizer_prints_is_lost_and_nothing_after_it(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    opened = sorted(os.listdir("/proc/self/fd"))
+    for fails in (False, True):
+        try:
+            guarded(lambda fails=fails: (os.write(2, b"inside "), 1 // (not fails)), tmp_path, "train.data")
+        except ZeroDivisionError:
+            os.write(2, b"failed ")
+        os.write(2, b"after ")
+    assert capfd.readouterr().err == "after failed after "
+    assert sorted(os.listdir("/proc/self/fd")) == opened
+
+
 def test_documents_are_the_same_tokens_in_whatever_form(tmp_path: Path) -> None:
     """Text files, JSON lines, flat ids, nanoGPT's folder, Megatron's pair: one stream, the same beginnings."""
     generator = np.random.default_rng(1)
@@ -295,6 +309,22 @@ def test_text_without_blank_lines_is_cut_too(line: str, begins: str, ends: str) 
     assert all(piece.startswith(begins) for piece in pieces[1:-1])
     for size in (2**20, 2**20 + 1, len(text) - 4):
         assert list(paragraphs(text[i : i + size] for i in range(0, len(text), size))) == pieces
+
+
+@settings(max_examples=40)
+@given(st.text("a \n", max_size=60), st.integers(1, 9))
+def test_a_long_paragraph_is_cut_after_a_line_else_before_a_space(text: str, most: int) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(texts, "_PIECE", most)
+        *cut, last = texts._shorter(text)
+    assert "".join([*cut, last]) == text
+    assert len(last) <= most
+    at = 0
+    for piece in cut:
+        window = text[at : at + most]
+        lines, words = window.rfind("\n") + 1, window.rfind(" ", 1)
+        assert len(piece) == (lines or (words if words > 0 else most))
+        at += len(piece)
 
 
 def test_a_folder_says_how_much_of_it_is_read(tmp_path: Path) -> None:

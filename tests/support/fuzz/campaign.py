@@ -14,9 +14,10 @@ from typing import Any
 
 from hypothesis import HealthCheck, Phase, given, seed, settings
 
+from phalanx.measure import this_machine
 from phalanx.spec.files.cluster_toml import to_toml
 from support.fitted_cluster import laptop
-from support.fuzz import configurations, files, listings, trained
+from support.fuzz import configurations, evidence, files, listings, trained
 from support.fuzz.commands import Case, cases
 from support.fuzz.rule import Outcome, verdict
 from support.in_process_cli import phalanx
@@ -111,6 +112,15 @@ def prepared(folder: Path, quick: bool) -> Path:
         ("run.sh", configurations.SCRIPT),
         ("serve.sh", configurations.SERVED[0]),
         ("fsdp.yaml", configurations.YAML),
+        ("run.log", evidence.LOG),
+        ("nccl.log", evidence.NCCL_LOG),
+        ("trace.json", files.as_json(evidence.trace())),
+        ("snapshot.json", files.as_json(evidence.SNAPSHOT)),
+        ("mine.toml", files.as_toml(evidence.CALIBRATION)),
+        ("checks.toml", files.as_toml(evidence.CHECKS)),
+        ("steps.csv", evidence.STEPS),
+        ("failures.csv", evidence.FAILURES),
+        ("lengths.txt", evidence.LENGTHS),
     ):
         (folder / name).write_bytes(content)
     for name in ("e", "f", "g"):
@@ -124,6 +134,7 @@ def prepared(folder: Path, quick: bool) -> Path:
     for name in ("e", "f", "g"):
         shutil.copy(folder / "plan.json", folder / "runs" / name)
     if not quick:
+        this_machine.local_cluster(2, "float32", 1)  # as `measured`, kept for the process that trains
         trained.train(folder)
     return folder
 

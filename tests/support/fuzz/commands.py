@@ -11,7 +11,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from support.fuzz import configurations, files, listings, trained
+from support.fuzz import configurations, evidence, files, listings, trained
 from support.fuzz.leaves import WORDS
 
 Options = dict[str, str | None]  # None: a flag
@@ -160,6 +160,10 @@ def file_cases(draw: st.DrawFn, plans: tuple[Any, ...], quick: bool) -> Case:
         "serving.json": (st.sampled_from(listings.serving_plan()), files.as_json, "v.json"),
         "timeline": (st.just(listings.TIMELINE), files.as_json, "runs/g/trace.json"),
         "record": (st.just(listings.RECORD), files.as_json, "runs/g/recorded.json"),
+        "trace": (st.just(evidence.trace()), files.as_json, "k.json"),
+        "snapshot": (st.just(evidence.SNAPSHOT), files.as_json, "k.json"),
+        "calibration": (st.just(evidence.CALIBRATION), files.as_toml, "k.toml"),
+        "checks": (st.just(evidence.CHECKS), files.as_toml, "k.toml"),
     }
     for name in configurations.KINDS:
         write = files.as_toml if name == "torchtitan" else files.as_json
@@ -178,6 +182,11 @@ def file_cases(draw: st.DrawFn, plans: tuple[Any, ...], quick: bool) -> Case:
         ),
         "jobs": ((listings.JOBS,), "t.csv"),
         "served runs": ((listings.SERVED,), "v.csv"),
+        "step log": ((evidence.LOG, evidence.TITAN), "k.log"),
+        "NCCL's log": ((evidence.NCCL_LOG, evidence.INSPECTOR), "k.log"),
+        "steps": ((evidence.STEPS,), "k.csv"),
+        "failures": ((evidence.FAILURES,), "k.csv"),
+        "lengths": ((evidence.LENGTHS,), "k.txt"),
         "metrics": ((listings.METRICS,), "runs/f/metrics.jsonl"),
         "script configuration": ((configurations.SCRIPT,), "c.sh"),
         "started configuration": (configurations.STARTED, "c.txt"),
@@ -229,5 +238,6 @@ def run_cases(draw: st.DrawFn, run: trained.Run) -> Case:
 def cases(plans: tuple[Any, ...], run: trained.Run | None, quick: bool) -> st.SearchStrategy[Case]:
     """Any case. `quick`: only commands that take a moment; `run`: what the folder's run left."""
     lines_of = command_lines(QUICK if quick else QUICK * 3 + SLOW)
-    kinds = [lines_of, file_cases(plans, quick)] * 5 + ([run_cases(run)] if run else [])
+    tools = evidence.calls().map(lambda words: Case("tool call", words))
+    kinds = [lines_of, file_cases(plans, quick)] * 5 + [tools] + ([run_cases(run)] if run else [])
     return st.sampled_from(kinds).flatmap(lambda chosen: chosen)

@@ -11,13 +11,15 @@ import time
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from types import FrameType
 
 from support.fuzz.commands import Case
+from support.fuzz.evidence import call
 from support.fuzz.rule import MEMORY, SECONDS, Outcome
 from support.fuzz.short_work import short_work
-from support.in_process_cli import phalanx
+from support.in_process_cli import COMMAND, phalanx
 
 
 class _Hang(BaseException):
@@ -31,7 +33,8 @@ def here(case: Case, folder: Path) -> Outcome:
     code, out, err = 1, "", ""
     with _files(case, folder), _limits(), short_work():
         try:
-            code, out, err = phalanx(folder, *case.words)
+            command = partial(call, command=COMMAND) if case.kind == "tool call" else COMMAND
+            code, out, err = phalanx(folder, *case.words, command=command)
         except _Hang:
             stopped = "hang"
         except MemoryError:

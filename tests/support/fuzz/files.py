@@ -186,9 +186,20 @@ def jobs(draw: st.DrawFn) -> Tree:
 CONFIGS: dict[str, Tree] = json.loads(FilePath(__file__).with_name("hf_configs.json").read_text())
 
 
+_PUBLISHED = FilePath(__file__).parents[2] / "spec" / "data" / "published_configs.json"
+
+
+@cache
+def _hybrids() -> list[Tree]:
+    """One published configuration of each family whose blocks differ, or that has a mechanism of its own."""
+    every = {row[3].get("model_type"): row[3] for row in json.loads(_PUBLISHED.read_text())}
+    return [keys for family, keys in every.items() if family not in CONFIGS]
+
+
 def configs() -> st.SearchStrategy[Tree]:
     """The keys of a Hugging Face config.json."""
-    return st.sampled_from([{"model_type": family, **keys} for family, keys in CONFIGS.items()])
+    own = st.sampled_from([{"model_type": family, **keys} for family, keys in CONFIGS.items()])
+    return own | st.deferred(lambda: st.sampled_from(_hybrids()))
 
 
 SCHEDULE = b"0F0,0F1,,,0B0,0B1\n,1F0,1F1,1B0,1B1,\n"

@@ -21,9 +21,12 @@ SECONDS = 25.0
 MEMORY = 2 * 2**30
 """Bytes that a case may allocate."""
 _FIELD = re.compile(r"error: [^\s:=].{0,130}?( = .{1,90}?)?: \S.*", re.DOTALL)
-_MAY_FAIL = ("lint", "verify", "pipeline", "collectives", "parity", "train", "generate", "weights", "compare")
+_MAY_FAIL = (
+    *("lint", "verify", "pipeline", "collectives", "parity", "train", "generate", "weights", "compare"),
+    *("check", "diagnose", "observe"),
+)
 _SIGNED = re.compile(
-    r"error|difference|deviation|bias|gap|off|loss|slack|gain|saved|change|value|low|high|grad|computing"
+    r"error|difference|deviation|bias|gap|off|loss|slack|gain|saved|change|value|low|high|grad|computing|turns|waiting_share|terms_s.lengths"
 )
 
 
@@ -59,7 +62,7 @@ def verdict(case: Case, o: Outcome) -> str:
         if not _FIELD.fullmatch(errors[0]):
             return "names no field"
         return "refused" if len(errors[0]) <= 1300 else "long line"
-    if o.code == 1 and case.words[0] in _MAY_FAIL:
+    if o.code == 1 and (case.words[0] in _MAY_FAIL or "--assert" in case.words or "--strict" in case.words):
         return "failed"
     return f"exit {o.code}"
 

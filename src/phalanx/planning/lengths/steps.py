@@ -53,7 +53,7 @@ class UnevenStep:
     meeting_s: float
     """Of the step, beyond the even one: for the slowest of the replicas that meet in every micro-batch."""
     turns_s: float
-    """For micro-batches of unequal cost in a pipeline."""
+    """For micro-batches of unequal cost in a pipeline; negative where short ones come last."""
     replicas_s: float
     """For the last pipeline, before gradients are reduced."""
     waiting_share: float
@@ -187,10 +187,10 @@ class UnevenSteps:
             step_high_s=high,
             even_s=even,
             other_s=other,
-            meeting_s=met + other - even,
-            turns_s=turned - met,
-            replicas_s=last - turned,
-            waiting_share=1 - even / step,
+            meeting_s=_beyond(met + other, even),
+            turns_s=_beyond(turned, met),
+            replicas_s=_beyond(last, turned),
+            waiting_share=_beyond(step, even) / step,
             tokens=trained,
             padding_share=1 - trained / float(computed.sum() / _DRAWS),
             documents=float(np.bincount(place)[chosen].sum() / _DRAWS),
@@ -241,3 +241,8 @@ class UnevenSteps:
         slowest = [float(np.bincount(ranks, row[0] + row[3]).max()) for row in of_chunk]
         costs = [Costs(*row[:3].tolist()) for row in of_chunk]
         return np.array(makespans(s.schedule, s.pp, s.virtual, [self.micro_batches] * len(costs), costs, slowest))
+
+
+def _beyond(seconds: float, less: float) -> float:
+    """Return the difference of two times, 0 where they differ by rounding alone."""
+    return seconds - less if abs(seconds - less) > 1e-12 * seconds else 0.0
