@@ -188,3 +188,46 @@ def test_models_that_people_train_have_short_names(name: str, parameters: int) -
     model, _ = model_named(name)
     assert model.parameter_count == parameters
     assert model.max_seq > 8192
+
+
+_TRAINER = """torchrun --nproc_per_node 8 train.py --model_name_or_path Qwen/Qwen2.5-7B --data_path ./d.json --bf16
+ --output_dir ./out --num_train_epochs 3 --per_device_train_batch_size 2 --gradient_accumulation_steps 8
+ --learning_rate 2e-5 --weight_decay 0.05 --warmup_ratio 0.03 --lr_scheduler_type cosine --save_steps 2000 --seed 7
+ --fsdp "full_shard auto_wrap" --fsdp_transformer_layer_cls_to_wrap Qwen2DecoderLayer --model_max_length 2048
+ --gradient_checkpointing True --optim adamw_torch_fused""".replace("\n", " ")
+
+
+def test_an_export_of_a_trainer_keeps_what_trains_the_model(tmp_path: Path) -> None:
+    found = asked(tmp_path, _TRAINER, "plan --from t3.sh --gpus 8")["better"]
+    said = text_of(tmp_path, "export plan.json --to accelerate --out x")
+    given = json.loads((tmp_path / "x/training_arguments.json").read_text())
+    same = {"num_train_epochs": 3, "learning_rate": 2e-5, "weight_decay": 0.05, "warmup_ratio": 0.03, "seed": 7}
+    same |= {"lr_scheduler_type": "cosine", "save_steps": 2000, "optim": "adamw_torch_fused"}
+    assert {name: given[name] for name in same} == same
+    assert not given["gradient_checkpointing"]  # which the better plan leaves out
+    script = (tmp_path / "x/train.sh").read_text()
+    for line in ("DATA_PATH:-./d.json}", "LR:-2e-05}", "CHECKPOINTS:-./out}", "TRAIN_ITERS:--1}"):
+        assert line in script
+    assert "As t3.sh has it: " in said
+    again = json_of(tmp_path, "predict x --cluster dgx-h100 --json")
+    assert again["step_time_s"] == pytest.approx(found["step_time_s"], rel=1e-6)
+
+
+def test_an_export_of_a_file_of_tables_keeps_what_trains_the_model(tmp_path: Path) -> None:
+    tables = {
+        "general": {"seed": 7},
+        "optimizer": {"zero_stage": 1, "learning_rate_scheduler": {"learning_rate": 3e-4, "lr_warmup_steps": 20}},
+        "parallelism": {"dp": 4, "tp": 2, "pp": 1},
+        "tokens": {"micro_batch_size": 2, "batch_accumulation_per_replica": 4, "sequence_length": 2048},
+        "tokenizer": {"tokenizer_name_or_path": "meta-llama/Llama-2-7b-hf"},
+    }
+    tables["optimizer"]["learning_rate_scheduler"]["min_decay_lr"] = 3e-5
+    tables["tokens"]["train_steps"] = 500
+    (tmp_path / "c.json").write_text(json.dumps(tables))
+    _ = text_of(tmp_path, "read c.json --model llama2-7b --cluster dgx-h100 --out plan.json")
+    _ = text_of(tmp_path, "export plan.json --to nanotron --out x")
+    script, config = ((tmp_path / "x" / name).read_text() for name in ("train.sh", "config.yaml"))
+    for line in ("LR:-0.0003}", "MIN_LR:-3e-05}", "TRAIN_ITERS:-500}", "TOKENIZER:-meta-llama/Llama-2-7b-hf}"):
+        assert line in script
+    assert "lr_warmup_steps: 20" in config
+    assert "seed: 7" in config

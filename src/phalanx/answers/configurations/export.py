@@ -13,7 +13,7 @@ from phalanx.frameworks.reading.parts import writer
 from phalanx.frameworks.registry import FRAMEWORKS, stack_named
 from phalanx.frameworks.writing.program import TrainingProgram
 from phalanx.frameworks.writing.script import train_sh
-from phalanx.frameworks.writing.source_file import as_in_file, source_of
+from phalanx.frameworks.writing.source_file import as_in_file, as_trained, source_of, with_training
 from phalanx.frameworks.writing.subject import Subject, subject
 from phalanx.spec.errors import InputError, nearest
 from phalanx.spec.files import plan as plans
@@ -90,15 +90,13 @@ def exported(plan: Plan, to: str, by: str = "torchrun") -> Export:
         raise InputError("to", to, "is not a framework that Phalanx writes", nearest(to, TARGETS))
     target, start = TARGETS[to], launcher(by)
     own = str(plan.choices.get("stack", ""))
-    x = subject(plan, stack_named(own if own in target.stacks else target.stacks[0]))
-    p = target.program(x)
     source = source_of(plan.choices)
-    if (
-        source is not None
-        and p.arguments
-        and any(f.reads == source.kind and f.writes == to for f in FRAMEWORKS.values())
-    ):
-        p = as_in_file(p, source)
+    trained = plan if source is None else replace(plan, train=as_trained(plan.train, source))
+    x = subject(trained, stack_named(own if own in target.stacks else target.stacks[0]))
+    p = target.program(x)
+    if source is not None:
+        same = any(f.reads == source.kind and f.writes == to for f in FRAMEWORKS.values())
+        p = as_in_file(p, source) if p.arguments and same else with_training(p, source)
     if x.rounded and to not in _ROUNDS:
         reason = f"is a switch of torch's, not of a configuration of {to}"
         raise InputError("precision", "tf32", reason, "plan in fp32 and export TORCH_ALLOW_TF32_CUBLAS_OVERRIDE=1")

@@ -34,7 +34,7 @@ def program(x: Subject) -> TrainingProgram:
         raise InputError("strategy.cp", s.cp, reason, "use zero=3 and dp=2 or more")
     if o.units == "remainder":
         raise InputError("options.units", o.units, "is how FSDP1 counts, and this is FSDP2", "use module")
-    if o.reduce != "auto":
+    if o.reduce not in ("auto", "bfloat16" if x.compute in ("bf16", "fp16") else "auto"):  # as mixed precision does
         raise InputError("options.reduce", o.reduce, "its YAML has no key for FSDP2's reduce_dtype", "leave it out")
     optimizer_word(key_table("hugging_face"), x.optimizer.name, "a script of transformers")
     parts = groups(x)
