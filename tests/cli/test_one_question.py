@@ -50,7 +50,8 @@ def _answers(here: Path, asked: list[str]) -> dict[str, Any]:
         assert code in (0, 1), (command, err)
         found[command] = json.loads(out)
         text = phalanx(here, *_words(command), *asked)[1] if command in ("predict", "lint") else ""
-        assert not text or text.startswith(f"stack {_question(found[command])['stack']}, ")
+        head = f"stack {_question(found[command])['stack']}, "  # behind what is assumed of a file
+        assert not text or any(line.startswith(head) for line in text.splitlines())
     return found
 
 
@@ -78,10 +79,11 @@ def _agree(here: Path, asked: list[str]) -> None:
             term = term_of(row["axis"])
             alone[term] = alone.get(term, 0.0) + row["alone_s"]
             exposed[term] = exposed.get(term, 0.0) + row["alone_s"] * (1 - row["hidden"])
+    repeats = "recompute=" in predicted["question"]["strategy"]  # what a repeated pass sends is its term's
+    again = explained["terms_s"].get("recompute", 0.0) if repeats else 0.0
     for term, seconds in exposed.items():  # that of experts has permutations and waiting too
-        assert term == "ep" or seconds == pytest.approx(
-            min(explained["terms_s"].get(term, 0.0), alone[term]), rel=1e-9
-        ), term
+        least = min(explained["terms_s"].get(term, 0.0), alone[term])
+        assert term == "ep" or least * (1 - 1e-9) <= seconds <= (least + again) * (1 + 1e-9), term
     for row in found["explain"]["communication"]:
         assert sent[row["axis"]] == pytest.approx(row["sent_bytes"], rel=1e-12)
     in_block = {row["operator"]: row for row in found["roofline"]["tables"][1]["rows"]}

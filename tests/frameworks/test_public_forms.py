@@ -169,9 +169,38 @@ def test_an_engine_in_the_settings_of_accelerate_offloads(tmp_path: Path) -> Non
     assert (c.options["optimizer_offload"], "parameter_offload" in c.options) == (1.0, False)
 
 
-def test_preferences_are_another_objective(tmp_path: Path) -> None:
-    c = _read(tmp_path, "torchrun dpo.py --model_name_or_path x --beta 0.1 --per_device_train_batch_size 1")
+def test_what_is_learned_from_preferences_alone_is_another_objective(tmp_path: Path) -> None:
+    c = _read(tmp_path, "torchrun kto.py --model_name_or_path x --beta 0.1 --per_device_train_batch_size 1")
     assert "another objective" in c.not_modelled["args.beta"].what
+    c = _read(tmp_path, "NPROC_PER_NODE=2 swift rlhf --rlhf_type kto --model x")
+    assert "another objective" in c.not_modelled["args.rlhf_type"].what
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "reference"),
+    [
+        ("a.yaml", "stage: dpo\nfinetuning_type: full\nper_device_train_batch_size: 2\n", "copy"),
+        ("a.yaml", "stage: dpo\nfinetuning_type: lora\nper_device_train_batch_size: 2\n", "base"),
+        ("a.yaml", "stage: dpo\npref_loss: simpo\nfinetuning_type: full\nper_device_train_batch_size: 2\n", None),
+        ("a.yaml", "base_model: x\nrl: dpo\nmicro_batch_size: 2\n", "copy"),
+        ("a.yaml", "base_model: x\nrl: orpo\nmicro_batch_size: 2\n", None),
+        ("run.sh", "torchrun scripts/run_dpo.py --beta 0.1 --per_device_train_batch_size 2 --bf16", "copy"),
+        ("run.sh", "trl dpo --model_name_or_path x --per_device_train_batch_size 2 --use_peft", "base"),
+        ("run.sh", "trl dpo --model_name_or_path x --per_device_train_batch_size 2 --reference_free true", None),
+        ("run.sh", "swift rlhf --rlhf_type dpo --train_type full --per_device_train_batch_size 2 --model x", "copy"),
+        (
+            "train.py",
+            "from trl import DPOConfig, DPOTrainer\n"
+            "a = DPOConfig(output_dir='o', per_device_train_batch_size=2)\nDPOTrainer(m, r, args=a).train()\n",
+            "copy",
+        ),
+    ],
+)
+def test_examples_of_preferences_are_pairs(tmp_path: Path, name: str, text: str, reference: str | None) -> None:
+    c = _read(tmp_path, text, name)
+    assert (c.layout.micro_batch, c.options.get("reference")) == (4, reference)
+    assert any("pair of sequences" in note for note in c.notes)
+    assert not c.not_modelled
 
 
 def test_an_optimizer_of_8_bits_has_small_moments_and_another_has_no_price(tmp_path: Path) -> None:
@@ -226,3 +255,50 @@ def test_maxtext_recomputes_unless_it_is_told_otherwise() -> None:
 def test_what_is_not_read_is_refused_by_its_name(tmp_path: Path, name: str, text: str, said: str) -> None:
     (tmp_path / name).write_text(text)
     assert said in error_of(tmp_path, "read", name)
+
+
+def test_the_pipeline_engine_takes_no_zero_above_1(tmp_path: Path) -> None:
+    """bigscience-workshop/Megatron-DeepSpeed#407."""
+    line = f"torchrun --nproc_per_node 4 pretrain_gpt.py {_MEGATRON} --deepspeed --zero-stage"
+    for more, named in (("3", True), ("1", False), ("3 --no-pipeline-parallel", False)):
+        (tmp_path / "run.sh").write_text(f"{line} {more}")
+        c, config = files.read([tmp_path / "run.sh"])
+        assert ("pipelined-zero" in {mistake.name for mistake in lint(config, c)}) is named
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "wanted"),
+    [
+        # torchtitan's script before it was a module.
+        ("run.sh", "torchrun --nproc_per_node 8 ./train.py --job.config_file a.toml", {"world": 8, "tp": 2, "pp": 2}),
+        # The program that `swift` runs, by its file, and MaxText's search for a batch.
+        ("run.sh", "torchrun --nproc_per_node 2 /x/swift/cli/sft.py --model y --deepspeed zero3", {"zero": 3}),
+        ("run.sh", "python -m MaxText.estimator base.yml per_device_batch_size=4", {"micro_batch": 4}),
+        # Cells of a notebook, and what NeMo 1 prints.
+        ("a.yaml", "%%writefile /kaggle/a.yaml\nper_device_train_batch_size: 2\nstage: sft\n", {"micro_batch": 2}),
+        ("cell.txt", f"!pip install x\n!torchrun --nproc_per_node 2 pretrain_gpt.py {_MEGATRON}\n", {"world": 2}),
+        (
+            "nemo.log",
+            "[NeMo I 2024-05-23 11:06:21 megatron_gpt_sft:176] \n    trainer:\n      devices: 8\n"
+            "      num_nodes: 2\n    model:\n      tensor_model_parallel_size: 4\n",
+            {"world": 16, "tp": 4},
+        ),
+    ],
+)
+def test_more_forms_are_read(tmp_path: Path, name: str, text: str, wanted: dict[str, Any]) -> None:
+    (tmp_path / "a.toml").write_text(
+        "[training]\ntensor_parallel_degree = 2\npipeline_parallel_degree = 2\nseq_len = 64\nbatch_size = 1\n"
+        "[job]\ndescription = 'x'\n[activation_checkpoint]\nmode = 'full'\n"
+    )
+    c = _read(tmp_path, text, name)
+    assert {field: getattr(c.layout, field) for field in wanted} == wanted
+    assert "swift" not in text or c.options["lora"] == 8
+
+
+def test_a_missing_file_of_any_name_is_asked_for(tmp_path: Path) -> None:
+    line = f"torchrun --nproc_per_node 2 pretrain_gpt.py {_MEGATRON} --deepspeed --deepspeed_config z3.config"
+    assert "z3.config" in _read(tmp_path, line).missing[0]
+    (tmp_path / "run.sh").write_text(
+        f"torchrun --nproc_per_node 2 pretrain_gpt.py {_MEGATRON} --global-batch-size $B"
+    )
+    assert "global-batch-size is $B" in text_of(tmp_path, "read run.sh")

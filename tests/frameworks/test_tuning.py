@@ -108,6 +108,22 @@ def test_less_is_trained_with_less(rank: int, targets: str, base: str, strategy:
     assert 2 / 3 * whole.model_flops <= some.model_flops < whole.model_flops
 
 
+@pytest.mark.parametrize(("strategy", "shards"), [("dp=8,zero=2", 1), ("dp=8,zero=3", 8), ("dp=8", 1)])
+def test_a_reference_takes_a_forward_pass_and_a_copy_its_weights(strategy: str, shards: int) -> None:
+    question: dict[str, Any] = dict(model="llama3-8b", cluster="dgx-h100", gpus=8, batch=16, seq=2048)
+    question |= {"stack": "deepspeed", "strategy": f"{strategy},recompute=full"}
+    plain, copied = (predict(**question, options=options) for options in ("", "reference=copy"))
+    weights = 2 * 8_030_261_248 / shards
+    assert copied.memory_bytes - plain.memory_bytes == pytest.approx(weights, rel=0.06)
+    # Full recomputation repeats the blocks' forward pass; the reference has the head's too.
+    again = plain.terms_s["recompute"]
+    assert again < copied.terms_s["reference"] < 1.2 * again
+    assert (copied.terms_s["dp"] > plain.terms_s["dp"]) == (shards > 1)
+    adapted, scored = (predict(**question, options=f"lora=8{more}") for more in ("", ",reference=base"))
+    assert scored.memory_bytes == adapted.memory_bytes
+    assert scored.step_time_s > 1.2 * adapted.step_time_s
+
+
 def test_frozen_weights_that_are_sharded_are_gathered_as_they_are_stored() -> None:
     question: dict[str, Any] = dict(
         model="llama3-8b", cluster="pcie-rtx4090", gpus=8, batch=8, seq=64, stack="accelerate"

@@ -25,6 +25,10 @@ _UPDATES = {name: {"update": "foreach"} for name in ("adamw_torch", "adamw_hf")}
 """Optimizers by TrainingArguments' names, as options: of torch's operations, which others fuse into one kernel; with
 moments in 8 bits (transformers, trainer_optimizer.py; bitsandbytes, optim/adamw.py)."""
 _UPDATED = "job.optimizer.name"
+_PREFERRED = "options.reference"
+_PAIRED = {"dpo": True, "ipo": True, "orpo": False, "simpo": False, "cpo": False}
+"""Methods whose examples are pairs, and whether a reference scores them (TRL, dpo_trainer.py, cpo_trainer.py; LLaMA-
+Factory, finetuning_args.py: use_ref_model; axolotl, core/builders/rl.py)."""
 _UNNAMED = (
     "no optimizer is named: AdamW updates tensor by tensor, as with torch before 2.8; fused, memory may be less"
 )
@@ -55,6 +59,27 @@ def tuning(keys: Keys, at: str = "") -> tuple[dict[str, Any], str]:
     if _on_attention_alone(of(_TARGETS, "options.lora_targets"), of(("lora_target_linear",), "options.lora_targets")):
         options["lora_targets"] = "attention"
     return options | ({"base": base} if base else {}), ""
+
+
+def preferring(keys: Keys, at: str, adapters: bool) -> tuple[dict[str, Any], int, tuple[str, ...]]:
+    """Return options of the reference that preferences are learned against, the sequences of an example, and what is
+    assumed of it: DPO's example is a pair, which a frozen copy of the model scores too; under adapters the model
+    without them does. What is learned from something else keeps its verdict."""
+
+    def of(*names: str) -> str:
+        return str(keys.take(tuple(f"{at}{name}" for name in names), _PREFERRED) or "").lower()
+
+    method = of("rl", "rlhf_type", "stage")
+    if method not in _PAIRED:
+        keys.understood = {key: meaning for key, meaning in keys.understood.items() if meaning != _PREFERRED}
+        return {}, 1, ()
+    of("beta")
+    loss = {of("pref_loss"), of("loss_type")}
+    without = [of(name) == "true" for name in ("reference_free", "precompute_ref_log_probs")]
+    if _PAIRED[method] and not any(without) and not loss & _PAIRED.keys() - {"ipo"}:
+        who, named = ("base", "the model without adapters") if adapters else ("copy", "a frozen copy of the model")
+        return {"reference": who}, 2, (f"each example is a pair of sequences, which {named} scores too",)
+    return {}, 2, ("each example is a pair of sequences",)
 
 
 def updating(keys: Keys, *names: str) -> tuple[dict[str, Any], tuple[str, ...]]:

@@ -17,7 +17,8 @@ from phalanx.traces.breakdown import AxisOf
 from phalanx.traces.rank_trace import TracedCollective
 
 _TERMS = {
-    **{"matmul": "products", "recurrence": "products", "head": "products", "attention": "attention"},
+    **dict.fromkeys(("matmul", "recurrence", "head", "reference"), "products"),
+    **{"attention": "attention"},
     **{"memory": "memory", "optimizer": "optimizer", "launch": "launches", "other": "host"},
     **{"tp": "over tp", "cp": "over cp", "ep": "over ep", "dp": "over dp", "coding": "over dp"},
     **{"bubble": "pipeline", "transfers": "pipeline"},

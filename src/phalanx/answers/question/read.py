@@ -112,7 +112,7 @@ def read(paths: Sequence[Path], kind: str | None = None, gpus: int | None = None
 def _unset(c: Configuration, config: Config) -> Iterator[Caveat]:
     """Yield a caveat for each field of the layout that a variable says which the file does not set."""
     for key, meaning in c.understood.items():
-        value = Keys(config).take(key, "") if meaning.startswith("strategy.") else None
+        value = Keys(config).take(key, "") if meaning.startswith(("strategy.", "job.")) else None
         if isinstance(value, str) and value.startswith("$"):
             yield Caveat("missing", (shown(key),), f"is {value}, which {_UNSET}", ("layout", "time", "memory"))
 
@@ -131,7 +131,7 @@ def _require_understood(c: Configuration, title: str) -> None:
         else f"{seems}, and has no settings"
     )
     remedy = "name the file with the layout, such as the configuration that it loads; or --kind, if it is of another"
-    remedy = c.missing[0] if c.missing else remedy
+    remedy = "; ".join(c.missing[:3]) or remedy
     raise InputError("file", title, reason, remedy)
 
 

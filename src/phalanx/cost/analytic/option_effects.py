@@ -169,6 +169,7 @@ def effective(by: Profile, model: Shape, options: StackOptions) -> Profile:
         gathers_keys=float(options.context == "all_gather"),
         offloaded_blocks=float(options.activation_offload),
         parameters_on_host=float(options.parameter_offload),
+        scored=float(options.reference != "none"),
         overlaps_experts=float(options.overlap_experts == "on"),
         spread=SPREAD if options.routing == "learned" else 0.0,
     )
@@ -212,6 +213,11 @@ def _state(by: Profile, model: Shape, o: StackOptions) -> Profile:
         new = replace(new, shard_bytes=0.0, accumulated_bytes=0.0, idle_bytes=0.0)
         if o.base != "auto":  # read, and written as 16 bits, each time that a product needs it
             new = replace(new, dequantised_bytes=base + 2.0, parameter_bytes=weight)  # gathered as they are stored
+    if o.reference == "copy":  # whole below level 3
+        more = new.parameter_bytes
+        here = 0.0 if o.parameter_offload else more
+        new = replace(new, whole_bytes=new.whole_bytes + more, kept_bytes=new.kept_bytes + more)
+        new = replace(new, full_shard_bytes=new.full_shard_bytes + here)
     return new
 
 

@@ -170,6 +170,8 @@ class Profile(Keeps):
     """Blocks of a rank whose kept activations go to the host and back."""
     orthogonal: Column = 0.0
     """1: the update of matrices is orthogonalised (Muon), by five iterations of three products."""
+    scored: Column = 0.0
+    """1: each micro-batch has a forward pass more, of a reference."""
     overlaps_experts: Column = 0.0
     """1: exchanges of tokens overlap the compute of another micro-batch."""
     sends_once: Column = 0.0

@@ -203,7 +203,8 @@ def _exposed(
     both_passes = np.maximum(gather - forward_room, 0) + np.maximum(again + reduction - backward_room, 0)
     # No compute overlaps the gather of a pass's first unit, nor the reduction of its last one.
     both_passes = np.minimum(both_passes + alone * (gather + reduction), gather + again + reduction)
-    both_passes = both_passes + slowed
+    # A reference's pass gathers its parameters too.
+    both_passes = both_passes + slowed + profile.scored * np.maximum(gather - forward_room, alone * gather)
     reduced_each = reduction - np.minimum(profile.dp_overlap * reduction, backward_room)
     gathered_once = gather - np.minimum(profile.gather_overlap * gather, forward)
     last_replicate = (1 - replicates) * np.maximum(replicate - backward_room, 0)

@@ -20,7 +20,7 @@ from phalanx.frameworks.configuration import (
 )
 from phalanx.frameworks.deepspeed import read as deepspeed
 from phalanx.frameworks.keys import key_table
-from phalanx.frameworks.trainer_tuning import tuning, updating
+from phalanx.frameworks.trainer_tuning import preferring, tuning, updating
 
 _STRATEGIES = {
     "1": 3, "FULL_SHARD": 3, "2": 2, "SHARD_GRAD_OP": 2, "3": 0, "NO_SHARD": 0,
@@ -221,6 +221,9 @@ def read(config: Config, world: int | None = None) -> Configuration:
         options["context"] = "all_gather"
     replicas = divided(world, product(tp or 1, cp or 1)) if tp is not None and not axolotl else None
     shard = sizes["dp_shard"] if mesh else None
+    trained, unpriced = tuning(keys) if axolotl else ({}, "")
+    scored, sequences, preferred = preferring(keys, "", bool(trained)) if axolotl else ({}, 1, ())
+    notes, micro = preferred, product(micro, sequences)
     layout = StatedLayout(
         world=world,
         dp=replicas,
@@ -237,14 +240,12 @@ def read(config: Config, world: int | None = None) -> Configuration:
         offload=offload,
     )
     name = str(keys.take("base_model", "model", "") or "")
-    trained, unpriced = tuning(keys) if axolotl else ({}, "")
-    notes: tuple[str, ...] = ()
     if axolotl and "optimizer" not in engine.config:
         update, assumed = updating(keys, "optimizer")
         if not trained:
             options |= update
-            notes = assumed
-    options |= trained
+            notes = (*preferred, *assumed)
+    options |= trained | scored
     stated = {
         "model_name": name,
         "unpriced": unpriced,

@@ -23,10 +23,10 @@ from phalanx.frameworks.configuration import (
 )
 from phalanx.frameworks.deepspeed import read as deepspeed
 from phalanx.frameworks.keys import key_table
-from phalanx.frameworks.trainer_tuning import tuning, updating
+from phalanx.frameworks.trainer_tuning import preferring, tuning, updating
 from phalanx.spec.strategy.zero_levels import ZERO_LEVELS
 
-_BF16_UNASKED = ("dataset_text_field", "num_generations", "max_completion_length", "assistant_only_loss")
+_BF16_UNASKED = ("rl", "dataset_text_field", "num_generations", "max_completion_length", "assistant_only_loss")
 """Arguments of TRL's configurations, which turn bf16 on unless fp16 is (trl/trainer/sft_config.py, __post_init__)."""
 _OTHERS = dict.fromkeys(("deepspeed_json.", "args.deepspeed.", "deepspeed."), key_table("deepspeed"))
 _WORDS = {"full_shard": 3, "hybrid_shard": 3, "shard_grad_op": 2, "hybrid_shard_zero2": 2, "no_shard": 0}
@@ -156,6 +156,9 @@ def read(config: Config, world: int | None = None) -> Configuration:
     whole = keys.count(f"{at}train_batch_size", "job.global_batch")
     if whole and f"{at}gradient_accumulation_steps" not in keys.understood:
         steps = divided(whole, product(micro, replicas))
+    trained, unpriced = tuning(keys, at)
+    scored, sequences, preferred = preferring(keys, at, bool(trained))
+    micro = product(micro, sequences)
     layout = StatedLayout(
         world=world,
         dp=replicas,
@@ -173,13 +176,12 @@ def read(config: Config, world: int | None = None) -> Configuration:
         offload=offload,
     )
     name = str(keys.take((f"{at}model_name_or_path", f"{at}model_name"), "model", "") or "")
-    trained, unpriced = tuning(keys, at)
-    notes: tuple[str, ...] = (_UPDATES,) if acting else ()
+    notes: tuple[str, ...] = (*preferred, *((_UPDATES,) if acting else ()))
     if not (isinstance(inner, dict) and inner.get("optimizer")):  # DeepSpeed's comes first
         update, assumed = updating(keys, f"{at}optim")
         if not trained:
             options, notes = update | options, notes + assumed
-    options |= trained
+    options |= trained | scored
     own = Keys({n: value for n, value in config.items() if n != "accelerate"}, others=_OTHERS)
     own.understood = keys.understood
     c = own.configuration(

@@ -11,6 +11,7 @@ _ARGUMENTS = (
     *("TrainingArguments", "Seq2SeqTrainingArguments", "SFTConfig", "DPOConfig", "GRPOConfig", "KTOConfig"),
     *("ORPOConfig", "CPOConfig", "RewardConfig", "RLOOConfig", "UnslothTrainingArguments"),
 )
+_PREFERENCES = ("dpo", "kto", "orpo", "cpo", "reward")
 _LORA = ("LoraConfig", "get_peft_model")
 _LOADED = ("from_pretrained", "from_config")
 _CLASSES = ("Model", "LM", "LMHeadModel")
@@ -26,6 +27,8 @@ def tables(file: PythonFile) -> dict[str, Any] | None:
     args = arguments.tables() | _adapters(program) | _loaded(program)
     if arguments.last not in ("TrainingArguments", "Seq2SeqTrainingArguments"):
         args.setdefault("num_generations" if arguments.last == "GRPOConfig" else "dataset_text_field", "text")
+    if (learns := arguments.last.removesuffix("Config").lower()) in _PREFERENCES:
+        args["rl"] = learns
     for trainer in program.named("*Trainer"):
         args |= {n: v for n, v in trainer.fields.items() if n in ("max_seq_length", "packing") and n not in args}
         if isinstance(model := trainer.fields.get("model"), str) and model[:1] != "$":

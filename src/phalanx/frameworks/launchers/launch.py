@@ -48,7 +48,7 @@ def launch(
                 else:
                     ranks.add(row, {n: v for n, v in _options(row, rest)[0].items() if n in row.counts})
                 one = replace(started, launchers=(*started.launchers, row.title), program=row.names[0])
-                return ranks.result(replace(one, words=tuple(rest)))
+                return ranks.result(replace(one, words=(*subcommand.split(), *rest)))
             options, rest, module = _options(row, rest)
             started = _noted(started, row, options)
             ranks.add(row, options)

@@ -121,7 +121,9 @@ def read(config: Config, world: int | None = None) -> Configuration:
         micro_batch=micro,
         accumulation=None if reinforced else divided(whole, product(micro, dp)),
         global_batch=whole,
-        seq=degree("job.seq", "seq_length", "encoder_seq_length", "max_total_sequence_length"),
+        seq=degree(
+            "job.seq", "seq_length", "encoder_seq_length", "max_total_sequence_length", "data.train_ds.max_seq_length"
+        ),
         precision="fp8"
         if fp8 or computed.startswith(("fp8", "nvfp4"))
         else _TYPES.get(str(named).lower())

@@ -1,7 +1,8 @@
 """Settings as programs print or keep them: the argument dump of a log, and W&B's config.yaml.
 
 Megatron-LM prints `  name ............ value` for every argument (megatron/training/arguments.py: `_print_args`),
-torchtitan `Running with args: {...}` (torchtitan/config), transformers `TrainingArguments(` with a line for each.
+torchtitan `Running with args: {...}` (torchtitan/config), NeMo 1 its YAML (exp_manager), transformers
+`TrainingArguments(` with a line for each.
 """
 
 from __future__ import annotations
@@ -10,11 +11,15 @@ import ast
 import json
 import re
 from collections.abc import Mapping
+from textwrap import dedent
 from typing import Any
+
+from phalanx.frameworks.tables import documents
 
 _DOTTED = re.compile(r"^(?:\[?\w[\w\]]*[:\]]\s*)?\s*([A-Za-z_]\w*) \.{3,} ?(.*)$", re.M)
 _TRAINER = re.compile(r"^(?:.*\b)?(?:\w*TrainingArguments|\w*Config)\($\n(?P<body>(?:^\s*\w+=.*\n?)+)", re.M)
 _TORCHTITAN = re.compile(r"Running with (?:args|configs?): (\{.*)")
+_NEMO = re.compile(r"^\[NeMo I [^\]]*\]\s*$\n(?P<body>(?:^(?: {4}.*)?\n)+)", re.M)
 _PADDED = re.compile(r"> padded vocab \(size: \d+\) with \d+ dummy tokens \(new size: (\d{1,9})\)")
 _FEWEST = 10
 """Lines that make a dump of a text."""
@@ -29,6 +34,10 @@ def dumped(text: str) -> dict[str, Any]:
     if match := _TRAINER.search(text):
         pairs = (line.strip().rstrip(",").partition("=") for line in match["body"].splitlines())
         return {name: value for name, _, word in pairs if (value := _value(word)) is not None}
+    for match in _NEMO.finditer(text):
+        tables = documents(dedent(match["body"]), ".yaml", "the log")
+        if tables and isinstance(tables[0], dict) and {"trainer", "model"} <= tables[0].keys():
+            return tables[0]
     if match := _TORCHTITAN.search(text):
         value = _literal(match[1].strip())
         return value if isinstance(value, dict) else {}

@@ -274,7 +274,7 @@ def with_named(config: dict[str, Any], framework: Framework, directory: str, rea
         alone = "args" not in config and own != path  # arguments without a launcher
         for part in (own if alone else path).split("."):
             value = value.get(part, value.get(part.replace("_", "-"))) if isinstance(value, Mapping) else None
-        if not isinstance(value, str) or not value.endswith(DATA) or place in config:
+        if not isinstance(value, str) or not value.endswith((*DATA, ".config", ".conf")) or place in config:
             continue
         if (tables := reading.tables_of(value, directory, f"its {path.rpartition('.')[2]}")) is not None:
             config = type(config)({**({"args": config} if alone else config), place: tables})

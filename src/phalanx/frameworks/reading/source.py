@@ -32,6 +32,8 @@ BY_KIND = {framework.reads: framework for framework in FRAMEWORKS.values() if fr
 """Frameworks by the kind of configuration that they read."""
 IN_PYTHON = tuple(framework for framework in FRAMEWORKS.values() if framework.python)
 """The frameworks that are configured in Python."""
+_MAGIC = re.compile(r"\A\s*%%\w.*\n|^!(?=[A-Za-z])", re.M)
+"""What a notebook's cell has before a text that it writes, and before a command."""
 DATA = (".json", ".yaml", ".yml", ".toml")
 """Suffixes of files that are data."""
 
@@ -52,7 +54,7 @@ class FileSource:
 def source_of(path: Path, files: Companions) -> FileSource:
     """Return a file as tables, or as what it starts. Raises InputError where it cannot be read."""
     file, function = named(path)
-    text = read_text(file, "file", LARGEST)
+    text = _MAGIC.sub("", read_text(file, "file", LARGEST))
     suffix = file.suffix.lower()
     where = str(file)
     if suffix == ".py":

@@ -36,15 +36,14 @@ def read(config: Config, world: int | None = None) -> Configuration:
     keys = Keys(config, KEYS)
     p = "parallelism"
 
-    def degree(field: str, name: str, old: str = "") -> int | None:
-        paths = (f"{p}.{name}", *((f"{old}",) if old else ()))
-        return keys.count(paths, f"strategy.{field}", 1)
+    def degree(field: str, name: str, *old: str) -> int | None:
+        return keys.count((f"{p}.{name}", *(f"{table}.{name}" for table in old)), f"strategy.{field}", 1)
 
-    tp = degree("tp", "tensor_parallel_degree", "training.tensor_parallel_degree")
-    pp = degree("pp", "pipeline_parallel_degree", "experimental.pipeline_parallel_degree")
-    cp = degree("cp", "context_parallel_degree", "experimental.context_parallel_degree")
+    tp = degree("tp", "tensor_parallel_degree", "training")
+    pp = degree("pp", "pipeline_parallel_degree", "experimental", "training")
+    cp = degree("cp", "context_parallel_degree", "experimental")
     ep = degree("ep", "expert_parallel_degree")
-    replicas = degree("dp", "data_parallel_replicate_degree", "training.data_parallel_replicate_degree")
+    replicas = degree("dp", "data_parallel_replicate_degree", "training")
     stated_degrees = [n for n in (tp, pp, cp, replicas) if n is not None]
     if isinstance(config, Partial) and world is not None and math.prod(stated_degrees) == world:
         tp, pp, cp, replicas = tp or 1, pp or 1, cp or 1, replicas or 1  # nothing is left for the others

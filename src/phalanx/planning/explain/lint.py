@@ -92,7 +92,7 @@ def _smaller(x: LintSubject) -> str:
         {axis: getattr(s, axis) * ways, "dp": s.dp // ways}
         for axis, ways in product(("tp", "pp"), _WAYS)
         if x.sets(axis) and s.dp % ways == 0 and s.shard is None
-        if axis != "tp" or s.tp * ways <= x.cluster.ranks_per_node
+        if (s.tp * ways <= x.cluster.ranks_per_node if axis == "tp" else s.edp % ways == 0)
     ]
     pairs = [one | other for one, other in (*product(sharded, [*repeated, *small]), *product(small, repeated))]
     each = [(change, x.alternative(replace(s, **change))) for change in (*repeated, *small, *sharded, *split, *pairs)]

@@ -170,6 +170,8 @@ def _weights(name: str, quantization: Any) -> tuple[str, str]:
     """Return the type of a checkpoint's weights, and what is assumed of it."""
     if isinstance(quantization, str) and quantization in _WEIGHTS:
         return _WEIGHTS[quantization], ""
+    if "gpt-oss" in name.lower():
+        return "int4", "assumed: gpt-oss has its experts in MXFP4: weights of 4 bits are taken"
     for pattern, kind in _IN_NAMES:
         if re.search(pattern, name.lower()):
             return kind, ""
