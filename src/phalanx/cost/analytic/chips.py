@@ -56,22 +56,9 @@ class Generation:
 # that, but then a ring is as fast.
 _TREE_AMPERE = 4 * 23.6e9 / 2
 _TREE_VOLTA = 4 * 18.5e9 / 2
-_BUILT: dict[str, dict[str, float]] = {
-    "volta": {"reduce_gain": 1.0, "tree": _TREE_VOLTA},
-    "ampere": {"reduce_gain": 1.0, "tree": _TREE_AMPERE},
-    "hopper": {},
-    "blackwell": {},
-    "blackwell-ultra": {},
-    # Without published runs; assumed to achieve the average of NVIDIA's chips.
-    "ampere-gddr": {"reduce_gain": 1.0, "tree": _TREE_AMPERE},
-    "ada": {"reduce_gain": 1.0, "tree": _TREE_AMPERE},
-    "blackwell-gddr": {"reduce_gain": 1.0, "tree": _TREE_AMPERE},
-    # Other makers' chips without published runs: the same shares of their datasheets, and no switch that reduces.
-    **{
-        name: {"reduce_gain": 1.0, "tree": _TREE_AMPERE}
-        for name in ("cdna2", "cdna3", "cdna4", "gaudi", "gaudi3", "tpu", "tpu-fp8", "trainium", "trainium-fp8")
-    },
-}
+_REDUCING = ("hopper", "blackwell", "blackwell-ultra")
+"""Generations whose switches reduce. Those without published runs, other makers' too, are assumed to reach the average
+shares of NVIDIA's datasheets, without such switches."""
 _PARENTS = {"blackwell-ultra": "blackwell"}
 _DERIVED = frozenset({"gemm", "gemm8", "gemm4", "attention", "portable_attention"})
 """Shares of a System that the clock scales too."""
@@ -88,7 +75,8 @@ def chain(name: str) -> tuple[str, ...]:
 
 def generation(name: str, constants: Mapping[str, float] | None = None) -> Generation:
     """Return a Generation by name."""
-    return Generation(**(resolve(_DEFAULTS, chain(name), constants) | _BUILT[name]))
+    ring = {"reduce_gain": 1.0, "tree": _TREE_VOLTA if name == "volta" else _TREE_AMPERE}
+    return Generation(**(resolve(_DEFAULTS, chain(name), constants) | ({} if name in _REDUCING else ring)))
 
 
 def system(
