@@ -18,7 +18,6 @@ from functools import cache
 import numpy as np
 import numpy.typing as npt
 
-from phalanx.cost.analytic.chips import _BUILT as GENERATIONS
 from phalanx.cost.analytic.chips import _DEFAULTS as HARDWARE
 from phalanx.cost.analytic.chips import chain, system
 from phalanx.cost.analytic.profile import Profile, profile
@@ -32,6 +31,7 @@ from phalanx.validate.from_row import Case
 from phalanx.validate.systems import benched, description, measured
 
 Floats = npt.NDArray[np.float64]
+GENERATIONS = frozenset(chip.generation for chip in CHIPS.values())
 SHARES = (
     "gemm",
     "gemm8",

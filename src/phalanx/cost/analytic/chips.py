@@ -57,8 +57,8 @@ class Generation:
 _TREE_AMPERE = 4 * 23.6e9 / 2
 _TREE_VOLTA = 4 * 18.5e9 / 2
 _REDUCING = ("hopper", "blackwell", "blackwell-ultra")
-"""Generations whose switches reduce. Those without published runs, other makers' too, are assumed to reach the average
-shares of NVIDIA's datasheets, without such switches."""
+"""Generations whose switches reduce. Those without published runs, other makers' too, are assumed to reach the
+average shares of NVIDIA's datasheets, without such switches."""
 _PARENTS = {"blackwell-ultra": "blackwell"}
 _DERIVED = frozenset({"gemm", "gemm8", "gemm4", "attention", "portable_attention"})
 """Shares of a System that the clock scales too."""
