@@ -21,8 +21,7 @@ from phalanx.spec.files.job_file import make_model
 from phalanx.spec.job import Job, Precision
 from phalanx.spec.model.blocks.block import Block
 from phalanx.spec.model.blocks.lowering import architecture
-from phalanx.spec.model.blocks.mamba import MambaSizes
-from phalanx.spec.model.blocks.selective import SelectiveSizes
+from phalanx.spec.model.blocks.state_space import MambaSizes, SelectiveSizes
 from phalanx.spec.model.spec import ModelSpec
 from phalanx.spec.strategy.spec import Strategy, parse
 

@@ -24,9 +24,9 @@ from phalanx.spec.errors import InputError
 from phalanx.spec.files.plan import Plan
 from phalanx.spec.model.blocks.attention import AttentionSizes
 from phalanx.spec.model.blocks.block import Sublayer
-from phalanx.spec.model.blocks.delta import DeltaSizes
+from phalanx.spec.model.blocks.linear_attention import DeltaSizes
 from phalanx.spec.model.blocks.lowering import Mixer, architecture
-from phalanx.spec.model.blocks.mamba import MambaSizes
+from phalanx.spec.model.blocks.state_space import MambaSizes
 from phalanx.spec.model.mechanisms import Experts, Latent, SparseIndex
 from phalanx.spec.model.spec import ModelSpec
 from phalanx.spec.strategy.spec import Strategy

@@ -10,7 +10,7 @@ import pytest
 from phalanx.cost.ledger.model_shape import shape
 from phalanx.spec.errors import InputError
 from phalanx.spec.files.job_file import make_model
-from phalanx.spec.model.blocks.altup import AltUpSizes
+from phalanx.spec.model.blocks.gemma3n import AltUpSizes
 from phalanx.spec.model.blocks.lowering import architecture
 from phalanx.spec.model.blocks.mlp import ExpertsSizes
 from phalanx.spec.model.blocks.routed_attention import RoutedAttentionSizes

@@ -12,9 +12,9 @@ from phalanx.frameworks.configuration import count
 from phalanx.frameworks.megatron.patterns import WORDS, Flag, HybridPattern
 from phalanx.spec.errors import InputError
 from phalanx.spec.model.blocks.attention import AttentionSizes
-from phalanx.spec.model.blocks.delta import DeltaSizes
+from phalanx.spec.model.blocks.linear_attention import DeltaSizes
 from phalanx.spec.model.blocks.lowering import Mixer
-from phalanx.spec.model.blocks.mamba import MambaSizes
+from phalanx.spec.model.blocks.state_space import MambaSizes
 from phalanx.spec.model.mechanisms import MOST_LAYERS, SparseIndex
 
 _VARIANTS = {"gated_delta_net": "gdn"}

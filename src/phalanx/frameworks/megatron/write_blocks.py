@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from phalanx.frameworks.writing.program import Setting, settings
 from phalanx.spec.errors import InputError
 from phalanx.spec.model.blocks.attention import AttentionSizes
-from phalanx.spec.model.blocks.delta import DeltaSizes
+from phalanx.spec.model.blocks.linear_attention import DeltaSizes
 from phalanx.spec.model.blocks.lowering import BESIDE, JOINED, Mixer, pattern_of
-from phalanx.spec.model.blocks.mamba import MambaSizes
 from phalanx.spec.model.blocks.mlp import MlpSizes
+from phalanx.spec.model.blocks.state_space import MambaSizes
 from phalanx.spec.model.spec import ModelSpec
 
 

@@ -15,9 +15,8 @@ from functools import cache, cached_property
 from typing import Annotated, Literal
 
 from phalanx.spec.errors import InputError
-from phalanx.spec.model.blocks.altup import AltUpSizes
 from phalanx.spec.model.blocks.block import stream_norm
-from phalanx.spec.model.blocks.layer_embedding import LayerEmbeddingSizes
+from phalanx.spec.model.blocks.gemma3n import AltUpSizes, LayerEmbeddingSizes
 from phalanx.spec.model.blocks.lowering import Mixer, architecture, require_pattern
 from phalanx.spec.model.blocks.operators import GATED, Attend, Dim, Role, Router, Weight, whole
 from phalanx.spec.model.mechanisms import MOST_LAYERS, Experts, Latent, Multipliers, RopeScaling, Width

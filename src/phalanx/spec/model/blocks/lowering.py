@@ -8,23 +8,32 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Literal
 
 from phalanx.spec.errors import InputError, nearest
-from phalanx.spec.model.blocks.altup import AltUpSizes, altup
 from phalanx.spec.model.blocks.attention import AttentionSizes, attention
 from phalanx.spec.model.blocks.block import Architecture, Block, Sublayer, stream_norm
-from phalanx.spec.model.blocks.channel_delta import ChannelDeltaSizes, channel_delta
 from phalanx.spec.model.blocks.compressed import CompressedSizes, compressed
-from phalanx.spec.model.blocks.delta import DeltaSizes, delta
 from phalanx.spec.model.blocks.factorised import FactorisedSizes, factorised
+from phalanx.spec.model.blocks.gemma3n import (
+    AltUpSizes,
+    LaurelSizes,
+    LayerEmbeddingSizes,
+    altup,
+    laurel,
+    layer_embedding,
+)
 from phalanx.spec.model.blocks.latent import EarlierIndexSizes, latent
-from phalanx.spec.model.blocks.laurel import LaurelSizes, laurel
-from phalanx.spec.model.blocks.layer_embedding import LayerEmbeddingSizes, layer_embedding
-from phalanx.spec.model.blocks.lightning import LightningSizes, lightning
-from phalanx.spec.model.blocks.mamba import MambaSizes, mamba
+from phalanx.spec.model.blocks.linear_attention import (
+    ChannelDeltaSizes,
+    DeltaSizes,
+    LightningSizes,
+    channel_delta,
+    delta,
+    lightning,
+)
 from phalanx.spec.model.blocks.mlp import ExpertsSizes, MlpSizes, experts, mlp
 from phalanx.spec.model.blocks.operators import Dim, Norm, Scan, Weight, whole
 from phalanx.spec.model.blocks.routed_attention import RoutedAttentionSizes, routed_attention
-from phalanx.spec.model.blocks.selective import SelectiveSizes, selective
 from phalanx.spec.model.blocks.short_conv import ShortConvSizes, short_conv
+from phalanx.spec.model.blocks.state_space import MambaSizes, SelectiveSizes, mamba, selective
 
 if TYPE_CHECKING:
     from phalanx.spec.model.spec import ModelSpec
