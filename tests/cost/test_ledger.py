@@ -15,6 +15,10 @@ from support.strategies import cases
 
 from phalanx.cost.analytic.estimate import estimate, estimate_all
 from phalanx.cost.analytic.profile import profile
+from phalanx.cost.ledger.compressed import compressed_gradients
+from phalanx.cost.ledger.flops import rank_flops
+from phalanx.cost.ledger.flow import whole_model
+from phalanx.cost.ledger.model_shape import shape
 from phalanx.cost.ledger.policy import sharding
 from phalanx.cost.ledger.rank_layout import layout
 from phalanx.cost.memory.state import model_state
@@ -147,3 +151,37 @@ def test_weak_scaling_is_nearly_flat() -> None:
         job, s = Job(16 * dp, 2048, Precision("bfloat16")), Strategy(**parse(f"dp={dp},{line}"))
         steps.append(float(estimate(model, preset("dgx-a100", 8 * dp), job, s, "megatron-core").seconds))
     assert steps[0] < steps[1] < 1.01 * steps[0]
+
+
+_SMALL = {"layers": 4, "hidden": 64, "heads": 4, "kv_heads": 4, "ffn": 128, "vocab": 64, "max_seq": 64}
+
+
+@pytest.mark.parametrize(
+    ("line", "residuals"),
+    [
+        ("dp=8,compression=int8", 1 + 1 / 8),
+        ("dp=8,zero=2,compression=int8", 1),
+        ("dp=8,zero=2,shard=4,compression=int8", 1 + 1 / 4),
+        ("dp=8,compression=int8:nofeedback", 0),
+        ("dp=8,compression=topk:0.01", 1),
+    ],
+)
+def test_a_residual_is_kept_for_each_time_that_gradients_are_coded(line: str, residuals: float) -> None:
+    """Of the gradients, and of a rank's part of sums that are sent on; not of what stays in its shard."""
+    model, _ = make_model({"family": "llama", **_SMALL}, Path())
+    assert compressed_gradients(model, Strategy(**parse(line))).kept == residuals
+
+
+def test_experts_that_are_repeated_alone_are_computed_once_more() -> None:
+    """In the blocks that have experts: what wider ones add, they add once for each time that they are computed."""
+
+    def products(ffn: int, recompute: str) -> float:
+        experts = {"count": 8, "top_k": 2, "ffn": ffn, "dense_layers": [0]}
+        model, _ = make_model({"family": "llama", **_SMALL, "experts": experts}, Path())
+        how = layout(Strategy(**parse(f"dp=2,recompute={recompute}")), Job(4, 64), model.layers)
+        kinds = shape(model)
+        return float(rank_flops(kinds, how, PHALANX, whole_model(kinds.kinds)).products)
+
+    forward = 2.0 * (4 * 64 // 2) * 3 * 2 * 3 * 64 * 100  # tokens, blocks, routes, matrices, hidden, wider by 100
+    for recompute, times in (("none", 3), ("selective:moe", 4), ("selective:mlp", 3)):
+        assert products(300, recompute) - products(200, recompute) == pytest.approx(times * forward)

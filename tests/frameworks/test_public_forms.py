@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -86,6 +87,15 @@ def test_an_empty_engine_of_axolotl_is_none(tmp_path: Path) -> None:
     assert (c.stack, c.layout.zero, c.options["parameter_offload"]) == ("accelerate", 3, True)
     c = _read(tmp_path, f"{head}fsdp:\nfsdp_config:\n", "a.yaml")
     assert (c.stack, c.layout.zero) == ("accelerate", None)
+
+
+@pytest.mark.parametrize(("fsdp", "zero"), [({}, None), ({"fsdp": ""}, None), ({"fsdp": "shard_grad_op"}, 2)])
+def test_arguments_of_a_trainer_that_name_no_sharding_leave_it_open(
+    fsdp: dict[str, str], zero: int | None, tmp_path: Path
+) -> None:
+    """The launcher's file may say it."""
+    arguments = {"per_device_train_batch_size": 2, "bf16": True, "output_dir": "x", **fsdp}
+    assert _read(tmp_path, json.dumps(arguments), "a.json").layout.zero == zero
 
 
 def test_adapters_of_ms_swift_under_megatron_are_read(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from support.sizes import examples, sampled
 from torch import nn
 
 import phalanx
+from phalanx.runtime.any_module.batch_norm import _Normalise
 from phalanx.runtime.any_module.parallel import Parallel
 from phalanx.schedule.gradients.sharding import sharding_of
 from phalanx.spec.errors import InputError
@@ -440,3 +441,10 @@ def test_an_optimizer_of_whole_tensors_is_refused_where_these_are_divided(line: 
     model = SimpleNamespace(strategy=s, _engine=SimpleNamespace(sharding=sharding_of(s)), parameters=lambda: [weight])
     with pytest.raises(InputError, match=rf"{name}.*looks at whole tensors, and (zero=1|tp=2) divides them"):
         Parallel.attach(model, getattr(torch.optim, name)([weight]))  # type: ignore[arg-type]
+
+
+def test_statistics_of_a_batch_without_elements_are_refused() -> None:
+    """Before anything is sent: the mean of nothing would be no number on every rank."""
+    for empty in (torch.empty(0, 3), torch.empty(2, 3, 0)):
+        with pytest.raises(ValueError, match=r"norm: BatchNorm .* without elements"):
+            _Normalise.apply(empty, None, "dp", "norm", 1e-5)

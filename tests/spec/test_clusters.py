@@ -152,3 +152,11 @@ def test_the_table_of_clusters() -> None:
 @pytest.mark.parametrize(("nodes", "ranks"), [(1, [8, 8]), (16, [8, 128]), (17, [8, 128, 136]), (40, [8, 128, 320])])
 def test_a_site_is_joined_to_others_where_there_are_others(nodes: int, ranks: list[int]) -> None:
     assert [tier.ranks for tier in preset("sites-h100", nodes).tiers] == ranks
+
+
+def test_pairs_of_groups_say_what_their_links_carry() -> None:
+    """A rank's own link says nothing of the links between two groups, which all of a group share."""
+    tier = preset("dgx-h100", 4).tiers[-1]
+    with pytest.raises(InputError, match=rf"tiers\.{tier.name}\.uplink.* is needed for wiring"):
+        replace(tier, wiring="pairs", uplink_bandwidth_bytes_per_s_per_direction=None)
+    assert replace(tier, wiring="pairs", uplink_bandwidth_bytes_per_s_per_direction=1e9).wiring == "pairs"
