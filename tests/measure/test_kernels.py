@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
@@ -73,3 +75,13 @@ def test_units_are_timed_as_the_decoder_runs_them() -> None:
     bench = kernels._Bench(create(spec, torch.float32, torch.device("cpu")), 1, 8, torch.device("cpu"))
     bench.run()
     assert {unit for _, unit in bench.times} == {"embed", "blocks.0", "head"}
+
+
+def test_more_rounds_are_left_out_where_they_tell_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    for enough, rounds in ((False, 4), (True, 2)):
+        ran: list[int] = []
+        ladder = kernels.Ladder.__new__(kernels.Ladder)
+        bench = SimpleNamespace(times={}, run=lambda ran=ran: ran.append(1), points=list)
+        monkeypatch.setattr(ladder, "_benches", [bench], raising=False)
+        assert ladder.points(lambda: None, lambda: None, 4, lambda enough=enough: enough) == []
+        assert len(ran) == rounds

@@ -24,7 +24,7 @@ from phalanx.measure import nccl_tests, steal_time, this_machine
 from phalanx.measure.collectives import tensors
 from phalanx.measure.fit import robust_line
 from phalanx.measure.links import BETWEEN, INSIDE, SIZES, measure_gamma, measure_tier, partner
-from phalanx.measure.steal_time import TimedRounds
+from phalanx.measure.steal_time import Neighbours, TimedRounds
 from phalanx.planning.auto.transport import choose
 from phalanx.report.measured.measure import picture, plot, rates, title
 from phalanx.report.pictures.files import svg
@@ -194,6 +194,22 @@ def test_processors_that_others_had_are_spoken_of(
     for lines in (said, reasons):
         assert len(lines) == len(words)
         assert all(word in line for word, line in zip(words, lines, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("ranks", "others", "crowd"), [(1, 1.9, True), (1, 0.8, False), (2, 1.5, True), (2, 1.1, False)]
+)
+def test_a_rank_sees_whether_other_programs_disturb_it_and_the_ranks_beside_it(
+    ranks: int, others: float, crowd: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of 2 processors; `others` are kept by all but the rank itself, one of them by each rank beside it."""
+    clocks = {"others_s": (0.0, 10 * others), "time.monotonic": (0.0, 10.0), "time.process_time": (0.0, 10.0)}
+    monkeypatch.setattr("phalanx.measure.steal_time.os.cpu_count", lambda: 2)
+    with monkeypatch.context() as patch:
+        for name, readings in clocks.items():
+            patch.setattr(f"phalanx.measure.steal_time.{name}", iter(readings).__next__)
+        found = Neighbours(ranks, 1).crowd
+    assert found is crowd
 
 
 def test_rates_of_a_busy_machine_say_so_whenever_they_are_used(

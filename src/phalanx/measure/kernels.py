@@ -224,14 +224,18 @@ class Ladder:
         for bench in self._benches:
             bench.run()
 
-    def points(self, barrier: Callable[[], None], full_passes: Callable[[], None], rounds: int) -> list[UnitTime]:
-        """Time every unit `rounds` times. `barrier` starts each shape together with the other ranks. `full_passes` is
-        called first, to warm up, and now and then between shapes, so that what it times meets the same disturbances.
-        """
+    def points(
+        self, barrier: Callable[[], None], full_passes: Callable[[], None], rounds: int, enough: Callable[[], bool]
+    ) -> list[UnitTime]:
+        """Time every unit `rounds` times, or twice where `enough` says, alike on all ranks, that more would tell no
+        more. `barrier` starts each shape together with the other ranks. `full_passes` is called first, to warm up,
+        and now and then between shapes, so that what it times meets the same disturbances."""
         for bench in self._benches:
             bench.times = {}
         full_passes()
-        for _ in range(rounds):
+        for done in range(rounds):
+            if done == 2 and enough():
+                break
             for i, bench in enumerate(self._benches):
                 barrier()
                 bench.run()

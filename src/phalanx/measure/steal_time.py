@@ -69,6 +69,27 @@ def others_s() -> float:
     return busy - sum(os.times()[:4])
 
 
+def crowded(taken: float, needed: int) -> bool:
+    """Whether other programs, which keep `taken` processors busy, disturb a measurement that needs `needed`."""
+    return taken - max((os.cpu_count() or 1) - needed, 0) >= _CROWDED * needed
+
+
+class Neighbours:
+    """Whether other programs kept the processors busy since this was made, as one of `ranks` ranks sees it that
+    compute alike, with `threads` threads each."""
+
+    def __init__(self, ranks: int, threads: int) -> None:
+        self.ranks, self.needed = ranks, ranks * threads
+        self.start, self.others, self.own = time.monotonic(), others_s(), time.process_time()
+
+    @property
+    def crowd(self) -> bool:
+        """Whether they did."""
+        of_ranks = (self.ranks - 1) * (time.process_time() - self.own)
+        seconds = max(time.monotonic() - self.start, 1e-9)
+        return crowded((others_s() - self.others - of_ranks) / seconds, self.needed)
+
+
 @contextmanager
 def noted(announce: Callable[[str], None], needed: int) -> Iterator[list[str]]:
     """Announce if a measurement that needs `needed` processors lacked processor time inside this context. Yields the
@@ -81,8 +102,8 @@ def noted(announce: Callable[[str], None], needed: int) -> Iterator[list[str]]:
     again = "kernels may be measured too slow: measure again when it is quiet (phalanx measure)"
     if share >= NOTED:
         reasons.append(f"this virtual machine's host gave {share:.0%} of its processors to others")
-    cores, taken = os.cpu_count() or 1, (others_s() - others) / seconds
-    if taken - max(cores - needed, 0) >= _CROWDED * needed:
-        reasons.append(f"other programs kept {taken:.1f} of {cores} processors busy")
+    taken = (others_s() - others) / seconds
+    if crowded(taken, needed):
+        reasons.append(f"other programs kept {taken:.1f} of {os.cpu_count() or 1} processors busy")
     for reason in reasons:
         announce(f"note: {reason} meanwhile; {again}")

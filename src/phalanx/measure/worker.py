@@ -17,6 +17,7 @@ import torch
 from phalanx.measure import collectives, kernels, microbenchmarks
 from phalanx.measure.links import RealWire, measure_gamma
 from phalanx.measure.microbenchmarks import measure_coding
+from phalanx.measure.steal_time import Neighbours
 from phalanx.measure.this_machine import PATIENCE_S
 from phalanx.planning.auto.transport import choose
 from phalanx.runtime.comm.communicator import Comm
@@ -119,7 +120,12 @@ def kernel_rates(
     """
     dtype, device, quick = ladder.dtype, ladder.device, ladder.quick
     full = kernels.FullPasses(dtype, together, 1 if quick else 2)
-    points = ladder.points(together.barrier, full.run, rounds)
+    neighbours = Neighbours(concurrent, threads)
+
+    def enough() -> bool:
+        return bool(neighbours.crowd if concurrent == 1 else from_first(neighbours.crowd, together))
+
+    points = ladder.points(together.barrier, full.run, rounds, enough)
     fused = device.type == "cuda"
     forward, forward_error = kernels.fit(points, "F", fused)
     backward, backward_error = kernels.fit(points, "B", fused)
@@ -155,8 +161,13 @@ def written(
 
 def agreed(fits: list[CollectiveFit], comm: Comm) -> tuple[Choice, ...]:
     """Return the collective choices that rank 0 derives from its fits, on every rank."""
-    choices: tuple[Choice, ...] = broadcast_object(choose(fits), worlds.group(comm.ranks("world")))
+    choices: tuple[Choice, ...] = from_first(choose(fits), comm)
     return choices
+
+
+def from_first(value: Any, comm: Comm) -> Any:
+    """Return the first rank's value, on every rank."""
+    return broadcast_object(value, worlds.group(comm.ranks("world")))
 
 
 def _all_reduce(fits: list[CollectiveFit], ranks: int) -> list[CollectiveFit]:
