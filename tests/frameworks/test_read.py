@@ -50,6 +50,8 @@ def test_what_follows_without_doubt_is_read(kind: str) -> None:
     for row in (r for r in data()["configurations"] if r["kind"] == kind):
         read = files.READERS[kind](row["config"], row["world"])
         found = fixed(read.layout)
+        if any("pair of sequences" in note for note in read.notes):  # the file counts pairs
+            found |= {name: value // 2 for name in ("micro_batch", "global_batch") if (value := found[name])}
         wrong += [
             (row["id"], name, value, found[name])
             for name, value in row["expect"].items()
@@ -89,7 +91,7 @@ def test_the_numbers_of_the_page() -> None:
     names = fixed(files.READERS["deepspeed"]({}, 1).layout)
     compared = sum(name in names for row in rows for name in row["expect"])
     assert (compared, compared - 1, len(data()["megatron"])) == (3152, 3151, 175)
-    assert (len({rule.name for rule in lints()}), len(data()["traps"])) == (38, 23)
+    assert (len({rule.name for rule in lints()}), len(data()["traps"])) == (39, 23)
 
 
 @cache
