@@ -8,6 +8,8 @@ import pytest
 from phalanx.frameworks.registry import DOCUMENTED, stack_named
 from phalanx.frameworks.stack import WORDS
 from phalanx.spec.errors import InputError
+from phalanx.spec.job import Job
+from phalanx.spec.optimizers import Optimizer
 from phalanx.spec.strategy import where
 from phalanx.spec.strategy.spec import FIELDS, Strategy
 from phalanx.spec.strategy.stack_options import OPTION_FIELDS, StackOptions, parse
@@ -106,5 +108,14 @@ def test_options_round_trip_through_a_line():
     options = StackOptions(first_moment="bfloat16", optimizer_offload=0.5, mtp=1, loss_as_layer=True)
     assert StackOptions(**parse(str(options))) == options
     assert str(StackOptions()) == ""
+    for word, on in (("1", True), ("true", True), ("ON", True), ("0", False), ("false", False), ("off", False)):
+        assert parse(f"loss_as_layer={word}") == {"loss_as_layer": on}
     with pytest.raises(InputError, match="no such option; did you mean master"):
         parse("mastr=float16")
+
+
+def test_a_job_s_optimizer_of_whole_matrices_is_the_stack_s_unless_that_names_one():
+    muon, adam = (Job(8, 64, optimizer=Optimizer(name)) for name in ("muon", "adamw"))
+    assert StackOptions().under(muon) == StackOptions(optimizer="muon")
+    assert StackOptions().under(adam) == StackOptions()
+    assert StackOptions(optimizer="adam").under(muon) == StackOptions(optimizer="adam")

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import pytest
+from support.hybrids import hybrid
 
 from phalanx.spec.files.job_file import make_model
 
@@ -166,3 +168,12 @@ def test_compressed_keys_and_hyper_connections() -> None:
         pattern=["near+experts", "heavy+experts", "sparse+experts"],
     )
     assert ours == theirs
+
+
+@pytest.mark.parametrize("kind", ["mamba", "delta", "lightning", "kda", "scan", "conv"])
+def test_ranks_share_a_mixer_s_heads_and_keep_the_rest(kind: str) -> None:
+    sizes = next(m for m in hybrid(0, (kind,)).mixers if m.name == kind)
+    half = sizes.of_rank(2)
+    assert {f.name for f in fields(sizes) if getattr(half, f.name) != getattr(sizes, f.name)} == set(sizes.divided)
+    assert all(2 * getattr(half, name) == getattr(sizes, name) for name in sizes.divided)
+    assert (sizes.of_rank(1), half.of_rank(2)) == (sizes, sizes.of_rank(4))

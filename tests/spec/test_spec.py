@@ -124,6 +124,8 @@ def test_groups_of_an_axis_cover_every_rank_once_and_ascend(sizes: tuple[int, ..
         assert np.all(np.diff(groups, axis=1) > 0), axis  # torch.distributed numbers a group's ranks so
     for rank in range(grid.world):
         assert grid.group_of(rank, grid.shard_axis)[grid.shard(rank)] == rank
+    for group in grid.groups("embed"):
+        assert [grid.place(int(rank))["pp"] for rank in group] == sorted({0, pp - 1})
 
 
 def test_an_axis_is_priced_on_the_tier_that_it_spans() -> None:
