@@ -213,6 +213,13 @@ def test_an_export_of_a_trainer_keeps_what_trains_the_model(tmp_path: Path) -> N
     assert again["step_time_s"] == pytest.approx(found["step_time_s"], rel=1e-6)
 
 
+def test_what_a_program_does_in_its_own_code_is_not_exported_as_training_all_of_one_model(tmp_path: Path) -> None:
+    for more, option in (("--use_peft --lora_r 8", "lora"), ("--rl dpo", "reference")):
+        (tmp_path / "run.sh").write_text(f"{_TRAINER} {more}")
+        _ = text_of(tmp_path, "read run.sh --cluster dgx-h100 --out plan.json")
+        assert f"options.{option} = " in error_of(tmp_path, "export plan.json --to accelerate --out x")
+
+
 def test_an_export_of_a_file_of_tables_keeps_what_trains_the_model(tmp_path: Path) -> None:
     tables = {
         "general": {"seed": 7},

@@ -93,6 +93,12 @@ def exported(plan: Plan, to: str, by: str = "torchrun") -> Export:
     source = source_of(plan.choices)
     trained = plan if source is None else replace(plan, train=as_trained(plan.train, source))
     x = subject(trained, stack_named(own if own in target.stacks else target.stacks[0]))
+    for name in ("lora", "reference"):  # what a program's own code does, which the written one does not
+        entry, value = x.stack.options.get(name), x.options.changed().get(name)
+        if value is not None and entry is not None and entry.in_code:
+            reason = f"is {entry.written}, and the script that is written trains all of one model"
+            remedy = "change the settings that `phalanx plan --from FILE` lists in the file itself"
+            raise InputError(f"options.{name}", value, reason, remedy)
     p = target.program(x)
     if source is not None:
         same = any(f.reads == source.kind and f.writes == to for f in FRAMEWORKS.values())
