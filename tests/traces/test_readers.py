@@ -93,7 +93,25 @@ def test_the_inspectors_times_are_compared_with_the_planned_ones(tmp_path: Path)
     assert link.collective.seconds == pytest.approx(9e-3)
     assert link.planned_s is not None
     assert 1e-3 < link.planned_s < 9e-3
-    assert "1 lines are not JSON" in found.used[0]
+    assert "1 lines measure none" in found.used[0]
+
+
+_LINE = {"n_ranks": 4, "nnodes": 1, "coll_msg_size_bytes": 2**20, "coll_exec_time_us": 90}
+
+
+@pytest.mark.parametrize("name", _LINE)
+def test_lines_of_no_collective_between_ranks_are_counted_and_left_out(name: str, tmp_path: Path) -> None:
+    """Numbers that no run writes: what they would be compared with is nothing, or no number."""
+    wrong = ["0", "-1", "NaN", "1e999", str(10**400), *(["1"] if name == "n_ranks" else [])]
+    lines = []
+    for value in (str(_LINE[name]), *wrong):
+        header, perf = ({k: v for k, v in _LINE.items() if k.startswith("coll_") is of} for of in (False, True))
+        text = json.dumps({"header": {"rank": 0, **header}, "coll_perf": {"coll": "AllReduce", **perf}})
+        lines.append(text.replace(f'"{name}": {_LINE[name]}', f'"{name}": {value}'))
+    (tmp_path / "dump.jsonl").write_text("\n".join(lines))
+    found = diagnosis_of([str(tmp_path / "dump.jsonl")], QUERY)
+    assert [link.collective.calls for link in found.links] == [1]
+    assert f"{len(wrong)} lines measure none" in found.used[0]
 
 
 def test_nccls_log_says_which_links_are_used(tmp_path: Path) -> None:

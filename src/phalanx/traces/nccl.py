@@ -53,6 +53,7 @@ class NcclLog:
 
 
 _VIA = re.compile(r"NCCL INFO Channel .*? via (P2P|SHM|NET/\w+)")
+_LONGEST_S = 86400.0
 _COMM = re.compile(r"NCCL INFO comm \S+ rank \d+ n[rR]anks (\d+) nNodes (\d+)")
 
 
@@ -74,7 +75,8 @@ def is_dump(head: str) -> bool:
 
 
 def read_dump(lines: Iterable[str]) -> tuple[list[InspectedCollective], int]:
-    """Return the collectives of a dump, by operation, group and bytes, and the number of lines that are not its."""
+    """Return the collectives of a dump, by operation, group and bytes, and the number of lines that measure none: of
+    one rank, nothing is sent."""
     times: dict[tuple[str, int, int, int], list[float]] = {}
     header: dict[str, Any] = {}
     odd = 0
@@ -87,7 +89,10 @@ def read_dump(lines: Iterable[str]) -> tuple[list[InspectedCollective], int]:
             op, ranks = op_of(str(of["coll"])), int(header["n_ranks"])
             factor = ranks if op in ("all_gather", "reduce_scatter") else 1
             key = (op, ranks, int(header.get("nnodes", 1)), factor * int(of["coll_msg_size_bytes"]))
-            times.setdefault(key, []).append(float(of["coll_exec_time_us"]) / 1e6)
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+            seconds = float(of["coll_exec_time_us"]) / 1e6
+            if not (2 <= ranks < 2**31 and 1 <= key[2] <= ranks and 0 < key[3] < 2**53 and 0 < seconds < _LONGEST_S):
+                raise ValueError
+            times.setdefault(key, []).append(seconds)
+        except (ValueError, KeyError, TypeError, AttributeError, ArithmeticError, RecursionError):
             odd += bool(line.strip())
     return [InspectedCollective(*key, len(of), float(np.median(of))) for key, of in sorted(times.items())], odd

@@ -67,7 +67,7 @@ def read_files(words: Sequence[str]) -> RunFiles:
                     calls, odd = nccl.read_dump(lines)
                 collectives += calls
                 notes.append(
-                    f"{file}: {sum(c.calls for c in calls):,} collectives" + f"; {odd} lines are not JSON" * bool(odd)
+                    f"{file}: {sum(c.calls for c in calls):,} collectives" + f"; {odd} lines measure none" * bool(odd)
                 )
             elif head.startswith(_GZIP) or (_JSON.match(head) and file.suffix != ".jsonl"):
                 traces += kineto.read(file)
