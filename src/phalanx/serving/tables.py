@@ -84,7 +84,9 @@ def room(price: ServingPrice, seq: int, layouts: Sequence[ServingLayout]) -> She
         split = f"tp={x.tp},pp={x.pp}" if x.attention_dp == 1 else f"tp={x.tp},dp={x.attention_dp},ep={x.moe_ep}"
         fits = (tokens, tokens // seq, tokens // seq / x.gpus)
         rows.append((split, x.gpus, price.weight_bytes(x), price.cache_bytes_per_gpu(x), *fits))
-    device = price.cluster.device
+    device, m = price.cluster.device, price.shape
+    whole = 0.0 if price.weights == "bf16" else m.whole + m.whole_mlp + m.whole_expert
+    share = whole / (m.attention + m.mlp + m.expert)
     return Sheet(
         f"one copy on {device.name}, weights in {price.weights}, cache in {price.cache}",
         columns(
@@ -94,7 +96,8 @@ def room(price: ServingPrice, seq: int, layouts: Sequence[ServingLayout]) -> She
         ),
         rows,
         "cache of a token: on a GPU that has it, in all layers; KV heads are duplicated where tp is more than "
-        "their number. Layers with a window keep no more of a request than the window, so that more tokens fit",
+        "their number. Layers with a window keep no more of a request than the window, so that more tokens fit"
+        + (f". {share:.0%} of the layers' weights stay in 16 bits, as config.json lists" if share else ""),
     )
 
 

@@ -12,6 +12,7 @@ from typing import Any
 
 from phalanx.cost.hardware.columns import Column
 from phalanx.cost.memory.cache import LayerCache, latents, of_layer
+from phalanx.serving.cost.unquantised import is_whole
 from phalanx.spec.errors import InputError
 from phalanx.spec.model.blocks.block import Sublayer, products_of
 from phalanx.spec.model.blocks.lowering import architecture
@@ -34,6 +35,10 @@ class ServingShape:
     """Dense MLPs and shared experts."""
     expert: Column
     """Routed experts."""
+    whole: Column
+    """Of `attention`, what a quantised checkpoint keeps in 16 bits."""
+    whole_mlp: Column
+    whole_expert: Column
     head: Column
     ends: Column
     """Embedding and head, where one GPU holds both."""
@@ -88,17 +93,23 @@ def _matrices(s: Sublayer) -> Iterator[tuple[Weight, int]]:
                 yield w, elements
 
 
+def _kind(s: Sublayer, w: Weight) -> str:
+    """Return the sum that a matrix belongs to."""
+    if w.role.startswith("expert"):
+        return "expert"
+    if not any(dim.axis for dim in w.shape):
+        return "replicated"
+    return "mlp" if of_layer(s) is None else "attention"
+
+
+_WHOLE = {"attention": "whole", "mlp": "whole_mlp", "expert": "whole_expert"}
+
+
 def _add(counts: dict[str, Any], s: Sublayer, n: int) -> None:
     """Add `n` equal sublayers to the sums."""
     kept = of_layer(s)
     for w, elements in _matrices(s):
-        if w.role.startswith("expert"):
-            kind = "expert"
-        elif not any(dim.axis for dim in w.shape):
-            kind = "replicated"
-        else:
-            kind = "attention" if kept is not None else "mlp"
-        counts[kind] += n * elements
+        counts[_kind(s, w)] += n * elements
     if (attend := s.first(Attend)) is not None:
         for named, what in (
             (attend.compressed, "over compressed keys"),
@@ -160,6 +171,11 @@ def shape_of(model: ModelSpec) -> ServingShape:
         for s in block.sublayers:
             _add(counts, s, n)
             counts["layers"] += n / 2
+    for i, block in enumerate(architecture(model).blocks if model.unquantised else ()):
+        for s in block.sublayers:
+            for w, elements in _matrices(s):
+                if (kind := _WHOLE.get(_kind(s, w))) and is_whole(model, i, s, w.name):
+                    counts[kind] += elements
     head = model.vocab * model.hidden
     counts |= {"hidden": model.hidden, "head": head, "ends": head * (1 if model.tied else 2)}
     return ServingShape(**counts)

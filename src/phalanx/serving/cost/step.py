@@ -118,11 +118,14 @@ def step_parts(m: ServingShape, x: GpuSplit, chip: ChipRates, c: EngineConstants
         return roof(2 * elements * n / rate, elements * size / memory)
 
     out: dict[str, Any] = {}
-    out["projections"] = product(m.attention / x.tp, group, m.q_width / x.tp, x.weight_bytes, chip.weights)
+    parts = _formats(m.attention, m.whole, x.weight_bytes, chip.weights, chip)
+    out["projections"] = sum(product(n / x.tp, group, m.q_width / x.tp, size, peak) for n, size, peak in parts)
     out["projections"] = out["projections"] + product(m.replicated, group, m.hidden, 2.0, chip.half)
     among, rows = _dense(x), np.where(x.large_ep > 0, group, every)
-    out["mlp"] = product(m.mlp / among, rows, m.hidden / x.tp, x.weight_bytes, chip.weights)
-    out["experts"] = _experts(m, x, chip, c, every, memory, roof)
+    parts = _formats(m.mlp, m.whole_mlp, x.weight_bytes, chip.weights, chip)
+    out["mlp"] = sum(product(n / among, rows, m.hidden / x.tp, size, peak) for n, size, peak in parts)
+    parts = _formats(m.expert, m.whole_expert, x.expert_bytes, chip.experts, chip)
+    out["experts"] = sum(_experts(m, *part, x, chip, c, every, memory, roof) for part in parts)
     out["prompt attention"], out["cache"] = _attention(m, x, chip, c, b, memory)
     out["collectives"] = _collectives(m, x, chip, c, group, b.tokens)
     moved = 24.0 * m.hidden * m.layers * group / memory  # norms, residuals, rotary, activations: 16-bit
@@ -145,19 +148,34 @@ def step_parts(m: ServingShape, x: GpuSplit, chip: ChipRates, c: EngineConstants
     return out
 
 
+def _formats(elements: Any, whole: Any, size: Any, peak: Any, chip: ChipRates) -> list[tuple[Any, Any, Any]]:
+    """Return (elements, bytes of each, FLOP/s) of weights, of which a checkpoint keeps `whole` in 16 bits."""
+    parts = [(elements - whole, size, peak)]
+    return [*parts, (whole, 2.0, chip.half)] if np.any(whole) else parts
+
+
 def _experts(
-    m: ServingShape, x: GpuSplit, chip: ChipRates, c: EngineConstants, every: Any, memory: Any, roof: Any
+    m: ServingShape,
+    elements: Any,
+    size: Any,
+    peak: Any,
+    x: GpuSplit,
+    chip: ChipRates,
+    c: EngineConstants,
+    every: Any,
+    memory: Any,
+    roof: Any,
 ) -> Any:
-    """Seconds of the routed experts of the busiest rank."""
+    """Seconds of routed experts' `elements` of `size` bytes, multiplied at `peak`, on the busiest rank."""
     count = np.maximum(m.experts, 1.0)
     spread = 1 - (1 - np.minimum(m.top_k / count, 1.0)) ** (every**c.reach)
-    share = m.expert / (x.moe_tp * x.moe_ep)
+    share = elements / (x.moe_tp * x.moe_ep)
     most = np.where(x.large_ep > 0, c.balanced, 1 + (c.imbalance - 1) * (1 - 1 / x.moe_ep))
     rows = every * m.top_k / np.maximum(count * spread, 1e-9)  # of one expert
     filled = rows / (rows + c.expert_rows)
     rate = (
-        chip.experts
-        * reached(chip, c, chip.experts)
+        peak
+        * reached(chip, c, peak)
         * np.where(x.large_ep > 0, 1.0, c.expert_gemm)
         * filled
         * m.expert_ffn
@@ -165,7 +183,7 @@ def _experts(
         / (m.expert_ffn / x.moe_tp + c.inner_half)
     )
     compute = 2 * share * m.top_k / count * every * most / np.maximum(rate, 1.0)
-    read = share * np.minimum(spread * most, 1.0) * x.expert_bytes / (memory * c.expert_memory)
+    read = share * np.minimum(spread * most, 1.0) * size / (memory * c.expert_memory)
     return np.where(m.experts > 0, roof(compute, read), 0.0)
 
 
@@ -219,8 +237,10 @@ def request_bytes(m: ServingShape, x: GpuSplit, length: Any) -> Any:
 
 def weight_bytes(m: ServingShape, x: GpuSplit) -> Any:
     """Return the bytes of weights on the fullest GPU."""
-    split = (m.attention / x.tp + m.mlp / _dense(x)) * x.weight_bytes
-    split = split + m.expert / (x.moe_tp * x.moe_ep) * x.expert_bytes
+    among, experts = _dense(x), x.moe_tp * x.moe_ep
+    split = ((m.attention - m.whole) / x.tp + (m.mlp - m.whole_mlp) / among) * x.weight_bytes
+    split = split + (m.expert - m.whole_expert) / experts * x.expert_bytes
+    split = split + 2.0 * (m.whole / x.tp + m.whole_mlp / among + m.whole_expert / experts)
     ends: Any = np.where(x.pp > 1, m.head, m.ends)
     return (split + 2.0 * m.replicated) / x.pp + 2.0 * ends / x.tp
 

@@ -24,6 +24,7 @@ from phalanx.spec.model.hugging_face import dense, experts
 from phalanx.spec.model.hugging_face.reader import read
 from phalanx.spec.model.hugging_face.reading import Config, Fields
 from phalanx.spec.model.hugging_face.rows import Families, FamilyRow
+from phalanx.spec.model.hugging_face.unquantised import unquantised
 from phalanx.spec.model.spec import ModelSpec
 
 FAMILIES = Families(Path(__file__).with_name("families.toml"))
@@ -114,6 +115,8 @@ def from_hugging_face(path: Path) -> tuple[Fields, list[str]]:
     kind, row, c, notes = _text_part(config, path)
     try:
         shape = {"family": kind, **read(row, c)}
+        if whole := unquantised(Config(config, path), shape["layers"]) or unquantised(c, shape["layers"]):
+            shape["unquantised"] = whole
     except (LookupError, TypeError, AttributeError, ValueError, ZeroDivisionError) as error:
         if isinstance(error, InputError):
             raise
