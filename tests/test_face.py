@@ -32,7 +32,7 @@ def test_the_public_names() -> None:
         "ClusterSpec", "InputError", "Job", "ModelSpec", "Plan", "Query", "Strategy", "Wishes", "__version__",
         "collectives", "compare", "explain", "export", "goodput", "lint", "memory", "observe", "parallelize", "plan",
         "predict", "propose_tp_plan", "prove", "read", "roofline", "scaling", "serve_plan", "simulate", "traffic",
-        "train", "verify",
+        "train", "ui", "verify",
     ]  # fmt: skip
     assert dir(phalanx) == sorted(phalanx.__all__)
     for name in set(phalanx.__all__) - {"__version__"}:

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from phalanx.answers.tables import traffic as traffic
     from phalanx.observation.observe import observe as observe
     from phalanx.reliability.answer import goodput as goodput
+    from phalanx.report.local_page.notebook import ui as ui
     from phalanx.runtime.any_module.parallelize import parallelize as parallelize
     from phalanx.runtime.any_module.proposal import propose_tp_plan as propose_tp_plan
     from phalanx.serving.answer import serve_plan as serve_plan
@@ -79,6 +80,7 @@ _FACE = {
     "serve_plan": "serving.answer",
     "traffic": "answers.tables",
     "train": "answers.runs.train",
+    "ui": "report.local_page.notebook",
     "verify": "answers.runs.verify",
 }
 """The public names, and the modules that have them."""

@@ -15,12 +15,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from socket import create_connection
 from threading import Thread
+from urllib.request import Request, urlopen
 
 import pytest
 from support.browser import CHROMIUM, Browser, chromium
 from support.in_process_cli import error_of, phalanx
 
 from phalanx.report.local_page.answers import Met, Planner, answered
+from phalanx.report.local_page.notebook import question_in, ui
 from phalanx.report.local_page.server import LocalServer
 from phalanx.spec.errors import InputError
 
@@ -305,12 +307,33 @@ def test_ctrl_c_ends_it_and_its_tabs_say_so(browser: Browser, tmp_path: Path) ->
 
 
 def test_a_question_that_was_sent_is_asked_here() -> None:
-    from phalanx.cli.ui import _question_in
-
     asked = "#model=llama3-8b&gpus=8&where=tp%3C%3D8%2C+zero%3D1"
-    assert _question_in(f"http://127.0.0.1:9/secret/{asked}") == asked
-    assert _question_in("") == ""
+    assert question_in(f"http://127.0.0.1:9/secret/{asked}") == asked
+    assert question_in("") == ""
     for wrong in ("http://127.0.0.1:9/secret/", "x#y=1", "#model"):
         with pytest.raises(InputError, match="no address of the page"):
-            _question_in(wrong)
-    assert "\x1b" not in _question_in("#model=\x1b[31m")
+            question_in(wrong)
+    assert "\x1b" not in question_in("#model=\x1b[31m")
+
+
+def test_a_notebook_shows_it_and_asks(runs: Path) -> None:
+    page = ui(runs=runs, model="llama3-8b", cluster="dgx-h100", gpus=8)
+    assert page.address.endswith("/#model=llama3-8b&cluster=dgx-h100&gpus=8")
+    assert f'src="{page.address.replace("&", "&amp;")}"' in page._repr_html_()
+    again = ui(runs=runs, sent="http://127.0.0.1:9/x/#model=gpt2")
+    base, _, question = again.address.partition("#")
+    assert (base, question) == (page.address.partition("#")[0], "model=gpt2")
+    with urlopen(base) as reply:
+        assert "frame-ancestors 'self' http://localhost:*" in reply.headers["Content-Security-Policy"]
+        assert b"<script>" in reply.read()
+    with urlopen(
+        Request(f"{base}plan", json.dumps(QUESTION).encode(), {"Content-Type": "application/json"})
+    ) as reply:
+        assert "error" not in json.loads(reply.read())
+    with pytest.raises(InputError, match="modle"):
+        ui(modle="gpt2")
+
+
+def test_no_other_page_frames_the_one_of_the_terminal(server: LocalServer) -> None:
+    with urlopen(server.address) as reply:
+        assert "frame-ancestors 'self';" in reply.headers["Content-Security-Policy"]

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
 from support.in_process_cli import phalanx as command
 
 import phalanx
-from phalanx.planning.expense.expense import expense_of
+from phalanx.planning.expense.expense import Expense, expense_of, over, within
 from phalanx.planning.expense.rates import CHIP_RATES, FIGURES, PROVIDERS, rates_on, read_rates
 from phalanx.spec.errors import InputError
 
@@ -101,7 +102,7 @@ def test_questions_have_the_same_keys(tmp_path: Path) -> None:
     line = "tp=8,zero=1"
     p = phalanx.predict(**_ASK, strategy=line)
     assert p.expense is not None
-    keys = {"of", "gpu_hours", "money", "energy_kwh", "carbon_kg"}
+    keys = {field.name for field in fields(Expense)}
     compared = phalanx.compare(line, "tp=4", **_ASK).to_dict()["sides"][0]
     planned = phalanx.plan(**_ASK, strategy=line).to_dict()["best"]
     for found in (p.to_dict(), compared, planned):
@@ -117,10 +118,40 @@ def test_tokens_are_priced_and_asserted(tmp_path: Path) -> None:
     asked = (*_LINE, "--strategy", "tp=8,zero=1", "--tokens", "300B", "--rates", "grid=SWE")
     code, out, err = command(tmp_path, "predict", *asked, "--assert", "money<1USD, energy<20MWh, carbon<1t")
     assert code == 1
-    assert err.splitlines() == ["failed: money<1USD: expense.money is 3.482e+04"]
+    assert err.splitlines() == ["failed: money<1USD: expense.money is 3.482e+04 (3.134e+04 to 4.213e+04 likely)"]
     assert "300B tokens: " in out
     assert "Our World in Data" in out
     code, _, err = command(tmp_path, "predict", *asked, "--assert", "energy<3min")
+    assert (code, err.count("\n")) == (2, 1)
+
+
+def test_an_interval_of_time_is_one_of_money() -> None:
+    p = phalanx.predict(**_ASK, strategy="tp=8,zero=1")
+    assert p.expense is not None
+    assert p.step_time_low_s is not None
+    low = p.step_time_low_s / p.step_time_s
+    assert p.expense.money_low == pytest.approx(low * (p.expense.money or 0))
+    assert p.expense.carbon_low_kg == pytest.approx(low * (p.expense.carbon_kg or 0))
+    hour = expense_of("an hour", 8, rates_on(_H100), {"training": 8.0})
+    assert over(hour, "a day", 24) == expense_of("a day", 192, rates_on(_H100), {"training": 192.0})
+    unknown = within(expense_of("an hour", 8, rates_on("MI300X-192GB"), {}), 0.5, 2)
+    assert (unknown.money_low is None, unknown.energy_low_kwh) == (unknown.money is None, None)
+
+
+def test_a_job_has_its_expense(tmp_path: Path) -> None:
+    job = """model.preset = "llama3-8b"
+    cluster = { preset = "dgx-h100", nodes = 2 }
+    job = { global_batch = 64, seq = 8192, precision = { compute = "bfloat16" } }
+    strategy = { dp = 2, tp = 8 }"""
+    (tmp_path / "job.toml").write_text(job)
+    words = ("plan", "job.toml", "--rates", "price=2,grid=SWE", "--json")
+    code, out, err = command(tmp_path, *words, "--assert", "money<1USD, carbon<1kg")
+    assert code == 0, err
+    answer = json.loads(out)
+    hours = 1e6 / answer["alternatives"][0]["tokens_per_s"] / 3600 * 16
+    assert answer["expense"]["money"] == pytest.approx(2 * hours)
+    assert answer["expense"]["energy_kwh"] > 0
+    code, _, err = command(tmp_path, "plan", "job.toml", "--rates", "prize=2")
     assert (code, err.count("\n")) == (2, 1)
 
 

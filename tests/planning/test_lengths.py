@@ -14,11 +14,11 @@ from support.in_process_cli import error_of, phalanx
 
 from phalanx.cost.ledger.pipeline_formulas import rounds
 from phalanx.planning.lengths.distribution import parse_lengths
-from phalanx.planning.lengths.packing import deal, first_fit
 from phalanx.planning.lengths.steps import UnevenSteps
 from phalanx.planning.lookup import cluster_named, model_named, pricing_by_gpus
 from phalanx.planning.search.column_pricing import Pricing
 from phalanx.planning.search.refine import refined
+from phalanx.schedule.packing import deal, first_fit
 from phalanx.schedule.pipeline.given_layout import listed
 from phalanx.spec.strategy.spec import Strategy
 

@@ -53,7 +53,7 @@ def test_ranks_share_a_sequence(ring: int, ulysses: int, chunk: int, separate: b
     batch = np.random.default_rng(seq).integers(100, size=(2, 3, seq + 1) if separate else (3, seq + 1))
     for p in parts:
         cut = p.cut(torch.from_numpy(batch)).numpy() if tensors else p.cut(batch)
-        assert cut.shape == p.shape(3, separate)
+        assert cut.shape == p.shape(3, 1 + separate)
         if not p.parallel:
             assert cut is batch or tensors
             continue

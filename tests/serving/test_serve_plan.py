@@ -12,6 +12,7 @@ from support.in_process_cli import error_of, json_of, phalanx, text_of
 
 from phalanx import serve_plan
 from phalanx.serving import plan_file
+from phalanx.spec.errors import InputError
 
 _ASK = ["--model", "llama3-8b", "--cluster", "dgx-h100", "--gpus", "2", "--input", "1000", "--output", "100"]
 
@@ -68,6 +69,18 @@ def test_limits_loads_and_objectives_change_the_answer(tmp_path: Path) -> None:
     plain, speculating, reusing = best(*of_16), best(*of_16, "--speculate", "3:0.8"), best(*of_16, "--reuse", "0.9")
     assert speculating["tpot"]["p50"] < plain["tpot"]["p50"]  # type: ignore[index]
     assert reusing["ttft"]["p50"] < plain["ttft"]["p50"]  # type: ignore[index]
+
+
+def test_energy_is_an_objective() -> None:
+    """Workers that only decode draw less: more GPUs may take less energy than fewer."""
+    ask = {"model": "llama3-8b", "cluster": "dgx-h100", "gpus": 64, "input": 4000, "output": 500, "rate": 30.0}
+    found = {o: serve_plan(**ask, ttft="1s", tpot="30ms", objective=o) for o in ("cost", "energy", "carbon")}
+    cost, energy = found["cost"], found["energy"]
+    assert cost.gpus < energy.gpus
+    assert (cost.expense.energy_kwh or 0) > (energy.expense.energy_kwh or 0)
+    assert found["carbon"].best == energy.best
+    with pytest.raises(InputError, match="watts"):
+        serve_plan(**ask | {"cluster": "mi300x"}, objective="energy")
 
 
 def test_a_benchmark_is_answered_whatever_its_rate(tmp_path: Path) -> None:

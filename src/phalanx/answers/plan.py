@@ -18,6 +18,8 @@ from phalanx.measure.this_machine import default_ranks, local_cluster
 from phalanx.planning.auto import stage_split, transport
 from phalanx.planning.auto.bucket_size import GIVEN, has_buckets
 from phalanx.planning.auto.transport import allowed
+from phalanx.planning.expense.expense import A_MILLION, Expense, expense_of
+from phalanx.planning.expense.rates import ExpenseRates, rates_on, read_rates
 from phalanx.planning.lookup import calibration_of
 from phalanx.planning.search.best_first import STACK, Candidate, SearchResult, price, search
 from phalanx.planning.search.column_pricing import Pricing
@@ -89,12 +91,19 @@ class JobPlan(Answer):
     collectives: tuple[Mapping[str, Any], ...]
     alternatives: tuple[JobCandidate, ...]
     """Fastest first, the best among them."""
+    expense: Expense
+    """Of a million tokens with the best."""
+    rates: ExpenseRates
+    """Of its money, energy and carbon, with their sources."""
     plan: Plan = field(repr=False, compare=False, metadata=DRAWN)
 
 
-def job_plan(d: Decision) -> JobPlan:
-    """Return a decision as the answer of `phalanx plan JOB.toml`."""
-    search, job = d.searched, d.plan.job
+def job_plan(d: Decision, line: str | None = None) -> JobPlan:
+    """Return a decision as the answer of `phalanx plan JOB.toml`. `line`: own values of rates (planning/expense).
+    Raises InputError."""
+    search, job, cluster = d.searched, d.plan.job, d.plan.cluster
+    rates, world = rates_on(cluster.device.name, read_rates(line)), d.chosen.strategy.world
+    hours = 1e6 / (job.global_batch * job.seq) * float(d.chosen.prediction.step_time_s) / 3600 * world
     return JobPlan(
         best={"strategy": d.chosen.as_requested, **d.plan.prediction},
         strategies_evaluated=search.legal if search else 1,
@@ -117,6 +126,8 @@ def job_plan(d: Decision) -> JobPlan:
             )
             for c in d.candidates
         ),
+        expense=expense_of(A_MILLION, hours, rates, {"training": hours}, world > cluster.ranks_per_node),
+        rates=rates,
         plan=d.plan,
     )
 

@@ -12,7 +12,7 @@ from phalanx.answers.question.query import QueryFields, Source, query_of
 from phalanx.answers.question.question import Premises, Question, read
 from phalanx.cost.analytic.compression import Payment
 from phalanx.cost.analytic.estimate import Estimate, compression_payment
-from phalanx.planning.expense.expense import Expense
+from phalanx.planning.expense.expense import Expense, within
 from phalanx.planning.expense.rates import ExpenseRates
 from phalanx.planning.explain.exact import ExactExplanation
 from phalanx.planning.lengths.distribution import WAYS, parse_lengths
@@ -126,7 +126,10 @@ def with_expense(
     """Predict what a step takes and what tokens cost. Raises InputError."""
     rates = rates_of(q, line)
     p = prediction_of(q, lengths)
-    return replace(p, expense=expense(q, p.tokens_per_s, rates, tokens), rates=rates)
+    cost = expense(q, p.tokens_per_s, rates, tokens)
+    if p.step_time_low_s is not None and p.step_time_high_s is not None:
+        cost = within(cost, p.step_time_low_s / p.step_time_s, p.step_time_high_s / p.step_time_s)
+    return replace(p, expense=cost, rates=rates)
 
 
 def prediction_of(question: Question, lengths: str | None = None) -> Prediction:

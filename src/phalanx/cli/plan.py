@@ -113,6 +113,7 @@ def plan_job(
     overrides: list[str] | None = None,
     more: bool = False,
     calibration: Path | None = None,
+    rates: str | None = None,
     out: Path = Path("plan.json"),
 ) -> None:
     """Find the fastest strategy for a JOB.toml on its own cluster, priced exactly as our own runtime runs it.
@@ -120,17 +121,19 @@ def plan_job(
     --more: Show which transport and algorithm serve which collective.
     """
     from phalanx.answers.plan import decide, job_plan, with_strategy
+    from phalanx.planning.expense.rates import read_rates
     from phalanx.spec.files import job_file
     from phalanx.spec.files import plan as plans
 
     require_writable("--out", out)
+    read_rates(rates)
     file = with_strategy(job_file.load(job, overrides or ()), strategy)
     show_notes(file.notes)
     decision = decide(file, announce=announce, calibration=calibration)
     if not decision.chosen.reason:
         plans.write(decision.plan, out)
         announce(f"plan: {out}")
-    output.show(job_plan(decision), choices=more)
+    output.show(job_plan(decision, rates), choices=more)
 
 
 @command

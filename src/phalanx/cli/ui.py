@@ -10,26 +10,6 @@ import typer
 from phalanx.cli.terminal import announce, exit_on_error
 
 
-def _question_in(address: str) -> str:
-    """Return the part of an address that holds the question, # included, as the page writes it; "" for none. Raises
-    InputError."""
-    from urllib.parse import parse_qsl, urlencode
-
-    from phalanx.spec.errors import InputError
-
-    if not address:
-        return ""
-    given = parse_qsl(address.partition("#")[2])
-    if not given or not {name for name, _ in given} <= set(_ASKED):
-        raise InputError(
-            "sent", address, "is no address of the page with a question", "copy it whole, with its # part"
-        )
-    return f"#{urlencode(given)}"
-
-
-_ASKED = ("model", "cluster", "stack", "gpus", "batch", "seq", "where", "headroom")
-
-
 def ui(
     port: Annotated[int, typer.Option("--port", min=0, max=65535, help="Port on 127.0.0.1; 0 takes a free one.")] = 0,
     runs: Annotated[Path, typer.Option("--runs", metavar="DIR", help="Folder whose runs are shown.")] = Path("runs"),
@@ -43,10 +23,12 @@ def ui(
     sent the whole address asks the same here with --sent. Ctrl-C ends it.
     """
     with exit_on_error(speaks=True):
+        from phalanx.report.local_page.notebook import question_in
         from phalanx.report.local_page.server import LocalServer
 
+        question = question_in(sent)
         server = LocalServer(port, runs)
-        print(f"{server.address}{_question_in(sent)}", flush=True)
+        print(f"{server.address}{question}", flush=True)
         announce("open it in a browser of this machine; Ctrl-C ends it")
         try:
             server.serve_forever()

@@ -219,6 +219,9 @@ class Head(nn.Module):
     """Final norm and projection to the vocabulary: logits (batch, seq, vocab); with targets, the summed
     cross-entropy."""
 
+    masked = False
+    """Whether targets may be negative: such tokens have none."""
+
     def __init__(self, spec: ModelSpec, tied: Tensor | None, tp: TensorParallel | None = None) -> None:
         super().__init__()
         self.tp = tp
@@ -237,21 +240,23 @@ class Head(nn.Module):
                 slices = int(slices_over_ranks(targets.numel(), rows, hidden, x.element_size()))
                 if slices > 1:
                     own = normed.view(-1, x.shape[-1])
-                    return vocab_parallel.linear_cross_entropy(self.tp, own, weight, targets.reshape(-1), slices)
+                    to = targets.reshape(-1)
+                    return vocab_parallel.linear_cross_entropy(self.tp, own, weight, to, slices, self.masked)
             (logits,) = tensor.columns(self.tp, "head", normed, (self.linear,))
             if targets is None:
                 return logits
-            return vocab_parallel.cross_entropy(self.tp, logits.view(-1, logits.shape[-1]), targets.reshape(-1))
+            flat = logits.view(-1, logits.shape[-1])
+            return vocab_parallel.cross_entropy(self.tp, flat, targets.reshape(-1), self.masked)
         x = self.norm(x)
         weight = self.linear.weight
         if targets is not None and not deferred_weight_grads.split(weight):
             x, tokens = x.view(-1, x.shape[-1]), targets.reshape(-1)
             if sliced(len(x), len(weight), x.shape[-1], x.element_size()):
-                return functional.linear_cross_entropy(x, weight, tokens)
+                return functional.linear_cross_entropy(x, weight, tokens, self.masked)
         logits = recompute.linear(self.linear, x)  # (batch, seq, vocab)
         if targets is None:
             return logits
-        return functional.cross_entropy(logits.view(-1, logits.shape[-1]), targets.reshape(-1))
+        return functional.cross_entropy(logits.view(-1, logits.shape[-1]), targets.reshape(-1), self.masked)
 
 
 class Decoder(nn.Module):

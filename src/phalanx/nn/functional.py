@@ -265,7 +265,7 @@ def rows_at_once(logits: Tensor) -> int:
 
 class _LinearCrossEntropy(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
+    def forward(ctx: Any, x: Tensor, weight: Tensor, targets: Tensor, masked: bool) -> Tensor:
         wide, gradient = accumulate_dtype(x.dtype), any(ctx.needs_input_grad[:2])
         loss = torch.zeros((), dtype=wide, device=x.device)
         d_x = torch.empty_like(x) if gradient else x
@@ -275,7 +275,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
         for low in range(0, len(x), rows):
             here = slice(low, low + rows)
             d_logits = torch.mm(x[here], weight.t())  # (rows, vocab), of the logits first
-            loss += _softmax_minus_onehot(d_logits, targets[here].unsqueeze(-1), wide, gradient)
+            loss += _softmax_minus_onehot(d_logits, targets[here].unsqueeze(-1), wide, gradient, masked)
             if gradient:
                 torch.mm(d_logits, weight, out=d_x[here])
                 add_product(d_weight, d_logits.t(), x[here], low == 0)
@@ -286,9 +286,9 @@ class _LinearCrossEntropy(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, g: Tensor) -> tuple[Tensor, Tensor, None]:
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor, Tensor, None, None]:
         d_x, d_weight = ctx.saved_tensors
-        return d_x.mul_(g), d_weight.mul_(g).to(d_x.dtype), None
+        return d_x.mul_(g), d_weight.mul_(g).to(d_x.dtype), None, None
 
 
 def add_product(total: Tensor, a: Tensor, b: Tensor, first: bool) -> None:
@@ -308,52 +308,63 @@ def add_product(total: Tensor, a: Tensor, b: Tensor, first: bool) -> None:
         torch.addmm(total, a, b, out=total)
 
 
-def linear_cross_entropy(x: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
+def linear_cross_entropy(x: Tensor, weight: Tensor, targets: Tensor, masked: bool = False) -> Tensor:
     """cross_entropy(x weightᵀ, targets), holding only a slice of the logits at a time. Keeps the gradients of x, and
     of the weight in fp32 (fp64 in fp64 runs): schedule/layers/head.py. Allows one backward pass only.
 
     x: (tokens, hidden); weight: (vocab, hidden); targets: (tokens,) int64.
     """
-    return _LinearCrossEntropy.apply(x, weight, targets)  # type: ignore[no-any-return]
+    return _LinearCrossEntropy.apply(x, weight, targets, masked)  # type: ignore[no-any-return]
 
 
 class _CrossEntropy(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, logits: Tensor, targets: Tensor) -> Tensor:
+    def forward(ctx: Any, logits: Tensor, targets: Tensor, masked: bool) -> Tensor:
         wide = accumulate_dtype(logits.dtype)
         loss = torch.zeros((), dtype=wide, device=logits.device)
         rows = rows_at_once(logits)
         for low in host_values.rounds(range(0, len(logits), rows)):
             part, chosen = logits[low : low + rows], targets[low : low + rows].unsqueeze(-1)
-            loss += _softmax_minus_onehot(part, chosen, wide, ctx.needs_input_grad[0])
+            loss += _softmax_minus_onehot(part, chosen, wide, ctx.needs_input_grad[0], masked)
         if ctx.needs_input_grad[0]:
             ctx.save_for_backward(logits)
         return loss
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, g: Tensor) -> tuple[Tensor, None]:
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor, None, None]:
         (d_logits,) = ctx.saved_tensors
-        return d_logits.mul_(g), None
+        return d_logits.mul_(g), None, None
 
 
-def _softmax_minus_onehot(logits: Tensor, index: Tensor, wide: torch.dtype, gradient: bool) -> Tensor:
-    """Return the summed loss of logits (rows, vocab); with `gradient`, overwrite the logits with its gradient."""
+def _softmax_minus_onehot(logits: Tensor, index: Tensor, wide: torch.dtype, gradient: bool, masked: bool) -> Tensor:
+    """Return the summed loss of logits (rows, vocab); with `gradient`, overwrite the logits with its gradient.
+    `masked`: rows whose index is negative have no target."""
+    without = index < 0 if masked else None
+    index = index if without is None else index.clamp(min=0)
     z = logits if logits.dtype == wide else logits.to(wide)
     z.sub_(z.amax(-1, keepdim=True))
     chosen = z.gather(-1, index)
     total = z.exp_().sum(-1, keepdim=True)
     if gradient:
-        z.div_(total).scatter_add_(-1, index, torch.full_like(chosen, -1))
+        ones = torch.full_like(chosen, -1)
+        if without is None:
+            z.div_(total)
+        else:
+            ones.masked_fill_(without, 0)
+            z.div_(total.masked_fill(without, torch.inf))
+        z.scatter_add_(-1, index, ones)
         if z is not logits:
             logits.copy_(z)
-    return (total.log_() - chosen).sum()
+    losses = total.log_() - chosen
+    return (losses if without is None else losses.masked_fill_(without, 0)).sum()
 
 
-def cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
+def cross_entropy(logits: Tensor, targets: Tensor, masked: bool = False) -> Tensor:
     """-Σ log softmax(logits)[target] over all tokens, in fp32 (fp64 in fp64 runs).
 
     logits: (tokens, vocab), OVERWRITTEN by softmax - onehot, the gradient, so that one buffer of that size serves
-    forward and backward. Allows one backward pass only. targets: (tokens,) int64.
+    forward and backward. Allows one backward pass only. targets: (tokens,) int64; with `masked`, tokens
+    with a negative one have none.
     """
-    return _CrossEntropy.apply(logits, targets)  # type: ignore[no-any-return]
+    return _CrossEntropy.apply(logits, targets, masked)  # type: ignore[no-any-return]

@@ -92,22 +92,22 @@ def embedding(tp: TensorParallel, tokens: Tensor, weight: Tensor) -> Tensor:
 
 class _CrossEntropy(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, tp: TensorParallel, logits: Tensor, targets: Tensor) -> Tensor:
-        loss = _loss(tp, logits, targets, ctx.needs_input_grad[1])
+    def forward(ctx: Any, tp: TensorParallel, logits: Tensor, targets: Tensor, masked: bool) -> Tensor:
+        loss = _loss(tp, logits, targets, ctx.needs_input_grad[1], masked)
         if ctx.needs_input_grad[1]:
             ctx.save_for_backward(logits)
         return loss
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, g: Tensor) -> tuple[None, Tensor, None]:
+    def backward(ctx: Any, g: Tensor) -> tuple[None, Tensor, None, None]:
         (d_logits,) = ctx.saved_tensors
-        return None, d_logits.mul_(g), None
+        return None, d_logits.mul_(g), None, None
 
 
-def _loss(tp: TensorParallel, logits: Tensor, targets: Tensor, gradient: bool) -> Tensor:
+def _loss(tp: TensorParallel, logits: Tensor, targets: Tensor, gradient: bool, masked: bool) -> Tensor:
     """Return the summed loss of logits (tokens, rows of this rank); with `gradient`, overwrite them by its
-    gradient."""
+    gradient. `masked`: tokens whose target is negative have none."""
     wide = accumulate_dtype(logits.dtype)
     if tp.split.tokens < logits.shape[1]:
         logits[:, tp.split.tokens :] = -math.inf  # padding of the vocabulary
@@ -122,12 +122,15 @@ def _loss(tp: TensorParallel, logits: Tensor, targets: Tensor, gradient: bool) -
     sums[1].masked_fill_(elsewhere, 0)
     tp.all_reduce(sums, "head", "F").wait()
     total, chosen = sums.unbind()
+    without = targets < 0 if masked else None
     if gradient:
+        norm = total if without is None else total.masked_fill(without, math.inf)
         ones = elsewhere.logical_not_().to(logits.dtype).neg_()
         for here in host_values.rounds(slices):
-            _softmax(logits[here], top[here], total[here])
+            _softmax(logits[here], top[here], norm[here])
             logits[here].scatter_add_(-1, index[here].unsqueeze(-1), ones[here].unsqueeze(-1))
-    return (total.log_() - chosen).sum()
+    losses = total.log_() - chosen
+    return (losses if without is None else losses.masked_fill_(without, 0)).sum()
 
 
 def _shifted(logits: Tensor, top: Tensor) -> Tensor:
@@ -151,18 +154,20 @@ def _softmax(logits: Tensor, top: Tensor, total: Tensor) -> None:
         logits.copy_(_shifted(logits, top).exp_().div_(total.unsqueeze(-1)))
 
 
-def cross_entropy(tp: TensorParallel, logits: Tensor, targets: Tensor) -> Tensor:
+def cross_entropy(tp: TensorParallel, logits: Tensor, targets: Tensor, masked: bool = False) -> Tensor:
     """-Σ log softmax(logits)[target] over all tokens, the same on every rank, as functional.cross_entropy.
 
     Two all-reduces: of each token's largest logit; of its sum of exponentials and its target's logit. logits:
     (tokens, rows of this rank), OVERWRITTEN by the gradient. targets: (tokens,) int64, of the full vocabulary.
     """
-    return _CrossEntropy.apply(tp, logits, targets)  # type: ignore[no-any-return]
+    return _CrossEntropy.apply(tp, logits, targets, masked)  # type: ignore[no-any-return]
 
 
 class _LinearCrossEntropy(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, tp: TensorParallel, x: Tensor, weight: Tensor, targets: Tensor, slices: int) -> Tensor:
+    def forward(
+        ctx: Any, tp: TensorParallel, x: Tensor, weight: Tensor, targets: Tensor, slices: int, masked: bool
+    ) -> Tensor:
         wide, gradient = accumulate_dtype(x.dtype), any(ctx.needs_input_grad[1:3])
         every, arriving = (x, []) if tp.rows is None else tp.rows.gather(x, "head", "F")
         size = len(every) // max(1, len(arriving))  # tokens of a handle
@@ -177,7 +182,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
             while arriving and low + rows > len(every) - size * len(arriving):
                 arriving.pop(0).wait()
             d_logits = torch.mm(every[here], weight.t())  # (rows, rows of this rank), of the logits first
-            loss += _loss(tp, d_logits, targets[here], gradient)
+            loss += _loss(tp, d_logits, targets[here], gradient, masked)
             if gradient:
                 torch.mm(d_logits, weight, out=d_x[here])
                 add_product(d_weight, d_logits.t(), every[here], low == 0)
@@ -189,7 +194,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, g: Tensor) -> tuple[None, Tensor, Tensor, None, None]:
+    def backward(ctx: Any, g: Tensor) -> tuple[None, Tensor, Tensor, None, None, None]:
         d_x, d_weight = ctx.saved_tensors
         rows: RankRows | None = ctx.rows
         if rows is None:
@@ -200,10 +205,12 @@ class _LinearCrossEntropy(torch.autograd.Function):
         d_weight = d_weight.mul_(g).to(d_x.dtype)  # meanwhile
         for handle in underway:
             handle.wait()
-        return None, d_x, d_weight, None, None
+        return None, d_x, d_weight, None, None, None
 
 
-def linear_cross_entropy(tp: TensorParallel, x: Tensor, weight: Tensor, targets: Tensor, slices: int) -> Tensor:
+def linear_cross_entropy(
+    tp: TensorParallel, x: Tensor, weight: Tensor, targets: Tensor, slices: int, masked: bool = False
+) -> Tensor:
     """cross_entropy(tp, x weightᵀ, targets), holding only one of `slices` equal slices of the logits at a time; each
     slice has two all-reduces. Keeps this rank's terms of the gradient of x, of all tokens, and the gradient of the
     weight in fp32 (fp64 in fp64 runs); the backward pass adds up the terms, in an all-reduce, or with sequence
@@ -212,7 +219,7 @@ def linear_cross_entropy(tp: TensorParallel, x: Tensor, weight: Tensor, targets:
     x: (tokens, hidden), with sequence parallelism this rank's; weight: (rows of this rank, hidden); targets:
     (tokens,) int64, of the full vocabulary.
     """
-    return _LinearCrossEntropy.apply(tp, x, weight, targets, slices)  # type: ignore[no-any-return]
+    return _LinearCrossEntropy.apply(tp, x, weight, targets, slices, masked)  # type: ignore[no-any-return]
 
 
 def gathered(tp: TensorParallel, logits: Tensor) -> Tensor:

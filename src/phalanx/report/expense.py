@@ -9,8 +9,15 @@ from phalanx.planning.tables.table import Sheet, columns
 
 def in_words(e: Expense, rates: ExpenseRates) -> str:
     """Write what something costs, as far as it is known: `12 (at 3 a GPU-hour), 4.9 MWh, 2.3 t CO2e`."""
-    money = "" if e.money is None else f"{number(e.money)} (at {rates.price:g} a GPU-hour)"
+    money = "" if e.money is None else f"{number(e.money)} (at {rates.price:g} a GPU-hour{_likely(e)})"
     return ", ".join(filter(None, (money, energy(e), carbon(e)))) or "no published price or power of this chip"
+
+
+def _likely(e: Expense) -> str:
+    """Write the interval of money; "" where none is known."""
+    if e.money_low is None or e.money_high is None:
+        return ""
+    return f"; {number(e.money_low)} to {number(e.money_high)} likely"
 
 
 def number(value: float) -> str:

@@ -258,6 +258,8 @@ def job_plan(p: JobPlan, choices: bool = False, rows: int = 10) -> View:
     parts += [_searched(p)] if p.worlds else []
     if p.bucket and p.bucket["reason"] != GIVEN:
         parts.append(f"buckets of {write_bytes(p.bucket['bytes'])}: {p.bucket['reason']}")
+    if p.expense.money is not None or p.expense.energy_kwh is not None:
+        parts.append(f"{p.expense.of}: {in_words(p.expense, p.rates)}")
     if p.chunks:
         parts.append(f"chunks: {p.chunks['reason']}; imbalance {p.chunks['imbalance']:.1%}")
         parts.append(chunk_table(p.chunks["chunks"]))

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from phalanx.answers.answer import DRAWN, Answer
-from phalanx.planning.expense.expense import A_MILLION, Expense, expense_of
+from phalanx.planning.expense.expense import A_MILLION, Expense, over
 from phalanx.planning.expense.rates import ExpenseRates
 from phalanx.serving.cost.layout import ServingLayout
 from phalanx.serving.cost.roofline import ServingPrice
@@ -131,8 +131,8 @@ def serve_plan(
         engine=q.engine.name,
         objective=q.objective,
         **_figures(searched.best, q),
-        expense=expense(query, searched.best),
-        rates=query.rates,
+        expense=expense(q, searched.best),
+        rates=q.rates,
         limits=_limits(q),
         kv_bytes_per_token=per_token,
         state_bytes_per_request=state,
@@ -177,15 +177,9 @@ def _request(fields: Mapping[str, Any]) -> ServingRequest:
     return ServingRequest(**fields)
 
 
-def expense(query: NamedQuestion, c: ServingCandidate) -> Expense:
-    """Return what a million generated tokens cost. Workers that only decode draw less."""
-    node = query.question.cluster.ranks_per_node
-    hours = {"serving": 0.0, "decode": 0.0}
-    for g in c.groups:
-        phase = "decode" if g.role == "decode" else "serving"
-        hours[phase] += g.count * g.layout.gpus * 1e6 / c.tokens_per_s / 3600
-    apart = len(c.groups) > 1 or any(g.layout.gpus > node for g in c.groups)
-    return expense_of(f"{A_MILLION} generated", sum(hours.values()), query.rates, hours, apart)
+def expense(q: ServingQuestion, c: ServingCandidate) -> Expense:
+    """Return what a million generated tokens cost."""
+    return over(c.expense(q), f"{A_MILLION} generated", 1e6 / c.tokens_per_s / 3600)
 
 
 def cache_of(answered: ServingAnswer) -> tuple[float, float, int]:
@@ -235,7 +229,7 @@ def as_plan(query: NamedQuestion, c: ServingCandidate) -> ServingPlan:
         "tokens_per_s_per_user": 1 / c.outcome.tpot.p50 if c.outcome.tpot.p50 else None,
         "steady": asdict(c.steady),
         "origin": "simulated on estimated prices of steps",
-        "expense": asdict(expense(query, c)),
+        "expense": asdict(expense(q, c)),
     }
     return ServingPlan(
         model_name=query.model_name,

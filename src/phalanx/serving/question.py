@@ -10,7 +10,7 @@ from typing import cast
 
 from phalanx.cost.analytic.chips import chip_name
 from phalanx.planning import lookup as questions
-from phalanx.planning.expense.rates import ExpenseRates, rates_on, read_rates
+from phalanx.planning.expense.rates import rates_on, read_rates, require_counted
 from phalanx.serving.cost.adapters import HOST_BYTES_PER_S, adapter_bytes
 from phalanx.serving.cost.layout import ServingLayout
 from phalanx.serving.cost.roofline import LARGE_EP, LargeEp, ServingPrice, memory_share
@@ -139,7 +139,6 @@ class NamedQuestion:
     cluster_name: str
     trace: str
     layout: ServingLayout | None
-    rates: ExpenseRates
     notes: tuple[str, ...]
 
 
@@ -271,6 +270,8 @@ def ask(request: ServingRequest) -> NamedQuestion:
     # What comes all at once is a closed loop of as many users as may be under way.
     at_once = request.rate == math.inf
     concurrency = request.concurrency or ((request.requests or 0) if at_once else 0)
+    rates = rates_on(described.device.name, read_rates(request.rates, request.price), ("serving", "decode"))
+    require_counted(rates, request.objective)
     q = ServingQuestion(
         model=spec,
         cluster=described,
@@ -307,8 +308,8 @@ def ask(request: ServingRequest) -> NamedQuestion:
         adapter_load_s=adapter_bytes(spec) / HOST_BYTES_PER_S,
         requests=request.requests or 0,
         seed=request.seed,
+        rates=rates,
     )
     reuse = (row.state_reuse,) if request.reuse and shape_of(spec).state else ()
     notes = (*named_notes, *load.notes, *reuse)
-    rates = rates_on(described.device.name, read_rates(request.rates, request.price), ("serving", "decode"))
-    return NamedQuestion(q, request.model, request.cluster, str(request.trace or ""), fixed, rates, notes)
+    return NamedQuestion(q, request.model, request.cluster, str(request.trace or ""), fixed, notes)

@@ -52,8 +52,8 @@ OPTIONS = """
 --deadline 20s: Limit of a whole request, to its last token.
 --survive '1 node'|'2 gpus'|'1 copy': What may be lost: the others keep the limits and the load.
 --percentile 50|90|99: Percent of requests that stay under the limits.
---objective throughput|latency|cost: Most tokens/s; shortest time of a request; or most tokens/s per GPU, which
-    may leave GPUs out.
+--objective throughput|latency|cost|energy|carbon: Most tokens/s; shortest time of a request; or most tokens per
+    GPU-hour, kWh or kg CO2e, which may leave GPUs out.
 --engine vllm|sglang|trtllm: Engine that serves.
 --weights bf16,fp8,int4,nvfp4: Types of weights to try; auto: bf16, fp8.
 cache --kv bf16|fp8: Type of the KV cache.

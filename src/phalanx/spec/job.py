@@ -99,12 +99,26 @@ class Job:
     """The update of replicas that take steps alone; has no effect without strategy.local."""
     clip: Annotated[float, Range(0, 1e30)] = 1.0
     """The largest global gradient norm; larger gradients are scaled down to it. 0: no clipping."""
-    documents: Literal["packed", "separate"] = "packed"
+    documents: Literal["packed", "separate", "whole", "balanced", "padded"] = "packed"
     """Treatment of the documents in a sequence. packed: as one text. separate: attention stays inside a document and
-    positions restart with each. The loss counts every target either way, also the first token of a document."""
+    positions restart with each. The loss counts every target either way, also the first token of a document. whole:
+    as separate, but sequences hold whole documents, as many as fit, and padding; the loss counts targets inside
+    documents. balanced: these, dealt so that ranks and micro-batches that meet have as much attention. padded: one
+    document a sequence."""
 
     def __post_init__(self) -> None:
         require_ranges(self, "job")
+
+    @property
+    def separate(self) -> bool:
+        """Whether attention stays inside documents."""
+        return self.documents != "packed"
+
+    @property
+    def batch_rows(self) -> int:
+        """Numbers of a batch for each token: its id, with separate documents its place in one, and with whole ones
+        the id as a target, or -1."""
+        return {"packed": 1, "separate": 2}.get(self.documents, 3)
 
     @property
     def outer_bytes(self) -> int:

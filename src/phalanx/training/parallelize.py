@@ -131,7 +131,7 @@ def split_layers(view: RankView, comm: Comm, balanced: bool) -> Layers:
     """Split this rank's pipeline stage of a model over tp, cp, ep and etp."""
     inner, strategy, experts = LayerComm(comm), view.strategy, view.local.experts
     tp = TensorParallel(inner, view.split, view.job.precision.gathers_narrow) if strategy.tp > 1 else None
-    cp = ContextParallel(inner, view.context, view.job.documents == "packed") if strategy.cp > 1 else None
+    cp = ContextParallel(inner, view.context, not view.job.separate) if strategy.cp > 1 else None
     ep = ExpertParallel(inner, experts, strategy.ep, strategy.etp, balanced) if experts else None
     return Layers(view, inner, tp, cp, ep, SequenceTokens(inner, tp, view.context))
 
@@ -154,7 +154,9 @@ def place(layers: Layers, weights: Weights | None) -> Decoder:
     )
     if (operands := job.precision.operands) is not None:
         narrow_products(model.blocks, operands, but=("router",))
-    if job.documents == "packed":
+    if hasattr(model, "head"):
+        model.head.masked = job.batch_rows == 3
+    if not job.separate:
         model.prepare(job.seq)
     if local.experts and depends_on_other_tokens(local.experts, strategy):
         layers.tokens.prepare((strategy.micro_batch, view.context.tokens), device)

@@ -36,7 +36,7 @@ from phalanx.spec.files.plan import Plan, write_json
 from phalanx.spec.job import Train
 from phalanx.training import metrics
 from phalanx.training.compiled_blocks import compile_blocks
-from phalanx.training.data import Batches, TokenSet, take, validation_windows
+from phalanx.training.data import TokenSet, batches, take, validation_windows
 from phalanx.training.expert_load import LoadWatch
 from phalanx.training.metrics import Progress
 from phalanx.training.out_of_memory import DeviceMemory, explained
@@ -62,9 +62,7 @@ class Trainer:
         job, train, strategy = plan.job, plan.train, plan.strategy
         self.first = comm.world.rank == 0
         self.replica = comm.mesh.replica(comm.world.rank)
-        self.separate = job.documents == "separate"
-        starts = tokens.training_starts() if self.separate else None
-        self.batches = Batches(tokens.training(), job.seq, job.global_batch, train.seed, starts)
+        self.batches = batches(tokens.training(), tokens.training_starts(), job, train.seed)
         saved = agree_on_newest(folder / "checkpoint", comm) if resume else None
         weights = None
         if train.weights and saved is None:
@@ -319,8 +317,10 @@ class Trainer:
         every = validation_windows(self.tokens.validation(), plan.job.seq, limit)
         starts = every[self.replica :: plan.strategy.dp]
         held_out, size = self.tokens.validation(), plan.strategy.micro_batch
-        documents = self.tokens.validation_starts() if self.separate else None
+        documents = self.tokens.validation_starts() if plan.job.separate else None
         parts = [take(held_out, starts[i : i + size], plan.job.seq, documents) for i in range(0, len(starts), size)]
+        if plan.job.batch_rows == 3:  # every target of these windows counts
+            parts = [np.concatenate([part, part[:1]]) for part in parts]
         parts = [self.training.context.cut(part) for part in parts]
         most = -(-len(every) // plan.strategy.dp)  # of any replica
         passes = -(-most // size)

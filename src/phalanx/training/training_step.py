@@ -326,6 +326,8 @@ class Training:
 
     def _targets(self, batch: Tensor) -> int:
         """The number of target tokens of a micro-batch."""
+        if self.job.batch_rows == 3:
+            return int((batch[1] if self.cp is not None else batch[2, :, 1:]).ge(0).sum())
         return batch.shape[-2] * (self.context.tokens if self.cp is not None else batch.shape[-1] - 1)
 
     def _run(self, batch: Tensor, x: Tensor | None, chunk: int) -> Tensor:
@@ -337,8 +339,9 @@ class Training:
             return self.model(tokens, targets, positions=positions, x=x, chunk=chunk)  # type: ignore[no-any-return]
         if batch.dim() == 2:
             return self.model(batch[:, :-1], batch[:, 1:], x=x, chunk=chunk)  # type: ignore[no-any-return]
-        tokens, positions = batch[:, :, :-1]
-        return self.model(tokens, batch[0, :, 1:], positions=positions, x=x, chunk=chunk)  # type: ignore[no-any-return]
+        tokens, positions = batch[:2, :, :-1]
+        targets = batch[0 if len(batch) == 2 else 2, :, 1:]
+        return self.model(tokens, targets, positions=positions, x=x, chunk=chunk)  # type: ignore[no-any-return]
 
     @torch.no_grad()
     def _update(self, lr: float, skip: Tensor | None = None) -> None:
@@ -380,7 +383,7 @@ class Training:
             # The smallest batch possible; ranks that share sequences, or the stream of a pipeline, need a full row.
             shape: tuple[int, ...] = (1, 2)
             if self.cp is not None or self.strategy.pp > 1 or self.strategy.ep > 1:
-                shape = self.context.shape(1, self.job.documents == "separate")
+                shape = self.context.shape(1, self.job.batch_rows)
             filler = torch.zeros(shape, dtype=torch.int64, device=self.comm.world.device)
             for _ in range(passes - len(batches)):
                 self._evaluate(filler)

@@ -8,6 +8,7 @@ from functools import partial
 import numpy as np
 import pytest
 
+from phalanx.planning.expense.rates import rates_on
 from phalanx.planning.lookup import cluster_named, model_named
 from phalanx.serving.cost.layout import ServingLayout
 from phalanx.serving.cost.roofline import ServingPrice
@@ -32,6 +33,7 @@ _ASK = ServingQuestion(
     100,
     1100,
     "throughput",
+    rates_on(_CLUSTER.device.name, phases=("serving", "decode")),
     1.0,
     0.03,
     90,

@@ -65,14 +65,14 @@ class Outcome(Answer):
 def prepare_data(file: JobFile, announce: Announce) -> TokenSet:
     """Read, encode and cache the tokens of a job, before any rank starts. Raises InputError."""
     from phalanx.training import tensorboard
-    from phalanx.training.data import Batches, prepare, require_documents
+    from phalanx.training.data import batches, prepare, require_documents
 
     if file.train.tensorboard:
         tensorboard.require()
     tokens = prepare(file.train, file.model.vocab, cache_folder(), announce)
-    if file.job.documents == "separate":
-        require_documents(tokens)
-    Batches(tokens.training(), file.job.seq, file.job.global_batch, file.train.seed)
+    if file.job.batch_rows > 1:
+        require_documents(tokens, file.job.documents)
+    batches(tokens.training(), tokens.training_starts(), file.job, file.train.seed)
     return tokens
 
 

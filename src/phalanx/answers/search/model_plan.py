@@ -19,7 +19,6 @@ from phalanx.answers.search.whole_training import (
     cheapest,
     counted,
     expense_on,
-    require_counted,
     require_in_time,
     training_cost,
     uneven_steps_of,
@@ -27,8 +26,8 @@ from phalanx.answers.search.whole_training import (
 from phalanx.answers.search.wishes import FASTEST, Wishes
 from phalanx.planning.budget import Goal
 from phalanx.planning.budget import tokens as token_count
-from phalanx.planning.expense.expense import Expense
-from phalanx.planning.expense.rates import ExpenseRates, rates_on
+from phalanx.planning.expense.expense import Expense, within
+from phalanx.planning.expense.rates import ExpenseRates, rates_on, require_counted
 from phalanx.planning.explain.analytic import AnalyticSubject
 from phalanx.planning.lengths.distribution import parse_lengths
 from phalanx.planning.lengths.steps import UnevenStep
@@ -395,6 +394,6 @@ def _planned(
         terms_s=r.priced.terms,
         memory_terms=r.priced.memory_terms,
         training=training,
-        expense=expense,
+        expense=within(expense, sure.low, sure.high),
         lengths=lengths,
     )

@@ -109,15 +109,6 @@ def counted(expense: Expense, objective: str) -> float:
     return value
 
 
-def require_counted(rates: ExpenseRates, objective: str) -> None:
-    """Require that what an objective counts has a figure. Raises InputError."""
-    known = {"money": rates.price is not None, "energy": bool(rates.watts), "carbon": bool(rates.watts)}
-    if not known.get(objective, True):
-        missing, example = ("price", "2.5") if objective == "money" else ("watts", "980")
-        reason = f"is missing: none is published for this chip, and the objective is {objective}"
-        raise InputError(missing, None, reason, f"say it with rates, e.g. {missing}={example}")
-
-
 def require_in_time(
     goal: Goal, pricing: Pricing, s: Strategy, step_s: float, deadline: float, losses: Losses | None
 ) -> None:

@@ -34,7 +34,7 @@ class Core:
         self.A = self.K * self.sharing
         self.sums = t * spec.heads * wide
         self.widened = queries * wide if self.e < wide else 0
-        separate = job.documents == "separate"
+        separate = job.separate
         self.masked = separate or spec.masked(part.seq)
         self.sequences = t // part.tokens if separate else 1  # with separate masks
         all_windows = {spec.window_of(i) for i in among(spec, spec.held_blocks, Attend)}

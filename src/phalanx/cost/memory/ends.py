@@ -33,12 +33,12 @@ def embed(
     position = 0
     looked_up = core.part.tokens * h * e if core is not None else 0  # rows that are not a slice of the table
     if spec.position == "learned":
-        summed = (core.part.tokens if core is not None else seq) * h * e if job.documents == "packed" else 0
+        summed = (core.part.tokens if core is not None else seq) * h * e if not job.separate else 0
         position = spec.max_seq * h * e + summed
     wider = t * h * DTYPE_BYTES[placed] if DTYPE_BYTES[placed] != e else 0
     parts = None
     if in_parts:
-        rows = (seq if core is None else core.part.tokens) if job.documents == "packed" and not sp else None
+        rows = (seq if core is None else core.part.tokens) if not job.separate and not sp else None
         position_ids = own_tokens * 8 if sp else (rows or 0) * (core is None) * 8
         parts = _embed_parts(spec, t, own_tokens, e, DTYPE_BYTES[placed], tp, sp, id_copies, rows, position_ids)
         if rows is not None and spec.position == "learned":
@@ -58,7 +58,7 @@ def embed(
     # rows of the embedding's gradient are views of the stream's gradient, unless dtypes differ; with tp a copy of
     # them, zero where the row belongs to another rank
     rows_held = np.maximum(wider, stream) + _lookup_bytes(t) if tp > 1 else wider + id_copies
-    summed = (stream + (stream if job.documents == "separate" else looked_up)) * (spec.position == "learned")
+    summed = (stream + (stream if job.separate else looked_up)) * (spec.position == "learned")
     if in_parts:
         position = (rows or 0) * (h * e + wider // t) * (spec.position == "learned")
     kept_ids = 0 if parts is None else position_ids * (spec.position == "learned")

@@ -35,7 +35,7 @@ def documents(
     visible positions in place of masks, and for recurrences the positions of entire sequences. `blocks`: a chunk's
     blocks, which have their own masks; by default all."""
     blocks = spec.held_blocks if blocks is None else blocks
-    if job.documents != "separate":
+    if not job.separate:
         return {}
     attending, scanning, turning = (among(spec, blocks, kind) for kind in (Attend, Scan, Rotary))
     e, last = DTYPE_BYTES[job.precision.compute], {}
@@ -80,7 +80,7 @@ def footprint(
         return (embed if unit == "embed" else head)(spec, tokens, seq, job, placed, tp, sp, core, in_parts)
     e = DTYPE_BYTES[job.precision.compute]
     mask: Column = 0
-    if job.documents == "separate":
+    if job.separate:
         part = core and core.part
         mask = tokens * (part.ulysses * 8 if part else seq * e)
     sizes = PassSizes(

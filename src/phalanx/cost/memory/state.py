@@ -108,7 +108,7 @@ def model_state(view: RankView) -> State:
     elements, pieces = shard_elements, len(parameters(local))
     if sharding.state and view.shard is not None:
         elements, pieces = owned_elements(view, view.shard)
-    separate = job.documents == "separate"
+    separate = job.separate
     context, model = view.context, view.model
     rows = context.tokens if context.parallel and not separate else model.max_seq
     rotary = rows * model.rotary_width * compute if model.position == "rotary" else 0
@@ -135,7 +135,7 @@ def model_state(view: RankView) -> State:
         optimizer=_optimizer_bytes(view, elements, pieces),
         buffers=in_flight + partial_gradient_bytes(view),
         tables=rotary + mask + _expert_tables(view),
-        batch=job.global_batch // s.dp * prod(context.shape(1, separate)) * 8,
+        batch=job.global_batch // s.dp * prod(context.shape(1, job.batch_rows)) * 8,
         compression=compression.held_bytes(c, cut, s, accumulate) if c else 0,
         scratch=compression.scratch_bytes(c, cut, s, accumulate) if c else 0,
         outer=elements * job.outer_bytes if s.local else 0,

@@ -44,7 +44,7 @@ def _of_class(view: RankView, name: str, member: str, core: Core | None) -> Iter
     dtype, e = job.precision.compute, DTYPE_BYTES[job.precision.compute]
     unit, repeat, rows = name.split(",")[0], repeat_of(s, member), view.rows_of(member)
     narrow, turned = _narrow(job.precision, s)
-    onward = RankPass(t, job.seq, e, s, rows, narrow, job.documents == "packed" and s.cp == 1)
+    onward = RankPass(t, job.seq, e, s, rows, narrow, not job.separate and s.cp == 1)
     back = replace(onward, narrow=turned)
     deferrable = s.pp > 1  # with a pipeline, layers can always defer weight gradients
     cuts = sliced if s.tp == 1 else lambda *sizes: slices_over_ranks(*sizes) > 1
@@ -66,7 +66,7 @@ def _of_class(view: RankView, name: str, member: str, core: Core | None) -> Iter
         rows,
         narrow is not None and narrow.weights == "gathered",
     )
-    separate = job.documents == "separate"
+    separate = job.separate
     mask_bytes, temporary = _first_masks(view, core) if unit == "embed" and separate else (0, 0)
     mask_work = unit_work.mask(view.model, member, onward) if separate else NO_WORK
     route = block_of(view.model, member).first(Router) if unit == "blocks" else None

@@ -32,7 +32,7 @@ from phalanx.spec.model.spec import ModelSpec
 from phalanx.spec.optimizers import OptimizerName, OuterOptimizer
 from phalanx.spec.strategy.mesh import mesh
 from phalanx.spec.strategy.spec import Strategy
-from phalanx.training.data import Batches
+from phalanx.training.data import Batches, WholeDocuments, batches
 from phalanx.training.expert_load import LayerLoad
 from phalanx.training.trainer import learning_rate
 from phalanx.training.training_step import StepResult, Training
@@ -202,15 +202,13 @@ class _NearTies:
         return str(comm.gather_objects(why, "world")[0])
 
 
-def random_batches(spec: ModelSpec, job: Job, seed: int, steps: int) -> Batches:
+def random_batches(spec: ModelSpec, job: Job, seed: int, steps: int) -> Batches | WholeDocuments:
     """Draw random tokens for `steps` steps, with document boundaries if the job separates documents. Later steps
     repeat them in another order."""
     size = (job.global_batch + 2) * (job.seq + 1) * steps
     tokens = np.random.default_rng(seed).integers(spec.vocab, size=size)
-    starts = None
-    if job.documents == "separate":
-        starts = np.flatnonzero(np.random.default_rng(seed + 1).random(size) < 2 / job.seq)
-    return Batches(tokens, job.seq, job.global_batch, seed, starts)
+    starts = np.flatnonzero(np.random.default_rng(seed + 1).random(size) < 2 / job.seq)
+    return batches(tokens, starts, job, seed)
 
 
 def _oracle_micro_batch(job: Job) -> int:

@@ -297,5 +297,5 @@ def described(error: BaseException) -> str:
 
 
 def _micro_batches(part: Context, job: Job, strategy: Strategy, device: torch.device) -> list[Tensor]:
-    shape = part.shape(strategy.micro_batch, job.documents == "separate")
+    shape = part.shape(strategy.micro_batch, job.batch_rows)
     return [torch.empty(shape, dtype=torch.int64, device=device) for _ in range(strategy.accumulation(job))]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from phalanx.planning.expense.rates import ExpenseRates
 
@@ -21,6 +21,14 @@ class Expense:
     """With the data centre's overhead."""
     carbon_kg: float | None
     """CO2 equivalent, of the energy alone."""
+    money_low: float | None = None
+    """From here to `money_high`, and so on: with the times between which four of five measured steps lie; None where
+    nothing is known of them."""
+    money_high: float | None = None
+    energy_low_kwh: float | None = None
+    energy_high_kwh: float | None = None
+    carbon_low_kg: float | None = None
+    carbon_high_kg: float | None = None
 
 
 A_MILLION = "a million tokens"
@@ -38,3 +46,24 @@ def expense_of(
     drawn = sum(rates.watts[phase] * hours for phase, hours in phases.items()) + network
     energy = drawn * rates.pue / 1e3
     return Expense(of, gpu_hours, money, energy, energy * rates.g_per_kwh / 1e3)
+
+
+def over(e: Expense, of: str, hours: float) -> Expense:
+    """Return what some hours cost, of what an hour costs."""
+    money, energy, carbon = (value and value * hours for value in (e.money, e.energy_kwh, e.carbon_kg))
+    return Expense(of, e.gpu_hours * hours, money, energy, carbon)
+
+
+def within(e: Expense, low: float, high: float) -> Expense:
+    """Return an expense with its interval, where its time may be `low` to `high` times as long."""
+    ends = {
+        f"{name}_{end}{unit}": value * times
+        for name, unit, value in (
+            ("money", "", e.money),
+            ("energy", "_kwh", e.energy_kwh),
+            ("carbon", "_kg", e.carbon_kg),
+        )
+        if value is not None
+        for end, times in (("low", low), ("high", high))
+    }
+    return replace(e, **ends)  # type: ignore[arg-type]

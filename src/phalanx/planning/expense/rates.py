@@ -176,6 +176,15 @@ def rates_on(device: str, given: GivenRates = AS_PUBLISHED, phases: Sequence[str
     return ExpenseRates(price, watts, network, pue, grams, tuple(taken))
 
 
+def require_counted(rates: ExpenseRates, objective: str) -> None:
+    """Require that what an objective counts has a figure. Raises InputError."""
+    known = {"money": rates.price is not None, "energy": bool(rates.watts), "carbon": bool(rates.watts)}
+    if not known.get(objective, True):
+        missing, example = ("price", "2.5") if objective == "money" else ("watts", "980")
+        reason = f"is missing: none is published for this chip, and the objective is {objective}"
+        raise InputError(missing, None, reason, f"say it with rates, e.g. {missing}={example}")
+
+
 def _said(figure: str) -> tuple[str, str]:
     return FIGURES[figure].dated, FIGURES[figure].source
 

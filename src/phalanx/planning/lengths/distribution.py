@@ -16,12 +16,11 @@ from pathlib import Path
 from typing import Literal
 
 import numpy as np
-import numpy.typing as npt
 
+from phalanx.schedule.packing import Ints
 from phalanx.spec.documents import read_packed
 from phalanx.spec.errors import InputError, nearest
 
-Ints = npt.NDArray[np.int64]
 Way = Literal["padded", "longest", "packed"]
 WAYS: tuple[Way, ...] = ("padded", "longest", "packed")
 _WORDS = (*WAYS, "balanced")

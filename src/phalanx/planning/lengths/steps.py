@@ -17,12 +17,12 @@ import numpy as np
 from phalanx.cost.ledger.pipeline_formulas import makespans, rounds
 from phalanx.cost.ledger.policy import sharding as stack_sharding
 from phalanx.cost.pipeline_time import Costs
-from phalanx.planning.lengths.distribution import Ints, Lengths, Way
-from phalanx.planning.lengths.packing import Floats, deal, first_fit
+from phalanx.planning.lengths.distribution import Lengths, Way
 from phalanx.planning.search.column_pricing import Pricing
 from phalanx.planning.search.refine import chunk_costs, refined
 from phalanx.planning.search.strategy_columns import of
 from phalanx.planning.stragglers.lockstep import lockstep
+from phalanx.schedule.packing import Floats, Ints, deal, first_fit
 from phalanx.schedule.pipeline.schedules import SCHEDULES
 from phalanx.schedule.pipeline.stages import rank_of
 from phalanx.spec.errors import InputError

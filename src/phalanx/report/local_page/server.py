@@ -31,9 +31,10 @@ from phalanx.report.measured.run_page import of_run
 from phalanx.spec.errors import InputError
 from phalanx.spec.files.plan import from_dict
 
+_FRAMERS = "frame-ancestors 'self'"
 POLICY = (
     "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data:; connect-src 'self'; "
-    "frame-src 'self'; frame-ancestors 'self'; form-action 'none'; base-uri 'none'"
+    f"frame-src 'self'; {_FRAMERS}; form-action 'none'; base-uri 'none'"
 )
 """Nothing but this server is asked for anything."""
 
@@ -113,12 +114,16 @@ _CONNECTIONS = 64
 
 
 class LocalServer(ThreadingHTTPServer):
-    """Serves the page and its questions. `folder`: where runs lie; nothing outside is read. Raises InputError."""
+    """Serves the page and its questions. `folder`: where runs lie; nothing outside is read; `framed`: whether pages
+    of this machine, such as a notebook, may show it in a frame. Raises InputError."""
 
     daemon_threads = True
     request_queue_size = 128  # with 5, the default, a connection of a burst waits a second or more for its next try
 
-    def __init__(self, port: int, folder: Path) -> None:
+    def __init__(self, port: int, folder: Path, framed: bool = False) -> None:
+        self.policy = POLICY.replace(
+            _FRAMERS, f"{_FRAMERS} http://localhost:* http://127.0.0.1:*" if framed else _FRAMERS
+        )
         self.token = secrets.token_urlsafe(24)
         self.folder = folder
         self.planner = Planner()
@@ -287,7 +292,7 @@ class _Handler(BaseHTTPRequestHandler):
         for header, value in (
             ("Content-Type", kind if isinstance(what, bytes) else f"{kind}; charset=utf-8"),
             ("Content-Length", str(len(content))),
-            ("Content-Security-Policy", POLICY),
+            ("Content-Security-Policy", self.server.policy),
             ("X-Content-Type-Options", "nosniff"),
             ("Referrer-Policy", "no-referrer"),
             ("Cache-Control", "no-store"),

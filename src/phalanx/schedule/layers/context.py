@@ -91,12 +91,11 @@ class Context:
         """The positions of the tokens whose places in documents this rank knows, (ranks, tokens)."""
         return self.everyone if self.scans else self.group
 
-    def shape(self, sequences: int, separate: bool) -> tuple[int, ...]:
-        """Return the shape of a micro-batch on this rank, as `cut` makes it. `separate`: with documents'
-        positions."""
+    def shape(self, sequences: int, rows: int) -> tuple[int, ...]:
+        """Return the shape of a micro-batch on this rank, as `cut` makes it. `rows`: Job.batch_rows."""
         if not self.parallel:
-            return (2,) * separate + (sequences, self.seq + 1)
-        return (2 + len(self._placed) * separate, sequences, self.tokens)
+            return (rows,) * (rows > 1) + (sequences, self.seq + 1)
+        return (2 + len(self._placed) * (rows > 1), sequences, self.tokens)
 
     def cut(self, batch: Batch) -> Batch:
         """Return this rank's part of complete sequences: without context parallelism the batch itself, else
@@ -109,7 +108,7 @@ class Context:
         ids = array if separate else array[None]
         placed = self._placed if separate else ()
         at = np.stack([self.own, self.own + 1, *placed])
-        row = np.array([0, 0, *([1] * len(placed))])
+        row = np.array([0, 2 if len(ids) == 3 else 0, *([1] * len(placed))])
         sequences = np.arange(ids.shape[1])
         return ids[row[:, None, None], sequences[None, :, None], at[:, None, :]]  # type: ignore[no-any-return]
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
+from phalanx.planning.expense.expense import Expense, expense_of
+from phalanx.planning.expense.rates import ExpenseRates
 from phalanx.serving.cost.layout import ServingLayout
 from phalanx.serving.cost.roofline import MEMORY_SHARE, LargeEp
 from phalanx.serving.simulation.engines import EngineRow
@@ -13,10 +15,12 @@ from phalanx.serving.simulation.requests import Requests
 from phalanx.spec.cluster.spec import ClusterSpec
 from phalanx.spec.model.spec import ModelSpec
 
-Objective = Literal["throughput", "latency", "cost"]
+Objective = Literal["throughput", "latency", "cost", "energy", "carbon"]
 MOST_GPUS = 1024
 """The most GPUs that are searched."""
-OBJECTIVES: tuple[Objective, ...] = ("throughput", "latency", "cost")
+OBJECTIVES: tuple[Objective, ...] = get_args(Objective)
+SPARING = ("cost", "energy", "carbon")
+"""Objectives that leave GPUs out."""
 
 
 @dataclass(frozen=True)
@@ -32,6 +36,7 @@ class ServingQuestion:
     longest: int
     """Tokens of the longest request, prompt and answer."""
     objective: Objective
+    rates: ExpenseRates
     ttft_s: float | None
     tpot_s: float | None
     percentile: int
@@ -104,7 +109,7 @@ class ServingQuestion:
     @property
     def sized(self) -> bool:
         """Whether the fewest GPUs for a load are looked for."""
-        return self.open_load and not self.finite and self.objective == "cost"
+        return self.open_load and not self.finite and self.objective in SPARING
 
     @property
     def offered(self) -> float:
@@ -167,6 +172,24 @@ class ServingCandidate:
     def tpot_s(self, percentile: int) -> float:
         """Time per further token that this percentage of requests stays under."""
         return self.outcome.tpot.at(percentile) if self.outcome else self.steady.tpot_s
+
+    def phases(self) -> dict[str, float]:
+        """Return its GPUs by phase of power: workers that only decode draw less."""
+        gpus = {"serving": 0.0, "decode": 0.0}
+        for g in self.groups:
+            gpus["decode" if g.role == "decode" else "serving"] += g.count * g.layout.gpus
+        return gpus
+
+    def expense(self, q: ServingQuestion) -> Expense:
+        """Return what an hour of it costs."""
+        apart = len(self.groups) > 1 or any(g.layout.gpus > q.cluster.ranks_per_node for g in self.groups)
+        return expense_of("an hour", self.gpus, q.rates, self.phases(), apart)
+
+    def spent(self, q: ServingQuestion) -> float:
+        """Return what the objective counts while it runs: energy where that, or carbon, is the objective, else
+        GPUs."""
+        energy = self.expense(q).energy_kwh if q.objective in ("energy", "carbon") else None
+        return self.gpus if energy is None else energy
 
     @property
     def family(self) -> tuple[object, ...]:

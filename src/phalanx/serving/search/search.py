@@ -14,7 +14,14 @@ from phalanx.serving.cost.layout import ServingLayout
 from phalanx.serving.cost.roofline import ServingPrice
 from phalanx.serving.search.copies import Copy
 from phalanx.serving.search.pairs import BATCHES, SLACK, best_prefills, crowding, pairs
-from phalanx.serving.search.question import Objective, ServingCandidate, ServingQuestion, SteadyEstimate, WorkerGroup
+from phalanx.serving.search.question import (
+    SPARING,
+    Objective,
+    ServingCandidate,
+    ServingQuestion,
+    SteadyEstimate,
+    WorkerGroup,
+)
 from phalanx.serving.search.queued import excess, queued
 from phalanx.serving.search.space import layouts
 
@@ -73,7 +80,7 @@ class Search:
         if q.open_load:
             yield from self._keeping_up(copy, most)
             return
-        fewer = q.objective == "cost" and q.concurrency > 0
+        fewer = q.objective in SPARING and q.concurrency > 0
         for count in range(lost + 1 if fewer else max(most, lost + 1), most + 1):
             left = count - lost
             if q.concurrency:
@@ -173,11 +180,11 @@ class Search:
         latency = c.ttft_s(50) + (q.output - 1) * c.tpot_s(50)
         if q.open_load and not q.finite:  # whoever keeps up serves the same: the others come last
             behind = round(max(0.0, 1 - c.tokens_per_s / (0.95 * q.offered * q.output)), 2)
-            return (behind, c.gpus, latency) if q.objective == "cost" else (behind, latency, c.gpus)
+            return (behind, c.spent(q), latency) if q.objective in SPARING else (behind, latency, c.gpus)
         if q.objective == "latency":
             return (latency, -c.tokens_per_s)
-        if q.objective == "cost":
-            return (-c.tokens_per_s / c.gpus, latency)
+        if q.objective in SPARING:
+            return (-c.tokens_per_s / c.spent(q), latency)
         return (-c.tokens_per_s, c.gpus, latency)
 
     def refined(self, c: ServingCandidate) -> ServingCandidate | None:

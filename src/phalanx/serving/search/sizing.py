@@ -28,7 +28,7 @@ def fewest(
     is simulated; what misses a limit comes again with more workers, and from what keeps them workers are taken as
     long as it does: nothing depends on how many GPUs are offered beyond those."""
     q, kept = search.q, list[ServingCandidate]()
-    heap = [(c.gpus, _whole(q, c), i, c) for i, c in enumerate(_families(q, bounds)) if c.gpus <= gpus]
+    heap = [(c.spent(q), _whole(q, c), i, c) for i, c in enumerate(_families(q, bounds)) if c.gpus <= gpus]
     heapq.heapify(heap)
     number, left = len(bounds), _SIZED if sure else OTHERS
     while heap and left > 0:
@@ -46,14 +46,14 @@ def fewest(
         more = _with_more(q, seen)
         if more.gpus <= gpus:
             number += 1
-            heapq.heappush(heap, (more.gpus, _whole(q, seen), number, more))
+            heapq.heappush(heap, (more.spent(q), _whole(q, seen), number, more))
     return kept
 
 
 def _families(q: ServingQuestion, bounds: list[ServingCandidate]) -> list[ServingCandidate]:
     """Return the smallest candidates, no more than two whose requests begin on the same kind of workers."""
     kept, alike = list[ServingCandidate](), Counter[object]()
-    for c in sorted(bounds, key=lambda c: (c.gpus, _whole(q, c))):
+    for c in sorted(bounds, key=lambda c: (c.spent(q), _whole(q, c))):
         key = (c.weights, len(c.groups), c.groups[0].layout)
         if alike[key] < _ALIKE:
             alike[key] += 1

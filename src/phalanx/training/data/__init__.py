@@ -4,6 +4,7 @@
     encode.py    texts to token ids, by an existing tokenizer or one trained on them
     ids.py       files of token ids: flat, and Megatron's pair
     tokens.py    the tokens of a run: memory-mapped, counted, with the boundaries of documents
+    whole.py     sequences of whole documents
 
 Tokens are identified by a digest of their content, never by a path: a run resumes on the same tokens or not at all.
 
@@ -17,15 +18,18 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 import numpy.typing as npt
 
 from phalanx.spec.errors import InputError
-from phalanx.spec.job import Train
+from phalanx.spec.job import Job, Train
 from phalanx.training.data import encode, ids
 from phalanx.training.data.texts import SHIPPED, find_texts
 from phalanx.training.data.tokens import TokenSet as TokenSet
+from phalanx.training.data.whole import Way
+from phalanx.training.data.whole import WholeDocuments as WholeDocuments
 
 
 @dataclass(frozen=True)
@@ -105,6 +109,16 @@ def validation_windows(tokens: npt.NDArray[np.integer], seq: int, limit: int) ->
     return (chosen * seq).astype(np.int64)
 
 
+def batches(
+    tokens: npt.NDArray[np.integer], starts: npt.NDArray[np.int64], job: Job, seed: int
+) -> Batches | WholeDocuments:
+    """Return the sequences of a job's steps, of tokens whose documents begin at `starts`. Raises InputError where
+    there are too few."""
+    if job.batch_rows == 3:
+        return WholeDocuments(tokens, job.seq, job.global_batch, seed, starts, cast(Way, job.documents))
+    return Batches(tokens, job.seq, job.global_batch, seed, starts if job.separate else None)
+
+
 def prepare(train: Train, vocab: int, cache: Path, announce: Callable[[str], None] = lambda _: None) -> TokenSet:
     """Return the tokens that `train.data` names, encoded once and cached by content.
 
@@ -128,12 +142,12 @@ def holds_ids(data: str) -> bool:
     return data != SHIPPED and (ids.megatron_index(Path(data)) is not None or ids.is_flat(Path(data)))
 
 
-def require_documents(tokens: TokenSet) -> None:
+def require_documents(tokens: TokenSet, how: str = "separate") -> None:
     """Require that document boundaries are known in the training tokens. Raises InputError."""
     if len(tokens.training_starts()) < 2:
         raise InputError(
             "job.documents",
-            "separate",
+            how,
             "no end-of-text separates documents in the training tokens of train.data",
             "name it in train.end_of_text, or use packed",
         )

@@ -31,23 +31,23 @@ def unquantised(c: Config, layers: int) -> list[str]:
     words = [listed] if isinstance(listed, str) else listed
     if not isinstance(words, list) or not all(isinstance(word, str) for word in words):
         raise c.wrong("quantization_config has a list of modules that is none of names")
-    found, numbers = list[str](), dict[tuple[str, str], set[int]]()
+    expressions, numbers = list[str](), dict[tuple[str, str], set[int]]()
     for word in words:
         if match := _NUMBERED.fullmatch(word):
             numbers.setdefault((match[1], match[3]), set()).add(int(match[2]))
         else:
-            found.append(_expression(word))
+            expressions.append(_expression(word))
     for (before, after), which in numbers.items():
         every = which >= set(range(layers))
         number = r"\d+" if every else f"(?:{'|'.join(map(str, sorted(which)))})"
-        found.append(_expression(rf"{before}.{number}.{after}"))
+        expressions.append(_expression(rf"{before}.{number}.{after}"))
     groups = table.get("config_groups")
     targets = (
         [t for group in groups.values() for t in group.get("targets", ())] if isinstance(groups, Mapping) else []
     )
     if targets and "Linear" not in targets:
-        found.append(f"(?!{'|'.join(map(_expression, targets))}).*")
-    return found
+        expressions.append(f"(?!{'|'.join(map(_expression, targets))}).*")
+    return expressions
 
 
 def _expression(word: str) -> str:

@@ -12,8 +12,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from phalanx.planning.lengths.distribution import Ints
-
+Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
 
 
