@@ -80,6 +80,7 @@ def test_a_tool_answers_as_python_does(tmp_path: Path) -> None:
     ("tool", "arguments", "said"),
     [
         ("predict", {**ASKED, "gpu": 16}, "did you mean gpus?"),
+        ("predict", {**ASKED, "": 16}, "error: '' = 16: is no argument"),
         ("predict", {**ASKED, "gpus": 0}, "gpus = 0"),
         ("predict", {**ASKED, "gpus": {"a": 1}}, "is no text or number"),
         ("predict", {**ASKED, "model": "llama3-9b"}, "did you mean llama3-8b"),

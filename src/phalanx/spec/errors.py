@@ -17,7 +17,8 @@ class InputError(ValueError):
     def __init__(self, field: str, value: object, reason: str, remedy: str = "") -> None:
         self.field, self.value, self.reason, self.remedy = field, value, reason, remedy
         shown = "" if value is None else f" = {_short(value)}"
-        line = f"{_cut(field, 120)}{shown}: {_cut(reason, 400)}" + (f"; {_cut(remedy, 600)}" if remedy else "")
+        named = _cut(field, 120) if field.strip() else repr(field)  # an empty key of a stranger's table
+        line = f"{named}{shown}: {_cut(reason, 400)}" + (f"; {_cut(remedy, 600)}" if remedy else "")
         super().__init__("".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in line))
 
 
