@@ -111,7 +111,8 @@ def free() -> list[Free]:
         ("attention_narrow", 0.5),
     )
     generations = ("ampere", "hopper", "blackwell")
-    constants += _of(generations, ("gemm", 1.0), ("gemm_half", 0.3), ("attention", 0.3), ("portable_attention", 0.5))
+    constants += _of(generations, ("gemm", 1.0), ("gemm_half", 0.3), ("attention", 0.3))
+    constants += _of(generations[:2], ("portable_attention", 0.5))
     # Rates in 8 bits as shares of their peaks differ by an eighth from generation to generation.
     constants += _of(("hopper", "blackwell"), ("gemm8", 0.15))
     constants += _of(("blackwell",), ("gemm4", 0.8))

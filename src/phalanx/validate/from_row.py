@@ -3,9 +3,10 @@ why that is not possible."""
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, replace
 
-from phalanx.cost.analytic.option_effects import extended
+from phalanx.cost.analytic.option_effects import extended, laid_out
 from phalanx.cost.hardware.system import System
 from phalanx.cost.ledger.model_shape import Shape, shape
 from phalanx.cost.ledger.rank_layout import Layout, layout
@@ -153,8 +154,6 @@ def case(row: Row) -> Case:
     if row["task"] not in _TASKS:
         raise Unspecified(f"task {row['task']} is not modelled")
     placed = layout(strategy, job, model.layers, stacks.number_format(row))
-    if row["task"].endswith("lora"):
-        placed = replace(placed, frozen=1.0)
     # Tests too small for their time to mean anything, and pipelines run before a fix, count for memory only.
     timed = "MEMORY only" not in row["notes"] and (pp == 1 or "after_pp_fix=False" not in row["notes"])
     measured_s = row.step_s(gpus, batch) if timed else None
@@ -163,20 +162,31 @@ def case(row: Row) -> Case:
             _SHAPES[model] = shape(model)
         except InputError as error:
             raise Unspecified(str(error)) from None
-    sizes = _SHAPES[model]
-    if depths := depths_of(row):
-        sizes = extended(sizes, StackOptions(mtp=depths))
+    options = _options(row)
+    sizes = extended(_SHAPES[model], replace(options, mtp=depths_of(row)))
     system = systems.system_of_row(row)
-    return Case(row, model, job, strategy, sizes, placed, system, stack, measured_s, timed, _options(row))
+    return Case(
+        row, model, job, strategy, sizes, laid_out(placed, options), system, stack, measured_s, timed, options
+    )
+
+
+_RANK = re.compile(r"\b(?:rank|dim):? (\d+)")
+"""An adapter's rank in the column `peft`; 16 where it is not stated, which hardly matters."""
 
 
 def _options(row: Row) -> StackOptions:
-    """Return how experts are loaded and what CUDA graphs capture, by the columns `routing` and `cuda_graphs`. A
-    benchmark's pretraining balances its experts where the row does not say; who trains on data does not."""
+    """Return how experts are loaded, what CUDA graphs capture, whether documents are packed and what has
+    adapters, by the columns `routing`, `cuda_graphs`, `packing` and `task`. A benchmark's
+    pretraining balances its experts where the row does not say; who trains on data does not. Packed documents are
+    taken to fill a sequence each, as rows do not tell their lengths."""
     trains = row["routing"] == "real router" or (not row["routing"] and not row["task"].startswith("pretrain"))
     captured = row["cuda_graphs"]
     graphs = "full" if "full_iteration" in captured else "modules" if captured not in ("", "none") else captured
+    rank = _RANK.search(row["peft"])
+    packed = row["packing"] in ("offline", "in_batch")
     return StackOptions(
+        lora=(int(rank[1]) if rank else 16) if row["task"].endswith("lora") else 0,
+        document=(row.count("seq_len") or 0) if packed else 0,
         routing="learned" if row.moe and trains else "auto",
         graphs=graphs or "auto",  # type: ignore[arg-type]
     )

@@ -109,11 +109,13 @@ def launch_shares(cases: Sequence[Case]) -> Column:
 def _priced(
     cases: Sequence[Case], constants: Mapping[str, float] | None, benchmarks: Sequence[Benched] | None
 ) -> tuple[Step, Shape, Layout, System, Profile]:
-    names = sorted({(c.profile, str(c.options)) for c in cases})
-    options = {str(c.options): c.options for c in cases}
+    # What adapters leave of a parameter's state depends on the model.
+    keys = [(c.profile, str(c.options), str(c.model) if c.options.lora else "") for c in cases]
+    first = {key: c for key, c in zip(reversed(keys), reversed(cases), strict=True)}
+    names = sorted(first)
     stacks = take(
-        [effective(profile(name, constants), cases[0].shape, options[line]) for name, line in names],
-        np.array([names.index((c.profile, str(c.options))) for c in cases]),
+        [effective(profile(name[0], constants), first[name].shape, first[name].options) for name in names],
+        np.array([names.index(key) for key in keys]),
     )
     kinds = sorted({description(c.row) for c in cases})
     which = np.array([kinds.index(description(c.row)) for c in cases])

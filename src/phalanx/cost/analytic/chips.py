@@ -35,6 +35,7 @@ class Generation:
     attention_narrow: float = 0.3
     attention_backward: float = 0.85
     attention_half: float = 500
+    vendor_first: float = 0.0
     memory: float = 0.8
     reduce_gain: float = 1.25
     tree: float = 0.0
@@ -59,6 +60,11 @@ _TREE_VOLTA = 4 * 18.5e9 / 2
 _REDUCING = ("hopper", "blackwell", "blackwell-ultra")
 """Generations whose switches reduce. Those without published runs, other makers' too, are assumed to reach the
 average shares of NVIDIA's datasheets, without such switches."""
+_FLASH_2 = {name: {"portable_attention": 0.63} for name in ("ampere-gddr", "ada", "blackwell-gddr")}
+"""FlashAttention 2 where its instructions (mma.sync) reach tensor cores whole: of prompts of 1,024 tokens and more,
+timed alone on an A100 by two libraries (validate/data/kernels.csv.xz), the medians are 0.58 and 0.69."""
+_VENDOR_FIRST = ("blackwell", "blackwell-ultra")
+"""Generations on which torch takes the vendor's attention by itself."""
 _PARENTS = {"blackwell-ultra": "blackwell"}
 _DERIVED = frozenset({"gemm", "gemm8", "gemm4", "attention", "portable_attention"})
 """Shares of a System that the clock scales too."""
@@ -76,7 +82,9 @@ def chain(name: str) -> tuple[str, ...]:
 def generation(name: str, constants: Mapping[str, float] | None = None) -> Generation:
     """Return a Generation by name."""
     ring = {"reduce_gain": 1.0, "tree": _TREE_VOLTA if name == "volta" else _TREE_AMPERE}
-    return Generation(**(resolve(_DEFAULTS, chain(name), constants) | ({} if name in _REDUCING else ring)))
+    built = ({} if name in _REDUCING else ring) | _FLASH_2.get(name, {})
+    built["vendor_first"] = float(name in _VENDOR_FIRST)
+    return Generation(**(resolve(_DEFAULTS, chain(name), constants) | built))
 
 
 def system(
@@ -90,6 +98,11 @@ def system(
     hop, bulk = (g.cloud_hop_s, g.cloud_bulk_s) if cloud else (g.net_hop_s, g.net_bulk_s)
     as_fitted = {name: getattr(g, name) for name in _AS_FITTED}
     clock = resolve({"clock": chip.clock}, (name,), constants)["clock"]
+    portable = g.portable_attention
+    if g.vendor_first:
+        # Instructions of before: a multiprocessor does with them what one of Hopper does.
+        old, rate = CHIPS["H100"], generation("hopper", constants).portable_attention
+        portable = rate * old.half / old.processors * chip.processors / chip.half
     return System(
         **as_fitted,
         peak_bf16=chip.half,
@@ -105,7 +118,7 @@ def system(
         gemm8=g.gemm8 * clock,
         gemm4=g.gemm4 * clock,
         attention=g.attention * clock,
-        portable_attention=g.portable_attention * clock,
+        portable_attention=portable * clock,
         reduce_across=1.0,
         observed=0.0,
         held_up=0.0,

@@ -261,12 +261,13 @@ def attention(kind: BlockKind, layout: Layout, system: System, profile: Profile)
     ring = np.where(np.asarray(profile.gathers_keys) > 0, 1, layout.cp / layout.ulysses)
     long = layout.seq / (layout.seq + system.attention_half * ring)
     narrow = (np.clip(kind.head_dim, 1, 128) / 128) ** system.attention_narrow
-    share = np.where(profile.portable > 0, system.portable_attention, system.attention)
+    portable = np.asarray(profile.portable) > system.vendor_first
+    share = np.where(portable, system.portable_attention, system.attention)
     best = _peak(layout, system) * share * profile.attention * long * narrow
     flash = flops * keys / best
     if np.any(kind.index_pair):  # every rank scores all keys before a query
         flash = flash + 2 * layout.tokens * kind.index_pair * layout.seq / 2 / best
-    backward = np.where(profile.portable > 0, system.portable_backward, system.attention_backward)
+    backward = np.where(portable, system.portable_backward, system.attention_backward)
     flash_back = 2.5 * flash / backward
     steps = np.where(ring > 1, ring, 0)
     merged = steps * profile.ring_bytes * pairs * kind.value_dim / (system.memory_bytes_per_s * system.memory)

@@ -45,7 +45,8 @@ class Profile(Keeps):
     grouped: Column = 0.8
     """Rate of grouped products of experts relative to plain ones."""
     portable: Column = 0.0
-    """1: flash attention is FlashAttention 2, not cuDNN's or FlashAttention 3."""
+    """Flash attention. 0: cuDNN's, or FlashAttention 3; 2: FlashAttention 2; 1: torch's choice, which is that one but
+    on Blackwell (torchtitan b5bcd76, torchtitan/models/attention.py, `_init_backend`: cuDNN first)."""
     plain: Column = 0.0
     """1: products are plain library calls, not tuned for the chip's generation."""
     attention: Column = 1.0
@@ -59,6 +60,8 @@ class Profile(Keeps):
     is one program. The GPU is never faster than its launches."""
     unfused_launches: Column = 8.0
     """Further launches of a block's forward pass if attention's masked softmax is not a single kernel."""
+    packed_launches: Column = 0.0
+    """Further launches of an attention block's forward pass where documents are packed into sequences."""
     launch_s: Column = 20e-6
     """CPU time of a launch, Python and autograd included."""
     launch_backward: Column = 1.5

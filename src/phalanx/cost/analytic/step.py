@@ -97,8 +97,12 @@ def step(shape: Shape, layout: Layout, system: System, profile: Profile, replica
         selected = np.where(profile.per_op > 0, every_second, core_again)
         number = profile.launches * kind.sublayers / 2
         number = number + profile.unfused_launches * kernels.unfused(kind, layout, profile)
-        expert_launches = profile.expert_launches / np.maximum(profile.launches, 1) * kind.routes
-        launched = number * launch_s * (1 + expert_launches)
+        number = number + profile.packed_launches * kind.attends * (np.asarray(layout.document) > 0)
+        if np.any(shape.adapters):
+            adapted = 2 * kind.attends + 2 * (np.asarray(kind.ffn) > 0)
+            number = number + _ADAPTER_LAUNCHES * adapted * (np.asarray(shape.adapters) > 0)
+        number = number + profile.expert_launches * kind.routes
+        launched = number * (profile.launches > 0) * launch_s
         repeated = full * block.forward + layout.selective * selected + (1 - full) * block.again
         repeated = (
             repeated
@@ -159,6 +163,9 @@ def step(shape: Shape, layout: Layout, system: System, profile: Profile, replica
     return out
 
 
+_ADAPTER_LAUNCHES = 4
+"""Kernels of an adapter: two products, their scale, and the sum (peft, src/peft/tuners/lora/layer.py, Linear.forward;
+Megatron-Bridge, src/megatron/bridge/peft/lora_layers.py)."""
 _CORE_LAUNCHES = 4
 """Number of kernels of attention's core that writes scores: two batched products, masked softmax, dropout."""
 _MLP_LAUNCHES = 3

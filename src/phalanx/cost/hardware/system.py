@@ -62,6 +62,8 @@ class System:
     attention_backward: Column
     """Backward over forward, in FLOP/s."""
     attention_half: Column
+    vendor_first: Column
+    """1: torch, left to choose, takes the vendor's attention and not FlashAttention 2."""
     memory: Column
     reduce_gain: Column
     """In the innermost tier, all-reduce by the switch (NVLS) against a ring: busbw over the ring's."""

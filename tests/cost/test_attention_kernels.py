@@ -1,0 +1,59 @@
+"""Which kernel of attention runs decides its rate; adapters, packed documents and experts add launches."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from phalanx.cost.analytic.chips import system
+from phalanx.cost.analytic.estimate import Estimate, estimate
+from phalanx.planning.lookup import model_named
+from phalanx.spec.cluster.presets import preset
+from phalanx.spec.job import Job, Precision
+from phalanx.spec.strategy.spec import Strategy
+from phalanx.spec.strategy.stack_options import StackOptions
+
+
+def priced(stack: str, cluster: str, name: str = "llama3-8b", dp: int = 8, **options: object) -> Estimate:
+    zero = 3 if stack == "eager" else 1
+    s = Strategy(dp=dp, zero=zero, micro_batch=1)
+    on = preset(cluster, dp)
+    return estimate(
+        model_named(name)[0], on, Job(dp, 2048, Precision("bfloat16")), s, stack, options=StackOptions(**options)
+    )  # type: ignore[arg-type]
+
+
+def test_flash_attention_2_does_as_much_a_processor_on_blackwell_as_on_hopper() -> None:
+    def rate(name: str) -> float:
+        s = system(name, 8, 50e9)
+        return float(s.portable_attention * s.peak_bf16 / s.processors)
+
+    assert rate("B200") == pytest.approx(rate("H100"))
+
+
+def test_torch_takes_the_vendors_attention_on_blackwell_and_not_before() -> None:
+    def attention(stack: str, cluster: str) -> float:
+        return float(priced(stack, cluster).step.terms["attention"])
+
+    assert attention("eager", "dgx-b200") == pytest.approx(attention("megatron-core", "dgx-b200"))
+    assert attention("eager", "dgx-h100") > 2 * attention("megatron-core", "dgx-h100")
+
+
+def launched(**options: object) -> float:
+    """Seconds for which a forward pass of a block is launched."""
+    return float(np.asarray(priced("megatron-core", "dgx-h100", **options).step.of["launch"]["forward_s"]))
+
+
+def test_adapters_and_packed_documents_are_launched() -> None:
+    plain = launched()
+    one = plain / 30  # launches of Megatron's block
+    assert launched(document=2048) - plain == pytest.approx(24 * one)
+    assert launched(lora=16) - plain == pytest.approx(16 * one)
+
+
+def test_a_block_of_experts_alone_is_launched_whole() -> None:
+    """Half the kernels of a block of two sublayers, and all of its experts'."""
+    hybrid = launched(name="nvidia-nemotron-3-nano-30b-a3b", graphs="none")
+    both = launched(name="qwen3-30b-a3b", graphs="none")
+    one = launched() / 30
+    assert hybrid == pytest.approx(both - 15 * one)
