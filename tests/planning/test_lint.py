@@ -188,6 +188,13 @@ def test_operators_on_the_roofline():
     assert all(o.bound == "memory" and o.intensity < 2.1 for o in decoded)
 
 
+@pytest.mark.parametrize("name", ["deepseek-ai/DeepSeek-V3.2", "deepseek-ai/DeepSeek-V4-Flash"])
+def test_every_operator_takes_time(name: str) -> None:
+    """Layers of DeepSeek-V4 whose keys are compressed without an index score no pairs."""
+    x = _subject((name, 8, 8, 4096), "dp=8,zero=3")
+    assert all(o.seconds > 0 for o in operators.training(x.pricing, x.strategy))
+
+
 def test_explain_and_lint_read_a_plan(tmp_path):
     words = ("--model", "llama3-8b", "--cluster", "dgx-h100", "--gpus", "16", "--batch", "64", "--seq", "8192")
     assert phalanx(tmp_path, "plan", *words)[0] == 0

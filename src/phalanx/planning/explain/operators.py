@@ -156,6 +156,7 @@ def _attention(
     attended = keys if decode else keys / 2
     if kind.index:
         yield by.product("index", tokens, kind.index / h, h)
+    if kind.index_pair:
         pairs = 2 * tokens * attended * kind.index_pair
         yield Operator(
             "index's scores",
