@@ -118,7 +118,7 @@ def test_a_state_that_does_not_fit_is_said_before_any_step(plan: Plan, monkeypat
 
     device = replace(_device(plan), before=0)
     monkeypatch.setattr(trainer, "Training", full)
-    monkeypatch.setattr(trainer, "Batches", MagicMock())
+    monkeypatch.setattr(trainer, "batches", MagicMock())
     monkeypatch.setattr(trainer, "_memory", lambda device_, before: device)
     with pytest.raises(
         OutOfMemory, match=r"the state takes [\d.]+ GiB as predicted.*take a higher zero, or more ranks"

@@ -62,7 +62,7 @@ class Trainer:
         job, train, strategy = plan.job, plan.train, plan.strategy
         self.first = comm.world.rank == 0
         self.replica = comm.mesh.replica(comm.world.rank)
-        self.batches = batches(tokens.training(), tokens.training_starts(), job, train.seed)
+        self.batches = batches(tokens.training(), tokens.training_starts, job, train.seed)
         saved = agree_on_newest(folder / "checkpoint", comm) if resume else None
         weights = None
         if train.weights and saved is None:

@@ -72,7 +72,7 @@ def prepare_data(file: JobFile, announce: Announce) -> TokenSet:
     tokens = prepare(file.train, file.model.vocab, cache_folder(), announce)
     if file.job.batch_rows > 1:
         require_documents(tokens, file.job.documents)
-    batches(tokens.training(), tokens.training_starts(), file.job, file.train.seed)
+    batches(tokens.training(), tokens.training_starts, file.job, file.train.seed)
     return tokens
 
 

@@ -208,7 +208,7 @@ def random_batches(spec: ModelSpec, job: Job, seed: int, steps: int) -> Batches 
     size = (job.global_batch + 2) * (job.seq + 1) * steps
     tokens = np.random.default_rng(seed).integers(spec.vocab, size=size)
     starts = np.flatnonzero(np.random.default_rng(seed + 1).random(size) < 2 / job.seq)
-    return batches(tokens, starts, job, seed)
+    return batches(tokens, lambda: starts, job, seed)
 
 
 def _oracle_micro_batch(job: Job) -> int:

@@ -110,13 +110,13 @@ def validation_windows(tokens: npt.NDArray[np.integer], seq: int, limit: int) ->
 
 
 def batches(
-    tokens: npt.NDArray[np.integer], starts: npt.NDArray[np.int64], job: Job, seed: int
+    tokens: npt.NDArray[np.integer], starts: Callable[[], npt.NDArray[np.int64]], job: Job, seed: int
 ) -> Batches | WholeDocuments:
-    """Return the sequences of a job's steps, of tokens whose documents begin at `starts`. Raises InputError where
-    there are too few."""
+    """Return the sequences of a job's steps. `starts` tells where documents begin; it is asked where the job keeps
+    them apart. Raises InputError where there are too few."""
     if job.batch_rows == 3:
-        return WholeDocuments(tokens, job.seq, job.global_batch, seed, starts, cast(Way, job.documents))
-    return Batches(tokens, job.seq, job.global_batch, seed, starts if job.separate else None)
+        return WholeDocuments(tokens, job.seq, job.global_batch, seed, starts(), cast(Way, job.documents))
+    return Batches(tokens, job.seq, job.global_batch, seed, starts() if job.separate else None)
 
 
 def prepare(train: Train, vocab: int, cache: Path, announce: Callable[[str], None] = lambda _: None) -> TokenSet:
