@@ -44,7 +44,20 @@ LAST = ("spec", "schedule", "formats", "simulate", "stacks", "validate")
 """Folders whose files take little time: at the end two workers (pytest-xdist) are then busy alike."""
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+_COSTLY = Path(__file__).with_name("costly.txt")
+"""Tests that take long for what they add to others: each line a test, or a function with all its cases."""
+
+
+@pytest.hookimpl(tryfirst=True)  # before tests marked `long` are left out
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    costly = {line for line in _COSTLY.read_text().splitlines() if line and not line.startswith("#")}
+    for item in items:
+        names = {item.nodeid, item.nodeid.partition("[")[0]} & costly
+        if names:
+            item.add_marker(pytest.mark.long)
+            costly -= names
+    if costly and config.args == config.getini("testpaths"):  # the whole suite was collected
+        raise pytest.UsageError(f"{_COSTLY.name}: names tests that do not exist: {', '.join(sorted(costly))}")
     items.sort(key=lambda item: LAST.index(item.path.parent.name) if item.path.parent.name in LAST else -1)
 
 
