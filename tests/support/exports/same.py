@@ -33,6 +33,8 @@ def canonical(plan: Plan, to: str, stack: Stack) -> tuple[Strategy, StackOptions
         options.setdefault("routing", "learned")
         if to != "torchtitan":
             options.setdefault("graphs", "none")
+    if to == "accelerate" and s.level.gradients and x.compute in ("bf16", "fp16"):
+        options.setdefault("reduce", "bfloat16")  # mixed precision's own type
     return s, StackOptions(**options)
 
 
