@@ -102,22 +102,18 @@ def free() -> list[Free]:
         ("gemm_half", 0.4),
         ("misaligned", 0.5),
         ("odd", 0.5),
-        ("attention", 0.3),
         ("attention_half", 0.4),
         ("memory", 0.1),
         ("portable_attention", 0.4),
-        ("attention_backward", 0.15),
-        ("portable_backward", 0.15),
         ("attention_narrow", 0.5),
     )
     generations = ("ampere", "hopper", "blackwell")
-    constants += _of(generations, ("gemm", 1.0), ("gemm_half", 0.3), ("attention", 0.3))
-    constants += _of(generations[:2], ("portable_attention", 0.5))
+    constants += _of(generations, ("gemm", 1.0), ("gemm_half", 0.3))
     # Rates in 8 bits as shares of their peaks differ by an eighth from generation to generation.
     constants += _of(("hopper", "blackwell"), ("gemm8", 0.15))
     constants += _of(("blackwell",), ("gemm4", 0.8))
-    constants += _of(("hopper",), ("portable_gemm", 0.15))
-    constants += _of(("blackwell-ultra",), ("gemm", 0.1), ("gemm8", 0.15), ("gemm4", 0.15), ("attention", 0.2))
+    constants += _of(("hopper",), ("portable_gemm", 0.15), ("portable_attention", 0.5))
+    constants += _of(("blackwell-ultra",), ("gemm", 0.1), ("gemm8", 0.15), ("gemm4", 0.15))
     constants += [Free("H100-500W", "clock", 0.1), Free("GB200", "clock", 0.06), Free("GB300", "clock", 0.06)]
     constants += _of(
         ("any",),
@@ -144,50 +140,27 @@ def free() -> list[Free]:
         ("expert_launches", 0.5),
         ("ep_overlap", 0.8),
     )
+    # A stack of its own has the few constants that its runs tell from its parent's.
     roots = ("eager", "compiled", "megatron-core", "megatron-2020")
-    constants += _of(roots, ("hidden_bytes", 0.4), ("launch_s", 0.15), ("gemm", 0.05))
-    constants += _of(roots[:3], ("dp_overlap", 0.8), ("tp_overlap", 0.8))
-    constants += _of(("megatron-2020",), ("score_bytes", 0.4))
-    stacks: tuple[str, ...] = ("nanotron", "llm-foundry", "torchtitan-compiled", "torchtitan-eager", "maxtext", "pax")
-    stacks += ("nemo-24.11", "nemo-24.03", "megatron-2021", "megatron-2022", "vtrain", "megatron-deepspeed-2022")
-    stacks += ("megatron-bridge-25.09", "simumax-b200")
+    constants += _of(roots, ("hidden_bytes", 0.4))
+    constants += _of(roots[1:], ("gemm", 0.05))
+    constants += _of(roots[:3], ("dp_overlap", 0.8))
+    constants += [Free("megatron-core", "launch_s", 0.15)]
+    constants += _of(("compiled", "megatron-core"), ("tp_overlap", 0.8), ("cast_bytes", 0.4))
     constants += _of(("megatron-core",), ("pp_overlap", 0.8))
-    releases = ("nemo-25.04", "megatron-bridge-26.02", "megatron-bridge-26.04", "megatron-bridge-26.06")
-    constants += _of(stacks, ("gemm", 0.08), ("hidden_bytes", 0.2), ("launch_s", 0.3))
-    constants = [f for f in constants if f.key != "torchtitan-eager.hidden_bytes"]  # counted
-    # Whose runs are all bound by the GPU: nothing says how fast their launches are.
-    gpu_bound = ("megatron-2020", "megatron-2021", "megatron-2022", "megatron-deepspeed-2022", "nemo-24.03")
-    constants = [f for f in constants if f.field != "launch_s" or f.owner not in gpu_bound]
-    constants += _of(releases, ("gemm", 0.08))
-    overlapping = ("nanotron", "llm-foundry", "torchtitan-compiled", "maxtext", "pax", "nemo-24.11")
-    constants += _of((*overlapping, "megatron-bridge-25.09"), ("tp_overlap", 0.6), ("dp_overlap", 0.6))
-    of_experts = (
-        "nemo-25.05",
-        "megatron-bridge-26.04",
-        "megatron-bridge-26.06",
-        "megatron-bridge-26.06.01",
-        "nemo-24.11",
-    )
-    constants += _of(
-        of_experts,
-        ("token_bytes", 1.0),
-        ("imbalance", 0.5),
-        ("expert_launches", 0.4),
-        ("ep_overlap", 0.6),
-    )
-    in_8_bits = ("megatron-core", "compiled", "torchtitan-compiled", "megatron-bridge-25.09", "nemo-24.11", "pax")
-    constants += _of(in_8_bits, ("cast_bytes", 0.4), ("gemm8", 0.15))
-    constants += [Free("torchtitan-eager", "cast_bytes", 0.4)]
-    constants += _of(("vtrain", "nanotron"), ("launch_sync", 0.7))
+    constants += _of(("megatron-2020",), ("score_bytes", 0.4))
+    stacks: tuple[str, ...] = ("nanotron", "llm-foundry", "torchtitan-compiled", "maxtext", "pax", "simumax-b200")
+    stacks += ("megatron-2021", "megatron-2022", "megatron-deepspeed-2022", "nemo-24.03", "nemo-25.04")
+    stacks += ("megatron-bridge-26.02", "megatron-bridge-26.04", "megatron-bridge-26.06")
+    constants += _of(stacks, ("gemm", 0.08))
+    constants += _of(("nanotron", "vtrain", "simumax-b200"), ("launch_s", 0.3))
+    of_experts = [f"megatron-bridge-{release}" for release in ("26.04", "26.06", "26.06.01")]
+    of_experts = ["nemo-24.11", "nemo-25.05", *of_experts]
+    constants += _of(tuple(of_experts), ("token_bytes", 1.0), ("ep_overlap", 0.6))
+    constants += _of(("compiled", "torchtitan-compiled"), ("gemm8", 0.15))
+    constants += _of(("torchtitan-compiled", "torchtitan-eager", "nemo-24.11"), ("cast_bytes", 0.4))
+    constants += _of(("torchtitan-compiled",), ("dp_overlap", 0.6))
     constants += _of(("vtrain",), ("join_s", 1.0))
-    constants += _of(
-        ("nanotron",),
-        ("list_s", 0.3),
-        ("stalled_s", 2.0),
-        ("launch_backward", 0.3),
-        ("gather_overlap", 0.8),
-        ("logit_bytes", 0.3),
-    )
-    constants += _of(("llm-foundry", "nemo-24.03"), ("attention", 0.3))
+    constants += _of(("nanotron",), ("list_s", 0.3), ("stalled_s", 2.0), ("logit_bytes", 0.3), ("tp_overlap", 0.6))
     constants += _of(("compiled", "llm-foundry", "torchtitan-compiled", "torchtitan-eager"), ("contention", 0.5))
     return order(constants)

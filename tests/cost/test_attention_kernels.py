@@ -36,7 +36,8 @@ def test_torch_takes_the_vendors_attention_on_blackwell_and_not_before() -> None
         return float(priced(stack, cluster).step.terms["attention"])
 
     assert attention("eager", "dgx-b200") == pytest.approx(attention("megatron-core", "dgx-b200"))
-    assert attention("eager", "dgx-h100") > 2 * attention("megatron-core", "dgx-h100")
+    # FlashAttention 3 is 1.5 to 2 times as fast as 2 on an H100 (Shah et al. 2024, abstract).
+    assert 1.5 < attention("eager", "dgx-h100") / attention("megatron-core", "dgx-h100") < 2
 
 
 def launched(**options: object) -> float:

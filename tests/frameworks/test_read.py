@@ -406,7 +406,7 @@ def test_a_wrapping_policy_is_read_as_units(table: dict[str, Any], units: dict[s
 
 CORES = [
     ("hf", trainer("--bf16 --attn_implementation eager"), "unfused"),
-    ("hf", trainer("--bf16 --attn_implementation flash_attention_2"), "flash"),
+    ("hf", trainer("--bf16 --attn_implementation flash_attention_2"), "flash2"),
     ("hf", trainer("--bf16 --flash_attn disabled"), "unfused"),
     ("hf", trainer("--bf16"), "auto"),
     ("accelerate", {"base_model": "x", "fsdp_config": {}, "flash_attention": True}, "flash"),

@@ -100,9 +100,13 @@ def test_less_is_trained_with_less(rank: int, targets: str, base: str, strategy:
     some, more = (predict(**question, options=f"lora={r},lora_targets={targets}") for r in (rank, 2 * rank))
     quantised = predict(**question, options=f"{line},base={base}")
     assert quantised.memory_bytes <= some.memory_bytes <= more.memory_bytes < whole.memory_bytes
-    assert some.step_time_s <= more.step_time_s < whole.step_time_s
+    # Launches apart: adapters have more kernels, and a short micro-batch waits for them.
+    of_whole, of_some, of_more, of_quantised = (
+        p.step_time_s - p.terms_s.get("launch", 0.0) for p in (whole, some, more, quantised)
+    )
+    assert of_some <= of_more < of_whole
     if "zero" not in strategy:  # weights are made 16-bit ones, but where they are sharded fewer bytes are gathered
-        assert (some.step_time_s < quantised.step_time_s) == (base != "auto")
+        assert (of_some < of_quantised) == (base != "auto")
     assert some.model_flops is not None
     assert whole.model_flops is not None
     assert 2 / 3 * whole.model_flops <= some.model_flops < whole.model_flops

@@ -78,7 +78,7 @@ def test_parts_add_up(s: Strategy, mean: float, sigma: float, by_cost: bool, see
     assert step.even_s + step.meeting_s + step.turns_s + step.replicas_s == pytest.approx(step.step_s, rel=1e-9)
     assert step.replicas_s >= 0
     assert step.meeting_s >= -1e-9 * step.step_s
-    assert step.step_s < steps.step("padded", False).step_s * (1 + 1e-9)
+    assert step.tokens_per_s > steps.step("padded", False).tokens_per_s  # though its attention is more kernels
     assert step.attention_ratio >= 1
 
 

@@ -31,9 +31,9 @@ _TIMES = {
     "nvidia-dgxc-benchmarking": (3, 2),
     "nemo-megatron-bridge": (9, 6),
     "simumax-b200": (4, 3),
-    "torchtitan": (6, 4),
+    "torchtitan": (7, 4),
     "torchao": (4, 3),
-    "vtrain": (6, 5),
+    "vtrain": (7, 5),
     "hf-ultrascale": (12, 7),
 }
 
@@ -51,19 +51,19 @@ def test_ranks_and_biases(told: dict) -> None:
     assert told["by_kind"]["vtrain/multi-node"]["time"]["median"] <= 5
     assert told["by_kind"]["hf-ultrascale/pp=1"]["time"]["median"] <= 6
     assert told["by_kind"]["hf-ultrascale/pp=1"]["time"]["spearman"] >= 0.98
-    assert told["by_kind"]["hf-ultrascale/pp>1"]["time"]["median"] <= 7
+    assert told["by_kind"]["hf-ultrascale/pp>1"]["time"]["median"] <= 8
     assert told["by_kind"]["hf-ultrascale/pp>1"]["time"]["spearman"] >= 0.94
     assert told["by_kind"]["nvidia-dgxc-benchmarking/dense"]["time"]["mape"] <= 3
-    assert told["by_kind"]["nvidia-dgxc-benchmarking/MoE"]["time"]["median"] <= 3
-    assert told["by_kind"]["nemo-megatron-bridge/dense"]["time"]["mape"] <= 4
-    assert told["by_kind"]["nemo-megatron-bridge/dense"]["time"]["median"] <= 3
-    assert told["by_kind"]["nemo-megatron-bridge/MoE"]["time"]["median"] <= 9
+    assert told["by_kind"]["nvidia-dgxc-benchmarking/MoE"]["time"]["median"] <= 2
+    assert told["by_kind"]["nemo-megatron-bridge/dense"]["time"]["mape"] <= 6
+    assert told["by_kind"]["nemo-megatron-bridge/dense"]["time"]["median"] <= 4
+    assert told["by_kind"]["nemo-megatron-bridge/MoE"]["time"]["median"] <= 5
     assert told["time"]["spearman"] >= 0.97
     for family, found in told["by_family"].items():
         if found["time"]["n"] >= 50:
             assert abs(found["time"]["bias"]) <= 5, family
     assert told["by_kind"]["nemo-megatron-bridge/hybrid"]["time"]["n"] == 53
-    assert told["by_kind"]["nemo-megatron-bridge/hybrid"]["time"]["median"] <= 9
+    assert told["by_kind"]["nemo-megatron-bridge/hybrid"]["time"]["median"] <= 7
 
 
 def test_memory(told: dict) -> None:
@@ -92,21 +92,22 @@ def test_every_row_is_predicted_or_left_out_with_a_reason(told: dict) -> None:
 
 
 _LEFT_OUT = {
-    "bigscience-bloom/dense": 10,
-    "hf-ultrascale/pp=1": 12,
+    "bigscience-bloom/dense": 9,
+    "hf-ultrascale/pp=1": 9,
     "hf-ultrascale/pp>1": 10,
     "llm-foundry/dense": 9,
     "megatron-sc21/dense": 6,
-    "nemo-megatron-bridge/dense": 10,
-    "nemo-megatron-bridge/MoE": 17,
-    "nvidia-dgxc-benchmarking/dense": 4,
-    "nvidia-dgxc-benchmarking/JAX": 8,
-    "nvidia-dgxc-benchmarking/MoE": 8,
-    "simumax-b200/dense": 11,
+    "nemo-megatron-bridge/dense": 9,
+    "nemo-megatron-bridge/MoE": 9,
+    "nemo-megatron-bridge/hybrid": 7,
+    "nvidia-dgxc-benchmarking/dense": 2,
+    "nvidia-dgxc-benchmarking/JAX": 7,
+    "nvidia-dgxc-benchmarking/MoE": 12,
+    "simumax-b200/dense": 9,
     "torchao/dense": 21,
     "torchtitan/dense": 10,
-    "vtrain/multi-node": 9,
-    "vtrain/single-node": 10,
+    "vtrain/multi-node": 8,
+    "vtrain/single-node": 7,
 }
 """Median absolute errors, in percent, that constants fitted without the family keep."""
 

@@ -170,23 +170,27 @@ def case(row: Row) -> Case:
     )
 
 
+_FLASH = re.compile(r"\bFA-?([23])\b|flash-?attn-?([23])\b", re.IGNORECASE)
+"""FlashAttention by version, in a row's words."""
 _RANK = re.compile(r"\b(?:rank|dim):? (\d+)")
 """An adapter's rank in the column `peft`; 16 where it is not stated, which hardly matters."""
 
 
 def _options(row: Row) -> StackOptions:
-    """Return how experts are loaded, what CUDA graphs capture, whether documents are packed and what has
-    adapters, by the columns `routing`, `cuda_graphs`, `packing` and `task`. A benchmark's
+    """Return how experts are loaded, what CUDA graphs capture, which attention runs, whether documents are packed and
+    what has adapters, by the columns `routing`, `cuda_graphs`, `options`, `packing` and `task`. A benchmark's
     pretraining balances its experts where the row does not say; who trains on data does not. Packed documents are
     taken to fill a sequence each, as rows do not tell their lengths."""
     trains = row["routing"] == "real router" or (not row["routing"] and not row["task"].startswith("pretrain"))
     captured = row["cuda_graphs"]
     graphs = "full" if "full_iteration" in captured else "modules" if captured not in ("", "none") else captured
+    flash = _FLASH.search(row["options"])
     rank = _RANK.search(row["peft"])
     packed = row["packing"] in ("offline", "in_batch")
     return StackOptions(
         lora=(int(rank[1]) if rank else 16) if row["task"].endswith("lora") else 0,
         document=(row.count("seq_len") or 0) if packed else 0,
+        attention=f"flash{flash[1] or flash[2]}" if flash else "auto",  # type: ignore[arg-type]
         routing="learned" if row.moe and trains else "auto",
         graphs=graphs or "auto",  # type: ignore[arg-type]
     )

@@ -31,7 +31,7 @@ class Generation:
     attention: float = 0.6
     portable_gemm: float = 1.0
     portable_attention: float = 0.42
-    portable_backward: float = 0.75
+    portable_backward: float = 0.79
     attention_narrow: float = 0.3
     attention_backward: float = 0.85
     attention_half: float = 500
@@ -60,9 +60,17 @@ _TREE_VOLTA = 4 * 18.5e9 / 2
 _REDUCING = ("hopper", "blackwell", "blackwell-ultra")
 """Generations whose switches reduce. Those without published runs, other makers' too, are assumed to reach the
 average shares of NVIDIA's datasheets, without such switches."""
-_FLASH_2 = {name: {"portable_attention": 0.63} for name in ("ampere-gddr", "ada", "blackwell-gddr")}
-"""FlashAttention 2 where its instructions (mma.sync) reach tensor cores whole: of prompts of 1,024 tokens and more,
-timed alone on an A100 by two libraries (validate/data/kernels.csv.xz), the medians are 0.58 and 0.69."""
+_FLASH_2 = {"attention": 0.63, "portable_attention": 0.63}
+_ATTENTION = dict.fromkeys(("ampere", "ampere-gddr", "ada", "blackwell-gddr"), _FLASH_2) | {
+    "hopper": {"attention": 0.60},
+    "blackwell": {"attention": 0.54},
+    "blackwell-ultra": {"attention": 0.65},
+}
+"""Attention as kernels timed alone have it, the median of prompts of 2,048 tokens and more with heads of 128, by the
+libraries that serve with FlashAttention or cuDNN (validate/data/kernels.csv.xz; tests/validate/test_kernels.py).
+FlashAttention 2's instructions (mma.sync) reach tensor cores whole on Ampere, Ada and chips with GDDR. Backward over
+forward in FLOP/s (`portable_backward`, `attention_backward`): figures of Dao 2023 (A100) and Shah et al. 2024 (H100)
+for causal prompts of 16,384."""
 _VENDOR_FIRST = ("blackwell", "blackwell-ultra")
 """Generations on which torch takes the vendor's attention by itself."""
 _PARENTS = {"blackwell-ultra": "blackwell"}
@@ -82,7 +90,7 @@ def chain(name: str) -> tuple[str, ...]:
 def generation(name: str, constants: Mapping[str, float] | None = None) -> Generation:
     """Return a Generation by name."""
     ring = {"reduce_gain": 1.0, "tree": _TREE_VOLTA if name == "volta" else _TREE_AMPERE}
-    built = ({} if name in _REDUCING else ring) | _FLASH_2.get(name, {})
+    built = ({} if name in _REDUCING else ring) | _ATTENTION.get(name, {})
     built["vendor_first"] = float(name in _VENDOR_FIRST)
     return Generation(**(resolve(_DEFAULTS, chain(name), constants) | built))
 

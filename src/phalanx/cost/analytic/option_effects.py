@@ -114,6 +114,8 @@ SPREAD = 1.0
 """Relative standard deviation of an expert's tokens under a learned router: with it 16 pretraining steps published
 with their real router are 18 % off in the median (24 % without it), most of them too short still. Public logs of
 loads are rare, so it is one number for all models."""
+_PORTABLE = {"flash2": 2.0, "flash3": 0.0}
+"""Profile.portable by the kernel of attention."""
 _OVERLAPPED_STACK = "nemo-24.11"
 """The stack whose fitted overlap represents userbuffers and async tensor parallelism: NVIDIA's recipes had it on."""
 
@@ -147,7 +149,8 @@ def effective(by: Profile, model: Shape, options: StackOptions) -> Profile:
         new = replace(new, kept_logit=np.maximum(new.kept_logit, FIELDS["kept_logit"]))
     # Attention's core, number formats, overlap and dispatch.
     if options.attention != "auto":
-        new = replace(new, flash=float(options.attention == "flash"))
+        new = replace(new, flash=float(options.attention != "unfused"))
+        new = replace(new, portable=_PORTABLE.get(options.attention, new.portable))
     if options.narrow_parameters != "auto":
         narrow = options.narrow_parameters == "on"
         new = replace(new, cast_parameters=float(narrow), parameter_bytes=1.0 if narrow else 2.0)

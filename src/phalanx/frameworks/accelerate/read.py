@@ -66,8 +66,8 @@ def sharding(keys: Keys, table: str = "fsdp_config") -> tuple[int | None, dict[s
 
 
 _ATTENTION = {
-    "eager": "unfused", "disabled": "unfused", "sdpa": "flash", "flash_attention_2": "flash",
-    "flash_attention_3": "flash", "fa2": "flash", "fa3": "flash",
+    "eager": "unfused", "disabled": "unfused", "sdpa": "flash", "flash_attention_2": "flash2",
+    "flash_attention_3": "flash3", "fa2": "flash2", "fa3": "flash3",
 }  # fmt: skip
 """Words for attention's kernel, of transformers and of LLaMA-Factory."""
 _KERNELS = {

@@ -73,9 +73,10 @@ class StackOptions:
     context: Literal["auto", "p2p", "all_gather"] = "auto"
     """Exchange of keys and values over the rest of cp (without ulysses): around a ring, or gathered before attention
     (Llama 3, Grattafiori et al. 2024, section 3.3.2)."""
-    attention: Literal["auto", "flash", "unfused"] = "auto"
-    """Attention's core. flash: one kernel, which never writes the scores; unfused: products around a softmax, whose
-    scores are kept for the backward pass (`eager` in transformers, `local` in Megatron)."""
+    attention: Literal["auto", "flash", "flash2", "flash3", "unfused"] = "auto"
+    """Attention's core. flash: one kernel, which never writes the scores, of the stack's own choice; flash2, flash3:
+    that of FlashAttention 2 or 3; unfused: products around a softmax, whose scores are kept for the backward pass
+    (`eager` in transformers, `local` in Megatron)."""
     cross_entropy: Literal["auto", "plain", "fused", "linear"] = "auto"
     """The loss. fused: softmax and loss in one kernel, in the logits' own type; linear: with the head's product, in
     slices of the tokens, so that the full logits never exist (Liger, cut cross-entropy)."""
