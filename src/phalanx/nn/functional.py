@@ -347,13 +347,11 @@ def _softmax_minus_onehot(logits: Tensor, index: Tensor, wide: torch.dtype, grad
     chosen = z.gather(-1, index)
     total = z.exp_().sum(-1, keepdim=True)
     if gradient:
-        ones = torch.full_like(chosen, -1)
         if without is None:
-            z.div_(total)
+            z.div_(total).scatter_add_(-1, index, torch.full_like(chosen, -1))
         else:
-            ones.masked_fill_(without, 0)
-            z.div_(total.masked_fill(without, torch.inf))
-        z.scatter_add_(-1, index, ones)
+            ones = torch.full_like(chosen, -1).masked_fill_(without, 0)
+            z.div_(total.masked_fill(without, torch.inf)).scatter_add_(-1, index, ones)
         if z is not logits:
             logits.copy_(z)
     losses = total.log_() - chosen
