@@ -2,7 +2,7 @@
 
 `make net` asks the questions of questions.txt and compares each answer with answers.jsonl.xz; -k selects some:
 `pytest tests/net -k predict`. A difference names the question, the path in the answer, before and after. When
-you change something on purpose, add a file changes/YOURS.toml (never edit or re-record an answer), with
+you change something on purpose, add a file changes/YOURS.toml (never edit an answer), with
 
     [[command]]  old, new                    a regular expression in the line as it was typed, and its replacement
     [[key]]      question, old, new          likewise in a path such as `choices[3].seconds`; `times`: the new unit
@@ -14,5 +14,6 @@ you change something on purpose, add a file changes/YOURS.toml (never edit or re
 `question` and `path` are regular expressions that are searched for; without one, all match; the path `code` is the
 exit code. Keys that are added are no difference, nor are the words of sentences, comments and pages: their numbers
 are compared. masked.toml lists what depends on the machine, the moment or the version. New questions are recorded by
-`python -m net.record` in tests/.
+`python -m net.record` in tests/. Where all prices change on purpose (new constants), show that the commit before has no
+difference; then `python -m net.record --all` records anew, and the tables of before go.
 """
