@@ -64,7 +64,7 @@ def _same(one: dict[str, Any], other: dict[str, Any]) -> None:
     assert one["question"]["strategy"] == other["question"]["strategy"]
 
 
-@examples(2, 500)
+@examples(1, 500)
 def test_all_commands_agree_about_a_file(tmp_path: Path, examples: int) -> None:
     rows, priced = data()["configurations"], []
 

@@ -38,7 +38,7 @@ def test_parity_in_fp64(pool: Pool, world: int, examples: int) -> None:
     holds()
 
 
-@examples(4, 150)
+@examples(2, 150)
 @pytest.mark.parametrize("world", sampled([2, 4], (1,)))
 def test_parity_of_blocks_that_a_pattern_lists(pool: Pool, world: int, examples: int) -> None:
     """Recurrences, windows, gates and norms of every kind, in blocks of one or two."""
