@@ -14,6 +14,6 @@ you change something on purpose, add a file changes/YOURS.toml (never edit an an
 `question` and `path` are regular expressions that are searched for; without one, all match; the path `code` is the
 exit code. Keys that are added are no difference, nor are the words of sentences, comments and pages: their numbers
 are compared. masked.toml lists what depends on the machine, the moment or the version. New questions are recorded by
-`python -m net.record` in tests/. Where all prices change on purpose (new constants), show that the commit before has no
-difference; then `python -m net.record --all` records anew, and the tables of before go.
+`python -m net.record` in tests/. Where all prices change on purpose (new constants), show that the commit before has
+no difference; then `python -m net.record --all` records anew, and the tables of before go.
 """
