@@ -238,3 +238,18 @@ def test_an_export_of_a_file_of_tables_keeps_what_trains_the_model(tmp_path: Pat
         assert line in script
     assert "lr_warmup_steps: 20" in config
     assert "seed: 7" in config
+
+
+@pytest.mark.parametrize("kernel", ["eager", "flash_attention_2"])
+def test_an_export_keeps_the_kernel_of_attention(tmp_path: Path, kernel: str) -> None:
+    line = "deepspeed --num_gpus 8 train.py --deepspeed d.json --model_name_or_path meta-llama/Llama-3.1-8B --bf16 "
+    line += f"--per_device_train_batch_size 1 --max_seq_length 4096 --attn_implementation {kernel}"
+    (tmp_path / "run.sh").write_text(line)
+    (tmp_path / "d.json").write_text('{"zero_optimization": {"stage": 3}, "bf16": {"enabled": true}}')
+    text_of(tmp_path, "read run.sh --cluster dgx-h100 --out plan.json")
+    text_of(tmp_path, "export plan.json --to deepspeed --out x")
+    assert json.loads((tmp_path / "x/training_arguments.json").read_text())["attn_implementation"] == kernel
+    assert "attn_implementation=attention)" in (tmp_path / "x/train.py").read_text()
+    planned, exported = (json_of(tmp_path, f"predict {it} --json") for it in ("plan.json", "x --cluster dgx-h100"))
+    assert planned["terms_s"]["attention"] == pytest.approx(exported["terms_s"]["attention"])
+    assert planned["step_time_s"] == pytest.approx(exported["step_time_s"])

@@ -12,6 +12,8 @@ from typing import Any
 
 from phalanx.frameworks.configuration import Keys, count, truth
 
+ATTENTION = {"eager": "unfused", "sdpa": "flash", "flash_attention_2": "flash2", "flash_attention_3": "flash3"}
+"""Values of transformers' attn_implementation, and attention's kernel."""
 _METHOD = ("finetuning_type", "adapter", "peft_type", "peft_method")
 _SWITCHES = ("use_peft", "use_lora", "lora_enable", "enable_lora", "lora", "peft")
 _RANKS = ("lora_rank", "lora_r", "lora_dim", "peft_lora_r")

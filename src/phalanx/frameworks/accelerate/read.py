@@ -20,7 +20,7 @@ from phalanx.frameworks.configuration import (
 )
 from phalanx.frameworks.deepspeed import read as deepspeed
 from phalanx.frameworks.keys import key_table
-from phalanx.frameworks.trainer_tuning import preferring, tuning, updating
+from phalanx.frameworks.trainer_tuning import ATTENTION, preferring, tuning, updating
 
 _STRATEGIES = {
     "1": 3, "FULL_SHARD": 3, "2": 2, "SHARD_GRAD_OP": 2, "3": 0, "NO_SHARD": 0,
@@ -65,10 +65,7 @@ def sharding(keys: Keys, table: str = "fsdp_config") -> tuple[int | None, dict[s
     return zero, {"param": device, "optimizer": device}, recompute
 
 
-_ATTENTION = {
-    "eager": "unfused", "disabled": "unfused", "sdpa": "flash", "flash_attention_2": "flash2",
-    "flash_attention_3": "flash3", "fa2": "flash2", "fa3": "flash3",
-}  # fmt: skip
+_ATTENTION = ATTENTION | {"disabled": "unfused", "fa2": "flash2", "fa3": "flash3"}
 """Words for attention's kernel, of transformers and of LLaMA-Factory."""
 _KERNELS = {
     "eager_attention": "unfused", "flash_attention": "flash", "sdp_attention": "flash", "use_flash_attn": "flash",

@@ -11,6 +11,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from phalanx.frameworks.trainer_tuning import ATTENTION
 from phalanx.frameworks.writing.script import TEMPLATES, filled
 from phalanx.frameworks.writing.subject import Subject
 from phalanx.spec.errors import InputError
@@ -21,12 +22,10 @@ from phalanx.spec.model.spec import MODEL_FIELDS
 
 
 def arguments(x: Subject, **more: Any) -> dict[str, Any]:
-    """Return TrainingArguments of a plan. Raises InputError for recomputation of some blocks, and for a kernel of
-    attention, which is set on the model's class."""
+    """Return TrainingArguments of a plan, and the kernel of attention, which train.py gives to the model. Raises
+    InputError for recomputation of some blocks."""
     s, a, t = x.s, x.job.optimizer, x.plan.train
-    if x.options.attention != "auto":
-        reason = "is attn_implementation of the model, no argument of Trainer"
-        raise InputError("options.attention", x.options.attention, reason, "leave it out")
+    kernels = [word for word, kernel in ATTENTION.items() if kernel == x.options.attention]
     if s.recompute not in ("none", "full", "uniform:1"):
         reason = "transformers recomputes every block or none"
         raise InputError("strategy.recompute", s.recompute, reason, "use full or none")
@@ -45,6 +44,7 @@ def arguments(x: Subject, **more: Any) -> dict[str, Any]:
         **_decay(x.final_lr_share),
         "warmup_steps": t.warmup if x.trained else 0,
         "logging_steps": 1,
+        **({"attn_implementation": kernels[0]} if kernels else {}),
         **more,
     }
 
@@ -55,10 +55,10 @@ def _decay(share: float) -> dict[str, Any]:
     return {"lr_scheduler_type": "cosine_with_min_lr", "lr_scheduler_kwargs": {"min_lr_rate": share}}
 
 
-_MODEL = 'model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained("config.json"))'
-_FROM_FIRST_RANK = f"""# FSDP hands out the initial weights of the first rank; the others hold none.
+_CONFIG = 'AutoConfig.from_pretrained("config.json")'
+_FROM_FIRST_RANK = """# FSDP hands out the initial weights of the first rank; the others hold none.
 with nullcontext() if os.environ.get("RANK", "0") == "0" else init_empty_weights():
-    {_MODEL}"""
+    """
 
 
 def files(x: Subject, given: dict[str, Any], more: str = "", from_first_rank: bool = False) -> dict[str, str]:
@@ -68,6 +68,11 @@ def files(x: Subject, given: dict[str, Any], more: str = "", from_first_rank: bo
     Raises InputError for a model that transformers does not have."""
     config = to_hugging_face(x.model)
     _require_whole(x, config)
+    kernel = ""
+    if "attn_implementation" in given:
+        more += 'attention = given.pop("attn_implementation")\n'
+        kernel = ", attn_implementation=attention"
+    model = f"model = AutoModelForCausalLM.from_config({_CONFIG}{kernel})"
     return {
         "train.py": filled(
             TEMPLATES / "train.py.template",
@@ -75,7 +80,7 @@ def files(x: Subject, given: dict[str, Any], more: str = "", from_first_rank: bo
             more=more,
             imports="from contextlib import nullcontext\n" if from_first_rank else "",
             packages="from accelerate import init_empty_weights\n" if from_first_rank else "",
-            model=_FROM_FIRST_RANK if from_first_rank else _MODEL,
+            model=_FROM_FIRST_RANK + model if from_first_rank else model,
         ),
         "training_arguments.json": json.dumps(given, indent=2) + "\n",
         "config.json": json.dumps(config, indent=2) + "\n",
