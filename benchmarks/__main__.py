@@ -506,8 +506,8 @@ def bench_truth() -> Iterator[Result]:
     from benchmarks.predicted import truth
     from phalanx.measure.this_machine import local_cluster
 
-    local_cluster(4, "float32", 1, anew=True)  # what is cached may be of a busy hour
-    yield from truth(_run_ranks)
+    # What is cached may be of a busy hour.
+    yield from truth(_run_ranks, lambda: local_cluster(4, "float32", 1, anew=True))
 
 
 def bench_slowed() -> Iterator[Result]:
@@ -515,8 +515,8 @@ def bench_slowed() -> Iterator[Result]:
     from benchmarks.predicted import slowed
     from phalanx.measure.this_machine import local_cluster
 
-    local_cluster(2, "float32", 1, anew=True)  # what is cached may be of a busy hour
-    yield from slowed(_run_ranks)
+    # What is cached may be of a busy hour.
+    yield from slowed(_run_ranks, lambda: local_cluster(2, "float32", 1, anew=True))
 
 
 def bench_local() -> Iterator[Result]:

@@ -55,9 +55,11 @@ def _load() -> Result:
     return Result("load average before", f"{busy:.1f}", "at most 1, else all below is of a busy machine", busy <= 1)
 
 
-def truth(run: Run) -> Iterator[Result]:
-    """Train small jobs under every family of strategies: rank correlation, regret and error of the predictions."""
+def truth(run: Run, measure: Callable[[], object] = lambda: None) -> Iterator[Result]:
+    """Train small jobs under every family of strategies: rank correlation, regret and error of the predictions.
+    `measure`: measures the machine."""
     yield _load()
+    measure()
     predicted, measured, regrets = list[float](), list[float](), list[float]()
     for (job, ranks), lines in TRUTH.items():
         figures = run("strategies", ranks, job=job, most=4, cases={line: [line, []] for line in lines})
@@ -85,9 +87,11 @@ def truth(run: Run) -> Iterator[Result]:
         yield Result("median error", f"{middle:.1%} (at most {errors.max():.0%})", "10 %", middle <= 0.1)
 
 
-def slowed(run: Run) -> Iterator[Result]:
-    """Slow one of two ranks and compare how much longer the step takes with `phalanx simulate`."""
+def slowed(run: Run, measure: Callable[[], object] = lambda: None) -> Iterator[Result]:
+    """Slow one of two ranks and compare how much longer the step takes with `phalanx simulate`. `measure`: measures
+    the machine."""
     yield _load()
+    measure()
     cases = {line: [line, []] for line in SLOWED} | {f"{line}, slowed": [line, how] for line, how in SLOWED.items()}
     figures = run("strategies", 2, job=DENSE, most=2, cases=cases)
     for line, (rank, factor) in SLOWED.items():
