@@ -90,3 +90,15 @@ def test_what_is_no_list_is_one_line(tmp_path: Path) -> None:
         with pytest.raises(InputError, match="none of names"):
             _shape(tmp_path, _LLAMA, **wrong)
     assert _shares(_shape(tmp_path, _LLAMA, ignore=["x("])) == (0, 0, 0)
+
+
+@pytest.mark.parametrize("hostile", ["re:(.*)*(.*)*X", "re:([a-z.]+)+X", "re:" + "(a|b)" * 30, "re:(?!x).*"])
+def test_an_expression_that_may_take_forever_is_refused(tmp_path: Path, hostile: str) -> None:
+    with pytest.raises(InputError, match="an expression that is not read"):
+        _shape(tmp_path, _LLAMA, ignore=[hostile])
+
+
+def test_gaps_take_linear_time(tmp_path: Path) -> None:
+    assert _shares(_shape(tmp_path, _LLAMA, ignore=["re:" + ".*l" * 40 + "X"])) == (0, 0, 0)
+    with pytest.raises(InputError, match="more than 2,000 modules"):
+        _shape(tmp_path, _LLAMA, ignore=[f"a{i}" for i in range(3000)])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from fnmatch import translate
 from functools import cache
 from itertools import product
 
@@ -58,10 +59,10 @@ def _names(i: int, s: Sublayer, weight: str) -> Iterator[str]:
 
 
 @cache
-def _listed(expressions: tuple[str, ...]) -> tuple[re.Pattern[str], re.Pattern[str]]:
-    """Return what names modules in 16 bits, and what no module is that is quantised alone (`(?!`)."""
-    apart = [[e for e in expressions if e.startswith("(?!") is alone] for alone in (False, True)]
-    named, alone = (re.compile("|".join(f"(?:{e})" for e in some) or "(?!)") for some in apart)
+def _listed(wildcards: tuple[str, ...]) -> tuple[re.Pattern[str], re.Pattern[str]]:
+    """Return what names modules in 16 bits, and what names those that alone are quantised (`!`)."""
+    apart = [[w.removeprefix("!") for w in wildcards if w.startswith("!") is alone] for alone in (False, True)]
+    named, alone = (re.compile("|".join(map(translate, some)) or "(?!)") for some in apart)
     return named, alone
 
 
@@ -69,4 +70,6 @@ def is_whole(model: ModelSpec, i: int, s: Sublayer, weight: str) -> bool:
     """Whether the model's quantised checkpoint keeps a matrix of layer `i` in 16 bits."""
     named, alone = _listed(model.unquantised)
     names = list(_names(i, s, weight))
-    return any(map(named.fullmatch, names)) or all(map(alone.fullmatch, names))
+    return any(map(named.match, names)) or (
+        any(w.startswith("!") for w in model.unquantised) and not any(map(alone.match, names))
+    )

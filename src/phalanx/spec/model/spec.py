@@ -117,8 +117,8 @@ class ModelSpec:
     """What the model has, without parameters or a cost of note, and our decoder has not, such as a softcap of logits:
     it is priced, and refused where it would run."""
     unquantised: tuple[Annotated[str, Name], ...] = ()
-    """Modules that its checkpoint of fewer than 16 bits keeps in 16, as regular expressions of transformers' names;
-    the embedding and the head are always in 16."""
+    """Modules that its checkpoint of fewer than 16 bits keeps in 16, as wildcards of transformers' names; behind `!`
+    those that alone have fewer; the embedding and the head are always in 16."""
     pattern: tuple[Name, ...] | None = None
     """Sublayers of each block, joined by `+`, or by `&` where the second reads the first's normed input: attention,
     mlp, experts, or names of `mixers`, such as ("delta+experts", "delta+experts", "delta+experts",

@@ -5,25 +5,34 @@ modules_to_not_convert, ignored_layers     transformers, fbgemm, AWQ, fp8: quant
                                            to the end of a module, or the end of a name
 ignore, with targets of its groups         compressed-tensors: a name, or `re:` and a regular expression
 ignore, exclude_modules                    ModelOpt: with wildcards
+
+A stranger's regular expression may take forever. What lists say is a name with gaps, numbers and alternatives, which
+wildcards say too, and match in linear time (fnmatch); other expressions are refused.
 """
 
 from __future__ import annotations
 
-import fnmatch
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from phalanx.spec.model.hugging_face.reading import Config
 
 _LISTS = ("modules_to_not_convert", "ignored_layers", "ignore", "exclude_modules")
 _NUMBERED = re.compile(r"(.*\.(?:layers|h|blocks))\.(\d+)\.(.*)")
+_MOST = 2000
+_GAPS = {r"\d+": "*", r"[0-9]+": "*", r"\d": "?", ".*": "*", ".+": "?*", r"\.": ".", "[.]": "."}
+"""Parts of regular expressions, longest first where one begins another, and the wildcards that say them. A point by
+itself stays one: in names it is."""
+_PART = re.compile("|".join(map(re.escape, _GAPS)))
+_ALTERNATIVES = re.compile(r"\((?:\?:)?([^()]*)\)")
 
 
 def unquantised(c: Config, layers: int) -> list[str]:
-    """Return regular expressions over the names of modules in 16 bits; [] where the config has no list of them.
+    """Return wildcards over the names of modules in 16 bits, and behind `!` over those that alone are quantised; []
+    where the config has no list of them.
 
-    Raises InputError for a list that is none of words."""
+    Raises InputError for a list that is none of words, or too long, and for an expression that no wildcards say."""
     table = c("quantization_config") or c("compression_config") or {}
     if not isinstance(table, Mapping):
         raise c.wrong("quantization_config is not a table")
@@ -31,35 +40,58 @@ def unquantised(c: Config, layers: int) -> list[str]:
     words = [listed] if isinstance(listed, str) else listed
     if not isinstance(words, list) or not all(isinstance(word, str) for word in words):
         raise c.wrong("quantization_config has a list of modules that is none of names")
-    expressions, numbers = list[str](), dict[tuple[str, str], set[int]]()
-    for word in words:
-        if match := _NUMBERED.fullmatch(word):
-            numbers.setdefault((match[1], match[3]), set()).add(int(match[2]))
-        else:
-            expressions.append(_expression(word))
-    for (before, after), which in numbers.items():
-        every = which >= set(range(layers))
-        number = r"\d+" if every else f"(?:{'|'.join(map(str, sorted(which)))})"
-        expressions.append(_expression(rf"{before}.{number}.{after}"))
     groups = table.get("config_groups")
     targets = (
         [t for group in groups.values() for t in group.get("targets", ())] if isinstance(groups, Mapping) else []
     )
+    found = [glob for word in _merged(words, layers) for glob in _wildcards(c, word)]
     if targets and "Linear" not in targets:
-        expressions.append(f"(?!{'|'.join(map(_expression, targets))}).*")
-    return expressions
+        found += [f"!{glob}" for word in targets for glob in _wildcards(c, word)]
+    if len(found) > _MOST:
+        raise c.wrong(f"quantization_config lists more than {_MOST:,} modules")
+    return found
 
 
-def _expression(word: str) -> str:
-    """Return a word of a list as a regular expression of whole names; one that is none is taken as it stands."""
-    if word.startswith("re:"):
-        expression = f"{word[3:]}.*"
-    elif word.startswith("*"):
-        expression = fnmatch.translate(word + "*")
-    else:
-        expression = rf".*(?:{word})|(?:{word.rstrip('.')})\..*"
-    try:
-        re.compile(expression)
-    except re.error:
-        return re.escape(word)
-    return expression
+def _merged(words: list[str], layers: int) -> Iterator[str]:
+    """Yield the words of a list, those that name the same module of every layer as one."""
+    numbers = dict[tuple[str, str], set[int]]()
+    for word in words:
+        if match := _NUMBERED.fullmatch(word):
+            numbers.setdefault((match[1], match[3]), set()).add(int(match[2]))
+        else:
+            yield word
+    for (before, after), which in numbers.items():
+        every = which >= set(range(layers))
+        yield from (f"{before}.{i}.{after}" for i in (["*"] if every else sorted(which)))
+
+
+def _wildcards(c: Config, word: str) -> Iterator[str]:
+    """Yield a word of a list as wildcards of whole names. Raises InputError for an expression that none say."""
+    expression = word.removeprefix("re:")
+    spelt = _spelt(expression.removeprefix("^").removesuffix("$"))
+    if word != expression:
+        repeated = re.search("[*+?{]", _PART.sub("", expression.replace("(?:", "(")))
+        if repeated or not spelt or not all(re.fullmatch(r"(?:[\w.*?/-]|\[[\w-]+\])*", name) for name in spelt):
+            raise c.wrong(f"quantization_config has an expression that is not read: {word[:100]}")
+    for name in spelt or [re.sub(r"([*?[])", r"[\1]", word)]:
+        if word == expression and not word.startswith("*"):
+            yield f"*{name}"
+            yield f"{name}.*"
+        else:
+            yield name if word.endswith("$") else f"{name}*"
+
+
+def _spelt(expression: str) -> list[str]:
+    """Return a regular expression as wildcards, one for each of its alternatives; [] where they are too many."""
+    spelt = [_PART.sub(lambda part: _GAPS[part[0]], expression)]
+    while any(_ALTERNATIVES.search(each) for each in spelt):
+        spelt = [
+            f"{each[: match.start()]}{alternative}{each[match.end() :]}"
+            for each in spelt
+            for match in [_ALTERNATIVES.search(each)]
+            if match
+            for alternative in match[1].split("|")
+        ]
+        if len(spelt) > 64:
+            return []
+    return spelt
