@@ -44,12 +44,12 @@ def unquantised(c: Config, layers: int) -> list[str]:
     targets = (
         [t for group in groups.values() for t in group.get("targets", ())] if isinstance(groups, Mapping) else []
     )
-    found = [glob for word in _merged(words, layers) for glob in _wildcards(c, word)]
+    wildcards = [glob for word in _merged(words, layers) for glob in _wildcards(c, word)]
     if targets and "Linear" not in targets:
-        found += [f"!{glob}" for word in targets for glob in _wildcards(c, word)]
-    if len(found) > _MOST:
+        wildcards += [f"!{glob}" for word in targets for glob in _wildcards(c, word)]
+    if len(wildcards) > _MOST:
         raise c.wrong(f"quantization_config lists more than {_MOST:,} modules")
-    return found
+    return wildcards
 
 
 def _merged(words: list[str], layers: int) -> Iterator[str]:
