@@ -18,7 +18,7 @@ from phalanx.planning.lengths.steps import UnevenSteps
 from phalanx.planning.lookup import cluster_named, model_named, pricing_by_gpus
 from phalanx.planning.search.column_pricing import Pricing
 from phalanx.planning.search.refine import refined
-from phalanx.schedule.packing import deal, first_fit
+from phalanx.schedule.packing import deal, first_fit, spread
 from phalanx.schedule.pipeline.given_layout import listed
 from phalanx.spec.strategy.spec import Strategy
 
@@ -112,6 +112,66 @@ def test_dealing_loses_no_micro_batch(ranks: int, turns: int, seed: int) -> None
         np.testing.assert_array_equal(np.sort(dealt.reshape(3, -1)), np.tile(np.arange(ranks * turns), (3, 1)))
     groups = np.take_along_axis(costs, deal(costs, ranks, True).reshape(3, -1), axis=1).reshape(3, turns, ranks)
     assert (groups.min(axis=2)[:, :-1] >= groups.max(axis=2)[:, 1:]).all()
+
+
+@given(st.integers(0, 99), st.sampled_from((1, 2, 8, 12)), st.integers(1, 30))
+def test_groups_of_ranks_lose_no_document_and_end_near_each_other(seed: int, ranks: int, count: int) -> None:
+    random = np.random.default_rng(seed)
+    widths = np.array([w for w in (1, 2, 4) if ranks % w == 0 and w < ranks] + [ranks])
+    costs = random.lognormal(size=(count, 1)) / widths**0.9  # wider is faster, and dearer in all
+    least = random.integers(len(widths), size=count)
+    load, taken = spread(costs, widths, least, ranks)
+    work = costs[np.arange(count), taken]
+    assert (taken >= least).all()
+    assert load.sum() >= (work * widths[taken]).sum() - 1e-9  # waits of a group's ranks for each other are in it
+    assert load.max() <= (work * widths[taken]).sum() + 1e-9
+    for i in np.flatnonzero(taken > least):  # widened only where one alone was longer than all shared equally
+        assert costs[i, taken[i] - 1] > (costs[np.arange(count), least] * widths[least]).sum() / ranks
+    if set(taken.tolist()) == {0} and widths[0] == 1:
+        assert load.max() - load.min() <= work.max() + 1e-9
+
+
+@pytest.mark.parametrize("s", [Strategy(dp=4, cp=4, zero=1), Strategy(dp=16), Strategy(cp=16, zero=1)], ids=str)
+def test_documents_as_long_as_a_sequence_take_groups_as_wide_as_cp(s: Strategy) -> None:
+    """And the step of full sequences; shorter ones that a rank holds send nothing."""
+    step = _steps(s, "dynamic:8k" if s.cp == 1 else f"dynamic:{8192 // s.cp}").step("dynamic", False)
+    assert step.step_s == pytest.approx(_steps(s, "packed:8k").priced.seconds, rel=1e-6)
+    assert step.attention_ratio == pytest.approx(1)
+    short = _steps(s, "lognormal:300,0.2+dynamic:512").step("dynamic", False)
+    assert short.tokens == pytest.approx(128 * 8192, rel=0.05)
+    alone = _steps(replace(s, dp=s.dp * s.cp, cp=1), "lognormal:300,0.2+dynamic:512").step("dynamic", False)
+    assert short.step_s - short.other_s == pytest.approx(alone.step_s - alone.other_s, rel=0.02)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "stack", "line", "said"),
+    [
+        ("tp=2,pp=2,zero=1", "megatron-core", "dynamic", "does not go with a pipeline"),
+        ("zero=1,micro_batch=2", "megatron-core", "dynamic", "use micro_batch=1"),
+        ("zero=3", "fsdp2", "dynamic", "is not in PyTorch"),
+        ("zero=1", "megatron-core", "dynamic:64", "tokens a rank on 16 ranks do not hold 8,192; allow 512"),
+        ("zero=1", "megatron-core", "dynamic+balanced", "share documents by cost anyway"),
+    ],
+)
+def test_what_cannot_vary_its_groups_says_so(tmp_path: Path, strategy: str, stack: str, line: str, said: str) -> None:
+    words = ("predict", *WORDS.split(), strategy, "--stack", stack, "--lengths", f"lognormal:1000,1+{line}")
+    assert said in error_of(tmp_path, *words)
+
+
+def test_a_plan_with_groups_by_document_is_exported_with_its_flags(tmp_path: Path) -> None:
+    words = "plan --model llama3.1-8b --cluster dgx-h100 --gpus 16 --batch 32 --seq 32768 --lengths"
+    code, _, err = phalanx(tmp_path, *words.split(), "lognormal:3000,1.5+dynamic")
+    assert code == 0, err
+    assert phalanx(tmp_path, "export", "plan.json", "--to", "megatron", "--out", "out")[0] == 0
+    script = (tmp_path / "out" / "train.sh").read_text()
+    s = json.loads((tmp_path / "plan.json").read_text())["strategy"]
+    assert (s.get("pp", 1), s.get("ep", 1)) == (1, 1)
+    assert f"--max-seqlen-per-dp-cp-rank {32768 // s.get('cp', 1)}" in script
+    for flag in ("--hybrid-context-parallel", "--calculate-per-token-loss", "--dataloader-type single", "--sft"):
+        assert flag in script
+    said = error_of(tmp_path, "export", "plan.json", "--to", "bridge", "--out", "other")
+    assert "has no context parallelism of changing width" in said
+    assert "a search chooses" in error_of(tmp_path, *words.split(), "lognormal:3000,1.5+dynamic:8k")
 
 
 @given(st.integers(0, 99))

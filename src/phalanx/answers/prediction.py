@@ -15,7 +15,7 @@ from phalanx.cost.analytic.estimate import Estimate, compression_payment
 from phalanx.planning.expense.expense import Expense, within
 from phalanx.planning.expense.rates import ExpenseRates
 from phalanx.planning.explain.exact import ExactExplanation
-from phalanx.planning.lengths.distribution import WAYS, parse_lengths
+from phalanx.planning.lengths.distribution import parse_lengths
 from phalanx.planning.lengths.steps import UnevenStep, UnevenSteps
 from phalanx.planning.search.column_pricing import Pricing
 from phalanx.planning.search.refine import PIPELINED
@@ -153,7 +153,7 @@ def uneven_steps(q: Question, line: str, seed: int = 0) -> UnevenSteps:
 def _uneven(q: Question, steps: UnevenSteps) -> Prediction:
     """Predict with unequal lengths: the terms of the even step, and what is waited beyond it."""
     lengths, full = steps.lengths, _estimated(q)
-    ways = {(way, by_cost): steps.step(way, by_cost) for way in WAYS for by_cost in {False, way != "padded"}}
+    ways = {(way, by_cost): steps.step(way, by_cost) for way, by_cost in steps.ways}
     asked = ways[lengths.way, lengths.balanced]
     scale = (asked.even_s - asked.other_s) / (steps.priced.seconds - steps.other_s)
     other = asked.other_s / steps.other_s if steps.other_s else 1.0

@@ -35,7 +35,18 @@ from phalanx.spec.strategy.spec import FIELDS
 from phalanx.spec.strategy.stack_options import DEFAULTS, OPTION_FIELDS
 
 Table = Mapping[str, Any]
-_ABOUT = ("title", "repository", "commit", "position", "parent", "like", "modules", "recipes", "needs")
+_ABOUT = (
+    "title",
+    "repository",
+    "commit",
+    "position",
+    "parent",
+    "like",
+    "modules",
+    "recipes",
+    "dynamic_context",
+    "needs",
+)
 _STACK = frozenset((*_ABOUT, "strategy", "options", "operators", "rules", "priced", "constants", "policy", "runs"))
 _ENTRY = frozenset(("key", "words", "written", "values", "note", "in_code", "source"))
 _PRICED = ("zero", "zero_in_pipeline", "schedules", "ulysses", "without")
@@ -122,6 +133,7 @@ def _build(name: str, tables: Mapping[str, tuple[_Folder, Table]], built: dict[s
         priced=_limits(name, _inherited(name, "priced", tables)),
         modules=tuple(table.get("modules", like.modules if like else ())),
         recipes=tuple(table.get("recipes", like.recipes if like else ())),
+        dynamic_context=folder.source(table.get("dynamic_context", "")),
         needs=tuple(table.get("needs", like.needs if like else ())),
         constants={**(parent.constants if parent else {}), **_numbers(table.get("constants", {}))},
         policy=_policy(table, parent, tables, built),

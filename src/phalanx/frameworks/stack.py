@@ -150,6 +150,8 @@ class Stack:
     """Modules that it recomputes (`recompute=selective:...`)."""
     recipes: tuple[str, ...] = ()
     """Kinds of recomputation of its published recipes, which a search tries."""
+    dynamic_context: str = ""
+    """Source of its context parallelism of as many ranks as each document needs; "" if it has none."""
     needs: tuple[str, ...] = ()
     """What a run of it needs in addition to its configuration, such as an environment variable."""
     constants: Mapping[str, float] = field(default_factory=dict)

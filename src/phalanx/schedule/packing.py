@@ -5,6 +5,8 @@ Megatron-Bridge packs a data set before a training (first_fit_shuffle).
 
 Dealing by cost: sequences sorted by cost go to the ranks in groups, one to each, the costliest of a group to the rank
 with the least so far. Micro-batches that meet then cost alike, and so do ranks.
+
+Spreading: a document is computed by a group of ranks, the wider the longer it is, groups of a width side by side.
 """
 
 from __future__ import annotations
@@ -44,3 +46,25 @@ def deal(costs: Floats, ranks: int, by_cost: bool) -> Ints:
         out[rows, turn, order] = groups[:, turn]
         load[rows, order] += costs[rows, groups[:, turn]]
     return out
+
+
+def spread(costs: Floats, widths: Ints, least: Ints, ranks: int) -> tuple[Floats, Ints]:
+    """Give documents to groups of ranks, widest and costliest first, each to the group that is free first, and return
+    the seconds of each rank (ranks,) and the width taken by each document, as its place in `widths` (documents,).
+
+    `costs`: seconds of a document at each width, (documents, widths); `widths`: ascending divisors of `ranks`;
+    `least`: the narrowest group that holds it, as its place. A document that alone takes longer than all work shared
+    equally is computed by a wider group, as long as that is faster."""
+    rows = np.arange(len(costs))
+    taken = least.copy()
+    share = float((costs[rows, taken] * widths[taken]).sum()) / ranks
+    for wider in range(1, len(widths)):
+        slow = (taken == wider - 1) & (costs[rows, taken] > share) & (costs[:, wider] < costs[:, wider - 1])
+        taken[slow] = wider
+    load = np.zeros(ranks)
+    for i in np.lexsort((-costs[rows, taken], -taken)).tolist():
+        groups = load.reshape(-1, int(widths[taken[i]]))
+        free = groups.max(axis=1)
+        first = int(free.argmin())
+        groups[first] = free[first] + costs[i, taken[i]]
+    return load, taken

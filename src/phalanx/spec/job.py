@@ -99,12 +99,13 @@ class Job:
     """The update of replicas that take steps alone; has no effect without strategy.local."""
     clip: Annotated[float, Range(0, 1e30)] = 1.0
     """The largest global gradient norm; larger gradients are scaled down to it. 0: no clipping."""
-    documents: Literal["packed", "separate", "whole", "balanced", "padded"] = "packed"
+    documents: Literal["packed", "separate", "whole", "balanced", "padded", "dynamic"] = "packed"
     """Treatment of the documents in a sequence. packed: as one text. separate: attention stays inside a document and
     positions restart with each. The loss counts every target either way, also the first token of a document. whole:
     as separate, but sequences hold whole documents, as many as fit, and padding; the loss counts targets inside
     documents. balanced: these, dealt so that ranks and micro-batches that meet have as much attention. padded: one
-    document a sequence."""
+    document a sequence. dynamic: a document over just as many ranks of dp and cp as hold it, which other frameworks
+    run; ours does not."""
 
     def __post_init__(self) -> None:
         require_ranges(self, "job")

@@ -30,8 +30,10 @@ from phalanx.planning.expense.expense import Expense, within
 from phalanx.planning.expense.rates import ExpenseRates, rates_on, require_counted
 from phalanx.planning.explain.analytic import AnalyticSubject
 from phalanx.planning.lengths.distribution import parse_lengths
+from phalanx.planning.lengths.dynamic import CONDITIONS
 from phalanx.planning.lengths.steps import UnevenStep
 from phalanx.planning.search.column_pricing import Pricing
+from phalanx.planning.search.limits import conditions
 from phalanx.planning.search.planner import COST_OBJECTIVES, Objective, SearchAnswer, answer
 from phalanx.planning.search.refine import RankedStrategy
 from phalanx.planning.search.variations import ConditionCost, condition_costs, offers
@@ -239,12 +241,19 @@ def _searched(
     gpus, goal, offered = _number_of_gpus(question, wishes, rates, announce)
 
     lengths = parse_lengths(wishes.lengths) if wishes.lengths is not None else None
+    dynamic = lengths is not None and lengths.way == "dynamic"
+    if lengths is not None and dynamic and lengths.slot:
+        reason = "states the tokens a rank, which a search chooses: a sequence's over cp"
+        raise InputError("lengths", lengths.line, reason, "use +dynamic alone")
     uneven: dict[Strategy, UnevenStep] = {}
     draw = uneven_steps_of(lengths, uneven)
 
     def pricing(count: int) -> Pricing:
         p = replace(question.pricing_on(count), headroom=wishes.headroom)
-        return p if lengths is None else replace(p, extra=replace(p.extra, document=lengths.document(p.job.seq)))
+        if lengths is None:
+            return p
+        wanted = (*p.wanted, *conditions(CONDITIONS)[0]) if dynamic else p.wanted
+        return replace(p, wanted=wanted, extra=replace(p.extra, document=lengths.document(p.job.seq)))
 
     objective: Objective = "memory" if wishes.objective == "memory" else "throughput"
 
@@ -287,6 +296,7 @@ def _searched(
         whole, each = condition_costs(pricing, gpus, result.best.seconds)
     best, p = result.to_run, result.pricing
     draw(p, best.strategy)
+    plan = plan_of(p, best.priced, best.run, best.mfu, query.cluster or "", question.precision)
 
     def planned(r: RankedStrategy) -> PlannedStrategy:
         weighed = lengths is None or r.strategy in uneven
@@ -326,7 +336,7 @@ def _searched(
         strategies_priced_one_by_one=result.examined,
         search_s=result.seconds,
         notes=question.notes,
-        plan=plan_of(p, best.priced, best.run, best.mfu, query.cluster or "", question.precision),
+        plan=replace(plan, job=replace(p.job, documents="dynamic")) if dynamic else plan,
         search=result,
         subject=AnalyticSubject(
             lambda n: p if n == gpus else pricing(n), result.best.strategy, gpus, wishes.headroom, result.prices

@@ -55,7 +55,7 @@ def groups(x: Subject) -> tuple[Group, ...]:
         (KEYS["options.mtp"], o.mtp or None),
     )
     result += [
-        Group("Batch", reasons.batch(x), batch),
+        Group("Batch", reasons.batch(x), (*batch, *_dynamic(x))),
         Group("Recomputation", reasons.recomputation(x), _recompute(x)),
         Group("Number types", reasons.precision(x), _types(x)),
         Group(
@@ -68,6 +68,18 @@ def groups(x: Subject) -> tuple[Group, ...]:
     if graphs := _graphs(x):
         result.append(Group("CUDA graphs", "They launch what they capture at once.", graphs))
     return tuple(result)
+
+
+def _dynamic(x: Subject) -> tuple[Setting, ...]:
+    """Return a document's own width of context parallelism, and what it needs (arguments.py:1404-1409)."""
+    if x.job.documents != "dynamic":
+        return ()
+    return settings(
+        ("--hybrid-context-parallel", True),
+        ("--max-seqlen-per-dp-cp-rank", math.ceil(x.job.seq / x.s.cp)),
+        ("--calculate-per-token-loss", True),
+        ("--dataloader-type", "single"),
+    )
 
 
 def _pattern(x: Subject) -> tuple[Setting, ...]:

@@ -154,6 +154,9 @@ def subject(plan: Plan, stack: Stack) -> Subject:
     if s.compressor is not None and "none" in (stack.strategy["compression"].values or ()):
         raise InputError("strategy.compression", s.compression, f"{stack.title} has none", "use compression=none")
     require_runnable(stack, s, options, facts(plan.model, plan.job, s))
+    if plan.job.documents == "dynamic" and not stack.dynamic_context:
+        reason = f"{stack.title} has no context parallelism of changing width"
+        raise InputError("job.documents", "dynamic", reason, "plan with --lengths ...+packed")
     if s.pp == 1:  # without effect
         options = StackOptions(**{n: v for n, v in options.changed().items() if n not in _OF_STAGES})
     shaped = [name for name in _OF_STAGES if getattr(options, name)]

@@ -6,6 +6,7 @@ lengths.txt                      one length a line
 +longest                         padded to the longest of its micro-batch
 +packed, +packed:32k             several documents a sequence, attention inside each
 +balanced                        sequences dealt to ranks and micro-batches by what they cost
++dynamic, +dynamic:8k            a document over just as many ranks as hold it, at most 8k tokens each (dynamic.py)
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 
 import numpy as np
 
@@ -21,11 +22,11 @@ from phalanx.schedule.packing import Ints
 from phalanx.spec.documents import read_packed
 from phalanx.spec.errors import InputError, nearest
 
-Way = Literal["padded", "longest", "packed"]
-WAYS: tuple[Way, ...] = ("padded", "longest", "packed")
+Way = Literal["padded", "longest", "packed", "dynamic"]
+WAYS: tuple[Way, ...] = get_args(Way)
 _WORDS = (*WAYS, "balanced")
 _LOGNORMAL = re.compile(r"lognormal:(\d+(?:\.\d+)?),(\d+(?:\.\d+)?)")
-_SLOT = re.compile(r"packed:(\d+)(k?)", re.IGNORECASE)
+_SLOT = re.compile(r"(packed|dynamic):(\d+)(k?)", re.IGNORECASE)
 _MOST, _LONGEST = 2_000_000, 100_000_000
 _SAMPLE = 20_000
 _EXAMPLE = "e.g. lognormal:1200,1.1+packed or lengths.txt+packed+balanced"
@@ -43,12 +44,12 @@ class Lengths:
     """Lengths that a file lists, in place of mean and sigma."""
     way: Way = "padded"
     slot: int | None = None
-    """Tokens that documents are packed into, where stated."""
+    """Tokens that documents are packed into, or of a document that a rank holds at most, where stated."""
     balanced: bool = False
 
     def document(self, seq: int) -> int:
-        """Return the tokens of equal documents with as many keys a query, where documents are packed; else 0."""
-        if self.way != "packed":
+        """Return the tokens of equal documents with as many keys a query, where documents are whole; else 0."""
+        if self.way not in ("packed", "dynamic"):
             return 0
         lengths = np.minimum(self.draw(np.random.default_rng(0), _SAMPLE), seq).astype(float)
         return max(round(float((lengths**2).sum() / lengths.sum())), 1)
@@ -82,15 +83,17 @@ def parse_lengths(line: str) -> Lengths:
     for word in words:
         slot = _SLOT.fullmatch(word)
         if slot:
-            lengths = replace(lengths, way="packed", slot=int(slot[1]) * (1024 if slot[2] else 1))
+            way = WAYS[WAYS.index(slot[1].lower())]
+            lengths = replace(lengths, way=way, slot=int(slot[2]) * (1024 if slot[3] else 1))
         elif word == "balanced":
             lengths = replace(lengths, balanced=True)
         elif word in WAYS:
             lengths = replace(lengths, way=word)
         else:
             raise InputError("lengths", word, "is no way to make sequences", nearest(word, _WORDS))
-    if lengths.balanced and lengths.way == "padded":
-        raise InputError("lengths", line, "deals padded sequences, which cost alike", "add packed or longest")
+    if lengths.balanced and lengths.way in ("padded", "dynamic"):
+        reason = "which cost alike" if lengths.way == "padded" else "whose ranks share documents by cost anyway"
+        raise InputError("lengths", line, f"deals {lengths.way} sequences, {reason}", "add packed or longest")
     return lengths
 
 

@@ -17,7 +17,8 @@ import numpy as np
 from phalanx.cost.ledger.pipeline_formulas import makespans, rounds
 from phalanx.cost.ledger.policy import sharding as stack_sharding
 from phalanx.cost.pipeline_time import Costs
-from phalanx.planning.lengths.distribution import Lengths, Way
+from phalanx.planning.lengths.distribution import WAYS, Lengths, Way
+from phalanx.planning.lengths.dynamic import document_groups, refusal
 from phalanx.planning.search.column_pricing import Pricing
 from phalanx.planning.search.refine import chunk_costs, refined
 from phalanx.planning.search.strategy_columns import of
@@ -74,7 +75,7 @@ class UnevenSteps:
 
     def __init__(self, pricing: Pricing, s: Strategy, lengths: Lengths, seed: int = 0) -> None:
         seq = pricing.job.seq
-        if lengths.slot is not None and lengths.slot != seq:
+        if lengths.slot is not None and lengths.slot != seq and lengths.way == "packed":
             reason = f"packs into other sequences than {seq:,} tokens"
             raise InputError("lengths", lengths.line, reason, f"ask for seq {lengths.slot}")
         if s.local:
@@ -94,6 +95,15 @@ class UnevenSteps:
         self.blocks = run.blocks
         at = lockstep(s, stack_sharding(pricing.layout(of([s])), pricing.profile.policy))
         self.pipeline = at.pipeline[np.unique(at.replica, return_index=True)[1]]
+        self.alone = refusal(pricing, s, len(np.unique(self.pipeline)) < len(self.pipeline))
+        if lengths.way == "dynamic" and self.alone:
+            raise self.alone
+
+    @property
+    def ways(self) -> tuple[tuple[Way, bool], ...]:
+        """Ways that the strategy can take, each dealt by cost or not."""
+        fixed = tuple((way, by_cost) for way in WAYS[:-1] for by_cost in {False, way != "padded"})
+        return fixed if self.alone else (*fixed, ("dynamic", False))
 
     def asked(self) -> UnevenStep:
         """Draw steps as the line of lengths says."""
@@ -156,6 +166,8 @@ class UnevenSteps:
 
     def step(self, way: Way, balanced: bool) -> UnevenStep:
         """Draw steps. `balanced`: sequences are dealt by cost."""
+        if way == "dynamic":
+            return self._dynamic()
         s, batch, size = self.strategy, self.pricing.job.global_batch, self.strategy.micro_batch
         self._price(way)
         weights, tokens, place = self._sequences(way)
@@ -205,6 +217,43 @@ class UnevenSteps:
             return np.asarray(self.seconds[0])
         kinds = self.seconds.reshape(4, -1, len(self.grid))
         return np.asarray((kinds[0] + kinds[3]).sum(axis=0))
+
+    def _dynamic(self) -> UnevenStep:
+        """Draw steps of as many documents as packed sequences have, each on a group of ranks of its own."""
+        groups = document_groups(self.pricing, self.strategy, self.grid, self._held)
+        place = first_fit(self.pool, self.seq)
+        weights, order = self._between(self.pool), np.argsort(place, kind="stable")
+        starts = np.searchsorted(place[order], np.arange(place.max() + 2))
+        drawn = []
+        for _ in range(_DRAWS):
+            sequences = self.random.integers(len(starts) - 1, size=self.pricing.job.global_batch)
+            drawn.append(np.concatenate([order[starts[q] : starts[q + 1]] for q in sequences]))
+        steps = [groups.step(self.pool[d], weights[d]) for d in drawn]
+        ends = np.array([step.ranks_s.max() for step in steps]) + self.other_s
+        even = float(np.mean([step.ranks_s.mean() for step in steps])) + self.other_s
+        step_s, low, high = float(ends.mean()), *(float(np.percentile(ends, q)) for q in (10, 90))
+        trained = float(np.mean([self.pool[d].sum() for d in drawn]))
+        return UnevenStep(
+            way="dynamic",
+            step_s=step_s,
+            step_low_s=low,
+            step_high_s=high,
+            even_s=even,
+            other_s=self.other_s,
+            meeting_s=0.0,
+            turns_s=0.0,
+            replicas_s=_beyond(step_s, even),
+            waiting_share=_beyond(step_s, even) / step_s,
+            tokens=trained,
+            padding_share=0.0,
+            documents=float(np.mean([len(d) for d in drawn])),
+            tokens_per_s=trained / step_s,
+            attention_ratio=float(np.mean([step.attention_ratio for step in steps])),
+        )
+
+    @property
+    def _held(self) -> int | None:
+        return self.lengths.slot if self.lengths.way == "dynamic" else None
 
     def _run(self, weights: Floats) -> tuple[float, float, float]:
         """Seconds from the first to the last pass of a step, of weights (turns, replicas, points): of the mean

@@ -143,7 +143,11 @@ def holds_ids(data: str) -> bool:
 
 
 def require_documents(tokens: TokenSet, how: str = "separate") -> None:
-    """Require that document boundaries are known in the training tokens. Raises InputError."""
+    """Require that document boundaries are known in the training tokens, and that our trainer can treat documents
+    that way. Raises InputError."""
+    if how == "dynamic":
+        reason = "is planned, and exported to Megatron-LM; our trainer has no context parallelism of changing width"
+        raise InputError("job.documents", how, reason, "use balanced")
     if len(tokens.training_starts()) < 2:
         raise InputError(
             "job.documents",
