@@ -15,6 +15,7 @@ from phalanx.planning.search import priced, refine, space
 from phalanx.planning.search.neighbours import neighbours
 from phalanx.planning.search.planner import answer
 from phalanx.planning.search.priced import price
+from phalanx.planning.search.stack_options import that_run
 from phalanx.schedule.pipeline.stages import check
 from phalanx.spec.files import plan as plans
 from phalanx.spec.strategy.spec import Strategy, parse
@@ -119,6 +120,14 @@ def test_mesh_orders_that_cost_the_same_are_one_answer():
     answer = _ask("llama3-70b", "dgx-h100", 64, 512, 8192)
     seen = [(replace(r.strategy, order="pp/dp/cp/tp"), r.seconds, r.priced.bytes_) for r in answer.ranked]
     assert len(seen) == len(set(seen)) == 10
+
+
+def test_no_strategy_of_an_answer_is_refused_with_the_options_that_others_are_faster_with():
+    """Overlapped all-to-alls need virtual stages, which the fastest without them lacks."""
+    found = _ask("deepseek-v3", "dgx-h800", 2048, 15360, 4096)
+    assert found.pricing.extra.overlap_experts == "on"
+    every = [r.strategy for r in (*found.ranked, *found.families, *found.front)]
+    assert that_run(found.pricing, every) == every
 
 
 def test_a_stack_gets_the_schedules_that_it_has():

@@ -16,7 +16,7 @@ from phalanx.planning.search.branch_and_bound import FAMILIES, Exploration
 from phalanx.planning.search.column_pricing import Pricing
 from phalanx.planning.search.priced import PricedStrategy
 from phalanx.planning.search.refine import RankedStrategy, RefinedPrices, best_of_each_family
-from phalanx.planning.search.stack_options import NarrowerTypes, narrower_types, with_best_options
+from phalanx.planning.search.stack_options import NarrowerTypes, narrower_types, that_run, with_best_options
 from phalanx.planning.search.stage_lengths import StageLengths, lengths, that_fit
 from phalanx.planning.search.strategy_columns import ORDERS, Options
 from phalanx.spec.errors import InputError
@@ -147,7 +147,8 @@ def answer(
     # The second pass: pipelines timed action by action, then neighbours until none is faster.
     pricing = with_best_options(pricing, [explored.rows.strategy(row) for row in fastest])
     prices = RefinedPrices(pricing)
-    candidates = prices.descend([*(explored.rows.strategy(row) for row in rows), *explored.close])
+    chosen = [*(explored.rows.strategy(row) for row in rows), *explored.close]
+    candidates = prices.descend(that_run(pricing, chosen))  # not all with options that others are faster with
     if not candidates:
         raise no_answer.nothing_fits(pricing, explored, larger, gpus, options)
     costs = [(r.seconds, r.priced.bytes_) for r in candidates]
@@ -313,5 +314,6 @@ def best_of(pricing: Pricing, explored: Exploration) -> RankedStrategy | None:
     prices = RefinedPrices(pricing)
     # With the options, the fastest by the formulas may not fit; one of those with which they were tried does.
     of_families = [explored.rows.strategy(row) for row in best_of_each_family(explored)]
-    candidates = prices.descend(list(dict.fromkeys([*fastest, *of_families, *explored.close])), slower=False)
+    chosen = that_run(pricing, dict.fromkeys([*fastest, *of_families, *explored.close]))
+    candidates = prices.descend(chosen, slower=False)
     return next(iter([*that_fit(prices, candidates), *candidates]), None)

@@ -18,7 +18,7 @@ with the best strategies, and with the faster ones that did not fit without it. 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -115,13 +115,15 @@ def _least(each: Sequence[Pricing], strategies: Sequence[Strategy]) -> list[floa
     least = []
     for pricing, row in zip(each, seconds, strict=True):
         fastest_first = (i for i in np.argsort(row, kind="stable").tolist() if row[i] < np.inf)
-        allowed = (i for i in fastest_first if _allows(pricing, strategies[i]))
+        allowed = (i for i in fastest_first if that_run(pricing, [strategies[i]]))
         least.append(next((float(row[i]) for i in allowed), np.inf))
     return least
 
 
-def _allows(pricing: Pricing, s: Strategy) -> bool:
-    return pricing.options.allows(s, s.accumulation(pricing.job))
+def that_run(pricing: Pricing, strategies: Iterable[Strategy]) -> list[Strategy]:
+    """Return the strategies that the stack runs with a question's options."""
+    options, job = pricing.options, pricing.job
+    return [s for s in strategies if options.allows(s, s.accumulation(job))]
 
 
 _MOMENTS = {"first_moment": "bfloat16", "second_moment": "bfloat16"}
@@ -195,7 +197,7 @@ def _with_fewer_chunks(
     memory and may fit with fewer of the types."""
     pricing, known = prices.pricing, [r.strategy for r in too_large]
     fewer = [replace(s, virtual=s.virtual - 1) for s in known if s.virtual > 2]
-    fewer = [s for s in fewer if s not in known and pricing.options.allows(s, s.accumulation(pricing.job))]
+    fewer = that_run(pricing, (s for s in fewer if s not in known))
     return sorted((r for r in prices.of(fewer, limit) if r.seconds < limit), key=lambda r: r.seconds)
 
 

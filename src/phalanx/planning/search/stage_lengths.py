@@ -22,6 +22,7 @@ import numpy as np
 from phalanx.planning.search.column_pricing import Pricing
 from phalanx.planning.search.priced import layout_of
 from phalanx.planning.search.refine import GAIN, RankedStrategy, RefinedPrices
+from phalanx.planning.search.stack_options import that_run
 from phalanx.schedule.pipeline.given_layout import equal_blocks, listed
 from phalanx.schedule.pipeline.stages import rank_of
 from phalanx.spec.strategy.spec import Strategy
@@ -76,7 +77,7 @@ def that_fit(prices: RefinedPrices, candidates: Sequence[RankedStrategy]) -> lis
     too_large = [r for r in prices.met() if not r.priced.fits and r.strategy.pp > 1 and r.strategy.layers == "auto"]
     too_large = sorted((r for r in too_large if r.seconds < best), key=lambda r: r.seconds)[:_TRIED]
     cuts = [replace(r.strategy, layers=listed(cut)) for r in too_large for cut in cuts_of(r.strategy, pricing)]
-    cuts = [s for s in dict.fromkeys(cuts) if pricing.options.allows(s, s.accumulation(pricing.job))]
+    cuts = that_run(pricing, dict.fromkeys(cuts))
     if not cuts:
         return []
     reserved = np.broadcast_to(pricing.held(layout_of(pricing, cuts)), len(cuts))
