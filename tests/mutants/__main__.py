@@ -1,40 +1,27 @@
-"""Draws mutants by room, runs the tests of their lines, prints a table: `python -m mutants --count N --seed S`."""
+"""Draws mutants by room, runs the tests that reach them, prints a table: `python -m mutants --count N --seed S`."""
 
 from __future__ import annotations
 
 import argparse
+import ast
 import os
 import random
-import resource
 import shutil
 import signal
 import sys
 import tempfile
-import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
-from functools import cache
 from pathlib import Path
 
-# What every run of tests imports: they are forked with it. Nothing of phalanx, whose files change.
-import hypothesis
-import numpy
 import pytest
-import torch._dynamo
-import transformers
 
-from mutants.covering import Covering, covering, environment, nearest
-from mutants.mutations import Mutant, mutants
+from mutants.examining import OUTCOMES, Examination
+from mutants.mutations import MODULE, Mutant, mutants, switched
 
-__all__ = ["hypothesis", "numpy", "torch", "transformers"]
 ROOT = Path(__file__).parents[2]
-STORE = ROOT / ".mutants"
-ROOMS = ("frameworks", "training", "cost", "schedule", "spec", "planning", "runtime", "nn", "observation", "serving")
-LONGEST_S = 240.0
-"""A run of tests that takes longer has noticed: it does not end."""
-MOST_BYTES = 16 * 2**30
-FAILED = ".failed"
+HOUSE = ROOT / "src/phalanx"
+ROOMS = sorted(folder.name for folder in HOUSE.iterdir() if list(folder.glob("*.py")))
 
 
 def main() -> None:
@@ -43,133 +30,79 @@ def main() -> None:
     parser.add_argument("--count", type=int, default=300)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--room", action="append", choices=ROOMS, help="may be repeated")
+    parser.add_argument("tests", nargs="*", default=["tests"], help="files or folders of tests, from the root")
     options = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # and its folder is removed
     rooms = options.room or ROOMS
-    counts: Counter[tuple[str, str]] = Counter()
-    lived = []
     with tempfile.TemporaryDirectory(prefix="phalanx-mutants-") as folder:
         copy = Path(folder) / "copy"
-        ignored = shutil.ignore_patterns(
-            ".git", ".venv", ".mutants", "__pycache__", ".*_cache", ".hypothesis", "runs"
-        )
-        shutil.copytree(ROOT, copy, symlinks=True, ignore=ignored)
-        for i, room in enumerate(rooms):
-            map_of = covering(room, ROOT, STORE)
-            share = options.count // len(rooms) + (i < options.count % len(rooms))
-            for mutant in drawn(room, share, random.Random(f"{options.seed} {room}")):
-                begin = time.monotonic()
-                outcome = examined(mutant, map_of, copy)
-                counts[room, outcome] += 1
-                said = f"{mutant.file}:{mutant.line} {mutant.kind}: {mutant.before[:90]} -> {mutant.after[:90]}"
-                print(f"{outcome:9} {time.monotonic() - begin:4.0f} s {said}", flush=True)
-                lived += [f"{outcome:9} {said}"] if outcome in ("lived", "no test") else []
+        ignored = (".git", ".venv", ".hypothesis", "__pycache__", "runs")  # rooms are called runs too
+
+        def left_out(of: str, names: list[str]) -> list[str]:
+            return [n for n in names if n in ignored[: 5 if Path(of) == ROOT else 4] or n.endswith("_cache")]
+
+        shutil.copytree(ROOT, copy, symlinks=True, ignore=left_out)
+        drawn = list(_drawn(rooms, options.count, options.seed, copy))
+        shutil.copy(Path(__file__).with_name("switch.py"), copy / f"src/{MODULE}.py")
+        (copy / "src/switches").write_bytes(bytes(2 * len(drawn)))
+        _enter(copy)
+        examination = Examination(drawn, Path(folder))
+        plugins = ["no:xdist", "no:cacheprovider", "no:randomly"]
+        pytest.main(["-s", *(f"-p{p}" for p in plugins), *options.tests], plugins=[examination])
+    found = examination.found
+    counts = Counter((Path(m.file).parts[2], outcome) for m, outcome in found)
+    lived = [f"{outcome:9} {m}" for m, outcome in found if outcome in ("lived", "no test")]
     print(table(counts, rooms), *lived, sep="\n")
 
 
-def drawn(room: str, count: int, rng: random.Random) -> Iterator[Mutant]:
-    """Yield mutants of a room: of any file and, in it, any kind and place. Long files are drawn more often."""
-    files = sorted((ROOT / "src/phalanx" / room).rglob("*.py"))
-    sources = {str(p.relative_to(ROOT)): p.read_text() for p in files}
-    drawn: set[tuple[str, int, str]] = set()
-    while len(drawn) < count:
-        (file,) = rng.choices(list(sources), [len(s) for s in sources.values()])
-        every = list(mutants(file, sources[file]))
-        if not every:
-            continue
-        kind = rng.choice(sorted({m.kind for m in every}))
-        mutant = rng.choice([m for m in every if m.kind == kind])
-        key = (mutant.file, mutant.line, mutant.after)
-        if key not in drawn:
-            drawn.add(key)
-            yield mutant
+def _enter(copy: Path) -> None:
+    """Let this process, and what it starts, find everything in the copy: drawn cases are the same in each run."""
+    os.chdir(copy)
+    paths = [str(copy / "src"), str(copy)]
+    os.environ.update({"PYTHONPATH": os.pathsep.join(paths), "PYTHONDONTWRITEBYTECODE": "1", "CI": "true"})
+    sys.dont_write_bytecode = True
+    sys.path[:] = [*paths, *(p for p in sys.path if not p.startswith(str(ROOT)) or "site-packages" in p)]
 
 
-def examined(mutant: Mutant, map_of: Covering, copy: Path) -> str:
-    """Return what became of a mutant: noticed, endless, lived, no test; invalid: its tests fail without it."""
-    path = copy / mutant.file
-    tests = map_of.tests(ROOT / mutant.file, mutant.line) or nearest(path, copy)
-    if not tests:
-        return "no test"
-    before, times = path.read_text(), path.stat()
-    path.write_text(mutant.source)
-    try:
-        code = _run(tests, copy)
-    finally:
-        path.write_text(before)
-        os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
-    if code:
-        failed = copy / FAILED
-        alone = (failed.read_text(),) if failed.exists() else tuple(tests)
-        return "noticed" if _holds(alone, copy) else "invalid"
-    return "lived" if code == 0 else "endless"
-
-
-@cache
-def _holds(tests: tuple[str, ...], copy: Path) -> bool:
-    """Whether tests pass on the copy as it is."""
-    return _run(tests, copy) == 0
-
-
-class _Failure:
-    """Leaves the name of the test that failed."""
-
-    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        if report.failed:
-            Path(FAILED).write_text(report.nodeid)
-
-
-def _run(tests: Sequence[str], copy: Path) -> int | None:
-    """Run tests in a forked process; return pytest's exit code, None if they did not end."""
-    (copy / FAILED).unlink(missing_ok=True)
-    child = os.fork()
-    if not child:
-        _live(tests, copy)
-    deadline = time.monotonic() + LONGEST_S
-    try:
-        while time.monotonic() < deadline:
-            ended, status = os.waitpid(child, os.WNOHANG)
-            if ended:
-                return os.waitstatus_to_exitcode(status)
-            time.sleep(0.05)
-        return None
-    finally:
-        with suppress(ProcessLookupError, ChildProcessError):  # the leader of its session, and whatever it started
-            os.killpg(child, signal.SIGKILL)
-            os.waitpid(child, 0)
-
-
-def _live(tests: Sequence[str], copy: Path) -> None:
-    os.setsid()
-    code = 3
-    try:
-        resource.setrlimit(resource.RLIMIT_AS, (MOST_BYTES, MOST_BYTES))
-        os.chdir(copy)
-        os.environ.update(environment(copy) | {"PYTHONDONTWRITEBYTECODE": "1"})
-        sys.dont_write_bytecode = True
-        sys.path[:] = [str(copy / "src"), str(copy), *(p for p in sys.path if not p.startswith(str(ROOT / "tests")))]
-        nothing = os.open(os.devnull, os.O_RDWR)
-        for stream in (0, 1, 2):
-            os.dup2(nothing, stream)
-        code = int(pytest.main(["-x", "-p", "no:xdist", "-p", "no:cacheprovider", *tests], plugins=[_Failure()]))
-    finally:
-        os._exit(code)
+def _drawn(rooms: Sequence[str], count: int, seed: int, copy: Path) -> Iterator[Mutant]:
+    """Yield mutants by room, and write them into the copy: of any file and, in it, any kind and place. Long files are
+    drawn more often."""
+    number = 0
+    for i, room in enumerate(rooms):
+        rng = random.Random(f"{seed} {room}")
+        sources = {p: p.read_text() for p in sorted((HOUSE / room).rglob("*.py"))}
+        placed: dict[Path, dict[int, int]] = defaultdict(dict)
+        for _ in range(count // len(rooms) + (i < count % len(rooms))):
+            while True:
+                (path,) = rng.choices(list(sources), [len(s) for s in sources.values()])
+                every = list(mutants(str(path.relative_to(ROOT)), ast.parse(sources[path])))
+                kind = rng.choice(sorted({m.kind for m in every}) or [""])
+                place = rng.choice([k for k, m in enumerate(every) if m.kind == kind] or [-1])
+                if place < 0 or place in placed[path].values():
+                    continue
+                try:
+                    text = switched(sources[path], placed[path] | {number: place})
+                except SyntaxError:
+                    continue
+                break
+            placed[path][number] = place
+            (copy / path.relative_to(ROOT)).write_text(text)
+            number += 1
+            yield every[place]
 
 
 def table(counts: Counter[tuple[str, str]], rooms: Sequence[str]) -> str:
-    """Return the table by room."""
-    heads = "".join(f" {head:>7}" for head in ("mutants", *_OUTCOMES))
-    lines = [f"{'room':12}{heads} {'score':>6}"]
+    """Return the table by room. What runs at import alone, before its switch is on, and mutants whose tests fail
+    without them are not in the score."""
+    heads = "".join(f" {head:>7}" for head in ("mutants", *OUTCOMES))
+    lines = [f"{'room':14}{heads} {'score':>6}"]
     for room in (*rooms, "all"):
-        of = {name: sum(n for (r, o), n in counts.items() if o == name and room in (r, "all")) for name in _OUTCOMES}
-        total = sum(of.values()) - of["invalid"]
+        of = {name: sum(n for (r, o), n in counts.items() if o == name and room in (r, "all")) for name in OUTCOMES}
+        total = sum(of.values()) - of["import"] - of["invalid"]
         score = f"{100 * (of['noticed'] + of['endless']) / total:.0f} %" if total else "-"
         counted = "".join(f" {n:7}" for n in (total, *of.values()))
-        lines.append(f"{room:12}{counted} {score:>6}")
+        lines.append(f"{room:14}{counted} {score:>6}")
     return "\n".join(lines)
-
-
-_OUTCOMES = ("noticed", "endless", "lived", "no test", "invalid")
 
 
 if __name__ == "__main__":

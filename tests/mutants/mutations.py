@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import ast
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
+MODULE = "mutant_switch"
+"""The name of switch.py beside phalanx."""
 COMPARED: dict[type[ast.cmpop], type[ast.cmpop]] = {
     ast.Lt: ast.LtE,
     ast.LtE: ast.Lt,
@@ -29,39 +31,55 @@ CALCULATED: dict[type[ast.operator], type[ast.operator]] = {
 }
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Mutant:
-    """A file with one place changed. `line`: of the place, from 1; `before`, `after`: its text."""
+    """One place of a file, changed. `line`: of the place, from 1."""
 
     file: str
     line: int
     kind: str
-    before: str
-    after: str
-    source: str
-    """The whole file as changed."""
+    node: ast.expr | ast.stmt
+    changed: ast.expr | ast.stmt
+
+    def __str__(self) -> str:
+        before, after = (" ".join(ast.unparse(n).split())[:90] for n in (self.node, self.changed))
+        return f"{self.file}:{self.line} {self.kind}: {before} -> {after}"
 
 
-def mutants(file: str, source: str) -> Iterator[Mutant]:
-    """Yield all mutants of a file; those that do not compile are left out."""
-    lines = source.splitlines(keepends=True)
-    starts = [0]
-    for line in lines:
-        starts.append(starts[-1] + len(line.encode()))
-    raw = source.encode()
-    for node in _changeable(ast.parse(source)):
-        begin = starts[node.lineno - 1] + node.col_offset
-        end = starts[(node.end_lineno or node.lineno) - 1] + (node.end_col_offset or 0)
+def mutants(file: str, tree: ast.Module) -> Iterator[Mutant]:
+    """Yield all mutants of a parsed file."""
+    for node in _changeable(tree):
         for kind, changed in _changes(node):
-            text = ast.unparse(ast.fix_missing_locations(changed))
-            after = f"({text})" if isinstance(changed, ast.expr) else text
-            whole = (raw[:begin] + after.encode() + raw[end:]).decode()
-            try:
-                compile(whole, file, "exec")
-            except SyntaxError:
-                continue
-            before = " ".join(raw[begin:end].decode().split())
-            yield Mutant(file, node.lineno, kind, before, text, whole)
+            yield Mutant(file, node.lineno, kind, node, changed)
+
+
+def switched(source: str, numbered: Mapping[int, int]) -> str:
+    """Return a file's source with mutants in it, each behind the switch of its number. `numbered`: their places among
+    all mutants of the file. Raises SyntaxError where one cannot stand in its place: a value in a pattern."""
+    tree = ast.parse(source)
+    every = list(mutants("", tree))
+    new = _Switches({number: every[place] for number, place in numbered.items()}).visit(tree)
+    begin = sum(isinstance(s, ast.Expr) or getattr(s, "module", "") == "__future__" for s in new.body[:2])
+    new.body.insert(begin, ast.parse(f"from {MODULE} import switch as _switch_").body[0])
+    text = ast.unparse(ast.fix_missing_locations(new))
+    compile(text, "mutants", "exec")
+    return text
+
+
+class _Switches(ast.NodeTransformer):
+    def __init__(self, numbered: Mapping[int, Mutant]) -> None:
+        self._numbered = numbered
+
+    def visit(self, node: ast.AST) -> ast.AST:
+        new = self.generic_visit(node)
+        for number, mutant in self._numbered.items():
+            if mutant.node is node:
+                on = ast.parse(f"_switch_({number})", mode="eval").body
+                if isinstance(node, ast.expr):
+                    new = ast.IfExp(on, mutant.changed, new)
+                else:
+                    new = ast.If(on, [mutant.changed], [new])
+        return new
 
 
 def _changeable(tree: ast.AST) -> Iterator[ast.expr | ast.stmt]:

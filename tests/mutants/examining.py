@@ -1,0 +1,169 @@
+"""Runs tests in forks of a process that has collected them: to see which reach a mutant, then for each mutant."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import signal
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import cache, partial
+from pathlib import Path
+
+import pytest
+
+from mutants.mutations import MODULE, Mutant
+
+OUTCOMES = ("noticed", "endless", "lived", "no test", "import", "invalid")
+SECONDS = 20.0
+"""Time of the tests that one mutant may take, as it was without it."""
+CASES = 2
+"""So many cases of each parametrised function say what it reaches."""
+LONGEST_S = 120.0
+"""A run of tests that takes longer has noticed: it does not end."""
+MOST_BYTES = 16 * 2**30
+
+
+@dataclass
+class Examination:
+    """A plugin of pytest that examines mutants in place of running the tests. `found`: what became of each."""
+
+    drawn: Sequence[Mutant]
+    folder: Path
+    found: list[tuple[Mutant, str]] = field(default_factory=list)
+    _failed: bool = False
+    _took: float = 0.0
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """Note what a test took and whether it failed."""
+        self._failed |= report.failed or report.skipped
+        self._took += report.duration
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtestloop(self, session: pytest.Session) -> bool:
+        """Examine all mutants."""
+        from importlib import import_module
+
+        self._switches = import_module(MODULE).switches
+        imported = set(self._reached())
+        begin = time.monotonic()
+        self._forked(lambda: self._record(list(_few(session.items))), 3600.0)
+        records = [json.loads(line) for line in (self.folder / "records").read_text().splitlines()]
+        print(f"{len(records)} tests, {time.monotonic() - begin:.0f} s", flush=True)
+        items = {item.nodeid: item for item in session.items}
+        others: dict[str, list[str]] = {}  # cases that were not run yet
+        for name in items.keys() - {item.nodeid for item in _few(session.items)}:
+            others.setdefault(name.partition("[")[0], []).append(name)
+
+        @cache
+        def holds(test: str) -> bool:
+            return self._forked(lambda: self._first_that_fails([items[test]]), LONGEST_S) == 0
+
+        for number, mutant in enumerate(self.drawn):
+            begin = time.monotonic()
+            tests = _chosen([(name, took) for name, took, reached in records if number in reached])
+            tests += [name for function in {t.partition("[")[0] for t in tests} for name in others.get(function, ())]
+            outcome = "import" if number in imported else "no test"
+            if tests:
+                (self.folder / "failed").unlink(missing_ok=True)
+                self._switches[len(self.drawn) + number] = 1
+                code = self._forked(partial(self._first_that_fails, [items[t] for t in tests]), LONGEST_S)
+                self._switches[len(self.drawn) + number] = 0
+                outcome = {0: "lived", None: "endless"}.get(code, "noticed")
+                if outcome == "noticed" and (self.folder / "failed").exists():
+                    by = (self.folder / "failed").read_text()
+                    outcome = "noticed" if holds(by) else "invalid"
+            self.found.append((mutant, outcome))
+            print(f"{outcome:9} {len(tests):3} tests {time.monotonic() - begin:4.0f} s {mutant}", flush=True)
+        return True
+
+    def _reached(self) -> Iterator[int]:
+        """Yield the mutants that were reached since the last call."""
+        for number in range(len(self.drawn)):
+            if self._switches[number]:
+                self._switches[number] = 0
+                yield number
+
+    def _record(self, items: Sequence[pytest.Item]) -> int:
+        """Run all items; write a line for each that passes: its name, its seconds and the mutants that it reached."""
+        with (self.folder / "records").open("w") as file:
+            for item, after in zip(items, [*items[1:], None], strict=True):
+                self._failed, self._took = False, 0.0
+                list(self._reached())
+                item.config.hook.pytest_runtest_protocol(item=item, nextitem=after)
+                if not self._failed:
+                    print(json.dumps([item.nodeid, self._took, list(self._reached())]), file=file, flush=True)
+        return 0
+
+    def _first_that_fails(self, items: Sequence[pytest.Item]) -> int:
+        """Run items until one fails, or their time is over; return whether one did."""
+        end = time.monotonic() + 2 * SECONDS
+        for item, after in zip(items, [*items[1:], None], strict=True):
+            self._failed = False
+            item.config.hook.pytest_runtest_protocol(item=item, nextitem=after)
+            if self._failed:
+                (self.folder / "failed").write_text(item.nodeid)
+                item.session._setupstate.teardown_exact(None)
+                return 1
+            if time.monotonic() > end:
+                break
+        return 0
+
+    def _forked(self, work: Callable[[], int], longest_s: float) -> int | None:
+        """Return the exit code of a forked process that does the work, None if it did not end."""
+        child = os.fork()
+        if not child:
+            _live(work)
+        deadline = time.monotonic() + longest_s
+        try:
+            while time.monotonic() < deadline:
+                ended, status = os.waitpid(child, os.WNOHANG)
+                if ended:
+                    return os.waitstatus_to_exitcode(status)
+                time.sleep(0.02)
+            return None
+        finally:
+            with suppress(ProcessLookupError, ChildProcessError):  # the leader of its session, and what it started
+                os.killpg(child, signal.SIGKILL)
+                os.waitpid(child, 0)
+
+
+def _live(work: Callable[[], int]) -> None:
+    os.setsid()
+    code = 3
+    try:
+        resource.setrlimit(resource.RLIMIT_AS, (MOST_BYTES, MOST_BYTES))
+        nothing = os.open(os.devnull, os.O_RDWR)
+        for stream in (0, 1, 2):
+            os.dup2(nothing, stream)
+        code = work()
+    finally:
+        os._exit(code)
+
+
+def _few(items: Sequence[pytest.Item]) -> Iterator[pytest.Item]:
+    """Yield items in their order, not more than CASES of a function."""
+    seen: Counter[str] = Counter()
+    for item in items:
+        seen[item.nodeid.partition("[")[0]] += 1
+        if seen[item.nodeid.partition("[")[0]] <= CASES:
+            yield item
+
+
+def _chosen(took: Sequence[tuple[str, float]]) -> list[str]:
+    """Return the tests to run, quick ones first, one case of each function before others of it."""
+    seen: Counter[str] = Counter()
+    turns = {}
+    for test, seconds in sorted(took, key=lambda t: (t[1], t[0])):
+        seen[test.partition("[")[0]] += 1
+        turns[test] = (seen[test.partition("[")[0]], seconds)
+    chosen, left = [], SECONDS
+    for test in sorted(turns, key=lambda t: (turns[t], t)):
+        if turns[test][1] <= left or not chosen:
+            chosen.append(test)
+            left -= turns[test][1]
+    return chosen
