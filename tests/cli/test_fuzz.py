@@ -107,6 +107,13 @@ def test_options_of_a_program_are_not_the_command_s() -> None:
     assert verdict(Case("command line", (*line, "--json")), Outcome(0, "a table", "", 0.0)) == "done"
 
 
+def test_a_help_may_name_what_no_table_may_hold() -> None:
+    outcome = Outcome(0, "inf: one batch after another", "", 0.0)
+    words = ("serve", "plan", "--rate", "3")
+    assert verdict(Case("command line", (*words, "--help")), outcome) == "done"
+    assert verdict(Case("command line", words), outcome) == "inf in a table"
+
+
 _KEPT = ("done", "refused", "failed")
 _EXTREMES = ("0", "-1", "1e-300", "nan", "1e18", "1e400", "2147483648", "999999999999999999999")
 _NUMBER = re.compile(r"[\d.]+(e\d+)?([kMGTBKs]|ms|GB|MB)?")

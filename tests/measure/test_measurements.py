@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,7 +21,7 @@ from phalanx.cost.collectives import measured as collective
 from phalanx.cost.collectives.critical_path import costs
 from phalanx.cost.step.predict import predict
 from phalanx.cost.step.terms import terms
-from phalanx.measure import nccl_tests, steal_time, this_machine
+from phalanx.measure import nccl_tests, steal_time, this_machine, worker
 from phalanx.measure.collectives import tensors
 from phalanx.measure.fit import robust_line
 from phalanx.measure.links import BETWEEN, INSIDE, SIZES, measure_gamma, measure_tier, partner
@@ -225,6 +226,33 @@ def test_rates_of_a_busy_machine_say_so_whenever_they_are_used(
         cluster = this_machine.local_cluster(2, "float32", 1, announce=said.append)
         assert ["measured, other programs kept" in line for line in said] == [True] * notes
         assert ("other programs kept" in cluster.device.source) == bool(notes)
+
+
+@pytest.mark.parametrize("damage", ["cut", "flipped", "garbage", "a list", "empty"])
+def test_a_damaged_measurement_is_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, damage: str) -> None:
+    """And one that was kept when it was interrupted begins anew."""
+    monkeypatch.setenv("PHALANX_CACHE", str(tmp_path))
+    monkeypatch.setattr(this_machine, "_measure", campaign.measured)
+    monkeypatch.setattr(this_machine, "noted", lambda *_: nullcontext([]))
+    said: list[str] = []
+    whole = this_machine.local_cluster(2, "float32", 1, announce=said.append)
+    (file,) = (tmp_path / "machines").glob("*.json")
+    content = file.read_bytes()
+    assert this_machine.local_cluster(2, "float32", 1, announce=said.append) == whole
+    digit = content.rindex(b"1")
+    flipped = content[:digit] + b"2" + content[digit + 1 :]
+    changed = {"cut": content[:-9], "flipped": flipped, "garbage": b"\xff\x00", "a list": b"[1]", "empty": b""}[
+        damage
+    ]
+    file.write_bytes(changed)
+    said.clear()
+    assert this_machine.local_cluster(2, "float32", 1, announce=said.append) == whole
+    assert said[0] == f"{file} is damaged; measuring again"
+    assert file.read_bytes() == content
+    odd = (b'{"kernels": [[]], "collectives": []}', b'{"kernels": [{"a": 1}], "collectives": []}')
+    for kept in (*odd, *([changed] if damage != "flipped" else [])):  # it has no seal
+        file.write_bytes(kept)
+        assert worker._read(file) == ([], [])
 
 
 def test_who_exchanges_messages_with_whom() -> None:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import re
 import shutil
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from html.parser import HTMLParser
 from itertools import pairwise
+from math import inf
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -19,6 +22,10 @@ from support.fuzz import listings
 from support.in_process_cli import error_of, phalanx
 from support.quick_runs import JOB
 
+from phalanx.answers import compare
+from phalanx.answers.diagnose.run_files import _between
+from phalanx.answers.runs import verify
+from phalanx.answers.runs.experts import expert_balance
 from phalanx.report.html.page import Section, page
 from phalanx.report.measured.run_page import _timeline, of_run
 from phalanx.report.observation import observation_page
@@ -243,6 +250,41 @@ def test_a_field_of_a_timeline_that_is_odd_is_drawn_or_refused(here: Path, tmp_p
             refused += 1
         assert "</html>" in text or "is not a timeline" in text
     assert refused or key in ("args", "ph", "ts", "dur", "name"), "a rank that is none is refused"
+
+
+@pytest.mark.parametrize(
+    ("name", "key"),
+    [("recorded.json", key) for key in ("step_time_s", "memory_bytes", "timeline", None)]
+    + [("metrics.jsonl", key) for key in ("step", "loss", "step_time_s", "between_s", "expert_tokens", None)],
+)
+def test_what_a_run_has_written_is_read_or_refused_if_it_is_odd(
+    here: Path, tmp_path: Path, name: str, key: str | None
+) -> None:
+    """Each field, or the whole of a record, by each of its readers; no figure is below zero or not finite."""
+    run = tmp_path / "run"
+    run.mkdir()
+    shutil.copy(here / "plan.json", run)
+    experts = {"between_s": 2.0, "expert_tokens": {"1": [1, 2]}, "expert_dropped": 0.0}
+    rows = [row | experts for row in _steps(3)]
+    recorded = {"step_time_s": 2.0, "memory_bytes": 2**30, "timeline": {"compute": 1.0}}
+    for odd in (*_ODD, "missing"):
+        steps, record = copy.deepcopy((rows, recorded))
+        at: Any = steps[1] if name == "metrics.jsonl" else record
+        if key is None:
+            steps[1], record = (odd, record) if name == "metrics.jsonl" else (steps[1], odd)  # type: ignore[assignment]
+        elif odd == "missing":
+            del at[key]
+        else:
+            at[key] = odd
+        (run / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in steps))
+        (run / "recorded.json").write_text(json.dumps(record))
+        for reader in (of_run, expert_balance):
+            with suppress(InputError):
+                reader(run)
+        figures = [*compare._measured(run).values(), verify._measured(run / "recorded.json")[0]]
+        with suppress(InputError):
+            figures.append(_between(run))
+        assert all(f is None or 0 <= f < inf for f in figures), odd
 
 
 def test_a_long_runs_page_takes_linear_time_and_is_no_larger(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:

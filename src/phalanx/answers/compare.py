@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
+from math import inf
 from pathlib import Path
 from typing import Any, Unpack
 
@@ -153,10 +154,12 @@ def _measured(folder: Path) -> dict[str, Any]:
     if not record.is_file():
         return {}
     recorded = read_json(record, "recorded")
-    peak, seconds = recorded.get("memory_bytes"), recorded.get("step_time_s")
+    peak, seconds = (
+        recorded.get(name) if isinstance(recorded, dict) else None for name in ("memory_bytes", "step_time_s")
+    )
     return {
-        "measured_step_s": seconds if isinstance(seconds, float) else None,
-        "measured_memory_bytes": peak if isinstance(peak, int) else None,
+        "measured_step_s": seconds if isinstance(seconds, float) and 0 < seconds < inf else None,
+        "measured_memory_bytes": peak if type(peak) is int and 0 < peak < 2**63 else None,
     }
 
 

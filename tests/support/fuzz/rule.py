@@ -69,7 +69,9 @@ def verdict(case: Case, o: Outcome) -> str:
 
 def _wrong_numbers(case: Case, out: str) -> str:
     own = case.words[: case.words.index("--")] if "--" in case.words else case.words  # the rest is a program's
-    if "--json" not in own or "--help" in own:
+    if "--help" in own:  # it names values
+        return ""
+    if "--json" not in own:
         words = re.findall(r"(?<![\w.-])-?(?:nan|inf)(?![\w-])", out)
         return f"{words[0]} in a table" if words and "nan" not in str(case) and "inf" not in str(case) else ""
     try:

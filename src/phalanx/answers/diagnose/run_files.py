@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from math import inf
 from pathlib import Path
 
 from phalanx.runs.folder import metrics
@@ -93,7 +94,8 @@ def read_files(words: Sequence[str]) -> RunFiles:
 
 def _between(run: Path) -> float:
     """Return the mean seconds between two steps of a run, over all but the first."""
-    seconds = [row["between_s"] for row in metrics(run)[1:] if isinstance(row.get("between_s"), float)]
+    said = [row.get("between_s") for row in metrics(run)[1:]]
+    seconds = [s for s in said if isinstance(s, float) and 0 <= s < inf]
     return sum(seconds) / len(seconds) if seconds else 0.0
 
 

@@ -10,6 +10,7 @@ import csv
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -151,7 +152,7 @@ def _measured(name: str, measured: str, query: Query) -> _Run:
         seconds = float(measured.removesuffix("s"))
     except ValueError:
         seconds = 0.0
-    if seconds < 0 or (not seconds and not Path(measured).is_file()):
+    if not 0 <= seconds < inf or (not seconds and not Path(measured).is_file()):
         raise InputError(
             "steps", f"{name}={measured}", "is not a number of seconds, and no log", "e.g. train.sh=4.31"
         )

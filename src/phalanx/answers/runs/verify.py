@@ -261,7 +261,7 @@ def _measured(record: Path) -> tuple[int | None, tuple[str, ...]]:
         return None, ()
     try:
         peak = read_json(record, "recorded")["memory_bytes"]
-        if isinstance(peak, int) and peak > 0:
+        if type(peak) is int and 0 < peak < 2**63:
             return peak, ()
         why = f"memory_bytes is {peak!r}"
     except (OSError, ValueError, TypeError, KeyError) as error:
