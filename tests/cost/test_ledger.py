@@ -173,10 +173,11 @@ def test_a_residual_is_kept_for_each_time_that_gradients_are_coded(line: str, re
 
 
 def test_experts_that_are_repeated_alone_are_computed_once_more() -> None:
-    """In the blocks that have experts: what wider ones add, they add once for each time that they are computed."""
+    """In the blocks that have experts: what wider ones add, they add once for each time that they are computed. Of
+    four that a token chooses among eight with weights and eight without, two compute on average."""
 
-    def products(ffn: int, recompute: str) -> float:
-        experts = {"count": 8, "top_k": 2, "ffn": ffn, "dense_layers": [0]}
+    def products(ffn: int, recompute: str, **chosen: int) -> float:
+        experts = {"count": 8, "top_k": 2, "ffn": ffn, "dense_layers": [0], **chosen}
         model, _ = make_model({"family": "llama", **_SMALL, "experts": experts}, Path())
         how = layout(Strategy(**parse(f"dp=2,recompute={recompute}")), Job(4, 64), model.layers)
         kinds = shape(model)
@@ -184,4 +185,6 @@ def test_experts_that_are_repeated_alone_are_computed_once_more() -> None:
 
     forward = 2.0 * (4 * 64 // 2) * 3 * 2 * 3 * 64 * 100  # tokens, blocks, routes, matrices, hidden, wider by 100
     for recompute, times in (("none", 3), ("selective:moe", 4), ("selective:mlp", 3)):
-        assert products(300, recompute) - products(200, recompute) == pytest.approx(times * forward)
+        for chosen in ({}, {"top_k": 4, "identity": 8}):
+            wider = products(300, recompute, **chosen) - products(200, recompute, **chosen)
+            assert wider == pytest.approx(times * forward)

@@ -15,7 +15,7 @@ from phalanx.answers.configurations.export import TARGETS, Export, export, write
 from phalanx.frameworks.launchers.export import LAUNCHERS
 from phalanx.frameworks.megatron import layout
 from phalanx.frameworks.registry import DOCUMENTED
-from phalanx.frameworks.writing.subject import subject
+from phalanx.frameworks.writing.subject import PRODUCTS, subject
 from phalanx.spec.errors import InputError
 from phalanx.spec.files.plan import Plan
 from phalanx.spec.job import Train
@@ -160,3 +160,14 @@ def test_blanks_of_numbers_are_numbers_where_they_are_read(to: str) -> None:
     numbers = {key for key, v in texts.items() if any(f":{name}}}" in v for name in ("LR", "MIN_LR", "TRAIN_ITERS"))}
     assert all(texts[key].startswith("${oc.decode:") == (key in numbers) for key in texts)
     assert len(numbers) >= 3 * (to == "bridge")
+
+
+@pytest.mark.parametrize("word", ["fp8", "bf16", "fp16", None])
+def test_a_plan_is_exported_in_its_precision(word: str | None) -> None:
+    """As it was asked for or, in a file without that, as its job computes."""
+    plan = _plan("megatron-core", dp=8, zero=1)
+    assert plan.job.precision.compute == "float32"
+    choices = {name: value for name, value in plan.choices.items() if name != "precision"}
+    x = subject(replace(plan, choices=choices | ({"precision": word} if word else {})), DOCUMENTED["megatron-core"])
+    assert x.compute == (word if word in ("bf16", "fp16") else "fp32")
+    assert x.options.products == PRODUCTS.get(str(word), "auto")

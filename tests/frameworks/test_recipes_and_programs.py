@@ -181,6 +181,22 @@ def test_adapters_of_scripts_and_recipes(tmp_path: Path) -> None:
     assert whole.job["types"] == {"reduce": "bfloat16", "accumulate": "bfloat16", "master": "bfloat16"}
 
 
+def test_what_a_script_asks_of_its_card_is_taken_as_true(tmp_path: Path) -> None:
+    asked = "bf16=is_bfloat16_supported(), fp16=not is_bfloat16_supported()"
+    plain, open_ = (_read(tmp_path, "train.py", text) for text in (_LORA, _LORA.replace("bf16=True", asked)))
+    assert open_.layout == plain.layout
+    assert any("is_bfloat16_supported() is taken as true" in note for note in open_.notes)
+
+
+def test_a_function_returns_a_configuration_of_torchtitan_by_its_signature_or_its_body(tmp_path: Path) -> None:
+    text = (Path(__file__).parents[1] / "net" / "inputs" / "titan.py").read_text()
+    other = "\n\ndef other(config):\n    return Other.Config(config)\n"
+    without = text.replace(" -> Trainer.Config", "")
+    assert without != text
+    found = [_read(tmp_path, "titan.py", t).layout for t in (text, without, without + other)]
+    assert found[0] == found[1] == found[2]
+
+
 def test_a_launched_script_is_opened_where_it_lies(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(_LORA)
     c = _read(tmp_path, "run.sh", "torchrun --nproc_per_node 4 train.py\n")

@@ -216,3 +216,17 @@ def test_a_file_that_grows_counts_as_work() -> None:
     script += f"for i in {{1..{rounds}}}; do echo y >> f; done\n"
     with pytest.raises(InputError, match="loops make more than"):
         follow(script)
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 3), st.booleans()), min_size=1, max_size=4),
+    st.sampled_from(["$ ", "(env) me@host:~/x$ "]),
+)
+def test_a_pasted_session_is_what_was_typed_in_it(commands: list[tuple[int, bool]], prompt: str) -> None:
+    """Commands of several lines, each perhaps followed by what it printed."""
+    session, typed = [], []
+    for i, (more, printed_something) in enumerate(commands):
+        lines = " \\\n".join([f"show {i}", *["more"] * more]).split("\n")
+        typed += lines
+        session += [prompt + lines[0], *lines[1:], *["show what it printed"] * printed_something]
+    assert by_us("\n".join(session)) == by_us("\n".join(typed)) != []

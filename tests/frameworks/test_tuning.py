@@ -52,6 +52,24 @@ def test_adapters_are_read_in_the_words_of_each_program(config: dict[str, Any], 
     assert found.unpriced == ""
 
 
+@pytest.mark.parametrize(
+    ("builder", "more", "options"),
+    [
+        ("llama3_8b", {}, {}),
+        ("lora_llama3_8b", {}, {"lora": 8, "lora_targets": "attention"}),
+        ("lora_llama3_8b", {"quantize_base": True}, {"lora": 8, "lora_targets": "attention", "base": "nf4-double"}),
+        ("qlora_llama3_8b", {"apply_lora_to_mlp": True}, {"lora": 8, "lora_targets": "linear", "base": "nf4-double"}),
+        ("lora_llama3_8b", {"lora_rank": 64}, {"lora": 64, "lora_targets": "attention"}),
+    ],
+)
+def test_adapters_of_torchtune_are_those_of_its_builder_and_its_keys(
+    builder: str, more: dict[str, Any], options: dict[str, Any]
+) -> None:
+    model = {"_component_": f"torchtune.models.llama3.{builder}", **more}
+    found = files.READERS["torchtune"]({"model": model, "batch_size": 1}, 8)
+    assert {n: v for n, v in found.options.items() if n in ("lora", "lora_targets", "base")} == options
+
+
 def test_what_has_no_price_is_not_priced(tmp_path: Path) -> None:
     asked = ("--gpus", "1", "--cluster", "pcie-rtx4090", "--model", "llama3-8b")
     for more, said in (

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -11,7 +13,9 @@ from support import generation_cases
 from support.rank_pool import Pool
 from support.sizes import examples, sampled
 
+from phalanx.answers.runs import train
 from phalanx.cost.step.generation import generating
+from phalanx.infer import text
 from phalanx.infer.sampling import Sampling, choose, uniform
 from phalanx.runtime.process.environment import ALONE
 from phalanx.schedule.generation import Batch, BatchingPolicy, Request, Scheduler, Slot
@@ -219,3 +223,21 @@ def test_what_does_not_generate(model: ModelSpec, line: dict[str, Any], words: s
 def test_a_cache_that_fits_no_request() -> None:
     with pytest.raises(InputError, match=r"pages = 3: hold 12 tokens, and .* need 4 pages; use 4 or more"):
         Scheduler(REQUESTS, BatchingPolicy(page=4, pages=3))
+
+
+@pytest.mark.parametrize(
+    ("asked", "prompt", "room"), [(5, 3, 5), (100, 3, 61), (100, 63, 1), (100, 70, 1), (0, 3, None)]
+)
+def test_a_trained_model_says_no_more_than_it_has_places_for(
+    monkeypatch: pytest.MonkeyPatch, asked: int, prompt: int, room: int | None
+) -> None:
+    said: list[int] = []
+    trained = SimpleNamespace(train=SimpleNamespace(sample_tokens=asked, prompt="a" * prompt))
+    encoded = SimpleNamespace(encode=lambda words: SimpleNamespace(ids=list(words)))
+    monkeypatch.setattr(train.plan, "read", lambda path: trained)
+    monkeypatch.setattr(text, "model_of", lambda folder: LLAMA)  # of 64 places
+    monkeypatch.setattr(text, "tokenizer_of", lambda folder, model: encoded)
+    monkeypatch.setattr(text, "question", lambda folder, prompts, how: said.append(how.tokens))
+    monkeypatch.setattr(text, "answer", lambda question: ["!"])
+    assert train.sample(Path()) == ("a" * prompt + "!" if asked else "")
+    assert said == [room] * bool(asked)

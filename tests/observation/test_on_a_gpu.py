@@ -3,6 +3,7 @@ named with its line."""
 
 import re
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,7 @@ from phalanx.spec.files.job_file import build, make_strategy
 from phalanx.spec.job import Job, Precision
 from phalanx.spec.model.families import complete
 from phalanx.spec.model.spec import ModelSpec
+from phalanx.spec.strategy.spec import Strategy
 
 SIZES = {"family": "llama", "vocab": 61, "hidden": 16, "layers": 2, "heads": 2, "ffn": 40, "max_seq": 16}
 MODEL = build(ModelSpec, complete(SIZES), "model")
@@ -161,6 +163,10 @@ def _examined() -> dict[str, Any]:
     with _after_swiglu(lambda x: host_values.read(x.sum().view(1), [0.0])):
         (checked,) = verify(MODEL, JOB, replace(strategy, ep=1), on_gpu=True)
     found["stated"] = [str(d) for d in checked.differences]
+    for name in ("threshold:1e-4", "int8"):
+        with nullcontext() if name != "int8" else _after_swiglu(lambda x: host_values.read(x.sum().view(1), [0.0])):
+            (checked,) = verify(SHALLOW, Job(2, 8), Strategy(dp=2, compression=name), on_gpu=True)
+        found[name] = [d.aspect for d in checked.differences]
     return found
 
 
@@ -185,6 +191,11 @@ def test_mixed_devices_are_found_while_the_model_is_built(examined: dict[str, An
     on_gpu, on_host = examined["made"]
     assert "aten.index.Tensor mixes tensors on the GPU and on cpu, at " in on_gpu
     assert on_host == ""
+
+
+def test_a_step_waits_to_count_what_it_sends_and_for_nothing_else(examined: dict[str, Any]) -> None:
+    assert examined["threshold:1e-4"] == []
+    assert examined["int8"] == ["waits of the host for the GPU in a step"]
 
 
 def test_rings_keep_the_rules(examined: dict[str, Any]) -> None:

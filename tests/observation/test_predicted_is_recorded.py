@@ -9,9 +9,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support import rank_cases
+from support.proving import prove
 from support.rank_pool import Pool
 from support.sizes import combined, examples, sampled
-from support.strategies import TRANSPORTS, cases
+from support.strategies import COMPRESSORS, PRECISIONS, QUANTISERS, TRANSPORTS, cases
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from phalanx.observation.diff import SLACK_BYTES
@@ -24,6 +25,7 @@ from phalanx.spec.files.job_file import build
 from phalanx.spec.job import Job
 from phalanx.spec.model.families import complete
 from phalanx.spec.model.spec import ModelSpec
+from phalanx.spec.optimizers import Optimizer
 from phalanx.spec.strategy.spec import Recompute, Strategy
 
 
@@ -115,3 +117,15 @@ def test_a_norm_that_attention_and_mlp_share_in_a_pipeline(s: Strategy, recomput
     model = build(ModelSpec, complete(sizes | {"max_seq": 128, "residual": "parallel_one_norm"}), "model")
     for verified in verify(model, Job(1, 128), replace(s, recompute=recompute)):
         assert verified.differences == ()
+
+
+@pytest.mark.parametrize("place", range(len(COMPRESSORS)))
+def test_every_row_is_predicted(place: int) -> None:
+    """Each compressor, precision and optimizer at least once: drawn cases meet rare ones by chance alone."""
+    sizes = {"family": "llama", "vocab": 1000, "hidden": 128, "layers": 2, "heads": 2, "ffn": 256, "max_seq": 8}
+    model = build(ModelSpec, complete(sizes), "model")
+    optimizer = Optimizer("muon" if place == 0 else ("adamw", "sgd")[place % 2])
+    job = Job(2, 8, PRECISIONS[place % len(PRECISIONS)], optimizer=optimizer)
+    recompute = ("none", "selective", "full", "every:2")[place % 4]
+    zero = place % (4 if COMPRESSORS[place] in QUANTISERS else 3)
+    prove(model, job, Strategy(dp=2, zero=zero, compression=COMPRESSORS[place], recompute=recompute, bucket=0.5))

@@ -60,6 +60,19 @@ def test_the_best_is_legal_fits_and_is_no_wonder(gpt3):
     assert plan.strategy.tp <= 8  # in the node
 
 
+def test_figures_of_a_strategy_follow_from_its_terms(gpt3):
+    for row in (gpt3[0]["best"], *gpt3[0]["alternatives"]):
+        seconds, terms = row["step_time_s"], row["terms_s"]
+        assert sum(terms.values()) == pytest.approx(seconds)
+        assert sum(row["memory_terms"].values()) <= row["memory_bytes"] <= row["usable_bytes"]
+        assert row["bubble_share"] == pytest.approx(terms["bubble"] / seconds)
+        sent = sum(terms[axis] for axis in ("tp", "cp", "ep", "transfers", "dp"))
+        assert row["communication_share"] == pytest.approx(sent / seconds)
+        assert row["tokens_per_s"] == pytest.approx(1536 * 2048 / seconds)
+        assert row["tokens_per_s_per_gpu"] * 1024 == pytest.approx(row["tokens_per_s"])
+        assert row["step_time_low_s"] < seconds < row["step_time_high_s"]
+
+
 def test_days_hours_and_money_follow_from_the_step(gpt3):
     best = gpt3[0]["best"]
     steps = 300e9 / (1536 * 2048)

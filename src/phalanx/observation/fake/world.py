@@ -173,8 +173,6 @@ def _answers(rank: int, world: int, note: Callable[[str], None]) -> dict[str, Ca
 
     def new_helper(size: int, index: int, ranks: object, backend: object, *args: Any, **kwargs: Any) -> Any:
         known("new_group", backend)
-        kwargs.pop("backend_options", None)
-        kwargs.pop("device_id", None)
         return helper(size, index, ranks, "fake", *args[:2], **{k: v for k, v in kwargs.items() if k in _KEPT})
 
     def get_backend(group: Any = None) -> str:
