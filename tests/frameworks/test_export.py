@@ -74,7 +74,10 @@ def test_a_folder_with_other_files_is_left_alone(tmp_path: Path) -> None:
 def test_a_strategy_in_canonical_form_stays_so(to: str, stack: str) -> None:
     rng = random.Random(f"{to} {stack}")
     for _ in range(20):
-        x = subject(draw.plan(DOCUMENTED[stack], rng), DOCUMENTED[stack])
+        drawn = draw.plan(DOCUMENTED[stack], rng)
+        if any(getattr(drawn.strategy, name) > 1 for name in DOCUMENTED[stack].coded):
+            continue  # in a program's code
+        x = subject(drawn, DOCUMENTED[stack])
         assert subject(replace(x.plan, strategy=x.s), DOCUMENTED[stack]).s == x.s
 
 
@@ -111,7 +114,7 @@ def test_transformers_knows_the_learning_rate_before_deepspeed_is_configured() -
 def test_accelerate_holds_initial_weights_once_and_splits_no_layer() -> None:
     script = export(_plan("accelerate", dp=8, zero=3), "accelerate").files["train.py"]
     assert 'nullcontext() if os.environ.get("RANK", "0") == "0" else init_empty_weights()' in script
-    with pytest.raises(InputError, match=r"strategy\.tp = 2: accelerate splits no layer"):
+    with pytest.raises(InputError, match=r"strategy\.tp = 2: is from_pretrained"):
         export(_plan("accelerate", dp=4, zero=3, tp=2), "accelerate")
 
 

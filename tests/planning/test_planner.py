@@ -143,6 +143,22 @@ def test_no_strategy_of_an_answer_is_refused_with_the_options_that_others_are_fa
     assert that_run(found.pricing, every) == every
 
 
+@pytest.mark.parametrize("stack", ["deepspeed", "accelerate", "maxtext"])
+@pytest.mark.parametrize("model", ["llama3-70b", "mixtral-8x7b"])
+def test_what_is_planned_for_a_stack_is_exported_to_it(tmp_path, model, stack):
+    """Degrees that a program's code sets stay 1, and are searched where a condition names them."""
+    words = f"plan --model {model} --cluster dgx-h100 --gpus 128 --batch 256 --seq 4096 --stack {stack}"
+    code, _, err = phalanx(tmp_path, *words.split())
+    assert code == 0, err
+    assert "export would not write it" not in err
+    code, out, err = phalanx(tmp_path, "export", "plan.json", "--to", stack, "--out", "out")
+    assert code == 0, err
+    if stack == "deepspeed" and model == "mixtral-8x7b":
+        code, out, err = phalanx(tmp_path, *words.split(), "--strategy", "ep=8")
+        assert "strategy.ep = 8: is MoE(ep_size=...) in a program's code" in err
+        assert "ep=8" in out
+
+
 def test_a_stack_gets_the_schedules_that_it_has():
     """torchtitan has zb-v, Megatron the distributed optimizer and Ulysses; and neither what the other has."""
     question = model_named("llama3-8b")[0], cluster_named("dgx-h100"), 64, 8192

@@ -187,6 +187,11 @@ class Stack:
         return replace(self, title="", strategy={}, options={}, modules=(), rules=self.priced)
 
     @cached_property
+    def coded(self) -> tuple[str, ...]:
+        """Degrees that a program's code sets and no configuration; a search leaves them at 1 unless they are named."""
+        return tuple(name for name, entry in self.strategy.items() if entry.in_code)
+
+    @cached_property
     def zero(self) -> tuple[int, ...]:
         """Levels of ZeRO that it runs without a pipeline."""
         return self._runs("zero", (0, 1, 2, 3), dp=2)

@@ -14,6 +14,7 @@ named. What cannot be honoured is refused.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -33,7 +34,7 @@ from phalanx.answers.question.query import Configured, Query
 from phalanx.answers.question.strategy_line import fixed, planned, strategy_on
 from phalanx.cost.analytic.estimate import Estimate, estimate, require_modelled
 from phalanx.frameworks.caveats import BALANCED, UNMEASURED, UNTIMED, Caveat
-from phalanx.frameworks.registry import DOCUMENTED, facts
+from phalanx.frameworks.registry import DOCUMENTED, STACKS, facts
 from phalanx.planning import lookup
 from phalanx.planning.explain.analytic import AnalyticSubject
 from phalanx.planning.explain.exact import ExactSubject, subject_of_plan
@@ -349,7 +350,16 @@ def _require_options(stack: str, options: StackOptions, field: str = "where") ->
 
 
 def search_of(query: Query, any_stack: bool = False) -> Question:
-    """Resolve a query whose strategy is searched: the fields that its strategy names become conditions. Raises
-    InputError."""
-    limits = ", ".join(filter(None, (fixed(query.strategy), query.where))) or None
-    return read(replace(query, strategy=None, where=limits), searched=True, any_stack=any_stack)
+    """Resolve a query whose strategy is searched: the fields that its strategy names become conditions, and degrees
+    that the stack's configuration cannot set stay 1 unless one of these is about them. Raises InputError."""
+    said = ", ".join(filter(None, (fixed(query.strategy), query.where)))
+    stack = STACKS.get(query.stack or DEFAULT_STACK)
+    coded = [f"{n}=1" for n in (stack.coded if stack else ()) if not re.search(rf"\b{n}\b", said)]
+    limits = ", ".join(filter(None, (said, *coded))) or None
+    question = read(replace(query, strategy=None, where=limits), searched=True, any_stack=any_stack)
+    if not coded:
+        return question
+    note = (
+        f"{', '.join(coded)}: a program's code sets more, no configuration of {query.stack}; --strategy may name it"
+    )
+    return replace(question, notes=(*question.notes, note))

@@ -25,10 +25,6 @@ _LAUNCH = (
 def program(x: Subject) -> TrainingProgram:
     """Return a plan as accelerate.yaml and train.py. Raises InputError for what accelerate has no key for."""
     s, o = x.s, x.options
-    if s.tp > 1:
-        # accelerator.py:1600 would say "we skip the TP preparation", and every rank of tp do the same work.
-        reason = "accelerate splits no layer: from_pretrained(tp_plan=...) in a program's code does"
-        raise InputError("strategy.tp", s.tp, reason, "use tp=1, or plan for torchtitan")
     if s.cp > 1 and not s.level.state:
         reason = "accelerate launch takes parallelism_config under FSDP2 alone"
         raise InputError("strategy.cp", s.cp, reason, "use zero=3 and dp=2 or more")

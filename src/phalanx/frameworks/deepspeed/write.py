@@ -16,25 +16,13 @@ from phalanx.frameworks.writing.script import TORCHRUN, comment
 from phalanx.frameworks.writing.subject import Subject
 from phalanx.spec.errors import InputError
 
-_IN_CODE = {
-    "pp": "stages are an argument of PipelineModule in the model's code",
-    "ep": "expert parallelism is an argument of MoE layers in the model's code",
-    "etp": "expert parallelism is an argument of MoE layers in the model's code",
-}
-
 
 def program(x: Subject) -> TrainingProgram:
     """Return a plan as ds_config.json and train.py. Raises InputError for what stands in a model's code there."""
     s = x.s
-    for name, reason in _IN_CODE.items():
-        if getattr(s, name) > 1:
-            raise InputError(f"strategy.{name}", getattr(s, name), f"{reason}, not in its JSON", f"use {name}=1")
     if x.options.cross_entropy == "linear":
         reason = "TiledFusedLogitsLoss is called in the model's code, not in its JSON"
         raise InputError("options.cross_entropy", "linear", reason, "leave it out")
-    if (s.tp > 1 and s.level.parameters) or (s.tp > 1 and s.cp > 1):
-        reason = "AutoTP goes with ZeRO up to level 2 and without sequence parallelism"
-        raise InputError("strategy.tp", s.tp, reason, "use zero=2 and cp=1, or tp=1")
     if 0 < x.options.optimizer_offload < 1 and not s.level.parameters:
         reason = "a part of the optimizer is offloaded at ZeRO level 3 only"
         raise InputError("options.optimizer_offload", x.options.optimizer_offload, reason, "use 1, or zero=3")

@@ -50,16 +50,6 @@ def _require_expressible(x: Subject) -> None:
     s, o = x.s, x.options
     require_plain(x.model, x.stack.title)
     _require_model(x.model)
-    shards = s.dp_shard if s.level.parameters else 1
-    if shards % s.ep:
-        reason = "expert parallelism takes ranks of the data axis that shards parameters (dp_shard)"
-        raise InputError("strategy.ep", s.ep, f"{reason}, here {shards}", "use zero=3")
-    if s.cp > 1 and not s.level.parameters:
-        reason = "parameters are sharded over the context axis too (logical_axis_rules of base.yml)"
-        raise InputError("strategy.zero", s.zero, f"{reason}, so cp={s.cp} goes with zero=3", "use zero=3, or cp=1")
-    if s.pp > 1 and x.micro_batches % s.pp:
-        reason = f"{x.micro_batches} micro-batches do not divide over {s.pp} stages"
-        raise InputError("strategy.pp", s.pp, reason, "use another micro_batch")
     if s.pp > 1 and _piped(x) % s.pp:
         reason = f"{_piped(x)} blocks do not divide over {s.pp} stages"
         raise InputError("strategy.pp", s.pp, reason, "use another pp")

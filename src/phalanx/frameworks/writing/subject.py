@@ -154,6 +154,10 @@ def subject(plan: Plan, stack: Stack) -> Subject:
     if s.compressor is not None and "none" in (stack.strategy["compression"].values or ()):
         raise InputError("strategy.compression", s.compression, f"{stack.title} has none", "use compression=none")
     require_runnable(stack, s, options, facts(plan.model, plan.job, s))
+    for name in stack.coded:
+        if (degree := getattr(s, name)) > 1:
+            reason = f"is {stack.strategy[name].written} in a program's code, in no configuration of {stack.title}"
+            raise InputError(f"strategy.{name}", degree, reason, f"use {name}=1")
     if plan.job.documents == "dynamic" and not stack.dynamic_context:
         reason = f"{stack.title} has no context parallelism of changing width"
         raise InputError("job.documents", "dynamic", reason, "plan with --lengths ...+packed")
