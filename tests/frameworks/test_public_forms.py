@@ -312,3 +312,90 @@ def test_a_missing_file_of_any_name_is_asked_for(tmp_path: Path) -> None:
         f"torchrun --nproc_per_node 2 pretrain_gpt.py {_MEGATRON} --global-batch-size $B"
     )
     assert "global-batch-size is $B" in text_of(tmp_path, "read run.sh")
+
+
+def test_nemo_rl_reads_the_files_that_it_inherits_from_and_its_enabled_trainer(tmp_path: Path) -> None:
+    (tmp_path / "deep").mkdir()
+    (tmp_path / "root.yaml").write_text(
+        "policy:\n  model_name: Qwen/Qwen2.5-1.5B\n  train_micro_batch_size: 4\n  train_global_batch_size: 64\n"
+        "  max_total_sequence_length: 512\n  precision: bfloat16\n"
+        "  dtensor_cfg: {enabled: true, tensor_parallel_size: 1, context_parallel_size: 1,"
+        " activation_checkpointing: false, lora_cfg: {enabled: true, dim: 16}}\n"
+        "  megatron_cfg: {enabled: false, tensor_model_parallel_size: 4, recompute_granularity: full,"
+        " activation_checkpointing: false}\ncluster: {gpus_per_node: 8, num_nodes: 1}\n"
+    )
+    (tmp_path / "deep" / "middle.yaml").write_text("defaults: ../root.yaml\ncluster: {num_nodes: 2}\n")
+    c = _read(tmp_path, "defaults: deep/middle.yaml\npolicy: {train_micro_batch_size: 2}\n", "a.yaml")
+    assert (c.layout.world, c.layout.tp, c.layout.zero, c.layout.micro_batch) == (16, 1, 3, 2)
+    assert (c.stack, c.layout.recompute, c.options["lora"]) == ("accelerate", "none", 16)
+    other = "defaults: [root.yaml]\npolicy: {dtensor_cfg: {enabled: false}, megatron_cfg: {enabled: true}}\n"
+    c = _read(tmp_path, other, "b.yaml")
+    assert (c.stack, c.layout.tp, c.layout.recompute) == ("megatron-bridge", 4, "none")
+    missing = _read(tmp_path, "defaults: [gone.yaml]\npolicy: {train_micro_batch_size: 2}\n", "c.yaml").missing
+    assert missing == ("gone.yaml, its base, is not here: give it too",)
+    (tmp_path / "d.yaml").write_text("defaults: d.yaml\npolicy: {train_micro_batch_size: 2}\n")
+    assert "include itself" in error_of(tmp_path, "read d.yaml")
+
+
+def test_keys_of_bridge_without_size_or_precision_lie_over_a_recipe(tmp_path: Path) -> None:
+    c = _read(
+        tmp_path,
+        "model: {tensor_model_parallel_size: 2}\ntrain: {micro_batch_size: 1}\noptimizer: {lr: 0.1}\n",
+        "a.yaml",
+    )
+    assert (c.layout.tp, c.layout.precision, c.layout.zero) == (2, None, None)
+    assert any("recipe" in note for note in c.notes)
+
+
+def test_experts_of_nanotron_are_of_its_model(tmp_path: Path) -> None:
+    sizes = "hidden_size: 64, intermediate_size: 128, num_hidden_layers: 4, num_attention_heads: 4, vocab_size: 256"
+    text = (
+        "parallelism: {dp: 2, tp: 1, pp: 1}\ntokens: {micro_batch_size: 1, sequence_length: 32,"
+        " batch_accumulation_per_replica: 1}\nmodel:\n  model_config: {is_qwen2_config: true, "
+    )
+    experts = ", moe_config: {num_experts: 4, top_k: 1, moe_intermediate_size: 32, enable_shared_expert: true,"
+    c = _read(tmp_path, f"{text}{sizes}{experts} layers: [1, 2]}}}}\n", "a.yaml")
+    assert c.spec is not None
+    assert c.spec.experts is not None
+    x = c.spec.experts
+    assert (x.count, x.top_k, x.ffn, x.shared_ffn, x.shared_gate, x.dense_layers) == (4, 1, 32, 5632, True, (0, 3))
+
+
+def test_another_objective_of_ms_swift_is_said(tmp_path: Path) -> None:
+    c = _read(tmp_path, "NPROC_PER_NODE=8 megatron rlhf --rlhf_type kto --tensor_model_parallel_size 2 --model a/b")
+    assert c.not_modelled["args.rlhf_type"].changes == ("model",)
+    lora = "NPROC_PER_NODE=8 megatron sft --tuner_type lora --model Qwen/Qwen3-8B --max_length 64"
+    (tmp_path / "b.sh").write_text(lora)
+    assert "does not run it" not in text_of(tmp_path, "predict b.sh --cluster dgx-h100")
+
+
+def test_workers_of_ray_are_ranks(tmp_path: Path) -> None:
+    text = "finetuning_type: lora\nper_device_train_batch_size: 1\nray_num_workers: 4\ncutoff_len: 64\n"
+    assert _read(tmp_path, text, "a.yaml").layout.world == 4
+
+
+@pytest.mark.parametrize(
+    ("text", "wanted", "absent"),
+    [
+        (
+            "base_model: Qwen/Qwen2.5-1.5B\nmicro_batch_size: 1\ngradient_accumulation_steps: 8\nsequence_len: 1024\n"
+            "bf16: true\ngradient_checkpointing: true\nfsdp: [full_shard]\nfsdp_config: {fsdp_version: 2}\n",
+            {"micro_batch_size", "gradient_checkpointing"},
+            {"per_device_train_batch_size", "fsdp_config.fsdp_activation_checkpointing"},
+        ),
+        (
+            "model_name_or_path: Qwen/Qwen2.5-1.5B\nfinetuning_type: full\nper_device_train_batch_size: 1\n"
+            "gradient_accumulation_steps: 8\ncutoff_len: 1024\nbf16: true\n",
+            {"disable_gradient_checkpointing", "per_device_train_batch_size"},
+            {"gradient_checkpointing"},
+        ),
+    ],
+)
+def test_a_change_is_named_by_the_key_that_the_file_has(
+    text: str, wanted: set[str], absent: set[str], tmp_path: Path
+) -> None:
+    (tmp_path / "a.yaml").write_text(text)
+    changes = json_of(tmp_path, "plan --from a.yaml --cluster dgx-h100 --gpus 8 --json")["changes"]
+    keys = {edit["key"] for change in changes for edit in change["settings"]}
+    assert wanted <= keys
+    assert not absent & keys

@@ -7,7 +7,7 @@ changes are named by the options of its row (frameworks/).
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +15,7 @@ from phalanx.answers.configurations.export import TARGETS
 from phalanx.answers.question.question import Question
 from phalanx.answers.question.read import Reading
 from phalanx.frameworks.configuration import shown
+from phalanx.frameworks.keys import key_table
 from phalanx.frameworks.registry import row_of
 from phalanx.frameworks.writing.program import TrainingProgram
 from phalanx.frameworks.writing.source_file import Edit, plain
@@ -24,6 +25,11 @@ from phalanx.spec.files.plan import Plan
 from phalanx.spec.job import Train
 from phalanx.spec.strategy.spec import Strategy, format_field
 from phalanx.spec.strategy.stack_options import StackOptions
+
+_OWN = frozenset(("micro_batch", "recompute"))
+"""Fields that programs over another's stack say by keys of their own."""
+_OF_A_TRAINER = {"per_device_train_batch_size": "micro_batch", "gradient_checkpointing": "recompute"}
+"""Arguments of transformers' Trainer, which an export writes along with its configuration, and their fields."""
 
 
 @dataclass(frozen=True)
@@ -86,23 +92,69 @@ class FileSettings:
     def edits(self, before: FileState, after: FileState, changed: Mapping[str, Any]) -> tuple[Edit, ...]:
         """Return the settings that differ between two states; by fields where they cannot be written."""
         old, new = self.of(before), self.of(after)
+        differ = {
+            plain(key) for key in {**(old or {}), **(new or {})} if (old or {}).get(key) != (new or {}).get(key)
+        }
+        own_words = self._in_own_words(after, changed, differ)
         if new is None:
             row = row_of(self.q.stack)
             entries = {**row.strategy, **row.options}
-            return tuple(Edit(entries[n].written or n, a, b) for n, (a, b) in changed.items() if n in entries)
+            return tuple(
+                edit
+                for n, (a, b) in changed.items()
+                if n in entries
+                for edit in own_words.get(n) or (Edit(entries[n].written or n, a, b),)
+            )
         old = old or {}
         self.first = self.first or old
         result = []
+        said = {edit.key.lstrip("-") for edits in own_words.values() for edit in edits}
         for key in dict.fromkeys((*old, *new)):
-            if old.get(key) == new.get(key):
+            if old.get(key) == new.get(key) or self._field_of(key) in own_words or plain(key) in said:
                 continue
             name, own = self.own.get(plain(key), (key.lstrip("-"), ""))
             if own == "auto" or (not own and key not in new):  # follows another setting; is not in the file
                 continue
             spelt = f"--{name}" if key.startswith("--") else name
             result.append(Edit(spelt, self.now(key, own, old), new.get(key, "")))
-        result += self._left_over(old, new, changed)
+        result += [edit for edits in own_words.values() for edit in edits]
+        result += self._left_over(old, new, {n: value for n, value in changed.items() if n not in own_words})
         return tuple(result)
+
+    def _field_of(self, key: str) -> str:
+        """Return the field of a Strategy that a setting of the export says; "" for others."""
+        keys = key_table(row_of(self.q.stack).framework).keys
+        fields = (k.field for k in keys if plain(k.name) == plain(key) and k.field.startswith("strategy."))
+        return _OF_A_TRAINER.get(plain(key)) or next(fields, "").removeprefix("strategy.")
+
+    def _in_own_words(
+        self, after: FileState, changed: Mapping[str, Any], differ: Container[str]
+    ) -> dict[str, tuple[Edit, ...]]:
+        """Return the edits of fields that the file says by a key that is not among those which `differ` in the export
+        of its stack: a number, or whether blocks are recomputed. A micro-batch comes with the accumulation that keeps
+        the global batch."""
+        result: dict[str, tuple[Edit, ...]] = {}
+        for name in _OWN.intersection(changed):
+            paths = [path for path, meaning in self.c.understood.items() if meaning == f"strategy.{name}"]
+            if len(paths) != 1 or plain(paths[0]) in differ:
+                continue
+            key, value = self.own.get(plain(paths[0]), (shown(paths[0]), ""))
+            new = changed[name][1]
+            if (
+                name == "recompute"
+                and new in ("none", "full")
+                and value in ("", "on", "True", "False", "true", "false")
+            ):
+                new = str((new == "full") is not plain(paths[0]).startswith("disable"))
+            elif name != "micro_batch" or not value.isdigit():
+                continue
+            result[name] = (Edit(key, value, new),)
+            steps = [path for path, meaning in self.c.understood.items() if meaning == "accumulation"]
+            if name == "micro_batch" and len(steps) == 1:
+                key, value = self.own.get(plain(steps[0]), (shown(steps[0]), ""))
+                count = str(after.strategy.accumulation(self.q.pricing.job))
+                result[name] += (Edit(key, value, count),) if value != count else ()
+        return result
 
     def now(self, key: str, own: str, old: Mapping[str, str]) -> str:
         """Return a setting as the file has it, or as an earlier change left it."""

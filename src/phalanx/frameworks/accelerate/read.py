@@ -204,7 +204,7 @@ def read(config: Config, world: int | None = None) -> Configuration:
         options, job = options | beyond, job | stated
     if part.config:
         micro, steps, stated, more = _trainer(part)
-        job, fields = job | stated, fields | more
+        job, fields, options = job | stated, fields | more, options | attention(part)
         if part.truth("gradient_checkpointing", "strategy.recompute"):
             recompute = "full"
     if type_ not in (None, "fp32"):

@@ -76,6 +76,7 @@ def read(config: Config, world: int | None = None) -> Configuration:
     acting = world is None and all(keys.take(f"{at}{name}", "world") is not None for name in _ACTORS)
     if acting:
         world = product(*(keys.count(f"{at}{name}", "world") for name in _ACTORS))
+    world = world or keys.count(f"{at}ray_num_workers", "world")
     micro_paths = (f"{at}per_device_train_batch_size", f"{at}per_gpu_train_batch_size")
     micro = keys.count(micro_paths, "strategy.micro_batch")
     written = keys.take(f"{at}gradient_accumulation_steps", "accumulation", 1)
@@ -85,10 +86,12 @@ def read(config: Config, world: int | None = None) -> Configuration:
     rounded = keys.truth(f"{at}tf32", "job.precision")
     type_ = "bf16" if bf16 else "fp16" if fp16 else "tf32" if rounded and not of_trl else None
     again = keys.truth(
-        (f"{at}gradient_checkpointing", f"{at}grad_checkpoint", f"{at}use_gradient_checkpointing"), "strategy"
+        (f"{at}gradient_checkpointing", f"{at}grad_checkpoint", f"{at}use_gradient_checkpointing"),
+        "strategy.recompute",
     )
     if again is None and any(keys.take(f"{at}{name}", "stack") is not None for name in _OF_LLAMA_FACTORY):
         again = not keys.truth(f"{at}disable_gradient_checkpointing", "strategy.recompute")
+        keys.understood[f"{at}disable_gradient_checkpointing"] = "strategy.recompute"  # what turns it off
     zero: int | None = None
     offload: dict[str, str | None] | None = None
     stack = "accelerate"

@@ -19,6 +19,7 @@ from phalanx.frameworks.configuration import (
 from phalanx.frameworks.keys import key_table
 from phalanx.frameworks.megatron import read_options as beyond
 from phalanx.frameworks.megatron_bridge import read_container as bridge
+from phalanx.frameworks.tables import without
 
 _PLACES = (
     *("policy.megatron_cfg.", "policy.dtensor_cfg.", "policy.", "", "model.", "train.", "trainer."),
@@ -41,6 +42,7 @@ _WIDTHS = {
     "nvfp4": "nvfp4",
 }
 """`--compute_dtype` of the performance scripts (scripts/performance/argument_parser.py)."""
+_TRAINERS = ("megatron_cfg", "dtensor_cfg")
 _RANK = 32
 """Rank of LoRA where nothing says it (nemo/collections/llm/peft/lora.py, src/megatron/bridge/peft/lora.py)."""
 
@@ -67,11 +69,21 @@ def _generation(keys: Keys) -> tuple[str, tuple[str, ...]]:
     return stack, (f"trainer.strategy is of NeMo 2, with gradients in {types}: priced as {stack}",)
 
 
+def _trainer(config: Config) -> str:
+    """Return which of NeMo-RL's two trainers a file enables (nemo_rl/models/policy/lm_policy.py:118); "": neither."""
+    policy = config.get("policy")
+    tables = {name: policy.get(name) for name in _TRAINERS} if isinstance(policy, Mapping) else {}
+    return next((name for name, t in tables.items() if isinstance(t, Mapping) and truth(t.get("enabled"))), "")
+
+
 def read(config: Config, world: int | None = None) -> Configuration:
     """Read a file of the family: each name is looked for where its releases have it. One that has Megatron's names
     and lacks a degree has 1, unless it is laid over a recipe that is not here."""
     if bridge.is_container(config):
         return bridge.read(config, world)
+    trainer = _trainer(config)
+    if trainer:  # the other one's table is without effect
+        config = without(config, f"policy.{({*_TRAINERS} - {trainer}).pop()}")
     keys = Keys(config)
 
     def of(meaning: str, *names: str) -> Any:
@@ -102,8 +114,8 @@ def read(config: Config, world: int | None = None) -> Configuration:
     stated = any(p.rpartition(".")[2] == "activations_checkpoint_granularity" for p in keys.understood)
     if stated and granularity is None:
         recompute = "none"
-    if recompute is None and checkpointing is not None:
-        recompute = "full" if checkpointing else "none"
+    if checkpointing is not None and (recompute is None or reinforced):  # NeMo-RL's granularity is of that alone
+        recompute = (recompute or "full") if checkpointing else "none"
     distributed = truth(of("strategy.zero", "use_distributed_optimizer", "zero1"))
     degrees = product(tp, pp, cp) if isinstance(config, Partial) else product(tp or 1, pp or 1, cp or 1)
     dp = divided(world, degrees) if tp or pp else None
@@ -115,7 +127,7 @@ def read(config: Config, world: int | None = None) -> Configuration:
         pp=pp,
         cp=cp,
         ep=ep,
-        zero=1 if distributed else None,
+        zero=3 if trainer == "dtensor_cfg" else 1 if distributed else None,
         sp=truth(of("strategy.sp", "sequence_parallel")),
         virtual=virtual,
         micro_batch=micro,
@@ -160,6 +172,27 @@ def read(config: Config, world: int | None = None) -> Configuration:
     }
     sizes = {name: value for name, value in model.items() if value is not None}
     stack, notes = _generation(keys)
+    if trainer == "dtensor_cfg":
+        options, stack = _sharded(keys), "accelerate"
+        notes = ("policy.dtensor_cfg is FSDP2 around transformers' modules, as accelerate has it",)
     return keys.configuration(
-        "nemo", stack, layout, key_table("megatron_bridge"), model=sizes, options=options, notes=notes
+        "nemo",
+        stack,
+        layout,
+        key_table("megatron_bridge"),
+        model=sizes,
+        model_name=str(keys.take("policy.model_name", "model", "") or ""),
+        options=options,
+        notes=notes,
     )
+
+
+def _sharded(keys: Keys) -> dict[str, Any]:
+    """Return the options of NeMo-RL's trainer on FSDP2 (nemo_rl/models/automodel/setup.py:484)."""
+    at = "policy.dtensor_cfg"
+    options: dict[str, Any] = {"reduce": "float32"}
+    if keys.truth(f"{at}.cpu_offload", "options.parameter_offload"):
+        options |= {"parameter_offload": True, "optimizer_offload": 1.0}
+    if keys.truth(f"{at}.lora_cfg.enabled", "options.lora"):
+        options["lora"] = keys.count(f"{at}.lora_cfg.dim", "options.lora", 8)
+    return options

@@ -14,6 +14,7 @@ from phalanx.frameworks.megatron_bridge.flags import DTYPES, INVERTED, KEYS, TAR
 
 _FLAGS = {key: flag.removeprefix("--") for flag, key in KEYS.items()}
 _WORDS = {theirs: word for word, theirs in DTYPES.items()}
+_OVER = "it lies over a recipe in Python that it does not name: what it leaves out is open"
 _LAYOUT, _VIRTUAL = "pipeline-model-parallel-layout", "num-virtual-stages-per-pipeline-rank"
 
 
@@ -25,7 +26,10 @@ def is_container(config: Config) -> bool:
 
 
 def read(config: Config, world: int | None = None) -> Configuration:
-    """Read a ConfigContainer. Of a key that a container leaves out the default is Megatron-LM's."""
+    """Read a ConfigContainer. Of a key that a container leaves out the default is Megatron-LM's; one with neither the
+    model's size nor its precision is laid over a recipe in Python, whose keys are open."""
+    over = "mixed_precision" not in config and "num_layers" not in config["model"]
+    config = Partial(config) if over else config
     keys = Keys(config)
     args: dict[str, Any] = {}
     for key, flag in _FLAGS.items():
@@ -66,6 +70,7 @@ def read(config: Config, world: int | None = None) -> Configuration:
         not_modelled=unmodelled,
         unknown={path: near for path, near in unknown.items() if not path.startswith("launch")},
         options=options,
+        notes=(_OVER, *configuration.notes) if over else configuration.notes,
     )
 
 

@@ -72,6 +72,8 @@ def _model(sizes: dict[str, Any]) -> tuple[ModelSpec | None, str]:
     if missing:
         return None, f"model.model_config leaves {', '.join(missing)} open"
     family = "qwen2" if sizes.get("is_qwen2_config") else "llama"
+    if isinstance(moe := sizes.get("moe_config"), dict):
+        family, given["experts"] = "qwen2_moe", _experts(moe, count(given["layers"]) or 0)
     defaults = {"max_seq": 2048, "norm_eps": 1e-6, "rope_theta": 10_000.0, "tied": False}
     try:
         fields: dict[str, Any] = complete({"family": family, **defaults, **given})
@@ -79,6 +81,20 @@ def _model(sizes: dict[str, Any]) -> tuple[ModelSpec | None, str]:
         return build(ModelSpec, fields, "model"), ""
     except (InputError, TypeError, ValueError) as error:
         return None, f"model.model_config cannot be read: {error}"
+
+
+def _experts(moe: dict[str, Any], layers: int) -> dict[str, Any]:
+    """Return the experts of nanotron's MoEConfig with its defaults (config/models_config.py:36)."""
+    shared = moe.get("shared_expert_intermediate_size", 5632) if moe.get("enable_shared_expert") else 0
+    blocks = moe.get("layers", [-1])
+    return {
+        "count": moe.get("num_experts", 8),
+        "top_k": moe.get("top_k", 2),
+        "ffn": moe.get("moe_intermediate_size", 1408),
+        "shared_ffn": shared,
+        "shared_gate": bool(shared),
+        "dense_layers": [] if -1 in blocks else [n for n in range(layers) if n not in blocks],
+    }
 
 
 def _options(keys: Keys) -> dict[str, Any]:

@@ -73,17 +73,27 @@ class FileReading:
         tables = documents(text, path.suffix.lower(), name)
         config = tables[0] if tables and isinstance(tables[0], dict) else {}
         self.notes.append(f"{name}, {what}, is read too")
-        return self.over_base(config, directory, depth)
+        folder = str(self.files.opened[-1].absolute().parent) if self.files.opened else directory
+        return self.over_base(config, folder, depth)
 
     def over_base(self, config: dict[str, Any], directory: str, depth: int = 0) -> dict[str, Any]:
-        """Return tables over those that their file names as its base (MaxText's `base_config`)."""
-        base = config.get("base_config")
-        if not isinstance(base, str) or not BASES.search(base) or base.rpartition("/")[2] in _DEFAULTS:
-            return config
-        if depth >= _DEEPEST:
-            raise InputError("file", base, f"is the base of a base, {_DEEPEST} deep", "does one include itself?")
-        below = self.tables_of(base, directory, "its base", depth + 1)
-        return laid_over(below, config) if below is not None else config
+        """Return tables over those that their file names as its bases: MaxText's `base_config`, NeMo-RL's `defaults`
+        (nemo_rl/utils/config.py:75), of which later ones lie over earlier ones."""
+        named = [config.get("base_config"), *_listed(config.get("defaults"))]
+        bases = [name for name in named if isinstance(name, str) and BASES.search(name)]
+        bases = [name for name in bases if name.rpartition("/")[2] not in _DEFAULTS]
+        if bases and depth >= _DEEPEST:
+            raise InputError("file", bases[0], f"is the base of a base, {_DEEPEST} deep", "does one include itself?")
+        below: dict[str, Any] = {}
+        for name in bases:
+            if (tables := self.tables_of(name, directory, "its base", depth + 1)) is None:
+                return Partial(config)
+            below = overlaid(below, tables)
+        return laid_over(below, {n: value for n, value in config.items() if n != "defaults"}) if bases else config
+
+
+def _listed(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else [value]
 
 
 def launched_tables(
@@ -218,13 +228,16 @@ def _program(started: Started, reading: FileReading) -> FileSource | None:
 
 
 def _of_settings(started: Started, reading: FileReading) -> Framework | None:
-    """Return the framework of the settings that a program is given as its one word, of `train.py settings.yaml`."""
-    if len(started.positional) != 1 or not BASES.search(started.positional[0]):
+    """Return the framework of the settings that a program is given as its one word, of `train.py settings.yaml`, or
+    by a flag, of `train.py --config settings.yaml`."""
+    flag = next((name for name in ("config", "config_file", "config-file") if name in started.args), "")
+    name = plain(str(started.args[flag])) if flag else started.positional[0] if len(started.positional) == 1 else ""
+    if not BASES.search(name):
         return None
-    text = reading.files.text(started.positional[0], started.directory)
-    tables = documents(text, Path(started.positional[0]).suffix.lower(), started.positional[0]) if text else []
+    text = reading.files.text(name, started.directory)
+    tables = documents(text, Path(name).suffix.lower(), name) if text else []
     kind = kind_of(tables[0]) if tables and isinstance(tables[0], dict) else None
-    return BY_KIND[kind] if kind and "" in BY_KIND[kind].base else None
+    return BY_KIND[kind] if kind and flag in BY_KIND[kind].base else None
 
 
 def _engine_file(started: Started, reading: FileReading) -> tuple[Framework, dict[str, Any]] | None:
