@@ -371,4 +371,4 @@ def test_a_plan_that_no_configuration_holds_says_so(tmp_path: Path) -> None:
     done = CliRunner().invoke(app, ["plan", *question.split(), "--out", str(tmp_path / "plan.json")])
     assert done.exit_code == 0, done.output
     assert "phalanx export would not write it: strategy.pp = 2: " in done.stderr
-    assert "not in its JSON; use pp=1" in " ".join(done.stderr.split())
+    assert "in no configuration of DeepSpeed 0.19; use pp=1" in " ".join(done.stderr.split())

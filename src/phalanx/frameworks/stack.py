@@ -188,7 +188,7 @@ class Stack:
 
     @cached_property
     def coded(self) -> tuple[str, ...]:
-        """Degrees that a program's code sets and no configuration; a search leaves them at 1 unless they are named."""
+        """Degrees that a program's code sets, and no configuration: a search leaves them at 1 unless one is named."""
         return tuple(name for name, entry in self.strategy.items() if entry.in_code)
 
     @cached_property
