@@ -257,7 +257,7 @@ def test_maxtext_recomputes_unless_it_is_told_otherwise() -> None:
         ("a.sh", "torchrun train_sft.py --strategy colossalai_zero2", "Colossal-AI"),
         ("a.sh", "composer train.py a.yaml", "llm-foundry"),
         ("a.yaml", "device_train_microbatch_size: 8\nfsdp_config: {}\n", "llm-foundry"),
-        ("a.yml", '{\n  # sizes\n  "pipe_parallel_size": 2,\n  "num_layers": 4,\n}\n', "GPT-NeoX"),
+        ("a.sh", "python deepy.py train.py configs/13B.yml configs/local.yml\n", "GPT-NeoX"),
         ("a.sh", "torchrun --no_python fast-llm train gpt --config c.yaml", "Fast-LLM"),
         ("a.sh", 'python -c "import x" --tensor-model-parallel-size 2', "starts no training"),
     ],
@@ -399,3 +399,49 @@ def test_a_change_is_named_by_the_key_that_the_file_has(
     keys = {edit["key"] for change in changes for edit in change["settings"]}
     assert wanted <= keys
     assert not absent & keys
+
+
+_NEOX = """{
+  # sizes
+  "pipe_parallel_size": 4,
+  "model_parallel_size": 2,
+  "num_layers": 44, "hidden_size": 6144, "num_attention_heads": 64,
+  "seq_length": 2048, "max_position_embeddings": 2048,
+  "pos_emb": "rotary", "rotary_pct": 0.25, "no_weight_tying": true, "gpt_j_residual": true,
+}
+"""
+_NEOX_REST = """{
+  "vocab_file": "./20B_checkpoints/20B_tokenizer.json",
+  "zero_optimization": {"stage": 1, "overlap_comm": True,}, # of Python
+  "train_micro_batch_size_per_gpu": 4, "gradient_accumulation_steps": 32,
+  "checkpoint_activations": true, "fp16": {"enabled": true},
+  "train_impl": "dpo",
+}
+"""
+
+
+def test_files_of_gpt_neox_are_read_together(tmp_path: Path) -> None:
+    (tmp_path / "b.yml").write_text(_NEOX_REST)
+    alone = _read(tmp_path, _NEOX, "a.yml")
+    assert (alone.layout.tp, alone.layout.pp, alone.layout.zero, alone.layout.precision) == (2, 4, None, None)
+    assert alone.spec is None
+    c = files.read([tmp_path / "a.yml", tmp_path / "b.yml"], world=96)[0]
+    assert (c.layout.dp, c.layout.zero, c.layout.micro_batch, c.layout.accumulation) == (12, 1, 4, 32)
+    assert (c.stack, c.layout.recompute, c.options["attention"]) == ("megatron-deepspeed-2022", "full", "unfused")
+    assert c.spec is not None
+    assert c.spec.residual == "parallel"
+    assert c.spec.parameter_count == 20_554_567_680  # Black et al. 2022, table 1
+    assert c.not_modelled["train_impl"].changes == ("model",)
+
+
+def test_a_gate_of_gpt_neox_divides_its_width_by_three(tmp_path: Path) -> None:
+    text = _NEOX.replace("}\n", '  "norm": "rmsnorm", "activation": "swiglu", "intermediate_size": 55296,\n}\n')
+    text = text.replace(
+        "}\n", '  "num_kv_heads": 8, "vocab_file": "gpt2-vocab.json", "use_bias_in_attn_linear": false,\n}\n'
+    )
+    c = _read(tmp_path, text.replace('"gpt_j_residual": true', '"gpt_j_residual": false'), "a.yml")
+    assert c.spec is not None
+    assert (c.spec.ffn, c.spec.kv_heads, c.spec.activation, c.spec.norm, c.spec.residual) == (
+        18432, 8, "swiglu", "rms", "serial",
+    )  # fmt: skip
+    assert "experts" in _read(tmp_path, text.replace("{\n", '{\n  "moe_num_experts": 4,\n', 1), "b.yml").open_model

@@ -26,7 +26,7 @@ _LONGEST_YAML = 2**18
 """Characters of the longest document: PyYAML reads some 50 KB a second."""
 _MOST_VALUES = 100_000  # of a YAML document
 _IN_JSON = re.compile(r'\s*\{\s*["}]')
-"""How JSON begins, which a YAML file may hold; with comments it is YAML, as GPT-NeoX writes it."""
+"""How JSON begins, which a YAML file may hold."""
 _PLAIN = "tag:yaml.org,2002:"
 
 
@@ -35,8 +35,13 @@ def documents(text: str, suffix: str, where: str) -> list[Any]:
     try:
         if suffix == ".toml":
             values: list[Any] = [tomllib.loads(text)]
-        elif suffix == ".json" or (_IN_JSON.match(text) and "\n---" not in text):
+        elif suffix == ".json":
             values = [json.loads(text)]
+        elif _IN_JSON.match(text) and "\n---" not in text:
+            try:
+                values = [json.loads(text)]
+            except json.JSONDecodeError:  # with comments, as GPT-NeoX writes it
+                values = _yaml_documents(text)
         else:
             values = _yaml_documents(text)
         for value in values:

@@ -113,9 +113,7 @@ def improvement_of(source: Path, query: Query, headroom: float = HEADROOM) -> Im
     if query.stack not in (None, stack):
         remedy = f"plan a model for {query.stack} instead"
         raise InputError("stack", query.stack, f"{source} is a configuration of {stack}", remedy)
-    layout, entries = reading.configuration.layout, row_of(stack).strategy.items()
-    coded = [f"{n}=1" for n, entry in entries if entry.in_code and getattr(layout, n, None) in (None, 1)]
-    limits = ", ".join(filter(None, (fixed(query.strategy), query.where, *coded))) or None
+    limits = ", ".join(filter(None, (fixed(query.strategy), query.where))) or None
     question = read(replace(query, source=source, strategy=None, stack=None, where=limits))
     return improve(reading, question, headroom, query.cluster or "")
 

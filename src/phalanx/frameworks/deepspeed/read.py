@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from phalanx.frameworks.configuration import (
@@ -16,6 +17,7 @@ from phalanx.frameworks.configuration import (
     truth,
     zero_level,
 )
+from phalanx.frameworks.deepspeed import neox
 from phalanx.frameworks.keys import key_table
 
 KEYS = key_table("deepspeed")
@@ -104,18 +106,14 @@ def shard(keys: Keys, at: str = "") -> int | None:
 def read(config: Config, world: int | None = None) -> Configuration:
     """Read DeepSpeed's table, or GPT-NeoX's options with the same keys."""
     keys = Keys(config, KEYS)
-    neox = any(name.replace("-", "_") in config for name in ("pipe_parallel_size", "num_layers", "hidden_size")) or (
-        "pipe-parallel-size" in config or "num-layers" in config
-    )
+    is_neox = neox.is_neox(config)
     micro = count(keys.field("strategy.micro_batch"))
     whole = count(keys.field("job.global_batch"))
     steps = count(keys.field("accumulation"))
     zero, type_, where = stage(keys), precision(keys), offloaded(keys)
     tp = pp = cp = seq = None
     recompute: str | None = None
-    core = "auto"
-    model: dict[str, Any] = {}
-    if neox:
+    if is_neox:
         tp = keys.count("model_parallel_size", "strategy.tp", 1)
         pp = max(keys.count("pipe_parallel_size", "strategy.pp", 0) or 1, 1)
         seq = keys.count("seq_length", "job.seq")
@@ -123,16 +121,6 @@ def read(config: Config, world: int | None = None) -> Configuration:
         named = {"bfloat16": "bf16", "fp16": "fp16", "fp32": "fp32"}
         stated = keys.take("precision", "job.precision")
         type_ = named.get(str(stated), type_) if stated is not None else type_
-        flash = "flash" in str(keys.take("attention_config", "options.attention", ""))
-        core = "flash" if flash else "unfused"
-        model = {
-            name: keys.take(ours, f"model.{name}")
-            for name, ours in (
-                ("num_hidden_layers", "num_layers"),
-                ("hidden_size", "hidden_size"),
-                ("num_attention_heads", "num_attention_heads"),
-            )
-        }
     else:
         tp = count(keys.field("strategy.tp"))
         cp = count(keys.field("strategy.cp"))
@@ -142,8 +130,6 @@ def read(config: Config, world: int | None = None) -> Configuration:
     if whole is None:
         whole = product(micro, steps, replicas)
     options, fields, job = beyond(keys)
-    if neox:
-        options["attention"] = core
     layout = StatedLayout(
         world=world,
         shard=shard(keys),
@@ -161,13 +147,22 @@ def read(config: Config, world: int | None = None) -> Configuration:
         recompute=recompute,
         offload=where,
     )
+    stack = "deepspeed"
+    stated: dict[str, Any] = {}
+    if is_neox:
+        stack, options["attention"] = neox.stack(type_), neox.attention(keys)
+        spec, why, notes = neox.model(keys, layout)
+        if not {"optimizer", "zero_optimization", "train_micro_batch_size_per_gpu"} & set(config):
+            notes = (*notes, "it has sizes alone: ZeRO and precision are in another file of its command, give it too")
+            layout = replace(layout, zero=None, precision=None)
+        stated = {"spec": spec, "open_model": why, "notes": notes}
     return keys.configuration(
         "deepspeed",
-        "deepspeed",
+        stack,
         layout,
         KEYS,
-        model=model,
         options=options,
         fields=fields,
         job=job | {"compute": type_},
+        **stated,
     )

@@ -10,6 +10,7 @@ from typing import Any
 from phalanx.frameworks.accelerate import launch as accelerate
 from phalanx.frameworks.companions import Companions
 from phalanx.frameworks.configuration import Config, Configuration, Partial, shown
+from phalanx.frameworks.deepspeed.neox import is_neox
 from phalanx.frameworks.launchers.launcher import ProgramLaunch
 from phalanx.frameworks.reading import folder, others
 from phalanx.frameworks.reading.launch_tables import (
@@ -158,7 +159,9 @@ def _with_given(kind: str, config: dict[str, Any], reading: FileReading) -> tupl
         elif place and place in (*framework.named.values(), "accelerate") and place not in config:
             config = config if isinstance(config.get("args"), dict) else {"args": config}
             config = {**config, place: accelerate.tables(other, {}) if place == "accelerate" else other}
-        elif other_kind == kind and isinstance(config, Partial):  # the base that was not found
+        elif (other_kind == kind and isinstance(config, Partial)) or (  # the base that was not found
+            other_kind in (None, kind) and kind == "deepspeed" and is_neox(config)  # whose command takes several
+        ):
             config = overlaid(other, config)
         else:
             reason = "is not named by the other file, and is none that belongs to it"
