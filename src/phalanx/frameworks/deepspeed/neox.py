@@ -13,6 +13,11 @@ from phalanx.spec.model.spec import ModelSpec
 _SIGNS = ("pipe_parallel_size", "num_layers", "hidden_size")
 _VOCABULARIES = {"20B_tokenizer": 50277, "gpt2-vocab": 50257}
 """Tokens of published vocabularies, by a part of vocab_file."""
+_SIZES = {
+    "num_hidden_layers": "num_layers",
+    "hidden_size": "hidden_size",
+    "num_attention_heads": "num_attention_heads",
+}
 _KERNELS = ("global", "flash")
 """Kinds of attention_config that are softmax attention over everything before."""
 _POSITIONS = {"rotary": "rotary", "learned": "learned", "none": "none"}
@@ -31,6 +36,11 @@ def stack(precision: str | None) -> str:
 def attention(keys: Keys) -> str:
     """Return attention's kernel."""
     return "flash" if "flash" in str(keys.take("attention_config", "options.attention", "")) else "unfused"
+
+
+def sizes(keys: Keys) -> dict[str, Any]:
+    """Return what a file says of the model, by the names of a config.json."""
+    return {theirs: keys.take(ours, f"model.{theirs}") for theirs, ours in _SIZES.items()}
 
 
 def model(keys: Keys, layout: StatedLayout) -> tuple[ModelSpec | None, str, tuple[str, ...]]:

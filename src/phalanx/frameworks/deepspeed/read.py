@@ -148,14 +148,14 @@ def read(config: Config, world: int | None = None) -> Configuration:
         offload=where,
     )
     stack = "deepspeed"
-    stated: dict[str, Any] = {}
+    described: dict[str, Any] = {}
     if is_neox:
         stack, options["attention"] = neox.stack(type_), neox.attention(keys)
         spec, why, notes = neox.model(keys, layout)
         if not {"optimizer", "zero_optimization", "train_micro_batch_size_per_gpu"} & set(config):
             notes = (*notes, "it has sizes alone: ZeRO and precision are in another file of its command, give it too")
             layout = replace(layout, zero=None, precision=None)
-        stated = {"spec": spec, "open_model": why, "notes": notes}
+        described = {"spec": spec, "open_model": why, "notes": notes, "model": neox.sizes(keys)}
     return keys.configuration(
         "deepspeed",
         stack,
@@ -164,5 +164,5 @@ def read(config: Config, world: int | None = None) -> Configuration:
         options=options,
         fields=fields,
         job=job | {"compute": type_},
-        **stated,
+        **described,
     )
