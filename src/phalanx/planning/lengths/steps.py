@@ -70,6 +70,50 @@ class UnevenStep:
     """Keys and queries of the rank with the most, over the mean rank's: what grows with the square."""
 
 
+@dataclass(frozen=True)
+class _Draws:
+    """Drawn steps, and means over them."""
+
+    way: str
+    passes_s: Floats
+    """From the first to the last pass, (draws, 3): with equal micro-batches in the mean pipeline, of the mean
+    pipeline, of the last one."""
+    even_s: float
+    """Of passes, if every micro-batch were the mean one."""
+    other_s: float
+    trained: float
+    """Tokens of documents."""
+    computed: float
+    """Tokens with padding."""
+    documents: float
+    attention_ratio: float
+
+    @property
+    def mean(self) -> UnevenStep:
+        """The mean step."""
+        steps = self.passes_s[:, 2] + self.other_s
+        met, turned, last = self.passes_s.mean(axis=0)
+        step, low, high = float(steps.mean()), *(float(np.percentile(steps, q)) for q in (10, 90))
+        even = self.even_s + self.other_s
+        return UnevenStep(
+            way=self.way,
+            step_s=step,
+            step_low_s=low,
+            step_high_s=high,
+            even_s=even,
+            other_s=self.other_s,
+            meeting_s=_beyond(met + self.other_s, even),
+            turns_s=_beyond(turned, met),
+            replicas_s=_beyond(last, turned),
+            waiting_share=_beyond(step, even) / step,
+            tokens=self.trained,
+            padding_share=1 - self.trained / self.computed,
+            documents=self.documents,
+            tokens_per_s=self.trained / step,
+            attention_ratio=self.attention_ratio,
+        )
+
+
 class UnevenSteps:
     """A strategy under a distribution of lengths. Raises InputError where it cannot be priced."""
 
@@ -183,32 +227,19 @@ class UnevenSteps:
             of_each, computed = size * weights[longest], size * tokens[longest]
         turns = deal(of_each @ self._whole, s.dp, balanced)
         mean = of_each.mean(axis=(0, 1))
-        other = float(self.others @ mean)
-        even = float(self._equal(mean[None])[0]) + other
-        ran = np.array([self._run(of_each[draw][turn]) for draw, turn in enumerate(turns)])  # (draws, 3)
-        steps = ran[:, 2] + other
-        met, turned, last = ran.mean(axis=0)
+        ran = np.array([self._run(of_each[draw][turn]) for draw, turn in enumerate(turns)])
         work = np.bincount(place, self.pool.astype(float) ** 2)[chosen].sum(axis=2)
         of_rank = work[np.arange(_DRAWS)[:, None, None], turns].sum(axis=1)
-        step, trained = float(steps.mean()), float(tokens[chosen].sum() / _DRAWS)
-        low, high = (float(np.percentile(steps, q)) for q in (10, 90))
-        return UnevenStep(
-            way=f"{way}, balanced" if balanced else way,
-            step_s=step,
-            step_low_s=low,
-            step_high_s=high,
-            even_s=even,
-            other_s=other,
-            meeting_s=_beyond(met + other, even),
-            turns_s=_beyond(turned, met),
-            replicas_s=_beyond(last, turned),
-            waiting_share=_beyond(step, even) / step,
-            tokens=trained,
-            padding_share=1 - trained / float(computed.sum() / _DRAWS),
+        return _Draws(
+            f"{way}, balanced" if balanced else way,
+            ran,
+            float(self._equal(mean[None])[0]),
+            float(self.others @ mean),
+            trained=float(tokens[chosen].sum() / _DRAWS),
+            computed=float(computed.sum() / _DRAWS),
             documents=float(np.bincount(place)[chosen].sum() / _DRAWS),
-            tokens_per_s=trained / step,
             attention_ratio=float((of_rank.max(axis=1) / of_rank.mean(axis=1)).mean()),
-        )
+        ).mean
 
     @property
     def _whole(self) -> Floats:
@@ -220,7 +251,8 @@ class UnevenSteps:
 
     def _dynamic(self) -> UnevenStep:
         """Draw steps of as many documents as packed sequences have, each on a group of ranks of its own."""
-        groups = document_groups(self.pricing, self.strategy, self.grid, self._held)
+        held = self.lengths.slot if self.lengths.way == "dynamic" else None
+        groups = document_groups(self.pricing, self.strategy, self.grid, held)
         place = first_fit(self.pool, self.seq)
         weights, order = self._between(self.pool), np.argsort(place, kind="stable")
         starts = np.searchsorted(place[order], np.arange(place.max() + 2))
@@ -229,31 +261,18 @@ class UnevenSteps:
             sequences = self.random.integers(len(starts) - 1, size=self.pricing.job.global_batch)
             drawn.append(np.concatenate([order[starts[q] : starts[q + 1]] for q in sequences]))
         steps = [groups.step(self.pool[d], weights[d]) for d in drawn]
-        ends = np.array([step.ranks_s.max() for step in steps]) + self.other_s
-        even = float(np.mean([step.ranks_s.mean() for step in steps])) + self.other_s
-        step_s, low, high = float(ends.mean()), *(float(np.percentile(ends, q)) for q in (10, 90))
-        trained = float(np.mean([self.pool[d].sum() for d in drawn]))
-        return UnevenStep(
-            way="dynamic",
-            step_s=step_s,
-            step_low_s=low,
-            step_high_s=high,
-            even_s=even,
-            other_s=self.other_s,
-            meeting_s=0.0,
-            turns_s=0.0,
-            replicas_s=_beyond(step_s, even),
-            waiting_share=_beyond(step_s, even) / step_s,
-            tokens=trained,
-            padding_share=0.0,
+        ranks_s = np.array([step.ranks_s for step in steps])
+        even, ends, trained = ranks_s.mean(axis=1), ranks_s.max(axis=1), np.mean([self.pool[d].sum() for d in drawn])
+        return _Draws(
+            "dynamic",
+            np.stack([even, even, ends], axis=1),
+            float(even.mean()),
+            self.other_s,
+            trained=float(trained),
+            computed=float(trained),
             documents=float(np.mean([len(d) for d in drawn])),
-            tokens_per_s=trained / step_s,
             attention_ratio=float(np.mean([step.attention_ratio for step in steps])),
-        )
-
-    @property
-    def _held(self) -> int | None:
-        return self.lengths.slot if self.lengths.way == "dynamic" else None
+        ).mean
 
     def _run(self, weights: Floats) -> tuple[float, float, float]:
         """Seconds from the first to the last pass of a step, of weights (turns, replicas, points): of the mean
