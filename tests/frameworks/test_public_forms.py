@@ -258,6 +258,13 @@ def test_maxtext_recomputes_unless_it_is_told_otherwise() -> None:
         ("a.sh", "composer train.py a.yaml", "llm-foundry"),
         ("a.yaml", "device_train_microbatch_size: 8\nfsdp_config: {}\n", "llm-foundry"),
         ("a.sh", "python deepy.py train.py configs/13B.yml configs/local.yml\n", "GPT-NeoX"),
+        ("a.toml", "max_steps = 1\nseq_len = 2\n[ckpt]\n[model]\n", "prime-rl"),
+        ("a.yaml", "loader: {}\nsharding: {}\nbase_config: {}\nmixture: {}\nactions: []\n", "EasyDeL"),
+        ("a.yaml", "model: {}\ntrainer: {mp: p}\ninitialize_from_hf: true\n", "Levanter"),
+        ("a.yaml", "model: x\ndist_config: {name: fsdp2}\ntrain_dataset: y\n", "v1"),
+        ("a.yaml", "model_name_or_path: x\nexport_dir: y\n", "trains nothing"),
+        ("a.sh", "torchrun src/scripts/train/OLMo3-7B.py --num_gpus 8\n", "OLMo-core"),
+        ("a.sh", "python mason.py --cluster x -- accelerate launch a.py\n", "Beaker"),
         ("a.sh", "torchrun --no_python fast-llm train gpt --config c.yaml", "Fast-LLM"),
         ("a.sh", 'python -c "import x" --tensor-model-parallel-size 2', "starts no training"),
     ],
@@ -445,3 +452,37 @@ def test_a_gate_of_gpt_neox_divides_its_width_by_three(tmp_path: Path) -> None:
         18432, 8, "swiglu", "rms", "serial",
     )  # fmt: skip
     assert "experts" in _read(tmp_path, text.replace("{\n", '{\n  "moe_num_experts": 4,\n', 1), "b.yml").open_model
+
+
+def test_a_file_that_stands_in_a_folder_only_a_run_knows_is_no_bag_of_flags(tmp_path: Path) -> None:
+    (tmp_path / "config_small.yaml").write_text(
+        "parallelism: {dp: 4, tp: 2, pp: 1}\ntokens: {micro_batch_size: 3, sequence_length: 32}\n"
+    )
+    text = 'HERE=$(cd "$(dirname "$0")"; pwd -P)\ntorchrun --nproc_per_node 8 run_train.py '
+    text += "--config-file $HERE/config_small.yaml"
+    assert _read(tmp_path, text).layout.tp == 2
+
+
+def test_flags_as_keys_of_megatron_s_tests_are_read(tmp_path: Path) -> None:
+    text = (
+        "ENV_VARS: {CUDA_DEVICE_MAX_CONNECTIONS: 1}\nTEST_TYPE: regular\nMODEL_ARGS:\n  --tensor-model-parallel-size: 2\n"
+        "  --bf16: true\n  --sequence-parallel: false\n  --micro-batch-size: 2\n"
+    )
+    c = _read(tmp_path, text, "model_config.yaml")
+    assert (c.kind, c.layout.tp, c.layout.sp, c.layout.precision, c.layout.micro_batch) == (
+        "megatron",
+        2,
+        False,
+        "bf16",
+        2,
+    )
+
+
+def test_a_job_of_hyperpod_lists_its_pods(tmp_path: Path) -> None:
+    text = (
+        "apiVersion: sagemaker.amazonaws.com/v1\nkind: HyperPodPyTorchJob\nspec:\n  nprocPerNode: '8'\n  replicaSpecs:\n"
+        "  - name: pods\n    replicas: 4\n    template: {spec: {containers: [{name: a, command: [torchrun,"
+        f" --nproc_per_node=8, --nnodes=4, pretrain_gpt.py, {', '.join(_MEGATRON.split())}]}}]}}}}\n"
+    )
+    c = _read(tmp_path, text, "job.yaml")
+    assert (c.layout.world, c.layout.tp) == (32, 2)

@@ -173,7 +173,9 @@ def _job(kind: str, pods: Iterator[Pods | None], per_node: int | None = None, no
 
 def _pytorch_job(document: Table) -> Manifest:
     spec = _table(document, "spec")
-    groups = _table(spec, "pytorchReplicaSpecs")
+    listed = spec.get("replicaSpecs")  # HyperPod's are a list
+    named = {str(_table(group).get("name")): group for group in listed} if isinstance(listed, list) else {}
+    groups = named or _table(spec, "pytorchReplicaSpecs")
     each = spec.get("nprocPerNode")
     pods = (
         _pods(_table(group, "template", "spec"), _count(_table(group).get("replicas")), f"its {name}")
@@ -286,6 +288,7 @@ def _compose(document: Table) -> Manifest:
 
 _JOBS = {
     "PyTorchJob": _pytorch_job,
+    "HyperPodPyTorchJob": _pytorch_job,
     "MPIJob": _mpi_job,
     "TrainJob": _train_job,
     "JobSet": _job_set,

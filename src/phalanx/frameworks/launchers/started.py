@@ -217,4 +217,4 @@ def settled(value: Any, switch: bool) -> Any:
     return True if not rest else rest[0] if len(rest) == 1 else rest
 
 
-_BAG = re.compile(r"(?i)(extra|more|other|add|arg|opt|flag|param|config|setting|@|\*)")
+_BAG = re.compile(r"(?i)(extra|more|other|add|arg|opt|flag|param|config|setting|@|\*)(?!.*\.\w+$)")

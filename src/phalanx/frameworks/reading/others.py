@@ -23,6 +23,7 @@ class Unread:
     programs: tuple[str, ...] = ()
     flags: Mapping[str, str] = field(default_factory=dict)
     keys: tuple[str, ...] = ()
+    least: int = 1
 
     def error(self, file: str) -> InputError:
         """The refusal of a file."""
@@ -50,5 +51,5 @@ def program(name: str, words: tuple[str, ...], args: Mapping[str, Any]) -> Unrea
 
 
 def tables(config: Mapping[str, Any]) -> Unread | None:
-    """Return what tables are that are not read, by a key at their top; None for others."""
-    return next((row for row in _rows() if any(key in config for key in row.keys)), None)
+    """Return what tables are that are not read, by keys at their top; None for others."""
+    return next((row for row in _rows() if row.keys and sum(key in config for key in row.keys) >= row.least), None)
