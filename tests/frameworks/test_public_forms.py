@@ -465,7 +465,8 @@ def test_a_file_that_stands_in_a_folder_only_a_run_knows_is_no_bag_of_flags(tmp_
 
 def test_flags_as_keys_of_megatron_s_tests_are_read(tmp_path: Path) -> None:
     text = (
-        "ENV_VARS: {CUDA_DEVICE_MAX_CONNECTIONS: 1}\nTEST_TYPE: regular\nMODEL_ARGS:\n  --tensor-model-parallel-size: 2\n"
+        "ENV_VARS: {CUDA_DEVICE_MAX_CONNECTIONS: 1}\nTEST_TYPE: regular\nMODEL_ARGS:\n"
+        "  --tensor-model-parallel-size: 2\n"
         "  --bf16: true\n  --sequence-parallel: false\n  --micro-batch-size: 2\n"
     )
     c = _read(tmp_path, text, "model_config.yaml")
@@ -480,7 +481,8 @@ def test_flags_as_keys_of_megatron_s_tests_are_read(tmp_path: Path) -> None:
 
 def test_a_job_of_hyperpod_lists_its_pods(tmp_path: Path) -> None:
     text = (
-        "apiVersion: sagemaker.amazonaws.com/v1\nkind: HyperPodPyTorchJob\nspec:\n  nprocPerNode: '8'\n  replicaSpecs:\n"
+        "apiVersion: sagemaker.amazonaws.com/v1\nkind: HyperPodPyTorchJob\nspec:\n  nprocPerNode: '8'\n"
+        "  replicaSpecs:\n"
         "  - name: pods\n    replicas: 4\n    template: {spec: {containers: [{name: a, command: [torchrun,"
         f" --nproc_per_node=8, --nnodes=4, pretrain_gpt.py, {', '.join(_MEGATRON.split())}]}}]}}}}\n"
     )

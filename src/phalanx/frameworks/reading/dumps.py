@@ -63,8 +63,8 @@ _NONE = object()
 
 
 def logged(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings of W&B's config.yaml, in which each stands as {desc, value}, and of Megatron-LM's tests, whose
-    keys are flags (tests/functional_tests/test_cases); other tables unchanged."""
+    """Return the settings of W&B's config.yaml, in which each stands as {desc, value}, and of Megatron-LM's tests,
+    whose keys are flags (tests/functional_tests/test_cases); other tables unchanged."""
     if isinstance(flags := config.get("MODEL_ARGS"), Mapping):
         args = {name.removeprefix("--"): value for name, value in flags.items() if value is not False}
         return {"launch": {}, "env": config.get("ENV_VARS") or {}, "args": args}
