@@ -19,10 +19,9 @@ from phalanx.answers.answer import DRAWN, Answer
 from phalanx.answers.configurations.file_settings import FileSettings, FileState
 from phalanx.answers.plan import plan_of
 from phalanx.answers.question.query import Query
-from phalanx.answers.question.question import Premises, Question, read
+from phalanx.answers.question.question import Premises, Question, first_answer, searches_of
 from phalanx.answers.question.read import Reading, is_configuration
 from phalanx.answers.question.read import read as configuration
-from phalanx.answers.question.strategy_line import fixed
 from phalanx.frameworks.registry import facts, row_of
 from phalanx.frameworks.writing.source_file import Edit, recorded
 from phalanx.planning.explain.analytic import AnalyticSubject
@@ -113,9 +112,8 @@ def improvement_of(source: Path, query: Query, headroom: float = HEADROOM) -> Im
     if query.stack not in (None, stack):
         remedy = f"plan a model for {query.stack} instead"
         raise InputError("stack", query.stack, f"{source} is a configuration of {stack}", remedy)
-    limits = ", ".join(filter(None, (fixed(query.strategy), query.where))) or None
-    question = read(replace(query, source=source, strategy=None, stack=None, where=limits))
-    return improve(reading, question, headroom, query.cluster or "")
+    questions = searches_of(replace(query, source=source), stack, reading.configuration.layout)
+    return first_answer(questions, lambda q: improve(reading, q, headroom, query.cluster or ""))
 
 
 def improve(reading: Reading, q: Question, headroom: float, cluster: str | ClusterSpec) -> Improvement:

@@ -15,11 +15,11 @@ named. What cannot be honoured is refused.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Literal
+from typing import Literal, TypeVar
 
 from phalanx.answers.question.precision import (
     OF_COMPUTE,
@@ -53,6 +53,7 @@ from phalanx.spec.strategy.stack_options import AS_RELEASED, StackOptions
 from phalanx.spec.strategy.stack_options import parse as parse_options
 from phalanx.validate.intervals import has_runs
 
+T = TypeVar("T")
 DEFAULT_STACK = "megatron-core"
 OWN_STACK = "phalanx"
 
@@ -350,16 +351,38 @@ def _require_options(stack: str, options: StackOptions, field: str = "where") ->
 
 
 def search_of(query: Query, any_stack: bool = False) -> Question:
-    """Resolve a query whose strategy is searched: the fields that its strategy names become conditions, and degrees
-    that the stack's configuration cannot set stay 1 unless one of these is about them. Raises InputError."""
-    said = ", ".join(filter(None, (fixed(query.strategy), query.where)))
-    stack = STACKS.get(query.stack or DEFAULT_STACK)
-    coded = [f"{n}=1" for n in (stack.coded if stack else ()) if not re.search(rf"\b{n}\b", said)]
-    limits = ", ".join(filter(None, (said, *coded))) or None
-    question = read(replace(query, strategy=None, where=limits), searched=True, any_stack=any_stack)
-    if not coded:
-        return question
-    note = (
-        f"{', '.join(coded)}: a program's code sets more, no configuration of {query.stack}; --strategy may name it"
-    )
-    return replace(question, notes=(*question.notes, note))
+    """Resolve a query whose strategy is searched: the fields that its strategy names become conditions. Raises
+    InputError."""
+    return read(replace(query, strategy=None, where=_said(query) or None), searched=True, any_stack=any_stack)
+
+
+def searches_of(query: Query, stack: str, layout: object = None) -> Iterator[Question]:
+    """Yield the question of a search in which degrees that a program's code sets, and no configuration of the stack,
+    are 1 unless the query names them or they are larger in the `layout` of its file; and, for what fits no other way,
+    the question without these conditions. Raises InputError."""
+    said = _said(query)
+    degrees = [n for n in (STACKS[stack].coded if stack in STACKS else ()) if getattr(layout, n, None) in (None, 1)]
+    coded = [f"{n}=1" for n in degrees if not re.search(rf"\b{n}\b", said)]
+    of_file = query.source is not None
+    for where in dict.fromkeys((", ".join(filter(None, (said, *coded))), said)):
+        asked = replace(query, strategy=None, stack=None if of_file else query.stack, where=where or None)
+        question = read(asked, searched=not of_file)
+        code = "that a program's code sets, and no configuration of the stack; --strategy may name them"
+        note = (f"{', '.join(coded)}: degrees {code}",) if where != said else ()
+        yield replace(question, notes=(*question.notes, *note))
+
+
+def first_answer(questions: Iterable[Question], answer: Callable[[Question], T]) -> T:
+    """Return the answer to the first question that has one. Raises the InputError of the last."""
+    error: InputError | None = None
+    for question in questions:
+        try:
+            return answer(question)
+        except InputError as refused:
+            error = refused
+    assert error is not None
+    raise error
+
+
+def _said(query: Query) -> str:
+    return ", ".join(filter(None, (fixed(query.strategy), query.where)))

@@ -11,7 +11,7 @@ from phalanx.answers.answer import DRAWN, Answer
 from phalanx.answers.plan import plan_of
 from phalanx.answers.prediction import ESTIMATED, interval_in
 from phalanx.answers.question.query import Query, QueryFields, Source, query_of
-from phalanx.answers.question.question import Premises, Question, search_of
+from phalanx.answers.question.question import DEFAULT_STACK, Premises, Question, first_answer, searches_of
 from phalanx.answers.question.strategy_line import as_given
 from phalanx.answers.search.whole_training import (
     PricedOffer,
@@ -222,12 +222,16 @@ def model_plan(
     strategies that are likely among the best; the answer is the same. `fewer`: whether smaller numbers of GPUs are
     tried too."""
     try:
-        return _searched(query, wishes, announce, watch, known, fewer)
+        return first_answer(
+            searches_of(query, query.stack or DEFAULT_STACK),
+            lambda question: _searched(question, query, wishes, announce, watch, known, fewer),
+        )
     except InputError as error:
         raise as_given(error, query) from None
 
 
 def _searched(
+    question: Question,
     query: Query,
     wishes: Wishes,
     announce: Callable[[str], None],
@@ -235,7 +239,6 @@ def _searched(
     known: Sequence[Strategy],
     fewer: bool,
 ) -> ModelPlan:
-    question = search_of(query)
     rates = rates_on(question.pricing.cluster.device.name, wishes.given_rates(), _PHASES[wishes.losses is not None])
     require_counted(rates, wishes.objective)
     gpus, goal, offered = _number_of_gpus(question, wishes, rates, announce)
