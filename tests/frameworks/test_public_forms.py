@@ -488,3 +488,34 @@ def test_a_job_of_hyperpod_lists_its_pods(tmp_path: Path) -> None:
     )
     c = _read(tmp_path, text, "job.yaml")
     assert (c.layout.world, c.layout.tp) == (32, 2)
+
+
+def test_recomputation_of_a_program_that_is_not_llama_factory_is_its_own(tmp_path: Path) -> None:
+    c = _read(tmp_path, "torchrun train.py --per_device_train_batch_size 8 --dataset_dir x --max_seq_length 64")
+    assert c.layout.recompute is None
+    c = _read(tmp_path, "swift sft --model Qwen/Qwen3-8B --gradient_checkpointing false --max_length 64")
+    assert c.layout.recompute is None
+    c = _read(tmp_path, "swift sft --model Qwen/Qwen3-8B --max_length 64")
+    assert (c.layout.recompute, c.understood["args.gradient_checkpointing"]) == ("full", "strategy.recompute")
+
+
+def test_deepspeed_chat_offloads_what_its_level_shards(tmp_path: Path) -> None:
+    line = "deepspeed main.py --per_device_train_batch_size 8 --zero_stage {} --offload --deepspeed"
+    for stage, param in ((2, "none"), (3, "cpu")):
+        assert _read(tmp_path, line.format(stage)).layout.offload == {"optimizer": "cpu", "param": param}
+
+
+def test_pairs_of_nemo_rl_are_two_sequences(tmp_path: Path) -> None:
+    text = (
+        "policy: {train_micro_batch_size: 2, train_global_batch_size: 16, dtensor_cfg: {enabled: true,"
+        " tensor_parallel_size: 1}}\ncluster: {gpus_per_node: 8, num_nodes: 1}\n"
+    )
+    for key, micro, whole in (("dpo", 4, 32), ("rm", 4, 32), ("sft", 2, 16)):
+        c = _read(tmp_path, f"{text}{key}: {{max_num_steps: 1}}\n", "a.yaml")
+        assert (c.layout.micro_batch, c.layout.global_batch) == (micro, whole)
+
+
+def test_the_text_part_of_a_model_of_images_is_said(tmp_path: Path) -> None:
+    text = "model_name_or_path: Qwen/Qwen3-VL-4B-Instruct\nfinetuning_type: lora\nper_device_train_batch_size: 1\n"
+    (tmp_path / "a.yaml").write_text(text)
+    assert "its images are not priced" in text_of(tmp_path, "read a.yaml")

@@ -30,7 +30,7 @@ _BF16_UNASKED = ("rl", "dataset_text_field", "num_generations", "max_completion_
 """Arguments of TRL's configurations, which turn bf16 on unless fp16 is (trl/trainer/sft_config.py, __post_init__)."""
 _OTHERS = dict.fromkeys(("deepspeed_json.", "args.deepspeed.", "deepspeed."), key_table("deepspeed"))
 _WORDS = {"full_shard": 3, "hybrid_shard": 3, "shard_grad_op": 2, "hybrid_shard_zero2": 2, "no_shard": 0}
-_OF_LLAMA_FACTORY = ("finetuning_type", "cutoff_len", "dataset_dir")
+_OF_LLAMA_FACTORY = ("finetuning_type", "cutoff_len", "template")
 """Keys of LLaMA-Factory, which recomputes every block unless a key says otherwise (prepare_model_for_training of
 src/llamafactory/model/model_utils/checkpointing.py)."""
 _BUILT_IN = re.compile(r"(?:default-)?zero_?([0-3])([_-]offload)?")
@@ -127,6 +127,10 @@ def read(config: Config, world: int | None = None) -> Configuration:
             keys.understood[f"{at}deepspeed"] = "strategy.zero"
         if keys.truth(f"{at}adam_offload", "offload"):
             offload, options = {"optimizer": "cpu", "param": "none"}, options | {"optimizer_offload": 1.0}
+        if zero is not None and keys.truth(f"{at}offload", "offload"):  # DeepSpeed-Chat's, of both (ds_utils.py:27)
+            held = {"parameter_offload": True} if ZERO_LEVELS[zero].parameters else {}
+            offload = {"optimizer": "cpu", "param": "cpu" if held else "none"}
+            options |= {"optimizer_offload": 1.0} | held
     elif launched is not None:
         s, stack, options, fields = launched.layout, launched.stack, dict(launched.options), dict(launched.fields)
         zero, shard, world = s.zero, s.shard, world or s.world

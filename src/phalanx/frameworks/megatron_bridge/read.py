@@ -103,6 +103,9 @@ def read(config: Config, world: int | None = None) -> Configuration:
     ep = degree("strategy.ep", "expert_model_parallel_size", "expert_parallel_size")
     micro = degree("strategy.micro_batch", "micro_batch_size", "train_micro_batch_size")
     whole = degree("job.global_batch", "global_batch_size", "train_global_batch_size")
+    paired = next((name for name in ("dpo", "rm") if reinforced and name in config), "")
+    if paired:  # nemo_rl/algorithms/dpo.py:602, rm.py:542
+        micro, whole = product(micro, 2), product(whole, 2)
     named = keys.take("trainer.precision", "job.precision") or of("job.precision", "precision", "precision_config")
     computed, scaled = (str(keys.take(name, "job.precision", "")) for name in ("compute_dtype", "fp8_recipe"))
     computed = f"fp8_{scaled}" if computed == "fp8" and scaled else computed
@@ -175,6 +178,9 @@ def read(config: Config, world: int | None = None) -> Configuration:
     if trainer == "dtensor_cfg":
         options, stack = _sharded(keys), "accelerate"
         notes = ("policy.dtensor_cfg is FSDP2 around transformers' modules, as accelerate has it",)
+    notes += ("each example is a pair of sequences",) if paired else ()
+    if paired == "dpo" or (reinforced and isinstance(config["policy"].get("generation"), Mapping)):
+        notes += ("the price is of the policy's updates: what generates and what scores take time of their own",)
     return keys.configuration(
         "nemo",
         stack,

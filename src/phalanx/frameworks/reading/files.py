@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -189,6 +190,7 @@ def _published(name: str, reading: FileReading) -> ModelSpec | None:
     if known is None:
         return None
     said = "" if name == known or (name.count("/") == 1 and name[0] not in "./~") else f", by the name of {name}"
+    said = f", the text part of {name}: its images are not priced" if re.search(r"(?i)-vl\b", name) else said
     (reading.asks if said else reading.notes).append(f"the model is {known}{said}")
     return make_model({"preset": known}, Path())[0]
 
