@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from support.in_process_cli import phalanx
+from support.in_process_cli import error_of, phalanx
 
 from phalanx.planning.explain.analytic import AnalyticSubject
 from phalanx.planning.lookup import cluster_named, model_named, pricing_by_gpus
@@ -141,6 +141,14 @@ def test_no_strategy_of_an_answer_is_refused_with_the_options_that_others_are_fa
     assert found.pricing.extra.overlap_experts == "on"
     every = [r.strategy for r in (*found.ranked, *found.families, *found.front)]
     assert that_run(found.pricing, every) == every
+
+
+def test_a_model_with_an_operator_that_a_stack_lacks_is_not_searched(tmp_path):
+    words = (
+        "--model qwen3-next-80b-a3b --cluster dgx-h100 --gpus 64 --batch 256 --seq 4096 --stack megatron-core-0.14"
+    )
+    said = error_of(tmp_path, "plan", *words.split())
+    assert "model.pattern: has no gated delta net (megatron-core-0.14, megatron/core/" in said
 
 
 @pytest.mark.parametrize("stack", ["deepspeed", "accelerate", "maxtext"])

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from phalanx.frameworks.registry import facts
+from phalanx.frameworks.stack import Refusal
 from phalanx.planning.search import branch_and_bound, priced, space
 from phalanx.planning.search.branch_and_bound import FAMILIES, Exploration
 from phalanx.planning.search.column_pricing import Pricing
@@ -16,6 +17,7 @@ from phalanx.planning.search.priced import PricedStrategy
 from phalanx.planning.search.strategy_columns import Options, Strategies
 from phalanx.spec.cluster.spec import GIB
 from phalanx.spec.errors import InputError
+from phalanx.spec.strategy.spec import Strategy
 from phalanx.spec.strategy.stack_options import DEFAULTS
 
 _NEAR = 64
@@ -78,6 +80,13 @@ def misfits(pricing: Pricing, cores: Strategies, has: set[str], options: Options
             smallest[FAMILIES[kind]] = least
     prices = priced.price(pricing, [rows.strategy(row) for row in smallest.values()])
     return list(zip(prices, smallest, strict=True))
+
+
+def lacks_operators(pricing: Pricing) -> Refusal | None:
+    """Return why the stack does not run the model, whatever the strategy; None where it has all operators."""
+    row = pricing.row
+    refusal = None if row is None else row.refusal(Strategy(), pricing.extra, facts(pricing.model))
+    return refusal if refusal and refusal.field == "pattern" else None
 
 
 def nothing_fits(

@@ -127,6 +127,8 @@ def answer(
     start = time.perf_counter()
     pricing = larger(gpus)
     options = pricing.options
+    if (refusal := no_answer.lacks_operators(pricing)) is not None:
+        raise refusal.error(pricing.stack)
     # The first pass: formulas over all legal strategies.
     try:
         slack, front_limit = _SLACK if objective == "memory" else 0.0, _FRONT if whole_front else 0.0

@@ -27,6 +27,7 @@ from phalanx.planning.search import space
 from phalanx.planning.search.branch_and_bound import Exploration
 from phalanx.planning.search.column_pricing import Pricing
 from phalanx.planning.search.limits import steps_alone, without
+from phalanx.planning.search.no_answer import lacks_operators
 from phalanx.planning.search.planner import FOR_OPTIONS, best_of, best_on, fastest_rows, first_pass
 from phalanx.planning.search.priced import PricedStrategy
 from phalanx.planning.search.refine import best_of_each_family
@@ -162,8 +163,8 @@ def _runs_best(p: Pricing, explored: Exploration) -> bool:
 
 
 def _lacking(row: Stack, pricing: Pricing) -> str:
-    """Return the first option of a question that a row lacks; "" if it has all. The precision of products counts as
-    an option if the row lists its precisions."""
+    """Return the first option or operator of a question that a row lacks; "" if it has all. The precision of products
+    counts as an option if the row lists its precisions."""
     kind, products = pricing.number_format, row.options.get("products")
     narrow = NUMBER_FORMATS[kind].narrow
     if narrow and pricing.extra.products == "auto" and products is not None and not products.allows(kind):
@@ -171,7 +172,8 @@ def _lacking(row: Stack, pricing: Pricing) -> str:
     for option, value in pricing.extra.changed().items():
         if option not in row.options or not row.options[option].allows(value):
             return f"has no {option}={value}"
-    return ""
+    refusal = lacks_operators(pricing)
+    return "" if refusal is None else refusal.reason
 
 
 @dataclass(frozen=True)
