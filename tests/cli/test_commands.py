@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -380,6 +381,23 @@ def test_torchrun_starts_the_same_file(here: Path) -> None:
     assert "predicted against measured" in out
     ours, theirs = rows(here / "runs" / "whole"), rows(here / "runs" / "torchrun")
     assert [r["loss"] for r in ours] == [r["loss"] for r in theirs]
+
+
+@pytest.mark.long
+@pytest.mark.usefixtures("whole")
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_under_torchrun_too_the_reason_is_one_line(here: Path, ranks: int) -> None:
+    """Of two ranks one is killed; three are too many for the job."""
+    options = ("--nproc-per-node", str(ranks), "--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0")
+    words = ("train", "job.toml", "--set", f"train.name=lost-{ranks}", "--set", "train.steps=100000")
+    process = Launcher(here, *words, torchrun=options, instead={"phalanx": "phalanx.__main__"})
+    if ranks == 2:
+        wait_for_step(here / "runs" / "lost-2", 3)
+        os.kill(max(set(at_work(here)) - {process.pid}), signal.SIGKILL)
+    code, _, err = process.finish()
+    (error,) = (line for line in err.splitlines() if line.startswith("error: "))
+    assert re.search("rank 1 (died|did not arrive)" if ranks == 2 else "= 2 ranks, but there are 3", error), error
+    assert code == 1
 
 
 @pytest.mark.long

@@ -164,6 +164,18 @@ def test_words_that_look_like_options_stay_values() -> None:
         tool_calls.words_of(tool_calls.TOOLS["predict"], {"out": "x"})
 
 
+def test_a_flag_is_set_by_true_alone() -> None:
+    flags = [
+        (tool, name, option.opts[0])
+        for tool in tool_calls.TOOLS.values()
+        for name, option in tool_calls._options(tool).items()
+        if getattr(option, "is_flag", False)
+    ]
+    assert flags
+    for tool, name, word in flags:
+        assert [word in tool_calls.words_of(tool, {name: value}) for value in (True, False)] == [True, False]
+
+
 def test_the_command_serves_over_stdio(tmp_path: Path) -> None:
     async def run() -> None:
         command = ["-m", "phalanx", "mcp", "--folder", str(tmp_path)]

@@ -8,6 +8,7 @@ import pytest
 
 from phalanx.answers.question.precision import in_precision, precision_on
 from phalanx.cost.analytic.estimate import Estimate, estimate
+from phalanx.cost.analytic.kernels import Products
 from phalanx.frameworks.registry import DOCUMENTED
 from phalanx.planning.lookup import model_named
 from phalanx.planning.search.column_pricing import Pricing
@@ -62,3 +63,14 @@ def test_a_precision_that_a_chip_lacks_or_that_has_no_rate_is_refused() -> None:
     ultra = replace(blackwell, device=replace(blackwell.device, name="B300-SXM-270GB"))
     with pytest.raises(InputError, match="has no published rate on B300"):
         precision_on("fp32", ultra)
+
+
+def test_a_product_is_cut_where_its_collective_is() -> None:
+    """Forward always; backward that of the input's gradient, where it is said: as many parts are as many kernels."""
+    system = price("megatron-core", "bf16", Strategy(dp=2)).system
+    whole, cut = (Products(system, 0.7 * system.peak_bf16, 2, parts=parts) for parts in (1.0, 4.0))
+    plain = whole.linear(300, 1024, 2048)
+    assert whole.linear(300, 1024, 2048, back=True) == plain
+    assert cut.linear(300, 1024, 2048).backward == plain.backward
+    assert cut.linear(300, 1024, 2048, back=True).backward != plain.backward
+    assert cut.linear(300, 1024, 2048).forward != plain.forward

@@ -10,11 +10,12 @@ from hypothesis import strategies as st
 
 from phalanx.cost.compute import unit_work
 from phalanx.cost.compute.unit_work import RankPass
-from phalanx.measure import kernels
+from phalanx.measure import kernels, worker
 from phalanx.measure.fit import nonnegative_fit
 from phalanx.measure.kernels import UnitTime, fit
 from phalanx.measure.worker import levels
 from phalanx.nn.init import create
+from phalanx.runtime.process.environment import ALONE
 from phalanx.spec.cluster.spec import Rates
 from phalanx.spec.model.families import complete
 from phalanx.spec.model.spec import ModelSpec
@@ -75,6 +76,26 @@ def test_units_are_timed_as_the_decoder_runs_them() -> None:
     bench = kernels._Bench(create(spec, torch.float32, torch.device("cpu")), 1, 8, torch.device("cpu"))
     bench.run()
     assert {unit for _, unit in bench.times} == {"embed", "blocks.0", "head"}
+
+
+def test_a_timed_gradient_is_put_in_its_place_and_dropped() -> None:
+    p = torch.nn.Parameter(torch.ones(3))
+    p.grad, place = torch.arange(3.0), torch.full((3,), 7.0)
+    kernels._as_the_engine(place, p)
+    assert (p.grad, place.tolist()) == (None, [0.0, 1.0, 2.0])
+
+
+def test_a_quick_measurement_takes_fewer_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    taken = []
+    monkeypatch.setattr(worker.kernels, "Ladder", lambda *_: None)
+    monkeypatch.setattr(worker, "kernel_rates", lambda *given: taken.append(given[-1]))
+    for name in ("measure_gamma", "measure_figures", "written", "RealWire"):
+        monkeypatch.setattr(worker, name, lambda *_: None)
+    comm = SimpleNamespace(world=ALONE, status=SimpleNamespace(now=lambda _: None), barrier=lambda: None)
+    for quick in (True, False):
+        worker.measure_host(comm, "float32", 1, [1], quick)  # type: ignore[arg-type]
+    quickly, well = taken
+    assert 1 < quickly < well
 
 
 def test_more_rounds_are_left_out_where_they_tell_no_more(monkeypatch: pytest.MonkeyPatch) -> None:

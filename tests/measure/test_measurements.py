@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import replace
+from itertools import cycle
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -21,7 +23,7 @@ from phalanx.cost.collectives import measured as collective
 from phalanx.cost.collectives.critical_path import costs
 from phalanx.cost.step.predict import predict
 from phalanx.cost.step.terms import terms
-from phalanx.measure import nccl_tests, steal_time, this_machine, worker
+from phalanx.measure import collectives, nccl_tests, steal_time, this_machine, worker
 from phalanx.measure.collectives import tensors
 from phalanx.measure.fit import robust_line
 from phalanx.measure.links import BETWEEN, INSIDE, SIZES, measure_gamma, measure_tier, partner
@@ -253,6 +255,29 @@ def test_a_damaged_measurement_is_made_again(tmp_path: Path, monkeypatch: pytest
     for kept in (*odd, *([changed] if damage != "flipped" else [])):  # it has no seal
         file.write_bytes(kept)
         assert worker._read(file) == ([], [])
+
+
+@pytest.mark.parametrize(("hosts", "seconds"), [(1, 1.0), (2, 1.5)])
+def test_on_one_host_moments_are_compared_and_between_hosts_durations(
+    monkeypatch: pytest.MonkeyPatch, hosts: int, seconds: float
+) -> None:
+    """Here a collective takes from 100 to 101, on the other rank from 99 to 100.5: by one clock, it began when the
+    last had come; clocks of two hosts do not agree on that."""
+
+    def with_the_other(times: torch.Tensor, op: object, group: object) -> None:
+        theirs = (99.0, 100.5) if times[0, 0, 0] else (0.0, 1.5)
+        times[:2] = torch.maximum(times[:2], torch.tensor(theirs).view(2, 1, 1).double())
+
+    monkeypatch.setattr(collectives, "_together", lambda ranks: None)
+    monkeypatch.setattr(collectives.time, "perf_counter", cycle((100.0, 101.0)).__next__)
+    monkeypatch.setattr(collectives.worlds, "group", lambda ranks: None)
+    monkeypatch.setattr(collectives.dist, "all_reduce", with_the_other)
+    handle = SimpleNamespace(wait=lambda: None)
+    world = SimpleNamespace(size=2, local_size=2 // hosts)
+    comm = SimpleNamespace(world=world, barrier=lambda: None, start=lambda *_: handle)
+    way = SimpleNamespace(transport="native", algorithm="")
+    tried = {"one": (SimpleNamespace(ranks=(0, 1), source=torch.zeros(1)), way)}
+    assert collectives._rounds(comm, tried, 3, False)["one"].seconds == (seconds,) * 3  # type: ignore[arg-type]
 
 
 def test_who_exchanges_messages_with_whom() -> None:

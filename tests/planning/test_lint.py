@@ -120,6 +120,12 @@ def test_each_lint_speaks_and_is_silent_on_its_twin(name, where, line, mended, s
     assert list(LINTS[name](_subject(where, mended))) == []
 
 
+def test_two_chunks_are_enough_to_interleave() -> None:
+    """Of 32 blocks on 16 stages, more than two each cannot be made."""
+    (found,) = LINTS["not-interleaved"](_subject(("llama3-8b", 64, 64, 8192), "dp=4,zero=1,pp=16"))
+    assert found.remedy.startswith("virtual=2,schedule=interleaved saves ")
+
+
 def test_a_remedy_is_of_what_the_stack_has() -> None:
     """Three replicas of 13 billion parameters, which no configuration of DeepSpeed or accelerate splits."""
     where, line = ("llama2-13b", 3, 6, 4096), "dp=3,zero=2"

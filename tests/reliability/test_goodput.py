@@ -96,6 +96,14 @@ def test_money_and_energy() -> None:
     assert cost.carbon_kg == pytest.approx(cost.energy_kwh * 18 / 1e3)
 
 
+@pytest.mark.parametrize("failures", ["llama3-h100", "ant-a100"])
+def test_the_drawn_shares_are_all_of_the_time(failures: str) -> None:
+    shares = _ask(Conditions(failures=failures), days=30.0).shares
+    assert sum(shares.values()) == pytest.approx(1)
+    assert min(shares.values()) >= 0
+    assert (shares["planned"] > 0) == (failures == "llama3-h100")
+
+
 def test_storage_grows_worse_with_nodes() -> None:
     shared = STORAGE["shared"]
     assert shared.write(60) / 60 == pytest.approx(0.8 * shared.write(1), rel=0.01)

@@ -28,7 +28,7 @@ from phalanx.answers.runs import verify
 from phalanx.answers.runs.experts import expert_balance
 from phalanx.report.html.page import Section, page
 from phalanx.report.measured.run_page import _timeline, of_run
-from phalanx.report.observation import observation_page
+from phalanx.report.observation import listed, observation_page
 from phalanx.report.pictures.figure import Bar, Bars, Lane, LaneBlock, Timeline
 from phalanx.runs import folder as run_folder
 from phalanx.schedule.observation_file import from_json
@@ -151,6 +151,19 @@ def test_an_observed_program_is_shown() -> None:
     data = _checked(text)
     assert {c["kind"] for c in data["charts"]} == {"bars"}
     assert "What could be better" in text
+
+
+@pytest.mark.parametrize(
+    ("names", "said"),
+    [
+        (["a"], "a"),
+        (["", "b"], "(root), b"),
+        (["a", "b", ""], "a ... (root) (3)"),
+        (["a", "b", "c", "d"], "a ... d (4)"),
+    ],
+)
+def test_units_are_named_where_they_are_few(names: list[str], said: str) -> None:
+    assert listed(names) == said
 
 
 def test_a_plan_adds_up(here: Path) -> None:

@@ -17,6 +17,7 @@ from phalanx.report import plots
 from phalanx.report.measured import runs as swept
 from phalanx.report.pictures import bars, files, lines
 from phalanx.report.pictures.figure import (
+    Bar,
     Bars,
     Box,
     Diagram,
@@ -210,6 +211,14 @@ def test_texts_over_each_other_are_noticed() -> None:
     outside = Diagram((Label(60, 1, "a label that is far too long for the page"),))
     assert any(" over " in line for line in _wrong(files.svg(Picture("t", (over,), "s"))))
     assert any("outside" in line for line in _wrong(files.svg(Picture("t", (outside,), "s"))))
+
+
+@pytest.mark.parametrize("share", [0.01, 0.5, 1.0])
+def test_a_limit_has_its_name_inside_the_picture(share: float) -> None:
+    panel = Bars("GiB", (Bar("rank 0", (("weights", 80.0),), "80 GiB"),), (("what a GPU has", 80 * share),))
+    drawn = files.svg(Picture("memory", (panel,), "phalanx"))
+    assert "what a GPU has" in [words for words, _ in _texts(drawn)[0]]
+    assert not [said for said in _wrong(drawn) if "what a GPU has" in said]
 
 
 def test_labels_make_way_for_each_other() -> None:

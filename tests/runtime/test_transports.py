@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from itertools import product
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
@@ -20,6 +23,7 @@ from support.rank_cases import (
 )
 from support.rank_pool import CaseFailed, Pool
 
+from phalanx.runtime.comm import shm
 from phalanx.runtime.comm.schedule_executor import Executor
 from phalanx.runtime.comm.transport import DONE, Call, Done
 from phalanx.schedule.collectives.ir import Schedule, intervals
@@ -213,3 +217,13 @@ def test_ranks_that_cannot_share_memory_say_so_and_go_on(pool: Pool) -> None:
     pool.stop()  # no rank has its arena any more
     note = "note: rank 2 has no shared memory (for a test); 3 ranks use torch.distributed's own"
     assert [text.count(note) for text in said] == [1, 0, 0]
+
+
+def test_calls_that_differ_in_anything_have_another_code() -> None:
+    """By which ranks notice that they do not do the same."""
+    calls = [
+        SimpleNamespace(op=op, reduction=reduction, sends=sends, source=SimpleNamespace(dtype=dtype))
+        for op, reduction, dtype in product(shm._OPS, shm._REDUCTIONS, shm._DTYPES)
+        for sends in ((), (1, 2))
+    ]
+    assert len({shm._code(call) for call in calls}) == len(calls)  # type: ignore[arg-type]

@@ -13,7 +13,7 @@ from phalanx.planning.lookup import model_named
 from phalanx.serving import plan_file as serving
 from phalanx.serving.answer import launch, manifest
 from phalanx.serving.launch.arguments import published, refused
-from phalanx.serving.launch.launch import places
+from phalanx.serving.launch.launch import overlaps, places
 from phalanx.serving.plan_file import LatencyLimits, ServedLoad, ServingPlan, Workers
 from phalanx.spec.errors import InputError
 
@@ -58,6 +58,7 @@ def test_every_line_is_of_published_arguments(examples: int, tmp_path: Path) -> 
         plan = _drawn(draw)
         made = launch(plan)  # raises for an option that the engine does not have
         for command in made.commands:
+            assert all(len(word) > 1 for word in command.program), command  # words, not letters
             if command.checked_by:
                 assert refused(command.checked_by, [*command.options, "--no-such-option"])
                 named = {i for i, word in enumerate(command.options) if word.startswith("--")}
@@ -91,6 +92,18 @@ def test_degrees_stand_in_the_lines_as_each_engine_counts_them() -> None:
     assert (trtllm["--tp_size"], trtllm["--ep_size"]) == ("8", "8")
     assert "enable_attention_dp: true" in launch(replace(plan, engine="trtllm")).files["both.yaml"]
     assert "--quantization" not in vllm  # DeepSeek-V3 is published in fp8
+    plan = replace(plan, draft_tokens=3)
+    assert json.loads(words("vllm")["--speculative-config"]) == {"method": "mtp", "num_speculative_tokens": 3}
+    plan = replace(plan, model_name="llama3-70b")  # it has no modules that draft
+    assert json.loads(words("vllm")["--speculative-config"])["method"] == "ngram"
+
+
+@pytest.mark.parametrize(("tp", "attention_dp"), [(1, 8), (2, 4), (8, 1), (2, 8), (4, 4), (1, 16), (16, 1)])
+def test_halves_of_a_step_overlap_over_a_network_alone(tp: int, attention_dp: int) -> None:
+    plan = _drawn(np.random.default_rng(0))
+    ranks = tp * attention_dp
+    w = Workers("prefill", 1, tp, 1, attention_dp, 1, ranks, 64, 8192, 10**6, large_ep=True)
+    assert overlaps(plan, w) == (ranks > plan.node_gpus)
 
 
 def test_lines_leave_to_the_engine_what_the_plan_does_not_bound() -> None:

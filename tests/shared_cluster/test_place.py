@@ -24,7 +24,7 @@ from phalanx.planning.search.priced import price
 from phalanx.planning.search.refine import refined
 from phalanx.schedule.pipeline.stages import check
 from phalanx.shared_cluster.placement import descent, search
-from phalanx.shared_cluster.placement.alternatives import PlacedAlternative
+from phalanx.shared_cluster.placement.alternatives import PlacedAlternative, shape
 from phalanx.shared_cluster.placement.carve import FreeBlock, carve
 from phalanx.shared_cluster.placement.price import PlacedJob, between_groups, on_rails
 from phalanx.shared_cluster.placement.report import better
@@ -364,6 +364,7 @@ def test_leaf_switches_make_a_tier_of_their_own():
     cluster, topology = _leaves()
     assert [tier.name for tier in cluster.tiers] == ["nvlink", "infiniband", "spine"]
     assert isinstance(topology, Topology)
+    assert shape(cluster, topology, np.arange(topology.gpus), topology.gpus).tiers == cluster.tiers
     job = _job(Strategy(dp=16, zero=1), cluster)
     leaf1 = np.arange(3 * 8, 5 * 8)
     across = np.concatenate([np.arange(16, 24), np.arange(40, 48)])

@@ -182,6 +182,17 @@ def test_steps_that_models_use_are_kept(tmp_path: Path) -> None:
     assert open_tokenizer(path, 300, "train.tokenizer").encode("aa").ids == [0, 0]
 
 
+def test_no_text_is_padded_or_cut(tmp_path: Path) -> None:
+    """Whatever the file says: other libraries keep their settings for batches in it."""
+    path = _tokenizer(tmp_path / "tokenizer.json")
+    tokenizer = Tokenizer.from_file(str(path))
+    tokenizer.enable_padding(length=8)
+    tokenizer.enable_truncation(3)
+    tokenizer.save(str(path))
+    opened = open_tokenizer(path, 300, "train.tokenizer")
+    assert [opened.encode("ax" * n).ids for n in (1, 3)] == [[0, 1], [0, 1] * 3]
+
+
 def test_a_pattern_that_panics_is_one_line(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     path = _tokenizer(tmp_path / "tokenizer.json", normalizer=Replace(Regex("(x+x+)+y"), "b"))
     (tmp_path / "text.txt").write_text("x" * 60)

@@ -52,6 +52,13 @@ def test_planted_factors_are_found_again() -> None:
     assert fit.spread["products"] < PRIORS["products"] / 2
 
 
+@pytest.mark.parametrize("odd", [0.0, -1.0, float("nan"), float("inf")])
+def test_a_step_takes_a_positive_time(odd: float) -> None:
+    price = _price(("tp=8", "dp=8"))
+    with pytest.raises(InputError, match="not positive"):
+        calibrate(price, [1.0, odd])
+
+
 def test_one_step_cannot_move_a_factor_far() -> None:
     """A step that is twice as slow as predicted bends no part by more than three and a half of its spreads."""
     price = _price(("tp=8",))

@@ -7,6 +7,7 @@ import json
 import re
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -17,6 +18,7 @@ from phalanx.cost.analytic.chips import system
 from phalanx.cost.analytic.kernels import product_s
 from phalanx.cost.analytic.profile import profile
 from phalanx.cost.collectives.nccl_model import collective_s
+from phalanx.report.validate import _kernel_table, side_by_side
 from phalanx.spec.errors import InputError
 from phalanx.validate import records
 from phalanx.validate.collectives import link_scores
@@ -168,6 +170,19 @@ def test_the_command_on_another_file(tmp_path: Path) -> None:
     assert found["time"]["n"] + found["skipped"]["n"] == len(rows)
     assert set(found["time"]) == {"mape", "median", "p90", "bias", "spearman", "n"}
     assert set(found["by_family"]) == {"megatron-sc21"}
+
+
+def test_errors_are_shown_as_changes_and_shares() -> None:
+    """Of a step that is predicted a tenth too long, and of kernels 5 and 20 % off."""
+    cells = {n: "" for n in ("tp", "pp", "vpp", "ep", "dp", "mbs", "act_ckpt", "precision", "model")}
+    row = {**cells, "cp": "2", "gpus": "8", "gpu": "H100-SXM", "gbs": "4", "seq_len": "64"}
+    run = SimpleNamespace(row=row, measured=2.0, predicted=2.2)
+    (shown,) = side_by_side(SimpleNamespace(time=[run])).rows  # type: ignore[arg-type]
+    assert shown[-3:] == (2.0, 2.2, pytest.approx(0.1))
+    assert (shown[1], shown[2]) == ("8 H100", "cp=2")
+    error = {"median": 5.0, "p90": 20.0}
+    (shown,) = _kernel_table("kernels", "kind", {"product": {**error, "n": 3, "left_out": error}}).rows
+    assert shown == ("product", 3, 0.05, 0.2, 0.05, 0.2)
 
 
 def test_a_file_without_rows_is_refused(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ import typer
 from phalanx.cli.command import command, command_with_progress
 from phalanx.cli.forms import forms
 from phalanx.cli.output import Printed, Saved, show_notes, show_view
-from phalanx.cli.terminal import DONE, FAILED, INTERRUPTED, announce, require_torch, require_writable
+from phalanx.cli.terminal import DONE, FAILED, INTERRUPTED, WRONG_INPUT, announce, require_torch, require_writable
 from phalanx.infer.sampling import Sampling
 from phalanx.schedule.generation import BatchingPolicy
 
@@ -66,7 +66,12 @@ def of_job(
     else:
         file = plans.job_of(job, overrides)
     if world is not None and world.rank:
-        run_training(file, resume, world, lambda _: None, lambda _: None)
+        try:
+            run_training(file, resume, world, lambda _: None, lambda _: None)
+        except InputError:
+            if not world.local_rank:  # the first of another host
+                raise
+            _end(WRONG_INPUT)
         _end(DONE)
     show_notes(file.notes)
 
