@@ -13,9 +13,9 @@ from phalanx.cli.output import Display, show_notes
 from phalanx.cli.terminal import require_writable
 
 OPTIONS = """
---lengths SOURCE+WAY: Lengths of documents: lognormal:1200,1.1 (mean, sigma) or a FILE with one a line; +padded,
-    +longest (of the micro-batch) or +packed says how they become sequences, +balanced that these are dealt by cost;
-    +dynamic computes a document on just as many ranks as hold it.
+--lengths SOURCE+WAY: Lengths of documents: lognormal:1200,1.1 (mean, sigma) or a FILE, one a line; +padded,
+    +longest (of the micro-batch), +packed: how they become sequences; +balanced: dealt by cost;
+    +dynamic: each on as many ranks as hold it.
 """
 
 if TYPE_CHECKING:
