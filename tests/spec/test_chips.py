@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import MISSING, asdict, fields
+from dataclasses import MISSING, asdict, fields, replace
 
 import pytest
 
-from phalanx.cost.analytic.chips import generation, system_of
+from phalanx.cost.analytic.chips import generation, shares, system_of
 from phalanx.spec.cluster import presets
 from phalanx.spec.cluster.chips import CHIPS, Chip
 
@@ -36,3 +36,15 @@ def test_both_engines_read_one_row(name: str) -> None:
         ]
     )
     assert system.memory_bytes_per_s == cluster.device.memory_bandwidth_bytes_per_s
+
+
+def test_other_makers_chips_reach_what_their_best_products_say() -> None:
+    """The rule, tried on a chip whose trainings are known: an A100's best product is 271.2 TFLOP/s (same table)."""
+    by_rule = shares(replace(CHIPS["A100"], product=2.712e14)).gemm
+    assert by_rule == pytest.approx(generation("ampere").gemm, rel=0.05)
+    assert shares(CHIPS["H100"]) == generation("hopper")
+    assert shares(CHIPS["B200"]) == generation("blackwell")  # of which there is no such figure, and trainings are
+    for name in ("MI250X", "MI300X", "MI325X", "MI350X", "MI355X", "Gaudi-2", "Gaudi-3"):
+        chip, found = CHIPS[name], shares(CHIPS[name])
+        assert chip.product / chip.half * 0.8 < found.gemm < chip.product / chip.half, name
+        assert found.memory == generation(chip.generation).memory

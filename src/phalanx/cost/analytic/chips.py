@@ -11,7 +11,7 @@ from phalanx.cost.analytic.fitted_constants import resolve
 from phalanx.cost.analytic.kernels import product_s
 from phalanx.cost.hardware.system import System, TierRates
 from phalanx.spec.cluster.calibration import Calibration
-from phalanx.spec.cluster.chips import CHIPS
+from phalanx.spec.cluster.chips import CHIPS, Chip
 from phalanx.spec.cluster.spec import MEASURED_PRODUCT, ClusterSpec
 from phalanx.spec.errors import InputError
 
@@ -95,6 +95,17 @@ def generation(name: str, constants: Mapping[str, float] | None = None) -> Gener
     return Generation(**(resolve(_DEFAULTS, chain(name), constants) | built))
 
 
+def shares(chip: Chip, constants: Mapping[str, float] | None = None) -> Generation:
+    """Return what kernels reach on a chip: as its generation was fitted. No training on other makers' chips was, and
+    power limits clocks that datasheets promise: their products and attention reach the H100's shares, times the best
+    measured product over the H100's, each as a share of its datasheet."""
+    g, known = generation(chip.generation, constants), CHIPS["H100"]
+    if not chip.product or chip.generation == known.generation:
+        return g
+    ratio, hopper = chip.product / chip.half / (known.product / known.half), generation("hopper", constants)
+    return replace(g, **{name: getattr(hopper, name) * ratio for name in _DERIVED})
+
+
 def system(
     name: str, node: int, nic: float, cloud: bool = False, constants: Mapping[str, float] | None = None
 ) -> System:
@@ -102,7 +113,7 @@ def system(
     direction to other nodes; `cloud`: over a provider's own transport."""
     # Datasheet rates times the generation's achieved shares; a chip's clock scales what runs on its processors.
     chip = CHIPS[name]
-    g = generation(chip.generation, constants)
+    g = shares(chip, constants)
     hop, bulk = (g.cloud_hop_s, g.cloud_bulk_s) if cloud else (g.net_hop_s, g.net_bulk_s)
     as_fitted = {name: getattr(g, name) for name in _AS_FITTED}
     clock = resolve({"clock": chip.clock}, (name,), constants)["clock"]

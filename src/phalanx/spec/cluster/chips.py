@@ -51,6 +51,9 @@ class Chip:
     memory_source: str = "nvidia-smi"
     clock: float = 1.0
     """Sustained clock relative to the generation's first chip; a fitted constant `NAME.clock` overrides it."""
+    product: float = 0.0
+    """FLOP/s of a bf16 product in the best of many shapes, as measured on a chip without published trainings and on
+    the H100, to which it is compared; 0: no such figure."""
     host_bytes_per_s: float = 64e9
     """Of its link to the host in one direction: PCIe of generation 5 with 16 lanes, or NVLink-C2C."""
     host_memory_bytes_per_s: float = 77e9
