@@ -328,3 +328,26 @@ def test_what_experts_give_for_their_compute_is_said(tmp_path: Path, name: str, 
     out = phalanx(tmp_path, f"presets models {name}")[1]
     assert ("experts: 8 times one expert's parameters for 2 times its FLOPs" in out) == bool(said)
     assert said in " ".join(out.split())
+
+
+@pytest.mark.parametrize(
+    ("windows", "told"),
+    [
+        ({"layer_types": ["full_attention"] * 3}, ""),
+        ({"max_window_layers": 3}, ""),
+        ({"max_window_layers": 2}, "windows in some layers"),
+        ({"layer_types": ["full_attention", "sliding_attention", "full_attention"]}, "windows in some layers"),
+    ],
+)
+def test_a_window_of_dots_that_no_layer_has_is_none(windows: dict[str, Any], told: str, tmp_path: Path) -> None:
+    config = {
+        "model_type": "dots1", "vocab_size": 128, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 3,
+        "num_attention_heads": 4, "moe_intermediate_size": 32, "n_routed_experts": 8, "num_experts_per_tok": 2,
+        "n_shared_experts": 1, "first_k_dense_replace": 1, "sliding_window": 4096, **windows,
+    }  # fmt: skip
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    if not told:
+        assert make_model({"config": "config.json"}, tmp_path)[0].window is None
+        return
+    with pytest.raises(InputError, match=told):
+        make_model({"config": "config.json"}, tmp_path)
