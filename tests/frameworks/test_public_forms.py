@@ -519,3 +519,17 @@ def test_the_text_part_of_a_model_of_images_is_said(tmp_path: Path) -> None:
     text = "model_name_or_path: Qwen/Qwen3-VL-4B-Instruct\nfinetuning_type: lora\nper_device_train_batch_size: 1\n"
     (tmp_path / "a.yaml").write_text(text)
     assert "its images are not priced" in text_of(tmp_path, "read a.yaml")
+
+
+def test_training_that_keeps_nothing_in_fp32_is_priced_so(tmp_path: Path) -> None:
+    text = (
+        "model_name_or_path: Qwen/Qwen3-4B\nfinetuning_type: full\nper_device_train_batch_size: 1\ncutoff_len: 512\n"
+    )
+    (tmp_path / "half.yaml").write_text(f"{text}bf16: true\n")
+    (tmp_path / "pure.yaml").write_text(f"{text}pure_bf16: true\n")
+    half, pure = (
+        json_of(tmp_path, f"predict {name}.yaml --cluster dgx-h100 --gpus 1 --json")["memory_bytes"]
+        for name in ("half", "pure")
+    )
+    assert pure < 0.7 * half
+    assert _read(tmp_path, f"{text}pure_bf16: true\n", "b.yaml").layout.precision == "bf16"

@@ -82,6 +82,8 @@ def read(config: Config, world: int | None = None) -> Configuration:
     written = keys.take(f"{at}gradient_accumulation_steps", "accumulation", 1)
     steps = count(written)
     bf16, fp16 = (keys.truth(f"{at}{name}", "job.precision") for name in ("bf16", "fp16"))
+    pure = keys.truth(f"{at}pure_bf16", "job.precision")  # LLaMA-Factory's, of everything that is kept
+    bf16 = bf16 or pure
     of_trl = any(keys.take(f"{at}{name}", "stack") is not None for name in _BF16_UNASKED)
     rounded = keys.truth(f"{at}tf32", "job.precision")
     type_ = "bf16" if bf16 else "fp16" if fp16 else "tf32" if rounded and not of_trl else None
@@ -104,6 +106,8 @@ def read(config: Config, world: int | None = None) -> Configuration:
     fields: dict[str, Any] = {}
     shard: int | None = None
     job = arguments_job(keys, at)
+    if pure:
+        job["types"] = dict.fromkeys(("reduce", "accumulate", "master"), "bfloat16")
     if isinstance(inner, dict):
         part = Keys(inner)
         tp = part.count("tensor_parallel.autotp_size", "strategy.tp") or 1
