@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable
 from dataclasses import replace
+from importlib.machinery import ModuleSpec
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -20,6 +21,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.pipelining import PipelineStage, schedules
 
+from phalanx.observation.fake import libraries
 from phalanx.observation.fake.remembered import Remembered
 from phalanx.observation.observe import observe
 from phalanx.observation.program.processes import Processes
@@ -245,3 +247,13 @@ def test_repeated_micro_batches_equal_executed_ones_of_a_program(name: str) -> N
     for a, b in zip(in_full.ranks, quick.ranks, strict=True):
         assert a.events == b.events
         assert replace(a, notes=()) == replace(b, notes=())
+
+
+@pytest.mark.parametrize("spec", [None, ModuleSpec("absent", None)])
+def test_a_library_that_is_not_there_is_found_by_nobody(
+    monkeypatch: pytest.MonkeyPatch, spec: ModuleSpec | None
+) -> None:
+    """Or has no loader, as a folder without files of Python: nothing of it is changed."""
+    monkeypatch.setattr(libraries, "find_spec", lambda name: spec)
+    (name,) = libraries._CHANGES
+    assert libraries._Finder().find_spec(name, None) is spec
