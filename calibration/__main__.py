@@ -22,7 +22,7 @@ import numpy as np
 from calibration import links as link_constants
 from calibration import memory
 from calibration.fit import Data, Free, descend, fit, offsets_of
-from calibration.free_constants import LAUNCHES, LEFT_OUT, family, fitted, free, timed
+from calibration.free_constants import LAUNCHES, LEFT_OUT, MEASURED, family, fitted, free, timed
 from calibration.intervals import Ratio, ratios
 from calibration.intervals import fitted as interval_of
 from calibration.write import rounded, save, write, write_left_out
@@ -56,7 +56,7 @@ def further(
     """Fit constants of step times further, from their current values: all, or `only` some. Links stay as they are."""
     every = free()
     moved = [f for f in every if not only or f.owner in only or f.key in only]
-    links = {key: current[key] for key in link_constants.KEYS}
+    links = {key: current[key] for key in link_constants.KEYS} | MEASURED
     fixed = links | {f.key: current[f.key] for f in every if f not in moved and f.key in current}
     reached = fit(fitted(rows), moved, fixed, start=offsets_of(moved, current), rounds=10, say=say)[1]
     return links | {f.key: reached[f.key] for f in every if f.key in reached}
@@ -80,7 +80,7 @@ def without_family(rows: Sequence[Case], current: Mapping[str, float], left_out:
             x[j] = 0.0
         elif f.owner in stacks and f.field in LAUNCHES and _seldom_waits(data, f, current):
             x[j], moved[j] = 0.0, replace(f, spread=1e-3)
-    links = {key: current[key] for key in link_constants.KEYS}
+    links = {key: current[key] for key in link_constants.KEYS} | MEASURED
     return fit(data, moved, links, start=x, rounds=3)[1]
 
 
@@ -167,7 +167,7 @@ def main(arguments: Sequence[str]) -> None:
     if "--further" in arguments:
         constants = further(rows, fitted_constants(), named, say=_announce)
     else:
-        links = link_constants.fitted()
+        links = link_constants.fitted() | MEASURED
         constants = {**links, **times(rows, links, say=_announce)}
     if named:
         constants |= {key: value for key, value in fitted_constants().items() if key not in constants}

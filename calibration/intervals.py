@@ -88,7 +88,7 @@ def fitted(of: Sequence[Ratio]) -> tuple[float, float, float]:
     of `SHARE`, or of the least more that holds `HELD`. Few families say little about the next one."""
     if len({r.family for r in of}) == 1:
         return *quantiles(of, SHARE), float("nan")
-    shares = np.arange(SHARE, 1.0, 0.02)
+    shares = np.arange(SHARE, 1.0, 0.005)
     holds = [held(of, share) for share in shares]
     enough = [i for i, h in enumerate(holds) if h >= HELD]
     best = enough[0] if enough else int(np.argmax(holds))

@@ -22,7 +22,7 @@ from phalanx.cost.ledger.live_bytes import block_bytes
 from phalanx.cost.ledger.model_shape import shape
 from phalanx.cost.ledger.pipeline_formulas import NAMES, bubble, in_flight
 from phalanx.cost.ledger.policy import Policy
-from phalanx.cost.ledger.rank_layout import layout
+from phalanx.cost.ledger.rank_layout import FORMAT_INDEX, layout
 from phalanx.cost.pipeline_time import Costs, price
 from phalanx.frameworks.registry import STACKS
 from phalanx.schedule.pipeline.schedules import SCHEDULES, build
@@ -568,11 +568,47 @@ def test_nothing_runs_around_collectives_of_stacks_whose_launches_are_hardly_ahe
     for tp, collectives in ((1, 0), (4, 4)):
         x = one(f"dp={8 // tp},tp={tp}", stack="megatron-2022")
         found = [
-            step(x.shape, x.layout, x.system, replace(x.profile, joined=j, join_s=1e-3, tp_overlap=0.0)).terms["tp"]
+            step(x.shape, x.layout, x.system, replace(x.profile, joined=j, list_s=1e-3, tp_overlap=0.0)).terms["tp"]
             for j in (0.0, 1.0)
         ]
         blocks = float(x.layout.micro_batches) * float(x.shape.layers)
         assert float(found[1] - found[0]) == pytest.approx(blocks * collectives * 1e-3)
+
+
+@pytest.mark.parametrize("tp", [1, 4])
+def test_weights_are_cast_in_both_passes_unless_they_were_gathered_narrow(tp: int) -> None:
+    x = one(f"dp={8 // tp},tp={tp},zero=3", stack="torchtitan-compiled")
+    on, (kind,) = replace(x.layout, format=FORMAT_INDEX["float8"]), x.shape.kinds
+    found = [
+        float(step(x.shape, on, x.system, replace(x.profile, recasts=r, parameter_bytes=b)).terms["memory"])
+        for r, b in ((0.0, 2.0), (1.0, 2.0), (1.0, 1.0))
+    ]
+    weights = float(kind.params - kind.others) / tp
+    each = weights * float(x.profile.cast_bytes) / float(x.system.memory_bytes_per_s * x.system.memory)
+    assert found[1] - found[0] == pytest.approx(2 * float(on.micro_batches) * float(x.shape.layers) * each)
+    assert found[2] == pytest.approx(found[0])
+
+
+def test_units_are_copied_out_of_what_was_gathered_and_into_what_is_reduced() -> None:
+    """Two gathers of 2 + 2 bytes a parameter, a reduction of 2 + 4; nothing at level 2, which keeps parameters."""
+    for zero, each in ((3, 2 * 4 + 6), (2, 0)):
+        x = one(f"dp=8,zero={zero}", stack="torchtitan-compiled")
+        with_, without = (
+            step(x.shape, x.layout, x.system, replace(x.profile, copies_units=c)).terms["dp"] for c in (1.0, 0.0)
+        )
+        moved = float(x.layout.micro_batches) * each * float(x.shape.params)
+        assert float(with_ - without) * float(x.system.memory_bytes_per_s * x.system.memory) == pytest.approx(moved)
+
+
+def test_each_part_of_an_expert_permutes_the_rows_that_all_of_them_gathered() -> None:
+    for etp in (1, 4):
+        x = one(f"dp=2,tp=4,ep={8 // etp},etp={etp},sp=1", "mixtral-8x7b")
+        moved = [
+            float(step(x.shape, x.layout, x.system, replace(x.profile, token_bytes=b)).terms["ep"]) for b in (0, 100)
+        ]
+        rows = float(x.layout.tokens) / 4 * 2 * (1 + etp) / 2
+        each = 100 * rows * 4096 / float(x.system.memory_bytes_per_s * x.system.memory)
+        assert moved[1] - moved[0] == pytest.approx(2 * float(x.layout.micro_batches) * 32 * each)
 
 
 def test_each_of_a_ranks_experts_takes_its_time() -> None:

@@ -59,6 +59,38 @@ def test_a_step_takes_a_positive_time(odd: float) -> None:
         calibrate(price, [1.0, odd])
 
 
+def test_steps_that_contradict_each_other_bend_little() -> None:
+    price, swings = _price(), np.resize([1.3, 1 / 1.3], len(_LAYOUTS))
+    fit = calibrate(price, swings * price(Calibration()))
+    assert max(abs(np.log(getattr(fit.calibration, part))) for part in PRIORS) < 0.12
+
+
+def test_an_error_by_the_others_is_that_of_a_fit_to_them() -> None:
+    lines = _LAYOUTS[:5]
+    measured = _price(lines)(Calibration(products=1.2, inside=1.3)) * np.array([1.01, 0.98, 1.02, 1.0, 0.99])
+    found = calibrate(_price(lines), measured).left_out
+    for i, off in enumerate(found):
+        rest = [k for k in range(len(lines)) if k != i]
+        by = calibrate(_price(tuple(lines[k] for k in rest)), measured[rest], left_out=False).calibration
+        assert off == pytest.approx(100 * (_price(lines)(by)[i] / measured[i] - 1), abs=1)
+
+
+def test_more_steps_are_priced_no_more_often() -> None:
+    asked = []
+    for n in (2, 8):
+        price, count = _price(_LAYOUTS[:n]), [0]
+
+        def counted(
+            by: Calibration, price: Callable[[Calibration], Floats] = price, count: list[int] = count
+        ) -> Floats:
+            count[0] += 1
+            return price(by)
+
+        calibrate(counted, 1.2 * price(Calibration()))
+        asked.append(count[0])
+    assert max(asked) <= 2 + 7 * 12
+
+
 def test_one_step_cannot_move_a_factor_far() -> None:
     """A step that is twice as slow as predicted bends no part by more than three and a half of its spreads."""
     price = _price(("tp=8",))

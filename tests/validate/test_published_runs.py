@@ -26,13 +26,13 @@ def told(compared: PredictionError) -> dict[str, Any]:
 # family, and the bounds that its step times keep: mean and median absolute error, percent
 _TIMES = {
     "bigscience-bloom": (8, 5),
-    "llm-foundry": (5, 4),
+    "llm-foundry": (6, 4),
     "megatron-sc21": (3, 2),
     "nvidia-dgxc-benchmarking": (3, 2),
     "nemo-megatron-bridge": (9, 6),
-    "simumax-b200": (4, 3),
-    "torchtitan": (7, 4),
-    "torchao": (4, 3),
+    "simumax-b200": (3, 2),
+    "torchtitan": (8, 6),
+    "torchao": (5, 4),
     "vtrain": (7, 5),
     "hf-ultrascale": (12, 7),
 }
@@ -47,7 +47,7 @@ def test_step_times_of_a_family_keep_their_errors(told: dict, family: str) -> No
 
 
 def test_ranks_and_biases(told: dict) -> None:
-    assert told["by_kind"]["vtrain/multi-node"]["time"]["mape"] <= 8
+    assert told["by_kind"]["vtrain/multi-node"]["time"]["mape"] <= 9
     assert told["by_kind"]["vtrain/multi-node"]["time"]["median"] <= 5
     assert told["by_kind"]["hf-ultrascale/pp=1"]["time"]["median"] <= 6
     assert told["by_kind"]["hf-ultrascale/pp=1"]["time"]["spearman"] >= 0.98
@@ -93,21 +93,21 @@ def test_every_row_is_predicted_or_left_out_with_a_reason(told: dict) -> None:
 
 _LEFT_OUT = {
     "bigscience-bloom/dense": 9,
-    "hf-ultrascale/pp=1": 9,
-    "hf-ultrascale/pp>1": 10,
-    "llm-foundry/dense": 9,
+    "hf-ultrascale/pp=1": 10,
+    "hf-ultrascale/pp>1": 11,
+    "llm-foundry/dense": 8,
     "megatron-sc21/dense": 6,
     "nemo-megatron-bridge/dense": 9,
-    "nemo-megatron-bridge/MoE": 9,
-    "nemo-megatron-bridge/hybrid": 7,
-    "nvidia-dgxc-benchmarking/dense": 2,
+    "nemo-megatron-bridge/MoE": 11,
+    "nemo-megatron-bridge/hybrid": 6,
+    "nvidia-dgxc-benchmarking/dense": 3,
     "nvidia-dgxc-benchmarking/JAX": 7,
-    "nvidia-dgxc-benchmarking/MoE": 12,
-    "simumax-b200/dense": 9,
-    "torchao/dense": 21,
+    "nvidia-dgxc-benchmarking/MoE": 10,
+    "simumax-b200/dense": 8,
+    "torchao/dense": 9,
     "torchtitan/dense": 10,
     "vtrain/multi-node": 8,
-    "vtrain/single-node": 7,
+    "vtrain/single-node": 5,
 }
 """Median absolute errors, in percent, that constants fitted without the family keep."""
 

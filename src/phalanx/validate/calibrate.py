@@ -6,14 +6,16 @@ f_i(θ) the predicted seconds of configuration i, the fit minimises
     Σ_i ((ln y_i - ln f_i(θ)) / s)² + Σ_j (ln θ_j / s_j)²
 
 by Gauss-Newton steps on ln θ. The second sum is a prior: three steps cannot move a factor far, and a part that they
-hardly constrain stays as predicted. s_j are the spreads of these parts over published families of runs.
+hardly constrain stays as predicted. s is the error that no factor explains, and s_j are the spreads of these parts
+over published families of runs, all times a number of at least 1. Both are the likeliest given the steps themselves
+(type II maximum likelihood; Bishop 2006, section 3.5): steps that contradict each other bend little.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from itertools import product
 
 import numpy as np
 import numpy.typing as npt
@@ -24,17 +26,22 @@ from phalanx.spec.errors import InputError
 Floats = npt.NDArray[np.float64]
 Price = Callable[[Calibration], Floats]
 """Predicted seconds of every measured configuration."""
-NOISE = 0.03
-"""s: relative error of a measured step, and of a prediction whose parts are known."""
+_NOISES = np.geomspace(0.015, 0.25, 16)
+"""Values of s that are tried."""
+_USUAL, _SURE = 0.06, 0.7
+"""s before any step is seen: its median, and the spread of its logarithm. Families' fitted errors are about that."""
+_WIDER, _SELDOM = (1.0, 1.5, 2.0, 3.0), 0.5
+"""Numbers that multiply all s_j, and the spread of their logarithm before any step is seen."""
 PRIORS = {"products": 0.10, "attention": 0.15, "memory": 0.15, "inside": 0.2, "between": 0.3, "host": 0.2}
 """s_j: relative spread of each part's factor."""
-_STEP, _ROUNDS, _FAR = 0.02, 12, 3.5
-"""Step of a difference in ln θ; rounds; the most of s_j by which a factor moves."""
+_STEP, _ROUNDS, _NEAR, _FAR = 0.02, 12, 1e-3, 3.5
+"""Step of a difference in ln θ; rounds, and the move that ends them; the most of s_j by which a factor moves."""
 
 
 @dataclass(frozen=True)
 class Fit:
-    """The factors, and the error in per cent of each configuration before, after, and predicted from the others."""
+    """The factors, and the error in per cent of each configuration before, after, and predicted from the others (by
+    the slopes at the fit, so that no step is priced again for each that is left out)."""
 
     calibration: Calibration
     before: tuple[float, ...]
@@ -51,12 +58,15 @@ def calibrate(price: Price, measured_s: Sequence[float] | Floats, stack: str = "
         raise InputError("steps", None, "none were measured", "name a log, or FILE=SECONDS")
     if not np.all(np.isfinite(y)) or np.any(y <= 0):
         raise InputError("steps", None, "have seconds that are not positive")
-    theta, covariance = _factors(price, y, np.ones(len(y), dtype=bool))
+    theta, slopes = _factors(price, y)
     plain, bent = price(Calibration()), price(_calibration(theta))
+    off = np.log(y / bent) + slopes @ theta  # from f(0), as far as slopes reach
     others = []
     for i in range(len(y) if left_out and len(y) > 1 else 0):
-        without, _ = _factors(price, y, np.arange(len(y)) != i)
-        others.append(float(100 * (price(_calibration(without))[i] / y[i] - 1)))
+        rest = np.arange(len(y)) != i
+        without = _posterior(slopes[rest], off[rest])[0]
+        others.append(float(100 * (bent[i] * np.exp(slopes[i] @ (without - theta)) / y[i] - 1)))
+    covariance = _posterior(slopes, off)[1]
     spread = np.sqrt(np.diag(covariance))
     return Fit(
         _calibration(theta, stack, len(y)),
@@ -67,24 +77,35 @@ def calibrate(price: Price, measured_s: Sequence[float] | Floats, stack: str = "
     )
 
 
-def _factors(price: Price, y: Floats, seen: npt.NDArray[np.bool_]) -> tuple[Floats, Floats]:
-    """Return ln θ of the best fit to the configurations `seen`, and its covariance."""
-    theta: Any = np.zeros(len(PARTS))
-    weights: Floats = np.array([1 / PRIORS[part] ** 2 for part in PARTS])
-    inverse: Any = np.diag(1 / weights)
+def _factors(price: Price, y: Floats) -> tuple[Floats, Floats]:
+    """Return ln θ of the best fit, and the slopes there of each configuration's ln f by each ln θ_j."""
+    theta = np.zeros(len(PARTS))
     for _ in range(_ROUNDS):
         now = np.log(price(_calibration(theta)))
         slopes = np.stack(
             [(np.log(price(_calibration(theta + _STEP * unit))) - now) / _STEP for unit in np.eye(len(PARTS))], axis=1
-        )[seen]
-        off = (np.log(y) - now)[seen]
-        inverse = np.linalg.inv(slopes.T @ slopes / NOISE**2 + np.diag(weights))
-        move = inverse @ (slopes.T @ off / NOISE**2 - weights * theta)
-        most = _FAR / np.sqrt(weights)
-        theta = np.asarray(np.clip(theta + move, -most, most), dtype=np.float64)
-        if np.abs(move).max() < 1e-4:
+        )
+        moved = _posterior(slopes, np.log(y) - now + slopes @ theta)[0]
+        far, theta = np.abs(moved - theta).max(), moved
+        if far < _NEAR:
             break
-    return theta, inverse
+    return theta, slopes
+
+
+def _posterior(slopes: Floats, off: Floats) -> tuple[Floats, Floats]:
+    """Return ln θ and its covariance where `off` = `slopes` ln θ, under the likeliest s and s_j."""
+    one, eye = np.diag([PRIORS[part] ** 2 for part in PARTS]), np.eye(len(off))
+
+    def unlikely(wider: float, s: float) -> float:
+        sums = wider**2 * slopes @ one @ slopes.T + s**2 * eye
+        before = (np.log(s / _USUAL) / _SURE) ** 2 + (np.log(wider) / _SELDOM) ** 2
+        return float(np.linalg.slogdet(sums)[1] + off @ np.linalg.solve(sums, off) + before)
+
+    wider, s = min(product(_WIDER, _NOISES), key=lambda pair: unlikely(*pair))
+    prior = wider**2 * one
+    gain = prior @ slopes.T @ np.linalg.inv(slopes @ prior @ slopes.T + s**2 * eye)
+    most = _FAR * np.sqrt(np.diag(one))
+    return np.clip(gain @ off, -most, most), prior - gain @ slopes @ prior
 
 
 def _calibration(theta: Floats, stack: str = "", steps: int = 0) -> Calibration:

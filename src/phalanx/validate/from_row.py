@@ -67,6 +67,9 @@ _CHUNKS = {
 _FSDP = {"nemotron_3_ultra": 64}
 """Ranks among which Megatron-FSDP shards everything, in recipes whose table says "distributed optimizer"
 (Megatron-Bridge 067f987, src/megatron/bridge/perf_recipes/nemotronh/common.py:39, 149)."""
+_TP_EXPERTS = re.compile("NeMo|Megatron-Core|Megatron-LM")
+"""Frameworks that divide each expert over the tp ranks where nothing else is said, and these are enough
+(megatron/core/model_parallel_config.py:506). Megatron-Bridge's recipes all say: over one."""
 _SHAPES: dict[ModelSpec, Shape] = {}
 """Shapes already computed, by model."""
 
@@ -130,6 +133,7 @@ def case(row: Row) -> Case:
     if shard is None and row["framework"] in ("MaxText", "PAX"):
         shard = _JAX_SHARD
     ep = row.count("ep", 1) or 1
+    over_tp = row.moe and _TP_EXPERTS.match(row["framework"]) and dp * cp % ep == 0
     bf16 = row["precision"] != "fp16"
     try:
         strategy = Strategy(
@@ -140,7 +144,7 @@ def case(row: Row) -> Case:
             sp=tp > 1 and (row["sp"] in ("1", "on") or (row["sp"] == "" and "nemo" in stack.name)),
             cp=cp,
             ep=ep,
-            etp=row.count("etp", tp if row.family == "megatron-ci-golden" else 1) or 1,
+            etp=row.count("etp", tp if over_tp else 1) or 1,
             pp=pp,
             virtual=(row.count("vpp") or _CHUNKS.get((row.group, row["model"], row["gpu"], row["precision"]), 1))
             if pp > 1

@@ -9,7 +9,6 @@ from __future__ import annotations
 import csv
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import partial
 from math import inf
 from pathlib import Path
 from typing import Any
@@ -168,7 +167,7 @@ def _measured(name: str, measured: str, query: Query) -> _Run:
         seconds, note = timed.seconds, timed.note
     if exact is None:
         e, cluster = question.estimate, str(query.cluster or question.pricing.cluster.name)
-        return _Run(name, e.profile.name, cluster, int(e.layout.world), seconds, note, partial(_estimated, e))
+        return _Run(name, e.profile.name, cluster, int(e.layout.world), seconds, note, _estimated(e))
     if question.plan is not None and "calibrated" in question.plan.choices:
         reason = "was planned with a calibration, which would be counted twice"
         raise InputError("steps", name, reason, "name runs that were planned without")
@@ -179,11 +178,15 @@ def _measured(name: str, measured: str, query: Query) -> _Run:
     return _Run(name, OWN_STACK, exact.cluster.name, exact.strategy.world, seconds, note, priced)
 
 
-def _estimated(e: Estimate, by: Calibration) -> float:
-    """Return the seconds of a configuration under a calibration: the formulas', with what its pipeline's blocks add
+def _estimated(e: Estimate) -> Callable[[Calibration], float]:
+    """Return the seconds of a configuration under any calibration: the formulas', with what its pipeline's blocks add
     as predicted."""
-    plain = float(step(e.shape, e.layout, e.system, e.profile).seconds)
-    return float(e.seconds) * float(step(e.shape, e.layout, calibrated(e.system, by), e.profile).seconds) / plain
+
+    def formula(by: Calibration) -> float:
+        return float(step(e.shape, e.layout, calibrated(e.system, by), e.profile).seconds)
+
+    added = float(e.seconds) / formula(Calibration())
+    return lambda by: added * formula(by)
 
 
 def _toml(a: Calibrated, fit: Fit) -> str:

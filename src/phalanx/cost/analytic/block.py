@@ -83,7 +83,7 @@ def _sent(flows: _Flows, layout: Layout, timer: FlowTimer, profile: Profile) -> 
     backward: Column = 0.0
     beside: Column = 0.0
     for flow in flows:
-        each = timer.one(flow) + profile.joined * profile.join_s * (np.asarray(flow.ranks) > 1)
+        each = timer.one(flow) + profile.joined * profile.list_s * (np.asarray(flow.ranks) > 1)
         if flow.op == "all_gather":
             narrow = np.where(
                 (profile.tp_narrow > 0) & np.choose(np.asarray(layout.format, dtype=int), _GATHERED),
@@ -343,6 +343,10 @@ def experts_block(
         whole = inner.forward + ep.forward + act
         of_modules = np.where(m.moe > 0, whole, m.moe_act * act + m.shared_experts * parts.inner.forward)
         again = parts.again + np.where(np.asarray(kind.experts) > 0, of_modules, 0.0)
+    if np.any(profile.recasts):
+        weights = (kind.expert_params - kind.expert_others) / (layout.ep * layout.etp)
+        each = kernels.cast_s(kernels.recast(weights, profile), layout, system, profile)
+        parts = replace(parts, memory=_both(parts.memory, Passes(each, each)))
     return _whole_block(parts, layout, system, profile, inner, ep, again)
 
 

@@ -43,7 +43,9 @@ def expert_parallel(
             np.where(overlaps, np.maximum(sent - own, 0) + slowed * np.minimum(sent, own), sent)
             for sent, own in ((forward, compute.forward), (backward, compute.backward))
         )
-    fixed = permuted(routed_rows(kind, layout, np.maximum(kind.experts, 1)), kind, system, profile)
+    # Where an expert is cut over etp ranks, each of them permutes the rows that all of them gathered.
+    rows = routed_rows(kind, layout, np.maximum(kind.experts, 1)) * (1 + np.asarray(layout.etp)) / 2
+    fixed = permuted(rows, kind, system, profile)
     each = profile.expert_s * np.maximum(kind.experts / layout.ep, 1)
     shown, waits = 1 - profile.ep_overlap, np.where(np.asarray(layout.ep) > 1, profile.imbalance, 0.0)
     most = most_loaded(kind, layout, profile)

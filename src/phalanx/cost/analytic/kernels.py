@@ -334,11 +334,25 @@ def traffic(kind: BlockKind, layout: Layout, width: Column, system: System, prof
     size = layout.activation_bytes / 2
     bytes_ = size * (profile.hidden_bytes * hidden * kind.sublayers / 2 / ways + profile.ffn_bytes * inner)
     bytes_ = bytes_ + size * 2 * hidden * kind.sublayers / ways * mixed_traffic(kind)
-    fine = np.where(np.choose(np.asarray(layout.format, dtype=int), _FINE), profile.fine_cast, 1.0)
-    narrow = np.choose(np.asarray(layout.format, dtype=int), NARROW)
-    cast = np.where(narrow, profile.cast_bytes * fine * (kind.sublayers * hidden + inner), 0.0)
     rate = system.memory_bytes_per_s * system.memory
-    return Passes((bytes_ + cast) / rate, (bytes_ * profile.backward_traffic + cast) / rate)
+    cast = kind.sublayers * hidden + inner
+    if np.any(profile.recasts):
+        cast = cast + recast(kind.on_rank(layout.tp) - kind.others_on_rank(layout.tp), profile)
+    both_s = cast_s(cast, layout, system, profile)
+    return Passes(bytes_ / rate + both_s, bytes_ * profile.backward_traffic / rate + both_s)
+
+
+def recast(weights: Column, profile: Profile) -> Column:
+    """Return how many of these weights a pass casts: all, unless they were gathered narrow, or are kept so."""
+    return profile.recasts * (profile.parameter_bytes > 1) * weights
+
+
+def cast_s(elements: Column, layout: Layout, system: System, profile: Profile) -> Column:
+    """Return seconds of casting elements to the layout's number format, if it is narrow."""
+    format_ = np.asarray(layout.format, dtype=int)
+    fine = np.where(np.choose(format_, _FINE), profile.fine_cast, 1.0)
+    seconds = profile.cast_bytes * fine * elements / (system.memory_bytes_per_s * system.memory)
+    return np.where(np.choose(format_, NARROW), seconds, 0.0)
 
 
 def mixed_traffic(kind: BlockKind) -> Column:

@@ -55,6 +55,9 @@ class Profile(Keeps):
     """Traffic per element cast to an 8-bit (or smaller) format."""
     fine_cast: Column = 1.5
     """The same with a scale per row or per 32 elements, relative to a scale per tensor."""
+    recasts: Column = 0.0
+    """1: weights are cast anew in both passes of every micro-batch (torchao 36027d8, float8_linear.py:73,
+    131); 0: once a step (TransformerEngine, module/base.py, get_weight_workspace), which is not priced."""
     launches: Column = 30.0
     """Kernels of a block's forward pass that the CPU launches one by one, counted in the stack's code; 0 if the step
     is one program. The GPU is never faster than its launches."""
@@ -69,15 +72,15 @@ class Profile(Keeps):
     listed: Column = 0.0
     """Collectives per pass of a block that take a list of tensors, one per rank."""
     list_s: Column = 3e-4
-    """Seconds by which each of these delays later launches, in jobs delayed by their CPUs."""
+    """Seconds by which each of these delays later launches, in jobs delayed by their CPUs; and for which nothing runs
+    around a `joined` collective."""
     held_up: Column = 0.0
     """Share of multi-node jobs delayed by their CPUs, assumed if a job's collectives were not observed."""
     stalled_s: Column = 1e-3
     """Delay of each pipeline message where the ranks of a node do not reach each other over NVLink."""
     joined: Column = 0.0
-    """1: launches are barely ahead of a small model's kernels, so that nothing runs for `join_s` around a collective
+    """1: launches are barely ahead of a small model's kernels, so that nothing runs for `list_s` around a collective
     of tensor parallelism: its stream takes over, and its ranks wait for the last one."""
-    join_s: Column = 1e-4
     launch_sync: Column = 0.05
     """Slowdown of launches over 8 or more tp ranks, proportionally less over fewer: collectives wait for the slowest
     CPU."""
@@ -99,6 +102,9 @@ class Profile(Keeps):
     ring_bytes: Column = 24.0
     """Traffic per element of attention's result and step of a context-parallel ring, in each pass: partial results
     are weighted and summed in fp32."""
+    copies_units: Column = 0.0
+    """1: what a unit gathered is copied into its parameters, and its gradients into a buffer to be reduced, on the
+    stream of its kernels (torch 2.13, torch/distributed/fsdp/_fully_shard/_fsdp_collectives.py:489, 603)."""
     contention: Column = 1.13
     """Slowdown of compute that overlaps communication: near 1.13 as Galvatron measured it (Miao et al. 2022); fitted
     for stacks with runs at ZeRO-3."""

@@ -98,8 +98,9 @@ def reduced(shape: Shape, layout: Layout, system: System, profile: Profile, bloc
         "again_s": once.replicate,
         "gather_s": once.gather,
         "hidden_s": hidden,
+        "copied_s": _copied(zero, params, layout, system, profile),
     }
-    out.seconds["dp"] = np.where(ranks > 1, exposed, 0.0)
+    out.seconds["dp"] = np.where(ranks > 1, exposed + out.of["dp"]["copied_s"], 0.0)
     if np.any(c.kind):
         times = zero.reductions(m)
         coding = compression.coding_s(c, params.dense + params.experts, grad, ranks, system)
@@ -111,6 +112,17 @@ def reduced(shape: Shape, layout: Layout, system: System, profile: Profile, bloc
         }
         out.seconds["coding"] = np.where(c.kind, times * coding, 0.0)
     return out
+
+
+def _copied(zero: Sharding, params: Parameters, layout: Layout, system: System, profile: Profile) -> Column:
+    """Return seconds of copying level 3's gathered parameters out of a buffer, and gradients into one."""
+    if not np.any(profile.copies_units):
+        return 0.0
+    m = layout.micro_batches
+    gathered = 2 * profile.parameter_bytes * zero.gathers(m)
+    reduced = (profile.parameter_bytes + profile.gradient_bytes) * zero.reductions(m)
+    each = profile.copies_units * zero.parameters * (gathered + (1 - layout.frozen) * reduced)
+    return each * (params.dense + params.experts) / (system.memory_bytes_per_s * system.memory)
 
 
 def _once(shape: Shape, layout: Layout, system: System, profile: Profile, held: Held) -> _Once:
