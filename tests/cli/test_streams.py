@@ -17,6 +17,7 @@ from phalanx.cli import terminal
 from phalanx.runtime.process import launch
 from phalanx.spec.documents import read_toml
 from phalanx.spec.errors import InputError
+from phalanx.spec.files import plan as plans
 
 SERVED = "serve plan --model llama3-8b --cluster dgx-h100 --gpus 1 --input 400 --output 50 --ttft 1s --tpot 30ms"
 PLAN = "plan --model llama3-8b --cluster dgx-h100 --gpus 8 --batch 64 --seq 4096"
@@ -143,3 +144,16 @@ def test_a_full_temporary_folder_is_said_before_ranks_start(monkeypatch: pytest.
 
 def test_printable_leaves_lines_and_tabs() -> None:
     assert terminal.printable("a\tb\n\x1b[31mc\u202e\r") == "a\tb\n\\x1b[31mc\\u202e\\r"
+
+
+@pytest.mark.parametrize("name", ["/dev/null", "/dev/stdout", "null"])
+def test_a_device_is_written_to_and_stays_a_device(
+    tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Root would replace the machine's own; a link of a folder to one is replaced, as any link."""
+    (tmp_path / "null").symlink_to("/dev/null")
+    if name != "null":
+        monkeypatch.setattr(os, "replace", lambda *_: pytest.fail("would be replaced"))
+    plans.write_text(tmp_path / name, "written")  # an absolute name stands alone
+    assert Path("/dev/null").is_char_device()
+    assert (tmp_path / "null").is_symlink() == (name != "null")

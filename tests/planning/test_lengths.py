@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import warnings
 from dataclasses import replace
 from pathlib import Path
 
@@ -261,3 +262,10 @@ def test_a_search_weighs_by_tokens_that_are_trained(tmp_path: Path) -> None:
     text = phalanx(tmp_path, *words.removesuffix(" --json").split(), "--lengths", "lognormal:3000,1.5+packed")[1]
     assert "waiting for longer sequences" in text
     assert "is no mean and sigma" in error_of(tmp_path, *words.split(), "--lengths", "lognormal:x")
+
+
+def test_sequences_of_a_few_tokens_have_one_priced_length() -> None:
+    with warnings.catch_warnings(action="error"):
+        steps = _steps(LINES[0], "lognormal:10,1+packed", seq=16)
+        found = [steps.step(way, by_cost) for way, by_cost in steps.ways]
+    assert all(np.isfinite((step.step_s, step.tokens_per_s)).all() for step in found)

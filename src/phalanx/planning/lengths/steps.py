@@ -185,6 +185,8 @@ class UnevenSteps:
 
     def _between(self, lengths: Ints) -> Floats:
         """The priced lengths that each length lies between, as weights that sum to 1, (lengths, points)."""
+        if len(self.grid) == 1:  # sequences of a few tokens
+            return np.ones((len(lengths), 1))
         right = np.clip(np.searchsorted(self.grid, lengths), 1, len(self.grid) - 1)
         low, high = self.grid[right - 1], self.grid[right]
         part = np.clip((lengths - low) / (high - low), 0.0, 1.0)

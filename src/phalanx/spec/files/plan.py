@@ -9,6 +9,7 @@ where they expect them.
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 from collections.abc import Sequence
@@ -215,7 +216,13 @@ def write_json(path: Path, content: Any) -> None:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a text atomically. A link at `path` is replaced, not followed. Raises OSError, which names `path`."""
+    """Write a text atomically. A link at `path` is replaced, not followed; a device such as /dev/null is written to,
+    and so is what /dev/stdout stands for. Raises OSError, which names `path`."""
+    if path.is_block_device():
+        raise OSError(errno.EINVAL, "is a disk", str(path))
+    if str(path.parent) in ("/dev", "/dev/fd") or (path.is_char_device() and not path.is_symlink()):
+        path.write_text(text)  # root would replace the machine's device with a file
+        return
     part = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         part.unlink(missing_ok=True)  # it may be a link
