@@ -217,7 +217,7 @@ def write_json(path: Path, content: Any) -> None:
 
 def write_text(path: Path, text: str) -> None:
     """Write a text atomically. A link at `path` is replaced, not followed; a device such as /dev/null is written to,
-    and so is what /dev/stdout stands for. Raises OSError, which names `path`."""
+    and so is what /dev/stdout leads to. Raises OSError, which names `path`."""
     if path.is_block_device():
         raise OSError(errno.EINVAL, "is a disk", str(path))
     if str(path.parent) in ("/dev", "/dev/fd") or (path.is_char_device() and not path.is_symlink()):
