@@ -6,6 +6,7 @@ import json
 import warnings
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,14 +15,19 @@ from hypothesis import strategies as st
 from support.in_process_cli import error_of, phalanx
 
 from phalanx.cost.ledger.pipeline_formulas import rounds
+from phalanx.frameworks.stack import of_strategy
 from phalanx.planning.lengths.distribution import parse_lengths
+from phalanx.planning.lengths.dynamic import CONDITIONS
 from phalanx.planning.lengths.steps import UnevenSteps
 from phalanx.planning.lookup import cluster_named, model_named, pricing_by_gpus
 from phalanx.planning.search.column_pricing import Pricing
+from phalanx.planning.search.limits import conditions
 from phalanx.planning.search.refine import refined
 from phalanx.schedule.packing import deal, first_fit, spread
 from phalanx.schedule.pipeline.given_layout import listed
+from phalanx.spec.strategy import where
 from phalanx.spec.strategy.spec import Strategy
+from phalanx.spec.strategy.stack_options import StackOptions
 
 LINES = (
     Strategy(dp=16, zero=1),
@@ -121,9 +127,13 @@ def test_groups_of_ranks_lose_no_document_and_end_near_each_other(seed: int, ran
     widths = np.array([w for w in (1, 2, 4) if ranks % w == 0 and w < ranks] + [ranks])
     costs = random.lognormal(size=(count, 1)) / widths**0.9  # wider is faster, and dearer in all
     least = random.integers(len(widths), size=count)
-    load, taken = spread(costs, widths, least, ranks)
+    load, taken, begins = spread(costs, widths, least, ranks)
     work = costs[np.arange(count), taken]
     assert (taken >= least).all()
+    assert (begins % widths[taken] == 0).all()
+    shares = [work[(begins <= r) & (r < begins + widths[taken])].sum() for r in range(ranks)]
+    assert load.max() >= max(shares) - 1e-9
+    assert (load >= np.array(shares) - 1e-9).all()  # seconds of a rank are its documents' and its waits
     assert load.sum() >= (work * widths[taken]).sum() - 1e-9  # waits of a group's ranks for each other are in it
     assert load.max() <= (work * widths[taken]).sum() + 1e-9
     for i in np.flatnonzero(taken > least):  # widened only where one alone was longer than all shared equally
@@ -157,6 +167,28 @@ def test_documents_as_long_as_a_sequence_take_groups_as_wide_as_cp(s: Strategy) 
 def test_what_cannot_vary_its_groups_says_so(tmp_path: Path, strategy: str, stack: str, line: str, said: str) -> None:
     words = ("predict", *WORDS.split(), strategy, "--stack", stack, "--lengths", f"lognormal:1000,1+{line}")
     assert said in error_of(tmp_path, *words)
+
+
+@pytest.mark.parametrize(
+    ("line", "groups"),
+    [
+        *(({"dp": 16, "zero": zero}, zero < 2) for zero in range(4)),
+        ({"dp": 4, "cp": 4, "zero": 1}, True),
+        ({"dp": 16, "zero": 1, "shard": 4}, True),
+        ({"dp": 16, "zero": 1, "ep": 4}, False),
+        ({"dp": 8, "pp": 2, "zero": 1}, False),
+        ({"dp": 8, "tp": 2, "micro_batch": 2}, False),
+        ({"tp": 16, "sp": True}, False),
+    ],
+    ids=str,
+)
+def test_a_search_offers_what_can_form_groups_and_nothing_else(line: dict[str, Any], groups: bool) -> None:
+    """The conditions of a search and the refusals of one strategy are one rule."""
+    s = Strategy(**line)
+    model, _ = model_named("mixtral-8x7b" if s.ep > 1 else "llama3.1-8b")
+    pricing = pricing_by_gpus(model, cluster_named("dgx-h100"), 32, 8192, "megatron-core")(16)
+    offered = where.holds(conditions(CONDITIONS)[0], of_strategy(s, StackOptions()))
+    assert (bool(offered), UnevenSteps(pricing, s, parse_lengths("packed:8k")).alone is None) == (groups, groups)
 
 
 def test_a_plan_with_groups_by_document_is_exported_with_its_flags(tmp_path: Path) -> None:

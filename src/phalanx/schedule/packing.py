@@ -48,9 +48,10 @@ def deal(costs: Floats, ranks: int, by_cost: bool) -> Ints:
     return out
 
 
-def spread(costs: Floats, widths: Ints, least: Ints, ranks: int) -> tuple[Floats, Ints]:
+def spread(costs: Floats, widths: Ints, least: Ints, ranks: int) -> tuple[Floats, Ints, Ints]:
     """Give documents to groups of ranks, widest and costliest first, each to the group that is free first, and return
-    the seconds of each rank (ranks,) and the width taken by each document, as its place in `widths` (documents,).
+    the seconds of each rank (ranks,), and of each document the width taken, as its place in `widths`, and the first
+    rank of its group, (documents,).
 
     `costs`: seconds of a document at each width, (documents, widths); `widths`: ascending divisors of `ranks`;
     `least`: the narrowest group that holds it, as its place. A document that alone takes longer than all work shared
@@ -61,10 +62,11 @@ def spread(costs: Floats, widths: Ints, least: Ints, ranks: int) -> tuple[Floats
     for wider in range(1, len(widths)):
         slow = (taken == wider - 1) & (costs[rows, taken] > share) & (costs[:, wider] < costs[:, wider - 1])
         taken[slow] = wider
-    load = np.zeros(ranks)
+    load, begins = np.zeros(ranks), np.empty(len(costs), dtype=np.int64)
     for i in np.lexsort((-costs[rows, taken], -taken)).tolist():
         groups = load.reshape(-1, int(widths[taken[i]]))
         free = groups.max(axis=1)
         first = int(free.argmin())
         groups[first] = free[first] + costs[i, taken[i]]
-    return load, taken
+        begins[i] = first * groups.shape[1]
+    return load, taken, begins

@@ -112,7 +112,7 @@ def improvement_of(source: Path, query: Query, headroom: float = HEADROOM) -> Im
     if query.stack not in (None, stack):
         remedy = f"plan a model for {query.stack} instead"
         raise InputError("stack", query.stack, f"{source} is a configuration of {stack}", remedy)
-    questions = searches_of(replace(query, source=source), stack, reading.configuration.layout)
+    questions = searches_of(replace(query, source=source, stack=None), stack, reading.configuration.layout)
     return first_answer(questions, lambda q: improve(reading, q, headroom, query.cluster or ""))
 
 

@@ -358,18 +358,19 @@ def search_of(query: Query, any_stack: bool = False) -> Question:
 
 def searches_of(query: Query, stack: str, layout: object = None) -> Iterator[Question]:
     """Yield the question of a search in which degrees that a program's code sets, and no configuration of the stack,
-    are 1 unless the query names them or they are larger in the `layout` of its file; and, for what fits no other way,
-    the question without these conditions. Raises InputError."""
+    are 1 unless the query names them or they are larger in the `layout` of the file that it is about; and, for what
+    fits no other way, the question without these conditions. Raises InputError."""
     said = _said(query)
     degrees = [n for n in (STACKS[stack].coded if stack in STACKS else ()) if getattr(layout, n, None) in (None, 1)]
     coded = [f"{n}=1" for n in degrees if not re.search(rf"\b{n}\b", said)]
-    of_file = query.source is not None
-    for where in dict.fromkeys((", ".join(filter(None, (said, *coded))), said)):
-        asked = replace(query, strategy=None, stack=None if of_file else query.stack, where=where or None)
-        question = read(asked, searched=not of_file)
-        code = "that a program's code sets, and no configuration of the stack; --strategy may name them"
-        note = (f"{', '.join(coded)}: degrees {code}",) if where != said else ()
-        yield replace(question, notes=(*question.notes, *note))
+    limited, degrees_at_1 = ", ".join(filter(None, (said, *coded))), ", ".join(coded)
+    notes = {
+        limited: f"{degrees_at_1}: a program's code sets them, no configuration of {stack}; --strategy may name them",
+        said: f"no answer with {degrees_at_1}, which a program's code sets and no configuration of {stack}",
+    }
+    for where, note in notes.items():
+        question = read(replace(query, strategy=None, where=where or None), searched=layout is None)
+        yield replace(question, notes=(*question.notes, note)) if coded else question
 
 
 def first_answer(questions: Iterable[Question], answer: Callable[[Question], T]) -> T:

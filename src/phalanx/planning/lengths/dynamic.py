@@ -22,7 +22,7 @@ from phalanx.schedule.packing import Floats, Ints, spread
 from phalanx.spec.errors import InputError
 from phalanx.spec.strategy.spec import Strategy
 
-CONDITIONS = "pp=1, ep=1, zero<2, micro_batch=1"
+CONDITIONS = "pp=1, ep=1, zero<2, micro_batch=1, replicas>1"
 """On strategies whose ranks can form such groups, for a search."""
 
 
@@ -60,12 +60,10 @@ class Spread:
 class DocumentGroups:
     """Seconds of documents by length and width of their group."""
 
-    lengths: Ints
-    """Priced, ascending, in tokens, (points,)."""
     widths: Ints
     """Of groups, in ranks: powers of two and the whole pool, (widths,)."""
     seconds: Floats
-    """Of a document's passes, (widths, points)."""
+    """Of a document's passes, by the priced lengths, (widths, points)."""
     per_rank: int
     """Tokens of a document that a rank holds at most."""
 
@@ -73,10 +71,13 @@ class DocumentGroups:
         """Spread the documents of a step: their tokens, and their places between the priced lengths (documents,
         points)."""
         least = np.searchsorted(self.widths, -(-documents // self.per_rank))
-        loads, taken = spread(weights @ self.seconds.T, self.widths, least, int(self.widths[-1]))
-        pairs = documents.astype(float) ** 2 / self.widths[taken]
-        work, _ = spread(np.repeat(pairs[:, None], len(self.widths), axis=1), self.widths, taken, len(loads))
-        return Spread(loads, float(work.max() / work.mean()))
+        ranks_s, taken, begins = spread(weights @ self.seconds.T, self.widths, least, int(self.widths[-1]))
+        width = self.widths[taken]
+        changes, pairs = np.zeros(len(ranks_s) + 1), documents.astype(float) ** 2 / width
+        np.add.at(changes, begins, pairs)  # a document's keys and queries, on each rank of its group
+        np.add.at(changes, begins + width, -pairs)
+        work = changes.cumsum()[:-1]
+        return Spread(ranks_s, float(work.max() / work.mean()))
 
 
 def document_groups(p: Pricing, s: Strategy, lengths: Ints, per_rank: int | None) -> DocumentGroups:
@@ -95,4 +96,4 @@ def document_groups(p: Pricing, s: Strategy, lengths: Ints, per_rank: int | None
         at = replace(p, job=job, extra=extra)  # a packed row of one document
         runs = refined(at, ways)
         seconds[:, column] = [run.makespan / w for (_, run), w in zip(runs, widths, strict=True)]
-    return DocumentGroups(lengths, np.array(widths), seconds, held)
+    return DocumentGroups(np.array(widths), seconds, held)
