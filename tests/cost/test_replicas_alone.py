@@ -96,3 +96,15 @@ def test_as_many_gpus_as_are_said_to_do_for_replicas_that_step_alone_do(tmp_path
     enough = re.search(r"(\d+) of them would do", error)
     assert enough
     assert phalanx(tmp_path, "plan", *words.split(), enough[1])[0] == 0
+
+
+def test_compressed_changes_take_less_of_the_link_and_more_memory() -> None:
+    whole, eight, four = (
+        priced(f"zero=3{c}", JOB, 64, local=10, shard=8) for c in ("", ",compression=int8", ",compression=int4")
+    )
+    sent = [float(e.step.of["outer"]["sent_s"]) for e in (whole, eight, four)]
+    assert sent[1] / 2 < sent[2] < 0.6 * sent[1]  # half the bytes, the same latency
+    assert sent[2] < sent[0]
+    n = LLAMA.parameter_count / 8
+    residual = float(four.memory.terms["compression"]) - float(whole.memory.terms["compression"])
+    assert residual == pytest.approx(n * 4 * (1 + 1 / 8), rel=0.1)

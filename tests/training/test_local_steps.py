@@ -4,7 +4,7 @@ mean of their changes; what they send is what is predicted; they go on from a ch
 from __future__ import annotations
 
 from dataclasses import replace
-from itertools import chain
+from itertools import chain, product
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,7 +17,7 @@ from support import fault_injection, rank_cases
 from support.proving import prove
 from support.rank_pool import Pool
 from support.sizes import examples, sampled
-from support.strategies import OPTIMIZERS, TRANSPORTS, cases, divisors
+from support.strategies import COMPRESSORS, OPTIMIZERS, TRANSPORTS, cases, divisors
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from phalanx.cost.step.expand import expand
@@ -53,6 +53,10 @@ def alone(draw: st.DrawFn, ranks: int, experts: bool = False) -> tuple[ModelSpec
     model, job, s = draw(cases(ranks, experts=experts).filter(several))
     below = [n for n in divisors(s.dp) if n < s.dp]
     shard = draw(st.sampled_from(below)) if s.zero else None
+    compression = "none"
+    if s.pp == s.tp == s.ep == s.etp == 1 and job.precision.accumulate_dtype in ("float32", "float64"):
+        compression = draw(st.sampled_from([c for c in ("none", *COMPRESSORS) if not c.startswith("powersgd")]))
+    s = replace(s, compression=compression)
     outer = OuterOptimizer(draw(st.sampled_from([0.3, 1.0])), draw(st.sampled_from([0.0, 0.9])), draw(st.booleans()))
     job = replace(job, outer=outer)
     try:
@@ -126,6 +130,29 @@ def test_replicas_go_on_over_other_layouts_and_others_join(pool: Pool, tmp_path:
     assert CheckpointError.__name__ in str(error.value)
 
 
+def test_residuals_go_on(pool: Pool, tmp_path: Path) -> None:
+    """A run with compressed changes resumes bit for bit; a replica that joins has no residual."""
+    job = Job(4, 8, FP64, outer=OuterOptimizer(0.7, 0.9))
+    for line in ("dp=2,local=1,compression=int4:stochastic", "dp=4,zero=1,shard=2,local=1,compression=topk:0.1"):
+        s, folder = make_strategy(line) or Strategy(), tmp_path / line
+
+        def run(s: Strategy, name: str, steps: tuple[int, int], folder: Path = folder) -> list[float]:
+            return pool.run(s.world, rank_cases.continue_run, SPEC, job, s, folder / name, steps, "native")[0]  # type: ignore[no-any-return]
+
+        assert run(s, "parts", (0, 2)) + run(s, "parts", (2, 4)) == run(s, "whole", (0, 4))
+
+
+def test_compressed_changes_are_smaller() -> None:
+    cluster, job = clusters.preset("dgx-h100", 2), Job(16, 16, Precision("bfloat16"))
+    sent, spec = {}, build(ModelSpec, complete(SIZES | {"vocab": 4096, "hidden": 256, "ffn": 512}), "model")
+    for compression, line in product(("none", "int8", "int4"), ("dp=16", "dp=16,zero=3,shard=4")):
+        s = replace(make_strategy(line) or Strategy(), local=4, compression=compression)
+        sent[compression, line] = predict(spec, cluster, job, s).bytes_per_axis["dp_local"]
+    for line in ("dp=16", "dp=16,zero=3,shard=4"):
+        assert sent["int8", line] > 1.8 * sent["int4", line] > 0
+        assert sent["none", line] > 1.5 * sent["int8", line]  # which sends twice, padded to whole blocks
+
+
 def test_a_synchronisation_costs_less_the_rarer_it_is() -> None:
     """Its bytes stay, its part of the time of a step falls as 1 / H; inside, replicas send nothing to each other."""
     cluster, job = clusters.preset("dgx-h100", 2), Job(16, 16, Precision("bfloat16"))
@@ -148,8 +175,9 @@ def test_published_steps_of_one_parameter() -> None:
         tensor.mul_(2)  # the other replica's change is the same
         return SimpleNamespace(wait=lambda: None)
 
-    comm = SimpleNamespace(all_reduce=reduce, size={"dp_local": 2}.__getitem__)
-    engine: Any = SimpleNamespace(comm=comm, buckets=[SimpleNamespace(shard=gradient, name="bucket.0")])
+    comm = SimpleNamespace(all_reduce=reduce, size={"dp_local": 2}.__getitem__, index=lambda _: 0)
+    s = Strategy(dp=2, local=6)
+    engine: Any = SimpleNamespace(comm=comm, strategy=s, buckets=[SimpleNamespace(shard=gradient, name="bucket.0")])
     outer, found = OuterUpdate(engine, {"w": master}, {"w": gradient}, OuterOptimizer(2.0, 0.0)), []
     for step in range(1, 13):
         master -= 2
@@ -180,8 +208,9 @@ def test_the_outer_update_moves_the_bytes_of_its_price(momentum: float, nesterov
     n = SPEC.parameter_count
     master, change = torch.ones(n), torch.zeros(n, dtype=torch.float64)
     reduced = SimpleNamespace(wait=lambda: None)
-    comm = SimpleNamespace(all_reduce=lambda *_, **__: reduced, size=lambda _: 2)
-    engine: Any = SimpleNamespace(comm=comm, buckets=[SimpleNamespace(shard=change, name="bucket.0")])
+    comm = SimpleNamespace(all_reduce=lambda *_, **__: reduced, size=lambda _: 2, index=lambda _: 0)
+    s = Strategy(dp=2, local=4)
+    engine: Any = SimpleNamespace(comm=comm, strategy=s, buckets=[SimpleNamespace(shard=change, name="bucket.0")])
     outer = OuterUpdate(engine, {"w": master}, {"w": change}, job.outer)
     with _Touched() as touched:
         outer.synchronise()
@@ -219,7 +248,8 @@ def test_the_step_ends_with_the_changes_of_all_buckets() -> None:
         ("dp=1,local=2", "needs several replicas"),
         ("dp=4,zero=1,local=2", "dp = 4 over dp_shard = 4 is one"),
         ("dp=4,ep=4,local=2", "of a replica that steps alone"),
-        ("dp=2,compression=int8,local=2", "residuals of its own"),
+        ("dp=2,compression=powersgd:2,local=2", "takes gradients of whole matrices"),
+        ("dp=2,tp=2,compression=int8,local=2", "on each tp rank"),
         ("dp=2,local=-1", "strategy.local"),
     ],
 )

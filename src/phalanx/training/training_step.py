@@ -408,8 +408,8 @@ class Training:
         return logical_state.owned(self.engine, self.masters, self.optimizer, self.split, self._outer_state)
 
     @property
-    def _outer_state(self) -> dict[str, Tensor]:
-        return {} if self.outer is None else self.outer.momentum
+    def _outer_state(self) -> dict[str, dict[str, Tensor]]:
+        return {} if self.outer is None else self.outer.state
 
     def gradients(self) -> dict[str, Tensor]:
         """Gather the gradient of every logical parameter, by name; all ranks together."""
@@ -433,7 +433,7 @@ class Training:
             self.engine, self.masters, self.optimizer, folder, step, rest, self.split, self._outer_state
         )
         if self.outer is not None:
-            self.outer.loaded()
+            self.outer.loaded(step)
         for name, weight in self.weights.items():
             if self.masters[name] is not weight:
                 weight.copy_(self.masters[name])

@@ -16,7 +16,7 @@ from phalanx.cost.ledger.rank_layout import Layout
 
 _BY_NONE = {
     *("pp", "virtual", "dp", "zero", "shards", "micro_batches", "dp_stride", "pp_stride"),
-    *("bubble", "in_flight", "in_flight_last", "v_shaped", "compressed"),
+    *("bubble", "in_flight", "in_flight_last", "v_shaped", "compressed", "changes"),
     *("full", "selective", "group", "first_blocks", "most_blocks", "last_blocks", "most_place"),
 }
 WITHOUT_EXPERTS = frozenset(_BY_NONE | {"ep", "etp"})

@@ -19,7 +19,7 @@ from phalanx.cost.analytic.profile import Profile
 from phalanx.cost.analytic.step import Step, step
 from phalanx.cost.hardware.columns import Column, gather
 from phalanx.cost.hardware.system import System
-from phalanx.cost.ledger.compressed import compressed_gradients
+from phalanx.cost.ledger.compressed import compressed_changes, compressed_gradients
 from phalanx.cost.ledger.flops import active_params, hardware_flops, model_flops
 from phalanx.cost.ledger.model_shape import Shape, kinds_of_blocks, shape
 from phalanx.cost.ledger.pipeline_formulas import makespan
@@ -143,7 +143,11 @@ def laid_out_strategy(
     """Return the layout of one strategy with its compression, its stack's options and the blocks that they
     prescribe."""
     layers = model.layers + options.mtp
-    even = replace(layout(s, job, layers, number_format), compressed=compressed_gradients(model, s))
+    even = replace(
+        layout(s, job, layers, number_format),
+        compressed=compressed_gradients(model, s),
+        changes=compressed_changes(model, s),
+    )
     given_blocks(s, options, layers)  # raises for parts that do not add up
     return laid_out(even, options, ends_of(s, options, layers))
 
@@ -164,7 +168,7 @@ def estimate_placed(
     _require_default(s, ("local",))
     even = laid_out_strategy(model, job, s, options, number_format)
     given = {field.name: getattr(even, field.name) for field in fields(Layout)}
-    given["compressed"] = compressed_gradients(model, s)
+    given |= {"compressed": compressed_gradients(model, s), "changes": compressed_changes(model, s)}
     how = PlacedLayout(**given | dict(distances))
     size = shape(model)
     return priced(extended(size, options), how, system, constants(stack, job, size, options))

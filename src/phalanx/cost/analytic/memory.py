@@ -306,8 +306,12 @@ def _constant_bytes(
     per_shape = share.dense_params + of_expert / layout.etp
     stand_in = profile.stand_in * profile.parameter_bytes * per_shape
     buffers = np.where(layout.tp > 1, profile.buffers * layout.tokens * shape.hidden * layout.activation_bytes, 0.0)
-    replicas = layout.dp * layout.cp
+    replicas, zero = layout.dp * layout.cp, sharding(layout, profile.policy)
     coded = layout.compressed.held_bytes(most_params, profile.gradient_bytes, replicas, profile.bucket_bytes)
+    shards = np.where(zero.state, zero.shards, 1)
+    coded = coded + layout.changes.held_bytes(
+        most_params / shards, profile.gradient_bytes, layout.dp_local, profile.bucket_bytes
+    )
     return profile.constant_bytes + buffers + stand_in + coded, coded
 
 

@@ -253,8 +253,10 @@ def synchronised(shape: Shape, layout: Layout, system: System, profile: Profile,
     for flow in outer_flows(shape, layout, zero, types, held, bucket_bytes(layout, profile)):
         sent = sent + flow.count() * seconds_of(flow, system)
         moved = moved + flow.count() * flow.bytes
-    traffic = moved / profile.gradient_bytes * layout.outer_traffic
-    update = traffic / (system.memory_bytes_per_s * system.memory)
+    changes, g = layout.changes, profile.gradient_bytes
+    elements = moved / sum(size for _, size in changes.messages(g, layout.dp_local))
+    update = elements * layout.outer_traffic / (system.memory_bytes_per_s * system.memory)
+    update = update + compression.coding_s(changes, elements, g, layout.dp_local, system)
     factors = {"replicas": layout.dp_local, "local": layout.local, "sent_s": sent, "update_s": update}
     return Terms({"outer": sent + update}, {"outer": factors})
 

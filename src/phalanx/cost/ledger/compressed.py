@@ -44,6 +44,18 @@ class Compressed:
         """Return the bytes that a rank sends per gradient element of g bytes."""
         return self.values * g + self.beside
 
+    def messages(self, g: Column, p: Column) -> list[tuple[str, Column]]:
+        """Return the (collective, bytes per element) that take the place of an all-reduce of g bytes over p ranks;
+        of one kind."""
+        size = self.sent(g)
+        of_kind: dict[int, list[tuple[str, Column]]] = {
+            DENSE: [("all_reduce", g)],
+            CODES: [("all_to_all", size), ("all_gather", size)],
+            SPARSE: [("all_gather", p * size)],
+            SMALLER: [("all_reduce", size)],
+        }
+        return of_kind[int(self.kind)]
+
     def held_bytes(self, n: Column, g: Column, p: Column, bucket: Column) -> Column:
         """Return bytes of the residual of n gradients and of the messages of two neighbouring buckets."""
         messages = np.where(self.sparse, p, 2) * self.sent(g) * np.minimum(n, bucket / g)
@@ -55,6 +67,11 @@ class Compressed:
 
 
 DENSELY = Compressed()
+
+
+def compressed_changes(spec: ModelSpec, s: Strategy) -> Compressed:
+    """Return the traffic of the changes of replicas that take steps alone."""
+    return compressed_gradients(spec, Strategy(dp=s.dp_local, compression=s.compression))
 
 
 def compressed_gradients(spec: ModelSpec, s: Strategy) -> Compressed:

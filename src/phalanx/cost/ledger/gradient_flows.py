@@ -232,7 +232,8 @@ def outer_flows(
     shape: Shape, layout: Layout, zero: Sharding, types: Types, rank_units: Held, bucket_bytes: Column
 ) -> list[Flow]:
     """Return the all-reduces that bring replicas together which step alone, once in `layout.local` steps: of the
-    change of each shard, in the type of accumulated gradients, in the buckets of the gradients."""
+    change of each shard, in the type of accumulated gradients, in the buckets of the gradients; compressed, what
+    takes their place."""
     p, edp = parameters_of(shape, layout, rank_units), expert_ranks(layout)
     stride, once = layout.dp_stride * layout.dp, (np.asarray(layout.local) > 0) / np.maximum(layout.local, 1)
     apart = experts_apart(layout)
@@ -246,7 +247,9 @@ def outer_flows(
         size = params / np.maximum(shards, 1) / pieces * types.accumulated
         count = np.where(size > 0, pieces * once, 0.0)
         what = "changes of replicas that step alone"
-        result.append(Flow("dp", "all_reduce", what, "rank", layout.dp_local, stride, size, {"B": count}))
+        for op, share in layout.changes.messages(types.accumulated, layout.dp_local):
+            sent = size * share / types.accumulated
+            result.append(Flow("dp", op, what, "rank", layout.dp_local, stride, sent, {"B": count}))
     return [f for f in result if np.any(f.count())]
 
 

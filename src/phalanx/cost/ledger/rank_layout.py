@@ -93,6 +93,8 @@ class Layout:
     """Steps between their synchronisations; 0: gradients are reduced in every step."""
     outer_bytes: Column = 0.0
     """Bytes per parameter that the outer optimizer keeps on the shards."""
+    changes: Compressed = DENSELY
+    """Traffic of the changes of replicas that take steps alone."""
     outer_traffic: Column = 0.0
     """Bytes per parameter that its update reads and writes."""
 

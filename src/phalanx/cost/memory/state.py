@@ -8,6 +8,7 @@ latent attention          kv_rank + rope_dim, the same on every tp rank (DeepSee
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 
@@ -17,6 +18,7 @@ from phalanx.cost.memory.cache import of_layer
 from phalanx.schedule.generation import Room
 from phalanx.schedule.gradients.buckets import (
     NUMBER_BYTES,
+    Bucket,
     gathered_elements,
     gathered_narrow,
     layout,
@@ -25,6 +27,7 @@ from phalanx.schedule.gradients.buckets import (
     scales,
     slot_sizes,
 )
+from phalanx.schedule.gradients.compression import outer_reduction
 from phalanx.schedule.gradients.sharding import sharding_of
 from phalanx.schedule.layers.routing import depends_on_other_tokens, own_tokens
 from phalanx.schedule.layers.windows import mask_elements
@@ -33,6 +36,7 @@ from phalanx.spec.job import DTYPE_BYTES, DType, Job, widest
 from phalanx.spec.model.blocks.lowering import architecture
 from phalanx.spec.model.spec import ModelSpec, holds_one_tied_copy, parameters
 from phalanx.spec.optimizers import COUNT_BYTES
+from phalanx.spec.strategy.compressors import Compression
 from phalanx.spec.strategy.spec import Strategy
 
 
@@ -118,6 +122,10 @@ def model_state(view: RankView) -> State:
     if context.parallel:
         mask = 0 if separate else sum(first_visible_bytes(view.stage, context, 1, False).values())
         mask += (context.tokens + job.seq) * 8  # positions
+    coded: tuple[Compression, Sequence[Bucket], Strategy] | None = None if c is None else (c, cut, s)
+    if s.outer_compressor is not None:
+        alone, changes = outer_reduction(cut, s)
+        coded = s.outer_compressor, changes, alone
     in_flight = sum(reduction_slots(view.stage, cut, s)[1]) * reduce if sharding.reduces_each else 0
     if sharding.parameters:
         sized = [(b, gathered_elements(b, size, p)) for b, size in zip(cut, padded, strict=True)]
@@ -136,8 +144,8 @@ def model_state(view: RankView) -> State:
         buffers=in_flight + partial_gradient_bytes(view),
         tables=rotary + mask + _expert_tables(view),
         batch=job.global_batch // s.dp * prod(context.shape(1, job.batch_rows)) * 8,
-        compression=compression.held_bytes(c, cut, s, accumulate) if c else 0,
-        scratch=compression.scratch_bytes(c, cut, s, accumulate) if c else 0,
+        compression=compression.held_bytes(*coded, accumulate) if coded else 0,
+        scratch=compression.scratch_bytes(*coded, accumulate) if coded else 0,
         outer=elements * job.outer_bytes if s.local else 0,
     )
 

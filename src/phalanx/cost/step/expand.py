@@ -27,7 +27,13 @@ from phalanx.cost.step.term import Term, highest
 from phalanx.cost.step.terms import OUTER, OUTER_METRICS, metrics, terms
 from phalanx.schedule.event import INSIDE, Event, Kind, Phase
 from phalanx.schedule.gradients.buckets import IN_8_BITS, PARAMETERS, SCALES, Bucket, gathered_narrow, of_chunks
-from phalanx.schedule.gradients.compression import CompressedMessage, bucket_collectives, replica_collectives
+from phalanx.schedule.gradients.compression import (
+    CompressedMessage,
+    bucket_collectives,
+    outer_collectives,
+    outer_reduction,
+    replica_collectives,
+)
 from phalanx.schedule.gradients.sharding import sharding_of
 from phalanx.schedule.gradients.whole_matrices import Exchange
 from phalanx.schedule.layers import collectives, context
@@ -113,8 +119,7 @@ class _Expansion:
         for x in view.exchanges:
             log.add(_exchanged(x, view))
         # Replicas that took steps alone come together.
-        for b in view.buckets if strategy.local else ():
-            log.add([_bucket(self.terms["all_reduce", b.kind(OUTER)], b, view, None)])
+        log.add(self._changes())
         # Gathers of updated parameters.
         if self.sharding.updates_gather:
             for b in reversed(view.buckets):
@@ -124,6 +129,18 @@ class _Expansion:
                 size = view.mesh.size(term.event.axis)
                 log.add([replace(term.event, group_size=size, bytes=term.bytes)])
         return StepProgram(log.events(), model_state(view), *log.before)
+
+    def _changes(self) -> Iterator[Event]:
+        """Yield what replicas that took steps alone send each other of their changes."""
+        view, s = self.view, self.strategy
+        if s.outer_compressor is None:
+            for b in view.buckets if s.local else ():
+                yield _bucket(self.terms["all_reduce", b.kind(OUTER)], b, view, None)
+            return
+        alone, cut = outer_reduction(view.buckets, s)
+        for b in cut:
+            for x in outer_collectives(b, alone, self.job.precision.accumulate_dtype):
+                yield replace(_compressed(x, b, view, None), phase="opt")
 
     def _forward(self, chunk: int, m: int) -> None:
         """Log the forward pass of a chunk for micro-batch m."""
@@ -358,7 +375,7 @@ def _core(view: RankView, unit: str, phase: Phase, runs: collectives.CoreRuns) -
         yield Event(kind, x.op, phase, unit, x.axis, len(group), peer, dtype, bytes=x.bytes)
 
 
-def _compressed(x: CompressedMessage, bucket: Bucket, view: RankView, micro_batch: int) -> Event:
+def _compressed(x: CompressedMessage, bucket: Bucket, view: RankView, micro_batch: int | None) -> Event:
     """Return one collective of a compressed bucket."""
     event = Event("collective", x.op, "B", bucket.name, x.axis, view.mesh.size(x.axis), dtype=x.dtype)
     return replace(event, micro_batch=micro_batch, bytes=x.bytes, at_most=x.at_most)

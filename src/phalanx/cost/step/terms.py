@@ -25,7 +25,12 @@ from phalanx.schedule.gradients.buckets import (
     gathered_narrow,
     numbers,
 )
-from phalanx.schedule.gradients.compression import bucket_collectives, replica_collectives
+from phalanx.schedule.gradients.compression import (
+    bucket_collectives,
+    outer_collectives,
+    outer_reduction,
+    replica_collectives,
+)
 from phalanx.schedule.gradients.sharding import sharding_of
 from phalanx.schedule.layout import RankView
 from phalanx.spec.job import DTYPE_BYTES, DType, Precision
@@ -189,6 +194,8 @@ def _outer(view: RankView) -> list[Term]:
         return []
     terms = [Term(Event("collective", "all_reduce", "opt", OUTER_METRICS, "dp_local", dtype="float64"), 1, 3 * 8)]
     e = DTYPE_BYTES[p.accumulate_dtype]
+    if s.outer_compressor is not None:
+        return [*terms, *_compressed_changes(view, s.outer_compressor)]
     for experts in (False, True):
         cut = [b for b in view.buckets if b.experts == experts]
         elements = sum(b.padded(s) // b.parts(s) for b in cut)
@@ -197,6 +204,22 @@ def _outer(view: RankView) -> list[Term]:
         event = Event("collective", "all_reduce", "opt", kind, "dp_local", dtype=p.accumulate_dtype)
         terms += [Term(event, len(cut), elements * e, work)] if cut else []
     return terms
+
+
+def _compressed_changes(view: RankView, c: Compression) -> list[Term]:
+    """Return the terms of the compressed changes of replicas that take steps alone. The first carries the work of the
+    outer optimizer and of coding."""
+    (alone, cut), dtype = outer_reduction(view.buckets, view.strategy), view.job.precision.accumulate_dtype
+    sends = [outer_collectives(b, alone, dtype) for b in cut]
+    terms = []
+    for i, x in enumerate(sends[0]):
+        event = Event("collective", x.op, "opt", f"{OUTER}, then" if i else OUTER, x.axis, dtype=x.dtype)
+        event = replace(event, at_most=x.at_most)
+        terms.append(Term(event, len(sends), sum(of_bucket[i].bytes for of_bucket in sends)))
+    update = Work(traffic_bytes=sum(b.padded(alone) for b in cut) * view.job.outer_traffic)
+    work = compression.work(c, cut, alone, DTYPE_BYTES[dtype])
+    coding = Work(traffic_bytes=int(work.traffic_bytes), kernels=int(work.kernels))
+    return [replace(terms[0], work=update, coding=coding, code=c.name), *terms[1:]]
 
 
 def _optimizer(view: RankView) -> Term:

@@ -23,13 +23,14 @@ from torch import Tensor
 
 from phalanx.nn.experts import routing
 from phalanx.nn.experts.moe import MoE
+from phalanx.observation.parity.outer_oracle import OuterOracle
 from phalanx.progress import in_progress
 from phalanx.runtime.comm.communicator import Comm
 from phalanx.runtime.process.environment import ALONE
 from phalanx.spec.job import Job, Precision, Train
 from phalanx.spec.model.mechanisms import Experts
 from phalanx.spec.model.spec import ModelSpec
-from phalanx.spec.optimizers import OptimizerName, OuterOptimizer
+from phalanx.spec.optimizers import OptimizerName
 from phalanx.spec.strategy.mesh import mesh
 from phalanx.spec.strategy.spec import Strategy
 from phalanx.training.data import Batches, WholeDocuments, batches
@@ -125,7 +126,7 @@ def examine(
         Training(spec, own, alone, Comm(ALONE, mesh(alone)), train.seed) for _ in range(strategy.dp_local * first)
     ]
     oracle = oracles[0] if first else None
-    outer = _OuterOracle(oracles, job.outer) if first and strategy.local else None
+    outer = OuterOracle(oracles, job.outer, strategy) if first and strategy.local else None
     batches = random_batches(spec, job, train.seed, steps=4)
     replica = comm.mesh.replica(comm.world.rank)
     device = comm.world.device
@@ -156,28 +157,6 @@ def examine(
         if errors[name] > grad_max:
             grad_max, worst = errors[name], f"{name} at step {step + 1}"
     return Deviation(optimizer, loss_max, grad_max, worst, steps) if first else None
-
-
-class _OuterOracle:
-    """The outer optimizer over whole replicas in one process, by torch's own SGD."""
-
-    def __init__(self, replicas: list[Training], rule: OuterOptimizer) -> None:
-        self.replicas = replicas
-        self.before = {name: t.detach().clone() for name, t in replicas[0].masters.items()}
-        nesterov = rule.nesterov and rule.momentum > 0
-        self.optimizer = torch.optim.SGD(self.before.values(), rule.lr, rule.momentum, nesterov=nesterov)
-
-    @torch.no_grad()
-    def synchronise(self) -> dict[str, Tensor]:
-        """Bring the replicas together; return the mean change of each parameter."""
-        for name, before in self.before.items():
-            before.grad = sum((before - one.masters[name] for one in self.replicas), torch.zeros_like(before))
-            before.grad /= len(self.replicas)
-        self.optimizer.step()
-        for one in self.replicas:
-            for name, before in self.before.items():
-                one.masters[name].copy_(before)
-        return {name: before.grad for name, before in self.before.items() if before.grad is not None}
 
 
 class _NearTies:

@@ -30,6 +30,7 @@ from phalanx.runtime.comm.dtypes import DTYPES
 from phalanx.runtime.comm.transport import Call, same_place
 from phalanx.runtime.data_parallel.bucket_buffers import FlatBucket, Piece, put, square
 from phalanx.runtime.data_parallel.compression import Compressor, Underway, compressor
+from phalanx.runtime.data_parallel.compression.over import over
 from phalanx.runtime.data_parallel.zero3 import SHARED, ParameterGatherer
 from phalanx.schedule.gradients.buckets import Bucket, slot_sizes, slots
 from phalanx.schedule.gradients.sharding import sharding_of
@@ -94,7 +95,9 @@ class DataParallel:
         self._allocate(precision, slot_plan)
         self.compressor: Compressor | None = None
         if c is not None:
-            self.compressor = compressor(c, strategy, self.buckets, comm, DTYPES[precision.accumulate_dtype])
+            self.compressor = compressor(
+                c, over(strategy, comm.mesh), self.buckets, comm, DTYPES[precision.accumulate_dtype]
+            )
         self.gathered = None
         if self.sharding.parameters:
             keep = self.sharding.keeps_gathered

@@ -5,6 +5,7 @@
     outer.<fqn>                   the outer optimizer's momentum, of replicas that take steps alone
     replica<r>.optimizer...       of the other replicas that take steps alone, whose optimizer state differs; a
                                   replica that the checkpoint does not know starts from the first one's
+    replica<r>.residual.<fqn>     of a replica's compressed changes; a replica that joins starts without
     buffers.<fqn>                 buffers that the model learns without gradients
     compression.<fqn>.kept        the residual of the gradient, summed over the ranks; split evenly on load
     compression.own.<layout>...   each rank's own residuals, of up to OWN_RANKS ranks: the same layout
@@ -44,6 +45,10 @@ OWN_RANKS = 8
 every rank. With more ranks only the sum is saved."""
 
 
+Outer = Mapping[str, Mapping[str, Tensor]]
+"""State of the outer optimizer by prefix and parameter (outer.py)."""
+
+
 class Boxes(Protocol):
     """Box of each logical parameter on a rank: the Split of a decoder, or the SplitNames of any module
     (runtime/any_module/split_names.py). `index`: the rank's coordinate along tp."""
@@ -62,11 +67,10 @@ def owned(
     masters: dict[str, Tensor],
     optimizer: torch.optim.Optimizer,
     split: Boxes | None = None,
-    outer: Mapping[str, Tensor] = MappingProxyType({}),
+    outer: Outer = MappingProxyType({}),
 ) -> Iterator[Part]:
     """Yield the parts that this rank saves; all ranks' parts together are the state, each element once. With the
-    Split of a decoder its buffers are among them. `outer`: the outer optimizer's momentum of each parameter. All
-    ranks together."""
+    Split of a decoder its buffers are among them. All ranks together."""
     comm, grid = engine.comm, engine.comm.mesh
     replica = grid.place(comm.world.rank).get("dp_local", 0)
 
@@ -94,8 +98,11 @@ def owned(
 
 def _of_replica(replica: int, parts: Iterable[Part]) -> list[Part]:
     """Return the parts of the optimizer's state, under the names of a replica that takes steps alone."""
-    own = (part for part in parts if part.name.startswith("optimizer."))
-    return [replace(part, name=f"{REPLICA}{replica}.{part.name}") for part in own]
+    own = (part for part in parts if part.name.startswith(("optimizer.", REPLICA)))
+    return [
+        part if part.name.startswith(REPLICA) else replace(part, name=f"{REPLICA}{replica}.{part.name}")
+        for part in own
+    ]
 
 
 def buffers(module: nn.Module) -> dict[str, Tensor]:
@@ -110,7 +117,7 @@ def _held(
     masters: dict[str, Tensor],
     optimizer: torch.optim.Optimizer,
     split: Boxes | None,
-    outer: Mapping[str, Tensor],
+    outer: Outer,
     copies: bool = True,
 ) -> Iterator[tuple[bool, Part]]:
     """Yield (whether it begins with its parameter's first element, part) of this rank's masters and their optimizer
@@ -142,11 +149,12 @@ def _held(
 
 
 def _tensors(
-    name: str, master: Tensor, optimizer: torch.optim.Optimizer, outer: Mapping[str, Tensor]
+    name: str, master: Tensor, optimizer: torch.optim.Optimizer, outer: Outer
 ) -> Iterator[tuple[str, Tensor]]:
     yield f"parameters.{name}", master
-    if name in outer:
-        yield f"outer.{name}", outer[name]
+    for prefix, tensors in outer.items():
+        if name in tensors:
+            yield f"{prefix}.{name}", tensors[name]
     for key, value in optimizer.state[master].items():
         if not isinstance(value, Tensor):
             kind = f"{type(optimizer).__name__}'s state {key!r}"
@@ -252,7 +260,7 @@ def load(
     step: int,
     rest: Iterable[Part] = (),
     split: Boxes | None = None,
-    outer: Mapping[str, Tensor] = MappingProxyType({}),
+    outer: Outer = MappingProxyType({}),
 ) -> None:
     """Load a checkpoint, and the parts of `rest` with it; all ranks together. With zero=0 the caller casts weights
     of another type than the masters. Raises CheckpointError."""

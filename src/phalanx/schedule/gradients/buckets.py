@@ -104,6 +104,10 @@ def layout(strategy: Strategy, experts: bool = False) -> tuple[int, int]:
         if strategy.shards == 1:
             return strategy.gradient_ranks, BLOCK
         return strategy.shards, BLOCK * strategy.dp_replicate
+    c = strategy.outer_compressor  # of the changes of replicas that take steps alone, in the memory of the gradients
+    if c is not None and c.quantised:
+        shards, replicas = strategy.shards, strategy.dp_local
+        return (replicas, BLOCK) if shards == 1 else (shards, BLOCK * replicas)
     return strategy.shards, _ALIGNED
 
 

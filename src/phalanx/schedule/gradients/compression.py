@@ -10,10 +10,11 @@ The rows of the compressors (spec/strategy/compressors.py) say how much.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from phalanx.schedule.gradients.buckets import Bucket, slot_sizes
 from phalanx.spec.job import DTYPE_BYTES, DType
+from phalanx.spec.model.spec import Parameter
 from phalanx.spec.strategy.compressors import (
     COUNT_BYTES,
     PLACE_BYTES,
@@ -79,3 +80,20 @@ def replica_collectives(c: Compression, bucket: Bucket, s: Strategy) -> tuple[Co
         CompressedMessage("all_to_all", "dp_replicate", "uint8", size),
         CompressedMessage("all_gather", "dp_replicate", "uint8", size),
     )
+
+
+def outer_reduction(cut: Sequence[Bucket], s: Strategy) -> tuple[Strategy, tuple[Bucket, ...]]:
+    """Return what replicas that take steps alone reduce when they synchronise, as a strategy without shards and its
+    buckets: the replicas are its ranks. The change of a shard is a vector, whatever parameters it has parts of."""
+    alone = Strategy(dp=s.dp_local, compression=s.compression)
+    if s.shards == 1:
+        return alone, tuple(cut)
+    shards = ((b, Parameter(b.name, (b.padded(s) // b.parts(s),), "norm", b.unit)) for b in cut)
+    return alone, tuple(replace(b, parameters=(part,)) for b, part in shards)
+
+
+def outer_collectives(bucket: Bucket, alone: Strategy, dtype: DType) -> tuple[CompressedMessage, ...]:
+    """Return the collectives that reduce a bucket of `outer_reduction` over the replicas, in order."""
+    assert alone.compressor is not None
+    messages = bucket_collectives(alone.compressor, bucket, alone, dtype)
+    return tuple(replace(x, axis="dp_local") for x in messages)

@@ -104,7 +104,7 @@ def check(strategy: Strategy, model: ModelSpec, job: Job, world: int | None) -> 
     if kind == "every" and int(k) > model.layers:
         reason = f"recomputes the first block alone: there are {model.layers}"
         raise InputError("strategy.recompute", s.recompute, reason, f"use every:k with k up to {model.layers}")
-    if model.experts is not None and s.separate_experts and s.compressor is not None:
+    if model.experts is not None and s.separate_experts and (s.compressor or s.outer_compressor):
         raise InputError(
             "strategy.compression",
             s.compression,
@@ -204,14 +204,15 @@ def require_runnable(strategy: Strategy, job: Job) -> None:
         )
     # Compression.
     require_compressible(strategy, p.accumulate_dtype)
-    if strategy.tp > 1 and strategy.compressor is not None:
+    compressor = strategy.compressor or strategy.outer_compressor
+    if strategy.tp > 1 and compressor is not None:
         raise InputError(
             "strategy.compression",
             strategy.compression,
             "rounds replicated gradients differently on each tp rank",
             "use tp=1, or leave it out",
         )
-    if strategy.pp > 1 and strategy.compressor is not None:
+    if strategy.pp > 1 and compressor is not None:
         raise InputError(
             "strategy.compression",
             strategy.compression,
@@ -231,19 +232,14 @@ def require_runnable(strategy: Strategy, job: Job) -> None:
 
 
 def _require_alone(s: Strategy, p: Precision) -> None:
-    """Refuse what replicas that take steps alone cannot have: a state that each would have of its own, and that
-    checkpoints hold once."""
-    for name, value, clashes, reason in (
-        ("job.precision.compute", p.compute, p.compute == "float16", "has a loss scale, which replicas would change"),
-        (
-            "strategy.compression",
-            s.compression,
-            s.compression != "none",
-            "keeps residuals of its own on each replica",
-        ),
-    ):
-        if clashes:
-            raise InputError(name, value, f"{reason} alone (local = {s.local})", "leave it out, or local=0")
+    """Refuse what replicas that take steps alone cannot have: a loss scale of their own, which checkpoints hold once,
+    and a compressor that knows gradients only."""
+    if p.compute == "float16":
+        reason = f"has a loss scale, which replicas would change alone (local = {s.local})"
+        raise InputError("job.precision.compute", p.compute, reason, "leave it out, or local=0")
+    if s.outer_compressor is not None and s.outer_compressor.name == "powersgd":
+        reason = f"takes gradients of whole matrices, not the changes of replicas that step alone (local = {s.local})"
+        raise InputError("strategy.compression", s.compression, reason, "use one of the others, or local=0")
 
 
 def require_synchronised(s: Strategy, train: Train) -> None:
@@ -295,7 +291,7 @@ def require_compressible(strategy: Strategy, accumulate: DType) -> None:
     compressor = compressors.parse(strategy.compression)
     if compressor is None:
         return
-    if strategy.level.parameters and not compressor.quantised:
+    if strategy.level.parameters and not compressor.quantised and not strategy.local:
         raise InputError(
             "strategy.compression",
             strategy.compression,

@@ -73,7 +73,7 @@ class Strategy:
     every block); full (every block); every:k (blocks 0, k, 2k, ...); block:n (the first n blocks of each chunk);
     uniform:n (every block, from the input of each n-th). recompute.py has the grammar."""
     compression: Name = "none"
-    """Compression of gradients in transit; compressors.py has the grammar."""
+    """Compression of gradients in transit, with `local` of the replicas' changes; compressors.py has the grammar."""
     grad_sync: Literal["step", "micro"] | None = None
     """When gradients are reduced: once a step, or after every micro-batch. None: micro at zero = 2 and 3, else
     step."""
@@ -196,7 +196,12 @@ class Strategy:
     @property
     def compressor(self) -> Compression | None:
         """The parsed compression of gradients; None if they are not compressed, or not sent."""
-        return compressors.parse(self.compression) if self.gradient_ranks > 1 else None
+        return compressors.parse(self.compression) if self.gradient_ranks > 1 and not self.local else None
+
+    @property
+    def outer_compressor(self) -> Compression | None:
+        """The parsed compression of what replicas that take steps alone send each other; None if it travels whole."""
+        return compressors.parse(self.compression) if self.local else None
 
     @property
     def bucket_bytes(self) -> int:

@@ -18,11 +18,11 @@ from torch import Tensor
 from phalanx.runtime.comm.communicator import Comm
 from phalanx.runtime.comm.transport import Handle
 from phalanx.runtime.data_parallel.bucket_buffers import FlatBucket
+from phalanx.runtime.data_parallel.compression.over import Over
 from phalanx.runtime.data_parallel.compression.powersgd import PowerSGD
 from phalanx.runtime.data_parallel.compression.quantized import TYPES, Quantised
 from phalanx.runtime.data_parallel.compression.sparse import Above, Drawn, Largest
 from phalanx.spec.strategy.compressors import Compression
-from phalanx.spec.strategy.spec import Strategy
 
 
 class Compressor(Protocol):
@@ -44,6 +44,10 @@ class Compressor(Protocol):
 
     def set_residual(self, b: FlatBucket, kept: Tensor) -> None:
         """Set this rank's residual of a bucket, (padded,)."""
+        ...
+
+    def settle(self, b: FlatBucket) -> None:
+        """Move all residuals of a bucket on this rank into the first one, (padded,)."""
         ...
 
     def kept(self, b: FlatBucket) -> list[Tensor]:
@@ -79,13 +83,13 @@ class Underway:
 
 
 def compressor(
-    c: Compression, strategy: Strategy, buckets: Sequence[FlatBucket], comm: Comm, dtype: torch.dtype
+    c: Compression, over: Over, buckets: Sequence[FlatBucket], comm: Comm, dtype: torch.dtype
 ) -> Compressor:
-    """Make the compressor of a strategy, for gradients that accumulate in `dtype`."""
-    return RUNTIME[c.name](c, strategy, buckets, comm, dtype)
+    """Make the compressor of buckets that are reduced `over` some axes, for gradients that accumulate in `dtype`."""
+    return RUNTIME[c.name](c, over, buckets, comm, dtype)
 
 
-RUNTIME: dict[str, Callable[[Compression, Strategy, Sequence[FlatBucket], Comm, torch.dtype], Compressor]] = {
+RUNTIME: dict[str, Callable[[Compression, Over, Sequence[FlatBucket], Comm, torch.dtype], Compressor]] = {
     **dict.fromkeys(TYPES, Quantised),
     "topk": Largest,
     "randk": Drawn,

@@ -12,18 +12,18 @@ from torch import Tensor
 from phalanx.runtime.comm.communicator import Comm
 from phalanx.runtime.comm.transport import Handle
 from phalanx.runtime.data_parallel.bucket_buffers import FlatBucket
+from phalanx.runtime.data_parallel.compression.over import Over
 from phalanx.spec.strategy.compressors import Compression
-from phalanx.spec.strategy.spec import Strategy
 
 
 class FullBucketCompressor:
     """A compressor of full buckets; subclasses define `_run`. Implements Compressor."""
 
     def __init__(
-        self, c: Compression, strategy: Strategy, buckets: Sequence[FlatBucket], comm: Comm, dtype: torch.dtype
+        self, c: Compression, over: Over, buckets: Sequence[FlatBucket], comm: Comm, dtype: torch.dtype
     ) -> None:
         self.c, self.comm, self.dtype, self.draws = c, comm, dtype, 0
-        self.axis = comm.mesh.gradient_axis
+        self.axis, self.phase = over.axis, over.phase
         self._device = comm.world.device
         sizes = {b.name: b.padded if c.feedback else 0 for b in buckets}
         self._kept = {name: torch.zeros(n, dtype=dtype, device=self._device) for name, n in sizes.items()}
@@ -48,6 +48,9 @@ class FullBucketCompressor:
 
     def set_residual(self, b: FlatBucket, kept: Tensor) -> None:
         self._kept[b.name].copy_(kept)
+
+    def settle(self, b: FlatBucket) -> None:
+        pass  # there is one
 
     def kept(self, b: FlatBucket) -> list[Tensor]:
         return [self._kept[b.name]] if self.c.feedback else []

@@ -21,8 +21,8 @@ from phalanx.runtime.comm.communicator import Comm
 from phalanx.runtime.comm.transport import Handle
 from phalanx.runtime.data_parallel.bucket_buffers import FlatBucket
 from phalanx.runtime.data_parallel.compression.full_bucket import FullBucketCompressor
+from phalanx.runtime.data_parallel.compression.over import Over
 from phalanx.spec.strategy.compressors import Compression, Factors, factors
-from phalanx.spec.strategy.spec import Strategy
 
 
 @dataclass(frozen=True)
@@ -43,9 +43,9 @@ class PowerSGD(FullBucketCompressor):
     """powersgd: two all-reduces of factors for every bucket."""
 
     def __init__(
-        self, c: Compression, strategy: Strategy, buckets: Sequence[FlatBucket], comm: Comm, dtype: torch.dtype
+        self, c: Compression, over: Over, buckets: Sequence[FlatBucket], comm: Comm, dtype: torch.dtype
     ) -> None:
-        super().__init__(c, strategy, buckets, comm, dtype)
+        super().__init__(c, over, buckets, comm, dtype)
         self._parts = {b.name: self._divide(b) for b in buckets}
         self._seeds = {b.name: b.bucket.index for b in buckets}
         self._draw()
@@ -80,7 +80,7 @@ class PowerSGD(FullBucketCompressor):
                 torch.mm(m, q, out=p)
         for name, place in parts.plain.items():
             place.copy_(views[name].view(-1))
-        yield self.comm.all_reduce(parts.left, self.axis, unit=b.name, phase="B", micro_batch=micro_batch)
+        yield self.comm.all_reduce(parts.left, self.axis, unit=b.name, phase=self.phase, micro_batch=micro_batch)
         for name, place in parts.plain.items():
             views[name].view(-1).copy_(place)
         if not matrices:
@@ -93,7 +93,7 @@ class PowerSGD(FullBucketCompressor):
                 kept = b.views(self._kept[b.name])
                 for f, m, p, q in zip(parts.matrices, matrices, parts.p, parts.q, strict=True):
                     torch.addmm(m, p, q.T, alpha=-1, out=kept[f.parameter.fqn].view(f.n, f.m))
-        yield self.comm.all_reduce(parts.right, self.axis, unit=b.name, phase="B", micro_batch=micro_batch)
+        yield self.comm.all_reduce(parts.right, self.axis, unit=b.name, phase=self.phase, micro_batch=micro_batch)
         with self.comm.recorder.uncounted():
             for m, p, q in zip(matrices, parts.p, parts.q, strict=True):
                 torch.mm(p, q.T, out=m)

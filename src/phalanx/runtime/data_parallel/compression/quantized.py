@@ -24,11 +24,12 @@ from torch import Tensor
 from phalanx.runtime.comm.communicator import Comm
 from phalanx.runtime.comm.transport import Handle
 from phalanx.runtime.data_parallel.bucket_buffers import FlatBucket
+from phalanx.runtime.data_parallel.compression.over import Over
 from phalanx.runtime.tracing import host_values
+from phalanx.schedule.event import Phase
 from phalanx.schedule.gradients.buckets import slot_sizes, slots
 from phalanx.schedule.gradients.compression import PIECE
 from phalanx.spec.strategy.compressors import BLOCK, SCALE_BYTES, Compression
-from phalanx.spec.strategy.spec import Strategy
 
 _TINY = 1e-38  # scale of a block of zeros
 
@@ -127,9 +128,16 @@ class _Exchange:
     """
 
     def __init__(
-        self, code: Code, numel: int, comm: Comm, axis: str, gathers: bool, memory: tuple[Tensor, Tensor]
+        self,
+        code: Code,
+        numel: int,
+        comm: Comm,
+        axis: str,
+        phase: Phase,
+        gathers: bool,
+        memory: tuple[Tensor, Tensor],
     ) -> None:
-        self.code, self.comm, self.axis, self.gathers = code, comm, axis, gathers
+        self.code, self.comm, self.axis, self.phase, self.gathers = code, comm, axis, phase, gathers
         self.p, self.me = comm.size(axis), comm.ranks(axis).index(comm.world.rank)
         self.part = numel // self.p
         size = self.p * code.bytes(self.part)
@@ -153,7 +161,9 @@ class _Exchange:
             list(zip(parts, self.send.chunk(self.p), kept, strict=True))
         ):
             code.write(part, message, residual)
-        yield comm.all_to_all(self.receive, self.send, self.axis, unit=unit, phase="B", micro_batch=micro_batch)
+        yield comm.all_to_all(
+            self.receive, self.send, self.axis, unit=unit, phase=self.phase, micro_batch=micro_batch
+        )
         local.zero_()
         for message in host_values.rounds(self.receive.chunk(self.p)):
             code.add(message, local)
@@ -163,7 +173,7 @@ class _Exchange:
             local.add_(self.second)
         mine = self.send.chunk(self.p)[self.me]
         code.write(local, mine, self.second if feedback else None)
-        yield comm.all_gather(self.send, mine, self.axis, unit=unit, phase="B", micro_batch=micro_batch)
+        yield comm.all_gather(self.send, mine, self.axis, unit=unit, phase=self.phase, micro_batch=micro_batch)
         for part, message in host_values.rounds(list(zip(parts, self.send.chunk(self.p), strict=True))):
             code.read(message, part)
 
@@ -173,6 +183,12 @@ class _Exchange:
         if self.gathers:
             self.own(kept).add_(self.second)
         return kept
+
+    def settle(self) -> None:
+        """Move both residuals into the first."""
+        if len(self.second):
+            self.own(self.first).add_(self.second)
+            self.second.zero_()
 
     def set_residual(self, kept: Tensor) -> None:
         """Set the residual, (n,)."""
@@ -185,27 +201,27 @@ class Quantised:
     replicas of the shard in the same way. Implements Compressor."""
 
     def __init__(
-        self, c: Compression, strategy: Strategy, buckets: Sequence[FlatBucket], comm: Comm, dtype: torch.dtype
+        self, c: Compression, over: Over, buckets: Sequence[FlatBucket], comm: Comm, dtype: torch.dtype
     ) -> None:
         self.c, self.draws = c, 0
         self.code = Code(c, dtype, comm.world.device)
-        self._rank = comm.world.rank
-        sharded, grid = strategy.shards > 1, comm.mesh
-        axis = grid.shard_axis if sharded else grid.gradient_axis
-        p = comm.size(axis)
+        sharded = over.shards != ""
+        axis = over.shards or over.axis
+        p, phase = comm.size(axis), over.phase
+        self._rank = comm.ranks(axis).index(comm.world.rank)
         sizes = [p * self.code.bytes(b.padded // p) for b in buckets]
         # At most two neighbouring buckets are in flight.
         memory = [(comm.buffer(n, torch.uint8), comm.buffer(n, torch.uint8)) for n in slot_sizes(sizes)]
         self._reduces = {
-            b.name: _Exchange(self.code, b.padded, comm, axis, not sharded, memory[slot])
+            b.name: _Exchange(self.code, b.padded, comm, axis, phase, not sharded, memory[slot])
             for b, slot in zip(buckets, slots(sizes), strict=True)
         }
         self._across: dict[str, _Exchange] = {}
-        if sharded and strategy.dp_replicate > 1:
+        if over.replicas > 1:
             for b in buckets:  # all of them are in flight at the end of the step
-                n = strategy.dp_replicate * self.code.bytes(b.part // strategy.dp_replicate)
+                n = over.replicas * self.code.bytes(b.part // over.replicas)
                 buffers = comm.buffer(n, torch.uint8), comm.buffer(n, torch.uint8)
-                self._across[b.name] = _Exchange(self.code, b.part, comm, "dp_replicate", True, buffers)
+                self._across[b.name] = _Exchange(self.code, b.part, comm, "dp_replicate", phase, True, buffers)
 
     def _seed(self) -> None:
         if self.c.stochastic:
@@ -234,6 +250,9 @@ class Quantised:
         self._reduces[b.name].set_residual(kept)
         if b.name in self._across:
             self._across[b.name].set_residual(torch.zeros_like(self._across[b.name].first))
+
+    def settle(self, b: FlatBucket) -> None:
+        self._reduces[b.name].settle()
 
     def kept(self, b: FlatBucket) -> list[Tensor]:
         exchanges = [self._reduces[b.name], *([self._across[b.name]] if b.name in self._across else [])]

@@ -18,10 +18,10 @@ from phalanx.runtime.comm.communicator import Comm
 from phalanx.runtime.comm.transport import Handle
 from phalanx.runtime.data_parallel.bucket_buffers import FlatBucket
 from phalanx.runtime.data_parallel.compression.full_bucket import FullBucketCompressor
+from phalanx.runtime.data_parallel.compression.over import Over
 from phalanx.runtime.tracing import host_values
 from phalanx.schedule.gradients.buckets import slot_sizes, slots
 from phalanx.spec.strategy.compressors import PLACE_BYTES, Compression, elements_sent, max_elements
-from phalanx.spec.strategy.spec import Strategy
 
 _PIECE = 1 << 14  # elements compared with a threshold at a time
 _SAMPLE = 1 << 15  # elements from which the threshold is estimated
@@ -31,9 +31,9 @@ class _Sparse(FullBucketCompressor):
     """Common base of the three on top of `FullBucketCompressor`: memory used by neighbouring buckets in turn."""
 
     def __init__(
-        self, c: Compression, strategy: Strategy, buckets: Sequence[FlatBucket], comm: Comm, dtype: torch.dtype
+        self, c: Compression, over: Over, buckets: Sequence[FlatBucket], comm: Comm, dtype: torch.dtype
     ) -> None:
-        super().__init__(c, strategy, buckets, comm, dtype)
+        super().__init__(c, over, buckets, comm, dtype)
         self.p, self.me = comm.size(self.axis), comm.ranks(self.axis).index(comm.world.rank)
         sizes = [b.padded for b in buckets]
         self._slot = dict(zip((b.name for b in buckets), slots(sizes), strict=True))
@@ -65,9 +65,9 @@ class Largest(_Sparse):
     """
 
     def __init__(
-        self, c: Compression, strategy: Strategy, buckets: Sequence[FlatBucket], comm: Comm, dtype: torch.dtype
+        self, c: Compression, over: Over, buckets: Sequence[FlatBucket], comm: Comm, dtype: torch.dtype
     ) -> None:
-        super().__init__(c, strategy, buckets, comm, dtype)
+        super().__init__(c, over, buckets, comm, dtype)
         device = comm.world.device
         self._messages = [comm.buffer(self._message_bytes(elements_sent(c, n)), torch.uint8) for n in self._sizes]
         largest = max(b.padded for b in buckets)
@@ -107,7 +107,7 @@ class Largest(_Sparse):
         places[:k].copy_(at)
         self._keep(b, x, at)
         own = messages.chunk(self.p)[self.me]
-        yield self.comm.all_gather(messages, own, self.axis, unit=b.name, phase="B", micro_batch=micro_batch)
+        yield self.comm.all_gather(messages, own, self.axis, unit=b.name, phase=self.phase, micro_batch=micro_batch)
         for rank in host_values.rounds(range(self.p)):
             values, places = self._fields(messages, rank, count)
             x.index_add_(0, places, values)
@@ -118,9 +118,9 @@ class Drawn(_Sparse):
     run, so that the result is unbiased."""
 
     def __init__(
-        self, c: Compression, strategy: Strategy, buckets: Sequence[FlatBucket], comm: Comm, dtype: torch.dtype
+        self, c: Compression, over: Over, buckets: Sequence[FlatBucket], comm: Comm, dtype: torch.dtype
     ) -> None:
-        super().__init__(c, strategy, buckets, comm, dtype)
+        super().__init__(c, over, buckets, comm, dtype)
         device, counts = comm.world.device, [elements_sent(c, n) for n in self._sizes]
         self._values = [comm.buffer(n, dtype) for n in counts]
         self._places = [torch.empty(n, dtype=torch.int64, device=device) for n in counts]
@@ -152,7 +152,7 @@ class Drawn(_Sparse):
         if not self.c.feedback:
             values.mul_(b.padded / k)
         self._keep(b, x, at)
-        yield self.comm.all_reduce(values, self.axis, unit=b.name, phase="B", micro_batch=micro_batch)
+        yield self.comm.all_reduce(values, self.axis, unit=b.name, phase=self.phase, micro_batch=micro_batch)
         x.index_copy_(0, at, values[:k])
 
 
@@ -161,9 +161,9 @@ class Above(_Sparse):
     their number, which on CUDA makes it wait."""
 
     def __init__(
-        self, c: Compression, strategy: Strategy, buckets: Sequence[FlatBucket], comm: Comm, dtype: torch.dtype
+        self, c: Compression, over: Over, buckets: Sequence[FlatBucket], comm: Comm, dtype: torch.dtype
     ) -> None:
-        super().__init__(c, strategy, buckets, comm, dtype)
+        super().__init__(c, over, buckets, comm, dtype)
         device, limits = comm.world.device, [max_elements(n, self.p) for n in self._sizes]
         self._messages = [comm.buffer(self._message_bytes(n), torch.uint8) for n in limits]
         self._counts = [comm.buffer(self.p if n else 0, torch.int64) for n in limits]
@@ -190,7 +190,7 @@ class Above(_Sparse):
         counts = self._counts[slot]
         counts[self.me] = len(at)
         own = counts[self.me : self.me + 1]
-        yield self.comm.all_gather(counts, own, self.axis, unit=b.name, phase="B", micro_batch=micro_batch)
+        yield self.comm.all_gather(counts, own, self.axis, unit=b.name, phase=self.phase, micro_batch=micro_batch)
         number = host_values.read(counts, [len(at)] * self.p)
         longest = max(2, max(number) + max(number) % 2)  # even, so that what follows is aligned
         messages = self._messages[slot][: self._message_bytes(longest)]
@@ -198,7 +198,7 @@ class Above(_Sparse):
         values[: len(at)].copy_(sent)
         places[: len(at)].copy_(at)
         own = messages.chunk(self.p)[self.me]
-        yield self.comm.all_gather(messages, own, self.axis, unit=b.name, phase="B", micro_batch=micro_batch)
+        yield self.comm.all_gather(messages, own, self.axis, unit=b.name, phase=self.phase, micro_batch=micro_batch)
         for rank, n in host_values.rounds(list(enumerate(number))):
             values, places = self._fields(messages, rank, longest)
             x.index_add_(0, places[:n], values[:n])
