@@ -14,6 +14,7 @@ from phalanx.frameworks.launchers.launch import launch
 from phalanx.frameworks.launchers.launcher import Given, OpenFile, ProgramLaunch
 from phalanx.frameworks.launchers.manifest import manifest
 from phalanx.frameworks.shell.invocation import Invocation
+from phalanx.frameworks.shell.programs import SCRIPTS
 from phalanx.frameworks.shell.scope import OPEN, is_open, plain
 from phalanx.frameworks.shell.script import Script, follow
 from phalanx.spec.errors import InputError
@@ -56,7 +57,7 @@ def in_script(text: str, open_file: OpenFile, knows: Knows, name: str = "script.
     if blocks := _FENCED.findall(text):  # of a README, or of an issue
         text = "\n".join(block for _, block in blocks)
     given, variables = batch.asked(text)
-    script = follow(text, variables, open_file, name)
+    script = follow(text, variables, open_file, name, submitted=lambda handed: batch.asked(handed)[1])
     for handed in script.batch:  # scripts that it hands to Slurm
         given = batch.asked(handed)[0]
     return _started(script, given, open_file, knows)
@@ -94,7 +95,7 @@ def _started(
     part = "srun" in one.launchers and {"nodes", "N"} & one.options.keys()  # of the job's nodes
     one = replace(one, asked=None if part else given.ranks)
     args, assigned, positional = arguments(one.words)
-    script_of_its_own = re.search(r"\.(sh|bash|sbatch|slurm)$", one.program)
+    script_of_its_own = one.program.endswith(SCRIPTS)
     notes = [f"{word} brings options of its launcher: they are open, and so are its ranks" for word in one.open]
     forks = [note for fork in script.forks if (note := fork.note(invocation.names))]
     return Started(

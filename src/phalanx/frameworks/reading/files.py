@@ -52,6 +52,7 @@ def read(paths: Sequence[Path], kind: str | None = None, world: int | None = Non
     guessed = kind is None
     reading = FileReading(Companions(main.parent, given))
     source = source_of(main, reading.files)
+    reading.notes += [f"{path.name}, which it names, is read too" for path in dict.fromkeys(reading.files.opened)]
     if source.started is not None:
         kind, config = launched_tables(source.started, kind, reading, main)
         world = source.started.launch.world or world

@@ -252,7 +252,7 @@ def _engine_file(started: Started, reading: FileReading) -> tuple[Framework, dic
 
 def _not_known(started: Started, path: Path) -> InputError:
     program = plain(started.launch.program)
-    missing = [note for note in started.notes if note.endswith(MISSING)]
+    missing = [note for note in (*started.notes, *started.missing) if note.endswith(MISSING)]
     if missing:
         return InputError("file", str(path), "starts no training that is known by itself", "; ".join(missing[:3]))
     if not started.args and not started.assigned:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from phalanx.frameworks.shell.invocation import Fork, Invocation
@@ -12,6 +12,8 @@ from phalanx.frameworks.shell.scope import Scope
 
 Include = Callable[[str], "str | None"]
 """The text of a script that another one calls; None where it is not here."""
+Submitted = Callable[[str], Mapping[str, str]]
+"""The variables that a batch system sets for a script, by what it asks for."""
 
 
 @dataclass
@@ -19,6 +21,7 @@ class Follower(ABC):
     """The records of machine.py; `prefix`: launchers in front of the shell that runs commands."""
 
     include: Include
+    submitted: Submitted
     invocations: list[Invocation] = field(default_factory=list)
     files: dict[str, str] = field(default_factory=dict)
     forks: list[Fork] = field(default_factory=list)

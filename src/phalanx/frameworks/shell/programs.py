@@ -25,6 +25,20 @@ _QUIET = frozenset(
     )
 )  # fmt: skip
 """Programs and builtins that start no training and set nothing that is read."""
+SCRIPTS = (".sh", ".bash", ".slurm", ".sbatch")
+"""Ends of names of scripts."""
+_SUBMITTERS = {
+    "sbatch": frozenset(("H", "O", "Q", "W", "h", "s", "v")),
+    "qsub": frozenset(("I", "V", "X", "f", "h", "z")),
+    "bsub": frozenset(("B", "H", "I", "K", "N", "r", "x")),
+}
+"""Programs that hand a script to a batch system, with their short switches (sbatch(1), qsub(1B), bsub(1))."""
+_SWITCHES = frozenset(
+    (
+        "parsable", "wait", "hold", "exclusive", "requeue", "no-requeue", "overcommit", "oversubscribe", "quiet",
+        "verbose", "test-only", "contiguous", "use-min-nodes", "spread-job", "reboot", "get-user-env",
+    )
+)  # fmt: skip
 _SENDERS = frozenset(("ssh", "pdsh", "clush", "pssh", "parallel-ssh"))
 _HOLDERS = frozenset(("tmux", "screen", "su", "script", "watch"))
 """Programs that hand a text to a shell, of other hosts and of this one."""
@@ -51,18 +65,17 @@ def start(m: Follower, words: list[str], names: set[str], node: SimpleCommand, s
     """Follow the script that a command runs, or note the program that it starts."""
     if words[0].rpartition("/")[2] in _QUIET and words[1:2] != ["run"]:
         return True
+    if words[0].rpartition("/")[2] in _SUBMITTERS:
+        return _submit(m, words, names, node, scope)
     for place, word in enumerate(words):
         shell = word.rpartition("/")[2] in _SHELLS
-        if shell or (word.endswith((".sh", ".bash")) and (place == 0 or words[place - 1][:2] != "--")):
+        if shell or (word.endswith(SCRIPTS) and (place == 0 or words[place - 1][:2] != "--")):
             inner = _script_of(m, words, place, shell, node, scope)
             if inner is not None:
                 text, arguments, file = inner
                 return _in_its_own_shell(m, text, words[:place], arguments, names, scope, file)
             if shell:
                 continue
-    if words[0] in ("sbatch", "qsub", "bsub") and (given := document_of(node, scope)):
-        m.batch.append(given)
-        return _in_its_own_shell(m, given, (), [], names, scope, words[0])
     if words[0] in ("ssh",) and (given := document_of(node, scope)):
         return _in_its_own_shell(m, given, (), [], names, scope, "ssh")
     if (at := _text_in(words)) is not None:
@@ -80,6 +93,42 @@ def start(m: Follower, words: list[str], names: set[str], node: SimpleCommand, s
     m.invocations.append(Invocation((*m.prefix, *words), environment, node.line, scope.directory, m.closure(names)))
     scope.budget.spend(sum(map(len, words)))
     return True
+
+
+def _submit(m: Follower, words: list[str], names: set[str], node: SimpleCommand, scope: Scope) -> bool | None:
+    """Follow the script that a command hands to a batch system, under the options before it, which come first."""
+    by = words[0].rpartition("/")[2]
+    options: list[str] = []
+    rest, inner, wrapped = words[1:], scope.copy(), None
+    while rest and rest[0].startswith("-") and len(rest[0]) > 1:
+        option = rest.pop(0)
+        name, equals, value = option.lstrip("-").partition("=")
+        attached = not option.startswith("--") and len(name) > 1 and by == "sbatch"
+        if not (equals or attached or name in _SUBMITTERS[by] | _SWITCHES) and rest:
+            value = rest.pop(0)
+        if name in ("export", "v"):
+            for pair in value.split(","):
+                if "=" in pair:
+                    inner.assign(*pair.split("=", 1))
+        elif name == "wrap":
+            wrapped = value
+        else:
+            options.append(f"{option.partition('=')[0]} {value}".rstrip())
+    file, arguments = (by, []) if wrapped or not rest else (plain(rest[0]), rest[1:])
+    text = wrapped or (document_of(node, scope) if not rest else None)
+    if text is None and rest:
+        text = m.files.get(file) or m.include(_path_of(m, rest[0], scope))
+    if text is None and rest and not file.endswith(SCRIPTS):
+        text = " ".join(rest)  # a command
+    if text is None:
+        m.notes += [f"{file}, which it submits, is not here: give it too"] if rest else []
+        return True
+    kind = "PBS" if by == "qsub" else "SBATCH"
+    text = "\n".join((text, *(f"#{kind} {option}" for option in options if by != "bsub")))
+    for name, value in m.submitted(text).items():
+        inner.assign(name, value)
+    m.batch.append(text)
+    return _in_its_own_shell(m, text, (), arguments, names, inner, file)
 
 
 def document_of(node: SimpleCommand, scope: Scope) -> str | None:
@@ -147,7 +196,7 @@ def _in_its_own_shell(
     m.references["@"] = m.references["*"] = set(names)
     m.depth += 1
     try:
-        m.batch += [text] if "#SBATCH" in text else []
+        m.batch += [text] if "#SBATCH" in text and not m.batch else []  # comments, to a job that runs
         return m.text(text, inner)
     except Left:
         return True

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from phalanx.frameworks.shell import output
-from phalanx.frameworks.shell.follower import Include
+from phalanx.frameworks.shell.follower import Include, Submitted
 from phalanx.frameworks.shell.grammar import parse
 from phalanx.frameworks.shell.invocation import Fork, Invocation, Left
 from phalanx.frameworks.shell.machine import ScriptFollower
@@ -37,7 +37,7 @@ class Script:
     forks: tuple[Fork, ...]
     notes: tuple[str, ...]
     batch: tuple[str, ...] = ()
-    """Scripts that it hands to a batch system."""
+    """What its batch system is asked for: itself, and scripts that it submits."""
 
 
 def _without_prompts(text: str) -> str:
@@ -59,15 +59,18 @@ def follow(
     include: Include = lambda path: None,
     name: str = "script.sh",
     arguments: Iterable[str] = (),
+    submitted: Submitted = lambda text: {},
 ) -> Script:
     """Follow a script or a command line. `given`: variables that its batch system sets; `include`: the text of a
-    script that it calls, None where there is none. Raises InputError for what a shell would refuse."""
+    script that it calls, None where there is none; `submitted`: as `given`, of a script that it
+    submits. Raises InputError for what a shell would refuse."""
     text = _without_prompts(text)
-    machine = ScriptFollower(include)
+    machine = ScriptFollower(include, submitted)
     scope = Scope({k: [v] for k, v in (given or {}).items()}, name=name, arguments=list(arguments))
     scope.capture = partial(output.capture, machine)
     chain, notes = parse(text)
     machine.notes += notes
+    machine.batch += [text] if "#SBATCH" in text else []
     try:
         machine.chain(chain, scope)
     except Left:
