@@ -64,12 +64,19 @@ from support.sockets import Touch
 
 
 def instrumented_step(
-    world: World, spec: ModelSpec, job: Job, strategy: Strategy, transport: str = "native", balanced: bool = False
+    world: World,
+    spec: ModelSpec,
+    job: Job,
+    strategy: Strategy,
+    transport: str = "native",
+    balanced: bool = False,
+    at: int | None = None,
 ) -> dict[str, Any]:
     """Compare a recorded step with its program; return differences, predicted and measured peak, and by how much
     these may differ.
 
-    `balanced`: experts are chosen in turn, whatever the router says.
+    `balanced`: experts are chosen in turn, whatever the router says. `at`: which of the steps that replicas take
+    alone.
     """
     if world.size > 1:
         time.sleep(0.05)  # Gloo's threads let go of the last case's tensors some moments after it is over
@@ -79,14 +86,16 @@ def instrumented_step(
     training = Training(spec, job, strategy, comm, seed=0, balanced=balanced)
     if training.loss_scale is not None:
         training.loss_scale = LossScale(256.0)  # a step that overflows has no update
-    training.alone = max(strategy.local, 1) - 1  # the step that synchronises
+    training.alone = job.outer.last_sent(strategy.local) if at is None else at
     batches = _same_batches(world, spec, job, strategy)
     comm.timeline.begin()
     with instrument(training.model.units(), comm.recorder, lambda: training.current) as tracker:
         training.step(batches, lr=1e-3)
     comm.timeline.end()
+    if training.outer is not None:
+        training.outer.wait()
     comm.barrier()  # what is still under way would hold its memory into the next case
-    program = expand(Layout(spec, job, strategy).rank_view(world.rank))
+    program = expand(Layout(spec, job, strategy).rank_view(world.rank), at=at)
     expected = [replace(e, routed=e.routed and not balanced) for e in program.events]
     return {
         "differences": list(map(str, differences(expected, tuple(comm.recorder.events)))),
@@ -107,13 +116,14 @@ def examine(
     steps: int,
     transport: str = "shm",
     under: tuple[Any, ...] = ("sgd", "adamw"),
+    lr: float = 1e-3,
 ) -> list[Any]:
     """Compare a strategy with one process, by optimizer.
 
     The default transport is shared memory, the fastest, for tests that are not about transports.
     """
     comm = Comm(world, mesh(strategy), over(transport))
-    train = Train(lr=1e-3, steps=100, warmup=2, seed=3)
+    train = Train(lr=lr, steps=100, warmup=2, seed=3)
     found = [parity.examine(spec, job, strategy, train, comm, name, dtype, steps) for name in under]
     comm.barrier()
     return found

@@ -58,12 +58,16 @@ def alone(draw: st.DrawFn, ranks: int, experts: bool = False) -> tuple[ModelSpec
         compression = draw(st.sampled_from([c for c in ("none", *COMPRESSORS) if not c.startswith("powersgd")]))
     s = replace(s, compression=compression)
     outer = OuterOptimizer(draw(st.sampled_from([0.3, 1.0])), draw(st.sampled_from([0.0, 0.9])), draw(st.booleans()))
+    local = draw(st.sampled_from([1, 2, 3, 4]))
+    fragments = draw(st.sampled_from([n for n in divisors(local) if n <= model.layers]))
+    delay = draw(st.integers(0, local // fragments - 1)) if compression == "none" else 0
+    outer = replace(outer, fragments=fragments, delay=delay, mix=draw(st.sampled_from([0.0, 0.5])))
     job = replace(job, outer=outer)
     try:
-        s = replace(s, shard=shard, local=draw(st.sampled_from([1, 2, 3])))
+        s = replace(s, shard=shard, local=local)
         check(s, model, job, ranks)
     except InputError:  # experts over several replicas
-        s = replace(s, shard=shard, ep=1, etp=1, local=2)
+        s, job = replace(s, shard=shard, ep=1, etp=1, local=2), replace(job, outer=OuterOptimizer())
         if model.experts is not None and model.experts.balance_bias is not None:
             model = replace(model, experts=replace(model.experts, balance_bias=None))
         check(s, model, job, ranks)
@@ -77,7 +81,8 @@ def test_parity_with_replicas_trained_in_turn(pool: Pool, world: int, examples: 
     @given(alone(world), TRANSPORTS, OPTIMIZERS)
     def holds(case: Any, transport: Any, under: Any) -> None:
         prove(*case)
-        for found in pool.run(world, rank_cases.examine, *case, "float64", 5, transport, (under,))[0]:
+        # A change is the difference of two parameters: of a tiny one only the first digits are left.
+        for found in pool.run(world, rank_cases.examine, *case, "float64", 5, transport, (under,), 0.1)[0]:
             assert found.loss_rel_max <= BOUNDS["float64"], found
             assert found.grad_rel_max <= BOUNDS["float64"], found
 
@@ -88,9 +93,13 @@ def test_parity_with_replicas_trained_in_turn(pool: Pool, world: int, examples: 
 @pytest.mark.parametrize("world", sampled([2, 4], (1,)))
 def test_the_step_that_synchronises_is_the_predicted_one(pool: Pool, world: int, examples: int) -> None:
     @settings(max_examples=examples)
-    @given(alone(world), TRANSPORTS)
-    def holds(case: Any, transport: Any) -> None:
-        for found in pool.run(world, rank_cases.instrumented_step, *case, transport):
+    @given(alone(world), TRANSPORTS, st.data())
+    def holds(case: Any, transport: Any, data: Any) -> None:
+        _, job, s = case
+        at = data.draw(st.integers(0, s.local - 1))
+        if job.outer.delay and job.outer.applied(at, s.local) is not None:
+            at = job.outer.last_sent(s.local)  # this step would wait for what an earlier one sends
+        for found in pool.run(world, rank_cases.instrumented_step, *case, transport, False, at):
             assert found["differences"] == []
             assert found["predicted_peak"] == pytest.approx(found["measured_peak"], abs=found["slack"]), case
 
@@ -142,6 +151,30 @@ def test_residuals_go_on(pool: Pool, tmp_path: Path) -> None:
         assert run(s, "parts", (0, 2)) + run(s, "parts", (2, 4)) == run(s, "whole", (0, 4))
 
 
+def test_fragments_go_on(pool: Pool, tmp_path: Path) -> None:
+    """Replicas whose parameters differ at the end of a period go on from their own, in another layout too."""
+    job = Job(8, 8, FP64, outer=OuterOptimizer(0.7, 0.9, fragments=2, delay=1, mix=0.5))
+
+    def run(line: str, name: str, steps: tuple[int, int]) -> list[float]:
+        s = make_strategy(line) or Strategy()
+        return pool.run(s.world, rank_cases.continue_run, SPEC, job, s, tmp_path / name, steps, "native")[0]  # type: ignore[no-any-return]
+
+    parts = run("dp=2,local=4", "parts", (0, 4)) + run("dp=4,zero=3,shard=2,local=4", "parts", (4, 9))
+    assert parts == pytest.approx(run("dp=2,local=4", "whole", (0, 9)), rel=1e-9)
+
+
+def test_a_delay_hides_what_is_sent() -> None:
+    """Behind the steps until it is applied, not the work of the update."""
+    cluster, s = clusters.preset("dgx-h100", 2), Strategy(dp=16, local=8)
+    exposed, state = {}, {}
+    for delay in (0, 1, 3):
+        job = Job(16, 16, Precision("bfloat16"), outer=OuterOptimizer(fragments=2, delay=delay))
+        found = predict(SPEC, cluster, job, s)
+        exposed[delay], state[delay] = found.exposed_communication_s, found.state_bytes
+    assert exposed[0] > exposed[1] >= exposed[3] > 0
+    assert state[3] == state[1] > state[0]
+
+
 def test_compressed_changes_are_smaller() -> None:
     cluster, job = clusters.preset("dgx-h100", 2), Job(16, 16, Precision("bfloat16"))
     sent, spec = {}, build(ModelSpec, complete(SIZES | {"vocab": 4096, "hidden": 256, "ffn": 512}), "model")
@@ -165,26 +198,62 @@ def test_a_synchronisation_costs_less_the_rarer_it_is() -> None:
     assert of[1].memory_bytes == of[8].memory_bytes
 
 
-def test_published_steps_of_one_parameter() -> None:
-    """A parameter of 1 that every step of a replica lowers by 2, six steps alone, an outer rate of 2: the second
-    fragment of torchft's recorded run (7eb7087,
-    test_fixtures/torchft.diloco_regression_test.DiLoCoMockedUpdateTest.test_diloco_mocked_updates_0.json)."""
-    master, gradient = torch.ones(1), torch.zeros(1)
+# Two parameters of 1, each a fragment, that every step of both replicas lowers by 2; H = 6, an outer rate of 2, no
+# momentum: torchft's recorded runs by number (7eb7087, test_fixtures/torchft.diloco_regression_test.
+# DiLoCoMockedUpdateTest.test_diloco_mocked_updates_N.json): (delay, mix), then both parameters after each step.
+PUBLISHED = (
+    ((0, 0.0), (-1, -3, -11, -13, -15, -17, -19, -21, -35, -37, -39, -41, -43, -45, -59)),
+    ((0, 0.0), (-1, -3, -5, -7, -9, -23, -25, -27, -29, -31, -33, -47, -49, -51, -53)),
+    ((0, 0.5), (-1, -3, -8, -10, -12, -14, -16, -18, -24.5, -26.5, -28.5, -30.5, -32.5, -34.5, -40.25)),
+    ((0, 0.5), (-1, -3, -5, -7, -9, -17, -19, -21, -23, -25, -27, -32, -34, -36, -38)),
+    ((0, 1.0), tuple(range(-1, -31, -2))),
+    ((0, 1.0), tuple(range(-1, -31, -2))),
+    ((1, 0.0), (-1, -3, -7, -9, -11, -13, -15, -17, -27, -29, -31, -33, -35, -37, -47)),
+    ((1, 0.0), (-1, -3, -5, -7, -9, -19, -21, -23, -25, -27, -29, -39, -41, -43, -45)),
+    ((1, 0.5), (-1, -3, -6, -8, -10, -12, -14, -16, -21.5, -23.5, -25.5, -27.5, -29.5, -31.5, -35.75)),
+    ((1, 0.5), (-1, -3, -5, -7, -9, -15, -17, -19, -21, -23, -25, -29, -31, -33, -35)),
+    ((1, 1.0), tuple(range(-1, -31, -2))),
+    ((1, 1.0), tuple(range(-1, -31, -2))),
+)
+
+
+def _one_parameter_each(
+    names: tuple[str, ...], rule: OuterOptimizer, s: Strategy, dtype: torch.dtype, n: int = 1
+) -> tuple[OuterUpdate, dict[str, torch.Tensor]]:
+    """Return an outer update over parameters of `n` ones, each in its own fragment and bucket. Two replicas are
+    alike."""
 
     def reduce(tensor: torch.Tensor, axis: str, **_: object) -> Any:
-        tensor.mul_(2)  # the other replica's change is the same
+        tensor.mul_(2)
         return SimpleNamespace(wait=lambda: None)
 
-    comm = SimpleNamespace(all_reduce=reduce, size={"dp_local": 2}.__getitem__, index=lambda _: 0)
-    s = Strategy(dp=2, local=6)
-    engine: Any = SimpleNamespace(comm=comm, strategy=s, buckets=[SimpleNamespace(shard=gradient, name="bucket.0")])
-    outer, found = OuterUpdate(engine, {"w": master}, {"w": gradient}, OuterOptimizer(2.0, 0.0)), []
-    for step in range(1, 13):
-        master -= 2
-        if step % 6 == 0:
-            outer.synchronise()
-        found.append(master.item())
-    assert found == [-1, -3, -5, -7, -9, -23, -25, -27, -29, -31, -33, -47]
+    def bucket(i: int, name: str) -> SimpleNamespace:
+        of = SimpleNamespace(fragment=i, parameters=(SimpleNamespace(fqn=name),))
+        return SimpleNamespace(shard=shards[name], name=name, bucket=of, views=lambda flat: {name: flat})
+
+    shards = {name: torch.zeros(n, dtype=dtype) for name in names}
+    masters = {name: torch.ones(n) for name in names}
+    empty = torch.empty
+    comm = SimpleNamespace(
+        all_reduce=reduce, size=lambda _: 2, index=lambda _: 0, buffer=lambda n, t: empty(n, dtype=t)
+    )
+    buckets = [bucket(i, name) for i, name in enumerate(names)]
+    engine: Any = SimpleNamespace(comm=comm, strategy=s, buckets=buckets, sharding=SimpleNamespace(state=False))
+    return OuterUpdate(engine, masters, shards, rule), masters
+
+
+@pytest.mark.parametrize("number", range(6))
+def test_published_steps_of_two_fragments(number: int) -> None:
+    ((delay, mix), first), (_, second) = PUBLISHED[2 * number : 2 * number + 2]
+    rule = OuterOptimizer(2.0, 0.0, fragments=2, delay=delay, mix=mix)
+    outer, masters = _one_parameter_each(("a", "b"), rule, Strategy(dp=2, local=6), torch.float32)
+    found = []
+    for step in range(15):
+        for master in masters.values():
+            master -= 2
+        outer.after(step % 6)
+        found.append((masters["a"].item(), masters["b"].item()))
+    assert found == list(zip(first, second, strict=True))
 
 
 class _Touched(TorchDispatchMode):
@@ -200,20 +269,16 @@ class _Touched(TorchDispatchMode):
         return out
 
 
-@pytest.mark.parametrize(("momentum", "nesterov"), [(0.0, True), (0.9, True), (0.9, False)])
-def test_the_outer_update_moves_the_bytes_of_its_price(momentum: float, nesterov: bool) -> None:
-    job = Job(4, 8, Precision("bfloat16", accumulate="float64"), outer=OuterOptimizer(0.7, momentum, nesterov))
-    view = Layout(SPEC, job, Strategy(dp=2, local=4)).rank_view(0)
+@pytest.mark.parametrize(("momentum", "nesterov", "mix"), [(0.0, True, 0.0), (0.9, True, 0.5), (0.9, False, 0.0)])
+def test_the_outer_update_moves_the_bytes_of_its_price(momentum: float, nesterov: bool, mix: float) -> None:
+    rule = OuterOptimizer(0.7, momentum, nesterov, mix=mix)
+    job, s = Job(4, 8, Precision("bfloat16", accumulate="float64"), outer=rule), Strategy(dp=2, local=4)
+    view, n = Layout(SPEC, job, s).rank_view(0), SPEC.parameter_count
     priced = sum(int(t.work.traffic_bytes) for t in terms(view) if t.event.axis == "dp_local")
-    n = SPEC.parameter_count
-    master, change = torch.ones(n), torch.zeros(n, dtype=torch.float64)
-    reduced = SimpleNamespace(wait=lambda: None)
-    comm = SimpleNamespace(all_reduce=lambda *_, **__: reduced, size=lambda _: 2, index=lambda _: 0)
-    s = Strategy(dp=2, local=4)
-    engine: Any = SimpleNamespace(comm=comm, strategy=s, buckets=[SimpleNamespace(shard=change, name="bucket.0")])
-    outer = OuterUpdate(engine, {"w": master}, {"w": change}, job.outer)
+    outer, _ = _one_parameter_each(("w",), rule, s, torch.float64, n)
+    outer.engine.comm.all_reduce = lambda *_, **__: SimpleNamespace(wait=lambda: None)
     with _Touched() as touched:
-        outer.synchronise()
+        outer.after(3)
     assert touched.total == priced
 
 
@@ -260,6 +325,16 @@ def test_what_cannot_step_alone_is_refused(line: str, said: str) -> None:
 
 def test_refusals_of_the_job() -> None:
     s = Strategy(dp=2, local=4)
+    for fields, said in (
+        ({"fragments": 3}, r"needs a block for each fragment, and the model has 2; use at most 2"),
+        ({"fragments": 2, "delay": 2}, "is not below the 2 steps between two synchronisations"),
+    ):
+        with pytest.raises(InputError, match=said):
+            check(s, SPEC, Job(4, 8, outer=OuterOptimizer(**fields)), 2)
+    with pytest.raises(InputError, match=r"does not divide strategy.local = 3; use one of 1"):
+        check(Strategy(dp=2, local=3), SPEC, Job(4, 8, outer=OuterOptimizer(fragments=2)), 2)
+    with pytest.raises(InputError, match="needs changes that travel whole"):
+        require_runnable(Strategy(dp=2, local=4, compression="int4"), Job(4, 8, outer=OuterOptimizer(delay=1)))
     with pytest.raises(InputError, match=r"loss scale"):
         require_runnable(s, Job(4, 8, Precision("float16")))
     require_synchronised(s, Train(steps=12, save_every=4))

@@ -127,12 +127,17 @@ class Job:
         return (1 + (self.outer.momentum > 0)) * DTYPE_BYTES[self.precision.master_dtype]
 
     @property
+    def under_way_bytes(self) -> float:
+        """Bytes per parameter of changes that travel while replicas take further steps."""
+        return bool(self.outer.delay) * DTYPE_BYTES[self.precision.accumulate_dtype] / self.outer.fragments
+
+    @property
     def outer_traffic(self) -> int:
         """Bytes per parameter that runtime/data_parallel/outer.py reads and writes in a synchronisation: of masters,
         copies and momentum, and of changes."""
         momentum, p = self.outer.momentum > 0, self.precision
         nesterov = momentum and self.outer.nesterov
-        of_masters, of_changes = 6 + 5 * momentum + 2 * nesterov, 4 + nesterov
+        of_masters, of_changes = 6 + 5 * momentum + 2 * nesterov + (self.outer.mix > 0), 4 + nesterov
         return of_masters * DTYPE_BYTES[p.master_dtype] + of_changes * DTYPE_BYTES[p.accumulate_dtype]
 
 

@@ -124,9 +124,29 @@ class OuterOptimizer:
     """Decay of the outer momentum; 0: none, and no state for it."""
     nesterov: bool = True
     """Whether the momentum is Nesterov's. Has no effect without momentum."""
+    fragments: Annotated[int, Range(1, 10**4)] = 1
+    """Parts of the model, each of neighbouring blocks, that synchronise in turn, each once in strategy.local steps
+    (Streaming DiLoCo, Douillard et al. 2025)."""
+    delay: Annotated[int, Range(0, 10**6)] = 0
+    """Steps that replicas take between sending a fragment's changes and applying their mean."""
+    mix: Annotated[float, Range(0, 1)] = 0.0
+    """Share of a replica's own parameters in those that it goes on from; the rest is the outer optimizer's."""
 
     def __post_init__(self) -> None:
         require_ranges(self, "job.outer")
+
+    def applied(self, step: int, local: int) -> int | None:
+        """Return the fragment that is updated at the end of `step` of `local` steps, both from 0; None: none is."""
+        count, rest = divmod((step + 1) * self.fragments, local)
+        return None if rest else count - 1
+
+    def sent(self, step: int, local: int) -> int | None:
+        """Return the fragment whose changes are sent at the end of `step` of `local` steps; None: none is."""
+        return self.applied(step + self.delay, local) if step + self.delay < local else None
+
+    def last_sent(self, local: int) -> int:
+        """Return the last of `local` steps that sends changes: the one that programs and records are of."""
+        return max(local, 1) - 1 - self.delay
 
 
 @dataclass(frozen=True)

@@ -183,7 +183,7 @@ class Trainer:
         lr = learning_rate(plan.train, self.peak_lr, step)
         recorder, timeline = self.comm.recorder, self.comm.timeline
         traced = timeline.possible and step == self.traced
-        instrumented = not self.events and (self.training.synchronises or not plan.strategy.local)
+        instrumented = not self.events and self.training.sends
         self.comm.status.now("reading of the batch")
         if self.late and not instrumented:
             return self._late_step(step, stop, lr)

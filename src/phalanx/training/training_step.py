@@ -131,6 +131,12 @@ class Training:
         return self.outer is not None and self.alone + 1 == self.strategy.local
 
     @property
+    def sends(self) -> bool:
+        """Whether the next step is the one whose events a plan has: of replicas that take steps alone, the last that
+        sends changes."""
+        return self.outer is None or self.alone == self.job.outer.last_sent(self.strategy.local)
+
+    @property
     def current(self) -> Now:
         """The pass that is running: its micro-batch and phase."""
         return self.pipeline.now
@@ -151,7 +157,7 @@ class Training:
         if read[3] or not math.isfinite(result.grad_norm):
             finite = math.isfinite(result.loss)
             why = self._skip(finite, self.loss_scale, micro_batches, 1 / divisor)
-            if self.synchronises:
+            if self.outer is not None:
                 self._publish()
             self._count()
             return self._with_scale(result, why)
@@ -361,10 +367,10 @@ class Training:
 
     @torch.no_grad()
     def _publish(self) -> None:
-        """Bring replicas together that took steps alone, if this is their last; cast the weights down from their
+        """Bring replicas together that took steps alone, where this step does; cast the weights down from their
         masters and start to gather them."""
-        if self.outer is not None and self.synchronises:
-            self.outer.synchronise()
+        if self.outer is not None:
+            self.outer.after(self.alone)
         for name, weight in self.weights.items():
             if self.masters[name] is not weight:
                 weight.copy_(self.masters[name])

@@ -155,7 +155,7 @@ def step(shape: Shape, layout: Layout, system: System, profile: Profile, replica
     once_a_step = [updated(shape, layout, system, profile, blocks)]
     if replicas:
         once_a_step.insert(0, reduced(shape, layout, system, profile, blocks, Passes(forward, backward)))
-        once_a_step.append(synchronised(shape, layout, system, profile, blocks))
+        once_a_step.append(synchronised(shape, layout, system, profile, blocks, m * (forward + backward)))
     for more in once_a_step:
         terms |= more.seconds
         out.of |= more.of

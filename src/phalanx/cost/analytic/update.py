@@ -241,9 +241,11 @@ def updated(shape: Shape, layout: Layout, system: System, profile: Profile, bloc
     return Terms({"optimizer": (1 - layout.frozen) * each_s * updated_params}, {"optimizer": factors})
 
 
-def synchronised(shape: Shape, layout: Layout, system: System, profile: Profile, blocks: Column) -> Terms:
-    """Return `outer`: a step's part of what brings replicas together that step alone (strategy.local). Nothing
-    overlaps it."""
+def synchronised(
+    shape: Shape, layout: Layout, system: System, profile: Profile, blocks: Column, passes_s: Column
+) -> Terms:
+    """Return `outer`: a step's part of what brings replicas together that step alone (strategy.local). What is sent
+    travels behind the passes, `passes_s` of each step, that follow before it is applied (job.outer.delay)."""
     if not np.any(layout.local):
         return Terms({}, {})
     zero, held = sharding(layout, profile.policy), _held(shape, layout, blocks)
@@ -258,7 +260,8 @@ def synchronised(shape: Shape, layout: Layout, system: System, profile: Profile,
     update = elements * layout.outer_traffic / (system.memory_bytes_per_s * system.memory)
     update = update + compression.coding_s(changes, elements, g, layout.dp_local, system)
     factors = {"replicas": layout.dp_local, "local": layout.local, "sent_s": sent, "update_s": update}
-    return Terms({"outer": sent + update}, {"outer": factors})
+    exposed = np.maximum(sent - layout.outer_cover * passes_s, 0.0)
+    return Terms({"outer": exposed + update}, {"outer": factors})
 
 
 def _orthogonal_s(shape: Shape, system: System) -> Column:

@@ -95,6 +95,8 @@ class Layout:
     """Bytes per parameter that the outer optimizer keeps on the shards."""
     changes: Compressed = DENSELY
     """Traffic of the changes of replicas that take steps alone."""
+    outer_cover: Column = 0.0
+    """Share of all steps in which changes of replicas that take steps alone are under way."""
     outer_traffic: Column = 0.0
     """Bytes per parameter that its update reads and writes."""
 
@@ -374,6 +376,7 @@ def layout(s: Strategy, job: Job, layers: int, number_format: str = "bfloat16") 
         pp_stride=stride["pp"],
         dp_local=s.dp_local,
         local=s.local,
-        outer_bytes=job.outer_bytes if s.local else 0.0,
+        outer_bytes=job.outer_bytes + job.under_way_bytes if s.local else 0.0,
+        outer_cover=job.outer.delay * job.outer.fragments / max(s.local, 1),
         outer_traffic=job.outer_traffic,
     )

@@ -146,8 +146,16 @@ def model_state(view: RankView) -> State:
         batch=job.global_batch // s.dp * prod(context.shape(1, job.batch_rows)) * 8,
         compression=compression.held_bytes(*coded, accumulate) if coded else 0,
         scratch=compression.scratch_bytes(*coded, accumulate) if coded else 0,
-        outer=elements * job.outer_bytes if s.local else 0,
+        outer=elements * job.outer_bytes + _under_way(view) if s.local else 0,
     )
+
+
+def _under_way(view: RankView) -> int:
+    """Return the bytes of a fragment's changes that replicas send while they take further steps: the largest's."""
+    sizes = [0] * view.job.outer.fragments
+    for b, size in zip(view.buckets, view.padded, strict=True):
+        sizes[b.fragment] += size // b.parts(view.strategy) if view.strategy.shards > 1 else size
+    return max(sizes) * DTYPE_BYTES[view.job.precision.accumulate_dtype] if view.job.outer.delay else 0
 
 
 def _optimizer_bytes(view: RankView, elements: int, pieces: int) -> int:

@@ -43,10 +43,12 @@ from phalanx.spec.job import DTYPE_BYTES
 from phalanx.spec.model.spec import blocks_among
 
 
-def expand(view: RankView, step_terms: Sequence[Term] | None = None) -> StepProgram:
+def expand(view: RankView, step_terms: Sequence[Term] | None = None, at: int | None = None) -> StepProgram:
     """Return the ordered events of one step of a rank and the model state around them. A stage view uses the peers of
-    its first rank. `step_terms`: the rank's terms, if the caller has them."""
-    return _Expansion(view, terms(view) if step_terms is None else step_terms).program()
+    its first rank. `step_terms`: the rank's terms, if the caller has them. `at`: which of the steps that replicas
+    take alone, from 0; None: the last that sends changes."""
+    at = view.job.outer.last_sent(view.strategy.local) if at is None else at
+    return _Expansion(view, terms(view) if step_terms is None else step_terms, at).program()
 
 
 _BACKWARD = {"B": "backward", "I": "input_grad", "W": "weight_grad"}
@@ -55,7 +57,8 @@ _BACKWARD = {"B": "backward", "I": "input_grad", "W": "weight_grad"}
 class _Expansion:
     """Builds the step of one rank, action by action of its pipeline schedule."""
 
-    def __init__(self, view: RankView, step_terms: Sequence[Term]) -> None:
+    def __init__(self, view: RankView, step_terms: Sequence[Term], at: int) -> None:
+        self.at = at
         self.view, self.job, self.strategy = view, view.job, view.strategy
         outside = (t for t in step_terms if t.event.phase == "opt" or t.event.axis not in (*INSIDE, "pp"))
         self.terms = {(t.event.op, t.event.unit): t for t in outside}
@@ -112,7 +115,7 @@ class _Expansion:
         if (ranks := view.mesh.step_ranks) > 1:
             event = self.terms["all_reduce", "metrics"].event
             log.add([replace(event, group_size=ranks, bytes=metrics(view.model, strategy) * 8)])
-        if strategy.local:
+        if strategy.local and self.at + 1 == strategy.local:
             term = self.terms["all_reduce", OUTER_METRICS]
             log.add([replace(term.event, unit="metrics", group_size=strategy.dp_local, bytes=term.bytes)])
         log.compute(_update(self.terms["optimizer", ""], view))
@@ -133,12 +136,14 @@ class _Expansion:
     def _changes(self) -> Iterator[Event]:
         """Yield what replicas that took steps alone send each other of their changes."""
         view, s = self.view, self.strategy
+        sent = self.job.outer.sent(self.at, s.local) if s.local else None
         if s.outer_compressor is None:
-            for b in view.buckets if s.local else ():
-                yield _bucket(self.terms["all_reduce", b.kind(OUTER)], b, view, None)
+            for b in view.buckets:
+                if b.fragment == sent:
+                    yield _bucket(self.terms["all_reduce", b.kind(OUTER)], b, view, None)
             return
         alone, cut = outer_reduction(view.buckets, s)
-        for b in cut:
+        for b in (b for b in cut if b.fragment == sent):
             for x in outer_collectives(b, alone, self.job.precision.accumulate_dtype):
                 yield replace(_compressed(x, b, view, None), phase="opt")
 

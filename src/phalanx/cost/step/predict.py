@@ -21,6 +21,7 @@ from phalanx.cost.step.expand import expand
 from phalanx.cost.step.predict_pipeline import (
     exposed_outside_layers,
     exposed_seconds,
+    outer_of_step,
     outer_seconds,
     price_pipeline,
     rates_of,
@@ -73,7 +74,7 @@ def _price(view: RankView, cluster: ClusterSpec) -> StepPrediction:
     forward = backward = communication = optimizer = 0.0
     inside_layers = 0.0  # seconds of communication in the middle of layers
     exposed_inside = 0.0  # the exposed part of it
-    outer = 0.0  # seconds of a synchronisation of replicas that take steps alone
+    outer: list[tuple[float, float]] = []  # of a synchronisation of replicas that take steps alone
     sent: list[tuple[Term, float]] = []  # communication outside layers
     flops = 0
     traffic: dict[str, int] = {}
@@ -90,7 +91,7 @@ def _price(view: RankView, cluster: ClusterSpec) -> StepPrediction:
             optimizer = unit_work.optimizer_seconds(term.work, rates)
         elif term.event.axis == "dp_local":
             traffic["dp_local"] = traffic.get("dp_local", 0) + term.bytes
-            outer += outer_seconds(view, term, cluster, rates)
+            outer.append(outer_seconds(view, term, cluster, rates))
         elif s.world > 1:
             backward += unit_work.around_collective_seconds(term.work, term.coding, term.code, rates)
             axis = term.event.axis
@@ -110,15 +111,16 @@ def _price(view: RankView, cluster: ClusterSpec) -> StepPrediction:
     exposed = communication
     if cluster.device.own_communication_engine:
         exposed = exposed_outside_layers(sent, view.layout, forward, backward)
-    alone = outer / max(1, s.local)  # a step's part of it
+    passes = forward + backward + optimizer + exposed + exposed_inside
+    synchronised, alone = outer_of_step(view, cluster, outer, passes)
     state = model_state(view).total
     peak = state + _peak(view, step_terms)
     return StepPrediction(
-        step_time_s=forward + backward + optimizer + exposed + exposed_inside + alone,
+        step_time_s=passes + alone,
         forward_s=forward,
         backward_s=backward,
         optimizer_s=optimizer,
-        communication_s=communication + inside_layers + alone,
+        communication_s=communication + inside_layers + synchronised,
         exposed_communication_s=exposed + exposed_inside + alone,
         flops=flops,
         model_flops=model_flops(view.layout),

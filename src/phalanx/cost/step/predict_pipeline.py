@@ -103,7 +103,9 @@ def price_pipeline(views: Sequence[RankView], terms_of: Sequence[Sequence[Term]]
                 seconds[phase][chunk] = sum(of_pass.get((phase, view.class_of[unit]), 0.0) for unit in units)
         collectives = [t for t in rank_terms if t.event.kind == "collective" and not _inside(t) and t.count]
         outer = [t for t in collectives if t.event.axis == "dp_local"]
-        outer_s = sum(outer_seconds(view, t, cluster, rates) for t in outer) / max(1, layout.strategy.local)
+        passes_s = layout.micro_batches * sum(seconds[p][c] for p in seconds for c in view.chunk_indices)
+        parts = [outer_seconds(view, t, cluster, rates) for t in outer]
+        outer_s, exposed_outer_s = outer_of_step(view, cluster, parts, passes_s)
         collectives = [t for t in collectives if t not in outer]
         sent = [
             (t, float(collective_seconds(cluster, view.mesh, t.event.op, t.event.axis, t.count, t.bytes)))
@@ -120,7 +122,7 @@ def price_pipeline(views: Sequence[RankView], terms_of: Sequence[Sequence[Term]]
         coding_seconds = sum(
             float(unit_work.around_collective_seconds(t.work, t.coding, t.code, rates)) for t in collectives
         )
-        exposed.append(exposed_s + coding_seconds + outer_s)
+        exposed.append(exposed_s + coding_seconds + exposed_outer_s)
         update = next(t for t in rank_terms if t.event.op == "optimizer")
         optimizer.append(unit_work.optimizer_seconds(update.work, rates))
     # Run the schedule with them.
@@ -188,10 +190,23 @@ def exposed_seconds(cluster: ClusterSpec, rates: KernelRates, term: Term, second
     return max(seconds - float(term.overlapping.seconds(by)) * rates.pass_slowdown, 0.0)
 
 
-def outer_seconds(view: RankView, term: Term, cluster: ClusterSpec, rates: KernelRates) -> float:
-    """Return the seconds of a term of a synchronisation of replicas that take steps alone: nothing overlaps it."""
+def outer_seconds(view: RankView, term: Term, cluster: ClusterSpec, rates: KernelRates) -> tuple[float, float]:
+    """Return the seconds of a term of a synchronisation of replicas that take steps alone: of what is sent, and of
+    the work around it."""
     sent = collective_seconds(cluster, view.mesh, term.event.op, term.event.axis, term.count, term.bytes)
-    return float(sent + unit_work.around_collective_seconds(term.work, term.coding, term.code, rates))
+    return float(sent), float(unit_work.around_collective_seconds(term.work, term.coding, term.code, rates))
+
+
+def outer_of_step(
+    view: RankView, cluster: ClusterSpec, terms: Sequence[tuple[float, float]], step_s: float
+) -> tuple[float, float]:
+    """Return a step's part of a synchronisation with these terms, and the exposed part of that: what fragments send
+    travels behind the steps, of `step_s` seconds, that follow before it is applied. A CPU carries its messages
+    itself."""
+    outer, local = view.job.outer, max(1, view.strategy.local)
+    sent, work = (sum(seconds) for seconds in zip(*terms, strict=True)) if terms else (0.0, 0.0)
+    steps = outer.delay * outer.fragments if cluster.device.own_communication_engine else 0
+    return (sent + work) / local, (max(sent - steps * step_s, 0.0) + work) / local
 
 
 _PHASES = {"forward": "F", "backward": "I", "input_grad": "I", "weight_grad": "W"}

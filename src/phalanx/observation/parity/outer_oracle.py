@@ -17,8 +17,9 @@ from phalanx.runtime.comm.transport import DONE, Handle
 from phalanx.runtime.data_parallel.bucket_buffers import FlatBucket
 from phalanx.runtime.data_parallel.compression import Compressor, compressor
 from phalanx.runtime.data_parallel.compression.over import Over
-from phalanx.schedule.gradients.buckets import buckets
+from phalanx.schedule.gradients.buckets import buckets, fragment
 from phalanx.schedule.gradients.compression import outer_reduction
+from phalanx.spec.model.spec import parameters
 from phalanx.spec.optimizers import OuterOptimizer
 from phalanx.spec.strategy.spec import Strategy
 from phalanx.training.training_step import Training
@@ -28,7 +29,10 @@ class OuterOracle:
     """The outer optimizer over whole replicas in one process. `strategy`: that of the ranks."""
 
     def __init__(self, replicas: list[Training], rule: OuterOptimizer, strategy: Strategy) -> None:
-        self.replicas = replicas
+        self.replicas, self.rule, self.local = replicas, rule, strategy.local
+        spec = replicas[0].spec
+        self.fragments = {p.fqn: fragment(p, spec, rule.fragments) for p in parameters(spec)}
+        self.sent: dict[str, Tensor] = {}
         self.before = {name: t.detach().clone() for name, t in replicas[0].masters.items()}
         nesterov = rule.nesterov and rule.momentum > 0
         self.optimizer = torch.optim.SGD(self.before.values(), rule.lr, rule.momentum, nesterov=nesterov)
@@ -37,19 +41,28 @@ class OuterOracle:
             self.compressed = _CompressedChanges(replicas[0], strategy)
 
     @torch.no_grad()
-    def synchronise(self) -> dict[str, Tensor]:
-        """Bring the replicas together; return the mean change of each parameter."""
-        changes = [{name: t - one.masters[name] for name, t in self.before.items()} for one in self.replicas]
-        total = {name: sum((c[name] for c in changes), torch.zeros_like(t)) for name, t in self.before.items()}
-        if self.compressed is not None:
-            total = self.compressed.sums(changes)
+    def after(self, step: int) -> dict[str, Tensor]:
+        """Do what is due at the end of `step` of those that replicas take alone. Returns the mean change of each
+        parameter that is sent and applied at once, which the ranks hold in the place of its gradient."""
+        sent, applied = self.rule.sent(step, self.local), self.rule.applied(step, self.local)
+        if sent is not None:
+            self.sent = self._mean({name: t for name, t in self.before.items() if self.fragments[name] == sent}, sent)
+        if applied is None:
+            return {}
         for name, before in self.before.items():
-            before.grad = total[name] / len(self.replicas)
+            before.grad = self.sent.get(name)
         self.optimizer.step()
         for one in self.replicas:
-            for name, before in self.before.items():
-                one.masters[name].copy_(before)
-        return {name: before.grad for name, before in self.before.items() if before.grad is not None}
+            for name in self.sent:
+                one.masters[name].lerp_(self.before[name], 1 - self.rule.mix)
+        return {} if self.rule.delay else self.sent
+
+    def _mean(self, before: dict[str, Tensor], sent: int) -> dict[str, Tensor]:
+        changes = [{name: t - one.masters[name] for name, t in before.items()} for one in self.replicas]
+        total = {name: sum((c[name] for c in changes), torch.zeros_like(t)) for name, t in before.items()}
+        if self.compressed is not None:
+            total = self.compressed.sums(changes, sent)
+        return {name: t / len(self.replicas) for name, t in total.items()}
 
 
 class _CompressedChanges:
@@ -69,10 +82,10 @@ class _CompressedChanges:
             each = [compressor(strategy.outer_compressor, over, flats, comm, dtype) for comm in comms]
             self.shards.append((flats, each, meeting))
 
-    def sums(self, changes: list[dict[str, Tensor]]) -> dict[str, Tensor]:
-        """Return the sum of the replicas' changes as compression passes it on."""
+    def sums(self, changes: list[dict[str, Tensor]], sent: int) -> dict[str, Tensor]:
+        """Return the sum of the replicas' changes of the fragment `sent` as compression passes it on."""
         result: dict[str, Tensor] = {}
-        for at, b in enumerate(self.whole):
+        for at, b in [(at, b) for at, b in enumerate(self.whole) if b.bucket.fragment == sent]:
             flat = [torch.zeros(b.padded, dtype=next(iter(c.values())).dtype) for c in changes]
             for change, of_replica in zip(changes, flat, strict=True):
                 for name, view in b.views(of_replica).items():

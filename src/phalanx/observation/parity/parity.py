@@ -145,13 +145,13 @@ def examine(
             truth = result_of if truth is None else replace(truth, loss=truth.loss + together * result_of.loss)
         if truth is not None and together:
             truth = replace(truth, loss=truth.loss / strategy.dp_local)
-        changes = outer.synchronise() if outer is not None and together else {}
+        changes = outer.after(step % strategy.local) if outer is not None else {}
         if ties is not None and (why := ties.explain(comm, result, truth)):
             return Deviation(optimizer, loss_max, grad_max, worst, step, f"step {step + 1}: {why}") if first else None
         if truth is None or oracle is None:
             continue
         loss_max = max(loss_max, abs(result.loss / truth.loss - 1))
-        errors = dict(gradient_errors(gradients, changes or dict(oracle.engine.gradients())))
+        errors = dict(gradient_errors(gradients, {**dict(oracle.engine.gradients()), **changes}))
         errors["gradient norm"] = abs(result.grad_norm / truth.grad_norm - 1)
         name = max(errors, key=lambda n: errors[n])
         if errors[name] > grad_max:

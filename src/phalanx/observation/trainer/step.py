@@ -222,12 +222,14 @@ def record_cut_step(
         micro_batches = _micro_batches(training.context, job, strategy, device)
         tracker = partial(FakeTracker, device=device, flights=lambda: list(comm.unawaited.values()))
         with instrument(training.model.units(), comm.recorder, lambda: training.current, tracker) as tracked:
-            training.alone = max(strategy.local, 1) - 1  # the step that synchronises
+            training.alone = job.outer.last_sent(strategy.local)
             if device.type == "cpu" or strategy.local:
                 training.step(micro_batches, lr=1e-3)
             else:
                 training.issue(micro_batches, lr=1e-3)
             training.engine.wait_parameters(list(training.engine.parameters))  # as the next step would
+            if training.outer is not None:
+                training.outer.wait()
             end = tracked.live
         unawaited = tuple(dict.fromkeys(handle.name for handle in comm.unawaited.values()))
         memory = RecordedMemory(tracked.start, *comm.recorder.before, end, tracked.peak)

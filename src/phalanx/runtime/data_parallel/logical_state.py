@@ -5,6 +5,8 @@
     outer.<fqn>                   the outer optimizer's momentum, of replicas that take steps alone
     replica<r>.optimizer...       of the other replicas that take steps alone, whose optimizer state differs; a
                                   replica that the checkpoint does not know starts from the first one's
+    outer_before.<fqn>            the outer optimizer's parameters, where replicas' own differ after the last step
+                                  too (fragments); the others' are then replica<r>.parameters.<fqn>
     replica<r>.residual.<fqn>     of a replica's compressed changes; a replica that joins starts without
     buffers.<fqn>                 buffers that the model learns without gradients
     compression.<fqn>.kept        the residual of the gradient, summed over the ranks; split evenly on load
@@ -38,6 +40,8 @@ from phalanx.spec.strategy.split import ParameterBox, Split
 
 OPTIONAL = "compression."
 """Prefix of tensors that checkpoints of other strategies may lack: residuals then start from zero."""
+BEFORE = "outer_before"
+"""Prefix of the outer optimizer's parameters, where replicas that take steps alone go on from others."""
 REPLICA = "replica"
 """Prefix of the optimizer state of replicas that take steps alone, after the first."""
 OWN_RANKS = 8
@@ -85,7 +89,7 @@ def owned(
         # first of them writes.
         mine = [p for first, p in _held(engine, of, optimizer, split, outer, copies=False) if first or p.shape]
         if replica:
-            mine = _of_replica(replica, mine)
+            mine = _of_replica(replica, mine, BEFORE in outer)
         yield from shared(mine, shards_on if engine.sharding.state else whole_on)
     if replica:
         return
@@ -96,9 +100,11 @@ def owned(
         yield from shared(alike, grid.name("dp_replicate", "dp_shard", "cp", "tp"))
 
 
-def _of_replica(replica: int, parts: Iterable[Part]) -> list[Part]:
-    """Return the parts of the optimizer's state, under the names of a replica that takes steps alone."""
-    own = (part for part in parts if part.name.startswith(("optimizer.", REPLICA)))
+def _of_replica(replica: int, parts: Iterable[Part], apart: bool) -> list[Part]:
+    """Return the parts of the optimizer's state, and of parameters if replicas go on `apart`, under the names of a
+    replica that takes steps alone."""
+    kinds = ("optimizer.", "parameters.", REPLICA) if apart else ("optimizer.", REPLICA)
+    own = (part for part in parts if part.name.startswith(kinds))
     return [
         part if part.name.startswith(REPLICA) else replace(part, name=f"{REPLICA}{replica}.{part.name}")
         for part in own
@@ -268,7 +274,7 @@ def load(
     engine.wait_parameters(list(engine.parameters))
     parts = [part for _, part in _held(engine, masters, optimizer, split, outer)]
     if replica := engine.comm.mesh.place(engine.comm.world.rank).get("dp_local", 0):
-        parts += _of_replica(replica, parts)  # read after the first one's, if the checkpoint has it
+        parts += _of_replica(replica, parts, BEFORE in outer)  # read after the first one's, if the checkpoint has it
     parts += rest
     c = engine.compressor
     if c is None:

@@ -11,24 +11,31 @@ A replica steps H times on gradients of its own tokens; nothing moves between re
 and all replicas go on from `new`. The optimizer state of each replica stays its own. The changes lie in the memory of
 the gradients, which the inner optimizer has just used, so a synchronisation allocates nothing.
 
+With `fragments`, parts of the model do so in turn, each once in H steps; `before` is then the last `new` of each.
+With a `delay` of t, d is sent t steps before it is applied, and travels while replicas go on; with `mix`, a replica
+goes on from new + mix x (its own parameters - new).
+
 References: Stich 2019, "Local SGD Converges Fast and Communicates Little"; Douillard et al. 2023, "DiLoCo:
-Distributed Low-Communication Training of Language Models", algorithm 1.
+Distributed Low-Communication Training of Language Models", algorithm 1; Douillard et al. 2025, "Streaming DiLoCo with
+overlapping communication: Towards a Distributed Free Lunch", algorithm 2.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
 
+from phalanx.runtime.comm.transport import Handle
 from phalanx.runtime.data_parallel.bucket_buffers import FlatBucket
-from phalanx.runtime.data_parallel.compression import compressor
+from phalanx.runtime.data_parallel.compression import Compressor, compressor
 from phalanx.runtime.data_parallel.compression.over import Over
 from phalanx.runtime.data_parallel.engine import DataParallel
-from phalanx.runtime.data_parallel.logical_state import REPLICA
+from phalanx.runtime.data_parallel.logical_state import BEFORE, REPLICA
 from phalanx.schedule.gradients.compression import outer_reduction
 from phalanx.spec.optimizers import OuterOptimizer
+from phalanx.spec.strategy.compressors import Compression
 
 
 class OuterUpdate:
@@ -41,64 +48,111 @@ class OuterUpdate:
         gradients: Mapping[str, Tensor],
         rule: OuterOptimizer,
     ) -> None:
-        self.engine, self.masters, self.gradients, self.rule = engine, masters, gradients, rule
+        self.engine, self.masters, self.rule = engine, masters, rule
+        self.local, self.replica = engine.strategy.local, engine.comm.index("dp_local")
         self.before = {name: master.detach().clone() for name, master in masters.items()}
         self.momentum = {name: torch.zeros_like(t) for name, t in self.before.items()} if rule.momentum else {}
-        self.replica = engine.comm.index("dp_local")
-        self.compressor, self._changes = None, list[FlatBucket]()
         self.residual: dict[str, Tensor] = {}
-        c = engine.strategy.outer_compressor
-        if c is not None:
-            alone, cut = outer_reduction([b.bucket for b in engine.buckets], engine.strategy)
-            self._changes = [FlatBucket(b, alone, engine.comm.index("dp_local")) for b in cut]
-            for change, b in zip(self._changes, engine.buckets, strict=True):
-                change.sent = b.shard
-            dtype = next(b.sent.dtype for b in self._changes if b.sent is not None)
-            self.compressor = compressor(c, Over("dp_local", phase="opt"), self._changes, engine.comm, dtype)
-            for change, b in zip(self._changes, engine.buckets, strict=True):
-                for kept in self.compressor.kept(change)[:1]:
-                    pieces = {piece.parameter.fqn: piece.of(kept) for piece in b.pieces()}
-                    self.residual |= pieces if engine.sharding.state else b.views(kept)
+        self._handles: list[Handle] = []
+        # Where changes lie until they are applied: (name of the bucket, shard), and views of it for each master.
+        self._shards = {b.name: b.shard for b in engine.buckets if b.shard is not None}
+        self.changes = dict(gradients)
+        if rule.delay:
+            self._set_apart()
+        self.compressor: Compressor | None = None
+        self._compressed: dict[str, FlatBucket] = {}
+        if engine.strategy.outer_compressor is not None:
+            self._compress(engine.strategy.outer_compressor)
+
+    def _set_apart(self) -> None:
+        """Give changes memory of their own, since the next steps use that of the gradients: one fragment's."""
+        buckets, sizes = self.engine.buckets, [0] * self.rule.fragments
+        ends = {}
+        for b in buckets:
+            sizes[b.bucket.fragment] += len(self._shards[b.name])
+            ends[b.name] = sizes[b.bucket.fragment]
+        memory = self.engine.comm.buffer(max(sizes), self._shards[buckets[0].name].dtype)
+        for b in buckets:
+            n = len(self._shards[b.name])
+            self._shards[b.name] = memory[ends[b.name] - n : ends[b.name]]
+            self.changes |= self._views(b, self._shards[b.name])
+
+    def _views(self, b: FlatBucket, shard: Tensor) -> dict[str, Tensor]:
+        """Return views of the masters' elements in a shard."""
+        if self.engine.sharding.state:
+            return {piece.parameter.fqn: piece.of(shard) for piece in b.pieces()}
+        return b.views(shard)
+
+    def _compress(self, c: Compression) -> None:
+        strategy, comm = self.engine.strategy, self.engine.comm
+        alone, cut = outer_reduction([b.bucket for b in self.engine.buckets], strategy)
+        self._compressed = {b.name: FlatBucket(b, alone, self.replica) for b in cut}
+        for name, flat in self._compressed.items():
+            flat.sent = self._shards[name]
+        dtype, over = self._shards[cut[0].name].dtype, Over("dp_local", phase="opt")
+        self.compressor = compressor(c, over, list(self._compressed.values()), comm, dtype)
+        for b in self.engine.buckets:
+            for kept in self.compressor.kept(self._compressed[b.name])[:1]:
+                self.residual |= self._views(b, kept)
 
     @torch.no_grad()
-    def synchronise(self) -> None:
-        """Set the masters of all replicas to the outer optimizer's update; all replicas together."""
-        comm = self.engine.comm
-        for name, master in self.masters.items():
-            torch.sub(self.before[name], master, out=self.gradients[name])
-        self._reduce()
-        lr, decay, replicas = self.rule.lr, self.rule.momentum, comm.size("dp_local")
-        for name, master in self.masters.items():
-            before, change = self.before[name], self.gradients[name].div_(replicas)
+    def after(self, step: int) -> None:
+        """Send and apply what is due at the end of `step` of those that replicas take alone; all replicas
+        together."""
+        sent, applied = self.rule.sent(step, self.local), self.rule.applied(step, self.local)
+        if sent is not None:
+            self._send([b for b in self.engine.buckets if b.bucket.fragment == sent])
+        if applied is not None:
+            self.wait()
+            self._apply([b for b in self.engine.buckets if b.bucket.fragment == applied])
+
+    def _masters_of(self, buckets: Sequence[FlatBucket]) -> list[str]:
+        return [p.fqn for b in buckets for p in b.bucket.parameters if p.fqn in self.masters]
+
+    def _send(self, buckets: Sequence[FlatBucket]) -> None:
+        """Start to sum the changes over the replicas, in place."""
+        for name in self._masters_of(buckets):
+            torch.sub(self.before[name], self.masters[name], out=self.changes[name])
+        if self.compressor is None:
+            reduce = self.engine.comm.all_reduce
+            self._handles = [reduce(self._shards[b.name], "dp_local", unit=b.name, phase="opt") for b in buckets]
+            return
+        for b in buckets:
+            for handle in self.compressor.reduce(self._compressed[b.name], None):
+                handle.wait()
+            self.compressor.settle(self._compressed[b.name])
+
+    def wait(self) -> None:
+        """Wait for the changes that are under way."""
+        for handle in self._handles:
+            handle.wait()
+        self._handles = []
+
+    def _apply(self, buckets: Sequence[FlatBucket]) -> None:
+        """Set the masters of all replicas to the outer optimizer's update."""
+        lr, decay, replicas = self.rule.lr, self.rule.momentum, self.engine.comm.size("dp_local")
+        for name in self._masters_of(buckets):
+            before, change, master = self.before[name], self.changes[name].div_(replicas), self.masters[name]
             if decay:
                 momentum = self.momentum[name].mul_(decay).add_(change)
                 before.add_(momentum, alpha=-lr * decay if self.rule.nesterov else -lr)
             if not decay or self.rule.nesterov:
                 before.add_(change, alpha=-lr)
-            master.copy_(before)
-
-    def _reduce(self) -> None:
-        """Sum the changes over the replicas, in place."""
-        if self.compressor is None:
-            shards = [(b.name, b.shard) for b in self.engine.buckets if b.shard is not None]
-            reduce = self.engine.comm.all_reduce
-            for handle in [reduce(shard, "dp_local", unit=name, phase="opt") for name, shard in shards]:
-                handle.wait()
-            return
-        for change in self._changes:
-            for handle in self.compressor.reduce(change, None):
-                handle.wait()
-            self.compressor.settle(change)
+            if self.rule.mix:
+                master.lerp_(before, 1 - self.rule.mix)
+            else:
+                master.copy_(before)
 
     @property
     def state(self) -> dict[str, dict[str, Tensor]]:
         """What checkpoints hold, by prefix and parameter, live (logical_state.py)."""
-        return {"outer": self.momentum, f"{REPLICA}{self.replica}.residual": self.residual}
+        apart = {BEFORE: self.before} if self.rule.fragments > 1 or self.rule.mix else {}
+        return {"outer": self.momentum, f"{REPLICA}{self.replica}.residual": self.residual, **apart}
 
     @torch.no_grad()
     def loaded(self, step: int) -> None:
-        """Start from the masters of the checkpoint of `step`, which was written after a synchronisation."""
+        """Go on from the checkpoint of `step`, which was written after the last synchronisation of a period."""
         if self.compressor is not None:
-            self.compressor.draws = step // self.engine.strategy.local * len(self._changes)
-        for name, before in self.before.items():
+            self.compressor.draws = step // self.engine.strategy.local * len(self._compressed)
+        for name, before in self.before.items() if BEFORE not in self.state else ():
             before.copy_(self.masters[name])

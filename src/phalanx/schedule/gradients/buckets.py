@@ -25,6 +25,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import groupby
 
 from phalanx.schedule.gradients.sharding import sharding_of
 from phalanx.spec.job import DTYPE_BYTES, Job, Precision
@@ -46,6 +47,8 @@ class Bucket:
     """The unit whose parameters (or whose experts') the bucket gathers at zero=3; else empty."""
     experts: bool = False
     """Whether the bucket holds only experts, which reduce over `edp`; other buckets reduce over dp and cp."""
+    fragment: int = 0
+    """The fragment that replicas which take steps alone synchronise it with."""
 
     @cached_property
     def numel(self) -> int:
@@ -153,21 +156,37 @@ def unit_buckets(spec: ModelSpec, separate: bool = False) -> tuple[Bucket, ...]:
 
 def buckets(local: ModelSpec, job: Job, strategy: Strategy) -> tuple[Bucket, ...]:
     """Return the buckets of a strategy. `local`: the part of the model that a rank holds."""
+    count = job.outer.fragments if strategy.local else 1
     if sharding_of(strategy).parameters:
-        return unit_buckets(local, strategy.separate_experts)
-    return gradient_buckets(local, job, strategy.bucket_bytes, strategy.separate_experts)
+        cut = unit_buckets(local, strategy.separate_experts)
+    else:
+        cut = gradient_buckets(local, job, strategy.bucket_bytes, strategy.separate_experts, count)
+    return tuple(replace(b, fragment=fragment(b.parameters[0], local, count)) for b in cut)
 
 
-def gradient_buckets(spec: ModelSpec, job: Job, bucket_bytes: int, separate: bool = False) -> tuple[Bucket, ...]:
-    """Return buckets across units, full at `bucket_bytes` of the reduced type; with `separate`, experts do not share
-    a bucket with anything else. On a pipeline rank no bucket crosses chunks, and a tied embedding gets its own
-    bucket, so that it is cut in the same way as its copy on the other rank."""
+def fragment(p: Parameter, spec: ModelSpec, count: int) -> int:
+    """Return the fragment of a parameter, of `count` with equally many blocks: embeddings are in the first, the head
+    is in the last."""
+    if p.unit == "head":
+        return count - 1
+    return int(p.unit.removeprefix("blocks.")) * count // spec.layers if p.unit.startswith("blocks.") else 0
+
+
+def gradient_buckets(
+    spec: ModelSpec, job: Job, bucket_bytes: int, separate: bool = False, fragments: int = 1
+) -> tuple[Bucket, ...]:
+    """Return buckets across units, full at `bucket_bytes` of the reduced type; with `separate`, experts do not
+    share a bucket with anything else, nor parameters of different `fragments`. On a pipeline rank no bucket
+    crosses chunks, and a tied embedding gets its own bucket, so that it is cut in the same way as its copy on the
+    other rank."""
     result: list[Bucket] = []
     order, e = backward_order(spec), DTYPE_BYTES[job.precision.reduce_dtype]
     parts: list[Sequence[Parameter]] = [order]
     if isinstance(spec, StageSpec):
         groups = [(*chunk,) for chunk in reversed(spec.chunks)] + [("model",)]
         parts = [[p for p in order if p.unit in units] for units in groups]
+    if fragments > 1:
+        parts = [tuple(run) for part in parts for _, run in groupby(part, lambda p: fragment(p, spec, fragments))]
     at = {p.fqn: i for i, p in enumerate(order)}
     for part in parts:
         cut = list(fill([p for p in part if not (separate and p.of_experts)], e, bucket_bytes))

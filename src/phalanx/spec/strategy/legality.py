@@ -22,6 +22,7 @@ from phalanx.spec.model.blocks.block import Block, products_of
 from phalanx.spec.model.blocks.lowering import architecture
 from phalanx.spec.model.blocks.operators import Attend, Conv, Dim, Scan
 from phalanx.spec.model.spec import ModelSpec
+from phalanx.spec.optimizers import OuterOptimizer
 from phalanx.spec.strategy import compressors
 from phalanx.spec.strategy.spec import AXES, Strategy, divisors, pieces
 from phalanx.spec.strategy.split import require_split
@@ -114,6 +115,8 @@ def check(strategy: Strategy, model: ModelSpec, job: Job, world: int | None) -> 
     if s.local and model.experts is not None and model.experts.balance_bias is not None:
         reason = "takes steps alone, but the experts' balance bias follows the counts of all replicas in every step"
         raise InputError("strategy.local", s.local, reason, "use local=0, or a model without balance_bias")
+    if s.local:
+        _require_fragments(job.outer, s.local, model.layers)
     # Sequences and tokens.
     require_context(model, job.seq, s)
     if s.sp and s.micro_batch * job.seq // s.cp % s.tp:
@@ -224,6 +227,9 @@ def require_runnable(strategy: Strategy, job: Job) -> None:
         raise InputError("job.optimizer.name", job.optimizer.name, reason, "use bfloat16")
     if strategy.local:
         _require_alone(strategy, p)
+        if strategy.outer_compressor is not None and job.outer.delay:
+            reason = "needs changes that travel whole: compressed ones travel in turns through shared memory"
+            raise InputError("job.outer.delay", job.outer.delay, reason, "use 0, or compression=none")
     # Fields with only some runnable values.
     strategy.recompute_of(0)  # refuses recomputation of other stacks
     if strategy.prefetch > 1:
@@ -240,6 +246,21 @@ def _require_alone(s: Strategy, p: Precision) -> None:
     if s.outer_compressor is not None and s.outer_compressor.name == "powersgd":
         reason = f"takes gradients of whole matrices, not the changes of replicas that step alone (local = {s.local})"
         raise InputError("strategy.compression", s.compression, reason, "use one of the others, or local=0")
+
+
+def _require_fragments(outer: OuterOptimizer, local: int, layers: int) -> None:
+    """Require that fragments with a block each synchronise at regular steps, and are applied before they are sent
+    again. Raises InputError."""
+    if outer.fragments > layers:
+        reason = f"needs a block for each fragment, and the model has {layers}"
+        raise InputError("job.outer.fragments", outer.fragments, reason, f"use at most {layers}")
+    if local % outer.fragments:
+        fits = [n for n in divisors(local) if n <= layers]
+        reason = f"does not divide strategy.local = {local}"
+        raise InputError("job.outer.fragments", outer.fragments, reason, f"use one of {_first_twelve(fits)}")
+    if outer.delay >= local // outer.fragments:
+        reason = f"is not below the {local // outer.fragments} steps between two synchronisations"
+        raise InputError("job.outer.delay", outer.delay, reason, f"use at most {local // outer.fragments - 1}")
 
 
 def require_synchronised(s: Strategy, train: Train) -> None:
