@@ -180,9 +180,9 @@ def test_an_engine_in_the_settings_of_accelerate_offloads(tmp_path: Path) -> Non
 
 
 def test_what_is_learned_from_preferences_alone_is_another_objective(tmp_path: Path) -> None:
-    c = _read(tmp_path, "torchrun kto.py --model_name_or_path x --beta 0.1 --per_device_train_batch_size 1")
+    c = _read(tmp_path, "torchrun nash.py --model_name_or_path x --beta 0.1 --per_device_train_batch_size 1")
     assert "another objective" in c.not_modelled["args.beta"].what
-    c = _read(tmp_path, "NPROC_PER_NODE=2 swift rlhf --rlhf_type kto --model x")
+    c = _read(tmp_path, "NPROC_PER_NODE=2 swift rlhf --rlhf_type gkd --model x")
     assert "another objective" in c.not_modelled["args.rlhf_type"].what
 
 

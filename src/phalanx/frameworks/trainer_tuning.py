@@ -28,6 +28,9 @@ _UPDATES = {name: {"update": "foreach"} for name in ("adamw_torch", "adamw_hf")}
 moments in 8 bits (transformers, trainer_optimizer.py; bitsandbytes, optim/adamw.py)."""
 _UPDATED = "job.optimizer.name"
 _PREFERRED = "options.reference"
+_KL = ("kto",)
+"""Methods of single examples, judged against answers to other prompts (TRL, kto_trainer.py; LLaMA-Factory,
+src/llamafactory/train/kto/trainer.py; ms-swift, swift/trainers/rlhf_trainer/kto_trainer.py)."""
 _PAIRED = {"dpo": True, "ipo": True, "orpo": False, "simpo": False, "cpo": False}
 """Methods whose examples are pairs, and whether a reference scores them (TRL, dpo_trainer.py, cpo_trainer.py; LLaMA-
 Factory, finetuning_args.py: use_ref_model; axolotl, core/builders/rl.py)."""
@@ -72,14 +75,24 @@ def preferring(keys: Keys, at: str, adapters: bool) -> tuple[dict[str, Any], int
         return str(keys.take(tuple(f"{at}{name}" for name in names), _PREFERRED) or "").lower()
 
     method = of("rl", "rlhf_type", "stage")
-    if method not in _PAIRED:
+    if method not in (*_PAIRED, *_KL):
         keys.understood = {key: meaning for key, meaning in keys.understood.items() if meaning != _PREFERRED}
         return {}, 1, ()
     of("beta")
+    who, named = ("base", "the model without adapters") if adapters else ("copy", "a frozen copy of the model")
     loss = {of("pref_loss"), of("loss_type")}
+    if method in _KL:
+        if of("precompute_ref_log_probs") == "true":
+            return {"reference": "base"}, 1, ("the model scores another prompt's answer for each example",)
+        if "apo_zero_unpaired" in loss:
+            return {"reference": who}, 1, (f"each example is a sequence, which {named} scores too",)
+        return (
+            {"reference": f"{who}-kl"},
+            1,
+            (f"{named} scores each sequence and one for the divergence, as the model does",),
+        )
     without = [of(name) == "true" for name in ("reference_free", "precompute_ref_log_probs")]
     if _PAIRED[method] and not any(without) and not loss & _PAIRED.keys() - {"ipo"}:
-        who, named = ("base", "the model without adapters") if adapters else ("copy", "a frozen copy of the model")
         return {"reference": who}, 2, (f"each example is a pair of sequences, which {named} scores too",)
     return {}, 2, ("each example is a pair of sequences",)
 

@@ -114,6 +114,9 @@ SPREAD = 1.0
 """Relative standard deviation of an expert's tokens under a learned router: with it 16 pretraining steps published
 with their real router are 18 % off in the median (24 % without it), most of them too short still. Public logs of
 loads are rare, so it is one number for all models."""
+_SCORED = {"none": 0.0, "copy": 1.0, "base": 1.0, "copy-kl": 3.0, "base-kl": 3.0}
+"""Forward passes that score a sequence, by what scores it: KTO's reference takes it and one of another prompt, which
+the model takes too, without gradients (huggingface/trl trl/trainer/kto_trainer.py: get_batch_loss_metrics)."""
 _PORTABLE = {"flash2": 2.0, "flash3": 0.0}
 """Profile.portable by the kernel of attention."""
 _OVERLAPPED_STACK = "nemo-24.11"
@@ -172,7 +175,7 @@ def effective(by: Profile, model: Shape, options: StackOptions) -> Profile:
         gathers_keys=float(options.context == "all_gather"),
         offloaded_blocks=float(options.activation_offload),
         parameters_on_host=float(options.parameter_offload),
-        scored=float(options.reference != "none"),
+        scored=_SCORED[options.reference],
         overlaps_experts=float(options.overlap_experts == "on"),
         spread=SPREAD if options.routing == "learned" else 0.0,
     )
@@ -216,7 +219,7 @@ def _state(by: Profile, model: Shape, o: StackOptions) -> Profile:
         new = replace(new, shard_bytes=0.0, accumulated_bytes=0.0, idle_bytes=0.0)
         if o.base != "auto":  # read, and written as 16 bits, each time that a product needs it
             new = replace(new, dequantised_bytes=base + 2.0, parameter_bytes=weight)  # gathered as they are stored
-    if o.reference == "copy":  # whole below level 3
+    if o.reference.startswith("copy"):  # whole below level 3
         more = new.parameter_bytes
         here = 0.0 if o.parameter_offload else more
         new = replace(new, whole_bytes=new.whole_bytes + more, kept_bytes=new.kept_bytes + more)

@@ -143,7 +143,8 @@ def step(shape: Shape, layout: Layout, system: System, profile: Profile, replica
     slowest = np.maximum(slowest_blocks, fewer + top)
     terms["head"] = m * (slowest - slowest_blocks)
     if np.any(profile.scored):
-        out.of["reference"] = {"micro_batches": m, "blocks_s": forward, "head_s": out.head.forward}
+        out.of["reference"] = {"micro_batches": m, "passes": profile.scored, "blocks_s": forward}
+        out.of["reference"]["head_s"] = out.head.forward
         terms["reference"] = profile.scored * m * (forward + out.head.forward)
     through = shape.layers / blocks * slowest_blocks + top
     out.of["head"] = {"micro_batches": m, "slowest_s": slowest, "blocks_s": slowest_blocks, "head_s": top}

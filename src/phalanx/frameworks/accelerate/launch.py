@@ -22,6 +22,44 @@ _DEEPSPEED = (
     "deepspeed_hostfile", "deepspeed_multinode_launcher", "deepspeed_config_file", "deepspeed_moe_layer_cls_names",
 )  # fmt: skip
 """Options that stand under deepspeed_config in the file."""
+_TRAINERS = ("fsdp_config", "fsdp_min_num_params", "fsdp_transformer_layer_cls_to_wrap")
+"""Arguments of a Trainer that begin as options do."""
+_OWN = ("num_processes", "num_machines", "machine_rank", "main_process_ip", "main_process_port", "mixed_precision")
+_NONE = {"offload_optimizer_device": "none", "offload_param_device": "none"}
+_SHIPPED: dict[str, dict[str, Any]] = {
+    "single_gpu": {"distributed_type": "NO", "num_processes": 1},
+    "multi_gpu": {"distributed_type": "MULTI_GPU"},
+    "fsdp1": {"distributed_type": "FSDP", "fsdp_config": {"fsdp_reshard_after_forward": "FULL_SHARD"}},
+    "fsdp2": {"distributed_type": "FSDP", "fsdp_config": {"fsdp_version": 2, "fsdp_reshard_after_forward": True}},
+    **{
+        f"zero{stage}": {"distributed_type": "DEEPSPEED", "deepspeed_config": {"zero_stage": stage, **_NONE}}
+        for stage in (1, 2, 3)
+    },
+}
+"""Files that TRL ships (huggingface/trl 9ce14f8, trl/accelerate_configs), all in bf16 and of 8 processes."""
+
+
+def shipped(name: str) -> dict[str, Any] | None:
+    """Return the file that TRL ships under a name; None for another."""
+    by_class = {"fsdp_auto_wrap_policy": "TRANSFORMER_BASED_WRAP"}
+    file = _SHIPPED.get(name)
+    if file is None:
+        return None
+    file = {"num_processes": 8, "mixed_precision": "bf16", **file}
+    return file | ({"fsdp_config": by_class | file["fsdp_config"]} if "fsdp_config" in file else {})
+
+
+def taken(args: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any], str]:
+    """Return arguments of a Trainer, the options of this launcher among them, and the name of its file, as TRL parts
+    them: what its parser does not know is the launcher's (trl/cli/commands/training.py)."""
+    rest: dict[str, Any] = {}
+    options: dict[str, Any] = {}
+    for name, value in args.items():
+        plain = name.replace("-", "_")
+        own = plain in (*_OWN, *_ENGINES, *_DEEPSPEED) and plain != "gradient_accumulation_steps"
+        own = own or (plain.startswith(("fsdp_", "parallelism_config_")) and plain not in _TRAINERS)
+        (options if own else rest)[plain if own else name] = value
+    return rest, options, str(rest.pop("accelerate_config", "") or "")
 
 
 def tables(file: Mapping[str, Any], options: Mapping[str, Any], missing: bool = False) -> dict[str, Any]:

@@ -11,6 +11,9 @@ from typing import Any
 
 from phalanx.spec.rows import Rows, record
 
+METHOD = "rl"
+"""What a program's name alone says: how preferences are learned."""
+
 
 @dataclass(frozen=True)
 class Dialect:
@@ -25,14 +28,23 @@ class Dialect:
     renamed: Mapping[str, str] = field(default_factory=dict)
     defaults: Mapping[str, Any] = field(default_factory=dict)
     model: str = ""
+    launcher: str = ""
 
-    def translated(self, args: Mapping[str, Any]) -> dict[str, Any]:
-        """Return flags as the framework that reads them has them. A rank of 0 is no adapter."""
+    def translated(self, args: Mapping[str, Any], whole: bool = True) -> dict[str, Any]:
+        """Return flags as the framework that reads them has them. `whole`: whether what they leave out is the
+        program's default. A rank of 0 is no adapter."""
         plain = {name.replace("-", "_"): value for name, value in args.items()}
         named = {self.renamed.get(name, name): value for name, value in plain.items() if name != self.model}
+        named = {name: value for name, value in named.items() if (name, value) != ("lora_rank", 0)}
+        own = self.own(named)
+        return {**(own if whole else {n: own[n] for n in own if n == METHOD}), **named}
+
+    def own(self, args: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the program's defaults for what translated flags leave out: bf16 where fp16 is not on."""
         return {
-            **self.defaults,
-            **{name: value for name, value in named.items() if (name, value) != ("lora_rank", 0)},
+            name: value
+            for name, value in self.defaults.items()
+            if name not in args and not (name == "bf16" and args.get("fp16"))
         }
 
     def model_of(self, args: Mapping[str, Any]) -> str:

@@ -22,6 +22,7 @@ from phalanx.frameworks.reading.launch_tables import (
     laid_over,
     launched_tables,
     with_named,
+    with_options,
 )
 from phalanx.frameworks.reading.parts import reader
 from phalanx.frameworks.reading.recipes import MODEL, RECIPE
@@ -63,6 +64,8 @@ def read(paths: Sequence[Path], kind: str | None = None, world: int | None = Non
         config = reading.over_base(laid_over(source.config, {}), "")
         if kind is None:
             raise InputError("file", str(main), "is not a configuration of a known framework", known_kinds())
+        if kind == "hf" and {"accelerate_config", "num_processes"} & config.keys():  # TRL's
+            config = with_options(type(config)({"args": config}), "", reading)
         config = with_named(config, BY_KIND[kind], "", reading)
     if RECIPE in config:
         reading.missing.append(f"{config[RECIPE]}, its recipe, is not known here: set its degrees too")

@@ -21,7 +21,7 @@ from phalanx.frameworks.framework import Framework
 from phalanx.frameworks.keys import key_table
 from phalanx.frameworks.launchers.started import Started, settled, value_of
 from phalanx.frameworks.reading import others
-from phalanx.frameworks.reading.dialects import dialect_of
+from phalanx.frameworks.reading.dialects import METHOD, Dialect, dialect_of
 from phalanx.frameworks.reading.recipes import MODEL, model_of, recipe
 from phalanx.frameworks.reading.source import (
     BY_KIND,
@@ -105,8 +105,7 @@ def launched_tables(
     launch, flags = started.launch, {**started.args, **started.assigned}
     dialect = dialect_of(launch.program, started.positional, flags)
     if dialect is not None:
-        model, started = dialect.model_of(started.args), replace(started, args=dialect.translated(started.args))
-        kind, flags = kind or dialect.reads, {**started.args, **started.assigned}
+        kind = kind or dialect.reads
     elif kind is None and called(launch.program) is None:
         other = others.program(plain(launch.program), started.positional, started.args)
         if other is not None:
@@ -134,6 +133,8 @@ def launched_tables(
     if launch.missing:
         reading.asks += [f"{name}, its list of hosts, {reading.files.why(name)}" for name in launch.missing]
     config = _over_base(framework, args, assigned, started, reading, program)
+    if dialect is not None:
+        config, model = _as_read(config, dialect, framework, launch.program, reading)
     if not framework.flat:
         config = type(config)({**launched, **config})
     elif framework.flat:
@@ -141,7 +142,9 @@ def launched_tables(
     config = with_named(config, framework, started.directory, reading)
     if dialect is not None and model:
         config[MODEL] = model
-    if launch.kept or launch.config:
+    if isinstance(config.get("args"), Mapping) and dialect is not None and dialect.launcher:
+        config = with_options(config, started.directory, reading)
+    elif launch.kept or launch.config:
         tables = reading.tables_of(launch.config, started.directory, "accelerate's file") if launch.config else {}
         config["accelerate"] = accelerate.tables(tables or {}, _typed(launch.kept), missing=tables is None)
         config = with_named(config, framework, started.directory, reading)
@@ -149,6 +152,38 @@ def launched_tables(
             own = config.pop("accelerate")
             config = (Partial if of_its_own else type(own))({**own, **config})
     return framework.reads, config
+
+
+def _as_read(
+    config: dict[str, Any], dialect: Dialect, framework: Framework, program: str, reading: FileReading
+) -> tuple[dict[str, Any], str]:
+    """Return tables with the flags of a dialect as its framework has them, and the model that they name."""
+    whole, flags = not isinstance(config, Partial), config if framework.flat else config.get("args", {})
+    args = dialect.translated(flags, whole)
+    stated = dialect.translated(flags, whole=False)
+    if own := {name: value for name, value in args.items() if name not in stated and name != METHOD}:
+        said = ", ".join(f"{name}={str(value).lower()}" for name, value in own.items())
+        reading.asks.append(f"{said} where nothing says otherwise, as {plain(program)} has them by itself")
+    return type(config)(args if framework.flat else {**config, "args": args}), dialect.model_of(flags)
+
+
+def with_options(config: dict[str, Any], directory: str, reading: FileReading) -> dict[str, Any]:
+    """Return tables with the options of `accelerate launch` that stand among their arguments as the file that they
+    make, over the one that is named."""
+    args, options, name = accelerate.taken(config["args"])
+    environment = args.pop("env", None)
+    file = accelerate.shipped(name)
+    if file is not None:
+        reading.notes.append(f"{name}, accelerate's file, is the one that TRL ships")
+    elif name:
+        file = reading.tables_of(name, directory, "accelerate's file")
+    config = type(config)({**config, "args": args})
+    if isinstance(environment, Mapping):
+        config["env"] = {**config.get("env", {}), **environment}
+    if options or name:
+        config["accelerate"] = accelerate.tables(file or {}, options, missing=bool(name) and file is None)
+        config = with_named(config, BY_KIND["hf"], directory, reading)
+    return config
 
 
 def is_named(started: Started, framework: Framework) -> bool:

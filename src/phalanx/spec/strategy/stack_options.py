@@ -90,9 +90,10 @@ class StackOptions:
     base: Literal["auto", "nf4", "nf4-double", "int8"] = "auto"
     """Number format of the frozen weights of blocks under `lora`. auto: 16 bits; nf4: 4 bits with an fp32 scale for
     each 64; nf4-double: with 8-bit scales (QLoRA, Dettmers et al. 2023); int8: LLM.int8() (Dettmers et al. 2022)."""
-    reference: Literal["none", "copy", "base"] = "none"
+    reference: Literal["none", "copy", "base", "copy-kl", "base-kl"] = "none"
     """What scores each micro-batch in addition to the model, in a forward pass (DPO, Rafailov et al. 2023). copy: a
-    frozen copy of it, sharded as parameters are; base: it itself without its adapters."""
+    frozen copy of it, sharded as parameters are; base: it itself without its adapters; -kl: the model and its
+    reference score as many sequences more, for the divergence between them (KTO, Ethayarajh et al. 2024)."""
     mtp: Annotated[int, Range(0, 16)] = 0
     """Depths of multi-token prediction (DeepSeek-V3, section 2.2): further blocks at the end, each with a product of
     twice the hidden size and the head once more."""
