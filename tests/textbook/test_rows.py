@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import re
 import sys
 from pathlib import Path
 from types import ModuleType
 
 import pytest
+from support.in_process_cli import phalanx
 from support.sizes import sampled
 
 from phalanx.planning.lookup import cluster_named, model_named, pricing_by_gpus
@@ -114,9 +116,13 @@ def test_top_k_saves_less_with_every_rank() -> None:
     assert textbook.top_k(7e9, (1,), 0.01).rows[0][3] is None
 
 
-def test_latency_of_a_ring_of_1024() -> None:
-    """M18: 2 (P-1) alpha, and the bytes whose 2 (P-1)/P n beta at 50 GB/s take as long."""
+def test_latency_of_a_ring_of_1024(tmp_path: Path) -> None:
+    """M18: 2 (P-1) alpha, as the row's command prints, and the bytes whose 2 (P-1)/P n beta at 50 GB/s take as
+    long."""
     for alpha, latency, size in ((2e-6, 4.1e-3, 100e6), (5e-6, 10.2e-3, 250e6)):
+        line = f"collectives table --ranks 1024 --bytes 4KB --alpha {alpha * 1e6:g} --rate 50 --json"
+        rows = json.loads(phalanx(tmp_path, *line.split())[1])["rows"]
+        assert next(r for r in rows if r["algorithm"] == "ring")["seconds"] == pytest.approx(latency, rel=5e-3)
         assert 2 * 1023 * alpha == pytest.approx(latency, rel=5e-3)
         assert 1024 * alpha * 50e9 == pytest.approx(size, rel=0.03)
 
@@ -136,6 +142,9 @@ def test_tensor_parallelism_waits_as_its_link_is() -> None:
     sent = 4 * 2 * (tp - 1) / tp * s * h * 2
     waits = [sent / rate / (compute + sent / rate) for rate in (300e9, 25e9, 12.5e9, 3.125e9)]
     assert [round(100 * share) for share in waits] == [6, 43, 61, 86]
+    for rate, share in zip((300e9, 25e9, 12.5e9, 3.125e9), waits, strict=True):  # as the row's command has them
+        (row,) = textbook.step_share(4 * s * h, (tp,), rate, compute).rows
+        assert row[3] == pytest.approx(share)
 
 
 _BOTTLENECKS = (

@@ -3,6 +3,7 @@ mean of their changes; what they send is what is predicted; they go on from a ch
 
 from __future__ import annotations
 
+import copy
 from dataclasses import replace
 from itertools import chain, product
 from pathlib import Path
@@ -23,9 +24,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from phalanx.cost.step.expand import expand
 from phalanx.cost.step.predict import predict
 from phalanx.cost.step.terms import terms
+from phalanx.observation.parity.outer_oracle import OuterOracle
 from phalanx.observation.parity.parity import BOUNDS
 from phalanx.runtime.checkpoint.manifest import CheckpointError
+from phalanx.runtime.comm.communicator import Comm
 from phalanx.runtime.data_parallel.outer import OuterUpdate
+from phalanx.runtime.process.environment import ALONE
 from phalanx.schedule.layout import Layout
 from phalanx.spec.cluster import presets as clusters
 from phalanx.spec.errors import InputError
@@ -37,6 +41,7 @@ from phalanx.spec.optimizers import Optimizer, OuterOptimizer
 from phalanx.spec.strategy.legality import check, require_runnable, require_synchronised
 from phalanx.spec.strategy.mesh import mesh
 from phalanx.spec.strategy.spec import Strategy
+from phalanx.training.training_step import Training
 
 SIZES = {"family": "llama", "vocab": 61, "hidden": 16, "layers": 2, "heads": 2, "ffn": 40, "max_seq": 16}
 SPEC = build(ModelSpec, complete(SIZES), "model")
@@ -137,6 +142,43 @@ def test_replicas_go_on_over_other_layouts_and_others_join(pool: Pool, tmp_path:
     with pytest.raises(Exception, match=r"outer\..* is not in the checkpoint") as error:
         run(strategies[0], "plain", (2, 4))
     assert CheckpointError.__name__ in str(error.value)
+
+
+@pytest.mark.parametrize(("before", "after"), [(3, 2), (2, 3)])
+def test_a_replica_leaves_or_joins_at_a_synchronisation(pool: Pool, tmp_path: Path, before: int, after: int) -> None:
+    """As in one process that trains replicas in turn: the last is left out, or begins with the first one's state."""
+    job = Job(12, 8, FP64, Optimizer("sgd", momentum=0.9), OuterOptimizer(0.7, 0.9))
+
+    def run(dp: int, steps: tuple[int, int]) -> list[float]:
+        case = SPEC, job, Strategy(dp=dp, local=2), tmp_path, steps, "native"
+        return pool.run(dp, rank_cases.continue_run, *case)[0]  # type: ignore[no-any-return]
+
+    def one(replicas: int) -> Training:
+        own = replace(job, global_batch=12 // replicas)
+        return Training(SPEC, own, Strategy(), Comm(ALONE, mesh(Strategy())), seed=5)
+
+    def in_turn(replicas: list[Training], oracle: OuterOracle, steps: range) -> list[float]:
+        losses = []
+        for step in steps:
+            tokens = torch.randint(SPEC.vocab, (12, 9), generator=torch.Generator().manual_seed(step))
+            parts = tokens.view(len(replicas), -1, 1, 9)
+            of_each = [r.step(list(part), lr=1e-2).loss for r, part in zip(replicas, parts, strict=True)]
+            losses.append(sum(of_each) / len(of_each) if step % 2 else of_each[0])
+            oracle.after(step % 2)
+        return losses
+
+    first = [one(before) for _ in range(before)]
+    outer = OuterOracle(first, job.outer, Strategy(dp=before, local=2))
+    losses = in_turn(first, outer, range(4))
+    then = [one(after) for _ in range(after)]
+    for index, replica in enumerate(then):
+        source = first[index if index < before else 0]
+        for name, master in replica.masters.items():
+            master.detach().copy_(source.masters[name])
+            replica.optimizer.state[master].update(copy.deepcopy(source.optimizer.state[source.masters[name]]))
+    outer.replicas = then
+    losses += in_turn(then, outer, range(4, 8))
+    assert run(before, (0, 4)) + run(after, (4, 8)) == pytest.approx(losses, rel=1e-9)
 
 
 def test_residuals_go_on(pool: Pool, tmp_path: Path) -> None:
