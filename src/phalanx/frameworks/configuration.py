@@ -123,9 +123,15 @@ class Keys:
     """The keys of a file, and which of them were understood."""
 
     def __init__(
-        self, config: Config, table: KeyTable | None = None, others: Mapping[str, KeyTable] | None = None
+        self,
+        config: Config,
+        table: KeyTable | None = None,
+        others: Mapping[str, KeyTable] | None = None,
+        takes_all: bool = True,
     ) -> None:
-        """`others`: tables of other frameworks, by the beginning of the paths that their keys have here."""
+        """`others`: tables of other frameworks, by the beginning of the paths that their keys have here; `takes_all`:
+        whether all of those that have a price are read here too."""
+        self.takes_all = takes_all
         self.config = config
         self.table = table
         self.others = others or {}
@@ -208,6 +214,8 @@ class Keys:
                 unjudged[path] = _nearest(name, own) if near else ""
             elif verdict.effect == "unmodelled" and not verdict.is_off(value):
                 open_[path] = verdict
+            elif not self.takes_all and own is not table and verdict.effect in _PRICED and not verdict.is_off(value):
+                open_[path] = replace(verdict, effect="unmodelled", changes=(verdict.effect,), what=_ELSEWHERE)
             else:
                 quiet.append(path)
         return tuple(quiet), open_, unjudged
@@ -235,6 +243,8 @@ class Keys:
 
 
 _ABSENT = object()
+_PRICED = ("layout", "time", "memory")
+_ELSEWHERE = "is priced where its own framework reads it"
 _HYDRA = ("_component_", "_target_", "_partial_", "_convert_", "_call_")
 """Keys of hydra, and of torchtune, that name what is built."""
 _OPEN = (".params.", "lr_scheduler_kwargs.", "gradient_checkpointing_kwargs.")

@@ -81,6 +81,10 @@ def _kind(document: Any) -> str:
     return "task" if task else ""
 
 
+_SERVICES = ("Deployment", "StatefulSet", "Pod")
+"""Kinds that also run what a training only needs."""
+
+
 def manifest(documents: Sequence[Any]) -> Manifest:
     """Return the training job of a manifest. Raises InputError where it has none, or more than one."""
     jobs: list[Manifest] = []
@@ -98,6 +102,7 @@ def manifest(documents: Sequence[Any]) -> Manifest:
     if not jobs:
         reason = f"is a manifest of {', '.join(dict.fromkeys(kinds))} and starts no training"
         raise InputError("file", None, reason, f"give the one of the job: {', '.join(_JOBS)}")
+    jobs = [job for job in jobs if job.kind not in _SERVICES] or jobs  # what a training only needs
     if len(jobs) > 1:
         names = ", ".join(f"{job.kind} of {job.pods.nodes} nodes" for job in jobs)
         raise InputError("file", None, f"has {len(jobs)} jobs: {names}", "give one of them alone")
@@ -115,6 +120,11 @@ def _table(value: Any, *path: str) -> Table:
 def _count(value: Any, default: int = 1) -> int:
     if isinstance(value, str) and re.fullmatch(r"\d{1,6}", value):
         value = int(value)
+    if isinstance(value, str) and re.search(r"\$\{?\w|\{\{", value):
+        reason = f"is a template, whose count is {value.strip()[:40]}"
+        raise InputError(
+            "file", None, reason, "give what it is rendered to, as `envsubst < FILE` and `helm template` do"
+        )
     return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= _MOST else default
 
 

@@ -91,7 +91,11 @@ def _require_its_own(c: Configuration, path: str) -> None:
         listed = ", ".join(map(shown, others[:4]))
         reason = f"has keys of {c.kind}, but {len(others)} of its {len(keys)} are none: {listed}"
         raise InputError(
-            "file", path, reason, f"it seems to be of a program of its own; if it is not, --kind {c.kind}"
+            "file",
+            path,
+            reason,
+            f"it seems to be of a program of its own, whose layout predict takes by --strategy; "
+            f"if it is not, --kind {c.kind}",
         )
 
 

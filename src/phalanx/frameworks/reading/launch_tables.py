@@ -107,7 +107,7 @@ def launched_tables(
     if dialect is not None:
         kind = kind or dialect.reads
     elif kind is None and called(launch.program) is None:
-        other = others.program(plain(launch.program), started.positional, started.args)
+        other = others.program(plain(launch.program), started.positional, flags)
         if other is not None:
             raise other.error(str(path))
     framework = BY_KIND[kind] if kind else framework_of(launch.program, flags)

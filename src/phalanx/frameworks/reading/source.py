@@ -32,6 +32,8 @@ BY_KIND = {framework.reads: framework for framework in FRAMEWORKS.values() if fr
 """Frameworks by the kind of configuration that they read."""
 IN_PYTHON = tuple(framework for framework in FRAMEWORKS.values() if framework.python)
 """The frameworks that are configured in Python."""
+_MANIFEST = re.compile(r"\A(?:[ \t]*(?:#.*)?\n|---.*\n)*apiVersion: ")
+"""What a manifest begins with, whatever its file is called."""
 _MAGIC = re.compile(r"\A\s*%%\w.*\n|^!(?=[A-Za-z])", re.M)
 """What a notebook's cell has before a text that it writes, and before a command."""
 DATA = (".json", ".yaml", ".yml", ".toml")
@@ -59,6 +61,8 @@ def source_of(path: Path, files: Companions) -> FileSource:
     where = str(file)
     if suffix == ".py":
         return of_python(path, text, where, function)
+    if suffix not in DATA and _MANIFEST.search(text) and re.search(r"(?m)^kind: ", text):  # a template of one
+        suffix = ".yaml"
     if suffix in DATA or text.lstrip().startswith("{"):
         tables = documents(text, suffix, where)
         if is_manifest(tables):

@@ -29,11 +29,17 @@ _DEGREES = {
 }
 _RECOMPUTATION = ("recompute_granularity", "recompute_method", "recompute_num_layers", "recompute_modules")
 
+_OF_MEGATRON = tuple(
+    f"{at}.megatron.override_transformer_config."
+    for at in ("actor_rollout_ref.actor", "actor_rollout_ref.ref", "critic")
+)
+"""Tables that hold fields of Megatron-Core's TransformerConfig."""
+
 
 def read(config: Config, world: int | None = None) -> Configuration:
     """Read the tables of an actor, or of fine-tuning, which has none. Keys that are left out have the defaults of
     verl's own files, which hydra lays the others over."""
-    keys = Keys(config, key_table("verl"))
+    keys = Keys(config, key_table("verl"), dict.fromkeys(_OF_MEGATRON, key_table("megatron")), takes_all=False)
     tuned = _ROLE not in config
     nodes = keys.count("trainer.nnodes", "world", 1)
     each = keys.count("trainer.n_gpus_per_node", "world", None if tuned else _PER_GPU)

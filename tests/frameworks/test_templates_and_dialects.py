@@ -1,0 +1,81 @@
+"""Templates of manifests, services beside a training, words over files elsewhere, programs of OpenRLHF."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from support.in_process_cli import error_of
+
+from phalanx.frameworks.configuration import Configuration
+from phalanx.frameworks.reading import files
+
+_SERVICE = """apiVersion: apps/v1
+kind: Deployment
+metadata: {name: rendezvous}
+spec: {template: {spec: {containers: [{name: etcd, image: etcd, command: [etcd, --data-dir, /d]}]}}}
+---
+"""
+_JOB = """apiVersion: kubeflow.org/v1
+kind: PyTorchJob
+spec:
+  pytorchReplicaSpecs:
+    Worker:
+      replicas: REPLICAS
+      template: {spec: {containers: [{name: t, command: [torchrun, --nproc_per_node=8, --nnodes=2, pretrain_gpt.py,
+        --tensor-model-parallel-size=2, --num-layers=4, --micro-batch-size=1],
+        resources: {limits: {nvidia.com/gpu: 8}}}]}}
+"""
+
+
+def _read(tmp_path: Path, text: str, name: str) -> Configuration:
+    (tmp_path / name).write_text(text)
+    return files.read([tmp_path / name])[0]
+
+
+@pytest.mark.parametrize("name", ["job.yaml", "job.yaml-template", "job.yaml.j2"])
+def test_a_manifest_of_any_name_with_a_service_is_read(tmp_path: Path, name: str) -> None:
+    c = _read(tmp_path, f"# rendered\n{_SERVICE}{_JOB.replace('REPLICAS', '2')}", name)
+    assert (c.layout.world, c.layout.tp, c.layout.micro_batch) == (16, 2, 1)
+
+
+@pytest.mark.parametrize("count", ["$NUM_NODES", "${NUM_NODES}"])
+def test_a_count_that_is_not_filled_in_is_not_one(tmp_path: Path, count: str) -> None:
+    (tmp_path / "job.yaml-template").write_text(_JOB.replace("REPLICAS", count))
+    said = error_of(tmp_path, "read", "job.yaml-template")
+    assert f"whose count is {count}" in said
+    assert "envsubst" in said
+
+
+def test_words_of_nemo_s_launcher_are_not_torchtitan_s(tmp_path: Path) -> None:
+    line = (
+        "python3 main.py stages=[training] training=gpt3/5b training.trainer.num_nodes=2 training.model.seq_len=8\n"
+    )
+    (tmp_path / "run.sh").write_text(line)
+    assert "is of NeMo's launcher" in error_of(tmp_path, "read", "run.sh")
+
+
+@pytest.mark.parametrize(
+    ("program", "micro", "reference"), [("sft", 2, None), ("dpo", 4, "copy"), ("kto", 2, "copy-kl"), ("rm", 2, None)]
+)
+def test_programs_of_openrlhf_are_read_by_their_own_flags(
+    tmp_path: Path, program: str, micro: int, reference: str | None
+) -> None:
+    line = f"deepspeed --num_gpus 8 --module openrlhf.cli.train_{program} --pretrain a/b --train.micro_batch_size 2"
+    c = _read(tmp_path, f"{line} --ds.zero_stage 3 --data.max_len 128", "run.sh")
+    assert (c.layout.world, c.layout.zero, c.layout.seq, c.layout.micro_batch) == (8, 3, 128, micro)
+    assert c.options.get("reference") == reference
+    assert ("args.stage" in c.not_modelled) is (program == "rm")
+
+
+def test_fields_of_megatron_under_verl_have_its_verdicts(tmp_path: Path) -> None:
+    at = "actor_rollout_ref.actor.megatron"
+    line = (
+        "python3 -m verl.trainer.main_ppo --config-path=config --config-name=ppo_megatron_trainer.yaml"
+        f" {at}.tensor_model_parallel_size=2 trainer.n_gpus_per_node=8 trainer.nnodes=1"
+        f" +{at}.override_transformer_config.recompute_granularity=full"
+        f" +{at}.override_transformer_config.moe_enable_deepep=True +{at}.override_transformer_config.moe_typo=1"
+    )
+    c = _read(tmp_path, line, "run.sh")
+    assert [key.rpartition(".")[2] for key in c.unknown] == ["moe_typo"]
+    assert any(key.endswith("moe_enable_deepep") for key in c.not_modelled)
