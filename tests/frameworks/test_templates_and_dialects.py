@@ -47,6 +47,22 @@ def test_a_count_that_is_not_filled_in_is_not_one(tmp_path: Path, count: str) ->
     assert "envsubst" in said
 
 
+def test_an_export_of_ms_swift_under_megatron_trains_nothing(tmp_path: Path) -> None:
+    line = "NPROC_PER_NODE=4 megatron export --model Qwen/Qwen3-8B --tensor_model_parallel_size 2 --to_hf"
+    (tmp_path / "run.sh").write_text(f"{line} true\n{line} false\n")
+    assert "trains nothing" in error_of(tmp_path, "read", "run.sh")
+
+
+def test_open_options_of_a_launcher_leave_known_ranks(tmp_path: Path) -> None:
+    program = "pretrain_gpt.py --tensor-model-parallel-size 2 --num-layers 4"
+    for before, said in (
+        ("srun $AUTO_RESUME torchrun --nnodes 1 --nproc_per_node 4", "they are open"),
+        ("torchrun $AUTO_RESUME --nproc_per_node 4", "they are open, and so are its ranks"),
+    ):
+        c = _read(tmp_path, f"{before} {program}", "run.sh")
+        assert any(note.endswith(f"its launcher: {said}") for note in c.notes)
+
+
 def test_words_of_nemo_s_launcher_are_not_torchtitan_s(tmp_path: Path) -> None:
     line = (
         "python3 main.py stages=[training] training=gpt3/5b training.trainer.num_nodes=2 training.model.seq_len=8\n"

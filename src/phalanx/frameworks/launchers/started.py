@@ -96,7 +96,8 @@ def _started(
     one = replace(one, asked=None if part else given.ranks)
     args, assigned, positional = arguments(one.words)
     script_of_its_own = one.program.endswith(SCRIPTS)
-    notes = [f"{word} brings options of its launcher: they are open, and so are its ranks" for word in one.open]
+    ranks = "" if one.world else ", and so are its ranks"
+    notes = [f"{word} brings options of its launcher: they are open{ranks}" for word in one.open]
     forks = [note for fork in script.forks if (note := fork.note(invocation.names))]
     return Started(
         one,
@@ -138,6 +139,8 @@ def _chosen(
 
     best = max(rank(one) for _, one in trainings)
     equal = [(invocation, one) for invocation, one in trainings if rank(one) == best]
+    if not best[0]:
+        return equal[0]
     if not any(best[1:]):
         return max(equal, key=lambda pair: sum(w.startswith("--") for w in pair[1].words))
     if len(equal) > 1:
