@@ -195,3 +195,13 @@ def test_an_optimizer_that_no_file_names_is_said_to_be_assumed(config: dict[str,
     assert not any(
         said in note for note in read(**{"adapter" if config is AXOLOTL else "finetuning_type": "lora"}).notes
     )
+
+
+@pytest.mark.parametrize(("kept", "each"), [("bf16", 4), ("pure_bf16", 2)])
+def test_roots_of_moments_are_of_their_type(tmp_path: Path, kept: str, each: int) -> None:
+    (tmp_path / "a.yaml").write_text(
+        "model_name_or_path: Qwen/Qwen3-4B\nfinetuning_type: full\nper_device_train_batch_size: 1\n"
+        f"cutoff_len: 64\n{kept}: true\n"
+    )
+    answer = json_of(tmp_path, "predict a.yaml --cluster dgx-h100 --gpus 1 --json")
+    assert answer["memory_terms"]["update"] == each * 4_022_468_096

@@ -102,7 +102,7 @@ _PARTS = 8
 _FUSED_KEPT, _FUSED_TRAFFIC = 4.0, 8.0
 """Bytes per logit that a fused loss keeps (logits and gradient in 16 bits) and moves (both read and written)."""
 _FOREACH = 4.0
-"""Bytes per updated element of torch's AdamW without a fused kernel, which makes the roots of all second moments at
+"""Bytes per updated element of torch's AdamW without a fused kernel, which makes the roots of all fp32 moments at
 once (torch 2.13, torch/optim/adam.py:645, `exp_avg_sq_sqrt = torch._foreach_sqrt(device_exp_avg_sqs)`)."""
 BASE_BYTES = {"auto": 2.0, "nf4": (4 + 32 / 64) / 8, "nf4-double": (4 + 8 / 64 + 32 / (64 * 256)) / 8, "int8": 1.0}
 """Bytes of a frozen weight of a block, with its share of the scales."""
@@ -130,7 +130,10 @@ def constants(stack: str, job: Job, model: Shape, options: StackOptions) -> Prof
     entry = row.options.get("optimizer") if row else None
     if under is not options and row and not (entry and entry.allows(under.optimizer)):
         raise InputError("job.optimizer.name", job.optimizer.name, f"is not in {row.title}", "use adamw")
-    return effective(typed(profile(stack), job), model, under)
+    by = effective(typed(profile(stack), job), model, under)
+    if under.update != "foreach" or under.second_moment != "auto":
+        return by
+    return replace(by, update_bytes=by.update_bytes * DTYPE_BYTES[job.precision.master_dtype] / _FOREACH)
 
 
 def effective(by: Profile, model: Shape, options: StackOptions) -> Profile:
