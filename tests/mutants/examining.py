@@ -28,7 +28,7 @@ LONGEST_S = 120.0
 MOST_BYTES = 16 * 2**30
 
 
-@dataclass
+@dataclass(eq=False)  # pytest keeps plugins in sets
 class Examination:
     """A plugin of pytest that examines mutants in place of running the tests. `found`: what became of each."""
 
@@ -51,7 +51,8 @@ class Examination:
         self._switches = import_module(MODULE).switches
         imported = set(self._reached())
         begin = time.monotonic()
-        self._forked(lambda: self._record(list(_few(session.items))), 3600.0)
+        if self._forked(lambda: self._record(list(_few(session.items))), 3600.0) != 0:
+            raise pytest.UsageError("the tests were not run to their end: no mutant can be examined")
         records = [json.loads(line) for line in (self.folder / "records").read_text().splitlines()]
         print(f"{len(records)} tests, {time.monotonic() - begin:.0f} s", flush=True)
         items = {item.nodeid: item for item in session.items}

@@ -106,7 +106,7 @@ def test_results_over_blocks_of_keys_are_merged(
     [
         ({}, {"cp": 3}, 16, "job.seq = 16: is not divisible by strategy.cp = 3; use a multiple of 6"),
         ({}, {"cp": 4}, 12, "job.seq = 12: is not divisible by 8, the chunks of a ring of 4; use a multiple of 8"),
-        ({}, {"cp": 8, "ulysses": 8}, 16, "strategy.ulysses = 8: does not divide model.heads = 4"),
+        ({}, {"cp": 8, "ulysses": 8}, 16, "strategy.ulysses = 8: does not divide model.heads = 4;"),
         ({}, {"cp": 4, "ulysses": 4, "tp": 2}, 16, r"does not divide model.heads = 2 of a tp rank \(4 / 2\)"),
         (
             {"heads": 12, "kv_heads": 4},

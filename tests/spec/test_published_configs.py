@@ -5,6 +5,7 @@ token uses (null: not counted), and the keys that say so; lists of layers are sh
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import pytest
 
 from phalanx.spec.errors import InputError
 from phalanx.spec.files.job_file import make_model
-from phalanx.spec.model.families import FAMILIES, from_hugging_face
+from phalanx.spec.model.families import FAMILIES, from_hugging_face, to_hugging_face
 from phalanx.spec.model.hugging_face.expressions import evaluate, names
 
 _PATH = Path(__file__).parent / "data" / "published_configs.json"
@@ -45,6 +46,21 @@ def test_parameters_are_as_published(tmp_path: Path) -> None:
         if off > (1e-4 if name in _INEXACT else 0):
             wrong[name] = (*counts, total, active)
     assert not wrong
+
+
+def test_a_model_of_one_layer_is_read(tmp_path: Path) -> None:
+    sizes = {"vocab_size": 64, "hidden_size": 16, "num_hidden_layers": 1, "num_heads": 4, "head_dim": 8}
+    fields, _ = _read({"model_type": "mamba2", **sizes}, tmp_path)
+    assert fields["pattern"] == ["mamba"]
+
+
+@pytest.mark.parametrize("interleaved", [True, False])
+def test_how_pairs_are_turned_is_written_and_read(interleaved: bool, tmp_path: Path) -> None:
+    spec, _ = make_model({"preset": "deepseek-v3"}, tmp_path)
+    assert spec.latent is not None
+    spec = replace(spec, latent=replace(spec.latent, interleaved=interleaved))
+    fields, _ = _read(to_hugging_face(spec), tmp_path)
+    assert fields["latent"]["interleaved"] is interleaved
 
 
 def test_every_row_of_the_families_is_read() -> None:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, fields
+from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
 import pytest
+from support.fitted_cluster import laptop
 
 from phalanx.spec import documents, ranges
 from phalanx.spec.cluster import presets as clusters
@@ -58,6 +59,14 @@ def test_numbers_out_of_their_ranges_are_refused_by_name(table: dict[str, Any], 
     with pytest.raises(InputError) as error:
         job_file.build(ClusterSpec, {**cluster, "device": {**cluster["device"], **table}}, "cluster")
     assert str(error.value).startswith(name)
+
+
+def test_so_are_rates_of_kernels() -> None:
+    rates = laptop(1).kernels[0]
+    for name in (f.name for f in fields(rates) if isinstance(getattr(rates, f.name), int | float)):
+        wrong: dict[str, Any] = {name: -1}
+        with pytest.raises(InputError, match=rf"^cluster\.kernels\.float32\.{name} = -1"):
+            replace(rates, **wrong)
 
 
 @pytest.mark.parametrize(

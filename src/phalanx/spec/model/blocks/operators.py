@@ -122,13 +122,6 @@ class Norm:
     """Neighbouring heads that are normalised together (a group of Mamba-2's, all of OLMo 2's), on several ranks where
     tp divides these."""
 
-    def sums(self, degrees: Any) -> Any:
-        """Return the sums of squares of a token on a rank, of parts of heads' groups where these span ranks."""
-        if self.spans == 1:
-            return self.y.dim.groups(degrees)
-        groups = self.y.dim.groups(degrees)
-        return max(1, groups // self.spans) if isinstance(groups, int) else np.maximum(1.0, groups / self.spans)
-
 
 @dataclass(frozen=True)
 class Linear:

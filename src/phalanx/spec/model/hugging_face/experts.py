@@ -45,9 +45,9 @@ def write_deepseek_v2(spec: ModelSpec) -> Fields:
 
 def write_deepseek_v3(spec: ModelSpec) -> Fields:
     """Return the config of a DeepSeek V3 model."""
-    more = {"topk_method": "noaux_tc", "scoring_func": "sigmoid"}
-    interleaved = spec.latent is None or spec.latent.interleaved
-    return _write_shared(spec, write.experts(spec)) | more | {"rope_interleave": interleaved}
+    assert spec.latent is not None
+    more = {"topk_method": "noaux_tc", "scoring_func": "sigmoid", "rope_interleave": spec.latent.interleaved}
+    return _write_shared(spec, write.experts(spec)) | more
 
 
 def _write_shared(spec: ModelSpec, x: Experts) -> Fields:
