@@ -54,7 +54,7 @@ COMPRESSORS = (
 # Compressors with one rank per core: four ranks on two cores would measure how short work is scheduled.
 WHOLE = "dp=2"
 COMPRESSED = tuple(f"{WHOLE},compression={c}" for c in COMPRESSORS)
-APART = tuple(f"{WHOLE},local={steps}" for steps in (4, 16))
+APART = tuple(f"{WHOLE},local={how}" for how in ("4", "16", "16,compression=int4"))
 """Replicas that step alone."""
 SHARDED, HSDP = "dp=4,zero=3", "dp=4,zero=3,shard=2"
 SEQ = 32  # tokens; one sequence per rank
