@@ -135,14 +135,14 @@ def _monotone(p: Pricing, rows: Strategies) -> None:
 
 def _state(p: Pricing, rows: Strategies) -> None:
     how = p.layout(rows)
-    before = memory(p.shape, how, p.profile).steady
+    before = memory(p.shape, how, p.profile).terms["state"]
     whole = rows.shard == rows.dp
     for axis in ("dp", "tp", "pp"):
         more = {axis: 2 * getattr(how, axis)}
         if axis == "dp":
             more["shards"] = how.shards * np.where(whole, 2, 1)
         even = (how.pp > 1) & (p.shape.layers % (2 * how.pp) == 0) if axis == "pp" else np.full(len(rows), True)
-        after = memory(p.shape, replace(how, **more), p.profile).steady
+        after = memory(p.shape, replace(how, **more), p.profile).terms["state"]
         # Replicas keep a second copy of gradients in some releases, which one rank alone does not need.
         alone = (how.dp * how.cp == 1) & (np.asarray(p.profile.replica_bytes) > 0)
         grown = (after > before * NEAR) & even & ~alone

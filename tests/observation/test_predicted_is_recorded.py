@@ -58,6 +58,15 @@ def test_tensors_in_a_compilers_cache_have_no_memory() -> None:
     assert cached.nbytes == 4000
 
 
+def test_wrappers_of_other_tensors_have_no_memory() -> None:
+    """A compiler's cache, or DTensor, leaves some behind."""
+    inner = torch.ones(1000)
+    before = Tracker(Recorder()).live
+    wrapper = torch._to_functional_tensor(inner)
+    assert Tracker(Recorder()).live == before
+    assert wrapper.shape == inner.shape
+
+
 @examples(3, 100)
 @pytest.mark.parametrize("world", sampled([2, 3, 4], (2,)))
 def test_several_ranks(pool: Pool, world: int, examples: int) -> None:

@@ -49,8 +49,8 @@ def _steps(s: Strategy, line: str, **of: int) -> UnevenSteps:
 
 @pytest.mark.parametrize("s", LINES, ids=str)
 def test_full_sequences_take_the_predicted_step(s: Strategy) -> None:
-    steps = _steps(s, "packed:8k")
     for way in ("padded", "longest", "packed"):
+        steps = _steps(s, f"lognormal:8192,0+{way}")
         for by_cost in (False, True):
             step = steps.step(way, by_cost)  # type: ignore[arg-type]
             assert step.step_s == pytest.approx(steps.priced.seconds, rel=1e-9)

@@ -139,7 +139,7 @@ def test_neighbours_give_up_the_exchange_of_heads() -> None:
 
 def test_comparing_stacks_is_no_worse_than_planning_for_one() -> None:
     """With overlapped experts the fastest strategy by the formulas no longer fits; the next fastest do."""
-    p = read(Query(None, "mixtral-8x7b", "dgx-a100", 64, 128, 8192, None, "megatron-core", "bf16"), True)
+    p = read(Query(None, "mixtral-8x7b", "dgx-h100", 64, 128, 8192, None, "megatron-core", "bf16"), True)
     alone = answer(lambda n: replace(p.pricing_on(n), headroom=0.05), 64)
     assert alone.pricing.extra.overlap_experts == "on"
     compared = best_on(replace(p.pricing_on(64), headroom=0.05), 64)

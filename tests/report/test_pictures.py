@@ -147,13 +147,16 @@ def test_other_questions_are_drawn_as_well(name: str, given: dict[str, str | int
     assert max(map(len, files.text(p))) <= 80
 
 
+_PRESETS = {"--model": MODELS, "--cluster": CLUSTERS}
+
+
 @pytest.mark.long
-@pytest.mark.parametrize("name", [name for name in PICTURES if name != "scaling"])
+@pytest.mark.parametrize("name", [n for n in PICTURES if n != "scaling" and _PRESETS.keys() & options_of(n)])
 def test_every_model_and_cluster_is_drawn_or_refused(name: str) -> None:
-    for option, values in (("model", MODELS), ("cluster", CLUSTERS)):
-        for value in values if f"--{option}" in options_of(name) else ():
+    for option in _PRESETS.keys() & options_of(name):
+        for value in _PRESETS[option]:
             try:
-                p = picture(name, {option: value})
+                p = picture(name, {option.removeprefix("--"): value})
             except InputError:
                 continue
             assert not _wrong(files.svg(p)), value

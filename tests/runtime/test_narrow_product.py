@@ -64,7 +64,10 @@ FAMILIES: dict[str, dict[str, Any]] = {
 }
 WIDER: dict[str, Any] = {"hidden": 128, "ffn": 256}
 """Sizes whose shards are multiples of 32."""
-WIDER_LATENT = {"q_rank": 64, "kv_rank": 32, "rope_dim": 32, "nope_dim": 32, "v_dim": 32}
+WIDER_PARTS: dict[str, dict[str, Any]] = {
+    "latent": {"latent": {"q_rank": 64, "kv_rank": 32, "rope_dim": 32, "nope_dim": 32, "v_dim": 32}},
+    "experts": {"experts": {**FAMILIES["experts"]["experts"], "ffn": 128, "shared_ffn": 128}},
+}
 STRATEGIES = (
     "dp=1",
     "dp=2,zero=3",
@@ -250,7 +253,7 @@ def _unproved(examples: int, on_gpu: bool) -> list[str]:
         job = Job(2 * s.dp * s.pp, 64, Precision("bfloat16", products=kind))
         model = _model(family)
         if kind in BLOCKS:
-            model = _model(family, **WIDER, **({"latent": WIDER_LATENT} if family == "latent" else {}))
+            model = _model(family, **WIDER, **WIDER_PARTS.get(family, {}))
         check(s, model, job, None)
         for v in verify(model, job, s, on_gpu=on_gpu):
             if not v.proved:

@@ -114,11 +114,17 @@ def _ops(step: Step, fault: Fault, factor: float) -> Iterator[_Op]:
 
     if fault.idle is not None:
         yield ("idle", fault.idle[0], fault.idle[1])
-    for _ in range(n):
+    # What the backward pass is too short for is hidden behind the forward pass, as gathers of parameters are.
+    behind_backward = min(hidden, sum(each.values()) * n * 2 / 3)
+    for i in range(n):
+        if i == 0 and hidden > behind_backward:
+            yield ("start", "dp", hidden - behind_backward)
         yield from one_pass(1 / 3, back=False)
+    if hidden > behind_backward:
+        yield ("wait", "dp", 0.0)
     for i in range(n):
         if i == 0 and hidden:
-            yield ("start", "dp", hidden)
+            yield ("start", "dp", behind_backward)
         if fault.repeats:
             yield from one_pass(1 / 3, back=False)
         yield from one_pass(2 / 3, back=True)

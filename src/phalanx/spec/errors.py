@@ -21,6 +21,10 @@ class InputError(ValueError):
         line = f"{named}{shown}: {_cut(reason, 400)}" + (f"; {_cut(remedy, 600)}" if remedy else "")
         super().__init__("".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in line))
 
+    def __reduce__(self) -> tuple[type[InputError], tuple[str, object, str, str]]:
+        """Let another process raise it again: an exception is made from its message alone else."""
+        return type(self), (self.field, self.value, self.reason, self.remedy)
+
 
 def nearest(word: str, known: Iterable[str]) -> str:
     """Suggest corrections of a misspelt name: the one or two closest known names, or all if none is close."""

@@ -129,6 +129,11 @@ def expert_ranks(layout: Layout) -> Column:
     return np.maximum(layout.dp * layout.cp * layout.tp / (layout.ep * layout.etp), 1)
 
 
+def _expert_units(shape: Shape, rank_units: Held) -> Column:
+    """Return the blocks of a rank that have experts."""
+    return sum((n * kind.routes for n, kind in zip(rank_units.blocks, shape.kinds, strict=True)), start=np.zeros(()))
+
+
 def gradient_flows(
     shape: Shape, layout: Layout, zero: Sharding, types: Types, rank_units: Held, stride: Column, bucket_bytes: Column
 ) -> list[Flow]:
@@ -158,10 +163,9 @@ def gradient_flows(
     groups = [_Group("dp", dense, p.kept, *over, p.units, p.kept_units, blocks, units, narrow * numbers, twice)]
     # Experts that reduce over ranks of their own.
     if np.any(p.experts):
-        of_experts_units = sum(n * kind.routes for n, kind in zip(rank_units.blocks, shape.kinds, strict=True))
         params, shards = np.where(apart, p.experts, 0.0), np.where(zero.state, edp, 1.0)
         between = layout.edp_stride
-        over, units = (edp, between, shards, edp / shards, between), of_experts_units
+        over, units = (edp, between, shards, edp / shards, between), _expert_units(shape, rank_units)
         numbers = narrow * np.where(apart, of_experts, 0.0)
         groups.append(_Group("edp", params, 0.0, *over, units, 0.0, narrow * params, narrow * units, numbers))
     flows: list[Flow] = []
@@ -238,12 +242,12 @@ def outer_flows(
     stride, once = layout.dp_stride * layout.dp, (np.asarray(layout.local) > 0) / np.maximum(layout.local, 1)
     apart = experts_apart(layout)
     result = []
-    for params, shards in (
-        (p.dense + np.where(apart, 0.0, p.experts), zero.shards),
-        (np.where(apart, p.experts, 0.0), np.where(zero.state, edp, 1)),
+    for params, shards, units in (
+        (p.dense + np.where(apart, 0.0, p.experts), zero.shards, p.units),
+        (np.where(apart, p.experts, 0.0), np.where(zero.state, edp, 1), _expert_units(shape, rank_units)),
     ):
         cut = np.ceil(params * types.gradient / bucket_bytes)
-        pieces = np.maximum(np.where(zero.by_unit > 0, p.units, cut), 1.0)
+        pieces = np.maximum(np.where(zero.by_unit > 0, units, cut), 1.0)
         size = params / np.maximum(shards, 1) / pieces * types.accumulated
         count = np.where(size > 0, pieces * once, 0.0)
         what = "changes of replicas that step alone"

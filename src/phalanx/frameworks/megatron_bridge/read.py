@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from phalanx.frameworks.configuration import (
@@ -82,8 +83,10 @@ def read(config: Config, world: int | None = None) -> Configuration:
     if bridge.is_container(config):
         return bridge.read(config, world)
     trainer = _trainer(config)
-    if trainer:  # the other one's table is without effect
-        config = without(config, f"policy.{({*_TRAINERS} - {trainer}).pop()}")
+    others = [name for name in _TRAINERS if trainer and name != trainer and name in config["policy"]]
+    quiet = tuple(f"policy.{name}" for name in others)  # the table of the other trainer
+    for path in quiet:
+        config = without(config, path)
     keys = Keys(config)
 
     def of(meaning: str, *names: str) -> Any:
@@ -181,7 +184,7 @@ def read(config: Config, world: int | None = None) -> Configuration:
     notes += ("each example is a pair of sequences",) if paired else ()
     if paired == "dpo" or (reinforced and isinstance(config["policy"].get("generation"), Mapping)):
         notes += ("the price is of the policy's updates: what generates and what scores take time of their own",)
-    return keys.configuration(
+    result = keys.configuration(
         "nemo",
         stack,
         layout,
@@ -191,6 +194,7 @@ def read(config: Config, world: int | None = None) -> Configuration:
         options=options,
         notes=notes,
     )
+    return replace(result, without_effect=(*result.without_effect, *quiet))
 
 
 def _sharded(keys: Keys) -> dict[str, Any]:

@@ -125,6 +125,8 @@ class _Operations:
                 raise Unobservable(f"{error}, at {_line(here(OUTSIDE_OBSERVATION))}") from None
             if gpu_rules.returns_nothing(func):
                 return None
+            if func is torch.ops.aten._scaled_mm.out:  # torch's fake kernel of it asks the device for memory
+                return kwargs["out"]
         try:
             return self._run(func, args, kwargs, tensors(args, kwargs))
         except _VALUES:

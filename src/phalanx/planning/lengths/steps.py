@@ -179,7 +179,8 @@ class UnevenSteps:
             runs = [refined(p, [self.strategy])[0] for p in by_length]
             self.others = np.array([priced.seconds - run.makespan for priced, run in runs])
         else:
-            by_length = [self._at(int(g) if g < self.seq else 0) for g in self.grid]
+            packed = way == "packed"  # kernels of packed documents run, however long these are
+            by_length = [self._at(int(g) if packed or g < self.seq else 0) for g in self.grid]
             self.others = np.full(len(self.grid), self.other_s)
         self.seconds = np.stack([self._of_micro_batch(p) for p in by_length], axis=-1)
 

@@ -64,6 +64,14 @@ _formulas: dict[Any, None] = {}
 """Operations without FLOPs."""
 
 
+def _has_memory(tensor: Tensor) -> bool:
+    """Whether a tensor has bytes of its own: wrappers of others (DTensor, those that a compiler keeps) have none."""
+    try:
+        return tensor.is_sparse or tensor.untyped_storage().data_ptr() >= 0
+    except RuntimeError:
+        return False
+
+
 class Tracker(TorchDispatchMode):
     """Counts FLOPs into a recorder and follows live bytes.
 
@@ -88,9 +96,8 @@ class Tracker(TorchDispatchMode):
         return False
 
     def owns(self, tensor: Tensor) -> bool:
-        """Whether the memory of a tensor that exists when the step begins counts; tensors in a compiler's cache have
-        no memory."""
-        return tensor.device.type != "meta" and not isinstance(tensor, FakeTensor)
+        """Whether the memory of a tensor that exists when the step begins counts."""
+        return tensor.device.type != "meta" and not isinstance(tensor, FakeTensor) and _has_memory(tensor)
 
     def _follow(self, tensor: Tensor) -> None:
         if tensor.is_sparse:

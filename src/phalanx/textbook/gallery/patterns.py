@@ -126,7 +126,7 @@ def patterns(model: str = "mixtral-8x7b", cluster: str = "dgx-h100", batch: int 
 
 
 def levels(cluster: str = "dgx-h100") -> Picture:
-    """Draw 16 ranks as pipeline stages around replicas around tensor-parallel ranks, on two nodes."""
+    """Draw 16 ranks as pipeline stages around replicas around tensor-parallel ranks, on their nodes."""
     s = Strategy(pp=2, dp=2, tp=4, ep=2)
     placed = in_order(s, cluster_named(cluster)(16))
     items: list[Box | Arrow | Label] = []
@@ -147,7 +147,7 @@ def levels(cluster: str = "dgx-h100") -> Picture:
     pair = " and ".join(str(int(r)) for r in experts[0])
     items.append(Label(2, 23, f"ep: ranks {pair}, and every such pair, have half of the experts each"))
     return Picture(
-        f"Levels of a mesh: {s} on {placed.topology.hosts[0]} and {placed.topology.hosts[1]}",
+        f"Levels of a mesh: {s} on {' and '.join(placed.topology.hosts[:2])}",
         (Diagram(tuple(items)),),
         f"`phalanx mesh --strategy {s} --cluster {cluster}`: the mesh that the trainer makes its groups of",
         "The innermost axis talks most and has neighbouring ranks, so tp stays inside a node, and stages, which send "
