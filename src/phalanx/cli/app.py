@@ -8,12 +8,13 @@ interrupted, state saved.
 
 from __future__ import annotations
 
+import dataclasses
 import gc
 import os
 import re
 import sys
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any
@@ -66,7 +67,10 @@ def _one_line(error: Any, words: Sequence[str]) -> str:
             reason = f"no such option of {context.command_path}"
             return str(InputError(error.option_name, None, reason, f"it is of {' and '.join(others)}"))
         options = {"--help", *(option for p in context.command.params for option in p.opts)} if context else ()
-        return str(InputError(error.option_name, None, "no such option", nearest(error.option_name, options)))
+        remedy = _inside(error.option_name, _given([error.option_name], words), options)
+        return str(
+            InputError(error.option_name, None, "no such option", remedy or nearest(error.option_name, options))
+        )
     if name == "BadOptionUsage":
         return str(InputError(error.option_name, None, reason.partition("' ")[2] or reason, remedy))
     if command := re.match(r"no such command '([^']*)'", reason):
@@ -79,6 +83,23 @@ def _one_line(error: Any, words: Sequence[str]) -> str:
         reason = "is missing" if name == "MissingParameter" else reason
         return str(InputError(field, _given(param.opts, words), reason, remedy))
     return str(InputError("command line", None, reason, remedy))
+
+
+def _inside(option: str, value: str | None, options: Collection[str]) -> str:
+    """Return where a word is written that is a part of a strategy, an option of stacks or a precision (`--tp 8`); ""
+    for other words."""
+    from phalanx.spec.number_formats import PRECISIONS
+    from phalanx.spec.strategy.spec import Strategy
+    from phalanx.spec.strategy.stack_options import OPTION_FIELDS
+
+    word = option.removeprefix("--").replace("-", "_")
+    if word in PRECISIONS and "--precision" in options:
+        return f"write --precision {word}"
+    axes = {f.name for f in dataclasses.fields(Strategy)}
+    homes = {"--where": axes, "--strategy": axes, "--options": OPTION_FIELDS}
+    home = next((home for home, names in homes.items() if home in options and word in names), "")
+    stated = value if value and not value.startswith("-") else "..."
+    return f"write {home} {word}={stated}" if home else ""
 
 
 def _moved(word: str, context: Any) -> str:
