@@ -369,7 +369,7 @@ def test_experts_of_nanotron_are_of_its_model(tmp_path: Path) -> None:
 
 
 def test_another_objective_of_ms_swift_is_said(tmp_path: Path) -> None:
-    c = _read(tmp_path, "NPROC_PER_NODE=8 megatron rlhf --rlhf_type kto --tensor_model_parallel_size 2 --model a/b")
+    c = _read(tmp_path, "NPROC_PER_NODE=8 megatron rlhf --rlhf_type grpo --tensor_model_parallel_size 2 --model a/b")
     assert c.not_modelled["args.rlhf_type"].changes == ("model",)
     lora = "NPROC_PER_NODE=8 megatron sft --tuner_type lora --model Qwen/Qwen3-8B --max_length 64"
     (tmp_path / "b.sh").write_text(lora)

@@ -66,10 +66,13 @@ def tuning(keys: Keys, at: str = "") -> tuple[dict[str, Any], str]:
     return options | ({"base": base} if base else {}), ""
 
 
-def preferring(keys: Keys, at: str, adapters: bool) -> tuple[dict[str, Any], int, tuple[str, ...]]:
+def preferring(
+    keys: Keys, at: str, adapters: bool, skips: tuple[str, ...] = ("reference_free", "precompute_ref_log_probs")
+) -> tuple[dict[str, Any], int, tuple[str, ...]]:
     """Return options of the reference that preferences are learned against, the sequences of an example, and what is
     assumed of it: DPO's example is a pair, which a frozen copy of the model scores too; under adapters the model
-    without them does. What is learned from something else keeps its verdict."""
+    without them does. What is learned from something else keeps its verdict. `skips`: switches that leave the
+    reference of a pair out."""
 
     def of(*names: str) -> str:
         return str(keys.take(tuple(f"{at}{name}" for name in names), _PREFERRED) or "").lower()
@@ -84,14 +87,14 @@ def preferring(keys: Keys, at: str, adapters: bool) -> tuple[dict[str, Any], int
     if method in _KL:
         if of("precompute_ref_log_probs") == "true":
             return {"reference": "base"}, 1, ("the model scores another prompt's answer for each example",)
-        if "apo_zero_unpaired" in loss:
+        if "apo_zero_unpaired" in loss or keys.truth(f"{at}calculate_KL", _PREFERRED) is False:
             return {"reference": who}, 1, (f"each example is a sequence, which {named} scores too",)
         return (
             {"reference": f"{who}-kl"},
             1,
             (f"{named} scores each sequence and one for the divergence, as the model does",),
         )
-    without = [of(name) == "true" for name in ("reference_free", "precompute_ref_log_probs")]
+    without = [of(name) == "true" for name in skips]
     if _PAIRED[method] and not any(without) and not loss & _PAIRED.keys() - {"ipo"}:
         return {"reference": who}, 2, (f"each example is a pair of sequences, which {named} scores too",)
     return {}, 2, ("each example is a pair of sequences",)

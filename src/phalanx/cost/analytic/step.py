@@ -143,9 +143,11 @@ def step(shape: Shape, layout: Layout, system: System, profile: Profile, replica
     slowest = np.maximum(slowest_blocks, fewer + top)
     terms["head"] = m * (slowest - slowest_blocks)
     if np.any(profile.scored):
+        # What scores a micro-batch fills a pipeline as its forward pass does.
+        fill = np.where(layout.pp > 1, layout.bubble * (shape.layers / blocks - 1) * forward / layout.virtual, 0.0)
         out.of["reference"] = {"micro_batches": m, "passes": profile.scored, "blocks_s": forward}
-        out.of["reference"]["head_s"] = out.head.forward
-        terms["reference"] = profile.scored * m * (forward + out.head.forward)
+        out.of["reference"] |= {"head_s": out.head.forward, "fill_s": fill}
+        terms["reference"] = profile.scored * (m * (forward + out.head.forward) + fill)
     through = shape.layers / blocks * slowest_blocks + top
     out.of["head"] = {"micro_batches": m, "slowest_s": slowest, "blocks_s": slowest_blocks, "head_s": top}
     out.of["bubble"] = {"through_s": through, "slowest_s": slowest, "virtual": layout.virtual, "pp": layout.pp}
@@ -211,7 +213,7 @@ def _transfers(out: Step, shape: Shape, layout: Layout, system: System, profile:
     gathered = np.where(
         (np.asarray(layout.sp) == 0) & (np.asarray(profile.policy.scatters_messages) > 0), gather, 0.0
     )
-    steady = 2 * layout.micro_batches * layout.virtual
+    steady = (2 + profile.scored) * layout.micro_batches * layout.virtual
     # Where a rank has several chunks, the messages of one overlap the compute of the next.
     overlap = np.where(layout.virtual > 1, profile.pp_overlap, 0.0)
     times = steady * (1 - overlap) + 2 * (layout.pp - 1)

@@ -22,7 +22,7 @@ from phalanx.frameworks.megatron import layout as pipelines
 from phalanx.frameworks.megatron import patterns
 from phalanx.frameworks.megatron import read_model as shaped
 from phalanx.frameworks.megatron import read_options as beyond
-from phalanx.frameworks.trainer_tuning import tuning
+from phalanx.frameworks.trainer_tuning import preferring, tuning
 from phalanx.spec.errors import InputError
 from phalanx.spec.number_formats import NUMBER_FORMATS
 from phalanx.spec.strategy import stack_options
@@ -78,6 +78,10 @@ def read(config: Config, world: int | None = None) -> Configuration:
     dp = divided(world, product(tp, pp, cp))
     micro = count(flag("batch_size" if earliest else "micro_batch_size", "strategy.micro_batch"))
     whole = count(flag("global_batch_size", "job.global_batch"))
+    trained, unpriced = tuning(keys, at) if flag("finetuning_type", "options.lora") else ({}, "")
+    # ms-swift's, whose reference passes run whatever the loss is (swift/megatron/trainers/dpo_trainer.py:84).
+    scored, sequences, preferred = preferring(keys, at, bool(trained), skips=())
+    micro, whole = product(micro, sequences), product(whole, sequences)
     # Written, but without a number: a variable of the shell, or a schedule of batches.
     later = whole is None and any(
         flag(name, "job.global_batch") is not None for name in ("global_batch_size", "step_batch_size_schedule")
@@ -197,9 +201,9 @@ def read(config: Config, world: int | None = None) -> Configuration:
     stack = "megatron-fsdp" if custom or fsdp2 else "megatron-core"
     if truth(flag("deepspeed", "stack")):  # Megatron-DeepSpeed, whose unfused releases are known by published runs
         stack = "megatron-deepspeed-2022-bf16" if named == "bf16" else "megatron-deepspeed-2022"
-    trained, unpriced = tuning(keys, at) if flag("finetuning_type", "options.lora") else ({}, "")
     if trained:  # ms-swift's adapters, which Megatron-Core has none of
         stack, extra = "megatron-bridge", extra | trained
+    extra |= scored
     model = {name: value for name, value in model.items() if value is not None}
     fields, job = beyond.fields(flag, 2 if narrow else 4), beyond.job(flag) | {"compute": named}
     tables = Keys({name: value for name, value in config.items() if name != "deepspeed_json"})
@@ -216,7 +220,7 @@ def read(config: Config, world: int | None = None) -> Configuration:
         fields=fields,
         job=job,
         unpriced=unpriced,
-        notes=assumptions,
+        notes=(*assumptions, *preferred),
     )
     return c if engine is None else joined(c, engine, "deepspeed_json")
 

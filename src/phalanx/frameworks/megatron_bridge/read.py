@@ -44,6 +44,12 @@ _WIDTHS = {
 }
 """`--compute_dtype` of the performance scripts (scripts/performance/argument_parser.py)."""
 _TRAINERS = ("megatron_cfg", "dtensor_cfg")
+_SWAPPED = (
+    "each example is a pair of sequences, which a reference scores too; its weights come from the host and the"
+    " policy's return from there once a step, which is not priced"
+)
+"""Of DPO (nemo_rl/algorithms/dpo.py:336; nemo_rl/models/policy/workers/megatron_policy_worker.py:1971,
+dtensor_policy_worker_v2.py:1007: use_reference_model)."""
 _RANK = 32
 """Rank of LoRA where nothing says it (nemo/collections/llm/peft/lora.py, src/megatron/bridge/peft/lora.py)."""
 
@@ -181,8 +187,11 @@ def read(config: Config, world: int | None = None) -> Configuration:
     if trainer == "dtensor_cfg":
         options, stack = _sharded(keys), "accelerate"
         notes = ("policy.dtensor_cfg is FSDP2 around transformers' modules, as accelerate has it",)
-    notes += ("each example is a pair of sequences",) if paired else ()
-    if paired == "dpo" or (reinforced and isinstance(config["policy"].get("generation"), Mapping)):
+    if paired == "dpo":  # The reference's weights are on the host, and copied over the policy's for its pass.
+        options["reference"] = "base"
+        notes += (_SWAPPED,)
+    notes += ("each example is a pair of sequences",) if paired == "rm" else ()
+    if reinforced and isinstance(config["policy"].get("generation"), Mapping):
         notes += ("the price is of the policy's updates: what generates and what scores take time of their own",)
     result = keys.configuration(
         "nemo",
