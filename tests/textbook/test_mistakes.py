@@ -143,3 +143,29 @@ def test_torch_has_the_names_of_the_options_page() -> None:
     for line in names.splitlines()[3:]:
         for name in re.findall(r"`(\w+)`", line):
             assert hasattr(dist, name), name
+
+
+def test_autocast_leaves_gradients_in_fp32() -> None:
+    layer = torch.nn.Linear(4, 4)
+    with torch.autocast("cpu", torch.bfloat16):
+        product = layer(torch.ones(2, 4))
+    product.float().sum().backward()
+    assert product.dtype == torch.bfloat16
+    assert {p.grad.dtype for p in layer.parameters() if p.grad is not None} == {torch.float32}
+
+
+def test_adding_into_a_tuple_of_chunks_raises_after_the_sum() -> None:
+    buffer = torch.zeros(4)
+    chunks = buffer.chunk(2)
+    with pytest.raises(TypeError, match="does not support item assignment"):
+        chunks[1] += torch.ones(2)  # type: ignore[index]
+    assert buffer.tolist() == [0, 0, 1, 1]
+    chunks[1].add_(torch.ones(2))
+    assert buffer.tolist() == [0, 0, 2, 2]
+
+
+def test_small_gradients_are_zero_in_float16() -> None:
+    gradient = torch.tensor(2e-8)
+    assert gradient.half() == 0
+    assert gradient.bfloat16() != 0
+    assert (2**16 * gradient).half().float() / 2**16 == pytest.approx(2e-8, rel=1e-3)
