@@ -45,6 +45,8 @@ def test_the_facts_of_presets() -> None:
     mixtral = facts(model_named("mixtral-8x7b")[0], preset("dgx-h100", 8), 64, 256, 4096)
     assert (mixtral.experts, mixtral.node, mixtral.network_bytes_per_s, mixtral.sites) == (8, 8, 50e9, False)
     assert facts(model_named("llama3-8b")[0], preset("sites-h100", 32), 256, 256, 4096).sites
+    sockets = facts(model_named("llama3-8b")[0], preset("pcie-rtx4090", 2), 16, 64, 4096)  # a tier inside the node
+    assert (sockets.sites, sockets.node, sockets.network_bytes_per_s) == (False, 8, 1.25e9 / 8)
     assert facts(model_named("llama3-8b")[0], preset("ethernet-a100", 8), 64, 256, 4096).network_bytes_per_s < 20e9
 
 

@@ -151,6 +151,7 @@ def test_a_trace_is_replayed(tmp_path: Path) -> None:
         ("--speculate 3", "--speculate = '3': is not drafted tokens"),
         ("--rate 3 --concurrency 2", "--rate = 3.0: excludes --concurrency; choose one load"),
         ("--rate inf", "--rate = 'inf': would never end; say how many requests come at once: --requests 600"),
+        ("--rate inf --requests 2147483648", "--requests = 2147483648: must be at most 1,000,000"),
         ("--rate nan --requests 9", "--rate = nan: must be from 1e-6 to 1,000,000 requests per second, or inf"),
         ("--burstiness 0", "--burstiness = 0.0: must be positive; 1 is a Poisson process"),
         ("--input 1024:1", "--input = '1024:1': goes from the larger to the smaller; write 1:1024"),

@@ -30,6 +30,8 @@ from phalanx.spec.model.spec import ModelSpec
 _CHUNKS = (1024, 2048, 4096, 8192, 16384)
 MOST_REPLAYED = 20_000
 """Requests of a trace that are replayed for each candidate by default."""
+MOST_SIMULATED = 1_000_000
+"""Requests of a load that has an end."""
 _UNITS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6, "": 1.0}
 MODES = {"both": ("aggregated", "disaggregated"), "aggregated": ("aggregated",), "disaggregated": ("disaggregated",)}
 
@@ -244,6 +246,9 @@ def _require_known(request: ServingRequest) -> None:
     for name in ("chunk", "slots", "requests"):
         if (count := getattr(request, name)) is not None:
             questions.require_counts((name, count))
+    if (request.requests or 0) > MOST_SIMULATED:
+        reason = f"must be at most {MOST_SIMULATED:,}: each is simulated"
+        raise InputError("requests", request.requests, reason, "leave it out for a load without end")
     if request.seed < 0:
         raise InputError("seed", request.seed, "must not be negative")
     if request.memory is not None and not 0.05 <= request.memory <= 1:

@@ -79,26 +79,26 @@ TREE = _node("root")
 
 def facts(model: ModelSpec, cluster: ClusterSpec, gpus: int, batch: int, seq: int) -> Facts:
     """Return the facts about a training that the tree reads."""
-    outer = cluster.tiers[1] if len(cluster.tiers) > 1 else cluster.tiers[0]
-    rate = outer.bandwidth_bytes_per_s_per_gpu_per_direction
-    uplink = outer.uplink_bandwidth_bytes_per_s_per_direction
-    rates = [t.bandwidth_bytes_per_s_per_gpu_per_direction for t in cluster.tiers[1:]]
-    uplinks = [
-        t.uplink_bandwidth_bytes_per_s_per_direction / below.ranks
-        for below, t in zip(cluster.tiers, cluster.tiers[1:], strict=False)
-        if t.uplink_bandwidth_bytes_per_s_per_direction is not None and t is not outer
+    network = [t for t in cluster.tiers if t.ranks > cluster.ranks_per_node] or cluster.tiers[-1:]
+    below = {id(t): under.ranks for under, t in zip(cluster.tiers, cluster.tiers[1:], strict=False)}
+    rate = network[0].bandwidth_bytes_per_s_per_gpu_per_direction
+    uplink = network[0].uplink_bandwidth_bytes_per_s_per_direction
+    beyond = [t.bandwidth_bytes_per_s_per_gpu_per_direction for t in network[1:]]
+    beyond += [
+        t.uplink_bandwidth_bytes_per_s_per_direction / below[id(t)]
+        for t in network[1:]
+        if t.uplink_bandwidth_bytes_per_s_per_direction is not None
     ]
-    slowest = min([*rates[1:], *uplinks], default=rate)
     return Facts(
         parameters=float(model.parameter_count),
         experts=model.experts.count if model.experts else 0,
         seq=seq,
         sequences=batch / gpus,
         gpus=gpus,
-        node=cluster.tiers[0].ranks,
+        node=cluster.ranks_per_node,
         usable_bytes=cluster.device.usable_bytes,
         network_bytes_per_s=min(rate, uplink / cluster.ranks_per_node) if uplink else rate,
-        sites=len(cluster.tiers) > 2 and slowest * 10 <= rate,
+        sites=min(beyond, default=rate) * 10 <= rate,
     )
 
 
