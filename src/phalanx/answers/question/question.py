@@ -365,7 +365,7 @@ def searches_of(query: Query, stack: str, layout: object = None) -> Iterator[Que
     coded = [f"{n}=1" for n in degrees if not re.search(rf"\b{n}\b", said)]
     limited, degrees_at_1 = ", ".join(filter(None, (said, *coded))), ", ".join(coded)
     notes = {
-        limited: f"{degrees_at_1}: only a program's code sets more, no configuration of {stack}; --where may name them",
+        limited: f"{degrees_at_1}: only a program's code sets more, no configuration of {stack}; --where names them",
         said: f"no answer with {degrees_at_1}: more is set by a program's code, by no configuration of {stack}",
     }
     for where, note in notes.items():
