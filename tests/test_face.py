@@ -198,3 +198,11 @@ def test_scaling_searches_as_plan_does() -> None:
     unlisted = re.sub(",layers=[^,]*", "", str(best.strategy))  # a plan lists the blocks of its chunks
     for row in (strong.records()[0], weak.records()[0]):
         assert (row["strategy"], row["step_s"]) == (unlisted, pytest.approx(best.step_time_s, rel=1e-9))
+
+
+def test_options_are_a_line_or_a_table() -> None:
+    def memory_of(options: str | dict[str, object]) -> float:
+        return phalanx.predict(**QUESTION, strategy="zero=1", options=options).memory_bytes  # type: ignore[arg-type]
+
+    line, table = memory_of("first_moment=bfloat16,optimizer_offload=0.5"), {"first_moment": "bfloat16"}
+    assert memory_of({**table, "optimizer_offload": 0.5}) == line != memory_of(table)

@@ -53,6 +53,9 @@ def test_a_checkpoint_has_the_bytes_of_its_layout() -> None:
     assert _ask().checkpoint_bytes == 14 * parameters
     fsdp = goodput(**{**_MODEL, "strategy": "zero=3", "stack": "torchtitan"}, days=1)  # type: ignore[arg-type]
     assert fsdp.checkpoint_bytes == 12 * parameters
+    # r (inputs + outputs) of the seven products of 32 blocks: 41,943,040 adapters' parameters.
+    adapters = goodput(**{**_MODEL, "strategy": "zero=3"}, stack="accelerate", options={"lora": 16}, days=1)  # type: ignore[arg-type]
+    assert adapters.checkpoint_bytes == 12 * 41_943_040
 
 
 def test_more_of_anything_bad_is_worse() -> None:

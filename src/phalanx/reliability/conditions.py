@@ -163,12 +163,15 @@ def _own_state_bytes(model: ModelSpec, job: Job) -> float:
     return float(model.parameter_count * DTYPE_BYTES[job.precision.master_dtype] * (1 + moments))
 
 
+_BYTES_OF_ADAPTERS = 12
+"""A parameter of an adapter and its two moments, in fp32."""
+
+
 def _state_bytes(p: Pricing, s: Strategy) -> float:
     """Return the bytes of a stack's checkpoint: the state that ZeRO-1 shards and, where parameters are not their own
-    masters, 16-bit weights too. Raises InputError."""
+    masters, 16-bit weights too; where adapters are trained, these alone."""
     if p.extra.lora:
-        reason = "saves adapters, whose bytes are not known here"
-        raise InputError("options", f"lora={p.extra.lora}", reason, "give the bytes of a checkpoint")
+        return float(_BYTES_OF_ADAPTERS * p.shape.adapters * p.shape.layers)
     of_state = float(p.profile.shard_bytes)
     return float(p.model.parameter_count * (of_state if s.level.parameters else of_state + 2))
 

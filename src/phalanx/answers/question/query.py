@@ -7,7 +7,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, TypedDict
 
@@ -81,7 +82,7 @@ class QueryFields(TypedDict, total=False):
     strategy: str | Strategy | None
     stack: str | None
     precision: str | None
-    options: str | None
+    options: str | StackOptions | Mapping[str, object] | None
     where: str | None
     calibration: Path | None
     job: Job | None
@@ -92,8 +93,7 @@ Source = str | Path | Query | None
 
 def query_of(source: Source, fields: QueryFields) -> Query:
     """Return the Query of a call: `source` may be one already, whose fields the keyword arguments replace."""
-    from dataclasses import replace
-
-    if isinstance(source, Query):
-        return replace(source, **fields)
-    return replace(Query(source), **fields)
+    if not isinstance(options := fields.get("options"), str | None):
+        table = options.changed() if isinstance(options, StackOptions) else options
+        fields = {**fields, "options": ",".join(f"{name}={value}" for name, value in table.items())}
+    return replace(source if isinstance(source, Query) else Query(source), **fields)  # type: ignore[arg-type]
