@@ -493,6 +493,7 @@ WRONG_PIPELINES = [  # a model of two layers, on two ranks
     ("layers=2", "strategy.layers = '2': applies to pipelines only, and pp = 1"),
     ("schedule=gpipe", "applies to pipelines only, and pp = 1; use pp >= 2"),
 ]
+_STEP = "--model gpt2 --cluster dgx-h100 --gpus 8 --batch 64 --seq 1024 --strategy zero=1".split()
 WRONG = [
     (("train", "none.toml"), "no such file"),
     (("train",), "JOB.toml"),
@@ -500,6 +501,9 @@ WRONG = [
     (("plan", "--model", "gpt2", "--tp", "2"), "--tp: no such option; write --where tp=2"),
     (("predict", "--tp=2"), "--tp: no such option; write --strategy tp=2"),
     (("predict", "--attention", "flash3"), "--attention: no such option; write --options attention=flash3"),
+    (("simulate", *_STEP, "--jitter", "2%", "--seed", "-1"), "--seed = -1: must be from 0 to 2^63 - 1"),
+    (("simulate", *_STEP, "--lengths", "lognormal:500,1.2", "--seed", "-1"), "--seed = -1: must be from 0"),
+    (("goodput", *_STEP, "--days", "3", "--seed", "-1"), "--seed = -1: must be from 0"),
     (("predict", "--fp8"), "--fp8: no such option; write --precision fp8"),
     (("trian",), "command = 'trian': no such command; did you mean train?"),
     (("pipeline", "show", "1f1b", "--ranks", "x"), "--ranks = 'x': should be a valid integer"),

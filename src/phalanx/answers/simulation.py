@@ -19,6 +19,7 @@ from phalanx.planning.stragglers.pipelines import DelayedStep, Floats, RunnableP
 from phalanx.planning.stragglers.priced import priced_pipelines
 from phalanx.planning.stragglers.timelines import SimulatedRank, classes, count_of_spans, timelines
 from phalanx.spec.errors import InputError
+from phalanx.spec.ranges import require_seed
 from phalanx.spec.strategy.mesh import mesh
 from phalanx.spec.strategy.spec import Strategy
 
@@ -147,6 +148,7 @@ class Simulation:
         seed: int = 0,
         kill: str = "",
     ) -> None:
+        require_seed(seed)
         self.question = question
         exact, s = question.exact, question.strategy
         assert s is not None
@@ -216,6 +218,7 @@ class Simulation:
 
 def of_lengths(question: Question, line: str, seed: int) -> SimulatedStep:
     """Run steps with unequal sequences; undisturbed is the step whose micro-batches are all the mean one."""
+    require_seed(seed)
     steps = uneven_steps(question, line, seed)
     step = steps.step(steps.lengths.way, steps.lengths.balanced)
     world = steps.strategy.world

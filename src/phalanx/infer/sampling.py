@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from phalanx.spec.errors import InputError
+from phalanx.spec.ranges import require_seed
 
 
 @dataclass(frozen=True)
@@ -37,8 +38,7 @@ class Sampling:
             raise InputError("top_p", self.top_p, "must be above 0, and 1 at most", "1 draws from all tokens")
         if not (self.temperature == 0 or 1e-3 <= self.temperature <= 1e3):
             raise InputError("temperature", self.temperature, "must be 0 (greedy) or between 0.001 and 1000")
-        if not 0 <= self.seed < 2**63:
-            raise InputError("seed", self.seed, "must be between 0 and 2^63 - 1")
+        require_seed(self.seed)
 
 
 def choose(logits: npt.NDArray[np.float64], sampling: Sampling, request: int, place: int) -> int:

@@ -19,6 +19,7 @@ from phalanx.reliability import closed_form
 from phalanx.reliability.conditions import Conditions, Premise, premise_of, require_progress, share_kept, trained_of
 from phalanx.reliability.monte_carlo import Trials, simulate
 from phalanx.spec.errors import InputError
+from phalanx.spec.ranges import require_seed
 
 _DAY = 86_400.0
 _IDLE = ("detection", "restart", "waiting", "planned")
@@ -138,6 +139,7 @@ def goodput(
     for name, value, most in (("days", days, 36_500), ("tokens", tokens, 1e18), ("trials", trials, _MOST_TRIALS)):
         if value is not None and not 0 < value <= most:
             raise InputError(name, value, f"must be positive and at most {most:g}")
+    require_seed(seed)
     given = given or Conditions()
     trained, question = trained_of(query_of(source, fields), given.checkpoint_bytes)
     return goodput_of(premise_of(trained, given), question.premises, days, tokens, trials, seed)

@@ -26,6 +26,7 @@ from phalanx.spec.byte_sizes import parse_count
 from phalanx.spec.cluster.chips import CHIPS
 from phalanx.spec.errors import InputError, nearest
 from phalanx.spec.model.spec import ModelSpec
+from phalanx.spec.ranges import require_seed
 
 _CHUNKS = (1024, 2048, 4096, 8192, 16384)
 MOST_REPLAYED = 20_000
@@ -249,8 +250,7 @@ def _require_known(request: ServingRequest) -> None:
     if (request.requests or 0) > MOST_SIMULATED:
         reason = f"must be at most {MOST_SIMULATED:,}: each is simulated"
         raise InputError("requests", request.requests, reason, "leave it out for a load without end")
-    if request.seed < 0:
-        raise InputError("seed", request.seed, "must not be negative")
+    require_seed(request.seed)
     if request.memory is not None and not 0.05 <= request.memory <= 1:
         raise InputError("memory", request.memory, "must be a share of the GPU's memory, from 0.05 to 1")
 

@@ -106,6 +106,12 @@ def require_ranges(record: Any, record_name: str) -> None:
                 raise InputError(f"{record_name}.{name}{place}", part, problem)
 
 
+def require_seed(seed: int) -> None:
+    """Require a seed that every generator of drawn numbers takes. Raises InputError."""
+    if not 0 <= seed < 2**63:
+        raise InputError("seed", seed, "must be from 0 to 2^63 - 1")
+
+
 def _parts(value: Any, place: str) -> Iterator[tuple[str, Any]]:
     """Yield the numbers and texts in a value, with their place in it."""
     if isinstance(value, tuple | list):
