@@ -493,7 +493,10 @@ WRONG_PIPELINES = [  # a model of two layers, on two ranks
     ("layers=2", "strategy.layers = '2': applies to pipelines only, and pp = 1"),
     ("schedule=gpipe", "applies to pipelines only, and pp = 1; use pp >= 2"),
 ]
-_STEP = "--model gpt2 --cluster dgx-h100 --gpus 8 --batch 64 --seq 1024 --strategy zero=1".split()
+_STEP = (
+    *("--model", "gpt2", "--cluster", "dgx-h100", "--gpus", "8"),
+    *("--batch", "64", "--seq", "1024", "--strategy", "zero=1"),
+)
 WRONG = [
     (("train", "none.toml"), "no such file"),
     (("train",), "JOB.toml"),
