@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from phalanx.frameworks import verdicts
-from phalanx.frameworks.configuration import _nearest
+from phalanx.frameworks.configuration import Keys, _nearest
 from phalanx.frameworks.keys import Key, KeyTable, key_table, optimizer_word
 from phalanx.frameworks.registry import FRAMEWORKS
 from phalanx.frameworks.verdicts import Verdict
@@ -34,6 +34,48 @@ def test_a_key_that_no_list_knows_is_not_judged(framework: str) -> None:
     table = key_table(framework)
     for name in ("tensor_parallel_of_tomorrow", "training.tensor_parallel_of_tomorrow"):
         assert table.verdict(name) is None
+
+
+@ALL
+def test_a_key_with_a_price_that_no_reader_took_is_never_without_effect(framework: str) -> None:
+    table = key_table(framework)
+
+    def rest(name: str, value: object) -> tuple[tuple[str, ...], dict[str, Verdict]]:
+        tables = value
+        for part in reversed(name.split(".")):
+            tables = {part: tables}
+        assert isinstance(tables, dict)
+        quiet, open_, unknown = Keys(tables, table).rest(table)
+        assert not unknown
+        return quiet, open_
+
+    priced = [(n, v) for n, v in table.verdicts.items() if v.effect in ("layout", "time", "memory") and "*" not in n]
+    assert priced
+    for name, verdict in priced:
+        if "_kwargs." in name:  # tables of whatever torch's checkpoint() takes
+            continue
+        quiet, open_ = rest(name, "another value")
+        assert not quiet, name
+        assert all(v.effect == "unmodelled" and v.changes and v.what for v in open_.values())
+        assert name not in open_ or open_[name].changes == (verdict.effect,)
+        if name not in open_:  # of a table that is not modelled as a whole
+            continue
+        for off in ("auto", "${a.b}", None, verdict.default.partition("|")[0]):
+            assert not rest(name, off)[1], (name, off)
+
+
+def test_what_is_said_with_an_open_model_is_not_said_again() -> None:
+    table = key_table("megatron")
+    config = {"args": {"normalization": "RMSNorm", "data_parallel_size": 4}}
+    assert list(Keys(config, table).rest(table)[1]) == ["args.normalization", "args.data_parallel_size"]
+    assert list(Keys(config, table).rest(table, open_model=True)[1]) == ["args.data_parallel_size"]
+
+
+def test_another_place_with_the_same_value_is_understood_too() -> None:
+    for second, understood in ((2, ["a", "b"]), (4, ["a"])):
+        keys = Keys({"a": 2, "b": second})
+        assert keys.take(("a", "b"), "strategy.tp") == 2
+        assert list(keys.understood) == understood
 
 
 @pytest.mark.parametrize("framework", [f for f in FOLDERS if any(k.words for k in key_table(f).keys)])

@@ -127,11 +127,8 @@ class Keys:
         config: Config,
         table: KeyTable | None = None,
         others: Mapping[str, KeyTable] | None = None,
-        takes_all: bool = True,
     ) -> None:
-        """`others`: tables of other frameworks, by the beginning of the paths that their keys have here; `takes_all`:
-        whether all of those that have a price are read here too."""
-        self.takes_all = takes_all
+        """`others`: tables of other frameworks, by the beginning of the paths that their keys have here."""
         self.config = config
         self.table = table
         self.others = others or {}
@@ -151,10 +148,15 @@ class Keys:
     def take(self, path: str | tuple[str, ...], meaning: str, default: Any = None) -> Any:
         """Return the value at a dotted path, or at the first of several that has one, and note what it means; the
         default where there is none. Keys may be written with - or _."""
-        for each in (path,) if isinstance(path, str) else path:
+        paths = (path,) if isinstance(path, str) else path
+        for n, each in enumerate(paths):
             value, taken = _at(self.config, each.split("."))
             if taken is not None:
                 self.understood[taken] = meaning
+                for other in paths[n + 1 :]:  # that says the same
+                    same, name = _at(self.config, other.split("."))
+                    if name is not None and same == value and not isinstance(same, Mapping):
+                        self.understood.setdefault(name, meaning)
                 return value
         return self._default(default)
 
@@ -186,11 +188,16 @@ class Keys:
         of Configuration."""
         table = table or self.table
         assert table is not None
-        quiet, open_, unknown = self.rest(table)
+        quiet, open_, unknown = self.rest(table, bool(stated.get("open_model")))
         return Configuration(kind, stack, layout, self.understood, quiet, open_, unknown, **stated)
 
-    def rest(self, table: KeyTable) -> tuple[tuple[str, ...], dict[str, Verdict], dict[str, str]]:
-        """Return the keys that no reader took: without effect, not modelled, not judged with the nearest name."""
+    def rest(
+        self, table: KeyTable, open_model: bool = False
+    ) -> tuple[tuple[str, ...], dict[str, Verdict], dict[str, str]]:
+        """Return the keys that no reader took: without effect, not modelled, not judged with the nearest name. One
+        that has a price, and that no reader took here, is not modelled; of an open model, keys of its shape are said
+        with it."""
+        priced = ("layout", "memory") if open_model else _PRICED
         quiet: list[str] = []
         open_: dict[str, Verdict] = {}
         unjudged: dict[str, str] = {}
@@ -214,8 +221,8 @@ class Keys:
                 unjudged[path] = _nearest(name, own) if near else ""
             elif verdict.effect == "unmodelled" and not verdict.is_off(value):
                 open_[path] = verdict
-            elif not self.takes_all and own is not table and verdict.effect in _PRICED and not verdict.is_off(value):
-                open_[path] = replace(verdict, effect="unmodelled", changes=(verdict.effect,), what=_ELSEWHERE)
+            elif verdict.effect in priced and _is_set(value) and not verdict.is_off(value):
+                open_[path] = replace(verdict, effect="unmodelled", changes=(verdict.effect,), what=_UNREAD)
             else:
                 quiet.append(path)
         return tuple(quiet), open_, unjudged
@@ -244,11 +251,17 @@ class Keys:
 
 _ABSENT = object()
 _PRICED = ("layout", "time", "memory")
-_ELSEWHERE = "is priced where its own framework reads it"
+_UNREAD = "is not read where it stands, or only with other keys"
 _HYDRA = ("_component_", "_target_", "_partial_", "_convert_", "_call_")
 """Keys of hydra, and of torchtune, that name what is built."""
 _OPEN = (".params.", "lr_scheduler_kwargs.", "gradient_checkpointing_kwargs.")
 """Tables of whatever an optimizer, a scheduler or torch's checkpoint() takes."""
+
+
+def _is_set(value: Any) -> bool:
+    """Whether a value is one, and not a table, another key's, or what an integration fills in."""
+    other = isinstance(value, str) and value.startswith("${")
+    return value not in (None, "", "auto") and not other and not isinstance(value, Mapping)
 
 
 @cache

@@ -97,7 +97,8 @@ def wrapping(keys: Keys, table: str = "fsdp_config", by_default: str = "") -> di
     # TrainingArguments had a flag for the size, too.
     flag = table.replace("fsdp_config", "fsdp_min_num_params")
     least = count(of("min_num_params", "options.unit_size", flag)) or 0
-    classes = of("transformer_layer_cls_to_wrap", "options.units")
+    by_flag = table.replace("fsdp_config", "fsdp_transformer_layer_cls_to_wrap")
+    classes = of("transformer_layer_cls_to_wrap", "options.units", by_flag)
     by_default = by_default or ("TRANSFORMER_BASED_WRAP" if classes else "")
     by_default = "SIZE_BASED_WRAP" if least and by_default != "NO_WRAP" else by_default or "NO_WRAP"
     policy = str(of("auto_wrap_policy", "options.units") or by_default).upper()

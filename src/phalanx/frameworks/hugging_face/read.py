@@ -116,6 +116,9 @@ def read(config: Config, world: int | None = None) -> Configuration:
         job, shard = job | stated, deepspeed.shard(part)
         zero, offload = deepspeed.stage(part), deepspeed.offloaded(part)
         half = deepspeed.precision(part)
+        part.take(deepspeed.KEYS["strategy.micro_batch"], "strategy.micro_batch")  # as the Trainer's, or refused
+        part.take(deepspeed.KEYS["accumulation"], "accumulation")
+        part.take(deepspeed.KEYS["job.global_batch"], "job.global_batch")
         type_ = half if half in ("bf16", "fp16") and type_ in (None, "tf32") else type_
         base = "deepspeed_json" if nested else f"{at}deepspeed"
         for name, meaning in part.understood.items():

@@ -75,6 +75,8 @@ def read(config: Config, world: int | None = None) -> Configuration:
     pp = degree("pipeline_model_parallel_size", "strategy.pp")
     cp = degree("context_parallel_size", "strategy.cp")
     ep = degree("expert_model_parallel_size", "strategy.ep")
+    if pp == 1:
+        flag("no_pipeline_parallel", "strategy.pp")
     dp = divided(world, product(tp, pp, cp))
     micro = count(flag("batch_size" if earliest else "micro_batch_size", "strategy.micro_batch"))
     whole = count(flag("global_batch_size", "job.global_batch"))

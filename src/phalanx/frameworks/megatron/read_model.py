@@ -50,6 +50,8 @@ def model(flag: Flag, hybrid: HybridPattern | None = None) -> tuple[ModelSpec | 
     position = str(flag("position_embedding_type", "model.position", "learned_absolute"))
     if truth(flag("use_rotary_position_embeddings", "model.position")):
         position = "rope"
+    if position != "learned_absolute":
+        flag("no_position_embedding", "model.position")
     swiglu, squared = (bool(truth(flag(n, "model.activation"))) for n in ("swiglu", "squared_relu"))
     quick = truth(flag("quick_geglu", "model.activation"))
     if missing:

@@ -110,6 +110,12 @@ def read(config: Config, world: int | None = None) -> Configuration:
     pp = degree("strategy.pp", "pipeline_model_parallel_size", "pipeline_parallel_size")
     cp = degree("strategy.cp", "context_parallel_size")
     ep = degree("strategy.ep", "expert_model_parallel_size", "expert_parallel_size")
+    etp = degree("strategy.etp", "expert_tensor_parallel_size")
+    wrapped = "policy.megatron_cfg.distributed_data_parallel_config"
+    if keys.truth(f"{wrapped}.use_custom_fsdp", "strategy.zero") is False:
+        keys.take(f"{wrapped}.data_parallel_sharding_strategy", "strategy.zero")
+    of("messages", "pipeline_dtype")
+    of("model.max_seq", "max_position_embeddings")
     micro = degree("strategy.micro_batch", "micro_batch_size", "train_micro_batch_size")
     whole = degree("job.global_batch", "global_batch_size", "train_global_batch_size")
     paired = next((name for name in ("dpo", "rm") if reinforced and name in config), "")
@@ -139,6 +145,7 @@ def read(config: Config, world: int | None = None) -> Configuration:
         pp=pp,
         cp=cp,
         ep=ep,
+        etp=etp,
         zero=3 if trainer == "dtensor_cfg" else 1 if distributed else None,
         sp=truth(of("strategy.sp", "sequence_parallel")),
         virtual=virtual,

@@ -39,7 +39,7 @@ _OF_MEGATRON = tuple(
 def read(config: Config, world: int | None = None) -> Configuration:
     """Read the tables of an actor, or of fine-tuning, which has none. Keys that are left out have the defaults of
     verl's own files, which hydra lays the others over."""
-    keys = Keys(config, key_table("verl"), dict.fromkeys(_OF_MEGATRON, key_table("megatron")), takes_all=False)
+    keys = Keys(config, key_table("verl"), dict.fromkeys(_OF_MEGATRON, key_table("megatron")))
     tuned = _ROLE not in config
     nodes = keys.count("trainer.nnodes", "world", 1)
     each = keys.count("trainer.n_gpus_per_node", "world", None if tuned else _PER_GPU)
