@@ -24,6 +24,13 @@ def test_sides_have_the_price_of_predict_and_their_own_flags() -> None:
     assert differing([a.settings, b.settings]) == [("--tensor-model-parallel-size", ("2", "4"))]
 
 
+def test_what_does_not_fit_is_said_first(tmp_path: Path) -> None:
+    asked = "--model llama3-8b --cluster dgx-h100 --gpus 8 --batch 64 --seq 8192"
+    text = text_of(tmp_path, f"compare zero=3,recompute=full zero=1 {asked}")
+    assert "\ndoes not fit in memory: B: " in text
+    assert "does not fit" not in text_of(tmp_path, f"compare zero=3,recompute=full tp=8,sp=1,recompute=full {asked}")
+
+
 def test_one_thing_is_not_compared() -> None:
     with pytest.raises(InputError, match="two or three"):
         sides(["tp=2"], _ASKED)

@@ -57,10 +57,11 @@ def _settings(c: Comparison) -> Iterator[Sheet]:
 
 
 def _against_first(sides: Sequence[ComparedPlan]) -> list[str]:
-    """Say how long the step of each side takes relative to the first one's: as measured where both are runs that
-    recorded their steps, else as predicted."""
+    """Say which sides do not fit, and how long the step of each takes relative to the first one's: as measured where
+    both are runs that recorded their steps, else as predicted."""
     first, *others = sides
-    lines = []
+    over = [f"{letter}: {size(x.memory_bytes)}" for letter, x in zip(LETTERS, sides, strict=False) if not x.fits]
+    lines = [f"does not fit in memory: {', '.join(over)}"] if over else []
     for letter, side in zip(LETTERS[1:], others, strict=False):
         how, old, new = "predicted", first.step_time_s, side.step_time_s
         if first.measured_step_s and side.measured_step_s:
