@@ -11,6 +11,7 @@ HEADS = {
     "collectives": "Collectives",
     "patterns": "Ways to divide a training",
     "data_parallel": "Data parallelism",
+    "replicas_alone": "Replicas that step alone",
     "layers": "Inside layers",
     "experts": "Experts",
     "pipelines": "Pipelines",

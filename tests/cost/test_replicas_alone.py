@@ -13,14 +13,18 @@ from support.in_process_cli import phalanx
 from support.sizes import examples
 
 from phalanx.cost.analytic.estimate import estimate
+from phalanx.report.pictures.figure import Lines
 from phalanx.spec.cluster.presets import preset as cluster
+from phalanx.spec.errors import InputError
 from phalanx.spec.files.job_file import build
-from phalanx.spec.job import Job
+from phalanx.spec.job import Job, Precision
 from phalanx.spec.model.families import complete
 from phalanx.spec.model.presets import preset
 from phalanx.spec.model.spec import ModelSpec
 from phalanx.spec.optimizers import OuterOptimizer
 from phalanx.spec.strategy.spec import Strategy, parse
+from phalanx.textbook.answers import picture
+from phalanx.textbook.gallery.replicas_alone import slowest_link
 
 LLAMA, MOE = (build(ModelSpec, complete(preset(name)), "model") for name in ("llama3-8b", "mixtral-8x7b"))
 SITES, ONE = "sites-h100", "dgx-h100"
@@ -108,3 +112,28 @@ def test_compressed_changes_take_less_of_the_link_and_more_memory() -> None:
     n = LLAMA.parameter_count / 8
     residual = float(four.memory.terms["compression"]) - float(whole.memory.terms["compression"])
     assert residual == pytest.approx(n * 4 * (1 + 1 / 8), rel=0.1)
+
+
+def test_the_picture_marks_where_the_price_of_a_step_is_that_of_plain() -> None:
+    """Below a mark a way is faster than the hierarchical step, above it slower, by `phalanx predict`'s own prices."""
+    drawn = picture("local-steps")
+    (panel,) = drawn.panels
+    assert isinstance(panel, Lines)
+    lines = ("", ",compression=int4", ",local=4", ",local=16", ",local=16,compression=int4", ",local=64")
+    base, *ways = (Strategy(**parse(f"dp=256,zero=3,shard=128{how}")) for how in lines)
+    job, sites = Job(512, 8192, Precision("bfloat16")), cluster(SITES, 32)
+
+    def step(s: Strategy, gbit: float) -> float:
+        return float(estimate(LLAMA, slowest_link(sites, gbit), job, s, "phalanx").seconds)
+
+    for s, mark in zip(ways, panel.marks, strict=True):
+        assert step(s, 0.98 * mark.x) < step(base, 0.98 * mark.x)
+        assert step(s, 1.02 * mark.x) > step(base, 1.02 * mark.x)
+        assert f"{float(f'{mark.x:.2g}'):,.0f}" in drawn.note
+    # 400 Gbit/s are the rate of the preset.
+    assert step(base, 400) == pytest.approx(float(estimate(LLAMA, sites, job, base, "phalanx").seconds), rel=1e-12)
+
+
+def test_a_picture_of_one_group_is_refused() -> None:
+    with pytest.raises(InputError, match="several groups of the 8 that dgx-h100 joins last"):
+        picture("local-steps", {"cluster": "dgx-h100", "gpus": 8})

@@ -148,10 +148,11 @@ def test_other_questions_are_drawn_as_well(name: str, given: dict[str, str | int
 
 
 _PRESETS = {"--model": MODELS, "--cluster": CLUSTERS}
+_LONG_TO_DRAW = ("scaling", "local-steps")
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("name", [n for n in PICTURES if n != "scaling" and _PRESETS.keys() & options_of(n)])
+@pytest.mark.parametrize("name", [n for n in PICTURES if n not in _LONG_TO_DRAW and _PRESETS.keys() & options_of(n)])
 def test_every_model_and_cluster_is_drawn_or_refused(name: str) -> None:
     for option in _PRESETS.keys() & options_of(name):
         for value in _PRESETS[option]:

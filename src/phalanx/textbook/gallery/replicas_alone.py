@@ -1,0 +1,95 @@
+"""A picture of replicas that step alone: a step over the rate of the slowest link, and where plain is as fast."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cache
+from math import sqrt
+
+import numpy as np
+
+from phalanx.cost.analytic.estimate import estimate
+from phalanx.planning.lookup import cluster_named, model_named, require_counts
+from phalanx.report.pictures.figure import Lines, Mark, Picture, PlotAxis, Series
+from phalanx.spec.cluster.spec import ClusterSpec
+from phalanx.spec.errors import InputError
+from phalanx.spec.files.job_file import make_strategy
+from phalanx.spec.job import Job, Precision
+
+_GBIT = 1e9 / 8
+_LOWEST, _HIGHEST = 1.0, 10_000.0
+"""Gbit/s."""
+_WAYS = (
+    ("hierarchical: shards inside, sums across", ""),
+    ("the same in int4", ",compression=int4"),
+    ("local=4", ",local=4"),
+    ("local=16", ",local=16"),
+    ("local=16 in int4", ",local=16,compression=int4"),
+    ("local=64", ",local=64"),
+)
+
+
+def slowest_link(cluster: ClusterSpec, gbit_per_s: float) -> ClusterSpec:
+    """Return the cluster with this rate out of each of the groups that its outermost tier joins."""
+    tier, rate = cluster.tiers[-1], gbit_per_s * _GBIT
+    each = min(rate, cluster.tiers[-2].bandwidth_bytes_per_s_per_gpu_per_direction)
+    tier = replace(
+        tier, bandwidth_bytes_per_s_per_gpu_per_direction=each, uplink_bandwidth_bytes_per_s_per_direction=rate
+    )
+    return replace(cluster, tiers=(*cluster.tiers[:-1], tier))
+
+
+def break_even(step: Callable[[float], float], plain: Callable[[float], float]) -> float | None:
+    """Return the rate below which a step is shorter than plain's, both by rate; None if it never is so or always."""
+    low, high = _LOWEST, _HIGHEST
+    if step(low) >= plain(low) or step(high) < plain(high):
+        return None
+    while high > 1.005 * low:
+        middle = sqrt(low * high)
+        low, high = (middle, high) if step(middle) < plain(middle) else (low, middle)
+    return low
+
+
+def local_steps(
+    model: str = "llama3-8b", cluster: str = "sites-h100", gpus: int = 256, batch: int = 512, seq: int = 8192
+) -> Picture:
+    """Draw the step of plain, compressed and rarely synchronised data parallelism over the rate between groups."""
+    require_counts(("gpus", gpus), ("batch", batch), ("seq", seq))
+    spec, there = model_named(model)[0], cluster_named(cluster)(gpus)
+    group = there.tiers[-2].ranks if len(there.tiers) > 1 else gpus
+    if gpus <= group or gpus % group:
+        raise InputError("gpus", gpus, f"is not several groups of the {group} that {cluster} joins last", "use more")
+    job = Job(batch, seq, Precision("bfloat16"))
+
+    def step(line: str) -> Callable[[float], float]:
+        s = make_strategy(line)
+        assert s is not None
+        return cache(lambda rate: float(estimate(spec, slowest_link(there, rate), job, s, "phalanx").seconds))
+
+    flat = f"dp={gpus},zero=3"
+    steps = {"plain: shards over all": step(flat)} | {name: step(f"{flat},shard={group}{how}") for name, how in _WAYS}
+    rates = [float(rate) for rate in np.geomspace(_LOWEST, _HIGHEST, 25)]
+    plain = steps[_WAYS[0][0]]
+    curves, marks, said = [], [], []
+    for i, (name, of) in enumerate(steps.items()):
+        curves.append(Series(name, [(rate, of(rate)) for rate in rates], colour=i))
+        even = break_even(of, plain) if i > 1 else None
+        if even is not None:
+            marks.append(Mark(even, of(even), "", i))
+            said.append(f"{name} {float(f'{even:.2g}'):,.0f}")
+    tier = there.tiers[-1].name
+    panel = Lines(
+        PlotAxis(f"{tier}: Gbit/s out of each group of {group} GPUs", "count", log=True, low=_LOWEST, high=_HIGHEST),
+        PlotAxis("seconds of a step", "s", log=True),
+        tuple(curves),
+        tuple(marks),
+        height=340,
+    )
+    return Picture(
+        f"Replicas that step alone: {model}, {gpus} GPUs of {cluster}, {batch} x {seq:,} tokens",
+        (panel,),
+        f"`phalanx predict --stack phalanx --strategy {flat},shard={group},local=H`, at each rate",
+        f"Points: the hierarchical step is as short from here on: {'; '.join(said) or 'none'} Gbit/s. With faster "
+        "links the others take longer, or cost learning for nothing. No price says how much they cost of it.",
+    )
