@@ -526,6 +526,13 @@ def bench_local() -> Iterator[Result]:
     yield from bench()
 
 
+def bench_learning() -> Iterator[Result]:
+    """Train a small job between two hosts under strategies that send less, and compare losses."""
+    from benchmarks.learning import bench
+
+    yield from bench()
+
+
 def bench_mixers() -> Iterator[Result]:
     """Compare recurrences and windows with transformers' torch implementations, on one thread."""
     from benchmarks.mixers import bench
@@ -557,6 +564,7 @@ BENCHES: dict[str, Callable[[], Iterator[Result]]] = {
     "slowed": bench_slowed,
     "lab": bench_lab,
     "local": bench_local,
+    "learning": bench_learning,
     "restart": bench_restart,
     "cold": bench_cold,
     "suite": bench_suite,

@@ -23,7 +23,7 @@ RATE = "1gbit"
 SIZE = 2**24
 
 
-def _run(network: Lab, ranks: int, **arguments: Any) -> None:
+def run_ranks(network: Lab, ranks: int, **arguments: Any) -> None:
     """Run benchmarks.lab_ranks on the lab's hosts."""
     code = lab.run(network, ranks, ["-m", "benchmarks.lab_ranks", json.dumps(arguments)])
     assert code == 0, f"ranks in the lab ended with {code}"
@@ -33,7 +33,7 @@ def _run_and_read(network: Lab, ranks: int, **arguments: Any) -> Any:
     """Run benchmarks.lab_ranks on the lab's hosts and return what its ranks wrote."""
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "result.json"
-        _run(network, ranks, out=str(out), **arguments)
+        run_ranks(network, ranks, out=str(out), **arguments)
         return json.loads(out.read_text())
 
 
@@ -65,7 +65,7 @@ def bench_lab() -> Iterator[Result]:
     for ranks, base, others in ((1, WHOLE, COMPRESSED), (2, SHARDED, (HSDP,))):
         with Lab(2, rate) as network, tempfile.TemporaryDirectory() as folder:
             file = str(Path(folder) / "cluster.toml")
-            _run(network, ranks, what="measure", cluster=file)
+            run_ranks(network, ranks, what="measure", cluster=file)
             link = cluster_from_toml(Path(file)).tiers[-1]
             rates = {"rank": link.bandwidth_bytes_per_s_per_gpu_per_direction}
             if ranks > 1:
@@ -90,7 +90,7 @@ def bench_local() -> Iterator[Result]:
     for rate in ("100mbit", RATE, "10gbit"):
         with Lab(2, lab.bytes_per_s(rate)) as network, tempfile.TemporaryDirectory() as folder:
             file = str(Path(folder) / "cluster.toml")
-            _run(network, 1, what="measure", cluster=file)
+            run_ranks(network, 1, what="measure", cluster=file)
             steps = _run_and_read(network, 1, what="train", cluster=file, lines=(WHOLE, *others))
         for line in others:
             result = _speed_up(steps, line, WHOLE)
