@@ -76,6 +76,31 @@ def test_a_run_survives_what_kills_its_ranks(here: Path, straight: list[dict[str
         assert [row[key] for row in struck] == [row[key] for row in straight]
 
 
+def test_replicas_that_step_alone_go_on_from_their_last_synchronisation(here: Path) -> None:
+    """A replica that is killed between two of them takes the steps since then with it, and nothing else: parameters,
+    outer momentum, residuals and what fragments have sent are those of a run left alone."""
+    alone = (
+        "--strategy",
+        "dp=2,local=4,compression=int4",
+        "--set",
+        "train.save_every=4",
+        "--set",
+        "train.check_sync=4",
+    )
+    alone += ("--set", "job.outer.fragments=2", "--set", "job.outer.mix=0.5")
+    code, err = train(here, "alone", (), *alone)
+    assert code == 0, err
+    code, err = train(here, "lost", (("SIGKILL", 1, "backward", 22),), *alone, "--max-restarts", "1")
+    assert code == 0, err
+    (restart,) = [line for line in err.splitlines() if line.startswith("restart ")]
+    assert "rank 1 (dp_local 1) failed during backward" in restart
+    assert restart.endswith("the run continues from step 4")
+    for key in ("step", "loss", "grad_norm"):
+        assert [row[key] for row in rows(here / "runs" / "lost")] == [
+            row[key] for row in rows(here / "runs" / "alone")
+        ]
+
+
 def test_nobody_waits_for_a_rank_that_has_not_begun(here: Path) -> None:
     """It would wait for the meeting, and then take the time that others are given to save what they have."""
     code, err = train(
