@@ -44,3 +44,16 @@ def test_a_script_that_is_submitted_and_not_here_is_asked_for(tmp_path: Path) ->
         with pytest.raises(InputError, match="starts no training that is known") as caught:
             files.read([tmp_path / "run.sh"])
         assert "is not here: give it too" in caught.value.remedy
+
+
+@pytest.mark.parametrize("folder", ["$PWD", "${PWD}", "$(pwd)", "$ROOT"])
+def test_a_file_under_the_working_directory_is_found_from_the_script_s_parents(tmp_path: Path, folder: str) -> None:
+    for name in ("scripts", "configs"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "configs" / "f.json").write_text('{"zero_optimization": {"stage": 2}}')
+    line = "torchrun --nproc_per_node 8 run_clm.py --per_device_train_batch_size 2 --bf16 --deepspeed"
+    (tmp_path / "scripts" / "x.sh").write_text(f"{line} {folder}/configs/f.json")
+    (tmp_path / "up.sh").write_text("./scripts/x.sh\n")
+    for script in ("up.sh", "scripts/x.sh"):
+        c = files.read([tmp_path / script])[0]
+        assert (c.layout.zero, c.missing) == (2, ())

@@ -95,3 +95,25 @@ def test_fields_of_megatron_under_verl_have_its_verdicts(tmp_path: Path) -> None
     c = _read(tmp_path, line, "run.sh")
     assert [key.rpartition(".")[2] for key in c.unknown] == ["moe_typo"]
     assert any(key.endswith("moe_enable_deepep") for key in c.not_modelled)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "said"),
+    [
+        (
+            "a.sh",
+            "python3 -m paxml.main --exp=paxml.tasks.lm.params.lm_cloud.LmCloudSpmd2B --job_log_dir=gs://x",
+            "Paxml",
+        ),
+        ("a.sh", "train_esm2 --num-gpus 8 --micro-batch-size 32 --num-layers 33 --hidden-size 1280", "BioNeMo"),
+        ("a.json", '{"distributed": {"tp_size": 2}, "training": {"seq_length": 64}, "checkpoint": {}}', "picotron"),
+    ],
+)
+def test_programs_that_are_not_read_are_named_with_what_to_write(
+    tmp_path: Path, name: str, text: str, said: str
+) -> None:
+    (tmp_path / name).write_text(text)
+    error = error_of(tmp_path, f"read {name}")
+    assert f"is of {said}" in error
+    assert "--strategy dp=" in error
+    assert error.count("\n") <= 1

@@ -205,3 +205,15 @@ def test_roots_of_moments_are_of_their_type(tmp_path: Path, kept: str, each: int
     )
     answer = json_of(tmp_path, "predict a.yaml --cluster dgx-h100 --gpus 1 --json")
     assert answer["memory_terms"]["update"] == each * 4_022_468_096
+
+
+def test_dora_of_torchtune_is_said_to_be_priced_as_lora(tmp_path: Path) -> None:
+    text = (
+        "model: {{_component_: torchtune.models.llama3.{}_llama3_8b, lora_rank: 8, use_dora: {}}}\n"
+        "batch_size: 2\ntokenizer: {{_component_: torchtune.models.llama3.llama3_tokenizer, max_seq_len: 64}}\n"
+    )
+    for builder, switch, said in (("lora", "false", False), ("lora", "true", True), ("qdora", "true", True)):
+        (tmp_path / "a.yaml").write_text(text.format(builder, switch))
+        c = files.read([tmp_path / "a.yaml"])[0]
+        assert ("model.use_dora" in c.not_modelled) == said
+        assert any("DoRA" in note for note in c.notes) == (builder == "qdora")

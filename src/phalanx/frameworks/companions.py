@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,6 +13,7 @@ from phalanx.spec.errors import InputError
 LARGEST = 2**20
 """Bytes of the largest file that is read."""
 MISSING = "is not here: give it too"
+_UNKNOWN = re.compile(r"(\$\w+|\$\{\w+\}|\$\(pwd\)|`pwd`)/+")
 _ABOVE = 3
 """Folders above a file in which a path relative to a repository's root is looked for."""
 
@@ -33,7 +35,9 @@ class Companions:
         return f"{self.unread[name]}: give one that can be read" if name in self.unread else MISSING
 
     def find(self, name: str, directory: str = "") -> Path | None:
-        """Return the path of a named file; None where it is nowhere."""
+        """Return the path of a named file; None where it is nowhere. What stands under a folder that only a shell
+        knows, `$PWD/a.json`, is looked for as `a.json` is."""
+        name = name[start.end() :] if (start := _UNKNOWN.match(name)) else name
         for path in self._places(name, directory):
             try:
                 if path.is_file():

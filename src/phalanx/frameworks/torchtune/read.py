@@ -76,6 +76,12 @@ def read(config: Config, world: int | None = None) -> Configuration:
     )
 
 
+_MAGNITUDES = (
+    "DoRA is priced as LoRA: its magnitudes and the norms that each pass makes of the adapted weights are not"
+)
+"""Of builders with DoRA (torchtune/modules/peft/dora.py: forward)."""
+
+
 def _tuning(keys: Keys, component: str) -> tuple[dict[str, Any], tuple[str, ...]]:
     """Return the options of adapters, and what is assumed of them."""
     builder = component.rpartition(".")[2]
@@ -88,7 +94,8 @@ def _tuning(keys: Keys, component: str) -> tuple[dict[str, Any], tuple[str, ...]
     if builder.startswith(("qlora_", "qdora_")) or keys.truth("model.quantize_base", "options.base"):
         options["base"] = "nf4-double"
     some = isinstance(targets, list) and len({"q_proj", "k_proj", "v_proj", "output_proj"} - set(targets)) > 0
-    return options, ("adapters are priced at every product of the layers that have some",) if some else ()
+    notes = ("adapters are priced at every product of the layers that have some",) if some else ()
+    return options, (*notes, _MAGNITUDES) if re.match("q?dora_", builder) else notes
 
 
 def _job(keys: Keys, type_: str, whole: bool) -> dict[str, Any]:
