@@ -223,6 +223,16 @@ def test_each_table_prints_as_text_json_and_csv(tmp_path, words):
     assert list(read[0][0]) == list(sheets[0]["rows"][0])
 
 
+def test_a_device_is_faster_by_its_rates(tmp_path):
+    """Tokens/s of a job on an A100 over a V100, and what each of its published rates would make of it."""
+    words = ("tables", "scaling", "--model", "gpt2", "--gpus", "1", "--batch", "8", "--seq", "256")
+    first, row = json.loads(phalanx(tmp_path, *words, "--devices", "v100,a100", "--json")[1])["tables"][-1]["rows"]
+    names = list(row)
+    assert [first[name] for name in names[-4:]] == [1.0] * 4
+    assert row[names[-4]] == pytest.approx(row[names[4]] / first[names[4]])
+    assert [row[name] for name in names[-3:]] == pytest.approx([312 / 125, 2039 / 897, 300 / 150], rel=0.01)
+
+
 def test_tables_are_drawn(tmp_path):
     words = ("tables", "memory", "--params", "7B", "--save", "memory.svg")
     assert phalanx(tmp_path, *words)[0] == 0

@@ -170,18 +170,31 @@ def sensitivity(question: Question, gpus: int) -> Sheet:
 
 
 def by_device(questions: Sequence[tuple[str, Question]], gpus: int) -> Sheet:
-    """Tabulate the best strategy for the same job on each of several clusters."""
+    """Tabulate the best strategy for the same job on each of several clusters, and by which of its rates each is
+    faster than the first."""
     rows: list[tuple[object, ...]] = []
+    first: tuple[float, ...] = ()
     for name, question in questions:
         p = question(gpus)
-        best = best_on(p, gpus)
+        best, device = best_on(p, gpus), p.cluster.device
+        rates = (
+            float(p.system.peak_bf16),
+            device.memory_bandwidth_bytes_per_s,
+            p.cluster.tiers[0].bandwidth_bytes_per_s_per_gpu_per_direction,
+        )
+        rate = p.job.global_batch * p.job.seq / best.seconds if best else 0.0
+        first = first or (rate, *rates)
+        times = [mine / its if its else None for mine, its in zip((rate, *rates), first, strict=True)]
         if best is None:
-            rows.append((name, p.cluster.device.name, "nothing fits or divides", None, None, None))
+            rows.append((name, device.name, "nothing fits or divides", None, None, None, None, *times[1:]))
         else:
-            rate = p.job.global_batch * p.job.seq / best.seconds
-            rows.append((name, p.cluster.device.name, str(best.strategy), best.seconds, rate, best.mfu))
+            rows.append((name, device.name, str(best.strategy), best.seconds, rate, best.mfu, *times))
     return Sheet(
         f"what the device changes, on {gpus} of each",
-        columns("cluster | device | strategy | step [s] | tokens/s [count] | MFU [share]"),
+        columns(
+            "cluster | device | strategy | step [s] | tokens/s [count] | MFU [share] "
+            "| times the first [count] | by FLOP/s [count] | by memory [count] | by links [count]"
+        ),
         rows,
+        "times the first cluster's tokens/s; and its FLOP/s in 16 bits, its memory's and fastest links' rates alone",
     )
