@@ -15,6 +15,7 @@ from benchmarks.lab import hosts as lab
 from benchmarks.lab.hosts import Lab
 from benchmarks.lab_ranks import APART, COMPRESSED, HSDP, QUIET, SERIAL, SHARDED, SHM, WHOLE, crossing
 from benchmarks.result import Result
+from phalanx.cli.terminal import announce
 from phalanx.measure.steal_time import NOTED
 from phalanx.schedule.collectives.registry import ALGORITHMS
 from phalanx.spec.files.cluster_toml import cluster_from_toml
@@ -90,6 +91,7 @@ def bench_local() -> Iterator[Result]:
     for rate in ("100mbit", RATE, "10gbit"):
         with Lab(2, lab.bytes_per_s(rate)) as network, tempfile.TemporaryDirectory() as folder:
             file = str(Path(folder) / "cluster.toml")
+            announce(f"{rate}: measuring the hosts for a minute or two, then {len(others) + 1} strategies in turn")
             run_ranks(network, 1, what="measure", cluster=file)
             steps = _run_and_read(network, 1, what="train", cluster=file, lines=(WHOLE, *others))
         for line in others:
