@@ -359,15 +359,21 @@ def search_of(query: Query, any_stack: bool = False) -> Question:
 def searches_of(query: Query, stack: str, layout: object = None) -> Iterator[Question]:
     """Yield the question of a search in which degrees that a program's code sets, and no configuration of the stack,
     are 1 unless the query names them or they are larger in the `layout` of the file that it is about; and, for what
-    fits no other way, the question without these conditions. Raises InputError."""
-    said = _said(query)
-    degrees = [n for n in (STACKS[stack].coded if stack in STACKS else ()) if getattr(layout, n, None) in (None, 1)]
+    fits no other way, the questions with gradients that add up in shards, where the stack has that, and without
+    these conditions. Raises InputError."""
+    said, row = _said(query), STACKS.get(stack)
+    degrees = [n for n in (row.coded if row else ()) if getattr(layout, n, None) in (None, 1)]
     coded = [f"{n}=1" for n in degrees if not re.search(rf"\b{n}\b", said)]
     limited, degrees_at_1 = ", ".join(filter(None, (said, *coded))), ", ".join(coded)
     notes = {
-        limited: f"{degrees_at_1}: only a program's code sets more, no configuration of {stack}; --where names them",
-        said: f"no answer with {degrees_at_1}: more is set by a program's code, by no configuration of {stack}",
+        limited: f"{degrees_at_1}: only a program's code sets more, no configuration of {stack}; --where names them"
     }
+    if coded and row and "accumulation" in row.options and "accumulation" not in f"{said} {query.options}":
+        in_shards = f"{limited}, accumulation=sharded"
+        notes[in_shards] = (
+            f"{degrees_at_1}, accumulation=sharded: whole gradients of several micro-batches do not fit"
+        )
+    notes[said] = f"no answer with {degrees_at_1}: more is set by a program's code, by no configuration of {stack}"
     for where, note in notes.items():
         question = read(replace(query, strategy=None, where=where or None), searched=layout is None)
         yield replace(question, notes=(*question.notes, note)) if coded else question

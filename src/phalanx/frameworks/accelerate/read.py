@@ -110,16 +110,21 @@ def wrapping(keys: Keys, table: str = "fsdp_config", by_default: str = "") -> di
     return {"units": "module" if version == 2 else "remainder", "unit_size": least}
 
 
+def in_shards(keys: Keys, at: str = "") -> dict[str, Any]:
+    """Return the option of TrainingArguments that reduces gradients after every micro-batch."""
+    each = f"{at}accelerator_config.gradient_accumulation_kwargs.sync_each_batch"
+    return {"accumulation": "sharded"} if keys.truth(each, "options.accumulation") else {}
+
+
 def _trainer(keys: Keys) -> tuple[int | None, int | None, dict[str, Any], dict[str, Any]]:
-    """Return (micro-batch, accumulation, job, fields of Strategy) of TrainingArguments next to accelerate's file."""
+    """Return (micro-batch, accumulation, job, options) of TrainingArguments next to accelerate's file."""
     job = arguments_job(keys, "")
     micro = keys.count("per_device_train_batch_size", "strategy.micro_batch")
     steps = keys.count("gradient_accumulation_steps", "accumulation")
-    each = "accelerator_config.gradient_accumulation_kwargs.sync_each_batch"
-    fields = {"grad_sync": "micro"} if keys.truth(each, "strategy.grad_sync") else {}
+    options = in_shards(keys)
     if keys.truth("tf32", "job.precision"):
         job["compute"] = "tf32"
-    return micro, steps, job, fields
+    return micro, steps, job, options
 
 
 def read(config: Config, world: int | None = None) -> Configuration:
@@ -205,7 +210,7 @@ def read(config: Config, world: int | None = None) -> Configuration:
         options, job = options | beyond, job | stated
     if part.config:
         micro, steps, stated, more = _trainer(part)
-        job, fields, options = job | stated, fields | more, options | attention(part)
+        job, options = job | stated, options | more | attention(part)
         if part.truth("gradient_checkpointing", "strategy.recompute"):
             recompute = "full"
     if type_ not in (None, "fp32"):

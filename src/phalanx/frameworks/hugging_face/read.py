@@ -7,7 +7,7 @@ import re
 from typing import Any
 
 from phalanx.frameworks.accelerate import read as accelerate
-from phalanx.frameworks.accelerate.read import arguments_job, attention, reduction, sharding, wrapping
+from phalanx.frameworks.accelerate.read import arguments_job, attention, in_shards, reduction, sharding, wrapping
 from phalanx.frameworks.configuration import (
     Config,
     Configuration,
@@ -166,6 +166,8 @@ def read(config: Config, world: int | None = None) -> Configuration:
     if stack == "accelerate" and zero and launched is None:
         options |= reduction(type_)
     options |= attention(keys, at)
+    if stack == "accelerate":  # under DeepSpeed it is the engine's own
+        options |= in_shards(keys, at)
     replicas = divided(world, tp * cp)
     whole = keys.count(f"{at}train_batch_size", "job.global_batch")
     if whole and f"{at}gradient_accumulation_steps" not in keys.understood:
