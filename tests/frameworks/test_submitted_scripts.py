@@ -57,3 +57,11 @@ def test_a_file_under_the_working_directory_is_found_from_the_script_s_parents(t
     for script in ("up.sh", "scripts/x.sh"):
         c = files.read([tmp_path / script])[0]
         assert (c.layout.zero, c.missing) == (2, ())
+
+
+@pytest.mark.parametrize("form", ["```bash\n{}\n```\n", "> {}\n", ">>> {}\n", "\ufeff{}\r\n", "(base) me@h:~$ {}\n"])
+def test_a_line_is_read_as_people_paste_it(tmp_path: Path, form: str) -> None:
+    line = "torchrun --nproc_per_node 8 run_clm.py --per_device_train_batch_size 2 --bf16"
+    (tmp_path / "a.sh").write_text(form.format(line), encoding="utf-8", newline="")
+    layout = files.read([tmp_path / "a.sh"])[0].layout
+    assert (layout.world, layout.micro_batch, layout.precision) == (8, 2, "bf16")

@@ -18,6 +18,7 @@ from support.openapi import violations
 from phalanx.frameworks.launchers.export import documents
 from phalanx.shared_cluster.placement import answer
 from phalanx.shared_cluster.topology import gpus, ibnetdiscover, nccl_xml, nvidia_topo, rocm_smi, slurm
+from phalanx.shared_cluster.topology.reading import read_topology
 from phalanx.spec.cluster.presets import preset
 from phalanx.spec.cluster.topology import SwitchTree, of_leaves
 from phalanx.spec.errors import InputError
@@ -448,3 +449,27 @@ def test_leaves_that_a_cluster_has_already_are_counted_once() -> None:
     assert [tier.ranks for tier in again.tiers] == [8, 32, 64]
     uplinks = {c.tiers[-1].uplink_bandwidth_bytes_per_s_per_direction for c in (once, again)}
     assert len(uplinks - {None}) == 1
+
+
+@pytest.mark.parametrize(
+    "before",
+    [
+        "> ",
+        "0: ",
+        "[1,0]<stdout>:",
+        "2024-05-01T12:00:00.000Z ",
+        "> 2024-05-01 12:00:00,123 ",
+        "[2024-05-01 12:00:00] ",
+    ],
+)
+def test_a_topology_is_read_as_people_paste_it(tmp_path, before):
+    text = (
+        "SwitchName=spine Level=1 LinkSpeed=1 Nodes=g[1-4] Switches=r[1-2]\n\n"
+        "SwitchName=r1 Level=0 LinkSpeed=1 Nodes=g[1-2]\nSwitchName=r2 Level=0 LinkSpeed=1 Nodes=g[3-4]\n"
+    )
+    pasted = "".join(f"{before}{line}".rstrip() + "\n" for line in text.splitlines())
+    typed = f"me@login:~$ scontrol show topology\n{text}me@login:~$ \n"
+    leaves = {"r1": ("g1", "g2"), "r2": ("g3", "g4")}
+    for form in (pasted, typed, pasted.replace("\n", "\r\n"), "\ufeff" + text):
+        (tmp_path / "t").write_text(form, encoding="utf-8", newline="")
+        assert read_topology(tmp_path / "t").leaves == leaves

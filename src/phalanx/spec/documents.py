@@ -34,7 +34,7 @@ def read_text(path: Path, field: str, largest: int = LARGEST) -> str:
             content = file.read(largest + 1)
         if len(content) > largest:
             raise InputError(field, str(path), f"is larger than {largest // 2**20} MiB", "is it the right file?")
-        return content.decode().replace("\r\n", "\n")
+        return content.decode("utf-8-sig").replace("\r\n", "\n")
     except FileNotFoundError:
         raise InputError(field, str(path), "no such file") from None
     except UnicodeDecodeError as error:

@@ -23,6 +23,8 @@ from phalanx.spec.errors import InputError
 _PROMPT = re.compile(r"[ \t]*(?:\([\w.-]+\)[ \t]*)*(?:\[?[\w.-]+@[\w.-]+[: ][^\s#$%\]]*\]?[#$%]|\$)[ \t]+(?=\S)")
 """What a shell prints before a line that is typed: `(env) user@host:~/path$ `, `[user@host path]# `, `$ `."""
 
+_QUOTED = re.compile("\ufeff?>(>>)?( |\r?$)")
+"""What a mail and an interpreter write before a line."""
 _TRACED = re.compile(r"^\++ (\S.*)$", re.M)
 """Lines of `set -x`."""
 
@@ -42,7 +44,11 @@ class Script:
 
 def _without_prompts(text: str) -> str:
     """Return what was typed in a session that was pasted, without what was printed; of `set -x`, the commands as they
-    ran; other texts unchanged."""
+    ran; what a fence or marks of quotation frame; other texts unchanged."""
+    if text.lstrip().startswith("```"):
+        text = re.sub(r"(?m)^[ \t]*```.*$", "", text)
+    if text.startswith((">", "\ufeff>")) and all(_QUOTED.match(line) for line in text.split("\n") if line.strip()):
+        text = "\n".join(_QUOTED.sub("", line) for line in text.split("\n"))
     if len(traced := _TRACED.findall(text)) > 1:
         return "\n".join(traced)
     typed, behind = [], False

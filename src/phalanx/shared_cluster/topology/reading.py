@@ -17,11 +17,15 @@ from phalanx.spec.errors import InputError
 
 _LARGEST = 2**24
 """Bytes of the largest file that is read."""
+_BEFORE = re.compile(r"\[[^\]]*\]<\w+>: ?|(>|\d+:|\[[^\]]*\]:?|(\d{4}-\d\d-\d\d )?\S*\d\d:\d\d:\d\d\S*)([ \t]|$)")
+"""A rank of mpirun, a quotation's mark, a rank, a word in brackets or a time."""
+_TYPED = re.compile(r".{0,80}[$#%] ((sudo )?(scontrol|sinfo|nvidia-smi|rocm-smi|ibnetdiscover|cat)\b.*)?$")
+"""A shell's prompt and one of these commands, or none."""
 
 
 def read_topology(path: Path, field: str = "FILE") -> SwitchTree | GpuTopology:
     """Read what a scheduler, a fabric or a host's tools print of a topology. Raises InputError about `field`."""
-    text = read_text(path, field, _LARGEST)
+    text = _alone(read_text(path, field, _LARGEST))
     if re.search(r"^\s*(SwitchName|BlockName)\s*=", text, re.MULTILINE | re.IGNORECASE):
         return slurm.read_topology(text, path.name)
     if re.search(r'^Switch\s+\d+\s+"S-', text, re.MULTILINE):
@@ -41,6 +45,15 @@ def read_topology(path: Path, field: str = "FILE") -> SwitchTree | GpuTopology:
         "rocm-smi --showtopo; NCCL_TOPO_DUMP_FILE"
     )
     raise InputError(field, str(path), "is not a topology that Phalanx reads", f"it reads {kinds}")
+
+
+def _alone(text: str) -> str:
+    """Return a text without the command that printed it, and what a log, a quotation or `srun -l` writes before each
+    of its lines."""
+    lines = [line for line in text.split("\n") if not _TYPED.match(line)]
+    while any(lines) and all(_BEFORE.match(line) for line in lines if line.strip()):
+        lines = [_BEFORE.sub("", line, count=1) for line in lines]
+    return "\n".join(lines)
 
 
 def leaves_of(path: Path) -> dict[str, tuple[str, ...]]:
