@@ -45,10 +45,10 @@ def break_even(step: Callable[[float], float], plain: Callable[[float], float]) 
     low, high = _LOWEST, _HIGHEST
     if step(low) >= plain(low) or step(high) < plain(high):
         return None
-    while high > 1.005 * low:
+    while high > 1.01 * low:
         middle = sqrt(low * high)
         low, high = (middle, high) if step(middle) < plain(middle) else (low, middle)
-    return low
+    return sqrt(low * high)
 
 
 def local_steps(
@@ -69,7 +69,7 @@ def local_steps(
 
     flat = f"dp={gpus},zero=3"
     steps = {"plain: shards over all": step(flat)} | {name: step(f"{flat},shard={group}{how}") for name, how in _WAYS}
-    rates = [float(rate) for rate in np.geomspace(_LOWEST, _HIGHEST, 25)]
+    rates = [float(rate) for rate in np.geomspace(_LOWEST, _HIGHEST, 17)]
     plain = steps[_WAYS[0][0]]
     curves, marks, said = [], [], []
     for i, (name, of) in enumerate(steps.items()):
