@@ -128,17 +128,19 @@ def test_two_chunks_are_enough_to_interleave() -> None:
 
 def test_a_remedy_is_of_what_the_stack_has() -> None:
     """Three replicas of 13 billion parameters, which no configuration of DeepSpeed or accelerate splits."""
-    where, line = ("llama2-13b", 3, 6, 4096), "dp=3,zero=2"
-    of: dict[str, str] = {}
-    for stack in ("deepspeed", "accelerate", "megatron-core"):
-        larger = pricing_by_gpus(model_named(where[0])[0], cluster_named("dgx-a100"), where[2], where[3], stack)
-        strategy = make_strategy(line if stack != "megatron-core" else "dp=3,zero=1")
+
+    def remedies(stack: str, batch: int = 6) -> str:
+        larger = pricing_by_gpus(model_named("llama2-13b")[0], cluster_named("dgx-a100"), batch, 4096, stack)
+        strategy = make_strategy("dp=3,zero=2" if stack != "megatron-core" else "dp=3,zero=1")
         assert strategy is not None
-        of[stack] = "".join(f.remedy for f in LINTS["too-large"](AnalyticSubject(larger, strategy, 3)))
+        return "".join(f.remedy for f in LINTS["too-large"](AnalyticSubject(larger, strategy, 3)))
+
+    of = {stack: remedies(stack) for stack in ("deepspeed", "accelerate", "megatron-core")}
     assert re.fullmatch(
         r"zero=3,recompute=\w+ fits; or (zero=3,)?optimizer_offload=1 fits; or more GPUs", of["deepspeed"]
     )
-    assert "parameter_offload=1" in of["accelerate"]  # which goes together there
+    assert "accumulate=sharded fits" in of["accelerate"]
+    assert "parameter_offload=1" in remedies("accelerate", batch=3)  # one micro-batch; both offload together there
     assert not re.search(r"\b(tp|pp)=", of["deepspeed"] + of["accelerate"])
     assert "parameter_offload" not in of["megatron-core"]
 

@@ -50,6 +50,7 @@ GROUPS: tuple[tuple[str, ...], ...] = (
     ("dp_overlap",),
     ("dispatch",),
     ("overlap_experts",),
+    ("accumulate",),
 )
 """Fields that change together."""
 _WORTH = 0.002
@@ -119,11 +120,12 @@ def improvement_of(source: Path, query: Query, headroom: float = HEADROOM) -> Im
 def improve(reading: Reading, q: Question, headroom: float, cluster: str | ClusterSpec) -> Improvement:
     """Search the strategies of a configuration's stack and return what to change. Raises InputError."""
     assert q.strategy is not None
-    in_file = q.pricing.extra
-    wanted = q.pricing.wanted
+    asked, wanted = q.pricing.extra, q.pricing.wanted
+    own = reading.configuration.options.get("accumulate", "auto")  # which a condition may set for the search alone
+    in_file = StackOptions(**asked.changed() | {"accumulate": own})
 
     def pricing(count: int) -> Pricing:  # what a search may set is left to it
-        free = StackOptions(**{n: v for n, v in in_file.changed().items() if n not in SEARCHED_OPTIONS})
+        free = StackOptions(**{n: v for n, v in asked.changed().items() if n not in SEARCHED_OPTIONS})
         return replace(q.pricing_on(count), extra=free, headroom=headroom, wanted=wanted)
 
     prices = _Prices(q, pricing)

@@ -368,11 +368,9 @@ def searches_of(query: Query, stack: str, layout: object = None) -> Iterator[Que
     notes = {
         limited: f"{degrees_at_1}: only a program's code sets more, no configuration of {stack}; --where names them"
     }
-    if coded and row and "accumulation" in row.options and "accumulation" not in f"{said} {query.options}":
-        in_shards = f"{limited}, accumulation=sharded"
-        notes[in_shards] = (
-            f"{degrees_at_1}, accumulation=sharded: whole gradients of several micro-batches do not fit"
-        )
+    if coded and row and "accumulate" in row.options and "accumulate" not in f"{said} {query.options}":
+        in_shards = f"{limited}, accumulate=sharded"
+        notes[in_shards] = f"{degrees_at_1}, accumulate=sharded: whole gradients of several micro-batches do not fit"
     notes[said] = f"no answer with {degrees_at_1}: more is set by a program's code, by no configuration of {stack}"
     for where, note in notes.items():
         question = read(replace(query, strategy=None, where=where or None), searched=layout is None)

@@ -166,7 +166,7 @@ def effective(by: Profile, model: Shape, options: StackOptions) -> Profile:
         new = replace(new, tp_split=1.0, tp_overlap=most)
     if options.dp_overlap != "auto":
         new = replace(new, gather_overlap=0.0, dp_overlap=new.dp_overlap * (options.dp_overlap == "reduce"))
-    if options.accumulation == "sharded":
+    if options.accumulate == "sharded":
         new = replace(new, policy=replace(new.policy, zero2_reduces=1.0, zero3_reduces=1.0))
     if options.dispatch != "auto":
         once, gathers = options.dispatch in ("deepep", "hybridep"), options.dispatch == "all_gather"

@@ -113,7 +113,7 @@ def wrapping(keys: Keys, table: str = "fsdp_config", by_default: str = "") -> di
 def in_shards(keys: Keys, at: str = "") -> dict[str, Any]:
     """Return the option of TrainingArguments that reduces gradients after every micro-batch."""
     each = f"{at}accelerator_config.gradient_accumulation_kwargs.sync_each_batch"
-    return {"accumulation": "sharded"} if keys.truth(each, "options.accumulation") else {}
+    return {"accumulate": "sharded"} if keys.truth(each, "options.accumulate") else {}
 
 
 def _trainer(keys: Keys) -> tuple[int | None, int | None, dict[str, Any], dict[str, Any]]:

@@ -35,7 +35,7 @@ def program(x: Subject) -> TrainingProgram:
     optimizer_word(key_table("hugging_face"), x.optimizer.name, "a script of transformers")
     parts = groups(x)
     more: dict[str, Any] = {}
-    if o.accumulation == "sharded":
+    if o.accumulate == "sharded":
         more["accelerator_config"] = {"gradient_accumulation_kwargs": {"sync_each_batch": True}}
     given = trainer.arguments(x, **more)
     if s.level.gradients:

@@ -26,14 +26,16 @@ from phalanx.spec.cluster.spec import ClusterSpec
 from phalanx.spec.errors import InputError
 from phalanx.spec.job import Job
 from phalanx.spec.model.spec import ModelSpec
-from phalanx.spec.strategy.spec import Strategy
+from phalanx.spec.strategy.spec import Strategy, format_field
 from phalanx.spec.strategy.stack_options import StackOptions
 from phalanx.spec.strategy.zero_levels import ZERO_LEVELS
 
-_OFFLOADING: tuple[dict[str, Any], ...] = (
+_LESS_HELD: tuple[dict[str, Any], ...] = (
+    {"accumulate": "sharded"},
     {"optimizer_offload": 1.0},
     {"optimizer_offload": 1.0, "parameter_offload": True},
 )
+"""Options with which a device holds less of the model's state."""
 
 
 @dataclass(frozen=True)
@@ -170,16 +172,17 @@ class AnalyticSubject:
         return row is None or (bool(row.strategy[field].key) and not row.strategy[field].in_code)
 
     def offloaded(self) -> Iterator[tuple[str, PricedStrategy]]:
-        """Yield offloading that the stack has, at each level of ZeRO from the strategy's on, with its recomputation
-        or all of it, where it fits."""
+        """Yield options of the stack that take state off the device, at each level of ZeRO from the strategy's on,
+        with its recomputation or all of it, where it fits."""
         row, now = self.pricing.row, self.strategy
         if row is None or self.cluster.device.kind != "cuda":
             return
         kinds = dict.fromkeys((now.recompute, "full"))
-        for away, level, kind in product(_OFFLOADING, ZERO_LEVELS[now.zero :], kinds):
+        for away, level, kind in product(_LESS_HELD, ZERO_LEVELS[now.zero :], kinds):
             s = replace(now, zero=level.number, recompute=kind)
             options = StackOptions(**self.pricing.extra.changed() | away)
             has = all(name in row.options and row.options[name].allows(value) for name, value in away.items())
+            has = has and ("accumulate" not in away or s.accumulation(self.job) > 1)
             if not has or row.refusal(s, options, facts(self.model, self.job, s)) or options == self.pricing.extra:
                 continue
             p = RefinedPrices(replace(self.pricing_of_others, extra=options)).of([s])[0].priced
@@ -187,7 +190,7 @@ class AnalyticSubject:
                 changed = {name: getattr(s, name) for name in ("zero", "recompute")}
                 changed = {name: value for name, value in changed.items() if value != getattr(now, name)}
                 line = [f"{name}={value}" for name, value in changed.items()]
-                yield ",".join(line + [f"{name}={value:g}" for name, value in away.items()]), p
+                yield ",".join(line + [f"{name}={format_field(value)}" for name, value in away.items()]), p
 
     def gains(self) -> Iterator[tuple[str, str, PricedStrategy]]:
         """Yield (field or option, the settings that change it, the price with them) of every neighbour that fits, and

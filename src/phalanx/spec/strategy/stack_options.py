@@ -103,7 +103,7 @@ class StackOptions:
     dp_overlap: Literal["auto", "none", "reduce"] = "auto"
     """What overlaps compute over the data axis. none: nothing; reduce: the reduction of gradients with the last
     backward pass, and not the gather of parameters with the next forward pass."""
-    accumulation: Literal["auto", "sharded"] = "auto"
+    accumulate: Literal["auto", "sharded"] = "auto"
     """Where gradients of several micro-batches add up. auto: as the release has it; sharded: in shards, after a
     reduction each, so that whole gradients never stay."""
     dispatch: Literal["auto", "all_gather", "all_to_all", "deepep", "hybridep"] = "auto"
