@@ -110,7 +110,8 @@ def pipelined(schedule: str, ddp: bool = False, **o: Any) -> None:
     place, kind = mesh.get_local_rank("pp"), schedules.get_schedule_class(schedule)
     several = issubclass(kind, schedules.PipelineScheduleMulti)
     mine = ([place, 3 - place] if "ZBV" in schedule else [place, place + 2]) if several else [place]
-    stages, parts = [], nn.ModuleList()
+    stages: list[PipelineStage] = []
+    parts: list[nn.Module] = []  # a module that held them would name their blocks
     for index in mine:
         part = nn.Sequential(*(Block() for _ in range(BLOCKS // 2 // len(mine)))).cuda()
         for block in part if not ddp else ():
@@ -125,7 +126,7 @@ def pipelined(schedule: str, ddp: bool = False, **o: Any) -> None:
         return (out - target).square().mean()
 
     run = kind(stages if several else stages[0], 4, loss_fn=loss)
-    optimizer = torch.optim.AdamW(parts.parameters())
+    optimizer = torch.optim.AdamW([p for part in parts for p in part.parameters()])
     x = torch.randn(64, WIDTH, device="cuda")
     for _ in range(3):
         run.step(*(x,) * (0 in mine), **{"target": x} if 2 * len(mine) - 1 in mine else {})
