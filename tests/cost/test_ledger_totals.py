@@ -38,7 +38,9 @@ from phalanx.schedule.gradients.sharding import sharding_of
 from phalanx.schedule.layers.context import keys_per_query
 from phalanx.schedule.layout import Layout as StepLayout
 from phalanx.spec.errors import InputError
+from phalanx.spec.files.job_file import build
 from phalanx.spec.job import DTYPE_BYTES, Job, Precision
+from phalanx.spec.model.families import complete
 from phalanx.spec.model.spec import ModelSpec
 from phalanx.spec.strategy.spec import Strategy, parse
 
@@ -174,6 +176,18 @@ _LINES = (
     *("tp=4,recompute=full", "dp=2,tp=2,sp=1,recompute=full", "cp=2,dp=2", "cp=4", "cp=2,ulysses=2,tp=2"),
     *("pp=2,dp=2,zero=1", "pp=2,tp=2,sp=1,recompute=full", "pp=2,virtual=2,dp=2,schedule=interleaved"),
 )
+
+
+def test_changes_of_experts_are_cut_by_their_own_units() -> None:
+    """Three blocks with experts, in a model of five units, reduce apart from the rest of replicas that step alone."""
+    sizes = {"vocab": 300, "hidden": 128, "layers": 3, "heads": 12, "kv_heads": 6, "head_dim": 8, "ffn": 48}
+    experts = {"count": 4, "top_k": 1, "ffn": 96}
+    table = {"family": "mixtral", **sizes, "max_seq": 256, "tied": True, "experts": experts}
+    model = build(ModelSpec, complete(table), "model")
+    strategy = Strategy(dp=4, zero=3, shard=2, etp=2, micro_batch=1)
+    agree((model, Job(4, 32, Precision("bfloat16")), strategy), eight=False, alone=True)
+
+
 _SPREAD = ("ep=4,dp=4", "ep=2,dp=2,tp=2,sp=1,recompute=full", "etp=2,ep=2,dp=4,zero=1")
 """Strategies with experts on several ranks."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
@@ -94,3 +95,9 @@ def test_documents_are_of_bounded_size(tmp_path: Path) -> None:
     path.write_bytes(b"x" * (2**20 + 1))
     with pytest.raises(InputError, match="is larger than 1 MiB"):
         documents.read_text(path, "plan", 2**20)
+
+
+def test_an_error_about_input_is_the_same_in_another_process() -> None:
+    error = InputError("gpus", 7, "does not divide", "use 8")
+    again = pickle.loads(pickle.dumps(error))
+    assert (str(again), again.field, again.value, again.remedy) == (str(error), "gpus", 7, "use 8")

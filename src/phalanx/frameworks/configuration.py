@@ -123,10 +123,7 @@ class Keys:
     """The keys of a file, and which of them were understood."""
 
     def __init__(
-        self,
-        config: Config,
-        table: KeyTable | None = None,
-        others: Mapping[str, KeyTable] | None = None,
+        self, config: Config, table: KeyTable | None = None, others: Mapping[str, KeyTable] | None = None
     ) -> None:
         """`others`: tables of other frameworks, by the beginning of the paths that their keys have here."""
         self.config = config

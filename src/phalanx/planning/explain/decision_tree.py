@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
-from phalanx.spec.cluster.spec import ClusterSpec
+from phalanx.spec.cluster.spec import ClusterSpec, Tier
 from phalanx.spec.model.spec import ModelSpec
 from phalanx.spec.strategy import where
 
@@ -77,28 +77,29 @@ _ROWS = tomllib.loads(Path(__file__).with_suffix(".toml").read_text())
 TREE = _node("root")
 
 
+def _rate(tier: Tier, ranks: int) -> float:
+    """Return the bytes per second of one of `ranks` GPUs that share an uplink, in one direction."""
+    uplink = tier.uplink_bandwidth_bytes_per_s_per_direction
+    rate = tier.bandwidth_bytes_per_s_per_gpu_per_direction
+    return rate if uplink is None else min(rate, uplink / ranks)
+
+
 def facts(model: ModelSpec, cluster: ClusterSpec, gpus: int, batch: int, seq: int) -> Facts:
     """Return the facts about a training that the tree reads."""
-    network = [t for t in cluster.tiers if t.ranks > cluster.ranks_per_node] or cluster.tiers[-1:]
-    below = {id(t): under.ranks for under, t in zip(cluster.tiers, cluster.tiers[1:], strict=False)}
-    rate = network[0].bandwidth_bytes_per_s_per_gpu_per_direction
-    uplink = network[0].uplink_bandwidth_bytes_per_s_per_direction
-    beyond = [t.bandwidth_bytes_per_s_per_gpu_per_direction for t in network[1:]]
-    beyond += [
-        t.uplink_bandwidth_bytes_per_s_per_direction / below[id(t)]
-        for t in network[1:]
-        if t.uplink_bandwidth_bytes_per_s_per_direction is not None
-    ]
+    # What joins nodes, each tier with the ranks that its uplink serves.
+    inside = cluster.ranks_per_node
+    network = [(t, of) for t, of in zip(cluster.tiers[1:], cluster.tiers, strict=False) if t.ranks > inside]
+    rates = [_rate(t, of.ranks) for t, of in network] or [_rate(cluster.tiers[-1], inside)]
     return Facts(
         parameters=float(model.parameter_count),
         experts=model.experts.count if model.experts else 0,
         seq=seq,
         sequences=batch / gpus,
         gpus=gpus,
-        node=cluster.ranks_per_node,
+        node=inside,
         usable_bytes=cluster.device.usable_bytes,
-        network_bytes_per_s=min(rate, uplink / cluster.ranks_per_node) if uplink else rate,
-        sites=min(beyond, default=rate) * 10 <= rate,
+        network_bytes_per_s=rates[0],
+        sites=min(rates) * 10 <= rates[0],
     )
 
 
