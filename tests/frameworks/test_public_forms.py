@@ -79,16 +79,6 @@ def test_a_form_is_read(tmp_path: Path, text: str, wanted: dict[str, Any]) -> No
     assert not lint({"launched": None}, c)
 
 
-def test_an_empty_engine_of_axolotl_is_none(tmp_path: Path) -> None:
-    head = "base_model: x\nmicro_batch_size: 1\ndeepspeed:\n"
-    c = _read(
-        tmp_path, f"{head}fsdp: [full_shard, auto_wrap]\nfsdp_config: {{fsdp_offload_params: true}}\n", "a.yaml"
-    )
-    assert (c.stack, c.layout.zero, c.options["parameter_offload"]) == ("accelerate", 3, True)
-    c = _read(tmp_path, f"{head}fsdp:\nfsdp_config:\n", "a.yaml")
-    assert (c.stack, c.layout.zero) == ("accelerate", None)
-
-
 @pytest.mark.parametrize(("fsdp", "zero"), [({}, None), ({"fsdp": ""}, None), ({"fsdp": "shard_grad_op"}, 2)])
 def test_arguments_of_a_trainer_that_name_no_sharding_leave_it_open(
     fsdp: dict[str, str], zero: int | None, tmp_path: Path

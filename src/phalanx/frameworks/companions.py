@@ -13,7 +13,7 @@ from phalanx.spec.errors import InputError
 LARGEST = 2**20
 """Bytes of the largest file that is read."""
 MISSING = "is not here: give it too"
-_UNKNOWN = re.compile(r"(\$\w+|\$\{\w+\}|\$\(pwd\)|`pwd`)/+")
+_UNKNOWN = re.compile(r"(\$\w+|\$\{\w+\}|\$\((.*\bpwd|(dirname|realpath) [^()]*)\)|`pwd`)/+")
 _ABOVE = 3
 """Folders above a file in which a path relative to a repository's root is looked for."""
 

@@ -22,7 +22,7 @@ _OF_LORA = {"lora", "qlora", "dora", "pissa"}
 _WHOLE = {"full", "none", ""}
 _UPDATES = {name: {"update": "foreach"} for name in ("adamw_torch", "adamw_hf")} | {
     name: {"first_moment": "float8", "second_moment": "float8"}
-    for name in ("adamw_bnb_8bit", "adamw_8bit", "paged_adamw_8bit")
+    for name in ("adamw_bnb_8bit", "adamw_8bit", "paged_adamw_8bit", "adamw_torch_8bit")
 }
 """Optimizers by TrainingArguments' names, as options: of torch's operations, which others fuse into one kernel; with
 moments in 8 bits (transformers, trainer_optimizer.py; bitsandbytes, optim/adamw.py)."""

@@ -29,6 +29,14 @@ _STRATEGIES = {
 _TYPES = {"no": "fp32", "fp32": "fp32", "bf16": "bf16", "fp16": "fp16", "fp8": "fp8", "False": "fp32"}
 
 
+_AXES = {
+    "dp_replicate": ("dp_replicate_size",),
+    "dp_shard": ("dp_shard_size",),
+    "tp": ("tensor_parallel_size",),
+    "cp": ("context_parallel_size", "sequence_parallel_degree"),
+}
+"""axolotl's names of a ParallelismConfig's sizes (src/axolotl/utils/distributed.py, _get_parallel_config_kwargs), and
+that of context parallelism before 0.12."""
 _OFFLOADED = ("unsloth", "offload", "offload_disk")
 """Recomputation from inputs that are kept on the host (axolotl, src/axolotl/utils/schemas/config.py)."""
 
@@ -141,13 +149,23 @@ def read(config: Config, world: int | None = None) -> Configuration:
     # An axis that ParallelismConfig does not name has size 1, but FSDP2 shards over all ranks without one of its own.
     sizes = {
         name: keys.count(
-            (f"parallelism_config.parallelism_config_{name}_size", f"parallelism_config.{name}_size"),
-            "strategy",
+            (
+                f"parallelism_config.parallelism_config_{name}_size",
+                f"parallelism_config.{name}_size",
+                *(_AXES.get(name, ()) if axolotl else ()),
+            ),
+            f"strategy.{axis}",
             unnamed,
         )
-        for name, unnamed in (("dp_replicate", 1), ("dp_shard", None), ("tp", 1), ("cp", 1), ("sp", 1))
+        for name, axis, unnamed in (
+            ("dp_replicate", "dp", 1),
+            ("dp_shard", "shard", None),
+            ("tp", "tp", 1),
+            ("cp", "cp", 1),
+            ("sp", "ulysses", 1),
+        )
     }
-    mesh = "parallelism_config" in config
+    mesh = "parallelism_config" in config or (axolotl and any(n in config for names in _AXES.values() for n in names))
     tp, cp = (sizes["tp"], product(sizes["cp"], sizes["sp"])) if mesh else (None, None)
     zero: int | None = None
     offload: dict[str, str | None] | None = None
@@ -189,11 +207,10 @@ def read(config: Config, world: int | None = None) -> Configuration:
     if axolotl:
         micro = keys.count("micro_batch_size", "strategy.micro_batch")
         steps = steps or keys.count("gradient_accumulation_steps", "accumulation")
-        tp = tp or keys.count("tensor_parallel_size", "strategy.tp")
-        cp = cp or keys.count("context_parallel_size", "strategy.cp")
         bf16, fp16 = keys.take("bf16", "job.precision"), keys.take("fp16", "job.precision")
-        type_ = "bf16" if truth(bf16) else "fp16" if truth(fp16) else type_
-        unstated = "fp32" if bf16 is False else "bf16"  # `auto` is its default
+        bf16 = bf16 is None or bf16 == "auto" or truth(bf16)  # of GPUs that have it
+        type_ = "fp16" if truth(fp16) else "bf16" if bf16 else type_
+        unstated = "fp32"
         word = keys.take("gradient_checkpointing", "strategy.recompute")
         again = True if word in _OFFLOADED else truth(word)
         recompute = "full" if again else recompute or ("none" if again is False else None)
@@ -220,6 +237,12 @@ def read(config: Config, world: int | None = None) -> Configuration:
     if fsdp and (offload or {}).get("param") == "cpu":
         options |= {"parameter_offload": True, "optimizer_offload": 1.0}
     gathers = ("parallelism_config.parallelism_config_cp_comm_strategy", "parallelism_config.cp_comm_strategy")
+    # axolotl takes ring_flash_attn's llama3 for packed sequences (src/axolotl/utils/schemas/validation.py,
+    # validate_ring_attn_func), which gathers keys and values.
+    if axolotl and (cp or 1) > 1:
+        packed = truth(config.get("sample_packing"))  # which changes more than this
+        ring = keys.take("ring_attn_func", "options.context", "varlen_llama3" if packed else "batch_ring")
+        options |= {"context": "all_gather"} if ring == "varlen_llama3" else {}
     if keys.take(gathers, "options.context") == "allgather":
         options["context"] = "all_gather"
     replicas = divided(world, product(tp or 1, cp or 1)) if tp is not None and not axolotl else None

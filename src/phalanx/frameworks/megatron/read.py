@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from phalanx.frameworks.configuration import (
@@ -19,7 +20,7 @@ from phalanx.frameworks.configuration import (
 from phalanx.frameworks.deepspeed import read as deepspeed
 from phalanx.frameworks.keys import key_table
 from phalanx.frameworks.megatron import layout as pipelines
-from phalanx.frameworks.megatron import patterns
+from phalanx.frameworks.megatron import patterns, read_slime
 from phalanx.frameworks.megatron import read_model as shaped
 from phalanx.frameworks.megatron import read_options as beyond
 from phalanx.frameworks.trainer_tuning import preferring, tuning
@@ -70,6 +71,8 @@ def read(config: Config, world: int | None = None) -> Configuration:
         nodes = keys.take("launch.nnodes", "world", 1)
         world = product(count(nodes), keys.count("launch.nproc_per_node", "world"))
         world = world or count(flag("world_size", "world"))  # of the dump that a log prints
+    actor = read_slime.actor(flag, args)
+    world = world or (actor.world if actor else None)
     earliest = count(flag("model_parallel_size", "strategy.tp"))  # releases before 2.0
     tp = earliest or degree("tensor_model_parallel_size", "strategy.tp")
     pp = degree("pipeline_model_parallel_size", "strategy.pp")
@@ -84,6 +87,12 @@ def read(config: Config, world: int | None = None) -> Configuration:
     # ms-swift's, whose reference passes run whatever the loss is (swift/megatron/trainers/dpo_trainer.py:84).
     scored, sequences, preferred = preferring(keys, at, bool(trained), skips=())
     micro, whole = product(micro, sequences), product(whole, sequences)
+    seq = count(flag("seq_length", "job.seq")) or count(flag("encoder_seq_length", "job.seq"))
+    if actor is not None:
+        actor = replace(actor, whole=whole or actor.whole)
+        whole, seq = actor.whole, actor.seq
+        micro, filled = actor.micro(micro, cp, dp)
+        preferred = (*preferred, *actor.notes, *filled)
     # Written, but without a number: a variable of the shell, or a schedule of batches.
     later = whole is None and any(
         flag(name, "job.global_batch") is not None for name in ("global_batch_size", "step_batch_size_schedule")
@@ -195,7 +204,7 @@ def read(config: Config, world: int | None = None) -> Configuration:
         micro_batch=micro,
         accumulation=divided(whole, product(micro, dp)) if whole else 1 if dp and not later else None,
         global_batch=whole or (None if later else product(micro, dp)),
-        seq=count(flag("seq_length", "job.seq")) or count(flag("encoder_seq_length", "job.seq")),
+        seq=seq,
         precision="fp8" if eight else named,
         recompute=recompute,
         offload={"optimizer": "cpu" if offload else "none", "param": "none"},

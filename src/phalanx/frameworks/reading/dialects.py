@@ -25,6 +25,7 @@ class Dialect:
     source: str
     words: tuple[str, ...] = ()
     flags: tuple[str, ...] = ()
+    needs: tuple[str, ...] = ()
     renamed: Mapping[str, str] = field(default_factory=dict)
     defaults: Mapping[str, Any] = field(default_factory=dict)
     model: str = ""
@@ -49,7 +50,8 @@ class Dialect:
 
     def model_of(self, args: Mapping[str, Any]) -> str:
         """Return the name of the model that flags state, "" where they do not."""
-        return str(args.get(self.model) or "") if self.model else ""
+        plain = {name.replace("-", "_"): value for name, value in args.items()}
+        return str(plain.get(self.model) or "") if self.model else ""
 
 
 @cache
@@ -60,12 +62,12 @@ def _dialects() -> tuple[Dialect, ...]:
 def dialect_of(program: str, positional: Sequence[str], flags: Collection[str] = ()) -> Dialect | None:
     """Return the dialect of a program by its name and the words before its flags, or by its flags where it has no
     name; None for others."""
-    name = re.sub(r"\.py$", "", program)
+    name, given = re.sub(r"\.py$", "", program), {flag.replace("-", "_") for flag in flags}
     for row in _dialects():
-        if any(re.search(rf"(^|[./]){p}$", name) for p in row.programs) and (
-            not row.words or (positional and positional[0] in row.words)
-        ):
-            return row
-        if not name and row.flags and {flag.replace("-", "_") for flag in flags}.issuperset(row.flags):
+        worded = not row.words or (positional and positional[0] in row.words)
+        if any(re.search(rf"(^|[./]){p}$", name) for p in row.programs) and worded:
+            if not row.needs or given.intersection(row.needs):
+                return row
+        elif not name and row.flags and given.issuperset(row.flags):
             return row
     return None

@@ -1,0 +1,53 @@
+"""axolotl's YAML: accelerate's tables under names of its own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from phalanx.frameworks.configuration import Configuration
+from phalanx.frameworks.reading import files
+
+_HEAD = "base_model: x\nmicro_batch_size: 1\nsequence_len: 16384\n"
+_FSDP = "fsdp_version: 2\nfsdp_config: {reshard_after_forward: true, auto_wrap_policy: TRANSFORMER_BASED_WRAP}\n"
+
+
+def _read(tmp_path: Path, text: str, world: int | None = None) -> Configuration:
+    (tmp_path / "a.yaml").write_text(_HEAD + text)
+    return files.read([tmp_path / "a.yaml"], world=world)[0]
+
+
+def test_an_empty_engine_of_axolotl_is_none(tmp_path: Path) -> None:
+    c = _read(tmp_path, "deepspeed:\nfsdp: [full_shard, auto_wrap]\nfsdp_config: {fsdp_offload_params: true}\n")
+    assert (c.stack, c.layout.zero, c.options["parameter_offload"]) == ("accelerate", 3, True)
+    c = _read(tmp_path, "deepspeed:\nfsdp:\nfsdp_config:\n")
+    assert (c.stack, c.layout.zero) == ("accelerate", None)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "wanted"),
+    [
+        ("dp_shard_size: 4\ncontext_parallel_size: 2\n", (1, 2, 4)),
+        ("dp_replicate_size: 2\ndp_shard_size: 2\ntensor_parallel_size: 2\n", (2, 1, 2)),
+        ("sequence_parallel_degree: 8\n", (1, 8, None)),  # before 0.12
+    ],
+)
+def test_the_mesh_of_axolotl_is_read(sizes: str, wanted: tuple[int, int, int | None], tmp_path: Path) -> None:
+    c = _read(tmp_path, sizes + _FSDP, 8)
+    assert (c.layout.tp, c.layout.cp, c.layout.shard) == wanted
+    assert (c.layout.zero, c.not_modelled, c.unknown) == (3, {}, {})
+
+
+@pytest.mark.parametrize(
+    ("more", "gathers"),
+    [("sample_packing: true\n", True), ("", False), ("sample_packing: true\nring_attn_func: batch_ring\n", False)],
+)
+def test_packed_sequences_gather_keys(more: str, gathers: bool, tmp_path: Path) -> None:
+    c = _read(tmp_path, f"context_parallel_size: 2\n{more}{_FSDP}", 8)
+    assert (c.options.get("context") == "all_gather") is gathers
+
+
+def test_the_type_is_that_of_gpus_unless_one_is_named(tmp_path: Path) -> None:
+    for line, wanted in (("bf16: auto\n", "bf16"), ("", "bf16"), ("fp16: true\n", "fp16"), ("bf16: false\n", None)):
+        assert _read(tmp_path, line + _FSDP).layout.precision == wanted
