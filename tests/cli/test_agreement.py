@@ -44,6 +44,25 @@ def _hidden(folder: Path, words: str) -> dict[str, float]:
     return {row["axis"]: row["hidden"] for row in rows if row["hidden"] is not None}
 
 
+_EXPERTS = " --num-experts 8 --moe-router-topk 2 --expert-model-parallel-size 4 --moe-token-dispatcher-type alltoall"
+
+
+@pytest.mark.parametrize(("more", "parts"), [("", {"tp", "dp", "pp"}), (_EXPERTS, {"tp", "dp", "ep, etp", "pp"})])
+def test_what_is_exposed_is_one_figure(tmp_path: Path, more: str, parts: set[str]) -> None:
+    """`explain` and `tables comm` say the same of each axis; experts' own tensor parallelism waits as their tokens
+    do; and what other work covers is not said to be covered by nothing."""
+    rows = {r["axis"]: r for r in asked(tmp_path, T3 + more, "tables comm t3.sh")["tables"][1]["rows"]}
+    explained = asked(tmp_path, T3 + more, "explain t3.sh")
+    exposed = {a["axis"]: a["exposed_s"] for a in explained["communication"]}
+    assert rows.keys() == parts
+    for axes, row in rows.items():
+        assert sum(exposed[a] for a in axes.split(", ")) == pytest.approx(row["exposed_s"]), axes
+        assert not (row["covered_s"] and row["what_can_cover_it"].startswith("nothing")), axes
+    share = sum(exposed.values()) / explained["prediction"]["step_time_s"]
+    figures = {f["name"]: f["value"] for f in explained["targets"]}
+    assert figures["exposed communication"] == pytest.approx(share)
+
+
 _FLAGS = ("--tp-comm-overlap", "--overlap-grad-reduce", "--overlap-grad-reduce --overlap-param-gather")
 
 

@@ -609,7 +609,7 @@ def test_megatron_layouts_follow_validate_args(args: dict[str, Any], fixed: dict
                     "micro_batch_size": 2,
                 }
             },
-            "dp=16,zero=1,tp=2,cp=2,micro_batch=2",
+            "dp=16,zero=1,tp=2,cp=2,etp=2,micro_batch=2",
             {"context": "all_gather", "dispatch": "deepep", "cross_entropy": "fused"},
         ),
         (

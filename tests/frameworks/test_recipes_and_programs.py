@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from support.in_process_cli import error_of
 
+from phalanx.answers.question.read import read
 from phalanx.frameworks.configuration import Configuration
 from phalanx.frameworks.reading import files
 
@@ -237,3 +238,15 @@ def test_what_only_a_run_knows_is_said(tmp_path: Path) -> None:
     assert "makes 2 recipes, in lines 1, 3" in error_of(tmp_path, "read", "two.py")
     (tmp_path / "deep.py").write_text("def f(): return f()\nTrainingArguments(x=f())\n")
     assert "calls itself" in error_of(tmp_path, "read", "deep.py")
+
+
+@pytest.mark.parametrize(("line", "etp"), [("", 2), ("\n    expert_tensor_parallel_size: 1", 1)])
+def test_experts_of_nemo_are_split_as_their_layers_unless_the_file_says_otherwise(
+    tmp_path: Path, line: str, etp: int
+) -> None:
+    (tmp_path / "run.yaml").write_text(
+        "trainer:\n  devices: 8\n  num_nodes: 4\n  strategy:\n    tensor_model_parallel_size: 2\n"
+        f"    pipeline_model_parallel_size: 4\n    expert_model_parallel_size: 4{line}\n"
+        "data:\n  global_batch_size: 256\n  micro_batch_size: 1\n  seq_length: 4096\n"
+    )
+    assert read([tmp_path / "run.yaml"]).configuration.layout.etp == etp

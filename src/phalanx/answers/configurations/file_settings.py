@@ -13,7 +13,7 @@ from typing import Any
 
 from phalanx.answers.configurations.export import TARGETS
 from phalanx.answers.question.question import Question
-from phalanx.answers.question.read import Reading
+from phalanx.answers.question.read import FOLLOWED, Reading
 from phalanx.frameworks.configuration import shown
 from phalanx.frameworks.keys import key_table
 from phalanx.frameworks.registry import row_of
@@ -109,8 +109,10 @@ class FileSettings:
         self.first = self.first or old
         result = []
         said = {edit.key.lstrip("-") for edits in own_words.values() for edit in edits}
+        left = self._no_longer_followed(before.strategy, after.strategy)
         for key in dict.fromkeys((*old, *new)):
-            if old.get(key) == new.get(key) or self._field_of(key) in own_words or plain(key) in said:
+            name = self._field_of(key)
+            if (old.get(key) == new.get(key) and name not in left) or name in own_words or plain(key) in said:
                 continue
             name, own = self.own.get(plain(key), (key.lstrip("-"), ""))
             if own == "auto" or (not own and key not in new):  # follows another setting; is not in the file
@@ -120,6 +122,17 @@ class FileSettings:
         result += [edit for edits in own_words.values() for edit in edits]
         result += self._left_over(old, new, {n: value for n, value in changed.items() if n not in own_words})
         return tuple(result)
+
+    def _no_longer_followed(self, before: Strategy, after: Strategy) -> Container[str]:
+        """Return the fields that the file leaves to follow another one, and that no longer do: they must be said."""
+        stated = {meaning.rpartition(".")[2] for meaning in self.c.understood.values()}
+        return {
+            name
+            for name, other in FOLLOWED.items()
+            if name not in stated
+            and getattr(before, name) == getattr(before, other)
+            and getattr(after, name) != getattr(after, other)
+        }
 
     def _field_of(self, key: str) -> str:
         """Return the field of a Strategy that a setting of the export says; "" for others."""

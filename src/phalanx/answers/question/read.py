@@ -151,6 +151,8 @@ def _assumed(c: Configuration) -> tuple[Caveat, ...]:
     )
 
 
+FOLLOWED = {"etp": "tp"}
+"""A field that a file may leave out -> the field whose value it then has."""
 _PARTS = {"param": "parameter"}
 """Parts of the model's state by their key -> as an option calls them."""
 
@@ -175,7 +177,7 @@ def origins(c: Configuration) -> dict[str, str]:
         "global_batch": ("micro_batch x accumulation x dp", bool(micro)),
         "micro_batch": ("global_batch / (accumulation x dp)", bool(by_field.get("global_batch"))),
         "schedule": ("pp and virtual", s.pp is not None),
-        "etp": ("tp", s.etp == s.tp),
+        **{name: (other, getattr(s, name) == getattr(s, other)) for name, other in FOLLOWED.items()},
     }
     result = {}
     for name in (*asdict(s), *c.fields, *c.options):

@@ -138,6 +138,9 @@ def read(config: Config, world: int | None = None) -> Configuration:
     degrees = product(tp, pp, cp) if isinstance(config, Partial) else product(tp or 1, pp or 1, cp or 1)
     dp = divided(world, degrees) if tp or pp else None
     virtual = degree("strategy.virtual", "virtual_pipeline_model_parallel_size", "virtual_pipeline_parallel_size")
+    experts = degree("model.experts", "num_moe_experts", "num_experts")
+    if max(experts or 1, ep or 1) > 1 and trainer != "dtensor_cfg" and not isinstance(config, Partial):
+        etp = etp or tp  # Megatron-LM, megatron/core/parallel_state.py: expert_tensor_parallel_size is None
     layout = StatedLayout(
         world=world,
         dp=dp,
@@ -167,7 +170,6 @@ def read(config: Config, world: int | None = None) -> Configuration:
         value = of(meaning, name)
         return default if value is None else value
 
-    experts = degree("model.experts", "num_moe_experts", "num_experts")
     options = beyond.options(flag, experts is not None, cp) | _adapters(keys)
     for name, key in (
         ("products", "fp8_recipe"),

@@ -14,7 +14,7 @@ from phalanx.cost.ledger.policy import sharding
 from phalanx.frameworks.registry import facts
 from phalanx.planning.explain.lint import changed_fields
 from phalanx.planning.explain.targets import BUBBLE, EXPOSED, IMBALANCE, MFU, OVERLAP, Target
-from phalanx.planning.explain.traffic import TrafficRow, flows
+from phalanx.planning.explain.traffic import TrafficRow, flows, term_of
 from phalanx.planning.search import HEADROOM, strategy_columns
 from phalanx.planning.search.column_pricing import Pricing
 from phalanx.planning.search.priced import PricedStrategy
@@ -135,9 +135,32 @@ class AnalyticSubject:
         """Bytes needed by the fullest rank, and bytes available to it."""
         return float(self.priced.bytes_), self.pricing.allocatable
 
+    @cached_property
+    def repeated_s(self) -> float:
+        """Exposed seconds of tensor parallelism that recomputation sends again: they are in its term."""
+        if self.strategy.recompute == "none" or self.strategy.tp == 1:
+            return 0.0
+        profile, once = self.pricing.profile, flows(self.pricing, replace(self.strategy, recompute="none"))
+        now, before = ([f for f in rows if f.axis == "tp"] for rows in (self.flows, once))
+        inside = any(f.tier == self.pricing.cluster.tiers[0].name for f in now)
+        again = sum(f.seconds for f in now) - sum(f.seconds for f in before)
+        return again * (1 - float(profile.tp_overlap) * inside)  # it waits as the forward pass does
+
     def exposed_seconds(self, axis: str) -> float:
-        """Return the exposed seconds of an axis's communication in a step."""
-        return self.priced.terms.get(axis, 0.0)
+        """Return the exposed seconds of an axis's communication in a step: its share of their term. That of expert
+        parallelism also has permutations and waiting, so there it is what the stack leaves of the messages."""
+        term, profile = term_of(axis), self.pricing.profile
+        own_s = sum(f.seconds for f in self.flows if f.axis == axis)
+        if term == "ep" and not profile.overlaps_experts:
+            return own_s * (1 - float(profile.ep_overlap))
+        alone_s = sum(f.seconds for f in self.flows if term_of(f.axis) == term)
+        exposed_s = self.priced.terms.get(term, 0.0) + (self.repeated_s if term == "tp" else 0.0)
+        return exposed_s * own_s / alone_s if alone_s else 0.0
+
+    def hidden(self, axis: str) -> float:
+        """Return the share of an axis's communication that other work covers."""
+        alone_s = sum(f.seconds for f in self.flows if f.axis == axis)
+        return 1 - min(1.0, self.exposed_seconds(axis) / alone_s) if alone_s else 0.0
 
     @property
     def tensor_parallel(self) -> float:
@@ -252,7 +275,7 @@ class AnalyticSubject:
         return [
             (MFU, self.mfu),
             (BUBBLE, self.bubble),
-            (EXPOSED, self.priced.communication),
+            (EXPOSED, sum(self.exposed_seconds(a) for a in {f.axis for f in self.flows}) / self.seconds),
             (OVERLAP, self.overlap),
             (IMBALANCE, self.run.imbalance),
         ]

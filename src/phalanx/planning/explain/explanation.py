@@ -12,7 +12,6 @@ from dataclasses import dataclass
 
 from phalanx.cost.analytic.step import TERM_NAMES
 from phalanx.planning.explain.analytic import AnalyticSubject
-from phalanx.planning.explain.traffic import term_of
 from phalanx.planning.search import priced as reasons
 from phalanx.planning.search.priced import COMMUNICATION, PricedStrategy
 
@@ -81,7 +80,7 @@ def axes(x: AnalyticSubject) -> list[Axis]:
         intensity, top = flops / sent, float(system.peak_bf16) / rates[tier]
         once = axis in ("dp", "edp") and not x.reduces_each
         critical = batch * top / intensity if once else None
-        rows.append(Axis(axis, tier, sent, intensity, top, x.priced.terms.get(term_of(axis), 0.0), critical))
+        rows.append(Axis(axis, tier, sent, intensity, top, x.exposed_seconds(axis), critical))
     return rows
 
 

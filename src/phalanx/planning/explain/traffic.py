@@ -250,4 +250,4 @@ def _tier(pricing: Pricing, s: Strategy, axis: str, ranks: int, stride: int) -> 
 
 def term_of(axis: str) -> str:
     """Return the term of a step that holds an axis's exposed communication; some axes share one."""
-    return {"ring": "cp", "ulysses": "cp", "edp": "dp", "pp": "transfers"}.get(axis, axis)
+    return {"ring": "cp", "ulysses": "cp", "edp": "dp", "etp": "ep", "pp": "transfers"}.get(axis, axis)

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 
 from phalanx.planning.explain.analytic import AnalyticSubject
 from phalanx.planning.explain.exact import ExactSubject
 from phalanx.planning.explain.program_traffic import program_flows
-from phalanx.planning.explain.traffic import TrafficRow, flows, job_flows, term_of
+from phalanx.planning.explain.traffic import TrafficRow, job_flows, term_of
 from phalanx.planning.tables.table import Sheet, columns
 from phalanx.spec.cluster.spec import ClusterSpec
 from phalanx.spec.strategy.zero_levels import ZERO_LEVELS
@@ -17,14 +16,9 @@ from phalanx.spec.strategy.zero_levels import ZERO_LEVELS
 def sheet(x: AnalyticSubject) -> Sheet:
     """Tabulate each kind of operation of a strategy in a step: for a rank, and for the job."""
     rows = []
-    seconds_of_term: dict[str, float] = {}
-    # The exposed part is known by term: divide it over the operations that share the term.
-    for f in x.flows:
-        seconds_of_term[term_of(f.axis)] = seconds_of_term.get(term_of(f.axis), 0.0) + f.seconds
     for row in job_flows(x.pricing, x.strategy):
         f = row.flow
-        term = term_of(f.axis)
-        hidden = _hidden(term, x, seconds_of_term[term], f.tier) if f in x.flows else None
+        hidden = x.hidden(f.axis) if f in x.flows else None
         rows.append(
             (
                 f.axis,
@@ -73,19 +67,24 @@ def overlap_sheet(x: AnalyticSubject) -> Sheet:
         same = [f for f in x.flows if term_of(f.axis) == term]
         alone_s = sum(f.seconds for f in same)
         if alone_s and term in _COVERED:
-            hidden = _hidden(term, x, alone_s, same[0].tier)
-            rows.append((_AXIS.get(term, term), alone_s * (1 - hidden), alone_s * hidden, hidden, _COVERED[term](x)))
+            axes, hidden = list(dict.fromkeys(f.axis for f in same)), x.hidden(same[0].axis)
+            exposed_s = sum(x.exposed_seconds(axis) for axis in axes)
+            rows.append((", ".join(axes), exposed_s, alone_s * hidden, hidden, _COVERED[term](x)))
     heads = columns("axis | exposed [s] | covered [s] | hidden [share] | what can cover it")
     return Sheet("what other work covers of it", heads, rows, stacked=("exposed", "covered"), charted=False)
 
 
-_AXIS = {"transfers": "pp"}
-
-
 def _covers_tp(x: AnalyticSubject) -> str:
-    if not x.pricing.profile.tp_overlap:
-        return "nothing: a product waits for its rows, and the next layer for its sum"
-    return f"{x.pricing.stack} cuts products in parts, and overlaps a part with the next one's rows, inside a node"
+    if x.pricing.profile.tp_overlap:
+        what = (
+            f"{x.pricing.stack} cuts products in parts, and overlaps a part with the next one's rows, inside a node"
+        )
+    elif x.hidden("tp"):
+        what = "products of weights' gradients; nothing in the forward pass, where a product waits for its rows"
+    else:
+        what = "nothing: a product waits for its rows, and the next layer for its sum"
+    again = x.repeated_s
+    return what + (f"; {again:.3g} s of what is exposed is in predict's recomputation" if again else "")
 
 
 def _covers_dp(x: AnalyticSubject) -> str:
@@ -121,22 +120,6 @@ _COVERED: dict[str, Callable[[AnalyticSubject], str]] = {
     "ep": _covers_ep,
 }
 """What covers the communication of a term, if anything."""
-
-
-def _hidden(term: str, x: AnalyticSubject, alone_s: float, tier: str) -> float:
-    """Return the share of a term's communication, `alone_s` without overlap, that other work covers. The term of
-    expert parallelism also has permutations and waiting, so there it is the stack's covered share of the messages.
-    What recomputation sends again is in its own term: it waits as the forward pass does."""
-    profile = x.pricing.profile
-    if term == "ep" and not profile.overlaps_experts:
-        return float(profile.ep_overlap)
-    exposed = x.priced.terms.get(term, 0.0)
-    if term == "tp" and x.strategy.recompute != "none":
-        once = flows(x.pricing, replace(x.strategy, recompute="none"))
-        again = alone_s - sum(f.seconds for f in once if term_of(f.axis) == term)
-        inside = tier == x.pricing.cluster.tiers[0].name
-        exposed += again * (1 - float(profile.tp_overlap) * inside)
-    return 1 - min(1.0, exposed / alone_s)
 
 
 def _bound(f: TrafficRow, cluster: ClusterSpec) -> str:
