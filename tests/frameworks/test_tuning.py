@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from hypothesis import strategies as st
-from support.in_process_cli import error_of, json_of
+from support.in_process_cli import error_of, json_of, text_of
 from support.sizes import drawn
 
 from phalanx import predict
@@ -163,6 +163,36 @@ def test_frozen_weights_that_are_sharded_are_gathered_as_they_are_stored() -> No
     assert whole.terms_s["dp"] == 0 < quantised.terms_s["dp"] < sharded.terms_s["dp"] / 2 < full.terms_s["dp"] / 2
     assert away.memory_bytes < sharded.memory_bytes - 1.5e9 < whole.memory_bytes - 1.5e9
     assert quantised.memory_bytes < sharded.memory_bytes - 1.5e9
+
+
+@pytest.mark.parametrize(
+    ("strategy", "options", "each"),
+    [
+        ("dp=8", "", 18),
+        ("dp=8,zero=1", "", 2 + 4 + 12 / 8),
+        ("dp=8,zero=3", "", 18 / 8),
+        ("dp=8,zero=1", "optimizer_offload=1", 2 + 4),
+        ("dp=8,zero=3", "optimizer_offload=1,parameter_offload=1", 0),
+    ],
+)
+def test_adapters_are_sharded_and_offloaded_as_a_whole_model_is(strategy: str, options: str, each: float) -> None:
+    """By the parameters between ranks 128 and 256 on every product of an 8B."""
+    question: dict[str, Any] = dict(model="llama3-8b", cluster="dgx-h100", gpus=8, batch=8, seq=64, stack="deepspeed")
+    state = [
+        predict(**question, strategy=strategy, options=f"lora={rank},{options}".rstrip(",")).memory_terms["state"]
+        for rank in (256, 128)
+    ]
+    parameters = 32 * 128 * (2 * (4096 + 4096) + 2 * (4096 + 1024) + 3 * (4096 + 14336))
+    assert state[0] - state[1] == pytest.approx(each * parameters, rel=1e-6, abs=1)
+
+
+def test_experts_without_adapters_are_said(tmp_path: Path) -> None:
+    """With one on each, 48 layers of 128 experts have 8 x 3 (2048 + 768) parameters each, 18 bytes of state each."""
+    (tmp_path / "c.json").write_text(json.dumps(HF | {"use_peft": True, "lora_r": 8}))
+    asked = ("--gpus", "1", "--cluster", "dgx-h100", "--model")
+    more = 18 * 48 * 128 * 8 * 3 * (2048 + 768) / 2**30
+    assert f"memory by at most {more:.1f} GiB more" in text_of(tmp_path, "predict", "c.json", *asked, "qwen3-30b-a3b")
+    assert "adapters" not in text_of(tmp_path, "predict", "c.json", *asked, "llama3-8b").replace("(adapters)", "")
 
 
 def test_a_stack_without_quantised_bases_refuses_them() -> None:

@@ -9,6 +9,8 @@ from typing import Literal
 
 from phalanx.frameworks.configuration import Configuration, shown
 from phalanx.frameworks.verdicts import CHANGES, Verdict
+from phalanx.spec.model.spec import ModelSpec, expert_layers
+from phalanx.spec.strategy.spec import Strategy
 
 _LISTED = 8
 """Keys of one caveat that are named in its line; --json has all."""
@@ -65,6 +67,27 @@ UNTIMED = Caveat(
     "was timed, and published steps of DeepSeek-V4 are a third longer",
     ("time",),
 )
+
+
+def unadapted(model: ModelSpec, rank: int, strategy: Strategy) -> Caveat:
+    """Return the caveat that no expert has an adapter: programs differ, of which ms-swift's Megatron, and peft where
+    every expert is a module of its own, adapt each. The bound is of adapters of this rank without ZeRO."""
+    experts = model.experts
+    assert experts is not None
+    width = (experts.latent or model.hidden) + experts.ffn
+    each = rank * (3 if model.gated else 2) * width * experts.count * len(expert_layers(model))
+    held = each * _STATE / (strategy.ep * strategy.etp * strategy.pp) / 2**30
+    return Caveat(
+        "assumed",
+        (),
+        "experts have no adapters, as under transformers 5; with one on each",
+        ("memory", "time"),
+        bound=f"memory by at most {held:.1f} GiB more",
+    )
+
+
+_STATE = 18
+"""Bytes of an adapter's parameter: a weight of 2, a gradient of 4, and an optimizer of 12."""
 
 
 def _consequence(kind: str, changes: tuple[str, ...]) -> str:

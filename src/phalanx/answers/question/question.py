@@ -33,7 +33,7 @@ from phalanx.answers.question.precision import (
 from phalanx.answers.question.query import Configured, Query
 from phalanx.answers.question.strategy_line import fixed, planned, strategy_on
 from phalanx.cost.analytic.estimate import Estimate, estimate, require_modelled
-from phalanx.frameworks.caveats import BALANCED, UNMEASURED, UNTIMED, Caveat
+from phalanx.frameworks.caveats import BALANCED, UNMEASURED, UNTIMED, Caveat, unadapted
 from phalanx.frameworks.registry import DOCUMENTED, STACKS, facts
 from phalanx.planning import lookup
 from phalanx.planning.explain.analytic import AnalyticSubject
@@ -268,6 +268,8 @@ def resolve(query: Query, configured: Configured, searched: bool = False, any_st
     said, caveats = (*configured.notes, *notes), configured.caveats
     if model.experts is not None and options.routing == "auto" and strategy is not None and strategy.ep > 1:
         caveats = (*caveats, BALANCED)
+    if model.experts is not None and options.lora and options.lora_targets == "linear" and strategy is not None:
+        caveats = (*caveats, unadapted(model, options.lora, strategy))
     if strategy is not None and not has_runs(on(gpus).device.name):
         caveats = (*caveats, UNMEASURED)
     if strategy is not None and any(facts(model)[name] for name in ("compressed", "streams", "selective")):

@@ -98,8 +98,18 @@ def _two_matrices(shape: Shape, layout: Layout, apart: Column) -> Column:
 _WHOLE_UNITS = 3
 """Units as they compute: gathered, that and the next; and, unless it is frozen, the gradient of one before it is
 reduced."""
-_STATE_OF_ADAPTERS = 18.0
-"""Bytes per parameter of adapters: as without ZeRO, since they are small."""
+
+
+def _adapter_bytes(layout: Layout, profile: Profile, zero: Sharding) -> Column:
+    """Return bytes of state per parameter of adapters on a rank: a weight of 2, a gradient of 4 and an optimizer of
+    12 bytes, which ZeRO shards and offloads as it does a whole model's. FSDP gives adapters units of
+    their own (huggingface/peft/src/peft/utils/other.py, fsdp_auto_wrap_policy)."""
+    shards = np.where(zero.state, zero.shards, 1.0)
+    level3, each = np.asarray(zero.by_unit, dtype=float), np.asarray(zero.reduces_each, dtype=float)
+    on_host = profile.parameters_on_host * level3
+    weight = 2.0 * (1 - on_host) * np.where(level3 > 0, 1 / shards, 1.0)
+    gradient = 4.0 * (1 - on_host * each) * np.where(each > 0, 1 / shards, 1.0)
+    return weight + gradient + 12.0 * (1 - profile.on_host) / shards
 
 
 class _Rank(NamedTuple):
@@ -278,7 +288,7 @@ def _share(shape: Shape, layout: Layout, profile: Profile, ends: _Ends, stream: 
         profile,
         dense_params,
         expert_params,
-        block_state + _STATE_OF_ADAPTERS * shape.adapters / layout.tp,
+        block_state + _adapter_bytes(layout, profile, zero) * shape.adapters / layout.tp,
         dense_bytes,
         ends.larger,
         block.stored,
