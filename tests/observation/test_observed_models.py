@@ -269,6 +269,18 @@ def test_models_in_wrappers_are_told_apart() -> None:
     assert {h.module for h in rank.holders if h.kind == "parameters"} == {"reference", "policy"}
 
 
+def by_its_number() -> None:
+    """FSDP1 as people start it: its device is the number of the rank, of a type or alone."""
+    rank = dist.get_rank()
+    _ = FullyShardedDataParallel(Model().cuda(rank), device_id=torch.device("cuda", rank))
+    model = FullyShardedDataParallel(Model().cuda(rank), device_id=rank, use_orig_params=True)
+    train(model, lambda x: model(x.to(rank)).mean())
+
+
+def test_fsdp1_finds_its_device_on_every_rank() -> None:
+    assert observed(by_its_number).communication
+
+
 def test_a_step_has_the_steps_of_all_optimizers() -> None:
     rank = observed(adversaries)
     assert rank.models == ("generator", "critic")

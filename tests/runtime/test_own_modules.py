@@ -24,6 +24,7 @@ _LAYOUTS = {  # of the first two steps and the next two
     "state_space": ("tp=2,zero=2", "zero=3"),
     "mamba": ("tp=2", "tp=4"),
     "two_towers": ("tp=2", "tp=2"),
+    "by_heads": ("tp=2", "tp=2,zero=1"),
     "dit": ("zero=3,recompute=full", "tp=4,recompute=full"),
 }
 
@@ -33,7 +34,7 @@ def test_a_split_module_trains_as_one_process_and_goes_on_over_another_layout(
     pool: Pool, tmp_path: Path, kind: str
 ) -> None:
     """Packed matrices, attention of torch's own, convolutions of all kinds, states: in values and in checkpoints."""
-    world = 2 if kind in ("vit", "two_towers") else 4
+    world = 2 if kind in ("vit", "two_towers", "by_heads") else 4
     lines = _LAYOUTS[kind]
     tps = [int(line[3]) if line.startswith("tp") else 1 for line in lines]
     found = [
@@ -59,6 +60,7 @@ def test_a_proposal_says_what_is_packed_divided_and_summed() -> None:
         "blocks.*.decay": "per_channel",
         "blocks.*.out": "rowwise",
     }
+    assert plan_of("by_heads", 2) == {"qkv": "colwise:3", "proj": "rowwise", "h": "divided"}
     unet = plan_of("unet", 4)
     assert unet["middle.conv1"] == unet["middle.time"] == "colwise"
     assert unet["middle.norm2"] == unet["middle.depthwise"] == "per_channel"
@@ -74,6 +76,7 @@ _WITHOUT = [
     ("vit", "attention.qkv", "colwise", "attention compute another function than unsplit"),
     ("vit", "attention.q_norm.weight", None, r"tp_plan = 'attention.q_norm.weight': its gradient differs by"),
     ("vit", "attention.heads", None, r'makes a module that does not run.*divide what .*"attention.heads": "divided"'),
+    ("by_heads", "h", None, r'compute another function.* a number of heads as "h": "divided"; else leave'),
     ("unet", "left.time", None, "makes a module that does not run"),
     (
         "unet",

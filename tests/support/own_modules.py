@@ -226,6 +226,19 @@ class _DiTBlock(nn.Module):
         return x + gate2 * self.mlp(self.norm2(x) * (1 + scale2) + shift2)  # type: ignore[no-any-return]
 
 
+class ByHeads(nn.Module):
+    """Attention as it is often written: its number of heads is `h`, and the width of one follows from what comes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.h, self.qkv, self.proj = 4, nn.Linear(8, 24), nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        b, t, _ = x.shape
+        q, k, v = (part.view(b, t, self.h, -1).transpose(1, 2) for part in self.qkv(x).chunk(3, -1))
+        return self.proj(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2))  # type: ignore[no-any-return]
+
+
 def _drawn(seed: int, *shape: int) -> Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
@@ -240,6 +253,7 @@ OWN: dict[str, tuple[Callable[[], nn.Module], Callable[[int], tuple[Any, ...]]]]
     "state_space": (StateSpace, lambda seed: (_ids(seed, 2, 5),)),
     "mamba": (Mamba, lambda seed: (_drawn(seed, 2, 5, 8),)),
     "two_towers": (TwoTowers, lambda seed: (_ids(seed, 4, 3), _drawn(seed, 4, 3, 7, 7))),
+    "by_heads": (ByHeads, lambda seed: (_drawn(seed, 2, 5, 8),)),
     "dit": (DiT, lambda seed: (_drawn(seed, 2, 5, 4), _drawn(seed, 2, 1))),
 }
 """By name: what makes the module, and its arguments from a seed."""

@@ -20,6 +20,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import device_mesh, distributed_c10d
+from torch.distributed.fsdp import _init_utils as fsdp1
 from torch.distributed.fsdp._fully_shard import _fsdp_param
 from torch.nn.parallel import DistributedDataParallel
 from torch.testing._internal.distributed import fake_pg
@@ -283,6 +284,14 @@ def fake_gpus(per_node: int, redirected: Callable[[], None] = lambda: None) -> I
                 hooked(self, hook)
 
         stack.enter_context(patch.object(DistributedDataParallel, "_check_comm_hook", checked))
+        numbered = fsdp1._get_device_from_device_id
+
+        def named(given: Any, *args: Any) -> Any:
+            """FSDP1 compares `device_id` with where parameters are; a rank has one GPU, whatever its number."""
+            device = numbered(given, *args)
+            return redirect.device if device is not None and device.type in ("cuda", gpu.NAME) else device
+
+        stack.enter_context(patch.object(fsdp1, "_get_device_from_device_id", named))
         redirect = gpu.Redirect(redirected)
         for calls in (torch.autograd, torch.autograd.graph):
             stack.enter_context(patch.object(calls, "_engine_run_backward", _under(redirect)))

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -53,24 +53,31 @@ def prove(whole: nn.Module, plan: Mapping[str, str], comm: Comm, args: Any, kwar
         actual = one_pass(split, args, kwargs)
     except (RuntimeError, ValueError) as error:
         raise _does_not_run(split, cuts, error) from error
-    forward = _require_outputs(expected.calls, actual.calls, cuts)
+    forward = _require_outputs(split, expected.calls, actual.calls, cuts)
     return max(forward, _require_gradients(expected.gradients, actual.gradients, cuts, comm))
 
 
 def _does_not_run(split: nn.Module, cuts: Mapping[str, Cut], error: Exception) -> InputError:
     """Explain why a split module does not run: mostly by a number of heads or channels of the whole."""
-    owners = {name.rpartition(".")[0].rpartition(".")[0] for name in cuts}
-    heads = [
-        f"{owner}.{key}" if owner else key
-        for owner in sorted(owners)
-        for key, value in vars(dict(split.named_modules()).get(owner, nn.Module())).items()
-        if type(value) is int and "head" in key and key != "head_dim"
-    ]
+    heads = _numbers_above(split, cuts)
     remedy = f'divide what the ranks divide: "{heads[0]}": "divided"' if heads else 'see "divided" in tensor_plan.py'
     return InputError("tp_plan", None, f"makes a module that does not run: {str(error).splitlines()[0]}", remedy)
 
 
-def _require_outputs(expected: Mapping[str, Call], actual: Mapping[str, Call], cuts: Mapping[str, Cut]) -> float:
+def _numbers_above(split: nn.Module, names: Iterable[str]) -> list[str]:
+    """Return the numbers in the modules that hold layers of these parameters: first those that are called heads."""
+    modules = dict(split.named_modules())
+    owners = sorted({name.rpartition(".")[0].rpartition(".")[0] for name in names})
+    numbers = [
+        (o, k) for o in owners for k, v in vars(modules.get(o, nn.Module())).items() if type(v) is int and v > 1
+    ]
+    found = sorted((("head" not in key, owner, key) for owner, key in numbers if key != "head_dim"))
+    return [f"{owner}.{key}" if owner else key for _, owner, key in found]
+
+
+def _require_outputs(
+    split: nn.Module, expected: Mapping[str, Call], actual: Mapping[str, Call], cuts: Mapping[str, Cut]
+) -> float:
     """Require equal outputs of the module; return their difference. Raises InputError."""
     difference = _difference(expected[""][1], actual[""][1])
     if difference <= _bound(expected[""][1]):
@@ -83,13 +90,15 @@ def _require_outputs(expected: Mapping[str, Call], actual: Mapping[str, Call], c
         (n for n in inside if _equal(expected[n][0], actual[n][0]) and not _equal(expected[n][1], actual[n][1])), ""
     )
     within = sorted(layer for layer in layers if not culprit or layer.startswith(f"{culprit}."))
+    numbers = _numbers_above(split, [name for name in cuts if name.rpartition(".")[0] in within])
+    heads = f'; a number of heads as "{numbers[0]}": "divided"' if numbers else ""
     raise InputError(
         "tp_plan",
         ", ".join(within[:4]) + (", ..." if len(within) > 4 else ""),
         f"makes {culprit or 'the module'} compute another function than unsplit: its output differs by "
         f"{_difference(expected[culprit][1], actual[culprit][1]):.1e} of its norm",
         "a matrix that packs several (gate and up; q, k and v) is cut by their counts, as colwise:2 or "
-        "colwise:64,16,16; else leave these out of the plan",
+        f"colwise:64,16,16{heads}; else leave these out of the plan",
     )
 
 

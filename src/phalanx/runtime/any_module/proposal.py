@@ -256,16 +256,22 @@ def _leaks(outs: list[Tensor], layer: nn.Module, split: Sequence[Tensor]) -> boo
 
 def _numbers(module: nn.Module, plan: Mapping[str, str], tp: int) -> dict[str, str]:
     """Return entries for the numbers of heads of split layers."""
-    near = {name.rsplit(".", up)[0] for name, style in plan.items() if style == "rowwise" for up in (1, 2)}
+    above = [name.rpartition(".")[0] for name, style in plan.items() if style == "rowwise"]
+    near = {*above, *(name.rpartition(".")[0] for name in above)}
+
+    def widths(owner: nn.Module) -> set[int]:  # which are no number of heads, though they may be called h
+        return {w for m in owner.modules() if isinstance(m, nn.Linear) for w in (m.in_features, m.out_features)}
+
     return {
         f"{name}.{key}" if name else key: "divided"
         for name, layer in module.named_modules()
         for key, value in vars(layer).items()
-        if name in near and type(value) is int and key in _HEADS and value % tp == 0
+        if name in near and type(value) is int and key in _HEADS and value % tp == 0 and value not in widths(layer)
     }
 
 
 _HEADS = (
+    *("h", "nh", "nhead", "q_heads", "num_q_heads"),
     *("heads", "n_heads", "num_heads", "n_head", "nheads", "num_attention_heads"),
     *("kv_heads", "n_kv_heads", "num_kv_heads", "num_key_value_heads"),
 )
@@ -275,7 +281,7 @@ _HEADS = (
 def _merged(module: nn.Module, plan: Mapping[str, str]) -> dict[str, str]:
     """Write `*` for the numbers in names, where all that has such a name has one style."""
     names = [name for name, _ in module.named_modules()] + [name for name, _ in module.named_parameters()]
-    names += [f"{name}.{key}" for name, layer in module.named_modules() for key in vars(layer) if key in _HEADS]
+    names += [f"{n}.{key}" if n else key for n, part in module.named_modules() for key in vars(part) if key in _HEADS]
     like: dict[str, list[str]] = {}
     for name in dict.fromkeys(names):
         like.setdefault(_numbered(name), []).append(name)
