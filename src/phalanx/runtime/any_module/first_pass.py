@@ -71,8 +71,8 @@ def _numbers_above(split: nn.Module, names: Iterable[str]) -> list[str]:
     numbers = [
         (o, k) for o in owners for k, v in vars(modules.get(o, nn.Module())).items() if type(v) is int and v > 1
     ]
-    found = sorted((("head" not in key, owner, key) for owner, key in numbers if key != "head_dim"))
-    return [f"{owner}.{key}" if owner else key for _, owner, key in found]
+    ranked = sorted((("head" not in key, owner, key) for owner, key in numbers if key != "head_dim"))
+    return [f"{owner}.{key}" if owner else key for _, owner, key in ranked]
 
 
 def _require_outputs(
