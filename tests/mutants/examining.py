@@ -66,7 +66,7 @@ class Examination:
 
         for number, mutant in enumerate(self.drawn):
             begin = time.monotonic()
-            tests = _chosen([(name, took) for name, took, reached in records if number in reached])
+            tests = _chosen([(name, took, len(reached)) for name, took, reached in records if number in reached])
             tests += [name for function in {t.partition("[")[0] for t in tests} for name in others.get(function, ())]
             outcome = "import" if number in imported else "no test"
             if tests:
@@ -155,16 +155,17 @@ def _few(items: Sequence[pytest.Item]) -> Iterator[pytest.Item]:
             yield item
 
 
-def _chosen(took: Sequence[tuple[str, float]]) -> list[str]:
-    """Return the tests to run, quick ones first, one case of each function before others of it."""
+def _chosen(reaching: Sequence[tuple[str, float, int]]) -> list[str]:
+    """Return the tests to run: one case of each function before others of it, those first that are quick and reach
+    little else. `reaching`: (test, seconds, mutants that it reaches)."""
     seen: Counter[str] = Counter()
     turns = {}
-    for test, seconds in sorted(took, key=lambda t: (t[1], t[0])):
+    for test, seconds, reached in sorted(reaching, key=lambda t: (t[1] * t[2], t[0])):
         seen[test.partition("[")[0]] += 1
-        turns[test] = (seen[test.partition("[")[0]], seconds)
+        turns[test] = (seen[test.partition("[")[0]], seconds * reached, seconds)
     chosen, left = [], SECONDS
     for test in sorted(turns, key=lambda t: (turns[t], t)):
-        if turns[test][1] <= left or not chosen:
+        if turns[test][2] <= left or not chosen:
             chosen.append(test)
-            left -= turns[test][1]
+            left -= turns[test][2]
     return chosen

@@ -18,10 +18,12 @@ from support.sizes import sampled
 from support.toy_model import model
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
+from torch.optim import optimizer
 
 from phalanx.answers import observed as command
 from phalanx.cost.step.expand import expand
 from phalanx.observation.observe import observe as phalanx_observe
+from phalanx.observation.recorder.step import StepRecorder
 from phalanx.observation.unobservable import Unobservable
 from phalanx.planning.explain.observed import compare_with_plan
 from phalanx.schedule.layout import Layout
@@ -119,8 +121,7 @@ def test_an_unmodified_script_with_cuda_at_64_ranks(script: Path, answer: tuple[
     content = json.loads(out)
     written = (script / "observed.json").read_text()
     assert json.loads(json.dumps(to_json(from_json(out)))) == content == json.loads(written)
-    assert content["device"] == "gpu"
-    assert content["world"] == 64
+    assert (content["program"], content["device"], content["world"]) == ("train.py 5", "gpu", 64)
     bytes_of = {(c["op"], c["where"]["phase"], c["bytes"]) for c in content["collectives"]}
     linear = 4 * (64 * 64 + 64)
     assert ("all_gather", "F", linear) in bytes_of
@@ -297,6 +298,13 @@ def test_a_custom_backend_is_refused_with_its_line(tmp_path: Path, call: str) ->
 def test_observing_leaves_torch_unchanged() -> None:
     assert not torch.distributed.is_initialized()
     assert not torch.cuda.is_available()
+
+
+def test_a_recorder_leaves_no_hooks_behind() -> None:
+    hooks = {**optimizer._global_optimizer_pre_hooks}, {**optimizer._global_optimizer_post_hooks}
+    with StepRecorder(lambda step: None).recording():
+        assert optimizer._global_optimizer_pre_hooks != hooks[0]
+    assert (optimizer._global_optimizer_pre_hooks, optimizer._global_optimizer_post_hooks) == hooks
 
 
 def test_autocast_casts_as_on_cuda() -> None:

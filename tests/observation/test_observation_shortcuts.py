@@ -23,6 +23,7 @@ from torch.distributed.pipelining import PipelineStage, schedules
 
 from phalanx.observation.fake import libraries
 from phalanx.observation.fake.remembered import Remembered
+from phalanx.observation.fake.values import half
 from phalanx.observation.observe import observe
 from phalanx.observation.program.processes import Processes
 from phalanx.schedule.observation import Observation, RankObservation
@@ -257,3 +258,16 @@ def test_a_library_that_is_not_there_is_found_by_nobody(
     monkeypatch.setattr(libraries, "find_spec", lambda name: spec)
     (name,) = libraries._CHANGES
     assert libraries._Finder().find_spec(name, None) is spec
+
+
+def test_of_what_values_select_there_is_half_rounded_up() -> None:
+    with FakeTensorMode():
+        few = torch.empty(7, dtype=torch.int64)
+        mask, table = few > 2, torch.empty(7, 3)
+        selected = [half(aten.nonzero.default, (mask,), {}), half(aten.masked_select.default, (few, mask), {})]
+        selected += [half(aten.index.Tensor, (table, [mask]), {}), *half(aten._unique2.default, (few,), {})]
+        assert [tuple(t.shape) for t in selected] == [(4, 1), (4,), (4, 3), (4,), (7,), (4,)]
+        counts = [half(aten.bincount.default, (few, None, least), {}) for least in (0, 5)]
+        counts += [half(aten.bincount.default, (few,), {"minlength": 6}), half(aten.bincount.default, (few,), {})]
+        assert [len(t) for t in counts] == [1, 5, 6, 1]
+        assert half(aten.mm.default, (table, table), {}) is NotImplemented

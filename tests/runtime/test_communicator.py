@@ -188,3 +188,14 @@ def test_a_recorded_collective_is_over_when_nobody_holds_its_tensors() -> None:
 
     Released(Call("all_reduce", (0, 1), 0, tensor, tensor), start).wait()
     assert not graph
+
+
+def test_what_a_message_uses_until_its_wait() -> None:
+    """Verification asks it of ranks that send nothing: memory that is sent is read, what is received is written."""
+    comm, sent, received = Comm(World(0, 2, 0, 2), mesh(Strategy(pp=2)), null=True), torch.ones(3), torch.ones(4)
+    handles = comm.send(sent, 1, "F", 0, 0), comm.receive(received, 1, "B", 0, 0)
+    used = [([b.high for b in flight.reads], [b.high for b in flight.writes]) for flight in comm.unawaited.values()]
+    assert used == [([12], []), ([], [16])]
+    for handle in handles:
+        handle.wait()
+    assert not comm.unawaited

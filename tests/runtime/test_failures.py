@@ -3,6 +3,7 @@ it does (tests/support/killed_rank.py), so every case is the same each time."""
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import time
@@ -240,6 +241,23 @@ def stopped() -> Iterator[int]:
     yield process.pid
     process.kill()
     process.wait()
+
+
+def test_a_stopped_process_is_known_whatever_its_name() -> None:
+    """Linux puts the name in brackets before the state, and a process may call itself as it likes."""
+    for name in ("plain", "a) T 1", "a) S 1", "(", "))"):
+        child = os.fork()
+        if not child:
+            Path("/proc/self/comm").write_text(name)
+            os.kill(os.getpid(), signal.SIGSTOP)
+            os._exit(0)
+        os.waitpid(child, os.WUNTRACED)
+        known = agent.is_stopped(child)
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+        assert known, name
+        assert not agent.is_stopped(child)
+    assert not agent.is_stopped(os.getpid())
 
 
 def test_a_stopped_rank_is_named_and_not_who_waits_for_it(

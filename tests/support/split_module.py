@@ -16,7 +16,12 @@ from phalanx.spec.errors import InputError
 
 BATCH_NORM = SimpleNamespace(**runpy.run_path(str(Path(__file__).parents[2] / "examples" / "batch_norm.py")))
 """The example: a net with BatchNorm, its training here and on one process."""
-OWN_PLAN = {"blocks.*.up": "colwise", "blocks.*.down": "rowwise", "head": "colwise_gather_output"}
+OWN_PLAN = {
+    "kinds": "embedding_rowwise",
+    "blocks.*.up": "colwise",
+    "blocks.*.down": "rowwise",
+    "head": "colwise_gather_output",
+}
 
 
 class _Block(nn.Module):
@@ -32,12 +37,13 @@ class Own(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.first = nn.Linear(6, 8)
+        self.kinds = nn.Embedding(8, 8, padding_idx=4)  # the first row of a rank, and the one after another's last
         self.blocks = nn.ModuleList(_Block() for _ in range(2))
         self.blocks[1].down.requires_grad_(False)  # split, and not trained
         self.head = nn.Linear(8, 12)
 
     def forward(self, x: Tensor) -> Tensor:
-        x = self.first(x)
+        x = self.first(x) + self.kinds((8 * torch.sigmoid(x)).long()).sum(1)
         for block in self.blocks:
             x = block(x)
         return self.head(x)  # type: ignore[no-any-return]

@@ -10,12 +10,15 @@ from unittest.mock import MagicMock
 
 import pytest
 import torch
+import torch.distributed as dist
 
 from phalanx.answers.plan import decide
 from phalanx.cost.step.expand import expand
 from phalanx.runtime.comm.communicator import Comm
-from phalanx.runtime.process.environment import ALONE
+from phalanx.runtime.process import gpus
+from phalanx.runtime.process.environment import ALONE, World
 from phalanx.runtime.process.gpus import Host, cores_near, require, this_host
+from phalanx.runtime.process.world import join
 from phalanx.schedule.layout import Layout
 from phalanx.spec.errors import InputError
 from phalanx.spec.files import job_file
@@ -96,6 +99,19 @@ def test_a_host_that_cannot_run_ranks_on_gpus_says_what_to_change() -> None:
         Host(False, False, None, 0, True),
     ):
         require(host, 2, 2)
+
+
+def test_ranks_that_share_a_gpu_meet_without_nccl(monkeypatch: pytest.MonkeyPatch) -> None:
+    joined = MagicMock()
+    monkeypatch.setenv("MASTER_ADDR", "localhost")
+    monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
+    monkeypatch.setattr(World, "device", torch.device("cuda", 0))
+    monkeypatch.setattr(dist, "init_process_group", joined)
+    for host in (GOOD, replace(GOOD, count=1, shared=True), replace(GOOD, shared=True)):
+        monkeypatch.setattr(gpus, "this_host", lambda host=host: host)
+        join(World(0, 2, 0, 2), 1.0)
+    found = [call.kwargs["backend"] for call in joined.call_args_list]
+    assert found == ["cpu:gloo,cuda:nccl", "gloo", "cpu:gloo,cuda:nccl"]
 
 
 def test_a_process_that_slurm_gives_one_gpu_of_eight_may_run(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -125,13 +125,12 @@ def examine(
     oracles = [
         Training(spec, own, alone, Comm(ALONE, mesh(alone)), train.seed) for _ in range(strategy.dp_local * first)
     ]
-    oracle = oracles[0] if first else None
     outer = OuterOracle(oracles, job.outer, strategy) if first and strategy.local else None
     batches = random_batches(spec, job, train.seed, steps=4)
     replica = comm.mesh.replica(comm.world.rank)
     device = comm.world.device
     loss_max, grad_max, worst = 0.0, 0.0, ""
-    ties = _NearTies(oracle) if dtype == "float32" and spec.experts and spec.experts.chooser == "tokens" else None
+    ties = _NearTies(oracles) if dtype == "float32" and spec.experts and spec.experts.chooser == "tokens" else None
     for step in in_progress(range(steps), f"steps under {optimizer} compared", say, steps):
         lr = learning_rate(train, train.lr, step)
         share = batches.share(step, replica, strategy.dp, strategy.micro_batch)
@@ -148,10 +147,10 @@ def examine(
         changes = outer.after(step % strategy.local) if outer is not None else {}
         if ties is not None and (why := ties.explain(comm, result, truth)):
             return Deviation(optimizer, loss_max, grad_max, worst, step, f"step {step + 1}: {why}") if first else None
-        if truth is None or oracle is None:
+        if truth is None:
             continue
         loss_max = max(loss_max, abs(result.loss / truth.loss - 1))
-        errors = dict(gradient_errors(gradients, {**dict(oracle.engine.gradients()), **changes}))
+        errors = dict(gradient_errors(gradients, {**dict(oracles[0].engine.gradients()), **changes}))
         errors["gradient norm"] = abs(result.grad_norm / truth.grad_norm - 1)
         name = max(errors, key=lambda n: errors[n])
         if errors[name] > grad_max:
@@ -160,11 +159,11 @@ def examine(
 
 
 class _NearTies:
-    """Records the router scores of the oracle, which explain why the strategy may choose other experts."""
+    """Records the router scores of the first oracle, which explain why the strategy may choose other experts."""
 
-    def __init__(self, oracle: Training | None) -> None:
+    def __init__(self, oracles: Sequence[Training]) -> None:
         self._layers: dict[int, MoE] = {}
-        for name, block in oracle.model.blocks.items() if oracle is not None else ():
+        for name, block in oracles[0].model.blocks.items() if oracles else ():
             for layer in block.children():
                 if isinstance(layer, MoE):
                     self._layers[int(name)] = layer
