@@ -14,7 +14,7 @@ from phalanx.frameworks.launchers.launch import launch
 from phalanx.frameworks.launchers.launcher import Given, OpenFile, ProgramLaunch
 from phalanx.frameworks.launchers.manifest import manifest
 from phalanx.frameworks.shell.invocation import Invocation
-from phalanx.frameworks.shell.programs import SCRIPTS
+from phalanx.frameworks.shell.programs import SCRIPTS, SHELLS
 from phalanx.frameworks.shell.scope import OPEN, is_open, plain
 from phalanx.frameworks.shell.script import Script, follow
 from phalanx.spec.errors import InputError
@@ -83,7 +83,7 @@ def _started(
 ) -> Started:
     trainings: dict[tuple[Any, ...], tuple[Invocation, ProgramLaunch]] = {}
     for invocation, words in ((i, words) for i in script.invocations for words in _components(i.words)):
-        one = launch(words, {**(environment or {}), **invocation.environment}, given, open_file)
+        one = _of_script(launch(words, {**(environment or {}), **invocation.environment}, given, open_file))
         if one.program or one.words:
             # Lines that differ in their node's number and addresses start parts of one training.
             same = (one.program, *(w for w in one.words if not re.match(r"--?(node.rank|master|rdzv)", w)))
@@ -96,8 +96,11 @@ def _started(
     one = replace(one, asked=None if part else given.ranks)
     args, assigned, positional = arguments(one.words)
     script_of_its_own = one.program.endswith(SCRIPTS)
+    if script_of_its_own:  # which may start several ranks each time
+        one = replace(one, world=None, per_node=None)
     ranks = "" if one.world else ", and so are its ranks"
     notes = [f"{word} brings options of its launcher: they are open{ranks}" for word in one.open]
+    lines = [note for note in script.notes if not (script_of_its_own and note.startswith(f"{plain(one.program)}, "))]
     forks = [note for fork in script.forks if (note := fork.note(invocation.names))]
     return Started(
         one,
@@ -108,9 +111,17 @@ def _started(
         script.files,
         invocation.directory,
         given,
-        (*notes, *script.notes, *forks),
+        (*notes, *lines, *forks),
         (f"{plain(one.program)}, which it runs, {MISSING}",) if script_of_its_own else (),
     )
+
+
+def _of_script(one: ProgramLaunch) -> ProgramLaunch:
+    """Return what is launched, the script in place of the shell that runs it: `bash -x train.sh --flags`."""
+    words = [word for word in one.words if not re.fullmatch(r"-[a-z]+", word)]
+    if one.program.rpartition("/")[2] not in SHELLS or not words or not words[0].endswith(SCRIPTS):
+        return one
+    return replace(one, program=words[0], words=one.words[one.words.index(words[0]) + 1 :])
 
 
 def _components(words: tuple[str, ...]) -> list[tuple[str, ...]]:

@@ -51,12 +51,13 @@ def read(paths: Sequence[Path], kind: str | None = None, world: int | None = Non
         return _folder(paths[0].absolute().parent, kind, world)
     main, given = _main(paths)
     guessed = kind is None
-    reading = FileReading(Companions(main.parent, given))
+    reading = FileReading(Companions(main.parent, given), world)
     source = source_of(main, reading.files)
     reading.notes += [f"{path.name}, which it names, is read too" for path in dict.fromkeys(reading.files.opened)]
     if source.started is not None:
         kind, config = launched_tables(source.started, kind, reading, main)
-        world = source.started.launch.world or world
+        launched = config.get("launched", source.started.launch)
+        world = launched.world or world
     else:
         if kind is None and (other := others.tables(source.config)) is not None:
             raise other.error(str(main))

@@ -36,6 +36,7 @@ from phalanx.frameworks.reading.source import (
 from phalanx.frameworks.registry import FRAMEWORKS
 from phalanx.frameworks.shell.scope import plain
 from phalanx.frameworks.tables import documents, nested, overlaid, without
+from phalanx.frameworks.torchtitan import shipped as torchtitan
 from phalanx.spec.errors import InputError
 
 BASES = re.compile(r"\.(ya?ml|json|toml)$")
@@ -50,6 +51,8 @@ class FileReading:
     """What becomes of the files of one reading."""
 
     files: Companions
+    ranks: int | None = None
+    """Ranks that are given along with the files."""
     notes: list[str] = field(default_factory=list)
     asks: list[str] = field(default_factory=list)
     """What a launcher leaves open."""
@@ -64,14 +67,17 @@ class FileReading:
         if text is None and (known := shipped(name)) is not None:
             self.asks.append(f"{name} is not here: it shards and offloads as that of {known[1]}")
             return known[0]
+        if text is None and (tables := torchtitan.shipped(name)) is not None:
+            self.asks.append(f"{name} is not here: it is taken as that of {torchtitan.BY}")
+            return tables
         if text is None:
             said = f"{name}, {what}, {self.files.why(str(path))}"
             self.missing += [said] if said not in self.missing else []
             return None
         if path.suffix == ".py":
             return dict(of_python(path, text, str(path), function).config)
-        tables = documents(text, path.suffix.lower(), name)
-        config = tables[0] if tables and isinstance(tables[0], dict) else {}
+        read = documents(text, path.suffix.lower(), name)
+        config = read[0] if read and isinstance(read[0], dict) else {}
         self.notes.append(f"{name}, {what}, is read too")
         folder = str(self.files.opened[-1].absolute().parent) if self.files.opened else directory
         return self.over_base(config, folder, depth)
@@ -102,6 +108,13 @@ def launched_tables(
     """Return the kind and the tables of a training that is started. Raises InputError where it is of no framework
     that is known."""
     reading.files.written |= started.files
+    if (script := torchtitan.started(started.launch.program, started.args, started.environment)) is not None:
+        world = reading.ranks or (started.launch.nodes or 1) * script[1]  # of each node that starts it
+        reading.asks.append(
+            f"run_train.sh is not here: it starts torchtitan.train on NGPU ranks, as that of {torchtitan.BY}"
+        )
+        launch = replace(started.launch, program="torchtitan.train", world=world)
+        started = replace(started, launch=launch, args=script[0], missing=())
     launch, flags = started.launch, {**started.args, **started.assigned}
     dialect = dialect_of(launch.program, started.positional, flags)
     if dialect is not None:

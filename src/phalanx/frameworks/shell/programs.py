@@ -12,7 +12,7 @@ from phalanx.frameworks.shell.nodes import SimpleCommand
 from phalanx.frameworks.shell.scope import DEEPEST, Scope, plain
 from phalanx.spec.errors import InputError
 
-_SHELLS = frozenset(("bash", "sh", "zsh", "dash", "ksh"))
+SHELLS = frozenset(("bash", "sh", "zsh", "dash", "ksh"))
 _QUIET = frozenset(
     (
         "trap", "ulimit", "module", "ml", "conda", "mamba", "mkdir", "rm", "ln", "cp", "mv", "chmod", "touch",
@@ -68,7 +68,7 @@ def start(m: Follower, words: list[str], names: set[str], node: SimpleCommand, s
     if words[0].rpartition("/")[2] in _SUBMITTERS:
         return _submit(m, words, names, node, scope)
     for place, word in enumerate(words):
-        shell = word.rpartition("/")[2] in _SHELLS
+        shell = word.rpartition("/")[2] in SHELLS
         if shell or (word.endswith(SCRIPTS) and (place == 0 or words[place - 1][:2] != "--")):
             inner = _script_of(m, words, place, shell, node, scope)
             if inner is not None:

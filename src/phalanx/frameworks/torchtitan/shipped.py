@@ -1,0 +1,53 @@
+"""What torchtitan's repository ships and people name, where it is not here: configurations, and run_train.sh, the
+script that starts one."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+BY = "pytorch/torchtitan 238fa995"
+
+
+@cache
+def _rows() -> dict[str, dict[str, Any]]:
+    return tomllib.loads(Path(__file__).with_suffix(".toml").read_text())
+
+
+def shipped(name: str) -> dict[str, Any] | None:
+    """Return the tables of a configuration by the end of its path; None for another name."""
+    row = _rows().get("/".join(name.removesuffix(".toml").split("/")[-3:]))
+    if row is None:
+        return None
+    module, flavor = row["model"]
+    parallel = {"data_parallel_replicate_degree": 1, "data_parallel_shard_degree": -1, "context_parallel_degree": 1}
+    degrees = {"tensor": row.get("tp", 1), "pipeline": row.get("pp", 1)}
+    degrees |= {name: row[key] for name, key in (("expert", "ep"), ("expert_tensor", "etp")) if key in row}
+    recompute = {"mode": row.get("recompute", "selective"), "selective_ac_option": "op"}
+    compiled = ["loss"] if row.get("loss") else ["model", "loss"]
+    return {
+        "model": {"name": module, "flavor": flavor},
+        "training": {"local_batch_size": row["batch"], "seq_len": row["seq"]},
+        "parallelism": parallel
+        | {f"{name}_parallel_degree": degree for name, degree in degrees.items()}
+        | {"enable_async_tensor_parallel": row.get("async_tp", False)},
+        "activation_checkpoint": recompute,
+        "compile": {"enable": bool(row.get("compile") or row.get("loss")), "components": compiled},
+    }
+
+
+def started(
+    program: str, args: Mapping[str, Any], environment: Mapping[str, str]
+) -> tuple[dict[str, Any], int] | None:
+    """Return what run_train.sh starts torchtitan.train with: its flags, and ranks; None for another script."""
+    file = environment.get("CONFIG_FILE", "")
+    of_titan = file.endswith(".toml") or any(re.match(r"(training|parallelism|job|model)\.", name) for name in args)
+    if program.rpartition("/")[2] != "run_train.sh" or not of_titan:
+        return None
+    ranks = environment.get("NGPU", "8")
+    base = {"job.config_file": file} if file and not {"job.config_file", "job.config-file"} & args.keys() else {}
+    return {**base, **args}, int(ranks) if ranks.isdigit() else 8
