@@ -21,6 +21,7 @@ from phalanx.frameworks.framework import Framework
 from phalanx.frameworks.keys import key_table
 from phalanx.frameworks.launchers.started import Started, settled, value_of
 from phalanx.frameworks.reading import others
+from phalanx.frameworks.reading import torchtitan_repository as torchtitan
 from phalanx.frameworks.reading.dialects import METHOD, Dialect, dialect_of
 from phalanx.frameworks.reading.recipes import MODEL, model_of, recipe
 from phalanx.frameworks.reading.source import (
@@ -36,7 +37,6 @@ from phalanx.frameworks.reading.source import (
 from phalanx.frameworks.registry import FRAMEWORKS
 from phalanx.frameworks.shell.scope import plain
 from phalanx.frameworks.tables import documents, nested, overlaid, without
-from phalanx.frameworks.torchtitan import shipped as torchtitan
 from phalanx.spec.errors import InputError
 
 BASES = re.compile(r"\.(ya?ml|json|toml)$")
