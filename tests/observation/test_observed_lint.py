@@ -219,6 +219,35 @@ def test_gradients_that_a_split_backward_pass_loses() -> None:
     assert sum(t.all_elements for t in lost.ranks[0].trained) == whole / 2
 
 
+def _logged(on: tuple[int, ...]) -> Observation:
+    """DDP, whose loss is averaged by some ranks of the world."""
+
+    def program() -> None:
+        model = DistributedDataParallel(nn.Linear(WIDTH, WIDTH))
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        for _ in range(3):
+            loss = model(torch.randn(4, WIDTH)).square().mean()
+            loss.backward()
+            if dist.get_rank() in on:
+                dist.all_reduce(loss.detach().clone())  # of some
+            optimizer.step()
+            optimizer.zero_grad()
+
+    def initialised() -> None:
+        dist.init_process_group("gloo")
+        program()
+
+    return observe(initialised, world=4, ranks=[0, 3])
+
+
+def test_a_collective_of_some_ranks_of_its_group_is_found() -> None:
+    (finding,) = [f for f in lint(in_fresh_process(_logged, (0,))) if f.name == "unmatched-collectives"]
+    assert finding.where == line_of("of some")
+    assert "rank 0 issues all_reduce of 4 B" in finding.problem
+    assert "rank 3 issues nothing more" in finding.problem
+    assert "unmatched-collectives" not in {f.name for f in lint(in_fresh_process(_logged, (0, 1, 2, 3)))}
+
+
 def test_tensor_parallelism_is_no_reduction_of_gradients() -> None:
     """Though each micro-batch's backward pass reduces as many elements as the rank has parameters."""
     o = observed("split")
@@ -250,7 +279,7 @@ def test_seconds_need_a_cluster() -> None:
 
 
 def test_every_lint_has_a_case() -> None:
-    assert {*CASES, "replicated-state", "lost-gradients", "stays-gathered"} == set(LINTS)
+    assert {*CASES, "replicated-state", "lost-gradients", "stays-gathered", "unmatched-collectives"} == set(LINTS)
     assert from_json(json.dumps(to_json(observed("sharded")))) == observed("sharded")
 
 

@@ -10,8 +10,9 @@ and price each collective alone (cost/collectives/nccl_model.py).
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 
 import numpy as np
 
@@ -62,10 +63,12 @@ class StateFlow:
 
 
 class LintedRank:
-    """One observed rank, and the cluster that it would run on, if known."""
+    """One observed rank, the cluster that it would run on, if known, and other ranks of the same world."""
 
-    def __init__(self, rank: RankObservation, cluster: ClusterSpec | None) -> None:
-        self.rank, self.cluster = rank, cluster
+    def __init__(
+        self, rank: RankObservation, cluster: ClusterSpec | None, others: Sequence[RankObservation] = ()
+    ) -> None:
+        self.rank, self.cluster, self.others = rank, cluster, others
         self.system: System | None = system_of(cluster) if cluster else None
         self.elements = sum(t.elements for t in rank.trained)
         self.gradients = [
@@ -114,8 +117,8 @@ def lint(o: Observation, cluster: ClusterSpec | None = None) -> list[ProgramFind
     if cluster is not None and cluster.ranks < o.world:
         raise InputError("cluster", cluster.name, f"has {cluster.ranks} ranks, the program {o.world}")
     results: dict[tuple[str, str], ProgramFinding] = {}
-    for r in o.ranks:
-        subject = LintedRank(r, cluster)
+    for i, r in enumerate(o.ranks):
+        subject = LintedRank(r, cluster, o.ranks[i + 1 :])
         for finds in LINTS.values():
             for finding in finds(subject):
                 results.setdefault((finding.name, finding.where), finding)
@@ -348,7 +351,38 @@ def _wide_traffic(x: LintedRank) -> Iterator[ProgramFinding]:
             )
 
 
+def _unmatched(x: LintedRank) -> Iterator[ProgramFinding]:
+    """Report the first collective of a group that two of its ranks do not issue alike: the group waits for ever."""
+    for other in x.others:
+        groups = {o.ranks for o in (*x.rank.communication, *other.communication) if o.event.kind == "collective"}
+        for group in sorted(group for group in groups if {x.rank.rank, other.rank} <= set(group)):
+            ours, theirs = ([o for o in r.communication if o.ranks == group] for r in (x.rank, other))
+            for one, two in zip_longest(ours, theirs):
+                if one is None or two is None or _matched(one) != _matched(two):
+                    said = [f"rank {r.rank} {_issued(o)}" for r, o in ((x.rank, one), (other, two))]
+                    yield ProgramFinding(
+                        "unmatched-collectives",
+                        _where([o for o in (one, two) if o is not None]),
+                        f"over {len(group)} ranks {said[0]}, {said[1]}: the step never ends, or mixes up buffers",
+                        "call it on every rank of the group, outside of what only some of them do",
+                    )
+                    break
+
+
+_EQUAL = ("all_reduce", "all_gather", "reduce_scatter", "broadcast")
+"""Collectives whose buffers are as large on every rank."""
+
+
+def _matched(o: Observed) -> tuple[str, int]:
+    return o.event.op, o.event.bytes if o.event.op in _EQUAL else 0
+
+
+def _issued(o: Observed | None) -> str:
+    return "issues nothing more" if o is None else f"issues {o.event.op} of {write_bytes(o.event.bytes)} ({o.site})"
+
+
 LINTS: dict[str, Callable[[LintedRank], Iterator[ProgramFinding]]] = {
+    "unmatched-collectives": _unmatched,
     "host-synchronisation": _synchronisation,
     "repeated-gathers": _repeated_gathers,
     "repeated-reductions": _repeated_reductions,
