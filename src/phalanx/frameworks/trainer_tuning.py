@@ -12,7 +12,14 @@ from typing import Any
 
 from phalanx.frameworks.configuration import Keys, count, truth
 
-ATTENTION = {"eager": "unfused", "sdpa": "flash", "flash_attention_2": "flash2", "flash_attention_3": "flash3"}
+_HUB = {
+    "kernels-community/vllm-flash-attn3": "flash3",
+    "kernels-community/flash-attn3": "flash3",
+    "kernels-community/flash-attn2": "flash2",
+    "kernels-community/flash-attn": "flash2",
+}
+"""Kernels of the hub."""
+ATTENTION = {"eager": "unfused", "sdpa": "flash", "flash_attention_2": "flash2", "flash_attention_3": "flash3"} | _HUB
 """Values of transformers' attn_implementation, and attention's kernel."""
 _METHOD = ("finetuning_type", "adapter", "peft_type", "peft_method")
 _SWITCHES = ("use_peft", "use_lora", "lora_enable", "enable_lora", "lora", "peft")
@@ -37,6 +44,9 @@ Factory, finetuning_args.py: use_ref_model; axolotl, core/builders/rl.py)."""
 _UNNAMED = (
     "no optimizer is named: AdamW updates tensor by tensor, as with torch before 2.8; fused, memory may be less"
 )
+_LOSS = "options.cross_entropy"
+_LIGER = ("use_liger_kernel", "enable_liger_kernel", "use_liger")
+_UNFUSED = "of Liger's kernels the loss has a price: its norms, rotation and MLP keep less memory than is said"
 _RANK = 8
 """Rank where the file has none (peft's LoraConfig; LLaMA-Factory's)."""
 _ATTENTION = {
@@ -98,6 +108,29 @@ def preferring(
     if _PAIRED[method] and not any(without) and not loss & _PAIRED.keys() - {"ipo"}:
         return {"reference": who}, 2, (f"each example is a pair of sequences, which {named} scores too",)
     return {}, 2, ("each example is a pair of sequences",)
+
+
+def losing(keys: Keys, at: str, plain: bool) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """Return the option of a loss that has the head's product in it and makes logits in parts, and what is assumed of
+    Liger's other kernels. `plain`: whether the loss is that of the next token; others need logits.
+
+    Liger's is on with `use_liger_kernel` (transformers, integrations/liger.py; liger_kernel/transformers/
+    monkey_patch.py), axolotl's by a key or a plugin (src/axolotl/integrations/cut_cross_entropy/args.py)."""
+    if not plain:
+        return {}, ()
+    config = keys.config.get(at.removesuffix("."), {}) if at else keys.config
+    named = config.get("plugins") if isinstance(config, Mapping) else None
+    plugged = any(str(name).endswith("CutCrossEntropyPlugin") for name in (named if isinstance(named, list) else ()))
+    alone = keys.truth(f"{at}liger_fused_linear_cross_entropy", _LOSS)
+    cut = keys.truth(f"{at}cut_cross_entropy", _LOSS, plugged)
+    whole = keys.truth(tuple(f"{at}{name}" for name in _LIGER), _LOSS)
+    some = f"{at}liger_kernel_config."
+    if whole and keys.truth(f"{some}fused_linear_cross_entropy", _LOSS) is not False:
+        return {"cross_entropy": "linear"}, (_UNFUSED,)
+    if alone or cut:
+        return {"cross_entropy": "linear"}, ()
+    fused = keys.truth(f"{at}liger_cross_entropy", _LOSS) or (whole and keys.truth(f"{some}cross_entropy", _LOSS))
+    return ({"cross_entropy": "fused"} if fused else {}), ()
 
 
 def updating(keys: Keys, *names: str) -> tuple[dict[str, Any], tuple[str, ...]]:

@@ -20,7 +20,7 @@ from phalanx.frameworks.configuration import (
 )
 from phalanx.frameworks.deepspeed import read as deepspeed
 from phalanx.frameworks.keys import key_table
-from phalanx.frameworks.trainer_tuning import ATTENTION, preferring, tuning, updating
+from phalanx.frameworks.trainer_tuning import ATTENTION, losing, preferring, tuning, updating
 
 _STRATEGIES = {
     "1": 3, "FULL_SHARD": 3, "2": 2, "SHARD_GRAD_OP": 2, "3": 0, "NO_SHARD": 0,
@@ -227,7 +227,7 @@ def read(config: Config, world: int | None = None) -> Configuration:
         options, job = options | beyond, job | stated
     if part.config:
         micro, steps, stated, more = _trainer(part)
-        job, options = job | stated, options | more | attention(part)
+        job, options = job | stated, options | more | attention(part) | losing(part, "", plain=True)[0]
         if part.truth("gradient_checkpointing", "strategy.recompute"):
             recompute = "full"
     if type_ not in (None, "fp32"):
@@ -271,7 +271,9 @@ def read(config: Config, world: int | None = None) -> Configuration:
         if not trained:
             options |= update
             notes = (*preferred, *assumed)
-    options |= trained | scored
+    parts, unfused = losing(keys, "", plain=not scored and sequences == 1) if axolotl else ({}, ())
+    options |= trained | scored | parts
+    notes = (*notes, *unfused)
     stated = {
         "model_name": name,
         "unpriced": unpriced,

@@ -20,9 +20,6 @@ from phalanx.spec.errors import InputError
 def program(x: Subject) -> TrainingProgram:
     """Return a plan as ds_config.json and train.py. Raises InputError for what stands in a model's code there."""
     s = x.s
-    if x.options.cross_entropy == "linear":
-        reason = "TiledFusedLogitsLoss is called in the model's code, not in its JSON"
-        raise InputError("options.cross_entropy", "linear", reason, "leave it out")
     if 0 < x.options.optimizer_offload < 1 and not s.level.parameters:
         reason = "a part of the optimizer is offloaded at ZeRO level 3 only"
         raise InputError("options.optimizer_offload", x.options.optimizer_offload, reason, "use 1, or zero=3")

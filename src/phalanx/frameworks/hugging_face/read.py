@@ -23,11 +23,13 @@ from phalanx.frameworks.configuration import (
 )
 from phalanx.frameworks.deepspeed import read as deepspeed
 from phalanx.frameworks.keys import key_table
-from phalanx.frameworks.trainer_tuning import preferring, tuning, updating
+from phalanx.frameworks.trainer_tuning import losing, preferring, tuning, updating
 from phalanx.spec.strategy.zero_levels import ZERO_LEVELS
 
 _BF16_UNASKED = ("rl", "dataset_text_field", "num_generations", "max_completion_length", "assistant_only_loss")
 """Arguments of TRL's configurations, which turn bf16 on unless fp16 is (trl/trainer/sft_config.py, __post_init__)."""
+_NEXT_TOKEN = (None, "sft", "pt")
+"""Stages whose loss is that of the next token."""
 _OTHERS = dict.fromkeys(("deepspeed_json.", "args.deepspeed.", "deepspeed."), key_table("deepspeed"))
 _WORDS = {"full_shard": 3, "hybrid_shard": 3, "shard_grad_op": 2, "hybrid_shard_zero2": 2, "no_shard": 0}
 _OF_LLAMA_FACTORY = ("finetuning_type", "cutoff_len", "template")
@@ -47,8 +49,9 @@ _SIDES = (
     ("source_max_len", "target_max_len"),
     ("max_source_length", "max_target_length"),
     ("prompt_max_len", "generate_max_len"),
+    ("max_prompt_length", "max_completion_length"),
 )
-"""Keys of its two parts, of qlora.py, of LLaMA-Factory to 0.1, and of OpenRLHF's PPO."""
+"""Keys of its two parts, of qlora.py, of LLaMA-Factory to 0.1, of OpenRLHF's PPO, and of TRL's GRPO."""
 
 
 _UPDATES = "the price is of the actor's updates: generation, the reference and the critic take time of their own"
@@ -197,7 +200,11 @@ def read(config: Config, world: int | None = None) -> Configuration:
         update, assumed = updating(keys, f"{at}optim")
         if not trained:
             options, notes = update | options, notes + assumed
-    options |= trained | scored
+    args = config["args"] if nested else config
+    sampled = "num_generations" in args or any(args.get(name) not in _NEXT_TOKEN for name in ("rlhf_type", "stage"))
+    parts, unfused = losing(keys, at, plain=not (scored or sequences > 1 or sampled))
+    options |= trained | scored | parts
+    notes += unfused
     own = Keys({n: value for n, value in config.items() if n != "accelerate"}, others=_OTHERS)
     own.understood = keys.understood
     c = own.configuration(

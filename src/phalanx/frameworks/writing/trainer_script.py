@@ -44,9 +44,20 @@ def arguments(x: Subject, **more: Any) -> dict[str, Any]:
         **_decay(x.final_lr_share),
         "warmup_steps": t.warmup if x.trained else 0,
         "logging_steps": 1,
+        **_LOSSES.get(x.options.cross_entropy, {}),
         **({"attn_implementation": kernels[0]} if kernels else {}),
         **more,
     }
+
+
+_LOSSES: dict[str, dict[str, Any]] = {
+    "linear": {"use_liger_kernel": True},
+    "fused": {
+        "use_liger_kernel": True,
+        "liger_kernel_config": {"cross_entropy": True, "fused_linear_cross_entropy": False},
+    },
+}
+"""Arguments that turn a loss on (transformers, integrations/liger.py)."""
 
 
 def _decay(share: float) -> dict[str, Any]:

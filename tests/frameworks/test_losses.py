@@ -1,0 +1,73 @@
+"""Losses that make no whole logits, as a Trainer's configuration turns them on."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.in_process_cli import json_of
+
+from phalanx.frameworks.reading import files
+
+_HF = {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 1, "bf16": True, "max_length": 4096}
+_AXOLOTL = {"base_model": "x", "micro_batch_size": 2, "gradient_accumulation_steps": 1, "sequence_len": 4096}
+_CUT = {"plugins": ["axolotl.integrations.cut_cross_entropy.CutCrossEntropyPlugin"]}
+
+
+@pytest.mark.parametrize(
+    ("config", "loss"),
+    [
+        (_HF, None),
+        (_HF | {"use_liger_kernel": True}, "linear"),
+        (_HF | {"use_liger_kernel": False}, None),
+        (_HF | {"use_liger_kernel": True, "liger_kernel_config": {"fused_linear_cross_entropy": False}}, None),
+        (_HF | {"enable_liger_kernel": True, "stage": "sft"}, "linear"),
+        (_HF | {"enable_liger_kernel": True, "stage": "rm"}, None),
+        (_HF | {"use_liger_kernel": True, "num_generations": 8}, None),
+        (_HF | {"use_liger_kernel": True, "rl": "dpo"}, None),
+        (_AXOLOTL | {"liger_fused_linear_cross_entropy": True}, "linear"),
+        (_AXOLOTL | {"liger_cross_entropy": True}, "fused"),
+        (_AXOLOTL | {"liger_rms_norm": True}, None),
+        (_AXOLOTL | _CUT, "linear"),
+        (_AXOLOTL | _CUT | {"cut_cross_entropy": False}, None),
+    ],
+)
+def test_a_loss_that_has_the_heads_product_in_it_is_read(config: dict[str, Any], loss: str | None) -> None:
+    kind = "hf" if "bf16" in config else "accelerate"
+    assert files.READERS[kind](config, 8).options.get("cross_entropy") == loss
+
+
+def test_logits_that_are_never_whole_take_no_memory(tmp_path: Path) -> None:
+    """A micro-batch of 2 x 4,096 tokens has logits of 128,256 in at least 16 bits, and their gradient."""
+    asked = ("--gpus", "8", "--cluster", "dgx-h100", "--model", "llama3-8b", "--strategy", "dp=8,zero=3", "--json")
+    terms = []
+    for more in ({}, {"use_liger_kernel": True}):
+        (tmp_path / "c.json").write_text(json.dumps(_HF | more))
+        terms.append(json_of(tmp_path, "predict", "c.json", *asked)["memory_terms"]["logits"])
+    assert terms[0] - terms[1] > 2 * 4096 * 128256 * 4
+
+
+@pytest.mark.parametrize("stack", ["accelerate", "deepspeed"])
+@pytest.mark.parametrize("loss", ["linear", "fused"])
+def test_the_written_arguments_turn_it_on(tmp_path: Path, stack: str, loss: str) -> None:
+    asked = ("--model", "llama3-8b", "--gpus", "8", "--cluster", "dgx-h100", "--batch", "16", "--seq", "2048")
+    chosen = ("--stack", stack, "--strategy", "dp=8,zero=3", "--options", f"cross_entropy={loss}", "--out", "p.json")
+    json_of(tmp_path, "plan", *asked, *chosen, "--json")
+    json_of(tmp_path, "export", "p.json", "--to", stack, "--out", "out", "--json")
+    arguments = json.loads((tmp_path / "out" / "training_arguments.json").read_text())
+    assert files.READERS["hf"](arguments, 8).options["cross_entropy"] == loss
+
+
+@pytest.mark.parametrize(
+    ("name", "kernel"), [("kernels-community/vllm-flash-attn3", "flash3"), ("kernels-community/flash-attn", "flash2")]
+)
+def test_kernels_of_the_hub_are_attentions(name: str, kernel: str) -> None:
+    assert files.READERS["hf"](_HF | {"attn_implementation": name}, 8).options["attention"] == kernel
+
+
+def test_the_length_of_grpo_is_that_of_its_two_sides() -> None:
+    sides = {"num_generations": 8, "max_prompt_length": 512, "max_completion_length": 1024}
+    config = {name: value for name, value in _HF.items() if name != "max_length"}
+    assert files.READERS["hf"](config | sides, 8).layout.seq == 1536
