@@ -14,7 +14,10 @@ from phalanx.cost.analytic.step import step
 from phalanx.cost.collectives.nccl_model import collective_s
 from phalanx.cost.ledger.model_shape import shape
 from phalanx.cost.ledger.rank_layout import layout
+from phalanx.planning.explain.analytic import AnalyticSubject
+from phalanx.planning.lookup import model_named, pricing_by_gpus
 from phalanx.spec.cluster.chips import CHIPS
+from phalanx.spec.cluster.presets import LikePreset
 from phalanx.spec.files.job_file import make_model
 from phalanx.spec.job import Job, Precision
 from phalanx.spec.strategy.mesh import mesh
@@ -118,6 +121,27 @@ def test_tensor_parallel_groups_that_straddle_nodes_are_priced_by_the_worst_of_t
     assert min(int(n) for row in groups for n in np.unique(row // 8, return_counts=True)[1]) == 2
     inside, across = (_tp_seconds(line) for line in ("dp=2,tp=3", "dp=8,tp=3"))
     assert across > 5 * inside / 4  # of a quarter of the micro-batches
+
+
+@pytest.mark.parametrize(
+    ("model", "line", "term"),
+    [
+        ("llama3-8b", "dp=28,zero=1,cp=2", "cp"),
+        ("llama3-8b", "dp=28,zero=1,cp=2,ulysses=2", "cp"),
+        ("mixtral-8x7b", "dp=56,zero=1,ep=2,recompute=full", "ep"),
+        ("llama3-8b", "dp=28,zero=1,pp=2,order=dp/pp/cp/tp,schedule=1f1b", "transfers"),
+    ],
+)
+def test_every_group_that_straddles_nodes_is_priced_by_the_worst_of_them(model: str, line: str, term: str) -> None:
+    """Pairs of neighbours fill nodes of 8; of nodes of 7, ranks 6 and 7 are on two, and the slowest sets the pace."""
+
+    def seconds(size: int, gbytes: float) -> float:
+        like = LikePreset("dgx-h100", 8, size, {"infiniband": gbytes}).cluster()
+        pricing = pricing_by_gpus(model_named(model)[0], lambda _: like, 56, 4096, "megatron-core")(56)
+        return AnalyticSubject(lambda _: pricing, Strategy(**parse(line)), 56).priced.terms[term]
+
+    assert seconds(8, 5) == pytest.approx(seconds(8, 50))
+    assert seconds(7, 5) > 1.5 * seconds(7, 50) > seconds(8, 50)
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,7 +14,9 @@ from phalanx.cli.app import app
 from phalanx.cost.collectives.link import link
 from phalanx.planning.search.best_first import price
 from phalanx.spec.cluster.presets import PRESETS, named, preset
+from phalanx.spec.cluster.spec import ClusterSpec
 from phalanx.spec.errors import InputError
+from phalanx.spec.files.cluster_toml import cluster_from_toml
 from phalanx.spec.job import Job, Precision
 from phalanx.spec.model.families import complete
 from phalanx.spec.model.presets import preset as model_preset
@@ -160,3 +163,27 @@ def test_pairs_of_groups_say_what_their_links_carry() -> None:
     with pytest.raises(InputError, match=rf"tiers\.{tier.name}\.uplink.* is needed for wiring"):
         replace(tier, wiring="pairs", uplink_bandwidth_bytes_per_s_per_direction=None)
     assert replace(tier, wiring="pairs", uplink_bandwidth_bytes_per_s_per_direction=1e9).wiring == "pairs"
+
+
+def _in_file(folder: Path, text: str) -> ClusterSpec:
+    (folder / "mine.toml").write_text(text)
+    return cluster_from_toml(folder / "mine.toml")
+
+
+def test_a_file_says_in_what_a_cluster_differs_from_a_preset(tmp_path: Path) -> None:
+    assert _in_file(tmp_path, 'preset = "dgx-h100"\nnodes = 4\n') == preset("dgx-h100", 4)
+    line = 'preset = "h100"\nnodes = 3\nranks_per_node = 7\ngb_per_s = { infiniband = 12.5 }\nname = "ours"\n'
+    ours = _in_file(tmp_path, line)
+    assert (ours.name, ours.ranks, [tier.ranks for tier in ours.tiers]) == ("ours", 21, [7, 21])
+    assert [t.bandwidth_bytes_per_s_per_gpu_per_direction for t in ours.tiers] == [450e9, 12.5e9]
+    quads = _in_file(tmp_path, 'preset = "dgx-1v"\nnodes = 2\nranks_per_node = 3\n')  # pairs, of a mesh of three
+    assert [tier.ranks for tier in quads.tiers] == [2, 3, 6]
+    assert [tier.name for tier in quads.tiers] == ["nvlink pair", "nvlink quad", "infiniband"]
+    for line, said in (
+        ("ranks_per_node = 9", "ranks_per_node = 9: a node of dgx-h100 has 8"),
+        ("gb_per_s = { infinband = 2 }", "gb_per_s.infinband = 2.*did you mean infiniband"),
+        ("gb_per_s = { infiniband = -2 }", "must be GB/s"),
+        ("gpus = 8", "cluster.gpus: no such field"),
+    ):
+        with pytest.raises(InputError, match=said):
+            _in_file(tmp_path, f'preset = "dgx-h100"\n{line}\n')

@@ -206,7 +206,7 @@ def _recurrence(kind: BlockKind, layout: Layout, unit: int) -> list[Flow]:
     here = copied(groups, layout.tp)
     width = kind.scan_in / layout.tp + kind.scan_shared / groups * here * np.maximum(np.floor(layout.cp / here), 1.0)
     twice = {phase: kind.recurs * n for phase, n in {"F": 1.0, "B": 1.0, "R": layout.full}.items()}
-    over = (layout.cp, layout.cp_stride)
+    over = (layout.cp, layout.apart(layout.cp, layout.cp_stride))
     back = e * kind.scan_heads * kind.scan_dim / layout.tp
     return [
         Flow("cp", "all_to_all", "inputs of recurrences", unit, *over, e * width, twice),
@@ -223,6 +223,7 @@ def _attention_core(kind: BlockKind, layout: Layout, unit: int) -> list[Flow]:
     out, back = head * (heads + 2 * kv * u), head * heads
     twice = {phase: kind.attends * n for phase, n in {"F": 1.0, "B": 1.0, "R": again}.items()}
     counts = {"F": hops, "B": 2 * hops, "R": again * hops}
+    near = layout.apart(u, layout.cp_stride)
     return [
         Flow(
             "ring",
@@ -230,13 +231,13 @@ def _attention_core(kind: BlockKind, layout: Layout, unit: int) -> list[Flow]:
             "keys and values",
             unit,
             ring,
-            layout.ring_stride,
+            layout.apart(ring, layout.ring_stride),
             head * u * 2 * kv,
             counts,
             chain=layout.chain(ring),
         ),
-        Flow("ulysses", "all_to_all", "queries, keys, values", unit, u, layout.cp_stride, out, twice),
-        Flow("ulysses", "all_to_all", "attention's results", unit, u, layout.cp_stride, back, twice),
+        Flow("ulysses", "all_to_all", "queries, keys, values", unit, u, near, out, twice),
+        Flow("ulysses", "all_to_all", "attention's results", unit, u, near, back, twice),
     ]
 
 
@@ -263,7 +264,7 @@ def expert_flows(kind: BlockKind, unit: int, layout: Layout, policy: Policy) -> 
         kind.expert_dim * layout.activation_bytes,
         np.where(copies > 1, layout.expert_stride / layout.etp, 1.0),
     )
-    stride = np.where(copies > 1, stride, layout.expert_stride)
+    stride = layout.apart(ranks, np.where(copies > 1, stride, layout.expert_stride))
     count = np.maximum(kind.experts, 1)
     sent = routed_rows(kind, layout, count) * copies * row
     received = routed_rows(kind, layout, count / layout.ep) * ranks * row
@@ -304,7 +305,7 @@ def messages(shape: Shape, layout: Layout, policy: Policy, boundaries: Column) -
         "activations and gradients",
         "rank",
         layout.pp,
-        layout.pp_stride,
+        layout.apart(layout.pp, layout.pp_stride),
         whole / parts,
         {"F": n, "B": n},
         chain=layout.chain(layout.pp),

@@ -99,6 +99,8 @@ class Layout:
     """Share of all steps in which changes of replicas that take steps alone are under way."""
     outer_traffic: Column = 0.0
     """Bytes per parameter that its update reads and writes."""
+    node: Column = 0.0
+    """Ranks of a node; 0: not known."""
 
     @property
     def tokens(self) -> Column:
@@ -121,10 +123,17 @@ class Layout:
         return np.where(np.asarray(self.cp) == 1, self.dp_stride, np.where(self.dp == 1, self.cp_stride, both))
 
     def on_nodes(self, node: Column) -> Layout:
-        """Return the layout with a corrected stride of tp if its groups straddle nodes of `node` ranks, as with tp=3
-        on nodes of 8: a stride with as few ranks per node as in the worst group."""
-        stride = _straddling(self.tp, self.tp_stride, node, self.world)
-        return self if stride is None else replace(self, tp_stride=stride)
+        """Return the layout on nodes of `node` ranks: groups that straddle them, as of tp=3 on nodes of 8, have a
+        stride with as few ranks per node as the worst group."""
+        on = replace(self, node=node)
+        return replace(on, tp_stride=on.apart(self.tp, self.tp_stride))
+
+    def apart(self, size: Column, stride: Column) -> Column:
+        """Return the stride of groups of `size` ranks on the nodes, if these are known."""
+        if not np.any(np.asarray(self.node) > 0):
+            return stride
+        corrected = _straddling(size, stride, self.node, self.world)
+        return stride if corrected is None else corrected
 
     def chain(self, ranks: Column) -> Column:
         """Return the ranks of a chain of neighbours whose stride is that between any two of them."""

@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from phalanx.spec.cluster.chips import CHIPS
 from phalanx.spec.cluster.spec import ClusterSpec, Device, KernelRates, Origin, Rates, Tier
 from phalanx.spec.errors import InputError, nearest
 from phalanx.spec.job import DType
+from phalanx.spec.ranges import Name, Ranks, require_ranges
 from phalanx.spec.rows import Rows, record
 
 
@@ -116,6 +117,49 @@ def preset(name: str, nodes: int) -> ClusterSpec:
             break
     device = CHIPS[row.chip].as_device(row.device, row.bandwidth_bytes_per_s)
     return of_datasheet(known, device, row.size, nodes, tuple(tiers))
+
+
+@dataclass(frozen=True)
+class LikePreset:
+    """Nodes like a preset's: how many, with how many of their GPUs, and what their links carry."""
+
+    preset: Name
+    nodes: Ranks = 1
+    ranks_per_node: Ranks | None = None
+    """GPUs of a node, the preset's or fewer; None: all."""
+    gb_per_s: dict[str, float] = field(default_factory=dict)
+    """GB/s of a rank in one direction by the name of the links; others as published."""
+    name: Name | None = None
+
+    def __post_init__(self) -> None:
+        require_ranges(self, "cluster")
+
+    def cluster(self) -> ClusterSpec:
+        """Return the cluster. Raises InputError for more GPUs than a preset's node has, or links that it lacks."""
+        whole = preset(self.preset, self.nodes)
+        most, size = whole.ranks_per_node, self.ranks_per_node or whole.ranks_per_node
+        if size > most:
+            raise InputError(
+                "cluster.ranks_per_node", size, f"a node of {whole.name} has {most}", "use as many or fewer"
+            )
+        names = [tier.name for tier in whole.tiers]
+        for link, rate in self.gb_per_s.items():
+            if link not in names:
+                raise InputError(
+                    f"cluster.gb_per_s.{link}", rate, f"{whole.name} has no such links", nearest(link, names)
+                )
+            if not 0 < rate < 1e5:
+                raise InputError(f"cluster.gb_per_s.{link}", rate, "must be GB/s of a rank, over 0 and below 100,000")
+        tiers: dict[int, Tier] = {}  # by the ranks that they join: the inner links where two join as many
+        for tier in whole.tiers:
+            ranks = min(tier.ranks, size) if tier.ranks <= most else tier.ranks // most * size
+            own, given = tier, self.gb_per_s.get(tier.name)
+            if given is not None:
+                rate, source = given * 1e9, "as the cluster's file says"
+                own = replace(tier, bandwidth_bytes_per_s_per_gpu_per_direction=rate, source=source)
+            tiers.setdefault(ranks, replace(own, ranks=ranks))
+        name = self.name or whole.name
+        return replace(whole, name=name, ranks_per_node=size, tiers=tuple(tiers.values()))
 
 
 def resized(cluster: ClusterSpec, nodes: int) -> ClusterSpec:

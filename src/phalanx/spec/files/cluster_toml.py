@@ -7,6 +7,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from phalanx.spec.cluster.presets import LikePreset
 from phalanx.spec.cluster.spec import ClusterSpec
 from phalanx.spec.documents import VERSION, read_toml, tables_of
 from phalanx.spec.errors import InputError
@@ -34,8 +35,10 @@ def to_toml(cluster: ClusterSpec, heading: str = "") -> str:
 
 
 def cluster_from_toml(path: Path) -> ClusterSpec:
-    """Read a ClusterSpec from a TOML file. Raises InputError."""
+    """Read a ClusterSpec from a TOML file: entire, or what differs from a `preset`. Raises InputError."""
     content = read_toml(path, "cluster.file")
+    if "preset" in content:
+        return build(LikePreset, content, "cluster").cluster()
     return build(
         ClusterSpec, tables_of(content, content.get("version", VERSION), "cluster.file", str(path)), "cluster"
     )
