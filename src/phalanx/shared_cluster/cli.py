@@ -242,7 +242,7 @@ def read(
     if json:
         print_json(asdict(content))
         return
-    for line in summary(content):
+    for line in summary(content, device, nodes or 1):
         print(line)
 
 

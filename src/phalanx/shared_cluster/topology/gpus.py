@@ -11,7 +11,7 @@ the host, GPUs below one NUMA node reach each other by PCIe, and all of the host
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -39,6 +39,10 @@ class GpuTopology:
     """Gb/s of a NIC, where the file says it."""
     device: str = ""
     """The chip, where the file says it."""
+    link: str = "nvlink"
+    """What joins GPUs without PCIe: nvlink or xgmi."""
+    lists_nics: bool = True
+    """Whether the tool lists NICs at all."""
 
     @property
     def nics(self) -> int:
@@ -66,6 +70,8 @@ class GpuTopology:
 
 def placement(t: GpuTopology) -> Iterator[str]:
     """Yield where the NICs are, in words."""
+    if not t.lists_nics:
+        return
     names = t.nic_names or tuple(f"NIC{n}" for n in range(t.nics))
     fabric = t.fabric
     away = [names[n] for n in range(t.nics) if n not in fabric]
@@ -79,6 +85,33 @@ def placement(t: GpuTopology) -> Iterator[str]:
         yield "no GPU has a NIC at its own PCIe switch: all reach them through the host"
 
 
+_RACKS = {"GB200": 72, "GB300": 72}
+"""GPUs that the NVLink switches of a rack join, by chip: trays of 4 with all 18 links to them (GB200 NVL72)."""
+
+
+def assumed(t: GpuTopology, device: str | None, nodes: int) -> Iterator[str]:
+    """Yield what a cluster of several such hosts takes for granted, in words."""
+    if nodes > 1 and not t.nics:
+        taken = "one is taken for the host" if t.lists_nics else "one is taken for each GPU"
+        yield f"no NIC is listed: {taken}"
+    if rack := _rack(t, device or t.device, nodes):
+        hosts = rack // len(t.links)
+        yield f"the NVLink switches of a rack join {rack} GPUs: {hosts} of these hosts are a node of the cluster"
+
+
+def _rack(t: GpuTopology, device: str, nodes: int) -> int:
+    """Return the GPUs of a rack that hosts like this one share; 0 where they share none. Raises InputError."""
+    count, most = len(t.links), _RACKS.get(device, 0)
+    whole = {link for row in t.links for link in row} == {"X", "NV18"}
+    if nodes == 1 or not most or not whole or most % count:
+        return 0
+    trays = most // count
+    if nodes > trays and nodes % trays:
+        reason = f"is no number of whole racks of {trays} such hosts"
+        raise InputError("nodes", nodes, reason, f"use a multiple of {trays}, or up to {trays}")
+    return min(nodes, trays) * count
+
+
 def cluster(topology: GpuTopology, device: str | None, nodes: int, port_gbit: float | None, name: str) -> ClusterSpec:
     """Return a cluster of `nodes` such hosts, whose NICs have `port_gbit` Gb/s each. Raises InputError."""
     device = device or topology.device
@@ -86,17 +119,21 @@ def cluster(topology: GpuTopology, device: str | None, nodes: int, port_gbit: fl
         raise InputError("device", None, "is missing: the matrix does not say which GPUs", "e.g. --device H100")
     if device not in CHIPS:
         raise InputError("device", device, "is not a chip that Phalanx knows", nearest(device, CHIPS))
-    port_gbit = port_gbit or topology.port_gbit
+    port_gbit, count = port_gbit or topology.port_gbit, len(topology.links)
+    nics = len(topology.fabric) or (1 if topology.lists_nics else count)
+    rack = _rack(topology, device, nodes)
+    if rack:
+        nics, nodes, count = nics * rack // count, nodes * count // rack, rack
     if nodes > 1 and port_gbit is None:
         raise InputError("port_gbit", None, "is needed for several nodes", "say the Gb/s of a NIC, such as 400")
     if port_gbit is not None and not 0 < port_gbit <= 1e6:
         raise InputError("port_gbit", port_gbit, "is not the Gb/s of a NIC", "such as 400")
-    chip, count = CHIPS[device], len(topology.links)
+    chip = CHIPS[device]
     said = f"the host's topology; rate of {device}'s datasheet, one direction"
     tiers = _nvlink_tiers(topology, chip.link_bytes_per_s, said)
     tiers += _pcie_tiers(topology, tiers[-1].ranks if tiers else 1)
+    tiers = [replace(tiers[0], ranks=rack)] if rack else tiers
     if nodes > 1 and port_gbit is not None:
-        nics = max(len(topology.fabric), 1)
         host = nics * port_gbit * 1e9 / 8
         each = min(port_gbit * 1e9 / 8, host / count) if nics >= count else min(port_gbit * 1e9 / 8, host)
         what = f"{nics} NICs of {port_gbit:g} Gb/s for {count} GPUs, one direction"
@@ -130,11 +167,11 @@ def _nvlink_tiers(topology: GpuTopology, rate: float, source: str) -> list[Tier]
     parts = [_slice(b) for b in _blocks(count, inner)]
     inside = min(float(links[b, b].sum(axis=1).min()) for b in parts) * each
     origin: Origin = "estimated" if bridged else "published"
-    tiers = [Tier("nvlink", inner, 5e-6, inside, origin, source)] if inner > 1 else []
+    tiers = [Tier(topology.link, inner, 5e-6, inside, origin, source)] if inner > 1 else []
     if inner < count and connected:
         leaving = min(float(links[b].sum() - links[b, b].sum()) for b in parts) * each
         every = float(links.sum(axis=1).min()) * each
-        tiers.append(Tier("nvlink mesh", count, 5e-6, every, "estimated", source, max(leaving, every)))
+        tiers.append(Tier(f"{topology.link} mesh", count, 5e-6, every, "estimated", source, max(leaving, every)))
     return tiers
 
 

@@ -82,12 +82,14 @@ def described(
     return of_leaves(preset(like, len(hosts)), hosts, [of[host] for host in hosts], content.oversubscription)[0]
 
 
-def summary(content: SwitchTree | GpuTopology) -> Iterator[str]:
-    """Yield a summary of a topology in words."""
+def summary(content: SwitchTree | GpuTopology, device: str | None = None, nodes: int = 1) -> Iterator[str]:
+    """Yield a summary of a topology in words, and what a cluster of `nodes` such hosts takes for granted."""
     if isinstance(content, GpuTopology):
         kinds = sorted({link for row in content.links for link in row} - {"X"})
+        kinds = ["XGMI" if content.link == "xgmi" and kind.startswith("NV") else kind for kind in kinds]
         yield f"a host of {len(content.links)} GPUs, which reach each other by {', '.join(kinds) or 'nothing'}"
         yield from gpus.placement(content)
+        yield from gpus.assumed(content, device, nodes)
         return
     sizes = sorted(len(hosts) for hosts in content.leaves.values())
     each = f"{sizes[0]} to {sizes[-1]} hosts" if sizes[0] < sizes[-1] else f"{sizes[0]} hosts each"

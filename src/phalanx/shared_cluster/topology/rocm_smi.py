@@ -29,7 +29,7 @@ def read_tables(text: str, file: str) -> GpuTopology:
                 file, name, f"has {len(cells)} links, and there are {len(rows)} GPUs", "is it cut short?"
             )
         links.append(tuple(_kind(cell, i, j, numa, file) for j, cell in enumerate(cells)))
-    return GpuTopology(tuple(links))
+    return GpuTopology(tuple(links), link="xgmi", lists_nics=False)
 
 
 def _kind(cell: str, i: int, j: int, numa: dict[int, str], file: str) -> str:
