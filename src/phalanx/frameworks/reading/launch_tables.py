@@ -119,8 +119,9 @@ def launched_tables(
     dialect = dialect_of(launch.program, started.positional, flags)
     if dialect is not None:
         kind = kind or dialect.reads
-    elif kind is None and called(launch.program) is None:
-        other = others.program(plain(launch.program), started.positional, flags)
+    elif kind is None:
+        own = "" if called(launch.program) else plain(launch.program)  # a name that several frameworks have
+        other = others.program(own, started.positional if own else (), flags)
         if other is not None:
             raise other.error(str(path))
     framework = BY_KIND[kind] if kind else framework_of(launch.program, flags)

@@ -51,5 +51,14 @@ def program(name: str, words: tuple[str, ...], args: Mapping[str, Any]) -> Unrea
 
 
 def tables(config: Mapping[str, Any]) -> Unread | None:
-    """Return what tables are that are not read, by keys at their top; None for others."""
-    return next((row for row in _rows() if row.keys and sum(key in config for key in row.keys) >= row.least), None)
+    """Return what tables are that are not read, by keys at their top or by paths; None for others."""
+    return next((row for row in _rows() if row.keys and sum(_has(config, k) for k in row.keys) >= row.least), None)
+
+
+def _has(config: Mapping[str, Any], path: str) -> bool:
+    value: Any = config
+    for name in path.split("."):
+        if not isinstance(value, Mapping) or name not in value:
+            return False
+        value = value[name]
+    return True

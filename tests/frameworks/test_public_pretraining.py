@@ -1,0 +1,190 @@
+"""Files of public threads that pre-train, shortened: of Megatron and its kin, NeMo, GPT-NeoX, MaxText, nanotron."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from support.in_process_cli import error_of
+
+from phalanx.frameworks.configuration import Configuration
+from phalanx.frameworks.lints import lint
+from phalanx.frameworks.reading import files
+
+_MEGATRON = (
+    "--tensor-model-parallel-size 2 --micro-batch-size 1 --num-layers 4 --hidden-size 64 --num-attention-heads 4"
+)
+
+
+def _read(tmp_path: Path, text: str, name: str = "run.sh") -> Configuration:
+    (tmp_path / name).write_text(text)
+    return files.read([tmp_path / name])[0]
+
+
+def test_the_ranks_of_a_log_are_read(tmp_path: Path) -> None:
+    dump = {"world_size": 16, "tensor_model_parallel_size": 2, "num_layers": 4, "hidden_size": 64, "bf16": True}
+    dump |= {"micro_batch_size": 1, "seq_length": 64, "num_attention_heads": 4, "lr": 0.1, "swiglu": True}
+    c = _read(tmp_path, "".join(f"  {name} ............ {value}\n" for name, value in dump.items()), "log.txt")
+    assert (c.layout.world, c.layout.dp) == (16, 8)
+
+
+def test_the_log_of_an_early_megatron_is_read_by_its_own_names(tmp_path: Path) -> None:
+    dump = {"world_size": 16, "model_parallel_size": 2, "num_layers": 4, "hidden_size": 64, "fp16": True}
+    dump |= {"batch_size": 8, "seq_length": 64, "num_attention_heads": 4, "lr": 0.1, "max_position_embeddings": 64}
+    text = "".join(f"  {name} ............ {value}\n" for name, value in dump.items())
+    c = _read(tmp_path, f"{text} > padded vocab (size: 50257) with 175 dummy tokens (new size: 50432)\n", "log.txt")
+    assert (c.layout.tp, c.layout.dp, c.layout.micro_batch, c.not_modelled) == (2, 8, 8, {})
+    assert c.spec is not None
+    assert c.spec.vocab == 50432
+
+
+@pytest.mark.parametrize(
+    ("flags", "vocab"),
+    [
+        ("--tokenizer-type GPT2BPETokenizer", 50257),
+        ("--vocab-file v.json --merge-file m.txt", 50257),
+        ("--tokenizer-type HuggingFaceTokenizer --tokenizer-model meta-llama/Llama-3.1-8B-Instruct", 128256),
+        ("--tokenizer-type GPT2BPETokenizer --vocab-size 100", 100),
+    ],
+)
+def test_a_tokenizer_of_one_vocabulary_says_it(tmp_path: Path, flags: str, vocab: int) -> None:
+    c = _read(tmp_path, f"torchrun --nproc_per_node 4 pretrain_gpt.py {_MEGATRON} --seq-length 64 {flags}")
+    assert c.spec is not None
+    assert c.spec.vocab == vocab
+    assert any("as that of its tokenizer" in note for note in c.notes) == (vocab != 100)
+
+
+def test_maxtext_recomputes_unless_it_is_told_otherwise() -> None:
+    stated = {"ici_fsdp_parallelism": 4, "per_device_batch_size": 1}
+    assert files.READERS["maxtext"](stated, None).layout.recompute == "full"
+    assert files.READERS["maxtext"](stated | {"remat_policy": "minimal"}, None).layout.recompute == "minimal"
+
+
+def test_the_pipeline_engine_takes_no_zero_above_1(tmp_path: Path) -> None:
+    """bigscience-workshop/Megatron-DeepSpeed#407."""
+    line = f"torchrun --nproc_per_node 4 pretrain_gpt.py {_MEGATRON} --deepspeed --zero-stage"
+    for more, named in (("3", True), ("1", False), ("3 --no-pipeline-parallel", False)):
+        (tmp_path / "run.sh").write_text(f"{line} {more}")
+        c, config = files.read([tmp_path / "run.sh"])
+        assert ("pipelined-zero" in {mistake.name for mistake in lint(config, c)}) is named
+
+
+def test_nemo_rl_reads_the_files_that_it_inherits_from_and_its_enabled_trainer(tmp_path: Path) -> None:
+    (tmp_path / "deep").mkdir()
+    (tmp_path / "root.yaml").write_text(
+        "policy:\n  model_name: Qwen/Qwen2.5-1.5B\n  train_micro_batch_size: 4\n  train_global_batch_size: 64\n"
+        "  max_total_sequence_length: 512\n  precision: bfloat16\n"
+        "  dtensor_cfg: {enabled: true, tensor_parallel_size: 1, context_parallel_size: 1,"
+        " activation_checkpointing: false, lora_cfg: {enabled: true, dim: 16}}\n"
+        "  megatron_cfg: {enabled: false, tensor_model_parallel_size: 4, recompute_granularity: full,"
+        " activation_checkpointing: false}\ncluster: {gpus_per_node: 8, num_nodes: 1}\n"
+    )
+    (tmp_path / "deep" / "middle.yaml").write_text("defaults: ../root.yaml\ncluster: {num_nodes: 2}\n")
+    c = _read(tmp_path, "defaults: deep/middle.yaml\npolicy: {train_micro_batch_size: 2}\n", "a.yaml")
+    assert (c.layout.world, c.layout.tp, c.layout.zero, c.layout.micro_batch) == (16, 1, 3, 2)
+    assert (c.stack, c.layout.recompute, c.options["lora"]) == ("accelerate", "none", 16)
+    other = "defaults: [root.yaml]\npolicy: {dtensor_cfg: {enabled: false}, megatron_cfg: {enabled: true}}\n"
+    c = _read(tmp_path, other, "b.yaml")
+    assert (c.stack, c.layout.tp, c.layout.recompute) == ("megatron-bridge", 4, "none")
+    missing = _read(tmp_path, "defaults: [gone.yaml]\npolicy: {train_micro_batch_size: 2}\n", "c.yaml").missing
+    assert missing == ("gone.yaml, its base, is not here: give it too",)
+    (tmp_path / "d.yaml").write_text("defaults: d.yaml\npolicy: {train_micro_batch_size: 2}\n")
+    assert "include itself" in error_of(tmp_path, "read d.yaml")
+
+
+def test_keys_of_bridge_without_size_or_precision_lie_over_a_recipe(tmp_path: Path) -> None:
+    c = _read(
+        tmp_path,
+        "model: {tensor_model_parallel_size: 2}\ntrain: {micro_batch_size: 1}\noptimizer: {lr: 0.1}\n",
+        "a.yaml",
+    )
+    assert (c.layout.tp, c.layout.precision, c.layout.zero) == (2, None, None)
+    assert any("recipe" in note for note in c.notes)
+
+
+def test_experts_of_nanotron_are_of_its_model(tmp_path: Path) -> None:
+    sizes = "hidden_size: 64, intermediate_size: 128, num_hidden_layers: 4, num_attention_heads: 4, vocab_size: 256"
+    text = (
+        "parallelism: {dp: 2, tp: 1, pp: 1}\ntokens: {micro_batch_size: 1, sequence_length: 32,"
+        " batch_accumulation_per_replica: 1}\nmodel:\n  model_config: {is_qwen2_config: true, "
+    )
+    experts = ", moe_config: {num_experts: 4, top_k: 1, moe_intermediate_size: 32, enable_shared_expert: true,"
+    c = _read(tmp_path, f"{text}{sizes}{experts} layers: [1, 2]}}}}\n", "a.yaml")
+    assert c.spec is not None
+    assert c.spec.experts is not None
+    x = c.spec.experts
+    assert (x.count, x.top_k, x.ffn, x.shared_ffn, x.shared_gate, x.dense_layers) == (4, 1, 32, 5632, True, (0, 3))
+
+
+_NEOX = """{
+  # sizes
+  "pipe_parallel_size": 4,
+  "model_parallel_size": 2,
+  "num_layers": 44, "hidden_size": 6144, "num_attention_heads": 64,
+  "seq_length": 2048, "max_position_embeddings": 2048,
+  "pos_emb": "rotary", "rotary_pct": 0.25, "no_weight_tying": true, "gpt_j_residual": true,
+}
+"""
+
+
+_NEOX_REST = """{
+  "vocab_file": "./20B_checkpoints/20B_tokenizer.json",
+  "zero_optimization": {"stage": 1, "overlap_comm": True,}, # of Python
+  "train_micro_batch_size_per_gpu": 4, "gradient_accumulation_steps": 32,
+  "checkpoint_activations": true, "fp16": {"enabled": true},
+  "train_impl": "dpo",
+}
+"""
+
+
+def test_files_of_gpt_neox_are_read_together(tmp_path: Path) -> None:
+    (tmp_path / "b.yml").write_text(_NEOX_REST)
+    alone = _read(tmp_path, _NEOX, "a.yml")
+    assert (alone.layout.tp, alone.layout.pp, alone.layout.zero, alone.layout.precision) == (2, 4, None, None)
+    assert alone.spec is None
+    c = files.read([tmp_path / "a.yml", tmp_path / "b.yml"], world=96)[0]
+    assert (c.layout.dp, c.layout.zero, c.layout.micro_batch, c.layout.accumulation) == (12, 1, 4, 32)
+    assert (c.stack, c.layout.recompute, c.options["attention"]) == ("megatron-deepspeed-2022", "full", "unfused")
+    assert c.spec is not None
+    assert c.spec.residual == "parallel"
+    assert c.spec.parameter_count == 20_554_567_680  # Black et al. 2022, table 1
+    assert c.not_modelled["train_impl"].changes == ("model",)
+
+
+def test_a_gate_of_gpt_neox_divides_its_width_by_three(tmp_path: Path) -> None:
+    text = _NEOX.replace("}\n", '  "norm": "rmsnorm", "activation": "swiglu", "intermediate_size": 55296,\n}\n')
+    text = text.replace(
+        "}\n", '  "num_kv_heads": 8, "vocab_file": "gpt2-vocab.json", "use_bias_in_attn_linear": false,\n}\n'
+    )
+    c = _read(tmp_path, text.replace('"gpt_j_residual": true', '"gpt_j_residual": false'), "a.yml")
+    assert c.spec is not None
+    assert (c.spec.ffn, c.spec.kv_heads, c.spec.activation, c.spec.norm, c.spec.residual) == (
+        18432, 8, "swiglu", "rms", "serial",
+    )  # fmt: skip
+    assert "experts" in _read(tmp_path, text.replace("{\n", '{\n  "moe_num_experts": 4,\n', 1), "b.yml").open_model
+
+
+def test_flags_as_keys_of_megatron_s_tests_are_read(tmp_path: Path) -> None:
+    text = (
+        "ENV_VARS: {CUDA_DEVICE_MAX_CONNECTIONS: 1}\nTEST_TYPE: regular\nMODEL_ARGS:\n"
+        "  --tensor-model-parallel-size: 2\n"
+        "  --bf16: true\n  --sequence-parallel: false\n  --micro-batch-size: 2\n"
+    )
+    c = _read(tmp_path, text, "model_config.yaml")
+    assert (c.kind, c.layout.tp, c.layout.sp, c.layout.precision, c.layout.micro_batch) == (
+        "megatron",
+        2,
+        False,
+        "bf16",
+        2,
+    )
+
+
+def test_pairs_of_nemo_rl_are_two_sequences(tmp_path: Path) -> None:
+    text = (
+        "policy: {train_micro_batch_size: 2, train_global_batch_size: 16, dtensor_cfg: {enabled: true,"
+        " tensor_parallel_size: 1}}\ncluster: {gpus_per_node: 8, num_nodes: 1}\n"
+    )
+    for key, micro, whole in (("dpo", 4, 32), ("rm", 4, 32), ("sft", 2, 16)):
+        c = _read(tmp_path, f"{text}{key}: {{max_num_steps: 1}}\n", "a.yaml")
+        assert (c.layout.micro_batch, c.layout.global_batch) == (micro, whole)

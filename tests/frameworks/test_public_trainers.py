@@ -1,0 +1,164 @@
+"""Files of public threads that fine-tune, shortened: of the Trainer and of the programs around it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.in_process_cli import json_of, text_of
+
+from phalanx.frameworks.configuration import Configuration
+from phalanx.frameworks.reading import files
+
+
+def _read(tmp_path: Path, text: str, name: str = "run.sh") -> Configuration:
+    (tmp_path / name).write_text(text)
+    return files.read([tmp_path / name])[0]
+
+
+@pytest.mark.parametrize(("fsdp", "zero"), [({}, None), ({"fsdp": ""}, None), ({"fsdp": "shard_grad_op"}, 2)])
+def test_arguments_of_a_trainer_that_name_no_sharding_leave_it_open(
+    fsdp: dict[str, str], zero: int | None, tmp_path: Path
+) -> None:
+    """The launcher's file may say it."""
+    arguments = {"per_device_train_batch_size": 2, "bf16": True, "output_dir": "x", **fsdp}
+    assert _read(tmp_path, json.dumps(arguments), "a.json").layout.zero == zero
+
+
+def test_adapters_of_ms_swift_under_megatron_are_read(tmp_path: Path) -> None:
+    line = "NPROC_PER_NODE=8 megatron sft --train_type lora --lora_rank 16 --tensor_model_parallel_size 2"
+    c = _read(tmp_path, line)
+    assert (c.stack, c.options["lora"], c.layout.tp) == ("megatron-bridge", 16, 2)
+    assert "lora" not in _read(tmp_path, line.replace("--train_type lora --lora_rank 16", "")).options
+
+
+def test_recomputation_that_offloads_is_recomputation(tmp_path: Path) -> None:
+    c = _read(tmp_path, "base_model: x\nmicro_batch_size: 1\ngradient_checkpointing: unsloth\n", "a.yaml")
+    assert c.layout.recompute == "full"
+
+
+_FULL = (
+    "model_name_or_path: meta-llama/Meta-Llama-3-8B\nfinetuning_type: full\ncutoff_len: 1024\nfp16: true\n"
+    "per_device_train_batch_size: 1\ngradient_accumulation_steps: 2\n"
+)
+
+
+def test_an_update_takes_memory(tmp_path: Path) -> None:
+    """hiyouga/LlamaFactory#5977: 8B at level 3 is out of memory on 8 x 24 GB. A rank's 1.0e9 elements take 16 bytes
+    of state; their gradients in fp32 4 more, and the roots of torch's AdamW 4, unless a kernel fuses them."""
+    (tmp_path / "z3.json").write_text('{"fp16": {"enabled": "auto"}, "zero_optimization": {"stage": 3}}')
+    n = 8_030_261_248 / 8
+
+    def answer(settings: str) -> dict[str, Any]:
+        (tmp_path / "a.yaml").write_text(settings)
+        return json_of(tmp_path, "predict a.yaml --cluster pcie-rtx3090 --gpus 8 --json")
+
+    plain = answer(f"{_FULL}deepspeed: z3.json\n")
+    fused = answer(f"{_FULL}deepspeed: z3.json\noptim: adamw_torch_fused\n")
+    assert (plain["fits"], fused["fits"]) == (False, True)
+    assert plain["memory_terms"]["update"] == 8 * 1e9  # a sub-group at a time
+    assert plain["memory_terms"]["state"] == pytest.approx(16 * n, rel=1e-3)
+    assert fused["memory_terms"]["update"] == 0
+
+
+def test_an_engine_in_the_settings_of_accelerate_offloads(tmp_path: Path) -> None:
+    engine = "deepspeed_config: {zero_stage: 2, offload_optimizer_device: cpu, offload_param_device: none}"
+    c = _read(tmp_path, f"distributed_type: DEEPSPEED\nnum_processes: 2\n{engine}\n", "a.yaml")
+    assert (c.options["optimizer_offload"], "parameter_offload" in c.options) == (1.0, False)
+
+
+def test_what_is_learned_from_preferences_alone_is_another_objective(tmp_path: Path) -> None:
+    c = _read(tmp_path, "torchrun nash.py --model_name_or_path x --beta 0.1 --per_device_train_batch_size 1")
+    assert "another objective" in c.not_modelled["args.beta"].what
+    c = _read(tmp_path, "NPROC_PER_NODE=2 swift rlhf --rlhf_type gkd --model x")
+    assert "another objective" in c.not_modelled["args.rlhf_type"].what
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "reference"),
+    [
+        ("a.yaml", "stage: dpo\nfinetuning_type: full\nper_device_train_batch_size: 2\n", "copy"),
+        ("a.yaml", "stage: dpo\nfinetuning_type: lora\nper_device_train_batch_size: 2\n", "base"),
+        ("a.yaml", "stage: dpo\npref_loss: simpo\nfinetuning_type: full\nper_device_train_batch_size: 2\n", None),
+        ("a.yaml", "base_model: x\nrl: dpo\nmicro_batch_size: 2\n", "copy"),
+        ("a.yaml", "base_model: x\nrl: orpo\nmicro_batch_size: 2\n", None),
+        ("run.sh", "torchrun scripts/run_dpo.py --beta 0.1 --per_device_train_batch_size 2 --bf16", "copy"),
+        ("run.sh", "trl dpo --model_name_or_path x --per_device_train_batch_size 2 --use_peft", "base"),
+        ("run.sh", "trl dpo --model_name_or_path x --per_device_train_batch_size 2 --reference_free true", None),
+        ("run.sh", "swift rlhf --rlhf_type dpo --train_type full --per_device_train_batch_size 2 --model x", "copy"),
+        (
+            "train.py",
+            "from trl import DPOConfig, DPOTrainer\n"
+            "a = DPOConfig(output_dir='o', per_device_train_batch_size=2)\nDPOTrainer(m, r, args=a).train()\n",
+            "copy",
+        ),
+    ],
+)
+def test_examples_of_preferences_are_pairs(tmp_path: Path, name: str, text: str, reference: str | None) -> None:
+    c = _read(tmp_path, text, name)
+    assert (c.layout.micro_batch, c.options.get("reference")) == (4, reference)
+    assert any("pair of sequences" in note for note in c.notes)
+    assert not c.not_modelled
+
+
+def test_an_optimizer_of_8_bits_has_small_moments_and_another_has_no_price(tmp_path: Path) -> None:
+    assert _read(tmp_path, f"{_FULL}optim: paged_adamw_8bit\n", "a.yaml").options["second_moment"] == "float8"
+    assert _read(tmp_path, f"{_FULL}optim: adafactor\n", "a.yaml").not_modelled.keys() == {"optim"}
+
+
+def test_gradients_that_accumulate_under_no_sync_are_whole_and_in_16_bits(tmp_path: Path) -> None:
+    """replicate/cog-llama#6: 13B trains on 4 x 80 GB: 16 bytes over 4 ranks and 2 whole, for each parameter."""
+    (tmp_path / "run.sh").write_text(
+        "torchrun --nproc_per_node=4 t.py --model_name_or_path huggyllama/llama-13b --bf16 True "
+        "--model_max_length 64 --per_device_train_batch_size 1 --gradient_accumulation_steps 4 "
+        "--gradient_checkpointing True --fsdp 'full_shard auto_wrap' "
+        "--fsdp_transformer_layer_cls_to_wrap LlamaDecoderLayer --output_dir o"
+    )
+    answer = json_of(tmp_path, "predict run.sh --cluster dgx-a100 --json")
+    assert answer["fits"]
+    assert answer["memory_terms"]["state"] == pytest.approx(13_015_864_320 * (16 / 4 + 2), rel=1e-3)
+
+
+def test_another_objective_of_ms_swift_is_said(tmp_path: Path) -> None:
+    c = _read(tmp_path, "NPROC_PER_NODE=8 megatron rlhf --rlhf_type grpo --tensor_model_parallel_size 2 --model a/b")
+    assert c.not_modelled["args.rlhf_type"].changes == ("model",)
+    lora = "NPROC_PER_NODE=8 megatron sft --tuner_type lora --model Qwen/Qwen3-8B --max_length 64"
+    (tmp_path / "b.sh").write_text(lora)
+    assert "does not run it" not in text_of(tmp_path, "predict b.sh --cluster dgx-h100")
+
+
+def test_recomputation_of_a_program_that_is_not_llama_factory_is_its_own(tmp_path: Path) -> None:
+    c = _read(tmp_path, "torchrun train.py --per_device_train_batch_size 8 --dataset_dir x --max_seq_length 64")
+    assert c.layout.recompute is None
+    c = _read(tmp_path, "swift sft --model Qwen/Qwen3-8B --gradient_checkpointing false --max_length 64")
+    assert c.layout.recompute is None
+    c = _read(tmp_path, "swift sft --model Qwen/Qwen3-8B --max_length 64")
+    assert (c.layout.recompute, c.understood["args.gradient_checkpointing"]) == ("full", "strategy.recompute")
+
+
+def test_deepspeed_chat_offloads_what_its_level_shards(tmp_path: Path) -> None:
+    line = "deepspeed main.py --per_device_train_batch_size 8 --zero_stage {} --offload --deepspeed"
+    for stage, param in ((2, "none"), (3, "cpu")):
+        assert _read(tmp_path, line.format(stage)).layout.offload == {"optimizer": "cpu", "param": param}
+
+
+def test_the_text_part_of_a_model_of_images_is_said(tmp_path: Path) -> None:
+    text = "model_name_or_path: Qwen/Qwen3-VL-4B-Instruct\nfinetuning_type: lora\nper_device_train_batch_size: 1\n"
+    (tmp_path / "a.yaml").write_text(text)
+    assert "its images are not priced" in text_of(tmp_path, "read a.yaml")
+
+
+def test_training_that_keeps_nothing_in_fp32_is_priced_so(tmp_path: Path) -> None:
+    text = (
+        "model_name_or_path: Qwen/Qwen3-4B\nfinetuning_type: full\nper_device_train_batch_size: 1\ncutoff_len: 512\n"
+    )
+    (tmp_path / "half.yaml").write_text(f"{text}bf16: true\n")
+    (tmp_path / "pure.yaml").write_text(f"{text}pure_bf16: true\n")
+    half, pure = (
+        json_of(tmp_path, f"predict {name}.yaml --cluster dgx-h100 --gpus 1 --json")["memory_bytes"]
+        for name in ("half", "pure")
+    )
+    assert pure < 0.7 * half
+    assert _read(tmp_path, f"{text}pure_bf16: true\n", "b.yaml").layout.precision == "bf16"
