@@ -141,6 +141,21 @@ def _options(command: tuple[str, ...], form: str) -> set[str]:
     return {name for p in _forms(command)[form].params for name in p.opts if name[:2] == "--"}
 
 
+@pytest.mark.parametrize("name", ["gpus", "batch", "seq"])
+def test_a_count_of_nothing_is_not_taken_for_none(tmp_path: Path, name: str) -> None:
+    given = {"gpus": 8, "batch": 8, "seq": 4096, name: 0}
+    words = [word for option, value in given.items() for word in (f"--{option}", str(value))]
+    code, out, err = phalanx(tmp_path, "predict --model llama3-8b --cluster dgx-h100", *words)
+    assert (code, out, err) == (2, "", f"error: --{name} = 0: must be at least 1\n")
+
+
+def test_an_option_that_is_not_read_is_shown_as_it_was_given(tmp_path: Path) -> None:
+    words = ("plan --model llama3-8b --cluster dgx-h100 --gpus 8 --batch 8 --seq 4096", "--stack", "all")
+    for option, said in ((("--deadline", "4.5"), " = 4.5"), (("--lengths", "a:1"), " = 'a:1'"), (("--goodput",), "")):
+        err = phalanx(tmp_path, *words, *option)[2]
+        assert err.startswith(f"error: {option[0]}{said}: needs a single stack"), err
+
+
 def test_every_form_is_meant_by_some_words() -> None:
     grouped = {words[:-1] for words in _MEANT}
     assert set(_MEANT) == {(*command, form) for command in grouped for form in _forms(command)}

@@ -182,6 +182,17 @@ def test_adapters_of_scripts_and_recipes(tmp_path: Path) -> None:
     assert whole.job["types"] == {"reduce": "bfloat16", "accumulate": "bfloat16", "master": "bfloat16"}
 
 
+def test_verl_keeps_what_it_fine_tunes_at_the_top_and_an_actor_below_its_role(tmp_path: Path) -> None:
+    role = "actor_rollout_ref."
+    for line, model, update in (
+        (_VERL, f"{role}model", f"{role}actor.optim"),
+        ("torchrun -m verl.trainer.fsdp_sft_trainer", "model", "optim"),
+    ):
+        set_to = f"{model}.enable_gradient_checkpointing=false {model}.lora_rank=16 {update}.weight_decay=0.3"
+        c = _read(tmp_path, "run.sh", f"{line} {set_to}")
+        assert (c.layout.recompute, c.options, c.job["optimizer"]["weight_decay"]) == ("none", {"lora": 16}, 0.3)
+
+
 def test_what_a_script_asks_of_its_card_is_taken_as_true(tmp_path: Path) -> None:
     asked = "bf16=is_bfloat16_supported(), fp16=not is_bfloat16_supported()"
     plain, open_ = (_read(tmp_path, "train.py", text) for text in (_LORA, _LORA.replace("bf16=True", asked)))

@@ -26,7 +26,8 @@ from phalanx.cost.step.terms import terms
 from phalanx.measure import collectives, nccl_tests, steal_time, this_machine, worker
 from phalanx.measure.collectives import tensors
 from phalanx.measure.fit import robust_line
-from phalanx.measure.links import BETWEEN, INSIDE, SIZES, measure_gamma, measure_tier, partner
+from phalanx.measure.links import BETWEEN, INSIDE, SIZES, _link_line, measure_gamma, measure_tier, partner
+from phalanx.measure.microbenchmarks import _actions
 from phalanx.measure.steal_time import Neighbours, TimedRounds
 from phalanx.planning.auto.transport import choose
 from phalanx.report.measured.measure import picture, plot, rates, title
@@ -105,6 +106,21 @@ def measured_cluster(*fits: CollectiveFit) -> ClusterSpec:
     device = replace(base.device, gamma_s_per_byte=2e-12, name='a "quoted" GPU, µ')
     figures = (Figure("gamma", 2e-12, "s/B", 1e-12, 3e-12, "note"), Figure("100 launches", 4e-4, "s", 4e-4, 5e-4))
     return replace(base, device=device, ranks_per_node=2, collectives=fits, figures=figures)
+
+
+def test_the_error_of_a_line_is_a_share_of_the_seconds() -> None:
+    disturbed = [(1e-5 + 1e-9 * n) * (1 + 0.1 * (-1) ** i) for i, n in enumerate(SIZES)]
+    found, slower = (_link_line(SIZES, [s * t for t in disturbed]) for s in (1, 1000))
+    assert 0.01 < found.fit_error < 0.3
+    assert slower.fit_error == pytest.approx(found.fit_error)
+
+
+def test_a_cpu_takes_few_products_in_fp16() -> None:
+    """Without instructions for them they have a hundredth of the speed."""
+    timed = [[name for name, *_ in _actions(dtype, torch.device("cpu"))] for dtype in ("float32", "float16")]
+    products = [[name for name in names if name.startswith("matrix product")] for names in timed]
+    assert len(products[0]) > len(products[1]) == 2
+    assert products[0][:2] == products[1]
 
 
 def test_a_cluster_is_read_back_from_its_toml(tmp_path: Path) -> None:

@@ -252,6 +252,7 @@ def test_the_command(tmp_path: Path) -> None:
     (code, out, _), (wrong, _, err) = in_fresh_process(_command, tmp_path)
     assert code == 0
     assert "on a fake GPU" in out
+    assert "by the steps of" not in out  # a single step is taken
     assert "waits of the host for the GPU in a step: 0" in out
     assert wrong == 2
     assert "is neither cpu nor cuda" in err

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from pathlib import Path
 
@@ -66,6 +67,9 @@ def test_every_line_is_of_published_arguments(examples: int, tmp_path: Path) -> 
                 assert refused(command.checked_by, [w for i, w in enumerate(command.options) if i != value])
         at = [(p.node, gpu) for p in places(plan) for gpu in p.gpus]
         assert len(at) == len(set(at))  # no GPU twice
+        for before, after in itertools.pairwise(places(plan)):  # on the same node where there is room
+            left = plan.node_gpus - before.gpus[-1] - 1 if before.gpus else 0
+            assert after.node - before.node == (0 if after.workers.gpus <= left else before.nodes)
         text = manifest(plan)
         assert text.count("nvidia.com/gpu") == len(plan.workers)
         serving.write(plan, tmp_path / "serving.json")

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,6 +19,7 @@ from phalanx.spec.strategy import spec
 from phalanx.spec.strategy.legality import require_runnable
 from phalanx.spec.strategy.mesh import mesh
 from phalanx.spec.strategy.spec import AXES, Strategy
+from phalanx.spec.strategy.stack_options import StackOptions
 
 ROOT = Path(__file__).parents[2]
 
@@ -198,6 +200,19 @@ def test_precision_follows_from_compute() -> None:
 def test_job_numbers_are_checked() -> None:
     with pytest.raises(InputError, match=r"job\.seq = 0: must be at least 1"):
         Job(global_batch=1, seq=0)
+
+
+@pytest.mark.parametrize(
+    ("given_options", "said"),
+    [
+        ({"lora": -1}, "must not be negative"),
+        ({"optimizer_offload": 2.0}, "must be in"),
+        ({"mtp": 17}, "must be at most 16"),
+    ],
+)
+def test_numbers_of_options_are_checked(given_options: dict[str, Any], said: str) -> None:
+    with pytest.raises(InputError, match=rf"options\.{next(iter(given_options))} = .*: {said}"):
+        StackOptions(**given_options)
 
 
 def test_of_a_long_value_both_ends_are_shown() -> None:

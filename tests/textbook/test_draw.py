@@ -46,6 +46,10 @@ def test_a_picture_is_text_file_and_data(tmp_path: Path) -> None:
         (("learn", "draw", "--model", "gpt2"), "name one"),
         (("learn", "draw", "fsdp", "--model", "mixtral-8x7b"), "name a dense model"),
         (("learn", "draw", "hsdp", "--gpus", "7"), "use 16"),
+        *(
+            (("learn", "draw", "sequence-parallel", "--ranks", ranks, "--seq", seq), "use 2 or 4, a divisor of --seq")
+            for ranks, seq in (("3", "8193"), ("4", "8190"))
+        ),
         (
             ("learn", "draw", "parameter-bytes", "--ranks", "1" + 10 * "0"),
             "is too much to draw; use at most 10,000,000",

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.in_process_cli import text_of
 
 from phalanx.answers.diagnose.diagnosis import diagnosis_of
 from phalanx.answers.question.query import Query
@@ -55,7 +56,7 @@ def _export(file: Path) -> Path:
 
 def test_an_export_of_nsys_is_charged_to_parts(tmp_path: Path) -> None:
     traces = nsys.read(_export(tmp_path / "run.sqlite"))
-    assert [t.rank for t in traces] == [0, 1]
+    assert [(t.rank, t.device) for t in traces] == [(0, "NVIDIA H100 80GB HBM3"), (1, "NVIDIA H100 80GB HBM3")]
     found = breakdown(traces[0], lambda call: "dp")
     assert found.steps == 2
     assert found.parts == pytest.approx({"products": 0.06, "over dp": 0.02, "copy": 0.01, "host": 0.01})
@@ -155,6 +156,10 @@ def test_a_snapshot_gives_peaks_and_who_holds_most(form: str, tmp_path: Path) ->
     assert (use.allocated_bytes, use.peak_allocated_bytes) == (2 * mib, 6 * mib)
     assert (use.reserved_bytes, use.peak_reserved_bytes, use.failures) == (20 * mib, 20 * mib, 1)
     assert use.largest == (("train.py:12 (forward)", 2 * mib),)
+    lines = text_of(tmp_path, f"diagnose memory.{form}").splitlines()
+    assert lines[0] == "memory"
+    (row,) = (line.split() for line in lines if line.startswith(" memory."))
+    assert " ".join(row[1:]) == "2.0 MiB 20.0 MiB 6.0 MiB 20.0 MiB"
     assert ["1 allocations failed" in found.cautions[0], "90% of the reserved" in found.cautions[1]] == [True, True]
 
 

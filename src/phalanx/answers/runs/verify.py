@@ -171,10 +171,11 @@ def _of_configuration(path: Path, query: Query) -> VerifiedJob:
 
     Raises InputError for what our runtime has not."""
     asked, configured = query_by(path, query)
-    gpus, stack, options = asked.gpus or 1, asked.stack, configured.options
+    gpus, job, stack, options = asked.gpus, configured.job, asked.stack, configured.options
+    assert gpus is not None  # what is left open is refused
+    assert job is not None
     strategy, _ = strategy_on(asked.strategy or "", gpus)
     model = asked.model if isinstance(asked.model, ModelSpec) else model_named(str(asked.model))[0]
-    job = configured.job or Job(asked.batch or 1, asked.seq or 1)
     job = replace(job, precision=Precision("float16" if asked.precision == "fp16" else "bfloat16"))
     require_modules(model, strategy.cp)
     require_runnable(strategy, job)

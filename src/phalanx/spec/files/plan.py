@@ -232,4 +232,4 @@ def write_text(path: Path, text: str) -> None:
         raise OSError(error.errno, error.strerror, str(path)) from None
     finally:
         with suppress(OSError):
-            part.unlink(missing_ok=True)
+            part.unlink()
