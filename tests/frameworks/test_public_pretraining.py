@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from support.in_process_cli import error_of
@@ -188,3 +189,28 @@ def test_pairs_of_nemo_rl_are_two_sequences(tmp_path: Path) -> None:
     for key, micro, whole in (("dpo", 4, 32), ("rm", 4, 32), ("sft", 2, 16)):
         c = _read(tmp_path, f"{text}{key}: {{max_num_steps: 1}}\n", "a.yaml")
         assert (c.layout.micro_batch, c.layout.global_batch) == (micro, whole)
+
+
+def test_what_a_dump_says_twice_changes_nothing(tmp_path: Path) -> None:
+    """Megatron prints what it derives, and the defaults of parts that a model does not have."""
+    stated = {
+        "world_size": 16, "tensor_model_parallel_size": 2, "pipeline_model_parallel_size": 2, "num_layers": 4,
+        "hidden_size": 64, "num_attention_heads": 4, "seq_length": 64, "micro_batch_size": 1, "bf16": True,
+        "padded_vocab_size": 128,
+    }  # fmt: skip
+    derived = {
+        "data_parallel_size": 4, "transformer_pipeline_model_parallel_size": 2, "encoder_num_layers": 4,
+        "encoder_seq_length": 64, "virtual_pipeline_model_parallel_size": None, "decoder_seq_length": None,
+        "multi_latent_attention": False, "kv_lora_rank": 32, "mamba_state_dim": 128, "mamba_num_groups": 8,
+    }  # fmt: skip
+
+    def dump(values: dict[str, Any]) -> Configuration:
+        lines = "".join(f"  {name} ............ {value}\n" for name, value in values.items())
+        return _read(tmp_path, lines, "log.txt")
+
+    c = dump(stated | derived)
+    assert (c.not_modelled, c.layout) == ({}, dump(stated).layout)
+    assert c.layout.dp == 4
+    assert {key.removeprefix("args.") for key in dump(stated | derived | {"encoder_num_layers": 8}).not_modelled} == {
+        "encoder_num_layers"
+    }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -71,6 +72,8 @@ def read(config: Config, world: int | None = None) -> Configuration:
         nodes = keys.take("launch.nnodes", "world", 1)
         world = product(count(nodes), keys.count("launch.nproc_per_node", "world"))
         world = world or count(flag("world_size", "world"))  # of the dump that a log prints
+    if "world_size" in args:
+        _derived(flag, args)
     actor = read_slime.actor(flag, args)
     world = world or (actor.world if actor else None)
     earliest = count(flag("model_parallel_size", "strategy.tp"))  # releases before 2.0
@@ -256,6 +259,32 @@ def _require_values(args: Config) -> None:
         value = args.get(given[1], args.get(given[1].replace("-", "_")))
         reason = f"and --{given[0]} both say how many chunks a pipeline rank has"
         raise InputError(f"--{given[1]}", value, reason, "leave one of them out")
+
+
+_DERIVED = {
+    "data_parallel_size": "strategy.dp",
+    "transformer_pipeline_model_parallel_size": "strategy.pp",
+    "virtual_pipeline_model_parallel_size": "strategy.virtual",
+}
+"""What Megatron makes of the degrees and prints with them (validate_args)."""
+_REPEATED = {"encoder_num_layers": "num_layers", "encoder_seq_length": "seq_length"}
+_UNUSED = {
+    "multi_latent_attention": ("kv_lora_rank", "q_lora_rank", "qk_head_dim", "qk_pos_emb_head_dim", "v_head_dim"),
+    "is_hybrid_model": ("mamba_state_dim", "mamba_head_dim", "mamba_num_groups", "mamba_num_heads"),
+}
+"""Sizes of parts that a model without them prints by their defaults."""
+
+
+def _derived(flag: Callable[..., Any], args: Config) -> None:
+    """Take what a dump of arguments says twice, or of parts that the model does not have."""
+    for name, meaning in _DERIVED.items():
+        flag(name, meaning)
+    for name, other in _REPEATED.items():
+        if args.get(name) == args.get(other):
+            flag(name, "model")
+    for part, names in _UNUSED.items():
+        for name in () if truth(args.get(part)) else names:
+            flag(name, "model")
 
 
 def _recomputed(kind: str, method: Any, number: int | None, modules: Any) -> str:

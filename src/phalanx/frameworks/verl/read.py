@@ -197,6 +197,7 @@ def _others(keys: Keys) -> tuple[str, ...]:
     if not isinstance(role, Mapping):
         return ()
     at = f"{_ROLE}.rollout"
+    keys.take("data.train_batch_size", "rollout")  # prompts of several updates
     name = keys.take(f"{at}.name", "rollout") or "an engine"
     tp = keys.count(f"{at}.tensor_model_parallel_size", "rollout", 2)
     share = keys.take(f"{at}.gpu_memory_utilization", "rollout", 0.5)
