@@ -249,6 +249,7 @@ def test_a_flag_in_front_of_an_open_word_is_set(tmp_path: Path) -> None:
     )
     c, _ = files.read([tmp_path / "run.sh"])
     assert c.layout.zero == 1
+    assert c.notes == ("$EXTRA_ARGS of the environment could bring flags: taken as unset",)
 
 
 def test_the_log_of_a_training_is_read(tmp_path: Path) -> None:

@@ -132,6 +132,7 @@ def test_a_full_disk_costs_no_checkpoint(here: Path) -> None:
     assert "CheckpointError: the checkpoint of step 10 cannot be written: File too large" in last, err
     assert last.endswith("the disk is full, or a file-size limit was reached")
     assert steps(here / "runs" / "straight" / "checkpoint") == [6, 8]
+    assert "saved at step 8; continue with: phalanx train --resume" in err
     assert nothing_is_left(here)
 
 

@@ -84,9 +84,13 @@ def of_job(
     try:
         outcome = run_training(file, resume, world, show, announce, max_restarts)
     except RuntimeError:  # a rank failed: the page shows the steps until then
+        from phalanx.runtime.checkpoint.store import steps as steps_saved
+
         folder = RUNS / file.train.name
         if (steps := folder / "metrics.jsonl").exists() and steps.stat().st_mtime >= began:
             _write_report(folder)
+            if saved := steps_saved(folder / "checkpoint"):
+                announce(f"saved at step {max(saved)}; continue with: phalanx train --resume")
         raise
     assert outcome is not None
     if not output.json:

@@ -225,11 +225,17 @@ def settled(value: Any, switch: bool) -> Any:
 
     `switch`: whether the flag takes no value, so that whatever follows it is none."""
     words = value if isinstance(value, list) else [value]
-    bags = [w for w in words if isinstance(w, str) and w.startswith(OPEN) and (switch or _BAG.search(plain(w)[1:]))]
-    if not bags:
+    left = bags(value, switch)
+    if not left:
         return value
-    rest = [word for word in words if word not in bags]
+    rest = [word for word in words if word not in left]
     return True if not rest else rest[0] if len(rest) == 1 else rest
+
+
+def bags(value: Any, switch: bool) -> list[str]:
+    """Return the open words behind a flag that bring flags of their own."""
+    words = value if isinstance(value, list) else [value]
+    return [w for w in words if isinstance(w, str) and w.startswith(OPEN) and (switch or _BAG.search(plain(w)[1:]))]
 
 
 _BAG = re.compile(r"(?i)(extra|more|other|add|arg|opt|flag|param|config|setting|@|\*)(?!.*\.\w+$)")

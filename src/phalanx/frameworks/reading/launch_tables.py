@@ -19,7 +19,7 @@ from phalanx.frameworks.configuration import Config, Partial
 from phalanx.frameworks.deepspeed.shipped import shipped
 from phalanx.frameworks.framework import Framework
 from phalanx.frameworks.keys import key_table
-from phalanx.frameworks.launchers.started import Started, settled, value_of
+from phalanx.frameworks.launchers.started import Started, bags, settled, value_of
 from phalanx.frameworks.reading import others
 from phalanx.frameworks.reading import torchtitan_repository as torchtitan
 from phalanx.frameworks.reading.dialects import METHOD, Dialect, dialect_of
@@ -141,6 +141,10 @@ def launched_tables(
         raise _not_known(started, path)
     switches = key_table(framework.folder).switches
     args = {name: _plain(settled(value, name.replace("-", "_") in switches)) for name, value in started.args.items()}
+    unset = [w for name, value in started.args.items() for w in bags(value, name.replace("-", "_") in switches)]
+    if unset:
+        names = ", ".join(dict.fromkeys(plain(word) for word in unset))
+        reading.asks.append(f"{names} of the environment could bring flags: taken as unset")
     assigned = {name: _plain(value) for name, value in started.assigned.items()}
     launched = {"launch": _typed(launch.options), "env": _typed(started.environment), "launched": launch}
     reading.missing += started.missing
