@@ -162,3 +162,37 @@ def test_training_that_keeps_nothing_in_fp32_is_priced_so(tmp_path: Path) -> Non
     )
     assert pure < 0.7 * half
     assert _read(tmp_path, f"{text}pure_bf16: true\n", "b.yaml").layout.precision == "bf16"
+
+
+def test_an_empty_list_of_a_layout_is_none(tmp_path: Path) -> None:
+    """The dump of a Trainer's arguments has `fsdp=[]` where DeepSpeed shards."""
+    engine = '{"zero_optimization": {"stage": 3}, "train_batch_size": "auto"}'
+    (tmp_path / "z3.json").write_text(engine)
+    lines = {
+        "per_device_train_batch_size": 2,
+        "gradient_accumulation_steps": 8,
+        "bf16": True,
+        "fsdp": [],
+        "tf32": None,
+    }
+    dump = "".join(f"{name}={value},\n" for name, value in (lines | {"deepspeed": "z3.json"}).items())
+    c = _read(tmp_path, f"12:00 - INFO - parameters TrainingArguments(\n{dump})\n", "log.txt")
+    assert (c.layout.zero, c.layout.micro_batch, c.not_modelled) == (3, 2, {})
+
+
+def test_the_log_of_deepspeed_prints_its_file(tmp_path: Path) -> None:
+    mark = "[2025-11-03 10:00:00,000] [INFO] [config.py:1007:print]   "
+    text = "".join(f"{mark}{name} ............. 1\n" for name in ("zero_enabled", "world_size", "bfloat16_enabled"))
+    text += f'{mark}json = {{\n    "train_batch_size": 128, \n    "train_micro_batch_size_per_gpu": 2, \n'
+    text += '    "zero_optimization": {\n        "stage": 2\n    }, \n    "bf16": {\n        "enabled": true\n    }\n'
+    text += "}\n[x] step\n"
+    c = _read(tmp_path, text, "log.txt")
+    assert (c.kind, c.layout.zero, c.layout.micro_batch, c.layout.precision) == ("deepspeed", 2, 2, "bf16")
+
+
+def test_settings_that_wandb_kept_are_read_where_they_are_pasted(tmp_path: Path) -> None:
+    values = {"per_device_train_batch_size": 2, "bf16": "true", "fsdp": "[full_shard, auto_wrap]", "output_dir": "o"}
+    text = "wandb_version: 1\n" + "".join(f"{n}:\n  desc: null\n  value: {v}\n" for n, v in values.items())
+    for name in ("config.yaml", "pasted.txt"):
+        c = _read(tmp_path, text, name)
+        assert (c.kind, c.layout.zero, c.layout.micro_batch) == ("hf", 3, 2)

@@ -72,7 +72,7 @@ class Verdict:
         if isinstance(value, Mapping):
             return not value or value.get("enabled", value.get("enable")) is False
         if not self.default:
-            return value is None or value is False
+            return value is None or value is False or value in ("", [])
         words = {other for word in self.default.lower().split("|") for other in (word, *_OFF.get(word, ()))}
         text = ",".join(map(str, value)) if isinstance(value, list) else str(value).lower()
         return text in words or any(_is_number(value, word) for word in words)

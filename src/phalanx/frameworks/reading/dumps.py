@@ -2,7 +2,8 @@
 
 Megatron-LM prints `  name ............ value` for every argument (megatron/training/arguments.py: `_print_args`),
 torchtitan `Running with args: {...}` (torchtitan/config), NeMo 1 its YAML (exp_manager), transformers
-`TrainingArguments(` with a line for each.
+`TrainingArguments(` with a line for each, DeepSpeed its file as `json = {...}` (deepspeed/runtime/config.py:
+print_user_config).
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ _DOTTED = re.compile(r"^(?:\[?\w[\w\]]*[:\]]\s*)?\s*([A-Za-z_]\w*) \.{3,} ?(.*)$
 _TRAINER = re.compile(r"^(?:.*\b)?(?:\w*TrainingArguments|\w*Config)\($\n(?P<body>(?:^\s*\w+=.*\n?)+)", re.M)
 _TORCHTITAN = re.compile(r"Running with (?:args|configs?): (\{.*)")
 _NEMO = re.compile(r"^\[NeMo I [^\]]*\]\s*$\n(?P<body>(?:^(?: {4}.*)?\n)+)", re.M)
+_ENGINE = re.compile(r"^.*\bjson = (?P<body>\{\s*\n.*?^\})", re.M | re.S)
 _PADDED = re.compile(r"> padded vocab \(size: \d+\) with \d+ dummy tokens \(new size: (\d{1,9})\)")
 _FEWEST = 10
 """Lines that make a dump of a text."""
@@ -34,6 +36,9 @@ def dumped(text: str) -> dict[str, Any]:
     if match := _TRAINER.search(text):
         pairs = (line.strip().rstrip(",").partition("=") for line in match["body"].splitlines())
         return {name: value for name, _, word in pairs if (value := _value(word)) is not None}
+    if match := _ENGINE.search(text):
+        value = _literal(match["body"])
+        return value if isinstance(value, dict) else {}
     for match in _NEMO.finditer(text):
         tables = documents(dedent(match["body"]), ".yaml", "the log")
         if tables and isinstance(tables[0], dict) and {"trainer", "model"} <= tables[0].keys():

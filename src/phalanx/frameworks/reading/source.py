@@ -77,10 +77,10 @@ def source_of(path: Path, files: Companions) -> FileSource:
     if args := dumped(text):
         return FileSource(path, {"launch": {}, "env": {}, "args": texts(args)} if _is_flat(args) else texts(args))
     started = _located(where, partial(in_script, text, files.text, _knows, file.name))
-    if not started.args and not started.assigned and not started.positional and _looks_like_yaml(text):
+    if not started.args and not started.assigned and _looks_like_yaml(text):
         tables = documents(text, ".yaml", where)
         if tables and isinstance(tables[0], dict):
-            return FileSource(path, tables[0])
+            return FileSource(path, logged(tables[0]))
     return FileSource(path, {}, started)
 
 
