@@ -214,3 +214,16 @@ def test_what_a_dump_says_twice_changes_nothing(tmp_path: Path) -> None:
     assert {key.removeprefix("args.") for key in dump(stated | derived | {"encoder_num_layers": 8}).not_modelled} == {
         "encoder_num_layers"
     }
+
+
+def test_what_evaluates_has_a_layout_of_its_own() -> None:
+    """nanotron's lighteval and NeMo's test_ds name the keys of a step; none of it is refused for them."""
+    nanotron = {"parallelism": {"dp": 4, "tp": 2, "pp": 1}, "tokens": {"micro_batch_size": 3, "sequence_length": 32}}
+    plain = files.READERS["nanotron"](nanotron, None)
+    aside = files.READERS["nanotron"](nanotron | {"lighteval": {"parallelism": {"dp": 1, "tp": 8, "pp": 1}}}, None)
+    assert (aside.layout, aside.not_modelled) == (plain.layout, plain.not_modelled)
+    assert "lighteval.parallelism.tp" in aside.without_effect
+    model = {"micro_batch_size": 1, "global_batch_size": 8, "tensor_model_parallel_size": 2}
+    nemo = {"trainer": {"num_nodes": 1, "devices": 8}, "model": model}
+    aside = files.READERS["nemo"](nemo | {"model": model | {"data": {"test_ds": {"micro_batch_size": 4}}}}, None)
+    assert (aside.layout.micro_batch, aside.not_modelled) == (1, files.READERS["nemo"](nemo, None).not_modelled)
