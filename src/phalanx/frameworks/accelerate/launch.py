@@ -38,8 +38,8 @@ _SHIPPED: dict[str, dict[str, Any]] = {
     },
 }
 BY = "huggingface/trl f2cd5771"
-"""Whose files they are: trl/accelerate_configs and examples/accelerate_configs, all in bf16 and of 8 processes, as those
-of huggingface/open-r1 1416fa0, recipes/accelerate_configs."""
+"""Whose files they are: trl/accelerate_configs and examples/accelerate_configs, all in bf16 and of 8 processes. What
+huggingface/open-r1 1416fa0 has under recipes/accelerate_configs is the same."""
 _EXAMPLE = re.compile(r"(?:.*/)?(?:examples|trl|recipes)/accelerate_configs/(?:deepspeed_)?(\w+)\.ya?ml")
 
 
