@@ -19,12 +19,13 @@ from support import fitted_cluster, lab_cases
 from support.fuzz import campaign
 from support.in_process_cli import error_of, phalanx
 from support.lab_hosts import Hosts, shaped
+from torch.utils.flop_counter import FlopCounterMode
 
 from phalanx.cost.collectives import measured as collective
 from phalanx.cost.collectives.critical_path import costs
 from phalanx.cost.step.predict import predict
 from phalanx.cost.step.terms import terms
-from phalanx.measure import collectives, nccl_tests, steal_time, this_machine, worker
+from phalanx.measure import collectives, kernels, nccl_tests, steal_time, this_machine, worker
 from phalanx.measure.collectives import tensors
 from phalanx.measure.fit import robust_line
 from phalanx.measure.links import BETWEEN, INSIDE, SIZES, _link_line, measure_gamma, measure_tier, partner
@@ -129,6 +130,19 @@ def test_a_part_is_said_on_the_status_page_and_by_the_first_rank(capsys: pytest.
         _Parts(comm, 3).begin("kernels")
     assert said == ["measuring kernels"] * 2
     assert capsys.readouterr().err == "measuring kernels ... (1 of 3)\n"
+
+
+@pytest.mark.parametrize("sequences", [2, 8])
+def test_the_work_of_a_timed_head_is_what_torch_counts(sequences: int) -> None:
+    """With few tokens it keeps its logits, with many it goes through them in slices, backward pass and all."""
+    model = kernels.create(kernels._spec(64, 4, 2, 128, 512, max_seq=64), torch.bfloat16, torch.device("cpu"))
+    bench = kernels._Bench(model, sequences, 64, torch.device("cpu"))
+    bench.times = {("F", "head"): [1.0], ("B", "head"): [1.0]}
+    with FlopCounterMode(display=False) as counter:
+        model.head(bench.x, bench.tokens[:, 1:])
+    forward, backward = (point.work.flops for point in bench.points())
+    assert forward == counter.get_total_flops()
+    assert forward + backward == 3 * 2 * sequences * 64 * 64 * 512
 
 
 def test_the_error_of_a_line_is_a_share_of_the_seconds() -> None:

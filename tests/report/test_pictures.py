@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from xml.etree import ElementTree
@@ -11,9 +12,10 @@ import pytest
 
 from phalanx.answers.runs.sweep import SweptRun, TrainingSweep, sheet
 from phalanx.cost.step.expand import expand
-from phalanx.planning.lookup import model_named
+from phalanx.planning.lookup import cluster_named, model_named
 from phalanx.planning.tables.table import Sheet, columns
 from phalanx.report import plots
+from phalanx.report.gallery.hardware import _rate
 from phalanx.report.measured import runs as swept
 from phalanx.report.pictures import bars, files, lines
 from phalanx.report.pictures.figure import (
@@ -289,6 +291,12 @@ def test_compression_saves_what_the_program_sends_less(name: str) -> None:
     assert c is not None
     for ranks in (2, 8):
         assert wire("none", ranks) / wire(name, ranks) == pytest.approx(times_less(c)(ranks), rel=0.02)
+
+
+def test_an_uplink_of_the_first_tier_is_a_ranks_own() -> None:
+    node = cluster_named("dgx-h100")(8)
+    tier = replace(node.tiers[0], uplink_bandwidth_bytes_per_s_per_direction=1e9)
+    assert _rate(replace(node, tiers=(tier, *node.tiers[1:])), 0) == 1e9
 
 
 def test_every_event_of_a_step_has_its_time() -> None:
