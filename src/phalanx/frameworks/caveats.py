@@ -60,6 +60,11 @@ UNMEASURED = Caveat(
 )
 
 
+OF_GPUS = Caveat(
+    "assumed", (), "the stack runs on GPUs, not on TPUs: it is priced as if it did", ("layout", "time", "memory")
+)
+
+
 UNTIMED = Caveat(
     "assumed",
     (),

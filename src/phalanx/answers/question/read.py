@@ -141,7 +141,7 @@ def _assumed(c: Configuration) -> tuple[Caveat, ...]:
     assumed = list(c.notes)
     if s.zero is None and not c.missing and (zero := READ_BY[c.kind].zero) is not None:
         assumed.append(f"zero={zero}, which is what {c.stack} does by itself")
-    if s.recompute not in (None, *RECOMPUTED):
+    if s.recomputed is None and s.recompute not in (None, *RECOMPUTED):
         assumed.append(f"recompute={s.recompute} is the framework's own: it is priced as full")
     missing = ["the number of ranks: --gpus says it"] if s.world is None else []
     return (

@@ -27,7 +27,7 @@ from phalanx.cost.ledger.rank_layout import FORMATS, Layout
 @dataclass(frozen=True)
 class BlockSeconds:
     """Seconds of one block and micro-batch, forward and backward, by cause; `again`: seconds of the modules
-    recomputed in the backward pass."""
+    recomputed in the backward pass; `unread`: of what a repetition of the whole block leaves out."""
 
     matmul: Passes
     attention: Passes
@@ -38,6 +38,7 @@ class BlockSeconds:
     recurrence: Passes | None = None
     """None where the model has no linear recurrence."""
     again: Column = 0.0
+    unread: Column = 0.0
 
     @property
     def parts(self) -> dict[str, Passes]:
@@ -160,7 +161,8 @@ _NONE = Passes(0.0, 0.0)
 class KindParts:
     """Seconds of a kind of block that do not depend on the spread of experts: of attention's core and what context
     parallelism sends; of a recurrence; of the products `around` both; of the `inner` ones of an MLP and of shared
-    experts; of memory-bound kernels; of collectives over tp; `again`: of recomputed modules, see _again."""
+    experts; of memory-bound kernels; of collectives over tp; `again`: of recomputed modules, see _again; `unread`: of
+    the last product, where a repetition leaves it out."""
 
     core: Passes
     cp: Passes
@@ -170,6 +172,7 @@ class KindParts:
     memory: Passes
     sent: _Sent
     again: Column
+    unread: Column
 
 
 @dataclass(frozen=True)
@@ -253,6 +256,7 @@ def _whole_block(
         ep=ep,
         recurrence=parts.recurrence,
         again=again,
+        unread=parts.unread,
     )
 
 
@@ -291,10 +295,19 @@ def _common(shape: Shape, layout: Layout, system: System, profile: Profile) -> C
         dense, shared = kernels.mlp(kind, layout, kind.ffn, by), kernels.mlp(kind, layout, kind.shared_ffn, by)
         width = kind.ffn + kind.top_k * kind.expert_ffn + kind.shared_ffn
         again = _again(kind, layout, system, up)
-        of_mlp = dense.forward + 3 * _element(layout, system) * kind.ffn / layout.tp
-        again = again + layout.modules.mlp * of_mlp * (np.asarray(kind.ffn) > 0)
+        m, act = layout.modules, kind.mlp_matrices * _element(layout, system) * kind.ffn / layout.tp
+        unread: Column = 0.0
+        unread_inside: Column = 0.0
+        if np.any(profile.policy.repeats_last == 0):
+            left_out = 1 - np.asarray(profile.policy.repeats_last)
+            unread_inside, after_mixer = kernels.last_products(kind, layout, by)
+            unread_inside = left_out * unread_inside
+            unread = unread_inside + left_out * after_mixer
+        of_mlp = dense.forward - unread_inside + 3 * _element(layout, system) * kind.ffn / layout.tp
+        again = again + np.where(m.mlp > 0, of_mlp, m.mlp_act * act) * (np.asarray(kind.ffn) > 0)
         memory = kernels.traffic(kind, layout, width, system, profile)
-        kinds.append(KindParts(core, cp, recurrence, around, _both(dense, shared), memory, sent(place), again))
+        inner = _both(dense, shared)
+        kinds.append(KindParts(core, cp, recurrence, around, inner, memory, sent(place), again, unread))
     # Head and loss, once for each depth of multi-token prediction.
     products, loss = kernels.head(shape, layout, system, profile)
     of_head, heads = _exposed(sent("head"), layout, system, profile, products), 1 + shape.depths

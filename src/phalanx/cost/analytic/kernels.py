@@ -165,6 +165,22 @@ def mlp(kind: BlockKind, layout: Layout, width: Column, by: Products) -> Passes:
     return Passes(np.where(has, both.forward, 0.0), np.where(has, both.backward, 0.0))
 
 
+def last_products(kind: BlockKind, layout: Layout, by: Products) -> tuple[Column, Column]:
+    """Return forward seconds of what ends a block and only its residual stream reads: the MLP's last product; with a
+    parallel residual or without an MLP, the one after the mixer. Zero where a norm reads the result."""
+    m, h = layout.tokens, kind.hidden
+    ffn = np.asarray(kind.ffn + kind.shared_ffn) / layout.tp
+    alone = (np.asarray(kind.ffn) == 0) & (np.asarray(kind.experts) == 0)
+    mixer = ((np.asarray(kind.parallel) > 0) | alone) * np.asarray((kind.result + kind.mixed_out) / layout.tp)
+    read = np.asarray(kind.after_norms) > 0
+
+    def seconds(width: Column) -> Column:
+        product = by.linear(m, h, np.maximum(width, 1), back=True).forward
+        return np.where((np.asarray(width) > 0) & ~read, product, 0.0)
+
+    return seconds(ffn), seconds(mixer)
+
+
 def every_second(kind: BlockKind) -> Column:
     """Return the share of a block's products that recomputation by operation repeats: the second, fourth and sixth,
     which are keys, the projection after attention and the MLP's second (torchtitan, parallelize_llama.py)."""

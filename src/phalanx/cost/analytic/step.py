@@ -103,7 +103,7 @@ def step(shape: Shape, layout: Layout, system: System, profile: Profile, replica
             number = number + _ADAPTER_LAUNCHES * adapted * (np.asarray(shape.adapters) > 0)
         number = number + profile.expert_launches * kind.routes
         launched = number * (profile.launches > 0) * launch_s
-        repeated = full * block.forward + layout.selective * selected + (1 - full) * block.again
+        repeated = full * (block.forward - block.unread) + layout.selective * selected + (1 - full) * block.again
         repeated = (
             repeated
             + _adapters(shape, layout, system, profile)
@@ -188,7 +188,7 @@ def _launched_again(kind: BlockKind, layout: Layout, profile: Profile) -> Column
     m = layout.modules
     if not m.any:
         return again * (profile.launches > 0)
-    inside: Column = m.mlp * _MLP_LAUNCHES * (np.asarray(kind.ffn) > 0)
+    inside: Column = np.where(m.mlp > 0, _MLP_LAUNCHES, m.mlp_act) * (np.asarray(kind.ffn) > 0)
     if np.any(kind.experts):
         whole = _MLP_LAUNCHES + profile.expert_launches
         shared = m.shared_experts * _MLP_LAUNCHES * (np.asarray(kind.shared_ffn) > 0)

@@ -107,13 +107,12 @@ def rank_flops(shape: Shape, layout: Layout, policy: Policy, units: Held) -> Flo
         # The end of a repeated block: with a parallel residual, attention's last product too; without an MLP, only
         # that.
         alone = (np.asarray(kind.ffn) == 0) & (np.asarray(kind.experts) == 0)
+        left_out = (1 - policy.repeats_last) * (np.asarray(kind.after_norms) == 0)  # whose norm would read it
         unread = last + np.where((np.asarray(kind.parallel) > 0) | alone, last_around, 0.0)
-        unread = unread * (np.asarray(kind.after_norms) == 0)  # which a norm of it reads
-        again = layout.full * (forward - (1 - policy.repeats_last) * unread)
+        again = layout.full * (forward - left_out * unread)
         m = layout.modules
-        modules = m.mla_up_proj * _expanding(kind, layout) + m.mlp * kind.mlp_matrices * kind.hidden * (
-            kind.ffn / layout.tp
-        )
+        dense = kind.mlp_matrices * kind.hidden * kind.ffn / layout.tp
+        modules = m.mla_up_proj * _expanding(kind, layout) + m.mlp * (dense - left_out * last)
         if np.any(kind.experts):
             modules = modules + kind.routes * np.where(m.moe > 0, mlp, m.shared_experts * shared)
         products = products + count * ((3 - layout.frozen) * forward + again + (1 - layout.full) * modules)

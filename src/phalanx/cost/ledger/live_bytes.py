@@ -261,6 +261,7 @@ def freed_bytes(kind: BlockKind, layout: Layout, keeps: Keeps) -> Column:
         layernorm       the norms' results, which are operands; experts get theirs unquantised
         mla_up_proj     queries, keys and values, from their latents; attention's result stays
         moe_act         the activation's result inside experts
+        mlp_act         the activation's result inside the dense MLP
         mlp, moe        what is inside, and operands cast in addition to the input, which stays
         shared_experts  what is inside them
         mhc             residual streams and what they are joined to, but not what sublayers add
@@ -282,13 +283,13 @@ def freed_bytes(kind: BlockKind, layout: Layout, keeps: Keeps) -> Column:
     streams = 2 * kind.sublayers * np.maximum(_mixed(kind) - 1, 0.0) * kind.hidden / _ways(layout)
     inside = (2 * keeps.kept_ffn * kind.mlp_matrices - saved) / layout.tp
     act = np.where(kind.mlp_matrices > 2, 1.0, 0.5) * 2 * keeps.kept_ffn - saved
-    act = np.maximum(act, 0.0) / layout.tp * kind.top_k * kind.expert_ffn
+    act = np.maximum(act, 0.0) / layout.tp
+    routed_act = kind.top_k * kind.expert_ffn * act
     routed = kind.top_k * (kind.expert_ffn * inside + (keeps.kept_routed - saved) * kind.expert_dim / layout.tp)
     shared = kind.shared_ffn * inside
-    experts = np.where(m.moe > 0, routed + shared, m.moe_act * act + m.shared_experts * shared)
-    freed = (
-        freed + m.layernorm * norms + m.mla_up_proj * up + m.mhc * streams + m.mlp * kind.ffn * inside + moe * experts
-    )
+    experts = np.where(m.moe > 0, routed + shared, m.moe_act * routed_act + m.shared_experts * shared)
+    dense = kind.ffn * np.where(m.mlp > 0, inside, m.mlp_act * act)
+    freed = freed + m.layernorm * norms + m.mla_up_proj * up + m.mhc * streams + dense + moe * experts
     return layout.tokens * size * freed
 
 

@@ -46,7 +46,7 @@ class Policy:
     replicas_each: Column = 0.0
     """1: where shards are reduced after every micro-batch, they are summed over their replicas then too; 0: once."""
     repeats_last: Column = 1.0
-    """1: recomputing a block repeats its last collective too, whose result is never read."""
+    """1: recomputing a block repeats its last product and collective too, whose results are never read."""
     scatters_messages: Column = 0.0
     """1: each tp rank sends its part of a pipeline message, which the receivers gather, without sequence parallelism
     too."""

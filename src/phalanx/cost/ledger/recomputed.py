@@ -30,6 +30,7 @@ class Modules:
     mla_up_proj: Column = 0.0
     shared_experts: Column = 0.0
     mhc: Column = 0.0
+    mlp_act: Column = 0.0
 
     @property
     def any(self) -> bool:

@@ -25,6 +25,7 @@ from phalanx.frameworks.configuration import (
     truth,
 )
 from phalanx.frameworks.keys import key_table
+from phalanx.frameworks.maxtext import remat
 from phalanx.spec.errors import InputError
 from phalanx.spec.files.job_file import build
 from phalanx.spec.model.families import complete
@@ -53,7 +54,8 @@ _PRODUCTS = {
 
 
 def read(config: Config, world: int | None = None) -> Configuration:
-    """Read the degrees: an axis that is not named has 1, and fsdp what is left."""
+    """Read the degrees: an axis that is not named has 1, and fsdp what is left. Every tensor axis splits the residual
+    stream, over tokens or over features (activation_embed, src/maxtext/configs/base.yml:598)."""
     keys = Keys(config, KEYS)
     degrees = _degrees(keys, world)
     fsdp, data, ep, cp = (degrees[axis] for axis in ("fsdp", "data", "ep", "cp"))
@@ -64,10 +66,9 @@ def read(config: Config, world: int | None = None) -> Configuration:
     shards = product(fsdp, ep)
     over_data = keys.truth("shard_optimizer_over_data", "strategy.zero")
     zero = None if not dp else 3 if (shards or 1) > 1 or (cp or 1) > 1 else 1 if over_data else 0
-    sequence = keys.count("ici_tensor_sequence_parallelism", "strategy.sp", 1) or 1
-    sequence *= keys.count("dcn_tensor_sequence_parallelism", "strategy.sp", 1) or 1
     micro, steps, whole = _batch(keys, world, replicas, degrees["pp"] or 1)
-    remat = keys.field("strategy.recompute") or (None if isinstance(config, Partial) else "full")  # types:1292
+    word = keys.field("strategy.recompute") or (None if isinstance(config, Partial) else "full")  # types:1292
+    policy, notes = remat.policy(keys, None if word is None else str(word))
     seq = count(keys.field("job.seq"))
     type_ = keys.word("job.precision")
     rounded = keys.take("matmul_precision", "job.precision") not in _EXACT
@@ -79,7 +80,7 @@ def read(config: Config, world: int | None = None) -> Configuration:
         cp=cp,
         ep=ep,
         zero=zero,
-        sp=sequence > 1,
+        sp=None if degrees["tp"] is None else degrees["tp"] > 1,
         shard=shards if zero and ZERO_LEVELS[zero].parameters and shards != replicas else None,
         schedule="gpipe" if (degrees["pp"] or 1) > 1 else None,
         micro_batch=micro,
@@ -87,19 +88,23 @@ def read(config: Config, world: int | None = None) -> Configuration:
         global_batch=whole,
         seq=seq,
         precision=type_,
-        recompute=str(remat) if remat is not None else None,
+        recompute=None if word is None else str(word),
+        recomputed=KEYS.value("strategy.recompute", policy),
     )
-    name = str(keys.take("model_name", "model", "") or "")
+    name = str(keys.field("model.name", "") or "")
     spec, why = _model(keys, seq)
+    if spec is not None and not any(KEYS[size] in config for size in _NAMED_SIZES):
+        notes += ("the file's model is MaxText's default: it names none",)
     options, job = _options(keys, cp), _job(keys)
     return keys.configuration(
         "maxtext",
         "maxtext",
         layout,
-        model_name=name,
+        model_name=KEYS.value("model.name", name) or name,
         spec=spec,
         open_model=why,
         options=options,
+        notes=notes,
         job=job | ({"compute": "tf32" if type_ == "fp32" and rounded else type_} if type_ else {}),
     )
 
@@ -107,17 +112,19 @@ def read(config: Config, world: int | None = None) -> Configuration:
 def _degrees(keys: Keys, world: int | None) -> dict[str, int | None]:
     degrees: dict[str, int | None] = {}
     for axis, names in _AXES.items():
-        factors = [
-            keys.take(f"{where}_{name}_parallelism", f"strategy.{axis}", 1)
-            for where in ("ici", "dcn")
-            for name in names
-        ]
-        counted = [count(f) for f in factors]
+        paths = [f"{where}_{name}_parallelism" for where in ("ici", "dcn") for name in names]
+        counted = [count(keys.take(path, f"strategy.{axis}", _left(keys, path))) for path in paths]
         degrees[axis] = None if None in counted else math.prod(c for c in counted if c is not None)
     open_ = [axis for axis, degree in degrees.items() if degree is None]
     if world and len(open_) == 1 and open_[0] in ("fsdp", "data"):
         degrees[open_[0]] = divided(world, product(*(d for a, d in degrees.items() if a != open_[0])))
     return degrees
+
+
+def _left(keys: Keys, path: str) -> int:
+    """Return the degree of an axis that a file does not name: fsdp takes what is left of a slice (types:1246), unless
+    data does."""
+    return -1 if path == "ici_fsdp_parallelism" and keys.config.get("ici_data_parallelism") != -1 else 1
 
 
 def _batch(keys: Keys, world: int | None, replicas: int | None, pp: int) -> tuple[int | None, int | None, int | None]:
@@ -175,12 +182,34 @@ def _job(keys: Keys) -> dict[str, Any]:
     }
 
 
+_DEFAULT_SIZES = {
+    "hidden": 2048, "heads": 16, "kv_heads": 16, "ffn": 7168, "layers": 16, "head_dim": 128, "vocab": 32_000,
+}  # fmt: skip
+"""Of a file that names no model (types:516, types:1370)."""
+_NAMED_SIZES = ("model.hidden", "model.layers", "model.ffn")
+_DOUBLED = (("heads", "kv_heads", "ffn"), ("hidden",), ("layers",))
+"""What `global_parameter_scale` doubles, in turns."""
+
+
+def _sizes(keys: Keys) -> dict[str, Any]:
+    """Return the sizes of the model: the file's or the default's, times the powers of two into which
+    `global_parameter_scale` falls (types:2854)."""
+    named = keys.field("model.name", "default") not in ("default", None)
+    sizes = {n: keys.field(f"model.{n}", None if named else default) for n, default in _DEFAULT_SIZES.items()}
+    doublings = (keys.count("global_parameter_scale", "model", 1) or 1).bit_length() - 1
+    for turn, names in enumerate(_DOUBLED):
+        for name in names:
+            if type(sizes[name]) is int:
+                sizes[name] <<= (doublings + 2 - turn) // 3
+    return sizes
+
+
 def _model(keys: Keys, seq: int | None) -> tuple[ModelSpec | None, str]:
     """Return the model of a file that states its sizes, or None."""
-    family = keys.word("model.family")
-    names = ("hidden", "ffn", "layers", "heads", "kv_heads", "head_dim", "vocab", "norm_eps", "qk_norm", "tied")
-    sizes = {n: keys.field(f"model.{n}") for n in (*names, "qkv_bias")}
-    if family is None or any(sizes[n] is None for n in ("hidden", "ffn", "layers", "heads", "vocab")):
+    family = keys.word("model.family", "llama")
+    names = ("norm_eps", "qk_norm", "tied", "qkv_bias")
+    sizes = _sizes(keys) | {n: keys.field(f"model.{n}") for n in names}
+    if family is None or any(sizes[n] is None for n in _DEFAULT_SIZES):
         return None, ""
     theta = keys.take("rope_max_timescale", "model.rope_theta")
     fields: dict[str, Any] = {n: v for n, v in sizes.items() if v is not None}

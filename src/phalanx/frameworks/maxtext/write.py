@@ -1,4 +1,4 @@
-"""A plan as MaxText's YAML, on GPUs: one process a node, whose GPUs are a slice."""
+"""A plan as MaxText's YAML: on GPUs one process a node, whose GPUs are a slice; on TPUs one a host of a slice."""
 
 from __future__ import annotations
 
@@ -18,8 +18,9 @@ from phalanx.spec.model.spec import ModelSpec
 KEYS = key_table("maxtext")
 _AXES = ("tensor", "tensor_sequence", "expert", "context", "fsdp", "data", "pipeline")
 """Mesh axes from the innermost: in this order they fill a node."""
+_COORDINATED = 'export JAX_COORDINATOR_IP="$MASTER_ADDR" JAX_COORDINATOR_PORT="$MASTER_PORT" NNODES NODE_RANK\n'
+"""Of GPUs; hosts of a slice of TPUs find each other."""
 _START = (
-    'export JAX_COORDINATOR_IP="$MASTER_ADDR" JAX_COORDINATOR_PORT="$MASTER_PORT" NNODES NODE_RANK\n'
     "exec python3 -m maxtext.trainers.pre_train.train config.yml run_name=phalanx \\\n"
     '  base_output_directory="$CHECKPOINTS" tokenizer_path="$TOKENIZER" hf_train_files="$DATA_PATH" \\\n'
     '  learning_rate="$LR" steps="$TRAIN_ITERS"'
@@ -39,7 +40,7 @@ def program(x: Subject) -> TrainingProgram:
     return TrainingProgram(
         x.stack.title,
         parts,
-        _START,
+        _START if x.cluster.device.is_tpu else _COORDINATED + _START,
         variables,
         blanks(x, data, folder="checkpoints and logs"),
         {"config.yml": document(parts, head)},
@@ -122,7 +123,9 @@ def groups(x: Subject) -> tuple[Group, ...]:
     m = x.model
     result = [
         group(
-            "Base", "MaxText's defaults for all that is not below.", {"base_config": "base.yml", "hardware": "gpu"}
+            "Base",
+            "MaxText's defaults for all that is not below.",
+            {"base_config": "base.yml", "hardware": "tpu" if x.cluster.device.is_tpu else "gpu"},
         ),
         group("Model", f"{m.family}, {m.parameter_count:,} parameters.", _model(m)),
         group(
@@ -184,9 +187,8 @@ def _latent(m: ModelSpec, x: Latent) -> dict[str, Any]:
 def _degrees(x: Subject) -> dict[str, Any]:
     """Spread the axes over nodes: from the innermost, each takes what a node has left."""
     s = x.s
-    tensor = "tensor_sequence" if s.sp else "tensor"
     shards = s.dp_shard if s.level.parameters else 1
-    degrees = {tensor: s.tp, "expert": s.ep, "context": s.cp, "pipeline": s.pp}
+    degrees = {"tensor_sequence": s.tp, "expert": s.ep, "context": s.cp, "pipeline": s.pp}
     degrees |= {"fsdp": shards // s.ep, "data": s.dp // shards}
     table: dict[str, Any] = {"num_slices": x.nodes}
     left = x.gpus_per_node
@@ -254,7 +256,8 @@ def _memory(x: Subject) -> dict[str, Any]:
         }
     )
     if o.attention != "auto":
-        table |= KEYS.write({"options.attention": o.attention})
+        flash = x.cluster.device.is_tpu and o.attention == "flash"  # the others are GPUs' libraries
+        table |= {KEYS["options.attention"]: "flash"} if flash else KEYS.write({"options.attention": o.attention})
     if o.cross_entropy != "auto":
         table[KEYS["options.cross_entropy"]] = _tiles(x) if o.cross_entropy == "linear" else 1
     return table

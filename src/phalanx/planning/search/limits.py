@@ -235,9 +235,12 @@ def _differs(kind: str, stack: Stack, model: ModelSpec, nothing_in_core: bool) -
     x = model.experts
     has = {
         "mlp": x is None or bool(x.dense_layers),
+        "mlp_act": x is None or bool(x.dense_layers),
         "moe": x is not None,
         "moe_act": x is not None,
         "mla_up_proj": model.latent is not None,
         "mhc": model.streams > 1,
     }
-    return all(name in stack.modules and has.get(name, True) for name in parse(kind).modules)
+    parts = [name in stack.modules and has.get(name, True) for name in parse(kind).modules]
+    # Words for sets of modules name each that they may repeat, whether or not a model has it.
+    return all(parts) or (any(parts) and bool(stack.strategy["recompute"].words))

@@ -50,7 +50,8 @@ class Chip:
     bf16: bool = True
     memory_source: str = "nvidia-smi"
     clock: float = 1.0
-    """Sustained clock relative to the generation's first chip; a fitted constant `NAME.clock` overrides it."""
+    """Sustained clock relative to the generation's first chip; a fitted constant `NAME.clock` overrides it. Of TPUs:
+    what products reach of the datasheet, relative to NVIDIA's average share."""
     product: float = 0.0
     """FLOP/s of a bf16 product in the best of many shapes, as measured on a chip without published trainings and on
     the H100, to which it is compared; 0: no such figure."""

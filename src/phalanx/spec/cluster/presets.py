@@ -100,9 +100,18 @@ def named(text: str) -> str | None:
     return next((known for known in having if known == f"dgx-{chip}"), having[0] if having else None)
 
 
+_BY_CORES = ("v2", "v3", "v4", "v5p")
+"""Generations of TPUs whose slices are named by their TensorCores, two a chip (Google Cloud TPU documentation)."""
+
+
 def preset(name: str, nodes: int) -> ClusterSpec:
     """Return the cluster of this name with `nodes` nodes. Raises InputError for an unknown name or no nodes."""
     known = named(name)
+    sliced = re.fullmatch(r"(?:tpu-?)?(v\d+[a-z]*)-(\d{1,6})", name.replace("litepod", "e"))
+    if known is None and sliced and (kind := named(sliced[1])):
+        chips = int(sliced[2]) // (2 if sliced[1] in _BY_CORES else 1)
+        remedy = f"use --cluster {kind} --gpus {chips}"
+        raise InputError("cluster.preset", name, f"is a slice of {chips} chips", remedy)
     if known is None:
         raise InputError(
             "cluster.preset", name, "is not a cluster that Phalanx knows", nearest(name, [*PRESETS, "local"])

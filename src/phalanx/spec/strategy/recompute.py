@@ -3,7 +3,7 @@
 none              nothing
 selective         attention's core (Korthikanti et al. 2022), the same as selective:core_attn
 selective:a+b     these modules of every block: core_attn, mlp, moe, moe_act, layernorm, mla_up_proj,
-                  shared_experts, mhc
+                  shared_experts, mhc, mlp_act
 full              every block, from its input
 every:k           blocks 0, k, 2k, ...
 block:n           the first n blocks of each chunk (Megatron's recompute_method=block)
@@ -18,8 +18,9 @@ from typing import Any
 
 from phalanx.spec.errors import InputError, nearest
 
-MODULES = ("core_attn", "mlp", "moe", "moe_act", "layernorm", "mla_up_proj", "shared_experts", "mhc")
-"""Parts of a block, named as Megatron-Core names them (`--recompute-modules`, transformer_config.py)."""
+MODULES = ("core_attn", "mlp", "moe", "moe_act", "layernorm", "mla_up_proj", "shared_experts", "mhc", "mlp_act")
+"""Parts of a block, named as Megatron-Core names them (`--recompute-modules`, transformer_config.py); it has no
+mlp_act, the activation inside the dense MLP."""
 _COUNTED = ("every", "block", "uniform")
 
 

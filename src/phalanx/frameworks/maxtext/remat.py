@@ -1,0 +1,45 @@
+"""What a `remat_policy` of MaxText keeps of a block for the backward pass; all else is computed again.
+
+Products and attention's result have names, and a policy is a set of names (src/maxtext/layers/decoders.py:346). Norms
+and activations have none; names of experts' products (moe_mlpwi_0) are in no set but `custom`. Words of the policies
+that keep whole parts are with the stack's facts.
+"""
+
+from __future__ import annotations
+
+from phalanx.frameworks.configuration import Keys
+
+_AROUND = ("query_proj", "key_proj", "value_proj", "out_proj")
+_GATES = ("mlpwi_0", "mlpwi_1")
+_OTHERS = ("qkv_proj", "mlpwo", "decoder_layer_input")
+_OFFLOADED = {"minimal_offloaded": "minimal", "qkv_proj_offloaded": "save_qkv_proj"}
+"""Policies whose names are kept on the host (src/maxtext/utils/maxtext_utils.py:229) -> those that keep the same on
+the device."""
+
+
+def policy(keys: Keys, word: str | None) -> tuple[str | None, tuple[str, ...]]:
+    """Return the policy that keeps the same as the file's, all of it on the device, and what that assumes."""
+    hosted: tuple[str, ...] = ("its results",) if word in _OFFLOADED else ()
+    if word == "custom":
+        word, hosted = _custom(keys)
+    if not hosted:
+        return word, ()
+    return _OFFLOADED.get(word or "", word), (
+        f"what remat_policy keeps on the host ({', '.join(hosted)}) is priced as kept on the device: memory is lower",
+    )
+
+
+def _custom(keys: Keys) -> tuple[str, tuple[str, ...]]:
+    """Return the policy that keeps as many whole parts of a block as `custom` names, and the names on the host."""
+    names = (*_AROUND, *_GATES, *_OTHERS, "mlpwi", "context")
+    where = {name: str(keys.take(name, "strategy.recompute", "remat")) for name in names}
+    kept = {name for name, place in where.items() if place in ("device", "offload")}
+    around = {"out_proj"} <= kept and ("qkv_proj" in kept or {*_AROUND} <= kept)
+    inside = "mlpwi" in kept or {*_GATES} <= kept
+    if not around:
+        word = "full"
+    elif "context" in kept:
+        word = "minimal_with_context" if inside else "save_dot_with_context_except_mlp"
+    else:
+        word = "minimal" if inside else "save_dot_except_mlp"
+    return word, tuple(name for name, place in where.items() if place == "offload")
