@@ -82,6 +82,12 @@ def calibration_of(file: Path) -> Calibration:
     return build(Calibration, calibration_table(file), "calibration")
 
 
+def stack_on(cluster: str | ClusterSpec | None) -> str:
+    """Return the stack of a question that names none: MaxText on TPUs, else Megatron-Core. Raises InputError."""
+    on_tpus = cluster is not None and cluster_on(cluster)(1).device.is_tpu
+    return "maxtext" if on_tpus else "megatron-core"
+
+
 def cluster_on(cluster: str | ClusterSpec | None, calibration: Path | None = None) -> Callable[[int], ClusterSpec]:
     """Return a function from a number of GPUs to the cluster: by name, or a ClusterSpec itself; with the factors of a
     `calibration`'s file.

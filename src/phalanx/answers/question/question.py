@@ -5,7 +5,7 @@ what it is about:
 
     gpus        as given, or the ranks of the plan
     dp          as the strategy's line has it; else what tp, pp and cp leave of the GPUs
-    stack       as given; else the plan's own; else Megatron-Core
+    stack       as given; else the plan's own; else MaxText on TPUs; else Megatron-Core
     precision   as given; else the plan's; else bf16, or fp16 where the device has no bf16
 
 A plan of our own runtime (`phalanx plan JOB.toml`) is priced exactly, as that runtime runs it, unless a stack is
@@ -33,7 +33,7 @@ from phalanx.answers.question.precision import (
 from phalanx.answers.question.query import Configured, Query
 from phalanx.answers.question.strategy_line import fixed, planned, strategy_on
 from phalanx.cost.analytic.estimate import Estimate, estimate, require_modelled
-from phalanx.frameworks.caveats import BALANCED, UNMEASURED, UNTIMED, Caveat, unadapted
+from phalanx.frameworks.caveats import BALANCED, OF_GPUS, UNMEASURED, UNTIMED, Caveat, unadapted
 from phalanx.frameworks.registry import DOCUMENTED, STACKS, facts
 from phalanx.planning import lookup
 from phalanx.planning.explain.analytic import AnalyticSubject
@@ -54,7 +54,6 @@ from phalanx.spec.strategy.stack_options import parse as parse_options
 from phalanx.validate.intervals import has_runs
 
 T = TypeVar("T")
-DEFAULT_STACK = "megatron-core"
 OWN_STACK = "phalanx"
 
 
@@ -228,7 +227,7 @@ def resolve(query: Query, configured: Configured, searched: bool = False, any_st
     if missing:
         file = "a job file" if searched else "a plan.json"
         raise InputError(missing, None, "is missing", f"name {file}, or all of {', '.join(given)}")
-    gpus, stack = query.gpus or 0, query.stack or DEFAULT_STACK
+    gpus, stack = query.gpus or 0, query.stack or lookup.stack_on(query.cluster)
     lookup.require_counts(("gpus", gpus))
     spec = query.model
     model, notes = (spec, []) if isinstance(spec, ModelSpec) else lookup.model_named(str(spec))
@@ -274,6 +273,8 @@ def resolve(query: Query, configured: Configured, searched: bool = False, any_st
         caveats = (*caveats, UNMEASURED)
     if strategy is not None and any(facts(model)[name] for name in ("compressed", "streams", "selective")):
         caveats = (*caveats, UNTIMED)
+    if on(gpus).device.is_tpu and stack in STACKS and STACKS[stack].framework not in ("maxtext", "pax", "generic"):
+        caveats = (*caveats, OF_GPUS)
     return Question(about, pricing_on, gpus, strategy, rule, stack, precision, said, caveats=caveats)
 
 

@@ -11,7 +11,7 @@ from phalanx.answers.answer import DRAWN, Answer
 from phalanx.answers.plan import plan_of
 from phalanx.answers.prediction import ESTIMATED, interval_in
 from phalanx.answers.question.query import Query, QueryFields, Source, query_of
-from phalanx.answers.question.question import DEFAULT_STACK, Premises, Question, first_answer, searches_of
+from phalanx.answers.question.question import Premises, Question, first_answer, searches_of
 from phalanx.answers.question.strategy_line import as_given
 from phalanx.answers.search.whole_training import (
     PricedOffer,
@@ -24,6 +24,7 @@ from phalanx.answers.search.whole_training import (
     uneven_steps_of,
 )
 from phalanx.answers.search.wishes import FASTEST, Wishes
+from phalanx.planning import lookup
 from phalanx.planning.budget import Goal
 from phalanx.planning.budget import tokens as token_count
 from phalanx.planning.expense.expense import Expense, within
@@ -223,7 +224,7 @@ def model_plan(
     tried too."""
     try:
         return first_answer(
-            searches_of(query, query.stack or DEFAULT_STACK),
+            searches_of(query, query.stack or lookup.stack_on(query.cluster)),
             lambda question: _searched(question, query, wishes, announce, watch, known, fewer),
         )
     except InputError as error:

@@ -65,6 +65,11 @@ class Device:
     def __post_init__(self) -> None:
         require_ranges(self, "cluster.device")
 
+    @property
+    def is_tpu(self) -> bool:
+        """Whether it is a chip of Google, on which JAX's trainers run and the others do not."""
+        return self.name.startswith("TPU-")
+
 
 @dataclass(frozen=True)
 class Tier:
