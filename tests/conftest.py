@@ -3,6 +3,7 @@ from __future__ import annotations
 import fcntl
 import gc
 import os
+import re
 import shutil
 import signal
 import sys
@@ -108,6 +109,8 @@ def measured(cache: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
         code, _, err = phalanx(cache, "measure --ranks 2", instead=brief, before=undisturbed)
         assert code == 0, err
         assert err.startswith("measuring this machine (2 ranks, float32, 1 thread each) ...\n")
+        counts = re.findall(r"\((\d+) of (\d+)\)", err)
+        assert counts == [(str(part + 1), str(len(counts))) for part in range(len(counts))]
         shutil.copytree(ours, theirs)
 
 

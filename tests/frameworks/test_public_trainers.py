@@ -196,3 +196,24 @@ def test_settings_that_wandb_kept_are_read_where_they_are_pasted(tmp_path: Path)
     for name in ("config.yaml", "pasted.txt"):
         c = _read(tmp_path, text, name)
         assert (c.kind, c.layout.zero, c.layout.micro_batch) == ("hf", 3, 2)
+
+
+@pytest.mark.parametrize(
+    ("name", "zero", "world"),
+    [
+        ("examples/accelerate_configs/deepspeed_zero3.yaml", 3, 8),
+        ("../trl/accelerate_configs/fsdp2.yaml", 3, 8),
+        ("recipes/accelerate_configs/zero2.yaml", 2, 8),
+        ("examples/accelerate_configs/single_gpu.yaml", 0, 1),
+    ],
+)
+def test_files_of_accelerate_that_trl_ships_are_known_by_their_paths(
+    name: str, zero: int, world: int, tmp_path: Path
+) -> None:
+    flags = "sft.py --per_device_train_batch_size 2 --max_length 64 --model_name_or_path Qwen/Qwen3-8B"
+    c = _read(tmp_path, f"accelerate launch --config_file {name} {flags}")
+    assert (c.layout.zero, c.layout.world, c.layout.precision, c.missing) == (zero, world, "bf16", ())
+    assert any("is not here: it is taken as that of huggingface/trl" in note for note in c.notes)
+    (tmp_path / Path(name).name).write_text("distributed_type: MULTI_GPU\nnum_processes: 3\nmixed_precision: fp16\n")
+    own = _read(tmp_path, f"accelerate launch --config_file {name} {flags}")
+    assert (own.layout.zero, own.layout.world, own.layout.precision) == (0, 3, "fp16")

@@ -49,7 +49,7 @@ def main() -> None:
         examination = Examination(drawn, Path(folder))
         plugins = ["no:xdist", "no:cacheprovider", "no:randomly"]
         pytest.main(["-s", *(f"-p{p}" for p in plugins), *options.tests], plugins=[examination])
-    found = examination.found
+    found = examination.found.items()
     counts = Counter((Path(m.file).parts[2], outcome) for m, outcome in found)
     lived = [f"{outcome:9} {m}" for m, outcome in found if outcome in ("lived", "no test")]
     print(table(counts, rooms), *lived, sep="\n")

@@ -34,9 +34,10 @@ class Examination:
 
     drawn: Sequence[Mutant]
     folder: Path
-    found: list[tuple[Mutant, str]] = field(default_factory=list)
+    found: dict[Mutant, str] = field(default_factory=dict)
     _failed: bool = False
     _took: float = 0.0
+    _imported: set[int] = field(default_factory=set)
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Note what a test took and whether it failed."""
@@ -49,38 +50,51 @@ class Examination:
         from importlib import import_module
 
         self._switches = import_module(MODULE).switches
-        imported = set(self._reached())
+        self._imported = set(self._reached())
+        few = {item.nodeid: item for item in _few(session.items)}
+        rest = [item for item in session.items if item.nodeid not in few]
+        self._examine(range(len(self.drawn)), list(few.values()), rest)
+        # Of what lived so far, the only case that reaches it may be among the rest: that of its own room is tried.
+        lived = [n for n, mutant in enumerate(self.drawn) if self.found[mutant] in ("lived", "no test")]
+        rooms = {Path(self.drawn[number].file).parts[2] for number in lived}
+        self._examine(lived, [item for item in rest if rooms & {*Path(item.nodeid).parts[1:2]}], ())
+        return True
+
+    def _examine(self, numbers: Sequence[int], items: Sequence[pytest.Item], further: Sequence[pytest.Item]) -> None:
+        """Run the items once to see what they reach, then those that reach each of the mutants. `further`: cases of
+        the same functions, run after them."""
         begin = time.monotonic()
-        if self._forked(lambda: self._record(list(_few(session.items))), 3600.0) != 0:
+        if self._forked(partial(self._record, items), 3600.0) != 0:
             raise pytest.UsageError("the tests were not run to their end: no mutant can be examined")
         records = [json.loads(line) for line in (self.folder / "records").read_text().splitlines()]
         print(f"{len(records)} tests, {time.monotonic() - begin:.0f} s", flush=True)
-        items = {item.nodeid: item for item in session.items}
-        others: dict[str, list[str]] = {}  # cases that were not run yet
-        for name in items.keys() - {item.nodeid for item in _few(session.items)}:
-            others.setdefault(name.partition("[")[0], []).append(name)
+        named = {item.nodeid: item for item in (*items, *further)}
+        others: dict[str, list[str]] = {}
+        for item in further:
+            others.setdefault(item.nodeid.partition("[")[0], []).append(item.nodeid)
 
         @cache
         def holds(test: str) -> bool:
-            return self._forked(lambda: self._first_that_fails([items[test]]), LONGEST_S) == 0
+            return self._forked(lambda: self._first_that_fails([named[test]]), LONGEST_S) == 0
 
-        for number, mutant in enumerate(self.drawn):
+        for number in numbers:
+            mutant = self.drawn[number]
             begin = time.monotonic()
             tests = _chosen([(name, took, len(reached)) for name, took, reached in records if number in reached])
             tests += [name for function in {t.partition("[")[0] for t in tests} for name in others.get(function, ())]
-            outcome = "import" if number in imported else "no test"
-            if tests:
-                (self.folder / "failed").unlink(missing_ok=True)
-                self._switches[len(self.drawn) + number] = 1
-                code = self._forked(partial(self._first_that_fails, [items[t] for t in tests]), LONGEST_S)
-                self._switches[len(self.drawn) + number] = 0
-                outcome = {0: "lived", None: "endless"}.get(code, "noticed")
-                if outcome == "noticed" and (self.folder / "failed").exists():
-                    by = (self.folder / "failed").read_text()
-                    outcome = "noticed" if holds(by) else "invalid"
-            self.found.append((mutant, outcome))
+            if not tests:
+                self.found.setdefault(mutant, "import" if number in self._imported else "no test")
+                continue
+            (self.folder / "failed").unlink(missing_ok=True)
+            self._switches[len(self.drawn) + number] = 1
+            code = self._forked(partial(self._first_that_fails, [named[t] for t in tests]), LONGEST_S)
+            self._switches[len(self.drawn) + number] = 0
+            outcome = {0: "lived", None: "endless"}.get(code, "noticed")
+            if outcome == "noticed" and (self.folder / "failed").exists():
+                by = (self.folder / "failed").read_text()
+                outcome = "noticed" if holds(by) else "invalid"
+            self.found[mutant] = outcome
             print(f"{outcome:9} {len(tests):3} tests {time.monotonic() - begin:4.0f} s {mutant}", flush=True)
-        return True
 
     def _reached(self) -> Iterator[int]:
         """Yield the mutants that were reached since the last call."""

@@ -6,6 +6,7 @@ Compared: kind, order, group, bytes, module and line of collectives and messages
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -402,3 +403,28 @@ def test_a_process_that_ran_a_backward_pass_is_refused() -> None:
 def _after_a_backward_pass() -> Observation:
     torch.ones(1, requires_grad=True).sum().backward()
     return _autocast()
+
+
+_BRANCHES = """import torch
+from torch import nn
+model, more = nn.Linear(8, 8).cuda(), nn.Linear(8, 8).cuda()
+optimizer = torch.optim.SGD([*model.parameters(), *more.parameters()], 0.1)
+for _ in range(3):
+    y = model(torch.randn(4, 8, device="cuda"))
+    if (y > 0).any():
+        y = y + more(y)
+    if y.sum() > 3:
+        y = y + more(y)
+    y.sum().backward()
+    optimizer.step()
+"""
+
+
+def test_a_branch_that_depends_on_data_is_taken_as_named(tmp_path: Path) -> None:
+    """A layer has 2 x 4 x 8 x 8 FLOP. By itself the first branch would be taken and the second not."""
+    (tmp_path / "branches.py").write_text(_BRANCHES)
+    named = "branches.py:7=true,branches.py:9=true,branches.py:8=true"
+    _, shown, said = phalanx(tmp_path, f"observe --branches {named} -- branches.py")
+    assert re.search(r"^ all +1,536 ", shown, re.MULTILINE), shown
+    assert "nothing is asked of a tensor at branches.py:8" in said
+    assert "write it as train.py:41=true" in error_of(tmp_path, "observe --branches branches.py=yes -- branches.py")

@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.in_process_cli import error_of, phalanx
 
+from phalanx import simulate
 from phalanx.cost.ledger.pipeline_formulas import rounds
 from phalanx.frameworks.stack import of_strategy
 from phalanx.planning.lengths.distribution import parse_lengths
@@ -25,6 +26,7 @@ from phalanx.planning.search.limits import conditions
 from phalanx.planning.search.refine import refined
 from phalanx.schedule.packing import deal, first_fit, spread
 from phalanx.schedule.pipeline.given_layout import listed
+from phalanx.spec.errors import InputError
 from phalanx.spec.strategy import where
 from phalanx.spec.strategy.spec import Strategy
 from phalanx.spec.strategy.stack_options import StackOptions
@@ -250,6 +252,11 @@ def test_predict_and_simulate_say_the_same(tmp_path: Path) -> None:
     run = json.loads(phalanx(tmp_path, "simulate", *WORDS.split(), "tp=2,zero=1", "--lengths", line, "--json")[1])
     assert run["step_time_s"] == pytest.approx(p["step_time_s"], rel=0.02)
     assert sum(w["gpu_s"] for w in run["waits"]) == pytest.approx(run["lost_gpu_s"], abs=1e-6)
+    asked_of_us = {"model": "llama3.1-8b", "cluster": "dgx-h100", "gpus": 16, "batch": 128, "seq": 8192}
+    own = simulate(**asked_of_us, strategy="tp=2,zero=1", lengths=line)
+    assert own.step_time_s == pytest.approx(run["step_time_s"])
+    with pytest.raises(InputError, match="seed = -1: must be from 0"):
+        simulate(**asked_of_us, strategy="tp=2,zero=1", lengths=line, seed=-1)
     text = phalanx(tmp_path, "simulate", *WORDS.split(), "tp=2,zero=1", "--lengths", line)[1]
     assert "every micro-batch takes as long as the mean one" in text
 

@@ -9,7 +9,7 @@ import pytest
 from support.in_process_cli import error_of, phalanx, text_of
 
 from phalanx.answers.runs.experts import stretches
-from phalanx.report.measured.runs import balance
+from phalanx.report.measured.runs import _bars, balance
 from phalanx.runs import folder as runs
 from phalanx.spec.errors import InputError
 
@@ -22,6 +22,11 @@ def write(folder: Path, rows: list[dict[str, object]], half: str = "") -> Path:
 
 def row(step: int, *loads: list[int], dropped: float = 0.0) -> dict[str, object]:
     return {"step": step, "expert_tokens": {str(b): load for b, load in enumerate(loads)}, "expert_dropped": dropped}
+
+
+def test_bars_reach_from_one_token_to_the_busiest() -> None:
+    assert _bars(range(9)) == "·▁▂▃▄▅▆▇█"
+    assert _bars([0, 1, 50, 99]) == "·▁▅█"
 
 
 def test_stretches_add_up_and_are_even() -> None:

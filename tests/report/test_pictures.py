@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from xml.etree import ElementTree
@@ -11,9 +12,10 @@ import pytest
 
 from phalanx.answers.runs.sweep import SweptRun, TrainingSweep, sheet
 from phalanx.cost.step.expand import expand
-from phalanx.planning.lookup import model_named
+from phalanx.planning.lookup import cluster_named, model_named
 from phalanx.planning.tables.table import Sheet, columns
 from phalanx.report import plots
+from phalanx.report.gallery.hardware import _rate
 from phalanx.report.measured import runs as swept
 from phalanx.report.pictures import bars, files, lines
 from phalanx.report.pictures.figure import (
@@ -42,7 +44,7 @@ from phalanx.spec.model.presets import PRESETS as MODELS
 from phalanx.spec.strategy.compressors import parse
 from phalanx.spec.strategy.spec import Strategy
 from phalanx.textbook.answers import PICTURES, options_of, picture
-from phalanx.textbook.gallery.data_parallel import times_less
+from phalanx.textbook.gallery.data_parallel import timed, times_less
 
 _TEXT, _GROUP = "{http://www.w3.org/2000/svg}text", "{http://www.w3.org/2000/svg}g"
 
@@ -174,7 +176,12 @@ def test_what_is_drawn_is_what_is_computed() -> None:
     assert isinstance(root, Bars)
     assert isinstance(ring, Bars)
     assert [value for _, value in root.bars[0].parts] == [7.0, 7.0]  # P - 1 buffers
+    assert root.end == ring.end == 14.0  # they are compared
     assert all([value for _, value in bar.parts] == [1.75, 1.75] for bar in ring.bars)  # 2 (P-1)/P
+    routed = _picture("routing").panels[1]
+    assert isinstance(routed, Bars)
+    assert {"dropped" in bar.text for bar in routed.bars} == {True, False}
+    assert all(("dropped" in bar.text) == (dict(bar.parts)["dropped"] > 0) for bar in routed.bars)
     zero = _picture("parameter-bytes").panels[1]
     assert isinstance(zero, Bars)
     assert [sum(value for _, value in bar.parts) for bar in zero.bars] == [16, 5.5, 3.75, 2]
@@ -284,6 +291,20 @@ def test_compression_saves_what_the_program_sends_less(name: str) -> None:
     assert c is not None
     for ranks in (2, 8):
         assert wire("none", ranks) / wire(name, ranks) == pytest.approx(times_less(c)(ranks), rel=0.02)
+
+
+def test_an_uplink_of_the_first_tier_is_a_ranks_own() -> None:
+    node = cluster_named("dgx-h100")(8)
+    tier = replace(node.tiers[0], uplink_bandwidth_bytes_per_s_per_direction=1e9)
+    assert _rate(replace(node, tiers=(tier, *node.tiers[1:])), 0) == 1e9
+
+
+def test_every_event_of_a_step_has_its_time() -> None:
+    strategy = Strategy(dp=4, zero=3)
+    events = expand(Layout(model_named("llama3-8b")[0], Job(8, 512), strategy).stage_view()).events
+    drawn = timed(events, lambda event: 1.0)
+    assert [t.event for t in drawn] == list(events)
+    assert {t.end - t.start for t in drawn} == {1.0}
 
 
 def test_a_sweep_is_drawn_by_strategy_with_the_spread_of_its_steps() -> None:

@@ -82,17 +82,29 @@ def program(words: Sequence[str]) -> ProgramCommand:
 
 
 def request(
-    world: int, ranks: str, mesh: str | None, per_node: int, step: int, every_micro_batch: bool
+    world: int,
+    ranks: str,
+    mesh: str | None,
+    per_node: int,
+    step: int,
+    every_micro_batch: bool,
+    branches: str | None = None,
 ) -> ObservationRequest:
     """Read a request: `ranks` is `classes`, `all` or a list such as "0,8"; `mesh` is a list of named axes such as
-    "pp=8,dp=8,tp=8", outermost first. Raises InputError."""
+    "pp=8,dp=8,tp=8", outermost first; `branches` one of lines and answers, "train.py:41=true". Raises InputError."""
     axes: dict[str, int] = {}
     for part in mesh.split(",") if mesh else ():
         name, equals, size = part.partition("=")
         if not equals or not re.fullmatch("[0-9]{1,9}", size) or not name:
             raise InputError("mesh", mesh, "is not a list of axes", "write it as pp=8,dp=8,tp=8, outermost first")
         axes[name.strip()] = int(size)
-    everything = ObservationRequest(world, per_node, axes, None, step, every_micro_batch)
+    taken: dict[str, bool] = {}
+    for part in branches.split(",") if branches else ():
+        place, _, answer = part.strip().rpartition("=")
+        if not re.fullmatch(r".+:\d+", place) or answer not in ("true", "false"):
+            raise InputError("branches", part, "is not a line and an answer", "write it as train.py:41=true")
+        taken[place] = answer == "true"
+    everything = ObservationRequest(world, per_node, axes, None, step, every_micro_batch, taken)
     if ranks == "classes":
         return everything
     try:

@@ -47,6 +47,7 @@ def observe(
     node: int = 8,
     step: int = 2,
     every_micro_batch: bool = False,
+    branches: str | None = None,
     out: Path | None = None,
 ) -> None:
     """Run a program as one rank of each kind, on fake tensors, and show what one training step does.
@@ -59,6 +60,7 @@ def observe(
     --node: Ranks of a node, as LOCAL_WORLD_SIZE and GPUs say.
     --step: Which step to record; the first initialises lazily.
     --every-micro-batch: Also run a pipeline's micro-batches that repeat others.
+    --branches train.py:41=true: What a question to a tensor answers at a line, where that depends on data.
     --out observed.json: Also write the observation to a file.
     """
     require_torch()
@@ -68,7 +70,7 @@ def observe(
     from phalanx.answers.observed import program, request
     from phalanx.spec.files.plan import write_json
 
-    result = run(program(command), request(world, ranks, mesh, node, step, every_micro_batch))
+    result = run(program(command), request(world, ranks, mesh, node, step, every_micro_batch, branches))
     if out is not None:
         write_json(out, plain(result))
     if not output.json:

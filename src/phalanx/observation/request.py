@@ -14,7 +14,8 @@ from phalanx.spec.strategy.spec import MOST_RANKS
 class ObservationRequest:
     """The ranks and the step of a program to observe. `axes`: named mesh axes with their sizes, outermost first;
     `ranks`: those to observe, None for one of each class; `step`: the number of the step, of which the first
-    initialises lazily; `every_micro_batch`: execute also micro-batches of a pipeline that repeat others.
+    initialises lazily; `every_micro_batch`: execute also micro-batches of a pipeline that repeat others; `branches`:
+    "file:line" of a question to a tensor whose answer depends on data, and the answer.
 
     Making one raises InputError for an invalid world, axes of another size, and ranks outside the world.
     """
@@ -25,6 +26,7 @@ class ObservationRequest:
     ranks: tuple[int, ...] | None = None
     step: int = 2
     every_micro_batch: bool = False
+    branches: Mapping[str, bool] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         sizes = {"world": self.world, "ranks_per_node": self.per_node}

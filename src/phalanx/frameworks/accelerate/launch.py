@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -36,13 +37,16 @@ _SHIPPED: dict[str, dict[str, Any]] = {
         for stage in (1, 2, 3)
     },
 }
-"""Files that TRL ships (huggingface/trl 9ce14f8, trl/accelerate_configs), all in bf16 and of 8 processes."""
+BY = "huggingface/trl f2cd5771"
+"""Whose files they are: trl/accelerate_configs and examples/accelerate_configs, all in bf16 and of 8 processes. What
+huggingface/open-r1 1416fa0 has under recipes/accelerate_configs is the same."""
+_EXAMPLE = re.compile(r"(?:.*/)?(?:examples|trl|recipes)/accelerate_configs/(?:deepspeed_)?(\w+)\.ya?ml")
 
 
 def shipped(name: str) -> dict[str, Any] | None:
-    """Return the file that TRL ships under a name; None for another."""
+    """Return the file that TRL ships under a name, or at a path of its repository; None for another."""
     by_class = {"fsdp_auto_wrap_policy": "TRANSFORMER_BASED_WRAP"}
-    file = _SHIPPED.get(name)
+    file = _SHIPPED.get(match[1] if (match := _EXAMPLE.fullmatch(name)) else name)
     if file is None:
         return None
     file = {"num_processes": 8, "mixed_precision": "bf16", **file}

@@ -67,9 +67,10 @@ class FileReading:
         if text is None and (known := shipped(name)) is not None:
             self.asks.append(f"{name} is not here: it shards and offloads as that of {known[1]}")
             return known[0]
-        if text is None and (tables := torchtitan.shipped(name)) is not None:
-            self.asks.append(f"{name} is not here: it is taken as that of {torchtitan.BY}")
-            return tables
+        for tables, by in ((torchtitan.shipped(name), torchtitan.BY), (accelerate.shipped(name), accelerate.BY)):
+            if text is None and tables is not None and "/" in name:
+                self.asks.append(f"{name} is not here: it is taken as that of {by}")
+                return tables
         if text is None:
             said = f"{name}, {what}, {self.files.why(str(path))}"
             self.missing += [said] if said not in self.missing else []

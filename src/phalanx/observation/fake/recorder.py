@@ -8,6 +8,7 @@ device meshes work unchanged. Where the host asks for a value that does not exis
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -37,8 +38,10 @@ _LARGEST_WITH_CONTENT = 2**26
 class FakeStepRecorder(StepRecorder):
     """Records a step on fake tensors. Must be entered inside a FakeTensorMode."""
 
-    def __init__(self, fake: FakeTensorMode, on_step: Any) -> None:
+    def __init__(self, fake: FakeTensorMode, on_step: Any, branches: Mapping[str, bool] | None = None) -> None:
         super().__init__(on_step)
+        self.branches = branches or {}
+        """Answers to questions about truth values that depend on data, by "file:line"."""
         self.fake = fake
         self.remembered = Remembered(fake)
         self.answered: Counter[tuple[str, str, str]] = Counter()
@@ -70,6 +73,8 @@ class FakeStepRecorder(StepRecorder):
             return args[0]  # the host's tensor keeps its content
         if func is _aten._local_scalar_dense.default:
             value = stated(args[0])
+            if self.branches and args[0].dtype == torch.bool:
+                value = self.branches.get(str(self.position.site()), value)
             self.answer("item", str(value))
             return value
         out = self._on_shapes(func, args, kwargs, given)

@@ -77,7 +77,8 @@ def observe_rank(
             names.read_meshes()
             peers.reached(SECOND_MICRO_BATCH, summarise(recorder, recorder.step, names))
 
-    recorder = FakeStepRecorder(fake_mode(allow_non_fake_inputs=True, allow_fallback_kernels=False), ended)
+    fake = fake_mode(allow_non_fake_inputs=True, allow_fallback_kernels=False)
+    recorder = FakeStepRecorder(fake, ended, request.branches)
     recorder.position.second = second_micro_batch
     how = "ended"
     with ExitStack() as stack:
@@ -124,6 +125,9 @@ def observe_rank(
             raise
     if not results:
         raise Unobservable(f"the program {how} before its first step: no torch optimizer's step() was called")
+    places = {place for operation, _, place in recorder.answered if operation == "item"}
+    for place in request.branches.keys() - places:
+        note(f"nothing is asked of a tensor at {place}, which --branches names")
     for (operation, value, place), count in recorder.answered.items():
         note(f"{operation} of a fake tensor: {value} ({count} x, {place})")
     if results[-1].step < wanted:
