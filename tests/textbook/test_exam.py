@@ -67,6 +67,7 @@ def test_sheets_have_no_answers_and_the_answers_are_apart(tmp_path: Path) -> Non
         ("[mix]\nring = 50", "mix.ring = 50: are more than there are: 12"),
         ("[mix]\nring = true", "mix.ring"),
         ("", "mix: is missing"),
+        ("title = 3", "title = 3: should be a text"),
         ("mixx = 1", "mixx = 1: is no field of an exam; did you mean mix?"),
         ("[mix", "cannot be read"),
         ('students = ["Ada", "ADA"]\n[mix]\nring = 1', "students"),

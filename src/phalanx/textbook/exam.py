@@ -24,6 +24,7 @@ from phalanx.spec.errors import InputError, nearest
 from phalanx.textbook.exercises import TEXTS, Exercise, exercise
 
 _FIELDS = {"title": str, "seed": int, "students": list, "mix": dict, "own": list}
+_WORDS = {str: "a text", int: "a whole number", list: "a list", dict: "a table"}
 _MOST = 50
 _MISSES = 200
 """Draws in a row without a new question after which there is none: of twelve questions the last one is missed with a
@@ -52,7 +53,7 @@ def read(path: Path) -> Exam:
         if key not in _FIELDS:
             raise InputError(key, value, "is no field of an exam", nearest(key, _FIELDS))
         if not isinstance(value, _FIELDS[key]) or isinstance(value, bool):
-            raise InputError(key, value, f"is no {_FIELDS[key].__name__}")
+            raise InputError(key, value, f"should be {_WORDS[_FIELDS[key]]}")
     mix, students = table.get("mix", {}), table.get("students", [])
     if not mix and not table.get("own"):
         raise InputError("mix", None, "is missing", "say how many of what: ring = 1, memory = 2")
