@@ -127,6 +127,12 @@ def test_what_stands_in_a_box_fits_it() -> None:
     for box in boxes:
         assert all(len(line) <= box.w - 2 for line in box.lines), box
         assert len(box.lines) <= max(1, box.h - 2), box
+    for panel in panels:  # and words beside boxes cross no frame
+        for label in [item for item in panel.items if isinstance(item, Label)]:
+            end = label.x + len(label.text)
+            for box in [item for item in panel.items if isinstance(item, Box) and 0 <= label.y - item.y < item.h]:
+                apart = end <= box.x or label.x >= box.x + box.w
+                assert apart or box.x <= label.x < end <= box.x + box.w, (label, box)
 
 
 _OTHERS = (
