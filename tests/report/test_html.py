@@ -30,6 +30,7 @@ from phalanx.report.html.page import Section, page
 from phalanx.report.measured.run_page import _timeline, of_run
 from phalanx.report.observation import listed, observation_page
 from phalanx.report.pictures.figure import Bar, Bars, Lane, LaneBlock, Timeline
+from phalanx.report.style import counted
 from phalanx.runs import folder as run_folder
 from phalanx.schedule.observation_file import from_json
 from phalanx.spec.errors import InputError
@@ -388,3 +389,8 @@ def test_a_plan_of_a_thousand_gpus_stays_small(here: Path) -> None:
     assert f"on {len(drawn)} of 32 pipeline ranks" in text
     assert "... and 96 more nodes" in text  # 32 of 128 are drawn, one of each pipeline rank
     assert len(text) < 1_100_000
+
+
+def test_a_number_has_its_noun() -> None:
+    assert [counted(1, "micro-batch"), counted(2, "micro-batch")] == ["1 micro-batch", "2 micro-batches"]
+    assert [counted(1, "rank"), counted(2048, "rank")] == ["1 rank", "2,048 ranks"]

@@ -56,8 +56,8 @@ def between_fields(strategy: object, width: int = 56) -> str:
 
 
 def counted(n: int, noun: str) -> str:
-    """Write a number with its noun in the singular or with an s: 1 rank, 2,048 ranks."""
-    return f"{n:,} {noun}" + ("" if n == 1 else "s")
+    """Write a number with its noun in the singular or the plural: 1 rank, 2,048 ranks, 3 batches."""
+    return f"{n:,} {noun}" + ("" if n == 1 else "es" if noun.endswith("ch") else "s")
 
 
 def empty_table(title: str) -> Table:

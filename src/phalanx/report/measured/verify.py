@@ -12,7 +12,7 @@ from phalanx.observation.diff import slack
 from phalanx.observation.trainer.verify import Verified
 from phalanx.planning.tables.table import Sheet, columns
 from phalanx.report.html.page import Section, page
-from phalanx.report.style import size
+from phalanx.report.style import counted, size
 from phalanx.report.view import View
 
 
@@ -133,7 +133,7 @@ def program_parity(p: ProgramParity) -> View:
     """Return the line of a program's comparison."""
     verdict = "holds" if p.passed else "DOES NOT HOLD"
     worst = f" ({p.worst})" if p.worst else ""
-    what = f"{p.parameters} gradients of the first step, over {p.passes:,} micro-batches"
+    what = f"{counted(p.parameters, 'gradient')} of the first step, over {counted(p.passes, 'micro-batch')}"
     errors = f"grad_rel_max {p.grad_rel_max:.1e}{worst}, bound {p.bound:.1e}"
     return View([f"parity of {p.program} with {p.strategy} in {p.dtype}, {what}, {verdict}: {errors}"])
 
