@@ -145,6 +145,16 @@ def test_a_custom_policy_is_the_nearest_that_keeps_whole_parts(names: dict[str, 
     assert not set(names) & {*one.without_effect, *one.not_modelled, *one.unknown}
 
 
+def test_palm_on_two_pods_of_v4() -> None:
+    """238.3 thousand tokens/s (Chowdhery et al. 2022, section 4.1) with 12 ranks of tensor parallelism and shards over
+    256 replicas of a pod. No constant was set by it."""
+    p = phalanx.predict(
+        model="palm-540b", cluster="tpu-v4", gpus=6144, batch=2048, seq=2048, stack="pax",
+        strategy="dp=512,tp=12,zero=3,shard=256,micro_batch=4,recompute=full",
+    )  # fmt: skip
+    assert p.step_time_s == pytest.approx(2048 * 2048 / 238.3e3, rel=0.06)
+
+
 def test_the_tensor_axis_splits_the_stream() -> None:
     refusal = STACKS["maxtext"].refusal(Strategy(dp=4, zero=3, tp=2))
     assert refusal is not None

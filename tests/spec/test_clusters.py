@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 
 from phalanx.cli.app import app
 from phalanx.cost.collectives.link import link
+from phalanx.planning.lookup import cluster_named
 from phalanx.planning.search.best_first import price
 from phalanx.spec.cluster.presets import PRESETS, named, preset
 from phalanx.spec.cluster.spec import ClusterSpec
@@ -187,3 +188,25 @@ def test_a_file_says_in_what_a_cluster_differs_from_a_preset(tmp_path: Path) -> 
     ):
         with pytest.raises(InputError, match=said):
             _in_file(tmp_path, f'preset = "dgx-h100"\n{line}\n')
+
+
+@pytest.mark.parametrize(
+    ("name", "gpus", "nodes", "each"),
+    [
+        ("gb200-nvl72", 256, 4, 64),
+        ("gb200-nvl72", 144, 2, 72),
+        ("gb200-nvl72", 73, 2, 72),
+        ("gb300-nvl72", 64, 1, 72),
+        ("tpu-v4", 6144, 2, 3072),
+        ("dgx-h100", 12, 2, 8),
+    ],
+)
+def test_racks_and_pods_are_taken_in_equal_parts(name: str, gpus: int, nodes: int, each: int) -> None:
+    cluster = cluster_named(name)(gpus)
+    assert (cluster.nodes, cluster.ranks_per_node, cluster.tiers[0].ranks) == (nodes, each, each)
+
+
+def test_no_pod_has_one_host_for_all_its_traffic() -> None:
+    """Chips of a pod reach the next pod by their own hosts: what they share is a host's."""
+    for name in ("tpu-v4", "tpu-v5e", "tpu-v5p", "tpu-v6e", "tpu-v7"):
+        assert preset(name, 2).tiers[-1].uplink_bandwidth_bytes_per_s_per_direction is None

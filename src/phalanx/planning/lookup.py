@@ -11,8 +11,8 @@ from phalanx.cost.analytic.profile import profile
 from phalanx.planning.search.column_pricing import Pricing
 from phalanx.spec.cluster.calibration import Calibration
 from phalanx.spec.cluster.chips import CHIPS
-from phalanx.spec.cluster.presets import preset
-from phalanx.spec.cluster.spec import ClusterSpec
+from phalanx.spec.cluster.presets import LikePreset, preset
+from phalanx.spec.cluster.spec import LARGEST_HOST, ClusterSpec
 from phalanx.spec.errors import InputError, nearest
 from phalanx.spec.files import job_file
 from phalanx.spec.files.cluster_toml import calibration_table, cluster_from_toml
@@ -60,7 +60,8 @@ def changed(model: ModelSpec, changes: Sequence[str]) -> ModelSpec:
 def cluster_named(name: str) -> Callable[[int], ClusterSpec]:
     """Look up a cluster by preset name or TOML file; return a function from a number of GPUs to the cluster.
 
-    A preset gets as many nodes as the GPUs need. Raises InputError for an unknown name or an unusable file."""
+    A preset gets as many nodes as the GPUs need; racks and pods are taken in equal parts where that is possible.
+    Raises InputError for an unknown name or an unusable file."""
     if name.lower().endswith(".toml"):
         cluster = cluster_from_toml(Path(name))
         require_plausible(cluster)
@@ -69,7 +70,14 @@ def cluster_named(name: str) -> Callable[[int], ClusterSpec]:
         remedy = "plan a job on it with phalanx plan JOB.toml, or name a cluster that phalanx presets clusters lists"
         raise InputError("cluster", name, "is this machine: the rates of its devices are not published", remedy)
     node = preset(name, 1).ranks_per_node
-    return lambda gpus: preset(name, -(-gpus // node))
+
+    def on(gpus: int) -> ClusterSpec:
+        nodes = -(-gpus // node)
+        if node <= LARGEST_HOST or nodes < 2 or gpus % nodes or gpus == nodes * node:
+            return preset(name, nodes)
+        return LikePreset(name, nodes, gpus // nodes).cluster()
+
+    return on
 
 
 def calibrated(cluster: ClusterSpec, file: Path | None) -> ClusterSpec:

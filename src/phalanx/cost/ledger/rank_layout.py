@@ -12,6 +12,7 @@ from phalanx.cost.ledger.model_shape import Shape
 from phalanx.cost.ledger.pipeline_formulas import NAMES, bubble, chunks_per_rank, in_flight
 from phalanx.cost.ledger.recomputed import NO_MODULES, Modules, recomputed
 from phalanx.schedule.pipeline.schedules import SCHEDULES
+from phalanx.spec.cluster.spec import LARGEST_HOST
 from phalanx.spec.job import DTYPE_BYTES, Job
 from phalanx.spec.number_formats import NUMBER_FORMATS
 from phalanx.spec.strategy.recompute import encode
@@ -124,12 +125,12 @@ class Layout:
 
     def on_nodes(self, node: Column) -> Layout:
         """Return the layout on nodes of `node` ranks: groups that straddle them, as of tp=3 on nodes of 8, have a
-        stride with as few ranks per node as the worst group. A launcher starts equally many ranks on each node where
-        that is possible: 256 ranks on racks of 72 are 64 on each of 4."""
+        stride with as few ranks per node as the worst group. Racks and pods are taken in equal parts where that is
+        possible: 256 ranks on racks of 72 are 64 on each of 4."""
         each = self.world / np.ceil(self.world / np.asarray(node))
-        stride = _straddling(self.tp, self.tp_stride, node, self.world)
-        used = np.where(each == np.floor(each), each, node)
-        return replace(self, node=used, tp_stride=self.tp_stride if stride is None else stride)
+        equal = (np.asarray(node) > LARGEST_HOST) & (each == np.floor(each))
+        on = replace(self, node=np.where(equal, each, node))
+        return replace(on, tp_stride=on.apart(self.tp, self.tp_stride))
 
     def apart(self, size: Column, stride: Column) -> Column:
         """Return the stride of groups of `size` ranks on the nodes, if these are known."""

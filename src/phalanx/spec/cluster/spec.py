@@ -34,6 +34,10 @@ Column = Any
 _End = Annotated[float, Range(-1e9, 1e9)]  # of an interval, which may include impossible values
 
 
+LARGEST_HOST = 16
+"""Devices of the largest host (DGX-2): a larger node is a rack or a pod, of which a job takes as much as it needs."""
+
+
 @dataclass(frozen=True)
 class Device:
     """One accelerator, or one CPU rank."""
