@@ -146,7 +146,7 @@ def test_a_custom_policy_is_the_nearest_that_keeps_whole_parts(names: dict[str, 
 
 
 def test_palm_on_two_pods_of_v4() -> None:
-    """238.3 thousand tokens/s (Chowdhery et al. 2022, section 4.1) with 12 ranks of tensor parallelism and shards over
+    """238.3 thousand tokens/s (Chowdhery et al. 2022, section 4.1), tp=12 and shards over
     256 replicas of a pod. No constant was set by it."""
     p = phalanx.predict(
         model="palm-540b", cluster="tpu-v4", gpus=6144, batch=2048, seq=2048, stack="pax",
