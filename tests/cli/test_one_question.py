@@ -280,7 +280,7 @@ def test_a_precision_that_a_stack_lacks_is_named_by_every_command(tmp_path: Path
     assert err.startswith("error: --precision = 'fp8': torchtitan")
     assert err.rstrip().endswith("use bf16 or fp8-block or mxfp8")
     out = phalanx(tmp_path, "predict", *asked, "--strategy", "zero=3")[1]
-    assert "\ntorchtitan does not run it: options.products = 'float8'" in out
+    assert out.startswith("torchtitan does not run it: options.products = 'float8'")
     out = phalanx(tmp_path, "predict", *asked[:-1], "fp8-block", "--strategy", "zero=3")[1]
     assert "does not run it" not in out
 

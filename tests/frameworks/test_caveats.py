@@ -52,6 +52,17 @@ def test_what_is_not_modelled_and_what_is_not_judged_stand_in_the_first_lines(
 
 
 @COMMANDS
+def test_chunks_that_the_stack_cannot_have_are_said_first(command: tuple[str, ...], tmp_path: Path) -> None:
+    """Megatron-LM arguments.py:963: blocks have to divide by the chunks where no list says otherwise."""
+    written(tmp_path, "--pipeline-model-parallel-size 4 --num-virtual-stages-per-pipeline-rank 4")
+    first = phalanx(tmp_path, *command)[1]
+    assert not first.startswith("missing:")
+    written(tmp_path, "--pipeline-model-parallel-size 4 --num-virtual-stages-per-pipeline-rank 3")
+    first, *_ = phalanx(tmp_path, *command)[1].splitlines()
+    assert first.startswith("missing: a list of the blocks of 12 pipeline chunks, over which 32 do not divide:")
+
+
+@COMMANDS
 def test_strict_fails_on_a_caveat_alone(command: tuple[str, ...], tmp_path: Path) -> None:
     written(tmp_path, "--log-interval 10")
     assert phalanx(tmp_path, *command, "--strict")[0] == phalanx(tmp_path, *command)[0]

@@ -160,6 +160,11 @@ def test_the_tensor_axis_splits_the_stream() -> None:
     assert refusal is not None
     assert "activation_embed" in refusal.reason
     assert STACKS["maxtext"].refusal(Strategy(dp=4, zero=3, tp=2, sp=True)) is None
+    staged = Strategy(dp=4, zero=3, pp=4, schedule="gpipe")  # types.py:3598
+    assert STACKS["maxtext"].refusal(staged, about={"blocks": 32, "experts": 0}) is None
+    refusal = STACKS["maxtext"].refusal(staged, about={"blocks": 30, "experts": 0})
+    assert refusal is not None
+    assert "all decoder layers" in refusal.reason
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,8 @@ from support.in_process_cli import error_of
 from phalanx.frameworks.configuration import Configuration
 from phalanx.frameworks.lints import lint
 from phalanx.frameworks.reading import files
+from phalanx.frameworks.registry import STACKS
+from phalanx.spec.strategy.spec import Strategy
 
 _MEGATRON = (
     "--tensor-model-parallel-size 2 --micro-batch-size 1 --num-layers 4 --hidden-size 64 --num-attention-heads 4"
@@ -83,7 +85,7 @@ def test_nemo_rl_reads_the_files_that_it_inherits_from_and_its_enabled_trainer(t
     (tmp_path / "deep" / "middle.yaml").write_text("defaults: ../root.yaml\ncluster: {num_nodes: 2}\n")
     c = _read(tmp_path, "defaults: deep/middle.yaml\npolicy: {train_micro_batch_size: 2}\n", "a.yaml")
     assert (c.layout.world, c.layout.tp, c.layout.zero, c.layout.micro_batch) == (16, 1, 3, 2)
-    assert (c.stack, c.layout.recompute, c.options["lora"]) == ("accelerate", "none", 16)
+    assert (c.stack, c.layout.recompute, c.options["lora"]) == ("nemo-rl", "none", 16)
     other = "defaults: [root.yaml]\npolicy: {dtensor_cfg: {enabled: false}, megatron_cfg: {enabled: true}}\n"
     c = _read(tmp_path, other, "b.yaml")
     assert (c.stack, c.layout.tp, c.layout.recompute) == ("megatron-bridge", 4, "none")
@@ -227,3 +229,25 @@ def test_what_evaluates_has_a_layout_of_its_own() -> None:
     nemo = {"trainer": {"num_nodes": 1, "devices": 8}, "model": model}
     aside = files.READERS["nemo"](nemo | {"model": model | {"data": {"test_ds": {"micro_batch_size": 4}}}}, None)
     assert (aside.layout.micro_batch, aside.not_modelled) == (1, files.READERS["nemo"](nemo, None).not_modelled)
+
+
+def test_fine_tuning_of_nemo_has_the_batches_of_its_data() -> None:
+    """NeMo 1's model.data.train_ds: what the model's table says of batches is replaced."""
+    model = {"micro_batch_size": 4, "global_batch_size": 128, "tensor_model_parallel_size": 2}
+    own = {"data": {"train_ds": {"micro_batch_size": 1, "global_batch_size": 64}}}
+    c = files.READERS["nemo"]({"trainer": {"num_nodes": 1, "devices": 8}, "model": model | own}, None)
+    assert (c.layout.micro_batch, c.layout.global_batch, dict(c.not_modelled)) == (1, 64, {})
+
+
+def test_only_the_trainer_that_runs_the_policy_of_nemo_rl_has_the_layout() -> None:
+    """One that is off, the critic of ppo and teachers have none of it; FSDP2's has tp with sp (setup.py:465)."""
+    off = {"enabled": False, "tensor_parallel_size": 8}
+    megatron = {"tensor_model_parallel_size": 2, "pipeline_model_parallel_size": 1, "context_parallel_size": 1}
+    others = {"cluster": {"gpus_per_node": 8, "num_nodes": 1}, "value": {"train_micro_batch_size": 2}}
+    c = files.READERS["nemo"](others | {"policy": {"dtensor_cfg": off, "megatron_cfg": megatron}}, None)
+    assert (c.layout.tp, c.layout.micro_batch, dict(c.not_modelled)) == (2, None, {})
+    assert {"policy.dtensor_cfg", "value"} <= set(c.without_effect)
+    sharded = off | {"enabled": True, "sequence_parallel": True}
+    c = files.READERS["nemo"](others | {"policy": {"dtensor_cfg": sharded}}, None)
+    assert (c.stack, c.layout.sp, c.layout.zero) == ("nemo-rl", True, 3)
+    assert STACKS[c.stack].refusal(Strategy(dp=1, tp=8, sp=True)) is None

@@ -14,7 +14,7 @@ from phalanx.answers.question.query import Configured, Query
 from phalanx.answers.question.stated import OF_STAGES, READ_BY, RECOMPUTED, job_of, model_of, options_of, strategy_of
 from phalanx.cost.analytic.profile import FIELDS as CONSTANTS
 from phalanx.frameworks.caveats import Caveat, caveats_of
-from phalanx.frameworks.configuration import Config, Configuration, Keys, StatedLayout, divided, shown
+from phalanx.frameworks.configuration import Config, Configuration, Keys, StatedLayout, count, divided, shown
 from phalanx.frameworks.keys import key_table
 from phalanx.frameworks.lints import Mistake, lint
 from phalanx.frameworks.reading import files
@@ -105,7 +105,14 @@ def read(paths: Sequence[Path], kind: str | None = None, gpus: int | None = None
     job_of(configuration, 1, 1)  # refuses an optimizer out of range, as every command does that prices it
     mistakes = tuple(lint(config, configuration))
     part = [Caveat("not modelled", (), configuration.unpriced, ("time", "memory"))] if configuration.unpriced else []
-    caveats = (*part, *caveats_of(configuration), *_unset(configuration, config), *_assumed(configuration))
+    blocks = configuration.spec.layers if configuration.spec else count(configuration.sizes.get("num_hidden_layers"))
+    caveats = (
+        *_undivided(configuration, blocks),
+        *part,
+        *caveats_of(configuration),
+        *_unset(configuration, config),
+        *_assumed(configuration),
+    )
     return Reading(configuration, mistakes, config, title, caveats)
 
 
@@ -226,12 +233,27 @@ def _priceable(s: Strategy) -> tuple[Strategy, list[str]]:
     return replace(s, **defaults), notes
 
 
+def _left_even(c: Configuration) -> bool:
+    """Whether the framework deals out the blocks of a pipeline evenly, since the file lists none."""
+    even = READ_BY[c.kind].equal_chunks and (c.layout.pp or 1) > 1 and c.layout.layers in (None, "auto")
+    return even and not any(c.options.get(name) for name in OF_STAGES)
+
+
+def _undivided(c: Configuration, blocks: int | None) -> tuple[Caveat, ...]:
+    """Return the caveat that the framework stops at its start, where it has to deal out blocks evenly and cannot."""
+    chunks = (c.layout.pp or 1) * (c.layout.virtual or 1)
+    if not blocks or blocks % chunks == 0 or not _left_even(c):
+        return ()
+    reason = f"a list of the blocks of {chunks} pipeline chunks, over which {blocks} do not divide: without one "
+    reason += f"{c.stack} stops at its start, and a price is of chunks that differ by a block"
+    return (Caveat("missing", (), reason, ("layout", "time", "memory")),)
+
+
 def _dealt_out(s: Strategy, c: Configuration, model: ModelSpec, options: StackOptions) -> Strategy:
     """Return a strategy with the blocks of each chunk listed where the file lists none and its framework deals them
     out evenly: here `layers=auto` is what a search finds best."""
     chunks = len(rank_of(s))
-    open_ = s.pp > 1 and s.layers == "auto" and not any(getattr(options, name) for name in OF_STAGES)
-    if not READ_BY[c.kind].equal_chunks or not open_ or model.layers % chunks or options.mtp:
+    if not _left_even(c) or s.pp == 1 or s.layers != "auto" or model.layers % chunks or options.mtp:
         return s
     return replace(s, layers=listed(equal_blocks(model.layers, chunks)))
 
@@ -343,4 +365,7 @@ def query_by(path: Path, asked: Query, reading: Reading | None = None) -> tuple[
         stack=asked.stack or c.stack,
         precision=asked.precision or (str(own) if own in PRECISIONS else None),
     )
-    return query, Configured(options, asked.job or job_of(c, batch, seq), (*c.companions, *notes), reading.caveats)
+    caveats = reading.caveats
+    if asked.strategy is None:
+        caveats = tuple(dict.fromkeys((*_undivided(c, model.layers), *caveats)))
+    return query, Configured(options, asked.job or job_of(c, batch, seq), (*c.companions, *notes), caveats)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -23,11 +23,10 @@ from phalanx.frameworks.megatron_bridge import read_container as bridge
 from phalanx.frameworks.tables import without
 
 _PLACES = (
-    *("policy.megatron_cfg.", "policy.dtensor_cfg.", "policy.", "", "model.", "train.", "trainer."),
-    *("trainer.strategy.", "trainer.plugins.", "optim.config.", "strategy.", "data.", "dataset.", "parallelism."),
-    *("distributed_strategy.", "args."),
+    *("policy.megatron_cfg.", "policy.dtensor_cfg.", "policy.", "model.data.train_ds.", "", "model.", "train."),
+    *("trainer.", "trainer.strategy.", "trainer.plugins.", "optim.config.", "strategy.", "data.", "dataset."),
+    *("parallelism.", "distributed_strategy.", "args."),
     *("model.distributed_strategy.", "model.data.", "recipe.", "log.", "config."),
-    "on_policy_distillation.non_colocated_teachers.default_teacher_cfg.",
 )
 _TYPES = {
     "bf16": "bf16", "bf16-mixed": "bf16", "bf16_mixed": "bf16", "bfloat16": "bf16", "16": "fp16", "16-mixed": "fp16",
@@ -83,14 +82,27 @@ def _trainer(config: Config) -> str:
     return next((name for name, t in tables.items() if isinstance(t, Mapping) and truth(t.get("enabled"))), "")
 
 
+def _quiet(config: Config, trainer: str) -> Iterator[str]:
+    """Yield the tables of trainers that do not run the policy, and of models that other ranks or other steps train
+    (nemo_rl/algorithms/ppo.py, on_policy_distillation.py)."""
+    policy = config.get("policy")
+    if not isinstance(policy, Mapping):
+        return
+    for name in _TRAINERS:
+        table = policy.get(name)
+        off = isinstance(table, Mapping) and table.get("enabled") is not None and not truth(table["enabled"])
+        if name in policy and (off or trainer not in ("", name)):
+            yield f"policy.{name}"
+    yield from (name for name in ("value", "on_policy_distillation") if isinstance(config.get(name), Mapping))
+
+
 def read(config: Config, world: int | None = None) -> Configuration:
     """Read a file of the family: each name is looked for where its releases have it. One that has Megatron's names
     and lacks a degree has 1, unless it is laid over a recipe that is not here."""
     if bridge.is_container(config):
         return bridge.read(config, world)
     trainer = _trainer(config)
-    others = [name for name in _TRAINERS if trainer and name != trainer and name in config["policy"]]
-    quiet = tuple(f"policy.{name}" for name in others)  # the table of the other trainer
+    quiet = tuple(_quiet(config, trainer))
     for path in quiet:
         config = without(config, path)
     keys = Keys(config)
@@ -118,6 +130,9 @@ def read(config: Config, world: int | None = None) -> Configuration:
     of("model.max_seq", "max_position_embeddings")
     micro = degree("strategy.micro_batch", "micro_batch_size", "train_micro_batch_size")
     whole = degree("job.global_batch", "global_batch_size", "train_global_batch_size")
+    for name in ("micro_batch_size", "global_batch_size"):
+        if f"model.data.train_ds.{name}" in keys.understood:  # fine-tuning of NeMo 1: the data's own stands
+            keys.take(f"model.{name}", "replaced by model.data.train_ds")
     paired = next((name for name in ("dpo", "rm") if reinforced and name in config), "")
     if paired:  # nemo_rl/algorithms/dpo.py:602, rm.py:542
         micro, whole = product(micro, 2), product(whole, 2)
@@ -194,14 +209,15 @@ def read(config: Config, world: int | None = None) -> Configuration:
     sizes = {name: value for name, value in model.items() if value is not None}
     stack, notes = _generation(keys)
     if trainer == "dtensor_cfg":
-        options, stack = _sharded(keys), "accelerate"
-        notes = ("policy.dtensor_cfg is FSDP2 around transformers' modules, as accelerate has it",)
+        options, stack = _sharded(keys), "nemo-rl"
+        notes = ("policy.dtensor_cfg is FSDP2 around transformers' modules, priced with accelerate's constants",)
     if paired == "dpo":  # The reference's weights are on the host, and copied over the policy's for its pass.
         options["reference"] = "base"
         notes += (_SWAPPED,)
     notes += ("each example is a pair of sequences",) if paired == "rm" else ()
-    if reinforced and isinstance(config["policy"].get("generation"), Mapping):
-        notes += ("the price is of the policy's updates: what generates and what scores take time of their own",)
+    if reinforced and (isinstance(config["policy"].get("generation"), Mapping) or "value" in quiet):
+        others = "what generates, what scores and a critic take time of their own"
+        notes += (f"the price is of the policy's updates: {others}",)
     result = keys.configuration(
         "nemo",
         stack,
