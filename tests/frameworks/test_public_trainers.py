@@ -7,10 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.in_process_cli import json_of, text_of
+from support.in_process_cli import error_of, json_of, text_of
 
 from phalanx.frameworks.configuration import Configuration
 from phalanx.frameworks.reading import files
+from phalanx.frameworks.registry import STACKS
+from phalanx.planning import lookup
+from phalanx.planning.search.stack_options import _sets
 
 
 def _read(tmp_path: Path, text: str, name: str = "run.sh") -> Configuration:
@@ -217,3 +220,40 @@ def test_files_of_accelerate_that_trl_ships_are_known_by_their_paths(
     (tmp_path / Path(name).name).write_text("distributed_type: MULTI_GPU\nnum_processes: 3\nmixed_precision: fp16\n")
     own = _read(tmp_path, f"accelerate launch --config_file {name} {flags}")
     assert (own.layout.zero, own.layout.world, own.layout.precision) == (0, 3, "fp16")
+
+
+_THREE = {"train_batch_size": 64, "train_micro_batch_size_per_gpu": 2, "gradient_accumulation_steps": 4}
+
+
+def test_three_numbers_of_sequences_are_the_ranks_of_deepspeed(tmp_path: Path) -> None:
+    """deepspeed/runtime/config.py, _batch_assertion: one is the product of the others and the data-parallel ranks."""
+    file = tmp_path / "ds.json"
+    file.write_text(json.dumps(_THREE | {"zero_optimization": {"stage": 2}, "bf16": {"enabled": True}}))
+    asked = ("predict", "ds.json", "--model", "llama3-8b", "--cluster", "dgx-h100", "--seq", "4096")
+    question = json_of(tmp_path, *asked, "--json")["question"]
+    assert (question["gpus"], question["global_batch"]) == (8, 64)
+    error = error_of(tmp_path, *asked, "--gpus", "16")
+    assert "64 is not micro-batch 2 x accumulation 4 x 16 ranks" in error
+    file.write_text(json.dumps(_THREE | {"train_batch_size": 63, "zero_optimization": {"stage": 2}}))
+    assert "63 is not a multiple of micro-batch 2 x accumulation 4" in error_of(tmp_path, *asked)
+
+
+def test_deepspeed_runs_moments_in_8_bits_that_no_search_proposes(tmp_path: Path) -> None:
+    """bitsandbytes' optimizer is a program's, which gives it to deepspeed.initialize: the file has no word of it."""
+    (tmp_path / "ds.json").write_text('{"zero_optimization": {"stage": 2}, "bf16": {"enabled": true}}')
+    (tmp_path / "a.yaml").write_text(
+        "stage: sft\nfinetuning_type: full\ndeepspeed: ds.json\nmodel_name_or_path: a/b\ncutoff_len: 4096\n"
+        "per_device_train_batch_size: 2\ngradient_accumulation_steps: 4\nbf16: true\noptim: paged_adamw_8bit\n"
+    )
+    asked = ("predict", "a.yaml", "--model", "llama3-8b", "--cluster", "dgx-h100", "--gpus", "8")
+    question = json_of(tmp_path, *asked, "--json")["question"]
+    assert (question["refused"], question["options"]["first_moment"]) == ("", "float8")
+    for stack, has in (("deepspeed", False), ("megatron-core", True)):
+        row = STACKS[stack].options["first_moment"]
+        assert (row.allows("float8"), row.offers("float8"), row.offers("bfloat16")) == (True, has, True)
+        sets = _sets(
+            lookup.pricing_by_gpus(
+                lookup.model_named("llama3-8b")[0], lookup.cluster_on("dgx-h100", None), 64, 4096, stack
+            )(8)
+        )
+        assert ({"first_moment": "float8", "second_moment": "float8"} in sets) == has

@@ -70,14 +70,15 @@ class FieldFact:
     `values`: the legal ones; a word may end in `*`; None: all that the field has. `key`: the flag or key that sets
     it, "" where several do or none does; `words`: the key's word -> the field's value, where they differ. `written`:
     the same for people, "" where the value is fixed. `source`: file:line at the stack's commit. `note`: what a reader
-    should know. `in_code`: it stands in a program's
-    code, where no configuration sets it; a search leaves it to the user."""
+    should know. `in_code`: it stands in a program's code, where no configuration sets it; a search leaves it to the
+    user, as it does `coded`, values of which that is true alone."""
 
     values: tuple[Any, ...] | None
     written: str
     source: str
     note: str = ""
     in_code: bool = False
+    coded: tuple[Any, ...] = ()
     key: str = ""
     words: Mapping[str, Any] = field(default_factory=dict)
 
@@ -86,6 +87,10 @@ class FieldFact:
         if self.values is None or value is None or value in self.values:
             return True
         return isinstance(value, str) and any(isinstance(v, str) and fnmatchcase(value, v) for v in self.values)
+
+    def offers(self, value: Any) -> bool:
+        """Whether a value is legal and more than a program's own choice."""
+        return value not in self.coded and self.allows(value)
 
 
 def in_full(source: str, files: Mapping[str, str]) -> str:

@@ -33,7 +33,7 @@ from phalanx.spec.number_formats import PRECISIONS
 from phalanx.spec.strategy.spec import FIELDS, Strategy, format_field
 from phalanx.spec.strategy.stack_options import StackOptions
 
-_CONFLICTS = ("both-halves", "two-engines", "types-disagree", "batches-disagree")
+_CONFLICTS = ("both-halves", "two-engines", "types-disagree", "batches-disagree", "batch-arithmetic")
 """Lints of settings that contradict each other, of which a price would have to choose one."""
 _OPEN_KERNEL = ("hf", "accelerate")
 """Kinds whose models choose attention's kernel by release, where no key names it."""
@@ -177,8 +177,11 @@ def origins(c: Configuration) -> dict[str, str]:
     micro = int(c.fields.get("micro_batch") or s.micro_batch or 0)
     inner = (s.tp or 1) * (s.pp or 1) * (s.cp or 1)
     default = f"default of {STACKS[c.stack].title or c.stack}"
+    three = "world" not in by_field and {"micro_batch", "accumulation", "global_batch"} <= by_field.keys()
     derived = {
-        "dp": ("world / (tp x pp x cp)", (s.dp or 0) * inner == s.world),
+        "dp": ("global_batch / (micro_batch x accumulation)", True)
+        if three
+        else ("world / (tp x pp x cp)", (s.dp or 0) * inner == s.world),
         "world": ("dp x tp x pp x cp", (s.dp or 0) * inner == s.world),
         "accumulation": ("global_batch / (micro_batch x dp)", bool(by_field.get("global_batch"))),
         "global_batch": ("micro_batch x accumulation x dp", bool(micro)),

@@ -124,7 +124,9 @@ def read(config: Config, world: int | None = None) -> Configuration:
     else:
         tp = count(keys.field("strategy.tp"))
         cp = count(keys.field("strategy.cp"))
-    replicas = divided(world, product(tp or 1, pp or 1, cp or 1))
+    inner = product(tp or 1, pp or 1, cp or 1)
+    world = world or product(divided(whole, product(micro, steps)), inner)  # runtime/config.py, _batch_assertion
+    replicas = divided(world, inner)
     if steps is None and whole and micro:
         steps = divided(whole, product(micro, replicas))
     if whole is None:

@@ -113,7 +113,7 @@ def _types(x: Subject) -> dict[str, Any]:
     if moments - {"auto", "float32"}:
         if moments != {"bfloat16"} or x.compute != "bf16":
             reason = "both moments are bfloat16 together, under bf16 parameters (bf16_optimizer_states)"
-            raise InputError("options.first_moment", o.first_moment, reason, "set both, or neither")
+            raise InputError("options.first_moment", o.first_moment, reason, "set both to bfloat16, or neither")
         table["bf16.bf16_master_weights_and_grads"] = True
         table["bf16.bf16_optimizer_states"] = True
     stated = {"options.gradients": o.gradients, "options.reduce": o.reduce}

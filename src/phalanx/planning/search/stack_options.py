@@ -82,7 +82,7 @@ def _settable(row: Stack) -> list[dict[str, Any]]:
     return [
         change
         for change in _CHANGES
-        if all(name in row.options and row.options[name].allows(value) for name, value in change.items())
+        if all(name in row.options and row.options[name].offers(value) for name, value in change.items())
         and not any(row.options[name].in_code for name in change)
     ]
 
@@ -216,7 +216,7 @@ def _sets(pricing: Pricing) -> Iterator[dict[str, Any]]:
     sets = sorted((*_SETS, *([{"narrow_parameters": "on"}] if narrow else [])), key=len)
     pinned = pricing.extra.changed().keys()
     for types in sets:
-        has = all(name in row.options and row.options[name].allows(value) for name, value in types.items())
+        has = all(name in row.options and row.options[name].offers(value) for name, value in types.items())
         if has and not pinned & types.keys():
             yield types
 
