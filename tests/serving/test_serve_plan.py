@@ -135,7 +135,10 @@ def test_a_trace_is_replayed(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ("--input 9000", "--input, --output: a request of 9,100 tokens is longer than the model's context, 8,192"),
+        (
+            "--input 9000",
+            "9,100 tokens is longer than the model's context, 8,192; shorten it, or choose meta-llama/Llama-3.1-8B",
+        ),
         ("--layout tp=64", "--layout = 'tp=64': tp = 64 is more than heads = 32"),
         ("--layout tp=3", "tp = 3 does not divide heads = 32"),
         ("--layout tp=1,ep=2", "ep = 2 does not divide tp x dp = 1"),

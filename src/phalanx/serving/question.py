@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import cast
 
@@ -25,6 +25,7 @@ from phalanx.serving.simulation.requests import Requests
 from phalanx.spec.byte_sizes import parse_count
 from phalanx.spec.cluster.chips import CHIPS
 from phalanx.spec.errors import InputError, nearest
+from phalanx.spec.model.presets import of_longer_context
 from phalanx.spec.model.spec import ModelSpec
 from phalanx.spec.ranges import require_seed
 
@@ -177,7 +178,8 @@ def _load(spec: ModelSpec, request: ServingRequest) -> _Load:
         load, fields = _Load(input, output, longest, between), "input, output"
     if load.longest > spec.max_seq:
         reason = f"a request of {load.longest:,} tokens is longer than the model's context, {spec.max_seq:,}"
-        raise InputError(fields, None, reason, "shorten it, or choose a model with a longer context")
+        other = of_longer_context(asdict(spec), load.longest) or "a model with a longer context"
+        raise InputError(fields, None, reason, f"shorten it, or choose {other}")
     return load
 
 

@@ -75,6 +75,17 @@ def published(name: str) -> str | None:
     return name if name in PUBLISHED else _by_plain().get(_plain(name))
 
 
+def of_longer_context(sizes: Mapping[str, Any], tokens: int) -> str | None:
+    """Return the published model of these sizes with the shortest context of at least `tokens`, or None."""
+    alike = [
+        (row["max_seq"], name)
+        for name, row in PUBLISHED.items()
+        if row["max_seq"] >= tokens
+        and all(row.get(field) == sizes.get(field) for field in (*_REQUIRED[:-1], "kv_heads"))
+    ]
+    return min(alike)[1] if alike else None
+
+
 def preset(*names: str) -> dict[str, Any]:
     """Return the fields of the first of these names that is known, a preset's or a published model's;
     `families.complete` adds the rest. Raises InputError for unknown names."""
