@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from support.in_process_cli import error_of
 
+from phalanx.answers.question.read import read as reading_of
 from phalanx.frameworks.configuration import Configuration
 from phalanx.frameworks.lints import lint
 from phalanx.frameworks.reading import files
@@ -251,3 +252,18 @@ def test_only_the_trainer_that_runs_the_policy_of_nemo_rl_has_the_layout() -> No
     c = files.READERS["nemo"](others | {"policy": {"dtensor_cfg": sharded}}, None)
     assert (c.stack, c.layout.sp, c.layout.zero) == ("nemo-rl", True, 3)
     assert STACKS[c.stack].refusal(Strategy(dp=1, tp=8, sp=True)) is None
+
+
+def test_a_file_that_only_inherits_is_of_its_base_s_framework(tmp_path: Path) -> None:
+    """As NeMo-RL's recipes are; num_layers_in_first_pipeline_stage gives the ends of the pipeline their blocks."""
+    megatron = "{enabled: true, pipeline_model_parallel_size: 4, num_layers_in_first_pipeline_stage: 7"
+    (tmp_path / "base.yaml").write_text(
+        "policy:\n  model_name: moonshotai/Moonlight-16B-A3B\n  train_micro_batch_size: 1\n"
+        "  train_global_batch_size: 64\n  max_total_sequence_length: 4096\n  precision: bfloat16\n"
+        f"  megatron_cfg: {megatron}, num_layers_in_last_pipeline_stage: 6}}\n"
+        "cluster: {gpus_per_node: 8, num_nodes: 2}\n"
+    )
+    c = _read(tmp_path, "defaults: ./base.yaml\ncluster: {gpus_per_node: 4}\n", "a.yaml")
+    assert (c.kind, c.layout.world, c.layout.pp, dict(c.not_modelled)) == ("nemo", 8, 4, {})
+    assert (c.options["first_stage_layers"], c.options["last_stage_layers"]) == (7, 6)
+    assert not any("pipeline chunks" in caveat.reason for caveat in reading_of([tmp_path / "a.yaml"]).caveats)

@@ -245,7 +245,8 @@ def _left_even(c: Configuration) -> bool:
 def _undivided(c: Configuration, blocks: int | None) -> tuple[Caveat, ...]:
     """Return the caveat that the framework stops at its start, where it has to deal out blocks evenly and cannot."""
     chunks = (c.layout.pp or 1) * (c.layout.virtual or 1)
-    if not blocks or blocks % chunks == 0 or not _left_even(c):
+    other = any("layout" in verdict.changes for verdict in c.not_modelled.values())  # a key that may list them
+    if not blocks or blocks % chunks == 0 or other or not _left_even(c):
         return ()
     reason = f"a list of the blocks of {chunks} pipeline chunks, over which {blocks} do not divide: without one "
     reason += f"{c.stack} stops at its start, and a price is of chunks that differ by a block"

@@ -42,6 +42,10 @@ _WIDTHS = {
     "nvfp4": "nvfp4",
 }
 """`--compute_dtype` of the performance scripts (scripts/performance/argument_parser.py)."""
+_FIELDS_OF = {
+    f"decoder_{end}_pipeline_num_layers": (f"num_layers_in_{end}_pipeline_stage",) for end in ("first", "last")
+}
+"""Arguments of Megatron-LM, and the fields of TransformerConfig that these files have in their place."""
 _TRAINERS = ("megatron_cfg", "dtensor_cfg")
 _SWAPPED = (
     "each example is a pair of sequences, which a reference scores too; its weights come from the host and the"
@@ -182,7 +186,7 @@ def read(config: Config, world: int | None = None) -> Configuration:
     )
 
     def flag(name: str, meaning: str, default: Any = None) -> Any:
-        value = of(meaning, name)
+        value = of(meaning, name, *_FIELDS_OF.get(name, ()))
         return default if value is None else value
 
     options = beyond.options(flag, experts is not None, cp) | _adapters(keys)

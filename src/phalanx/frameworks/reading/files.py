@@ -61,8 +61,8 @@ def read(paths: Sequence[Path], kind: str | None = None, world: int | None = Non
     else:
         if kind is None and (other := others.tables(source.config)) is not None:
             raise other.error(str(main))
-        kind = kind or source.kind or kind_of(source.config)
         config = reading.over_base(laid_over(source.config, {}), "")
+        kind = kind or source.kind or kind_of(source.config) or kind_of(config)
         if kind is None:
             raise InputError("file", str(main), "is not a configuration of a known framework", known_kinds())
         if kind == "hf" and {"accelerate_config", "num_processes"} & config.keys():  # TRL's
