@@ -24,14 +24,14 @@ MODEL = build(ModelSpec, complete(preset("qwen3-30b-a3b")), "model")
 EXPERTS = 128
 
 
-def price(options: str, micro_batch: int = 1, seq: int = 4096, ep: int = 16) -> phalanx.Prediction:
+def price(options: str, micro_batch: int = 1, seq: int = 4096, ep: int = 16, pp: int = 1) -> phalanx.Prediction:
     return phalanx.predict(
         model="qwen3-30b-a3b",
         cluster="dgx-h100",
         gpus=16,
         batch=1024,
         seq=seq,
-        strategy=f"dp=16,ep={ep},zero=1,micro_batch={micro_batch}",
+        strategy=f"dp={16 // pp},pp={pp},ep={ep},zero=1,micro_batch={micro_batch}",
         options=options,
     )
 
@@ -63,6 +63,15 @@ def test_the_default_is_balanced_and_says_so_with_its_bound() -> None:
     assert stated == pytest.approx(learned.step_time_s - assumed.step_time_s, rel=0.01)
     assert not [c for c in learned.question.caveats if c.limit == "routing"]
     assert not [c for c in price("", ep=1).question.caveats if c.limit == "routing"]
+
+
+def test_the_bound_of_a_learned_router_is_of_the_same_pipeline() -> None:
+    """Stages of other blocks, whose pipeline is timed action by action in a price."""
+    ends = "first_stage_layers=9,last_stage_layers=9"
+    assumed, learned = (price(f"routing={name}{ends}", seq=512, ep=4, pp=4) for name in ("auto,", "learned,"))
+    (caveat,) = [c for c in assumed.question.caveats if c.limit == "routing"]
+    stated = float(caveat.bound.removeprefix("time by about ").split(" s")[0])
+    assert stated == pytest.approx(learned.step_time_s - assumed.step_time_s, rel=0.05)
 
 
 def test_graphs_remove_launches() -> None:

@@ -234,6 +234,7 @@ def test_three_numbers_of_sequences_are_the_ranks_of_deepspeed(tmp_path: Path) -
     assert (question["gpus"], question["global_batch"]) == (8, 64)
     error = error_of(tmp_path, *asked, "--gpus", "16")
     assert "64 is not micro-batch 2 x accumulation 4 x 16 ranks" in error
+    assert json_of(tmp_path, *asked, "--gpus", "16", "--batch", "128", "--json")["question"]["gpus"] == 16
     file.write_text(json.dumps(_THREE | {"train_batch_size": 63, "zero_optimization": {"stage": 2}}))
     assert "63 is not a multiple of micro-batch 2 x accumulation 4" in error_of(tmp_path, *asked)
 

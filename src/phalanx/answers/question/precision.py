@@ -142,8 +142,9 @@ def _more_exposed(e: Estimate) -> str:
 
 
 def _waiting(e: Estimate) -> str:
-    learned = step(e.shape, e.layout, e.system, replace(e.profile, spread=SPREAD)).seconds
-    return f"time by about {float(learned - e.seconds):.3g} s a step more"
+    routers = (e.profile, replace(e.profile, spread=SPREAD))  # both by formula: a price times its pipeline by action
+    even, learned = (step(e.shape, e.layout, e.system, profile).seconds for profile in routers)
+    return f"time by about {float(learned - even):.3g} s a step more"
 
 
 _BY_LIMIT: dict[str, Callable[[Estimate], str]] = {

@@ -33,8 +33,10 @@ from phalanx.spec.number_formats import PRECISIONS
 from phalanx.spec.strategy.spec import FIELDS, Strategy, format_field
 from phalanx.spec.strategy.stack_options import StackOptions
 
-_CONFLICTS = ("both-halves", "two-engines", "types-disagree", "batches-disagree", "batch-arithmetic")
+_CONFLICTS = ("both-halves", "two-engines", "types-disagree", "batches-disagree")
 """Lints of settings that contradict each other, of which a price would have to choose one."""
+_OF_BATCH = "batch-arithmetic"
+"""The same of the global batch, which the question may set."""
 _OPEN_KERNEL = ("hf", "accelerate")
 """Kinds whose models choose attention's kernel by release, where no key names it."""
 _UNSET = "only a run knows"
@@ -301,7 +303,7 @@ def query_by(path: Path, asked: Query, reading: Reading | None = None) -> tuple[
     reading = reading or read([path, *asked.files], None, asked.gpus)
     c, s = reading.configuration, reading.layout
     for m in reading.mistakes:
-        if m.name in _CONFLICTS:
+        if m.name in _CONFLICTS or (m.name == _OF_BATCH and asked.batch is None):
             raise InputError(f"{path}: {m.key}", None, f"{m.problem} ({m.source})", m.remedy)
     if c.unpriced:
         raise InputError(
