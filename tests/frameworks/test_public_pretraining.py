@@ -267,3 +267,13 @@ def test_a_file_that_only_inherits_is_of_its_base_s_framework(tmp_path: Path) ->
     assert (c.kind, c.layout.world, c.layout.pp, dict(c.not_modelled)) == ("nemo", 8, 4, {})
     assert (c.options["first_stage_layers"], c.options["last_stage_layers"]) == (7, 6)
     assert not any("pipeline chunks" in caveat.reason for caveat in reading_of([tmp_path / "a.yaml"]).caveats)
+
+
+def test_experts_of_a_named_model_are_sent_as_the_file_says() -> None:
+    """NeMo-RL's files have ep, and the model's own configuration the number of experts."""
+    at = {"enabled": True, "tensor_model_parallel_size": 1, "pipeline_model_parallel_size": 1}
+    sent = at | {"expert_model_parallel_size": 4, "moe_token_dispatcher_type": "flex", "moe_enable_deepep": True}
+    policies = ({"policy": {"model_name": "Qwen/Qwen3-30B-A3B", "megatron_cfg": table}} for table in (sent, at))
+    whole, dense = (files.READERS["nemo"](policy, 8) for policy in policies)
+    assert (whole.options["dispatch"], dict(whole.not_modelled)) == ("deepep", {})
+    assert "dispatch" not in dense.options

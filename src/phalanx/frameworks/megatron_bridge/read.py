@@ -189,7 +189,7 @@ def read(config: Config, world: int | None = None) -> Configuration:
         value = of(meaning, name, *_FIELDS_OF.get(name, ()))
         return default if value is None else value
 
-    options = beyond.options(flag, experts is not None, cp) | _adapters(keys)
+    options = beyond.options(flag, experts is not None or (ep or 1) > 1, cp) | _adapters(keys)
     for name, key in (
         ("products", "fp8_recipe"),
         ("dispatch", "moe_token_dispatcher_type"),
