@@ -238,6 +238,9 @@ def test_fine_tuning_of_nemo_has_the_batches_of_its_data() -> None:
     own = {"data": {"train_ds": {"micro_batch_size": 1, "global_batch_size": 64}}}
     c = files.READERS["nemo"]({"trainer": {"num_nodes": 1, "devices": 8}, "model": model | own}, None)
     assert (c.layout.micro_batch, c.layout.global_batch, dict(c.not_modelled)) == (1, 64, {})
+    named = {"data": {"train_ds": {name: f"${{model.{name}}}" for name in ("micro_batch_size", "global_batch_size")}}}
+    c = files.READERS["nemo"]({"trainer": {"num_nodes": 1, "devices": 8}, "model": model | named}, None)
+    assert (c.layout.micro_batch, c.layout.global_batch) == (4, 128)
 
 
 def test_only_the_trainer_that_runs_the_policy_of_nemo_rl_has_the_layout() -> None:

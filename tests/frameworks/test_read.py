@@ -59,8 +59,9 @@ def test_what_follows_without_doubt_is_read(kind: str) -> None:
         ]
         taken = {*read.understood, *read.without_effect, *read.not_modelled, *read.unknown}
         assert not [key for key in leaves(row["config"]) if not covered(key, taken)], row["id"]
-    # An axolotl file that shards by a file it names only, and whose ZeRO stands in a comment.
-    assert [w for w in wrong if w[0] != "accelerate-267c2b1a6a"] == []
+    # An axolotl file that shards by a file it names only, and whose ZeRO stands in a comment; a teacher's layout,
+    # where a base that is not here has the policy's.
+    assert [w for w in wrong if w[0] not in ("accelerate-267c2b1a6a", "nemo-217ea7d563")] == []
 
 
 def leaves(config: Mapping[str, Any], above: str = "") -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
@@ -112,7 +113,9 @@ def read(config: Config, world: int | None = None) -> Configuration:
     keys = Keys(config)
 
     def of(meaning: str, *names: str) -> Any:
-        return keys.take(tuple(place + name for name in names for place in _PLACES), meaning)
+        value = keys.take(tuple(place + name for name in names for place in _PLACES), meaning)
+        other = re.fullmatch(r"\$\{([\w.]+)\}", value) if isinstance(value, str) else None
+        return keys.take(other[1], meaning) if other else value  # another key's, as OmegaConf has it
 
     def degree(meaning: str, *names: str) -> int | None:
         return count(of(meaning, *names))
