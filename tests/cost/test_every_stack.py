@@ -31,11 +31,12 @@ from phalanx.cost.ledger.policy import sharding
 from phalanx.frameworks.registry import STACKS
 from phalanx.planning.search import space
 from phalanx.planning.search.column_pricing import Pricing
-from phalanx.planning.search.strategy_columns import Strategies
+from phalanx.planning.search.strategy_columns import Strategies, of
 from phalanx.spec.cluster.presets import preset
 from phalanx.spec.files.job_file import make_model
 from phalanx.spec.job import Job, Precision
 from phalanx.spec.strategy.recompute import encode
+from phalanx.spec.strategy.spec import Strategy
 
 MODELS = ("llama3-8b", "mixtral-8x7b")
 GPUS = 32
@@ -190,3 +191,18 @@ def _bounds(p: Pricing, rows: Strategies) -> None:
 
 
 _ONE_F_ONE_B = space.NAMES.index("1f1b")
+
+
+@pytest.mark.parametrize("recompute", ["full", "selective:mlp"])
+def test_what_a_repetition_leaves_out_takes_neither_flops_nor_seconds(recompute: str) -> None:
+    """The MLP's last product, one of three matrices of one size: as much of the seconds as of FLOPs."""
+    p = _pricing("fsdp2", "llama3-8b")
+    how = p.layout(of([Strategy(dp=GPUS, zero=3, recompute=recompute)]))
+    policies = [replace(p.profile.policy, repeats_last=n) for n in (0.0, 1.0)]
+    stops, repeats = (step(p.shape, how, p.system, replace(p.profile, policy=policy)) for policy in policies)
+    seconds = float(np.ravel(repeats.terms["recompute"] - stops.terms["recompute"])[0])
+    product = hardware_flops(p.shape, how, policies[1]) - hardware_flops(p.shape, how, policies[0])
+    matmul = repeats.of["matmul"]
+    forward = float(np.ravel(matmul["micro_batches"] * matmul["blocks"] * matmul["forward_s"])[0])
+    blocks = 2.0 * (p.model.parameter_count - 2 * p.model.vocab * p.model.hidden) * 128 * 4096
+    assert seconds / forward == pytest.approx(float(np.ravel(product)[0]) / blocks, rel=0.05)

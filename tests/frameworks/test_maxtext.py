@@ -135,6 +135,7 @@ def test_minimal_keeps_every_product_and_no_activation(tmp_path: Path) -> None:
             "minimal_with_context",
         ),
         ({n: "device" for n in ("query_proj", "key_proj", "value_proj")}, "full"),
+        ({"qkv_proj": "device"}, "full"),
     ],
 )
 def test_a_custom_policy_is_the_nearest_that_keeps_whole_parts(names: dict[str, str], policy: str) -> None:

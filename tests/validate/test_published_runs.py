@@ -26,7 +26,7 @@ def told(compared: PredictionError) -> dict[str, Any]:
 # family, and the bounds that its step times keep: mean and median absolute error, percent
 _TIMES = {
     "bigscience-bloom": (8, 5),
-    "llm-foundry": (6, 4),
+    "llm-foundry": (5, 4),
     "megatron-sc21": (3, 2),
     "nvidia-dgxc-benchmarking": (3, 2),
     "nemo-megatron-bridge": (9, 6),

@@ -55,7 +55,7 @@ BALANCED = Caveat(
 UNMEASURED = Caveat(
     "assumed",
     (),
-    "kernels and links reach the shares of the datasheet that they do on others; no published run is of this chip",
+    "kernels and links reach the shares of the datasheet that they do on others; no fitted run is of this chip",
     ("time",),
 )
 

@@ -40,7 +40,8 @@ class Query:
     strategy: str | Strategy | None = None
     """One line, such as tp=8,zero=1; dp takes the GPUs that are left. In a search: fields to keep; `pp=*` is open."""
     stack: str | None = None
-    """The software stack whose step is priced; by default that of the source, else megatron-core."""
+    """The software stack whose step is priced; by default that of the source, else megatron-core, on TPUs
+    maxtext."""
     precision: str | None = None
     """Precision of matrix products: bf16, fp16, fp8, ...; by default the widest 16-bit type of the device."""
     options: str | None = None

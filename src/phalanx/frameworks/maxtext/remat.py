@@ -34,7 +34,7 @@ def _custom(keys: Keys) -> tuple[str, tuple[str, ...]]:
     names = (*_AROUND, *_GATES, *_OTHERS, "mlpwi", "context")
     where = {name: str(keys.take(name, "strategy.recompute", "remat")) for name in names}
     kept = {name for name, place in where.items() if place in ("device", "offload")}
-    around = {"out_proj"} <= kept and ("qkv_proj" in kept or {*_AROUND} <= kept)
+    around = "out_proj" in kept and ("qkv_proj" in kept or {*_AROUND} <= kept)
     inside = "mlpwi" in kept or {*_GATES} <= kept
     if not around:
         word = "full"
