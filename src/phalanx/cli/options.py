@@ -41,7 +41,7 @@ source FILE...: A plan written by `phalanx plan`, a run's folder, or another fra
 --gpus: Number of GPUs.
 --batch: Global batch: sequences per step, over all GPUs.
 --seq: Sequence length in tokens: 8192 or 8k.
---stack STACK: Stack whose step is priced; by default the plan's, else megatron-core, on TPUs maxtext.
+--stack STACK: Stack that is priced; by default the plan's, else megatron-core, on TPUs maxtext.
 --precision: Precision of matrix products: {", ".join(PRECISIONS)}; by default bf16, or fp16 where the device has no
     bf16.
 --options LINE: Options of the stack, such as first_moment=bfloat16,loss_as_layer=1 (docs/stacks.md lists them).
