@@ -15,7 +15,6 @@ HEADS = {
     "layers": "Inside layers",
     "experts": "Experts",
     "pipelines": "Pipelines",
-    "stale_pipelines": "Pipelines",
     "scaling": "Scaling",
     "choosing": "Choosing and sharing",
     "growth": "Models",

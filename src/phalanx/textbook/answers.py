@@ -73,6 +73,7 @@ def picture(name: str, options: Mapping[str, Any] | None = None) -> Picture:
     for key, most in _MOST.items():
         if options.get(key, 0) > most:
             raise InputError(key, options[key], "is too much to draw", f"use at most {most:,}")
+    require_counts(*((key, options[key]) for key in _MOST if key in options))
     return PICTURES[name].drawing(**options)
 
 

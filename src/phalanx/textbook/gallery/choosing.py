@@ -9,7 +9,7 @@ import numpy as np
 from phalanx.planning.explain import decision_tree
 from phalanx.planning.explain.decision_tree import Branch
 from phalanx.planning.explain.decision_tree import Node as Decision
-from phalanx.planning.lookup import cluster_named, model_named, require_counts
+from phalanx.planning.lookup import cluster_named, model_named
 from phalanx.report.pictures.figure import Arrow, Bar, Bars, Box, Diagram, Label, Node, Picture, Tree
 from phalanx.shared_cluster.placement.price import PlacedJob
 from phalanx.shared_cluster.placement.search import place
@@ -48,7 +48,6 @@ def tree(
     """Draw the tree, with the path of a job if a model is named."""
     if model is None:
         return decisions()
-    require_counts(("gpus", gpus), ("batch", batch), ("seq", seq))
     facts = decision_tree.facts(model_named(model)[0], cluster_named(cluster)(gpus), gpus, batch, seq)
     return decisions(decision_tree.walk(facts)[0], f"{model} on {gpus} GPUs of {cluster}")
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from phalanx.cost.analytic.chips import system_of
 from phalanx.cost.collectives.nccl_model import collective_s
 from phalanx.cost.step.expand import expand
-from phalanx.planning.lookup import cluster_named, model_named, require_counts
+from phalanx.planning.lookup import cluster_named, model_named
 from phalanx.planning.placement import axis_groups, in_order
 from phalanx.planning.tables import textbook
 from phalanx.report.pictures.figure import (
@@ -186,7 +186,6 @@ def prefetch(model: str = "llama3-8b", cluster: str = "dgx-h100", gpus: int = 16
 def hsdp(cluster: str = "dgx-h100", gpus: int = 32) -> Picture:
     """Draw HSDP: shards inside nodes, replicas across them, and what travels over each."""
     node = cluster_named(cluster)(1).ranks_per_node
-    require_counts(("gpus", gpus))
     if gpus % node or not 2 <= gpus // node <= 4 or node > 8:
         raise InputError(
             "gpus", gpus, f"is not 2 to 4 nodes of {node}", f"use {2 * node}, of nodes of 8 GPUs at most"
@@ -248,7 +247,6 @@ def _source(line: str) -> str:
 
 def _step(model: str, cluster: str, gpus: int, seq: int, line: str) -> tuple[list[Timed], Layout]:
     """Return the events of a step with their times. Raises InputError."""
-    require_counts(("gpus", gpus), ("seq", seq))
     if gpus < 2:
         raise InputError("gpus", gpus, "sends nothing", "use 2 or more")
     spec, _ = model_named(model)

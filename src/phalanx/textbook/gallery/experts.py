@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from phalanx.planning.lookup import model_named, require_counts
+from phalanx.planning.lookup import model_named
 from phalanx.report.pictures.figure import Arrow, Bar, Bars, Box, Diagram, Label, Picture
 from phalanx.schedule.layers.collectives import CoreRuns, communication
 from phalanx.schedule.layers.routing import balanced, most, routed
@@ -24,7 +24,6 @@ _SEED = 3
 def routing(model: str = "mixtral-8x7b", seq: int = 4096) -> Picture:
     """Draw which experts some tokens go to, and how many tokens each expert gets, takes and drops."""
     _, x = _with_experts(model)
-    require_counts(("seq", seq))
     count = min(x.count, 16)
     small = replace(x, count=count, top_k=min(x.top_k, 4), groups=1, top_groups=1, group_score="max", capacity=1.25)
     draw = np.random.default_rng(_SEED)
@@ -74,7 +73,6 @@ def routing(model: str = "mixtral-8x7b", seq: int = 4096) -> Picture:
 def moe_layer(model: str = "mixtral-8x7b", ranks: int = 4, seq: int = 4096) -> Picture:
     """Draw a layer of experts over ep ranks: route, dispatch, compute, combine, with what travels."""
     spec, x = _with_experts(model)
-    require_counts(("seq", seq))
     if not 2 <= ranks <= 4 or x.count % ranks:
         raise InputError(
             "ranks", ranks, "does not fit the page or the experts", f"use 2 to 4, a divisor of {x.count}"

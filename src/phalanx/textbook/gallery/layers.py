@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from phalanx.planning.lookup import cluster_named, model_named, pricing_by_gpus, require_counts
+from phalanx.planning.lookup import cluster_named, model_named, pricing_by_gpus
 from phalanx.planning.search.priced import price
 from phalanx.report.pictures.figure import Arrow, Box, Diagram, Label, Lines, Picture, PlotAxis, RuleLine, Series
 from phalanx.schedule.layers.collectives import CoreRuns, communication
@@ -110,7 +110,6 @@ def partition(model: str = "llama3-8b", ranks: int = 4) -> Picture:
 def sequence_parallel(model: str = "llama3-8b", ranks: int = 4, seq: int = 8192) -> Picture:
     """Draw what sequence parallelism cuts by tokens, and which collectives change between the two cuts."""
     spec, _ = model_named(model)
-    require_counts(("seq", seq))
     if spec.experts is not None or spec.residual != "serial":
         what = "experts" if spec.experts is not None else "attention and MLP side by side"
         raise InputError("model", model, f"has {what}, which sends otherwise than drawn", "name another")

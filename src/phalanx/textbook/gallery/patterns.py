@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from phalanx.planning.explain.traffic import flows
-from phalanx.planning.lookup import cluster_named, model_named, pricing_by_gpus, require_counts
+from phalanx.planning.lookup import cluster_named, model_named, pricing_by_gpus
 from phalanx.planning.placement import in_order
 from phalanx.report.pictures.figure import Arrow, Bar, Bars, Box, Diagram, Label, Picture
 from phalanx.report.pictures.numbers import short
@@ -21,7 +21,6 @@ _RANKS = 4
 
 def data_parallelism(batch: int = 32) -> Picture:
     """Draw the six steps of data parallelism over four ranks."""
-    require_counts(("batch", batch))
     if batch % _RANKS:
         raise InputError("batch", batch, f"is not a multiple of {_RANKS} ranks", "use 32")
     each = batch // _RANKS
@@ -47,7 +46,6 @@ def data_parallelism(batch: int = 32) -> Picture:
 def stages(model: str = "llama3-8b", ranks: int = 4, seq: int = 8192) -> Picture:
     """Draw the stages of a pipeline in a row: activations go forward, gradients back."""
     spec, _ = model_named(model)
-    require_counts(("seq", seq))
     if ranks not in (2, 3, 4):
         raise InputError("ranks", ranks, "does not fit the page", "use 2 to 4")
     s = Strategy(pp=ranks)

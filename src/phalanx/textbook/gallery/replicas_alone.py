@@ -10,7 +10,7 @@ from math import sqrt
 import numpy as np
 
 from phalanx.cost.analytic.estimate import estimate
-from phalanx.planning.lookup import cluster_named, model_named, require_counts
+from phalanx.planning.lookup import cluster_named, model_named
 from phalanx.report.pictures.figure import Lines, Mark, Picture, PlotAxis, Series
 from phalanx.spec.cluster.spec import ClusterSpec
 from phalanx.spec.errors import InputError
@@ -55,7 +55,6 @@ def local_steps(
     model: str = "llama3-8b", cluster: str = "sites-h100", gpus: int = 256, batch: int = 512, seq: int = 8192
 ) -> Picture:
     """Draw the step of plain, compressed and rarely synchronised data parallelism over the rate between groups."""
-    require_counts(("gpus", gpus), ("batch", batch), ("seq", seq))
     spec, there = model_named(model)[0], cluster_named(cluster)(gpus)
     group = there.tiers[-2].ranks if len(there.tiers) > 1 else gpus
     if gpus <= group or gpus % group:

@@ -1,0 +1,110 @@
+"""What the textbook's pictures say in words is what they draw, and their options are refused alike."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from support.in_process_cli import phalanx
+
+from phalanx.planning.lookup import model_named
+from phalanx.report.pictures.figure import Box, Diagram, Label, Lane, Lines, Timeline
+from phalanx.spec.errors import InputError
+from phalanx.textbook import exam
+from phalanx.textbook.answers import PICTURES, options_of, picture
+from phalanx.textbook.gallery.data_parallel import _BLOCKS
+from phalanx.textbook.gallery.growth import RELEASES
+
+
+@pytest.mark.parametrize("option", ["gpus", "batch", "seq", "ranks"])
+def test_a_picture_of_nothing_is_refused_by_name(option: str) -> None:
+    names = [name for name in PICTURES if f"--{option}" in options_of(name)]
+    assert names
+    for name in names:
+        for value in (0, -1):
+            given: dict[str, str | int] = {option: value}
+            given |= {"model": "gpt2"} if name == "decision-tree" else {}
+            with pytest.raises(InputError) as refused:
+                picture(name, given)
+            assert refused.value.field == option, name
+
+
+def _waiting_ms(panel: Timeline) -> float:
+    """Return the milliseconds without compute: of the whole step, which ends with its last block."""
+    lanes: dict[str, Lane] = {lane.name: lane for lane in panel.lanes}
+    end = max(block.end for lane in panel.lanes for block in lane.blocks)
+    return end - sum(block.end - block.start for block in lanes["compute"].blocks)
+
+
+@pytest.mark.parametrize("name", ["data-parallel-step", "fsdp", "prefetch"])
+def test_a_step_waits_as_long_as_its_heading_says(name: str) -> None:
+    drawn = picture(name, {"model": "gpt2", "gpus": 8})
+    waits = []
+    for panel in drawn.panels:
+        if isinstance(panel, Timeline):
+            said = re.search(r"waits ([\d.e+]+) ms|([\d.e+]+) ms wait", panel.head)
+            assert said is not None
+            waits.append(float(said[1] or said[2]))
+            metrics = waits[-1] - _waiting_ms(panel)  # whose sum is not drawn
+            assert 0 < metrics < 0.03
+    if (share := re.search(r"(\d+)%", drawn.note)) is not None:
+        better, worse = sorted(waits)
+        assert 1 - better / worse == pytest.approx(int(share[1]) / 100, abs=0.011)
+
+
+def test_fsdp_gathers_every_unit_twice_and_holds_two_units_at_most() -> None:
+    """Until the step ends with nothing gathered; all parameters together are two bytes each."""
+    timeline, curve = picture("fsdp", {"model": "llama3-8b"}).panels
+    assert isinstance(timeline, Timeline)
+    assert isinstance(curve, Lines)
+    gathers = [b for lane in timeline.lanes for b in lane.blocks if b.kind.startswith("all-gather")]
+    blocks = [b.label for b in gathers if b.label.isdigit()]
+    assert sorted(blocks) == sorted([str(i) for i in range(_BLOCKS)] * 2)
+    held, whole = curve.series
+    everything = 2 * replace(model_named("llama3-8b")[0], layers=_BLOCKS).parameter_count / 2**30
+    assert [y for _, y in whole.points] == pytest.approx([everything] * 2, rel=1e-6)
+    assert held.points[0][0] == 0
+    assert all(0 <= y < everything / 2 for _, y in held.points)
+    assert held.points[-1][1] == pytest.approx(0, abs=1e-6)
+    assert {round(b.start, 6) for b in gathers} <= {round(x, 6) for x, _ in held.points}
+
+
+def test_the_stack_names_commands_that_exist(tmp_path: Path) -> None:
+    (panel,) = picture("stack").panels
+    assert isinstance(panel, Diagram)
+    boxes = [item for item in panel.items if isinstance(item, Box)]
+    rows = {item.y for item in boxes}
+    said = [item for item in panel.items if isinstance(item, Label) and not item.strong]
+    assert len(rows) == len(said) == len(boxes) / 2 > 5
+    commands = "\n".join(phalanx(tmp_path, *words, "--help")[1] for words in ((), ("tables",), ("presets",)))
+    for word in (word for label in said for word in label.text.split(", ")):
+        assert re.search(rf"^\W*{word} ", commands, re.MULTILINE), word
+
+
+def test_the_largest_model_is_drawn_near_the_end_of_its_axis() -> None:
+    panel = picture("growth").panels[0]
+    assert isinstance(panel, Lines)
+    assert panel.y.high is not None
+    largest = max(release.parameters for release in RELEASES)
+    assert largest <= panel.y.high <= 10 * largest
+    assert [(m.label, m.y) for m in panel.marks] == [(r.name, r.parameters) for r in RELEASES]
+
+
+def test_questions_and_answers_of_an_exam_have_the_same_numbers(tmp_path: Path) -> None:
+    """From 1, in their order."""
+    file = tmp_path / "exam.toml"
+    file.write_text('students = ["Ada", "Grace"]\n[mix]\nring = 2\n"level 4" = 2\n')
+    given = exam.read(file)
+    asked = json.loads(phalanx(tmp_path, "learn quiz --set exam.toml --student Grace --json")[1])
+    questions = re.findall(r"^(\d+)\. (.*)$", exam.sheet(given, "Grace"), re.MULTILINE)
+    assert questions == [(str(i), e["question"]) for i, e in enumerate(asked, 1)]
+    of_grace = exam.answers(given).partition("## Grace\n")[2]
+    assert re.findall(r"^(\d+)\. (.*)$", of_grace, re.MULTILINE) == [
+        (str(i), e["answer"]) for i, e in enumerate(asked, 1)
+    ]
+    assert exam.answers(given).startswith("# exam: answers\n")
+    printed = phalanx(tmp_path, "learn quiz --answers --level 4")[1]
+    assert [n for n, _ in re.findall(r"^(\d+)\. (.*)$", printed, re.MULTILINE)] == [str(n) for n in range(1, 21)]
