@@ -15,6 +15,7 @@ HEADS = {
     "layers": "Inside layers",
     "experts": "Experts",
     "pipelines": "Pipelines",
+    "stale_pipelines": "Pipelines",
     "scaling": "Scaling",
     "choosing": "Choosing and sharing",
     "growth": "Models",

@@ -9,6 +9,7 @@ index, which fails on the second node (it is the local rank: `int(os.environ["LO
 
 import torch
 import torch.distributed as dist
+import torch.distributed.nn  # before the group: torch.optim imports it, and its defaults would keep the group alive
 from torch import nn
 
 

@@ -11,6 +11,7 @@ the replicas began minus where they are, so that a step against it follows them)
 
 import torch
 import torch.distributed as dist
+import torch.distributed.nn  # before the group: torch.optim imports it, and its defaults would keep the group alive
 
 
 def diloco(w: torch.Tensor, batches: torch.Tensor, h: int, outer_lr: float, momentum: float) -> torch.Tensor:

@@ -12,6 +12,7 @@ whose size N does not divide cannot be cut.
 
 import torch
 import torch.distributed as dist
+import torch.distributed.nn  # before the group: torch.optim imports it, and its defaults would keep the group alive
 
 
 def gather(shard: torch.Tensor, shape: torch.Size) -> torch.Tensor:

@@ -40,3 +40,14 @@ def test_a_listing_is_short_and_needs_torch_alone(file: Path) -> None:
     assert sum(bool(line.strip()) for line in code.splitlines()) < 60
     imported = {line.split()[1].split(".")[0] for line in code.splitlines() if line.startswith(("import", "from"))}
     assert imported <= {"torch", "itertools"}
+
+
+@pytest.mark.parametrize("file", LISTINGS, ids=lambda file: file.stem)
+def test_a_listing_leaves_no_group_behind(file: Path) -> None:
+    """torch/distributed/nn/functional.py takes the group of the moment as a default, and torch.optim imports it.
+
+    A group that is kept is not destroyed; its threads then ask for the interpreter's lock while it ends, and abort.
+    """
+    code = file.read_text()
+    assert "torch.optim" not in code or "\nimport torch.distributed.nn" in code
+    assert code.rstrip().endswith("dist.destroy_process_group()")

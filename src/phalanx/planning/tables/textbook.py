@@ -187,7 +187,7 @@ def gradient_traffic(params: float, ranks: Sequence[int], rate: float) -> Sheet:
             "| ZeRO-3 takes [s]"
         ),
         rows,
-        "sent by one rank over its link in one direction: 2 N (P-1)/P; ZeRO-3: two all-gathers and a reduce-scatter",
+        "by a rank over its link in one direction: 2 (P-1)/P payloads; ZeRO-3: two all-gathers and a reduce-scatter",
     )
 
 
