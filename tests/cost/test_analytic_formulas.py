@@ -20,7 +20,7 @@ from phalanx.cost.ledger.compressed import SPARSE, Compressed
 from phalanx.cost.ledger.flops import forward_per_token, hardware_flops, model_flops
 from phalanx.cost.ledger.live_bytes import block_bytes
 from phalanx.cost.ledger.model_shape import shape
-from phalanx.cost.ledger.pipeline_formulas import NAMES, bubble, in_flight
+from phalanx.cost.ledger.pipeline_formulas import bubble, in_flight, number_of
 from phalanx.cost.ledger.policy import Policy
 from phalanx.cost.ledger.rank_layout import FORMAT_INDEX, layout
 from phalanx.cost.pipeline_time import Costs, price
@@ -395,7 +395,7 @@ def test_chips_that_are_not_known_are_refused() -> None:
     ("name", "ranks", "m"),
     [
         (name, ranks, m)
-        for name in NAMES
+        for name in SCHEDULES
         for ranks, m in ((2, 4), (4, 2), (4, 5), (4, 8), (4, 13))
         if name != "interleaved" and not SCHEDULES[name].refusal(ranks, m)  # 1f1b's formula has its chunks
     ],
@@ -403,13 +403,13 @@ def test_chips_that_are_not_known_are_refused() -> None:
 def test_activations_in_flight_are_those_of_the_schedules(name: str, ranks: int, m: int) -> None:
     run = price(build(name, ranks, m), Costs.equal(ranks * (2 if SCHEDULES[name].v_shaped else 1)))
     each = 2 if SCHEDULES[name].v_shaped else 1
-    first, last = (float(n) for n in in_flight(NAMES.index(name), m, ranks))
+    first, last = (float(n) for n in in_flight(number_of(name), m, ranks))
     if name == "1f1b":
         first, last = min(ranks, m), 1
     assert (first, last) == (run.peak[0] / each, run.peak[-1] / each)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", SCHEDULES)
 @pytest.mark.parametrize("ranks", [2, 3, 5, 8])
 def test_bubbles_of_equal_chunks_are_those_of_the_schedules(name: str, ranks: int) -> None:
     """Whatever the number of micro-batches, fewer than ranks included; F, I and W take the same time."""
@@ -420,7 +420,7 @@ def test_bubbles_of_equal_chunks_are_those_of_the_schedules(name: str, ranks: in
         costs = Costs([1.0] * ranks * facts.chunks, [1.0] * ranks * facts.chunks, [1.0] * ranks * facts.chunks)
         run = price(build(name, ranks, m), costs)
         idle = run.makespan - 3 * m * facts.chunks
-        assert 3 * (ranks - 1) * float(bubble(NAMES.index(name), m, ranks, facts.chunks)) == pytest.approx(idle), m
+        assert 3 * (ranks - 1) * float(bubble(number_of(name), m, ranks, facts.chunks)) == pytest.approx(idle), m
 
 
 @pytest.mark.parametrize("schedule", ["zb-h1", "zb-v", "dualpipe-v"])

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from support.in_process_cli import error_of, json_of, phalanx
 from support.strategies import models, with_experts
 
-from phalanx.cost.ledger.pipeline_formulas import NAMES
+from phalanx.cost.ledger.pipeline_formulas import number_of
 from phalanx.cost.pipeline_time import Costs
 from phalanx.cost.pipeline_time import price as schedule_price
 from phalanx.planning.explain.exact import ExactSubject
@@ -103,7 +103,7 @@ def test_no_pipeline_on_shared_cores_is_faster_than_its_bound(name: str, slower:
     each = p / s.chunks / 3  # T is p: a rank's part of a micro-batch takes 1
     costs = Costs(*[[each] * s.chunks] * 3)
     makespan = schedule_price(s, replace(costs, pace=speeds)).makespan
-    columns = (np.array([n]) for n in (m, p, v, NAMES.index(name)))
+    columns = (np.array([n]) for n in (m, p, v, number_of(name)))
     least = float(_least(np.array([float(p)]), corners[None], *columns)[0])
     assert least <= makespan * (1 + 1e-9)
     if name == "1f1b" and p == 2 and speeds[0] <= 2:  # one rank does no more than two

@@ -67,7 +67,7 @@ def test_a_strategy_is_its_own_line(given_strategy: Strategy) -> None:
         ("compression=topk", "topk:0.01"),
         ("bucket=-1", "positive"),
         ("order=pp/dp", "once"),
-        ("schedule=1f2b", "should be"),
+        ("schedule=1f2b", "is not a pipeline schedule; did you mean 1f1b"),
         ("dp=two", "integer"),
     ],
 )

@@ -12,10 +12,10 @@ from phalanx.cli.output import Printed, Saved
 from phalanx.cli.terminal import FAILED, announce
 
 OPTIONS = """
---micro-batches: Number of micro-batches per step.
---virtual: Chunks per rank of the interleaved schedule; 2 by default.
---costs: Times of F (forward), I (input gradient) and W (weight gradients) of a rank, over all its chunks.
---transfer: Time of a message from one rank to the next, in the unit of --costs.
+--micro-batches: Micro-batches a step.
+--virtual: Chunks per rank of interleaved; default 2.
+--costs: Times of a rank's forward passes F, input gradients I, weight gradients W.
+--transfer: Time of a message, in the unit of --costs.
 --ranks: Number of pipeline ranks.
 --op: Operation: all_reduce, all_gather, reduce_scatter, broadcast, ...
 """
@@ -156,7 +156,7 @@ def pipeline_show(
     Of a run, draw its traced step as measured and as predicted. A drawing that is wider than the terminal, or than
     COLUMNS says, goes on in panels.
 
-    names: Schedules (1f1b, gpipe, interleaved, zb-v, ...), CSV files, or folders of runs.
+    names: Schedules (1f1b, gpipe, zb-v, ...), CSV files, or folders of runs.
     """
     from phalanx.answers.schedules.pipeline import draw
 
@@ -166,16 +166,20 @@ def pipeline_show(
 @command
 def pipeline_table(
     output: Printed,
+    names: list[str] | None = None,
     ranks: int = 4,
     micro_batches: int = 8,
     virtual: int | None = None,
     costs: str = "1,1,1",
     transfer: float = 0.0,
 ) -> None:
-    """Compare the memory and the bubble of all schedules."""
+    """Compare the memory and the bubble of schedules.
+
+    names: Schedules or CSV files; by default all.
+    """
     from phalanx.answers.schedules.pipeline import compare
 
-    output.show(compare(ranks, micro_batches, virtual, costs, transfer))
+    output.show(compare(ranks, micro_batches, virtual, costs, transfer, names or ()))
 
 
 @command
@@ -189,7 +193,7 @@ def pipeline_prove(
 ) -> None:
     """Prove schedules: every pass runs once and after what it needs, with no deadlock even if sends block.
 
-    names: Schedules or CSV files; by default all schedules.
+    names: Schedules or CSV files; by default all.
     --slots: Read the cells of CSV files as time slots: no pass may come before what it needs.
     """
     from phalanx.answers.schedules.pipeline import prove as prove_all

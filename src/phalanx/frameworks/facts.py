@@ -243,7 +243,7 @@ def _limits(name: str, priced: Table) -> tuple[Rule, ...]:
 
     rules = [_limit(_LATER[idea], "is newer than the stack", "leave it out") for idea in priced["without"]]
     names = priced["schedules"]
-    unknown = [name for name in names if name not in SCHEDULES]
+    unknown = [name for name in names if name not in (*SCHEDULES, "*.csv")]
     if unknown:
         raise ValueError(f"{name}: {listed(unknown)} are no schedules")
     if names:

@@ -19,7 +19,7 @@ from typing import Any, TypeAlias, get_args, get_type_hints
 from phalanx.schedule.pipeline.schedules import SCHEDULES
 from phalanx.spec.errors import InputError
 from phalanx.spec.strategy import recompute, where
-from phalanx.spec.strategy.spec import FIELDS, Strategy
+from phalanx.spec.strategy.spec import FIELDS, Schedule, Strategy
 from phalanx.spec.strategy.stack_options import DEFAULTS, OPTION_FIELDS, StackOptions
 
 DERIVED = (
@@ -214,8 +214,8 @@ class Stack:
     def schedules(self) -> tuple[str, ...]:
         """Pipeline schedules that it runs; none: it has no pipeline."""
         entry = self.strategy.get("schedule")
-        names = SCHEDULES if entry is None or entry.values is None else entry.values
-        return self._runs("schedule", tuple(names), pp=2)
+        legal = SCHEDULES if entry is None or entry.values is None else entry.values
+        return self._runs("schedule", tuple(name for name in SCHEDULES if name in legal), pp=2)
 
     @cached_property
     def ulysses(self) -> bool:
@@ -336,8 +336,7 @@ def counted(options: StackOptions, blocks: int) -> dict[str, int]:
 def _words() -> dict[str, tuple[str, ...]]:
     """Fields whose values are words, with these where they are listed."""
     result: dict[str, tuple[str, ...]] = {"recompute": (), "compression": (), "layers": (), "order": (), "bucket": ()}
-    hints = get_type_hints(Strategy)
-    result |= {name: get_args(hints[name]) for name in ("schedule",)}
+    result |= {"schedule": (*get_args(Schedule), "*.csv")}
     result |= {"grad_sync": ("auto", "step", "micro"), "reshard": ("auto", "step", "action")}
     hints = get_type_hints(StackOptions)
     return result | {name: get_args(hints[name]) for name, value in DEFAULTS.items() if isinstance(value, str)}

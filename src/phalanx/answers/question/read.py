@@ -94,15 +94,17 @@ def _plain(job: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in job.items() if name != "compute"}
 
 
-def read(paths: Sequence[Path], kind: str | None = None, gpus: int | None = None) -> Reading:
-    """Read a configuration; `gpus`: its ranks, where it leaves them open. Raises InputError."""
+def read(paths: str | Path | Sequence[str | Path], kind: str | None = None, gpus: int | None = None) -> Reading:
+    """Read a configuration from a file or a folder, or from several files; `gpus`: its ranks, where it leaves them
+    open. Raises InputError."""
+    each = [Path(path) for path in ([paths] if isinstance(paths, str | Path) else paths)]
     if gpus is not None:
         names.require_counts(("gpus", gpus))
-    configuration, config = files.read(paths, kind, gpus)
+    configuration, config = files.read(each, kind, gpus)
     stated = configuration.layout.world
     if gpus is not None and stated is not None and stated != gpus:
         configuration = files.again(config, configuration, gpus)
-    title = " ".join(map(str, paths))
+    title = " ".join(map(str, each))
     _require_understood(configuration, title)
     job_of(configuration, 1, 1)  # refuses an optimizer out of range, as every command does that prices it
     mistakes = tuple(lint(config, configuration))

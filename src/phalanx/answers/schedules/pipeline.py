@@ -13,7 +13,7 @@ from phalanx.cost.step.terms import terms
 from phalanx.schedule.layout import Layout
 from phalanx.schedule.pipeline.actions import PipelineSchedule
 from phalanx.schedule.pipeline.proof import prove as prove_schedule
-from phalanx.schedule.pipeline.proof import prove_slots
+from phalanx.schedule.pipeline.proof import prove_slots, require_few
 from phalanx.schedule.pipeline.schedules import SCHEDULES, build
 from phalanx.schedule.pipeline.simulate import strip_sends
 from phalanx.schedule.pipeline.torch_csv import cells, from_csv
@@ -22,9 +22,6 @@ from phalanx.spec.errors import InputError, Unproved
 from phalanx.spec.files import plan as plans
 from phalanx.spec.ranges import Range
 from phalanx.spec.strategy.mesh import mesh
-
-_MOST_PASSES = 30_000
-"""Forward passes of chunks in a schedule that is proved or priced: 3 seconds of work."""
 
 
 @dataclass(frozen=True)
@@ -97,18 +94,11 @@ def schedule_named(name: str, ranks: int = 4, micro_batches: int = 8, virtual: i
     """Build a schedule by name, or read it from a CSV file. Raises InputError."""
     if name.endswith(".csv"):
         schedule = from_csv(Path(name))
-        _require_few(sum(map(len, schedule.actions)) // 2, "schedule", name)
+        require_few(sum(map(len, schedule.actions)) // 2, "schedule", name)
         return schedule
     passes = max(ranks, 0) * max(virtual or 1, 1) * max(micro_batches, 0)
-    _require_few(passes, "micro_batches" if micro_batches > ranks else "ranks", max(ranks, micro_batches))
+    require_few(passes, "micro_batches" if micro_batches > ranks else "ranks", max(ranks, micro_batches))
     return build(name, ranks, micro_batches, virtual)
-
-
-def _require_few(passes: int, name: str, value: object) -> None:
-    """Require that a schedule can be followed pass by pass in seconds. Raises InputError."""
-    if passes > _MOST_PASSES:
-        reason = f"{passes:,} forward passes are too many to follow one by one: at most {_MOST_PASSES:,}"
-        raise InputError(name, value, reason, "phalanx predict prices a pipeline of any size in closed form")
 
 
 def draw(
@@ -131,15 +121,22 @@ def draw(
 
 
 def compare(
-    ranks: int = 4, micro_batches: int = 8, virtual: int | None = None, costs: str = "1,1,1", transfer: float = 0.0
+    ranks: int = 4,
+    micro_batches: int = 8,
+    virtual: int | None = None,
+    costs: str = "1,1,1",
+    transfer: float = 0.0,
+    names: Sequence[str] = (),
 ) -> PipelineComparison:
-    """Compare the memory and the bubble of all schedules. Raises InputError."""
+    """Compare the memory and the bubble of schedules, given by name or CSV file; without names all. Raises
+    InputError."""
     priced, left_out = [], []
-    for name, row in SCHEDULES.items():
+    for name in names or SCHEDULES:
+        takes_virtual = name in SCHEDULES and SCHEDULES[name].takes_virtual
         try:
-            schedule = schedule_named(name, ranks, micro_batches, virtual if row.takes_virtual else None)
+            schedule = schedule_named(name, ranks, micro_batches, virtual if takes_virtual else None)
         except InputError as error:
-            if ranks < 1 or micro_batches < 1 or (virtual is not None and virtual < 1):
+            if name not in SCHEDULES or ranks < 1 or micro_batches < 1 or (virtual is not None and virtual < 1):
                 raise
             left_out.append(f"{name}: {error}")
         else:

@@ -24,7 +24,7 @@ import numpy.typing as npt
 from phalanx.cost.hardware.columns import Column
 from phalanx.cost.pipeline_time import Costs
 from phalanx.schedule.pipeline.actions import PipelineSchedule
-from phalanx.schedule.pipeline.schedules import SCHEDULES, build
+from phalanx.schedule.pipeline.schedules import SCHEDULES, build, facts_of
 from phalanx.schedule.pipeline.simulate import run
 from phalanx.spec.strategy.spec import Strategy
 
@@ -133,23 +133,37 @@ def in_rounds(s: PipelineSchedule) -> ActionRounds:
     )
 
 
-NAMES = tuple(SCHEDULES)
-"""Schedules by their number in columns."""
-
-_V_SHAPED = np.array([float(facts.v_shaped) for facts in SCHEDULES.values()])
-_SPLITS = np.array([float(facts.split_backward) for facts in SCHEDULES.values()])
+_ROWS = list(SCHEDULES.values())
+"""Schedules by their number in columns: the rows of the table, then files in the order in which they were read."""
 ROUNDS = 3
 """Micro-batches per rank to simulate: by then every schedule repeats itself."""
 
 
+def number_of(name: str) -> int:
+    """Return the number of a schedule in columns. Raises InputError for an unknown one."""
+    facts = facts_of(name)
+    if facts not in _ROWS:
+        _ROWS.append(facts)
+    return _ROWS.index(facts)
+
+
+def names() -> tuple[str, ...]:
+    """Return the schedules by their number in columns."""
+    return tuple(facts.name for facts in _ROWS)
+
+
+def _mask(schedule: Column, fact: Literal["v_shaped", "split_backward"]) -> Column:
+    return np.array([float(getattr(facts, fact)) for facts in _ROWS])[np.asarray(schedule, dtype=int)]
+
+
 def v_shaped(schedule: Column) -> Column:
     """Return the mask of rows whose chunks lie in a V."""
-    return _V_SHAPED[np.asarray(schedule, dtype=int)]
+    return _mask(schedule, "v_shaped")
 
 
 def splits(schedule: Column) -> Column:
     """Return the mask of rows whose backward passes are split in two."""
-    return _SPLITS[np.asarray(schedule, dtype=int)]
+    return _mask(schedule, "split_backward")
 
 
 def chunks_per_rank(schedule: Column, virtual: Column) -> Column:
@@ -161,7 +175,7 @@ def by_schedule(schedule: Column, fact: Literal["bubble", "least_wait"], m: Colu
     """Evaluate a formula of the table on columns, each row by its schedule: m micro-batches, p ranks, v chunks."""
     usual = getattr(SCHEDULES[Strategy.schedule], fact)
     column: Column = np.asarray(usual(m, p, v), dtype=float)
-    for number, facts in enumerate(SCHEDULES.values()):
+    for number, facts in enumerate(_ROWS):
         formula = getattr(facts, fact)
         if formula is not usual:  # whose values are in the column already
             column = np.where(schedule == number, formula(m, p, v), column)
@@ -179,7 +193,7 @@ def in_flight(schedule: Column, m: Column, p: Column) -> tuple[Column, Column]:
     formula."""
     usual = SCHEDULES[Strategy.schedule].in_flight
     first, last = (np.full(np.shape(np.minimum(p, m)), of_rank) for of_rank in usual(m, p))
-    for number, facts in enumerate(SCHEDULES.values()):
+    for number, facts in enumerate(_ROWS):
         if facts.in_flight is usual:
             continue
         own = (schedule == number) & (p > 1)
@@ -207,8 +221,8 @@ def makespans(
 ) -> list[float]:
     """Return the seconds of pipelines that differ in their micro-batches and their chunks' costs; those with equal
     actions run together. `most`: micro-batches a rank that are run; the rest follows at the slowest rank's pace."""
-    seconds = [0.0] * len(m)
-    few = [min(n, most * ranks) for n in m]
+    facts, seconds = facts_of(name), [0.0] * len(m)
+    few = [min(n, most * ranks) if facts.repeats else n for n in m]
     for count in sorted(set(few)):
         alike = [i for i, n in enumerate(few) if n == count]
         ended = rounds(name, ranks, count, virtual if virtual > 1 else None).makespans(
@@ -218,7 +232,7 @@ def makespans(
             c = costs[i]
             # Without overlap a micro-batch goes all the way before the next one starts.
             through = sum(c.forward) + sum(c.input_grad) + sum(c.weight_grad)
-            pace = slowest[i] if SCHEDULES[name].overlaps else through
+            pace = slowest[i] if facts.overlaps else through
             seconds[i] = end + (m[i] - count) * pace
     return seconds
 

@@ -9,9 +9,9 @@ import numpy as np
 from phalanx.cost.hardware.columns import Column
 from phalanx.cost.ledger.compressed import DENSELY, Compressed
 from phalanx.cost.ledger.model_shape import Shape
-from phalanx.cost.ledger.pipeline_formulas import NAMES, bubble, chunks_per_rank, in_flight
+from phalanx.cost.ledger.pipeline_formulas import bubble, chunks_per_rank, in_flight, number_of
 from phalanx.cost.ledger.recomputed import NO_MODULES, Modules, recomputed
-from phalanx.schedule.pipeline.schedules import SCHEDULES
+from phalanx.schedule.pipeline.schedules import facts_of
 from phalanx.spec.cluster.spec import LARGEST_HOST
 from phalanx.spec.job import DTYPE_BYTES, Job
 from phalanx.spec.number_formats import NUMBER_FORMATS
@@ -352,7 +352,7 @@ def strides(s: Strategy) -> dict[str, int]:
 def layout(s: Strategy, job: Job, layers: int, number_format: str = "bfloat16") -> Layout:
     """Return the Layout of one strategy. Raises KeyError for a number format without a price."""
     # Fields that follow from the schedule and from recomputation.
-    m, number, stride = s.accumulation(job), NAMES.index(s.schedule), strides(s)
+    m, number, stride = s.accumulation(job), number_of(s.schedule), strides(s)
     first, last = in_flight(number, m, s.pp)
     chunks = float(chunks_per_rank(number, s.virtual)) if s.pp > 1 else s.virtual
     again = recomputed(encode(s.recompute), layers, s.pp * chunks)
@@ -381,8 +381,8 @@ def layout(s: Strategy, job: Job, layers: int, number_format: str = "bfloat16") 
         bubble=float(bubble(number, m, s.pp, s.virtual)),
         in_flight=float(first),
         in_flight_last=float(last),
-        v_shaped=float(s.pp > 1 and SCHEDULES[s.schedule].v_shaped),
-        splits=float(s.pp > 1 and SCHEDULES[s.schedule].split_backward),
+        v_shaped=float(s.pp > 1 and facts_of(s.schedule).v_shaped),
+        splits=float(s.pp > 1 and facts_of(s.schedule).split_backward),
         tp_stride=stride["tp"],
         cp_stride=stride["cp"],
         dp_stride=stride["dp"],

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from phalanx.frameworks.accelerate import launch as accelerate
-from phalanx.frameworks.companions import Companions
+from phalanx.frameworks.companions import MISSING, Companions
 from phalanx.frameworks.configuration import Config, Configuration, Partial, shown
 from phalanx.frameworks.deepspeed.neox import is_neox
 from phalanx.frameworks.launchers.launcher import ProgramLaunch
@@ -28,6 +28,7 @@ from phalanx.frameworks.reading.parts import reader
 from phalanx.frameworks.reading.recipes import MODEL, RECIPE
 from phalanx.frameworks.reading.source import BY_KIND, DATA, kind_of, named, source_of
 from phalanx.frameworks.tables import overlaid
+from phalanx.schedule.pipeline.schedules import facts_of
 from phalanx.spec.errors import InputError, nearest
 from phalanx.spec.files.job_file import make_model
 from phalanx.spec.model import presets
@@ -71,13 +72,28 @@ def read(paths: Sequence[Path], kind: str | None = None, world: int | None = Non
     if RECIPE in config:
         reading.missing.append(f"{config[RECIPE]}, its recipe, is not known here: set its degrees too")
     kind, config = _with_given(kind, config, reading)
-    c = configured(config, kind, world)
+    c = _with_schedule(configured(config, kind, world), reading.files)
     if guessed and source.kind is None and not (source.started and is_named(source.started, BY_KIND[kind])):
         _require_its_own(c, str(main))
     model = c.spec or _model(c, reading, str(config.get(MODEL, "")))
     notes = (*(source.started.notes if source.started else source.notes), *reading.asks, *c.notes)
-    c = replace(c, notes=notes, companions=tuple(reading.notes), missing=tuple(reading.missing))
+    c = replace(c, notes=notes, companions=tuple(reading.notes), missing=(*c.missing, *reading.missing))
     return replace(c, spec=model, open_model="" if model else c.open_model), config
+
+
+def _with_schedule(c: Configuration, files: Companions) -> Configuration:
+    """Give a configuration whose pipeline schedule is a file that file's path and chunks. Raises InputError for a
+    file that is no schedule."""
+    name = c.layout.schedule or ""
+    if not name.endswith(".csv"):
+        return c
+    path = files.find(name)
+    if path is None:
+        missing = f"{name}, its pipeline schedule, {MISSING}"
+        return replace(c, layout=replace(c.layout, schedule=None), missing=(*c.missing, missing))
+    facts = facts_of(str(path))
+    virtual = facts.chunks if facts.takes_virtual else None
+    return replace(c, layout=replace(c.layout, schedule=str(path), virtual=virtual))
 
 
 def _require_its_own(c: Configuration, path: str) -> None:
@@ -209,7 +225,7 @@ def _folder(path: Path, kind: str | None, world: int | None) -> tuple[Configurat
     framework, config = folder.tables(path, document, kind_of)
     if kind not in (None, framework.reads):
         raise InputError("--kind", kind, f"{path} holds a configuration of {framework.reads}", "leave it out")
-    c = configured(config, framework.reads, world)
+    c = _with_schedule(configured(config, framework.reads, world), Companions(path))
     seq = c.layout.seq or folder.sequence_in(path)
     model = c.spec or (folder.model_in(path) if framework.model_beside else None)
     return replace(c, layout=replace(c.layout, seq=seq), spec=model, open_model="" if model else c.open_model), config

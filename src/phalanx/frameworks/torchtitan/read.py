@@ -28,6 +28,8 @@ from phalanx.spec.model.spec import ModelSpec
 
 KEYS = key_table("torchtitan")
 _UNSAID = "compile is left open: 0.3 with compiled blocks is taken; torchtitan-eager prices them one by one"
+SCHEDULE_FILE = ("parallelism.pipeline_parallel_schedule_csv", "experimental.pipeline_parallel_schedule_csv")
+"""The key of a file of a pipeline's actions, which replaces the named schedule, and the same key to 2025."""
 _RECOMPUTED = {"FullAC": "full", "SelectiveAC": "selective", "NoAC": "none"}
 
 
@@ -72,6 +74,7 @@ def read(config: Config, world: int | None = None) -> Configuration:
     schedule = keys.take(
         (f"{p}.pipeline_parallel_schedule", "experimental.pipeline_parallel_schedule"), "strategy.schedule"
     )
+    actions = keys.take(SCHEDULE_FILE, "strategy.schedule")  # of a file, in place of a named schedule
     kept = str(keys.field("strategy.zero", "default"))
     whole_model = shards == 1 and (cp or 1) == 1
     blocks = _blocks(keys.field("strategy.layers"))
@@ -88,7 +91,7 @@ def read(config: Config, world: int | None = None) -> Configuration:
         shard=shards,
         sp=truth(keys.field("strategy.sp", True)) and (tp or 1) > 1,
         virtual=len(blocks) // pp if blocks and pp and not v_shaped else None,
-        schedule=KEYS.value("strategy.schedule", schedule),
+        schedule=str(actions) if actions else KEYS.value("strategy.schedule", schedule),
         layers=None if even else "/".join(map(str, blocks)),
         micro_batch=micro,
         accumulation=divided(whole, product(micro, dp)),

@@ -9,14 +9,18 @@ from typing import Any
 
 from phalanx.frameworks.keys import key_table, optimizer_word
 from phalanx.frameworks.torchtitan.models import FLAVORS
+from phalanx.frameworks.torchtitan.read import SCHEDULE_FILE
 from phalanx.frameworks.writing import reasons
 from phalanx.frameworks.writing.blanks import blanks
 from phalanx.frameworks.writing.program import Group, TrainingProgram, Variable, group
 from phalanx.frameworks.writing.script import TEMPLATES, TORCHRUN, comment, filled
 from phalanx.frameworks.writing.subject import Subject
+from phalanx.schedule.pipeline.schedules import build
+from phalanx.schedule.pipeline.torch_csv import to_csv
 from phalanx.spec.errors import InputError
 
 KEYS = key_table("torchtitan")
+_CSV = "pipeline_schedule.csv"
 _CONVERTERS = {
     "float8-block": ("Float8LinearConverter", 'recipe_name="rowwise", '),
     "mxfp8": ("MXFP8LinearConverter", ""),
@@ -36,7 +40,7 @@ def program(x: Subject) -> TrainingProgram:
         "  -m torchtitan.train --module phalanx_plan --config plan",
         (Variable("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True", why),),
         blanks(x, data, "A folder with a Hugging Face tokenizer"),
-        {"phalanx_plan.py": _module(x, parts)},
+        {"phalanx_plan.py": _module(x, parts)} | ({_CSV: _actions(x)} if x.s.schedule.endswith(".csv") else {}),
     )
 
 
@@ -96,11 +100,18 @@ def _pipeline(x: Subject) -> dict[str, Any]:
     parts = [[f"layers.{i}" for i in range(a, a + n)] for a, n in zip(starts, x.blocks, strict=False)]
     parts[0].insert(0, "tok_embeddings")
     parts[-1] += ["norm", "lm_head"]
+    own = s.schedule.endswith(".csv")
     return {
-        **KEYS.write({"strategy.pp": s.pp, "strategy.schedule": s.schedule}),
+        **KEYS.write({"strategy.pp": s.pp}),
+        **({SCHEDULE_FILE[0]: _CSV} if own else KEYS.write({"strategy.schedule": s.schedule})),
         "parallelism.pipeline_parallel_microbatch_size": s.micro_batch,
         KEYS["strategy.layers"]: parts,
     }
+
+
+def _actions(x: Subject) -> str:
+    """Return the schedule's actions as torch reads them; it inserts sends and receives itself."""
+    return to_csv(build(x.s.schedule, x.s.pp, x.micro_batches, x.s.virtual if x.s.virtual > 1 else None))
 
 
 def _training(x: Subject) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Set as AbstractSet
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from math import prod
@@ -21,7 +22,7 @@ from phalanx.observation.steady_state import SteadyState
 from phalanx.runtime.model_parallel.pipeline import PASSES, Pipeline
 from phalanx.runtime.tracing.instrument import Tracker
 from phalanx.schedule.event import Event
-from phalanx.schedule.pipeline.actions import Action
+from phalanx.schedule.pipeline.actions import Action, last_weight_grad_at
 
 T = TypeVar("T")
 
@@ -55,7 +56,9 @@ class RepeatingPipeline(Pipeline):
 
     def __init__(self, first: int, *args: Any) -> None:
         super().__init__(*args)
-        self._executed = _first_and_last(self.actions, first)
+        completing = last_weight_grad_at(self.actions).items()
+        self._last = {(chunk, self.actions[at].micro_batch) for chunk, at in completing}
+        self._executed = _first_and_last(self.actions, self._last, first)
         self.ran = len({m for _, m in self._executed})
         self._steady = SteadyState[PassRecord](PassRecord.same)
         self._inputs: dict[tuple[int, int], list[Tensor]] = {}
@@ -129,7 +132,7 @@ class RepeatingPipeline(Pipeline):
         if at is not None:  # the last compute is still open
             began = recorder.began
             events[at] = replace(events[at], alloc=meter.highest - began, free=meter.highest - meter.live)
-        if action.micro_batch < self.schedule.micro_batches - 1:  # the last one also completes gradients
+        if (action.chunk, action.micro_batch) not in self._last:  # which also completes gradients
             record = PassRecord(tuple(events), before[-1], meter.live - live)
             self._steady.add((action.kind, action.chunk), record)
         return out
@@ -175,19 +178,19 @@ class RepeatingPipeline(Pipeline):
         meter.live += change
 
 
-def _first_and_last(actions: Sequence[Action], count: int) -> set[tuple[int, int]]:
-    """Return the (chunk, micro-batch) pairs to execute: in each chunk, the first `count` with passes of the same
-    kinds, and the last one."""
+def _first_and_last(
+    actions: Sequence[Action], last: AbstractSet[tuple[int, int]], count: int
+) -> set[tuple[int, int]]:
+    """Return the (chunk, micro-batch) pairs to execute: in each chunk and pass, the first `count` to have passes of
+    the same kinds, and `last`. Schedules of a user's need not take micro-batches in turn."""
     kinds: dict[tuple[int, int], str] = {}
-    for kind, chunk, m in actions:
-        if kind in PASSES:
-            kinds[chunk, m] = kinds.get((chunk, m), "") + kind
-    executed: set[tuple[int, int]] = set()
-    seen: Counter[tuple[int, str]] = Counter()
-    last: dict[int, int] = {}
-    for (chunk, m), passes in sorted(kinds.items()):
-        seen[chunk, passes] += 1
-        if seen[chunk, passes] <= count:
+    passes = [action for action in actions if action.kind in PASSES]
+    for kind, chunk, m in passes:
+        kinds[chunk, m] = kinds.get((chunk, m), "") + kind
+    executed, seen = set(last), Counter[tuple[str, int, str]]()
+    for kind, chunk, m in passes:
+        key = kind, chunk, kinds[chunk, m]
+        seen[key] += 1
+        if seen[key] <= count:
             executed.add((chunk, m))
-        last[chunk] = m
-    return executed | set(last.items())
+    return executed

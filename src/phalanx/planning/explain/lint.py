@@ -9,7 +9,7 @@ from typing import Any
 
 from phalanx.planning.explain.lint_subject import Alternative, Finding, Lint, LintSubject
 from phalanx.planning.explain.targets import IMBALANCE, MICRO_BATCHES, TOKENS
-from phalanx.schedule.pipeline.schedules import SCHEDULES
+from phalanx.schedule.pipeline.schedules import facts_of
 from phalanx.spec.cluster.spec import GIB
 from phalanx.spec.job import DTYPE_BYTES
 from phalanx.spec.strategy.compressors import PLACE_BYTES, GatheredElements
@@ -179,7 +179,7 @@ def _few_micro_batches(x: LintSubject) -> Iterator[Finding]:
 def _not_interleaved(x: LintSubject) -> Iterator[Finding]:
     """Report a plain schedule where interleaving would be faster."""
     s, m = x.strategy, x.strategy.accumulation(x.job)
-    facts = SCHEDULES[s.schedule]
+    facts = facts_of(s.schedule)
     plain = facts.chunks == 1 and not facts.split_backward
     if s.pp > 1 and plain and s.pp <= m < MICRO_BATCHES * s.pp:
         for virtual in range(2, (x.model.layers + 2) // s.pp + 1):

@@ -24,7 +24,7 @@ from phalanx.planning.search.refine import chunk_costs, refined
 from phalanx.planning.search.strategy_columns import of
 from phalanx.planning.stragglers.lockstep import lockstep
 from phalanx.schedule.packing import Floats, Ints, deal, first_fit
-from phalanx.schedule.pipeline.schedules import SCHEDULES
+from phalanx.schedule.pipeline.schedules import facts_of
 from phalanx.schedule.pipeline.stages import rank_of
 from phalanx.spec.errors import InputError
 from phalanx.spec.strategy.spec import Strategy
@@ -297,7 +297,7 @@ class UnevenSteps:
         if s.pp == 1:
             return np.ones(len(weights))
         first = weights[:, : max(_RUN, 3 * s.pp)]
-        chunks = s.virtual if SCHEDULES[s.schedule].takes_virtual and s.virtual > 1 else None
+        chunks = s.virtual if facts_of(s.schedule).takes_virtual and s.virtual > 1 else None
         actions = rounds(s.schedule, s.pp, first.shape[1], chunks)
         mean = np.broadcast_to(first.mean(axis=1, keepdims=True), first.shape)
         return actions.uneven_makespans(self.seconds, first) / actions.uneven_makespans(self.seconds, mean)

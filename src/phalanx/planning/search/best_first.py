@@ -49,7 +49,7 @@ from itertools import combinations
 
 import numpy as np
 
-from phalanx.cost.ledger.pipeline_formulas import NAMES, by_schedule
+from phalanx.cost.ledger.pipeline_formulas import by_schedule, number_of
 from phalanx.cost.step.pass_terms import pass_terms
 from phalanx.cost.step.predict import StepPrediction, predict
 from phalanx.cost.step.predict_pipeline import pace, unit_seconds
@@ -91,7 +91,7 @@ class Bounds:
 
     def of(self, s: Strategy) -> float:
         """Lower bound on the seconds of one strategy, including its recomputation."""
-        own = (s.accumulation(self._job), s.pp, s.virtual, NAMES.index(s.schedule))
+        own = (s.accumulation(self._job), s.pp, s.virtual, number_of(s.schedule))
         return float(_least(*_padded([self._timed(_alone(s), s.pp)]), *(np.array([n]) for n in own))[0])
 
     def bytes_of_rows(self, rows: Strategies) -> Floats:

@@ -19,7 +19,15 @@ from phalanx.cost.analytic.step import Step, step
 from phalanx.cost.hardware.columns import Column
 from phalanx.cost.hardware.system import System
 from phalanx.cost.ledger.model_shape import Shape, shape
-from phalanx.cost.ledger.pipeline_formulas import NAMES, bubble, chunks_per_rank, in_flight, splits, v_shaped
+from phalanx.cost.ledger.pipeline_formulas import (
+    bubble,
+    chunks_per_rank,
+    in_flight,
+    names,
+    number_of,
+    splits,
+    v_shaped,
+)
 from phalanx.cost.ledger.rank_layout import FORMAT_INDEX, Layout, under_any_cut
 from phalanx.cost.ledger.recomputed import recomputed
 from phalanx.frameworks.registry import DOCUMENTED, facts, priced_stack
@@ -28,7 +36,7 @@ from phalanx.planning.search import HEADROOM, limits
 from phalanx.planning.search.limits import SearchLimits
 from phalanx.planning.search.strategy_columns import ORDERS, SEARCHED, Ints, Options, Strategies, joined
 from phalanx.schedule.pipeline.given_layout import ends_of
-from phalanx.schedule.pipeline.schedules import SCHEDULES
+from phalanx.schedule.pipeline.schedules import facts_of
 from phalanx.spec.cluster.spec import ClusterSpec
 from phalanx.spec.errors import InputError
 from phalanx.spec.job import DTYPE_BYTES, Job
@@ -98,7 +106,7 @@ class Pricing:
         kinds = limits.recompute_kinds(row, self.model, flash, bool(np.all(self.profile.per_op)))
         rates = {t.bandwidth_bytes_per_s_per_gpu_per_direction for t in self.cluster.tiers}
         return Options(
-            schedules=stack.schedules,
+            schedules=(*stack.schedules, *limits.schedule_files(self.wanted)),
             recompute=tuple(kind for kind in kinds if stack.refusal(Strategy(recompute=kind)) is None),
             orders=SEARCHED if len(rates) > 1 and self.stack != "phalanx" else SEARCHED[:1],
             limits=SearchLimits(stack, self.wanted, self._constants),
@@ -195,7 +203,7 @@ class Pricing:
         return [*columns.T]
 
     def _ends(self, pp: int, virtual: int, schedule: int) -> tuple[int, ...]:
-        s = Strategy(pp=pp, virtual=virtual, schedule=NAMES[schedule])  # type: ignore[arg-type]
+        s = Strategy(pp=pp, virtual=virtual, schedule=names()[schedule])
         return ends_of(s, self.extra, self.model.layers + self.extra.mtp)
 
     def step(self, rows: Strategies) -> Step:
@@ -318,7 +326,7 @@ class Pricing:
         if complete:
             return [(zero, "", "") for zero in self._smallest]
         kinds = sorted(self.options.recompute, key=lambda kind: kind != "full")
-        shapes = ["naive", *[name for name in self.options.schedules if SCHEDULES[name].v_shaped][:1]]
+        shapes = ["naive", *[name for name in self.options.schedules if facts_of(name).v_shaped][:1]]
         return [(zero, kind, schedule) for schedule in shapes for kind in kinds for zero in self._smallest]
 
     @cached_property
@@ -388,7 +396,7 @@ def _smallest_of(rows: Strategies, zero: int, recompute: str, schedule: str) -> 
     if not schedule:
         return best
     one, pipelined = np.ones_like(rows.dp), rows.pp > 1
-    number = np.where(pipelined, NAMES.index(schedule), NAMES.index("naive")) * one
+    number = np.where(pipelined, number_of(schedule), number_of("naive")) * one
     return replace(best, schedule=number, recompute=encode(recompute) * one)
 
 

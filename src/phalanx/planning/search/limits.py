@@ -208,6 +208,11 @@ def steps_alone(wanted: Sequence[Condition]) -> int:
     return max((int(_FIXED_LOCAL.fullmatch(text)[1]) for text in texts), default=0)  # type: ignore[index]
 
 
+def schedule_files(wanted: Sequence[Condition]) -> tuple[str, ...]:
+    """Return the pipeline schedules of one's own that conditions name: files, which no search finds by itself."""
+    return tuple(name for c in wanted if "schedule" in c.fields for name in re.findall(r"[^\s,()=!]+\.csv", c.text))
+
+
 def without(wanted: Sequence[Condition], text: str) -> tuple[Condition, ...]:
     """Return the conditions except those written as `text`."""
     return tuple(c for c in wanted if c.text != text)

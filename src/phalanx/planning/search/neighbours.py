@@ -6,11 +6,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from math import gcd
 
-from phalanx.cost.ledger.pipeline_formulas import NAMES
 from phalanx.planning.search import space
 from phalanx.planning.search.column_pricing import Pricing
 from phalanx.planning.search.strategy_columns import ORDERS, SEARCHED
-from phalanx.schedule.pipeline.schedules import SCHEDULES
+from phalanx.schedule.pipeline.schedules import SCHEDULES, facts_of
 from phalanx.spec.errors import InputError
 from phalanx.spec.strategy.spec import Strategy
 from phalanx.spec.strategy.zero_levels import ZERO_LEVELS
@@ -49,7 +48,7 @@ def _changes(s: Strategy, recompute: Sequence[str]) -> Iterator[tuple[str, dict[
         half = s.virtual // 2
         for virtual in sorted({1, half, half + 1, s.virtual - 1, s.virtual + 1, 2 * s.virtual} - {0, s.virtual}):
             yield f"virtual {s.virtual} -> {virtual}", {"virtual": virtual}
-        for name in NAMES:
+        for name in SCHEDULES:
             if name == s.schedule:
                 continue
             virtual = SCHEDULES[name].chunks if SCHEDULES[name].takes_virtual else 1
@@ -69,7 +68,7 @@ def _completed(s: Strategy, changes: dict[str, object]) -> dict[str, object]:
         raise InputError("strategy", None, "does not divide the ranks")
     if "cp" in changes:
         changes = changes | {"ulysses": gcd(s.ulysses, int(new["cp"]))}  # type: ignore[call-overload]
-    facts = SCHEDULES[str(new["schedule"])]
+    facts = facts_of(str(new["schedule"]))
     shard = changes.get("shard", s.shard)
     if "dp" not in changes and dp != s.dp and s.shard is not None:
         shard = None

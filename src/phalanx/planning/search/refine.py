@@ -32,9 +32,9 @@ from phalanx.planning.search.strategy_columns import ORDERS, SEARCHED, of
 from phalanx.schedule.partition.balance import Explained, Units, explain, partition
 from phalanx.schedule.pipeline import stages
 from phalanx.schedule.pipeline.given_layout import Blocks, equal_blocks, given_blocks, listed
-from phalanx.schedule.pipeline.schedules import SCHEDULES
 from phalanx.schedule.pipeline.schedules import build as build_schedule
-from phalanx.spec.strategy.spec import Schedule, Strategy
+from phalanx.schedule.pipeline.schedules import facts_of
+from phalanx.spec.strategy.spec import Strategy
 
 PIPELINED = (
     "matmul",
@@ -259,7 +259,7 @@ def _runs(
 def timeline(pricing: Pricing, s: Strategy, blocks: tuple[int, ...], micro_batches: int) -> PricedSchedule:
     """Return the times of each pass of a pipeline's first `micro_batches` micro-batches, without transfers between
     stages. `blocks`: the number of blocks of each chunk."""
-    facts = SCHEDULES[s.schedule]
+    facts = facts_of(s.schedule)
     chunks = s.virtual if facts.takes_virtual else facts.chunks
     return price_schedule(build_schedule(s.schedule, s.pp, micro_batches, chunks), chunk_costs(pricing, s, blocks))
 
@@ -282,7 +282,7 @@ class _Chunks:
     """Costs of a pipeline's chunks. `passes`: seconds of each block's forward and backward pass; `head`: the same for
     the head; `given`: prescribed blocks of each chunk, None to balance them."""
 
-    schedule: Schedule
+    schedule: str
     pp: int
     virtual: int
     passes: tuple[tuple[float, float], ...]
@@ -292,7 +292,7 @@ class _Chunks:
 
 def _timed(pipelines: Sequence[tuple[_Chunks, int]]) -> dict[tuple[_Chunks, int], PipelineRun]:
     """Time pipelines, given with their numbers of micro-batches; those with equal actions together."""
-    same: dict[tuple[Schedule, int, int], list[tuple[_Chunks, int]]] = {}
+    same: dict[tuple[str, int, int], list[tuple[_Chunks, int]]] = {}
     for chunks, m in pipelines:
         same.setdefault((chunks.schedule, chunks.pp, chunks.virtual), []).append((chunks, m))
     runs: dict[tuple[_Chunks, int], PipelineRun] = {}

@@ -23,11 +23,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from phalanx.cost.ledger.pipeline_formulas import NAMES
+from phalanx.cost.ledger.pipeline_formulas import names, number_of
 from phalanx.frameworks.stack import given_ends
 from phalanx.planning.search.strategy_columns import COLUMNS, ORDERS, Ints, Options, Strategies, named_columns
 from phalanx.schedule.pipeline.given_layout import given_blocks
-from phalanx.schedule.pipeline.schedules import SCHEDULES
+from phalanx.schedule.pipeline.schedules import SCHEDULES, facts_of
 from phalanx.schedule.pipeline.stages import check
 from phalanx.spec.errors import InputError
 from phalanx.spec.job import Job
@@ -40,7 +40,7 @@ from phalanx.spec.strategy.where import Condition, Words
 from phalanx.spec.strategy.zero_levels import ZERO_LEVELS
 
 Ways = Sequence[tuple[int, ...]]
-_DEFAULT = NAMES.index(Strategy.schedule)
+_DEFAULT = number_of(Strategy.schedule)
 
 
 def everything(model: ModelSpec, job: Job, ranks: int, options: Options | None = None) -> Strategies:
@@ -155,7 +155,7 @@ def may_choose(s: Strategy, model: ModelSpec, job: Job, ranks: int, options: Opt
         check(s, model, job, ranks)
     except InputError:
         return False
-    m, way = s.accumulation(job), (NAMES.index(s.schedule), s.virtual)
+    m, way = s.accumulation(job), (number_of(s.schedule), s.virtual)
     if not options.allows(s, m) or way not in pipeline_ways(model.layers, s.pp, m):
         return False
     return not options.extra.changed() or _adds_up((s.pp, *way), model, options)
@@ -306,7 +306,7 @@ def _legal_pipelines(
         columns = {
             "pp": pp,
             "micro_batches": m,
-            "schedule": Words(schedule, NAMES),
+            "schedule": Words(schedule, names()),
             "virtual": virtual,
             "chunks": pp * virtual,
             "middle_chunks": (pp - given_ends(options.extra)) * virtual,
@@ -323,7 +323,7 @@ def _adds_up(way: Sequence[int], model: ModelSpec, options: Options) -> bool:
     """Whether the blocks prescribed by options for the ends of a pipeline (pp, schedule, virtual) leave enough for
     the other ranks."""
     pp, schedule, virtual = way
-    s = Strategy(pp=pp, virtual=virtual, schedule=NAMES[schedule])  # type: ignore[arg-type]
+    s = Strategy(pp=pp, virtual=virtual, schedule=names()[schedule])
     try:
         given_blocks(s, options.extra, model.layers + options.extra.mtp)
     except InputError:
@@ -331,17 +331,17 @@ def _adds_up(way: Sequence[int], model: ModelSpec, options: Options) -> bool:
     return True
 
 
-def pipeline_ways(layers: int, pp: int, m: int, schedules: Sequence[str] = NAMES) -> list[tuple[int, int]]:
+def pipeline_ways(layers: int, pp: int, m: int, schedules: Sequence[str] = tuple(SCHEDULES)) -> list[tuple[int, int]]:
     """Return the legal (schedule, virtual) for `pp` ranks and `m` micro-batches."""
     if pp == 1:
         return [(_DEFAULT, 1)]
     ways = []
     for name in schedules:
-        number, facts = NAMES.index(name), SCHEDULES[name]
+        number, facts = number_of(name), facts_of(name)
         if facts.refusal(pp, m):
             continue
         if facts.takes_virtual:
-            ways += [(number, v) for v in range(2, (layers + 2) // pp + 1)]
+            ways += [(number, v) for v in range(2, (layers + 2) // pp + 1) if facts.repeats or v == facts.chunks]
         elif facts.chunks == 1 or layers >= facts.chunks * pp - 2:  # embedding and head may be alone in a chunk
             ways.append((number, 1))
     return ways

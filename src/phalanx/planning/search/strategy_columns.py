@@ -11,9 +11,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from phalanx.cost.ledger.pipeline_formulas import NAMES
+from phalanx.cost.ledger.pipeline_formulas import names, number_of
 from phalanx.frameworks.stack import given_ends
 from phalanx.planning.search.limits import UNLIMITED, SearchLimits
+from phalanx.schedule.pipeline.schedules import SCHEDULES
 from phalanx.spec.job import Job
 from phalanx.spec.strategy import recompute as recomputation
 from phalanx.spec.strategy.spec import AXES, Strategy
@@ -34,7 +35,7 @@ RECOMPUTE = ("none", "selective", "full", "every:2", "every:4")
 class Options:
     """The schedules, recomputation and mesh orders that a search may choose: a stack may have fewer than all."""
 
-    schedules: tuple[str, ...] = NAMES
+    schedules: tuple[str, ...] = tuple(SCHEDULES)
     recompute: tuple[str, ...] = RECOMPUTE
     orders: tuple[str, ...] = SEARCHED
     zero: tuple[int, ...] = (0, 1, 2, 3)
@@ -73,7 +74,7 @@ class Strategies:
     """Many strategies: one column per searched field of Strategy, each of shape (rows,).
 
     `shard` holds the number of shards over the data axis, also where it equals dp. `schedule` and `order` hold
-    indices into NAMES and ORDERS, `recompute` the codes of spec/strategy/recompute.py."""
+    indices into names() and ORDERS, `recompute` the codes of spec/strategy/recompute.py."""
 
     dp: Ints
     zero: Ints
@@ -108,7 +109,7 @@ class Strategies:
             | {
                 "shard": None if whole else fields["shard"],
                 "sp": bool(fields["sp"]),
-                "schedule": NAMES[fields["schedule"]],
+                "schedule": names()[fields["schedule"]],
                 "recompute": recomputation.written(fields["recompute"]),
                 "order": ORDERS[fields["order"]],
             }
@@ -148,7 +149,7 @@ def of(strategies: Sequence[Strategy]) -> Strategies:
         row = {name: getattr(s, name) for name in COLUMNS} | {
             "shard": s.dp_shard,
             "sp": int(s.sp),
-            "schedule": NAMES.index(s.schedule),
+            "schedule": number_of(s.schedule),
             "recompute": recomputation.encode(s.recompute),
             "order": ORDERS.index(s.order),
         }
@@ -168,7 +169,7 @@ def named_columns(rows: Strategies, job: Job, extra: StackOptions) -> dict[str, 
     codes, places = np.unique(rows.recompute, return_inverse=True)
     kinds = tuple(recomputation.written(int(code)) for code in codes)
     return columns | {
-        "schedule": Words(rows.schedule, NAMES),
+        "schedule": Words(rows.schedule, names()),
         "order": Words(rows.order, ORDERS),
         "recompute": Words(places.reshape(-1), kinds),
         "world": rows.dp * rows.tp * rows.cp * rows.pp,

@@ -17,7 +17,7 @@ from phalanx.planning.search.strategy_columns import of
 from phalanx.planning.stragglers.links import SlowLink, kept_rates
 from phalanx.planning.stragglers.lockstep import Lockstep, lockstep
 from phalanx.planning.stragglers.pipelines import Delays, Floats, RunnablePipelines
-from phalanx.schedule.pipeline.schedules import SCHEDULES, build
+from phalanx.schedule.pipeline.schedules import build, facts_of
 from phalanx.schedule.pipeline.stages import rank_of
 from phalanx.spec.strategy.spec import Strategy
 
@@ -62,7 +62,7 @@ class PricedPipelines:
 
     def scheduled(self, pipeline: int, factors: Floats) -> PricedSchedule:
         """Run a pipeline's schedule action by action, with these factors of its stages, (pp,)."""
-        s, facts = self.strategy, SCHEDULES[self.strategy.schedule]
+        s, facts = self.strategy, facts_of(self.strategy.schedule)
         costs = self.costs(factors, self.speed[pipeline])
         if s.pp > 1:
             chunks = s.virtual if facts.takes_virtual else facts.chunks

@@ -22,7 +22,7 @@ from phalanx.runtime.data_parallel.engine import DataParallel
 from phalanx.runtime.model_parallel.pipeline import Pipeline
 from phalanx.schedule.gradients.sharding import sharding_of
 from phalanx.schedule.pipeline import stages
-from phalanx.schedule.pipeline.schedules import SCHEDULES
+from phalanx.schedule.pipeline.schedules import facts_of
 from phalanx.spec.errors import InputError, nearest
 from phalanx.spec.strategy.spec import Strategy
 
@@ -40,7 +40,7 @@ def cut_children(module: nn.Module, cuts: Sequence[int | str] | None, s: Strateg
         raise InputError("module", type(module).__name__, f"{_MUST}: pp={s.pp} cuts between them", remedy)
     for name, _ in (*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)):
         raise InputError("module", name, "is outside the children, and would be on no stage", "put it into a child")
-    if SCHEDULES[s.schedule].split_backward:
+    if facts_of(s.schedule).split_backward:
         reason = "defers gradients of weights inside layers, which `phalanx train` does for a model that it knows"
         raise InputError("strategy.schedule", s.schedule, reason, "use 1f1b, interleaved, gpipe or naive")
     if s.layers != "auto":
@@ -169,7 +169,7 @@ class ModuleStages:
         if len(inputs) != 1:
             seen = ", ".join(str(shape) for shape, _ in sorted(inputs, key=str))
             raise InputError("micro_batches", None, f"must have one shape of input in a pipeline, not {seen}")
-        refusal = SCHEDULES[self.strategy.schedule].refusal(self.strategy.pp, len(micro_batches))
+        refusal = facts_of(self.strategy.schedule).refusal(self.strategy.pp, len(micro_batches))
         if refusal:
             raise InputError("micro_batches", len(micro_batches), *refusal)
         self._pipeline(micro_batches)

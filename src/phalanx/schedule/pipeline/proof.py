@@ -11,7 +11,10 @@ from dataclasses import dataclass
 
 from phalanx.schedule.pipeline.actions import Action, PipelineSchedule, live_activations
 from phalanx.schedule.pipeline.simulate import insert_sends, run, strip_sends, unit
-from phalanx.spec.errors import Unproved
+from phalanx.spec.errors import InputError, Unproved
+
+_MOST_PASSES = 30_000
+"""Forward passes of chunks in a schedule that is proved or priced: 3 seconds of work."""
 
 
 @dataclass(frozen=True)
@@ -21,6 +24,13 @@ class PipelineProof:
 
     peak: tuple[int, ...]
     messages: int
+
+
+def require_few(passes: int, name: str, value: object) -> None:
+    """Require that a schedule can be followed pass by pass in seconds. Raises InputError."""
+    if passes > _MOST_PASSES:
+        reason = f"{passes:,} forward passes are too many to follow one by one: at most {_MOST_PASSES:,}"
+        raise InputError(name, value, reason, "phalanx predict prices a pipeline of any size in closed form")
 
 
 def prove(s: PipelineSchedule) -> PipelineProof:

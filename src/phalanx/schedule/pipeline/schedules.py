@@ -20,14 +20,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, fields
+from functools import lru_cache
+from pathlib import Path
 from typing import Any, get_args
 
 import numpy as np
 import numpy.typing as npt
 
 from phalanx.schedule.pipeline import orders
-from phalanx.schedule.pipeline.actions import Action, PipelineSchedule, round_robin, v_shape
-from phalanx.spec.errors import InputError, nearest
+from phalanx.schedule.pipeline.actions import Action, PipelineSchedule, round_robin, splits, v_shape
+from phalanx.schedule.pipeline.proof import prove, require_few
+from phalanx.schedule.pipeline.simulate import run, strip_sends, unit
+from phalanx.schedule.pipeline.torch_csv import from_csv
+from phalanx.spec.errors import InputError, Unproved, nearest
 from phalanx.spec.strategy.spec import Schedule
 
 Column = float | npt.NDArray[Any]
@@ -156,6 +161,8 @@ class ScheduleFacts:
     """The counterpart with several chunks per rank if this schedule has one, and vice versa; "" if none."""
     overlaps: bool
     """Whether ranks work on several micro-batches at the same time."""
+    repeats: bool
+    """Whether further micro-batches only repeat what it does, so that few tell the time of many."""
     refusal: Callable[[int, int], Refusal | None]
     """(ranks, micro-batches) -> the refusal of that number of micro-batches, or None if it can be scheduled."""
     build: Callable[[int, int, int], Iterable[list[Action]]]
@@ -205,6 +212,7 @@ SCHEDULES = table(
             takes_virtual=False,
             counterpart="",
             overlaps=False,
+            repeats=True,
             refusal=_any_number,
             build=orders.naive,
             bubble=_bubble_naive,
@@ -219,6 +227,7 @@ SCHEDULES = table(
             takes_virtual=False,
             counterpart="",
             overlaps=True,
+            repeats=True,
             refusal=_any_number,
             build=orders.gpipe,
             bubble=_bubble_1f1b,
@@ -233,6 +242,7 @@ SCHEDULES = table(
             takes_virtual=False,
             counterpart="interleaved",
             overlaps=True,
+            repeats=True,
             refusal=_any_number,
             build=orders.one_f_one_b,
             bubble=_bubble_1f1b,
@@ -247,6 +257,7 @@ SCHEDULES = table(
             takes_virtual=True,
             counterpart="1f1b",
             overlaps=True,
+            repeats=True,
             refusal=_equal_rounds,
             build=orders.interleaved,
             bubble=_bubble_interleaved,
@@ -261,6 +272,7 @@ SCHEDULES = table(
             takes_virtual=False,
             counterpart="",
             overlaps=True,
+            repeats=True,
             refusal=_any_number,
             build=orders.zb_h1,
             bubble=_bubble_zb_h1,
@@ -275,6 +287,7 @@ SCHEDULES = table(
             takes_virtual=False,
             counterpart="",
             overlaps=True,
+            repeats=True,
             refusal=_any_number,
             build=orders.zb_v,
             bubble=_bubble_zb_v,
@@ -289,6 +302,7 @@ SCHEDULES = table(
             takes_virtual=False,
             counterpart="",
             overlaps=True,
+            repeats=True,
             refusal=_two_per_rank,
             build=orders.dualpipe_v,
             bubble=_bubble_dualpipe_v,
@@ -299,18 +313,81 @@ SCHEDULES = table(
 )
 
 
+def facts_of(name: str) -> ScheduleFacts:
+    """Return the facts of a schedule: its row, or what follows from the actions of a CSV file. Raises InputError for
+    an unknown name, and for a file that is no schedule, is not proved, or places chunks as no strategy can."""
+    if name in SCHEDULES:
+        return SCHEDULES[name]
+    if not name.endswith(".csv"):
+        raise InputError("schedule", name, "no such schedule", nearest(name, (*SCHEDULES, "FILE.csv")))
+    version, facts = _facts_of_file(name)
+    if version != _version(name):
+        raise InputError("schedule", name, "has changed since this program read it", "start the program again")
+    return facts
+
+
+def _version(name: str) -> tuple[int, int]:
+    """Return what tells an edited file: its time and size."""
+    try:
+        status = Path(name).stat()
+    except OSError:
+        return 0, 0
+    return status.st_mtime_ns, status.st_size
+
+
+@lru_cache(maxsize=32)
+def _facts_of_file(name: str) -> tuple[tuple[int, int], ScheduleFacts]:
+    version, s = _version(name), strip_sends(from_csv(Path(name)))
+    require_few(sum(map(len, s.actions)) // 2, "schedule", name)
+    # What a strategy can express, and what runs.
+    chunks, odd = divmod(s.chunks, s.ranks)
+    v_shaped = s.rank_of == v_shape(s.ranks) and s.ranks > 1
+    if odd or not (v_shaped or s.rank_of == round_robin(s.ranks, chunks)):
+        reason = f"has chunks on ranks {', '.join(map(str, s.rank_of[:32]))}: neither dealt out in turns nor in a V"
+        raise InputError("schedule", name, reason, "only phalanx pipeline show and prove take it")
+    try:
+        peak = prove(s).peak
+        makespan = max(end for spans in run(s, unit(s.chunks)) for _, end in spans)
+    except Unproved as error:
+        raise InputError("schedule", name, f"is not proved: {error}", f"see phalanx pipeline prove {name}") from None
+    # Its formulas are numbers, since it has one size.
+    least = 3 * s.micro_batches * chunks  # of a rank without bubble, in passes
+    over = (makespan - least) / (3 * max(s.ranks - 1, 1))
+
+    def refusal(ranks: int, m: int) -> Refusal | None:
+        if (ranks, m) == (s.ranks, s.micro_batches):
+            return None
+        size = f"{s.ranks} pipeline ranks and {s.micro_batches} micro-batches"
+        return f"{name} is a schedule of {size}, not of {ranks} and {m}", f"use it with {size}"
+
+    facts = ScheduleFacts(
+        name=name,
+        split_backward=splits(s),
+        v_shaped=v_shaped,
+        chunks=chunks,
+        takes_virtual=chunks > 1 and not v_shaped,
+        counterpart="",
+        overlaps=True,
+        repeats=False,
+        refusal=refusal,
+        build=lambda ranks, per_rank, m: map(list, s.actions),
+        bubble=lambda m, p, v: over,
+        in_flight=lambda m, p: (max(peak[:-1], default=peak[-1]) / chunks, peak[-1] / chunks),
+        least_wait=lambda m, p, v: 0.0,
+    )
+    return version, facts
+
+
 def build(name: str, ranks: int, micro_batches: int, virtual: int | None = None) -> PipelineSchedule:
     """Build a schedule by name, without sends and receives. `virtual`: chunks per rank, by default as the table says.
 
     Raises InputError for an unknown name, a number below 1, a `virtual` that the schedule does not take, and a number
     of micro-batches that it refuses.
     """
-    if name not in SCHEDULES:
-        raise InputError("schedule", name, "no such schedule", nearest(name, SCHEDULES))
     for field, value in (("ranks", ranks), ("micro-batches", micro_batches), ("virtual", virtual)):
         if value is not None and value < 1:
             raise InputError(field, value, "must be at least 1")
-    facts = SCHEDULES[name]
+    facts = facts_of(name)
     chunks = virtual or facts.chunks
     if chunks != facts.chunks and not facts.takes_virtual:
         raise InputError("virtual", chunks, f"{name} has {facts.chunks} per rank", "use interleaved, or leave it out")

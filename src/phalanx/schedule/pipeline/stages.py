@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from phalanx.schedule.partition.balance import Units, partition
 from phalanx.schedule.pipeline.actions import PipelineSchedule, round_robin, v_shape
-from phalanx.schedule.pipeline.schedules import SCHEDULES, build
+from phalanx.schedule.pipeline.schedules import build, facts_of
 from phalanx.schedule.pipeline.simulate import insert_sends
 from phalanx.spec.errors import InputError
 from phalanx.spec.job import Job
@@ -19,12 +19,12 @@ from phalanx.spec.strategy.spec import Strategy
 
 def rank_of(s: Strategy) -> tuple[int, ...]:
     """Return the pipeline rank of each chunk, in the order of the model."""
-    return v_shape(s.pp) if SCHEDULES[s.schedule].v_shaped else round_robin(s.pp, s.virtual)
+    return v_shape(s.pp) if facts_of(s.schedule).v_shaped else round_robin(s.pp, s.virtual)
 
 
 def splits_backward(s: Strategy) -> bool:
     """Whether the pipeline runs gradients of inputs and of weights as separate actions, I and W."""
-    return s.pp > 1 and SCHEDULES[s.schedule].split_backward
+    return s.pp > 1 and facts_of(s.schedule).split_backward
 
 
 def blocks_of(spec: ModelSpec, s: Strategy) -> tuple[int, ...]:
@@ -81,7 +81,10 @@ def require_chunks(s: Strategy) -> None:
                     f"strategy.{name}", getattr(s, name), "applies to pipelines only, and pp = 1", "use pp >= 2"
                 )
         return
-    facts = SCHEDULES[s.schedule]
+    facts = facts_of(s.schedule)
+    if facts.takes_virtual and s.virtual != facts.chunks and not facts.repeats:
+        reason = f"{s.schedule} has {facts.chunks} chunks per rank"
+        raise InputError("strategy.virtual", s.virtual, reason, f"use virtual={facts.chunks}")
     if facts.takes_virtual and s.virtual == 1:
         remedy = f"use virtual={facts.chunks}, or {facts.counterpart}"
         raise InputError("strategy.virtual", 1, f"{s.schedule} has several chunks per rank", remedy)
@@ -115,7 +118,7 @@ def check(strategy: Strategy, model: ModelSpec, job: Job, world: int | None) -> 
             remedy = f"give {n} chunks {model.layers} blocks in all, or leave it out"
             raise InputError("strategy.layers", s.layers, reason, remedy)
     # Micro-batches of the schedule.
-    facts = SCHEDULES[s.schedule]
+    facts = facts_of(s.schedule)
     refusal = facts.refusal(s.pp, s.accumulation(job))  # the refused number is not a field of the strategy
     if refusal:
         why, remedy = refusal

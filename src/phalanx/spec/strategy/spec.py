@@ -11,11 +11,11 @@ from __future__ import annotations
 import math
 import re
 from dataclasses import dataclass, fields
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 from phalanx.spec.errors import InputError, nearest
 from phalanx.spec.job import Job
-from phalanx.spec.ranges import Count, Length, Name, Range, Ranks, require_ranges
+from phalanx.spec.ranges import Count, FilePath, Length, Name, Range, Ranks, require_ranges
 from phalanx.spec.strategy import compressors
 from phalanx.spec.strategy import recompute as recomputation
 from phalanx.spec.strategy.compressors import Compression
@@ -62,8 +62,9 @@ class Strategy:
     """Pipeline ranks (stages)."""
     virtual: Annotated[int, Range(1, 10**4)] = 1
     """Chunks of the model per pipeline rank (virtual stages)."""
-    schedule: Schedule = "1f1b"
-    """Pipeline schedule: the order of forward and backward actions on each stage. Has no effect at pp = 1."""
+    schedule: FilePath = "1f1b"
+    """Pipeline schedule: the order of forward and backward actions on each stage, by name (`Schedule`) or as a CSV
+    file of torch's form (schedule/pipeline/torch_csv.py). Has no effect at pp = 1."""
     layers: Annotated[str, Length(10**5)] = "auto"
     """Blocks of each chunk in forward order, as `7/9/9/7`; auto: balanced by the planner."""
     micro_batch: Count = 1
@@ -115,6 +116,9 @@ class Strategy:
         if self.sp and self.tp == 1:
             raise InputError("strategy.sp", 1, "sequence parallelism runs over the tp ranks", "use tp >= 2")
         # Fields with a grammar.
+        if self.schedule not in get_args(Schedule) and not self.schedule.endswith(".csv"):
+            remedy = nearest(self.schedule, (*get_args(Schedule), "FILE.csv"))
+            raise InputError("strategy.schedule", self.schedule, "is not a pipeline schedule", remedy)
         recomputation.parse(self.recompute)
         if not re.fullmatch(r"auto|[0-9]{1,9}(/[0-9]{1,9})*", self.layers):
             raise InputError(

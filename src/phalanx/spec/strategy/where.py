@@ -116,7 +116,7 @@ def _parsed(text: str, fields: Sequence[str], words: Mapping[str, Sequence[str]]
 
 def _of_words(text: str, name: str, values: list[str], negated: bool, legal: Sequence[str], field: str) -> Condition:
     for value in values:
-        if legal and not any(fnmatchcase(word, value) for word in legal):
+        if legal and not any(fnmatchcase(word, value) or fnmatchcase(value, word) for word in legal):
             raise InputError(field, text, f"{value!r} is not a value of {name}", nearest(value, legal))
 
     def matches(word: Any) -> bool:
