@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from phalanx.cost.ledger.flops import model_flops
+from phalanx.planning.explain import decision_tree
 from phalanx.planning.search import refine, strategy_columns
 from phalanx.planning.search.priced import price
 from phalanx.schedule.pipeline.stages import check
@@ -64,6 +65,14 @@ def test_the_search_is_no_slower_and_says_why():
 def test_rules_are_legal_on_their_gpus(rule):
     p = question(rule)
     check(strategy(rule), p.model, p.job, rule.gpus)
+
+
+def test_every_leaf_of_the_tree_for_training_is_priced():
+    jobs = [(question(rule), rule) for rule in case_studies.RULES]
+    facts = [decision_tree.facts(p.model, p.cluster, r.gpus, r.batch, r.seq) for p, r in jobs]
+    reached = {id(decision_tree.walk(f)[1]) for f in facts}
+    left = [leaf.line for leaf in decision_tree.leaves() if id(leaf) not in reached]
+    assert left == ["replicas", "tp=T", "tp=T,pp=P"]  # those of serving
 
 
 def test_plain_ddp_of_7b_does_not_fit_80_gb():
