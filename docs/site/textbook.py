@@ -15,6 +15,7 @@ from contextlib import chdir, redirect_stderr, redirect_stdout, suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from unittest.mock import patch
 
 ROOT = Path(__file__).parents[2]
@@ -63,7 +64,7 @@ class Row:
     shows: tuple[str, ...] = ()
     """What the command prints, whitespace aside."""
     picture: str = ""
-    """The command that draws it, without `phalanx`."""
+    """The command that draws it, with `--save`, without `phalanx`; empty, where no picture shows the item."""
     test: str = ""
     """file::function, or file:: for all of a file."""
 
@@ -94,6 +95,14 @@ def printed(command: str) -> str:
 
 
 @cache
+def drawn(command: str) -> bool:
+    """Return whether a command draws a picture."""
+    with TemporaryDirectory() as folder:
+        printed(f"{command} --save {folder}/picture.svg")
+        return Path(folder, "picture.svg").is_file()
+
+
+@cache
 def tests_of(path: str) -> frozenset[str]:
     """Return the names of the test functions of a file."""
     file = ROOT / path
@@ -107,7 +116,7 @@ def failures(row: Row) -> list[str]:
     if row.command:
         said = printed(row.command)
         wrong += [f"{row.id}: phalanx {row.command}: prints no {text!r}" for text in row.shows if text not in said]
-    if row.picture and (not printed(row.picture) or "error: " in printed(row.picture)):
+    if row.picture and not drawn(row.picture):
         wrong.append(f"{row.id}: phalanx {row.picture}: draws nothing")
     if row.test:
         path, _, name = row.test.partition("::")
@@ -127,8 +136,9 @@ def page(topic: str, found: Sequence[Row]) -> str:
         if row.command:
             shown = ", ".join(f"`{text}`" for text in row.shows)
             lines += [f"- `phalanx {row.command}` prints {shown}."]
-        shown = f" ([all pictures](../pictures.md#{SHOWN[topic]}))" if row.picture.startswith("draw ") else ""
-        lines += [f"- Drawn by `phalanx {row.picture}`{shown}."] if row.picture else []
+        of_all = row.picture.startswith("learn draw ")
+        shown = f"` ([all pictures](../pictures.md#{SHOWN[topic]}))" if of_all else " --save FILE.svg`"
+        lines += [f"- Drawn by `phalanx {row.picture}{shown}."] if row.picture else []
         lines += [f"- Held by {row.test.rstrip(':')}."] if row.test else []
         lines.append("")
     return "\n".join(lines).rstrip() + "\n"

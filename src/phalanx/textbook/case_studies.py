@@ -1,6 +1,6 @@
 """Case studies: published trainings, the strategy that each used, and what a search chooses instead.
 
-Rules of thumb, tested: fifteen leaves of the usual decision trees on the GPUs that each names, compared with a search;
+Rules of thumb, tested: fifteen leaves of the usual trees on the GPUs that each names, compared with a search;
 and criteria in numbers for when an axis of parallelism pays, which rules of thumb leave out.
 
 T tokens of a rank and micro-batch, h the model's width, s the sequence, M micro-batches, P ranks of the axis. A ridge

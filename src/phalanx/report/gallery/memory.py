@@ -119,6 +119,7 @@ def activations_of(spec: ModelSpec, name: str, micro_batch: int, seq: int) -> Pi
     require_counts(("seq", seq), ("micro_batch", micro_batch))
     degrees = [t for t in (1, 2, 4, 8) if spec.heads % t == 0]
     panels = []
+    largest = textbook.activation_bytes(spec, micro_batch, seq, 1, False, "none") / 1e9
     for kind, what in (
         ("none", "no recomputation"),
         ("selective", "selective recomputation, or flash attention"),
@@ -128,10 +129,10 @@ def activations_of(spec: ModelSpec, name: str, micro_batch: int, seq: int) -> Pi
         for tp, sp in [(1, False)] + [(t, sp) for t in degrees if t > 1 for sp in (False, True)]:
             size = textbook.activation_bytes(spec, micro_batch, seq, tp, sp, kind) / 1e9
             bars.append(Bar(f"tp={tp}" + (", sp" if sp else ""), (("", size),), f"{size:,.4g} GB"))
-        panels.append(Bars("GB on each tp rank", tuple(bars), head=what))
+        panels.append(Bars("GB on each tp rank", tuple(bars), head=what, end=largest))
     return Picture(
         f"Activations of {name}: {spec.layers} blocks, {micro_batch} x {seq:,} tokens",
         tuple(panels),
         "`phalanx tables memory --model`: Korthikanti et al. 2022, table 2; without embeddings, logits and loss",
-        "Each panel has its own scale. sp divides what tp alone leaves whole: norms and the residual stream.",
+        "One scale in all panels. sp divides what tp alone leaves whole: norms and the residual stream.",
     )

@@ -40,11 +40,11 @@ def draw(scene: Scene, panel: Bars) -> None:
     limits = sorted(panel.limits, key=lambda limit: limit[1])
     scene.y += 15 * len(limits) + (3 if limits else 0)
     ends: list[tuple[float, float, str]] = []
+    headings: list[tuple[float, str]] = []
     for bar in panel.bars:
-        if bar.heading:
-            for line in wrap(bar.heading, WIDE - 2 * EDGE):
-                scene.text(EDGE, scene.y + 14, line, "m")
-                scene.y += 19
+        for line in wrap(bar.heading, WIDE - 2 * EDGE) if bar.heading else []:
+            headings.append((scene.y + 14, line))
+            scene.y += 19
         scene.text(left - 8, scene.y + 13, _short(bar.label), anchor="end")
         x = left + bar.start * scale
         for name, value in bar.parts:
@@ -75,6 +75,8 @@ def draw(scene: Scene, panel: Bars) -> None:
         scene.text(x, y, written, "t halo", 11)
     scene.path([(left, top + 15 * len(limits)), (left, scene.y)], "o")
     scene.path([(left, scene.y), (left + room, scene.y)], "o")
+    for y, line in headings:  # over the axis, which leaves room for them
+        scene.text(EDGE, y, line, "m halo")
     end = 0.0
     named = panel.ticks or [(short(v, "count"), v) for v in ticks(PlotAxis(""), 0.0, _longest(panel))]
     for written, value in named:

@@ -258,4 +258,5 @@ def text(panel: Lines) -> list[str]:
 
 
 def _named(mark: Mark, panel: Lines) -> str:
-    return f"{mark.label} ({short(mark.x, panel.x.unit)}; {short(mark.y, panel.y.unit)})"
+    where = [short(mark.x, panel.x.unit), short(mark.y, panel.y.unit)]
+    return f"{mark.label} ({'; '.join(words for words in where if words != mark.label)})"

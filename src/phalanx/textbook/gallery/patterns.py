@@ -119,7 +119,8 @@ def patterns(model: str = "mixtral-8x7b", cluster: str = "dgx-h100", batch: int 
         (Bars("GiB that a rank sends in a step", tuple(bars)),),
         f"`phalanx tables comm` under megatron-core (gradients in fp32): {batch} sequences of {seq:,} tokens",
         "Data parallelism sends by the size of the model, the others by the tokens: with more tokens a step they "
-        "grow, and it does not.",
+        "grow, and it does not. Sharded, it gathers weights of 2 bytes twice and sums gradients of 4 "
+        "bytes without sending them back: as much here, and half as much again where gradients take 2 bytes too.",
     )
 
 
