@@ -114,6 +114,14 @@ def test_a_picture_has_title_units_and_source(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", PICTURES)
+def test_its_words_are_readable_on_a_slide(name: str) -> None:
+    """9 pixels and more where the picture is 1,280 wide."""
+    root = ElementTree.fromstring(_svg(name))
+    sizes = [float(node.attrib["font-size"]) for node in root.iter(_TEXT)]
+    assert min(sizes) * 1280 / float(root.attrib["viewBox"].split()[2]) >= 9
+
+
+@pytest.mark.parametrize("name", PICTURES)
 def test_as_text_it_has_80_columns(name: str) -> None:
     written = files.text(_picture(name))
     assert max(map(len, written)) <= 80

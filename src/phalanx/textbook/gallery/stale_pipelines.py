@@ -69,7 +69,7 @@ def largest_rate(stages: int, flush: bool) -> float:
 def staleness(ranks: int = 8) -> Picture:
     """Draw the loss of a pipeline without a flush and of one process, and the largest learning rate of each."""
     if not 2 <= ranks <= _MOST:
-        raise InputError("ranks", ranks, f"of stale pipelines 2 to {_MOST} stages are drawn")
+        raise InputError("ranks", ranks, "cannot be drawn", f"use 2 to {_MOST}")
     rate = float(f"{largest_rate(ranks, flush=False) / 2:.1g}")
     steps = 10 * ranks
     ways = (
