@@ -239,10 +239,13 @@ def test_interrupted_and_resumed_is_as_if_never_stopped(here: Path) -> None:
 def test_what_a_resumed_run_may_not_become(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(here)
     plan = (here / "runs" / "whole" / "plan.json").read_text()
+    alone = ["strategy.dp=2", "strategy.local=2"]
     for changes, said in (
         ([], "is finished at step 30"),
         (["train.steps=40", "model.hidden=64"], "model: cannot change"),
         (["train.steps=40", "train.seed=5"], "train.seed = 5: cannot change"),
+        (["train.steps=40", *alone], r"job.outer.momentum = 0.9: needs state of the outer optimizer, .*; use 0"),
+        (["train.steps=40", *alone, "job.outer.momentum=0", "job.outer.mix=0.5"], "job.outer.mix = 0.5: needs state"),
     ):
         with pytest.raises(InputError, match=said):
             resumed(Path("job.toml"), ["train.name=whole", *changes])

@@ -14,6 +14,7 @@ from phalanx.spec.files import plan
 from phalanx.spec.files.job_file import JobFile
 from phalanx.spec.files.plan import Plan
 from phalanx.spec.job import Job
+from phalanx.spec.optimizers import OuterOptimizer
 from phalanx.spec.strategy.spec import DEFAULT_BUCKET_MIB, Strategy, divisors
 
 
@@ -131,3 +132,20 @@ def _same_run(file: JobFile, old: Plan) -> None:
         if now != before:
             shown = None if name == "model" else now
             raise InputError(name, shown, "cannot change when a run is resumed", "train it under another train.name")
+    _outer_state(file, old)
+
+
+def _outer_state(file: JobFile, old: Plan) -> None:
+    """Raise InputError if replicas that step alone need state of the outer optimizer that the run before had not."""
+    if file.strategy is None or not file.strategy.local:
+        return
+    now, before = file.job.outer, old.job.outer if old.strategy.local else OuterOptimizer(momentum=0)
+    rows = (
+        ("momentum", 0, now.momentum > 0, before.momentum > 0),
+        ("fragments", 1, now.fragments > 1, before.apart),
+        ("mix", 0, now.mix > 0, before.apart),
+    )
+    for name, none, needs, has in rows:
+        if needs and not has:
+            reason = "needs state of the outer optimizer, and the checkpoint has none"
+            raise InputError(f"job.outer.{name}", getattr(now, name), reason, f"use {none}, or train it anew")

@@ -135,6 +135,11 @@ class OuterOptimizer:
     def __post_init__(self) -> None:
         require_ranges(self, "job.outer")
 
+    @property
+    def apart(self) -> bool:
+        """Whether replicas go on from other parameters than the outer optimizer's, so that it keeps its own."""
+        return self.fragments > 1 or self.mix > 0
+
     def applied(self, step: int, local: int) -> int | None:
         """Return the fragment that is updated at the end of `step` of `local` steps, both from 0; None: none is."""
         count, rest = divmod((step + 1) * self.fragments, local)

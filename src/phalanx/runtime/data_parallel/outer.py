@@ -146,7 +146,7 @@ class OuterUpdate:
     @property
     def state(self) -> dict[str, dict[str, Tensor]]:
         """What checkpoints hold, by prefix and parameter, live (logical_state.py)."""
-        apart = {BEFORE: self.before} if self.rule.fragments > 1 or self.rule.mix else {}
+        apart = {BEFORE: self.before} if self.rule.apart else {}
         return {"outer": self.momentum, f"{REPLICA}{self.replica}.residual": self.residual, **apart}
 
     @torch.no_grad()
