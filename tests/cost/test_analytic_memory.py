@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from phalanx.cost.analytic.estimate import estimate
-from phalanx.cost.analytic.memory import memory
+from phalanx.cost.analytic.memory import memory, waiting_bytes
 from phalanx.cost.analytic.profile import profile
 from phalanx.cost.hardware.columns import Column
 from phalanx.cost.ledger.live_bytes import Keeps, block_bytes, cast_weight_bytes
@@ -102,3 +103,16 @@ def test_predict_and_plan_have_the_same_room(stack: str) -> None:
     beyond = max(float(profile(stack).context_bytes) - CONTEXT_BYTES, 0)
     assert room == int(cluster.device.usable_bytes - beyond)
     assert (beyond > 0) == (stack == "nanotron")
+
+
+def test_what_waits_is_more_where_another_micro_batch_follows_those_in_flight() -> None:
+    """With as many micro-batches as ranks a rank's last forward pass is the last that the CPU can be ahead of."""
+    by, spec = profile("nanotron"), make_model({"preset": "llama3-8b"}, Path())[0]
+
+    def waiting(micro_batches: int) -> float:
+        s = Strategy(**parse("tp=2,pp=4,zero=1"))
+        how = layout(s, Job(micro_batches, 4096, Precision("bfloat16")), spec.layers)
+        assert float(how.micro_batches) == micro_batches
+        return float(np.max(waiting_bytes(shape(spec), how, by, np.array(2.0), np.array(0.0), np.array(1.0))))
+
+    assert waiting(3) == waiting(4) < waiting(5) == waiting(9)

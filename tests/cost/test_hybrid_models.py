@@ -16,6 +16,7 @@ from phalanx.cost.ledger.live_bytes import block_bytes, live_bytes
 from phalanx.cost.ledger.model_shape import kinds_of_blocks, shape, side_by_side
 from phalanx.cost.ledger.policy import PLAIN
 from phalanx.cost.ledger.rank_layout import layout
+from phalanx.planning.lookup import model_named
 from phalanx.spec.cluster.presets import preset
 from phalanx.spec.files.job_file import make_model
 from phalanx.spec.job import Job, Precision
@@ -104,7 +105,15 @@ def jamba() -> ModelSpec:
     return replace(mamba(), mixers=(mixer,))
 
 
-@pytest.mark.parametrize("model", [v4_flash(), jamba(), next_80b()], ids=["v4", "jamba", "next"])
+PUBLISHED = ("nvidia/NVIDIA-Nemotron-3-Super-120B-A12B", "deepseek-v3", "mixtral-8x7b", "palm-540b")
+"""Experts in a narrower space, shared and gated ones; latent attention; blocks in parallel."""
+
+
+@pytest.mark.parametrize(
+    "model",
+    [v4_flash(), jamba(), next_80b(), *(model_named(name)[0] for name in PUBLISHED)],
+    ids=["v4", "jamba", "next", *PUBLISHED],
+)
 def test_a_block_multiplies_by_every_matrix_that_it_has(model: ModelSpec) -> None:
     """Forward, two FLOPs a token and element of its weights; of routed experts, of those that a token goes to. What
     cores and recurrences do is beside it: it depends on the sequence, or has no matrix."""

@@ -193,6 +193,30 @@ def test_verl_keeps_what_it_fine_tunes_at_the_top_and_an_actor_below_its_role(tm
         assert (c.layout.recompute, c.options, c.job["optimizer"]["weight_decay"]) == ("none", {"lora": 16}, 0.3)
 
 
+@pytest.mark.parametrize(("said", "zero"), [("", 3), ("=true", 3), ("=false", 2)])
+def test_verl_keeps_parameters_gathered_where_it_says_so(tmp_path: Path, said: str, zero: int) -> None:
+    for line, table in (
+        (_VERL, "actor_rollout_ref.actor.fsdp_config"),
+        ("torchrun -m verl.trainer.fsdp_sft_trainer", "engine"),
+    ):
+        c = _read(tmp_path, "run.sh", f"{line} {table}.reshard_after_forward{said}" if said else line)
+        assert c.layout.zero == zero
+
+
+def test_options_of_accelerate_alone_are_as_over_an_empty_file(tmp_path: Path) -> None:
+    """A file that is named and not here leaves open what it may say."""
+    (tmp_path / "empty.yaml").write_text("{}\n")
+    line = "accelerate launch {}--num_processes 8 --use_fsdp train.py --per_device_train_batch_size 2"
+    alone, empty, gone = (
+        _read(tmp_path, "run.sh", line.format(named))
+        for named in ("", "--config_file empty.yaml ", "--config_file no.yaml ")
+    )
+    assert (alone.layout, alone.job, alone.missing) == (empty.layout, empty.job, ())
+    assert alone.job["compute"] == "fp32"
+    assert "no.yaml, accelerate's file, is not here" in gone.missing[0]
+    assert gone.job["compute"] is None
+
+
 def test_what_a_script_asks_of_its_card_is_taken_as_true(tmp_path: Path) -> None:
     asked = "bf16=is_bfloat16_supported(), fp16=not is_bfloat16_supported()"
     plain, open_ = (_read(tmp_path, "train.py", text) for text in (_LORA, _LORA.replace("bf16=True", asked)))

@@ -191,6 +191,11 @@ def test_branches_are_decided_by_the_script_and_else_named() -> None:
     assert found.forks[0].note(frozenset("X")) == ""
 
 
+def test_a_run_that_succeeds_passes_its_guards() -> None:
+    assert by_us('[ -d "$NOWHERE" ] || exit 1 && show a; show b') == [["a"], ["b"]]
+    assert by_us("show a; exit; show b") == by_us("show a; exit 0; show b") == [["a"]]
+
+
 def test_scripts_that_it_runs_and_writes_are_read() -> None:
     inside = {"env.sh": "TP=4", "train.sh": 'run --tp $TP "$@"'}
     script = (

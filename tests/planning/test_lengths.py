@@ -17,7 +17,7 @@ from support.in_process_cli import error_of, phalanx
 from phalanx import simulate
 from phalanx.cost.ledger.pipeline_formulas import rounds
 from phalanx.frameworks.stack import of_strategy
-from phalanx.planning.lengths.distribution import parse_lengths
+from phalanx.planning.lengths.distribution import _in_file, parse_lengths
 from phalanx.planning.lengths.dynamic import CONDITIONS
 from phalanx.planning.lengths.steps import UnevenSteps
 from phalanx.planning.lookup import cluster_named, model_named, pricing_by_gpus
@@ -308,3 +308,24 @@ def test_sequences_of_a_few_tokens_have_one_priced_length() -> None:
         steps = _steps(LINES[0], "lognormal:10,1+packed", seq=16)
         found = [steps.step(way, by_cost) for way, by_cost in steps.ways]
     assert all(np.isfinite((step.step_s, step.tokens_per_s)).all() for step in found)
+
+
+@pytest.mark.parametrize(
+    ("rows", "known"),
+    [
+        ("100000000\n5", (100_000_000, 5)),
+        ("length\n7", (7,)),
+        ("100000001\n5", None),
+        ("5\n9999999999", None),
+        ("5\n0", None),
+        ("5\nfive", None),
+        ("length", None),
+    ],
+)
+def test_no_length_of_a_file_is_left_out(tmp_path: Path, rows: str, known: tuple[int, ...] | None) -> None:
+    (tmp_path / "lengths.txt").write_text(rows)
+    if known is None:
+        with pytest.raises(InputError, match=r"is no number of tokens|must list 1 to"):
+            _in_file(tmp_path / "lengths.txt")
+    else:
+        assert _in_file(tmp_path / "lengths.txt") == known

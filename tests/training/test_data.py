@@ -379,6 +379,17 @@ def test_ids_that_may_not_be_read_are_said(tmp_path: Path, monkeypatch: pytest.M
         prepare(Train(data=str(tmp_path / name), data_dtype="uint32"), 300, tmp_path)
 
 
+@pytest.mark.parametrize(("version", "code"), [(2, 4), (1, 6), (1, 0), (2, 9)])
+def test_an_index_of_another_version_or_type_is_refused(tmp_path: Path, version: int, code: int) -> None:
+    """6 and 7 are floating-point numbers."""
+    _write_megatron(tmp_path / "pair", np.arange(90, dtype=np.int32), np.array([90]), np.array([0, 1]))
+    index = bytearray((tmp_path / "pair.idx").read_bytes())
+    index[9:18] = struct.pack("<QB", version, code)
+    (tmp_path / "pair.idx").write_bytes(index)
+    with pytest.raises(InputError, match=f"has version {version} and type code {code}"):
+        prepare(Train(data=str(tmp_path / "pair")), 300, tmp_path)
+
+
 def test_unusable_data_are_said(tmp_path: Path) -> None:
     (tmp_path / "empty.txt").write_text("  \n")
     (tmp_path / "binary.txt").write_bytes(b"\xff\xfe\x00")
