@@ -478,7 +478,7 @@ for name in ("8b", "70b", "xl"):
 
 WRONG_PIPELINES = [  # a model of two layers, on two ranks
     ("pp=3", "needs 3 ranks"),
-    ("pp=2,schedule=zbv", "strategy.schedule = 'zbv': should be 'naive', "),
+    ("pp=2,schedule=zbv", "strategy.schedule = 'zbv': is not a pipeline schedule; did you mean zb-v?"),
     ("pp=2,schedule=interleaved", "strategy.virtual = 1: interleaved has several chunks per rank; use virtual=2"),
     ("pp=2,virtual=2", "strategy.virtual = 2: 1f1b has one chunk per rank"),
     ("pp=2,schedule=zb-v,virtual=2", "zb-v always has two chunks per rank"),

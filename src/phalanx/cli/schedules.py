@@ -33,7 +33,7 @@ def collective_show(
 ) -> None:
     """Step through an algorithm: which rank sends which chunk to which, and what each rank then holds.
 
-    algorithm: Algorithm: ring, rabenseifner, binomial, ...; none with --as.
+    algorithm: Algorithm: ring, rabenseifner, binomial, ..., or a JSON file; none with --as.
     --ranks: Number of ranks; at most 26, because contributions are drawn as letters.
     --root: Root rank of a broadcast, reduce, scatter or gather.
     --node: Ranks of a node, for hierarchical; by default the fewest.
@@ -51,13 +51,23 @@ def collective_show(
 
 
 @command
-def collective_prove(output: Printed, max_ranks: int = 33) -> None:
+def collective_prove(output: Printed, file: str | None = None, max_ranks: int = 33) -> None:
     """Prove every algorithm: each rank ends with each contribution exactly once, and nothing deadlocks.
 
+    file: JSON file with an algorithm, to be proved instead.
     --max-ranks: Prove for every world size from 1 to this.
     """
-    from phalanx.answers.schedules.collectives import prove_all
+    from phalanx.answers.schedules.collectives import proof_of, prove_all
+    from phalanx.schedule.collectives.registry import of_file
+    from phalanx.spec.errors import Unproved
 
+    if file is not None:
+        try:
+            output.show(proof_of(of_file(file)))
+        except Unproved as error:
+            print(f"{file} is not proved: {error}")
+            raise typer.Exit(FAILED) from None
+        return
     output.show(prove_all(max_ranks, announce))
 
 
@@ -65,7 +75,7 @@ def collective_prove(output: Printed, max_ranks: int = 33) -> None:
 def collective_reduce(output: Printed, algorithm: str, function: str, op: str = "all_reduce", ranks: int = 3) -> None:
     """Prove an algorithm for a reduction of your own, and run it: on local ranks, against one process.
 
-    algorithm: Algorithm: ring, rabenseifner, binomial, ...
+    algorithm: Algorithm: ring, rabenseifner, binomial, ..., or a JSON file.
     function --with NAME|MODULE:FUNCTION: sum, product, min, max, gcd, and, or, xor; or a function of two tensors, of
         your own.
     --ranks: Number of local ranks, 1 to 8.
@@ -95,6 +105,7 @@ def collective_bound(output: Printed, ranks: int = 4) -> None:
 @command
 def collective_table(
     output: Saved,
+    files: list[str] | None = None,
     op: str = "all_reduce",
     size: str = "100MB",
     ranks: int = 8,
@@ -106,6 +117,7 @@ def collective_table(
 
     Give --alpha and --rate instead of a cluster for ranks that one kind of link joins.
 
+    files: JSON files with an algorithm of the operation, as `collectives show --json` prints one.
     size --bytes: Size of the buffer, such as 100MB or 64KiB; ignored for a barrier.
     --ranks: Number of ranks in the group.
     --cluster: A preset, a cluster's TOML file, or local: ranks of this machine, as measured; by default dgx-h100.
@@ -120,16 +132,19 @@ def collective_table(
     drawn = [str(file) for file in output.save or () if file.suffix in (".svg", ".png")]
     if drawn and (cluster == "local" or op == "barrier"):
         raise InputError("--save", drawn[0], "draws times over the size of a buffer", "name a preset and no barrier")
+    if cluster == "local" and files:
+        raise InputError("files", files[0], "is measured by no command", "name a cluster, which prices it")
     if cluster == "local":
         output.show(measured(op, size, ranks, announce))
         return
     if alpha is not None or rate is not None:
         if cluster is not None:
             raise InputError("cluster", cluster, "has links of its own", "leave it out, or --alpha and --rate")
-        output.show(on_links(op, size, ranks, alpha, rate))
+        output.show(on_links(op, size, ranks, alpha, rate, files or ()))
         return
     cluster = cluster or "dgx-h100"
-    output.show(compare(op, size, ranks, cluster_from_toml(Path(cluster)) if cluster.endswith(".toml") else cluster))
+    on = cluster_from_toml(Path(cluster)) if cluster.endswith(".toml") else cluster
+    output.show(compare(op, size, ranks, on, files or ()))
 
 
 @command

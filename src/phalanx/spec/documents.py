@@ -47,6 +47,21 @@ def read_text(path: Path, field: str, largest: int = LARGEST) -> str:
         raise InputError(field, str(path), f"is not the name of a file ({error})") from None
 
 
+def version_of(path: Path) -> tuple[int, int]:
+    """Return what tells an edited file from the one that was read: its time and size, zeros if it is gone."""
+    try:
+        status = path.stat()
+    except OSError:
+        return 0, 0
+    return status.st_mtime_ns, status.st_size
+
+
+def require_unchanged(path: Path, field: str, version: tuple[int, int]) -> None:
+    """Require that a file is still the one that was read, since results were derived from it. Raises InputError."""
+    if version_of(path) != version:
+        raise InputError(field, str(path), "has changed since this program read it", "start the program again")
+
+
 def read_packed(path: Path, field: str, largest: int = LARGEST) -> str:
     """Return the text of a file that may be compressed by xz, which can make a thousand bytes of one. Raises
     InputError."""

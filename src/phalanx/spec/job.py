@@ -6,6 +6,7 @@ import re
 from dataclasses import dataclass, field
 from typing import Annotated, Literal, cast, get_args
 
+from phalanx.spec.cluster.collective_choice import Transport
 from phalanx.spec.errors import InputError, nearest
 from phalanx.spec.number_formats import NUMBER_FORMATS, NumberFormat
 from phalanx.spec.optimizers import Optimizer, OuterOptimizer
@@ -199,8 +200,9 @@ class Train:
     """CPU threads per rank."""
     timeout_s: Annotated[float, Range(0, 1e6, above=True)] = 300.0
     """Seconds that a rank waits for the others before it gives up."""
-    transport: Literal["auto", "native", "p2p", "shm"] = "auto"
-    """Transport of collectives between ranks of a host; auto: the fastest measured one."""
+    transport: FilePath = "auto"
+    """Transport of collectives between ranks of a host: native, p2p, shm; auto: the fastest measured one; or a JSON
+    file with an algorithm (schedule/collectives/algorithm_file.py) for one operation in groups of its ranks."""
     compile: Literal["none", "blocks"] = "none"
     """Whether torch.compile makes one graph of each block. Supports models without experts and strategies of only dp
     and zero, without recomputation; the first step of a process, which is recorded and verified, runs uncompiled."""
@@ -213,6 +215,9 @@ class Train:
 
     def __post_init__(self) -> None:
         require_ranges(self, "train")
+        if self.transport not in ("auto", *get_args(Transport)) and not self.transport.endswith(".json"):
+            known = nearest(self.transport, ("auto", *get_args(Transport), "FILE.json"))
+            raise InputError("train.transport", self.transport, "is not a transport", known)
         if self.warmup >= self.steps and self.warmup:
             raise InputError(
                 "train.warmup",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -200,22 +200,29 @@ def proof_of(schedule: Schedule) -> CollectiveProof:
 
 
 def collectives(
-    op: str = "all_reduce", size: str = "100MB", ranks: int = 8, cluster: str | ClusterSpec = "dgx-h100"
+    op: str = "all_reduce",
+    size: str = "100MB",
+    ranks: int = 8,
+    cluster: str | ClusterSpec = "dgx-h100",
+    files: Sequence[str] = (),
 ) -> CollectiveComparison:
-    """Compare all algorithms of an operation on a cluster: rounds, bytes, time, lower bound. Raises InputError."""
+    """Compare all algorithms of an operation on a cluster, and algorithms of `files`: rounds, bytes, time, lower bound.
+    Raises InputError."""
     require_counts(("ranks", ranks))
     on = cluster if isinstance(cluster, ClusterSpec) else cluster_named(cluster)(ranks)
-    compared = compare(op, parse_bytes(size), ranks, on)
+    compared = compare(op, parse_bytes(size), ranks, on, files)
     return CollectiveComparison(compared.rows, compared.winners, compared.crossovers, op, size, ranks, on.name)
 
 
-def on_links(op: str, size: str, ranks: int, alpha_us: float | None, rate_gb_s: float | None) -> CollectiveComparison:
+def on_links(
+    op: str, size: str, ranks: int, alpha_us: float | None, rate_gb_s: float | None, files: Sequence[str] = ()
+) -> CollectiveComparison:
     """Compare all algorithms between ranks that links of one latency (µs) and rate (GB/s) join. Raises InputError."""
     if alpha_us is None or rate_gb_s is None:
         raise InputError("rate" if rate_gb_s is None else "alpha", None, "is missing", "give both --alpha and --rate")
     require_counts(("ranks", ranks))
     require_positive(alpha=alpha_us, rate=rate_gb_s)
-    return collectives(op, size, ranks, of_links(ranks, alpha_us * 1e-6, rate_gb_s * 1e9))
+    return collectives(op, size, ranks, of_links(ranks, alpha_us * 1e-6, rate_gb_s * 1e9), files)
 
 
 def measured(op: str, size: str, ranks: int, announce: Announce = lambda _: None) -> CollectiveMeasurement:

@@ -4,33 +4,63 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from typing import Literal
+from typing import cast
 
+from phalanx.cost.collectives.critical_path import Path, costs
+from phalanx.schedule.collectives.algorithm_file import algorithm_file, is_file
+from phalanx.schedule.collectives.registry import build
 from phalanx.spec.cluster.collective_choice import Choice, Transport
 from phalanx.spec.cluster.spec import ClusterSpec, CollectiveFit
+from phalanx.spec.errors import InputError
+
+Word = str
+"""auto, a Transport, or the JSON file of an algorithm."""
 
 _SIZES = tuple(2**k for k in range(10, 31))
 _FORCED = {"all_reduce": "ring", "all_gather": "ring", "reduce_scatter": "ring", "all_to_all": "pairwise"}
 _CLEARLY = 0.95  # switch only below this share of the time, so that noise does not flip neighbouring sizes
 
 
-def allowed(cluster: ClusterSpec, transport: Transport | Literal["auto"]) -> ClusterSpec:
-    """Return the cluster with only one transport's measurements; with all of them for `auto`."""
+def allowed(cluster: ClusterSpec, transport: Word) -> ClusterSpec:
+    """Return the cluster with only one transport's measurements; with all of them for `auto`, and for a file, whose
+    algorithm takes the place of all others of its operation and number of ranks. Raises InputError."""
     if transport == "auto":
         return cluster
+    if is_file(transport):
+        return _with_file(cluster, transport)
     return replace(cluster, collectives=tuple(f for f in cluster.collectives if f.transport == transport))
 
 
-def decide(cluster: ClusterSpec, transport: Transport | Literal["auto"]) -> tuple[Choice, ...]:
+def _with_file(cluster: ClusterSpec, name: str) -> ClusterSpec:
+    a, inside = algorithm_file(name), cluster.ranks_per_node
+    if a.op not in _FORCED:
+        raise InputError("train.transport", name, f"is for {a.op}, which no step issues", f"use {', '.join(_FORCED)}")
+    if a.ranks > cluster.ranks or (a.ranks > inside and a.ranks % inside):
+        reason = f"is for {a.ranks} ranks, and {cluster.name} has {cluster.nodes} x {inside}"
+        raise InputError("train.transport", name, reason, "write one for a group of them")
+    hosts = max(1, a.ranks // inside)
+    path = Path(build(a.op, name, a.ranks, a.chunks), costs(cluster))
+    points = tuple((size, path.seconds(size / a.chunks)) for size in _SIZES)
+    slope = (points[-1][1] - points[0][1]) / (_SIZES[-1] - _SIZES[0])
+    fit = CollectiveFit(a.op, a.ranks, path.seconds(0.0), slope, 0.0, "p2p", name, points, hosts)
+    kind = (fit.op, fit.group_size, fit.hosts)
+    others = tuple(f for f in cluster.collectives if (f.op, f.group_size, f.hosts) != kind)
+    return replace(cluster, collectives=(*others, fit))
+
+
+def decide(cluster: ClusterSpec, transport: Word) -> tuple[Choice, ...]:
     """Choose transport and algorithm of every collective on a cluster.
 
     A transport other than `auto` runs every collective; if unmeasured, with the algorithms that send the fewest
     bytes."""
     choices = choose(allowed(cluster, transport).collectives)
-    if choices or transport == "auto" or transport == "native":
+    if choices or transport in ("auto", "native"):
         return choices
     names = {op: name if transport == "p2p" else "" for op, name in _FORCED.items()}
-    return tuple(Choice(op, cluster.ranks_per_node, 0, transport, name, "asked for") for op, name in names.items())
+    return tuple(
+        Choice(op, cluster.ranks_per_node, 0, cast(Transport, transport), name, "asked for")
+        for op, name in names.items()
+    )
 
 
 def choose(fits: Iterable[CollectiveFit]) -> tuple[Choice, ...]:

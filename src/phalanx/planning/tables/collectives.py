@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 
 from phalanx.cost.collectives.closed_form import FORMULAS, best_segments, closed_form
 from phalanx.cost.collectives.critical_path import LinkCosts, Path, costs, lower_bound
 from phalanx.planning.tables.table import Sheet, columns
+from phalanx.schedule.collectives.algorithm_file import algorithm_file, is_file
 from phalanx.schedule.collectives.ir import Schedule
 from phalanx.schedule.collectives.registry import ALGORITHMS, SEGMENTED, build
 from phalanx.spec.cluster.presets import preset
@@ -72,8 +73,11 @@ class _SizedSchedule:
         return self.path.seconds(n / self.elements)
 
 
-def compare(op: str, size_bytes: float, ranks: int, cluster: ClusterSpec) -> AlgorithmComparison:
-    """Price every algorithm of a collective of `size_bytes` over the first `ranks` ranks of a cluster.
+def compare(
+    op: str, size_bytes: float, ranks: int, cluster: ClusterSpec, files: Sequence[str] = ()
+) -> AlgorithmComparison:
+    """Price every algorithm of a collective of `size_bytes` over the first `ranks` ranks of a cluster, and those of
+    `files` (algorithm_file.py).
 
     Beyond 256 ranks only the published formulas are used. A barrier ignores the size.
 
@@ -83,6 +87,8 @@ def compare(op: str, size_bytes: float, ranks: int, cluster: ClusterSpec) -> Alg
     if not 1 <= ranks <= cluster.ranks:
         raise InputError("ranks", ranks, f"{cluster.name} has {cluster.ranks} ranks", "ask for as many or fewer")
     if ranks > _FOLLOWED:
+        if files:
+            raise InputError("ranks", ranks, "is too many to follow an algorithm of a file", f"at most {_FOLLOWED}")
         return _by_formula(op, 0.0 if op == "barrier" else size_bytes, ranks, cluster)
     # Links of the tiers in use.
     links = costs(cluster)
@@ -93,8 +99,9 @@ def compare(op: str, size_bytes: float, ranks: int, cluster: ClusterSpec) -> Alg
     flat = tiers_used == 1 and cluster.tiers[0].uplink_bandwidth_bytes_per_s_per_direction is None
     bound = lower_bound(op, ranks, n, links)
     rows = []
+    algorithms = (*ALGORITHMS[op], *files)
     # Each algorithm at this size.
-    for algorithm in ALGORITHMS[op]:
+    for algorithm in algorithms:
         timed = priced(algorithm, n)
         formula = closed_form(op, algorithm, ranks, n, alpha, beta, links.gamma_s_per_byte, timed.segments)
         row = AlgorithmRow(
@@ -110,7 +117,7 @@ def compare(op: str, size_bytes: float, ranks: int, cluster: ClusterSpec) -> Alg
     # The fastest algorithm by size.
     winners: list[tuple[float, float, str]] = []
     for size in _SIZES if op != "barrier" else ():
-        best = min(ALGORITHMS[op], key=lambda a: priced(a, size).seconds(size))
+        best = min(algorithms, key=lambda a: priced(a, size).seconds(size))
         if winners and winners[-1][2] == best:
             winners[-1] = (winners[-1][0], size, best)
         else:
@@ -193,6 +200,7 @@ def _pricing(
     def build_schedule(algorithm: str, segments: int) -> _SizedSchedule:
         # One element per chunk; in a double tree, one per segment of each half.
         elements = 2 * segments if (op, algorithm) in SEGMENTED else ranks
+        elements = algorithm_file(algorithm).chunks if is_file(algorithm) else elements
         tiers = (inner, ranks // inner)
         schedule = build(op, algorithm, ranks, elements, tiers=tiers, segments=segments)
         return _SizedSchedule(schedule, segments, elements, Path(schedule, links))

@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from phalanx.schedule.collectives.algorithm_file import algorithm_file, is_file
 from phalanx.schedule.collectives.algorithms import (
     binomial_broadcast,
     binomial_scatter,
@@ -32,7 +34,7 @@ from phalanx.schedule.collectives.algorithms import (
     ring_all_reduce,
     ring_reduce_scatter,
 )
-from phalanx.schedule.collectives.ir import Schedule, compose, cut, dual, intervals, then
+from phalanx.schedule.collectives.ir import Holdings, Ints, Schedule, compose, cut, dual, intervals, then
 from phalanx.schedule.collectives.proof import prove
 from phalanx.spec.errors import InputError, Unproved, nearest
 
@@ -96,6 +98,8 @@ def build(
     Raises InputError for an unknown op or algorithm, and for sizes that do not fit.
     """
     _check(op, algorithm, ranks, size, root, tiers, splits, segments)
+    if is_file(algorithm):
+        return _of_file(op, algorithm, ranks, size, root, splits)
     if (op, algorithm) in DUALS:
         return dual(build(*DUALS[op, algorithm], ranks, size, root), op, algorithm, reduces=op == "reduce")
     if (op, algorithm) in COMPOSED:
@@ -105,23 +109,18 @@ def build(
         return _all_to_all(algorithm, ranks, np.full((ranks, ranks), size // ranks) if splits is None else splits)
     if op == "barrier":
         size = ranks
-    everyone = np.arange(ranks)
-    groups, low, high = everyone[None], np.zeros(1, dtype=np.int64), np.full(1, size, dtype=np.int64)
-    bounds = cut(low, high, ranks)[0]
-    own_chunks = intervals(everyone, bounds[:-1], np.diff(bounds))
-    full, at_root = intervals(everyone, 0, size), intervals(root, 0, size)
+    groups, low, high = np.arange(ranks)[None], np.zeros(1, dtype=np.int64), np.full(1, size, dtype=np.int64)
+    start, end = contract(op, ranks, size, root)
     if op == "broadcast":
-        start, end = at_root, full
         if algorithm == "chain":
             rounds = chain_broadcast(groups, low, high, root, segments)
         else:
             rounds = _BROADCASTS[algorithm](groups, low, high, root)
     elif op == "scatter":
-        rounds, start, end = _SCATTERS[algorithm](groups, low, high, root), at_root, own_chunks
+        rounds = _SCATTERS[algorithm](groups, low, high, root)
     elif op == "reduce_scatter":
-        rounds, start, end = _REDUCE_SCATTERS[algorithm](groups, low, high), full, own_chunks
+        rounds = _REDUCE_SCATTERS[algorithm](groups, low, high)
     elif op == "all_reduce":
-        start, end = full, full
         if algorithm == "hierarchical":
             rounds = hierarchical_all_reduce(groups, low, high, tiers or (ranks,))
         elif algorithm == "double_tree":
@@ -130,8 +129,62 @@ def build(
             rounds = _ALL_REDUCES[algorithm](groups, low, high)
     else:
         # Bruck's all-gather; with a token for each chunk it is the dissemination barrier (Hensgen et al. 1988).
-        rounds, start, end = bruck_all_gather(groups, low, high), own_chunks, full
+        rounds = bruck_all_gather(groups, low, high)
     return compose(op, algorithm, ranks, size, rounds, start, end)
+
+
+def contract(op: str, ranks: int, size: int, root: int = 0) -> tuple[Holdings, Holdings]:
+    """Return what each rank starts and ends with, of every operation but all-to-all."""
+    everyone, low, high = np.arange(ranks), np.zeros(1, dtype=np.int64), np.full(1, size, dtype=np.int64)
+    bounds = cut(low, high, ranks)[0]
+    own_chunks = intervals(everyone, bounds[:-1], np.diff(bounds))
+    full, at_root = intervals(everyone, 0, size), intervals(root, 0, size)
+    return {
+        "broadcast": (at_root, full),
+        "reduce": (full, at_root),
+        "scatter": (at_root, own_chunks),
+        "gather": (own_chunks, at_root),
+        "reduce_scatter": (full, own_chunks),
+        "all_reduce": (full, full),
+    }.get(op, (own_chunks, full))  # an all-gather, and of a token per rank a barrier
+
+
+def _of_file(op: str, name: str, ranks: int, size: int, root: int, splits: npt.ArrayLike | None) -> Schedule:
+    """Build an algorithm from a file, proved. Raises InputError for one of another operation or number of ranks."""
+    a = algorithm_file(name)
+    if (a.op, a.ranks, a.root) != (op, ranks, root):
+        case = f"{a.op} of {a.ranks} ranks" + (f" and root {a.root}" if a.root != root else "")
+        remedy = "give the operation and the ranks of the file"
+        raise InputError("algorithm", name, f"is for {case}, not for {op} of {ranks}", remedy)
+    _require_proved(name)
+    if op == "all_to_all":
+        lengths = np.asarray(np.full((ranks, ranks), size // ranks) if splits is None else splits, dtype=np.int64)
+        start, end = _blocks(lengths)
+        return a.schedule(np.concatenate([[0], np.cumsum(lengths)]), int(lengths.sum()), start, end)
+    size = ranks if op == "barrier" else size
+    bounds = cut(np.zeros(1, dtype=np.int64), np.full(1, size, dtype=np.int64), a.chunks)[0]
+    return a.schedule(bounds, size, *contract(op, ranks, size, root))
+
+
+def of_file(name: str) -> Schedule:
+    """Build an algorithm from a file, with one element a chunk; it is not proved. Raises InputError."""
+    a = algorithm_file(name)
+    if a.op not in ALGORITHMS:
+        raise InputError("op", a.op, f"of {name} is not a collective", nearest(a.op, ALGORITHMS))
+    if a.op == "all_to_all":
+        ends = _blocks(np.ones((a.ranks, a.ranks), dtype=np.int64))
+    else:
+        ends = contract(a.op, a.ranks, a.chunks, a.root)
+    return a.schedule(np.arange(a.chunks + 1), a.chunks, *ends)
+
+
+@lru_cache(maxsize=32)
+def _require_proved(name: str) -> None:
+    """Require that an algorithm of a file does what its operation must. Raises InputError."""
+    try:
+        prove(of_file(name))
+    except Unproved as error:
+        raise InputError("algorithm", name, f"is not proved: {error}") from None
 
 
 def two_tiers(ranks: int, node: int | None = None) -> tuple[int, int]:
@@ -150,11 +203,17 @@ def _all_to_all(algorithm: str, ranks: int, splits: npt.ArrayLike) -> Schedule:
     lengths = np.asarray(splits, dtype=np.int64)
     stops = np.cumsum(lengths).reshape(lengths.shape)
     starts = stops - lengths
-    everyone = np.arange(ranks)
-    start = intervals(everyone, starts[:, 0], lengths.sum(axis=1))
-    end = intervals(everyone[:, None], starts.T, lengths.T)
+    start, end = _blocks(lengths)
     rounds = _ALL_TO_ALLS[algorithm](starts, lengths)
     return compose("all_to_all", algorithm, ranks, int(stops[-1, -1]), rounds, start, end)
+
+
+def _blocks(lengths: Ints) -> tuple[Holdings, Holdings]:
+    """Return what each rank of an all-to-all starts and ends with."""
+    starts = np.cumsum(lengths).reshape(lengths.shape) - lengths
+    everyone = np.arange(len(lengths))
+    start = intervals(everyone, starts[:, 0], lengths.sum(axis=1))
+    return start, intervals(everyone[:, None], starts.T, lengths.T)
 
 
 def _check(
@@ -169,8 +228,9 @@ def _check(
 ) -> None:
     if op not in ALGORITHMS:
         raise InputError("op", op, "is not a collective", nearest(op, ALGORITHMS))
-    if algorithm not in ALGORITHMS[op]:
-        raise InputError("algorithm", algorithm, f"{op} has no such algorithm", nearest(algorithm, ALGORITHMS[op]))
+    if algorithm not in ALGORITHMS[op] and not is_file(algorithm):
+        known = nearest(algorithm, (*ALGORITHMS[op], "FILE.json"))
+        raise InputError("algorithm", algorithm, f"{op} has no such algorithm", known)
     if ranks < 1 or size < 0 or not 0 <= root < ranks:
         raise InputError("ranks", ranks, "needs ranks >= 1, size >= 0 and a root among the ranks")
     if segments < 1:

@@ -32,6 +32,7 @@ from phalanx.schedule.pipeline.actions import Action, PipelineSchedule, round_ro
 from phalanx.schedule.pipeline.proof import prove, require_few
 from phalanx.schedule.pipeline.simulate import run, strip_sends, unit
 from phalanx.schedule.pipeline.torch_csv import from_csv
+from phalanx.spec.documents import require_unchanged, version_of
 from phalanx.spec.errors import InputError, Unproved, nearest
 from phalanx.spec.strategy.spec import Schedule
 
@@ -321,23 +322,13 @@ def facts_of(name: str) -> ScheduleFacts:
     if not name.endswith(".csv"):
         raise InputError("schedule", name, "no such schedule", nearest(name, (*SCHEDULES, "FILE.csv")))
     version, facts = _facts_of_file(name)
-    if version != _version(name):
-        raise InputError("schedule", name, "has changed since this program read it", "start the program again")
+    require_unchanged(Path(name), "schedule", version)
     return facts
-
-
-def _version(name: str) -> tuple[int, int]:
-    """Return what tells an edited file: its time and size."""
-    try:
-        status = Path(name).stat()
-    except OSError:
-        return 0, 0
-    return status.st_mtime_ns, status.st_size
 
 
 @lru_cache(maxsize=32)
 def _facts_of_file(name: str) -> tuple[tuple[int, int], ScheduleFacts]:
-    version, s = _version(name), strip_sends(from_csv(Path(name)))
+    version, s = version_of(Path(name)), strip_sends(from_csv(Path(name)))
     require_few(sum(map(len, s.actions)) // 2, "schedule", name)
     # What a strategy can express, and what runs.
     chunks, odd = divmod(s.chunks, s.ranks)

@@ -303,6 +303,11 @@ class ClusterSpec:
     def fits(self, op: str, group_size: int, hosts: int = 1) -> list[CollectiveFit]:
         """Return the fits of a collective over groups of this size; on one host, if there are none, of the next
         larger size."""
-        candidates = [f for f in self.collectives if (f.op, f.hosts) == (op, hosts) and f.group_size >= group_size]
+        candidates = [
+            f
+            for f in self.collectives
+            if (f.op, f.hosts) == (op, hosts)
+            and (f.group_size == group_size or (f.group_size > group_size and not f.algorithm.endswith(".json")))
+        ]
         nearest = min((f.group_size for f in candidates), default=0) if hosts == 1 else group_size
         return [f for f in candidates if f.group_size == nearest]

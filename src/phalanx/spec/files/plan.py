@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from phalanx.spec.cluster.collective_choice import Choice
 from phalanx.spec.cluster.spec import ClusterSpec
@@ -27,7 +27,7 @@ from phalanx.spec.files.job_file import ClusterChoice, JobFile, build
 from phalanx.spec.job import Job, Train
 from phalanx.spec.model.families import family_of
 from phalanx.spec.model.spec import ModelSpec
-from phalanx.spec.ranges import Name, Natural, Range, Seconds, Share, require_ranges
+from phalanx.spec.ranges import FilePath, Name, Natural, Range, Seconds, Share, require_ranges
 from phalanx.spec.strategy.spec import Strategy
 from phalanx.spec.strategy.stack_options import StackOptions
 
@@ -52,7 +52,7 @@ class _Chunks:
 class _Chosen:
     cluster: ClusterChoice
     tokens: Name
-    transport: Literal["auto", "native", "p2p", "shm"]
+    transport: FilePath
     peak_flops_per_s: Annotated[float, Range(0, 1e24, above=True)]
     rates_origin: Name = ""
     calibrated: Name = ""
