@@ -206,8 +206,8 @@ def collectives(
     cluster: str | ClusterSpec = "dgx-h100",
     files: Sequence[str] = (),
 ) -> CollectiveComparison:
-    """Compare all algorithms of an operation on a cluster, and algorithms of `files`: rounds, bytes, time, lower bound.
-    Raises InputError."""
+    """Compare all algorithms of an operation on a cluster, also of `files`: rounds, bytes, time, lower bound. Raises
+    InputError."""
     require_counts(("ranks", ranks))
     on = cluster if isinstance(cluster, ClusterSpec) else cluster_named(cluster)(ranks)
     compared = compare(op, parse_bytes(size), ranks, on, files)

@@ -76,7 +76,7 @@ class _SizedSchedule:
 def compare(
     op: str, size_bytes: float, ranks: int, cluster: ClusterSpec, files: Sequence[str] = ()
 ) -> AlgorithmComparison:
-    """Price every algorithm of a collective of `size_bytes` over the first `ranks` ranks of a cluster, and those of
+    """Price every algorithm of a collective of `size_bytes` over the first `ranks` ranks of a cluster, also those in
     `files` (algorithm_file.py).
 
     Beyond 256 ranks only the published formulas are used. A barrier ignores the size.
