@@ -190,7 +190,7 @@ def _bounds(p: Pricing, rows: Strategies) -> None:
     assert np.all(p.least_bytes(plain, complete=False) <= size * NEAR), p.stack
 
 
-_ONE_F_ONE_B = space.NAMES.index("1f1b")
+_ONE_F_ONE_B = space.number_of("1f1b")
 
 
 @pytest.mark.parametrize("recompute", ["full", "selective:mlp"])
