@@ -167,7 +167,11 @@ def test_changes_are_tried_side_by_side(tmp_path: Path) -> None:
         assert rows[change]["step_time_s"] == pytest.approx(predicted["step_time_s"], rel=1e-9), change
         assert rows[change]["memory_bytes"] == pytest.approx(predicted["memory_bytes"], rel=1e-9), change
     assert "use zero=0 or zero=1" in rows["zero=3"]["reason"]
-    assert rows["zero=3"]["step_time_s"] is None
+    assert (rows["zero=3"]["step_time_s"], rows["zero=3"]["memory_bytes"], rows["zero=3"]["fits"]) == (
+        None,
+        None,
+        False,
+    )
     for wrong, said in (
         ("fp9", "did you mean fp8"),
         ("gpus=many", "is not a whole number"),

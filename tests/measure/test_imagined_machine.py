@@ -172,6 +172,8 @@ def test_the_slowdown_of_passes_is_their_time_over_their_units(machine: Callable
     sent = [0.25 * work, 0.5 * work]
     ways = [SimpleNamespace(seconds=lambda n, s=s: s * n / sum(_bytes(full))) for s in sent]
     assert slowdown(1.5 * work, links=ways) == pytest.approx(1.25)
+    assert sum(_bytes(full)) < 25 * 2**20
+    assert len(full.engine.buckets) == 1  # of 25 MiB, as a run has them
     full.sends = False
     assert slowdown(1.5 * work, links=ways) == pytest.approx(1.5)
 

@@ -113,6 +113,21 @@ def test_additions_are_timed_after_one_to_warm_up(
     assert set(added) == {(1024, 1024)}
 
 
+def test_one_pair_alone_shares_its_link_with_nobody() -> None:
+    asked: list[bool] = []
+
+    def exchange(tier: str, size: int, together: bool) -> list[float]:
+        asked.append(together)
+        return [1e-5 + 1e-9 * size]
+
+    wire: Any = SimpleNamespace(exchange=exchange)
+    for pairs, shared in ((1, False), (2, True)):
+        asked.clear()
+        found = links.measure_tier(wire, "host", pairs)
+        assert (found.together is not None, any(asked)) == (shared, shared)
+        assert (found.pairs, [n for n, _ in found.points]) == (pairs, list(links.SIZES))
+
+
 def test_a_tier_says_what_its_lines_say() -> None:
     alone = FittedLine(2e-6, 1e-9, 0.05, (1e-6, 3e-6), (0.5e-9, 2e-9))
     for ratio, uplink in ((1.0, None), (1.2, None), (2.0, 3 / 2e-9)):

@@ -7,7 +7,7 @@ import os
 import resource
 import signal
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -38,11 +38,14 @@ class Examination:
     _failed: bool = False
     _took: float = 0.0
     _imported: set[int] = field(default_factory=set)
+    _set_up: set[int] = field(default_factory=set)
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """Note what a test took and whether it failed."""
+        """Note what a test took, whether it failed, and what was reached before it began."""
         self._failed |= report.failed or report.skipped
         self._took += report.duration
+        if report.when == "setup":
+            self._set_up = set(self._reached())
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtestloop(self, session: pytest.Session) -> bool:
@@ -104,14 +107,20 @@ class Examination:
                 yield number
 
     def _record(self, items: Sequence[pytest.Item]) -> int:
-        """Run all items; write a line for each that passes: its name, its seconds and the mutants that it reached."""
+        """Run all items; write a line for each that passes: its name, its seconds and the mutants that it reached, or
+        that were reached as a fixture of its module was set up for another one."""
+        by_fixture: defaultdict[str, set[int]] = defaultdict(set)
         with (self.folder / "records").open("w") as file:
             for item, after in zip(items, [*items[1:], None], strict=True):
                 self._failed, self._took = False, 0.0
                 list(self._reached())
                 item.config.hook.pytest_runtest_protocol(item=item, nextitem=after)
+                reached = self._set_up | set(self._reached())
+                for fixture in _of_module(item):
+                    by_fixture[fixture] |= self._set_up
+                    reached |= by_fixture[fixture]
                 if not self._failed:
-                    print(json.dumps([item.nodeid, self._took, list(self._reached())]), file=file, flush=True)
+                    print(json.dumps([item.nodeid, self._took, sorted(reached)]), file=file, flush=True)
         return 0
 
     def _first_that_fails(self, items: Sequence[pytest.Item]) -> int:
@@ -158,6 +167,13 @@ def _live(work: Callable[[], int]) -> None:
         code = work()
     finally:
         os._exit(code)
+
+
+def _of_module(item: pytest.Item) -> Iterator[str]:
+    """Yield the fixtures of an item that are set up once for several tests of its module."""
+    for name, definitions in item._fixtureinfo.name2fixturedefs.items():  # type: ignore[attr-defined]
+        if definitions[-1].scope in ("class", "module"):
+            yield f"{definitions[-1].baseid} {name}"
 
 
 def _few(items: Sequence[pytest.Item]) -> Iterator[pytest.Item]:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from importlib.machinery import ModuleSpec
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
@@ -25,7 +26,9 @@ from phalanx.observation.fake import libraries
 from phalanx.observation.fake.remembered import Remembered
 from phalanx.observation.fake.values import half
 from phalanx.observation.observe import observe
+from phalanx.observation.program import pipelines
 from phalanx.observation.program.processes import Processes
+from phalanx.observation.steady_state import SteadyState
 from phalanx.schedule.observation import Observation, RankObservation
 
 aten = torch.ops.aten
@@ -271,3 +274,17 @@ def test_of_what_values_select_there_is_half_rounded_up() -> None:
         counts += [half(aten.bincount.default, (few,), {"minlength": 6}), half(aten.bincount.default, (few,), {})]
         assert [len(t) for t in counts] == [1, 5, 6, 1]
         assert half(aten.mm.default, (table, table), {}) is NotImplemented
+
+
+def test_of_steady_micro_batches_the_first_and_the_last_are_executed() -> None:
+    """Those between are repeated; micro-batches that never do the same are all executed."""
+    for steady, executed in ((True, [0, 1, 2, 7]), (False, list(range(8)))):
+        stage = SimpleNamespace(submod="stage")
+        recorder = SimpleNamespace(position=SimpleNamespace(calls=dict))
+        step = pipelines._Step(recorder, stage, 8, lambda: None)  # type: ignore[arg-type]
+        step._steady = SteadyState(lambda a, b, steady=steady: steady)
+        for chunk in range(8):
+            step.begin(chunk, ("F", 0))
+            if step.batches[chunk].executed:
+                step._steady.add(("F", 0), pipelines._Pass.__new__(pipelines._Pass))
+        assert [chunk for chunk, batch in step.batches.items() if batch.executed] == executed

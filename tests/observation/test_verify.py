@@ -23,7 +23,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from phalanx.answers.plan import decide
 from phalanx.cost.step.expand import expand
-from phalanx.observation.diff import memory_differences
+from phalanx.observation.diff import memory_differences, slack
 from phalanx.observation.fake import world
 from phalanx.observation.fake.remembered import Remembered
 from phalanx.observation.steady_state import SteadyState
@@ -278,6 +278,12 @@ def test_memory_of_a_step_is_compared_over_time() -> None:
     for name in ("state", "first", "before", "end", "peak"):
         other = replace(held, **{name: getattr(held, name) + 2**16})
         assert list(memory_differences(program, recorded.events, other)), name
+    most, whole = slack(program), program.state.total
+    exact = {"state": whole, "before": whole + program.before, "end": whole, "peak": program.peak_bytes}
+    for name, bytes_ in exact.items():  # the slack itself passes
+        for off, wrong in ((most, 0), (-most, 0), (most + 1, 1)):
+            other = replace(held, **{name: bytes_ + off})
+            assert len(list(memory_differences(program, recorded.events, other))) == wrong, (name, off)
 
 
 JOB_FILE = """

@@ -193,6 +193,7 @@ def test_blocks_stand_where_their_times_are() -> None:
     assert w2 < 1
     assert rects[0]["class"].split()[0] == rects[2]["class"].split()[0] != rects[1]["class"].split()[0]
     assert [" b" in r["class"] for r in rects] == [True, True, False]
+    assert sum(p["class"] == "g" for p in _shapes(panel, "path")) == 2  # below each lane
     words = {t["said"]: t for t in _shapes(panel, "text")}
     assert "thin" not in words
     for (x, w), word in (((x0, w0), "one"), ((x1, w1), "two")):
@@ -219,10 +220,11 @@ def test_curves_go_through_their_points(log: bool) -> None:
     x, y = (PlotAxis(f"along {name}", "count", log=log, low=low, high=high) for name in "xy")
     stairs = Series("stairs", [(low, 10.0), (20.0, 30.0)], stairs=True)
     beyond = Series("beyond", [(10.0, 10.0), (2 * high, 10.0)], line=False, dots=True)
+    piece = Series("one piece", [(5.0, 5.0), (20.0, 9.0)], dashed=True)
     panel = Lines(
         x,
         y,
-        (Series("curve", points, dots=True, about=("p", "q", "r")), stairs, beyond),
+        (Series("curve", points, dots=True, about=("p", "q", "r")), stairs, beyond, piece),
         (Mark(10.0, 40.0, "a mark"), Mark(3 * high, 5.0, "far away")),
         (RuleLine("x", 30.0, "a rule"), RuleLine("y", 7.0, "another"), RuleLine("y", 4 * high, "unseen")),
     )
@@ -242,6 +244,9 @@ def test_curves_go_through_their_points(log: bool) -> None:
     steps = [(low, 10.0), (20.0, 10.0), (20.0, 30.0)]
     assert paths["l1"] == [pytest.approx(at(*p), abs=0.2) for p in steps]
     assert "l2" not in paths
+    assert paths["l3"] == [pytest.approx(at(*p), abs=0.2) for p in piece.points]
+    dashed = {p["class"] for p in _shapes(panel, "path") if p.get("stroke-dasharray") and p["class"][0] == "l"}
+    assert dashed == {"l3"}
     dots = [(d["class"], _number(d, "cx", "cy")) for d in _shapes(panel, "circle")]
     shown = [*(("d0", p) for p in points), ("d2", (10.0, 10.0)), ("d1", (10.0, 40.0))]
     assert dots == [(kind, pytest.approx(at(*p), abs=0.2)) for kind, p in shown]

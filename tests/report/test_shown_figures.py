@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import replace
+from html import escape
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,6 +18,7 @@ from support.in_process_cli import phalanx
 from phalanx.answers.diagnose.diagnosis import Diagnosis, LinkGap, NamedGap, PartGap
 from phalanx.answers.diagnose.flop_rate import FlopRate, PublishedRates
 from phalanx.answers.observed import ObservedFlow, ObservedPrice, ObservedStep, PlanDifference, PlanDifferences
+from phalanx.planning.explain.observed_lint import lint
 from phalanx.planning.tables.table import Sheet
 from phalanx.report import observation
 from phalanx.report.measured import run_page
@@ -209,6 +211,10 @@ def test_what_holds_memory_is_shown_largest_first_and_adds_up(observed: Observat
 
 def test_the_page_of_an_observation_has_its_totals(observed: Observation) -> None:
     page = observation.observation_page(observed)
+    assert all(escape(observation.finding(f)) in page for f in lint(observed))
+    assert bool(lint(observed)) != ("Nothing was found." in page)
+    sound = replace(observed, ranks=(replace(observed.ranks[0], synchronisations=(), kept=(), events=()),))
+    assert ("Nothing was found." in observation.observation_page(sound)) == (not lint(sound))
     cells = re.findall(r"<td>(forward|backward)</td><td[^>]*>([\d,]+)</td>", page)
     assert {(d, int(n.replace(",", ""))) for d, n in cells} == {("forward", 10**12), ("backward", 2 * 10**12)}
     data = json.loads(re.search(r'id="data">(.*?)</script>', page, re.DOTALL)[1])  # type: ignore[index]
@@ -311,7 +317,7 @@ def test_a_curve_has_the_steps_numbers() -> None:
     (panel,) = section.panels
     assert isinstance(panel, Lines)
     assert panel.series[0].points == [(float(row["step"]), row["loss"]) for row in steps]
-    assert (panel.series[0].dots, panel.y.low) == (True, 0.3)
+    assert (panel.series[0].dots, panel.x.low, panel.y.low) == (True, 1.0, 0.3)
     assert section.rows == [(str(row["step"]), f"{row['loss']:.4g}") for row in steps[-10:]]
     long = run_page._lines("Loss", "nats", {"training": "loss"}, [_row(i) for i in range(1, 4002)], zero=True)
     (panel,) = long.panels

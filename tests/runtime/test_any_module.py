@@ -155,6 +155,17 @@ def test_a_state_dict_comes_back() -> None:
     assert all(torch.equal(t, state[name]) for name, t in module.state_dict().items())
 
 
+def test_a_loaded_state_is_that_of_the_copy_to_compare_with_too() -> None:
+    module, other = awkward_module.seeded(3), awkward_module.seeded(4)
+    copies = [awkward_module.seeded(3) for _ in range(2)]
+    model = phalanx.parallelize(module)
+    model._unsplit.append((copies[0], None))  # type: ignore[arg-type]
+    model._first_step.append(SimpleNamespace(whole=copies[1]))  # type: ignore[arg-type]
+    model.load_state_dict(other.state_dict())
+    for whole in copies:
+        assert all(torch.equal(t, whole.state_dict()[name]) for name, t in other.state_dict().items())
+
+
 def test_masters_are_finer_than_weights() -> None:
     """bf16 weights, fp32 masters: steps too small for bf16 add up."""
     model = phalanx.parallelize(nn.Linear(4, 4).bfloat16())

@@ -1,0 +1,122 @@
+"""Placements, traces, expenses and the terms of a plan: all ranks are drawn, all spans written, units read back."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from itertools import pairwise
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from phalanx.planning.expense.expense import Expense
+from phalanx.planning.lookup import cluster_named
+from phalanx.planning.placement import axis_groups, in_order
+from phalanx.planning.stragglers.timelines import SimulatedRank, SimulatedSpan
+from phalanx.report import expense, mesh, plan
+from phalanx.report.gallery.collectives import family
+from phalanx.report.pictures.figure import Node, Tree
+from phalanx.report.simulation import write_trace
+from phalanx.schedule.collectives.registry import ALGORITHMS
+from phalanx.spec.strategy.spec import Strategy, parse
+
+
+@pytest.mark.parametrize("width", [34, 50, 80, 200])
+@pytest.mark.parametrize(("line", "axis"), [("tp=4,dp=8", "tp"), ("tp=8,pp=2,dp=2", "pp")])
+def test_all_ranks_of_a_node_are_drawn_whatever_the_width(line: str, axis: str, width: int) -> None:
+    placed = in_order(Strategy(**parse(line)), cluster_named("dgx-h100")(32))
+    lines = mesh.nodes(placed, axis, width).plain.splitlines()
+    hosts = [placed.topology.hosts[host] for host, _ in placed.ranks_by_host()]
+    of_hosts: list[str] = []
+    for text in lines[:-1]:
+        if text.strip().startswith(hosts[len(of_hosts)] if len(of_hosts) < len(hosts) else "\0"):
+            of_hosts.append("")
+            text = text.strip().removeprefix(hosts[len(of_hosts) - 1])
+        of_hosts[-1] += re.sub(r"  +[a-z].*", "", text)
+    drawn = [list(map(int, re.findall(r"\d+", ranks))) for ranks in of_hosts]
+    assert drawn == [list(ranks) for _, ranks in placed.ranks_by_host()]
+    assert lines[-1] == f"colours and bars: groups of {axis}"
+    if width == 200:
+        groups = {rank: i for i, ranks in enumerate(placed.mesh.groups(axis)) for rank in ranks.tolist()}
+        for ranks, text in zip(drawn, of_hosts, strict=True):
+            changes = sum(groups[a] != groups[b] for a, b in pairwise(ranks))
+            assert text.count("|") == changes
+    table = [tuple(row)[:3] for row in mesh.axes(placed).rows]
+    assert table == [(g.axis, g.size, g.groups) for g in axis_groups(placed)]
+    assert all(size * groups == 32 for _, size, groups in table)
+
+
+@pytest.mark.parametrize(
+    ("count", "said"), [(2, "0 1"), (12, " ".join(map(str, range(12)))), (13, "0 1 2 3 4 5 ... 12")]
+)
+def test_a_long_group_is_shortened(count: int, said: str) -> None:
+    assert mesh.listed(range(count)) == said
+
+
+def test_a_trace_has_all_spans_of_all_ranks(tmp_path: Path) -> None:
+    spans = (SimulatedSpan("F", False, 0.5, 1.5, 0), SimulatedSpan("rank 1", True, 1.5, 2.0))
+    write_trace(
+        tmp_path / "t.json", [SimulatedRank(0, 1, spans), SimulatedRank(3, 1200, spans[:1])], Strategy(dp=2, tp=2)
+    )
+    content = json.loads((tmp_path / "t.json").read_text())
+    assert content["otherData"] == {"strategy": "dp=2,tp=2"}
+    events = content["traceEvents"]
+    names = [e["args"]["name"] for e in events if e["name"] == "process_name"]
+    assert names == ["rank 0 (dp_replicate 0, tp 0)", "rank 3 (dp_replicate 1, tp 1), 1,200 ranks alike"]
+    threads = {(e["pid"], e["tid"]): e["args"]["name"] for e in events if e["name"] == "thread_name"}
+    assert threads == {(p, t): name for p in (0, 3) for t, name in enumerate(("works", "waits for"))}
+    written = [(e["pid"], e["tid"], e["name"], e["ts"], e["dur"], e["args"]) for e in events if e["ph"] == "X"]
+    assert written == [
+        (0, 0, "F", 5e5, 1e6, {"micro_batch": 0}),
+        (0, 1, "rank 1", 1.5e6, 5e5, {}),
+        (3, 0, "F", 5e5, 1e6, {"micro_batch": 0}),
+    ]
+
+
+_SCALE = {"kWh": 1.0, "MWh": 1e3, "GWh": 1e6, "kg": 1.0, "t": 1e3}
+
+
+@given(st.floats(0.01, 1e9))
+def test_energy_and_carbon_read_back(amount: float) -> None:
+    e = Expense("a million tokens", 1.0, None, amount, amount)
+    for text in (expense.energy(e), expense.carbon(e)):
+        number, unit, *_ = text.split()
+        assert float(number.replace(",", "")) * _SCALE[unit] == pytest.approx(amount, rel=6e-3)
+        assert float(number.replace(",", "")) < 1000.5 or amount >= 1e6
+    nothing = Expense("a million tokens", 1.0, None, None, None)
+    assert (expense.energy(nothing), expense.carbon(nothing)) == ("", "")
+
+
+def test_the_largest_terms_of_a_plan_are_named_with_their_shares() -> None:
+    """Six at most, the largest first, and none of half a hundredth or less."""
+    terms = {"a": 0.4, "b": 0.3, "c": 0.1, "d": 0.0051, "e": 0.0049, "f": 0.18}
+    answer: Any = SimpleNamespace(best=SimpleNamespace(terms_s=terms, step_time_s=1.0))
+    assert list(plan._largest(answer)) == ["a 40%", "b 30%", "f 18%", "c 10%", "d 1%"]
+    answer.best.terms_s = {str(i): 0.1 for i in range(10)}
+    assert len(list(plan._largest(answer))) == 6
+
+
+def test_the_family_has_each_algorithm_of_each_collective_once() -> None:
+    trees = [panel for panel in family().panels if isinstance(panel, Tree)]
+    nodes: dict[str, Node] = {}
+
+    def walk(node: Node) -> None:
+        nodes.update({node.text.partition(" (")[0]: node} if node.text.partition(" (")[0] in ALGORITHMS else {})
+        for below in node.below:
+            walk(below)
+
+    for tree in trees:
+        walk(tree.root)
+    assert nodes
+    for op, node in nodes.items():
+        named: Counter[str] = Counter()
+        for leaf in node.below:
+            first, made, _ = leaf.text.partition(" = ")
+            own = [first] if made else leaf.text.removeprefix("by its own rounds: ").split(", ")
+            named.update(own)
+        assert named == Counter(ALGORITHMS[op])
