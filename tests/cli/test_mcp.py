@@ -116,6 +116,13 @@ def test_what_is_wrong_is_one_line_with_its_remedy(
     session(folder, do)
 
 
+def test_the_most_that_takes_a_minute_is_asked() -> None:
+    tool = tool_calls.TOOLS["goodput"]
+    assert "--trials=100000" in tool_calls.words_of(tool, {"trials": 100_000})
+    with pytest.raises(InputError, match="ask for at most 100,000"):
+        tool_calls.words_of(tool, {"trials": 100_001})
+
+
 def test_a_call_that_takes_too_long_ends_with_a_word(tmp_path: Path) -> None:
     async def do(client: Any) -> None:
         result = await client.call_tool("plan", {**ASKED, "gpus": 1024, "batch": 4096, "strategy": "tp=*"})

@@ -15,6 +15,7 @@ from phalanx.planning.expense.rates import GivenRates
 from phalanx.reliability.answer import Goodput, goodput
 from phalanx.reliability.conditions import Conditions, TrainingJob, premise_of
 from phalanx.reliability.presets import FAILURES, STORAGE
+from phalanx.reliability.report import long
 from phalanx.spec.errors import InputError
 
 _MODEL = {
@@ -193,3 +194,24 @@ def test_a_sharded_state_is_copied_by_more_ranks() -> None:
     """Without ZeRO the ranks of one replica copy everything; with it every rank copies its part."""
     whole = goodput(**{**_MODEL, "strategy": "tp=8"}, days=10.0)  # type: ignore[arg-type]
     assert _ask(days=10.0).stall_s < whole.stall_s
+
+
+def test_the_interval_with_recovery_is_longer_by_what_recovery_takes(tmp_path: Path) -> None:
+    """S + sqrt(2 (F + R) S + S^2) between the starts of saves, R until a job that failed works again."""
+    answer = _ask(Conditions(failures="llama3-h100", storage="tectonic"))
+    plain = answer.mttf_s
+    (stall,) = {x for x in [(answer.young_interval_s**2) / (2 * plain)]}
+    between = answer.recovery_interval_s + stall
+    recovery = ((between - stall) ** 2 - stall**2) / (2 * stall) - plain
+    assert 60 < recovery < 3600
+
+
+@pytest.mark.parametrize("unit", ["d", "h", "min", "s"])
+def test_durations_read_back(unit: str) -> None:
+    """In the largest unit of which there are two."""
+    scale = {"d": 86_400.0, "h": 3600.0, "min": 60.0, "s": 1.0}[unit]
+    for value in (2 * scale, 2.5 * scale, 23 * scale if unit == "h" else 3 * scale):
+        number, written = long(value).split()
+        assert (written, float(number)) == (unit, pytest.approx(value / scale, rel=0.02))
+    below = long(1.99 * scale).split()[1]
+    assert below == {"d": "h", "h": "min", "min": "s", "s": "s"}[unit]

@@ -108,6 +108,16 @@ def test_boxes_stand_apart_or_in_each_other() -> None:
                 assert a.y + a.h - max(b.y + b.h for b in held) <= 3, a
 
 
+def test_words_stand_beside_what_they_are_about() -> None:
+    """No diagram has more than two empty rows between its words and boxes."""
+    diagrams = [panel for name in NAMES for panel in _picture(name).panels if isinstance(panel, Diagram)]
+    assert len(diagrams) > 8
+    for panel in diagrams:
+        rows = "".join("x" if line.strip() else " " for line in files.panel_text(panel))
+        assert "   " not in rows, rows
+        assert rows.endswith("x")
+
+
 def test_axes_fit_their_data() -> None:
     """Numbers have the units of axes; what spans decades is logarithmic; curves and dots lie between the ends."""
     panels = [panel for name in NAMES for panel in _picture(name).panels if isinstance(panel, Lines)]

@@ -130,6 +130,25 @@ def test_lines_leave_to_the_engine_what_the_plan_does_not_bound() -> None:
             assert "prefix caching is the engine's default" in made.notes[0]
 
 
+def test_a_router_of_prefill_and_decode_names_all_their_servers() -> None:
+    """TensorRT-LLM's file lists both kinds; where one kind serves all there is no such file."""
+    draw = np.random.default_rng(7)
+    plans = [p for p in (_drawn(draw) for _ in range(60)) if p.engine == "trtllm"]
+    assert {len(p.workers) for p in plans} == {1, 2}
+    for p in plans:
+        try:
+            found = launch(p)
+        except InputError:  # of what the engine cannot do
+            continue
+        text = found.files.get("disaggregated.yaml", "")
+        assert bool(text) == (len(p.workers) == 2)
+        if text:
+            urls = [f"node{place.node}:{place.port}" for place in places(p)]
+            assert sorted(line.strip(' "-') for line in text.splitlines() if "- " in line) == sorted(urls)
+            counts = [int(line.split(":")[1]) for line in text.splitlines() if "num_instances" in line]
+            assert sum(counts) == len(urls)
+
+
 def test_what_an_engine_cannot_do_is_one_line() -> None:
     from dataclasses import replace
 

@@ -58,6 +58,9 @@ def test_tensor_parallelism_pays_in_a_node_and_a_pipeline_never_for_one_request(
         assert row["times"] == 160
     assert [row["links"] for row in pays] == ["nvlink", "nvlink", "nvlink", "infiniband"]
     assert all(row["speed_up_at_1"] > 1.4 for row in pays[:3])
+    for row in pays:  # what pays at 256 comes sooner there, and halving the work more than doubles nothing
+        sooner = row["a_token_comes_sooner_at_batches"] == "1 and more"
+        assert (1 < row["at_256"] <= 2) == (1 < row["speed_up_at_1"] <= 2) == sooner
     assert one[-1]["a_token_pp_s"] / one[0]["a_token_pp_s"] == pytest.approx(1.0, abs=0.05)
     assert all(row["a_token_pp_s"] >= one[0]["a_token_pp_s"] for row in one)
     assert one[3]["a_token_tp_s"] < one[0]["a_token_tp_s"] / 3

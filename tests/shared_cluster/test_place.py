@@ -373,3 +373,19 @@ def test_leaf_switches_make_a_tier_of_their_own():
     everything = np.arange(topology.gpus)
     chosen = place(job, topology, everything).placement
     assert len({int(topology.blocks[1][gpu]) for gpu in chosen.gpu}) == 1
+
+
+def test_gradients_meet_over_all_ranks_that_hold_the_same_parameters():
+    """Sharded or not: each group has its dp ranks; replicas of shards meet apart."""
+    cluster = preset("dgx-h100", 2)
+    for s, data, replicas in (
+        (Strategy(dp=4, tp=2), 4, None),
+        (Strategy(dp=4, tp=2, zero=1), 4, None),
+        (Strategy(dp=4, tp=2, zero=3, shard=2), 2, 2),
+    ):
+        groups = _job(s, cluster).groups
+        assert groups["data"].shape == (8 // data, data), s
+        assert sorted(groups["data"].ravel().tolist()) == list(range(8))
+        assert ("replicate" in groups) == (replicas is not None)
+        if replicas:
+            assert groups["replicate"].shape == (8 // replicas, replicas)

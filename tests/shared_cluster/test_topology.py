@@ -415,6 +415,7 @@ def test_what_nccl_and_rocm_write_is_read():
         (slurm.read_yaml, "- topology: a\n  flat: true\n", "has no topology of switches or blocks"),
         (slurm.read_yaml, "- topology: a\n  tree: {switches: [{switch: s}]}\n", "needs nodes or children"),
         (slurm.read_nodes, "NodeNames=a\n", "has no switch with nodes"),
+        (slurm.read_nodes, "NodeName=g1 A=b\nNodeName=$(id) A=b\n", "is not the name of a host"),
     ],
 )
 def test_a_topology_with_a_mistake_gets_one_line(read, text, said):

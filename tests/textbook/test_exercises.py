@@ -39,6 +39,9 @@ def test_answers_are_those_of_the_formulas(seed: int) -> None:
             n, p, alpha, rate = numbers[0] * 1e3, numbers[1], numbers[2] * 1e-6, numbers[3] * 1e9
             ring = 2 * (p - 1) * (alpha + n / p / rate)
             assert e.answer.startswith("ring" if ring < math.log2(p) * (alpha + n / rate) else "doubling")
+        elif "between nodes. With many data-parallel ranks" in e.question:
+            peak, rate = numbers[:2]
+            assert e.value == pytest.approx(peak * 1e12 / (rate * 1e9) / 1.5, rel=0.01)
         elif "cards of" in e.question:
             card, n = numbers[:2]
             assert e.value == -(-16 * n // card)
@@ -51,7 +54,7 @@ def test_answers_are_those_of_the_formulas(seed: int) -> None:
         else:
             continue
         checked += 1
-    assert checked == 8
+    assert checked == 9
 
 
 def test_replies() -> None:

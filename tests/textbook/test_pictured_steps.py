@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import replace
+from datetime import date
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,8 @@ from phalanx.spec.errors import InputError
 from phalanx.textbook import exam
 from phalanx.textbook.answers import PICTURES, options_of, picture
 from phalanx.textbook.gallery.data_parallel import _BLOCKS
-from phalanx.textbook.gallery.growth import RELEASES
+from phalanx.textbook.gallery.growth import RELEASES, Release
+from phalanx.textbook.gallery.stale_pipelines import largest_rate
 
 
 @pytest.mark.parametrize("option", ["gpus", "batch", "seq", "ranks"])
@@ -108,3 +110,32 @@ def test_questions_and_answers_of_an_exam_have_the_same_numbers(tmp_path: Path) 
     assert exam.answers(given).startswith("# exam: answers\n")
     printed = phalanx(tmp_path, "learn quiz --answers --level 4")[1]
     assert [n for n, _ in re.findall(r"^(\d+)\. (.*)$", printed, re.MULTILINE)] == [str(n) for n in range(1, 21)]
+
+
+def test_a_layer_of_experts_lists_its_exchanges() -> None:
+    """Counts, rows and results, of which the two larger ones are as large."""
+    (panel,) = picture("moe-layer").panels
+    assert isinstance(panel, Diagram)
+    said = [item.text for item in panel.items if isinstance(item, Label) and item.text.startswith("all-to-all")]
+    assert [line.partition(", ")[2].partition(":")[0] for line in said] == [
+        "counts",
+        "rows to their experts",
+        "results back",
+    ]
+    sizes = [re.search(r": (.*?) of a rank", line)[1] for line in said]  # type: ignore[index]
+    assert sizes[1] == sizes[2] != sizes[0]
+
+
+def test_a_day_is_its_year_and_the_days_before_it() -> None:
+    for day, year in ((date(2020, 1, 1), 2020.0), (date(2021, 7, 2), 2021 + 182 / 365.25)):
+        assert Release("a", day).year == pytest.approx(year, abs=1e-9)
+
+
+def test_a_flush_bears_the_larger_learning_rate() -> None:
+    panel = picture("staleness").panels[1]
+    assert isinstance(panel, Lines)
+    curves = {s.name: s.points for s in panel.series}
+    for (p, flushed), (q, stale) in zip(curves["with a flush"], curves["no flush"], strict=True):
+        assert p == q
+        assert (flushed, stale) == (largest_rate(int(p), True), largest_rate(int(p), False))
+        assert flushed > stale
