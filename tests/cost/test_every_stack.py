@@ -135,7 +135,9 @@ def _monotone(p: Pricing, rows: Strategies) -> None:
 
 
 def _state(p: Pricing, rows: Strategies) -> None:
+    """Of a few tokens, so that state alone decides which rank is the fullest, whose state the price gives."""
     how = p.layout(rows)
+    how = replace(how, micro_batch=1, seq=2 * how.cp)
     before = memory(p.shape, how, p.profile).terms["state"]
     whole = rows.shard == rows.dp
     for axis in ("dp", "tp", "pp"):

@@ -86,8 +86,15 @@ def reduced(shape: Shape, layout: Layout, system: System, profile: Profile, bloc
         of_root = params.kept / np.maximum(params.all, 1)
         others = (1 - of_root) / np.maximum(params.units - params.kept_units, 1)
         alone = np.where(shape.wraps_blocks, alone, of_root + others)
-    stride = layout.data_stride(system.tiers[0].ranks)
-    exposed, hidden = _exposed(once, zero, profile, passes, m, alone, _contention(ranks, stride, system, profile))
+    # Shards and their replicas are different groups, whose collectives hold compute up differently.
+    stride, distance = layout.data_stride(system.tiers[0].ranks), _replica_distance(layout, zero, system)
+    over_replicas = np.asarray(zero.replicates_each) * once.replicate
+    over_shards = once.gather + zero.regathers * once.again + once.scatter
+    share = np.where(zero.shards > 1, over_replicas / np.maximum(over_replicas + over_shards, 1e-30), 1.0)
+    by_shards = _contention(np.where(zero.shards > 1, zero.shards, ranks), stride, system, profile)
+    by_replicas = _contention(np.where(zero.shards > 1, zero.replicas, ranks), distance, system, profile)
+    contention = by_shards + share * (by_replicas - by_shards)
+    exposed, hidden = _exposed(once, zero, profile, passes, m, alone, contention)
     out = Terms({}, {})
     out.of["dp"] = {
         "ranks": ranks,
@@ -172,10 +179,16 @@ def _compressed(
             result = result + buckets * collective_s(op, n * bytes_ / buckets, among, between, system) * (n > 0)
         return result
 
-    replica_distance = np.where(shards > 1, layout.dp_stride * shards / layout.cp, stride)
-    groups = ((layout.dp * layout.cp, stride), (shards, stride), (zero.replicas, replica_distance))
+    distance = _replica_distance(layout, zero, system)
+    groups = ((layout.dp * layout.cp, stride), (shards, stride), (zero.replicas, distance))
     scatter, replicate = compression.reduced(layout.compressed, over, profile.gradient_bytes, zero.state, *groups)
     return scatter, replicate
+
+
+def _replica_distance(layout: Layout, zero: Sharding, system: System) -> Column:
+    """Return the distance in ranks between the replicas of a shard."""
+    stride = layout.data_stride(system.tiers[0].ranks)
+    return np.where(zero.shards > 1, layout.dp_stride * zero.shards / layout.cp, stride)
 
 
 _OF_PROCESSORS = FIELDS["contention"]
