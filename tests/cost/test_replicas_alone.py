@@ -13,6 +13,8 @@ from support.in_process_cli import phalanx
 from support.sizes import examples
 
 from phalanx.cost.analytic.estimate import estimate
+from phalanx.planning.lookup import cluster_named, pricing_by_gpus
+from phalanx.planning.search.replicas_alone import steps_alone_around
 from phalanx.report.pictures.figure import Lines
 from phalanx.spec.cluster.presets import preset as cluster
 from phalanx.spec.errors import InputError
@@ -137,3 +139,20 @@ def test_the_picture_marks_where_the_price_of_a_step_is_that_of_plain() -> None:
 def test_a_picture_of_one_group_is_refused() -> None:
     with pytest.raises(InputError, match="several groups of the 8 that dgx-h100 joins last"):
         picture("local-steps", {"cluster": "dgx-h100", "gpus": 8})
+
+
+def test_a_plan_says_what_other_numbers_of_steps_and_bits_are_worth() -> None:
+    """Each priced as itself; rarer ones are shorter, and worth the tokens that fill the time which they save."""
+    pricing = pricing_by_gpus(LLAMA, cluster_named(SITES), 256, 4096, "phalanx")(256)
+    s = Strategy(dp=256, zero=3, shard=16, local=32)
+    ways = steps_alone_around(pricing, s, 2.0)
+    by = {(w.strategy.local, w.strategy.compression): w for w in ways}
+    assert {local for local, _ in by} == {4, 16, 32, 64, 256}
+    assert {c for _, c in by} == {"none", "int8", "int4"}
+    assert by[4, "none"].step_time_s > by[16, "none"].step_time_s > by[256, "none"].step_time_s
+    assert by[4, "int4"].step_time_s < by[4, "none"].step_time_s
+    for w in ways:
+        step = float(estimate(LLAMA, pricing.cluster, pricing.job, w.strategy, "phalanx").seconds)
+        assert (w.step_time_s, w.more_tokens) == pytest.approx((step, 2.0 / step - 1))
+    cut = steps_alone_around(pricing, Strategy(dp=64, zero=1, shard=32, tp=4, local=32), None)
+    assert {(w.strategy.compression, w.more_tokens) for w in cut} == {("none", None)}  # tp takes no compression

@@ -192,6 +192,13 @@ def _tables(a: ModelPlan) -> Iterator[Sheet]:
     yield _ranked((a.best, *a.alternatives[:4]), "the best", a)
     yield _families(a)
     yield _ranked(a.front, "time against memory", a)
+    if a.steps_alone:
+        names = columns("strategy [strategy] | step [s] | more tokens [share]")
+        ways = [(x.strategy, x.step_time_s, x.more_tokens) for x in a.steps_alone]
+        title = "replicas that step alone: how long, and their changes in how many bits"
+        note = "more tokens: as many more may the same loss take before the strategy without these steps is as fast"
+        here = [i for i, x in enumerate(a.steps_alone) if x.strategy == a.best.strategy]
+        yield Sheet(title, names, ways, note, marked=here[0] if here else None)
     if a.number_formats:
         names = columns("--where | strategy [strategy] | step [s] | saves [share] | memory [bytes]")
         rows = [(o.where, o.strategy, o.step_time_s, o.gain, o.memory_bytes) for o in a.number_formats]

@@ -149,6 +149,11 @@ class OuterOptimizer:
         """Return the fragment whose changes are sent at the end of `step` of `local` steps; None: none is."""
         return self.applied(step + self.delay, local) if step + self.delay < local else None
 
+    def cover(self, compressed: bool) -> int:
+        """Return the steps, once in `local`, behind which changes travel. Compressed ones have arrived when the step
+        that sends them ends: they travel in turns, coded in between."""
+        return 0 if compressed else self.delay * self.fragments
+
     def last_sent(self, local: int) -> int:
         """Return the last of `local` steps that sends changes: the one that programs and records are of."""
         return max(local, 1) - 1 - self.delay

@@ -37,6 +37,7 @@ from phalanx.planning.search.column_pricing import Pricing
 from phalanx.planning.search.limits import conditions
 from phalanx.planning.search.planner import COST_OBJECTIVES, Objective, SearchAnswer, answer
 from phalanx.planning.search.refine import RankedStrategy
+from phalanx.planning.search.replicas_alone import StepsAlone, steps_alone_around
 from phalanx.planning.search.variations import ConditionCost, condition_costs, offers
 from phalanx.spec.errors import InputError
 from phalanx.spec.files import plan as plans
@@ -172,6 +173,8 @@ class ModelPlan(Answer):
     """What all conditions cost together."""
     each_condition: tuple[CostOfCondition, ...]
     """What each costs on top of the others."""
+    steps_alone: tuple[StepsAlone, ...]
+    """The best strategy at other numbers of steps that its replicas take alone, its changes in fewer bits."""
     strategies_evaluated: int
     """Legal strategies."""
     strategies_priced_one_by_one: int
@@ -298,6 +301,7 @@ def _searched(
     each: tuple[ConditionCost, ...] = ()
     if result.pricing.wanted:
         whole, each = condition_costs(pricing, gpus, result.best.seconds)
+    plain_s = None if whole is None else whole.seconds
     best, p = result.to_run, result.pricing
     draw(p, best.strategy)
     plan = plan_of(p, best.priced, best.run, best.mfu, query.cluster or "", question.precision)
@@ -336,6 +340,7 @@ def _searched(
         else UnequalChunks(tuple(result.lengths.blocks), result.lengths.equal_seconds),
         conditions=None if whole is None else CostOfCondition(whole.text, whole.share, whole.without, whole.seconds),
         each_condition=tuple(CostOfCondition(c.text, c.share, c.without, c.seconds) for c in each),
+        steps_alone=steps_alone_around(p, best.strategy, plain_s) if best.strategy.local else (),
         strategies_evaluated=result.evaluated,
         strategies_priced_one_by_one=result.examined,
         search_s=result.seconds,

@@ -390,6 +390,6 @@ def layout(s: Strategy, job: Job, layers: int, number_format: str = "bfloat16") 
         dp_local=s.dp_local,
         local=s.local,
         outer_bytes=job.outer_bytes + job.under_way_bytes if s.local else 0.0,
-        outer_cover=job.outer.delay * job.outer.fragments / max(s.local, 1),
+        outer_cover=job.outer.cover(s.outer_compressor is not None) / max(s.local, 1),
         outer_traffic=job.outer_traffic,
     )

@@ -205,7 +205,8 @@ def outer_of_step(
     itself."""
     outer, local = view.job.outer, max(1, view.strategy.local)
     sent, work = (sum(seconds) for seconds in zip(*terms, strict=True)) if terms else (0.0, 0.0)
-    steps = outer.delay * outer.fragments if cluster.device.own_communication_engine else 0
+    cover = outer.cover(view.strategy.outer_compressor is not None)
+    steps = cover if cluster.device.own_communication_engine else 0
     return (sent + work) / local, (max(sent - steps * step_s, 0.0) + work) / local
 
 

@@ -185,7 +185,7 @@ class Pricing:
             dp_local=as_float(rows.dp_local),
             local=as_float(rows.local),
             outer_bytes=np.where(rows.local, self.job.outer_bytes + self.job.under_way_bytes, 0.0),
-            outer_cover=self.job.outer.delay * self.job.outer.fragments / np.maximum(rows.local, 1),
+            outer_cover=self.job.outer.cover(compressed=False) / np.maximum(rows.local, 1),
             outer_traffic=self.job.outer_traffic,
         )
         return laid_out(even, self.extra, self._given_blocks(rows))

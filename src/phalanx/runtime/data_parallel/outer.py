@@ -110,7 +110,10 @@ class OuterUpdate:
         return [p.fqn for b in buckets for p in b.bucket.parameters if p.fqn in self.masters]
 
     def _send(self, buckets: Sequence[FlatBucket]) -> None:
-        """Start to sum the changes over the replicas, in place."""
+        """Sum the changes over the replicas, in place: start to, or compressed, do so."""
+        if self.compressor is not None and self.rule.delay:
+            for b in buckets:  # whose padding holds what another fragment left, and would be coded with the rest
+                self._shards[b.name].zero_()
         for name in self._masters_of(buckets):
             torch.sub(self.before[name], self.masters[name], out=self.changes[name])
         if self.compressor is None:

@@ -227,9 +227,6 @@ def require_runnable(strategy: Strategy, job: Job) -> None:
         raise InputError("job.optimizer.name", job.optimizer.name, reason, "use bfloat16")
     if strategy.local:
         _require_alone(strategy, p)
-        if strategy.outer_compressor is not None and job.outer.delay:
-            reason = "needs changes that travel whole: compressed ones travel in turns through shared memory"
-            raise InputError("job.outer.delay", job.outer.delay, reason, "use 0, or compression=none")
     # Fields with only some runnable values.
     strategy.recompute_of(0)  # refuses recomputation of other stacks
     if strategy.prefetch > 1:

@@ -1,0 +1,55 @@
+"""A strategy whose replicas step alone, at other numbers of steps and with its changes in fewer bits.
+
+Fewer synchronisations and fewer bits save time and cost learning, by how much no price says. So each is weighed by
+the tokens that the same loss may take in addition before it is no faster than a strategy of no such steps.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from phalanx.cost.analytic.estimate import estimate
+from phalanx.planning.search.column_pricing import Pricing
+from phalanx.spec.errors import InputError
+from phalanx.spec.strategy.legality import check, require_runnable
+from phalanx.spec.strategy.spec import Strategy
+
+_STEPS = (4, 16, 64, 256)
+_IN_BITS = ("none", "int8", "int4")
+
+
+@dataclass(frozen=True)
+class StepsAlone:
+    """A number of steps and a type of the changes."""
+
+    strategy: Strategy
+    step_time_s: float
+    more_tokens: float | None
+    """Share of tokens that the same loss may take in addition; None: nothing fits that synchronises every step."""
+
+
+def steps_alone_around(pricing: Pricing, s: Strategy, plain_s: float | None) -> tuple[StepsAlone, ...]:
+    """Return `s` with several numbers of steps and types of its changes, where that fits and runs, the rarest last.
+    `plain_s`: seconds of the best step that synchronises each time."""
+    ways = []
+    for local in sorted({s.local, *_STEPS}):
+        for compression in _IN_BITS:
+            way = replace(s, local=local, compression=compression)
+            try:
+                check(way, pricing.model, pricing.job, s.world)
+                require_runnable(way, pricing.job)
+                price = estimate(
+                    pricing.model,
+                    pricing.cluster,
+                    pricing.job,
+                    way,
+                    pricing.stack,
+                    pricing.number_format,
+                    pricing.extra,
+                )
+            except InputError:
+                continue
+            seconds = float(price.seconds)
+            if float(price.memory.reserved) <= pricing.usable:
+                ways.append(StepsAlone(way, seconds, None if plain_s is None else plain_s / seconds - 1))
+    return tuple(ways)
