@@ -21,7 +21,7 @@ from phalanx.spec.errors import InputError
 from phalanx.spec.files.job_file import make_model
 from phalanx.spec.model.families import WRITERS, from_hugging_face
 from phalanx.spec.model.modules import require_modules
-from phalanx.spec.model.presets import PRESETS, preset
+from phalanx.spec.model.presets import PRESETS, PUBLISHED, preset
 from phalanx.spec.model.spec import ModelSpec, parameters
 
 
@@ -318,6 +318,16 @@ def test_another_release_of_a_family_is_no_slip(tmp_path: Path, kind: str, said:
 def test_a_name_of_two_tables_is_suggested_once() -> None:
     with pytest.raises(InputError, match=r"did you mean llama3-8b or llama3-70b\?"):
         preset("llama3-9b")
+
+
+def test_every_model_that_is_known_is_listed(tmp_path: Path) -> None:
+    """Presets in a table, published ones by organisation; each name that is listed is taken."""
+    table, _, rest = phalanx(tmp_path, "presets models")[1].partition("more by their Hugging Face names")
+    assert [row.split()[0] for row in table.splitlines()[3:] if row.strip()][: len(PRESETS)] == list(PRESETS)
+    lines = (line.strip().partition(": ") for line in rest.splitlines()[1:] if line.strip())
+    listed = [f"{organisation}/{name}" for organisation, _, names in lines for name in names.split(", ")]
+    assert sorted(listed) == sorted(PUBLISHED)
+    assert all(preset(name.partition("/")[2]) for name in listed)
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ from phalanx.spec.cluster.spec import ClusterSpec
 from phalanx.spec.files.job_file import make_model
 from phalanx.spec.model.blocks.lowering import architecture
 from phalanx.spec.model.presets import PRESETS as MODELS
+from phalanx.spec.model.presets import PUBLISHED
 from phalanx.spec.model.spec import ModelSpec, parameters
 
 
@@ -23,6 +24,8 @@ class PresetModels(Answer):
     """The models that ship, by name."""
 
     models: dict[str, ModelSpec]
+    published: tuple[str, ...] = ()
+    """Further models that are known by their Hugging Face names."""
 
 
 @dataclass(frozen=True)
@@ -67,7 +70,7 @@ def _counts(model: ModelSpec) -> dict[str, int]:
 
 def models() -> PresetModels:
     """Return the models that ship."""
-    return PresetModels({name: make_model({"preset": name}, Path())[0] for name in MODELS})
+    return PresetModels({name: make_model({"preset": name}, Path())[0] for name in MODELS}, tuple(PUBLISHED))
 
 
 def model(name: str) -> ModelShape:

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass
+from itertools import groupby
 from string import ascii_uppercase
 from typing import Any
 
@@ -24,10 +25,17 @@ from phalanx.spec.model.spec import ModelSpec
 def view(a: PresetModels | ModelShape) -> View:
     """Show the models that ship, or the shape and the parameters of one."""
     if isinstance(a, PresetModels):
-        return View([presets(a.models)], "models")
+        return View([presets(a.models), *_published(a.published)], "models")
     rows = [(role, count, count / a.model.parameter_count) for role, count in a.roles.items()]
     by_role = Sheet("", columns("role | parameters [count] | share [share]"), rows)
     return View([shape(a.name, a.model), layers(a.model), *_efficiency(a), by_role])
+
+
+def _published(names: Sequence[str]) -> Iterator[str]:
+    """Yield the further models that are known, a line for each organisation."""
+    yield f"{len(names)} more by their Hugging Face names, however tuned; the organisation may be left out:"
+    for organisation, of_it in groupby(sorted(names, key=str.lower), key=lambda name: name.partition("/")[0]):
+        yield f"  {organisation}: {', '.join(name.partition('/')[2] for name in of_it)}"
 
 
 def _efficiency(a: ModelShape) -> Iterator[str]:
