@@ -42,7 +42,7 @@ SHOWN = {
     "inside layers": "inside-layers",
     "pipelines": "pipelines",
     "experts": "experts",
-    "compression": "compression",
+    "compression": "data-parallelism",
     "choosing": "choosing-and-sharing",
     "code": "data-parallelism",
     "claims": "models",
