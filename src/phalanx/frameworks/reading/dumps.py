@@ -49,6 +49,43 @@ def dumped(text: str) -> dict[str, Any]:
     return {}
 
 
+def _of_flagscale(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return Megatron's flags of FlagScale's tables, which name them in whatever groups people like
+    (flagscale/runner/runner_train.py: _get_args_megatron); empty for other tables."""
+    parts = [config.get(name) for name in ("system", "model", "data")]
+    if not isinstance(parts[0], Mapping) or "tensor_model_parallel_size" not in parts[0]:
+        return {}
+
+    def flags(table: Mapping[str, Any]) -> dict[str, Any]:
+        result: dict[str, Any] = {}
+        for name, value in table.items():
+            if isinstance(value, Mapping):
+                result |= flags(value)
+            elif value is not False:
+                result[str(name).replace("_", "-")] = value
+        return result
+
+    return {name: value for part in parts if isinstance(part, Mapping) for name, value in flags(part).items()}
+
+
+def flagscale_launch(config: Mapping[str, Any]) -> tuple[str, dict[str, Any], dict[str, Any]] | None:
+    """Return the file of settings that FlagScale's experiment names, how its ranks are started, and their environment
+    (flagscale/run.py: hydra takes train/NAME.yaml for the default `train: NAME`); None for other tables."""
+    experiment, defaults = config.get("experiment"), config.get("defaults")
+    if not isinstance(experiment, Mapping) or not isinstance(defaults, list):
+        return None
+    task, runner, variables = (_table(experiment.get(name)) for name in ("task", "runner", "envs"))
+    name = next((str(d["train"]) for d in defaults if isinstance(d, Mapping) and d.get("train")), None)
+    if name is None or task.get("backend") != "megatron":
+        return None
+    launch = {n: runner[n] for n in ("nnodes", "nproc_per_node") if isinstance(runner.get(n), int)}
+    return f"train/{name}.yaml", launch, {str(n): str(value) for n, value in variables.items()}
+
+
+def _table(value: Any) -> Mapping[str, Any]:
+    return value if isinstance(value, Mapping) else {}
+
+
 def _value(word: str) -> Any:
     value = _literal(word.strip())
     return word.strip() if value is _NONE else value
@@ -68,11 +105,13 @@ _NONE = object()
 
 
 def logged(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings of W&B's config.yaml, in which each stands as {desc, value}, and of Megatron-LM's tests,
-    whose keys are flags (tests/functional_tests/test_cases); other tables unchanged."""
+    """Return the settings of W&B's config.yaml, in which each stands as {desc, value}, of Megatron-LM's tests, whose
+    keys are flags (tests/functional_tests/test_cases), and of FlagScale's; other tables unchanged."""
     if isinstance(flags := config.get("MODEL_ARGS"), Mapping):
         args = {name.removeprefix("--"): value for name, value in flags.items() if value is not False}
         return {"launch": {}, "env": config.get("ENV_VARS") or {}, "args": args}
+    if flags := _of_flagscale(config):
+        return {"launch": {}, "env": {}, "args": flags}
     values = {
         k: v["value"]
         for k, v in config.items()

@@ -20,7 +20,7 @@ from phalanx.frameworks.launchers.launcher import ProgramLaunch
 from phalanx.frameworks.launchers.manifest import is_manifest
 from phalanx.frameworks.launchers.started import Started, in_manifest, in_script
 from phalanx.frameworks.reading.dialects import dialect_of
-from phalanx.frameworks.reading.dumps import dumped, logged
+from phalanx.frameworks.reading.dumps import dumped, flagscale_launch, logged
 from phalanx.frameworks.reading.parts import python_tables
 from phalanx.frameworks.reading.python import PythonFile, parsed
 from phalanx.frameworks.registry import FRAMEWORKS
@@ -73,15 +73,42 @@ def source_of(path: Path, files: Companions) -> FileSource:
             )
         if not tables or not isinstance(tables[0], dict):
             raise InputError("file", where, "is not a table of settings")
+        if (experiment := flagscale_launch(tables[0])) is not None:
+            return _experiment(path, files, *experiment)
         return FileSource(path, logged(tables[0]))
     if args := dumped(text):
         return FileSource(path, {"launch": {}, "env": {}, "args": texts(args)} if _is_flat(args) else texts(args))
     started = _located(where, partial(in_script, text, files.text, _knows, file.name))
+    if (hydra := _named_experiment(started, files)) is not None:
+        return hydra
     if not started.args and not started.assigned and _looks_like_yaml(text):
         tables = documents(text, ".yaml", where)
         if tables and isinstance(tables[0], dict):
             return FileSource(path, logged(tables[0]))
     return FileSource(path, {}, started)
+
+
+def _experiment(
+    path: Path, files: Companions, name: str, launch: dict[str, Any], environment: dict[str, Any]
+) -> FileSource:
+    """Return FlagScale's experiment with the settings that it names. Raises InputError where they are not here."""
+    text = files.text(name)
+    tables = documents(text, ".yaml", name) if text is not None else []
+    if not tables or not isinstance(tables[0], dict):
+        raise InputError("file", str(path), f"starts a training whose settings are in {name}", files.why(name))
+    return FileSource(path, {**logged(tables[0]), "launch": launch, "env": environment})
+
+
+def _named_experiment(started: Started, files: Companions) -> FileSource | None:
+    """Return the experiment that a command of hydra's names by folder and name, if it is FlagScale's (run.py)."""
+    folder, name = (started.args.get(key) for key in ("config-path", "config-name"))
+    if not isinstance(folder, str) or not isinstance(name, str):
+        return None
+    path = files.find(f"{folder}/{name.removesuffix('.yaml')}.yaml")
+    tables = documents(read_text(path, "file", LARGEST), ".yaml", str(path)) if path is not None else []
+    if path is None or not tables or not isinstance(tables[0], dict) or flagscale_launch(tables[0]) is None:
+        return None
+    return source_of(path, Companions(path.parent, files.given, files.written, files.opened))
 
 
 def _located(where: str, make: Callable[[], Started]) -> Started:
