@@ -280,3 +280,25 @@ def test_experts_of_a_named_model_are_sent_as_the_file_says() -> None:
     whole, dense = (files.READERS["nemo"](policy, 8) for policy in policies)
     assert (whole.options["dispatch"], dict(whole.not_modelled)) == ("deepep", {})
     assert "dispatch" not in dense.options
+
+
+def test_a_run_of_bigsciences_fork_is_read_whole(tmp_path: Path) -> None:
+    """BLOOM-176B: layout, model and sharding of its published run (train/tr11-176B-ml/tr11-176B-ml.slurm)."""
+    (tmp_path / "ds.json").write_text('{"train_micro_batch_size_per_gpu": 2, "bf16": {"enabled": true}}')
+    line = (
+        "torchrun --nproc_per_node 8 --nnodes 48 pretrain_gpt.py --num-layers 70 --hidden-size 14336"
+        " --num-attention-heads 112 --seq-length 2048 --max-position-embeddings 2048 --micro-batch-size 2"
+        " --global-batch-size 2048 --tensor-model-parallel-size 4 --pipeline-model-parallel-size 12 {}"
+        " --position-embedding-type alibi --embed-layernorm --checkpoint-activations --pad-vocab-size-to 250880"
+        " --pp-partition-method 'type:transformer|embedding' --kill-switch-path k --tokenizer-name-or-path t"
+        " --deepspeed --deepspeed_config ds.json --zero-stage 0"
+    )
+    (tmp_path / "run.sh").write_text(line.format("--bf16"))
+    c, config = files.read([tmp_path / "run.sh"])
+    assert (c.layout.zero, c.layout.layers) == (1, "5/6/6/6/6/6/6/6/6/6/6/5")
+    assert c.spec is not None
+    assert (c.spec.parameter_count, c.spec.family) == (176_247_271_424, "bloom")
+    assert not c.unknown
+    assert not {"uneven-stages", "unknown-flag"} & {mistake.name for mistake in lint(config, c)}
+    (tmp_path / "run.sh").write_text(line.format("--fp16"))
+    assert files.read([tmp_path / "run.sh"])[0].layout.zero == 0  # FP16_Optimizer shards nothing

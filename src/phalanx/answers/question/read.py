@@ -250,7 +250,8 @@ def _undivided(c: Configuration, blocks: int | None) -> tuple[Caveat, ...]:
     """Return the caveat that the framework stops at its start, where it has to deal out blocks evenly and cannot."""
     chunks = (c.layout.pp or 1) * (c.layout.virtual or 1)
     other = any("layout" in verdict.changes for verdict in c.not_modelled.values())  # a key that may list them
-    if not blocks or blocks % chunks == 0 or other or not _left_even(c):
+    balanced = c.stack.startswith("megatron-deepspeed")  # DeepSpeed's PipelineModule deals out any number
+    if not blocks or blocks % chunks == 0 or other or balanced or not _left_even(c):
         return ()
     reason = f"a list of the blocks of {chunks} pipeline chunks, over which {blocks} do not divide: without one "
     reason += f"{c.stack} stops at its start, and a price is of chunks that differ by a block"

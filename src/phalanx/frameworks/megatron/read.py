@@ -21,7 +21,7 @@ from phalanx.frameworks.configuration import (
 from phalanx.frameworks.deepspeed import read as deepspeed
 from phalanx.frameworks.keys import key_table
 from phalanx.frameworks.megatron import layout as pipelines
-from phalanx.frameworks.megatron import patterns, read_slime
+from phalanx.frameworks.megatron import patterns, read_deepspeed, read_slime
 from phalanx.frameworks.megatron import read_model as shaped
 from phalanx.frameworks.megatron import read_options as beyond
 from phalanx.frameworks.trainer_tuning import preferring, tuning
@@ -169,8 +169,11 @@ def read(config: Config, world: int | None = None) -> Configuration:
     )
     offload = extra.get("optimizer_offload") or truth(flag("cpu_optimizer", "offload"))
     sp = truth(flag("sequence_parallel", "strategy.sp", False))
-    # The prices of others are of runs, which overlapped as they did.
-    if not (custom or fsdp2 or truth(flag("deepspeed", "stack"))):
+    if truth(flag("deepspeed", "stack")):
+        stated, zero = zero, read_deepspeed.level(zero, named)
+        preferred = (*preferred, read_deepspeed.SHARDED) if zero != stated else preferred
+        blocks = blocks or read_deepspeed.dealt(flag("pp_partition_method", "strategy.layers"), layers, pp)
+    elif not (custom or fsdp2):  # the prices of others are of runs, which overlapped as they did
         extra = beyond.overlapped(extra, flag, bool(sp) and (tp or 1) > 1, product(dp, cp), zero)
     flag("use_mcore_models", "stack")
     kernels = [keys.take(f"env.NVTE_{name}_ATTN", "options.attention") for name in ("FLASH", "FUSED")]

@@ -37,7 +37,8 @@ def model(flag: Flag, hybrid: HybridPattern | None = None) -> tuple[ModelSpec | 
     sizes = {name: count(flag(name, f"model.{name}")) for name in needed}
     if hybrid is not None:
         sizes["num_layers"] = len(hybrid.symbols)
-    vocab = count(flag("padded_vocab_size", "model.vocab")) or count(flag("vocab_size", "model.vocab"))
+    sizes_of_vocab = ("padded_vocab_size", "pad_vocab_size_to", "vocab_size")  # the second is Megatron-DeepSpeed's
+    vocab = next((n for name in sizes_of_vocab if (n := count(flag(name, "model.vocab")))), None)
     assumptions: tuple[str, ...] = ()
     merges = "GPT2BPETokenizer" if flag("merge_file", "tokenizer") else ""
     tokenizer = str(flag("tokenizer_type", "tokenizer", merges) or merges)
@@ -56,7 +57,7 @@ def model(flag: Flag, hybrid: HybridPattern | None = None) -> tuple[ModelSpec | 
     quick = truth(flag("quick_geglu", "model.activation"))
     if missing:
         return None, f"the file leaves {', '.join('--' + m for m in missing)} open", ()
-    if position not in ("rope", "learned_absolute", "yarn", "none"):
+    if position not in ("rope", "learned_absolute", "yarn", "none", "alibi"):
         return None, f"position-embedding-type {position} is not a position of a ModelSpec", ()
     if quick:
         return None, "--quick-geglu is not an activation of a ModelSpec", ()
@@ -65,7 +66,7 @@ def model(flag: Flag, hybrid: HybridPattern | None = None) -> tuple[ModelSpec | 
     if dense is None:
         return None, "--moe-layer-freq cannot be read", ()
     layers, hidden, heads = (sizes[name] or 1 for name in needed)
-    words = {"learned_absolute": "learned", "none": "none" if latent is None else "rotary"}
+    words = {"learned_absolute": "learned", "none": "none" if latent is None else "rotary", "alibi": "none"}
     rotary = words.get(position, "rotary") == "rotary"
     head_dim = latent.nope_dim + latent.rope_dim if latent else count(flag("kv_channels", "model.head_dim"))
     if head_dim is None and hidden % heads:
@@ -96,6 +97,7 @@ def model(flag: Flag, hybrid: HybridPattern | None = None) -> tuple[ModelSpec | 
         "out_bias": linear,
         "mlp_bias": linear,
         "tied": not truth(flag("untie_embeddings_and_output_weights", "model.tied")),
+        "embed_norm": truth(flag("embed_layernorm", "model.embed_norm")) is True,
         "qk_norm": bool(truth(flag("qk_layernorm", "model.qk_norm"))) and latent is None,
         "output_gate": bool(truth(flag("attention_output_gate", "model.output_gate"))),
         "experts": experts,
@@ -110,7 +112,7 @@ def model(flag: Flag, hybrid: HybridPattern | None = None) -> tuple[ModelSpec | 
             return None, "--linear-attention-freq cannot be read", ()
         if rotary:
             fields |= _rotary(flag, latent, head_dim)
-        fields["family"] = family(fields)
+        fields["family"] = "bloom" if position == "alibi" else family(fields)
         return ModelSpec(**fields), "", assumptions
     except InputError as error:
         return None, f"{error.field}: {error.reason}", ()
