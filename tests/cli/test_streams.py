@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from support.in_process_cli import error_of, phalanx
+from support.quick_runs import JOB, TEXT
 
 from phalanx.cli import terminal
 from phalanx.runtime.process import launch
@@ -36,6 +37,14 @@ def test_a_command_without_streams_does_its_work(tmp_path: Path, closed: str) ->
     done = _shell(tmp_path, f"{PLAN} --out plan.json {closed}")
     assert (done.returncode, b"Traceback" in done.stderr) == (0, False), done.stderr
     assert json.loads((tmp_path / "plan.json").read_text())["model"]
+
+
+def test_training_without_a_stderr_ends_with_its_report(tmp_path: Path, cache: Path, measured: None) -> None:
+    (tmp_path / "job.toml").write_text(JOB)
+    (tmp_path / "text.txt").write_text(TEXT)
+    done = _shell(tmp_path, "train job.toml --set train.steps=5 2>&-", PHALANX_CACHE=str(cache))
+    assert done.returncode == 0
+    assert len(list(tmp_path.glob("runs/*/report.html"))) == 1
 
 
 @pytest.mark.parametrize("encoding", ["ascii", "latin-1"])

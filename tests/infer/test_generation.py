@@ -16,6 +16,7 @@ from support.sizes import examples, sampled
 from phalanx.answers.runs import train
 from phalanx.cost.step.generation import generating
 from phalanx.infer import text
+from phalanx.infer.generate import BatchedGeneration, require_context, room_of
 from phalanx.infer.sampling import Sampling, choose, uniform
 from phalanx.runtime.process.environment import ALONE
 from phalanx.schedule.generation import Batch, BatchingPolicy, Request, Scheduler, Slot
@@ -241,3 +242,37 @@ def test_a_trained_model_says_no_more_than_it_has_places_for(
     monkeypatch.setattr(text, "answer", lambda question: ["!"])
     assert train.sample(Path()) == ("a" * prompt + "!" if asked else "")
     assert said == [room] * bool(asked)
+
+
+@pytest.mark.parametrize(("prompt", "most", "fits"), [(60, 4, True), (60, 5, False), (64, 1, False), (1, 63, True)])
+def test_a_prompt_and_its_text_fit_the_model(prompt: int, most: int, fits: bool) -> None:
+    asked = Request(0, tuple(range(prompt)), most)
+    if fits:
+        assert require_context(LLAMA, [asked]) is None  # of 64 places
+    else:
+        with pytest.raises(InputError, match=f"is {prompt} tokens, and {most} more are {prompt + most}"):
+            require_context(LLAMA, [asked])
+
+
+def test_a_replica_that_idles_uses_a_page_and_a_seat_of_its_own() -> None:
+    """Beside all that its schedulers may give to requests."""
+    seats = []
+
+    class Idle(BatchedGeneration):
+        def __init__(self) -> None:
+            self.schedulers = [Scheduler([], BatchingPolicy()), Scheduler(REQUESTS, BatchingPolicy())]
+            self.room = room_of(self.schedulers, BatchingPolicy(), True)
+            self.together, self.number, self.replica_index, self.how = True, 0, 0, Sampling()
+            self.replica = SimpleNamespace(  # type: ignore[assignment]
+                step=lambda batch, tokens, held: seats.extend(held.values()),
+                choose=lambda *_: [],
+                share=lambda chosen, first, total: [0] * total,
+            )
+
+    idle = Idle()
+    idle.step()
+    (seat,) = seats
+    busy = idle.schedulers[1]
+    assert seat.pages == (idle.room.pages - 1,)
+    assert seat.pages[0] >= busy.pages
+    assert seat.seat >= busy.seats

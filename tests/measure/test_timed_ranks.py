@@ -269,7 +269,7 @@ def test_ranks_of_hosts_measure_every_tier_and_group_they_have(
         return [replace(fitted_cluster.fit("native", 1e-5, 1e-9, ranks), hosts=1 + (axis != "dp_shard"))]
 
     def rates(comm: Any, ladder: Any, threads: int, concurrent: int, over: Any, rounds: int) -> KernelRates:
-        assert (threads, concurrent, {f.group_size for f in over}) == (3, local, {size})
+        assert (threads, concurrent, rounds, {f.group_size for f in over}) == (3, local, 6, {size})
         return one.kernels[0]
 
     monkeypatch.setattr(all_hosts.collectives, "measure_collectives", collective)
@@ -289,6 +289,40 @@ def test_ranks_of_hosts_measure_every_tier_and_group_they_have(
             assert {t.latency_s for t in found.tiers} == {1e-6}
     each = ["dp_shard", "dp_replicate", "world"] if local > 1 else ["world"]
     assert axes == (each * size if hosts > 1 else [])
+
+
+@pytest.mark.parametrize("warm", [False, True])
+def test_every_round_rewrites_its_buffer_and_notes_what_was_stolen(
+    monkeypatch: pytest.MonkeyPatch, warm: bool
+) -> None:
+    """Each starts with another of the candidates; in the second one the host takes half of two processors."""
+    clock, stolen = count(), iter([0.0, 0.0, 0.0, 0.0, 0.0, 1.0, 1.0, 1.0, *(1.0,) * 20])
+    monkeypatch.setattr(collectives, "_together", lambda ranks: None)
+    monkeypatch.setattr(collectives.time, "perf_counter", lambda: float(next(clock)))
+    monkeypatch.setattr(collectives, "stolen_s", stolen.__next__)
+    monkeypatch.setattr(steal_time.os, "cpu_count", lambda: 2)
+    monkeypatch.setattr(collectives.worlds, "group", lambda ranks: None)
+    monkeypatch.setattr(collectives.dist, "all_reduce", lambda *_, **__: None)
+    written: list[tuple[str, float]] = []
+
+    def start(call: Any, transport: str, algorithm: str) -> SimpleNamespace:
+        written.append((transport, float(call.source)))
+        return SimpleNamespace(wait=lambda: None)
+
+    comm: Any = SimpleNamespace(world=SimpleNamespace(size=2, local_size=2), start=start)
+    tried: Any = {
+        name: (
+            SimpleNamespace(ranks=(0, 1), source=torch.zeros(1) - 1),
+            SimpleNamespace(transport=name, algorithm=""),
+        )
+        for name in ("a", "b")
+    }
+    found = collectives._rounds(comm, tried, 2, warm)
+    rounds = 2 if warm else 3  # the first one warms up
+    assert written == [("ab"[(i + k) % 2], i) for i in range(rounds) for k in range(2)]
+    assert {name: timed.seconds for name, timed in found.items()} == {"a": (1.0, 1.0), "b": (1.0, 1.0)}
+    shares = {name: timed.stolen for name, timed in found.items()}
+    assert shares == {"a": (0.0, 0.0), "b": (0.0, 0.5) if warm else (0.5, 0.0)}
 
 
 def test_groups_are_made_alike_on_all_ranks(monkeypatch: pytest.MonkeyPatch) -> None:

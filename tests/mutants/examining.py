@@ -7,7 +7,7 @@ import os
 import resource
 import signal
 import time
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -38,14 +38,11 @@ class Examination:
     _failed: bool = False
     _took: float = 0.0
     _imported: set[int] = field(default_factory=set)
-    _set_up: set[int] = field(default_factory=set)
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """Note what a test took, whether it failed, and what was reached before it began."""
+        """Note what a test took and whether it failed."""
         self._failed |= report.failed or report.skipped
         self._took += report.duration
-        if report.when == "setup":
-            self._set_up = set(self._reached())
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtestloop(self, session: pytest.Session) -> bool:
@@ -85,6 +82,10 @@ class Examination:
             begin = time.monotonic()
             tests = _chosen([(name, took, len(reached)) for name, took, reached in records if number in reached])
             tests += [name for function in {t.partition("[")[0] for t in tests} for name in others.get(function, ())]
+            # What a fixture or a cache of their files made for one test, the others look at without reaching it.
+            files = {t.partition("::")[0] for t in tests}
+            quick = sorted((took, name) for name, took, _ in records if name.partition("::")[0] in files)
+            tests = list(dict.fromkeys([*tests, *(name for _, name in quick)]))
             if not tests:
                 self.found.setdefault(mutant, "import" if number in self._imported else "no test")
                 continue
@@ -107,25 +108,19 @@ class Examination:
                 yield number
 
     def _record(self, items: Sequence[pytest.Item]) -> int:
-        """Run all items; write a line for each that passes: its name, its seconds and the mutants that it reached, or
-        that were reached as a fixture of its module was set up for another one."""
-        by_fixture: defaultdict[str, set[int]] = defaultdict(set)
+        """Run all items; write a line for each that passes: its name, its seconds and the mutants that it reached."""
         with (self.folder / "records").open("w") as file:
             for item, after in zip(items, [*items[1:], None], strict=True):
                 self._failed, self._took = False, 0.0
                 list(self._reached())
                 item.config.hook.pytest_runtest_protocol(item=item, nextitem=after)
-                reached = self._set_up | set(self._reached())
-                for fixture in _of_module(item):
-                    by_fixture[fixture] |= self._set_up
-                    reached |= by_fixture[fixture]
                 if not self._failed:
-                    print(json.dumps([item.nodeid, self._took, sorted(reached)]), file=file, flush=True)
+                    print(json.dumps([item.nodeid, self._took, list(self._reached())]), file=file, flush=True)
         return 0
 
     def _first_that_fails(self, items: Sequence[pytest.Item]) -> int:
-        """Run items until one fails, or their time is over; return whether one did."""
-        end = time.monotonic() + 2 * SECONDS
+        """Run items until one fails, or their time is over, of this process or of a clock; return whether one did."""
+        begin = time.monotonic()
         for item, after in zip(items, [*items[1:], None], strict=True):
             self._failed = False
             item.config.hook.pytest_runtest_protocol(item=item, nextitem=after)
@@ -133,7 +128,7 @@ class Examination:
                 (self.folder / "failed").write_text(item.nodeid)
                 item.session._setupstate.teardown_exact(None)
                 return 1
-            if time.monotonic() > end:
+            if time.process_time() > 2 * SECONDS or time.monotonic() - begin > LONGEST_S / 2:
                 break
         return 0
 
@@ -167,13 +162,6 @@ def _live(work: Callable[[], int]) -> None:
         code = work()
     finally:
         os._exit(code)
-
-
-def _of_module(item: pytest.Item) -> Iterator[str]:
-    """Yield the fixtures of an item that are set up once for several tests of its module."""
-    for name, definitions in item._fixtureinfo.name2fixturedefs.items():  # type: ignore[attr-defined]
-        if definitions[-1].scope in ("class", "module"):
-            yield f"{definitions[-1].baseid} {name}"
 
 
 def _few(items: Sequence[pytest.Item]) -> Iterator[pytest.Item]:

@@ -299,3 +299,20 @@ def test_a_module_has_the_parameters_of_its_description(spec: ModelSpec) -> None
     """One that the description lacks would keep the random values of its construction."""
     module = create(spec, torch.float64, torch.device("cpu"))
     assert {name for name, _ in module.named_parameters()} == {p.fqn for p in parameters(spec)}
+
+
+def test_layers_that_do_not_rotate_know_no_places() -> None:
+    """Beside others that do, in one model: their queries and keys are the same wherever a token stands."""
+    sizes = {"family": "llama", "vocab": 61, "hidden": 16, "layers": 2, "heads": 4, "kv_heads": 2, "ffn": 40}
+    mixers = [{"kind": "attention", "name": "placeless", "rotary_dim": 0}]
+    pattern = {"mixers": mixers, "pattern": ["placeless+mlp", "attention+mlp"]}
+    model = create(build(ModelSpec, complete(sizes | pattern | {"max_seq": 32}), "model"), torch.float32, CPU)
+    for p in model.parameters():
+        torch.nn.init.normal_(p)
+    x, angles = torch.randn(1, 8, 16), (model.cos[:8, None], model.sin[:8, None])
+    found = {}
+    for name in ("0", "1"):
+        (attention,) = (m for m in model.blocks[name].modules() if hasattr(m, "rotates"))
+        turned, plain = (attention.heads(x, given)[:2] for given in (angles, None))
+        found[name] = [torch.equal(a, b) for a, b in zip(turned, plain, strict=True)]
+    assert found == {"0": [True, True], "1": [False, False]}

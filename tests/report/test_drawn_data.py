@@ -23,6 +23,7 @@ from phalanx.report.pictures.figure import (
     Bars,
     Box,
     Diagram,
+    Label,
     Lane,
     LaneBlock,
     Lines,
@@ -106,6 +107,34 @@ def test_boxes_stand_apart_or_in_each_other() -> None:
                 held += [b] if inside and b is not a else []
             if held and not a.lines:
                 assert a.y + a.h - max(b.y + b.h for b in held) <= 3, a
+
+
+@pytest.mark.parametrize("cluster", ["dgx-h100", "pcie-a100", "gb200-nvl72"])
+def test_what_a_node_has_is_drawn_in_its_frame(cluster: str) -> None:
+    """GPUs, ports, the links inside and the node's name; frames end where the name does."""
+    (panel,) = picture("hierarchy", {"cluster": cluster}).panels
+    assert isinstance(panel, Diagram)
+    boxes = [item for item in panel.items if isinstance(item, Box)]
+    frames = [b for b in boxes if not b.lines]
+    names = [item for item in panel.items if isinstance(item, Label) and item.strong]
+    assert len(frames) == len(names) > 0
+    for frame, name in zip(frames, names, strict=True):
+        assert frame.y < name.y == frame.y + frame.h - 2
+    for box in boxes:
+        if box.lines and re.match(r"GPU|port|a port|\.\.\.|.*: \d+ GPUs$", box.lines[0]):
+            assert any(f.x < box.x and f.y < box.y and box.y + box.h < f.y + f.h for f in frames), box
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_whatever_is_drawn_has_a_style(name: str) -> None:
+    drawn = files.svg(_picture(name))
+    style = re.search(r"<style>(.*?)</style>", drawn, re.DOTALL)
+    assert style is not None
+    styled = set(re.findall(r"\.([a-z]+\d*)", style[1]))
+    used = {
+        word for names in re.findall(r'class="([^"]+)"', drawn.partition("</style>")[2]) for word in names.split()
+    }
+    assert used <= styled
 
 
 def test_words_stand_beside_what_they_are_about() -> None:

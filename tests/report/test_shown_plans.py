@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections import Counter
 from itertools import pairwise
@@ -19,7 +20,7 @@ from phalanx.planning.lookup import cluster_named
 from phalanx.planning.placement import axis_groups, in_order
 from phalanx.planning.stragglers.timelines import SimulatedRank, SimulatedSpan
 from phalanx.report import expense, mesh, plan
-from phalanx.report.gallery.collectives import family
+from phalanx.report.gallery.collectives import _crossing, family
 from phalanx.report.pictures.figure import Node, Tree
 from phalanx.report.simulation import write_trace
 from phalanx.schedule.collectives.registry import ALGORITHMS
@@ -87,9 +88,26 @@ def test_energy_and_carbon_read_back(amount: float) -> None:
     for text in (expense.energy(e), expense.carbon(e)):
         number, unit, *_ = text.split()
         assert float(number.replace(",", "")) * _SCALE[unit] == pytest.approx(amount, rel=6e-3)
-        assert float(number.replace(",", "")) < 1000.5 or amount >= 1e6
+        largest, of = ("GWh", 1e6) if "Wh" in unit else ("t", 1e3)
+        value = float(number.replace(",", ""))
+        assert (unit == largest) == (amount >= of)
+        assert unit == largest or value < 1000.5
+        assert value >= 1 or unit in ("kWh", "kg")
     nothing = Expense("a million tokens", 1.0, None, None, None)
     assert (expense.energy(nothing), expense.carbon(nothing)) == ("", "")
+
+
+@given(st.floats(1e-6, 1e-3), st.floats(1.01, 100), st.floats(1.01, 100))
+def test_curves_meet_where_they_are_equal(start: float, ahead: float, behind: float) -> None:
+    """Between two sizes, as lines on logarithmic axes."""
+    low, high = 2.0**10, 2.0**20
+    one, other = [(low, start), (high, 8 * start * behind)], [(low, start * ahead), (high, 8 * start)]
+    at = _crossing(one, other, low, high)
+    share = math.log(at / low) / math.log(high / low)
+    there = [a[1] * (b[1] / a[1]) ** share for a, b in (one, other)]
+    assert low < at < high
+    assert there[0] == pytest.approx(there[1])
+    assert _crossing(one, other[1:], low, high) == high
 
 
 def test_the_largest_terms_of_a_plan_are_named_with_their_shares() -> None:

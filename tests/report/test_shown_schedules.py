@@ -61,7 +61,7 @@ def test_a_long_chart_is_cut_into_panels_that_go_on() -> None:
 
 
 def test_schedules_share_one_scale_on_which_each_pass_has_room() -> None:
-    both = [s.priced for s in _drawn(("gpipe", "1f1b"), 2, 12).schedules]
+    both = [s.priced for s in _drawn(("gpipe", "1f1b"), 2, 11).schedules]
     scale = columns_per_second(both, 200)
     shortest = min(stop - start for p in both for own in p.times for start, stop in own)
     assert scale * shortest == pytest.approx(3)  # letter and two digits

@@ -35,6 +35,8 @@ def test_answers_are_those_of_the_formulas(seed: int) -> None:
             n, p, card = numbers[:3]
             sizes = (16 * n, (4 + 12 / p) * n, (2 + 14 / p) * n, 16 * n / p)
             assert e.value == [size <= 0.6 * card for size in sizes].index(True)
+            assert ("a lower level does not fit" in e.answer) == (e.value > 0)
+            assert ("a higher one gains nothing" in e.answer) == (e.value < 3)
         elif "(ring or doubling)" in e.question:
             n, p, alpha, rate = numbers[0] * 1e3, numbers[1], numbers[2] * 1e-6, numbers[3] * 1e9
             ring = 2 * (p - 1) * (alpha + n / p / rate)

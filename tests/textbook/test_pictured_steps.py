@@ -6,6 +6,7 @@ import json
 import re
 from dataclasses import replace
 from datetime import date
+from math import prod
 from pathlib import Path
 
 import pytest
@@ -139,3 +140,9 @@ def test_a_flush_bears_the_larger_learning_rate() -> None:
         assert p == q
         assert (flushed, stale) == (largest_rate(int(p), True), largest_rate(int(p), False))
         assert flushed > stale
+
+
+def test_an_arrow_between_stages_is_two_bytes_a_number() -> None:
+    said = re.search(r"micro-batch, ([\d, x]+) in bf16: (\d+) MiB", picture("stages", {"seq": 4096}).note)
+    assert said is not None
+    assert prod(int(n.replace(",", "")) for n in said[1].split(" x ")) * 2 == int(said[2]) * 2**20

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -10,8 +11,9 @@ import pytest
 from phalanx.answers import validate
 from phalanx.answers.validate import RecipeScore, SweepScore, _regret, _summary_of_recipes, _summary_of_sweeps, score
 from phalanx.spec.errors import InputError
+from phalanx.spec.model.presets import PRESETS
 from phalanx.spec.strategy.spec import Strategy
-from phalanx.validate import records
+from phalanx.validate import collectives, from_row, records
 
 SWEEP = SweepScore("q", "f", 5, 0.9, 0.1, None, "dp=2", False, 1)
 RECIPE = RecipeScore("q", "f", "megatron-core", False, "tp=2", "tp=4", 0.9, 0.1, "", True, 0.5, {"tp": (4, 2)})
@@ -72,3 +74,22 @@ def test_recipes_that_cannot_be_searched_are_counted_by_their_reason(monkeypatch
     assert of_kinds[1] == sum(c.row.moe for i, c in enumerate(taken, 1) if i % 3)
     assert said[-1] == f"recipes: {len(taken)} of {len(taken)} searched"
     assert len(said) == -(-len(taken) // 10)
+
+
+def test_rows_of_deepseek_have_the_experts_of_its_preset() -> None:
+    rows = [row for row in records.load(records.RUNS) if row["model"] == "deepseek-v3"]
+    found = {c.model.experts for c in from_row.cases(rows[:3])[0]}
+    known = PRESETS["deepseek-v3"]["experts"]
+    (experts,) = found
+    assert experts is not None
+    assert {name: getattr(experts, name) for name in known} == known | {"dense_layers": tuple(known["dense_layers"])}
+
+
+def test_networks_of_clouds_are_told_from_others() -> None:
+    clouds: dict[bool, set[str]] = {True: set(), False: set()}
+    for row in records.load(records.COLLECTIVES, ("hardware", "collective")):
+        with suppress(collectives.Unspecified):
+            clouds[collectives.point(row).cloud].add(row["interconnect"])
+    assert all("EFA" in links or "TCPXO" in links for links in clouds[True])
+    assert not any("EFA" in links for links in clouds[False])
+    assert all(clouds.values())
