@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import os
 import pickle
@@ -13,12 +14,13 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.fuzz import evidence
 from support.in_process_cli import text_of
 
 from phalanx.answers.diagnose.diagnosis import diagnosis_of
 from phalanx.answers.question.query import Query
 from phalanx.spec.errors import InputError
-from phalanx.traces import nsys
+from phalanx.traces import kineto, nsys
 from phalanx.traces.breakdown import breakdown
 from phalanx.traces.nccl import read_log
 from phalanx.traces.plain_pickle import load
@@ -204,3 +206,31 @@ def test_a_cut_pickle_and_another_layout_are_one_line(tmp_path: Path) -> None:
     (tmp_path / "other.pickle").write_bytes(pickle.dumps({"segments": [{"size": 1}]}))
     with pytest.raises(InputError, match="is not laid out as torch's"):
         diagnosis_of([str(tmp_path / "other.pickle")], Query())
+
+
+_ODD = ("x", "", 3, -1.5, True, None, [], ["x"], {}, {"x": 1}, 10**400, [[[]]])
+
+
+@pytest.mark.parametrize("place", ["event", "args", "head"])
+def test_an_odd_field_of_a_trace_is_left_out_or_refused(tmp_path: Path, place: str) -> None:
+    """Each field of each kind of event, of its arguments and of the head; what is left is still read."""
+    file = tmp_path / "trace.json"
+    file.write_text(json.dumps(evidence.trace()))
+    whole = len(kineto.read(file)[0].start)
+    kinds = {e.get("name"): i for i, e in enumerate(evidence.trace()["traceEvents"])}
+    tried = 0
+    for i in kinds.values() if place != "head" else (0,):
+        own = evidence.trace()["traceEvents"][i]
+        for key in {"event": own, "args": own.get("args", {}), "head": evidence.trace()}[place]:
+            for odd in _ODD:
+                content = copy.deepcopy(evidence.trace())
+                event = content["traceEvents"][i]
+                {"event": event, "args": event.get("args"), "head": content}[place][key] = odd
+                file.write_text(json.dumps(content))
+                tried += 1
+                if place == "head" and key == "traceEvents":
+                    with pytest.raises(InputError, match="trace"):
+                        kineto.read(file)
+                else:
+                    assert len(kineto.read(file)[0].start) in (whole - 1, whole)
+    assert tried > 30

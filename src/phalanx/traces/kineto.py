@@ -173,11 +173,13 @@ def _read(window: _Window, name: str, notes: list[str]) -> list[RankTrace]:
                 kind = kind_of(word, where)
                 if kind < 0:
                     continue
-                if kind == _PRODUCTS and where == "op" and (types := event.get("args", {}).get("Input type")):
+                given = event.get("args")
+                args = given if isinstance(given, dict) else {}
+                if kind == _PRODUCTS and where == "op" and (types := args.get("Input type")):
                     word = f"{word} {types[0]}"
                 start = float(event["ts"]) / 1e6
                 stop = start + float(event["dur"]) / 1e6
-                call = _call(word, event.get("args") or {}, about) if KINDS[kind] == "communication" else None
+                call = _call(word, args, about) if KINDS[kind] == "communication" else None
                 if call is not None and where in ("host", "span") and word.startswith("nccl"):
                     continue  # when it was issued; its kernel says when it ran
                 columns.add(word, kind, WHERE.index(where), start, stop, call)
