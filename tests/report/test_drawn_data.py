@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from phalanx.report import style
 from phalanx.report.pictures import files
 from phalanx.report.pictures.figure import (
+    Arrow,
     Bar,
     Bars,
     Box,
@@ -135,6 +136,17 @@ def test_whatever_is_drawn_has_a_style(name: str) -> None:
         word for names in re.findall(r'class="([^"]+)"', drawn.partition("</style>")[2]) for word in names.split()
     }
     assert used <= styled
+
+
+def test_arrows_lead_from_a_box_to_a_box() -> None:
+    for name in NAMES:
+        for panel in _picture(name).panels:
+            if isinstance(panel, Diagram):
+                boxes = [item for item in panel.items if isinstance(item, Box)]
+                for arrow in (item for item in panel.items if isinstance(item, Arrow)):
+                    for x, y in (arrow.points[0], arrow.points[-1]):
+                        near = [b for b in boxes if b.x - 2 <= x <= b.x + b.w + 1 and b.y - 2 <= y <= b.y + b.h + 1]
+                        assert near, (name, arrow)
 
 
 def test_words_stand_beside_what_they_are_about() -> None:

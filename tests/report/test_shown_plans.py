@@ -138,3 +138,17 @@ def test_the_family_has_each_algorithm_of_each_collective_once() -> None:
             own = [first] if made else leaf.text.removeprefix("by its own rounds: ").split(", ")
             named.update(own)
         assert named == Counter(ALGORITHMS[op])
+
+
+@pytest.mark.parametrize(
+    ("equal", "said"),
+    [
+        (None, "equal ones do not fit"),
+        (2.0, "as equal as whole blocks allow"),
+        (2.1, "equal ones take 2.10 s, 5.0% more"),
+    ],
+)
+def test_uneven_chunks_are_held_against_equal_ones(equal: float | None, said: str) -> None:
+    chunks = SimpleNamespace(equal_step_time_s=equal)
+    answer: Any = SimpleNamespace(best=SimpleNamespace(step_time_s=2.0), chunks=chunks)
+    assert plan._equal_chunks(answer) == said

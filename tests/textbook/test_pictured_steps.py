@@ -146,3 +146,20 @@ def test_an_arrow_between_stages_is_two_bytes_a_number() -> None:
     said = re.search(r"micro-batch, ([\d, x]+) in bf16: (\d+) MiB", picture("stages", {"seq": 4096}).note)
     assert said is not None
     assert prod(int(n.replace(",", "")) for n in said[1].split(" x ")) * 2 == int(said[2]) * 2**20
+
+
+def test_what_compression_saves_is_said_as_it_is_drawn() -> None:
+    drawn = picture("compression")
+    (panel,) = drawn.panels
+    assert isinstance(panel, Lines)
+    at = {s.name: dict(s.points) for s in panel.series}
+    said = re.search(
+        r"saves ([\d.]+) times at 2 ranks and ([\d.]+) at 64 \(([\d.]+) and ([\d.]+) with places", drawn.note
+    )
+    assert said is not None
+    wide = next(points for name, points in at.items() if name.startswith("topk:0.01, places"))
+    shown = [at["topk:0.01"][2], at["topk:0.01"][64], wide[2], wide[64]]
+    assert [float(n) for n in said.groups()] == pytest.approx(shown, rel=6e-3)
+    low = re.search(r"(\d+) times less at rank 4, (\d+) at rank 32", drawn.note)
+    assert low is not None
+    assert [int(n) for n in low.groups()] == [round(at[f"powersgd:{rank}"][8]) for rank in (4, 32)]
