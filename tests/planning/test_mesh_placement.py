@@ -105,6 +105,7 @@ def test_the_command_answers_for_a_rank_and_for_an_axis(tmp_path):
         ((), "--strategy: is missing"),
         (("--strategy", "tp=2", "--cluster", "dgx-h10"), "did you mean dgx-h100"),
         (("--strategy", "tp=2,order=tp/pp"), "must name each of"),
+        (("cube", "--strategy", "dp=256,tp=128"), "makes a cube of 32,768 ranks; draw at most 16,384"),
     ],
 )
 def test_wrong_input_is_one_line(tmp_path, words, what):

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import prod
 
 import numpy as np
 
 from phalanx.planning.placement import Placement, axis_groups
 from phalanx.report.pictures.figure import Cell, Grid, Grids, Picture
 from phalanx.spec.cluster.topology import Ints
+from phalanx.spec.errors import InputError
 
 CUBE_AXES = 3
+CUBE_DRAWN = 16_384
+"""Ranks of a cube at most."""
 
 
 def coordinates_of(p: Placement, ranks: Ints) -> str:
@@ -44,8 +48,12 @@ def cube_axes(p: Placement) -> list[str]:
 
 def cube(p: Placement) -> tuple[list[str], Ints]:
     """Return the axes of a cube and its ranks, (depth, rows, columns): the three largest axes in the mesh's order,
-    the others at 0. Missing axes have size 1 and the name ""."""
+    the others at 0. Missing axes have size 1 and the name "". Raises InputError for more than CUBE_DRAWN."""
     names = cube_axes(p)
+    if (many := prod(size for name, size in p.mesh.axes if name in names)) > CUBE_DRAWN:
+        raise InputError(
+            "strategy", str(p.strategy), f"makes a cube of {many:,} ranks", f"draw at most {CUBE_DRAWN:,}"
+        )
     ranks = np.arange(p.world).reshape([size for _, size in p.mesh.axes])
     for i, (name, _) in reversed(list(enumerate(p.mesh.axes))):
         if name not in names:
