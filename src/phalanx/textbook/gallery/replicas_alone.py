@@ -58,7 +58,10 @@ def local_steps(
     spec, there = model_named(model)[0], cluster_named(cluster)(gpus)
     group = there.tiers[-2].ranks if len(there.tiers) > 1 else gpus
     if gpus <= group or gpus % group:
-        raise InputError("gpus", gpus, f"is not several groups of the {group} that {cluster} joins last", "use more")
+        least = max(2, gpus // group) * group
+        raise InputError(
+            "gpus", gpus, f"is not several groups of the {group} that {cluster} joins last", f"use {least:,}"
+        )
     job = Job(batch, seq, Precision("bfloat16"))
 
     def step(line: str) -> Callable[[float], float]:
