@@ -296,6 +296,7 @@ def test_the_command_draws_compares_and_writes(tmp_path: Path, monkeypatch: pyte
         (("show", "1f1b", "--costs", "1,2"), "is not three numbers"),
         (("show", "1f1b", "--virtual", "0"), "virtual = 0: must be at least 1"),
         (("show", "1f1b", "--ranks", "100000"), "forward passes are too many to follow"),
+        (("table", "--ranks", "3", "--micro-batches", "8000"), "168,000 forward passes are too many to follow"),
         (("show", "1f1b", "--virtual", "3"), "virtual = 3: 1f1b has 1 per rank"),
         (("csv", "dualpipe-v", "--micro-batches", "7"), "needs two per rank to fill both ways, 8"),
     ):

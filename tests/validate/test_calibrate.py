@@ -11,7 +11,7 @@ import pytest
 from support.fitted_cluster import laptop
 from typer.testing import CliRunner
 
-from phalanx.answers.machine.calibration import calibration_of
+from phalanx.answers.machine.calibration import _expanded, calibration_of
 from phalanx.answers.plan import decide
 from phalanx.answers.question.query import Query
 from phalanx.answers.question.question import read
@@ -248,3 +248,9 @@ def _trained(folder: Path, factor: float) -> Path:
     lines = [json.dumps({"step": i, "loss": 1.0, "step_time_s": seconds}) for i in range(10)]
     (run / "metrics.jsonl").write_text("\n".join(lines) + "\n")
     return run
+
+
+def test_a_file_of_steps_that_is_no_csv_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "steps.csv").write_text("step,measured\n" + "x" * 2**18 + ",1\n")
+    with pytest.raises(InputError, match="is not CSV"):
+        _expanded(str(tmp_path / "steps.csv"))

@@ -25,7 +25,7 @@ from phalanx.cost.hardware.bent import bent
 from phalanx.cost.step.predict import predict
 from phalanx.frameworks.step_logs import step_time
 from phalanx.spec.cluster.calibration import PARTS, Calibration
-from phalanx.spec.documents import read_text
+from phalanx.spec.documents import csv_of, read_text
 from phalanx.spec.errors import InputError
 from phalanx.validate.calibrate import PRIORS, Fit, Floats, calibrate
 
@@ -121,7 +121,8 @@ def calibration_of(steps: Sequence[str], query: Query, out: Path | None = None) 
 def _expanded(word: str) -> list[tuple[str, str]]:
     """Return (what was run, its seconds or log) of one word, or of each row of a CSV."""
     if word.lower().endswith(".csv"):
-        rows = list(csv.DictReader(read_text(Path(word), "steps").splitlines()))
+        with csv_of(Path(word), "steps"):
+            rows = list(csv.DictReader(read_text(Path(word), "steps").splitlines()))
         if not rows or not {"step", "measured"} <= set(rows[0]):
             has = ", ".join(rows[0]) if rows else "nothing"
             raise InputError("steps", word, f"has the columns {has}", "give it the columns step and measured")

@@ -131,6 +131,10 @@ def compare(
     """Compare the memory and the bubble of schedules, given by name or CSV file; without names all. Raises
     InputError."""
     priced, left_out = [], []
+    together = (
+        max(ranks, 0) * max(micro_batches, 0) * len(names or SCHEDULES)
+    )  # followed one schedule after the other
+    require_few(together, "micro_batches" if micro_batches > ranks else "ranks", max(ranks, micro_batches))
     for name in names or SCHEDULES:
         takes_virtual = name in SCHEDULES and SCHEDULES[name].takes_virtual
         try:
