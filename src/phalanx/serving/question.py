@@ -14,6 +14,7 @@ from phalanx.planning.expense.rates import rates_on, read_rates, require_counted
 from phalanx.serving.cost.adapters import HOST_BYTES_PER_S, adapter_bytes
 from phalanx.serving.cost.layout import ServingLayout
 from phalanx.serving.cost.roofline import LARGE_EP, LargeEp, ServingPrice, memory_share
+from phalanx.serving.cost.scale_blocks import BLOCKWISE, scale_block
 from phalanx.serving.cost.shape import shape_of
 from phalanx.serving.cost.step import BYTES
 from phalanx.serving.request import ServingRequest
@@ -206,12 +207,12 @@ def _weights(request: ServingRequest, generation: str, chip: str) -> tuple[str, 
     return types
 
 
-def _fixed_layout(text: str | None, spec: ModelSpec, row: EngineRow, gpus: int) -> ServingLayout | None:
+def _fixed_layout(text: str | None, spec: ModelSpec, row: EngineRow, gpus: int, block: int) -> ServingLayout | None:
     """Return the layout that --layout fixes, if any. Raises InputError for one that the engine cannot run."""
     if not text:
         return None
     chosen = layout(text)
-    reason = illegal(spec, chosen, row)
+    reason = illegal(spec, chosen, row, block)
     if not reason and chosen.gpus > gpus:
         reason = f"takes {chosen.gpus} GPUs of {gpus}"
     if reason:
@@ -273,7 +274,8 @@ def ask(request: ServingRequest) -> NamedQuestion:
     _require_known(request)
     drafted, accepted = speculation(request.speculate)
     used, slots = adapters(request.adapters)
-    fixed = _fixed_layout(request.layout, spec, row, gpus)
+    block = scale_block(request.model) if row.name in BLOCKWISE else 0
+    fixed = _fixed_layout(request.layout, spec, row, gpus, block if types == ("fp8",) else 0)
     # What comes all at once is a closed loop of as many users as may be under way.
     at_once = request.rate == math.inf
     concurrency = request.concurrency or ((request.requests or 0) if at_once else 0)
@@ -299,6 +301,7 @@ def ask(request: ServingRequest) -> NamedQuestion:
         page_tokens=page_tokens(row, spec, BYTES[request.cache]),
         slots=request.slots or 0,
         memory_share=memory_share(request.memory, row.name, described.device.memory_bytes),
+        scale_block=block,
         chunks=(request.chunk,) if request.chunk else _CHUNKS,
         modes=MODES[request.mode],
         variation=request.variation,

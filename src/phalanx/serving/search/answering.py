@@ -44,7 +44,10 @@ def answer(search: Search) -> ServingAnswer:
     if q.sized:
         finalists = fewest(search, promising, q.gpus, OTHERS)
     else:
-        seen = (search.refined(c) for c in best_of_each(promising, search)[:_FINALISTS])
+        # Steady states rank the layouts of a mode, not modes: they leave out the queue between prefill and decoding.
+        ranked = best_of_each(promising, search)
+        modes = ([c for c in ranked if (len(c.groups) > 1) == apart][:_FINALISTS] for apart in (False, True))
+        seen = (search.refined(c) for of_mode in modes for c in of_mode)
         finalists = best_of_each((c for c in seen if c is not None), search)
         if q.sustained:
             lasting = next(((i, long) for i, c in enumerate(finalists) if (long := search.lasts(c))), None)
@@ -62,7 +65,7 @@ def answer(search: Search) -> ServingAnswer:
     return ServingAnswer(
         q,
         finalists[0],
-        tuple(finalists),
+        tuple(finalists[:_FINALISTS]),
         tuple(pareto([*drawn, *finalists])),
         search.evaluated,
         search.simulated,

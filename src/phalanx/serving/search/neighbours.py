@@ -68,7 +68,7 @@ def neighbours(search: Search, answer: ServingAnswer) -> list[ServingNeighbour]:
     first = search.copy_of(best.weights, best.groups[0].layout)
     out = []
     for change, layout in _changes(group.layout, q.model.experts is not None):
-        reason = illegal(q.model, layout, q.engine)
+        reason = illegal(q.model, layout, q.engine, q.block_of(best.weights))
         together = layout.gpus + (first.layout.gpus if len(best.groups) > 1 else 0)
         if not reason and together > q.gpus:
             reason = f"takes {layout.gpus} GPUs of {q.gpus}"

@@ -47,6 +47,8 @@ class ServingQuestion:
     """Token budgets of a step to try."""
     modes: tuple[str, ...]
     """Modes to try: aggregated, disaggregated."""
+    scale_block: int = 0
+    """Rows of a block of the fp8 checkpoint that share a scale; 0: none do."""
     slots: int = 0
     """The most requests at once in an attention group; 0: as many as engines allow."""
     memory_share: float = MEMORY_SHARE
@@ -105,6 +107,10 @@ class ServingQuestion:
     def sustained(self) -> bool:
         """Whether requests come at a rate without end, which must be kept up with."""
         return self.rate > 0 and not self.finite
+
+    def block_of(self, weights: str) -> int:
+        """Return the rows of weights of a type that share a scale; 0: none do."""
+        return self.scale_block if weights == "fp8" else 0
 
     @property
     def sized(self) -> bool:

@@ -23,7 +23,7 @@ from phalanx.serving.search.question import (
     WorkerGroup,
 )
 from phalanx.serving.search.queued import excess, queued
-from phalanx.serving.search.space import layouts
+from phalanx.serving.search.space import illegal, layouts
 
 LONGER = 10
 """How many times as many requests the answer must keep the limits for, where they come at a rate without end."""
@@ -66,8 +66,10 @@ class Search:
     def copies(self) -> Iterator[Copy]:
         """Yield every copy that can serve."""
         for weights in self.q.weights:
-            every = layouts(self.q.model, self.q.gpus, self.q.engine, self.q.cluster.ranks_per_node, not self.q.sized)
-            for layout in every if self.only is None else (self.only,):
+            q, block = self.q, self.q.block_of(weights)
+            every = layouts(q.model, q.gpus, q.engine, q.cluster.ranks_per_node, not q.sized, block)
+            fixed = () if self.only is None or illegal(q.model, self.only, q.engine, block) else (self.only,)
+            for layout in every if self.only is None else fixed:
                 copy = self.copy_of(weights, layout)
                 if not copy.missing:
                     yield copy

@@ -7,6 +7,7 @@ from functools import cache
 
 from phalanx.cost.memory.cache import of_layer
 from phalanx.serving.cost.layout import ServingLayout
+from phalanx.serving.cost.scale_blocks import cut_block
 from phalanx.serving.simulation.engines import EngineRow
 from phalanx.spec.model.blocks.lowering import architecture
 from phalanx.spec.model.blocks.operators import Dim
@@ -36,8 +37,9 @@ def _undivided(dims: tuple[Dim, ...], tp: int) -> str:
     return ""
 
 
-def illegal(model: ModelSpec, x: ServingLayout, engine: EngineRow) -> str:
-    """Return why a layout is illegal for a model; empty if it is legal."""
+def illegal(model: ModelSpec, x: ServingLayout, engine: EngineRow, block: int = 0) -> str:
+    """Return why a layout is illegal for a model; empty if it is legal. `block`: rows of a block of its weights that
+    share a scale."""
     if reason := _undivided(_split_dims(model, True), x.tp):
         return reason
     if x.pp > model.layers:
@@ -46,6 +48,8 @@ def illegal(model: ModelSpec, x: ServingLayout, engine: EngineRow) -> str:
     if x.moe_tp * x.moe_ep != width:
         return f"moe_tp x moe_ep = {x.moe_tp} x {x.moe_ep} is not tp x attention_dp = {width}"
     if reason := _undivided(_split_dims(model, False), x.tp):
+        return reason
+    if reason := cut_block(model, x, block):
         return reason
     if model.experts is None:
         if x.moe_ep > 1:
@@ -63,7 +67,7 @@ def illegal(model: ModelSpec, x: ServingLayout, engine: EngineRow) -> str:
 
 
 def layouts(
-    model: ModelSpec, gpus: int, engine: EngineRow, node: int, divisors: bool = True
+    model: ModelSpec, gpus: int, engine: EngineRow, node: int, divisors: bool = True, block: int = 0
 ) -> Iterator[ServingLayout]:
     """Yield the legal layouts of one copy over at most `gpus` GPUs. Degrees are powers of two, and with `divisors`
     divisors of `gpus` too; tensor parallelism stays within a node unless it fills several."""
@@ -77,5 +81,5 @@ def layouts(
                 splits = {(width, 1), (1, width)} if model.experts else {(width, 1)}
                 for moe_tp, moe_ep in sorted(splits):
                     x = ServingLayout(tp, pp, attention_dp, moe_tp, moe_ep)
-                    if not illegal(model, x, engine):
+                    if not illegal(model, x, engine, block):
                         yield x
