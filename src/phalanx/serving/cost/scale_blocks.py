@@ -22,7 +22,7 @@ _PUBLISHED = re.compile(r"qwen3.*-fp8|deepseek-(v3|r1)(?!.*distill)|minimax-m2")
 
 
 def scale_block(name: str) -> int:
-    """Return the rows of a block of a model's published fp8 weights, or of those of a config.json; 0: no blocks."""
+    """Return the rows of a block of a model's published fp8 weights, or of a config.json's; 0: no blocks."""
     if not name.endswith(".json") and not Path(name).is_dir():
         return _BLOCK if _PUBLISHED.search(name.lower()) else 0
     path = Path(name) if name.endswith(".json") else Path(name) / "config.json"
