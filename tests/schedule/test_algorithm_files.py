@@ -76,6 +76,7 @@ def test_what_is_no_algorithm_is_refused(tmp_path: Path) -> None:
         ({**PAIR, "rounds": [[{**SEND, "adds": 1}]]}, "adds is true or false"),
         ({**PAIR, "rounds": [[{**SEND, "weight": 1}]]}, "is not a send"),
         ({**PAIR, "rounds": [["0 -> 1"]]}, "is not a send"),
+        ({**PAIR, "ranks": 4096, "chunks": 4096}, "contributions to follow, more than"),
     ]
     for number, (table, said) in enumerate(cases):
         path = written(tmp_path / f"{number}.json", table)
@@ -123,6 +124,11 @@ def test_commands_take_files(tmp_path: Path) -> None:
         1,
         "half.json is not proved: rank 0, chunk [0, 1), after round 0: lacks the contribution of rank 1\n",
     )
+    written(tmp_path / "wide.json", {**PAIR, "chunks": 65536, "rounds": [*PAIR["rounds"], BACK]})
+    assert "has 65,536 chunks, too many to draw" in phalanx(tmp_path, "collectives show wide.json --ranks 2")[2]
+    halves = [[{**send, "chunk": c} for c in (0, 1)] for (send,) in (*PAIR["rounds"], BACK)]
+    written(tmp_path / "halves.json", {**PAIR, "chunks": 2, "rounds": halves})
+    assert "chunk 1" in phalanx(tmp_path, "collectives show halves.json --ranks 2")[1]
     written(tmp_path / "pair.json", {**PAIR, "rounds": [*PAIR["rounds"], BACK]})
     code, out, _ = phalanx(tmp_path, "collectives reduce pair.json --with max --ranks 2")
     assert code == 0

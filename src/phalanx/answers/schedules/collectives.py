@@ -17,13 +17,14 @@ from phalanx.schedule.collectives import proof
 from phalanx.schedule.collectives.compositions import composed
 from phalanx.schedule.collectives.gossip import fewest_messages
 from phalanx.schedule.collectives.ir import Schedule, atoms
-from phalanx.schedule.collectives.registry import build, count, sweep, two_tiers
+from phalanx.schedule.collectives.registry import build, count, least_size, sweep, two_tiers
 from phalanx.spec.byte_sizes import parse_bytes
 from phalanx.spec.cluster.collective_choice import Choice
 from phalanx.spec.cluster.spec import ClusterSpec, CollectiveFit
 from phalanx.spec.errors import InputError
 
 MOST_DRAWN = 26
+_MOST_CHUNKS = 128  # of a file's algorithm that is drawn
 """The most ranks whose contributions are drawn: they are letters."""
 MOST_PROVED = 33
 
@@ -141,13 +142,17 @@ def show(
     if node is not None and algorithm != "hierarchical":
         raise InputError("node", node, f"is nothing that {algorithm or composition} knows", "show hierarchical")
     if composition is None:
-        schedule = build(op, str(algorithm), ranks, ranks, root, tiers=two_tiers(ranks, node))
+        size = least_size(str(algorithm), ranks)
+        if size > _MOST_CHUNKS:
+            reason = f"has {size:,} chunks, too many to draw"
+            raise InputError("algorithm", algorithm, reason, "phalanx collectives prove takes it")
+        schedule = build(op, str(algorithm), ranks, size, root, tiers=two_tiers(ranks, node))
     elif ranks < 1:
         raise InputError("ranks", ranks, "must be at least 1")
     else:
         schedule = composed(op, composition, ranks, ranks, root)
-    size = two_tiers(ranks, node)[0] if algorithm == "hierarchical" else 0
-    return CollectiveSteps(op, str(composition or algorithm), ranks, tuple(_rounds(schedule)), schedule, size)
+    inside = two_tiers(ranks, node)[0] if algorithm == "hierarchical" else 0
+    return CollectiveSteps(op, str(composition or algorithm), ranks, tuple(_rounds(schedule)), schedule, inside)
 
 
 def _rounds(schedule: Schedule) -> Iterator[CollectiveRound]:

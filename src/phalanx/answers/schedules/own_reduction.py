@@ -15,7 +15,7 @@ from phalanx.runtime.comm.reductions import Combine, named
 from phalanx.runtime.process.folder import private_folder
 from phalanx.runtime.process.launch import launch
 from phalanx.schedule.collectives.reduction import examine, needs
-from phalanx.schedule.collectives.registry import build, two_tiers
+from phalanx.schedule.collectives.registry import build, least_size, two_tiers
 from phalanx.spec.errors import InputError
 
 OPS = ("all_reduce", "reduce_scatter", "reduce")
@@ -47,7 +47,7 @@ def run(op: str, algorithm: str, function: str, ranks: int) -> OwnReduction:
     if not 1 <= ranks <= MOST_RANKS:
         raise InputError("ranks", ranks, "cannot be run here", f"use 1 to {MOST_RANKS}")
     combine = named(function)
-    needed = needs(build(op, algorithm, ranks, ranks, tiers=tiers))
+    needed = needs(build(op, algorithm, ranks, least_size(algorithm, ranks), tiers=tiers))
     examine(lambda a, b: _as_array(combine, a, b), needed)
     wanted = reduce(combine, [contribution(rank, _ELEMENTS) for rank in range(ranks)]).tolist()
     with private_folder() as (out, _):

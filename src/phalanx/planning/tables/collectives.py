@@ -10,9 +10,8 @@ from functools import cache
 from phalanx.cost.collectives.closed_form import FORMULAS, best_segments, closed_form
 from phalanx.cost.collectives.critical_path import LinkCosts, Path, costs, lower_bound
 from phalanx.planning.tables.table import Sheet, columns
-from phalanx.schedule.collectives.algorithm_file import algorithm_file, is_file
 from phalanx.schedule.collectives.ir import Schedule
-from phalanx.schedule.collectives.registry import ALGORITHMS, SEGMENTED, build
+from phalanx.schedule.collectives.registry import ALGORITHMS, SEGMENTED, build, least_size
 from phalanx.spec.cluster.presets import preset
 from phalanx.spec.cluster.spec import ClusterSpec
 from phalanx.spec.errors import InputError, nearest
@@ -199,8 +198,7 @@ def _pricing(
     @cache
     def build_schedule(algorithm: str, segments: int) -> _SizedSchedule:
         # One element per chunk; in a double tree, one per segment of each half.
-        elements = 2 * segments if (op, algorithm) in SEGMENTED else ranks
-        elements = algorithm_file(algorithm).chunks if is_file(algorithm) else elements
+        elements = 2 * segments if (op, algorithm) in SEGMENTED else least_size(algorithm, ranks)
         tiers = (inner, ranks // inner)
         schedule = build(op, algorithm, ranks, elements, tiers=tiers, segments=segments)
         return _SizedSchedule(schedule, segments, elements, Path(schedule, links))

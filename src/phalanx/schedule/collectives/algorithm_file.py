@@ -23,6 +23,8 @@ from phalanx.spec.documents import read_json, require_unchanged, version_of
 from phalanx.spec.errors import InputError
 
 _MOST_CHUNKS = 2**16
+_MOST_CELLS = 2**27
+"""(rank, chunk, contributor) that a proof counts: 256 MiB."""
 _KEYS = ("source", "destination", "chunk", "adds")
 
 
@@ -82,6 +84,9 @@ def _read(name: str) -> tuple[tuple[int, int], AlgorithmFile]:
     chunks = _count(name, table, "chunks", _shown(table["rounds"]) or max(blocks, ranks), _MOST_CHUNKS)
     if chunks % blocks or (op in ("all_to_all", "barrier") and chunks != blocks):
         raise InputError("chunks", chunks, f"of {name} is no multiple of {blocks}", "cut the buffer evenly")
+    if (cells := ranks * ranks * chunks) > _MOST_CELLS:
+        reason = f"of {name} over {ranks} ranks make {cells:,} contributions to follow, more than {_MOST_CELLS:,}"
+        raise InputError("chunks", chunks, reason, "write it for fewer ranks, or in fewer chunks")
     root = _count(name, table, "root", 0, ranks - 1, least=0)
     rows = [
         (number, *_send(f"{name}, round {number}, send {i}", send, ranks, chunks))

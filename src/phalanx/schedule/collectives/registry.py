@@ -166,6 +166,11 @@ def _of_file(op: str, name: str, ranks: int, size: int, root: int, splits: npt.A
     return a.schedule(bounds, size, *contract(op, ranks, size, root))
 
 
+def least_size(algorithm: str, ranks: int) -> int:
+    """Return the elements of the smallest buffer in which no chunk is empty: one a rank, or as a file has them."""
+    return algorithm_file(algorithm).chunks if is_file(algorithm) else ranks
+
+
 def of_file(name: str) -> Schedule:
     """Build an algorithm from a file, with one element a chunk; it is not proved. Raises InputError."""
     a = algorithm_file(name)
