@@ -111,6 +111,7 @@ def test_what_is_shown_is_what_was_answered(tmp_path: Path, line: str) -> None:
         bare = re.sub(r"<(script|style)\b.*?</\1>", " ", whole, flags=re.DOTALL)
         texts["page"] = unescape(re.sub(r"<[^>]*>", " ", re.sub(r"<desc>.*?</desc>", " ", bare)))
     for of, text in texts.items():
+        assert not re.search(r"\bNone\b", text), of
         for written, value, slack in _figures(text):
             near = any(abs(value - number) <= slack for number in known)
             assert near or written.strip("+-") in _NAMES, f"{of}: {written} is no figure of the answer"

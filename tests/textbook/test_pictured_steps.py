@@ -13,7 +13,7 @@ import pytest
 from support.in_process_cli import phalanx
 
 from phalanx.planning.lookup import model_named
-from phalanx.report.pictures.figure import Box, Diagram, Label, Lane, Lines, Timeline
+from phalanx.report.pictures.figure import Arrow, Bars, Box, Diagram, Label, Lane, Lines, Timeline
 from phalanx.spec.errors import InputError
 from phalanx.textbook import exam
 from phalanx.textbook.answers import PICTURES, options_of, picture
@@ -163,3 +163,40 @@ def test_what_compression_saves_is_said_as_it_is_drawn() -> None:
     low = re.search(r"(\d+) times less at rank 4, (\d+) at rank 32", drawn.note)
     assert low is not None
     assert [int(n) for n in low.groups()] == [round(at[f"powersgd:{rank}"][8]) for rank in (4, 32)]
+
+
+def test_pieces_of_a_job_take_as_many_times_as_long_as_their_bars() -> None:
+    drawn = picture("fragmentation")
+    (bars,) = (panel for panel in drawn.panels if isinstance(panel, Bars))
+    seconds = [bar.parts[0][1] for bar in bars.bars]
+    said = re.search(r"takes ([\d.]+) times as long", drawn.note)
+    assert said is not None
+    assert float(said[1]) == pytest.approx(seconds[-1] / seconds[0], rel=6e-3)
+    assert [bar.text for bar in bars.bars] == [f"{s:.3g} s" for s in seconds]
+    assert seconds == sorted(seconds)
+
+
+def test_what_papers_alone_say_of_a_model_is_grey() -> None:
+    panel = picture("growth").panels[0]
+    assert isinstance(panel, Lines)
+    assert {(m.label, m.colour == 7) for m in panel.marks} == {(r.name, not r.preset) for r in RELEASES}
+
+
+@pytest.mark.parametrize(
+    ("name", "end", "each"), [("partition", "sum", 4), ("data-parallelism", "the same update", 6)]
+)
+def test_arrows_reach_each_ranks_boxes_in_the_middle(name: str, end: str, each: int) -> None:
+    """From what is cut to what is joined, without a gap: as many of each rank."""
+    panels = [panel for panel in picture(name).panels if isinstance(panel, Diagram)]
+    items = [item for panel in panels[-1:] for item in panel.items]
+    boxes = [item for item in items if isinstance(item, Box)]
+    arrows = [item for item in items if isinstance(item, Arrow)]
+    own = [b for b in boxes if b.colour is not None]
+    assert any(b.lines == (end,) for b in boxes)
+    ranks = len({b.colour for b in own})
+    assert len(arrows) % (ranks * each) == 0
+    assert arrows
+    for arrow in arrows:
+        (x0, y0), (x1, y1) = arrow.points
+        beside = [b for b in own if b.y + 1 == y0 == y1 or b.x + b.w // 2 == x0 == x1]
+        assert beside, arrow

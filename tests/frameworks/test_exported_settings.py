@@ -1,0 +1,34 @@
+"""Settings of exports that a layout or an option alone decides."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from support.in_process_cli import phalanx
+
+JOB = "--model llama3-8b --cluster {} --gpus 16 --batch 64 --seq 4096"
+
+
+def _exported(folder: Path, stack: str, to: str, words: str, cluster: str = "dgx-h100") -> str:
+    assert phalanx(folder, f"plan {JOB.format(cluster)} --stack {stack} {words} --out plan.json")[0] == 0
+    assert phalanx(folder, f"export plan.json --to {to} --out x")[0] == 0
+    return "\n".join(file.read_text() for file in sorted((folder / "x").rglob("*")) if file.is_file())
+
+
+@pytest.mark.parametrize(
+    ("line", "cluster", "queues"),
+    [("tp=2,zero=1", "dgx-h100", True), ("zero=1,tp=1,cp=1", "dgx-h100", False), ("tp=2,zero=1", "dgx-b200", False)],
+)
+def test_one_hardware_queue_is_for_collectives_inside_layers(
+    tmp_path: Path, line: str, cluster: str, queues: bool
+) -> None:
+    """Before Blackwell: Megatron-LM stops without it."""
+    written = _exported(tmp_path, "megatron-core", "megatron", f"--strategy {line}", cluster)
+    assert ("CUDA_DEVICE_MAX_CONNECTIONS=1" in written) == queues
+
+
+@pytest.mark.parametrize(("options", "wide"), [("", "true"), (" --options gradients=bfloat16", "false")])
+def test_nanotron_accumulates_in_the_type_that_was_priced(tmp_path: Path, options: str, wide: str) -> None:
+    written = _exported(tmp_path, "nanotron", "nanotron", f"--strategy tp=2,zero=1{options}")
+    assert f"accumulate_grad_in_fp32: {wide}" in written
