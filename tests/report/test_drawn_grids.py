@@ -75,6 +75,7 @@ def test_cells_of_grids_stand_in_rows_and_columns_of_their_frame() -> None:
         for k, cell in enumerate(own):
             assert _within(words[f"{i}{k // 4}{k % 4}"], _area(cell))
             assert cell["class"] == ("paper" if k % 4 == 0 else f"f{k % 4 % 3} b")
+            assert words[f"{i}{k // 4}{k % 4}"]["class"] == ("t" if k % 4 == 0 else "on")  # ink, or what a fill bears
     areas = [_area(frame) for frame in frames]
     assert not any(a.meets(b, 0) for i, a in enumerate(areas) for b in areas[i + 1 :])
     assert max(a.right for a in areas) < 760

@@ -98,7 +98,7 @@ def _derived(answer: Any) -> Iterator[float]:
         yield b["memory_bytes"] - a["memory_bytes"]
 
 
-@pytest.mark.parametrize("line", COMMANDS)
+@pytest.mark.parametrize("line", COMMANDS, ids=[f"{line.split()[0]} {i}" for i, line in enumerate(COMMANDS)])
 def test_what_is_shown_is_what_was_answered(tmp_path: Path, line: str) -> None:
     (tmp_path / "t.sh").write_text(SCRIPT)
     shown = phalanx(tmp_path, *line.split())[1]
