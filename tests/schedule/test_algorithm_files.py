@@ -133,3 +133,9 @@ def test_commands_take_files(tmp_path: Path) -> None:
     code, out, _ = phalanx(tmp_path, "collectives reduce pair.json --with max --ranks 2")
     assert code == 0
     assert "0 of 2,000 elements differ from one process" in out
+    # A file knows its ranks, and what cannot be proved says what to do.
+    for words in ("show pair.json", "table pair.json", "reduce pair.json --with max"):
+        assert phalanx(tmp_path, f"collectives {words}")[0] == 0
+    both = [{"source": 0, "destination": d, "chunk": 0, "adds": True} for d in (1, 2)]
+    written(tmp_path / "both.json", {"op": "all_reduce", "ranks": 3, "rounds": [both]})
+    assert "at once; a rank sends to one rank" in phalanx(tmp_path, "collectives prove both.json")[1]

@@ -26,7 +26,7 @@ def collective_show(
     output: Saved,
     algorithm: str | None = None,
     op: str = "all_reduce",
-    ranks: int = 4,
+    ranks: int | None = None,
     root: int = 0,
     node: int | None = None,
     composition: str | None = None,
@@ -34,19 +34,21 @@ def collective_show(
     """Step through an algorithm: which rank sends which chunk to which, and what each rank then holds.
 
     algorithm: Algorithm: ring, rabenseifner, binomial, ..., or a JSON file; none with --as.
-    --ranks: Number of ranks; at most 26, because contributions are drawn as letters.
+    --ranks: Number of ranks, at most 26: contributions are drawn as letters. By default 4, or the file's.
     --root: Root rank of a broadcast, reduce, scatter or gather.
     --node: Ranks of a node, for hierarchical; by default the fewest.
     composition --as OP[:ALGORITHM]+OP[:ALGORITHM]|dual[:ALGORITHM]: Compose it of others, such as
         reduce_scatter+all_gather, or turn its dual backwards.
     """
     from phalanx.answers.schedules.collectives import show as follow
+    from phalanx.schedule.collectives.algorithm_file import ranks_of
     from phalanx.schedule.collectives.registry import ALGORITHMS
     from phalanx.spec.errors import InputError, nearest
 
     if (algorithm is None) == (composition is None):
         known = nearest(op, ALGORITHMS) if op not in ALGORITHMS else f"{op} has {', '.join(ALGORITHMS[op])}"
         raise InputError("algorithm", algorithm, "give an algorithm, or --as", known)
+    ranks = ranks_of(algorithm, ranks, 4)
     output.show(follow(op, algorithm, ranks, root, node=node, composition=composition))
 
 
@@ -72,19 +74,22 @@ def collective_prove(output: Printed, file: str | None = None, max_ranks: int = 
 
 
 @command
-def collective_reduce(output: Printed, algorithm: str, function: str, op: str = "all_reduce", ranks: int = 3) -> None:
+def collective_reduce(
+    output: Printed, algorithm: str, function: str, op: str = "all_reduce", ranks: int | None = None
+) -> None:
     """Prove an algorithm for a reduction of your own, and run it: on local ranks, against one process.
 
     algorithm: Algorithm: ring, rabenseifner, binomial, ..., or a JSON file.
     function --with NAME|MODULE:FUNCTION: sum, product, min, max, gcd, and, or, xor; or a function of two tensors, of
         your own.
-    --ranks: Number of local ranks, 1 to 8.
+    --ranks: Number of local ranks, 1 to 8; by default 3, or the file's.
     """
     from phalanx.answers.schedules.own_reduction import run
+    from phalanx.schedule.collectives.algorithm_file import ranks_of
     from phalanx.spec.errors import Unproved
 
     try:
-        answer = run(op, algorithm, function, ranks)
+        answer = run(op, algorithm, function, ranks_of(algorithm, ranks, 3))
     except Unproved as error:
         print(f"{function} under {algorithm} {op}: {error}")
         raise typer.Exit(FAILED) from None
@@ -108,7 +113,7 @@ def collective_table(
     files: list[str] | None = None,
     op: str = "all_reduce",
     size: str = "100MB",
-    ranks: int = 8,
+    ranks: int | None = None,
     cluster: str | None = None,
     alpha: float | None = None,
     rate: float | None = None,
@@ -119,16 +124,18 @@ def collective_table(
 
     files: JSON files with an algorithm of the operation, as `collectives show --json` prints one.
     size --bytes: Size of the buffer, such as 100MB or 64KiB; ignored for a barrier.
-    --ranks: Number of ranks in the group.
+    --ranks: Number of ranks in the group; by default 8, or the first file's.
     --cluster: A preset, a cluster's TOML file, or local: ranks of this machine, as measured; by default dgx-h100.
     --alpha: Latency of a message, in µs.
     --rate: Bandwidth of a rank in one direction, in GB/s.
     """
     from phalanx.answers.schedules.collectives import collectives as compare
     from phalanx.answers.schedules.collectives import measured, on_links
+    from phalanx.schedule.collectives.algorithm_file import ranks_of
     from phalanx.spec.errors import InputError
     from phalanx.spec.files.cluster_toml import cluster_from_toml
 
+    ranks = ranks_of(files[0] if files else None, ranks, 8)
     drawn = [str(file) for file in output.save or () if file.suffix in (".svg", ".png")]
     if drawn and (cluster == "local" or op == "barrier"):
         raise InputError("--save", drawn[0], "draws times over the size of a buffer", "name a preset and no barrier")

@@ -66,6 +66,13 @@ def is_file(algorithm: str) -> bool:
     return algorithm.endswith(".json")
 
 
+def ranks_of(algorithm: str | None, stated: int | None, default: int) -> int:
+    """Return the ranks that are stated, else those of a file's algorithm, else a default. Raises InputError."""
+    if stated is None and algorithm is not None and is_file(algorithm):
+        return algorithm_file(algorithm).ranks
+    return default if stated is None else stated
+
+
 def algorithm_file(name: str) -> AlgorithmFile:
     """Read an algorithm; it is not proved yet. Raises InputError for a file that is none, and for one that was edited
     since this program read it."""

@@ -139,7 +139,10 @@ def _one_port(s: Schedule, number: int, rows: slice) -> None:
             rank = int(np.argmax(count > 1))
             others = pairs[pairs[:, column] == rank][:, 1 - column]
             chunk = f"[{s.offset[rows].min()}, ...)"
-            raise Unproved(f"rank {rank}, chunk {chunk}, round {number}: {does} ranks {others.tolist()} at once")
+            port = "a rank sends to one rank and receives from one in a round: move the others to further rounds"
+            raise Unproved(
+                f"rank {rank}, chunk {chunk}, round {number}: {does} ranks {others.tolist()} at once; {port}"
+            )
     alone = pairs[:, 0] == pairs[:, 1]
     if alone.any():
         raise Unproved(f"rank {pairs[alone][0, 0]}, round {number}: sends to itself")
