@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.in_process_cli import error_of
+from support.in_process_cli import error_of, json_of, text_of
 
 from phalanx.answers.question.read import read as reading_of
 from phalanx.frameworks.configuration import Configuration
@@ -302,3 +302,22 @@ def test_a_run_of_bigsciences_fork_is_read_whole(tmp_path: Path) -> None:
     assert not {"uneven-stages", "unknown-flag"} & {mistake.name for mistake in lint(config, c)}
     (tmp_path / "run.sh").write_text(line.format("--fp16"))
     assert files.read([tmp_path / "run.sh"])[0].layout.zero == 0  # FP16_Optimizer shards nothing
+
+
+def test_torchtitan_in_bf16_alone_has_state_of_8_bytes(tmp_path: Path) -> None:
+    """Llama 3 70B on 8 B200: the model is made in training.dtype, and positions reach training.seq_len."""
+    text = (
+        '[job]\ndescription = "x"\n[model]\nname = "llama3"\nflavor = "70B"\n[training]\nlocal_batch_size = 3\n'
+        'seq_len = 16384\ndtype = "{}"\nmixed_precision_reduce = "{}"\n'
+        '[parallelism]\ndata_parallel_shard_degree = 8\n[activation_checkpoint]\nmode = "full"\n'
+        '[compile]\nenable = true\ncomponents = ["model", "loss"]\n'
+    )
+    (tmp_path / "a.toml").write_text(text.format("bfloat16", "bfloat16"))
+    half = json_of(tmp_path, "predict a.toml --cluster dgx-b200 --json")
+    (tmp_path / "a.toml").write_text(text.format("float32", "float32"))
+    full = json_of(tmp_path, "predict a.toml --cluster dgx-b200 --json")
+    assert (half["fits"], full["fits"]) == (True, False)
+    saved = full["memory_bytes"] - half["memory_bytes"]
+    assert saved == pytest.approx(8 * 70_553_706_496 / 8, rel=0.01)
+    (tmp_path / "a.toml").write_text(text.format("float16", "float32"))
+    assert "not modelled: training.dtype" in text_of(tmp_path, "read a.toml")

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -102,8 +103,10 @@ def read(config: Config, world: int | None = None) -> Configuration:
     )
     name = " ".join(str(keys.take(f"model.{n}", "model", "") or "") for n in ("name", "flavor")).strip()
     spec, inside = _model(keys)
+    if spec and seq and seq > spec.max_seq:  # positions grow: models/llama3/model/args.py, update_from_config
+        spec = replace(spec, max_seq=seq)
     options = _options(keys, bool(offload)) | inside
-    job, fields = _job(keys), _pieces(keys, micro, pp or 1) | _every(keys, mode)
+    job, fields = _job(keys) | _types(keys), _pieces(keys, micro, pp or 1) | _every(keys, mode)
     stack, why = _release(keys)
     if stack == "torchtitan-eager" and "loss" in why:
         options["cross_entropy"] = "fused"
@@ -120,6 +123,21 @@ def read(config: Config, world: int | None = None) -> Configuration:
         job=job,
         notes=(why,) if why else (),
     )
+
+
+def _types(keys: Keys) -> dict[str, Any]:
+    """Return the types of weights, gradients and moments, and of reductions, where they are not float32.
+
+    In training.dtype the model is made (v0.2.0, torchtitan/train.py, `set_default_dtype`), so that AdamW's moments
+    are of that type too; FSDP reduces in mixed_precision_reduce."""
+    types: dict[str, str] = {}
+    for name, parts in (("dtype", ("accumulate", "master")), ("mixed_precision_reduce", ("reduce",))):
+        path = f"training.{name}"
+        if (word := keys.take(path, "job.precision")) == "bfloat16":
+            types |= dict.fromkeys(parts, "bfloat16")
+        elif word != "float32":
+            keys.understood.pop(path, None)  # has no price
+    return {"types": types} if types else {}
 
 
 def _release(keys: Keys) -> tuple[str, str]:

@@ -67,7 +67,7 @@ def is_file(algorithm: str) -> bool:
 
 
 def ranks_of(algorithm: str | None, stated: int | None, default: int) -> int:
-    """Return the ranks that are stated, else those of a file's algorithm, else a default. Raises InputError."""
+    """Return the stated number of ranks, else that of an algorithm in a file, else a default. Raises InputError."""
     if stated is None and algorithm is not None and is_file(algorithm):
         return algorithm_file(algorithm).ranks
     return default if stated is None else stated
