@@ -21,6 +21,7 @@ from phalanx.planning.placement import axis_groups, in_order
 from phalanx.planning.stragglers.timelines import SimulatedRank, SimulatedSpan
 from phalanx.report import expense, mesh, plan
 from phalanx.report.gallery.collectives import _crossing, family
+from phalanx.report.html import plan as page_of_plan
 from phalanx.report.pictures.figure import Node, Tree
 from phalanx.report.simulation import write_trace
 from phalanx.schedule.collectives.registry import ALGORITHMS
@@ -152,3 +153,29 @@ def test_uneven_chunks_are_held_against_equal_ones(equal: float | None, said: st
     chunks = SimpleNamespace(equal_step_time_s=equal)
     answer: Any = SimpleNamespace(best=SimpleNamespace(step_time_s=2.0), chunks=chunks)
     assert plan._equal_chunks(answer) == said
+
+
+@pytest.mark.parametrize("lost", [0, 1, 3, 5])
+def test_a_plan_in_a_paragraph_names_three_of_what_is_lost(lost: int) -> None:
+    """The largest first, each sentence with its full stop; shares and rates are of the step."""
+    terms = {"matmul": 1.0} | {f"loss {i}": 0.1 * (i + 1) for i in range(lost)} | {"tiny": 1e-4}
+    step = sum(terms.values())
+    priced = SimpleNamespace(terms=terms, bytes_=2.0**30)
+    answer: Any = SimpleNamespace(
+        best=SimpleNamespace(strategy=Strategy(dp=2)),
+        to_run=SimpleNamespace(priced=priced, seconds=step, mfu=0.5),
+        pricing=SimpleNamespace(
+            job=SimpleNamespace(global_batch=8, seq=100),
+            profile=SimpleNamespace(name="a stack"),
+            cluster=SimpleNamespace(device=SimpleNamespace(usable_bytes=2.0**31)),
+        ),
+    )
+    said = page_of_plan._in_a_paragraph(answer)
+    assert said.startswith(f"Run it as dp=2 under a stack: {800 / step:,.0f} tokens/s, {400 / step:,.0f} a GPU")
+    assert "A step of 8 sequences takes" in said
+    assert "holds 1.0 GiB of 2.0 GiB" in said
+    assert f"{1 / step:.1%} of the step computes" in said
+    assert said.endswith(".")
+    assert not said.endswith("..")
+    assert re.findall(r"to loss (\d)", said) == [str(i) for i in reversed(range(lost))][:3]
+    assert ("and to less than that" in said) == (lost > 3)
