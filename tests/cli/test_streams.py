@@ -8,6 +8,7 @@ import pty
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ from support.quick_runs import JOB, TEXT
 
 from phalanx.cli import terminal
 from phalanx.runtime.process import launch
+from phalanx.runtime.process.environment import ALONE
 from phalanx.spec.documents import read_toml
 from phalanx.spec.errors import InputError
 from phalanx.spec.files import plan as plans
@@ -166,3 +168,16 @@ def test_a_device_is_written_to_and_stays_a_device(
     plans.write_text(tmp_path / name, "written")  # an absolute name stands alone
     assert Path("/dev/null").is_char_device()
     assert (tmp_path / "null").is_symlink() == (name != "null")
+
+
+@pytest.mark.parametrize(("words", "rank", "shown"), [((), 0, 0), (("--json",), 0, 1), (("--json",), 1, 0)])
+def test_generated_text_is_shown_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...], rank: int, shown: int
+) -> None:
+    """As text it was printed as it came; as JSON by the first rank alone."""
+    showing: list[object] = []
+    monkeypatch.setattr("phalanx.answers.runs.generate.generate", lambda *_: "an answer")
+    monkeypatch.setattr("phalanx.runtime.process.environment.external", lambda: replace(ALONE, rank=rank, size=2))
+    monkeypatch.setattr("phalanx.cli.output.Display.show", lambda self, answer, **_: showing.append(answer))
+    assert phalanx(tmp_path, "generate", "runs/x", "--prompt", "a", *words)[0] == 0
+    assert showing == ["an answer"] * shown

@@ -37,6 +37,7 @@ from phalanx.report.pictures.figure import (
     Unit,
 )
 from phalanx.report.pictures.numbers import short, ticks
+from phalanx.report.pictures.scene import area_of
 from phalanx.textbook.answers import PICTURES, picture
 
 UNSAID = {"kind", "unit", "about", "dash", "axis", "palette", "column", "sends", "ticks"}
@@ -185,6 +186,19 @@ def test_blocks_of_a_lane_follow_each_other() -> None:
             assert all(0 <= block.start < block.end for block in blocks), lane.name
             assert all(a.end <= b.start * (1 + 1e-9) for a, b in pairwise(blocks)), lane.name
             assert panel.end is None or not blocks or blocks[-1].end <= panel.end * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_labels_of_a_plot_cover_no_dot(name: str) -> None:
+    p = _picture(name)
+    names = {m.label for panel in p.panels if isinstance(panel, Lines) for m in panel.marks}
+    for panel in (panel for panel in p.panels if isinstance(panel, Lines)):
+        dots = [_number(d, "cx", "cy") for d in _shapes(panel, "circle") if d["r"] == "4.5"]
+        for t in _shapes(panel, "text"):
+            if t["said"] in names and "halo" in t["class"]:
+                area = area_of(*_number(t, "x", "y"), t["said"], 11, t.get("text-anchor", "start"))
+                assert not any(area.holds(dot) for dot in dots), t
+    assert len(p.panels) > 0
 
 
 # Geometry: rectangles, paths and dots of panels whose data are known.

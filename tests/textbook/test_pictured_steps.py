@@ -67,6 +67,9 @@ def test_fsdp_gathers_every_unit_twice_and_holds_two_units_at_most() -> None:
     blocks = [b.label for b in gathers if b.label.isdigit()]
     assert sorted(blocks) == sorted([str(i) for i in range(_BLOCKS)] * 2)
     held, whole = curve.series
+    sent = re.search(r"([\d.]+) times what DDP sends here", picture("fsdp", {"model": "llama3-8b"}).note)
+    assert sent is not None
+    assert 1.2 < float(sent[1]) < 1.5
     everything = 2 * replace(model_named("llama3-8b")[0], layers=_BLOCKS).parameter_count / 2**30
     assert [y for _, y in whole.points] == pytest.approx([everything] * 2, rel=1e-6)
     assert held.points[0][0] == 0
