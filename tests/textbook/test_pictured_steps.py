@@ -8,15 +8,20 @@ from dataclasses import replace
 from datetime import date
 from math import prod
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from support.in_process_cli import phalanx
 
+from phalanx.cost.analytic.step import TERM_NAMES
 from phalanx.planning.lookup import model_named
 from phalanx.report.pictures.figure import Arrow, Bars, Box, Diagram, Label, Lane, Lines, Timeline
+from phalanx.report.pictures.files import text
 from phalanx.spec.errors import InputError
 from phalanx.textbook import exam
 from phalanx.textbook.answers import PICTURES, options_of, picture
+from phalanx.textbook.case_studies import _why
 from phalanx.textbook.gallery.data_parallel import _BLOCKS
 from phalanx.textbook.gallery.growth import RELEASES, Release
 from phalanx.textbook.gallery.stale_pipelines import largest_rate
@@ -203,3 +208,31 @@ def test_arrows_reach_each_ranks_boxes_in_the_middle(name: str, end: str, each: 
         (x0, y0), (x1, y1) = arrow.points
         beside = [b for b in own if b.y + 1 == y0 == y1 or b.x + b.w // 2 == x0 == x1]
         assert beside, arrow
+
+
+def test_a_choice_is_explained_by_the_two_terms_that_it_saves_most_on() -> None:
+    """Of half a hundredth of the step or more, as shares of the step that was used."""
+    used: Any = SimpleNamespace(fits=True, seconds=10.0, terms={"matmul": 5.0, "tp": 3.0, "dp": 1.5, "bubble": 0.5})
+    chosen: Any = SimpleNamespace(terms={"matmul": 5.5, "tp": 1.0, "dp": 0.5, "bubble": 0.48})
+    tp, dp = (TERM_NAMES[name] for name in ("tp", "dp"))
+    assert _why(used, chosen, None) == f"{tp} 20% less, {dp} 10% less"  # type: ignore[arg-type]
+    chosen.terms["tp"], chosen.terms["dp"] = 2.96, 1.6
+    assert _why(used, chosen, None) == ""  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("levels", ("pp 0", "pp 1", "dp 0", "dp 1", "one colour: the same part", "ep: ranks 0 and 1")),
+        ("hsdp", ("node 0", "node 3", "dp_shard: 4 groups of 8", "dp_replicate: 8 groups of 4", "all hold shard s0")),
+        ("partition", ("column-parallel", "row-parallel", "one all-reduce forward")),
+        ("sequence-parallel", ("gather", "scatter", "all-gather of tokens", "MiB, as nccl-tests counts")),
+        ("moe-layer", ("dispatch", "combine", "router", "weighted sum")),
+        ("routing", ("dropped",)),
+        ("stages", ("stage 0", "stage 3", "embedding", "head, loss", "forward: activations", "backward: gradients")),
+        ("data-parallelism", ("a batch of", "copy of the model", "all-reduce: the mean", "the same update")),
+    ],
+)
+def test_a_picture_says_what_its_parts_are(name: str, words: tuple[str, ...]) -> None:
+    said = " ".join("\n".join(text(picture(name))).split())
+    assert [word for word in words if word not in said] == []
