@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +16,7 @@ from phalanx.serving import plan_file as serving
 from phalanx.serving.answer import launch, manifest
 from phalanx.serving.launch.arguments import published, refused
 from phalanx.serving.launch.launch import overlaps, places
+from phalanx.serving.lines.reading import read
 from phalanx.serving.plan_file import LatencyLimits, ServedLoad, ServingPlan, Workers
 from phalanx.spec.errors import InputError
 
@@ -80,8 +82,6 @@ def test_degrees_stand_in_the_lines_as_each_engine_counts_them() -> None:
     groups = (Workers("both", 1, 1, 1, 8, 1, 8, 256, 8192, 10**6),)
     draw = np.random.default_rng(0)
     plan = _drawn(draw)
-    from dataclasses import replace
-
     plan = replace(plan, model=_EXPERTS, model_name="deepseek-v3", workers=groups, gpus=8, weights="fp8", adapters=0)
 
     def words(engine: str) -> dict[str, str]:
@@ -186,3 +186,16 @@ def test_the_published_lists_hold_what_they_say() -> None:
         assert not row.flags & row.values
         assert len(row.flags | row.values) > 35
         assert set(row.choices) <= row.values
+
+
+def test_nodes_behind_a_workers_first_take_no_requests(tmp_path: Path) -> None:
+    """vllm serve --headless: without it a second node starts a server of its own, and the first waits for it."""
+    plan = _drawn(np.random.default_rng(3))
+    workers = (Workers("both", 1, 8, 2, 1, 8, 1, 32, 1024, 100_000),)
+    plan = replace(plan, engine="vllm", model=_DENSE, model_name="llama3-70b", workers=workers, gpus=16)
+    first, second = launch(plan).commands
+    assert (first.node, second.node) == (0, 1)
+    assert first.options[-6:] == ("--nnodes", "2", "--node-rank", "0", "--master-addr", "$HEAD")
+    assert second.options[-5:] == ("--node-rank", "1", "--master-addr", "$HEAD", "--headless")
+    (tmp_path / "run.sh").write_text(f"{first.line()}\n{second.line()}\n")
+    assert read([tmp_path / "run.sh"], {"cluster": "dgx-h100", "input": 100, "output": 10}).fields["gpus"] == 16

@@ -73,14 +73,15 @@ def launch(plan: ServingPlan) -> Launch:
         if place.workers.role != "both":
             connector = {"kv_connector": "NixlConnector", "kv_role": "kv_both"}
             own += ["--kv-transfer-config", json.dumps(connector, separators=(",", ":"))]
-        if place.nodes > 1:
-            own += ["--nnodes", str(place.nodes), "--node-rank", "$NODE_RANK", "--master-addr", "$HEAD"]
-        program = ("vllm", "serve", where)
-        commands.append(Command(place.name, program, tuple(own), place.gpus, place.node, (), ("vllm",)))
+        for rank in range(place.nodes):  # the first node's server alone takes requests
+            joined = ["--nnodes", str(place.nodes), "--node-rank", str(rank), "--master-addr", "$HEAD"]
+            words = (*own, *(joined if place.nodes > 1 else ()), *(["--headless"] if rank else ()))
+            node, program = place.node + rank, ("vllm", "serve", where)
+            commands.append(Command(place.name, program, words, place.gpus, node, (), ("vllm",)))
     notes = [caching_note(plan), *([note] if note else [])]
     if plan.draft_tokens and not predicts_tokens(plan):
         notes.append("the draft is n-gram look-up here; name your draft model in --speculative-config for another")
-    if len(commands) > 1 and len(plan.workers) == 1:
+    if len(plan.workers) == 1 and plan.workers[0].count > 1:
         notes.append("several workers: put any HTTP load balancer that counts requests under way before them")
     if len(plan.workers) > 1:
         notes.append("prefill and decode apart need a router: Dynamo's manifest (--launch dynamo) has one")

@@ -63,7 +63,9 @@ def read(paths: Sequence[Path], given: Mapping[str, Any]) -> LinesRead:
         raise InputError(
             "from", ", ".join(map(str, paths)), "starts no server and no benchmark", f"give a line of {names}"
         )
-    server = only([x for x in servers_and_benchmarks if x.program.role == "server"], "servers")
+    servers = [x for x in servers_and_benchmarks if x.program.role == "server"]
+    # vLLM's nodes behind the first are parts of its server.
+    server = only([x for x in servers if x.flags.get("headless") is not True] or servers, "servers")
     bench = only([x for x in servers_and_benchmarks if x.program.role in ("benchmark", "both")], "benchmarks")
     drawn = only([x for x in servers_and_benchmarks if x.program.role == "lengths"], "data sets")
     if server is None and bench is not None and bench.program.role == "both":
