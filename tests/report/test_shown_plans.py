@@ -19,7 +19,7 @@ from phalanx.planning.expense.expense import Expense
 from phalanx.planning.lookup import cluster_named
 from phalanx.planning.placement import axis_groups, in_order
 from phalanx.planning.stragglers.timelines import SimulatedRank, SimulatedSpan
-from phalanx.report import expense, mesh, plan
+from phalanx.report import expense, mesh, plan, read
 from phalanx.report.gallery.collectives import _crossing, family
 from phalanx.report.html import plan as page_of_plan
 from phalanx.report.pictures.figure import Node, Tree
@@ -179,3 +179,17 @@ def test_a_plan_in_a_paragraph_names_three_of_what_is_lost(lost: int) -> None:
     assert not said.endswith("..")
     assert re.findall(r"to loss (\d)", said) == [str(i) for i in reversed(range(lost))][:3]
     assert ("and to less than that" in said) == (lost > 3)
+
+
+@pytest.mark.parametrize(
+    ("step", "memory", "fits", "said"),
+    [
+        (0.9, 2**30, True, "-10.0%\n+0 B"),
+        (1.05, 2**29, True, "+5.0%\n-512.0 MiB"),
+        (1.0, 3 * 2**30, False, "+0.0%\n+2.0 GiB\ndoes not fit"),
+    ],
+)
+def test_a_change_is_shown_against_what_runs_now(step: float, memory: int, fits: bool, said: str) -> None:
+    now: Any = SimpleNamespace(step_time_s=1.0, memory_bytes=2**30)
+    other: Any = SimpleNamespace(step_time_s=step, memory_bytes=memory, fits=fits)
+    assert read._difference(now, other) == said
