@@ -260,11 +260,15 @@ def launch(plan: ServingPlan) -> Launch:
     return line
 
 
-def manifest(plan: ServingPlan) -> str:
-    """Return Dynamo's manifest of a plan, checked against the arguments that its workers publish. Raises
-    InputError."""
+def manifest(plan: ServingPlan, starter: str = "dynamo") -> str:
+    """Return a plan's manifest for Dynamo or for Kubernetes alone, checked against the arguments that its workers
+    publish. Raises InputError."""
     from phalanx.serving.launch.launch import places
 
+    if starter == "kubernetes":
+        from phalanx.serving.launch import kubernetes
+
+        return kubernetes.manifest(plan, launch(plan))
     for place in places(plan):
         options = dynamo.worker_options(plan, place)
         owners = (f"dynamo.{plan.engine}", plan.engine) if plan.engine != "trtllm" else ("dynamo.trtllm",)

@@ -39,7 +39,7 @@ def plan(
 
     source --from run.sh: Lines of a server, a benchmark or both, of vLLM, SGLang, TensorRT-LLM or genai-perf;
         repeatable.
-    --launch engine|dynamo: Also print what starts it, as `phalanx serve launch` does.
+    --launch engine|dynamo|kubernetes: Also print what starts it, as `phalanx serve launch` does.
     --out: File to write the serving plan to.
     """
     from phalanx.serving import plan_file as serving
@@ -94,10 +94,11 @@ def _show(answer: ServingPlanAnswer, costs: bool) -> None:
 
 @command
 def launch(plan: Path, starter: str = "engine", json: bool = False) -> None:
-    """Print what starts a serving plan: command lines of its engine, or a manifest of Dynamo.
+    """Print what starts a serving plan: command lines of its engine, or a manifest.
 
     plan serving.json: A serving plan, written by `serve plan`.
-    starter --for engine|dynamo: The engine's command lines, or a manifest of NVIDIA Dynamo.
+    starter --for engine|dynamo|kubernetes: The engine's command lines, or a manifest: of NVIDIA Dynamo, or a
+        Deployment, over several nodes a LeaderWorkerSet.
     """
     from phalanx.serving import plan_file
 
@@ -113,23 +114,24 @@ def require_starter(option: str, name: str) -> None:
     """Require a known way to start a plan. Raises InputError."""
     from phalanx.spec.errors import InputError, nearest
 
-    if name not in ("engine", "dynamo"):
-        raise InputError(option, name, "is not known", nearest(name, ("engine", "dynamo")))
+    known = ("engine", "dynamo", "kubernetes")
+    if name not in known:
+        raise InputError(option, name, "is not known", nearest(name, known))
 
 
 def as_json_of(plan: ServingPlan, what: str) -> dict[str, Any]:
     """Return what starts a plan. Raises InputError for what its engine cannot do."""
     from phalanx.serving.answer import launch, manifest
 
-    return {"manifest": manifest(plan)} if what == "dynamo" else asdict(launch(plan))
+    return {"manifest": manifest(plan, what)} if what != "engine" else asdict(launch(plan))
 
 
 def show(plan: ServingPlan, what: str) -> None:
     """Print what starts a plan. Raises InputError for what its engine cannot do."""
     from phalanx.serving.answer import launch, manifest
 
-    if what == "dynamo":
-        print(manifest(plan), end="")
+    if what != "engine":
+        print(manifest(plan, what), end="")
         return
     launch_line = launch(plan)
     for name, content in launch_line.files.items():
