@@ -67,6 +67,8 @@ def test_a_proposal_says_what_is_packed_divided_and_summed() -> None:
     assert not {"first", "down", "up", "join", "last"} & set(unet)  # what residuals and skips carry is whole
     with pytest.raises(InputError, match=r"tp_plan = 'Mamba': has no layers that 2 ranks could split"):
         phalanx.propose_tp_plan(make_own("mamba"), OWN["mamba"][1](0))
+    with pytest.raises(InputError, match=r"Linear.forward takes .* without the targets"):
+        phalanx.propose_tp_plan(nn.Linear(4, 4), (torch.ones(2, 4), torch.ones(2)))
     with pytest.raises(InputError, match="no layers that 3 ranks could split"):
         phalanx.propose_tp_plan(nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 4)), torch.ones(2, 4), tp=3)
 

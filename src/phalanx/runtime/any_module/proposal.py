@@ -16,6 +16,7 @@ The plan is a proposal: `parallelize` proves it on its first batch (first_pass.p
 
 from __future__ import annotations
 
+import inspect
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
@@ -43,6 +44,11 @@ def propose_tp_plan(
     if tp < 2:
         raise InputError("tp", tp, "splits nothing", "propose for 2 ranks or more")
     batch = (args if isinstance(args, tuple) else (args,)), dict(kwargs or {})
+    try:
+        inspect.signature(module.forward).bind(*batch[0], **batch[1])
+    except TypeError as error:
+        reason = f"is not what {type(module).__name__}.forward takes ({error})"
+        raise InputError("args", None, reason, "give its inputs alone, without the targets of a loss") from None
     plan: dict[str, str] = {}
     with torch.enable_grad(), evaluating(module), torch.random.fork_rng():
         inputs, outs = _inputs(module, *batch)
