@@ -22,6 +22,7 @@ from phalanx.planning.stragglers.timelines import SimulatedRank, SimulatedSpan
 from phalanx.report import expense, mesh, plan, read
 from phalanx.report.gallery.collectives import _crossing, family
 from phalanx.report.html import plan as page_of_plan
+from phalanx.report.measured import runs
 from phalanx.report.pictures.figure import Node, Tree
 from phalanx.report.simulation import write_trace
 from phalanx.schedule.collectives.registry import ALGORITHMS
@@ -193,3 +194,19 @@ def test_a_change_is_shown_against_what_runs_now(step: float, memory: int, fits:
     now: Any = SimpleNamespace(step_time_s=1.0, memory_bytes=2**30)
     other: Any = SimpleNamespace(step_time_s=step, memory_bytes=memory, fits=fits)
     assert read._difference(now, other) == said
+
+
+@pytest.mark.parametrize("experts", [4, 4096])
+def test_loads_of_experts_are_drawn_where_there_is_room(experts: int) -> None:
+    """With a column of bars and its explanation, or neither; what was dropped has a row."""
+    chosen = {0: [1] * experts, 2: [1] * (experts - 1) + [3]}
+    part: Any = SimpleNamespace(chosen=chosen, busiest={0: 1.0, 2: 2.5}, dropped=0.125, first_step=1, last_step=9)
+    sheet = runs.balance([part, part])
+    bars = experts < 100
+    assert [row[:3] for row in sheet.rows] == [
+        ("block 0", "1.00", "1.00"),
+        ("block 2", "2.50", "2.50"),
+        ("dropped", "12.5%", "12.5%"),
+    ]
+    assert {len(row) for row in sheet.rows} == {len(sheet.columns)} == {3 + bars}
+    assert ("a bar per expert" in sheet.note) == bars

@@ -21,7 +21,8 @@ from phalanx.report.pictures.files import text
 from phalanx.spec.errors import InputError
 from phalanx.textbook import exam
 from phalanx.textbook.answers import PICTURES, options_of, picture
-from phalanx.textbook.case_studies import _why
+from phalanx.textbook.case_studies import CaseResult, _row, _why
+from phalanx.textbook.gallery import layers
 from phalanx.textbook.gallery.data_parallel import _BLOCKS
 from phalanx.textbook.gallery.growth import RELEASES, Release
 from phalanx.textbook.gallery.stale_pipelines import largest_rate
@@ -236,3 +237,26 @@ def test_a_choice_is_explained_by_the_two_terms_that_it_saves_most_on() -> None:
 def test_a_picture_says_what_its_parts_are(name: str, words: tuple[str, ...]) -> None:
     said = " ".join("\n".join(text(picture(name))).split())
     assert [word for word in words if word not in said] == []
+
+
+@pytest.mark.parametrize("fits", [True, False])
+def test_a_case_costs_its_step_over_the_chosen_one(fits: bool) -> None:
+    case: Any = SimpleNamespace(name="c", model="m", gpus=8, cluster="k", batch=4, seq=1024, used="dp=8")
+    used, chosen = SimpleNamespace(fits=fits), SimpleNamespace(strategy="tp=8")
+    row = _row(CaseResult(case, used, 3.0, chosen, 2.0, "why"))  # type: ignore[arg-type]
+    assert row == (
+        *("c", "m, 8 of k, 4 x 1,024", "dp=8", 3.0 if fits else None, "tp=8", 2.0),
+        *(pytest.approx(0.5) if fits else None, "why"),
+    )
+    none = _row(CaseResult(case, used, 3.0, None, None, "why"))  # type: ignore[arg-type]
+    assert none[3:] == (3.0, "none", None, None, "why")
+
+
+@pytest.mark.parametrize("model", ["mixtral-8x7b", "deepseek-v2", "deepseek-v3"])
+def test_models_with_other_matrices_are_not_cut(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(InputError, match="has other matrices than this picture"):
+        picture("partition", {"model": model})
+    dense = replace(model_named("deepseek-v3")[0], experts=None)
+    monkeypatch.setattr(layers, "model_named", lambda name: (dense, ""))  # latent attention alone
+    with pytest.raises(InputError, match="has other matrices"):
+        picture("partition")
