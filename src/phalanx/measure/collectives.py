@@ -25,8 +25,9 @@ from phalanx.runtime.comm.p2p import tiers
 from phalanx.runtime.comm.transport import Call
 from phalanx.runtime.process import world as worlds
 from phalanx.schedule.collectives.registry import ALGORITHMS, build
-from phalanx.spec.cluster.collective_choice import Choice, Transport
+from phalanx.spec.cluster.collective_choice import Choice
 from phalanx.spec.cluster.spec import CollectiveFit
+from phalanx.spec.job import Transport
 
 OPS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
 _SIZES = tuple(2**k for k in range(10, 25, 2))  # 1 KiB .. 16 MiB, as Event counts bytes

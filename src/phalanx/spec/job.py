@@ -6,13 +6,15 @@ import re
 from dataclasses import dataclass, field
 from typing import Annotated, Literal, cast, get_args
 
-from phalanx.spec.cluster.collective_choice import Transport
 from phalanx.spec.errors import InputError, nearest
 from phalanx.spec.number_formats import NUMBER_FORMATS, NumberFormat
 from phalanx.spec.optimizers import Optimizer, OuterOptimizer
 from phalanx.spec.ranges import Count, FilePath, Length, Name, Natural, Range, Share, require_ranges
 
 DType = Literal["float64", "float32", "bfloat16", "float16"]
+Transport = Literal["native", "p2p", "shm"]
+"""What carries collectives. native: torch's backend (Gloo, NCCL). p2p: our schedules over sends and receives. shm:
+shared memory."""
 
 
 def compute_type(word: str, field: str) -> DType:

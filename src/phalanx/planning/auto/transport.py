@@ -9,9 +9,10 @@ from typing import cast
 from phalanx.cost.collectives.critical_path import Path, costs
 from phalanx.schedule.collectives.algorithm_file import algorithm_file, is_file
 from phalanx.schedule.collectives.registry import build
-from phalanx.spec.cluster.collective_choice import Choice, Transport
+from phalanx.spec.cluster.collective_choice import Choice
 from phalanx.spec.cluster.spec import ClusterSpec, CollectiveFit
 from phalanx.spec.errors import InputError
+from phalanx.spec.job import Transport
 
 Word = str
 """auto, a Transport, or the JSON file of an algorithm."""

@@ -27,7 +27,8 @@ from phalanx.runtime.process import gpus, objects, status
 from phalanx.runtime.process import world as worlds
 from phalanx.runtime.process.environment import World
 from phalanx.schedule.event import Event, Phase, Reduction
-from phalanx.spec.cluster.collective_choice import Choice, Transport, pick
+from phalanx.spec.cluster.collective_choice import Choice, pick
+from phalanx.spec.job import Transport
 from phalanx.spec.strategy.mesh import Mesh
 
 

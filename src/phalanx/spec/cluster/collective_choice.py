@@ -4,11 +4,9 @@ every rank."""
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
 
+from phalanx.spec.job import Transport
 from phalanx.spec.ranges import Bytes, Name, Natural, Ranks, require_ranges
-
-Transport = Literal["native", "p2p", "shm"]
 
 
 @dataclass(frozen=True)
@@ -22,7 +20,6 @@ class Choice:
     from_bytes: Bytes
     """The smallest buffer it applies to; its range ends where the next choice of the same group begins."""
     transport: Transport
-    """native: torch's backend (Gloo, NCCL). p2p: our schedules over sends and receives. shm: shared memory."""
     algorithm: Name = ""
     """Schedule, for transport p2p only."""
     reason: Name = ""

@@ -13,9 +13,8 @@ from typing import Annotated, Any, Literal
 import numpy as np
 
 from phalanx.spec.cluster.calibration import Calibration
-from phalanx.spec.cluster.collective_choice import Transport
 from phalanx.spec.errors import InputError
-from phalanx.spec.job import DType
+from phalanx.spec.job import DType, Transport
 from phalanx.spec.ranges import Bytes, Count, Name, Range, Ranks, Rate, Seconds, SecondsPer, require_ranges
 
 Origin = Literal["measured", "published", "estimated"]
