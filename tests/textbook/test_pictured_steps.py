@@ -260,3 +260,14 @@ def test_models_with_other_matrices_are_not_cut(model: str, monkeypatch: pytest.
     monkeypatch.setattr(layers, "model_named", lambda name: (dense, ""))  # latent attention alone
     with pytest.raises(InputError, match="has other matrices"):
         picture("partition")
+
+
+def test_each_way_to_be_in_pieces_has_the_same_number_of_gpus() -> None:
+    """Of eight nodes of eight, 16: in two nodes, in four and in eight."""
+    (panel,) = (p for p in picture("fragmentation").panels if isinstance(p, Diagram))
+    boxes = [item for item in panel.items if isinstance(item, Box)]
+    for case, nodes in enumerate((2, 4, 8)):
+        own = [b for b in boxes if 27 * case <= b.x < 27 * case + 24]
+        taken = [b for b in own if b.lines == ("x",)]
+        assert (len(own), len(taken), len({b.y for b in taken})) == (64, 16, nodes)
+        assert all((b.colour is None) != (b in taken) for b in own)
