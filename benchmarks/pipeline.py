@@ -68,7 +68,7 @@ def spec_of() -> ModelSpec:
 
 def strategy_of(name: str, ranks: int) -> Strategy:
     virtual = SCHEDULES[name].chunks if SCHEDULES[name].takes_virtual else 1
-    return Strategy(pp=ranks, schedule=name, virtual=virtual)  # type: ignore[arg-type]
+    return Strategy(pp=ranks, schedule=name, virtual=virtual)
 
 
 class Chunk(nn.Module):
