@@ -115,12 +115,13 @@ def test_a_models_name_is_a_word_of_the_launch_lines(name: str) -> None:
             assert name in worker["podTemplate"]["spec"]["containers"][0]["args"]
 
 
-def test_a_worker_of_several_nodes_has_its_node_filled_in_by_the_shell() -> None:
+def test_a_worker_of_several_nodes_has_a_line_for_each_and_its_head_from_the_shell() -> None:
     content = listings.serving_plan()[0]
     workers = {**content["workers"][0], "count": 1, "tp": 16, "moe_tp": 16}
     tables = {k: v for k, v in content.items() if k not in ("version", "kind")} | {"workers": [workers], "gpus": 16}
-    (command,) = launch(build(serving.ServingPlan, tables, "s")).commands
-    assert '--node-rank "$NODE_RANK"' in command.line()
+    first, second = (command.line() for command in launch(build(serving.ServingPlan, tables, "s")).commands)
+    assert all('--master-addr "$HEAD"' in line for line in (first, second))
+    assert ("--node-rank 0" in first, "--node-rank 1" in second, "--headless" in first) == (True, True, False)
 
 
 def test_no_text_ends_a_comment_or_a_word_of_an_export() -> None:

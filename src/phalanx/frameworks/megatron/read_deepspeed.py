@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from phalanx.spec.strategy.zero_levels import ZERO_LEVELS
+
 SHARDED = "bf16 under ZeRO 0 as level 1: DeepSpeed's BF16_Optimizer shards masters and moments over dp"
 
 
@@ -13,7 +15,8 @@ def level(zero: int | None, precision: str | None) -> int | None:
     deepspeedai/DeepSpeed v0.6 to v0.15, runtime/engine.py, `_do_optimizer_sanity_check` (BFLOAT16), and
     runtime/bf16_optimizer.py, BF16_Optimizer, which keeps a partition of the fp32 groups for each data-parallel rank.
     """
-    return 1 if zero == 0 and precision == "bf16" else zero
+    unsharded = zero is not None and precision == "bf16" and not ZERO_LEVELS[zero].state
+    return 1 if unsharded else zero
 
 
 def dealt(method: Any, blocks: int | None, pp: int | None) -> str | None:
