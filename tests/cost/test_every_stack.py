@@ -91,6 +91,12 @@ for _i in (0, 1):
         WORSE[f"{_name} of tier {_i}"] = _worse
 
 
+def test_slower_links_between_nodes_never_help_shards_inside_one() -> None:
+    """Gathers of 4 ranks in a node are not held up by the ports that replicas use (llm-foundry's contention)."""
+    p = _pricing("llm-foundry-pure", "llama3-8b")
+    _monotone(p, of([Strategy(dp=32, zero=3, shard=4, micro_batch=2)]))
+
+
 @examples(2, 60)
 @pytest.mark.parametrize("model", MODELS)
 def test_what_holds_of_any_strategy(model: str, examples: int) -> None:

@@ -17,6 +17,12 @@ Transport = Literal["native", "p2p", "shm"]
 shared memory."""
 
 
+def is_algorithm_file(name: str) -> bool:
+    """Whether a collective's algorithm is named by a file (schedule/collectives/algorithm_file.py), which has one
+    number of ranks."""
+    return name.endswith(".json")
+
+
 def compute_type(word: str, field: str) -> DType:
     """Return `word` as a type to compute in. Raises InputError naming `field` for any other word."""
     for known in get_args(DType):
@@ -217,7 +223,7 @@ class Train:
 
     def __post_init__(self) -> None:
         require_ranges(self, "train")
-        if self.transport not in ("auto", *get_args(Transport)) and not self.transport.endswith(".json"):
+        if self.transport not in ("auto", *get_args(Transport)) and not is_algorithm_file(self.transport):
             known = nearest(self.transport, ("auto", *get_args(Transport), "FILE.json"))
             raise InputError("train.transport", self.transport, "is not a transport", known)
         if self.warmup >= self.steps and self.warmup:

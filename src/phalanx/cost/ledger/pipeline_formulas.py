@@ -142,9 +142,11 @@ ROUNDS = 3
 
 def number_of(name: str) -> int:
     """Return the number of a schedule in columns. Raises InputError for an unknown one."""
-    if name not in SCHEDULES and (facts := facts_of(name)) and name not in _NUMBERS:
-        _NUMBERS[name] = len(_ROWS)
-        _ROWS.append(facts)
+    if name not in SCHEDULES:
+        facts = facts_of(name)  # also of a file that has its number, which may have changed
+        if name not in _NUMBERS:
+            _NUMBERS[name] = len(_ROWS)
+            _ROWS.append(facts)
     return _NUMBERS[name]
 
 

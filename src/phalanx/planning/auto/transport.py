@@ -7,27 +7,24 @@ from dataclasses import replace
 from typing import cast
 
 from phalanx.cost.collectives.critical_path import Path, costs
-from phalanx.schedule.collectives.algorithm_file import algorithm_file, is_file
+from phalanx.schedule.collectives.algorithm_file import algorithm_file
 from phalanx.schedule.collectives.registry import build
 from phalanx.spec.cluster.collective_choice import Choice
 from phalanx.spec.cluster.spec import ClusterSpec, CollectiveFit
 from phalanx.spec.errors import InputError
-from phalanx.spec.job import Transport
-
-Word = str
-"""auto, a Transport, or the JSON file of an algorithm."""
+from phalanx.spec.job import Transport, is_algorithm_file
 
 _SIZES = tuple(2**k for k in range(10, 31))
 _FORCED = {"all_reduce": "ring", "all_gather": "ring", "reduce_scatter": "ring", "all_to_all": "pairwise"}
 _CLEARLY = 0.95  # switch only below this share of the time, so that noise does not flip neighbouring sizes
 
 
-def allowed(cluster: ClusterSpec, transport: Word) -> ClusterSpec:
+def allowed(cluster: ClusterSpec, transport: str) -> ClusterSpec:
     """Return the cluster with only one transport's measurements; with all of them for `auto`, and for a file, whose
     algorithm takes the place of all others of its operation and number of ranks. Raises InputError."""
     if transport == "auto":
         return cluster
-    if is_file(transport):
+    if is_algorithm_file(transport):
         return _with_file(cluster, transport)
     return replace(cluster, collectives=tuple(f for f in cluster.collectives if f.transport == transport))
 
@@ -49,7 +46,7 @@ def _with_file(cluster: ClusterSpec, name: str) -> ClusterSpec:
     return replace(cluster, collectives=(*others, fit))
 
 
-def decide(cluster: ClusterSpec, transport: Word) -> tuple[Choice, ...]:
+def decide(cluster: ClusterSpec, transport: str) -> tuple[Choice, ...]:
     """Choose transport and algorithm of every collective on a cluster.
 
     A transport other than `auto` runs every collective; if unmeasured, with the algorithms that send the fewest

@@ -21,6 +21,7 @@ import numpy as np
 from phalanx.schedule.collectives.ir import Holdings, Ints, Schedule
 from phalanx.spec.documents import read_json, require_unchanged, version_of
 from phalanx.spec.errors import InputError
+from phalanx.spec.job import is_algorithm_file
 
 _MOST_CHUNKS = 2**16
 _MOST_CELLS = 2**27
@@ -61,14 +62,9 @@ class AlgorithmFile:
         )
 
 
-def is_file(algorithm: str) -> bool:
-    """Whether an algorithm is named by a file: it then has one number of ranks."""
-    return algorithm.endswith(".json")
-
-
 def ranks_of(algorithm: str | None, stated: int | None, default: int) -> int:
     """Return the stated number of ranks, else that of an algorithm in a file, else a default. Raises InputError."""
-    if stated is None and algorithm is not None and is_file(algorithm):
+    if stated is None and algorithm is not None and is_algorithm_file(algorithm):
         return algorithm_file(algorithm).ranks
     return default if stated is None else stated
 

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from phalanx.schedule.collectives.algorithm_file import algorithm_file, is_file
+from phalanx.schedule.collectives.algorithm_file import algorithm_file
 from phalanx.schedule.collectives.algorithms import (
     binomial_broadcast,
     binomial_scatter,
@@ -37,6 +37,7 @@ from phalanx.schedule.collectives.algorithms import (
 from phalanx.schedule.collectives.ir import Holdings, Ints, Schedule, compose, cut, dual, intervals, then
 from phalanx.schedule.collectives.proof import prove
 from phalanx.spec.errors import InputError, Unproved, nearest
+from phalanx.spec.job import is_algorithm_file
 
 ALGORITHMS: dict[str, tuple[str, ...]] = {
     "broadcast": ("flat", "binomial", "chain", "scatter_all_gather"),
@@ -98,7 +99,7 @@ def build(
     Raises InputError for an unknown op or algorithm, and for sizes that do not fit.
     """
     _check(op, algorithm, ranks, size, root, tiers, splits, segments)
-    if is_file(algorithm):
+    if is_algorithm_file(algorithm):
         return _of_file(op, algorithm, ranks, size, root, splits)
     if (op, algorithm) in DUALS:
         return dual(build(*DUALS[op, algorithm], ranks, size, root), op, algorithm, reduces=op == "reduce")
@@ -168,7 +169,7 @@ def _of_file(op: str, name: str, ranks: int, size: int, root: int, splits: npt.A
 
 def least_size(algorithm: str, ranks: int) -> int:
     """Return the elements of the smallest buffer in which no chunk is empty: one a rank, or as a file has them."""
-    return algorithm_file(algorithm).chunks if is_file(algorithm) else ranks
+    return algorithm_file(algorithm).chunks if is_algorithm_file(algorithm) else ranks
 
 
 def of_file(name: str) -> Schedule:
@@ -233,7 +234,7 @@ def _check(
 ) -> None:
     if op not in ALGORITHMS:
         raise InputError("op", op, "is not a collective", nearest(op, ALGORITHMS))
-    if algorithm not in ALGORITHMS[op] and not is_file(algorithm):
+    if algorithm not in ALGORITHMS[op] and not is_algorithm_file(algorithm):
         known = nearest(algorithm, (*ALGORITHMS[op], "FILE.json"))
         raise InputError("algorithm", algorithm, f"{op} has no such algorithm", known)
     if ranks < 1 or size < 0 or not 0 <= root < ranks:

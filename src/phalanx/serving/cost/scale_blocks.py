@@ -7,11 +7,11 @@ as it loads them have one scale a tensor, and are cut anywhere.
 
 from __future__ import annotations
 
-import json
 import re
 from pathlib import Path
 
 from phalanx.serving.cost.layout import ServingLayout
+from phalanx.spec.documents import read_json
 from phalanx.spec.model.spec import ModelSpec
 
 BLOCKWISE = ("vllm", "sglang")
@@ -22,11 +22,13 @@ _PUBLISHED = re.compile(r"qwen3.*-fp8|deepseek-(v3|r1)(?!.*distill)|minimax-m2")
 
 
 def scale_block(name: str) -> int:
-    """Return the rows of a block of a model's published fp8 weights, or of a config.json's; 0: no blocks."""
+    """Return the rows of a block of a model's published fp8 weights, or of a config.json's; 0: no blocks. Raises
+    InputError for a file that cannot be read."""
     if not name.endswith(".json") and not Path(name).is_dir():
         return _BLOCK if _PUBLISHED.search(name.lower()) else 0
     path = Path(name) if name.endswith(".json") else Path(name) / "config.json"
-    table = json.loads(path.read_text()).get("quantization_config")
+    config = read_json(path, "model")
+    table = config.get("quantization_config") if isinstance(config, dict) else None
     sizes = table.get("weight_block_size") if isinstance(table, dict) else None
     rows = sizes[0] if isinstance(sizes, list) and sizes else 0
     return rows if isinstance(rows, int) and rows > 0 else 0

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from phalanx.spec.job import Transport
+from phalanx.spec.job import Transport, is_algorithm_file
 from phalanx.spec.ranges import Bytes, Name, Natural, Ranks, require_ranges
 
 
@@ -31,11 +31,6 @@ class Choice:
         require_ranges(self, "choices.collectives")
 
     @property
-    def of_one_size(self) -> bool:
-        """Whether it holds for no smaller group: an algorithm of a file."""
-        return self.algorithm.endswith(".json")
-
-    @property
     def way(self) -> str:
         """Transport and algorithm, as named in charts and tables."""
         return f"{self.transport} {self.algorithm}".strip()
@@ -50,7 +45,10 @@ def pick(choices: tuple[Choice, ...], op: str, group_size: int, size_bytes: int,
         c
         for c in choices
         if (c.op, c.hosts) == (op, hosts)
-        and (c.group_size == group_size or (c.group_size > group_size and hosts == 1 and not c.of_one_size))
+        and (
+            c.group_size == group_size
+            or (c.group_size > group_size and hosts == 1 and not is_algorithm_file(c.algorithm))
+        )
         and c.from_bytes <= size_bytes
     ]
     nearest = min((c.group_size for c in candidates), default=0)

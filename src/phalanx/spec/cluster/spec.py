@@ -14,7 +14,7 @@ import numpy as np
 
 from phalanx.spec.cluster.calibration import Calibration
 from phalanx.spec.errors import InputError
-from phalanx.spec.job import DType, Transport
+from phalanx.spec.job import DType, Transport, is_algorithm_file
 from phalanx.spec.ranges import Bytes, Count, Name, Range, Ranks, Rate, Seconds, SecondsPer, require_ranges
 
 Origin = Literal["measured", "published", "estimated"]
@@ -306,7 +306,7 @@ class ClusterSpec:
             f
             for f in self.collectives
             if (f.op, f.hosts) == (op, hosts)
-            and (f.group_size == group_size or (f.group_size > group_size and not f.algorithm.endswith(".json")))
+            and (f.group_size == group_size or (f.group_size > group_size and not is_algorithm_file(f.algorithm)))
         ]
         nearest = min((f.group_size for f in candidates), default=0) if hosts == 1 else group_size
         return [f for f in candidates if f.group_size == nearest]
