@@ -34,6 +34,7 @@ from phalanx.spec.model.presets import PRESETS
 from phalanx.spec.model.spec import ModelSpec
 from phalanx.spec.strategy.mesh import mesh
 from phalanx.spec.strategy.spec import Strategy, parse
+from phalanx.spec.strategy.stack_options import StackOptions
 
 JOB = Job(256, 4096, Precision("bfloat16"))
 LINES = (
@@ -561,6 +562,23 @@ def test_logits_over_an_odd_vocabulary_are_slow_where_nobody_pads_it() -> None:
     share = x.system.odd
     for tp, slower in ((1, 1 / share), (2, 1.0), (4, share ** (-1 / 3))):
         assert seconds[0.0, tp] == pytest.approx(seconds[1.0, tp] * slower)
+
+
+@pytest.mark.parametrize(("name", "line"), [("llama3-8b", "dp=4,tp=8,sp=1,pp=2"), ("gpt2-xl", "dp=8,tp=8,zero=1")])
+def test_a_padded_vocabulary_costs_what_its_rows_do_and_is_no_work_of_the_model(name: str, line: str) -> None:
+    """128,256 over 8 ranks in multiples of 128 are 129,024 rows; 50,257 are 51,200."""
+    spec, s, cluster = model(name), Strategy(**parse(line)), preset("dgx-h100", 8)
+    rows = {"llama3-8b": 129_024, "gpt2-xl": 51_200}[name]
+    wider = replace(spec, vocab=rows)
+    asked, larger, plain = (
+        estimate(m, cluster, JOB, s, "megatron-core", options=StackOptions(vocab_multiple=n))
+        for m, n in ((spec, 128), (wider, 0), (spec, 0))
+    )
+    assert float(asked.seconds) == pytest.approx(float(larger.seconds), rel=1e-9)
+    assert float(asked.memory.reserved) == pytest.approx(float(larger.memory.reserved), rel=1e-9)
+    assert asked.hardware_flops == larger.hardware_flops > plain.hardware_flops
+    assert asked.model_flops == plain.model_flops
+    assert asked.active_params == plain.active_params
 
 
 def test_nothing_runs_around_collectives_of_stacks_whose_launches_are_hardly_ahead() -> None:

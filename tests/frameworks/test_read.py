@@ -903,3 +903,22 @@ def test_an_optimizer_out_of_range_is_refused_by_all_who_read_it(tmp_path: Path,
 def test_a_level_of_zero_that_does_not_exist_is_left_open() -> None:
     config = {"parallelism": {"dp": 2, "pp": 1, "tp": 4}, "optimizer": {"zero_stage": 5}}
     assert files.READERS["nanotron"](config, None).layout.zero is None
+
+
+@pytest.mark.parametrize(
+    ("of", "multiple"),
+    [
+        ("--vocab-size 128256", 128),
+        ("--vocab-size 128256 --make-vocab-size-divisible-by 64", 64),
+        ("--padded-vocab-size 128256 --make-vocab-size-divisible-by 64", 0),
+        ("--padded-vocab-size 128256", 0),
+    ],
+)
+def test_megatron_pads_a_vocabulary_of_which_it_is_not_told_all_rows(tmp_path: Path, of: str, multiple: int) -> None:
+    """megatron/core/tokenizers/utils/build_tokenizer.py: vocab_size_with_padding."""
+    (tmp_path / "run.sh").write_text(SCRIPT.replace("--vocab-size 128256", of))
+    c = read((str(tmp_path / "run.sh"),)).configuration
+    assert c.options.get("vocab_multiple", 0) == multiple
+    assert not any("vocab" in key for key in c.not_modelled)
+    assert c.spec is not None
+    assert c.spec.vocab == 128256

@@ -21,7 +21,7 @@ from phalanx.cost.hardware.columns import Column, gather
 from phalanx.cost.hardware.system import System
 from phalanx.cost.ledger.compressed import compressed_changes, compressed_gradients
 from phalanx.cost.ledger.flops import active_params, hardware_flops, model_flops
-from phalanx.cost.ledger.model_shape import Shape, kinds_of_blocks, shape
+from phalanx.cost.ledger.model_shape import Shape, kinds_of_blocks, padded, shape
 from phalanx.cost.ledger.pipeline_formulas import makespan
 from phalanx.cost.ledger.rank_layout import Layout, PlacedLayout, layout
 from phalanx.cost.pipeline_time import Costs
@@ -220,7 +220,7 @@ def priced(model: Shape, layout: Layout, on: System, by: Profile) -> Estimate:
         result,
         memory(model, layout, by, result.ahead),
         model_flops(model, layout),
-        hardware_flops(model, layout, by.policy),
+        hardware_flops(padded(model, layout.tp, by.vocab_multiple), layout, by.policy),
         active_params(model),
         model,
         layout,

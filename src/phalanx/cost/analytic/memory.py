@@ -30,7 +30,7 @@ from phalanx.cost.ledger.live_bytes import (
     state_bytes,
     whole_gradient_bytes,
 )
-from phalanx.cost.ledger.model_shape import Shape
+from phalanx.cost.ledger.model_shape import Shape, padded
 from phalanx.cost.ledger.policy import sharding
 from phalanx.cost.ledger.rank_layout import Layout, stages, stages_by_work
 from phalanx.schedule.gradients.sharding import Sharding
@@ -328,6 +328,7 @@ def _constant_bytes(
 def memory(shape: Shape, layout: Layout, profile: Profile, ahead: Column = 1.0, room: Column = np.inf) -> Memory:
     """Return the Memory of the fullest rank, as numbers or columns. `ahead`: Step.ahead; the default, 1, has the most
     memory waiting. `room`: bytes of the device that the allocator can have."""
+    shape = padded(shape, layout.tp, profile.vocab_multiple)
     parts = stages(shape, layout, profile.balanced)
     if np.any(profile.by_work):
         parts = stages_by_work(shape, layout)

@@ -179,6 +179,7 @@ def effective(by: Profile, model: Shape, options: StackOptions) -> Profile:
         new,
         gathers_keys=float(options.context == "all_gather"),
         offloaded_blocks=float(options.activation_offload),
+        vocab_multiple=float(options.vocab_multiple),
         parameters_on_host=float(options.parameter_offload),
         scored=_SCORED[options.reference],
         overlaps_experts=float(options.overlap_experts == "on"),

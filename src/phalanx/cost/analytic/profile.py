@@ -38,6 +38,8 @@ class Profile(Keeps):
     pads_vocab: Column = 1.0
     """1: a rank's part of the vocabulary is rounded up so that its products are aligned (Megatron-LM,
     --make-vocab-size-divisible-by 128)."""
+    vocab_multiple: Column = 0.0
+    """What rows of a rank's part of the vocabulary are rounded up to a multiple of; 0: they are not rounded."""
     gemm: Column = 1.0
     """Rate of matrix products relative to the chip's best."""
     gemm8: Column = 1.0

@@ -26,7 +26,7 @@ from phalanx.cost.hardware.system import System
 from phalanx.cost.ledger.kind import BlockKind
 from phalanx.cost.ledger.layer_flows import carried_bytes, messages
 from phalanx.cost.ledger.live_bytes import live_bytes
-from phalanx.cost.ledger.model_shape import Shape
+from phalanx.cost.ledger.model_shape import Shape, padded
 from phalanx.cost.ledger.rank_layout import Layout, stages
 
 
@@ -73,7 +73,7 @@ def _slower(gpu: Column, cpu: Column) -> Column:
 
 def step(shape: Shape, layout: Layout, system: System, profile: Profile, replicas: bool = True) -> Step:
     """Return the terms of one step; without `replicas`, omit `dp` and `coding`, the exchange between replicas."""
-    layout = layout.on_nodes(system.tiers[0].ranks)
+    shape, layout = padded(shape, layout.tp, profile.vocab_multiple), layout.on_nodes(system.tiers[0].ranks)
     out = Step()
     terms = out.terms
     common = common_parts(shape, layout, system, profile)

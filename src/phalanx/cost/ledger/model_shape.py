@@ -114,6 +114,22 @@ def kinds_of_blocks(spec: ModelSpec, depths: int = 0) -> tuple[int, ...]:
     return (*places, *[len(kinds) - 1] * depths)
 
 
+def padded(shape: Shape, tp: Column, multiple: Column) -> Shape:
+    """Return sizes with the embedding's and the head's rows on each of tp ranks rounded up to a multiple; 0: not
+    rounded."""
+    if not np.any(multiple):
+        return shape
+    rounded = np.maximum(multiple, 1) * tp
+    vocab = np.where(np.asarray(multiple) > 0, np.ceil(shape.vocab / rounded) * rounded, shape.vocab)
+    more = (vocab - shape.vocab) * shape.hidden
+    return replace(
+        shape,
+        vocab=vocab,
+        embedding_params=shape.embedding_params + more,
+        head_params=shape.head_params + more * (1 - np.asarray(shape.tied)),
+    )
+
+
 def side_by_side(shapes: Sequence[Shape]) -> Shape:
     """Return one Shape of columns over models, whose kinds are as many as the most of any model: others have none of
     their last kind."""

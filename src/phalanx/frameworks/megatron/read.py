@@ -53,6 +53,10 @@ _MODEL = {
 }
 
 
+_MULTIPLE = 128
+"""Of --make-vocab-size-divisible-by where it is not given (megatron/training/arguments.py:2358)."""
+
+
 def read(config: Config, world: int | None = None) -> Configuration:
     """Read {launch, env, args}, or the arguments alone. Defaults are as in `validate_args`: degrees 1, one
     micro-batch for each replica, no ZeRO without --use-distributed-optimizer."""
@@ -185,6 +189,10 @@ def read(config: Config, world: int | None = None) -> Configuration:
     model = {theirs: flag(ours, f"model.{theirs}") for ours, theirs in _MODEL.items()}
     model["num_hidden_layers"] = layers if layers is not None else model["num_hidden_layers"]
     spec, why, assumptions = shaped.model(flag, hybrid)
+    multiple = count(flag("make_vocab_size_divisible_by", "options.vocab_multiple"))
+    exact = any(flag(name, "model.vocab") is not None for name in shaped.PADDED)
+    if not exact and (multiple or model["vocab_size"] or spec):
+        extra["vocab_multiple"] = multiple or _MULTIPLE
     etp = count(flag("expert_tensor_parallel_size", "strategy.etp"))
     narrow = "bfloat16" in (extra.get("gradients"), extra.get("reduce"))
     products = NUMBER_FORMATS.get(str(extra.get("products")))

@@ -22,6 +22,10 @@ _VOCABULARIES = {"GPT2BPETokenizer": 50257, "Llama2Tokenizer": 32000}
 """Tokens of tokenizers that are of one vocabulary as they are published."""
 
 
+PADDED = ("padded_vocab_size", "pad_vocab_size_to")
+"""Flags of a vocabulary with all of its rows; the second is Megatron-DeepSpeed's."""
+
+
 def _named_vocabulary(flag: Flag) -> int | None:
     """Return the tokens of the published model whose tokenizer is named."""
     name = str(flag("tokenizer_model", "tokenizer", "") or "")
@@ -37,8 +41,7 @@ def model(flag: Flag, hybrid: HybridPattern | None = None) -> tuple[ModelSpec | 
     sizes = {name: count(flag(name, f"model.{name}")) for name in needed}
     if hybrid is not None:
         sizes["num_layers"] = len(hybrid.symbols)
-    sizes_of_vocab = ("padded_vocab_size", "pad_vocab_size_to", "vocab_size")  # the second is Megatron-DeepSpeed's
-    vocab = next((n for name in sizes_of_vocab if (n := count(flag(name, "model.vocab")))), None)
+    vocab = next((n for name in (*PADDED, "vocab_size") if (n := count(flag(name, "model.vocab")))), None)
     assumptions: tuple[str, ...] = ()
     merges = "GPT2BPETokenizer" if flag("merge_file", "tokenizer") else ""
     tokenizer = str(flag("tokenizer_type", "tokenizer", merges) or merges)

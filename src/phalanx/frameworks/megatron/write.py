@@ -38,7 +38,7 @@ def groups(x: Subject) -> tuple[Group, ...]:
     m, s, o = x.model, x.s, x.options
     _require_expressible(x)
     result = [
-        Group("Model", f"{m.family}, {m.parameter_count:,} parameters.", (*model_settings(m), *_pattern(x))),
+        Group("Model", f"{m.family}, {m.parameter_count:,} parameters.", (*_model(x), *_pattern(x))),
         Group("Layout", reasons.layout(x), _order(x)),
         Group("Tensor parallelism", reasons.tensor(x), _tensor(x)),
         Group("Pipeline", reasons.pipeline(x), _pipeline(x)),
@@ -68,6 +68,16 @@ def groups(x: Subject) -> tuple[Group, ...]:
     if graphs := _graphs(x):
         result.append(Group("CUDA graphs", "They launch what they capture at once.", graphs))
     return tuple(result)
+
+
+def _model(x: Subject) -> tuple[Setting, ...]:
+    """Return the arguments of the model, with the rows of its vocabulary as they are or to be padded."""
+    every, exact = x.options.vocab_multiple, KEYS["model.vocab"]
+    as_it_is = model_settings(x.model)
+    if not every:
+        return as_it_is
+    others = (s for s in as_it_is if s.key != exact)
+    return (*others, *settings(("--vocab-size", x.model.vocab), (KEYS["options.vocab_multiple"], every)))
 
 
 def _dynamic(x: Subject) -> tuple[Setting, ...]:

@@ -201,6 +201,8 @@ def read(config: Config, world: int | None = None) -> Configuration:
     ):
         if of(f"options.{name}", key) is None:  # the release's own, or inherited
             options.pop(name, None)
+    if every := degree("options.vocab_multiple", "make_vocab_size_divisible_by"):
+        options["vocab_multiple"] = every
     if width := _WIDTHS.get(computed):
         options["products"] = width
     model = {

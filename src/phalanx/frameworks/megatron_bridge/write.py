@@ -75,6 +75,8 @@ def _keyed(flag: Setting, x: Subject) -> list[Setting]:
     key, value = flag.key, flag.value
     if key in IMPLIED or key in _WITH_OTHERS:
         return []
+    if key == "--vocab-size":  # to be padded
+        return [Setting(KEYS["--padded-vocab-size"], value), Setting("model.should_pad_vocab", True)]
     if key in INVERTED:
         return [Setting(INVERTED[key], False)]
     if key in _DTYPES:

@@ -139,6 +139,8 @@ def subject(plan: Plan, stack: Stack) -> Subject:
         raise InputError("job.precision.compute", plan.job.precision.compute, "is not a type of this export", remedy)
     precision = str(plan.choices.get("precision", compute))
     options, operands = plan.options.under(plan.job), plan.job.precision.operands
+    if "vocab_multiple" not in stack.options:  # it leaves the rows as they are
+        options = replace(options, vocab_multiple=0)
     products = PRODUCTS.get(precision, operands.name if operands else None)
     if products is not None:
         if options.products not in ("auto", products):

@@ -94,6 +94,9 @@ class StackOptions:
     """What scores each micro-batch in addition to the model, in a forward pass (DPO, Rafailov et al. 2023). copy: a
     frozen copy of it, sharded as parameters are; base: it itself without its adapters; -kl: the model and its
     reference score as many sequences more, for the divergence between them (KTO, Ethayarajh et al. 2024)."""
+    vocab_multiple: Annotated[int, Range(0, 10**6)] = 0
+    """What rows of each tp rank's part of the embedding and of the head are rounded up to a multiple of; 0: they are
+    not rounded."""
     mtp: Annotated[int, Range(0, 16)] = 0
     """Depths of multi-token prediction (DeepSeek-V3, section 2.2): further blocks at the end, each with a product of
     twice the hidden size and the head once more."""
