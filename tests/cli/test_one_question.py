@@ -372,9 +372,10 @@ def test_conditions_are_named_by_the_option_that_gave_them(tmp_path: Path) -> No
         "8192",
     ]
     for words, said in (
-        (["--strategy", "tp=8,pp=3"], "error: --strategy = 'tp=8, pp=3': "),
-        (["--where", "tp=8, pp=3"], "error: --where = 'tp=8, pp=3': "),
-        (["--strategy", "tp=8", "--where", "pp=3"], "error: --strategy, --where = 'tp=8, pp=3': "),
+        (["--strategy", "tp=8,pp=3"], "error: --strategy = 'pp=3': "),
+        (["--where", "tp=8, pp=3"], "error: --where = 'pp=3': "),
+        (["--strategy", "tp=8", "--where", "pp=3"], "error: --where = 'pp=3': "),
+        (["--strategy", "tp=8", "--where", "pp=16"], "error: --strategy, --where = 'tp=8, pp=16': "),
         (["--strategy", "tp=8,pp<=2"], "error: --strategy = 'pp<=2': is a condition, "),
     ):
         assert error_of(tmp_path, *asked, *words).startswith(said)

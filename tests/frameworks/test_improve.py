@@ -38,6 +38,10 @@ EXPERTS = """torchrun --nnodes 4 --nproc_per_node 8 pretrain_gpt.py --num-layers
  --pipeline-model-parallel-size 4 --num-layers-per-virtual-pipeline-stage 4 --expert-model-parallel-size 4"""
 
 
+_FLOWING = f"""{LLAMA} --tensor-model-parallel-size 8 --sequence-parallel --pipeline-model-parallel-size 4
+ --num-layers-per-virtual-pipeline-stage 5""".replace("--global-batch-size 512", "--global-batch-size 4")
+
+
 def script(folder: Path, words: str) -> Path:
     path = folder / "run.sh"
     path.write_text(words.replace("\n", " \\\n"))
@@ -207,3 +211,24 @@ def test_what_the_stack_refuses_is_said(tmp_path: Path) -> None:
 def test_ranks_that_do_not_divide_are_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="multiple of 32"):
         read(Query(script(tmp_path, SLOW), cluster="dgx-h100", gpus=48))
+
+
+def test_lint_and_read_say_of_a_file_alone_what_predict_refuses(tmp_path: Path) -> None:
+    """Two micro-batches on four interleaved ranks: Megatron-LM stops, with or without a cluster to price it on."""
+    path = script(tmp_path, _FLOWING)
+    why = "interleaving needs a micro-batch for each pipeline rank"
+    assert why in text_of(tmp_path, "predict", path.name, "--cluster", "dgx-h100")
+    for words in (["lint", path.name], ["lint", path.name, "--cluster", "dgx-h100"], ["read", path.name]):
+        said = [line for line in phalanx(tmp_path, *words)[1].splitlines() if why in line]
+        assert len(said) == 1, words
+        assert said[0].startswith("refused: pipeline-model-parallel-size = 4: megatron-core does not run it: ")
+    assert "refused" not in phalanx(tmp_path, "lint", script(tmp_path, SLOW).name)[1]
+
+
+def test_what_is_not_shared_out_is_not_kept_sharded() -> None:
+    """Where the best layout has one replica, no level of ZeRO is named that the settings then take back."""
+    words = LLAMA.replace("--nnodes 8", "--nnodes 3").replace("--global-batch-size 512", "--global-batch-size 48")
+    words += " --tensor-model-parallel-size 4 --sequence-parallel --pipeline-model-parallel-size 2"
+    better = improved(words).better
+    assert better is not None
+    assert (better.strategy.dp, better.strategy.cp, better.strategy.zero) == (1, 1, 0)

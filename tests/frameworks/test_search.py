@@ -108,7 +108,9 @@ def test_a_condition_costs_what_it_takes_longer(monkeypatch: pytest.MonkeyPatch)
     ("line", "message"),
     [
         ("zero=3", "does not have it (megatron/training/arguments.py:2997); use zero=0 or zero=1"),
-        ("tp>64", "has no such strategy over 16 ranks"),
+        ("tp>64", "has no such strategy over 16 ranks: for this model and batch, tp is one of 1, 2, 4, 8, 16; use"),
+        ("tp=3", "has no such strategy over 16 ranks: for this model and batch, tp is one of 1, 2, 4, 8, 16; use"),
+        ("tp=8, pp=8", "has no such strategy over 16 ranks with all of these; loosen a condition"),
     ],
 )
 def test_what_the_stack_has_not_is_said(line: str, message: str) -> None:

@@ -42,6 +42,17 @@ def test_tokens_and_days_ask_the_same() -> None:
     assert face.goodput is goodput
 
 
+def test_what_does_not_fit_is_said_before_its_tokens(tmp_path: Path) -> None:
+    """Of every answer about a step, and of none that fits."""
+    line = _LINE.replace("tp=8,zero=1", "dp=64").split()
+    for words in (["goodput", *line, "--days", "30"], ["simulate", *line, "--slow", "3:1.2"], ["predict", *line]):
+        first = phalanx(tmp_path, *words)[1].splitlines()[0]
+        assert first.startswith("does not fit: the fullest rank needs "), words
+        assert first.endswith(" of 77.6 GiB; all else here is as if it did")
+    assert "does not fit" not in phalanx(tmp_path, "goodput", *_LINE.split(), "--days", "30")[1]
+    assert _ask().question.overfull == ""
+
+
 def test_the_shares_are_of_all_the_time() -> None:
     answer = _ask()
     assert sum(answer.shares.values()) == pytest.approx(1.0, abs=1e-3)

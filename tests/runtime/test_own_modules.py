@@ -15,8 +15,13 @@ from support.rank_pool import Pool
 from torch import nn
 
 import phalanx
+from phalanx.runtime.any_module.first_pass import prove
 from phalanx.runtime.any_module.split_names import Cut
+from phalanx.runtime.comm.communicator import Comm
+from phalanx.runtime.process.environment import World
 from phalanx.spec.errors import InputError
+from phalanx.spec.strategy.mesh import mesh
+from phalanx.spec.strategy.spec import Strategy
 
 _LAYOUTS = {  # of the first two steps and the next two
     "vit": ("tp=2", "tp=2,zero=3"),
@@ -46,6 +51,31 @@ def test_a_split_module_trains_as_one_process_and_goes_on_over_another_layout(
         np.testing.assert_allclose(before["norms"] + after["norms"], truth["norms"], rtol=1e-9)
         for name, value in truth["state"].items():
             np.testing.assert_allclose(after["state"][name], value, rtol=1e-7, atol=1e-9, err_msg=name)
+
+
+class _HeadsOfWidth(nn.Module):
+    """Attention whose size of a head is computed from the width of its input, as in timm before 0.9."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.heads, self.qkv, self.proj = 6, nn.Linear(48, 144), nn.Linear(48, 48)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        rows, width = x.shape[:-1], x.shape[-1]
+        q, k, v = self.qkv(x).reshape(*rows, 3, self.heads, width // self.heads).transpose(1, 3).unbind(2)
+        return self.proj(nn.functional.scaled_dot_product_attention(q, k, v).transpose(1, 2).reshape(*rows, width))
+
+
+def test_what_does_not_run_split_is_not_proposed() -> None:
+    mlp = nn.Sequential(nn.Linear(48, 96), nn.GELU(), nn.Linear(96, 48))
+    module = nn.Sequential(nn.Sequential(_HeadsOfWidth(), _HeadsOfWidth()), mlp)
+    with pytest.warns(UserWarning, match=r"^0\.\* stays whole: split, it does not run .* keep the size of a head"):
+        plan = phalanx.propose_tp_plan(module, torch.randn(2, 5, 48), tp=2)
+    assert plan == {"1.0": "colwise", "1.2": "rowwise"}
+    given = {"0.*.qkv": "colwise:3", "0.*.proj": "rowwise", "0.*.heads": "divided"}
+    alone = Comm(World(0, 2, 0, 2), mesh(Strategy(tp=2)), null=True)
+    with pytest.raises(InputError, match=r"does not run: .*; keep sizes as numbers, computed before the split"):
+        prove(module, given, alone, (torch.randn(2, 5, 48),), {})
 
 
 def test_a_proposal_says_what_is_packed_divided_and_summed() -> None:

@@ -140,7 +140,7 @@ def test_a_trace_is_replayed(tmp_path: Path) -> None:
             "9,100 tokens is longer than the model's context, 8,192; shorten it, or choose meta-llama/Llama-3.1-8B",
         ),
         ("--layout tp=64", "--layout = 'tp=64': tp = 64 is more than heads = 32"),
-        ("--layout tp=3", "tp = 3 does not divide heads = 32"),
+        ("--layout tp=3", "tp = 3 does not divide heads = 32; on 2 GPUs use tp=2,pp=1 or tp=1,pp=2"),
         ("--layout tp=1,ep=2", "ep = 2 does not divide tp x dp = 1"),
         ("--weights nvfp4", "--weights = 'nvfp4': H100 (hopper) has no tensor cores for it; it has bf16, fp8, int4"),
         (

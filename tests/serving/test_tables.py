@@ -39,6 +39,18 @@ def test_a_duplicated_head_takes_room_again(tmp_path: Path) -> None:
     assert rows["tp=1,pp=16"]["cache_of_a_token_bytes"] == 20_480
 
 
+def test_the_room_of_the_cache_is_the_share_that_is_named(tmp_path: Path) -> None:
+    """vLLM at --gpu-memory-utilization 0.98 has 1,381 blocks of 16 tokens beside 67.7 GiB of 8-bit weights of
+    Llama-3.1-70B on one H100 (vllm-project/vllm#12569)."""
+    words = ("memory", "--model", "llama3.1-70b", "--gpus", "1", "--weights", "fp8", "--seq", "2048")
+    shared = json_of(tmp_path, "serve", *words, "--memory", "0.98", "--json")["tables"][1]
+    assert shared["rows"][0]["tokens_that_fit"] == pytest.approx(1381 * 16, rel=0.06)
+    assert "74.1 GiB (98% of 79.6 GiB, less 4 GiB of workspace): --memory sets the share" in shared["note"]
+    assert _rows(tmp_path, *words)[1][0]["tokens_that_fit"] < 6000
+    said = error_of(tmp_path, "serve", *words, "--memory", "98")
+    assert "--memory = 98.0: must be a share of the GPU's memory, from 0.05 to 1" in said
+
+
 def test_decoding_is_bound_by_memory_until_the_ridge(tmp_path: Path) -> None:
     rows = _rows(tmp_path, "roofline", "--model", "llama3-70b")[0]
     bound = {row["batch"]: row["weights_bound_by"] for row in rows}

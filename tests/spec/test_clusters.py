@@ -177,6 +177,11 @@ def test_a_file_says_in_what_a_cluster_differs_from_a_preset(tmp_path: Path) -> 
     ours = _in_file(tmp_path, line)
     assert (ours.name, ours.ranks, [tier.ranks for tier in ours.tiers]) == ("ours", 21, [7, 21])
     assert [t.bandwidth_bytes_per_s_per_gpu_per_direction for t in ours.tiers] == [450e9, 12.5e9]
+    # Two GPUs share the one Ethernet card of a host: it carries what the file says, not what the preset's does.
+    shared = _in_file(
+        tmp_path, 'preset = "pcie-a10"\nranks_per_node = 2\nnodes = 2\ngb_per_s = { ethernet = 1.25 }\n'
+    )
+    assert shared.tiers[-1].uplink_bandwidth_bytes_per_s_per_direction == pytest.approx(1.25e9)
     quads = _in_file(tmp_path, 'preset = "dgx-1v"\nnodes = 2\nranks_per_node = 3\n')  # pairs, of a mesh of three
     assert [tier.ranks for tier in quads.tiers] == [2, 3, 6]
     assert [tier.name for tier in quads.tiers] == ["nvlink pair", "nvlink quad", "infiniband"]

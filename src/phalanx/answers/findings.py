@@ -49,5 +49,7 @@ def lint(source: Source = None, **fields: Unpack[QueryFields]) -> Findings:
         return Findings(None, None, mistakes, caveats=reading.caveats)
     question: Question = read(query)
     subject = question.exact or question.lintable
-    findings = (*mistakes, *findings_of(subject))
+    named = any(m.name == "refused" for m in mistakes)
+    refused = (Finding("refused", f"{question.stack} does not run it", question.refused),) if question.refused else ()
+    findings = (*mistakes, *(() if named else refused), *findings_of(subject))
     return Findings(question.premises, subject.strategy, findings, question.notes, question.caveats)

@@ -34,16 +34,15 @@ overrides --set TABLE.FIELD=VALUE: Override a field of the job; may be repeated.
 changes --set model.FIELD=VALUE: Change a field of the model, e.g. model.max_seq=32768; repeatable.
 source FILE...: A plan written by `phalanx plan`, a run's folder, or another framework's configuration with the files
     that belong to it; without one, name the model, the cluster and the rest with options.
---strategy LINE: Strategy, such as tp=8,zero=1: replaces that of a job file or a plan; dp takes the remaining GPUs. Of
-    a search with --model: fields to keep, such as tp=8,pp=*.
+--strategy LINE: Strategy, such as tp=8,zero=1: replaces that of a job file or a plan; dp takes the other GPUs. Of
+    a search with --model: fields to keep: tp=8,pp=*.
 --model NAME|config.json: Model: a preset or a Hugging Face config.json.
 --cluster NAME|FILE.toml: Cluster: of `phalanx presets clusters`, a chip (h100) or a TOML file.
 --gpus: Number of GPUs.
 --batch: Global batch: sequences per step, over all GPUs.
 --seq: Sequence length in tokens: 8192 or 8k.
 --stack STACK: Stack that is priced; by default the plan's, else megatron-core, on TPUs maxtext.
---precision: Precision of matrix products: {", ".join(PRECISIONS)}; by default bf16, or fp16 where the device has no
-    bf16.
+--precision: Precision of matrix products: {", ".join(PRECISIONS)}; by default bf16, or fp16 where there is none.
 --options LINE: Options of the stack, such as first_moment=bfloat16,loss_as_layer=1 (docs/stacks.md lists them).
 --where CONDITIONS: Conditions on the strategies, such as 'tp<=8, zero=1, schedule in (1f1b, interleaved)', and
     options of the stack, such as 'first_moment=bfloat16'.

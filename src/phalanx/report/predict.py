@@ -54,14 +54,16 @@ def _lengths(p: Prediction) -> Iterator[Sheet]:
 
 
 def heading(q: Premises) -> str:
-    """Return what every output begins with: why its stack does not run it, what its price does not know, then whose
-    step it is, in which numbers, and where dp is from."""
+    """Return what every output begins with: why its stack does not run it, that it does not fit, what its price does
+    not know, then whose step it is, in which numbers, and where dp is from."""
     engine = "exactly, as our own runtime runs it" if q.engine == "exact" else "by fitted formulas"
     engine += f", {q.calibrated}" if q.calibrated else ""
     options = f"; {q.options}" if q.options.changed() else ""
     peak = " (MFU: of the peak in bf16)" if q.precision.startswith(("fp8", "fp4")) else ""
     line = f"stack {q.stack}, priced {engine}; precision {q.precision}{peak}; {q.dp_rule}{options}"
     refused = [f"{q.stack} does not run it: {q.refused}"] if q.refused else []
+    if q.overfull:
+        refused.append(f"does not fit: the fullest rank needs {q.overfull}; all else here is as if it did")
     return "\n".join((*refused, *(caveat.line for caveat in q.caveats), line))
 
 

@@ -4,7 +4,7 @@ what an export wrote.
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 from phalanx.answers.configurations.export import Export
@@ -81,7 +81,8 @@ def export(e: Export) -> View:
 
 def findings(f: Findings) -> View:
     """Show each finding with its remedy, and how many there are."""
-    lines = [caveat.line for caveat in f.caveats] if f.question is None else [heading(f.question)]
+    said = f.question and replace(f.question, refused="", overfull="")  # which are findings
+    lines = [caveat.line for caveat in f.caveats] if said is None else [heading(said)]
     lines += [f"{x.name}: {x.problem}; {x.remedy}" for x in f.findings]
     count = counted(len(f.findings), "finding") if f.findings else "nothing found"
     if f.strategy is not None:

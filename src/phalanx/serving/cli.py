@@ -157,22 +157,55 @@ def _tables(
         weights: str = "bf16",
         cache: str = "bf16",
     ) -> None:
-        from phalanx.answers.tables import Tables
         from phalanx.serving.question import price_of
-        from phalanx.spec.errors import InputError
 
-        if seq is not None and not 1 <= seq <= 10**8:
-            raise InputError("seq", seq, "must be at least 1")
-        price = price_of(model, cluster, gpus, weights, cache)
-        m = price.model
-        if (seq or 1) > m.max_seq:
-            raise InputError("seq", seq, f"is longer than the model's context, {m.max_seq:,}")
-        degrees = [t for t in (1, 2, 4, 8, 16) if t <= gpus and m.heads % t == 0]
-        tables = sheets(price, seq or min(m.max_seq, 4096), degrees)
-        output.show(Tables(None, tuple(tables)), subject=subject)
+        _tabulate(subject, sheets, output, price_of(model, cluster, gpus, weights, cache), gpus, seq)
 
     tabulate.__doc__ = f"{about}\n\n--weights bf16|fp8|int4|nvfp4: Type of the weights."
     return command(tabulate)
+
+
+def _tabulate(
+    subject: str,
+    sheets: Callable[[ServingPrice, int, list[int]], list[Sheet]],
+    output: Saved,
+    price: ServingPrice,
+    gpus: int,
+    seq: int | None,
+) -> None:
+    from phalanx.answers.tables import Tables
+    from phalanx.spec.errors import InputError
+
+    if seq is not None and not 1 <= seq <= 10**8:
+        raise InputError("seq", seq, "must be at least 1")
+    m = price.model
+    if (seq or 1) > m.max_seq:
+        raise InputError("seq", seq, f"is longer than the model's context, {m.max_seq:,}")
+    degrees = [t for t in (1, 2, 4, 8, 16) if t <= gpus and m.heads % t == 0]
+    tables = sheets(price, seq or min(m.max_seq, 4096), degrees)
+    output.show(Tables(None, tuple(tables)), subject=subject)
+
+
+@command
+def memory(
+    model: str,
+    output: Saved,
+    cluster: str = "dgx-h100",
+    gpus: int = 16,
+    seq: int | None = None,
+    weights: str = "bf16",
+    cache: str = "bf16",
+    memory: float | None = None,
+) -> None:
+    """Tabulate the KV cache of a model, and the requests that fit under each layout.
+
+    --weights bf16|fp8|int4|nvfp4: Type of the weights.
+    memory --memory 0.9: Share of a GPU's memory that the engine uses.
+    """
+    from phalanx.serving.question import price_of
+
+    price = price_of(model, cluster, gpus, weights, cache, memory)
+    _tabulate("memory", _memory, output, price, gpus, seq)
 
 
 def _memory(price: ServingPrice, seq: int, degrees: list[int]) -> list[Sheet]:
@@ -257,9 +290,7 @@ serve = forms(
     "Serving a trained model: plan, launch, verify, validate.",
     plan=plan,
     launch=launch,
-    memory=_tables(
-        "memory", "Tabulate the KV cache of a model, and the requests that fit under each layout.", _memory
-    ),
+    memory=memory,
     comm=_tables(
         "comm",
         "Tabulate what tensor parallelism sends per step of decoding, and when it or a pipeline pays.",

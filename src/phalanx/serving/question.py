@@ -19,7 +19,7 @@ from phalanx.serving.cost.shape import shape_of
 from phalanx.serving.cost.step import BYTES
 from phalanx.serving.request import ServingRequest
 from phalanx.serving.search.question import MOST_GPUS, OBJECTIVES, Objective, ServingQuestion
-from phalanx.serving.search.space import illegal
+from phalanx.serving.search.space import illegal, layouts
 from phalanx.serving.simulation import trace as traces
 from phalanx.serving.simulation.engines import NEEDS, EngineRow, engine, page_tokens, require_types
 from phalanx.serving.simulation.requests import Requests
@@ -39,14 +39,24 @@ _UNITS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6, "": 1.0}
 MODES = {"both": ("aggregated", "disaggregated"), "aggregated": ("aggregated",), "disaggregated": ("disaggregated",)}
 
 
-def price_of(model: str, cluster: str, gpus: int, weights: str, cache: str) -> ServingPrice:
-    """Return the price of serving a model on a cluster, under vLLM. Raises InputError."""
+def price_of(
+    model: str, cluster: str, gpus: int, weights: str, cache: str, memory: float | None = None
+) -> ServingPrice:
+    """Return the price of serving a model on a cluster, under vLLM with a share of a GPU's memory. Raises
+    InputError."""
+    _require_share(memory)
     spec, _ = questions.model_named(model)
     questions.require_counts(("gpus", gpus))
     described = questions.cluster_named(cluster)(gpus)
     chip = chip_name(described.device.name)
     require_types(weights, cache, CHIPS[chip].generation, chip)
-    return ServingPrice(spec, described, "vllm", weights, cache)
+    share = memory_share(memory, "vllm", described.device.memory_bytes)
+    return ServingPrice(spec, described, "vllm", weights, cache, memory_share=share)
+
+
+def _require_share(memory: float | None) -> None:
+    if memory is not None and not 0.05 <= memory <= 1:
+        raise InputError("memory", memory, "must be a share of the GPU's memory, from 0.05 to 1")
 
 
 def seconds(option: str, text: str | None) -> float | None:
@@ -207,8 +217,11 @@ def _weights(request: ServingRequest, generation: str, chip: str) -> tuple[str, 
     return types
 
 
-def _fixed_layout(text: str | None, spec: ModelSpec, row: EngineRow, gpus: int, block: int) -> ServingLayout | None:
-    """Return the layout that --layout fixes, if any. Raises InputError for one that the engine cannot run."""
+def _fixed_layout(
+    text: str | None, spec: ModelSpec, row: EngineRow, gpus: int, block: int, node: int
+) -> ServingLayout | None:
+    """Return the layout that --layout fixes, if any. Raises InputError for one that the engine cannot run, with the
+    ones over as many GPUs that it can."""
     if not text:
         return None
     chosen = layout(text)
@@ -216,7 +229,12 @@ def _fixed_layout(text: str | None, spec: ModelSpec, row: EngineRow, gpus: int, 
     if not reason and chosen.gpus > gpus:
         reason = f"takes {chosen.gpus} GPUs of {gpus}"
     if reason:
-        raise InputError("layout", text, reason)
+        legal = [x for x in layouts(spec, min(chosen.gpus, gpus), row, node, block=block) if x.gpus <= gpus]
+        most = max((x.gpus for x in legal), default=0)
+        best = sorted((x for x in legal if x.gpus == most), key=lambda x: (-x.tp, x.pp))[:3]
+        parted = [f",dp={x.attention_dp},ep={x.moe_ep}" if spec.experts else "" for x in best]
+        lines = [f"tp={x.tp},pp={x.pp}{rest}" for x, rest in zip(best, parted, strict=True)]
+        raise InputError("layout", text, reason, f"on {most} GPUs use {' or '.join(lines)}" if best else "")
     return chosen
 
 
@@ -254,8 +272,7 @@ def _require_known(request: ServingRequest) -> None:
         reason = f"must be at most {MOST_SIMULATED:,}: each is simulated"
         raise InputError("requests", request.requests, reason, "leave it out for a load without end")
     require_seed(request.seed)
-    if request.memory is not None and not 0.05 <= request.memory <= 1:
-        raise InputError("memory", request.memory, "must be a share of the GPU's memory, from 0.05 to 1")
+    _require_share(request.memory)
 
 
 def ask(request: ServingRequest) -> NamedQuestion:
@@ -275,7 +292,8 @@ def ask(request: ServingRequest) -> NamedQuestion:
     drafted, accepted = speculation(request.speculate)
     used, slots = adapters(request.adapters)
     block = scale_block(request.model) if row.name in BLOCKWISE else 0
-    fixed = _fixed_layout(request.layout, spec, row, gpus, block if types == ("fp8",) else 0)
+    whole = block if types == ("fp8",) else 0
+    fixed = _fixed_layout(request.layout, spec, row, gpus, whole, described.ranks_per_node)
     # What comes all at once is a closed loop of as many users as may be under way.
     at_once = request.rate == math.inf
     concurrency = request.concurrency or ((request.requests or 0) if at_once else 0)

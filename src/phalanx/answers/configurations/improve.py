@@ -226,6 +226,8 @@ def _needed(prices: _Prices, now: FileState, better: FileState) -> FileState:
     for names in GROUPS:
         if all(_value(now, n) == _value(better, n) for n in names):
             continue
+        if "zero" in names and better.strategy.dp * better.strategy.cp == 1:  # there is nothing to shard over
+            continue
         try:
             there = _with(prices, better, now, names)
         except InputError:

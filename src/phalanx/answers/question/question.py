@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -42,6 +43,7 @@ from phalanx.planning.search.column_pricing import Pricing
 from phalanx.planning.search.limits import conditions
 from phalanx.schedule.pipeline.stages import check
 from phalanx.spec.cluster.calibration import in_words
+from phalanx.spec.cluster.spec import GIB
 from phalanx.spec.errors import InputError
 from phalanx.spec.files import plan as plans
 from phalanx.spec.files.job_file import build
@@ -75,6 +77,8 @@ class Premises:
     options: StackOptions
     refused: str = ""
     """Why the stack does not run the strategy; "" where it does, or has no row of facts."""
+    overfull: str = ""
+    """What the fullest rank needs of what a device has; "" where that fits, or nothing is priced."""
     calibrated: str = ""
     """Whose measured steps calibrate the price; "" where none do."""
     caveats: tuple[Caveat, ...] = ()
@@ -183,9 +187,19 @@ class Question:
             precision=self.precision,
             options=AS_RELEASED if self.exact else self.pricing.extra,
             refused=self.refused,
+            overfull=self._overfull,
             calibrated=self.calibrated,
             caveats=self._bounded,
         )
+
+    @property
+    def _overfull(self) -> str:
+        """What the fullest rank needs of what a device has, where it is more."""
+        needs, has = (0.0, 0) if self.exact is None else self.exact.memory
+        if self.strategy is not None and self.exact is None:
+            with suppress(InputError):  # a question about what this stack does not run
+                needs, has = float(self.estimate.memory.reserved), int(self.estimate.allocatable_bytes)
+        return f"{needs / GIB:,.1f} of {has / GIB:.1f} GiB" if needs > has else ""
 
     @property
     def _bounded(self) -> tuple[Caveat, ...]:

@@ -20,7 +20,7 @@ from phalanx.frameworks.lints import Mistake, lint
 from phalanx.frameworks.reading import files
 from phalanx.frameworks.reading.folder import FILES
 from phalanx.frameworks.reading.source import kind_of, named
-from phalanx.frameworks.registry import STACKS
+from phalanx.frameworks.registry import DOCUMENTED, STACKS, facts
 from phalanx.planning import lookup as names
 from phalanx.planning.explain.lint_subject import Finding
 from phalanx.schedule.pipeline.given_layout import equal_blocks, listed
@@ -107,7 +107,7 @@ def read(paths: str | Path | Sequence[str | Path], kind: str | None = None, gpus
     title = " ".join(map(str, each))
     _require_understood(configuration, title)
     job_of(configuration, 1, 1)  # refuses an optimizer out of range, as every command does that prices it
-    mistakes = tuple(lint(config, configuration))
+    mistakes = (*_refused(configuration), *lint(config, configuration))
     part = [Caveat("not modelled", (), configuration.unpriced, ("time", "memory"))] if configuration.unpriced else []
     blocks = configuration.spec.layers if configuration.spec else count(configuration.sizes.get("num_hidden_layers"))
     caveats = (
@@ -118,6 +118,26 @@ def read(paths: str | Path | Sequence[str | Path], kind: str | None = None, gpus
         *_assumed(configuration),
     )
     return Reading(configuration, mistakes, config, title, caveats)
+
+
+def _refused(c: Configuration) -> Iterator[Mistake]:
+    """Yield why the stack does not run what the file says, where it says all that the stack's rules read."""
+    row, stated = DOCUMENTED.get(c.stack), c.layout
+    if row is None or not (stated.world and stated.global_batch and stated.seq):
+        return
+    try:
+        s, (model, _) = strategy_of(c, stated.world), model_of(c, None)
+        rules = facts(model, job_of(c, stated.global_batch, stated.seq), s)
+        refusal = row.refusal(s, options_of(c, s), rules)
+    except InputError:  # something is left open: the price asks for it
+        return
+    if refusal is not None:
+        by = [shown(key) for key, meaning in c.understood.items() if meaning.rpartition(".")[2] == refusal.field]
+        key, problem = (
+            ", ".join(by) or refusal.field,
+            f"= {refusal.value}: {c.stack} does not run it: {refusal.reason}",
+        )
+        yield Mistake("refused", key, problem, refusal.remedy, refusal.source)
 
 
 def _unset(c: Configuration, config: Config) -> Iterator[Caveat]:
@@ -284,7 +304,7 @@ def _require_filled_in(path: Path, asked: Query, reading: Reading) -> None:
             value = Keys(reading.config).take(key, meaning)
             if value == "auto":
                 reason = "is what transformers or accelerate fills in, and the file of neither is given"
-                raise InputError(f"{path}: {key}", value, reason, "give it too, or name a number in its place")
+                raise InputError(f"{path}: {key}", value, reason, "give it too, or write the value in its place")
 
 
 def _require_spelt(path: Path, c: Configuration) -> None:

@@ -41,6 +41,9 @@ from phalanx.spec.strategy.zero_levels import ZERO_LEVELS
 
 Ways = Sequence[tuple[int, ...]]
 _DEFAULT = number_of(Strategy.schedule)
+_OF_CORES = ("dp", "tp", "sp", "cp", "ulysses", "pp", "micro_batch")
+_MOST_SHOWN = 12
+"""Values of a field in one line."""
 
 
 def everything(model: ModelSpec, job: Job, ranks: int, options: Options | None = None) -> Strategies:
@@ -66,9 +69,11 @@ def cores(model: ModelSpec, job: Job, ranks: int, options: Options | None = None
     row = options.limits.row
     if options.local and row is not None and not row.strategy["local"].allows(options.local):
         raise nothing_within(options, ranks)
-    within = limited(_cores(model, job, ranks, options.ulysses), job, options, "core")
+    every = _cores(model, job, ranks, options.ulysses)
+    within = limited(every, job, options, "core")
     if not len(within):
-        raise nothing_within(options, ranks)
+        free = replace(options, limits=replace(options.limits, wanted=()))
+        raise nothing_within(options, ranks, limited(every, job, free, "core"))
     return within
 
 
@@ -78,7 +83,7 @@ def _cores(model: ModelSpec, job: Job, ranks: int, ulysses: bool) -> Strategies:
     if job.seq > model.max_seq:
         reason = f"is longer than model.max_seq = {model.max_seq}"
         raise InputError("job.seq", job.seq, reason, f"shorten seq, or set model.max_seq={job.seq}")
-    parts: dict[str, list[Ints]] = {name: [] for name in ("dp", "tp", "sp", "cp", "ulysses", "pp", "micro_batch")}
+    parts: dict[str, list[Ints]] = {name: [] for name in _OF_CORES}
     # Enumerate degrees; micro-batches and Ulysses parts as arrays.
     for tp, cp in _pairs(ranks):
         degrees = divisors(cp) if ulysses else [1]
@@ -108,9 +113,9 @@ def _cores(model: ModelSpec, job: Job, ranks: int, ulysses: bool) -> Strategies:
     return Strategies(**columns, **rest, zero=0 * one, recompute=0 * one, order=0 * one, local=0 * one)
 
 
-def nothing_within(options: Options, ranks: int) -> InputError:
+def nothing_within(options: Options, ranks: int, free: Strategies | None = None) -> InputError:
     """Return the error for limits that leave no strategy: about a condition that conflicts with the stack by itself,
-    about all conditions, or about the stack."""
+    or with all of `free`, the degrees that there are without conditions; about all conditions, or about the stack."""
     limits = options.limits
     row, conditions = limits.row, ", ".join(dict.fromkeys(c.text for c in limits.wanted))
     stack = (row.title if row else "") or "the model"
@@ -123,10 +128,18 @@ def nothing_within(options: Options, ranks: int) -> InputError:
                     legal = " or ".join(f"{name}={int(v) if isinstance(v, bool) else v}" for v in entry.values)
                     reason = f"{stack} does not have it ({entry.source})"
                     return InputError("where", condition.text, reason, f"use {legal or 'its default'}")
+    for condition in limits.wanted if free is not None else ():
+        for name in condition.fields if len(condition.fields) == 1 else ():
+            has = np.unique(getattr(free, name)).tolist() if name in _OF_CORES else []
+            if has and not any(_holds(condition, name, value) for value in has):
+                shown = ", ".join(map(str, has if len(has) <= _MOST_SHOWN else (*has[:4], "...", has[-1])))
+                there = f"for this model and batch, {name} is one of {shown}"
+                reason = f"{stack} has no such strategy over {ranks} ranks: {there}"
+                return InputError("where", condition.text, reason, "use one of these, or another number of GPUs")
     if conditions:
-        return InputError(
-            "where", conditions, f"{stack} has no such strategy over {ranks} ranks", "loosen a condition"
-        )
+        alone = " with all of these" if len(limits.wanted) > 1 else ""
+        reason = f"{stack} has no such strategy over {ranks} ranks{alone}"
+        return InputError("where", conditions, reason, "loosen a condition")
     return InputError("gpus", ranks, f"{stack} has no strategy over that many", "use another number, or stack")
 
 

@@ -52,16 +52,27 @@ def prove(whole: nn.Module, plan: Mapping[str, str], comm: Comm, args: Any, kwar
     try:
         actual = one_pass(split, args, kwargs)
     except (RuntimeError, ValueError) as error:
-        raise _does_not_run(split, cuts, error) from error
+        raise _does_not_run(whole, split, cuts, error) from error
     forward = _require_outputs(split, expected.calls, actual.calls, cuts)
     return max(forward, _require_gradients(expected.gradients, actual.gradients, cuts, comm))
 
 
-def _does_not_run(split: nn.Module, cuts: Mapping[str, Cut], error: Exception) -> InputError:
-    """Explain why a split module does not run: mostly by a number of heads or channels of the whole."""
-    heads = _numbers_above(split, cuts)
-    remedy = f'divide what the ranks divide: "{heads[0]}": "divided"' if heads else 'see "divided" in tensor_plan.py'
+def _does_not_run(whole: nn.Module, split: nn.Module, cuts: Mapping[str, Cut], error: Exception) -> InputError:
+    """Explain why a split module does not run: mostly by a number of heads or channels of the whole, or by a size
+    that is computed from the width of what comes in."""
+    every = _numbers_above(split, cuts)
+    heads = [name for name in every if _number(whole, name) == _number(split, name)]
+    divided = "keep sizes as numbers, computed before the split: the input of a split block is as wide as the whole"
+    undivided = (
+        f'divide what the ranks divide: "{heads[0]}": "divided"' if heads else 'see "divided" in tensor_plan.py'
+    )
+    remedy = divided if len(heads) < len(every) and not any("head" in name for name in heads) else undivided
     return InputError("tp_plan", None, f"makes a module that does not run: {str(error).splitlines()[0]}", remedy)
+
+
+def _number(module: nn.Module, name: str) -> Any:
+    owner, _, key = name.rpartition(".")
+    return getattr(module.get_submodule(owner), key)
 
 
 def _numbers_above(split: nn.Module, names: Iterable[str]) -> list[str]:

@@ -16,8 +16,10 @@ The plan is a proposal: `parallelize` proves it on its first batch (first_pass.p
 
 from __future__ import annotations
 
+import copy
 import inspect
 import re
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
@@ -27,8 +29,12 @@ from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 
 from phalanx.runtime.any_module.first_pass import evaluating, tensors_in
-from phalanx.runtime.any_module.tensor_plan import Matrix, tied_layers
+from phalanx.runtime.any_module.tensor_plan import Matrix, split_layers, tied_layers
+from phalanx.runtime.comm.communicator import Comm
+from phalanx.runtime.process.environment import World
 from phalanx.spec.errors import InputError
+from phalanx.spec.strategy.mesh import mesh
+from phalanx.spec.strategy.spec import Strategy
 
 _REPLICATED = "replicated_with_grad_allreduce"
 _PARENTS = 2
@@ -40,7 +46,8 @@ def propose_tp_plan(
 ) -> dict[str, str]:
     """Return a plan of names (tensor_plan.py) that splits a module over `tp` ranks, found on one batch: `args` is
     what the module is called with, a tuple or one tensor. Each found block has a layer whose outputs are summed; all
-    other layers stay whole. Raises InputError where nothing can be split."""
+    other layers stay whole, with a warning those that cannot run split. Raises InputError where nothing can be
+    split."""
     if tp < 2:
         raise InputError("tp", tp, "splits nothing", "propose for 2 ranks or more")
     batch = (args if isinstance(args, tuple) else (args,)), dict(kwargs or {})
@@ -65,10 +72,49 @@ def propose_tp_plan(
                 and not layer.num_heads % tp
             ):
                 plan[name] = "attention_heads"
+        plan |= _numbers(module, plan, tp)
+        plan = _runnable(module, plan, batch, tp)
     if not plan:
         reason = f"has no layers that {tp} ranks could split, one after another, without sending in between"
         raise InputError("tp_plan", type(module).__name__, reason, "name the layers, or use dp, zero or pp")
-    return _merged(module, plan | _numbers(module, plan, tp))
+    return _merged(module, plan)
+
+
+def _runnable(module: nn.Module, plan: dict[str, str], batch: tuple[Any, Any], tp: int) -> dict[str, str]:
+    """Return the plan without the blocks that do not run split, though their numbers of heads are divided: those that
+    compute the size of a head from the width of what comes in, which is whole. Raises InputError if others do not."""
+    error = _fault(module, plan, batch, tp)
+    owners = [key.rpartition(".")[0] for key, style in plan.items() if style == "divided"] if error else []
+    within = [f"{owner}." if owner else "" for owner in owners]
+    for kind in dict.fromkeys(map(_numbered, within)):
+        own = tuple(name for name in within if _numbered(name) == kind)
+        alone = {key: style for key, style in plan.items() if key.startswith(own)}
+        if fault := _fault(module, alone, batch, tp):
+            text = (
+                f"{kind.removesuffix('.') or 'the module'} stays whole: split, it does not run ({fault}). It takes a "
+            )
+            text += (
+                "size from the width of its input, which is whole: keep the size of a head as a number of the module"
+            )
+            warnings.warn(text, stacklevel=3)
+            plan = {key: style for key, style in plan.items() if key not in alone}
+    if error and plan and (error := _fault(module, plan, batch, tp)):
+        raise InputError(
+            "tp_plan", type(module).__name__, f"splits into what does not run: {error}", "name the layers"
+        )
+    return plan
+
+
+def _fault(module: nn.Module, plan: Mapping[str, str], batch: tuple[Any, Any], tp: int) -> str:
+    """Run the first rank's part of a module, alone and without sending; return why it does not run, or ""."""
+    split, alone = copy.deepcopy(module), Comm(World(0, tp, 0, tp), mesh(Strategy(tp=tp)), null=True)
+    try:
+        split_layers(split, plan, alone)
+        with torch.no_grad():
+            split(*batch[0], **batch[1])
+    except (RuntimeError, ValueError) as error:
+        return str(error).splitlines()[0]
+    return ""
 
 
 def _inputs(module: nn.Module, args: Any, kwargs: Mapping[str, Any]) -> tuple[dict[str, Tensor], list[Tensor]]:

@@ -129,8 +129,8 @@ class ServingPrice:
     def room(self) -> str:
         """The bytes for weights and cache in words, derived from the device's memory."""
         whole = self.cluster.device.memory_bytes / GIB
-        share = f"{self.memory_share:.0%} of {whole:.1f}"
-        return f"{self.bytes_for_weights / GIB:.1f} GiB ({share}, less {_WORKSPACE / GIB:.0f})"
+        share = f"{self.memory_share:.0%} of {whole:.1f} GiB"
+        return f"{self.bytes_for_weights / GIB:.1f} GiB ({share}, less {_WORKSPACE / GIB:.0f} GiB of workspace)"
 
     def cache_tokens(self, x: ServingLayout, length: int = 0) -> int:
         """Tokens whose cache one copy holds; 0 where weights leave no room.

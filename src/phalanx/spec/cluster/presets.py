@@ -137,7 +137,8 @@ class LikePreset:
     ranks_per_node: Ranks | None = None
     """GPUs of a node, the preset's or fewer; None: all."""
     gb_per_s: dict[str, float] = field(default_factory=dict)
-    """GB/s of a rank in one direction by the name of the links; others as published."""
+    """GB/s of a rank in one direction by the name of the links; others as published. An uplink that ranks share
+    changes with it."""
     name: Name | None = None
 
     def __post_init__(self) -> None:
@@ -164,11 +165,21 @@ class LikePreset:
             ranks = min(tier.ranks, size) if tier.ranks <= most else tier.ranks // most * size
             own, given = tier, self.gb_per_s.get(tier.name)
             if given is not None:
-                rate, source = given * 1e9, "as the cluster's file says"
-                own = replace(tier, bandwidth_bytes_per_s_per_gpu_per_direction=rate, source=source)
+                own = _of_rate(tier, given * 1e9)
             tiers.setdefault(ranks, replace(own, ranks=ranks))
         name = self.name or whole.name
         return replace(whole, name=name, ranks_per_node=size, tiers=tuple(tiers.values()))
+
+
+def _of_rate(tier: Tier, rate: float) -> Tier:
+    """Return links of another rate in bytes/s; an uplink that ranks share changes alike, as a host's one NIC does."""
+    was, shared = tier.bandwidth_bytes_per_s_per_gpu_per_direction, tier.uplink_bandwidth_bytes_per_s_per_direction
+    return replace(
+        tier,
+        bandwidth_bytes_per_s_per_gpu_per_direction=rate,
+        uplink_bandwidth_bytes_per_s_per_direction=None if shared is None else shared * rate / was,
+        source="as the cluster's file says",
+    )
 
 
 def resized(cluster: ClusterSpec, nodes: int) -> ClusterSpec:
