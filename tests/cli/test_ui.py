@@ -266,6 +266,31 @@ def test_a_plan_does_not_depend_on_what_was_asked_before() -> None:
         assert (later["figures"], later["plan"]) == (alone["figures"], alone["plan"]), change
 
 
+def test_of_a_hundred_thousand_folders_the_latest_are_looked_into(
+    server: LocalServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At LISTED = 2; a run's report looks into no other folder, and what is no run of the folder has none."""
+    monkeypatch.setattr("phalanx.report.local_page.server.LISTED", 2)
+    monkeypatch.setattr(server, "folder", tmp_path)
+    for age, name in enumerate(("young", "empty", "older", "oldest", ".hidden")):
+        (tmp_path / name).mkdir()
+        if name != "empty":
+            (tmp_path / name / "plan.json").write_text("{")
+        os.utime(tmp_path / name, (1e9 - age, 1e9 - age))
+    (tmp_path / "link").symlink_to(tmp_path / "older")
+    (tmp_path / "plan.json").write_text("{")
+    shown, rest = server.runs()
+    assert [run["name"] for run in shown] == ["young"]
+    assert rest == 3
+    monkeypatch.setattr(os, "scandir", lambda *_: pytest.fail("looks into the folder"))
+    for name in ("older", "oldest"):
+        with pytest.raises(InputError, match="is not JSON"):
+            server.report(name)
+    for name in ("", ".", "..", "empty", "link", ".hidden", "older/../young", str(tmp_path / "young" / "..")):
+        with pytest.raises(InputError, match="is not a run in"):
+            server.report(name)
+
+
 def test_who_shows_no_token_keeps_nobody_out(server: LocalServer) -> None:
     """Idle connections beyond a number are dropped, the oldest first; what was asked with the token is not."""
     idle = [create_connection(("127.0.0.1", server.server_port), timeout=20) for _ in range(100)]

@@ -123,9 +123,11 @@ def test_questions_and_answers_of_an_exam_have_the_same_numbers(tmp_path: Path) 
 
 
 def test_a_layer_of_experts_lists_its_exchanges() -> None:
-    """Counts, rows and results, of which the two larger ones are as large."""
+    """Counts, rows and results, of which the two larger ones are as large; its ranks hold each expert once."""
     (panel,) = picture("moe-layer").panels
     assert isinstance(panel, Diagram)
+    titles = [item.lines[0] for item in panel.items if isinstance(item, Box) and item.lines[0].startswith("experts")]
+    assert [list(map(int, re.findall(r"\d+", title))) for title in titles] == [[0, 1], [2, 3], [4, 5], [6, 7]]
     said = [item.text for item in panel.items if isinstance(item, Label) and item.text.startswith("all-to-all")]
     assert [line.partition(", ")[2].partition(":")[0] for line in said] == [
         "counts",

@@ -133,9 +133,7 @@ class RecurrenceWalk:
         result, seen = self.result, self.seen
         walk.touch(5 * self.wide + 2 * result + self.sums + self.of_norm)
         walk.alloc(2 * result, self.of_norm * (not whole))
-        walk.free(3 * result + self.sums)  # also the gate, the recurrence's result
-        if self.ranks > 1:
-            walk.touch(3 * result)
+        walk.free(3 * result + self.sums)  # also the gate, the recurrence's result; exchanges are smaller
         inside = walk.live
         walk.alloc(seen - self.gates)
         states = -(-self.p.seq // self.tokens) * self._sizes["S"]

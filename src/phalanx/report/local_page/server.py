@@ -9,11 +9,13 @@ is pointed at 127.0.0.1 (DNS rebinding) is refused by its Host header.
 from __future__ import annotations
 
 import json
+import os
 import secrets
 import sys
 from collections import OrderedDict
 from collections.abc import Sequence
 from contextlib import suppress
+from heapq import nlargest
 from html import escape
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from io import BytesIO
@@ -103,6 +105,8 @@ def local_page(
 
 
 _MOST_BYTES = 64 * 2**10
+LISTED = 1_000
+"""Folders that the page looks into for runs, every two seconds."""
 _FILES = ("plan.json", "metrics.jsonl", "recorded.json", "trace.json")
 """What is read of a run."""
 _KEPT = 16
@@ -158,21 +162,28 @@ class LocalServer(ThreadingHTTPServer):
         """The page's URL, token included."""
         return f"http://127.0.0.1:{self.server_port}/{self.token}/"
 
-    def runs(self) -> list[dict[str, Any]]:
-        """Return the runs of the folder, and when each last changed; links are none of them."""
-        if not self.folder.is_dir():
-            return []
-        runs: list[dict[str, Any]] = []
-        for run in sorted(self.folder.iterdir()):
-            if run.is_dir() and not run.is_symlink() and not run.name.startswith("."):
-                times = [file.stat().st_mtime for name in _FILES if (file := run / name).is_file()]
-                if times:
-                    runs.append({"name": run.name, "changed": max(times)})
-        return runs
+    def runs(self) -> tuple[list[dict[str, Any]], int]:
+        """Return the runs among the LISTED folders that changed last, by name, and when each last changed; then how
+        many folders were not looked into."""
+        try:
+            with os.scandir(self.folder) as entries:
+                folders = [(e.stat().st_mtime, e.name) for e in entries if e.is_dir(follow_symlinks=False)]
+        except OSError:
+            return [], 0
+        runs = [(name, self._changed(name)) for name in sorted(name for _, name in nlargest(LISTED, folders))]
+        shown = [{"name": name, "changed": changed} for name, changed in runs if changed is not None]
+        return shown, max(0, len(folders) - LISTED)
+
+    def _changed(self, name: str) -> float | None:
+        """Return when a run of the folder last changed; None for what is none, links and hidden folders among it."""
+        run = self.folder / name
+        if not name or name.startswith(".") or run.parent != self.folder or run.is_symlink() or not run.is_dir():
+            return None
+        return max((file.stat().st_mtime for of in _FILES if (file := run / of).is_file()), default=None)
 
     def report(self, name: str) -> str:
         """Return the report of a run. Raises InputError for what is no run of the folder, or leads out of it."""
-        if name not in {run["name"] for run in self.runs()}:
+        if self._changed(name) is None:
             raise InputError("run", name, f"is not a run in {self.folder}")
         run = self.folder / name
         for file in _FILES:
@@ -203,9 +214,9 @@ class _Handler(BaseHTTPRequestHandler):
         elif name == "":
             self._reply("text/html", self.server.page)
         elif name == "runs":
-            self._reply(
-                "application/json", json.dumps({"folder": str(self.server.folder), "runs": self.server.runs()})
-            )
+            shown, rest = self.server.runs()
+            said = {"folder": str(self.server.folder), "runs": shown, "rest": rest}
+            self._reply("application/json", json.dumps(said))
         elif name == "run":
             self._run(unquote(query))
         elif name == "progress":

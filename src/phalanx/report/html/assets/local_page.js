@@ -175,15 +175,15 @@
   let changed = "";
   const watch = async () => {
     try {
-      const { folder, runs } = await (await fetch("runs")).json();
+      const { folder, runs, rest } = await (await fetch("runs")).json();
       if (ended) { ended = false; problem(""); ask(); }
       const chosen = $("runs").value, there = [...$("runs").options].map((o) => o.value).join("/");
       if (there !== runs.map((r) => r.name).join("/")) {
         $("runs").replaceChildren(...runs.map((r) => new Option(r.name, r.name)));
         if (runs.some((r) => r.name === chosen)) $("runs").value = chosen;
       }
-      $("no-runs").textContent = `No run lies in ${folder} yet: phalanx train JOB.toml makes one, and it appears here.`;
-      $("no-runs").hidden = runs.length > 0;
+      $("no-runs").textContent = rest ? `${rest} older folders of ${folder} are not looked into.` : `No run lies in ${folder} yet: phalanx train JOB.toml makes one, and it appears here.`;
+      $("no-runs").hidden = runs.length > 0 && !rest;
       const now = runs.find((r) => r.name === $("runs").value), state = now ? `${now.name} ${now.changed}` : "";
       if (state !== changed && !$("trained").hidden) look();
       changed = state;
