@@ -123,6 +123,17 @@ def test_the_most_that_takes_a_minute_is_asked() -> None:
         tool_calls.words_of(tool, {"trials": 100_001})
 
 
+def test_a_terminals_ctrl_c_does_not_reach_a_call(tmp_path: Path) -> None:
+    call = tool_calls.ToolCall(tool_calls.words_of(tool_calls.TOOLS["models"], {"name": "gpt2"}), tmp_path)
+    try:
+        pid, own = call._process.pid or 0, False
+        while not own and not call.pipe.poll(0.005):
+            own = os.getsid(pid) == pid
+        assert own
+    finally:
+        call.stop()
+
+
 def test_a_call_that_takes_too_long_ends_with_a_word(tmp_path: Path) -> None:
     async def do(client: Any) -> None:
         result = await client.call_tool("plan", {**ASKED, "gpus": 1024, "batch": 4096, "strategy": "tp=*"})

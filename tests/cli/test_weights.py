@@ -125,6 +125,7 @@ def test_an_import_moves_nothing_away_before_it_has_succeeded(  # type: ignore[n
     refused("is where the weights are read from", "runs/../runs/hf", "hf")
     with ExitStack() as stack:
         claim(Path("runs/hf"), stack, "train.name")
+        assert Path("runs/.hf.lock").stat().st_mode & 0o633 == 0o600  # its owner may open it again
         refused("--name = 'hf': is in use by another process", "hf", "hf")
 
     def full(*_: object) -> None:

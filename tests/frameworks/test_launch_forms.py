@@ -401,7 +401,7 @@ def test_a_script_that_names_its_settings_alone_asks_for_them_in_every_command(t
     (tmp_path / "run.sh").write_text("torchrun --nproc_per_node 8 -m torchtitan.train --module llama3 --config x")
     for command in ("read", "predict", "lint"):
         asked = ("--cluster", "dgx-h100") if command != "read" else ()
-        assert "config_registry.py::x, its base configuration, is not here" in error_of(
+        assert "torchtitan/models/llama3/config_registry.py::x, its base configuration, is not here" in error_of(
             tmp_path, command, "run.sh", *asked
         )
 

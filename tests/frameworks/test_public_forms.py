@@ -122,6 +122,7 @@ def test_what_a_missing_file_would_say_is_no_mistake(tmp_path: Path) -> None:
         ("a.sh", "litgpt pretrain pythia-14m --config tinyllama.yaml --devices 8 --num_nodes 4", "LitGPT"),
         ("a.sh", 'python -m paddle.distributed.launch --gpus "0,1" run_pretrain.py ./argument.json', "Paddle"),
         ("a.yaml", "exp_name: x\nmodules: {pre_trainer: {framework: torchtitan}}\n", "Primus"),
+        ("a.sh", "torchrun own.py --tensor-model-parallel-size 2 --a 1 --b 2 --c 3", "a program of its own"),
         ("a.sh", 'python -c "import x" --tensor-model-parallel-size 2', "starts no training"),
     ],
 )
@@ -133,6 +134,8 @@ def test_what_is_not_read_is_refused_by_its_name(tmp_path: Path, name: str, text
 @pytest.mark.parametrize(
     ("name", "text", "wanted"),
     [
+        # A framework's own program, most of whose flags are not known.
+        ("run.sh", "torchrun pretrain_gpt.py --tensor-model-parallel-size 1 --a 1 --b 2 --c 3", {"tp": 1}),
         # torchtitan's script before it was a module.
         ("run.sh", "torchrun --nproc_per_node 8 ./train.py --job.config_file a.toml", {"world": 8, "tp": 2, "pp": 2}),
         # The program that `swift` runs, by its file, and MaxText's search for a batch.

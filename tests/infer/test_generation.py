@@ -244,6 +244,18 @@ def test_a_trained_model_says_no_more_than_it_has_places_for(
     assert said == [room] * bool(asked)
 
 
+@pytest.mark.parametrize(("past_end", "ends"), [(False, (2, 3)), (True, ())])
+def test_a_text_ends_where_its_model_says_or_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, past_end: bool, ends: tuple[int, ...]
+) -> None:
+    (tmp_path / "generation_config.json").write_text('{"eos_token_id": [2, 3]}')
+    encoded = SimpleNamespace(encode=lambda words: SimpleNamespace(ids=list(words.encode())))
+    for name, there in (("model_of", LLAMA), ("tokenizer_of", encoded), ("weights_of", None)):
+        monkeypatch.setattr(text, name, lambda *_, there=there: there)
+    asked = text.question(tmp_path, ["ab", "c"], Sampling(past_end=past_end), precision="float32")
+    assert [(r.prompt, r.stops) for r in asked.requests] == [((97, 98), ends), ((99,), ends)]
+
+
 @pytest.mark.parametrize(("prompt", "most", "fits"), [(60, 4, True), (60, 5, False), (64, 1, False), (1, 63, True)])
 def test_a_prompt_and_its_text_fit_the_model(prompt: int, most: int, fits: bool) -> None:
     asked = Request(0, tuple(range(prompt)), most)
@@ -252,6 +264,13 @@ def test_a_prompt_and_its_text_fit_the_model(prompt: int, most: int, fits: bool)
     else:
         with pytest.raises(InputError, match=f"is {prompt} tokens, and {most} more are {prompt + most}"):
             require_context(LLAMA, [asked])
+
+
+@pytest.mark.parametrize(("together", "requests", "idles"), [(True, 2, True), (False, 2, False), (True, 0, False)])
+def test_a_replica_idles_along_where_experts_span_replicas(together: bool, requests: int, idles: bool) -> None:
+    schedulers = [Scheduler(REQUESTS[:requests], BatchingPolicy()), Scheduler([], BatchingPolicy())]
+    batches = BatchedGeneration.batches(SimpleNamespace(together=together, number=0, schedulers=schedulers))  # type: ignore[arg-type]
+    assert [bool(b.slots) for b in batches] == [requests > 0, idles]
 
 
 def test_a_replica_that_idles_uses_a_page_and_a_seat_of_its_own() -> None:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import re
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch.distributed.fsdp._fully_shard import _fsdp_param
 
 from phalanx.observation.fake.world import one_rank
@@ -39,3 +41,14 @@ def test_shards_of_ranks_without_rows_are_one_tensor() -> None:
     assert [len(s) for s in shards[:7]] == [1] * 6 + [0]
     assert len({id(s) for s in shards}) == 7
     assert [s.shape for s in _fsdp_param._chunk_with_empty(torch.ones(6, 2), 8, 0)] == [s.shape for s in shards[:8]]
+
+
+def test_objects_are_received_from_the_rank_that_is_said() -> None:
+    sent: list[Any] = []
+    post = SimpleNamespace(send=lambda to, objects: sent.append((to, objects)), receive=lambda sender: [sender])
+    with one_rank(1, 4, 4, lambda line: None, post):
+        objects = [None]
+        assert dist.recv_object_list(objects, src=3) == 3
+        assert objects == [3]
+        dist.send_object_list(objects, dst=2)
+    assert sent == [(2, [3])]

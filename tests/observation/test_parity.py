@@ -4,6 +4,7 @@ tensors' content does what the plan says."""
 from dataclasses import replace
 
 import pytest
+import torch
 from hypothesis import given, settings
 from support import rank_cases
 from support.proving import prove
@@ -12,7 +13,8 @@ from support.sizes import examples, sampled
 from support.strategies import OPTIMIZERS, ORDERS, TRANSPORTS, cases
 
 from phalanx.cost.step.expand import expand
-from phalanx.observation.parity.parity import BOUNDS
+from phalanx.observation.parity.parity import BOUND, BOUNDS, tied
+from phalanx.planning.lookup import model_named
 from phalanx.schedule.layout import Layout
 from phalanx.spec.errors import InputError
 from phalanx.spec.files.job_file import build, make_strategy
@@ -174,3 +176,13 @@ def test_parity_refuses_only_what_has_no_module() -> None:
     scan = {"kind": "selective", "name": "m", "channels": 32, "state": 4, "step_rank": 2}
     with pytest.raises(InputError, match="the recurrence selective"):
         require_modules(build(ModelSpec, complete(SIZES | {"mixers": [scan], "pattern": ["m"]}), "model"))
+
+
+def test_a_choice_is_near_a_tie_where_a_change_of_the_bound_turns_it() -> None:
+    """Two scores change by a bound each, so that those twice it apart are the last ones."""
+    experts = model_named("mixtral-8x7b")[0].experts
+    assert experts is not None
+    for bounds, near in ((1.5, True), (2.5, False), (100, False)):
+        scores = torch.full((64, experts.count), 0.01, dtype=torch.float64)
+        scores[:, 0], scores[:, 1], scores[:, 2] = 0.4, 0.2, 0.2 * (1 - bounds * BOUND)
+        assert tied(scores, experts, None) > 48 if near else tied(scores, experts, None) == 0  # changes are drawn

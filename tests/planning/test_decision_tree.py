@@ -10,10 +10,13 @@ from typing import Any
 import pytest
 from support.in_process_cli import json_of, phalanx, text_of
 
+from phalanx.answers.question.query import Query
 from phalanx.planning.explain.decision_tree import Facts, facts, leaves, sentence, walk
 from phalanx.planning.lookup import model_named
 from phalanx.report.pictures.files import text
 from phalanx.spec.cluster.presets import preset
+from phalanx.spec.errors import InputError
+from phalanx.textbook.answers import decision_path
 from phalanx.textbook.gallery.choosing import decisions
 
 _SMALL = Facts(1e9, 0, 2048, 8.0, 64, 8, 80 * 2**30, 50e9, sites=False)
@@ -65,6 +68,10 @@ def test_the_command_draws_it(tmp_path: Path) -> None:
     out = text_of(tmp_path, "learn tree", *job)
     assert "=> ZeRO-3 (FSDP) or ZeRO-1 with what fits" in out
     assert "--batch: is missing" in phalanx(tmp_path, "learn tree", *job[:6])[2]
+    for name in ("gpus", "batch", "seq"):
+        given = {"gpus": 64, "batch": 512, "seq": 8192, name: 0}
+        with pytest.raises(InputError, match=f"{name} = 0"):
+            decision_path(Query(model="llama3-70b", cluster="dgx-h100", **given))  # type: ignore[arg-type]
     assert max(map(len, phalanx(tmp_path, "learn tree")[1].splitlines())) <= 80
 
 

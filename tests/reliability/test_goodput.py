@@ -126,6 +126,14 @@ def test_storage_grows_worse_with_nodes() -> None:
     assert STORAGE["tectonic"].write(100_000) == 2e12
 
 
+@pytest.mark.parametrize("what", ["restart_s", "load_s", "stall_s"])
+def test_a_stop_for_maintenance_saves_restarts_and_loads(what: str) -> None:
+    given = Conditions(failures="llama3-h100", restart_s=60.0, load_s=30.0, stall_s=10.0)
+    planned = premise_of(_TRAINED, given).planned
+    longer = premise_of(_TRAINED, replace(given, **{what: getattr(given, what) + 100.0})).planned  # type: ignore[arg-type]
+    assert longer == pytest.approx(planned * 2)
+
+
 def test_what_nobody_gave_is_said() -> None:
     def taken_of(given: Conditions) -> set[str]:
         premise = premise_of(_TRAINED, given)
@@ -224,5 +232,7 @@ def test_durations_read_back(unit: str) -> None:
     for value in (2 * scale, 2.5 * scale, 23 * scale if unit == "h" else 3 * scale):
         number, written = long(value).split()
         assert (written, float(number)) == (unit, pytest.approx(value / scale, rel=0.02))
+    assert long(9e14).endswith(" d")
+    assert long(1e15) == long(1e300) == "never"
     below = long(1.99 * scale).split()[1]
     assert below == {"d": "h", "h": "min", "min": "s", "s": "s"}[unit]

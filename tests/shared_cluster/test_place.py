@@ -99,6 +99,28 @@ def test_the_fewest_free_gpus_of_a_switch_serve_two_pairs():
     assert placed.placement.gpu.tolist() == [24, 25, 40, 41]
 
 
+def test_no_exchange_that_is_not_faster_is_made():
+    """Of equal placements the first is kept; the ranks of a sum of squares end in order."""
+    start = np.array([3, 1, 2])
+    assert descent.descended(start, np.array([0]), lambda gpus: np.ones(len(gpus))) is start
+    wanted = np.array([2, 0, 1])
+    best = descent.descended(start, np.array([0]), lambda gpus: ((gpus - wanted) ** 2).sum(axis=1))
+    assert best.tolist() == wanted.tolist()
+
+
+@drawn(12, 60, cases(), st.sampled_from([Strategy(pp=2, dp=2), Strategy(tp=2, pp=3, dp=2), Strategy(dp=4)]))
+def test_parts_of_groups_have_room_together(case, strategy):
+    """Stages in pairs take as many times the room; axes of one rank have no groups."""
+    counts = np.bincount(case[1].blocks[0][case[2]])
+    job = _job(strategy, preset("dgx-h100", 3))
+    assert all(len(groups) and groups.shape[1] > 1 for groups in job.groups.values())
+    parts = list(search._joint_parts(job, counts))
+    for part in parts:
+        stages = strategy.pp if part["pp"] > 1 else 1
+        assert part["tp"] * part["data"] * stages <= search._capacity(counts, strategy.tp, part["tp"], strategy.world)
+    assert not parts or any(part["pp"] == 1 for part in parts)
+
+
 @drawn(12, 25, cases())
 def test_carved_placements_of_small_cases_reach_the_best(case):
     job, topology, free = case

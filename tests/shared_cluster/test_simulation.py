@@ -16,8 +16,9 @@ from hypothesis import strategies as st
 from support.in_process_cli import error_of, phalanx
 from support.sizes import drawn
 
+from phalanx.report.pictures.figure import Heat
 from phalanx.shared_cluster.simulation.nodes import Nodes
-from phalanx.shared_cluster.simulation.outcome import outcome, use_over_time
+from phalanx.shared_cluster.simulation.outcome import outcome, picture, use_over_time
 from phalanx.shared_cluster.simulation.policy import THRESHOLD, SchedulingPolicy
 from phalanx.shared_cluster.simulation.replay import simulate
 from phalanx.shared_cluster.simulation.trace import TraceJob
@@ -87,6 +88,13 @@ def test_gangs_start_whole_or_not_at_all_and_no_gpu_is_held_twice(trace, way):
     figures = outcome(history)
     assert 0 <= figures.gpu_use <= 1 + 1e-9
     use = use_over_time(history, 7)
+    drawn_use = picture([history], "c").panels[0]
+    assert isinstance(drawn_use, Heat)
+    assert len(drawn_use.rows) == len(sizes)
+    for (name, shares), of_node in zip(
+        drawn_use.rows, use_over_time(history, len(drawn_use.rows[0][1])), strict=True
+    ):
+        assert shares == pytest.approx(of_node.tolist()), name
     assert use.min() >= -1e-9
     assert use.max() <= 1 + 1e-9
     if history.makespan:

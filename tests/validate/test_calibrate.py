@@ -52,6 +52,15 @@ def test_planted_factors_are_found_again() -> None:
     assert fit.spread["products"] < PRIORS["products"] / 2
 
 
+def test_what_steps_depend_on_is_narrowed_and_nothing_else() -> None:
+    def price(by: Calibration) -> Floats:
+        return np.array([by.products, by.products * by.between, by.products])
+
+    fit = calibrate(price, price(Calibration(products=1.1)))
+    assert all(fit.spread[part] < PRIORS[part] / 2 for part in ("products", "between"))
+    assert all(fit.spread[part] == pytest.approx(PRIORS[part]) for part in ("attention", "memory", "inside", "host"))
+
+
 @pytest.mark.parametrize("odd", [0.0, -1.0, float("nan"), float("inf")])
 def test_a_step_takes_a_positive_time(odd: float) -> None:
     price = _price(("tp=8", "dp=8"))

@@ -170,6 +170,14 @@ def test_prompts_delay_tokens_and_a_full_cache_delays_prompts() -> None:
     assert queued - free > 0.8 * LOAD.output * token
 
 
+@pytest.mark.parametrize(("copies", "steps"), [(1, 0), (4, 3)])
+def test_copies_of_attention_wait_until_prompts_are_balanced(copies: int, steps: float) -> None:
+    x, price = one(tp=4 // copies, attention_dp=copies, moe_ep=4), engine("sglang")
+    tpot, at_once = aggregated(MOE, x, H200, replace(price, balance_steps=0.0), LOAD)
+    _, ttft = aggregated(MOE, x, H200, replace(price, balance_steps=3.0), LOAD)
+    assert ttft - at_once == pytest.approx(steps * tpot)
+
+
 def test_workers_apart_keep_prompts_from_delaying_tokens() -> None:
     price, x = engine("sglang"), one(tp=4)
     alone, _ = disaggregated(GQA, (x, 1.0), (x, 1.0), H200, price, LOAD)

@@ -285,3 +285,6 @@ def test_every_chip_of_the_table_is_served_in_the_types_that_it_has() -> None:
     for name, chip in CHIPS.items():
         assert any(chip.generation in able for able in NEEDS.values()) == (chip.generation != "volta"), name
     require_types("nvfp4", "fp8", CHIPS["RTX-PRO-6000"].generation, "RTX-PRO-6000")
+    for types, known in ((("fp7", "fp8"), "fp8"), (("bf16", "bf61"), "bf16")):
+        with pytest.raises(InputError, match=f"did you mean {known}"):
+            require_types(*types, "hopper", "H100")

@@ -108,5 +108,4 @@ def require_types(weights: str, cache: str, generation: str, chip: str) -> None:
         remedy = f"it has {', '.join(able)}" if able else "no type of these: choose another cluster"
         raise InputError("weights", weights, f"{chip} ({generation}) has no tensor cores for it", remedy)
     if cache not in CACHE_TYPES:
-        remedy = nearest(cache, CACHE_TYPES) or " or ".join(CACHE_TYPES)
-        raise InputError("kv", cache, "is not a type of cache that is priced", remedy)
+        raise InputError("kv", cache, "is not a type of cache that is priced", nearest(cache, CACHE_TYPES))
