@@ -9,7 +9,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import yaml
 from support.sizes import examples
 
 from phalanx.planning.lookup import model_named
@@ -200,36 +199,3 @@ def test_nodes_behind_a_workers_first_take_no_requests(tmp_path: Path) -> None:
     assert second.options[-5:] == ("--node-rank", "1", "--master-addr", "$HEAD", "--headless")
     (tmp_path / "run.sh").write_text(f"{first.line()}\n{second.line()}\n")
     assert read([tmp_path / "run.sh"], {"cluster": "dgx-h100", "input": 100, "output": 10}).fields["gpus"] == 16
-
-
-@pytest.mark.parametrize("engine", ["vllm", "sglang"])
-@pytest.mark.parametrize("pp", [1, 2])
-def test_kubernetes_gets_pods_of_a_node(engine: str, pp: int) -> None:
-    workers = (Workers("both", 3, 8, pp, 1, 8, 1, 32, 1024, 100_000),)
-    plan = replace(_drawn(np.random.default_rng(3)), engine=engine, model=_DENSE, model_name="llama3-70b", adapters=0)  # type: ignore[arg-type]
-    plan = replace(plan, workers=workers, gpus=24 * pp)
-    head, service = yaml.safe_load_all(manifest(plan, "kubernetes"))
-    assert (head["kind"], head["spec"]["replicas"]) == ("LeaderWorkerSet" if pp > 1 else "Deployment", 3)
-    if pp == 1:
-        (leader,) = head["spec"]["template"]["spec"]["containers"]
-        labels = head["spec"]["template"]["metadata"]["labels"]
-        assert head["spec"]["selector"]["matchLabels"].items() <= labels.items()
-        assert "--nnodes" not in leader["args"]
-    else:
-        group = head["spec"]["leaderWorkerTemplate"]
-        assert group["size"] == 2
-        (leader,), (behind,) = (group[f"{of}Template"]["spec"]["containers"] for of in ("leader", "worker"))
-        labels = group["leaderTemplate"]["metadata"]["labels"]
-        assert group["workerTemplate"]["metadata"]["labels"]["role"] != labels["role"]  # it takes no requests
-        for container in (leader, behind):
-            assert container["args"][container["args"].index("--node-rank") + 1] == "$(LWS_WORKER_INDEX)"
-            assert any("$(LWS_LEADER_ADDRESS)" in word for word in container["args"])
-        assert ("readinessProbe" in leader, "readinessProbe" in behind) == (True, False)
-        assert ("--headless" in behind["args"]) == (engine == "vllm")
-    assert leader["resources"]["limits"] == {"nvidia.com/gpu": "8"}
-    assert service["spec"]["selector"].items() <= labels.items()
-    assert service["spec"]["ports"][0]["targetPort"] == leader["ports"][0]["containerPort"]
-    both = (replace(workers[0], role="prefill"), replace(workers[0], role="decode"))
-    apart = replace(plan, workers=both, gpus=48 * pp)
-    with pytest.raises(InputError, match="use --for dynamo"):
-        manifest(apart, "kubernetes")

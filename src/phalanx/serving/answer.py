@@ -261,14 +261,14 @@ def launch(plan: ServingPlan) -> Launch:
 
 
 def manifest(plan: ServingPlan, starter: str = "dynamo") -> str:
-    """Return a plan's manifest for Dynamo or for Kubernetes alone, checked against the arguments that its workers
-    publish. Raises InputError."""
+    """Return a plan's manifest for Dynamo, Kubernetes alone, KServe or llm-d, checked against the arguments that its
+    workers publish. Raises InputError."""
+    from phalanx.serving.launch import kserve, kubernetes, llm_d
     from phalanx.serving.launch.launch import places
 
-    if starter == "kubernetes":
-        from phalanx.serving.launch import kubernetes
-
-        return kubernetes.manifest(plan, launch(plan))
+    written = {"kubernetes": kubernetes.manifest, "kserve": kserve.manifest, "llm-d": llm_d.manifest}
+    if starter in written:
+        return written[starter](plan, launch(plan))
     for place in places(plan):
         options = dynamo.worker_options(plan, place)
         owners = (f"dynamo.{plan.engine}", plan.engine) if plan.engine != "trtllm" else ("dynamo.trtllm",)

@@ -39,7 +39,7 @@ def plan(
 
     source --from run.sh: Lines of a server, a benchmark or both, of vLLM, SGLang, TensorRT-LLM or genai-perf;
         repeatable.
-    --launch engine|dynamo|kubernetes: Also print what starts it, as `phalanx serve launch` does.
+    --launch STARTER: Also print what starts it, as `phalanx serve launch` does.
     --out: File to write the serving plan to.
     """
     from phalanx.serving import plan_file as serving
@@ -97,8 +97,8 @@ def launch(plan: Path, starter: str = "engine", json: bool = False) -> None:
     """Print what starts a serving plan: command lines of its engine, or a manifest.
 
     plan serving.json: A serving plan, written by `serve plan`.
-    starter --for engine|dynamo|kubernetes: The engine's command lines, or a manifest: of NVIDIA Dynamo, or a
-        Deployment, over several nodes a LeaderWorkerSet.
+    starter --for engine|dynamo|kubernetes|kserve|llm-d: The engine's command lines, or a manifest: of NVIDIA Dynamo,
+        of Deployments and LeaderWorkerSets, an LLMInferenceService, or values of llm-d's chart.
     """
     from phalanx.serving import plan_file
 
@@ -114,7 +114,7 @@ def require_starter(option: str, name: str) -> None:
     """Require a known way to start a plan. Raises InputError."""
     from phalanx.spec.errors import InputError, nearest
 
-    known = ("engine", "dynamo", "kubernetes")
+    known = ("engine", "dynamo", "kubernetes", "kserve", "llm-d")
     if name not in known:
         raise InputError(option, name, "is not known", nearest(name, known))
 

@@ -1,92 +1,112 @@
 """Kubernetes alone: a Deployment of workers that fit a node, or a LeaderWorkerSet of wider ones, and a Service.
+Separate prefill and decode are two LeaderWorkerSets, whose pods' addresses the engine's router is given.
 
 The LeaderWorkerSet (leaderworkerset.x-k8s.io/v1) puts the leader's address and each pod's number into its pods
-(kubernetes-sigs/lws, api/leaderworkerset/v1/leaderworkerset_types.go: LWS_LEADER_ADDRESS, LWS_WORKER_INDEX).
+(kubernetes-sigs/lws, api/leaderworkerset/v1/leaderworkerset_types.go: LWS_LEADER_ADDRESS, LWS_WORKER_INDEX). They are
+found through a headless Service of the set's name, which its controller makes unless there is a Service of that name
+already (pkg/utils/controller/controller_utils.go:33): the one for clients has another.
 """
 
 from __future__ import annotations
 
-import json
+import shlex
 from typing import Any
 
-from phalanx.serving.launch.launch import Command, Launch, places
+from phalanx.serving.launch.groups import SECRET, ServerGroup, groups, variables, yaml
+from phalanx.serving.launch.launch import Command, Launch
 from phalanx.serving.plan_file import ServingPlan
 from phalanx.spec.errors import InputError
 
 _IMAGE = {"vllm": "vllm/vllm-openai:v{}", "sglang": "lmsysorg/sglang:v{}"}
 _OF_PODS = {"$HEAD": "$(LWS_LEADER_ADDRESS)", "$HEAD:5000": "$(LWS_LEADER_ADDRESS):5000"}
+_ROUTER = {
+    "vllm": ("vllm-router", "vllm-router --vllm-pd-disaggregation"),
+    "sglang": ("sglang-router", "python3 -m sglang_router.launch_router --pd-disaggregation"),
+}
+"""The package of an engine's router, and its command where prefill is apart (README.md of vllm-project/router, and of
+sgl-project/sglang, sgl-model-gateway, of which that is a fork)."""
+_PORT = 8000
+_EVERYWHERE = ("--host", "0.0.0.0")  # noqa: S104  a pod's own addresses
+_RDMA = "the cache moves between pods over NIXL: give them the RDMA devices of your cluster, or it takes TCP"
 
 
 def manifest(plan: ServingPlan, line: Launch) -> str:
-    """Write the manifests, as YAML, of a plan whose command lines are `line`. Raises InputError for workers that a
-    router joins, and for an engine that reads files."""
-    if len(plan.workers) > 1 or plan.engine not in _IMAGE:
-        apart = len(plan.workers) > 1
-        what = "separate prefill, which a router joins" if apart else "TensorRT-LLM, which reads files"
-        raise InputError("--for", "kubernetes", f"is not for {what}", "use --for dynamo")
-    workers, first = plan.workers[0], places(plan)[0]
-    commands = [c for c in line.commands if c.title == first.name]
-    image, gpus = _IMAGE[plan.engine].format(line.version), min(workers.gpus, plan.node_gpus)
-    name = f"{plan.engine}-worker"
-    leader, behind = (_pod(name, commands[i], image, gpus, first.port, i < 0) for i in (0, -1))
-    meta: dict[str, Any] = {"name": name}
-    labels = {"matchLabels": {"app": name}}
-    if first.nodes == 1:
-        spec: dict[str, Any] = {"replicas": workers.count, "selector": labels, "template": leader}
-        head: dict[str, Any] = {"apiVersion": "apps/v1", "kind": "Deployment", "metadata": meta, "spec": spec}
+    """Write the manifests, as YAML, of a plan whose command lines are `line`. Raises InputError for an engine that
+    reads files."""
+    if plan.engine not in _IMAGE:
+        raise InputError("for", "kubernetes", "is not for TensorRT-LLM, which reads files", "dynamo has them")
+    each, engine = groups(plan, line), plan.engine
+    apart = len(each) > 1
+    image = _IMAGE[engine].format(line.version)
+    documents = [_workload(f"{engine}-{g.name}", g, image, engine, apart) for g in each]
+    if apart:
+        documents.append(_router(engine, each))
+        serves, port = {"app": f"{engine}-router"}, _PORT
     else:
-        template = {"size": first.nodes, "restartPolicy": "RecreateGroupOnPodRestart", "leaderTemplate": leader}
-        spec = {"replicas": workers.count, "leaderWorkerTemplate": {**template, "workerTemplate": behind}}
-        head = {
-            "apiVersion": "leaderworkerset.x-k8s.io/v1",
-            "kind": "LeaderWorkerSet",
-            "metadata": meta,
-            "spec": spec,
-        }
-    serves = {"selector": {"app": name, "role": "leader"}, "ports": [{"port": 80, "targetPort": first.port}]}
-    service = {"apiVersion": "v1", "kind": "Service", "metadata": meta, "spec": serves}
-    return "---\n".join("\n".join(_yaml(each)) + "\n" for each in (head, service))
+        serves, port = {"app": f"{engine}-{each[0].name}", "role": "leader"}, each[0].place.port
+    spec = {"selector": serves, "ports": [{"port": 80, "targetPort": port}]}
+    documents.append({"apiVersion": "v1", "kind": "Service", "metadata": {"name": engine}, "spec": spec})
+    return yaml(documents, [_RDMA] if apart else [])
 
 
-def _pod(name: str, command: Command, image: str, gpus: int, port: int, behind: bool) -> dict[str, Any]:
+def _workload(name: str, g: ServerGroup, image: str, engine: str, apart: bool) -> dict[str, Any]:
+    """Return the Deployment or LeaderWorkerSet of a group; `apart`: its pods are found by a router, by name."""
+    leader, behind = (_pod(name, g, g.commands[i], image, engine, i < 0) for i in (0, -1))
+    meta, count = {"name": name}, g.place.workers.count
+    if g.place.nodes == 1 and not apart:
+        spec: dict[str, Any] = {"replicas": count, "selector": {"matchLabels": {"app": name}}, "template": leader}
+        return {"apiVersion": "apps/v1", "kind": "Deployment", "metadata": meta, "spec": spec}
+    template = {"size": g.place.nodes, "restartPolicy": "RecreateGroupOnPodRestart"}
+    pods = {"workerTemplate": leader} if g.place.nodes == 1 else {"leaderTemplate": leader, "workerTemplate": behind}
+    spec = {"replicas": count, "leaderWorkerTemplate": {**template, **pods}}
+    version = "leaderworkerset.x-k8s.io/v1"
+    return {"apiVersion": version, "kind": "LeaderWorkerSet", "metadata": meta, "spec": spec}
+
+
+def _pod(name: str, g: ServerGroup, command: Command, image: str, engine: str, behind: bool) -> dict[str, Any]:
     """Return the template of a pod that runs a command; `behind`: of a node that takes no requests."""
-    numbered = list(command.options)
+    numbered = [_OF_PODS.get(word, word) for word in command.options]
     if "--node-rank" in numbered:
         numbered[numbered.index("--node-rank") + 1] = "$(LWS_WORKER_INDEX)"
+    if engine == "sglang":  # which listens on 127.0.0.1 by itself (server_args.py)
+        numbered += _EVERYWHERE
     container: dict[str, Any] = {
         "name": "engine",
         "image": image,
         "command": list(command.program),
-        "args": [_OF_PODS.get(word, word) for word in numbered],
-        "envFrom": [{"secretRef": {"name": "hf-token-secret"}}],
-        "resources": {"limits": {"nvidia.com/gpu": str(gpus)}},
+        "args": numbered,
+        "envFrom": [{"secretRef": {"name": SECRET}}],
+        "resources": {"limits": {"nvidia.com/gpu": str(g.gpus)}},
         "volumeMounts": [{"name": "shm", "mountPath": "/dev/shm"}],
     }
-    if command.environment:
-        pairs = (each.partition("=") for each in command.environment)
-        container["env"] = [{"name": key, "value": value} for key, _, value in pairs]
+    if env := variables(g):
+        container["env"] = env
     if not behind:
-        container["ports"] = [{"containerPort": port}]
-        container["readinessProbe"] = {"httpGet": {"path": "/health", "port": port}, "periodSeconds": 10}
+        container["ports"] = [{"containerPort": g.place.port}]
+        container["readinessProbe"] = {"httpGet": {"path": "/health", "port": g.place.port}, "periodSeconds": 10}
     labels = {"app": name, "role": "worker" if behind else "leader"}
     shared = [{"name": "shm", "emptyDir": {"medium": "Memory"}}]
     return {"metadata": {"labels": labels}, "spec": {"containers": [container], "volumes": shared}}
 
 
-def _yaml(value: Any, indent: str = "") -> list[str]:
-    """Return the lines of a value of tables, lists and words."""
-    if isinstance(value, dict):
-        lines = []
-        for key, each in value.items():
-            nested = isinstance(each, dict | list)
-            lines += [f"{indent}{key}:", *_yaml(each, indent + "  ")] if nested else [f"{indent}{key}: {_word(each)}"]
-        return lines
-    lines = []
-    for each in value:
-        first, *rest = _yaml(each, indent + "  ") if isinstance(each, dict) else [f"{indent}  {_word(each)}"]
-        lines += [f"{indent}- {first[len(indent) + 2 :]}", *rest]
-    return lines
-
-
-def _word(value: Any) -> str:
-    return str(value) if isinstance(value, int) else json.dumps(value)
+def _router(engine: str, each: tuple[ServerGroup, ...]) -> dict[str, Any]:
+    """Return the Deployment of what sends requests to prefill and then to decode, and is given all addresses."""
+    package, words = _ROUTER[engine]
+    command = words.split()
+    for g in each:
+        for i in range(g.place.workers.count):
+            url = f"http://{engine}-{g.name}-{i}.{engine}-{g.name}:{g.place.port}"
+            joins = [str(g.place.port + 1000)] if engine == "sglang" and g.name == "prefill" else []
+            command += [f"--{g.name}", url, *joins]
+    command += [*_EVERYWHERE, "--port", str(_PORT)]
+    container = {
+        "name": "router",
+        "image": "python:3.12-slim",
+        "command": ["/bin/sh", "-c"],
+        "args": [f"pip install {package} && exec {shlex.join(command)}"],
+        "ports": [{"containerPort": _PORT}],
+    }
+    name = {"app": f"{engine}-router"}
+    template = {"metadata": {"labels": name}, "spec": {"containers": [container]}}
+    spec = {"replicas": 1, "selector": {"matchLabels": name}, "template": template}
+    return {"apiVersion": "apps/v1", "kind": "Deployment", "metadata": {"name": f"{engine}-router"}, "spec": spec}
