@@ -102,8 +102,6 @@ def test_what_a_missing_file_would_say_is_no_mistake(tmp_path: Path) -> None:
         ("a.sh", "torchrun convert_hf.py --tensor-model-parallel-size 2 --bf16", "trains nothing"),
         ("a.sh", "colossalai run --nproc_per_node 8 b.py --tp 4", "Colossal-AI"),
         ("a.sh", "torchrun train_sft.py --strategy colossalai_zero2", "Colossal-AI"),
-        ("a.sh", "composer train.py a.yaml", "llm-foundry"),
-        ("a.yaml", "device_train_microbatch_size: 8\nfsdp_config: {}\n", "llm-foundry"),
         ("a.sh", "python deepy.py train.py configs/13B.yml configs/local.yml\n", "GPT-NeoX"),
         ("a.toml", "max_steps = 1\nseq_len = 2\n[ckpt]\n[model]\n", "prime-rl"),
         ("a.yaml", "loader: {}\nsharding: {}\nbase_config: {}\nmixture: {}\nactions: []\n", "EasyDeL"),

@@ -80,6 +80,8 @@ class Framework:
     """Whether every chunk of a pipeline has as many blocks, where nothing lists them."""
     programs: tuple[str, ...] = ()
     """Patterns of its programs' names, files without .py or modules."""
+    launched_by: tuple[str, ...] = ()
+    """Launchers of programs whose one word names its file, which tell it where that file is not here."""
     flat: bool = False
     """Whether its flags are the keys of its file, with dots between its tables."""
     renamed: Mapping[str, str] = field(default_factory=dict)

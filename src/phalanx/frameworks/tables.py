@@ -27,6 +27,9 @@ _LONGEST_YAML = 2**18
 _MOST_VALUES = 100_000  # of a YAML document
 _IN_JSON = re.compile(r'\s*\{\s*["}]')
 """How JSON begins, which a YAML file may hold."""
+_REFERENCE = re.compile(r"\$\{([\w.]+)\}")
+_DEEPEST = 8
+"""References of references."""
 _PLAIN = "tag:yaml.org,2002:"
 
 
@@ -72,6 +75,24 @@ def texts(value: Any) -> Any:
 def _count(value: Any) -> int:
     parts = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
     return (len(value) if isinstance(value, dict) else 0) + sum(map(_count, parts))
+
+
+def interpolated(tables: Mapping[str, Any]) -> dict[str, Any]:
+    """Return tables with `${path}` as what stands at that path, as OmegaConf has it; other references stay."""
+
+    def of(value: Any, depth: int) -> Any:
+        if isinstance(value, dict):
+            return type(value)({name: of(inner, depth) for name, inner in value.items()})
+        if isinstance(value, list):
+            return [of(inner, depth) for inner in value]
+        match = _REFERENCE.fullmatch(value) if isinstance(value, str) and depth < _DEEPEST else None
+        at: Any = tables if match else None
+        for name in match[1].split(".") if match else ():
+            at = at.get(name) if isinstance(at, Mapping) else None
+        return value if at is None or isinstance(at, Mapping | list) else of(at, depth + 1)
+
+    result: dict[str, Any] = of(dict(tables), 0)
+    return result
 
 
 def nested(flat: Mapping[str, Any]) -> dict[str, Any]:

@@ -23,7 +23,7 @@ ATTENTION = {"eager": "unfused", "sdpa": "flash", "flash_attention_2": "flash2",
 """Values of transformers' attn_implementation, and attention's kernel."""
 _METHOD = ("finetuning_type", "adapter", "peft_type", "peft_method")
 _SWITCHES = ("use_peft", "use_lora", "lora_enable", "enable_lora", "lora", "peft")
-_RANKS = ("lora_rank", "lora_r", "lora_dim", "peft_lora_r")
+_RANKS = ("lora_rank", "lora_r", "lora_dim", "peft_lora_r", "r")
 _TARGETS = ("lora_target", "lora_target_modules", "lora_modules", "target_modules")
 _OF_LORA = {"lora", "qlora", "dora", "pissa"}
 _WHOLE = {"full", "none", ""}
@@ -51,7 +51,7 @@ _RANK = 8
 """Rank where the file has none (peft's LoraConfig; LLaMA-Factory's)."""
 _ATTENTION = {
     *("q_proj", "k_proj", "v_proj", "o_proj", "qkv_proj", "query_key_value"),
-    *("c_attn", "wq", "wk", "wv", "wo"),
+    *("c_attn", "wq", "wk", "wv", "wo", "Wqkv", "out_proj"),
 }
 
 

@@ -87,7 +87,8 @@ class RankCounts:
             self.per_node = row.per_node_default if written is None else _count(written) or self.gpus
         self.world = _product(self.nodes, self.per_node)
         if "world" in row.counts.values():  # it counts all ranks, or leaves them to its file
-            self.world = _count(stated.get("world")) if "world" in stated else None
+            by_nodes = self.world if row.node_default else None
+            self.world = _count(stated.get("world")) if "world" in stated else by_nodes
             self.nodes = _count(stated.get("nodes")) if "nodes" in stated else None
             self.per_node = self.world // self.nodes if self.world and self.nodes else None
 

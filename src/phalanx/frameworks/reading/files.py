@@ -27,7 +27,7 @@ from phalanx.frameworks.reading.launch_tables import (
 from phalanx.frameworks.reading.parts import reader
 from phalanx.frameworks.reading.recipes import MODEL, RECIPE
 from phalanx.frameworks.reading.source import BY_KIND, DATA, kind_of, named, source_of
-from phalanx.frameworks.tables import overlaid
+from phalanx.frameworks.tables import interpolated, overlaid
 from phalanx.schedule.pipeline.schedules import facts_of
 from phalanx.spec.errors import InputError, nearest
 from phalanx.spec.files.job_file import make_model
@@ -71,7 +71,7 @@ def read(paths: Sequence[Path], kind: str | None = None, world: int | None = Non
         config = with_named(config, BY_KIND[kind], "", reading)
     if RECIPE in config:
         reading.missing.append(f"{config[RECIPE]}, its recipe, is not known here: set its degrees too")
-    kind, config = _with_given(kind, config, reading)
+    kind, config = _with_given(kind, type(config)(interpolated(config)), reading)
     c = _with_schedule(configured(config, kind, world), reading.files)
     if guessed and source.kind is None and not (source.started and is_named(source.started, BY_KIND[kind])):
         _require_its_own(c, str(main))

@@ -290,6 +290,10 @@ def _of_settings(started: Started, reading: FileReading) -> Framework | None:
         return None
     text = reading.files.text(name, started.directory)
     tables = documents(text, Path(name).suffix.lower(), name) if text else []
+    if text is None:
+        return next(
+            (f for f in FRAMEWORKS.values() if set(f.launched_by).intersection(started.launch.launchers)), None
+        )
     kind = kind_of(tables[0]) if tables and isinstance(tables[0], dict) else None
     return BY_KIND[kind] if kind and flag in BY_KIND[kind].base else None
 

@@ -1,0 +1,1 @@
+"""llm-foundry: MPT and Hugging Face's models under Composer's trainer."""
