@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 from support.in_process_cli import error_of, phalanx
 
 from phalanx.planning.placement import axis_groups, axis_names, groups_of, in_order
-from phalanx.report.gallery.mesh import cube, nodes, ranges, slices
+from phalanx.report.gallery.mesh import cube, nodes, slices
 from phalanx.report.pictures.files import svg, text
+from phalanx.spec.cluster.part import ranges
 from phalanx.spec.cluster.presets import preset
 from phalanx.spec.strategy.spec import AXES, Strategy
 

@@ -18,7 +18,7 @@ from phalanx.cost.step.predict import predict
 from phalanx.planning.lookup import cluster_named, model_named, pricing_by_gpus
 from phalanx.planning.search.column_pricing import Pricing
 from phalanx.planning.search.refine import refined
-from phalanx.planning.stragglers.links import SlowLink, _Links, kept_rates
+from phalanx.planning.stragglers.links import Links, SlowLink, kept_rates
 from phalanx.planning.stragglers.own import own_pipelines
 from phalanx.planning.stragglers.priced import priced_pipelines
 from phalanx.spec.cluster.spec import ClusterSpec
@@ -128,10 +128,10 @@ def test_an_uplink_is_shared_max_min_fairly() -> None:
     # The group of port 5 takes a twentieth; the others share what it leaves of a halved uplink.
     both = SlowLink("node", 0, 0.5), SlowLink("nic", 5, 0.1)
     assert share(*both) == pytest.approx(0.05 / 0.25)
-    of_rank = _Links(cluster, 1, s.world, both).shares(mesh(s).groups("dp_shard+dp_replicate"))
+    of_rank = Links(cluster, 1, s.world, both).shares(mesh(s).groups("dp_shard+dp_replicate"))
     assert of_rank[[4, 5, 12, 13]] == pytest.approx([0.95 / 7 / 0.25, 0.2] * 2)
     # What a slow port leaves of an uplink that is healthy makes no other group faster.
-    alone = _Links(cluster, 1, s.world, both[1:]).shares(mesh(s).groups("dp_shard+dp_replicate"))
+    alone = Links(cluster, 1, s.world, both[1:]).shares(mesh(s).groups("dp_shard+dp_replicate"))
     assert alone[[4, 5]] == pytest.approx([1.0, 0.1 / 0.25])
 
 

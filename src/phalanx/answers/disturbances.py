@@ -98,19 +98,20 @@ def kill_in(word: str, world: int, node: int) -> Kill:
     return Kill(takes_node, number, first, ranks, at / 100 if is_share else at, is_share)
 
 
-def ranks_in(line: str, world: int) -> tuple[int, ...]:
-    """Read ranks such as `0-7,37`. Raises InputError."""
-    ranks: list[int] = []
+def ranks_in(line: str, world: int, field: str = "ranks", kind: str = "ranks of the strategy") -> tuple[int, ...]:
+    """Read numbers below `world`, such as `0-7,37`. Raises InputError."""
+    numbers: list[int] = []
     for word in _words(line):
         first, dash, last = word.partition("-")
         if not first.strip().isdecimal() or (dash and not last.strip().isdecimal()):
-            raise InputError("ranks", word, "is no rank or range of ranks", "use 0-7,37")
+            raise InputError(field, word, f"is no number or range of {kind}", "use 0-7,37")
         low, high = int(first), int(last) if dash else int(first)
         if low > high:
-            raise InputError("ranks", word, "goes backwards", f"use {high}-{low}")
-        _require_inside("ranks", word, high, world, f"{world} ranks")
-        ranks += range(low, high + 1)
-    return tuple(dict.fromkeys(ranks))
+            raise InputError(field, word, "goes backwards", f"use {high}-{low}")
+        if high >= world:
+            raise InputError(field, word, f"is outside of the {world} {kind}", f"use 0 to {world - 1}")
+        numbers += range(low, high + 1)
+    return tuple(dict.fromkeys(numbers))
 
 
 def jitter_of(text: str | float) -> float:

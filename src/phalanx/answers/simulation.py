@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from typing import Unpack
@@ -14,6 +14,7 @@ from phalanx.answers.disturbances import Kill, factors, jitter_of, kill_in, rank
 from phalanx.answers.prediction import UnevenLengths, uneven_steps
 from phalanx.answers.question.query import QueryFields, Source, query_of
 from phalanx.answers.question.question import Premises, Question, read
+from phalanx.answers.shared_network import LinksInUse, on_shared_links
 from phalanx.planning.stragglers.own import own_pipelines
 from phalanx.planning.stragglers.pipelines import DelayedStep, Floats, RunnablePipelines
 from phalanx.planning.stragglers.priced import priced_pipelines
@@ -111,6 +112,8 @@ class SimulatedStep(Answer):
     """Pipelines that end later than undisturbed."""
     lengths: UnevenLengths | None = None
     killed: KilledStep | None = None
+    links: LinksInUse | None = None
+    """Jobs that share links with it."""
 
 
 def simulate(
@@ -122,18 +125,45 @@ def simulate(
     jitter: str | float = 0.0,
     seed: int = 0,
     lengths: str | None = None,
+    on: str = "",
+    neighbours: Sequence[str] = (),
     **fields: Unpack[QueryFields],
 ) -> SimulatedStep:
     """Run a priced step that is disturbed. `slow`: `rank=37:1.3` takes 1.3 times as long, `node=4:1.1` is all ranks
     of a node, several by commas; `slow_link`: `nic=37:0.5` has half of its rate, `node=4:0.5` all links of a node,
     `tier=NAME:0.5` a tier; `kill`: `rank=37@40%` of the step, `node=4@2.5s`; `jitter`: `2%` or 0.02 of each rank's
-    time; `lengths`: as in predict. Raises InputError."""
+    time; `lengths`: as in predict; `neighbours`: other jobs on the same links, such as plan.json@8-15, where the job
+    itself is `on` GPUs 0-7,16-23. Raises InputError."""
     question = read(query_of(source, fields))
-    if lengths is None:
-        return Simulation(question, slow, slow_link, jitter, seed, kill).answer
-    if slow or slow_link or kill or jitter_of(jitter):
-        raise InputError("lengths", lengths, "is simulated alone", "leave out what else disturbs the step")
-    return of_lengths(question, lengths, seed)
+    return (
+        alone_answer(question, slow, slow_link, kill, jitter, seed, lengths, on, neighbours)
+        or Simulation(question, slow, slow_link, jitter, seed, kill).answer
+    )
+
+
+def alone_answer(
+    question: Question,
+    slow: str,
+    slow_link: str,
+    kill: str,
+    jitter: str | float,
+    seed: int,
+    lengths: str | None,
+    on: str,
+    neighbours: Sequence[str],
+) -> SimulatedStep | None:
+    """Return the answer to a question about lengths or other jobs, which are simulated alone; None to any other.
+    Raises InputError."""
+    if on and not neighbours:
+        raise InputError("on", on, "says where a job is among others", "name another: --neighbour plan.json@8-15")
+    asked = [("lengths", lengths)] * (lengths is not None) + [("neighbour", " ".join(neighbours))] * bool(neighbours)
+    if not asked:
+        return None
+    if len(asked) > 1 or slow or slow_link or kill or jitter_of(jitter):
+        raise InputError(*asked[0], "is simulated alone", "leave out what else disturbs the step")
+    if neighbours:
+        return of_neighbours(question, on, neighbours, seed)
+    return of_lengths(question, lengths or "", seed)
 
 
 class Simulation:
@@ -161,11 +191,8 @@ class Simulation:
         links = slow_links(slow_link, world, cluster)
         if exact is None:
             self.pipelines = priced_pipelines(question.subject.pricing, s, links)
-        elif links:
-            reason = "is not simulated in the exact price of our own runtime, whose collectives are measured whole"
-            raise InputError("slow-link", slow_link, reason, "name a stack: --stack megatron-core")
         else:
-            self.pipelines = own_pipelines(exact.model, cluster, exact.job, s)
+            self.pipelines = own_pipelines(exact.model, cluster, exact.job, s, links)
         self.factor = factors(slow, world, cluster.ranks_per_node)
         self.jitter = jitter_of(jitter)
         random = np.random.default_rng(seed)
@@ -241,6 +268,29 @@ def of_lengths(question: Question, line: str, seed: int) -> SimulatedStep:
     )
 
 
+def of_neighbours(question: Question, on: str, neighbours: Sequence[str], seed: int) -> SimulatedStep:
+    """Run a step with other jobs on its links; undisturbed is the step on the same GPUs without them."""
+    shared = on_shared_links(question, on, neighbours, seed)
+    own = shared.links.jobs[0]
+    world = own.strategy.world
+    longer = [(name, world * s if abs(s) > 1e-9 * own.step_s else 0.0) for name, s in shared.by_phase]
+    lost = sum(gpu_s for _, gpu_s in longer)
+    return SimulatedStep(
+        question=question.premises,
+        strategy=own.strategy,
+        undisturbed_s=own.alone_s,
+        step_time_s=own.step_s,
+        slowdown=own.slowdown,
+        lost_gpu_s=lost,
+        waits=tuple(Wait(f"{name}: links that others use", s, s / lost if lost else 0.0) for name, s in longer),
+        slow=(),
+        jitter=0.0,
+        pipelines=1,
+        delayed_pipelines=0,
+        links=shared.links,
+    )
+
+
 _WHERE = {
     "turns_s": "micro-batches of one pipeline that take unequally long",
     "own_s": "slow ranks themselves",
@@ -252,6 +302,7 @@ _WHERE = {
 _LINKS = {
     "pp": "messages between stages over slow links: pp",
     "dp": "gradients and parameters over slow links: dp",
+    "all": "all that is sent over slow links",
 }
 
 

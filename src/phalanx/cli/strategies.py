@@ -64,12 +64,14 @@ def simulate(
     kill: str = "",
     jitter: str = "0",
     lengths: str | None = None,
+    neighbour: list[str] | None = None,
+    on: str = "",
     seed: int = 0,
     trace: Path | None = None,
     ranks: str = "",
 ) -> None:
-    """Run a strategy's step with slow ranks, slow links, a kill or sequences of unequal lengths: how much longer it
-    takes, who waits for whom.
+    """Run a strategy's step with slow ranks, slow links, a kill, sequences of unequal lengths or other jobs on its
+    links: how much longer it takes, who waits for whom.
 
     Name a plan, or --model, --cluster, --gpus, --batch, --seq and --strategy.
 
@@ -78,23 +80,25 @@ def simulate(
         their rate that they have.
     --kill rank=37@40%|node=4@2.5s: A process or a node that dies in the step: what each kind of restart costs.
     --jitter 2%: How much each rank's time varies from step to step.
+    --neighbour plan.json@8-15: Another job on the same cluster, with its GPUs, else the next ones; repeatable.
+    --on 0-7,16-23: This job's GPUs among others, in the order of its ranks.
     --seed: Which variations to draw.
     --trace FILE.json: Write what ranks do as a trace for Perfetto and chrome://tracing.
     --ranks 0-7,37: Ranks of the trace; by default one of each class, the smallest classes first.
     """
-    from phalanx.answers.disturbances import jitter_of
     from phalanx.answers.question.question import read
-    from phalanx.answers.simulation import Simulation, of_lengths
+    from phalanx.answers.simulation import Simulation, alone_answer
     from phalanx.spec.errors import InputError
 
     require_writable("--trace", trace)
     if ranks and trace is None:
         raise InputError("ranks", ranks, "belong to a trace", "name its file: --trace step.json")
     question = read(query)
-    if lengths is not None:
-        if slow or slow_link or kill or trace or jitter_of(jitter):
-            raise InputError("lengths", lengths, "is simulated alone", "leave out what else disturbs the step")
-        output.show(of_lengths(question, lengths, seed))
+    alone = alone_answer(question, slow, slow_link, kill, jitter, seed, lengths, on, neighbour or ())
+    if alone is not None:
+        if trace is not None:
+            raise InputError("trace", trace, "is of slow ranks and links alone", "leave it out")
+        output.show(alone)
         return
     run = Simulation(question, slow, slow_link, jitter, seed, kill)
     if trace is not None:

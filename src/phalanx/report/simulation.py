@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+from phalanx.answers.shared_network import LinksInUse
 from phalanx.answers.simulation import KilledStep, SimulatedStep
 from phalanx.planning.stragglers.timelines import SimulatedRank
 from phalanx.planning.tables.table import Sheet, columns
@@ -43,6 +44,8 @@ def view(a: SimulatedStep) -> View:
             ],
             "simulate",
         )
+    if a.links:
+        return View([heading(a.question), *_neighbours(a, a.links), *_losses(a)], "simulate")
     delayed = f"{a.delayed_pipelines} of {a.pipelines} pipelines end later by themselves; all wait for the last"
     figures = [
         ("step without", seconds(a.undisturbed_s), "as predicted, all ranks equally fast"),
@@ -60,6 +63,22 @@ def view(a: SimulatedStep) -> View:
         heads = columns("rank [count] | times as long [number] | place | ranks at its pace [count]")
         parts.append(Sheet("slow ranks", heads, rows, charted=False))
     return View([*parts, *_losses(a), *_killed(a.killed)], "simulate")
+
+
+def _neighbours(a: SimulatedStep, x: LinksInUse) -> Iterator[str | Sheet]:
+    rows = [
+        (j.about, j.gpus, j.alone_s, j.step_s, j.slowdown, j.step_low_s, j.step_high_s, j.sending_share, j.kept_share)
+        for j in x.jobs
+    ]
+    heads = "job | GPUs | alone [s] | with the others [s] | times as long [number] | best start [s] "
+    heads += "| worst start [s] | sends [share] | of its rate [share]"
+    note = "sends: of its step alone, over links that are shared; of its rate: kept while it sends"
+    title = f"{len(x.jobs)} jobs on {a.question.cluster}, from {x.starts} drawn starts"
+    yield Sheet(title, columns(heads), rows, note, charted=False)
+    if not x.tiers:
+        yield "no link is shared: these jobs leave no block of the cluster by the same ports or uplinks"
+    else:
+        yield f"shared: {', '.join(x.tiers)}"
 
 
 def _killed(k: KilledStep | None) -> Iterator[str | Sheet]:

@@ -8,6 +8,7 @@ A group's share is its rate over its rate with healthy links, at most 1: what ot
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -19,6 +20,7 @@ from phalanx.spec.strategy.mesh import Mesh, Ranks, mesh
 from phalanx.spec.strategy.spec import Strategy
 
 Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True)
@@ -45,20 +47,38 @@ class KeptRates:
 
 def kept_rates(cluster: ClusterSpec, s: Strategy, slow: tuple[SlowLink, ...]) -> KeptRates:
     """Return what groups keep of their rates where links are slow."""
-    m = mesh(s)
-    inside = [axis for axis in ("tp", "cp", "ep", "etp") if m.size(axis) > 1]
-    reducing = [axis for axis in dict.fromkeys((m.gradient_axis, "edp" * (s.ep > 1))) if axis and m.size(axis) > 1]
-    shape = (m.world, len(cluster.tiers))
+    of = sending_groups(s)
+    shape = (s.world, len(cluster.tiers))
     layers, messages, gradients = np.ones(shape), np.ones(shape), np.ones(len(cluster.tiers))
     for i in range(len(cluster.tiers)):
-        links = _Links(cluster, i, m.world, slow)
-        for axis in inside:
-            layers[:, i] = np.minimum(layers[:, i], links.shares(m.groups(axis)))
-        for axis in reducing:
-            gradients[i] = min(gradients[i], float(links.shares(m.groups(axis)).min()))
-        if s.pp > 1:
-            messages[:, i] = links.shares(_hops(m, s))
+        links = Links(cluster, i, s.world, slow)
+        for groups in of.layers:
+            layers[:, i] = np.minimum(layers[:, i], links.shares(groups))
+        for groups in of.gradients:
+            gradients[i] = min(gradients[i], float(links.shares(groups).min()))
+        for groups in of.messages:
+            messages[:, i] = links.shares(groups)
     return KeptRates(layers, messages, gradients)
+
+
+@dataclass(frozen=True)
+class SendingGroups:
+    """Groups of ranks that send to each other, each (groups, ranks): inside layers, between stages, of gradients."""
+
+    layers: tuple[Ranks, ...]
+    messages: tuple[Ranks, ...]
+    gradients: tuple[Ranks, ...]
+
+
+def sending_groups(s: Strategy) -> SendingGroups:
+    """Return the groups of a strategy's axes, of those over 1 rank."""
+    m = mesh(s)
+    reducing = [axis for axis in dict.fromkeys((m.gradient_axis, "edp" * (s.ep > 1))) if axis and m.size(axis) > 1]
+    return SendingGroups(
+        layers=tuple(m.groups(axis) for axis in ("tp", "cp", "ep", "etp") if m.size(axis) > 1),
+        messages=(_hops(m, s),) if s.pp > 1 else (),
+        gradients=tuple(m.groups(axis) for axis in reducing),
+    )
 
 
 def _hops(m: Mesh, s: Strategy) -> Ranks:
@@ -70,10 +90,10 @@ def _hops(m: Mesh, s: Strategy) -> Ranks:
     return np.concatenate(pairs)
 
 
-class _Links:
+class Links:
     """The links into one tier: a port of each rank, and an uplink of each block, in bytes/s."""
 
-    def __init__(self, cluster: ClusterSpec, tier: int, world: int, slow: tuple[SlowLink, ...]) -> None:
+    def __init__(self, cluster: ClusterSpec, tier: int, world: int, slow: tuple[SlowLink, ...] = ()) -> None:
         t, node = cluster.tiers[tier], cluster.ranks_per_node
         self.block = cluster.tiers[tier - 1].ranks if tier else 1
         blocks = -(-world // self.block)
@@ -102,23 +122,47 @@ class _Links:
         """Return the share of its rate that each rank's group keeps, (world,): 1 for ranks in no group that leaves a
         block. `groups`: (groups, ranks); a rank in several has the least."""
         result = np.ones(self.world)
-        groups = groups[(groups // self.block != groups[:, :1] // self.block).any(axis=1)]
+        groups = self._leaving(groups)
         if not len(groups) or (self.left == self.healthy).all():
             return result
-        kept = self._rates(groups, self.left) / self._rates(groups, self.healthy)
+        kept = self._rates([groups], self.left) / self._rates([groups], self.healthy)
         np.minimum.at(result, groups, kept[:, None])
         return result
 
-    def _rates(self, groups: Ranks, capacity: Floats) -> Floats:
-        """Return the max-min fair rate of each group out of its blocks, bytes/s."""
-        block = groups // self.block
-        members = np.stack([np.bincount(row - row.min())[row - row.min()] for row in block])  # in each rank's block
-        first = np.diff(np.sort(block, axis=1), axis=1, prepend=-1) > 0
-        own = np.arange(len(groups))
-        group = np.concatenate([np.repeat(own, groups.shape[1]), np.repeat(own, first.sum(axis=1))])
-        link = np.concatenate([groups.reshape(-1), self.world + np.sort(block, axis=1)[first]])
-        load = np.concatenate([1 / members.reshape(-1), np.ones(int(first.sum()))])
-        left, rates, active = capacity.copy(), np.zeros(len(groups)), np.ones(len(groups), dtype=bool)
+    def among(self, jobs: Sequence[Sequence[Ranks]]) -> Floats:
+        """Return the least share of its rate alone that a group of each job keeps while all of these groups send,
+        (jobs,). `jobs`: of each its groups, (groups, ranks)."""
+        leaving = [[g for g in map(self._leaving, groups) if len(g)] for groups in jobs]
+        sharing = [i for i, groups in enumerate(leaving) if groups]
+        result = np.ones(len(jobs))
+        if len(sharing) < 2:
+            return result
+        together = self._rates([g for i in sharing for g in leaving[i]], self.left)
+        ends = np.cumsum([sum(map(len, leaving[i])) for i in sharing])
+        for i, rates in zip(sharing, np.split(together, ends[:-1]), strict=True):
+            result[i] = (rates / self._rates(leaving[i], self.left)).min()
+        return np.minimum(result, 1.0)
+
+    def _leaving(self, groups: Ranks) -> Ranks:
+        """The groups that leave a block."""
+        leave = (groups // self.block != groups[:, :1] // self.block).any(axis=1)
+        return np.asarray(groups[leave])
+
+    def _rates(self, several: Sequence[Ranks], capacity: Floats) -> Floats:
+        """Return the max-min fair rate of each group out of its blocks, bytes/s. `several`: groups of several sizes,
+        each (groups, ranks)."""
+        of_group, of_link, loads, count = list[Ints](), list[Ints](), list[Floats](), 0
+        for groups in several:
+            block = groups // self.block
+            members = np.stack([np.bincount(row - row.min())[row - row.min()] for row in block])  # in a rank's block
+            first = np.diff(np.sort(block, axis=1), axis=1, prepend=-1) > 0
+            own = np.arange(count, count + len(groups))
+            count += len(groups)
+            of_group += [np.repeat(own, groups.shape[1]), np.repeat(own, first.sum(axis=1))]
+            of_link += [groups.reshape(-1), self.world + np.sort(block, axis=1)[first]]
+            loads += [1 / members.reshape(-1), np.ones(int(first.sum()))]
+        group, link, load = np.concatenate(of_group), np.concatenate(of_link), np.concatenate(loads)
+        left, rates, active = capacity.copy(), np.zeros(count), np.ones(count, dtype=bool)
         while active.any():
             asked = np.bincount(link, load * active[group], minlength=len(left))
             level = np.divide(left, asked, out=np.full_like(left, np.inf), where=asked > 0)

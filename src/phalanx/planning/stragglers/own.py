@@ -1,17 +1,23 @@
-"""A step of our own runtime, priced by its program, as pipelines that can be run with slow ranks."""
+"""A step of our own runtime, priced by its program, as pipelines that can be run with slow ranks and slow links.
+
+Its collectives are measured whole, so a slow link slows a tier for all: by the least share of its rate that a group
+keeps there, for which the others wait in the end.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
+from phalanx.cost.hardware.bent import at_shares
 from phalanx.cost.pipeline_time import Costs, PricedSchedule, price
 from phalanx.cost.step.predict import predict
 from phalanx.cost.step.predict_pipeline import Pipelined, price_pipeline
 from phalanx.cost.step.terms import terms
+from phalanx.planning.stragglers.links import SlowLink, kept_rates
 from phalanx.planning.stragglers.lockstep import lockstep
-from phalanx.planning.stragglers.pipelines import Floats, RunnablePipelines
+from phalanx.planning.stragglers.pipelines import Delays, Floats, RunnablePipelines
 from phalanx.schedule.gradients.sharding import sharding_of
 from phalanx.schedule.layout import Layout
 from phalanx.schedule.pipeline.schedules import build
@@ -50,8 +56,23 @@ class OwnPipelines:
         return np.array(ends)[place.reshape(-1)]
 
 
-def own_pipelines(model: ModelSpec, cluster: ClusterSpec, job: Job, s: Strategy) -> RunnablePipelines:
+def own_pipelines(
+    model: ModelSpec, cluster: ClusterSpec, job: Job, s: Strategy, slow: tuple[SlowLink, ...] = ()
+) -> RunnablePipelines:
     """Price a strategy of our own runtime and take it apart."""
+    whole = _pipelines(model, cluster, job, s)
+    if not slow:
+        return whole
+    kept = kept_rates(cluster, s, slow)
+    least = np.min([kept.layers.min(axis=0), kept.messages.min(axis=0), kept.gradients], axis=0)
+    slower = _pipelines(model, at_shares(cluster, least.tolist()), job, s)
+    return replace(
+        whole,
+        delays=Delays(messages_s=slower.alone_s - whole.alone_s, rest_s={"all": slower.beside_s - whole.beside_s}),
+    )
+
+
+def _pipelines(model: ModelSpec, cluster: ClusterSpec, job: Job, s: Strategy) -> RunnablePipelines:
     at = lockstep(s, sharding_of(s))
     if s.pp > 1:
         views = Layout(model, job, s).stage_views()

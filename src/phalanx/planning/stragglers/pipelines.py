@@ -55,11 +55,12 @@ class DelayedStep:
 @dataclass(frozen=True)
 class Delays:
     """What slow links add to a step. `passes_s`: to a stage's passes, by axis, (pipelines, pp); `messages_s`: to a
-    pipeline's messages, (pipelines,); `gradients_s`: to the reduction of gradients and the gathers of parameters."""
+    pipeline's messages, (pipelines,); `rest_s`: to what follows the passes, by axis: "dp" for the reduction of
+    gradients and the gathers of parameters, "all" where axes are priced together."""
 
     passes_s: Mapping[str, Floats] = field(default_factory=dict)
     messages_s: Floats | float = 0.0
-    gradients_s: float = 0.0
+    rest_s: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -94,13 +95,11 @@ class RunnablePipelines:
         paced = of_stage[at.pipeline, at.stage] * (busy + link)
         updates = self.update_s * (float(factor.max()) - 1)
         links = {axis: float(seconds.sum()) for axis, seconds in added.items()}
-        links |= {
-            "pp": float((ends - passes)[at.pipeline].sum()),
-            "dp": world * self.delays.gradients_s,
-        }
+        links["pp"] = float((ends - passes)[at.pipeline].sum())
+        links |= {axis: world * seconds for axis, seconds in self.delays.rest_s.items()}
         return DelayedStep(
             undisturbed_s=self.alone_s + self.beside_s,
-            step_s=last + self.beside_s + self.delays.gradients_s + updates,
+            step_s=last + self.beside_s + sum(self.delays.rest_s.values()) + updates,
             own_s=float(((factor - 1) * busy).sum()),
             inside_s=float((paced - factor * busy - link).sum()),
             stages_s=float(((passes[at.pipeline] - paced) - (self.alone_s - busy)).sum()),

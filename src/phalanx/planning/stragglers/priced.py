@@ -134,7 +134,7 @@ def priced_pipelines(pricing: Pricing, s: Strategy, slow: tuple[SlowLink, ...] =
         of_messages = reducing["transfers"] - plain["transfers"]
         delays = Delays(
             messages_s=sent[which.reshape(-1)],
-            gradients_s=beside_pipeline(reducing) - beside_pipeline(plain) - of_messages,
+            rest_s={"dp": beside_pipeline(reducing) - beside_pipeline(plain) - of_messages},
         )
     pipelines = PricedPipelines(s, s.accumulation(pricing.job), np.array(passes), speed, np.array(whole))
     healthy = replace(pipelines, speed=np.zeros((1, s.pp), dtype=np.int64))

@@ -9,6 +9,7 @@ import numpy as np
 
 from phalanx.planning.placement import Placement, axis_groups
 from phalanx.report.pictures.figure import Cell, Grid, Grids, Picture
+from phalanx.spec.cluster.part import ranges
 from phalanx.spec.cluster.topology import Ints
 from phalanx.spec.errors import InputError
 
@@ -25,19 +26,6 @@ def coordinates_of(p: Placement, ranks: Ints) -> str:
         if size > 1:
             parts.append(f"{name} {ranges(sorted(set(along.tolist())))}")
     return ", ".join(parts)
-
-
-def ranges(numbers: Sequence[int]) -> str:
-    """Write ascending numbers with runs joined: 0-3,6; more than four runs as the first and last number."""
-    runs: list[list[int]] = []
-    for n in numbers:
-        if runs and runs[-1][-1] == n - 1:
-            runs[-1][-1:] = [n] if len(runs[-1]) > 1 else [runs[-1][0], n]
-        else:
-            runs.append([n])
-    if len(runs) > 4:
-        return f"{numbers[0]},{numbers[1]}..{numbers[-1]}"
-    return ",".join(f"{run[0]}-{run[-1]}" if len(run) > 1 else str(run[0]) for run in runs)
 
 
 def cube_axes(p: Placement) -> list[str]:
