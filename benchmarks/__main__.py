@@ -526,6 +526,13 @@ def bench_local() -> Iterator[Result]:
     yield from bench()
 
 
+def bench_disturbed() -> Iterator[Result]:
+    """Slow a rank, a link and storage, and run a second job, on two hosts; needs root and iproute2."""
+    from benchmarks.disturbed import bench
+
+    yield from bench()
+
+
 def bench_learning() -> Iterator[Result]:
     """Train a small job between two hosts under strategies that send less, and compare losses."""
     from benchmarks.learning import bench
@@ -564,6 +571,7 @@ BENCHES: dict[str, Callable[[], Iterator[Result]]] = {
     "slowed": bench_slowed,
     "lab": bench_lab,
     "local": bench_local,
+    "disturbed": bench_disturbed,
     "learning": bench_learning,
     "restart": bench_restart,
     "cold": bench_cold,

@@ -37,7 +37,7 @@ from phalanx.training.training_step import Training
 ROUNDS, STEPS = 9, 2
 
 
-class _Slowed:
+class Slowed:
     """Makes the passes of a model's units take `factor` times as long."""
 
     def __init__(self, model: Any, factor: float) -> None:
@@ -83,7 +83,7 @@ class _Case:
         self.comm = Comm(world, mesh(s), transport.decide(cluster, "auto"))
         self.training = Training(file.model, file.job, s, self.comm, 0)
         if slow and world.rank == int(slow[0]):
-            _Slowed(self.training.model, slow[1])
+            Slowed(self.training.model, slow[1])
         shape = (s.micro_batch, file.job.seq + 1)
         cut = self.training.context.cut
         self.batches = [cut(torch.randint(file.model.vocab, shape)) for _ in range(s.accumulation(file.job))]

@@ -218,6 +218,10 @@ class Lab:
             traffic.append(Traffic(stats["tx"]["bytes"], stats["rx"]["bytes"]))
         return traffic
 
+    def shape(self, host: int, rate_bytes_per_s: float) -> None:
+        """Give the link of one host another rate, in the direction in which it sends."""
+        _run("tc", "-n", self.namespace(host), "qdisc", "replace", "dev", INTERFACE, *_shaper(rate_bytes_per_s))
+
     def start(self, host: int, command: Sequence[str], **how: Any) -> subprocess.Popen[Any]:
         """Start a process on a host, which is terminated when this one exits. `how`: keyword arguments of Popen."""
         names = {"GLOO_SOCKET_IFNAME": INTERFACE, "NCCL_SOCKET_IFNAME": INTERFACE, "PATH": _PATH}

@@ -104,6 +104,10 @@ def test_a_part_of_a_cluster_is_what_its_ranks_see() -> None:
     assert (half.nodes, half.ranks_per_node, [t.ranks for t in half.tiers]) == (2, 4, [4, 8])
     uplink = whole.tiers[1].uplink_bandwidth_bytes_per_s_per_direction
     assert half.tiers[1].uplink_bandwidth_bytes_per_s_per_direction == uplink
+    fits = tuple(CollectiveFit("all_reduce", 2, 1e-4, 2e-10, 0.0, "native", hosts=hosts) for hosts in (1, 2))
+    measured = replace(whole, collectives=fits)
+    assert part_of(measured, range(16)).collectives == fits
+    assert part_of(measured, [0, 8]).collectives == fits[:1]  # measured with eight pairs at once
     inside = part_of(whole, range(8, 12))
     assert (inside.nodes, [t.name for t in inside.tiers]) == (1, [whole.tiers[0].name])
     sites = preset("sites-h100", 32)  # 8 in a node, 128 in a site

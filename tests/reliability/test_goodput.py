@@ -14,7 +14,7 @@ import phalanx as face
 from phalanx.planning.expense.rates import GivenRates
 from phalanx.reliability.answer import Goodput, goodput
 from phalanx.reliability.conditions import Conditions, TrainingJob, premise_of
-from phalanx.reliability.presets import FAILURES, STORAGE
+from phalanx.reliability.presets import DEFAULT_FAILURES, FAILURES, STORAGE
 from phalanx.reliability.report import long
 from phalanx.spec.errors import InputError
 
@@ -146,6 +146,13 @@ def test_what_nobody_gave_is_said() -> None:
     )
     taken = taken_of(given)
     assert not {"failures", "storage", "spares", "interval", "price"} & taken
+
+
+def test_a_device_without_published_rates_fails_as_the_largest_job_did() -> None:
+    """A processor's plan is of no chip that failures were counted on."""
+    laptop = premise_of(replace(_TRAINED, device="Intel(R) Xeon(R) Processor"), Conditions())
+    assert laptop.counts is premise_of(replace(_TRAINED, device="Gaudi-3-128GB"), Conditions()).counts
+    assert laptop.counts.name == DEFAULT_FAILURES
 
 
 def test_llama_is_interrupted_as_it_was() -> None:

@@ -184,7 +184,7 @@ def premise_of(trained: TrainingJob, given: Conditions) -> Premise:
     def take(what: str, value: str, source: str) -> None:
         taken.append(Taken(what, value, source))
 
-    name = given.failures or presets.failures_for(chip_name(trained.device)).name
+    name = given.failures or presets.failures_for(_chip(trained.device)).name
     counts = presets.failures_named(name, trained.gpus, trained.nodes)
     if given.failures is None and given.mttf_s is None:
         take("failures", name, counts.source)
@@ -243,6 +243,14 @@ def premise_of(trained: TrainingJob, given: Conditions) -> Premise:
         trained, given, counts, kind, storage, causes, planned, saving, interval, best, save_s, load_s, spares, rates,
         tuple(taken),
     )  # fmt: skip
+
+
+def _chip(device: str) -> str:
+    """The chip of a device, or the device itself where no rates of it are published, such as a processor."""
+    try:
+        return chip_name(device)
+    except InputError:
+        return device
 
 
 def _cheapest(nodes_per_s: float, repair_s: float, nodes: int, kept: float) -> int:

@@ -1,7 +1,8 @@
 """The part of a cluster that a job has: the cluster that its ranks see when they take these GPUs in order.
 
 A job with 4 of the 8 GPUs of each node sees nodes of 4 that share the node's uplink; one with a node of each rack
-sees no rack, and leaves its nodes through the uplink of node or rack, whichever is narrower.
+sees no rack, and leaves its nodes through the uplink of node or rack, whichever is narrower. What was measured
+between nodes with all ranks of a node at work is not kept for a job that has fewer: its links have less to carry.
 """
 
 from __future__ import annotations
@@ -34,7 +35,9 @@ def part_of(cluster: ClusterSpec, gpus: Sequence[int]) -> ClusterSpec:
         if size == len(numbers):
             break
     node = len(numbers) // len(set((numbers // cluster.ranks_per_node).tolist()))
-    return replace(cluster, ranks_per_node=node, nodes=len(numbers) // node, tiers=tuple(tiers))
+    fits = tuple(fit for fit in cluster.collectives if fit.hosts == 1 or node == cluster.ranks_per_node)
+    nodes = len(numbers) // node
+    return replace(cluster, ranks_per_node=node, nodes=nodes, tiers=tuple(tiers), collectives=fits)
 
 
 def _in_a_block(cluster: ClusterSpec, gpus: np.ndarray, tier: Tier) -> int:
