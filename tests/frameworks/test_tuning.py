@@ -237,13 +237,20 @@ def test_roots_of_moments_are_of_their_type(tmp_path: Path, kept: str, each: int
     assert answer["memory_terms"]["update"] == each * 4_022_468_096
 
 
-def test_dora_of_torchtune_is_said_to_be_priced_as_lora(tmp_path: Path) -> None:
-    text = (
-        "model: {{_component_: torchtune.models.llama3.{}_llama3_8b, lora_rank: 8, use_dora: {}}}\n"
-        "batch_size: 2\ntokenizer: {{_component_: torchtune.models.llama3.llama3_tokenizer, max_seq_len: 64}}\n"
-    )
-    for builder, switch, said in (("lora", "false", False), ("lora", "true", True), ("qdora", "true", True)):
-        (tmp_path / "a.yaml").write_text(text.format(builder, switch))
-        c = files.read([tmp_path / "a.yaml"])[0]
-        assert ("model.use_dora" in c.not_modelled) == said
-        assert any("DoRA" in note for note in c.notes) == (builder == "qdora")
+def test_magnitudes_are_read_in_the_words_of_each_program(tmp_path: Path) -> None:
+    trl, factory = HF | {"use_peft": True}, HF | {"finetuning_type": "lora"}
+    for config, dora in (
+        (trl | {"use_dora": True}, "dropout"),
+        (trl | {"use_dora": True, "lora_dropout": 0.0}, "on"),
+        (trl | {"use_dora": False}, None),
+        (factory | {"use_dora": True}, "on"),
+        (factory | {"use_dora": True, "lora_dropout": 0.1}, "dropout"),
+        (AXOLOTL | {"adapter": "lora", "peft_use_dora": True}, "on"),
+        (HF | {"finetuning_type": "full", "use_dora": True}, None),
+    ):
+        kind = "hf" if "per_device_train_batch_size" in config else "accelerate"
+        assert files.READERS[kind](config, 8).options.get("dora") == dora, config
+    for builder, more, dora in (("lora", {}, None), ("lora", {"use_dora": True}, "on"), ("qdora", {}, "on")):
+        model = {"_component_": f"torchtune.models.llama3.{builder}_llama3_8b", "lora_rank": 8, **more}
+        c = files.READERS["torchtune"]({"model": model, "batch_size": 1}, 8)
+        assert (c.options.get("dora"), [key for key in c.not_modelled if "dora" in key]) == (dora, [])

@@ -74,6 +74,16 @@ UNTIMED = Caveat(
 )
 
 
+MAGNITUDES = Caveat(
+    "assumed",
+    (),
+    "norms and scales of DoRA take the time of their FLOPs and bytes: two published pairs of runs took 1.7 to 2.0 "
+    "times as long as with LoRA",
+    ("time",),
+)
+"""huggingface/peft#1474 (Qwen1.5-1.8B: 2.7 s, and 4.5 to 5.5), #3341 (765 and 1,466 s)."""
+
+
 def unadapted(model: ModelSpec, rank: int, strategy: Strategy) -> Caveat:
     """Return the caveat that no expert has an adapter: programs differ, of which ms-swift's Megatron, and peft where
     every expert is a module of its own, adapt each. The bound is of adapters of this rank without ZeRO."""

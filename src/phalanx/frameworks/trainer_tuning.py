@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from phalanx.frameworks.configuration import Keys, count, truth
+from phalanx.frameworks.configuration import Keys, count, number, truth
 
 _HUB = {
     "kernels-community/vllm-flash-attn3": "flash3",
@@ -25,6 +25,9 @@ _METHOD = ("finetuning_type", "adapter", "peft_type", "peft_method")
 _SWITCHES = ("use_peft", "use_lora", "lora_enable", "enable_lora", "lora", "peft")
 _RANKS = ("lora_rank", "lora_r", "lora_dim", "peft_lora_r", "r")
 _TARGETS = ("lora_target", "lora_target_modules", "lora_modules", "target_modules")
+_MAGNITUDES = ("use_dora", "peft_use_dora")
+_DROPOUT = 0.05
+"""Of TRL's adapters (trl/trainer/model_config.py: lora_dropout); others have none by themselves."""
 _OF_LORA = {"lora", "qlora", "dora", "pissa"}
 _WHOLE = {"full", "none", ""}
 _UPDATES = {name: {"update": "foreach"} for name in ("adamw_torch", "adamw_hf")} | {
@@ -73,6 +76,10 @@ def tuning(keys: Keys, at: str = "") -> tuple[dict[str, Any], str]:
     options: dict[str, Any] = {"lora": rank or _RANK}
     if _on_attention_alone(of(_TARGETS, "options.lora_targets"), of(("lora_target_linear",), "options.lora_targets")):
         options["lora_targets"] = "attention"
+    if truth(of(_MAGNITUDES, "options.dora")) or method == "dora":
+        by_default = _DROPOUT if truth(switch) else 0.0
+        dropped = number(of(("lora_dropout",), "options.dora"), by_default) > 0
+        options["dora"] = "dropout" if dropped else "on"
     return options | ({"base": base} if base else {}), ""
 
 

@@ -34,7 +34,7 @@ from phalanx.answers.question.precision import (
 from phalanx.answers.question.query import Configured, Query
 from phalanx.answers.question.strategy_line import fixed, planned, strategy_on
 from phalanx.cost.analytic.estimate import Estimate, estimate, require_modelled
-from phalanx.frameworks.caveats import BALANCED, OF_GPUS, UNMEASURED, UNTIMED, Caveat, unadapted
+from phalanx.frameworks.caveats import BALANCED, MAGNITUDES, OF_GPUS, UNMEASURED, UNTIMED, Caveat, unadapted
 from phalanx.frameworks.registry import DOCUMENTED, STACKS, facts
 from phalanx.planning import lookup
 from phalanx.planning.explain.analytic import AnalyticSubject
@@ -283,6 +283,8 @@ def resolve(query: Query, configured: Configured, searched: bool = False, any_st
         caveats = (*caveats, BALANCED)
     if model.experts is not None and options.lora and options.lora_targets == "linear" and strategy is not None:
         caveats = (*caveats, unadapted(model, options.lora, strategy))
+    if options.lora and options.dora != "none" and strategy is not None:
+        caveats = (*caveats, MAGNITUDES)
     if strategy is not None and not has_runs(on(gpus).device.name):
         caveats = (*caveats, UNMEASURED)
     if strategy is not None and any(facts(model)[name] for name in ("compressed", "streams", "selective")):

@@ -276,6 +276,7 @@ def _share(shape: Shape, layout: Layout, profile: Profile, ends: _Ends, stream: 
     # kept.
     by_operation = layout.selective * np.asarray(profile.per_op)
     recomputed = np.where(layout.full + by_operation > 0, layout.group * block.kept, block.freed)
+    norms = shape.magnitudes.norm_bytes(profile.wide_adapters) / layout.tp  # of a forward pass
     # Where parameters stay and gradients are sharded: a block's gradients until they are reduced, in place of the
     # activations that its backward pass freed.
     reduced = zero.reduces_each * np.maximum(profile.gradient_bytes * params - block.stored, 0.0)
@@ -293,7 +294,7 @@ def _share(shape: Shape, layout: Layout, profile: Profile, ends: _Ends, stream: 
         ends.larger,
         block.stored,
         stream,
-        recomputed + gathered_key_bytes(shape, layout, profile),
+        recomputed + gathered_key_bytes(shape, layout, profile) + layout.full * norms,
         ((_WHOLE_UNITS - layout.frozen) * unit + root) * profile.parameter_bytes,
         np.where(shape.wraps_blocks, 0.0, root * profile.parameter_bytes * zero.reduces_each),
         np.where(np.asarray(profile.unit_buffers) > 0, 0.0, reduced),

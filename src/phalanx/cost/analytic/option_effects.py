@@ -16,7 +16,7 @@ An update reads the gradient, reads and writes master and moments, and writes th
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -24,6 +24,7 @@ import numpy as np
 from phalanx.cost.analytic.profile import FIELDS, Profile, profile
 from phalanx.cost.hardware.columns import Column
 from phalanx.cost.ledger.kind import BlockKind
+from phalanx.cost.ledger.magnitudes import Magnitudes
 from phalanx.cost.ledger.model_shape import Shape
 from phalanx.cost.ledger.rank_layout import FORMAT_INDEX, Layout
 from phalanx.cost.ledger.units import units
@@ -233,20 +234,43 @@ def _state(by: Profile, model: Shape, o: StackOptions) -> Profile:
     return new
 
 
+def _adapted(kind: BlockKind, o: StackOptions) -> list[tuple[Column, Column, Column]]:
+    """Return (inputs, outputs, number) of a block's products that have adapters."""
+    q, kv, h = kind.heads * kind.head_dim, kind.kv_heads * kind.head_dim, kind.hidden
+    attention = [(h, q, kind.attends), (q, h, kind.attends), (h, kv, 2 * kind.attends)]
+    mixed = kind.mixed + kind.mixed_shared + kind.mixed_whole
+    mixer = [(h, mixed, kind.mixes), (kind.mixed_out, h, kind.mixes)]
+    dense = kind.ffn > 0 if o.lora_targets == "linear" else 0
+    return [*attention, *mixer, (h, kind.ffn, dense * (kind.mlp_matrices - 1)), (kind.ffn, h, dense)]
+
+
 def adapter_params(model: Shape, o: StackOptions) -> float:
-    """Return the parameters of a block's adapters: r (inputs + outputs) for each product that has one."""
+    """Return the parameters of a block's adapters: r (inputs + outputs) for each product that has one, and its
+    magnitudes."""
     if not o.lora:
         return 0.0
+    each = o.lora, float(o.dora != "none")
+    return float(model.mean(lambda k: sum(n * (each[0] * (x + y) + each[1] * y) for x, y, n in _adapted(k, o))))
 
-    def of_block(kind: BlockKind) -> Column:
-        q, kv, h = kind.heads * kind.head_dim, kind.kv_heads * kind.head_dim, kind.hidden
-        attention = kind.attends * (2 * (h + q) + 2 * (h + kv))
-        mixed = kind.mixed + kind.mixed_shared + kind.mixed_whole
-        mixer = kind.mixes * ((h + mixed) + (h + kind.mixed_out))
-        return attention + mixer + (kind.mlp_matrices * (h + kind.ffn) if linear and kind.ffn else 0.0)
 
-    linear = o.lora_targets == "linear"
-    return float(o.lora * model.mean(of_block))
+def _magnitudes(model: Shape, o: StackOptions) -> Magnitudes:
+    """Return the sizes of adapted weights with magnitudes."""
+
+    def mean(of: Callable[[Column, Column], Column]) -> Column:
+        return model.mean(lambda kind: sum(n * of(x, y) for x, y, n in _adapted(kind, o)))
+
+    def most(of: Callable[[Column, Column], Column]) -> Column:
+        return model.most(lambda kind: max(float((n > 0) * of(x, y)) for x, y, n in _adapted(kind, o)))
+
+    return Magnitudes(
+        outputs=mean(lambda x, y: y),
+        weights=mean(lambda x, y: x * y),
+        squares=mean(lambda x, y: x * x),
+        rank=float(o.lora),
+        most_weights=most(lambda x, y: x * y),
+        most_square=most(lambda x, y: x * x),
+        again=float(o.dora == "dropout"),
+    )
 
 
 def extended(model: Shape, o: StackOptions) -> Shape:
@@ -262,6 +286,8 @@ def extended(model: Shape, o: StackOptions) -> Shape:
     if o.units != "auto":
         of = units(model, o.units, o.unit_size)
         model = replace(model, root_params=of.root, unit_params=of.largest, unit_count=of.count)
+    if o.lora and o.dora != "none":
+        model = replace(model, magnitudes=_magnitudes(model, o))
     return replace(model, adapters=adapter_params(model, o)) if o.lora else model
 
 

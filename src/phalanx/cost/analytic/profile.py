@@ -114,6 +114,8 @@ class Profile(Keeps):
     """Bytes per gathered parameter element."""
     dequantised_bytes: Column = 0.0
     """Traffic per frozen parameter of a block, and use of it, that turns it into a 16-bit weight."""
+    wide_adapters: Column = 1.0
+    """1: adapters are in fp32, and so is what they touch (peft's autocast_adapter_dtype)."""
     optimizer_bytes: Column = 30.0
     """Traffic per parameter of norm, clipping and update."""
     bucket_bytes: Column = 160e6

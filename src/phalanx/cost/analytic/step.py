@@ -223,16 +223,18 @@ def _transfers(out: Step, shape: Shape, layout: Layout, system: System, profile:
 
 
 def _adapters(shape: Shape, layout: Layout, system: System, profile: Profile) -> Column:
-    """Return seconds of a block's adapters in both passes: three times their forward FLOPs."""
+    """Return seconds of a block's adapters in both passes: three times their forward FLOPs; of magnitudes, the norms
+    of each forward pass, the scales, and the frozen weights' products that are done again."""
     if not np.any(shape.adapters):
         return 0.0
-    return (
-        6
-        * layout.tokens
-        * shape.adapters
-        / layout.tp
-        / (system.peak(layout.activation_bytes) * system.gemm * profile.gemm)
-    )
+    x, forwards, wide = shape.magnitudes, 1 + layout.full, profile.wide_adapters
+    flops = 6 * layout.tokens * shape.adapters + forwards * x.norm_flops()
+    flops = flops + x.again * (1 + forwards) * 2 * layout.tokens * x.weights
+    scaled, back = x.scale_traffic(wide)
+    traffic = forwards * (x.norm_traffic(wide) + profile.dequantised_bytes * x.weights)
+    traffic = traffic + layout.tokens * (forwards * scaled + back)
+    rate = system.peak(layout.activation_bytes) * system.gemm * profile.gemm
+    return (flops / rate + traffic / (system.memory_bytes_per_s * system.memory)) / layout.tp
 
 
 def _dequantised(shape: Shape, layout: Layout, system: System, profile: Profile) -> Column:

@@ -22,6 +22,7 @@ import numpy as np
 from phalanx.cost.hardware.columns import Column
 from phalanx.cost.ledger.kind import BlockKind, copied
 from phalanx.cost.ledger.layer_flows import carried_bytes, head_slices, kv_heads, routed_rows, stream_bytes
+from phalanx.cost.ledger.magnitudes import KEPT_RESULTS
 from phalanx.cost.ledger.model_shape import Shape
 from phalanx.cost.ledger.policy import PLAIN, Policy
 from phalanx.cost.ledger.rank_layout import FORMATS, NARROW, Layout
@@ -316,6 +317,7 @@ class BlockBytes:
 def live_bytes(shape: Shape, layout: Layout, keeps: Keeps) -> BlockBytes:
     """Return the bytes kept by a block, on average over the model's."""
     kept = shape.mean(lambda kind: block_bytes(kind, layout, keeps))
+    kept = kept + KEPT_RESULTS * 2 * layout.tokens * shape.magnitudes.outputs / layout.tp
     freed = np.minimum(shape.mean(lambda kind: freed_bytes(kind, layout, keeps)), kept)
     input_bytes = carried_bytes(shape, layout) / _ways(layout)
     by_operation = layout.selective * np.asarray(keeps.per_op)

@@ -11,6 +11,7 @@ import numpy as np
 from phalanx.cost.hardware.columns import Column, gather
 from phalanx.cost.ledger.block_kinds import counted_kinds
 from phalanx.cost.ledger.kind import BlockKind
+from phalanx.cost.ledger.magnitudes import NO_MAGNITUDES, Magnitudes
 from phalanx.spec.model.blocks.lowering import architecture
 from phalanx.spec.model.spec import ModelSpec, parameters
 
@@ -37,6 +38,8 @@ class Shape:
     """Depths of multi-token prediction, each of which computes the head again; their blocks are among `kinds`."""
     adapters: Column = 0.0
     """Parameters of a block's adapters on average, where only these are trained."""
+    magnitudes: Magnitudes = NO_MAGNITUDES
+    """Sizes of adapted weights whose magnitudes are trained."""
     root_params: Column = -1.0
     """Parameters of the unit around all others, where FSDP wraps other modules than blocks (units.py); -1: blocks."""
     unit_params: Column = 0.0

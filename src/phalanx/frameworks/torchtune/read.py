@@ -76,12 +76,6 @@ def read(config: Config, world: int | None = None) -> Configuration:
     )
 
 
-_MAGNITUDES = (
-    "DoRA is priced as LoRA: its magnitudes and the norms that each pass makes of the adapted weights are not"
-)
-"""Of builders with DoRA (torchtune/modules/peft/dora.py: forward)."""
-
-
 def _tuning(keys: Keys, component: str) -> tuple[dict[str, Any], tuple[str, ...]]:
     """Return the options of adapters, and what is assumed of them."""
     builder = component.rpartition(".")[2]
@@ -94,8 +88,9 @@ def _tuning(keys: Keys, component: str) -> tuple[dict[str, Any], tuple[str, ...]
     if builder.startswith(("qlora_", "qdora_")) or keys.truth("model.quantize_base", "options.base"):
         options["base"] = "nf4-double"
     some = isinstance(targets, list) and len({"q_proj", "k_proj", "v_proj", "output_proj"} - set(targets)) > 0
-    notes = ("adapters are priced at every product of the layers that have some",) if some else ()
-    return options, (*notes, _MAGNITUDES) if re.match("q?dora_", builder) else notes
+    if re.match("q?dora_", builder) or keys.truth("model.use_dora", "options.dora"):
+        options["dora"] = "on"  # whose frozen product is done once with dropout too
+    return options, ("adapters are priced at every product of the layers that have some",) if some else ()
 
 
 def _job(keys: Keys, type_: str, whole: bool) -> dict[str, Any]:

@@ -87,6 +87,9 @@ class StackOptions:
     """Rank of the adapters, which alone are trained (Hu et al. 2021); 0: all parameters are trained."""
     lora_targets: Literal["attention", "linear"] = "linear"
     """Layers with adapters: attention's, or every linear layer (experts excluded)."""
+    dora: Literal["none", "on", "dropout"] = "none"
+    """Whether norms of an adapted weight's rows are trained too, under `lora` (DoRA, Liu et al. 2024). dropout: with
+    dropout before the adapters, whose input multiplies the frozen weight once more."""
     base: Literal["auto", "nf4", "nf4-double", "int8"] = "auto"
     """Number format of the frozen weights of blocks under `lora`. auto: 16 bits; nf4: 4 bits with an fp32 scale for
     each 64; nf4-double: with 8-bit scales (QLoRA, Dettmers et al. 2023); int8: LLM.int8() (Dettmers et al. 2022)."""
