@@ -516,6 +516,9 @@ WRONG = [
     (("pipeline", "show", "1f1b", "--ranks", "1,02"), "--ranks = '1,02': should be a valid integer, such as"),
     (("generate", "runs/job", "--tokens"), "--tokens: requires an argument"),
     (("presets", "models", "llama3-8b", "gpt2"), "unexpected extra argument"),
+    (("cluster", "simulate", "jobs.csv", "--cluster", "2x8"), "--trace: is missing; write --trace jobs.csv"),
+    (("serve", "memory", "llama3-70b"), "--model: is missing; write --model llama3-70b"),
+    (("serve", "plan", "llama3-70b"), "'llama3-70b' is the value of no option, and this takes options alone; see"),
     (("plan", "job.toml", "--set", f"train.name={'x' * 5000}"), "train.name = 'xxx"),
     (("plan", "job.toml", "--set", "cluster.nodes=99999999999999"), "99999999999999: must be at most"),
     (("plan", "job.toml", "--set", "strategy.recompute=every:99"), "recomputes the first block alone"),
@@ -689,3 +692,15 @@ def test_parity_of_ranks_that_share_a_gpu_measures_nothing_first(here: Path, mon
         parity.parity(file, 1, "float64", lambda _: None)
     monkeypatch.setattr(parity, "share_gpus", lambda ranks: ranks == 2)
     assert parity.parity(file, 1, "float64", lambda _: None).passed
+
+
+def test_the_cluster_of_a_file_is_shown_as_a_preset_is(tmp_path: Path) -> None:
+    (tmp_path / "mine.toml").write_text(
+        'preset = "pcie-a10"\nnodes = 2\nranks_per_node = 2\ngb_per_s = { ethernet = 1.25 }\n'
+    )
+    shown = text_of(tmp_path, "presets", "clusters", "mine.toml")
+    assert "ethernet, 1.25 shared" in shown
+    assert "as the cluster's file says" in shown
+    assert "--nodes = 3: is said by mine.toml; leave it out" in error_of(
+        tmp_path, "presets", "clusters", "mine.toml", "--nodes", "3"
+    )

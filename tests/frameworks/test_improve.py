@@ -232,3 +232,10 @@ def test_what_is_not_shared_out_is_not_kept_sharded() -> None:
     better = improved(words).better
     assert better is not None
     assert (better.strategy.dp, better.strategy.cp, better.strategy.zero) == (1, 1, 0)
+
+
+def test_a_schedule_of_batches_is_named_where_one_number_is_needed(tmp_path: Path) -> None:
+    words = LLAMA.replace("--global-batch-size 512", '--step-batch-size-schedule "0:256 100B:512"')
+    path = script(tmp_path, f"{words} --tensor-model-parallel-size 8 --pipeline-model-parallel-size 4")
+    said = error_of(tmp_path, "predict", path.name, "--cluster", "dgx-h100")
+    assert "--batch: is missing: run.sh says step-batch-size-schedule = 0:256 100B:512, which is no number" in said

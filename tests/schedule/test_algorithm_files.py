@@ -122,7 +122,7 @@ def test_commands_take_files(tmp_path: Path) -> None:
     code, out, _ = phalanx(tmp_path, "collectives prove half.json")
     assert (code, out) == (
         1,
-        "half.json is not proved: rank 0, chunk [0, 1), after round 0: lacks the contribution of rank 1\n",
+        "half.json is not proved: rank 0, chunk [0, 1), after round 1: lacks the contribution of rank 1\n",
     )
     written(tmp_path / "wide.json", {**PAIR, "chunks": 65536, "rounds": [*PAIR["rounds"], BACK]})
     assert "has 65,536 chunks, too many to draw" in phalanx(tmp_path, "collectives show wide.json --ranks 2")[2]

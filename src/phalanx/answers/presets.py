@@ -12,6 +12,8 @@ from phalanx.planning.tables.switch_levels import sheet as switch_levels
 from phalanx.spec.cluster.presets import PRESETS as CLUSTERS
 from phalanx.spec.cluster.presets import preset
 from phalanx.spec.cluster.spec import ClusterSpec
+from phalanx.spec.errors import InputError
+from phalanx.spec.files.cluster_toml import cluster_from_toml
 from phalanx.spec.files.job_file import make_model
 from phalanx.spec.model.blocks.lowering import architecture
 from phalanx.spec.model.presets import PRESETS as MODELS
@@ -83,6 +85,12 @@ def model(name: str) -> ModelShape:
     return ModelShape(name, spec, dict(roles), tuple(notes))
 
 
-def clusters(name: str | None, nodes: int) -> PresetClusters:
-    """Return the clusters that ship, or one, each with that many nodes. Raises InputError."""
-    return PresetClusters(tuple(preset(n, nodes) for n in ([name] if name else CLUSTERS)), name is not None)
+def clusters(name: str | None, nodes: int | None = None) -> PresetClusters:
+    """Return the clusters that ship, or one, each with 32 nodes or as many as are named; or the cluster of a TOML
+    file. Raises InputError."""
+    if name and name.lower().endswith(".toml"):
+        if nodes is not None:
+            raise InputError("nodes", nodes, f"is said by {name}", "leave it out")
+        return PresetClusters((cluster_from_toml(Path(name)),), True)
+    each = [name] if name else list(CLUSTERS)
+    return PresetClusters(tuple(preset(n, nodes or 32) for n in each), name is not None)

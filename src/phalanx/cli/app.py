@@ -80,9 +80,22 @@ def _one_line(error: Any, words: Sequence[str]) -> str:
         return str(InputError("command", command[1], "no such command", nearest(command[1], known)))
     if param is not None:
         field = param.opts[-1] if param.param_type_name == "option" else param.metavar or param.name
-        reason = "is missing" if name == "MissingParameter" else reason
+        if name == "MissingParameter":
+            loose = _loose(context, words) if param.param_type_name == "option" else ""
+            reason, remedy = "is missing", f"write {field} {loose}" if loose else remedy
         return str(InputError(field, _given(param.opts, words), reason, remedy))
+    extra = re.match(r"got unexpected extra argument\S* \((.*)\)", reason)
+    if extra and not any(p.param_type_name == "argument" for p in context.command.params):
+        reason = f"'{extra[1]}' is the value of no option, and this takes options alone"
     return str(InputError("command line", None, reason, remedy))
+
+
+def _loose(context: Any, words: Sequence[str]) -> str:
+    """Return the word that stands first behind the name of a command which takes options alone; "" if none does."""
+    if any(p.param_type_name == "argument" for p in context.command.params) or context.info_name not in words:
+        return ""
+    after = words[words.index(context.info_name) + 1 :]
+    return after[0] if after and not after[0].startswith("-") else ""
 
 
 def _inside(option: str, value: str | None, options: Collection[str]) -> str:

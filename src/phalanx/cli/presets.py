@@ -19,11 +19,11 @@ def of_models(output: Printed, name: str | None = None) -> None:
 
 
 @command
-def of_clusters(output: Saved, name: str | None = None, nodes: int = 32) -> None:
+def of_clusters(output: Saved, name: str | None = None, nodes: int | None = None) -> None:
     """List the cluster presets: devices, dense FLOP/s, bandwidth of links in one direction.
 
-    name: Show this preset alone, with its sources.
-    --nodes: Number of nodes.
+    name NAME|FILE.toml: Show this preset alone, or the cluster of a file, with its sources.
+    --nodes: Number of nodes of a preset; default 32.
     """
     from phalanx.answers.presets import clusters
 

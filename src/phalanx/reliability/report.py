@@ -45,8 +45,8 @@ def view(a: Goodput) -> View:
         Sheet("where the time goes", columns("", "of the time [share]"), times, bars=True),
         Sheet(
             "saving at other intervals, by the closed form",
-            columns("work between saves [s]", "effective [share]", "loses [share]"),
-            [(i.interval_s, i.effective_share, i.loss) for i in a.intervals],
+            columns("work between saves", "effective [share]", "loses [share]"),
+            [(long(i.interval_s), i.effective_share, i.loss) for i in a.intervals],
         ),
         Sheet(
             "spare nodes, by the closed form",

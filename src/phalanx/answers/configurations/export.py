@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from phalanx.answers.answer import Answer, plain
+from phalanx.answers.question.precision import release_named
 from phalanx.frameworks.launchers.export import launcher, task
 from phalanx.frameworks.reading.parts import writer
 from phalanx.frameworks.registry import FRAMEWORKS, stack_named
@@ -84,11 +86,22 @@ _ROUNDS = ("accelerate", "deepspeed", "maxtext")
 """What has TF32 in its configuration: TrainingArguments, and JAX, which rounds fp32 by default."""
 
 
+def _target(to: str) -> ExportTarget:
+    """Return what a framework's files are written by: its name here, or a name that --stack takes, such as nemo.
+    Raises InputError."""
+    if to in TARGETS:
+        return TARGETS[to]
+    with suppress(InputError):
+        stack, _ = release_named(to)
+        for target in TARGETS.values():
+            if stack in target.stacks:
+                return target
+    raise InputError("to", to, "is not a framework that Phalanx writes", nearest(to, TARGETS))
+
+
 def exported(plan: Plan, to: str, by: str = "torchrun") -> Export:
     """Return a plan's files for a framework and a launcher. Raises InputError for what either cannot express."""
-    if to not in TARGETS:
-        raise InputError("to", to, "is not a framework that Phalanx writes", nearest(to, TARGETS))
-    target, start = TARGETS[to], launcher(by)
+    target, start = _target(to), launcher(by)
     own = str(plan.choices.get("stack", ""))
     source = source_of(plan.choices)
     trained = plan if source is None else replace(plan, train=as_trained(plan.train, source))

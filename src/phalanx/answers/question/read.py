@@ -318,6 +318,19 @@ def _require_spelt(path: Path, c: Configuration) -> None:
             raise InputError(f"{path}: {shown(key)}", None, reason, f"did you mean {near}?")
 
 
+def _open(path: Path, field: str, reading: Reading) -> str:
+    """Return what a file says of a field of the job that is no number, such as a schedule of batches; else that it
+    leaves it open."""
+    said = {
+        shown(key): str(value)[:60]
+        for key, meaning in reading.configuration.understood.items()
+        if meaning == f"job.{field}" and (value := Keys(reading.config).take(key, "")) not in (None, "", "auto")
+    }
+    what = {"global_batch": "global batch", "seq": "sequence length"}[field]
+    words = ", ".join(f"{key} = {value}" for key, value in said.items())
+    return f"{path} says {words}, which is no number" if said else f"{path} leaves the {what} open"
+
+
 def query_by(path: Path, asked: Query, reading: Reading | None = None) -> tuple[Query, Configured]:
     """Return the query that a configuration makes: with the file's model, strategy, stack and precision where `asked`
     leaves them open, and what else it sets. `reading`: the file, read. Raises InputError."""
@@ -356,14 +369,16 @@ def query_by(path: Path, asked: Query, reading: Reading | None = None) -> tuple[
     if s.level and s.level.state and not strategy.level.state:
         said.append(f"zero={s.zero} of the file shards nothing over one rank: it is priced as zero=0")
     if asked.batch is None and c.kind == "megatron" and s.global_batch is None:
-        raise InputError("batch", None, f"is missing: {path} leaves the global batch open", "say how many sequences")
+        raise InputError(
+            "batch", None, f"is missing: {_open(path, 'global_batch', reading)}", "say how many sequences"
+        )
     batch = asked.batch or s.global_batch or (s.micro_batch or 1) * (s.accumulation or 1) * strategy.dp
     steps = s.accumulation or READ_BY[c.kind].accumulation
     if s.micro_batch is None and steps and (micro := divided(batch, strategy.dp * steps)) and micro > 1:
         strategy = replace(strategy, micro_batch=micro)
         said.append(f"micro_batch={micro}: {batch} sequences over dp={strategy.dp}, accumulated {steps} times")
     if asked.seq is None and s.seq is None:
-        raise InputError("seq", None, f"is missing: {path} leaves the sequence length open", "say how long")
+        raise InputError("seq", None, f"is missing: {_open(path, 'seq', reading)}", "say how long")
     seq = asked.seq or s.seq or 1
     named = asked.model
     model, notes = (named, []) if isinstance(named, ModelSpec) else model_of(c, named)

@@ -92,7 +92,7 @@ def _read(name: str) -> tuple[tuple[int, int], AlgorithmFile]:
         raise InputError("chunks", chunks, reason, "write it for fewer ranks, or in fewer chunks")
     root = _count(name, table, "root", 0, ranks - 1, least=0)
     rows = [
-        (number, *_send(f"{name}, round {number}, send {i}", send, ranks, chunks))
+        (number, *_send(f"{name}, round {number + 1}, send {i + 1}", send, ranks, chunks))
         for number, sends in enumerate(filter(None, map(_sends, table["rounds"])))  # the start sends nothing
         for i, send in enumerate(sends)
     ]

@@ -97,7 +97,9 @@ class Run:
             raise Unproved(f"{place}: adds the contribution of rank {who} a second time")
 
     def _where(self, rank: int, atom: int, number: int) -> str:
-        return f"rank {rank}, chunk {self.chunk(atom)}, round {number}"
+        return (
+            f"rank {rank}, chunk {self.chunk(atom)}, round {number + 1}"  # people count from 1, as when it is shown
+        )
 
 
 def _first(true: npt.ArrayLike) -> int | None:
@@ -124,7 +126,7 @@ def prove(schedule: Schedule) -> Proof:
         lost = np.nonzero(counts[rank, atom] < required[atom])[0]
         foreign = np.nonzero(counts[rank, atom] > required[atom])[0]
         what = f"lacks the contribution of rank {lost[0]}" if len(lost) else f"wrongly contains rank {foreign[0]}'s"
-        when = f"after round {schedule.rounds - 1}" if schedule.rounds else "before round 0"
+        when = f"after round {schedule.rounds}" if schedule.rounds else "before round 1"
         raise Unproved(f"rank {rank}, chunk {symbolic.chunk(atom)}, {when}: {what}")
     message = (schedule.round * schedule.ranks + schedule.source) * schedule.ranks + schedule.destination
     return Proof(schedule.rounds, len(np.unique(message)), int(schedule.sent.max(initial=0)))
@@ -141,8 +143,8 @@ def _one_port(s: Schedule, number: int, rows: slice) -> None:
             chunk = f"[{s.offset[rows].min()}, ...)"
             port = "a rank sends to one rank and receives from one in a round: move the others to further rounds"
             raise Unproved(
-                f"rank {rank}, chunk {chunk}, round {number}: {does} ranks {others.tolist()} at once; {port}"
+                f"rank {rank}, chunk {chunk}, round {number + 1}: {does} ranks {others.tolist()} at once; {port}"
             )
     alone = pairs[:, 0] == pairs[:, 1]
     if alone.any():
-        raise Unproved(f"rank {pairs[alone][0, 0]}, round {number}: sends to itself")
+        raise Unproved(f"rank {pairs[alone][0, 0]}, round {number + 1}: sends to itself")
