@@ -31,7 +31,7 @@ from phalanx.spec.strategy.mesh import Ranks
 from phalanx.spec.strategy.spec import Strategy
 
 _DRAWS, _STEPS = 16, 32
-_MOST = 8
+_MOST = 6
 """Jobs: every set of them that may send at once is looked at."""
 _PLACED = re.compile(r"(.+)@([\d,\s-]+)")
 
@@ -86,7 +86,8 @@ def on_shared_links(question: Question, on: str, neighbours: Sequence[str], seed
     order. Raises InputError."""
     require_seed(seed)
     if len(neighbours) >= _MOST:
-        raise InputError("neighbour", len(neighbours), "are too many", f"at most {_MOST - 1} share a network here")
+        reason = f"are {len(neighbours)} other jobs on one network"
+        raise InputError("neighbour", " ".join(neighbours), reason, f"name at most {_MOST - 1}")
     files = [_file_and_gpus(word) for word in neighbours]
     named = [_numbers("on", on), *(_numbers("neighbour", gpus) for _, gpus in files)]
     taken = {gpu for gpus in named if gpus for gpu in gpus}

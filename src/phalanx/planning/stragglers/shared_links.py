@@ -138,15 +138,23 @@ class SharedNetwork:
         if phases in self._paces:
             return self._paces[phases]
         now = [job.phases[p] for job, p in zip(self.jobs, phases, strict=True)]
+        senders = [i for i, phase in enumerate(now) if phase.sending_s]
         kept = np.ones(len(now))
+        if len(senders) < 2:
+            return kept
+        # Sets of jobs that send, (sets, senders), and what each of these jobs keeps in each.
+        active = np.array(list(product((False, True), repeat=len(senders))), dtype=bool)
+        fair = np.ones(active.shape)
+        for row, sending in enumerate(active):
+            on = {i for i, sends in zip(senders, sending, strict=True) if sends}
+            fair[row] = self.fair(tuple(p if i in on else -1 for i, p in enumerate(phases)))[senders]
         for _ in range(50):
-            sends = [phase.sends(share) for phase, share in zip(now, kept, strict=True)]
-            mean = np.zeros(len(now))
-            for active in product((False, True), repeat=len(now)):
-                for i in (i for i, a in enumerate(active) if a):
-                    others = [sends[j] if a else 1 - sends[j] for j, a in enumerate(active) if j != i]
-                    fair = self.fair(tuple(p if a else -1 for p, a in zip(phases, active, strict=True)))
-                    mean[i] += float(np.prod(others)) * fair[i]
+            sends = np.array([now[i].sends(kept[i]) for i in senders])
+            chances = np.where(active, sends, 1 - sends)
+            mean = np.ones(len(now))
+            for column, i in enumerate(senders):
+                others = np.delete(chances, column, axis=1).prod(axis=1)
+                mean[i] = float((others * fair[:, column])[active[:, column]].sum())
             if np.abs(mean - kept).max() < 1e-9:
                 break
             kept = mean
