@@ -603,7 +603,7 @@ def test_megatron_layouts_follow_validate_args(args: dict[str, Any], fixed: dict
                 "model": {
                     "tensor_model_parallel_size": 2,
                     "context_parallel_size": 2,
-                    "cp_comm_type": "all_gather",
+                    "cp_comm_type": ["all_gather", "p2p"],
                     "num_moe_experts": 8,
                     "moe_token_dispatcher_type": "flex",
                     "cross_entropy_loss_fusion": True,

@@ -18,11 +18,13 @@ import pytest
 
 from mutants.mutations import MODULE, Mutant
 
-OUTCOMES = ("noticed", "endless", "lived", "no test", "import", "invalid")
-SECONDS = 20.0
-"""Time of the tests that one mutant may take, as it was without it."""
+OUTCOMES = ("noticed", "endless", "lived", "cut", "no test", "import", "invalid")
+"""`cut`: lived until its time was over, before all its tests were run."""
+CUT = 4
+SECONDS = 40.0
+"""Time of a process that the tests of one mutant may take."""
 CASES = 2
-"""So many cases of each parametrised function say what it reaches."""
+"""Cases of each parametrised function of other rooms' tests that say what it reaches."""
 LONGEST_S = 120.0
 """A run of tests that takes longer has noticed: it does not end."""
 MOST_BYTES = 16 * 2**30
@@ -37,7 +39,6 @@ class Examination:
     found: dict[Mutant, str] = field(default_factory=dict)
     _failed: bool = False
     _took: float = 0.0
-    _imported: set[int] = field(default_factory=set)
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Note what a test took and whether it failed."""
@@ -46,59 +47,41 @@ class Examination:
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtestloop(self, session: pytest.Session) -> bool:
-        """Examine all mutants."""
+        """Run tests once to see what they reach, then, for each mutant, those that reach it."""
         from importlib import import_module
 
         self._switches = import_module(MODULE).switches
-        self._imported = set(self._reached())
-        few = {item.nodeid: item for item in _few(session.items)}
-        rest = [item for item in session.items if item.nodeid not in few]
-        self._examine(range(len(self.drawn)), list(few.values()), rest)
-        # Of what lived so far, the only case that reaches it may be among the rest: that of its own room is tried.
-        lived = [n for n, mutant in enumerate(self.drawn) if self.found[mutant] in ("lived", "no test")]
-        rooms = {Path(self.drawn[number].file).parts[2] for number in lived}
-        self._examine(lived, [item for item in rest if rooms & {*Path(item.nodeid).parts[1:2]}], ())
-        return True
-
-    def _examine(self, numbers: Sequence[int], items: Sequence[pytest.Item], further: Sequence[pytest.Item]) -> None:
-        """Run the items once to see what they reach, then those that reach each of the mutants. `further`: cases of
-        the same functions, run after them."""
+        imported = set(self._reached())
         begin = time.monotonic()
-        if self._forked(partial(self._record, items), 3600.0) != 0:
+        items = {item.nodeid: item for item in _few(session.items, {Path(m.file).parts[2] for m in self.drawn})}
+        if self._forked(partial(self._record, list(items.values())), 3600.0) != 0:
             raise pytest.UsageError("the tests were not run to their end: no mutant can be examined")
         records = [json.loads(line) for line in (self.folder / "records").read_text().splitlines()]
         print(f"{len(records)} tests, {time.monotonic() - begin:.0f} s", flush=True)
-        named = {item.nodeid: item for item in (*items, *further)}
-        others: dict[str, list[str]] = {}
-        for item in further:
-            others.setdefault(item.nodeid.partition("[")[0], []).append(item.nodeid)
 
         @cache
         def holds(test: str) -> bool:
-            return self._forked(lambda: self._first_that_fails([named[test]]), LONGEST_S) == 0
+            return self._forked(lambda: self._first_that_fails([items[test]]), LONGEST_S) == 0
 
-        for number in numbers:
-            mutant = self.drawn[number]
+        for number, mutant in enumerate(self.drawn):
             begin = time.monotonic()
-            tests = _chosen([(name, took, len(reached)) for name, took, reached in records if number in reached])
-            tests += [name for function in {t.partition("[")[0] for t in tests} for name in others.get(function, ())]
+            tests = _ordered([(name, took, len(reached)) for name, took, reached in records if number in reached])
             # What a fixture or a cache of their files made for one test, the others look at without reaching it.
             files = {t.partition("::")[0] for t in tests}
             quick = sorted((took, name) for name, took, _ in records if name.partition("::")[0] in files)
             tests = list(dict.fromkeys([*tests, *(name for _, name in quick)]))
-            if not tests:
-                self.found.setdefault(mutant, "import" if number in self._imported else "no test")
-                continue
             (self.folder / "failed").unlink(missing_ok=True)
             self._switches[len(self.drawn) + number] = 1
-            code = self._forked(partial(self._first_that_fails, [named[t] for t in tests]), LONGEST_S)
+            code = self._forked(partial(self._first_that_fails, [items[t] for t in tests]), LONGEST_S)
             self._switches[len(self.drawn) + number] = 0
-            outcome = {0: "lived", None: "endless"}.get(code, "noticed")
-            if outcome == "noticed" and (self.folder / "failed").exists():
-                by = (self.folder / "failed").read_text()
-                outcome = "noticed" if holds(by) else "invalid"
+            outcome = {0: "lived", CUT: "cut", None: "endless"}.get(code, "noticed")
+            if not tests:
+                outcome = "import" if number in imported else "no test"
+            elif (self.folder / "failed").exists() and not holds((self.folder / "failed").read_text()):
+                outcome = "invalid"
             self.found[mutant] = outcome
             print(f"{outcome:9} {len(tests):3} tests {time.monotonic() - begin:4.0f} s {mutant}", flush=True)
+        return True
 
     def _reached(self) -> Iterator[int]:
         """Yield the mutants that were reached since the last call."""
@@ -119,7 +102,7 @@ class Examination:
         return 0
 
     def _first_that_fails(self, items: Sequence[pytest.Item]) -> int:
-        """Run items until one fails, or their time is over, of this process or of a clock; return whether one did."""
+        """Return 1 when an item fails, CUT when their time is over, of this process or of a clock, else 0."""
         begin = time.monotonic()
         for item, after in zip(items, [*items[1:], None], strict=True):
             self._failed = False
@@ -128,8 +111,8 @@ class Examination:
                 (self.folder / "failed").write_text(item.nodeid)
                 item.session._setupstate.teardown_exact(None)
                 return 1
-            if time.process_time() > 2 * SECONDS or time.monotonic() - begin > LONGEST_S / 2:
-                break
+            if after and (time.process_time() > SECONDS or time.monotonic() - begin > LONGEST_S / 2):
+                return CUT
         return 0
 
     def _forked(self, work: Callable[[], int], longest_s: float) -> int | None:
@@ -164,26 +147,21 @@ def _live(work: Callable[[], int]) -> None:
         os._exit(code)
 
 
-def _few(items: Sequence[pytest.Item]) -> Iterator[pytest.Item]:
-    """Yield items in their order, not more than CASES of a function."""
+def _few(items: Sequence[pytest.Item], rooms: set[str]) -> Iterator[pytest.Item]:
+    """Yield items in their order: all of the rooms' own tests, and not more than CASES of another function."""
     seen: Counter[str] = Counter()
     for item in items:
         seen[item.nodeid.partition("[")[0]] += 1
-        if seen[item.nodeid.partition("[")[0]] <= CASES:
+        if seen[item.nodeid.partition("[")[0]] <= CASES or rooms & {*Path(item.nodeid).parts[1:2]}:
             yield item
 
 
-def _chosen(reaching: Sequence[tuple[str, float, int]]) -> list[str]:
-    """Return the tests to run: one case of each function before others of it, those first that are quick and reach
-    little else. `reaching`: (test, seconds, mutants that it reaches)."""
+def _ordered(reaching: Sequence[tuple[str, float, int]]) -> list[str]:
+    """Return tests, one case of each function before others of it, those first that are quick and reach little else.
+    `reaching`: (test, seconds, mutants that it reaches)."""
     seen: Counter[str] = Counter()
     turns = {}
     for test, seconds, reached in sorted(reaching, key=lambda t: (t[1] * t[2], t[0])):
         seen[test.partition("[")[0]] += 1
-        turns[test] = (seen[test.partition("[")[0]], seconds * reached, seconds)
-    chosen, left = [], SECONDS
-    for test in sorted(turns, key=lambda t: (turns[t], t)):
-        if turns[test][2] <= left or not chosen:
-            chosen.append(test)
-            left -= turns[test][2]
-    return chosen
+        turns[test] = (seen[test.partition("[")[0]], seconds * reached, test)
+    return sorted(turns, key=lambda t: turns[t])

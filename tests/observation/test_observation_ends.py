@@ -9,6 +9,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 WORKER = [sys.executable, "-m", "phalanx.observation.program.worker"]
 TASK = {
     "script": "none.py",
@@ -76,3 +78,22 @@ def test_what_a_program_forks_says_nothing(tmp_path: Path) -> None:
         check=False,
     )
     assert (done.returncode, "Traceback" in done.stderr) == (0, False), done.stderr
+
+
+def test_a_module_is_the_main_one_while_it_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As `python -m` has it: what it defines can be pickled."""
+    from phalanx.observation.program import processes, worker
+
+    (tmp_path / "trains.py").write_text(
+        "import sys\nassert vars(sys.modules['__main__']) is globals()\nprint(*sys.argv[1:])\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.setattr(worker, "end_with_parent", lambda parent: None)
+    monkeypatch.setattr(worker, "to_json", lambda content: content)
+    monkeypatch.setattr(processes, "observe_program", lambda name, program, request: program() or name)
+    task = TASK | {"script": "", "module": "trains", "arguments": ["--x"], "parent": 1, "request": {"world": 1}}
+    with (tmp_path / "result").open("w") as file:
+        monkeypatch.setattr(sys, "argv", ["", json.dumps(task | {"result": os.dup(file.fileno())})])
+        worker.main()
+    assert json.loads((tmp_path / "result").read_text()) == "-m trains --x"

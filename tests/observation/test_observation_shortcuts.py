@@ -24,10 +24,12 @@ from torch.distributed.pipelining import PipelineStage, schedules
 
 from phalanx.observation.fake import libraries
 from phalanx.observation.fake.remembered import Remembered
-from phalanx.observation.fake.values import half
+from phalanx.observation.fake.values import _as_numbers, half
 from phalanx.observation.observe import observe
 from phalanx.observation.program import pipelines
 from phalanx.observation.program.processes import Processes
+from phalanx.observation.rank_classes import END, SECOND_MICRO_BATCH, WANTED_STEP
+from phalanx.observation.request import ObservationRequest
 from phalanx.observation.steady_state import SteadyState
 from phalanx.schedule.observation import Observation, RankObservation
 
@@ -288,3 +290,23 @@ def test_of_steady_micro_batches_the_first_and_the_last_are_executed() -> None:
             if step.batches[chunk].executed:
                 step._steady.add(("F", 0), pipelines._Pass.__new__(pipelines._Pass))
         assert [chunk for chunk, batch in step.batches.items() if batch.executed] == executed
+
+
+def test_a_rank_that_others_wait_for_goes_on_to_its_next_place() -> None:
+    """Neither past it, nor from a place that it has not reached."""
+    processes = Processes(lambda: None, ObservationRequest(world=2))
+    processes._waiting, processes._until = {0: 1}, {1: SECOND_MICRO_BATCH}
+    processes._deliver()
+    assert processes._until == {1: SECOND_MICRO_BATCH}
+    for place, after in ((SECOND_MICRO_BATCH, WANTED_STEP), (WANTED_STEP, END)):
+        processes._reached[1, place] = ("", ())
+        processes._deliver()
+        assert processes._until == {1: after}
+
+
+def test_a_mask_among_indices_is_half_of_its_elements() -> None:
+    x, rows, columns = torch.zeros(4, 6, 3), torch.arange(12), torch.arange(3)
+    numbers = _as_numbers([rows[:4] > 1, columns.new_zeros(2)])
+    assert [n.shape for n in numbers] == [(2,), (2,)]
+    assert x[tuple(n.clamp(0, 3) for n in numbers)].shape == (2, 3)
+    assert len(_as_numbers([torch.zeros(4, 6, dtype=torch.bool), None])) == 3

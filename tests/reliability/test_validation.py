@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 from support.in_process_cli import phalanx
 
+from phalanx.planning.tables.table import Sheet
+from phalanx.reliability.report import scores as shown
 from phalanx.reliability.validation import PUBLISHED, goodput_scores
 
 _COLUMNS = next(csv.reader(PUBLISHED.open()))
@@ -33,6 +35,14 @@ def test_the_published_rows() -> None:
     assert pair.predicted[1] - pair.predicted[0] > 0.1
     assert abs(pair.predicted[1] - pair.published[1]) < 0.01
     assert scores.errors["checkpoint size"]["median"] < 13
+    sheets = {part.title: part.rows for part in shown(scores).parts if isinstance(part, Sheet)}
+    assert all(sheets.values())
+    assert sheets["rows without a figure that is predicted"] == list(scores.left_out.items())
+    told = {row[0]: row[3:5] for row in sheets["errors by quantity"]}
+    assert told == {
+        name: tuple(None if e[key] is None else pytest.approx(e[key] / 100) for key in ("median", "bias"))
+        for name, e in scores.errors.items()
+    }
 
 
 def test_a_result_never_predicts_itself(tmp_path: Path) -> None:

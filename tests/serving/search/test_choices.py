@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+import heapq
 import json
+from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
+import numpy as np
 import pytest
 from support.in_process_cli import error_of, json_of, text_of
+
+from phalanx.serving.search.pairs import workers_before
+from phalanx.serving.search.sizing import _with_more
 
 _QWEN = "serve plan --model Qwen/Qwen3-235B-A22B-FP8 --cluster dgx-h100 --gpus 8 --weights fp8 --json"
 _SHORT = "serve plan --cluster dgx-h100 --gpus {} --input 200 --output 20 --concurrency 4 --mode aggregated"
@@ -46,3 +54,50 @@ def test_blocks_are_those_of_the_config(tmp_path: Path, block: list[int] | None,
         assert "no whole blocks of 128" in error_of(tmp_path, ask)
     else:
         assert text_of(tmp_path, ask)
+
+
+def _late(offered: float, rate: float, workers: int, wait_s: float) -> float:
+    """Return the share of requests that wait longer before workers that take turns."""
+    free, now, late = [0.0] * workers, 0.0, 0
+    for gap in np.random.default_rng(1).exponential(1 / offered, 20_000).tolist():
+        now += gap
+        start = max(now, heapq.heappop(free))
+        heapq.heappush(free, start + 1 / rate)
+        late += start - now > wait_s
+    return late / 20_000
+
+
+@pytest.mark.parametrize(
+    ("offered", "rate", "percentile", "wait_s"), [(10, 4.0, 90, 0.2), (40, 2.0, 99, 0.2), (3, 1.0, 99, 1.0)]
+)
+def test_as_many_workers_prefill_as_a_queue_needs(
+    offered: float, rate: float, percentile: int, wait_s: float
+) -> None:
+    q: Any = SimpleNamespace(offered=offered, ttft_s=wait_s + 0.5, percentile=percentile)
+    workers = workers_before(q, rate, 0.5)
+    allowed = 1 - percentile / 100
+    assert _late(offered, rate, workers, wait_s) <= allowed < _late(offered, rate, workers - 1, wait_s)
+
+
+@dataclass(frozen=True)
+class _Group:
+    count: int = 10
+
+
+@dataclass(frozen=True)
+class _Pair:
+    groups: tuple[_Group, ...] = (_Group(), _Group())
+    outcome: Any = None
+
+    def tpot_s(self, percentile: int) -> float:
+        return 0.02
+
+
+@pytest.mark.parametrize("ttft_s", [0.5, 4.0])
+@pytest.mark.parametrize(("share", "tpot_s", "grown"), [(0.9, 0.05, 0), (0.1, 0.05, 1), (0.9, 0.01, 1)])
+def test_workers_are_added_where_requests_wait(ttft_s: float, share: float, tpot_s: float, grown: int) -> None:
+    """Before the first token, or while tokens come too slowly."""
+    queueing = SimpleNamespace(at=lambda percentile: share * ttft_s)
+    q: Any = SimpleNamespace(percentile=90, ttft_s=ttft_s, tpot_s=tpot_s)
+    more = _with_more(q, _Pair(outcome=SimpleNamespace(queueing=queueing)))  # type: ignore[arg-type]
+    assert [group.count > 10 for group in more.groups] == [grown == 0, grown == 1]
