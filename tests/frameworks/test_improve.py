@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
 import tempfile
 from dataclasses import replace
@@ -239,3 +240,11 @@ def test_a_schedule_of_batches_is_named_where_one_number_is_needed(tmp_path: Pat
     path = script(tmp_path, f"{words} --tensor-model-parallel-size 8 --pipeline-model-parallel-size 4")
     said = error_of(tmp_path, "predict", path.name, "--cluster", "dgx-h100")
     assert "--batch: is missing: run.sh says step-batch-size-schedule = 0:256 100B:512, which is no number" in said
+
+
+def test_explain_says_which_of_its_two_rows_repeated_communication_is_in(tmp_path: Path) -> None:
+    """Exposed on an axis, and the term of the same name, differ by what recomputation sends again."""
+    flat = " ".join(text_of(tmp_path, "explain", script(tmp_path, SLOW).name, "--cluster", "dgx-h100").split())
+    assert re.search(r"; [0-9.]+ s of what tp exposes is sent again for recomputation, and stands in its row", flat)
+    words = SLOW.partition(" --recompute-granularity")[0]
+    assert "sent again" not in text_of(tmp_path, "explain", script(tmp_path, words).name, "--cluster", "dgx-h100")

@@ -195,6 +195,9 @@ def _axes(x: Explanation) -> Sheet:
         for a in x.communication
     ]
     note = "critical batch: sequences in a step from which data-parallel communication takes less than compute"
+    exposed_s = next((a.exposed_s for a in x.communication if a.axis == "tp"), 0.0)
+    if (again := exposed_s - x.prediction.terms_s.get("tp", 0.0)) > _SMALL * exposed_s:
+        note += f"; {seconds(again)} of what tp exposes is sent again for recomputation, and stands in its row above"
     return Sheet("on the communication roofline, per rank and step", names, rows, note)
 
 
