@@ -397,6 +397,43 @@ def test_what_nccl_and_rocm_write_is_read():
     assert rocm_smi.read_tables(_ROCM, "t").links == (("X", "NV1", "SYS"), ("NV1", "X", "SYS"), ("SYS", "SYS", "X"))
 
 
+def _in_a_log(dump: str) -> str:
+    lines = [f"node0:{17 + i}:99 [0] {line}" for i, line in enumerate(dump.splitlines())]
+    return "\n".join(["node0:1:1 [0] NCCL INFO Bootstrap", *lines[:4], "a line of another rank", *lines[4:], "done"])
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        _DUMP,
+        f'<?xml version="1.0"?>\n{_DUMP}',
+        f"$ cat topo.xml\n{_DUMP}$ exit\n",
+        "> " + _DUMP.replace("\n", "\n> "),
+        _in_a_log(_DUMP),
+        f"{_in_a_log(_DUMP)}\n{_DUMP}",
+    ],
+)
+def test_a_dump_of_nccl_is_read_where_it_was_pasted(tmp_path: Path, text: str) -> None:
+    (tmp_path / "log.txt").write_text(text)
+    t = read_topology(tmp_path / "log.txt")
+    assert t == nccl_xml.read_dump(_DUMP, "t")
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (_DUMP + _DUMP.replace("400000", "200000"), "holds 2 dumps of NCCL's topology; keep one host's"),
+        (f"a\n{_DUMP[:300]}", "without its end; give all up to </system>"),
+        (f'<!DOCTYPE a [<!ENTITY b "c">]>{_DUMP}', "declares a document type"),
+        ("a\n<system> of ours\n", "is not a topology that Phalanx reads"),
+    ],
+)
+def test_a_dump_that_cannot_be_taken_gets_one_line(tmp_path: Path, text: str, said: str) -> None:
+    (tmp_path / "log.txt").write_text(text)
+    with pytest.raises(InputError, match=said):
+        read_topology(tmp_path / "log.txt")
+
+
 @pytest.mark.parametrize(
     ("read", "text", "said"),
     [

@@ -17,6 +17,10 @@ from phalanx.spec.errors import InputError
 
 _LARGEST = 2**24
 """Bytes of the largest file that is read."""
+_DOCUMENT = re.compile(r"\s*(<\?xml[^>]*>\s*)?<!DOCTYPE", re.I)
+_DUMP = re.compile(r"<system(?=[ >])")
+"""The beginning of NCCL's dump."""
+_TAG = re.compile(r"^[^<]*(?=<)")
 _BEFORE = re.compile(r"\[[^\]]*\]<\w+>: ?|(>|\d+:|\[[^\]]*\]:?|(\d{4}-\d\d-\d\d )?\S*\d\d:\d\d:\d\d\S*)([ \t]|$)")
 """A rank of mpirun, a quotation's mark, a rank, a word in brackets or a time."""
 _TYPED = re.compile(r".{0,80}[$#%] ((sudo )?(scontrol|sinfo|nvidia-smi|rocm-smi|ibnetdiscover|cat)\b.*)?$")
@@ -25,7 +29,12 @@ _TYPED = re.compile(r".{0,80}[$#%] ((sudo )?(scontrol|sinfo|nvidia-smi|rocm-smi|
 
 def read_topology(path: Path, field: str = "FILE") -> SwitchTree | GpuTopology:
     """Read what a scheduler, a fabric or a host's tools print of a topology. Raises InputError about `field`."""
-    text = _alone(read_text(path, field, _LARGEST))
+    text = read_text(path, field, _LARGEST)
+    if dumps := _dumps(text, field, str(path)):
+        if len(set(dumps)) > 1:
+            raise InputError(field, str(path), f"holds {len(set(dumps))} dumps of NCCL's topology", "keep one host's")
+        return nccl_xml.read_dump(dumps[0], path.name)
+    text = _alone(text)
     if re.search(r"^\s*(SwitchName|BlockName)\s*=", text, re.MULTILINE | re.IGNORECASE):
         return slurm.read_topology(text, path.name)
     if re.search(r'^Switch\s+\d+\s+"S-', text, re.MULTILINE):
@@ -38,13 +47,24 @@ def read_topology(path: Path, field: str = "FILE") -> SwitchTree | GpuTopology:
         return slurm.read_yaml(text, path.name)
     if re.search(r"^NodeName=", text, re.MULTILINE):
         return slurm.read_nodes(text, path.name)
-    if re.match(r"\s*<(\?xml|system)", text):
-        return nccl_xml.read_dump(text, path.name)
     kinds = (
         "Slurm's topology.conf, topology.yaml, scontrol show topology or nodes; ibnetdiscover; nvidia-smi topo -m; "
         "rocm-smi --showtopo; NCCL_TOPO_DUMP_FILE"
     )
     raise InputError(field, str(path), "is not a topology that Phalanx reads", f"it reads {kinds}")
+
+
+def _dumps(text: str, field: str, path: str) -> list[str]:
+    """Return NCCL's dumps in a text as they were written, a line for each element: without what a log has before a
+    line, and without lines of others between them. A document type is left to be refused. Raises InputError for one
+    that is cut short."""
+    if _DOCUMENT.match(text):
+        return [text]
+    parts = [part for part in _DUMP.split(text)[1:] if "<cpu" in part]
+    if any("</system>" not in part for part in parts):
+        raise InputError(field, path, "holds a dump of NCCL's topology without its end", "give all up to </system>")
+    dumps = [f"<system{part.partition('</system>')[0]}</system>" for part in parts]
+    return ["\n".join(_TAG.sub("", line) for line in dump.split("\n") if "<" in line) for dump in dumps]
 
 
 def _alone(text: str) -> str:
