@@ -19,12 +19,14 @@ from phalanx.spec.optimizers import OPTIMIZERS
 
 FOLDERS = [f.folder for f in FRAMEWORKS.values() if f.reads]
 ALL = pytest.mark.parametrize("framework", FOLDERS)
+_FEW = {"picotron": 42}
+"""Keys of a template that is short."""
 
 
 @ALL
 def test_every_key_of_a_framework_has_a_verdict_with_the_line_that_shows_it(framework: str) -> None:
     table = key_table(framework)
-    assert len(table.verdicts) > 100
+    assert len(table.verdicts) > _FEW.get(framework, 100)
     assert not [name for name, verdict in table.verdicts.items() if not verdict.effect]
     assert all(verdict.source.rpartition(":")[2].isdigit() for verdict in table.verdicts.values())
 

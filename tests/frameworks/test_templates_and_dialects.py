@@ -106,7 +106,6 @@ def test_fields_of_megatron_under_verl_have_its_verdicts(tmp_path: Path) -> None
             "Paxml",
         ),
         ("a.sh", "train_esm2 --num-gpus 8 --micro-batch-size 32 --num-layers 33 --hidden-size 1280", "BioNeMo"),
-        ("a.json", '{"distributed": {"tp_size": 2}, "training": {"seq_length": 64}, "checkpoint": {}}', "picotron"),
     ],
 )
 def test_programs_that_are_not_read_are_named_with_what_to_write(

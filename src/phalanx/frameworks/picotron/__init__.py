@@ -1,0 +1,1 @@
+"""picotron: a small trainer of Llama's architecture in four parallelisms."""
