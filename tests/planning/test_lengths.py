@@ -100,6 +100,16 @@ def test_dealing_by_cost_helps(s: Strategy) -> None:
     assert before.waiting_share > 0.02
 
 
+@pytest.mark.parametrize(("seq", "published"), [(2048, 0.9930), (8192, 0.9970), (32768, 0.9997)])
+@pytest.mark.parametrize(("mean", "sigma"), [(400, 0.9), (600, 1.0), (800, 1.1)])
+def test_packing_fills_as_many_slots_as_published(seq: int, published: float, mean: float, sigma: float) -> None:
+    """Tulu 3 SFT, packed offline (NVIDIA-NeMo/Megatron-Bridge examples/model_verification_cards/qwen3-8b and
+    moonlight-16b-a3b, card.yaml, 067f987d): within a point, whatever lengths of chats are assumed."""
+    lengths = np.minimum(parse_lengths(f"lognormal:{mean},{sigma}").draw(np.random.default_rng(1), 20_000), seq)
+    packed = first_fit(lengths, seq)
+    assert lengths.sum() / (seq * (int(packed.max()) + 1)) == pytest.approx(published, abs=0.01)
+
+
 @given(st.lists(st.integers(1, 100), min_size=1, max_size=200))
 def test_packing_is_first_fit(lengths: list[int]) -> None:
     place = first_fit(np.array(lengths), 100)
