@@ -53,7 +53,8 @@ def _published_flops(scale: int) -> float:
 
 
 def test_published_speeds_of_tpus(tmp_path: Path) -> None:
-    ratios = {}
+    """All of them ran. XLA repeats more where memory is short, which is not modelled: one needs 8 % too much."""
+    ratios, over = {}, []
     for scale, chips, cluster, batch, policy, tp, tflops in _SCALED:
         axes = _SPLIT.format(tp) if tp > 1 else ""
         script = tmp_path / f"{scale}-{chips}.sh"
@@ -61,6 +62,8 @@ def test_published_speeds_of_tpus(tmp_path: Path) -> None:
         p = phalanx.predict(script, cluster=cluster, gpus=chips)
         measured = tflops * 1e12 / _published_flops(scale)
         ratios[scale, chips, cluster] = measured / p.tokens_per_s_per_gpu
+        over.append(p.memory_bytes / p.usable_bytes - 1)
+    assert [round(x, 2) for x in over if x > 0] == [0.08]
     off = np.abs(np.array(list(ratios.values())) - 1)
     assert np.median(off) < 0.03, ratios
     assert off.max() < 0.15, ratios
@@ -115,13 +118,13 @@ def test_what_keeps_more_repeats_less() -> None:
 
 
 def test_minimal_keeps_every_product_and_no_activation(tmp_path: Path) -> None:
-    """Queries, keys, values, what follows them, both halves of the gate, the MLP's result and the block's input, each
-    split over 4 tensor ranks."""
+    """Queries, keys, values, what follows them, both halves of the gate and the block's input, each split over 4
+    tensor ranks. Nothing reads the MLP's result."""
     script = tmp_path / "64b.sh"
     script.write_text(_SCRIPT.format(batch=3, policy="minimal", scale=64, axes=_SPLIT.format(4)))
     p = phalanx.predict(script, cluster="tpu-v5p", gpus=64)
     hidden, ffn, layers, tokens = 8192, 28672, 64, 3 * 4 * 2048
-    kept = 2 * tokens * layers * (6 * hidden + 2 * ffn) / 4
+    kept = 2 * tokens * layers * (5 * hidden + 2 * ffn) / 4
     assert p.memory_terms["activations"] == pytest.approx(kept, rel=0.01)
 
 

@@ -283,6 +283,10 @@ def _share(shape: Shape, layout: Layout, profile: Profile, ends: _Ends, stream: 
     state_shards, trained = np.where(zero.state, zero.shards, 1.0), 1.0 - layout.frozen
     unit = np.where(shape.wraps_blocks, params, shape.unit_params / layout.tp)
     root = np.where(shape.wraps_blocks, shape.ends, shape.root_params) / layout.tp
+    matrix = np.maximum(_two_matrices(shape, layout, apart) / 2, ends.larger)
+    in_turn = np.where(
+        np.asarray(profile.by_matrix) > 0, _WHOLE_UNITS * matrix, (_WHOLE_UNITS - layout.frozen) * unit + root
+    )
     of_blocks = 2 * dense_params + np.where(apart, 3.0, 2.0) * expert_params
     return _Share(
         zero,
@@ -295,7 +299,7 @@ def _share(shape: Shape, layout: Layout, profile: Profile, ends: _Ends, stream: 
         block.stored,
         stream,
         recomputed + gathered_key_bytes(shape, layout, profile) + layout.full * norms,
-        ((_WHOLE_UNITS - layout.frozen) * unit + root) * profile.parameter_bytes,
+        in_turn * profile.parameter_bytes,
         np.where(shape.wraps_blocks, 0.0, root * profile.parameter_bytes * zero.reduces_each),
         np.where(np.asarray(profile.unit_buffers) > 0, 0.0, reduced),
         of_blocks,

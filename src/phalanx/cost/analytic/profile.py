@@ -104,6 +104,9 @@ class Profile(Keeps):
     ring_bytes: Column = 24.0
     """Traffic per element of attention's result and step of a context-parallel ring, in each pass: partial results
     are weighted and summed in fp32."""
+    by_matrix: Column = 0.0
+    """1: parameters are gathered and gradients reduced matrix by matrix, as a compiler that partitions each product
+    does, in place of whole units."""
     copies_units: Column = 0.0
     """1: what a unit gathered is copied into its parameters, and its gradients into a buffer to be reduced, on the
     stream of its kernels (torch 2.13, torch/distributed/fsdp/_fully_shard/_fsdp_collectives.py:489, 603)."""
