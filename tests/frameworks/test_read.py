@@ -922,3 +922,11 @@ def test_megatron_pads_a_vocabulary_of_which_it_is_not_told_all_rows(tmp_path: P
     assert not any("vocab" in key for key in c.not_modelled)
     assert c.spec is not None
     assert c.spec.vocab == 128256
+
+
+def test_plain_sgd_has_a_momentum_alone(tmp_path: Path) -> None:
+    (tmp_path / "run.sh").write_text("torchrun pretrain_gpt.py --optimizer sgd --sgd-momentum 0.8 --lr 1e-3")
+    optimizer = files.read([tmp_path / "run.sh"])[0].job["optimizer"]
+    assert (optimizer["name"], optimizer["betas"][0]) == ("sgd", 0.8)
+    assert all(0 <= beta < 1 for beta in optimizer["betas"])
+    assert "eps" not in optimizer

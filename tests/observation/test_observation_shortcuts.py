@@ -24,14 +24,16 @@ from torch.distributed.pipelining import PipelineStage, schedules
 
 from phalanx.observation.fake import libraries
 from phalanx.observation.fake.remembered import Remembered
+from phalanx.observation.fake.uncompiled import uncompiled
 from phalanx.observation.fake.values import _as_numbers, half
 from phalanx.observation.observe import observe
 from phalanx.observation.program import pipelines
 from phalanx.observation.program.processes import Processes
 from phalanx.observation.rank_classes import END, SECOND_MICRO_BATCH, WANTED_STEP
+from phalanx.observation.recorder.summary import _kept
 from phalanx.observation.request import ObservationRequest
 from phalanx.observation.steady_state import SteadyState
-from phalanx.schedule.observation import Observation, RankObservation
+from phalanx.schedule.observation import Observation, RankObservation, Site
 
 aten = torch.ops.aten
 
@@ -310,3 +312,30 @@ def test_a_mask_among_indices_is_half_of_its_elements() -> None:
     assert [n.shape for n in numbers] == [(2,), (2,)]
     assert x[tuple(n.clamp(0, 3) for n in numbers)].shape == (2, 3)
     assert len(_as_numbers([torch.zeros(4, 6, dtype=torch.bool), None])) == 3
+
+
+def test_what_only_a_graph_keeps_is_told_from_what_a_program_holds() -> None:
+    with FakeTensorMode():
+        w = torch.zeros(4, requires_grad=True)
+        given_up, held = w * 2, w * 3
+        y = given_up.sin() + held.sin()
+    of: Any = {"phase": "F", "module": "m", "kind": "", "device": "cpu", "bytes": 16}
+    known = {
+        x.untyped_storage()._cdata: SimpleNamespace(site=Site("a.py", line, "f"), **of)
+        for line, x in enumerate((given_up, held))
+    }
+    del given_up
+    names = SimpleNamespace(plain=str)
+    recorder: Any = SimpleNamespace(known=known, device="cpu", position=SimpleNamespace(names=names))
+    assert [kept.site.line for kept in _kept(recorder)] == [0]
+    del y, held
+
+
+def test_what_is_compiled_is_run_as_written() -> None:
+    notes: list[str] = []
+    module = nn.Linear(2, 2)
+    with uncompiled(notes.append):
+        assert torch.compile(_staged) is torch.compile(dynamic=True)(_staged) is _staged  # type: ignore[comparison-overlap]
+        module.compile()
+    assert module._compiled_call_impl is None
+    assert len(notes) == 3

@@ -16,6 +16,7 @@ from phalanx.serving import plan_file as serving
 from phalanx.serving.answer import launch, manifest
 from phalanx.serving.launch.arguments import published, refused
 from phalanx.serving.launch.launch import overlaps, places
+from phalanx.serving.launch.sglang import environment
 from phalanx.serving.lines.reading import read
 from phalanx.serving.plan_file import LatencyLimits, ServedLoad, ServingPlan, Workers
 from phalanx.spec.errors import InputError
@@ -108,6 +109,15 @@ def test_halves_of_a_step_overlap_over_a_network_alone(tp: int, attention_dp: in
     ranks = tp * attention_dp
     w = Workers("prefill", 1, tp, 1, attention_dp, 1, ranks, 64, 8192, 10**6, large_ep=True)
     assert overlaps(plan, w) == (ranks > plan.node_gpus)
+
+
+@pytest.mark.parametrize("role", ["both", "prefill", "decode"])
+@pytest.mark.parametrize("large_ep", [True, False])
+def test_kernels_that_decode_over_many_experts_have_room_for_every_slot(role: str, large_ep: bool) -> None:
+    plan = replace(_drawn(np.random.default_rng(0)), draft_tokens=1)
+    w = Workers(role, 1, 1, 1, 8, 1, 8, 60, 8192, 10**6, large_ep=large_ep)  # type: ignore[arg-type]
+    tokens = [int(name.rpartition("=")[2]) for name in environment(plan, w)]
+    assert tokens == [2 * 8] * (large_ep and role != "prefill")
 
 
 def test_lines_leave_to_the_engine_what_the_plan_does_not_bound() -> None:

@@ -10,7 +10,7 @@ import pytest
 from support.in_process_cli import error_of, json_of, phalanx
 
 from phalanx.planning.lookup import model_named
-from phalanx.serving.tables import cache
+from phalanx.serving.tables import BATCHES, _span, cache
 
 
 def _rows(here: Path, *words: str) -> list[list[dict[str, Any]]]:
@@ -110,3 +110,9 @@ def test_a_cache_of_several_kinds_lists_each() -> None:
     short, long = (cache(gemma, seq).rows[0] for seq in (1024, 2048))
     assert short[1] == "50 of 2 x 16 heads x 256, 10 of 2 x 4 heads x 512"
     assert long[4] - short[4] == 1024 * 10 * 2 * 4 * 512 * 2
+
+
+def test_batches_are_said_by_their_ends() -> None:
+    assert _span([]) == "none"
+    assert _span(list(BATCHES[1:4])) == f"{BATCHES[1]} to {BATCHES[3]}"
+    assert _span(list(BATCHES[3:])) == f"{BATCHES[3]} and more"

@@ -44,6 +44,8 @@ def test_what_was_computed_from_measurements_is_never_an_input() -> None:
     for column in ("spec_decode", "repeat_conflict", "same_config_tpot_ratio", "tpot_suspect", "ttft_suspect"):
         other = type(row)({**row.cells, column: "1"})
         assert vars(case_of(other)) | {"row": None} == vars(case_of(row)) | {"row": None}
+    alone = (type(row)({**row.cells, "pp": pp}) for pp in ("", "1"))
+    assert len({case_of(each).decode for each in alone}) == 1
     for column in ("ttft_ms", "tpot_ms"):
         other = type(row)({**row.cells, column: "1"})
         assert vars(case_of(other)) | {"row": None} == vars(case_of(row)) | {"row": None}

@@ -122,6 +122,15 @@ def test_questions_and_answers_of_an_exam_have_the_same_numbers(tmp_path: Path) 
     assert [n for n, _ in re.findall(r"^(\d+)\. (.*)$", printed, re.MULTILINE)] == [str(n) for n in range(1, 21)]
 
 
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_a_pipelines_ends_hold_the_ends_of_the_model(ranks: int) -> None:
+    (panel,) = picture("stages", {"ranks": ranks}).panels
+    assert isinstance(panel, Diagram)
+    stages = [item.lines for item in panel.items if isinstance(item, Box)]
+    assert ["embedding" in lines for lines in stages] == [r == 0 for r in range(ranks)]
+    assert ["head, loss" in lines for lines in stages] == [r == ranks - 1 for r in range(ranks)]
+
+
 def test_a_layer_of_experts_lists_its_exchanges() -> None:
     """Counts, rows and results, of which the two larger ones are as large; its ranks hold each expert once."""
     (panel,) = picture("moe-layer").panels

@@ -170,6 +170,13 @@ def test_prompts_delay_tokens_and_a_full_cache_delays_prompts() -> None:
     assert queued - free > 0.8 * LOAD.output * token
 
 
+def test_a_token_reads_half_of_its_text_on_the_mean() -> None:
+    x, price, texts = one(tp=4), engine("vllm"), replace(LOAD, concurrency=1.0, input=1.0, output=2e5)
+    token = sum(decode(GQA, x, 1.0, 1.0 + 1e5).values())
+    assert aggregated(GQA, x, H200, price, texts)[0] == pytest.approx(token, rel=1e-3)
+    assert disaggregated(GQA, (x, 1.0), (x, 1.0), H200, price, texts)[0] == pytest.approx(token, rel=1e-3)
+
+
 @pytest.mark.parametrize(("copies", "steps"), [(1, 0), (4, 3)])
 def test_copies_of_attention_wait_until_prompts_are_balanced(copies: int, steps: float) -> None:
     x, price = one(tp=4 // copies, attention_dp=copies, moe_ep=4), engine("sglang")

@@ -142,11 +142,9 @@ def disaggregated(
     waiting, total = none, load.concurrency
     room = slots(m, xd, load) * after
     batch = np.minimum(total, room)
-    step = none
     for _ in range(25):
         each = np.maximum(batch / after, 1e-3)
-        new = _seconds(m, xd, chip, c, StepLoad(none, none, none, each, each * (load.input + load.output / 2)))
-        step = new
+        step = _seconds(m, xd, chip, c, StepLoad(none, none, none, each, each * (load.input + load.output / 2)))
         first = prompt_s * (1 + (total - 1) / total * waiting / servers)
         rate = total / (first + load.output * step)
         waiting = 0.5 * (waiting + rate * first)
