@@ -15,7 +15,7 @@ from phalanx.planning.expense.rates import GivenRates
 from phalanx.reliability.answer import Goodput, goodput
 from phalanx.reliability.conditions import Conditions, TrainingJob, premise_of
 from phalanx.reliability.presets import DEFAULT_FAILURES, FAILURES, STORAGE
-from phalanx.reliability.report import long
+from phalanx.reliability.report import _figures, long
 from phalanx.spec.errors import InputError
 
 _MODEL = {
@@ -109,6 +109,10 @@ def test_money_and_energy() -> None:
     watts = 240 * (64 * (1 - down) * 1275 * 0.76 + (64 * down + 8) * 1275 * 0.15 + 72 * 17)
     assert cost.energy_kwh == pytest.approx(watts * 1.2 / 1e3)
     assert cost.carbon_kg == pytest.approx(cost.energy_kwh * 18 / 1e3)
+    for unknown, named in (({}, True), ({"money": None, "energy_kwh": None}, False)):
+        figures = {name for name, *_ in _figures(replace(answer, expense=replace(cost, **unknown)))}
+        assert figures >= {"GPU-hours", "days"}
+        assert {"money", "energy", "carbon"} <= figures if named else not {"money", "energy", "carbon"} & figures
 
 
 @pytest.mark.parametrize("failures", ["llama3-h100", "ant-a100"])

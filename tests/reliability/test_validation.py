@@ -83,6 +83,16 @@ def test_rows_may_say_little(tmp_path: Path, row: dict[str, object]) -> None:
     assert scores.figures or scores.left_out
 
 
+def test_a_stated_time_between_failures_is_in_hours(tmp_path: Path) -> None:
+    """Or as a count over days: every 3 hours of work then cost more than an hour and a half."""
+    row = {"gpus": 1024, "effective_pct": 60, "detect_s": 0, "restart_s": 5400, "checkpoint_save_s": 1}
+    by_hours, by_days = {**row, "mttf_h": 3}, {**row, "days": 10, "interruptions": 80}
+    figures = goodput_scores(_file(tmp_path, by_hours, by_days)).figures
+    effective = [f.predicted for f in figures if f.quantity == "effective time"]
+    assert effective == [pytest.approx(3 / 4.5, abs=0.1)] * 2
+    assert max(effective) < 3 / 4.5
+
+
 def test_columns_may_be_missing(tmp_path: Path) -> None:
     columns = ["row_id", "record", "source_family", "gpus", "effective_pct"]
     path = _file(tmp_path, {"gpus": 1024, "effective_pct": 95}, columns=columns)
