@@ -252,8 +252,9 @@ def test_a_text_ends_where_its_model_says_or_goes_on(
     encoded = SimpleNamespace(encode=lambda words: SimpleNamespace(ids=list(words.encode())))
     for name, there in (("model_of", LLAMA), ("tokenizer_of", encoded), ("weights_of", None)):
         monkeypatch.setattr(text, name, lambda *_, there=there: there)
-    asked = text.question(tmp_path, ["ab", "c"], Sampling(past_end=past_end), precision="float32")
-    assert [(r.prompt, r.stops) for r in asked.requests] == [((97, 98), ends), ((99,), ends)]
+    asked = text.question(tmp_path, ["ab", "c" * 63], Sampling(past_end=past_end), precision="float32")
+    assert [(r.prompt, r.stops) for r in asked.requests] == [((97, 98), ends), ((99,) * 63, ends)]
+    assert [len(r.prompt) + r.most for r in asked.requests] == [64, 64]  # all places of the model
 
 
 @pytest.mark.parametrize(("prompt", "most", "fits"), [(60, 4, True), (60, 5, False), (64, 1, False), (1, 63, True)])

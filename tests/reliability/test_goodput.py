@@ -94,6 +94,14 @@ def test_spares_are_the_cheapest() -> None:
         assert chosen.gpu_hours_per_useful == pytest.approx(best.gpu_hours_per_useful, rel=0.005)
 
 
+def test_fewer_and_more_spares_are_near() -> None:
+    spares = [loss.spares for loss in _ask(Conditions(spares=8)).spare_losses]
+    below, above = (n for n in spares if n < 8), (n for n in spares if n > 8)
+    assert max(below) >= 4
+    assert min(above) == 9
+    assert {0, 8} < set(spares)
+
+
 def test_an_elastic_job_waits_less() -> None:
     few = Conditions(spares=0, failures="ant-a100")
     assert _ask(replace(few, elastic=True)).effective_share > _ask(few).effective_share + 0.01

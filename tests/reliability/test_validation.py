@@ -91,6 +91,8 @@ def test_a_stated_time_between_failures_is_in_hours(tmp_path: Path) -> None:
     effective = [f.predicted for f in figures if f.quantity == "effective time"]
     assert effective == [pytest.approx(3 / 4.5, abs=0.1)] * 2
     assert max(effective) < 3 / 4.5
+    node, unknown = ({**by_hours, "gpus": gpus} for gpus in (8, ""))
+    assert len({f.predicted for f in goodput_scores(_file(tmp_path, node, unknown)).figures[::2]}) == 1
 
 
 def test_columns_may_be_missing(tmp_path: Path) -> None:

@@ -24,6 +24,7 @@ from phalanx.validate.choices import (
     differing,
     option,
     options_of,
+    overlaps_experts,
     question_name,
     ran,
     recipes,
@@ -132,6 +133,12 @@ def test_the_choice_beside_an_experts(usable: list[Case], model: str, chip: str,
     assert found.fits == fits
     assert found.ratio is not None
     assert least <= found.ratio <= 1.0 + 1e-9 or not fits
+
+
+def test_a_row_may_state_that_experts_are_overlapped(usable: list[Case]) -> None:
+    row = next(c.row for c in usable if c.row["framework"] != "Megatron-Bridge")
+    stated = [type(row)(row.cells | {"options": options}) for options in ("TP comm overlap", "MXFP8; EP overlap")]
+    assert [overlaps_experts(each) for each in stated] == [False, True]
 
 
 def test_strategies_differ_in_what_somebody_chose() -> None:

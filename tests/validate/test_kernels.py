@@ -29,6 +29,17 @@ def test_errors_left_out_by_gpu_stay_where_they_are() -> None:
     assert scores["kernels"]["left_out"]["median"] < 15
     rows = sum(len(r) for r in measured()[0].values())
     assert rows == scores["kernels"]["n"] + scores["by_kind"]["all-reduce"]["n"]
+    for of in (lambda each: each, lambda each: each["left_out"]):  # a mean error is that of its parts
+        kinds = {kind: each for kind, each in scores["by_kind"].items() if kind != "all-reduce"}
+        for whole, parts in (
+            *((each, each["by_gpu"]) for each in scores["by_kind"].values()),
+            (scores["kernels"], kinds),
+            (scores["kernels"], scores["by_gpu"]),
+        ):
+            counts = [of(part)["n"] for part in parts.values()]
+            assert sum(counts) == of(whole)["n"]
+            mean = np.average([of(part)["bias"] for part in parts.values()], weights=counts)
+            assert of(whole)["bias"] == pytest.approx(mean)
 
 
 def test_a_row_is_priced_alike_alone_and_among_others() -> None:
