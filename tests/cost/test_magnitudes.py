@@ -16,6 +16,7 @@ from phalanx.cost.analytic.option_effects import adapter_params, extended
 from phalanx.cost.ledger.magnitudes import KEPT_RESULTS
 from phalanx.cost.ledger.model_shape import shape
 from phalanx.planning.lookup import model_named
+from phalanx.spec.errors import InputError
 from phalanx.spec.strategy.stack_options import StackOptions
 
 TOKENS, INPUTS, OUTPUTS, RANK = 96, 40, 64, 4
@@ -67,6 +68,11 @@ def test_a_magnitude_is_trained_for_every_output() -> None:
     assert (x.outputs, x.most_weights, x.most_square) == (outputs, 4096 * 14336, 14336**2)
     assert x.weights == 2 * 4096**2 + 2 * 4096 * 1024 + 3 * 4096 * 14336
     assert extended(sizes, replace(more, lora_targets="attention")).magnitudes.most_square == 4096**2
+
+
+def test_magnitudes_without_adapters_are_refused() -> None:
+    with pytest.raises(InputError, match=r"options\.dora = 'on': is about adapters, and there are none"):
+        StackOptions(dora="on")
 
 
 def _predicted(tmp_path: Any, **how: Any) -> Any:

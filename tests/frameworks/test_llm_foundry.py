@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from support.in_process_cli import error_of, json_of, text_of
+from support.in_process_cli import error_of, json_of, phalanx, text_of
 
 from phalanx.frameworks.configuration import Configuration
 from phalanx.frameworks.reading import files
@@ -137,6 +137,22 @@ def test_a_table_that_is_none_is_no_crash(tmp_path: Path, name: str, value: str)
     c = _read(tmp_path, f"{MPT[:start]}{name}: {value}\n{MPT[end:]}")
     assert c.layout.global_batch == 1024
     assert (c.spec is None) == (name in ("model", "variables"))
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ("FULL_SHARD", "FULL_SHRD", "did you mean FULL_SHARD"),
+        ("amp_bf16", "bf_16", "precision = 'bf_16': is not a word of llm-foundry"),
+        ("fsdp_config:", "fsdp_confg:", "changes the layout"),
+        ("device_train_microbatch_size", "device_train_microbatch_sze", "did you mean device_train_microbatch_size?"),
+    ],
+)
+def test_a_slip_is_one_line_with_what_was_meant(tmp_path: Path, old: str, new: str, said: str) -> None:
+    (tmp_path / "x.yaml").write_text(MPT.replace(old, new))
+    code, out, err = phalanx(tmp_path, "predict", "x.yaml", "--gpus", "32", "--cluster", "dgx-a100")
+    assert said in f"{out}{err}"
+    assert code == 2 or "not judged" in f"{out}{err}"
 
 
 def test_a_missing_file_is_asked_for(tmp_path: Path) -> None:

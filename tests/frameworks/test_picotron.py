@@ -70,7 +70,8 @@ def test_its_launch_line_names_it_and_its_price_is_near_its_readmes(tmp_path: Pa
     [
         ({"model": {"name": "mine/unheard-of"}}, "mine/unheard-of"),
         ({"model": {"num_attention_heads": 5}}, "does not divide the hidden size"),
-        ({"distributed": {"tp_size": "two"}}, "leaves"),
+        ({"distributed": {"tp_size": "two"}}, "distributed.tp_size: is missing, or no count"),
+        ({"distributed": {"pp_engine": "1f2b"}}, "is not an engine of picotron"),
     ],
 )
 def test_what_cannot_be_priced_gets_one_line(tmp_path: Path, table: dict[str, Any], said: str) -> None:

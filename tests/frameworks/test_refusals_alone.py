@@ -39,6 +39,7 @@ _WITH = {
     "schedule": {"dp": 4, "pp": 2},
 }
 """What a field goes with, in a world of 8."""
+_OPTIONS_WITH = {"dora": {"lora": 8}}
 
 
 def _plain(stack: Stack) -> Plan:
@@ -64,7 +65,7 @@ def _plans(stack: Stack) -> Iterator[tuple[str, Plan]]:
             yield f"{name}={value}", replace(plan, model=experts) if name in ("ep", "etp") else plan
     for name, fact in stack.options.items():
         for value in draw._legal(name):
-            options = StackOptions(**{name: value})
+            options = StackOptions(**{**_OPTIONS_WITH.get(name, {}), name: value})
             if fact.allows(value) and options.changed():
                 yield f"{name}={value}", replace(plain, options=options)
 

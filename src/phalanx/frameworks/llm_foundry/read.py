@@ -5,7 +5,7 @@ one under `parameters`. Composer 6405188 shards and recomputes (composer/utils/p
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 from phalanx.frameworks.configuration import (
     Config,
@@ -20,7 +20,9 @@ from phalanx.frameworks.keys import key_table
 from phalanx.frameworks.llm_foundry import mpt
 from phalanx.frameworks.tables import interpolated
 from phalanx.frameworks.trainer_tuning import tuning
+from phalanx.spec.errors import InputError, nearest
 
+T = TypeVar("T")
 _LEVELS = {
     "FULL_SHARD": 3, "SHARD_GRAD_OP": 2, "NO_SHARD": 0, "HYBRID_SHARD": 3, "_HYBRID_SHARD_ZERO2": 2,
 }  # fmt: skip
@@ -45,7 +47,7 @@ def read(config: Config, world: int | None = None) -> Configuration:
     seq = keys.count("max_seq_len", "job.seq")
     for name in ("model.max_seq_len", "model.config_overrides.max_seq_len"):
         keys.take(name, "model.max_seq")
-    precision = _PRECISIONS.get(str(keys.take("precision", "job.precision", "amp_bf16")))
+    precision = _one_of(_PRECISIONS, "precision", keys.take("precision", "job.precision", "amp_bf16"))
     of_its_own = keys.take("model.name", "model") == "mpt_causal_lm"
     spec, why = mpt.model(keys, seq) if of_its_own else (None, "")
     trained, unpriced = tuning(keys, "model.peft_config.")
@@ -101,14 +103,22 @@ def _sharding(keys: Keys, world: int | None) -> tuple[int | None, int | None, st
     table = keys.config.get("fsdp_config")
     if not isinstance(table, Mapping):
         return (None if isinstance(keys.config, Partial) else 0), None, "none"
-    named = str(keys.take("fsdp_config.sharding_strategy", "strategy.zero", "FULL_SHARD")).upper()
+    named = keys.take("fsdp_config.sharding_strategy", "strategy.zero", "FULL_SHARD")
     replicas = keys.count("fsdp_config.data_parallel_replicate_degree", "strategy.shard")
     shard = keys.count("fsdp_config.data_parallel_shard_degree", "strategy.shard")
     mesh = keys.take("fsdp_config.device_mesh", "strategy.shard")
     if isinstance(mesh, list) and len(mesh) == 2:  # of Composer before 0.24
         shard = count(mesh[1])
     again = keys.truth("fsdp_config.activation_checkpointing", "strategy.recompute", False)
-    return _LEVELS.get(named), shard or divided(world, replicas), "full" if again else "none"
+    zero = None if named is None else _one_of(_LEVELS, "fsdp_config.sharding_strategy", str(named).upper())
+    return zero, shard or divided(world, replicas), "full" if again else "none"
+
+
+def _one_of(known: Mapping[str, T], key: str, value: Any) -> T | None:
+    """Return what a word of the file means, None where it is open. Raises InputError for another."""
+    if value is None or (word := str(value)) in known:
+        return None if value is None else known[word]
+    raise InputError(key, value, "is not a word of llm-foundry", nearest(word, known))
 
 
 def _job(keys: Keys, precision: str | None) -> dict[str, Any]:

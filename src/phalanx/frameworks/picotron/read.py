@@ -8,7 +8,7 @@ from typing import Any
 
 from phalanx.frameworks.configuration import Config, Configuration, Keys, StatedLayout, product
 from phalanx.frameworks.keys import key_table
-from phalanx.spec.errors import InputError
+from phalanx.spec.errors import InputError, nearest
 from phalanx.spec.files.job_file import make_model
 from phalanx.spec.model import presets
 from phalanx.spec.model.spec import ModelSpec
@@ -23,11 +23,17 @@ def read(config: Config, world: int | None = None) -> Configuration:
     """Read picotron's file: it states every degree, and the world is their product."""
     keys = Keys(config, key_table("picotron"))
     degrees = {name: keys.count(f"distributed.{name}_size", f"strategy.{name}") for name in ("dp", "pp", "cp", "tp")}
+    if missing := [name for name, degree in degrees.items() if degree is None]:
+        raise InputError(
+            f"distributed.{missing[0]}_size", None, "is missing, or no count", "picotron states each degree"
+        )
     dp, pp, cp, tp = degrees.values()
     micro = keys.count("training.micro_batch_size", "strategy.micro_batch")
     steps = keys.count("training.gradient_accumulation_steps", "accumulation")
     seq = keys.count("training.seq_length", "job.seq")
-    engine = _SCHEDULES.get(str(keys.take("distributed.pp_engine", "strategy.schedule", "1f1b")))
+    engine = str(keys.take("distributed.pp_engine", "strategy.schedule", "1f1b"))
+    if engine not in _SCHEDULES:
+        raise InputError("distributed.pp_engine", engine, "is not an engine of picotron", nearest(engine, _SCHEDULES))
     on_cpu = keys.truth("distributed.use_cpu", "job.precision", False)
     flash = keys.take("environment.FLASH_ATTEN", "options.attention", "1")
     fused = keys.truth("model.use_fused_adam", "options.update", False)
@@ -42,7 +48,7 @@ def read(config: Config, world: int | None = None) -> Configuration:
         cp=cp,
         zero=0,
         sp=False,
-        schedule=engine,
+        schedule=_SCHEDULES[engine],
         micro_batch=micro,
         accumulation=steps,
         global_batch=product(micro, steps, dp),

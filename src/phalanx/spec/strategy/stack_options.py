@@ -126,6 +126,8 @@ class StackOptions:
 
     def __post_init__(self) -> None:
         require_ranges(self, "options")
+        if self.dora != "none" and not self.lora:
+            raise InputError("options.dora", self.dora, "is about adapters, and there are none", "add lora=16")
 
     def __str__(self) -> str:
         """Return the one-line form: only options that differ from their defaults; empty if none does."""
