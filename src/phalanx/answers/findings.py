@@ -51,5 +51,5 @@ def lint(source: Source = None, **fields: Unpack[QueryFields]) -> Findings:
     subject = question.exact or question.lintable
     named = any(m.name == "refused" for m in mistakes)
     refused = (Finding("refused", f"{question.stack} does not run it", question.refused),) if question.refused else ()
-    findings = (*mistakes, *(() if named else refused), *findings_of(subject))
+    findings = (*mistakes, *findings_of(subject), *(() if named else refused))
     return Findings(question.premises, subject.strategy, findings, question.notes, question.caveats)

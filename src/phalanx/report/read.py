@@ -81,7 +81,9 @@ def export(e: Export) -> View:
 
 def findings(f: Findings) -> View:
     """Show each finding with its remedy, and how many there are."""
-    said = f.question and replace(f.question, refused="", overfull="")  # which are findings
+    # That it does not fit is a finding, and what the stack refuses the first one where it is of the file.
+    first = any(x.name == "refused" for x in f.findings[:1])
+    said = f.question and replace(f.question, refused="" if first else f.question.refused, overfull="")
     lines = [caveat.line for caveat in f.caveats] if said is None else [heading(said)]
     lines += [f"{x.name}: {x.problem}; {x.remedy}" for x in f.findings]
     count = counted(len(f.findings), "finding") if f.findings else "nothing found"
