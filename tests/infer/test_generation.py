@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -15,7 +17,7 @@ from support.sizes import examples, sampled
 
 from phalanx.answers.runs import train
 from phalanx.cost.step.generation import generating
-from phalanx.infer import text
+from phalanx.infer import text, worker
 from phalanx.infer.generate import BatchedGeneration, require_context, room_of
 from phalanx.infer.sampling import Sampling, choose, uniform
 from phalanx.runtime.process.environment import ALONE
@@ -255,6 +257,23 @@ def test_a_text_ends_where_its_model_says_or_goes_on(
     asked = text.question(tmp_path, ["ab", "c" * 63], Sampling(past_end=past_end), precision="float32")
     assert [(r.prompt, r.stops) for r in asked.requests] == [((97, 98), ends), ((99,) * 63, ends)]
     assert [len(r.prompt) + r.most for r in asked.requests] == [64, 64]  # all places of the model
+
+
+@pytest.mark.parametrize(("rank", "stream", "said"), [(0, True, "ab\n"), (0, False, ""), (1, True, "")])
+def test_each_rank_has_the_texts_and_the_first_one_says_them(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], rank: int, stream: bool, said: str
+) -> None:
+    asked: Any = SimpleNamespace(strategy=Strategy())
+
+    def answer(query: Any, comm: Any, piece: Any) -> list[str]:
+        piece(0, "b", True)
+        return ["b"] if (query, comm) == (asked, rank) else []
+
+    monkeypatch.setattr(worker, "worlds", Mock())
+    monkeypatch.setattr(worker, "Comm", lambda world, _: world.rank)
+    monkeypatch.setattr(worker, "answer", answer)
+    assert worker.as_rank(replace(ALONE, rank=rank, size=2), asked, ["a"], stream) == ["b"]
+    assert capsys.readouterr().out == said
 
 
 @pytest.mark.parametrize(("prompt", "most", "fits"), [(60, 4, True), (60, 5, False), (64, 1, False), (1, 63, True)])

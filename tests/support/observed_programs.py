@@ -389,7 +389,6 @@ def recorded(name: str) -> RankObservation:
     names = GroupNames(dist.get_world_size())
 
     def ended(step: StepRecord) -> None:
-        names.read_meshes()
         results.append(summarise(recorder, step, names))
 
     recorder = _Recorder(ended)

@@ -65,7 +65,6 @@ def observe_rank(
         notes[text] = None
 
     def ended(step: StepRecord) -> None:
-        names.read_meshes()
         results.append(summarise(recorder, step, names))
         if step.number >= wanted:
             raise _Enough
@@ -74,7 +73,6 @@ def observe_rank(
 
     def second_micro_batch() -> None:
         if recorder.step.number == wanted - 1 and peers is not None:
-            names.read_meshes()
             peers.reached(SECOND_MICRO_BATCH, summarise(recorder, recorder.step, names))
 
     fake = fake_mode(allow_non_fake_inputs=True, allow_fallback_kernels=False)

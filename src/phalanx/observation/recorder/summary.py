@@ -25,6 +25,7 @@ def summarise(recorder: StepRecorder, step: StepRecord, groups: GroupNames) -> R
     """Return a step as data. Call it when the step ends: parameters and optimizer state are identified among the
     objects that are alive then."""
     identify(recorder)
+    groups.read_meshes()
     names = recorder.position.names
     memory = StepMemory(step, recorder.device, names)
     peak, when, phase, module = step.peak.get(recorder.device, (0, 0, "F", ""))
