@@ -13,7 +13,9 @@ from support.in_process_cli import phalanx
 import phalanx as face
 from phalanx.planning.expense.rates import GivenRates
 from phalanx.reliability.answer import Goodput, goodput
+from phalanx.reliability.closed_form import expected_wait
 from phalanx.reliability.conditions import Conditions, TrainingJob, premise_of
+from phalanx.reliability.conditions_by_name import conditions_of
 from phalanx.reliability.presets import DEFAULT_FAILURES, FAILURES, STORAGE
 from phalanx.reliability.report import _figures, long
 from phalanx.spec.errors import InputError
@@ -100,6 +102,14 @@ def test_fewer_and_more_spares_are_near() -> None:
     assert max(below) >= 4
     assert min(above) == 9
     assert {0, 8} < set(spares)
+
+
+def test_slow_storage_is_helped_by_faster_storage_and_names_have_either_dash() -> None:
+    given = [conditions_of({f"restart{dash}time": "5 min", "write": "100MB"}) for dash in "-_"]
+    assert given[0] == given[1] == Conditions(restart_s=300.0, write_bytes_per_s=1e8)
+    gains = {each.change: each.gain for each in _ask(given[0]).helps}
+    assert gains["storage of twice the bandwidth"] > 0
+    assert expected_wait(0, 0.0, 3600.0) == 0  # nothing fails
 
 
 def test_an_elastic_job_waits_less() -> None:
