@@ -27,7 +27,10 @@ _ROUTER = {
 sgl-project/sglang, sgl-model-gateway, of which that is a fork)."""
 _PORT = 8000
 _EVERYWHERE = ("--host", "0.0.0.0")  # noqa: S104  a pod's own addresses
-_RDMA = "the cache moves between pods over NIXL: give them the RDMA devices of your cluster, or it takes TCP"
+_APART = (
+    "the cache moves between pods over NIXL: give them the RDMA devices of your cluster, or it takes TCP",
+    "the router's pod installs the newest release of its package: pin the one that you have tried",
+)
 
 
 def manifest(plan: ServingPlan, line: Launch) -> str:
@@ -46,7 +49,7 @@ def manifest(plan: ServingPlan, line: Launch) -> str:
         serves, port = {"app": f"{engine}-{each[0].name}", "role": "leader"}, each[0].place.port
     spec = {"selector": serves, "ports": [{"port": 80, "targetPort": port}]}
     documents.append({"apiVersion": "v1", "kind": "Service", "metadata": {"name": engine}, "spec": spec})
-    return yaml(documents, [_RDMA] if apart else [])
+    return yaml(documents, _APART if apart else ())
 
 
 def _workload(name: str, g: ServerGroup, image: str, engine: str, apart: bool) -> dict[str, Any]:
