@@ -361,6 +361,25 @@ def test_a_mistake_is_found_and_its_mended_twin_is_clean(
     assert lint(mended, reader(mended, None)) == []
 
 
+@pytest.mark.parametrize(
+    ("config", "said"),
+    [
+        ({"train_batch_size": 256, "train_micro_batch_size_per_gpu": 2}, "a multiple of 14, such as 266"),
+        ({"train_batch_size": 8, "train_micro_batch_size_per_gpu": 2}, "a multiple of 14, such as 14"),
+    ],
+)
+def test_a_batch_that_the_ranks_do_not_divide_gets_one_that_they_do(config: dict[str, Any], said: str) -> None:
+    """OpenRLHF/OpenRLHF#346: 256 sequences on 7 GPUs, 2 at a time."""
+    (mistake,) = lint(config, files.READERS["deepspeed"](config, 7))
+    assert mistake.remedy == said
+
+
+def test_a_batch_that_replicas_do_not_divide_gets_one_that_they_do() -> None:
+    config = arguments("--micro-batch-size 4 --global-batch-size 100")
+    (mistake,) = lint(config, files.READERS["megatron"](config, 8))
+    assert (mistake.name, mistake.remedy) == ("global-batch", "a multiple of 32, such as 128")
+
+
 def test_a_price_says_what_one_rank_does_not_shard(tmp_path: Path) -> None:
     line = "--model gpt2 --cluster dgx-a100 --seq 512"
     for ranks in (1, 2):

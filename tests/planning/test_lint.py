@@ -145,6 +145,18 @@ def test_a_remedy_is_of_what_the_stack_has() -> None:
     assert "parameter_offload" not in of["megatron-core"]
 
 
+def test_what_fits_without_the_host_is_not_sent_there() -> None:
+    """Llama 8B on 8 A100 under Megatron-Core: zero=1 with recomputation fits, so nothing has to go to the host."""
+    x = pricing_by_gpus(model_named("llama3-8b")[0], cluster_named("dgx-a100"), 64, 8192, "megatron-core")
+    now, fitting = (make_strategy(line) for line in ("dp=8", "dp=8,zero=1,recompute=full"))
+    assert now is not None
+    assert fitting is not None
+    subject = AnalyticSubject(x, now, 8)
+    assert subject.alternative(fitting) is not None
+    (found,) = LINTS["too-large"](subject)
+    assert "offload" not in found.remedy
+
+
 def test_gradients_reduced_in_fp32():
     for line in ("dp=64,zero=1", "dp=2"):
         wide = list(LINTS["wide-gradients"](_subject(_LLAMA8, line, "float32")))

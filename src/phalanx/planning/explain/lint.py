@@ -81,7 +81,8 @@ _WAYS = (2, 4, 8)
 
 
 def _smaller(x: LintSubject) -> str:
-    """Name the fastest one or two changes with which a strategy fits, and the fastest offloading."""
+    """Name the fastest one or two changes with which a strategy fits, and the fastest offloading of one that fits by
+    nothing else."""
     s = x.strategy
     repeated: list[dict[str, Any]] = [{"recompute": "selective"}, {"recompute": "full"}]
     sharded: list[dict[str, Any]] = []
@@ -97,7 +98,7 @@ def _smaller(x: LintSubject) -> str:
     pairs = [one | other for one, other in (*product(sharded, [*repeated, *small]), *product(small, repeated))]
     each = [(change, x.alternative(replace(s, **change))) for change in (*repeated, *small, *sharded, *split, *pairs)]
     fitting = [(p.seconds, len(change), _line(change)) for change, p in each if p is not None and p.strategy != s]
-    on_host = sorted((p.seconds, line) for line, p in x.offloaded())
+    on_host = sorted((p.seconds, line) for line, p in x.offloaded() if x.alternative(p.strategy) is None)
     remedies = [f"{min(fitting)[-1]} fits"] if fitting else []
     remedies += [f"{on_host[0][1]} fits"] if on_host else []
     return "; or ".join(remedies) or "no change of recomputation, ZeRO, micro-batch or axes fits"
