@@ -121,3 +121,7 @@ def held(to: str, stack: str, seed: int) -> None:
     assert job_of(c, layout.global_batch, layout.seq) == plan.job
     assert unnamed(model_of(c, None)[0], to) == unnamed(subject(plan, DOCUMENTED[stack]).model, to)
     assert not c.unknown
+
+
+def test_a_vocabulary_that_bridge_pads_is_read_as_it_was_planned() -> None:
+    held("bridge", "megatron-bridge", 400)

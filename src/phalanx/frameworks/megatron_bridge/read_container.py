@@ -40,6 +40,8 @@ def read(config: Config, world: int | None = None) -> Configuration:
         if keys.truth(key, "") is False:
             args[flag.removeprefix("--")] = True
     args |= _with_others(keys)
+    if keys.truth("model.should_pad_vocab", "options.vocab_multiple"):
+        args["vocab-size"] = args.pop("padded-vocab-size", None)
     if _LAYOUT in args:
         args.pop(_VIRTUAL, None)
     tables = {"launch": config.get("launch", {}), "args": args}
@@ -84,8 +86,6 @@ def _with_others(keys: Keys) -> dict[str, Any]:
     fused = keys.truth("model.bias_activation_fusion", "model.activation")
     if fused is False and "squared-relu" not in args:
         args["no-bias-gelu-fusion"] = True
-    if keys.truth("model.should_pad_vocab", "options.vocab_multiple"):
-        args["vocab-size"] = args.pop("padded-vocab-size", None)
     if keys.take("model.num_query_groups", "model.kv_heads") is not None:
         args["group-query-attention"] = True
     narrow = keys.truth("mixed_precision.grad_reduce_in_fp32", "options.reduce") is False
