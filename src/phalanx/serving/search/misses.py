@@ -10,6 +10,8 @@ from phalanx.serving.search.sizing import fewest
 from phalanx.spec.errors import InputError
 
 _DOUBLINGS = 4
+_BETWEEN = 8
+"""Numbers of GPUs between two doublings that are tried."""
 _TRIED = 3
 NAMES = {"ttft": "TTFT", "tpot": "TPOT", "deadline": "whole request"}
 
@@ -30,12 +32,15 @@ def none_serves(search: Search) -> InputError:
     largest = max(copies, key=lambda c: (c.cache_tokens, -c.pricing.weight_bytes(c.layout)))
     x = largest.layout
     degrees = f"tp={x.tp},pp={x.pp},dp={x.attention_dp},ep={x.moe_ep}"
-    reason = f"no layout holds a request: on {degrees} in {largest.weights}, {largest.missing}"
-    remedy = "smaller weights (--weights) or a smaller cache (--kv fp8)"
-    for gpus in _larger(q):
-        for copy in search.on(gpus).copies():
-            return InputError("gpus", q.gpus, reason, f"{copy.layout.gpus} GPUs hold one; or use {remedy}")
-    return InputError("gpus", q.gpus, reason, f"more GPUs, {remedy}")
+    short = f"in {largest.weights}, {largest.missing}"
+    remedy = "smaller weights (--weights)"
+    if largest.cache_tokens > 0:  # otherwise weights alone take more than there is
+        remedy += " or a smaller cache (--kv fp8)"
+    if search.only is not None:
+        return InputError("layout", degrees, f"holds no request: {short}", f"another layout, or {remedy}")
+    enough = _holding(search)
+    more = f"{enough} GPUs hold one; or use {remedy}" if enough else f"more GPUs, {remedy}"
+    return InputError("gpus", q.gpus, f"no layout holds a request: on {degrees} {short}", more)
 
 
 def none_keeps(search: Search, everything: list[ServingCandidate]) -> InputError:
@@ -72,6 +77,19 @@ def lost(q: ServingQuestion) -> str:
     """The nodes, GPUs or copies that are lost, in words."""
     count, kind = q.lost
     return f"{count} {kind}{'s' if count != 1 and kind != 'copy' else ''}"
+
+
+def _holding(search: Search) -> int | None:
+    """Return the GPUs of the smallest copy that holds a request, of a few numbers of nodes up to the doubling that
+    does; None if none does."""
+    q = search.q
+    for gpus in _larger(q):
+        if any(True for _ in search.on(gpus).copies()):
+            node = q.cluster.ranks_per_node
+            apart = node * -(-(gpus // 2) // (_BETWEEN * node))
+            tried = [*range(gpus // 2 + apart, gpus, apart), gpus]
+            return next(copy.layout.gpus for more in tried for copy in search.on(more).copies())
+    return None
 
 
 def _larger(q: ServingQuestion) -> list[int]:
