@@ -48,6 +48,12 @@ def test_what_megatron_has_not_is_refused_with_field_value_and_mend() -> None:
         export(_plan("megatron-core", dp=8, zero=3), "megatron")
 
 
+def test_a_plan_of_another_stack_that_a_framework_has_not_is_to_be_planned_for_it() -> None:
+    with pytest.raises(InputError) as refused:
+        export(_plan("torchtitan", dp=8, zero=3), "megatron")
+    assert refused.value.remedy == "use 0 or 1; or plan it for that stack: phalanx plan --stack megatron-core"
+
+
 @pytest.mark.parametrize("blocks", [(7, 8, 8, 9), (1, 1), (0, 4, 4, 0), (5, 5, 5, 5, 5, 4)])
 def test_a_pipeline_layout_is_read_as_it_was_written(blocks: tuple[int, ...]) -> None:
     assert layout.read(layout.written(blocks, 1)) == (blocks, 1)

@@ -105,14 +105,21 @@ def exported(plan: Plan, to: str, by: str = "torchrun") -> Export:
     own = str(plan.choices.get("stack", ""))
     source = source_of(plan.choices)
     trained = plan if source is None else replace(plan, train=as_trained(plan.train, source))
-    x = subject(trained, stack_named(own if own in target.stacks else target.stacks[0]))
+    stack = own if own in target.stacks else target.stacks[0]
+    try:
+        x = subject(trained, stack_named(stack))
+        p = target.program(x)
+    except InputError as error:
+        if stack == own:
+            raise
+        remedy = f"{error.remedy}; or plan it for that stack: phalanx plan --stack {stack}".removeprefix("; or ")
+        raise InputError(error.field, error.value, error.reason, remedy) from None
     for name in ("lora", "reference"):  # what a program's own code does, which the written one does not
         entry, value = x.stack.options.get(name), x.options.changed().get(name)
         if value is not None and entry is not None and entry.in_code:
             reason = f"is {entry.written}, and the script that is written trains all of one model"
             remedy = "change the settings that `phalanx plan --from FILE` lists in the file itself"
             raise InputError(f"options.{name}", value, reason, remedy)
-    p = target.program(x)
     if source is not None:
         same = any(f.reads == source.kind and f.writes == to for f in FRAMEWORKS.values())
         p = as_in_file(p, source) if p.arguments and same else with_training(p, source)
