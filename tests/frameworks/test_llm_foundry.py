@@ -158,3 +158,24 @@ def test_a_slip_is_one_line_with_what_was_meant(tmp_path: Path, old: str, new: s
 def test_a_missing_file_is_asked_for(tmp_path: Path) -> None:
     (tmp_path / "a.sh").write_text("composer train.py a.yaml max_duration=1ba")
     assert "a.yaml, its base configuration, is not here: give it too" in error_of(tmp_path, "read", "a.sh")
+
+
+FSDP = MPT.strip().splitlines()[-1]
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "says"),
+    [
+        ("expansion_ratio: 4", "expansion_ratio: .nan", "model.expansion_ratio = nan: is no finite number"),
+        ("expansion_ratio: 4", "expansion_ratio: 1e400", "model.expansion_ratio = '1e400': is no finite number"),
+        ("microbatch_size: 8", "microbatch_size: eight", "microbatch_size = 'eight': is no count"),
+        ("train_batch_size: 1024", "train_batch_size: [1024]", "train_batch_size = [1024]: is no count"),
+        ("train_batch_size: 1024", "train_batch_size: 0", "train_batch_size = 0: is no count"),
+        (FSDP, "fsdp_config: ${fsdp}", "fsdp_config: is ${fsdp}, which only a run knows"),
+    ],
+)
+def test_a_mistyped_number_or_open_table_is_one_line(tmp_path: Path, old: str, new: str, says: str) -> None:
+    """A price would take the default in silence."""
+    assert old in MPT
+    (tmp_path / "x.yaml").write_text(MPT.replace(old, new))
+    assert says in error_of(tmp_path, "predict x.yaml --cluster dgx-h100 --gpus 32")

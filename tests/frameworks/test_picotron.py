@@ -77,3 +77,11 @@ def test_its_launch_line_names_it_and_its_price_is_near_its_readmes(tmp_path: Pa
 def test_what_cannot_be_priced_gets_one_line(tmp_path: Path, table: dict[str, Any], said: str) -> None:
     _write(tmp_path, **table)
     assert said in error_of(tmp_path, "predict", "c.json", "--cluster", "dgx-h100")
+
+
+@pytest.mark.parametrize("name", ["micro_batch_size", "gradient_accumulation_steps"])
+@pytest.mark.parametrize("value", [0, -4, 2.5, "four", [4], 10**30])
+def test_a_batch_that_is_no_count_is_one_line(tmp_path: Path, name: str, value: object) -> None:
+    _write(tmp_path, training={name: value})
+    for command in ("read c.json", "predict c.json --cluster dgx-h100", "lint c.json --cluster dgx-h100"):
+        assert f"training.{name} = {value!r}: is no count" in error_of(tmp_path, command)

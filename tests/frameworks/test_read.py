@@ -943,6 +943,14 @@ def test_megatron_pads_a_vocabulary_of_which_it_is_not_told_all_rows(tmp_path: P
     assert c.spec.vocab == 128256
 
 
+@pytest.mark.parametrize("flag", ["--make-vocab-size-divisible-by 0", "--micro-batch-size 0", "--adam-eps nan"])
+def test_a_number_that_megatron_does_not_take_is_no_default(tmp_path: Path, flag: str) -> None:
+    (tmp_path / "run.sh").write_text(f"torchrun pretrain_gpt.py --vocab-size 128256 {flag}")
+    name, value = flag.removeprefix("--").split()
+    with pytest.raises(InputError, match=rf"{name} = '?{value}'?: is no "):
+        read((str(tmp_path / "run.sh"),))
+
+
 def test_plain_sgd_has_a_momentum_alone(tmp_path: Path) -> None:
     (tmp_path / "run.sh").write_text("torchrun pretrain_gpt.py --optimizer sgd --sgd-momentum 0.8 --lr 1e-3")
     optimizer = files.read([tmp_path / "run.sh"])[0].job["optimizer"]

@@ -254,3 +254,12 @@ def test_magnitudes_are_read_in_the_words_of_each_program(tmp_path: Path) -> Non
         model = {"_component_": f"torchtune.models.llama3.{builder}_llama3_8b", "lora_rank": 8, **more}
         c = files.READERS["torchtune"]({"model": model, "batch_size": 1}, 8)
         assert (c.options.get("dora"), [key for key in c.not_modelled if "dora" in key]) == (dora, [])
+
+
+@pytest.mark.parametrize("rank", [0, -3, 2.5, "eight", [8]])
+def test_a_rank_of_adapters_that_is_no_count_is_no_default(tmp_path: Path, rank: object) -> None:
+    (tmp_path / "c.json").write_text(json.dumps(HF | {"finetuning_type": "lora", "lora_rank": rank}))
+    with pytest.raises(InputError, match=r"rank of adapters = .* is no count"):
+        files.read([tmp_path / "c.json"])
+    (tmp_path / "c.json").write_text(json.dumps(HF | {"finetuning_type": "full", "lora_rank": rank}))
+    assert "lora" not in files.read([tmp_path / "c.json"])[0].options  # it trains none

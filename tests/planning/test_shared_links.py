@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.in_process_cli import error_of, json_of, phalanx
 
+from phalanx.answers.simulation import simulate
 from phalanx.cost.hardware.bent import at_shares
 from phalanx.cost.step.predict import predict
 from phalanx.planning.lookup import cluster_named, model_named
@@ -70,6 +71,18 @@ def test_others_never_help_and_never_take_more_than_their_part(cycles: list[tupl
     for i, (passes, gradients) in enumerate(cycles):
         assert (mean[:, i] >= passes + gradients - 1e-9).all()
         assert (mean[:, i] <= passes + len(jobs) * gradients + 1e-9).all()
+
+
+def test_many_flows_leave_one_its_part_and_no_more() -> None:
+    """A flow among 128 of a job that always sends has a 129th of the link, and its step is as long as that takes."""
+    cluster = preset("sites-h100", 32)
+    many = np.stack([np.arange(0, 127), np.arange(128, 255)], axis=1).reshape(-1)
+    jobs = [_job(0.0, 1.0, np.array([127, 255])), _job(0.0, 1.0, many)]
+    groups = many.reshape(-1, 2)
+    jobs[1] = SharedStep((Phase("all", jobs[1].phases[1].seconds, 1.0, (groups,)),))
+    mean = SharedNetwork(cluster, jobs).run(np.array([[0.0, 0.0]]), 2).mean_s
+    assert mean[0, 0] == pytest.approx(128, rel=1e-3)
+    assert 1 / mean[0, 0] + 1 / mean[0, 1] <= 1 + 1e-9  # of one link
 
 
 def test_passes_meet_by_chance() -> None:
@@ -135,11 +148,15 @@ WORDS = "--model llama3-8b --cluster ethernet-h100 --batch 64 --seq 4096 --strat
 PLACES = "--on 0-3,8-11 --neighbour plan.json@4-7,12-15"
 
 
+PLANS = {"plan.json": WORDS, "ampere.json": WORDS.replace("ethernet-h100", "dgx-a100")}
+
+
 @pytest.fixture(scope="module")
 def plan(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("shared")
-    code, _, error = phalanx(folder, f"plan {WORDS} --out plan.json")
-    assert code == 0, error
+    for name, words in PLANS.items():
+        code, _, error = phalanx(folder, f"plan {words} --out {name}")
+        assert code == 0, error
     return folder
 
 
@@ -159,6 +176,15 @@ def test_a_job_beside_another_costs_at_most_half_of_its_links(plan: Path) -> Non
     assert free["links"]["tiers"] == []
 
 
+def test_neighbours_of_python_are_one_or_several(plan: Path) -> None:
+    file, places = plan / "plan.json", "4-7,12-15"
+    several = simulate(file, on="0-3,8-11", neighbours=[f"{file}@{places}"])
+    assert simulate(file, on="0-3,8-11", neighbours=f"{file}@{places}") == several
+    assert simulate(file, on="0-3,8-11", neighbours=[file]) == several  # the next GPUs in order
+    with pytest.raises(InputError, match="are 1 GPUs"):
+        simulate(file, on=3, neighbours=[file])  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize(
     ("words", "says"),
     [
@@ -169,6 +195,7 @@ def test_a_job_beside_another_costs_at_most_half_of_its_links(plan: Path) -> Non
         ("--neighbour plan.json --slow rank=1:2", "is simulated alone"),
         ("--neighbour plan.json --lengths lognormal:900,1", "is simulated alone"),
         ("--neighbour none.json", "no such file"),
+        ("--neighbour ampere.json", "was planned for A100-SXM4-80GB, and ethernet-h100 has H100-SXM5-80GB"),
         ("--on 0-5,8-9 --neighbour plan.json", "take 6, 2 neighbours of blocks"),
         ("--neighbour plan.json --trace t.json", "is of slow ranks and links alone"),
     ],

@@ -228,3 +228,10 @@ def test_what_a_starter_does_not_start_is_refused(
     assert f"error: --for = '{starter}': {why}" in error_of(
         tmp_path, "serve", "launch", "serving.json", "--for", starter
     )
+
+
+@pytest.mark.parametrize("starter", _STARTERS)
+def test_a_name_of_two_lines_adds_no_key(starter: str) -> None:
+    plan = _plan("vllm", _workers("both", 1, 8))
+    hostile = _documents(replace(plan, model_name="x\nsecond: injected\u2028third: injected"), starter)
+    assert [each.keys() for each in hostile] == [each.keys() for each in _documents(plan, starter)]

@@ -165,9 +165,15 @@ def _next(count: int, taken: set[int]) -> tuple[int, ...]:
 def _neighbour(file: Path, question: Question) -> Question:
     from phalanx.answers.question.read import is_configuration
 
-    if not is_configuration(file):
-        return read(Query(source=file))
-    return read(Query(source=file, cluster=_holding(question, 1)))
+    cluster = _holding(question, 1)
+    if is_configuration(file):
+        return read(Query(source=file, cluster=cluster))
+    job = read(Query(source=file))
+    device = (job.exact.cluster if job.exact else job.pricing.cluster).device.name
+    if device != cluster.device.name:
+        reason = f"was planned for {device}, and {cluster.name} has {cluster.device.name}"
+        raise InputError("neighbour", str(file), reason, "plan it for the cluster that both are on")
+    return job
 
 
 def _strategy(question: Question) -> Strategy:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from importlib import import_module
+from pathlib import Path
 from typing import Unpack
 
 import numpy as np
@@ -126,7 +127,7 @@ def simulate(
     seed: int = 0,
     lengths: str | None = None,
     on: str = "",
-    neighbours: Sequence[str] = (),
+    neighbours: str | Path | Sequence[str | Path] = (),
     **fields: Unpack[QueryFields],
 ) -> SimulatedStep:
     """Run a priced step that is disturbed. `slow`: `rank=37:1.3` takes 1.3 times as long, `node=4:1.1` is all ranks
@@ -135,8 +136,10 @@ def simulate(
     time; `lengths`: as in predict; `neighbours`: other jobs on the same links, such as plan.json@8-15, where the job
     itself is `on` GPUs 0-7,16-23. Raises InputError."""
     question = read(query_of(source, fields))
+    others = (neighbours,) if isinstance(neighbours, str | Path) else neighbours
+    words = tuple(str(other) for other in others)
     return (
-        alone_answer(question, slow, slow_link, kill, jitter, seed, lengths, on, neighbours)
+        alone_answer(question, slow, slow_link, kill, jitter, seed, lengths, str(on), words)
         or Simulation(question, slow, slow_link, jitter, seed, kill).answer
     )
 

@@ -7,6 +7,7 @@ framework's keys has them, and the nearest name is said. A value of None is one 
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -356,13 +357,24 @@ def _states(value: Any) -> bool:
 
 
 def number(value: Any, default: float) -> float:
-    """Return a number, also written as text; the default for anything else, such as a variable of the shell."""
+    """Return a finite number, also written as text; the default for anything else, such as a shell's variable."""
     if isinstance(value, bool):
         return default
     try:
-        return float(value)
+        stated = float(value)
     except (TypeError, ValueError, OverflowError):
         return default
+    return stated if math.isfinite(stated) else default
+
+
+def endless(value: Any) -> bool:
+    """Whether a value is NaN, infinite or too large for a float, also written as text."""
+    try:
+        return not isinstance(value, bool) and not math.isfinite(float(value))
+    except (TypeError, ValueError):
+        return False
+    except OverflowError:
+        return True
 
 
 def truth(value: Any) -> bool | None:

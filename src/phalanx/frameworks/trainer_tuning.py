@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from phalanx.frameworks.configuration import Keys, count, number, truth
+from phalanx.spec.errors import InputError
 
 _HUB = {
     "kernels-community/vllm-flash-attn3": "flash3",
@@ -66,13 +67,16 @@ def tuning(keys: Keys, at: str = "") -> tuple[dict[str, Any], str]:
 
     method = str(of(_METHOD, "options.lora") or "").lower()
     switch = of(_SWITCHES, "options.lora")
-    rank = count(of(_RANKS, "options.lora"))
+    stated = of(_RANKS, "options.lora")
+    rank = count(stated)
     trains = method in _OF_LORA or truth(switch) is True or (not method and switch is None and rank is not None)
     if method not in _OF_LORA | _WHOLE:
         return {}, f"{method} trains another part of the model than all of it or adapters"
     base = _base(keys, at, of, method)
     if not trains:
         return {}, "a quantised model is trained without adapters" if base else ""
+    if rank is None and stated not in (None, ""):
+        raise InputError(f"{at}rank of adapters", stated, "is no count", "write a positive whole number")
     options: dict[str, Any] = {"lora": rank or _RANK}
     if _on_attention_alone(of(_TARGETS, "options.lora_targets"), of(("lora_target_linear",), "options.lora_targets")):
         options["lora_targets"] = "attention"

@@ -14,7 +14,7 @@ from phalanx.answers.question.query import Configured, Query
 from phalanx.answers.question.stated import OF_STAGES, READ_BY, RECOMPUTED, job_of, model_of, options_of, strategy_of
 from phalanx.cost.analytic.profile import FIELDS as CONSTANTS
 from phalanx.frameworks.caveats import Caveat, caveats_of
-from phalanx.frameworks.configuration import Config, Configuration, Keys, StatedLayout, count, divided, shown
+from phalanx.frameworks.configuration import Config, Configuration, Keys, StatedLayout, count, divided, endless, shown
 from phalanx.frameworks.keys import key_table
 from phalanx.frameworks.lints import Mistake, lint
 from phalanx.frameworks.reading import files
@@ -40,6 +40,13 @@ _OF_BATCH = "batch-arithmetic"
 _OPEN_KERNEL = ("hf", "accelerate")
 """Kinds whose models choose attention's kernel by release, where no key names it."""
 _UNSET = "only a run knows"
+_COUNTED = {
+    "strategy.micro_batch": "micro_batch", "accumulation": "accumulation", "job.global_batch": "global_batch",
+    "options.vocab_multiple": "",
+}  # fmt: skip
+"""What a key means -> the field of a StatedLayout that it makes, "" where any key has to be a count."""
+_NO_NUMBER = (None, "", "auto", -1, "-1")
+"""What leaves a count open."""
 _UNPRICED = ("bucket", "prefetch", "grad_sync", "reshard")
 _SLIP = 0.92
 """Likeness from which a name is a slip of another, such as zero_optimisation (0.94)."""
@@ -106,6 +113,7 @@ def read(paths: str | Path | Sequence[str | Path], kind: str | None = None, gpus
         configuration = files.again(config, configuration, gpus)
     title = " ".join(map(str, each))
     _require_understood(configuration, title)
+    _require_numbers(configuration, config)
     job_of(configuration, 1, 1)  # refuses an optimizer out of range, as every command does that prices it
     mistakes = (*_refused(configuration), *lint(config, configuration))
     part = [Caveat("not modelled", (), configuration.unpriced, ("time", "memory"))] if configuration.unpriced else []
@@ -146,6 +154,22 @@ def _unset(c: Configuration, config: Config) -> Iterator[Caveat]:
         value = Keys(config).take(key, "") if meaning.startswith(("strategy.", "job.")) else None
         if isinstance(value, str) and value.startswith("$"):
             yield Caveat("missing", (shown(key),), f"is {value}, which {_UNSET}", ("layout", "time", "memory"))
+
+
+def _require_numbers(c: Configuration, config: Config) -> None:
+    """Require that numbers which a reader understands are finite, and that what a file says of the batch and the
+    vocabulary's padding is a count where its reader took none; a price would take the default. Raises InputError."""
+    for key, meaning in c.understood.items():
+        value, field = Keys(config).take(key, meaning), _COUNTED.get(meaning)
+        if endless(value):
+            raise InputError(shown(key), value, "is no finite number", "write one, or leave it out")
+        if field is None or (field and getattr(c.layout, field) is not None):
+            continue
+        if c.kind == "megatron" and field == "global_batch":  # may be a schedule: asked for where it is needed
+            continue
+        open_ = isinstance(value, bool) or value in _NO_NUMBER or str(value).startswith("$")
+        if not open_ and count(value) is None:
+            raise InputError(shown(key), value, "is no count", "write a positive whole number, or leave it out")
 
 
 def _require_understood(c: Configuration, title: str) -> None:

@@ -65,7 +65,8 @@ def model(keys: Keys, layout: StatedLayout) -> tuple[ModelSpec | None, str, tupl
     tokens = next((n for part, n in _VOCABULARIES.items() if part in file), None)
     if tokens is None:
         return None, "the file leaves vocab_size open", ()
-    every = (count("make_vocab_size_divisible_by", 128) or 128) * (layout.tp or 1)
+    padded = keys.count("make_vocab_size_divisible_by", "options.vocab_multiple", 128) or 128
+    every = padded * (layout.tp or 1)
     gated = keys.take("activation", "model.activation", "gelu") == "swiglu"
     width, multiple = count("intermediate_size") or 4 * hidden, count("mlp_multiple_of", 1) or 1
     inner = int(width * 2 / 3) // 2 if gated else width  # megatron/model/transformer.py:122

@@ -102,6 +102,8 @@ def _sharding(keys: Keys, world: int | None) -> tuple[int | None, int | None, st
     """Return ZeRO's level, the ranks that share a copy where copies are named, and what is recomputed."""
     table = keys.config.get("fsdp_config")
     if not isinstance(table, Mapping):
+        if str(table).startswith("$"):  # a variable that the file leaves open
+            keys.take("fsdp_config", "strategy.zero")
         return (None if isinstance(keys.config, Partial) else 0), None, "none"
     named = keys.take("fsdp_config.sharding_strategy", "strategy.zero", "FULL_SHARD")
     replicas = keys.count("fsdp_config.data_parallel_replicate_degree", "strategy.shard")

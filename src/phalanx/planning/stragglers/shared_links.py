@@ -56,7 +56,8 @@ class Phase:
 
     def at(self, share: float) -> float:
         """Return its seconds with a share of the links."""
-        return float(np.interp(1 / share, _TIMES_SLOWER, self.seconds))
+        beyond = max(1 / share - _TIMES_SLOWER[-1], 0.0)  # where nothing is hidden any more
+        return float(np.interp(1 / share, _TIMES_SLOWER, self.seconds) + beyond * self.sending_s)
 
     def sends(self, share: float) -> float:
         """Return the part of its time in which it sends, with a share of the links."""

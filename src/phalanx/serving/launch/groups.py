@@ -73,7 +73,7 @@ def label(text: str) -> str:
 
 def yaml(documents: Iterable[Any], notes: Iterable[str] = ()) -> str:
     """Write documents of tables, lists and words as YAML, below notes."""
-    head = "".join(f"# {note}\n" for note in notes)
+    head = "".join(f"# {line}\n" for note in notes for line in note.splitlines())
     return head + "---\n".join("\n".join(_lines(each)) + "\n" for each in documents)
 
 
