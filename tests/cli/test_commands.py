@@ -250,7 +250,10 @@ def test_what_a_resumed_run_may_not_become(here: Path, monkeypatch: pytest.Monke
         with pytest.raises(InputError, match=said):
             resumed(Path("job.toml"), ["train.name=whole", *changes])
     with monkeypatch.context() as damaged:  # an earlier checkpoint has steps left
-        damaged.setattr("phalanx.runs.resume.damage_or_unread", lambda _, step: "damaged" if step == 30 else None)
+        damaged.setattr(
+            "phalanx.runtime.checkpoint.store.damage_or_unread",
+            lambda _, step, *__: "damaged" if step == 30 else None,
+        )
         assert resumed(Path("job.toml"), ["train.name=whole"]).train.steps == 30
     text = here / "text.txt"
     text.write_text(TEXT + "and one more line")

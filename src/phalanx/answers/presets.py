@@ -93,4 +93,4 @@ def clusters(name: str | None, nodes: int | None = None) -> PresetClusters:
             raise InputError("nodes", nodes, f"is said by {name}", "leave it out")
         return PresetClusters((cluster_from_toml(Path(name)),), True)
     each = [name] if name else list(CLUSTERS)
-    return PresetClusters(tuple(preset(n, nodes or 32) for n in each), name is not None)
+    return PresetClusters(tuple(preset(n, 32 if nodes is None else nodes) for n in each), name is not None)
