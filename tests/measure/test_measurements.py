@@ -283,6 +283,24 @@ def test_rates_of_a_busy_machine_say_so_whenever_they_are_used(
         assert ("other programs kept" in cluster.device.source) == bool(notes)
 
 
+def test_rates_of_a_busy_machine_are_measured_again_when_it_is_quiet(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("PHALANX_CACHE", str(tmp_path))
+    monkeypatch.setattr(this_machine, "_measure", campaign.measured)
+    monkeypatch.setattr(steal_time, "stolen_s", lambda: 0.0)
+    monkeypatch.setattr(steal_time.time, "sleep", lambda _: None)
+    monkeypatch.setattr(this_machine, "quiet_now", steal_time.quiet_now)
+    said: list[str] = []
+    # Of the first measurement, of a look, of the second one; then nothing is marked, so nothing is looked at.
+    monkeypatch.setattr(steal_time, "others_s", iter((0.0, 1e6, 5.0, 5.0, 0.0, 0.0)).__next__)
+    busy, quiet, kept = (this_machine.local_cluster(2, "float32", 1, announce=said.append) for _ in range(3))
+    assert "other programs kept" in busy.device.source
+    assert "other programs kept" not in quiet.device.source
+    assert kept == quiet
+    assert sum("is quiet now; measuring again" in line for line in said) == 1
+
+
 @pytest.mark.parametrize("damage", ["cut", "flipped", "garbage", "a list", "empty"])
 def test_a_damaged_measurement_is_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, damage: str) -> None:
     """And one that was kept when it was interrupted begins anew."""

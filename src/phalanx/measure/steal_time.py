@@ -74,6 +74,14 @@ def crowded(taken: float, needed: int) -> bool:
     return taken - max((os.cpu_count() or 1) - needed, 0) >= _CROWDED * needed
 
 
+def quiet_now(needed: int, seconds: float = 0.5) -> bool:
+    """Whether a measurement that needs `needed` processors would have them, by a look of some `seconds`."""
+    stolen, others = stolen_s(), others_s()
+    time.sleep(seconds)
+    disturbed = stolen_share(stolen_s() - stolen, seconds) >= NOTED
+    return not disturbed and not crowded((others_s() - others) / seconds, needed)
+
+
 class Neighbours:
     """Whether other programs kept the processors busy since this was made, as one of `ranks` ranks sees it that
     compute alike, with `threads` threads each."""

@@ -16,7 +16,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from phalanx.measure.steal_time import noted
+from phalanx.measure.steal_time import noted, quiet_now
 from phalanx.runtime.process.folder import cache_folder
 from phalanx.spec.cluster.spec import ClusterSpec
 from phalanx.spec.documents import read_json, seal
@@ -88,7 +88,8 @@ def local_cluster(
     announce: Callable[[str], None] = lambda _: None,
 ) -> ClusterSpec:
     """Return this machine with `ranks` ranks, measured or from the cache (`anew`: measured in any case; `quick`: in
-    few rounds, less exactly). A quick measurement is used until there is a full one.
+    few rounds, less exactly). A quick measurement is used until there is a full one, and one of a busy machine until
+    it is quiet.
 
     Measurements before an interruption are kept, and not repeated within an hour. `announce` is called with notes for
     the user. Raises InputError if a measurement is needed and torch is missing.
@@ -111,6 +112,9 @@ def local_cluster(
             if path == short:
                 announce("note: this machine was measured quickly; `phalanx measure` measures it well")
             _, busy, why = cluster.device.source.partition(_BUSY)
+            if busy and quiet_now(ranks * threads):
+                announce(f"this machine was measured while {why}, and is quiet now; measuring again")
+                break
             if busy:
                 announce(f"note: while this machine was measured, {why}; `phalanx measure` measures it again")
             return cluster
