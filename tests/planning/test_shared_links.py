@@ -15,9 +15,10 @@ from support.in_process_cli import error_of, json_of, phalanx
 from phalanx.answers.simulation import simulate
 from phalanx.cost.hardware.bent import at_shares
 from phalanx.cost.step.predict import predict
-from phalanx.planning.lookup import cluster_named, model_named
+from phalanx.planning.lookup import cluster_named, model_named, pricing_by_gpus
 from phalanx.planning.stragglers.links import SlowLink, sending_groups
 from phalanx.planning.stragglers.own import own_pipelines
+from phalanx.planning.stragglers.priced import priced_pipelines
 from phalanx.planning.stragglers.shared_links import (
     Phase,
     SecondsOfStep,
@@ -83,6 +84,42 @@ def test_many_flows_leave_one_its_part_and_no_more() -> None:
     mean = SharedNetwork(cluster, jobs).run(np.array([[0.0, 0.0]]), 2).mean_s
     assert mean[0, 0] == pytest.approx(128, rel=1e-3)
     assert 1 / mean[0, 0] + 1 / mean[0, 1] <= 1 + 1e-9  # of one link
+
+
+@given(
+    st.sampled_from(
+        [
+            Strategy(dp=8, zero=1),
+            Strategy(dp=8, zero=3),
+            Strategy(dp=2, tp=4, sp=True, zero=1),
+            Strategy(tp=8, sp=True),
+            Strategy(dp=2, cp=4, zero=1),
+            Strategy(dp=4, pp=2, zero=1),
+        ]
+    )
+)
+def test_a_neighbour_that_always_sends_is_a_link_at_half_of_its_rate(s: Strategy) -> None:
+    """The answer of `--neighbour` to a job that never rests is that of `--slow-link tier=ethernet:0.5`."""
+    first, second = np.array([0, 1, 2, 3, 8, 9, 10, 11]), np.array([4, 5, 6, 7, 12, 13, 14, 15])
+    part = part_of(CLUSTER, first.tolist())
+    pricing = replace(
+        pricing_by_gpus(model_named("llama3-8b")[0], lambda _: part, 64, 2048, "megatron-core")(8), cluster=part
+    )
+
+    def price(share: float) -> SecondsOfStep:
+        slow = (SlowLink("tier", 1, share),) if share < 1 else ()
+        x = priced_pipelines(pricing, s, slow)
+        step = x.delayed(np.ones(8))
+        passes = float(step.ends_s.max())
+        return SecondsOfStep(passes, step.step_s - passes - x.update_s, x.update_s)
+
+    of = sending_groups(s)
+    every = tuple(second[g] for g in of.layers + of.messages + of.gradients)
+    restless = SharedStep((Phase("always", np.array([1.0, 1.25, 1.5, 2, 3, 4, 6, 8, 16, 32]), 1.0, every),))
+    together = SharedNetwork(CLUSTER, [shared_step(price, of, first), restless]).run(np.array([[0.0, 0.3]]), 2)
+    half = priced_pipelines(pricing, s, (SlowLink("tier", 1, 0.5),)).delayed(np.ones(8))
+    assert together.mean_s[0, 0] == pytest.approx(half.step_s, rel=1e-6)
+    assert half.step_s > half.undisturbed_s
 
 
 def test_passes_meet_by_chance() -> None:
