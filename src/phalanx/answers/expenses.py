@@ -1,11 +1,12 @@
-"""What training with a question's strategy costs in money, energy and carbon, without failures."""
+"""How long a question's training takes, and what it costs in money, energy and carbon, without failures."""
 
 from __future__ import annotations
 
 from phalanx.answers.question.question import Question
 from phalanx.planning import budget
-from phalanx.planning.expense.expense import A_MILLION, Expense, expense_of
+from phalanx.planning.expense.expense import Expense
 from phalanx.planning.expense.rates import ExpenseRates, rates_on, read_rates
+from phalanx.planning.training_cost import TrainingCost, expense_on, training_cost
 
 
 def rates_of(q: Question, line: str | None) -> ExpenseRates:
@@ -14,10 +15,17 @@ def rates_of(q: Question, line: str | None) -> ExpenseRates:
     return rates_on(cluster.device.name, read_rates(line))
 
 
-def expense(q: Question, tokens_per_s: float, rates: ExpenseRates, tokens: str | None = None) -> Expense:
-    """Return what a million tokens cost, or as many as `tokens` says (budget.tokens). Raises InputError."""
+def training_of(q: Question, step_tokens: float, step_s: float, line: str | None = None) -> TrainingCost | None:
+    """Return a whole training with steps of `step_tokens` in `step_s`: of as many tokens as `line` says
+    (budget.tokens), else as the question's file or plan does; None where neither says it. Raises InputError."""
     about = q.exact or q.pricing
-    count = 1e6 if tokens is None else budget.tokens(tokens, about.model)
-    hours = count / tokens_per_s / 3600 * q.gpus
-    of = A_MILLION if tokens is None else f"{budget.shortened(count)} tokens"
-    return expense_of(of, hours, rates, {"training": hours}, q.gpus > about.cluster.ranks_per_node)
+    tokens = None if q.training is None else q.training.whole_tokens(about.job.global_batch, about.job.seq)
+    if line is not None:
+        tokens = budget.tokens(line, about.model)
+    return None if tokens is None else training_cost(budget.Goal(tokens, q.gpus), step_tokens, step_s)
+
+
+def expense(q: Question, tokens_per_s: float, rates: ExpenseRates, training: TrainingCost | None = None) -> Expense:
+    """Return what a million tokens cost, or a whole training."""
+    about = q.exact or q.pricing
+    return expense_on(q.gpus, tokens_per_s, rates, q.gpus > about.cluster.ranks_per_node, training)

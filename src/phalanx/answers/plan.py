@@ -18,13 +18,15 @@ from phalanx.measure.this_machine import default_ranks, local_cluster
 from phalanx.planning.auto import stage_split, transport
 from phalanx.planning.auto.bucket_size import GIVEN, has_buckets
 from phalanx.planning.auto.transport import allowed
-from phalanx.planning.expense.expense import A_MILLION, Expense, expense_of
+from phalanx.planning.budget import Goal
+from phalanx.planning.expense.expense import Expense
 from phalanx.planning.expense.rates import ExpenseRates, rates_on, read_rates
 from phalanx.planning.lookup import calibration_of
 from phalanx.planning.search.best_first import STACK, Candidate, SearchResult, price, search
 from phalanx.planning.search.column_pricing import Pricing
 from phalanx.planning.search.priced import PricedStrategy
 from phalanx.planning.search.refine import PipelineRun
+from phalanx.planning.training_cost import TrainingCost, expense_on, training_cost
 from phalanx.schedule.pipeline.stages import check
 from phalanx.spec.cluster import presets as clusters
 from phalanx.spec.cluster.calibration import Calibration, in_words
@@ -91,6 +93,8 @@ class JobPlan(Answer):
     collectives: tuple[Mapping[str, Any], ...]
     alternatives: tuple[JobCandidate, ...]
     """Fastest first, the best among them."""
+    training: TrainingCost
+    """The job's steps with the best."""
     expense: Expense
     """Of a million tokens with the best."""
     rates: ExpenseRates
@@ -103,7 +107,8 @@ def job_plan(d: Decision, line: str | None = None) -> JobPlan:
     Raises InputError."""
     search, job, cluster = d.searched, d.plan.job, d.plan.cluster
     rates, world = rates_on(cluster.device.name, read_rates(line)), d.chosen.strategy.world
-    hours = 1e6 / (job.global_batch * job.seq) * float(d.chosen.prediction.step_time_s) / 3600 * world
+    step_tokens, step_s = job.global_batch * job.seq, float(d.chosen.prediction.step_time_s)
+    training = training_cost(Goal(d.plan.train.steps * step_tokens, world), step_tokens, step_s)
     return JobPlan(
         best={"strategy": d.chosen.as_requested, **d.plan.prediction},
         strategies_evaluated=search.legal if search else 1,
@@ -126,7 +131,8 @@ def job_plan(d: Decision, line: str | None = None) -> JobPlan:
             )
             for c in d.candidates
         ),
-        expense=expense_of(A_MILLION, hours, rates, {"training": hours}, world > cluster.ranks_per_node),
+        training=training,
+        expense=expense_on(world, step_tokens / step_s, rates, world > cluster.ranks_per_node),
         rates=rates,
         plan=d.plan,
     )

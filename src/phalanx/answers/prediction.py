@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Literal, Unpack
 
 from phalanx.answers.answer import DRAWN, Answer
-from phalanx.answers.expenses import expense, rates_of
+from phalanx.answers.expenses import expense, rates_of, training_of
 from phalanx.answers.question.query import QueryFields, Source, query_of
 from phalanx.answers.question.question import Premises, Question, read
 from phalanx.cost.analytic.compression import Payment
@@ -19,6 +19,7 @@ from phalanx.planning.lengths.distribution import parse_lengths
 from phalanx.planning.lengths.steps import UnevenStep, UnevenSteps
 from phalanx.planning.search.column_pricing import Pricing
 from phalanx.planning.search.refine import PIPELINED
+from phalanx.planning.training_cost import TrainingCost
 from phalanx.spec.errors import InputError
 from phalanx.spec.strategy.spec import Strategy
 from phalanx.validate.intervals import Interval, interval_of
@@ -89,8 +90,13 @@ class Prediction(Answer):
     lengths: UnevenLengths | None = None
     """What sequences of unequal lengths make of the step; `step_time_s` and tokens are theirs."""
     origin: str
+    training: TrainingCost | None = None
+    """The whole of it, at the speed of this step: of the tokens that were asked for, else of the file's or plan's own
+    number of steps; None where neither is said."""
+    training_from: str = ""
+    """What says how long it is."""
     expense: Expense | None = None
-    """Of a million tokens, or as many as were asked for."""
+    """Of the whole training, or of a million tokens."""
     rates: ExpenseRates | None = None
     """Of its money, energy and carbon, with their sources."""
     estimate: Estimate | None = field(default=None, repr=False, compare=False, metadata=DRAWN)
@@ -115,21 +121,23 @@ def predict(
         phalanx.predict("plan.json")
 
     `source`: a plan.json, a run's folder, another framework's configuration, or a Query; `lengths`: a distribution of
-    documents' lengths, such as lognormal:1200,1.1+packed (planning/lengths); `tokens`: whose expense is asked for,
-    such as 300B; `rates`: own values, such as price=2.5,grid=SWE (planning/expense). Raises InputError."""
+    documents' lengths, such as lognormal:1200,1.1+packed (planning/lengths); `tokens`: of the whole training, such as
+    300B; `rates`: own values, such as price=2.5,grid=SWE (planning/expense). Raises InputError."""
     return with_expense(read(query_of(source, fields)), lengths, tokens, rates)
 
 
 def with_expense(
     q: Question, lengths: str | None = None, tokens: str | None = None, line: str | None = None
 ) -> Prediction:
-    """Predict what a step takes and what tokens cost. Raises InputError."""
+    """Predict what a step takes, how long a whole training is, and what it costs. Raises InputError."""
     rates = rates_of(q, line)
     p = prediction_of(q, lengths)
-    cost = expense(q, p.tokens_per_s, rates, tokens)
+    training = training_of(q, p.tokens_per_s * p.step_time_s, p.step_time_s, tokens)
+    cost = expense(q, p.tokens_per_s, rates, training)
     if p.step_time_low_s is not None and p.step_time_high_s is not None:
         cost = within(cost, p.step_time_low_s / p.step_time_s, p.step_time_high_s / p.step_time_s)
-    return replace(p, expense=cost, rates=rates)
+    said_by = "tokens" if tokens is not None else q.training.counted_by if training and q.training else ""
+    return replace(p, training=training, training_from=said_by, expense=cost, rates=rates)
 
 
 def prediction_of(question: Question, lengths: str | None = None) -> Prediction:

@@ -40,7 +40,7 @@ source FILE...: A plan written by `phalanx plan`, a run's folder, or another fra
 --cluster NAME|FILE.toml: Cluster: of `phalanx presets clusters`, a chip (h100) or a TOML file.
 --gpus: Number of GPUs.
 --batch: Global batch: sequences per step, over all GPUs.
---seq: Sequence length in tokens: 8192 or 8k.
+--seq: Tokens of a sequence: 8192 or 8k.
 --stack STACK: Stack that is priced; by default the plan's, else megatron-core, on TPUs maxtext.
 --precision: Precision of matrix products: {", ".join(PRECISIONS)}; by default bf16, or fp16 where there is none.
 --options LINE: Options of the stack, such as first_moment=bfloat16,loss_as_layer=1 (docs/stacks.md lists them).
@@ -49,8 +49,8 @@ source FILE...: A plan written by `phalanx plan`, a run's folder, or another fra
 --calibration FILE.toml: Factors of your own machines, as `phalanx calibrate` wrote them.
 --params 25M: Number of parameters, for tables that need no model's shape.
 run RUN: A run's folder, such as runs/quickstart.
---rates LINE: Your own price (2.5 a GPU-hour), provider (specialised, hyperscaler, marketplace), watts of a GPU with
-    its part of the node, pue, and grid (SWE, SE3, us-central1, or g/kWh): price=2.5,grid=SWE.
+--rates LINE: Your own price of a GPU-hour, provider (specialised, hyperscaler, marketplace), watts of a GPU with
+    its part of the node, pue, grid (SWE, SE3, us-central1, or g/kWh): price=2.5,grid=SWE.
 --json: Print the result as JSON; progress goes to stderr.
 --strict: Exit with code 1 if what matters to a price is not modelled, not judged, assumed or missing.
 assertions --assert LINE: Exit with code 1 unless these hold of the answer, such as 'memory<75GiB, step<20s, mfu>0.4,

@@ -142,6 +142,7 @@ def improve(
     output: Annotated[Display, "json", "strict", "assertions"],
     sources: list[Path],
     tries: str | None = None,
+    tokens: str | None = None,
     rates: str | None = None,
     headroom: float = _HEADROOM,
     out: Path = Path("plan.json"),
@@ -153,6 +154,7 @@ def improve(
         change brings; or an observed.json. Repeat it for files that belong together.
     tries --try LINE: Search nothing: price the file with each of these changes alone, such as 'fp8, zero=1,
         seq=32768, gpus=256, chip=b200'; + joins changes. No plan is written.
+    --tokens 300B: Tokens of the whole training; by default the file's own.
     """
     from phalanx.answers import observed
     from phalanx.answers.configurations.improve import improvement_of
@@ -165,19 +167,22 @@ def improve(
     if tries is not None:
         from phalanx.answers.configurations.tries import tried
 
-        output.show(tried(replace(query, source=source), tries, rates))
+        output.show(tried(replace(query, source=source), tries, rates, tokens))
         return
-    if rates is not None:
-        raise InputError("rates", rates, "is of changes that are tried", "add --try, e.g. --try chip=b200")
     require_writable("--out", out)
     if (seen := observed.observation_of(Query(source))) is not None:
+        for name, value in (("tokens", tokens), ("rates", rates)):
+            if value is not None:
+                raise InputError(
+                    name, value, "is of a configuration, and this is an observed program", "leave it out"
+                )
         better = observed.improve(seen, query, Wishes(headroom=headroom))
         if better.better is not None:
             better.better.save(out)
             announce(f"plan: {out}")
         output.show(better)
         return
-    answer = improvement_of(source, query, headroom)
+    answer = improvement_of(source, query, headroom, tokens, rates)
     if answer.plan is not None:
         from phalanx.spec.files import plan as plans
 

@@ -36,7 +36,7 @@ def predict(
     Name a plan, a run's folder, another framework's configuration with --cluster (`phalanx read`), what `phalanx
     observe --out` wrote with --cluster, or --model, --cluster, --gpus, --batch, --seq and --strategy.
 
-    --tokens 300B|optimal: Tokens whose money, energy and carbon are asked for; by default a million.
+    --tokens 300B|optimal: Tokens of the whole training, for days and cost; by default the file's own.
     """
     from phalanx.answers.prediction import with_expense
 

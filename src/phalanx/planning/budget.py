@@ -6,7 +6,6 @@ import re
 from dataclasses import dataclass
 
 from phalanx.spec.errors import InputError
-from phalanx.spec.job import Job
 from phalanx.spec.model.spec import ModelSpec
 
 OPTIMAL = 20
@@ -20,18 +19,6 @@ class Goal:
 
     tokens: float
     gpus: int
-
-    def steps(self, job: Job) -> float:
-        """Number of steps that the tokens take."""
-        return self.tokens / (job.global_batch * job.seq)
-
-    def days(self, job: Job, step_s: float) -> float:
-        """Days of training, at `step_s` seconds a step."""
-        return self.steps(job) * step_s / 86_400
-
-    def gpu_hours(self, job: Job, step_s: float) -> float:
-        """GPU-hours of training, at `step_s` seconds a step."""
-        return self.steps(job) * step_s / 3600 * self.gpus
 
 
 def tokens(text: str, model: ModelSpec) -> float:

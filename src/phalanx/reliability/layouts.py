@@ -6,8 +6,9 @@ that are their own masters make it smaller, an elastic job of many replicas wait
 
 from __future__ import annotations
 
-from phalanx.answers.search.whole_training import Losses, TrainingLosses
+from phalanx.answers.search.whole_training import Losses
 from phalanx.planning.search.column_pricing import Pricing
+from phalanx.planning.training_cost import TrainingLosses
 from phalanx.reliability.closed_form import shares
 from phalanx.reliability.conditions import Conditions, premise_of, require_progress, trained_on
 from phalanx.reliability.conditions_by_name import conditions_in

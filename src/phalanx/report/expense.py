@@ -2,15 +2,32 @@
 
 from __future__ import annotations
 
+from phalanx.planning.budget import shortened
 from phalanx.planning.expense.expense import Expense
 from phalanx.planning.expense.rates import ExpenseRates
 from phalanx.planning.tables.table import Sheet, columns
+from phalanx.planning.training_cost import TrainingCost
+from phalanx.report.style import seconds
 
 
 def in_words(e: Expense, rates: ExpenseRates) -> str:
     """Write what something costs, as far as it is known: `12 (at 3 a GPU-hour), 4.9 MWh, 2.3 t CO2e`."""
     money = "" if e.money is None else f"{number(e.money)} (at {rates.price:g} a GPU-hour{_likely(e)})"
     return ", ".join(filter(None, (money, energy(e), carbon(e)))) or "no published price or power of this chip"
+
+
+def in_days(t: TrainingCost) -> str:
+    """Write how long a whole training takes: `300B tokens: 71,526 steps, 28.2 days, 86,752 GPU-hours`."""
+    failing = "" if t.losses is None else f" with failures, {t.losses.effective_share:.1%} of them work"
+    takes = f"{lasts(t)}{failing}, {number(t.gpu_hours)} GPU-hours"
+    return f"{shortened(t.tokens)} tokens: {t.steps:,.0f} steps, {takes}"
+
+
+def lasts(t: TrainingCost) -> str:
+    """Write a training's days, or what is less than one in hours or seconds."""
+    if t.days >= 1:
+        return f"{t.days:,.1f} days"
+    return f"{24 * t.days:.1f} hours" if 24 * t.days >= 1 else seconds(t.days * 86_400)
 
 
 def _likely(e: Expense) -> str:

@@ -11,11 +11,10 @@ from phalanx.answers.plan import JobPlan
 from phalanx.answers.search.model_plan import CostOfCondition, ModelPlan, PlannedStrategy
 from phalanx.cost.analytic.step import TERM_NAMES
 from phalanx.planning.auto.bucket_size import GIVEN
-from phalanx.planning.budget import shortened
 from phalanx.planning.explain import decision_tree
 from phalanx.planning.search.priced import COMMUNICATION
 from phalanx.planning.tables.table import Sheet, columns
-from phalanx.report.expense import carbon, energy, in_words
+from phalanx.report.expense import carbon, energy, in_days, in_words
 from phalanx.report.pipeline import chunk_table
 from phalanx.report.predict import heading
 from phalanx.report.style import seconds, size
@@ -112,11 +111,7 @@ def _whole_training(a: ModelPlan) -> str:
     if t is None or a.goal is None:
         days = 1e12 / a.best.tokens_per_s / 86_400
         return f"10^12 tokens would take {days:,.1f} days (set --tokens for another number)"
-    failing = "" if t.losses is None else f" with failures, {t.losses.effective_share:.1%} of them work"
-    return (
-        f"{shortened(t.tokens)} tokens: {t.steps:,.0f} steps, {t.days:,.1f} days{failing}, {t.gpu_hours:,.0f} "
-        f"GPU-hours: {in_words(a.best.expense, a.rates)}"
-    )
+    return f"{in_days(t)}: {in_words(a.best.expense, a.rates)}"
 
 
 def _with_failures(a: ModelPlan) -> Iterator[str | Sheet]:
@@ -267,6 +262,7 @@ def job_plan(p: JobPlan, choices: bool = False, rows: int = 10) -> View:
         parts.append(f"buckets of {write_bytes(p.bucket['bytes'])}: {p.bucket['reason']}")
     if p.expense.money is not None or p.expense.energy_kwh is not None:
         parts.append(f"{p.expense.of}: {in_words(p.expense, p.rates)}")
+    parts.append(f"the whole training, {in_days(p.training)}")
     if p.chunks:
         parts.append(f"chunks: {p.chunks['reason']}; imbalance {p.chunks['imbalance']:.1%}")
         parts.append(chunk_table(p.chunks["chunks"]))

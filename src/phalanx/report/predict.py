@@ -11,9 +11,10 @@ from phalanx.answers.prediction import Prediction
 from phalanx.answers.question.question import Premises
 from phalanx.cost.analytic.compression import MOST, Payment
 from phalanx.cost.analytic.step import FORMULAS, TERM_NAMES
+from phalanx.planning.budget import shortened
 from phalanx.planning.search import HEADROOM
 from phalanx.planning.tables.table import Sheet, Unit, columns
-from phalanx.report.expense import in_words, origins
+from phalanx.report.expense import in_words, lasts, number, origins
 from phalanx.report.style import seconds, size
 from phalanx.report.view import View
 
@@ -29,7 +30,7 @@ def view(p: Prediction, expense: bool = False) -> View:
 
 def _expense(p: Prediction) -> Iterator[str | Sheet]:
     if p.expense is not None and p.rates is not None:
-        yield f"{p.expense.of}: {p.expense.gpu_hours:,.4g} GPU-hours, {in_words(p.expense, p.rates)}"
+        yield f"{p.expense.of}: {number(p.expense.gpu_hours)} GPU-hours, {in_words(p.expense, p.rates)}"
         yield origins(p.rates)
 
 
@@ -70,8 +71,9 @@ def heading(q: Premises) -> str:
 def figures(p: Prediction) -> Sheet:
     """Tabulate the main figures: step time, throughput, MFU, HFU, memory and compression."""
     q = p.question
+    note = "the whole training: without failures and saves (phalanx goodput)" if p.training else ""
     title = f"{q.about} on {q.gpus} ranks of {q.cluster}: {p.strategy}"
-    return Sheet(title, columns(" | predicted | how it came about"), list(_figures(p)))
+    return Sheet(title, columns(" | predicted | how it came about"), list(_figures(p)), note)
 
 
 def _figures(p: Prediction) -> Iterator[tuple[str, str, str]]:
@@ -84,6 +86,10 @@ def _figures(p: Prediction) -> Iterator[tuple[str, str, str]]:
         how = f"{p.model_flops:.3g} FLOP a step; 6N says {p.six_n_flops:.3g}; peak of 16 bits"
         yield "MFU", f"{p.mfu:.1%}", how
         yield "HFU", f"{p.hfu:.1%}", "including what recomputation repeats"
+    if (t := p.training) is not None:
+        how = f"{t.steps:,.0f} steps, {shortened(t.tokens)} tokens (by {p.training_from})"
+        how += f": {number(t.gpu_hours)} GPU-hours"
+        yield "whole training", lasts(t), how
     share = p.memory_bytes / p.usable_bytes
     tight = f", tight: {share:.0%}" if share > 1 - HEADROOM and p.engine == "formulas" else ""
     fits = f"fits{tight}" if p.fits else "does not fit"

@@ -4,6 +4,7 @@ what an export wrote.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -13,7 +14,9 @@ from phalanx.answers.configurations.tries import TriedChanges
 from phalanx.answers.findings import Findings
 from phalanx.answers.question.read import Reading, origins
 from phalanx.frameworks.configuration import Configuration, shown
+from phalanx.planning.budget import shortened
 from phalanx.planning.tables.table import Sheet, columns
+from phalanx.report.expense import in_days, in_words
 from phalanx.report.expense import number as amount
 from phalanx.report.predict import heading
 from phalanx.report.style import counted, seconds, size
@@ -108,24 +111,26 @@ def tried(x: TriedChanges) -> View:
         more = None if t is now or not t.step_time_s else t.step_time_s / (now.step_time_s or 1) - 1
         fits = "" if t.memory_bytes is None else "yes" if t.fits else "no"
         cost = None if t.expense is None else t.expense.money
-        figures = (t.tokens_per_s_per_gpu, t.memory_bytes, fits, "" if cost is None else amount(cost))
+        days = () if now.training is None else (t.training and t.training.days,)
+        figures = (t.tokens_per_s_per_gpu, t.memory_bytes, fits, *days, "" if cost is None else amount(cost))
         rows.append((t.change, t.step_time_s, more, *figures, t.reason))
+    tokens = "1M" if now.training is None else shortened(now.training.tokens)
     names = columns(
         "change | step [s] | of the step [change] | tokens/s, GPU [count] | memory [bytes] | fits "
-        "| money, 1M tokens | "
+        f"{' | days [number]' * (now.training is not None)} | money, {tokens} tokens | "
     )
     return View([heading(x.question), Sheet("each change alone", names, rows, charted=False)])
 
 
 def improvement(x: Improvement) -> View:
     """Show the configuration's price, the better one's, and each change alone and together with those above it."""
-    lines = [heading(x.question), state("now", x.now)]
+    lines = [heading(x.question), state("now", x.now), *_whole(x.now, x)]
     if x.refused:
         lines.append(f"{x.question.stack} refuses it: {x.refused}")
     if x.better is None:
         count = f"{x.strategies_evaluated:,} strategies of {x.question.stack}"
         return View((*lines, f"nothing to change: none of {count} is faster by 0.2 % or more"))
-    lines.append(state("better", x.better))
+    lines += [state("better", x.better), *_whole(x.better, x)]
     reasons = [f"{n} alone: {c.alone_refused}" for n, c in enumerate(x.changes, 1) if c.alone is None]
     return View([*lines, _changes(x), *reasons, _LEGEND])
 
@@ -135,6 +140,12 @@ def state(title: str, s: PricedState) -> str:
     room = "" if s.fits else ", which does not fit"
     figures = f"{seconds(s.step_time_s)} a step, MFU {s.mfu:.1%}, {size(s.memory_bytes)} a GPU{room}"
     return f"{title}: {s.strategy}: {figures}"
+
+
+def _whole(s: PricedState, x: Improvement) -> Iterator[str]:
+    """Yield what the whole training takes, where something says how long it is."""
+    if s.training is not None and s.expense is not None:
+        yield f"  the whole training: {in_days(s.training)}: {in_words(s.expense, x.rates)}"
 
 
 def _changes(x: Improvement) -> Sheet:

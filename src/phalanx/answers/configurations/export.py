@@ -104,7 +104,7 @@ def exported(plan: Plan, to: str, by: str = "torchrun") -> Export:
     target, start = _target(to), launcher(by)
     own = str(plan.choices.get("stack", ""))
     source = source_of(plan.choices)
-    trained = plan if source is None else replace(plan, train=as_trained(plan.train, source))
+    trained = plan if source is None else replace(plan, train=as_trained(plan.train, source, plan.job.global_batch))
     stack = own if own in target.stacks else target.stacks[0]
     try:
         x = subject(trained, stack_named(stack))

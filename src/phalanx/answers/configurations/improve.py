@@ -17,6 +17,7 @@ from pathlib import Path
 
 from phalanx.answers.answer import DRAWN, Answer
 from phalanx.answers.configurations.file_settings import FileSettings, FileState
+from phalanx.answers.expenses import expense, rates_of, training_of
 from phalanx.answers.plan import plan_of
 from phalanx.answers.question.query import Query
 from phalanx.answers.question.question import Premises, Question, first_answer, searches_of
@@ -24,11 +25,14 @@ from phalanx.answers.question.read import Reading, is_configuration
 from phalanx.answers.question.read import read as configuration
 from phalanx.frameworks.registry import facts, row_of
 from phalanx.frameworks.writing.source_file import Edit, recorded
+from phalanx.planning.expense.expense import Expense
+from phalanx.planning.expense.rates import ExpenseRates
 from phalanx.planning.explain.analytic import AnalyticSubject
 from phalanx.planning.search import HEADROOM
 from phalanx.planning.search.column_pricing import Pricing
 from phalanx.planning.search.planner import answer
 from phalanx.planning.search.stack_options import SEARCHED_OPTIONS
+from phalanx.planning.training_cost import TrainingCost
 from phalanx.spec.cluster.spec import ClusterSpec
 from phalanx.spec.errors import InputError
 from phalanx.spec.files.plan import Plan
@@ -67,6 +71,10 @@ class PricedState:
     memory_bytes: float
     fits: bool
     mfu: float
+    training: TrainingCost | None = None
+    """The whole of it; None where nothing says how long it is."""
+    expense: Expense | None = None
+    """Of the whole training."""
 
 
 @dataclass(frozen=True)
@@ -97,12 +105,17 @@ class Improvement(Answer):
     strategies_evaluated: int
     search_s: float
     notes: tuple[str, ...]
+    rates: ExpenseRates
+    """Of a whole training's money, energy and carbon, with their sources."""
     plan: Plan | None = field(default=None, repr=False, compare=False, metadata=DRAWN)
     """Of the better one; None where there is none."""
 
 
-def improvement_of(source: Path, query: Query, headroom: float = HEADROOM) -> Improvement:
-    """Find what to change in another framework's configuration. Raises InputError."""
+def improvement_of(
+    source: Path, query: Query, headroom: float = HEADROOM, tokens: str | None = None, rates: str | None = None
+) -> Improvement:
+    """Find what to change in another framework's configuration. `tokens`: of the whole training, else the file's
+    own; `rates`: own values of its price (planning/expense). Raises InputError."""
     if source.exists() and not is_configuration(source):
         configuration([source, *query.files])  # says why it cannot be read
         raise InputError(
@@ -114,10 +127,17 @@ def improvement_of(source: Path, query: Query, headroom: float = HEADROOM) -> Im
         remedy = f"plan a model for {query.stack} instead"
         raise InputError("stack", query.stack, f"{source} is a configuration of {stack}", remedy)
     questions = searches_of(replace(query, source=source, stack=None), stack, reading.configuration.layout)
-    return first_answer(questions, lambda q: improve(reading, q, headroom, query.cluster or ""))
+    return first_answer(questions, lambda q: improve(reading, q, headroom, query.cluster or "", tokens, rates))
 
 
-def improve(reading: Reading, q: Question, headroom: float, cluster: str | ClusterSpec) -> Improvement:
+def improve(
+    reading: Reading,
+    q: Question,
+    headroom: float,
+    cluster: str | ClusterSpec,
+    tokens: str | None = None,
+    line: str | None = None,
+) -> Improvement:
     """Search the strategies of a configuration's stack and return what to change. Raises InputError."""
     assert q.strategy is not None
     asked, wanted = q.pricing.extra, q.pricing.wanted
@@ -128,6 +148,7 @@ def improve(reading: Reading, q: Question, headroom: float, cluster: str | Clust
         free = StackOptions(**{n: v for n, v in asked.changed().items() if n not in SEARCHED_OPTIONS})
         return replace(q.pricing_on(count), extra=free, headroom=headroom, wanted=wanted)
 
+    rates = rates_of(q, line)
     prices = _Prices(q, pricing)
     now = prices.of(q.strategy, in_file)
     searched = answer(pricing, q.gpus)
@@ -137,7 +158,16 @@ def improve(reading: Reading, q: Question, headroom: float, cluster: str | Clust
     better = _needed(prices, now, _written(prices, settings, now, prices.of(s, options)))
     refusal = row_of(q.stack).refusal(q.strategy, in_file, facts(q.pricing.model, q.pricing.job, q.strategy))
     refused = "" if refusal is None else f"{refusal.field} = {refusal.value} {refusal.reason} ({refusal.source})"
-    result = Improvement(q.premises, _state(now), refused, None, (), searched.evaluated, searched.seconds, q.notes)
+    step_tokens = q.pricing.job.global_batch * q.pricing.job.seq
+
+    def whole(x: FileState) -> PricedState:
+        training = training_of(q, step_tokens, x.seconds, tokens)
+        cost = None if training is None else expense(q, step_tokens / x.seconds, rates, training)
+        return replace(_state(x), training=training, expense=cost)
+
+    result = Improvement(
+        q.premises, whole(now), refused, None, (), searched.evaluated, searched.seconds, q.notes, rates
+    )
     if now.fits and not refused and better.seconds > (1 - _WORTH) * now.seconds:
         return result
     steps = _steps(prices, now, better)
@@ -153,7 +183,7 @@ def improve(reading: Reading, q: Question, headroom: float, cluster: str | Clust
     everything = {n: (_value(now, n), _value(better, n)) for c in changes for n in c.fields}
     edits = settings.edits(now, replace(better, blocks=x.run.blocks), everything)
     plan.choices["source"] = recorded(reading.title, reading.configuration.kind, reading.config, edits)
-    return replace(result, better=_state(better), changes=tuple(changes), plan=plan)
+    return replace(result, better=whole(better), changes=tuple(changes), plan=plan)
 
 
 def _state(s: FileState) -> PricedState:

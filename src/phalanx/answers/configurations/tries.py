@@ -12,10 +12,11 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from phalanx.answers.answer import Answer
-from phalanx.answers.expenses import expense, rates_of
+from phalanx.answers.expenses import expense, rates_of, training_of
 from phalanx.answers.question.query import Query
 from phalanx.answers.question.question import Premises, Question, read
 from phalanx.planning.expense.expense import Expense
+from phalanx.planning.training_cost import TrainingCost
 from phalanx.spec.cluster.presets import PRESETS, named
 from phalanx.spec.errors import InputError, nearest
 from phalanx.spec.number_formats import PRECISIONS
@@ -43,9 +44,11 @@ class TriedChange:
     usable_bytes: float | None
     fits: bool
     expense: Expense | None
-    """Of a million tokens."""
+    """Of a million tokens, or of the whole training."""
     reason: str
     """Why there is no price, or what the stack refuses of it; what else was changed for it."""
+    training: TrainingCost | None = None
+    """The whole of it, where its tokens were asked for."""
 
 
 @dataclass(frozen=True)
@@ -57,17 +60,17 @@ class TriedChanges(Answer):
     changes: tuple[TriedChange, ...]
 
 
-def tried(query: Query, line: str, rates: str | None = None) -> TriedChanges:
-    """Price a configuration, and each item of a line in it. `rates`: own values (planning/expense). Raises
-    InputError."""
+def tried(query: Query, line: str, rates: str | None = None, tokens: str | None = None) -> TriedChanges:
+    """Price a configuration, and each item of a line in it. `rates`: own values (planning/expense); `tokens`: of
+    the whole training. Raises InputError."""
     base = read(query)
     items = [item.strip() for item in line.split(",") if item.strip()]
     if not items:
         raise InputError("try", line, "names no change", "e.g. fp8, zero=3, seq=32768, gpus=256, chip=b200")
     for item in items:
         _parts(item)
-    now = _priced("unchanged", base, "", rates)
-    return TriedChanges(base.premises, now, tuple(_tried(i, query, base, rates) for i in items))
+    now = _priced("unchanged", base, "", rates, tokens)
+    return TriedChanges(base.premises, now, tuple(_tried(i, query, base, rates, tokens) for i in items))
 
 
 def _parts(item: str) -> list[tuple[str, str]]:
@@ -86,9 +89,9 @@ def _parts(item: str) -> list[tuple[str, str]]:
     return parts
 
 
-def _tried(item: str, query: Query, base: Question, rates: str | None) -> TriedChange:
+def _tried(item: str, query: Query, base: Question, rates: str | None, tokens: str | None) -> TriedChange:
     try:
-        return _priced(item, *_asked(item, query, base), rates)
+        return _priced(item, *_asked(item, query, base), rates, tokens)
     except InputError as error:
         return TriedChange(
             item, None, None, None, None, None, None, None, False, None, f"{error.reason}; {error.remedy}"
@@ -133,11 +136,12 @@ def _site(value: str) -> str:
     return site
 
 
-def _priced(item: str, q: Question, also: str, line: str | None) -> TriedChange:
+def _priced(item: str, q: Question, also: str, line: str | None, tokens: str | None) -> TriedChange:
     x = q.subject
     p, job = x.priced, q.pricing.job
     rate = job.global_batch * job.seq / p.seconds
     reason = "; ".join(filter(None, (also, f"{q.stack} does not run it: {q.refused}" if q.refused else "")))
     memory = (float(p.bytes_), float(p.usable), bool(p.fits))
-    cost = expense(q, rate, rates_of(q, line))
-    return TriedChange(item, x.strategy, q.gpus, p.seconds, rate, rate / q.gpus, *memory, cost, reason)
+    training = training_of(q, job.global_batch * job.seq, p.seconds, tokens) if tokens else None
+    cost = expense(q, rate, rates_of(q, line), training)
+    return TriedChange(item, x.strategy, q.gpus, p.seconds, rate, rate / q.gpus, *memory, cost, reason, training)

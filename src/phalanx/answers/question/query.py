@@ -16,6 +16,7 @@ from phalanx.spec.strategy.stack_options import AS_RELEASED, StackOptions
 
 if TYPE_CHECKING:
     from phalanx.frameworks.caveats import Caveat
+    from phalanx.frameworks.stated_training import StatedTraining
     from phalanx.spec.cluster.spec import ClusterSpec
     from phalanx.spec.job import Job
     from phalanx.spec.model.spec import ModelSpec
@@ -68,6 +69,7 @@ class Configured:
     notes: tuple[str, ...] = ()
     caveats: tuple[Caveat, ...] = ()
     """What matters to its price and is not modelled, not judged, assumed or missing."""
+    training: StatedTraining | None = None
 
 
 class QueryFields(TypedDict, total=False):

@@ -36,6 +36,8 @@ from phalanx.answers.question.strategy_line import fixed, planned, strategy_on
 from phalanx.cost.analytic.estimate import Estimate, estimate, require_modelled
 from phalanx.frameworks.caveats import BALANCED, MAGNITUDES, OF_GPUS, UNMEASURED, UNTIMED, Caveat, unadapted
 from phalanx.frameworks.registry import DOCUMENTED, STACKS, facts
+from phalanx.frameworks.stated_training import StatedTraining, stated_training
+from phalanx.frameworks.writing.source_file import source_of
 from phalanx.planning import lookup
 from phalanx.planning.explain.analytic import AnalyticSubject
 from phalanx.planning.explain.exact import ExactSubject, subject_of_plan
@@ -107,6 +109,8 @@ class Question:
     """A strategy of our own runtime with its exact price; None where the formulas of a stack price it."""
     caveats: tuple[Caveat, ...] = ()
     """What matters to the price and is not modelled, not judged, assumed or missing."""
+    training: StatedTraining | None = None
+    """What the file or the plan says of the whole training."""
 
     @cached_property
     def pricing(self) -> Pricing:
@@ -291,7 +295,9 @@ def resolve(query: Query, configured: Configured, searched: bool = False, any_st
         caveats = (*caveats, UNTIMED)
     if on(gpus).device.is_tpu and stack in STACKS and STACKS[stack].framework not in ("maxtext", "pax", "generic"):
         caveats = (*caveats, OF_GPUS)
-    return Question(about, pricing_on, gpus, strategy, rule, stack, precision, said, caveats=caveats)
+    return Question(
+        about, pricing_on, gpus, strategy, rule, stack, precision, said, caveats=caveats, training=configured.training
+    )
 
 
 def _of_plan(query: Query, path: Path, notes: tuple[str, ...]) -> Question:
@@ -324,7 +330,17 @@ def _of_plan(query: Query, path: Path, notes: tuple[str, ...]) -> Question:
             return Pricing(saved.model, saved.cluster, saved.job, OWN_STACK)
 
         return Question(
-            about, unpriced, gpus, exact.strategy, rule, OWN_STACK, OF_COMPUTE.get(compute, compute), (), saved, exact
+            about,
+            unpriced,
+            gpus,
+            exact.strategy,
+            rule,
+            OWN_STACK,
+            OF_COMPUTE.get(compute, compute),
+            (),
+            saved,
+            exact,
+            training=_trained(saved),
         )
     stack = query.stack or planned_stack
     larger = lookup.pricing_of_plan(
@@ -342,7 +358,15 @@ def _of_plan(query: Query, path: Path, notes: tuple[str, ...]) -> Question:
         return replace(in_precision(larger(count), precision), extra=extra)
 
     check(strategy, saved.model, saved.job, None)
-    return Question(about, pricing_on, gpus, strategy, rule, stack, precision, notes, saved)
+    training = _trained(saved)
+    return Question(about, pricing_on, gpus, strategy, rule, stack, precision, notes, saved, training=training)
+
+
+def _trained(saved: Plan) -> StatedTraining | None:
+    """Return how long a plan trains: as the file that it improves does, or as its job file says."""
+    if (source := source_of(saved.choices)) is not None:
+        return stated_training(source.arguments, saved.job.global_batch)
+    return StatedTraining(steps=saved.train.steps, counted_by="train.steps") if saved.train.name else None
 
 
 def options_in(line: str | None, stack: str) -> StackOptions:

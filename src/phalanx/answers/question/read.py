@@ -21,6 +21,7 @@ from phalanx.frameworks.reading import files
 from phalanx.frameworks.reading.folder import FILES
 from phalanx.frameworks.reading.source import kind_of, named
 from phalanx.frameworks.registry import DOCUMENTED, STACKS, facts
+from phalanx.frameworks.stated_training import StatedTraining, arguments_of, stated_training
 from phalanx.planning import lookup as names
 from phalanx.planning.explain.lint_subject import Finding
 from phalanx.schedule.pipeline.given_layout import equal_blocks, listed
@@ -70,6 +71,11 @@ class Reading(Answer):
         """What the file fixes."""
         return self.configuration.layout
 
+    @property
+    def training(self) -> StatedTraining:
+        """What the file says of its training."""
+        return stated_training(arguments_of(self.config), self.layout.global_batch)
+
 
 @plain.register
 def _(value: Reading) -> dict[str, Any]:
@@ -86,6 +92,7 @@ def _(value: Reading) -> dict[str, Any]:
         "options": dict(c.options),
         "job": job | _plain(c.job),
         "model": c.sizes or c.model_name or None,
+        "training": {name: said for name, said in asdict(value.training).items() if said not in (None, "")},
         "from": origins(c),
         "understood": {shown(key): meaning for key, meaning in c.understood.items()},
         "without_effect": [shown(key) for key in c.without_effect],
@@ -436,4 +443,10 @@ def query_by(path: Path, asked: Query, reading: Reading | None = None) -> tuple[
     caveats = reading.caveats
     if asked.strategy is None:
         caveats = tuple(dict.fromkeys((*_undivided(c, model.layers), *caveats)))
-    return query, Configured(options, asked.job or job_of(c, batch, seq), (*c.companions, *notes), caveats)
+    return query, Configured(
+        options,
+        asked.job or job_of(c, batch, seq),
+        (*c.companions, *notes),
+        caveats,
+        stated_training(arguments_of(reading.config), batch),
+    )

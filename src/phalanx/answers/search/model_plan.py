@@ -15,12 +15,9 @@ from phalanx.answers.question.question import Premises, Question, first_answer, 
 from phalanx.answers.question.strategy_line import as_given
 from phalanx.answers.search.whole_training import (
     PricedOffer,
-    TrainingCost,
     cheapest,
     counted,
-    expense_on,
     require_in_time,
-    training_cost,
     uneven_steps_of,
 )
 from phalanx.answers.search.wishes import FASTEST, Wishes
@@ -39,6 +36,7 @@ from phalanx.planning.search.planner import COST_OBJECTIVES, Objective, SearchAn
 from phalanx.planning.search.refine import RankedStrategy
 from phalanx.planning.search.replicas_alone import StepsAlone, steps_alone_around
 from phalanx.planning.search.variations import ConditionCost, condition_costs, offers
+from phalanx.planning.training_cost import TrainingCost, expense_on, training_cost
 from phalanx.spec.errors import InputError
 from phalanx.spec.files import plan as plans
 from phalanx.spec.files.plan import Plan
@@ -266,7 +264,9 @@ def _searched(
 
     def whole_training(r: RankedStrategy, p: Pricing) -> TrainingCost | None:
         lost = wishes.losses and wishes.losses(p, r.strategy, r.seconds)
-        return None if goal is None else training_cost(goal, p.job, full_step(r, p), lost)
+        step = uneven.get(r.strategy)
+        trained = p.job.global_batch * p.job.seq if step is None else step.tokens_per_s * step.step_s
+        return None if goal is None else training_cost(goal, trained, step.step_s if step else r.seconds, lost)
 
     def full_step(r: RankedStrategy, p: Pricing) -> float:
         """Seconds in which as many tokens are trained as full sequences have."""
@@ -368,7 +368,7 @@ def _number_of_gpus(
     for o in offers(lambda n: replace(question.pricing_on(n), headroom=wishes.headroom), gpus):
         p = question.pricing_on(o.gpus)
         lost = wishes.losses and wishes.losses(p, o.strategy, o.seconds)
-        cost = training_cost(replace(goal, gpus=o.gpus), job, o.seconds, lost)
+        cost = training_cost(replace(goal, gpus=o.gpus), job.global_batch * job.seq, o.seconds, lost)
         offered.append((o, cost, _expense(p, o.gpus, o.seconds, rates, cost)))
     if offered:
         best, cost, _ = cheapest(offered, wishes.objective, wishes.deadline)

@@ -1,42 +1,19 @@
-"""From a strategy's step to the whole training: days, GPU-hours and what they cost, with failures where they are
-asked for, and how many GPUs they need."""
+"""How many GPUs a whole training needs: those with which it costs least, or that end in time."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
-from phalanx.planning.budget import Goal, shortened
-from phalanx.planning.expense.expense import A_MILLION, Expense, expense_of
-from phalanx.planning.expense.rates import ExpenseRates
+from phalanx.planning.budget import Goal
+from phalanx.planning.expense.expense import Expense
 from phalanx.planning.lengths.distribution import Lengths
 from phalanx.planning.lengths.steps import UnevenStep, UnevenSteps
 from phalanx.planning.search.column_pricing import Pricing
 from phalanx.planning.search.variations import Offer
+from phalanx.planning.training_cost import TrainingCost, TrainingLosses, training_cost
 from phalanx.spec.errors import InputError
-from phalanx.spec.job import Job
 from phalanx.spec.strategy.spec import Strategy
-
-
-@dataclass(frozen=True)
-class TrainingLosses:
-    """What failures, restarts and saves take of a training with one layout, by the closed form."""
-
-    effective_share: float
-    """Of the time, in which the training advances."""
-    saving_share: float
-    """Stopped by saves."""
-    again_share: float
-    """Work done again."""
-    down_share: float
-    """Detection, restarts, waits for nodes, maintenance."""
-    checkpoint_bytes: float
-    stall_s: float
-    """For how long a save stops the training."""
-    load_s: float
-    interval_s: float
-    """Work between saves."""
-    spare_gpus: int
 
 
 def uneven_steps_of(
@@ -53,40 +30,6 @@ def uneven_steps_of(
 
 Losses = Callable[[Pricing, Strategy, float], TrainingLosses]
 """From a question, a strategy and the seconds of its step."""
-
-
-@dataclass(frozen=True)
-class TrainingCost:
-    """A whole training at the speed of a step, with failures where they are asked for."""
-
-    tokens: float
-    steps: float
-    days: float
-    gpu_hours: float
-    """With failures, spare nodes included."""
-    losses: TrainingLosses | None = None
-
-
-def training_cost(goal: Goal, job: Job, step_s: float, losses: TrainingLosses | None = None) -> TrainingCost:
-    """Return the days and the cost of a training whose undisturbed step takes `step_s`."""
-    if losses is not None:
-        goal, step_s = replace(goal, gpus=goal.gpus + losses.spare_gpus), step_s / losses.effective_share
-    return TrainingCost(goal.tokens, goal.steps(job), goal.days(job, step_s), goal.gpu_hours(job, step_s), losses)
-
-
-def expense_on(
-    gpus: int, tokens_per_s: float, rates: ExpenseRates, over_nodes: bool, training: TrainingCost | None = None
-) -> Expense:
-    """Return what a million tokens cost on GPUs that train `tokens_per_s` together, or a whole training. Its spares
-    and whoever waits for a restart draw what an idle node draws."""
-    if training is None:
-        hours = 1e6 / tokens_per_s / 3600 * gpus
-        return expense_of(A_MILLION, hours, rates, {"training": hours}, over_nodes)
-    hours, idle, lost = training.gpu_hours, 0.0, training.losses
-    if lost is not None:
-        idle = hours * (gpus * lost.down_share + lost.spare_gpus) / (gpus + lost.spare_gpus)
-    phases = {"training": hours - idle} | ({"idle": idle} if idle else {})
-    return expense_of(f"{shortened(training.tokens)} tokens", hours, rates, phases, over_nodes)
 
 
 PricedOffer = tuple[Offer, TrainingCost, Expense]
@@ -116,7 +59,9 @@ def require_in_time(
 
     def days_with(replicas: int) -> float:
         larger, step = replace(s, dp=replicas), step_s * s.dp / replicas
-        return training_cost(goal, pricing.job, step, losses and losses(pricing, larger, step)).days
+        return training_cost(
+            goal, pricing.job.global_batch * pricing.job.seq, step, losses and losses(pricing, larger, step)
+        ).days
 
     days = days_with(s.dp)
     if days <= deadline:

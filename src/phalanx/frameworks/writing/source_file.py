@@ -8,15 +8,12 @@ from __future__ import annotations
 
 import json
 import re
-import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import cache
-from pathlib import Path
 from typing import Any
 
-from phalanx.frameworks.configuration import number
 from phalanx.frameworks.keys import key_table
+from phalanx.frameworks.stated_training import arguments_of, stated_training, typed
 from phalanx.frameworks.writing.program import Group, Setting, TrainingProgram, Variable
 from phalanx.spec.errors import InputError
 from phalanx.spec.job import Train
@@ -45,14 +42,12 @@ class SourceFile:
 
 def recorded(name: str, kind: str, config: Mapping[str, Any], edits: Sequence[Edit]) -> dict[str, Any] | None:
     """Return a SourceFile as a plan's JSON has it."""
-    arguments, environment = config.get("args"), config.get("env")
-    if not isinstance(arguments, Mapping):  # of tables, their leaves
-        arguments = dict(_leaves(config))
+    environment = config.get("env")
     env = dict(environment) if isinstance(environment, Mapping) else {}
     return {
         "name": name,
         "kind": kind,
-        "arguments": dict(arguments),
+        "arguments": arguments_of(config),
         "environment": env,
         "edits": [asdict(edit) for edit in edits],
     }
@@ -111,27 +106,25 @@ def as_in_file(program: TrainingProgram, source: SourceFile) -> TrainingProgram:
     return replace(program, groups=tuple(groups), blanks=needed, variables=variables, notes=notes)
 
 
-def as_trained(train: Train, source: SourceFile) -> Train:
-    """Return how a plan trains, as the file has it, where it says the learning rate and the steps."""
-    lr, steps = (_stated(source, name) for name in ("lr", "steps"))
-    if not (isinstance(lr, int | float) and isinstance(steps, int) and lr > 0 and steps > 0):
+def as_trained(train: Train, source: SourceFile, batch: int) -> Train:
+    """Return how a plan with steps of `batch` sequences trains, as the file has it, where it says the learning rate
+    and how long."""
+    t = stated_training(source.arguments, batch)
+    if t.lr is None or t.steps is None:
         return train
-    warmup = _stated(source, "warmup")
-    warmup = number(warmup, 0.0) or number(_stated(source, "warmup_ratio"), 0.0) * steps
-    least = number(_stated(source, "min_lr"), 0.0) / lr or number(_stated(source, "min_lr_ratio"), 0.0)
-    seed = _stated(source, "seed")
+    least = (t.min_lr or 0.0) / t.lr
     try:
-        stated = replace(train, name="file", lr=float(lr), steps=steps, warmup=int(min(warmup, steps - 1)))
-        return replace(stated, min_lr_ratio=least, seed=seed if isinstance(seed, int) else train.seed)
+        stated = replace(train, name="file", lr=t.lr, steps=t.steps, warmup=min(t.warmup or 0, t.steps - 1))
+        return replace(stated, min_lr_ratio=least, seed=train.seed if t.seed is None else t.seed)
     except InputError:
         return train
 
 
 def with_training(program: TrainingProgram, source: SourceFile) -> TrainingProgram:
     """Return a program with what the file says of its training: in its blanks, and among TrainingArguments."""
-    named = {"LR": "lr", "MIN_LR": "min_lr", "TRAIN_ITERS": "steps"}
-    stated = {b.name: _stated(source, named.get(b.name, b.name)) for b in program.blanks if b.name in _OF_FILE}
-    if stated.get("TRAIN_ITERS", 0) is None and _stated(source, "epochs") and _ARGUMENTS in program.files:
+    t = stated_training(source.arguments)
+    stated = {b.name: getattr(t, _OF_FILE[b.name]) for b in program.blanks if b.name in _OF_FILE}
+    if stated.get("TRAIN_ITERS", 0) is None and t.epochs and _ARGUMENTS in program.files:
         stated["TRAIN_ITERS"] = -1  # which leaves transformers' Trainer num_train_epochs
     known = {
         name: str(value)
@@ -158,45 +151,21 @@ def _of_training(source: SourceFile, own: Mapping[str, Any]) -> Iterator[tuple[s
         if verdict is None or "training_args.py" not in verdict.source or key in changed:
             continue
         if verdict.effect in ("numbers", "none") or (key not in own and not key.startswith(("fsdp", "deepspeed"))):
-            yield key, _typed(value)
+            yield key, typed(value)
 
 
 _ARGUMENTS = "training_arguments.json"
-_OF_FILE = ("LR", "MIN_LR", "TRAIN_ITERS", "DATA_PATH", "TOKENIZER", "CHECKPOINTS")
+_OF_FILE = {
+    "LR": "lr",
+    "MIN_LR": "min_lr",
+    "TRAIN_ITERS": "steps",
+    "DATA_PATH": "data",
+    "TOKENIZER": "tokenizer",
+    "CHECKPOINTS": "checkpoints",
+}
+"""Blanks, and what a file says that fills them."""
 _PLAIN = r"[\w./:+~-]+"
 """Values that need no quotes in a shell."""
-
-
-def _stated(source: SourceFile, what: str) -> Any:
-    """Return what a file says of its training, in the words of training.toml; None where it does not."""
-    given = {name.lstrip("-").replace("-", "_"): value for name, value in source.arguments.items()}
-    for end in _words()[what]:
-        for name, value in given.items():
-            if (name == end or name.endswith(f".{end}")) and value not in (None, False, "", "auto"):
-                return _typed(value)
-    return None
-
-
-def _typed(value: Any) -> Any:
-    """Return the number that a word of a command line spells."""
-    try:
-        return json.loads(value) if isinstance(value, str) else value
-    except ValueError:
-        return value
-
-
-@cache
-def _words() -> Mapping[str, list[str]]:
-    return tomllib.loads(Path(__file__).with_name("training.toml").read_text())
-
-
-def _leaves(config: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield the values of tables by dotted path that JSON has too."""
-    for name, value in config.items():
-        if isinstance(value, Mapping):
-            yield from _leaves(value, f"{path}{name}.")
-        elif isinstance(value, str | int | float | bool | None):
-            yield f"{path}{name}", value
 
 
 _ALLOCATOR = "PYTORCH_CUDA_ALLOC_CONF"
