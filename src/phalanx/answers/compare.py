@@ -20,8 +20,10 @@ from phalanx.answers.expenses import expense, rates_of
 from phalanx.answers.question.query import Query, QueryFields, query_of
 from phalanx.answers.question.question import Question, read
 from phalanx.answers.question.read import is_configuration
+from phalanx.cost.analytic.state_parts import State
 from phalanx.planning.expense.expense import Expense
 from phalanx.planning.expense.rates import ExpenseRates
+from phalanx.planning.explain.analytic import state_in
 from phalanx.planning.explain.exact import ExactExplanation
 from phalanx.spec.documents import read_json
 from phalanx.spec.errors import InputError
@@ -47,6 +49,8 @@ class ComparedPlan:
     fits: bool
     """Whether the fullest rank has the memory."""
     memory_terms: Mapping[str, float]
+    state: State
+    """What the state among them is made of."""
     settings: Mapping[str, str]
     """What it is written as: flags or keys of its stack, or fields of the strategy."""
     expense: Expense | None = None
@@ -142,8 +146,9 @@ def _side(name: str, q: Question, settings: Mapping[str, str], line: str | None)
     fits = bytes_ <= usable
     rates = rates_of(q, line)
     cost = expense(q, tokens / seconds, rates)
+    state = state_in(q.pricing, s)
     planned = ComparedPlan(
-        name, s, q.stack, s.world, tokens, seconds, terms, bytes_, usable, fits, held, settings, cost, rates
+        name, s, q.stack, s.world, tokens, seconds, terms, bytes_, usable, fits, held, state, settings, cost, rates
     )
     return replace(planned, **_measured(Path(name))) if os.path.isdir(name) else planned
 

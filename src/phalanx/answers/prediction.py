@@ -12,8 +12,10 @@ from phalanx.answers.question.query import QueryFields, Source, query_of
 from phalanx.answers.question.question import Premises, Question, read
 from phalanx.cost.analytic.compression import Payment
 from phalanx.cost.analytic.estimate import Estimate, compression_payment
+from phalanx.cost.analytic.state_parts import State
 from phalanx.planning.expense.expense import Expense, within
 from phalanx.planning.expense.rates import ExpenseRates
+from phalanx.planning.explain.analytic import state_in
 from phalanx.planning.explain.exact import ExactExplanation
 from phalanx.planning.lengths.distribution import parse_lengths
 from phalanx.planning.lengths.steps import UnevenStep, UnevenSteps
@@ -66,6 +68,8 @@ class Prediction(Answer):
     terms_s: Mapping[str, float]
     memory_terms: Mapping[str, float]
     """Bytes by what occupies them."""
+    state: State
+    """What the state among them is made of."""
     mfu: float | None = None
     """Model FLOP/s as a share of the bf16 peak. None, as the FLOPs and bytes that follow, where our own runtime is
     priced exactly: there `memory_bytes` is the peak."""
@@ -202,6 +206,7 @@ def _estimated(q: Question) -> Prediction:
         fits=bool(e.fits),
         terms_s={name: float(value) for name, value in e.step.terms.items()},
         memory_terms={name: float(value) for name, value in memory.terms.items()},
+        state=state_in(q.pricing, q.shown),
         mfu=float(e.mfu),
         hfu=float(e.hfu),
         model_flops=float(e.model_flops),
@@ -238,6 +243,7 @@ def _exact(q: Question) -> Prediction:
         fits=not candidate.reason,
         terms_s=exact.terms,
         memory_terms=exact.memory_terms,
+        state=state_in(q.pricing, q.exact.strategy),
         bytes_per_axis={axis: int(n) for axis, n in candidate.prediction.bytes_per_axis.items()},
         origin=EXACT,
     )

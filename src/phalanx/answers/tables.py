@@ -25,15 +25,17 @@ from phalanx.spec.model.spec import ModelSpec
 from phalanx.spec.strategy.spec import Strategy
 
 
-def memory_sheet(s: Strategy, terms: Mapping[str, float], needed: float, usable: int) -> Sheet:
-    """Tabulate bytes by term. `needed`: bytes reserved; `usable`: usable bytes of the device."""
+def memory_sheet(s: Strategy, terms: Mapping[str, float], needed: float, usable: int, state: str) -> Sheet:
+    """Tabulate bytes by term. `needed`: bytes reserved; `usable`: usable bytes of the device; `state`: what it is."""
     rows = [(name, value, value / usable) for name, value in terms.items() if value]
     rest = needed - sum(terms.values())
     rows += [("reserved beyond the peak", rest, rest / usable)] if rest > 1 else []
     rows.append(("in all", needed, needed / usable))
     fits = "fits tightly" if 0.95 * usable < needed <= usable else "fits" if needed <= usable else "does not fit"
     title = f"memory of {s}: {fits}, {needed / 2**30:.1f} of {usable / 2**30:.1f} GiB usable"
-    return Sheet(title, columns("what | takes [bytes] | of the device [share]"), rows, "of the fullest rank")
+    return Sheet(
+        title, columns("what | takes [bytes] | of the device [share]"), rows, f"of the fullest rank; {state}"
+    )
 
 
 RANKS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
@@ -74,7 +76,7 @@ def memory(source: Source = None, **fields: Unpack[QueryFields]) -> Tables:
     """Tabulate what occupies the memory of a strategy's fullest rank. Raises InputError."""
     q = read(query_of(source, fields))
     p = prediction_of(q)
-    sheet = memory_sheet(p.strategy, p.memory_terms, p.memory_bytes, int(p.usable_bytes))
+    sheet = memory_sheet(p.strategy, p.memory_terms, p.memory_bytes, int(p.usable_bytes), p.state.line)
     return Tables(q.premises, (sheet,), q.notes)
 
 

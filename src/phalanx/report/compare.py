@@ -5,6 +5,7 @@ strategy of every stack.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from phalanx.answers.compare import ComparedPlan, Comparison
@@ -47,7 +48,8 @@ def _terms_of(c: Comparison) -> Iterator[Sheet]:
     terms, times = [s.terms_s for s in c.sides], [s.step_time_s for s in c.sides]
     yield _terms("time by term, predicted", "s", terms, times, "step")
     terms, sizes = [s.memory_terms for s in c.sides], [s.memory_bytes for s in c.sides]
-    yield _terms("memory by part, predicted", "bytes", terms, sizes, "in all")
+    note = "; ".join(f"{letter}: {s.state.line}" for letter, s in zip(LETTERS, c.sides, strict=False))
+    yield replace(_terms("memory by part, predicted", "bytes", terms, sizes, "in all"), note=note)
 
 
 def _settings(c: Comparison) -> Iterator[Sheet]:
@@ -134,17 +136,20 @@ def _page(c: Comparison) -> str:
         parts = [(TERM_NAMES.get(name, name), t) for name, t in s.terms_s.items() if t > 1e-3 * s.step_time_s]
         bars.append(Bar(letter, parts, seconds(s.step_time_s)))
     usable = min(s.usable_bytes for s in c.sides)
-    times, _ = _terms_of(c)
+    times, held = _terms_of(c)
+    note = f"predicted, of the fullest rank; {held.note}"
     sections = [
         Section("What is compared", text=(*legend(c.sides), *map(_rate, sides, c.sides), *_against_first(c.sides))),
         section(times, Bars("seconds", tuple(bars))),
-        memory("Memory by part", {a: dict(s.memory_terms) for a, s in sides.items()}, ("usable", usable), _OF_RANK),
+        memory(
+            "Memory by part",
+            {a: dict(s.memory_terms) for a, s in sides.items()},
+            ("usable", usable),
+            note,
+        ),
         *map(section, _settings(c)),
     ]
     return page(" against ".join(s.name for s in c.sides), "comparison", sections)
-
-
-_OF_RANK = "predicted, of the fullest rank"
 
 
 def _rate(letter: str, side: ComparedPlan) -> str:

@@ -56,6 +56,7 @@ def lines(a: ModelPlan) -> Iterator[str]:
     )
     yield f"where the step goes: {', '.join(_largest(a))}"
     yield f"memory {size(best.memory_bytes)} of {size(best.usable_bytes)}; {a.headroom:.0%} is left free (--headroom)"
+    yield best.state.line
     if x := best.lengths:
         yield (
             f"with documents of unequal lengths, {x.way}: {x.tokens_per_s:,.0f} tokens/s trained, a step of "

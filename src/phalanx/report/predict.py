@@ -5,6 +5,7 @@ figures against targets, rooflines, what to change first.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
 
 from phalanx.answers.explanation import Explanation, OperatorIntensity
 from phalanx.answers.prediction import Prediction
@@ -128,7 +129,7 @@ def memory(p: Prediction) -> Sheet:
     title = f"where the memory goes: {size(p.memory_bytes)} of {size(p.usable_bytes)}, the fullest rank"
     rest = max(p.memory_bytes - sum(p.memory_terms.values()), 0.0)
     terms = {**p.memory_terms, "reserved by the allocator beyond these": rest}
-    return shares(title, "of it", terms, "bytes", str)
+    return replace(shares(title, "of it", terms, "bytes", str), note=p.state.line)
 
 
 def shares(title: str, share: str, terms: Mapping[str, float], unit: Unit, name: Callable[[str], str]) -> Sheet:
@@ -165,7 +166,7 @@ def _page(p: Prediction) -> str:
             "Memory by part",
             {str(p.strategy): dict(p.memory_terms)},
             ("usable", p.usable_bytes),
-            "of the fullest rank",
+            f"of the fullest rank; {p.state.line}",
         ),
     ]
     return page(str(p.strategy), "prediction", sections, {"terms_s": dict(p.terms_s)})

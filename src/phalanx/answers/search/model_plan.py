@@ -21,12 +21,13 @@ from phalanx.answers.search.whole_training import (
     uneven_steps_of,
 )
 from phalanx.answers.search.wishes import FASTEST, Wishes
+from phalanx.cost.analytic.state_parts import State
 from phalanx.planning import lookup
 from phalanx.planning.budget import Goal
 from phalanx.planning.budget import tokens as token_count
 from phalanx.planning.expense.expense import Expense, within
 from phalanx.planning.expense.rates import ExpenseRates, rates_on, require_counted
-from phalanx.planning.explain.analytic import AnalyticSubject
+from phalanx.planning.explain.analytic import AnalyticSubject, state_in
 from phalanx.planning.lengths.distribution import parse_lengths
 from phalanx.planning.lengths.dynamic import CONDITIONS
 from phalanx.planning.lengths.steps import UnevenStep
@@ -74,6 +75,8 @@ class PlannedStrategy:
     """Excess of the slowest pipeline rank over the mean, as a share of the mean."""
     terms_s: Mapping[str, float]
     memory_terms: Mapping[str, float]
+    state: State
+    """What the state among them is made of."""
     training: TrainingCost | None
     expense: Expense
     """Of the whole training, or of a million tokens where none is asked for."""
@@ -412,6 +415,7 @@ def _planned(
         imbalance=r.run.imbalance,
         terms_s=r.priced.terms,
         memory_terms=r.priced.memory_terms,
+        state=state_in(result.pricing, r.strategy),
         training=training,
         expense=within(expense, sure.low, sure.high),
         lengths=lengths,

@@ -37,7 +37,7 @@ from phalanx.spec.strategy.stack_options import StackOptions
 
 
 @dataclass(frozen=True)
-class _PerParameter:
+class PerParameter:
     """Bytes of one parameter: `weight`, accumulated `gradient`; `reduced`: the buffer for reducing it in another
     type; `master`, with the optimizer's `moments`; `sent`: a gradient in transit."""
 
@@ -54,23 +54,24 @@ class _PerParameter:
         return self.gradient + 2 * (self.master + self.moments) + self.weight * (self.master != self.weight)
 
 
-def _per_parameter(p: Precision, optimizer: Optimizer) -> _PerParameter:
+def per_parameter(p: Precision, optimizer: Optimizer) -> PerParameter:
+    """Return the bytes of a parameter under number types and an optimizer."""
     weight, gradient, sent, master = (
         float(DTYPE_BYTES[t]) for t in (p.compute, p.accumulate_dtype, p.reduce_dtype, p.master_dtype)
     )
     moments = len(optimizer.row.others.held(optimizer.first_decay))
-    return _PerParameter(
+    return PerParameter(
         weight, gradient, sent * (p.reduce_dtype != p.accumulate_dtype), master, moments * master, sent
     )
 
 
-_MIXED = _per_parameter(Precision("bfloat16"), Optimizer())
+MIXED = per_parameter(Precision("bfloat16"), Optimizer())
 
 
 def typed(by: Profile, job: Job) -> Profile:
     """Return a stack's constants under the number types and the optimizer of a job: every count of bytes shifted by
     its difference from AdamW in mixed precision."""
-    sizes, usual = _per_parameter(job.precision, job.optimizer), _MIXED
+    sizes, usual = per_parameter(job.precision, job.optimizer), MIXED
     if sizes == usual:
         return by
     # A master of the weight's own type is the weight, except at level 3, where the shards are the masters.
@@ -188,13 +189,15 @@ def effective(by: Profile, model: Shape, options: StackOptions) -> Profile:
     )
 
 
+def moment_bytes(model: Shape, o: StackOptions) -> Column:
+    """Return bytes a parameter of the moments that options say: of AdamW, or of Muon, which has one of matrices."""
+    of_second = model.ends / model.params if o.optimizer == "muon" else 1.0
+    return BYTES[o.first_moment] + BYTES[o.second_moment] * of_second
+
+
 def _state(by: Profile, model: Shape, o: StackOptions) -> Profile:
     """Return the constants with the options about model state: number types, Muon, adapters, offloading."""
-    moments = BYTES[o.first_moment] + BYTES[o.second_moment]
-    if o.optimizer == "muon":  # one moment for matrices of blocks
-        matrices = 1 - model.ends / model.params
-        moments = BYTES[o.first_moment] + BYTES[o.second_moment] * (1 - matrices)
-    master = BYTES[o.master]
+    moments, master = moment_bytes(model, o), BYTES[o.master]
     accumulated = by.accumulated_bytes if o.gradients == "auto" else BYTES[o.gradients]
     reduced = by.gradient_bytes if o.reduce == "auto" else BYTES[o.reduce]
     saved_state = 12.0 - (moments + master)

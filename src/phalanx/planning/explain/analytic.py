@@ -8,7 +8,8 @@ from functools import cached_property
 from itertools import product
 from typing import Any
 
-from phalanx.cost.analytic.estimate import require_policy
+from phalanx.cost.analytic.estimate import laid_out_strategy, require_policy
+from phalanx.cost.analytic.state_parts import State, state_of
 from phalanx.cost.ledger.flops import hardware_flops, model_flops
 from phalanx.cost.ledger.policy import sharding
 from phalanx.frameworks.registry import facts
@@ -295,3 +296,14 @@ class AnalyticSubject:
             if p.fits and p.seconds < self.priced.seconds and (not words or what.split(" ")[0] in words):
                 return p
         return None
+
+
+def state_in(p: Pricing, s: Strategy) -> State:
+    """Return what the state of a strategy's rank is made of."""
+    how = laid_out_strategy(p.model, p.job, s, p.extra, p.number_format)
+    state = state_of(p.shape, how, p.profile, p.job, p.extra)
+    if p.stack != "phalanx":
+        return state
+    return replace(
+        state, line=f"{state.line}; and buffers of buckets and units, tables, the batch"
+    )  # exactly counted

@@ -11,7 +11,7 @@ from phalanx.answers.search.model_plan import ModelPlan
 from phalanx.cost.analytic.memory import memory as memory_of
 from phalanx.cost.analytic.step import TERM_NAMES
 from phalanx.planning.explain import explanation, operators
-from phalanx.planning.explain.analytic import AnalyticSubject
+from phalanx.planning.explain.analytic import AnalyticSubject, state_in
 from phalanx.planning.placement import in_order
 from phalanx.planning.search.planner import SearchAnswer
 from phalanx.planning.search.priced import COMMUNICATION, layout_of
@@ -130,6 +130,7 @@ def _memory(a: SearchAnswer) -> Section:
     note = (
         "of the fullest rank at its fullest instant: of the chosen strategy, and of the fastest of each other family"
     )
+    note += f"; {state_in(a.pricing, a.best.strategy).line}"
     return memory("Memory by part", bars, ("usable", float(a.pricing.cluster.device.usable_bytes)), note)
 
 

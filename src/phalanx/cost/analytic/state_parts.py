@@ -1,0 +1,116 @@
+"""What "state" is made of, in bytes a parameter: weights, gradients, master weights, moments, and over how many ranks
+each of them is sharded.
+
+The sum of each part over its shards is what live_bytes.state_bytes prices, whatever the parts are called.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from phalanx.cost.analytic.option_effects import BYTES, MIXED, moment_bytes, per_parameter
+from phalanx.cost.analytic.profile import Profile
+from phalanx.cost.ledger.gradient_flows import expert_ranks
+from phalanx.cost.ledger.live_bytes import state_bytes, whole_gradient_bytes
+from phalanx.cost.ledger.model_shape import Shape
+from phalanx.cost.ledger.policy import sharding
+from phalanx.cost.ledger.rank_layout import Layout
+from phalanx.spec.job import Job
+from phalanx.spec.strategy.stack_options import StackOptions
+
+ADAPTERS = "adapters"
+_NOTHING = 0.005
+"""Bytes a parameter below which a part is none."""
+
+
+@dataclass(frozen=True)
+class StatePart:
+    """Bytes of each parameter that a rank computes with, before they are sharded over `shards` ranks."""
+
+    what: str
+    bytes_per_parameter: float
+    shards: int
+    of: str = "model"
+    """Whose parameters: the model's own, or its adapters'."""
+
+
+@dataclass(frozen=True)
+class State:
+    """What every step leaves to the next on a rank."""
+
+    line: str
+    """All of it, as people read it."""
+    parts: tuple[StatePart, ...]
+    expert_shards: int
+    """Ranks that share the state of routed experts."""
+    on_host: float
+    """Share of master weights and moments that lies in the host's memory, in addition to these."""
+    idle_bytes: float
+    """Bytes a parameter of it that are free while activations are at their fullest."""
+
+
+def _line(s: State, over: str) -> str:
+    groups: dict[tuple[str, int], list[str]] = {}
+    for part in s.parts:
+        groups.setdefault((part.of, part.shards), []).append(f"{part.what} {part.bytes_per_parameter:.4g}")
+    said = [
+        f"{'of adapters: ' if of == ADAPTERS else ''}{', '.join(words)} "
+        + ("whole" if shards == 1 else f"over {shards:,} ranks ({over})")
+        for (of, shards), words in groups.items()
+    ]
+    if any(part.shards not in (1, s.expert_shards) for part in s.parts):
+        said.append(f"of experts over {s.expert_shards:,}")
+    if s.on_host:
+        said.append(f"{s.on_host:.0%} of master weights and moments on the host instead")
+    if s.idle_bytes:
+        said.append(f"{s.idle_bytes:.3g} of these are free when activations are at their fullest")
+    return f"state, bytes a parameter on a rank: {'; '.join(said)}"
+
+
+def state_of(model: Shape, layout: Layout, by: Profile, job: Job, options: StackOptions) -> State:
+    """Return what the state of one strategy is. `by`: the stack's constants with these options."""
+    zero, shards = sharding(layout, by.policy), 1
+    if zero.state:
+        shards = int(zero.shards)
+    frozen, here = bool(options.lora), 1 - options.optimizer_offload
+    sizes = per_parameter(job.precision, job.optimizer)
+    apart = job.precision.master_dtype != job.precision.compute
+    moments = here * float(moment_bytes(model, options)) + sizes.moments - MIXED.moments
+    master = here * BYTES[options.master] + sizes.master * apart - MIXED.master
+    gradients, reduced = float(by.accumulated_bytes), float(by.reduced_bytes)
+    if frozen:
+        moments = master = reduced = 0.0
+    outer = float(layout.outer_bytes)
+    copied = float(by.parameter_bytes) * options.reference.startswith("copy")
+    if zero.by_unit:
+        weights = float(by.full_shard_bytes) - gradients - moments
+        copied *= not options.parameter_offload
+        gradients, weights = gradients + min(weights, 0.0), max(weights, 0.0)  # with parameters on the host
+        added_up = ("gradients that add up", float(whole_gradient_bytes(by, zero)), 1)
+        each = [("weights", weights - copied, shards), ("gradients", gradients, shards), added_up]
+    else:
+        own = 1 if not zero.reduces_each or not zero.state else shards
+        gradients += reduced * (not zero.reduces_each)
+        sharded = master + moments if shards == 1 or frozen else float(by.shard_bytes)
+        total = float(state_bytes(layout, by, zero, np.maximum(zero.shards, 1)))
+        weights = total - gradients / own - (sharded + outer) / shards - copied
+        each = [("weights", weights, 1), ("gradients", gradients, own), ("master weights", sharded - moments, shards)]
+    each += [("moments", moments, shards), ("the reference's weights", copied, shards if zero.by_unit else 1)]
+    each.append(("the outer optimizer's", outer, shards))
+    parts = [StatePart(f"frozen {what}" if frozen else what, n, over) for what, n, over in each if n > _NOTHING]
+    if frozen:
+        by_unit, on_host = bool(zero.by_unit), by.parameters_on_host * zero.by_unit
+        of_adapters = (
+            ("weights", 2.0 * (1 - on_host), shards if by_unit else 1),
+            ("gradients", 4.0 * (1 - on_host * zero.reduces_each), shards if zero.reduces_each else 1),
+            ("master weights and moments", 12.0 * here, shards),
+        )
+        parts += [StatePart(what, float(n), over, ADAPTERS) for what, n, over in of_adapters if n > _NOTHING]
+    axes = "x".join(name for name, n in (("dp", layout.dp), ("cp", layout.cp)) if n > 1)
+    level = 0 if not zero.state else 3 if zero.parameters else 2 if zero.reduces_each else 1
+    of_experts = int(expert_ranks(layout)) if model.routes and layout.ep > 1 and shards > 1 else shards
+    idle = float(by.idle_bytes) if shards > 1 and not zero.by_unit else 0.0
+    state = State("", tuple(parts), of_experts, options.optimizer_offload, idle)
+    return replace(state, line=_line(state, f"{axes}, ZeRO-{level}"))

@@ -1,0 +1,111 @@
+"""What "state" is made of: parts that add up to what is priced, said in one line wherever its number stands."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from support.in_process_cli import json_of, phalanx
+
+from phalanx.answers.question.query import Query
+from phalanx.answers.question.question import read
+from phalanx.cost.analytic.state_parts import State
+from phalanx.cost.ledger.live_bytes import state_bytes
+from phalanx.cost.ledger.policy import sharding
+from phalanx.cost.step import predict as step
+from phalanx.planning.explain.analytic import state_in
+from phalanx.planning.lookup import model_named
+from phalanx.planning.search.column_pricing import Pricing
+from phalanx.spec.cluster.presets import preset
+from phalanx.spec.errors import InputError
+from phalanx.spec.job import Job, Precision
+from phalanx.spec.strategy.spec import Strategy, parse
+
+_STACKS = ("megatron-core", "megatron-fsdp", "megatron-bridge", "torchtitan", "deepspeed", "accelerate", "nanotron")
+_STRATEGIES = (
+    "tp=8",
+    "zero=1,tp=2",
+    "zero=2",
+    "zero=2,micro_batch=2",
+    "zero=3,tp=2",
+    "zero=3,shard=8",
+    "cp=2,zero=1",
+)
+_OPTIONS = (
+    None,
+    "first_moment=bfloat16,second_moment=bfloat16",
+    "optimizer_offload=0.5",
+    "optimizer_offload=1,parameter_offload=1",
+    "gradients=bfloat16",
+    "lora=16",
+    "reference=copy",
+)
+
+
+def _asked(stack: str, strategy: str, options: str | None, precision: str | None = None) -> State | None:
+    """Return the state of a strategy after its sum was compared; None where the stack has no such strategy."""
+    ask = Query(None, model="llama3-8b", cluster="dgx-h100", gpus=16, batch=64, seq=4096, stack=stack)
+    try:
+        q = read(Query(**{**vars(ask), "strategy": strategy, "options": options, "precision": precision}))
+        e = q.estimate
+    except InputError:
+        return None
+    state = state_in(q.pricing, q.shown)
+    of_model = sum(p.bytes_per_parameter / p.shards for p in state.parts if p.of == "model")
+    zero = sharding(e.layout, e.profile.policy)
+    assert of_model == pytest.approx(float(state_bytes(e.layout, e.profile, zero, max(float(zero.shards), 1.0))))
+    assert all(p.bytes_per_parameter > 0 for p in state.parts)
+    return state
+
+
+@pytest.mark.parametrize("stack", _STACKS)
+def test_parts_add_up_to_what_is_priced(stack: str) -> None:
+    asked = [_asked(stack, s, o) for s in _STRATEGIES for o in _OPTIONS]
+    asked += [_asked(stack, s, None, "fp32") for s in _STRATEGIES]
+    assert sum(state is not None for state in asked) > 8
+
+
+def _parts(stack: str, strategy: str, options: str | None = None) -> dict[str, tuple[float, int]]:
+    state = _asked(stack, strategy, options)
+    assert state is not None
+    return {f"{p.of} {p.what}": (p.bytes_per_parameter, p.shards) for p in state.parts}
+
+
+def test_parts_are_what_the_frameworks_hold() -> None:
+    mixed = {"model weights": (2, 1), "model gradients": (4, 1)}
+    assert _parts("megatron-core", "zero=1,tp=2") == mixed | {
+        "model master weights": (4, 8),
+        "model moments": (8, 8),
+    }
+    assert _parts("megatron-bridge", "tp=8")["model gradients"] == (2, 1)  # bf16, as its recipes have it
+    assert _parts("deepspeed", "zero=2")["model gradients"] == (4, 16)
+    fsdp = {"model weights": (4, 16), "model gradients": (4, 16), "model moments": (8, 16)}
+    assert _parts("torchtitan", "zero=3") == fsdp
+    adapters = _parts("accelerate", "dp=16", "lora=16,base=nf4")
+    assert adapters["model frozen weights"][0] == pytest.approx(0.75, abs=0.01)
+    assert adapters["adapters master weights and moments"] == (12, 1)
+
+
+@pytest.mark.parametrize("line", ["dp=2", "dp=2,zero=1", "dp=2,zero=2", "dp=2,zero=3"])
+def test_the_exact_engine_holds_what_is_said(line: str) -> None:
+    model, cluster, s = model_named("gpt2-medium")[0], preset("dgx-h100", 1), Strategy(**parse(line))
+    job = Job(16, 512, Precision("bfloat16", master="float32"))
+    state = state_in(Pricing(model, cluster, job, "phalanx"), s)
+    each = sum(part.bytes_per_parameter / part.shards for part in state.parts)
+    held = step.predict(model, cluster, job, s).state_bytes / model.parameter_count
+    # Buffers, which the line names: of a bucket or two, or at level 3 of the head and two blocks.
+    assert each * 0.98 < held < each * (2 if "zero=3" in line else 1.2)
+    assert state.line.endswith("and buffers of buckets and units, tables, the batch")
+
+
+def test_it_is_said_wherever_the_number_stands(tmp_path: Path) -> None:
+    ask = ["--model", "llama3-8b", "--cluster", "dgx-h100", "--gpus", "16", "--batch", "64", "--seq", "4096"]
+    line = "weights 2, gradients 4 whole; master weights 4, moments 8 over 8 ranks (dp, ZeRO-1)"
+    for words in (("predict",), ("explain",), ("tables", "memory")):
+        shown = phalanx(tmp_path, *words, *ask, "--strategy", "tp=2,zero=1")[1]
+        assert line in " ".join(shown.split()), words
+    assert line in json_of(tmp_path, "predict", *ask, "--strategy", "tp=2,zero=1", "--json")["state"]["line"]
+    shown = " ".join(phalanx(tmp_path, "compare", "tp=2,zero=1", "zero=3", *ask)[1].split())
+    assert f"A: state, bytes a parameter on a rank: {line}; B: state" in shown
+    shown = phalanx(tmp_path, "plan", *ask, "--where", "tp=2, zero=1, pp=1, cp=1")[1]
+    assert line in " ".join(shown.split())
