@@ -27,6 +27,10 @@ class StatedTraining:
     """At the end of its decay."""
     warmup: int | None = None
     """Steps of it."""
+    schedule: str | None = None
+    """How the learning rate falls: cosine, linear, constant, inverse-sqrt, or a word of the framework's own."""
+    save_every: int | None = None
+    """Steps between checkpoints."""
     steps: int | None = None
     samples: int | None = None
     """Sequences, where the file counts these in place of steps."""
@@ -42,9 +46,9 @@ class StatedTraining:
 
     def whole_tokens(self, batch: int, seq: int) -> float | None:
         """Tokens of the whole training with steps of `batch` sequences; None where the file does not say."""
-        if self.steps is not None:
-            return float(self.steps * batch * seq)
-        return float(self.samples * seq) if self.samples is not None else self.tokens and float(self.tokens)
+        if self.samples is not None:
+            return float(self.samples * seq)
+        return float(self.steps * batch * seq) if self.steps is not None else self.tokens and float(self.tokens)
 
 
 def arguments_of(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -53,9 +57,18 @@ def arguments_of(config: Mapping[str, Any]) -> dict[str, Any]:
     return dict(arguments) if isinstance(arguments, Mapping) else dict(_leaves(config))
 
 
-def stated_training(arguments: Mapping[str, Any], batch: int | None = None) -> StatedTraining:
-    """Return what a file's values by name say; `batch`: sequences of a step, for what it counts in sequences."""
-    given = {name.lstrip("-"): value for name, value in arguments.items()}
+def stated_training(
+    arguments: Mapping[str, Any],
+    batch: int | None = None,
+    environment: Mapping[str, Any] | None = None,
+    kind: str = "",
+) -> StatedTraining:
+    """Return what a file's values by name say. `batch`: sequences of a step, for what it counts in sequences;
+    `environment`: of a script, where an export has its blanks; `kind`: what `read` calls the framework."""
+    given = {name.lstrip("-"): value for name, value in _leaves(arguments)}
+    for what, blank in table()["blanks"].items():
+        if (environment or {}).get(blank) is not None:
+            given.setdefault(table()["keys"][what][-1], (environment or {})[blank])
 
     def stated(what: str) -> Any:
         return _first(given, what)[1]
@@ -69,10 +82,15 @@ def stated_training(arguments: Mapping[str, Any], batch: int | None = None) -> S
     lr, steps = _positive(stated("lr")), counted["steps"]
     if steps is None and batch and counted["samples"]:
         steps = counted["steps"] = counted["samples"] // batch
+    least = _final(lr, stated("min_lr"), stated("min_lr_ratio"))
+    schedule = _schedule(text("schedule"), least is not None and least == lr)
+    schedule = schedule or (table()["schedule_of"].get(kind) if lr else None)
     return StatedTraining(
         lr,
-        _final(lr, stated("min_lr"), stated("min_lr_ratio")),
+        lr if schedule == "constant" else least,
         _warmup(steps, batch, {what: stated(what) for what in ("warmup", "warmup_samples", "warmup_ratio")}),
+        schedule=schedule,
+        save_every=_steps(stated("save_every")),
         **counted,
         epochs=_positive(stated("epochs")),
         seed=seed if type(seed := stated("seed")) is int and seed >= 0 else None,
@@ -81,6 +99,12 @@ def stated_training(arguments: Mapping[str, Any], batch: int | None = None) -> S
         checkpoints=text("checkpoints"),
         counted_by=next((key for what, (key, _) in of.items() if key and counted[what] is not None), ""),
     )
+
+
+def _schedule(word: str | None, constant: bool) -> str | None:
+    """Return the schedule that a framework's word names; a decay to where it begins is none."""
+    known = (name for name, words in table()["schedules"].items() if word in words)
+    return word and ("constant" if constant else next(known, word))
 
 
 def _steps(value: Any) -> int | None:
@@ -111,12 +135,18 @@ def _positive(value: Any) -> float | None:
 
 def _first(given: Mapping[str, Any], what: str) -> tuple[str, Any]:
     """Return the key that says something (stated_training.toml) with its value; ("", None) without."""
-    for end in _words()[what]:
+    for end in table()["keys"][what]:
         for name, value in given.items():
             plain = name.replace("-", "_")
-            if (plain == end or plain.endswith(f".{end}")) and value not in (None, False, "", "auto", -1, "-1"):
+            if (plain == end or plain.endswith(f".{end}")) and not _open(value):
                 return name, typed(value)
     return "", None
+
+
+def _open(value: Any) -> bool:
+    """Whether a value says nothing: what a shell or an export fills in later."""
+    filled_in = isinstance(value, str) and (value.startswith("FILL-IN") or value.startswith("$"))
+    return filled_in or value in (None, False, "", "auto", -1, "-1")
 
 
 def typed(value: Any) -> Any:
@@ -128,7 +158,8 @@ def typed(value: Any) -> Any:
 
 
 @cache
-def _words() -> Mapping[str, list[str]]:
+def table() -> Mapping[str, Any]:
+    """Return the tables of stated_training.toml."""
     return tomllib.loads(Path(__file__).with_suffix(".toml").read_text())
 
 

@@ -2,24 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from phalanx.answers.answer import Answer, plain
 from phalanx.answers.question.precision import release_named
+from phalanx.answers.question.read import read as configuration
 from phalanx.frameworks.launchers.export import launcher, task
 from phalanx.frameworks.reading.parts import writer
 from phalanx.frameworks.registry import FRAMEWORKS, stack_named
+from phalanx.frameworks.stated_training import StatedTraining, stated_training
 from phalanx.frameworks.writing.program import TrainingProgram
 from phalanx.frameworks.writing.script import train_sh
-from phalanx.frameworks.writing.source_file import as_in_file, as_trained, source_of, with_training
+from phalanx.frameworks.writing.source_file import as_in_file, source_of, with_training
 from phalanx.frameworks.writing.subject import Subject, subject
 from phalanx.spec.errors import InputError, nearest
 from phalanx.spec.files import plan as plans
 from phalanx.spec.files.plan import Plan, write_text
+from phalanx.spec.strategy.stack_options import StackOptions
 
 
 @dataclass(frozen=True)
@@ -104,10 +108,15 @@ def exported(plan: Plan, to: str, by: str = "torchrun") -> Export:
     target, start = _target(to), launcher(by)
     own = str(plan.choices.get("stack", ""))
     source = source_of(plan.choices)
-    trained = plan if source is None else replace(plan, train=as_trained(plan.train, source, plan.job.global_batch))
+    training, kept = None, False
+    if source is not None:
+        batch = plan.job.global_batch
+        training = stated_training(source.arguments, batch, source.environment, source.kind)
     stack = own if own in target.stacks else target.stacks[0]
+    left = () if stack == own else _only_there(plan, stack)
+    options = {n: v for n, v in plan.options.changed().items() if n not in left}
     try:
-        x = subject(trained, stack_named(stack))
+        x = subject(replace(plan, options=StackOptions(**options)), stack_named(stack), training)
         p = target.program(x)
     except InputError as error:
         if stack == own:
@@ -120,14 +129,58 @@ def exported(plan: Plan, to: str, by: str = "torchrun") -> Export:
             reason = f"is {entry.written}, and the script that is written trains all of one model"
             remedy = "change the settings that `phalanx plan --from FILE` lists in the file itself"
             raise InputError(f"options.{name}", value, reason, remedy)
-    if source is not None:
+    if source is not None and training is not None:
         same = any(f.reads == source.kind and f.writes == to for f in FRAMEWORKS.values())
-        p = as_in_file(p, source) if p.arguments and same else with_training(p, source)
+        kept = p.arguments and same
+        p = as_in_file(p, source) if kept else with_training(p, source, training, to)
+    if left:
+        words = ", ".join(f"{name}={getattr(plan.options, name)}" for name in left)
+        p = replace(
+            p, notes=(*p.notes, f"{words} of the plan has no setting in {p.title}, which does it its own way.")
+        )
     if x.rounded and to not in _ROUNDS:
         reason = f"is a switch of torch's, not of a configuration of {to}"
         raise InputError("precision", "tf32", reason, "plan in fp32 and export TORCH_ALLOW_TF32_CUBLAS_OVERRIDE=1")
     files = {"train.sh": train_sh(p, x.gpus_per_node, x.nodes), **p.files}
+    note = "" if kept or source is None or training is None else _otherwise(files, training, source.name)
+    if note:
+        p = replace(p, notes=(*p.notes, note))
+        files["train.sh"] = train_sh(p, x.gpus_per_node, x.nodes)
     return Export(p, files | start(task(x, p, files)), by)
+
+
+def _otherwise(files: Mapping[str, str], training: StatedTraining, name: str) -> str:
+    """Return in which numbers of the training an export differs from the file that it improves, as it reads itself:
+    what the framework has no setting for; "" where nothing differs."""
+    with TemporaryDirectory() as folder:
+        for file, text in files.items():
+            Path(folder, file).write_text(text)
+        try:
+            here = asdict(configuration([folder]).training)
+        except InputError:  # such as blanks that hold what must be a number
+            return ""
+    differ = [
+        f"{what} {said} (here {here[what] if here[what] is not None else 'not set'})"
+        for what, said in asdict(training).items()
+        if what not in _COUNTS and said not in (None, here[what])
+    ]
+    return f"Not as {name} has it: {', '.join(differ)}." if differ else ""
+
+
+_COUNTS = ("samples", "tokens", "epochs", "counted_by")
+"""What says in other words how many steps there are."""
+_TRAINED = ("lora", "lora_targets", "base", "dora", "reference", "optimizer", "mtp", "products", "document")
+"""Options that say what is trained, which no other framework may leave out."""
+
+
+def _only_there(plan: Plan, stack: str) -> tuple[str, ...]:
+    """Return a plan's options that another stack has no setting for, and that say how, not what, is trained."""
+    has = stack_named(stack).options
+    return tuple(
+        name
+        for name, value in plan.options.changed().items()
+        if name not in _TRAINED and (name not in has or not has[name].allows(value))
+    )
 
 
 def why_not_exported(plan: Plan, stack: str) -> str:

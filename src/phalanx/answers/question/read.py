@@ -74,7 +74,10 @@ class Reading(Answer):
     @property
     def training(self) -> StatedTraining:
         """What the file says of its training."""
-        return stated_training(arguments_of(self.config), self.layout.global_batch)
+        environment = self.config.get("env")
+        named = environment if isinstance(environment, Mapping) else {}
+        c = self.configuration
+        return stated_training(arguments_of(self.config), c.layout.global_batch, named, c.kind)
 
 
 @plain.register
@@ -448,5 +451,5 @@ def query_by(path: Path, asked: Query, reading: Reading | None = None) -> tuple[
         asked.job or job_of(c, batch, seq),
         (*c.companions, *notes),
         caveats,
-        stated_training(arguments_of(reading.config), batch),
+        reading.training,
     )

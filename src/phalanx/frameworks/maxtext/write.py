@@ -151,7 +151,7 @@ def groups(x: Subject) -> tuple[Group, ...]:
             "Data",
             "Files and tokenizer are blanks of train.sh.",
             {"dataset_type": "hf", "hf_path": "parquet", "tokenizer_type": "huggingface", "enable_dropout": False}
-            | {"data_shuffle_seed": x.plan.train.seed, "checkpoint_period": 1000},
+            | {"data_shuffle_seed": x.training.seed or 0, "checkpoint_period": x.training.save_every or 1000},
         ),
     )
 
@@ -285,7 +285,7 @@ def _types(x: Subject) -> dict[str, Any]:
 
 
 def _optimizer(x: Subject) -> dict[str, Any]:
-    a, t = x.optimizer, x.plan.train
+    a, t = x.optimizer, x.training
     table: dict[str, Any] = {
         KEYS["job.optimizer.name"]: optimizer_word(KEYS, a.name, "MaxText"),
         KEYS["job.optimizer.betas.0"]: a.betas[0],
@@ -295,6 +295,6 @@ def _optimizer(x: Subject) -> dict[str, Any]:
         KEYS["job.clip"]: x.job.clip or 0.0,
         "lr_schedule_type": "cosine",
         "learning_rate_final_fraction": x.final_lr_share,
-        "warmup_steps_fraction": t.warmup / t.steps if x.trained and t.steps else 0.0,
+        "warmup_steps_fraction": t.warmup / t.steps if t.warmup and t.steps else 0.0,
     }
     return table | ({"muon_weight_decay": a.weight_decay, "muon_beta": a.first_decay} if a.row.whole else {})

@@ -63,7 +63,7 @@ def groups(x: Subject) -> tuple[Group, ...]:
             "As the plan's job has it; learning rate and steps are blanks where it has none.",
             _optimizer(x),
         ),
-        Group("Data and checkpoints", "Blanks above.", _run()),
+        Group("Data and checkpoints", "Blanks above.", _run(x)),
     ]
     if graphs := _graphs(x):
         result.append(Group("CUDA graphs", "They launch what they capture at once.", graphs))
@@ -321,13 +321,17 @@ def _optimizer(x: Subject) -> tuple[Setting, ...]:
         (KEYS["job.clip"], x.job.clip),
         ("--lr", "$LR"),
         ("--min-lr", "$MIN_LR"),
-        ("--lr-decay-style", "cosine"),
-        ("--lr-warmup-iters", x.plan.train.warmup if x.trained else None),
+        ("--lr-decay-style", x.schedule_in({"inverse-sqrt": "inverse-square-root"} | SAME_NAME, "cosine")),
+        ("--lr-warmup-iters", x.training.warmup),
         ("--train-iters", "$TRAIN_ITERS"),
     )
 
 
-def _run() -> tuple[Setting, ...]:
+SAME_NAME = {name: name for name in ("cosine", "linear", "constant")}
+"""Schedules of a learning rate that are called here as in a StatedTraining."""
+
+
+def _run(x: Subject) -> tuple[Setting, ...]:
     return settings(
         ("--distributed-backend", "nccl"),
         ("--tokenizer-type", "HuggingFaceTokenizer"),
@@ -336,7 +340,8 @@ def _run() -> tuple[Setting, ...]:
         ("--split", "99,1,0"),
         ("--save", "$CHECKPOINTS"),
         ("--load", "$CHECKPOINTS"),
-        ("--save-interval", 1000),
+        ("--save-interval", x.training.save_every or 1000),
+        ("--seed", x.training.seed or None),
         ("--eval-interval", 1000),
         ("--eval-iters", 10),
         ("--log-interval", 1),

@@ -104,7 +104,7 @@ def _keyed(flag: Setting, x: Subject) -> list[Setting]:
 
 _WITH_OTHERS = (
     *("--swiglu", "--squared-relu", "--no-bias-gelu-fusion", "--grad-reduce-in-bf16"),
-    *("--sft", "--cross-entropy-loss-fusion"),
+    *("--sft", "--cross-entropy-loss-fusion", "--seed"),
 )
 """Flags that are written with others, below."""
 
@@ -143,7 +143,7 @@ def _types(x: Subject, flags: set[str]) -> Iterable[Setting]:
 def _data(x: Subject, flags: set[str]) -> Iterable[Setting]:
     for name in ("reset_position_ids", "reset_attention_mask", "eod_mask_loss"):
         yield Setting(f"dataset.{name}", False)
-    yield Setting("dataset.random_seed", x.plan.train.seed)
+    yield Setting("dataset.random_seed", x.training.seed or 0)
     if x.options.lora:
         yield Setting("peft.dim", x.options.lora)
         yield Setting("peft.target_modules", list(TARGETS[x.options.lora_targets]))

@@ -69,12 +69,12 @@ def _require_model(m: ModelSpec) -> None:
 
 def groups(x: Subject) -> tuple[Group, ...]:
     """Return all sections."""
-    s, t, m = x.s, x.plan.train, x.model
+    s, m = x.s, x.model
     return (
         group(
             "Run",
             "",
-            {"general": {"project": "phalanx", "run": f"{m.family}-{s.world}", "seed": t.seed}},
+            {"general": {"project": "phalanx", "run": f"{m.family}-{s.world}", "seed": x.training.seed or 0}},
         ),
         group(
             "Layout",
@@ -91,7 +91,7 @@ def groups(x: Subject) -> tuple[Group, ...]:
                 "tokenizer": {"tokenizer_name_or_path": "FILL-IN-TOKENIZER"},
                 "checkpoints": {
                     "checkpoints_path": "FILL-IN-CHECKPOINTS",
-                    "checkpoint_interval": 1000,
+                    "checkpoint_interval": x.training.save_every or 1000,
                     "checkpoints_path_is_shared_file_system": True,
                 },
                 "data_stages": [
@@ -99,7 +99,7 @@ def groups(x: Subject) -> tuple[Group, ...]:
                         "name": "Training",
                         "start_training_step": 1,
                         "data": {
-                            "seed": t.seed,
+                            "seed": x.training.seed or 0,
                             "num_loading_workers": 1,
                             "dataset": {
                                 "dataset_folder": "FILL-IN-DATA_PATH",
@@ -150,9 +150,9 @@ def _optimizer(x: Subject) -> dict[str, Any]:
     adam = {"job.optimizer.betas.0": a.betas[0], "job.optimizer.betas.1": a.betas[1], "job.optimizer.eps": a.eps}
     schedule = {
         "learning_rate": Unquoted("FILL-IN-LR"),
-        "lr_warmup_steps": x.plan.train.warmup if x.trained else 0,
+        "lr_warmup_steps": x.training.warmup or 0,
         "lr_warmup_style": "linear",
-        "lr_decay_style": "cosine",
+        "lr_decay_style": x.schedule_in({"linear": "linear"}, "cosine"),
         "min_decay_lr": Unquoted("FILL-IN-MIN_LR"),
     }
     return (

@@ -49,10 +49,8 @@ def tables(
         kind = kind_of(config) if len(sharing) > 1 else None
         framework = next((f for f in sharing if f.reads == kind), sharing[-1])
         whole = {framework.file_as: config} if framework.file_as else config
-        return framework, {
-            **whole,
-            **{name: parts[name] for name in framework.companions if parts[name] or name == "args"},
-        }
+        named = [n for n in parts if n == "env" or n in framework.companions]  # blanks are variables
+        return framework, {**whole, **{name: parts[name] for name in named if parts[name] or name == "args"}}
     raise InputError("file", str(folder), f"is a folder without any of {', '.join(FILES)}", "name the file")
 
 

@@ -142,7 +142,7 @@ def _literal(value: Any) -> str:
 
 def _module(x: Subject, parts: tuple[Group, ...]) -> str:
     """Write the module."""
-    m, a, t = x.model, x.job.optimizer, x.plan.train
+    m, a = x.model, x.job.optimizer
     module, flavor = FLAVORS[m.family, m.layers, m.hidden, m.vocab]
     arguments: dict[str, list[str]] = {name: [] for name in _SECTIONS}
     for g in parts:
@@ -177,8 +177,12 @@ def _module(x: Subject, parts: tuple[Group, ...]) -> str:
         betas=tuple(a.betas),
         eps=repr(a.eps),
         weight_decay=repr(a.weight_decay),
+        decay=repr(x.schedule_in({"linear": "linear", "constant": "linear"}, "cosine")),
         final_lr_share=repr(x.final_lr_share),
-        warmup=t.warmup if x.trained else 0,
+        save_every=x.training.save_every or 1000,
+        debug=f"        debug=DebugConfig(seed={x.training.seed}),\n" if x.training.seed else "",
+        debug_part="DebugConfig, " if x.training.seed else "",
+        warmup=x.training.warmup or 0,
         why=comment(f"Recomputation. {reasons.recomputation(x)}", " " * 8),
         recompute=recompute,
         sections=sections,

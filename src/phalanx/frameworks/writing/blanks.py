@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from phalanx.frameworks.writing.program import Blank
+from phalanx.frameworks.writing.program import FILL_IN, Blank
 from phalanx.frameworks.writing.subject import Subject
 
 
@@ -14,14 +14,14 @@ def blanks(
     final: bool = False,
 ) -> tuple[Blank, ...]:
     """Return the blanks of train.sh. `data`: what form it has; `final`: with the learning rate after its decay."""
-    t = x.plan.train
-    known = (f"{t.scaled_lr(x.job.global_batch):g}", str(t.steps)) if x.trained else ()
+    t = x.training
+    lr, steps = (FILL_IN if known is None else f"{known:.12g}" for known in (t.lr, t.steps))
     end = (Blank("MIN_LR", "Learning rate at the end of its decay.", x.final_lr),) if final else ()
     return (
         Blank("DATA_PATH", f"Training data: {data}."),
         Blank("TOKENIZER", f"{tokenizer}, of {x.model.vocab:,} tokens at most."),
         Blank("CHECKPOINTS", f"Folder for {folder}, on a file system that all nodes see."),
-        Blank("LR", "Peak learning rate.", *known[:1]),
+        Blank("LR", "Peak learning rate.", lr),
         *end,
-        Blank("TRAIN_ITERS", "Optimizer steps.", *known[1:]),
+        Blank("TRAIN_ITERS", "Optimizer steps.", steps),
     )

@@ -13,10 +13,9 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from phalanx.frameworks.keys import key_table
-from phalanx.frameworks.stated_training import arguments_of, stated_training, typed
+from phalanx.frameworks.stated_training import StatedTraining, arguments_of, table, typed
 from phalanx.frameworks.writing.program import Group, Setting, TrainingProgram, Variable
 from phalanx.spec.errors import InputError
-from phalanx.spec.job import Train
 
 
 @dataclass(frozen=True)
@@ -106,24 +105,13 @@ def as_in_file(program: TrainingProgram, source: SourceFile) -> TrainingProgram:
     return replace(program, groups=tuple(groups), blanks=needed, variables=variables, notes=notes)
 
 
-def as_trained(train: Train, source: SourceFile, batch: int) -> Train:
-    """Return how a plan with steps of `batch` sequences trains, as the file has it, where it says the learning rate
-    and how long."""
-    t = stated_training(source.arguments, batch)
-    if t.lr is None or t.steps is None:
-        return train
-    least = (t.min_lr or 0.0) / t.lr
-    try:
-        stated = replace(train, name="file", lr=t.lr, steps=t.steps, warmup=min(t.warmup or 0, t.steps - 1))
-        return replace(stated, min_lr_ratio=least, seed=train.seed if t.seed is None else t.seed)
-    except InputError:
-        return train
-
-
-def with_training(program: TrainingProgram, source: SourceFile) -> TrainingProgram:
-    """Return a program with what the file says of its training: in its blanks, and among TrainingArguments."""
-    t = stated_training(source.arguments)
-    stated = {b.name: getattr(t, _OF_FILE[b.name]) for b in program.blanks if b.name in _OF_FILE}
+def with_training(program: TrainingProgram, source: SourceFile, t: StatedTraining, to: str) -> TrainingProgram:
+    """Return a program with what the file says of its training: in its blanks, and among TrainingArguments. Data are
+    named where `to` reads the same form of it."""
+    blanks = {blank: what for what, blank in table()["blanks"].items()}
+    stated = {b.name: getattr(t, blanks[b.name]) for b in program.blanks if b.name in blanks}
+    if _DATA.get(source.kind) != _DATA.get(to):
+        stated.pop("DATA_PATH", None)
     if stated.get("TRAIN_ITERS", 0) is None and t.epochs and _ARGUMENTS in program.files:
         stated["TRAIN_ITERS"] = -1  # which leaves transformers' Trainer num_train_epochs
     known = {
@@ -144,10 +132,10 @@ def with_training(program: TrainingProgram, source: SourceFile) -> TrainingProgr
 
 def _of_training(source: SourceFile, own: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     """Yield the file's TrainingArguments that change no step, and those that the export does not set."""
-    table, changed = key_table("hugging_face"), {plain(edit.key) for edit in source.edits}
+    keys, changed = key_table("hugging_face"), {plain(edit.key) for edit in source.edits}
     for name, value in source.arguments.items():
         key = plain(name)
-        verdict = table.verdict(key)
+        verdict = keys.verdict(key)
         if verdict is None or "training_args.py" not in verdict.source or key in changed:
             continue
         if verdict.effect in ("numbers", "none") or (key not in own and not key.startswith(("fsdp", "deepspeed"))):
@@ -155,15 +143,12 @@ def _of_training(source: SourceFile, own: Mapping[str, Any]) -> Iterator[tuple[s
 
 
 _ARGUMENTS = "training_arguments.json"
-_OF_FILE = {
-    "LR": "lr",
-    "MIN_LR": "min_lr",
-    "TRAIN_ITERS": "steps",
-    "DATA_PATH": "data",
-    "TOKENIZER": "tokenizer",
-    "CHECKPOINTS": "checkpoints",
+_DATA = {
+    **dict.fromkeys(("megatron", "nemo", "bridge"), "indexed"),
+    **dict.fromkeys(("hf", "accelerate", "deepspeed", "torchtitan"), "hub"),
+    **{name: name for name in ("nanotron", "maxtext")},
 }
-"""Blanks, and what a file says that fills them."""
+"""What form of data a framework names, by what `read` and `export` call it."""
 _PLAIN = r"[\w./:+~-]+"
 """Values that need no quotes in a shell."""
 

@@ -7,11 +7,13 @@ an export gives this strategy, exactly.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, get_args
 
 from phalanx.frameworks.registry import facts, require_runnable
 from phalanx.frameworks.stack import Stack
+from phalanx.frameworks.stated_training import StatedTraining
 from phalanx.schedule.pipeline.given_layout import equal_blocks
 from phalanx.schedule.pipeline.stages import blocks_of, check, rank_of
 from phalanx.spec.cluster.spec import ClusterSpec
@@ -43,6 +45,8 @@ class Subject:
     """bf16, fp16 or fp32: the type of parameters and activations."""
     blocks: tuple[int, ...]
     """Blocks of each chunk; empty without a pipeline, and where options shape its first or last stage."""
+    training: StatedTraining
+    """How it trains, in the words of a file that the plan improves, or of its job."""
 
     @property
     def model(self) -> ModelSpec:
@@ -85,20 +89,20 @@ class Subject:
         """Whether every chunk has the same number of blocks."""
         return len(set(self.blocks)) <= 1
 
-    @property
-    def trained(self) -> bool:
-        """Whether the plan says how to train (data, learning rate, steps), not just what a step computes."""
-        return bool(self.plan.train.name)
+    def schedule_in(self, words: Mapping[str, str], otherwise: str) -> str:
+        """Return a framework's word for how the learning rate falls; `otherwise`: where it has none for it."""
+        return words.get(self.training.schedule or "", otherwise)
 
     @property
     def final_lr_share(self) -> float:
-        """Learning rate at the end of its decay over its peak; 0 where the plan does not say how to train."""
-        return self.plan.train.min_lr_ratio if self.trained else 0.0
+        """Learning rate at the end of its decay over its peak; 0 where nothing says how to train."""
+        t = self.training
+        return t.min_lr / t.lr if t.lr and t.min_lr else 0.0
 
     @property
     def final_lr(self) -> str:
         """Learning rate at the end of its decay."""
-        return f"{self.final_lr_share * self.plan.train.scaled_lr(self.job.global_batch):g}"
+        return f"{self.training.min_lr or 0.0:g}"
 
 
 def require_plain(m: ModelSpec, title: str) -> None:
@@ -125,8 +129,9 @@ def require_plain(m: ModelSpec, title: str) -> None:
             raise InputError(f"model.{name}", None, f"is not exported to {title}", "use another model")
 
 
-def subject(plan: Plan, stack: Stack) -> Subject:
-    """Return a plan as an export of this stack has it. Raises InputError for what the stack does not run."""
+def subject(plan: Plan, stack: Stack, training: StatedTraining | None = None) -> Subject:
+    """Return a plan as an export of this stack has it. `training`: how the file that it improves trains. Raises
+    InputError for what the stack does not run."""
     s = plan.strategy
     per_node = plan.cluster.ranks_per_node
     if s.world > per_node and s.world % per_node:
@@ -170,7 +175,17 @@ def subject(plan: Plan, stack: Stack) -> Subject:
         reason = "contradicts the blocks that strategy.layers lists"
         raise InputError(f"options.{shaped[0]}", getattr(options, shaped[0]), reason, "leave one of them out")
     blocks = _blocks(plan) if s.pp > 1 and not shaped else ()
-    return Subject(plan, stack, canonical(s, stack, blocks), options, compute, blocks)
+    return Subject(plan, stack, canonical(s, stack, blocks), options, compute, blocks, training or _of_job(plan))
+
+
+def _of_job(plan: Plan) -> StatedTraining:
+    """Return how a job file trains: its decay is a cosine."""
+    t = plan.train
+    if not t.name:
+        return StatedTraining(seed=t.seed)
+    lr = t.scaled_lr(plan.job.global_batch)
+    saved = t.save_every or None
+    return StatedTraining(lr, t.min_lr_ratio * lr, t.warmup, "cosine", saved, t.steps, seed=t.seed)
 
 
 _OF_STAGES = ("first_stage_layers", "last_stage_layers", "embedding_as_layer", "loss_as_layer")

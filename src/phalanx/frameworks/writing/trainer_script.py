@@ -24,7 +24,7 @@ from phalanx.spec.model.spec import MODEL_FIELDS
 def arguments(x: Subject, **more: Any) -> dict[str, Any]:
     """Return TrainingArguments of a plan, and the kernel of attention, which train.py gives to the model. Raises
     InputError for recomputation of some blocks."""
-    s, a, t = x.s, x.job.optimizer, x.plan.train
+    s, a, t = x.s, x.job.optimizer, x.training
     kernels = [word for word, kernel in ATTENTION.items() if kernel == x.options.attention]
     if s.recompute not in ("none", "full", "uniform:1"):
         reason = "transformers recomputes every block or none"
@@ -41,9 +41,11 @@ def arguments(x: Subject, **more: Any) -> dict[str, Any]:
         "adam_epsilon": a.eps,
         "weight_decay": a.weight_decay,
         "max_grad_norm": x.job.clip,
-        **_decay(x.final_lr_share),
-        "warmup_steps": t.warmup if x.trained else 0,
+        **_decay(x),
+        "warmup_steps": t.warmup or 0,
         "logging_steps": 1,
+        **({"seed": t.seed} if t.seed else {}),
+        **({"save_steps": t.save_every} if t.save_every else {}),
         **_LOSSES.get(x.options.cross_entropy, {}),
         **({"attn_implementation": kernels[0]} if kernels else {}),
         **more,
@@ -60,9 +62,15 @@ _LOSSES: dict[str, dict[str, Any]] = {
 """Arguments that turn a loss on (transformers, integrations/liger.py)."""
 
 
-def _decay(share: float) -> dict[str, Any]:
-    if share == 0:
-        return {"lr_scheduler_type": "cosine"}
+def _decay(x: Subject) -> dict[str, Any]:
+    """Return the schedule of the learning rate: a linear one that ends above 0 is a polynomial of power 1."""
+    words = {"linear": "linear", "constant": "constant_with_warmup", "inverse-sqrt": "inverse_sqrt"}
+    word, share = x.schedule_in(words, "cosine"), x.final_lr_share
+    if word not in ("cosine", "linear") or share == 0:
+        return {"lr_scheduler_type": word}
+    if word == "linear":
+        kwargs = {"lr_end": x.training.min_lr, "power": 1.0}
+        return {"lr_scheduler_type": "polynomial", "lr_scheduler_kwargs": kwargs}
     return {"lr_scheduler_type": "cosine_with_min_lr", "lr_scheduler_kwargs": {"min_lr_rate": share}}
 
 
