@@ -24,7 +24,7 @@ from phalanx.spec.job import Job, Precision, Products
 from phalanx.spec.model.families import complete
 from phalanx.spec.model.spec import ModelSpec
 from phalanx.spec.strategy.mesh import mesh
-from phalanx.spec.strategy.spec import Strategy
+from phalanx.spec.strategy.spec import Recompute, Strategy
 from phalanx.training.compiled_blocks import compile_blocks, require_compilable, uncompiled
 from phalanx.training.training_step import Training
 
@@ -80,11 +80,12 @@ def errors(
 
 
 @pytest.mark.parametrize("family", list(_FAMILIES))
-def test_gradients_are_those_of_plain_blocks(family: str) -> None:
-    largest, losses, graphs = errors(ALONE, _model(family), Strategy(micro_batch=2))
+@pytest.mark.parametrize(("recompute", "expected"), [("none", 1), ("full", 2)])
+def test_gradients_are_those_of_plain_blocks(family: str, recompute: Recompute, expected: int) -> None:
+    largest, losses, graphs = errors(ALONE, _model(family), Strategy(micro_batch=2, recompute=recompute))
     assert largest < 1e-10
     assert losses == pytest.approx([0, 0, 0], abs=1e-12)
-    assert graphs == 1  # for ten blocks
+    assert graphs == expected  # for ten blocks
 
 
 def test_other_shapes_are_compiled_anew() -> None:
@@ -156,11 +157,13 @@ def test_a_run_through_inductor(tmp_path: Path) -> None:
 
 
 @pytest.mark.long
-def test_over_zero_3(pool: Pool) -> None:
-    for largest, losses, graphs in pool.run(2, errors, _model(layers=2), Strategy(dp=2, zero=3, micro_batch=2)):
+@pytest.mark.parametrize(("recompute", "expected"), [("none", 1), ("full", 2)])
+def test_over_zero_3(pool: Pool, recompute: Recompute, expected: int) -> None:
+    s = Strategy(dp=2, zero=3, micro_batch=2, recompute=recompute)
+    for largest, losses, graphs in pool.run(2, errors, _model(layers=2), s):
         assert largest < 1e-10
         assert losses == pytest.approx([0, 0, 0], abs=1e-12)
-        assert graphs == 1
+        assert graphs == expected
 
 
 def compiled(world: World, precision: Precision, keep: bool) -> tuple[dict[str, Tensor], list[float]]:
@@ -182,7 +185,7 @@ def test_weights_that_are_gathered_in_8_bits_are_those_of_a_graph_that_rounds_th
 
 def test_what_is_not_compiled_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     require_compilable(_model(), Strategy(dp=2, zero=2), "cpu")
-    for line in ("tp=2", "cp=2", "pp=2", "dp=1,recompute=full"):
+    for line in ("tp=2", "cp=2", "pp=2", "dp=1,recompute=selective"):
         strategy = make_strategy(line)
         assert strategy is not None
         with pytest.raises(InputError, match=r"train\.compile"):
@@ -199,11 +202,11 @@ def test_uncompiled_for_a_while() -> None:
     s = Strategy(micro_batch=2)
     model = Training(_model(layers=1), Job(2, 16), s, Comm(ALONE, mesh(s)), seed=0).model
     block = model.blocks["0"]
-    plain = block.forward
+    plain = block.compute
     with uncompiled(model):
-        assert block.forward == plain
+        assert block.compute == plain
     compile_blocks(model, "aot_eager")
-    compiled = block.forward
+    compiled = block.compute
     with uncompiled(model):
-        assert block.forward == plain
-    assert block.forward is compiled is not plain
+        assert block.compute == plain
+    assert block.compute is compiled is not plain

@@ -99,14 +99,15 @@ class DecoderBlock(nn.Module):
         if self.repeats is not None and recompute.pays(x):
             angles = known.angles or (None, None)
             return recompute.repeated(self._region, self.repeats, x, *angles, known.mask, known.places)
-        return self._pass(x, known)
+        return self.compute(x, known)
 
     def _region(self, needed: bool, x: Tensor, *known: Tensor | None) -> Tensor:
         cos, sin, mask, places = known
         angles = None if cos is None or sin is None else (cos, sin)
-        return self._pass(x, TokenFacts(angles, mask, places), needed)
+        return self.compute(x, TokenFacts(angles, mask, places), needed)
 
-    def _pass(self, x: Tensor, known: TokenFacts, needed: bool = True) -> Tensor:
+    def compute(self, x: Tensor, known: TokenFacts, needed: bool = True) -> Tensor:
+        """Return the stream after the block; `needed`: whether it is used, or its gradients alone are."""
         if self.residual != "serial":
             return self._parallel(x, known, needed)
         last = len(self.names)
@@ -130,7 +131,7 @@ class DecoderBlock(nn.Module):
         return mixer(x, needed)
 
     def _parallel(self, x: Tensor, known: TokenFacts, needed: bool) -> Tensor:
-        """`_pass` where attention and MLP read the block's input, and with tp share one sum over ranks."""
+        """`compute` where attention and MLP read the block's input, and with tp share one sum over ranks."""
         normed = self.norm1(x)
         term = self._term(self.attention, normed, known, needed)
         if self.tp is None:

@@ -213,7 +213,8 @@ class Train:
     file with an algorithm (schedule/collectives/algorithm_file.py) for one operation in groups of its ranks."""
     compile: Literal["none", "blocks"] = "none"
     """Whether torch.compile makes one graph of each block. Supports models without experts and strategies of only dp
-    and zero, without recomputation; the first step of a process, which is recorded and verified, runs uncompiled."""
+    and zero, with full recomputation or none; the first step of a process, which is recorded and verified, runs
+    uncompiled."""
     tensorboard: bool = False
     """Whether metrics are written for TensorBoard as well."""
     prompt: Annotated[str, Length(10**6)] = "It is a truth"

@@ -1,10 +1,11 @@
 """Blocks through torch.compile: one graph a block, without breaks, so that its elementwise operations are fused.
 
-Only `forward` is compiled. Hooks of units (gathers, records) stay outside, parameters are inputs of the graph, and
-their gradients reach the data-parallel engine as ever. Blocks of the same shapes share one compiled graph, which is
-made when a block first runs. The norms, activation and rotation of nn/functional.py then are plain formulas, and what
-is kept for the backward pass is the compiler's choice: so the step that is recorded and compared with its program,
-evaluations and the search for non-finite numbers run uncompiled.
+Only what a block computes is compiled. Hooks of units (gathers, records) stay outside, parameters are inputs of the
+graph, and their gradients reach the data-parallel engine as ever. Blocks of the same shapes share one compiled graph,
+which is made when a block first runs; recomputed ones have a second, of the pass that is repeated without its last
+product (runtime/autograd/recompute.py). The norms, activation and rotation of nn/functional.py then are plain
+formulas, and what is kept for the backward pass is the compiler's choice: so the step that is recorded and compared
+with its program, evaluations and the search for non-finite numbers run uncompiled.
 """
 
 from __future__ import annotations
@@ -14,11 +15,12 @@ import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import cast
 
 import torch
 from torch import nn
 
-from phalanx.nn.decoder import Decoder
+from phalanx.nn.decoder import Decoder, DecoderBlock
 from phalanx.spec.errors import InputError
 from phalanx.spec.model.spec import ModelSpec
 from phalanx.spec.strategy.spec import Strategy
@@ -34,10 +36,10 @@ def require_compilable(model: ModelSpec, s: Strategy, device: str) -> None:
         reason = "cannot compile experts, whose rows depend on the router"
     elif axis := next((axis for axis in ("tp", "cp", "pp") if getattr(s, axis) > 1), ""):
         reason = f"cannot compile blocks that communicate or defer gradients ({axis} = {getattr(s, axis)})"
-    elif s.recompute != "none":
-        reason = f"cannot compile blocks that are recomputed (recompute = {s.recompute})"
+    elif s.recompute == "selective":
+        reason = "cannot compile blocks of which a part is recomputed (recompute = selective)"
     if reason:
-        raise InputError(_OPTION, "blocks", reason, "leave it out, or use dp and zero alone")
+        raise InputError(_OPTION, "blocks", reason, "leave it out, or use dp and zero, with recompute = full or none")
     if device == "cpu":
         compiler = os.environ.get("CXX", "g++")
         if shutil.which(compiler) is None:
@@ -50,17 +52,18 @@ def compile_blocks(model: Decoder, backend: str = "inductor") -> None:
     """Compile every block of a model, each when it first runs, and anew for other shapes: a graph for any shape would
     be slower, and attention refuses an `is_causal` that depends on a symbolic one."""
     for block in model.blocks.values():
-        block.forward = torch.compile(block.forward, backend=backend, fullgraph=True, dynamic=False)
+        compute = cast(DecoderBlock, block).compute
+        block.__dict__["compute"] = torch.compile(compute, backend=backend, fullgraph=True, dynamic=False)
 
 
 @contextmanager
 def uncompiled(model: nn.Module) -> Iterator[None]:
     """Disable compilation of a model's blocks inside the context."""
     blocks = list(getattr(model, "blocks", nn.ModuleDict()).values())
-    kept = [block.__dict__.pop("forward", None) for block in blocks]
+    kept = [block.__dict__.pop("compute", None) for block in blocks]
     try:
         yield
     finally:
-        for block, forward in zip(blocks, kept, strict=True):
-            if forward is not None:
-                block.forward = forward
+        for block, compute in zip(blocks, kept, strict=True):
+            if compute is not None:
+                block.__dict__["compute"] = compute
