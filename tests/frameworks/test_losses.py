@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +59,30 @@ def test_the_written_arguments_turn_it_on(tmp_path: Path, stack: str, loss: str)
     json_of(tmp_path, "export", "p.json", "--to", stack, "--out", "out", "--json")
     arguments = json.loads((tmp_path / "out" / "training_arguments.json").read_text())
     assert files.READERS["hf"](arguments, 8).options["cross_entropy"] == loss
+
+
+@pytest.mark.parametrize("stack", ["megatron-core", "megatron-bridge"])
+@pytest.mark.parametrize(("loss", "impl", "kept"), [("native", "native", 6), ("fused", "te", 4)])
+def test_a_fusion_of_megatron_keeps_its_own_softmax_or_nothing(
+    tmp_path: Path, stack: str, loss: str, impl: str, kept: int
+) -> None:
+    asked = ("--model", "llama3-8b", "--gpus", "8", "--cluster", "dgx-h100", "--batch", "16", "--seq", "4096")
+    chosen = ("--stack", stack, "--strategy", "dp=8,zero=1", "--options", f"cross_entropy={loss}", "--out", "p.json")
+    json_of(tmp_path, "plan", *asked, *chosen, "--json")
+    written = json_of(tmp_path, "export", "p.json", "--to", stack, "--out", "out", "--json")["files"]
+    text = "".join((tmp_path / "out" / Path(file).name).read_text() for file in written)
+    assert re.search(rf"cross.entropy.fusion.impl\W+{impl}\b", text)
+    priced = json_of(tmp_path, "predict", "p.json", "--json")["memory_terms"]["logits"]
+    assert priced == pytest.approx(4096 * 128256 * kept, rel=0.01)
+
+
+@pytest.mark.parametrize(("impl", "loss"), [(None, "native"), ("native", "native"), ("te", "fused")])
+def test_a_fusion_of_megatron_is_its_own_unless_it_is_named(impl: str | None, loss: str) -> None:
+    words = {"cross_entropy_loss_fusion": True} | ({"cross_entropy_fusion_impl": impl} if impl else {})
+    script = {"args": {word.replace("_", "-"): value for word, value in words.items()}}
+    assert files.READERS["megatron"](script, 8).options["cross_entropy"] == loss
+    container = {"model": {"tensor_model_parallel_size": 1} | words, "ddp": {}, "mixed_precision": {}}
+    assert files.READERS["nemo"](container, 8).options["cross_entropy"] == loss
 
 
 @pytest.mark.parametrize(

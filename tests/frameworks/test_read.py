@@ -630,7 +630,7 @@ def test_megatron_layouts_follow_validate_args(args: dict[str, Any], fixed: dict
                 }
             },
             "dp=16,zero=1,tp=2,cp=2,etp=2,micro_batch=2",
-            {"context": "all_gather", "dispatch": "deepep", "cross_entropy": "fused"},
+            {"context": "all_gather", "dispatch": "deepep", "cross_entropy": "native"},
         ),
         (
             "deepspeed",

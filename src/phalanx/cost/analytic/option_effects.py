@@ -103,6 +103,10 @@ _PARTS = 8
 """Parts of the tokens in which a fused linear loss computes its logits."""
 _FUSED_KEPT, _FUSED_TRAFFIC = 4.0, 8.0
 """Bytes per logit that a fused loss keeps (logits and gradient in 16 bits) and moves (both read and written)."""
+_NATIVE_KEPT = 6.0
+"""Bytes per logit of Megatron's own fusion: the softmax in fp32 and its gradient in 16 bits (NVIDIA/Megatron-LM
+d98e8a64 megatron/core/fusions/fused_cross_entropy.py:82, `grad_input.to(torch.bfloat16)`, and :119, what it saves).
+Most published recipes that the stack's traffic was fitted on use it."""
 _FOREACH = 4.0
 """Bytes per updated element of torch's AdamW without a fused kernel, which makes the roots of all fp32 moments at
 once (torch 2.13, torch/optim/adam.py:645, `exp_avg_sq_sqrt = torch._foreach_sqrt(device_exp_avg_sqs)`)."""
@@ -151,6 +155,8 @@ def effective(by: Profile, model: Shape, options: StackOptions) -> Profile:
             kept_logit=np.minimum(new.kept_logit, _FUSED_KEPT),
             logit_bytes=np.minimum(new.logit_bytes, _FUSED_TRAFFIC),
         )
+    if options.cross_entropy == "native":
+        new = replace(new, kept_logit=np.minimum(new.kept_logit, _NATIVE_KEPT))
     if options.cross_entropy == "linear":
         new = replace(new, kept_logit=new.kept_logit / _PARTS)
     if options.cross_entropy == "plain":

@@ -33,7 +33,8 @@ def options(flag: Flag, experts: bool, cp: int | None) -> dict[str, Any]:
     fast = truth(flag("use_flash_attn", "options.attention"))
     result["attention"] = backend or ("flash" if fast else "unfused" if local else None)
     if truth(flag("cross_entropy_loss_fusion", "options.cross_entropy")):
-        result["cross_entropy"] = "fused"
+        impl = flag("cross_entropy_fusion_impl", "options.cross_entropy", "native")
+        result["cross_entropy"] = KEYS.value("options.cross_entropy", impl)
     if truth(flag("tp_comm_overlap", "options.tp_overlap")):
         result["tp_overlap"] = "userbuffers"
     result["graphs"] = _graphs(flag, experts)

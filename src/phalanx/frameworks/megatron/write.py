@@ -18,6 +18,7 @@ from phalanx.spec.optimizers import MUON_RMS
 from phalanx.spec.strategy import recompute as recomputation
 
 KEYS = key_table("megatron")
+_FUSIONS = KEYS.values("options.cross_entropy")
 
 
 def program(x: Subject) -> TrainingProgram:
@@ -292,7 +293,8 @@ def _types(x: Subject) -> tuple[Setting, ...]:
         ("--optimizer-cpu-offload", offloaded),
         (KEYS["options.optimizer_offload"], o.optimizer_offload if offloaded else None),
         KEYS.setting("options.attention", o.attention) if o.attention != "auto" else ("--attention-backend", None),
-        ("--cross-entropy-loss-fusion", o.cross_entropy == "fused"),
+        ("--cross-entropy-loss-fusion", o.cross_entropy in _FUSIONS),
+        KEYS.setting("options.cross_entropy", o.cross_entropy) if o.cross_entropy in _FUSIONS else ("", None),
     )
 
 

@@ -98,9 +98,8 @@ def _with_others(keys: Keys) -> dict[str, Any]:
 def _options(keys: Keys) -> dict[str, Any]:
     """Return options that Megatron-LM has no flag for."""
     options: dict[str, Any] = {}
-    fused = keys.truth("model.cross_entropy_loss_fusion", "options.cross_entropy")
-    if fused is not None:
-        options["cross_entropy"] = "fused" if fused else "plain"
+    if keys.truth("model.cross_entropy_loss_fusion", "options.cross_entropy") is False:
+        options["cross_entropy"] = "plain"
     if rank := keys.count("peft.dim", "options.lora"):
         options["lora"] = rank
         targets = keys.take("peft.target_modules", "options.lora_targets")

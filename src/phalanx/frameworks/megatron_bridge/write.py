@@ -102,10 +102,7 @@ def _keyed(flag: Setting, x: Subject) -> list[Setting]:
     return settings
 
 
-_WITH_OTHERS = (
-    *("--swiglu", "--squared-relu", "--no-bias-gelu-fusion", "--grad-reduce-in-bf16"),
-    *("--sft", "--cross-entropy-loss-fusion", "--seed"),
-)
+_WITH_OTHERS = ("--swiglu", "--squared-relu", "--no-bias-gelu-fusion", "--grad-reduce-in-bf16", "--sft", "--seed")
 """Flags that are written with others, below."""
 
 
@@ -136,8 +133,8 @@ def _types(x: Subject, flags: set[str]) -> Iterable[Setting]:
         yield Setting("mixed_precision.grad_reduce_in_fp32", False)
     if "--fp8-param-gather" in flags and x.options.products == "mxfp8":
         yield Setting("mixed_precision.reuse_grad_buf_for_mxfp8_param_ag", True)
-    if x.options.cross_entropy != "auto":
-        yield Setting("model.cross_entropy_loss_fusion", x.options.cross_entropy == "fused")
+    if x.options.cross_entropy == "plain":
+        yield Setting("model.cross_entropy_loss_fusion", False)
 
 
 def _data(x: Subject, flags: set[str]) -> Iterable[Setting]:

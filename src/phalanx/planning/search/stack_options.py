@@ -35,7 +35,6 @@ from phalanx.spec.strategy.stack_options import DEFAULTS, StackOptions
 
 _CHANGES: tuple[dict[str, Any], ...] = (
     {"context": "all_gather"},
-    {"cross_entropy": "fused"},
     {"cross_entropy": "linear"},
     {"tp_overlap": "userbuffers"},
     {"tp_overlap": "async"},

@@ -77,9 +77,10 @@ class StackOptions:
     """Attention's core. flash: one kernel, which never writes the scores, of the stack's own choice; flash2, flash3:
     that of FlashAttention 2 or 3; unfused: products around a softmax, whose scores are kept for the backward pass
     (`eager` in transformers, `local` in Megatron)."""
-    cross_entropy: Literal["auto", "plain", "fused", "linear"] = "auto"
-    """The loss. fused: softmax and loss in one kernel, in the logits' own type; linear: with the head's product, in
-    slices of the tokens, so that the full logits never exist (Liger, cut cross-entropy)."""
+    cross_entropy: Literal["auto", "plain", "native", "fused", "linear"] = "auto"
+    """The loss. native: Megatron's own fusion, which keeps the softmax in fp32; fused: softmax and loss in a kernel,
+    in the logits' own type; linear: with the head's product, in slices of the tokens, so that the full logits never
+    exist (Liger, cut cross-entropy)."""
     document: Natural = 0
     """Mean tokens of a document where several are packed into a sequence and attention stays inside each (THD
     layout); 0: attention spans the sequence."""
