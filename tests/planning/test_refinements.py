@@ -52,7 +52,8 @@ def test_the_slowest_rank_never_waits_for_less_than_nothing() -> None:
     """Where it never waits, the makespan is its work, summed in another order: a plan with less was refused."""
     line = "dp=48,zero=1,shard=16,pp=2,virtual=17,schedule=interleaved,micro_batch=4,order=dp/pp/cp/tp"
     about = Query(None, "llama2-7b", "dgx-h200", 96, 384, 4096, line, "megatron-core", "fp8")
-    assert read(replace(about, options="cross_entropy=fused")).subject.run.bubble == 0
+    run = read(replace(about, options="cross_entropy=fused")).subject.run
+    assert 0 <= run.bubble < 1e-12 * run.makespan
 
 
 def test_ends_counted_as_blocks_let_a_faster_strategy_fit() -> None:
