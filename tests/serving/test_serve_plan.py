@@ -178,12 +178,12 @@ def test_bad_input_is_one_line(tmp_path: Path, words: str, message: str) -> None
 
 
 def test_the_fewest_gpus_that_hold_a_model_are_named_and_no_cache_blamed_for_its_weights(tmp_path: Path) -> None:
-    """DeepSeek-V3's 671 GB need 40 of these GPUs; a layout that is named has no more of them."""
-    words = "serve plan --model deepseek-v3 --cluster pcie-rtx4090 --gpus 32 --input 1000 --output 200 --rate 1"
+    """DeepSeek-V3's 671 GB need 32 of these GPUs; a layout that is named has no more of them."""
+    words = "serve plan --model deepseek-v3 --cluster pcie-rtx4090 --gpus 24 --input 1000 --output 200 --rate 1"
     found = error_of(tmp_path, words)
-    assert "; 40 GPUs hold one; or use smaller weights (--weights)\n" in found
-    fixed = error_of(tmp_path, f"{words} --layout tp=8,pp=4")
-    assert "--layout = 'tp=8,pp=4,dp=1,ep=1': holds no request: in fp8, weights take" in fixed
+    assert "; 32 GPUs hold one; or use smaller weights (--weights)\n" in found
+    fixed = error_of(tmp_path, f"{words} --layout tp=4,pp=6")
+    assert "--layout = 'tp=4,pp=6,dp=1,ep=1': holds no request: in fp8, weights take" in fixed
     assert fixed.endswith("; another layout, or smaller weights (--weights)\n")
 
 

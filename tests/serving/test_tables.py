@@ -45,7 +45,7 @@ def test_the_room_of_the_cache_is_the_share_that_is_named(tmp_path: Path) -> Non
     words = ("memory", "--model", "llama3.1-70b", "--gpus", "1", "--weights", "fp8", "--seq", "2048")
     shared = json_of(tmp_path, "serve", *words, "--memory", "0.98", "--json")["tables"][1]
     assert shared["rows"][0]["tokens_that_fit"] == pytest.approx(1381 * 16, rel=0.06)
-    assert "74.1 GiB (98% of 79.6 GiB, less 4 GiB of workspace): --memory sets the share" in shared["note"]
+    assert "74.3 GiB (98% of 79.6 GiB, less 3.8 GiB of workspace): --memory sets the share" in shared["note"]
     assert _rows(tmp_path, *words)[1][0]["tokens_that_fit"] < 6000
     said = error_of(tmp_path, "serve", *words, "--memory", "98")
     assert "--memory = 98.0: must be a share of the GPU's memory, from 0.05 to 1" in said

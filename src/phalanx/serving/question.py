@@ -17,6 +17,7 @@ from phalanx.serving.cost.roofline import LARGE_EP, LargeEp, ServingPrice, memor
 from phalanx.serving.cost.scale_blocks import BLOCKWISE, scale_block
 from phalanx.serving.cost.shape import shape_of
 from phalanx.serving.cost.step import BYTES
+from phalanx.serving.cost.workspace import workspace_bytes
 from phalanx.serving.request import ServingRequest
 from phalanx.serving.search.question import MOST_GPUS, OBJECTIVES, Objective, ServingQuestion
 from phalanx.serving.search.space import illegal, layouts
@@ -50,7 +51,8 @@ def price_of(
     described = questions.cluster_named(cluster)(gpus)
     chip = chip_name(described.device.name)
     require_types(weights, cache, CHIPS[chip].generation, chip)
-    share = memory_share(memory, "vllm", described.device.memory_bytes)
+    workspace = workspace_bytes(spec, described.device)
+    share = memory_share(memory, "vllm", described.device.memory_bytes, workspace)
     return ServingPrice(spec, described, "vllm", weights, cache, memory_share=share)
 
 
@@ -299,6 +301,7 @@ def ask(request: ServingRequest) -> NamedQuestion:
     concurrency = request.concurrency or ((request.requests or 0) if at_once else 0)
     rates = rates_on(described.device.name, read_rates(request.rates, request.price), ("serving", "decode"))
     require_counted(rates, request.objective)
+    workspace = workspace_bytes(spec, described.device, request.chunk, request.slots)
     q = ServingQuestion(
         model=spec,
         cluster=described,
@@ -318,7 +321,8 @@ def ask(request: ServingRequest) -> NamedQuestion:
         cache=request.cache,
         page_tokens=page_tokens(row, spec, BYTES[request.cache]),
         slots=request.slots or 0,
-        memory_share=memory_share(request.memory, row.name, described.device.memory_bytes),
+        memory_share=memory_share(request.memory, row.name, described.device.memory_bytes, workspace),
+        workspace=workspace,
         scale_block=block,
         chunks=(request.chunk,) if request.chunk else _CHUNKS,
         modes=MODES[request.mode],

@@ -169,7 +169,7 @@ def test_layouts_are_legal_and_complete() -> None:
 def test_a_copy_says_why_it_cannot_serve() -> None:
     big = replace(_ASK, model=model_named("llama3-70b")[0])
     price = ServingPrice(big.model, _CLUSTER, "vllm", "bf16", "bf16")
-    said = "weights take 131.4 of 69.3 GiB (92% of 79.6 GiB, less 4 GiB of workspace)"
+    said = "weights take 131.4 of 69.5 GiB (92% of 79.6 GiB, less 3.8 GiB of workspace)"
     assert said in Copy(big, ServingLayout(), "bf16", price).missing
     long = replace(big, longest=100_000)
     assert "the longest request 100,000" in Copy(long, ServingLayout(2, 1, 1, 2, 1), "bf16", price).missing

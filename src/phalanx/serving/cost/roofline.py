@@ -26,12 +26,11 @@ from phalanx.serving.cost.step import (
     step_parts,
 )
 from phalanx.serving.cost.step import weight_bytes as bytes_of_weights
+from phalanx.serving.cost.workspace import workspace_bytes
 from phalanx.spec.cluster.chips import CHIPS
 from phalanx.spec.cluster.spec import GIB, ClusterSpec
 from phalanx.spec.model.spec import ModelSpec
 
-_WORKSPACE = 4 * 2**30
-"""Bytes of activations, graphs and libraries on a GPU."""
 LargeEp = Literal["auto", "on", "off"]
 """Whether experts over several GPUs, with data-parallel attention, run with DeepEP, DeepGEMM and placement by load.
 auto: where they lie over more GPUs than share NVLink, whose other kernels would send every token over the network
@@ -41,12 +40,12 @@ MEMORY_SHARE = 0.92
 """Share of a GPU's memory that engines use."""
 
 
-def memory_share(option: float | None, engine: str, memory_bytes: float) -> float:
+def memory_share(option: float | None, engine: str, memory_bytes: float, workspace: float) -> float:
     """Return the share of a GPU's memory for weights, cache and workspace by an engine's own option: SGLang's
     --mem-fraction-static leaves the workspace out (server_args.py). None: what engines use by themselves."""
     if option is None:
         return MEMORY_SHARE
-    return min(1.0, option + (_WORKSPACE / memory_bytes if engine == "sglang" else 0.0))
+    return min(1.0, option + (workspace / memory_bytes if engine == "sglang" else 0.0))
 
 
 @dataclass(frozen=True)
@@ -63,6 +62,8 @@ class ServingPrice:
     memory_share: float = MEMORY_SHARE
     """Share of a GPU's memory that the engine uses: weights, cache and workspace."""
     large_ep: LargeEp = "auto"
+    workspace: float = 0.0
+    """Bytes beyond weights and cache; 0: with steps as large as the engine makes them by itself."""
 
     @cached_property
     def shape(self) -> ServingShape:
@@ -123,14 +124,19 @@ class ServingPrice:
     @property
     def bytes_for_weights(self) -> float:
         """Bytes of a GPU for weights and cache: the engine's share of its memory, less the workspace."""
-        return self.cluster.device.memory_bytes * self.memory_share - _WORKSPACE
+        return self.cluster.device.memory_bytes * self.memory_share - self.kept_bytes
+
+    @cached_property
+    def kept_bytes(self) -> float:
+        """Bytes of a GPU for activations, graphs and libraries."""
+        return self.workspace or workspace_bytes(self.model, self.cluster.device)
 
     @property
     def room(self) -> str:
         """The bytes for weights and cache in words, derived from the device's memory."""
         whole = self.cluster.device.memory_bytes / GIB
         share = f"{self.memory_share:.0%} of {whole:.1f} GiB"
-        return f"{self.bytes_for_weights / GIB:.1f} GiB ({share}, less {_WORKSPACE / GIB:.0f} GiB of workspace)"
+        return f"{self.bytes_for_weights / GIB:.1f} GiB ({share}, less {self.kept_bytes / GIB:.1f} GiB of workspace)"
 
     def cache_tokens(self, x: ServingLayout, length: int = 0) -> int:
         """Tokens whose cache one copy holds; 0 where weights leave no room.

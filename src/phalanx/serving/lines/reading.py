@@ -15,9 +15,9 @@ from typing import Any
 
 from phalanx.frameworks.companions import Companions
 from phalanx.planning.lookup import cluster_named, model_named
+from phalanx.serving.cost.workspace import step_limits
 from phalanx.serving.lines.files import script_of
 from phalanx.serving.lines.programs import Line, lines, only
-from phalanx.spec.cluster.spec import GIB
 from phalanx.spec.errors import InputError
 from phalanx.spec.model.presets import PRESETS, published
 
@@ -29,8 +29,6 @@ _WEIGHTS = {
 """Words of --quantization -> types of weights."""
 _IN_NAMES = ((r"nvfp4|fp4", "nvfp4"), (r"awq|gptq|int4|w4a16", "int4"), (r"fp8|deepseek-(v3|r1)(?!-distill)", "fp8"))
 """Parts of a checkpoint's name -> the type of its weights."""
-_SMALL, _LARGE = 70 * GIB, 160 * GIB
-"""Memory from which vLLM's defaults rise (vllm/engine/arg_utils.py:2973)."""
 
 
 @dataclass(frozen=True)
@@ -161,11 +159,9 @@ def _add_vllm_defaults(fields: dict[str, Any], given: Mapping[str, Any], role: s
     if not given.get("cluster"):
         return
     device = cluster_named(str(given["cluster"]))(1).device
-    large = device.memory_bytes >= _SMALL and "a100" not in device.name.lower()
-    offline = role == "both"
-    chunk = (16384 if offline or device.memory_bytes >= _LARGE else 8192) if large else (8192 if offline else 2048)
+    chunk, slots = step_limits(device, offline=role == "both")
     fields.setdefault("chunk", chunk)
-    fields.setdefault("slots", 1024 if large else 256)
+    fields.setdefault("slots", slots)
 
 
 def _weights(name: str, quantization: Any) -> tuple[str, str]:

@@ -53,6 +53,8 @@ class ServingQuestion:
     """The most requests at once in an attention group; 0: as many as engines allow."""
     memory_share: float = MEMORY_SHARE
     """Share of a GPU's memory for weights, cache and workspace."""
+    workspace: float = 0.0
+    """Bytes of the workspace; 0: with steps as large as the engine makes them by itself."""
     variation: float = 0.0
     """Coefficient of variation of the lengths."""
     ranges: tuple[tuple[int, int], tuple[int, int]] | None = None

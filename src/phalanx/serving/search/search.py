@@ -51,6 +51,7 @@ class Search:
                     *(q.model, q.cluster, q.engine.name, weights, q.cache),
                     memory_share=q.memory_share,
                     large_ep=q.large_ep,
+                    workspace=q.workspace,
                 )
             self.known[key] = Copy(q, layout, weights, self._pricing[weights])
         return self.known[key]
