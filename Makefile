@@ -74,8 +74,8 @@ SEED  ?= 1
 fuzz: $(VENV)/.dev
 	@cd tests && PYTHONPATH=$(CURDIR) $(abspath $(BIN))/python -m support.fuzz --cases $(CASES) --seed $(SEED)
 
-# Single lines that are broken on purpose, drawn by room, and whether a test that reaches them notices. Some cases of
-# every test are run once before:  make mutants N=24 SEED=1 ROOMS="frameworks training" [TESTS="tests/frameworks"]
+# Single lines that are broken on purpose, drawn by room, and whether a test that reaches them notices. All
+# tests are run once before:  make mutants N=24 SEED=1 ROOMS="frameworks training" [TESTS="tests/frameworks"]
 N     ?= 300
 ROOMS ?=
 mutants: $(VENV)/.dev

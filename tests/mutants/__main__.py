@@ -1,4 +1,8 @@
-"""Draws mutants by room, runs the tests that reach them, prints a table: `python -m mutants --count N --seed S`."""
+"""Breaks drawn lines of each room on purpose, one at a time, runs the tests that reach them, and prints a table.
+
+mutations.py lists what can be broken; coverage says which tests reach a line, when all were run once in a copy.
+mutmut makes every mutant of every function and Cosmic Ray runs one command for each: neither draws by room.
+"""
 
 from __future__ import annotations
 
@@ -8,101 +12,114 @@ import os
 import random
 import shutil
 import signal
+import subprocess
 import sys
 import tempfile
-from collections import Counter, defaultdict
+from bisect import bisect
+from collections import Counter
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from itertools import accumulate
 from pathlib import Path
+from xml.etree import ElementTree
 
-import pytest
+from coverage import CoverageData
 
-from mutants.examining import OUTCOMES, Examination
-from mutants.mutations import MODULE, Mutant, mutants, switched
+from mutants.mutations import places, with_change
 
 ROOT = Path(__file__).parents[2]
 HOUSE = ROOT / "src/phalanx"
 ROOMS = sorted(folder.name for folder in HOUSE.iterdir() if list(folder.glob("*.py")))
+OUTCOMES = ("noticed", "lived", "cut")
+"""`cut`: lived until the time of its tests was over. What no test reaches lives."""
+SECONDS, LONGEST_S = 40.0, 240.0
+"""Time of a mutant's tests without it, at most; a run of them that takes the longest has noticed: it does not end."""
 
 
 def main() -> None:
-    """Print one line for each mutant, then the table."""
+    """Print one line for each mutant, then the table by room."""
     parser = argparse.ArgumentParser(prog="python -m mutants", description=__doc__)
-    parser.add_argument("--count", type=int, default=300)
-    parser.add_argument("--seed", type=int, default=1)
+    for name, default in (("--count", 300), ("--seed", 1)):
+        parser.add_argument(name, type=int, default=default)
     parser.add_argument("--room", action="append", choices=ROOMS, help="may be repeated")
     parser.add_argument("tests", nargs="*", default=["tests"], help="files or folders of tests, from the root")
     options = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # and its folder is removed
-    rooms = options.room or ROOMS
+    rooms, found = options.room or ROOMS, list[tuple[str, str, str]]()
     with tempfile.TemporaryDirectory(prefix="phalanx-mutants-") as folder:
         copy = Path(folder) / "copy"
-        ignored = (".git", ".venv", ".hypothesis", "__pycache__", "runs")  # rooms are called runs too
-
-        def left_out(of: str, names: list[str]) -> list[str]:
-            return [n for n in names if n in ignored[: 5 if Path(of) == ROOT else 4] or n.endswith("_cache")]
-
-        shutil.copytree(ROOT, copy, symlinks=True, ignore=left_out)
-        drawn = list(_drawn(rooms, options.count, options.seed, copy))
-        shutil.copy(Path(__file__).with_name("switch.py"), copy / f"src/{MODULE}.py")
-        (copy / "src/switches").write_bytes(bytes(2 * len(drawn)))
-        _enter(copy)
-        examination = Examination(drawn, Path(folder))
-        plugins = ["no:xdist", "no:cacheprovider", "no:randomly"]
-        pytest.main(["-s", *(f"-p{p}" for p in plugins), *options.tests], plugins=[examination])
-    found = examination.found.items()
-    counts = Counter((Path(m.file).parts[2], outcome) for m, outcome in found)
-    lived = [f"{outcome:9} {m}" for m, outcome in found if outcome in ("lived", "cut", "no test")]
-    print(table(counts, rooms), *lived, sep="\n")
-
-
-def _enter(copy: Path) -> None:
-    """Let this process, and what it starts, find everything in the copy: drawn cases are the same in each run."""
-    os.chdir(copy)
-    paths = [str(copy / "src"), str(copy)]
-    os.environ.update({"PYTHONPATH": os.pathsep.join(paths), "PYTHONDONTWRITEBYTECODE": "1", "CI": "true"})
-    sys.dont_write_bytecode = True
-    sys.path[:] = [*paths, *(p for p in sys.path if not p.startswith(str(ROOT)) or "site-packages" in p)]
-
-
-def _drawn(rooms: Sequence[str], count: int, seed: int, copy: Path) -> Iterator[Mutant]:
-    """Yield mutants by room, and write them into the copy: of any file and, in it, any kind and place. Long files are
-    drawn more often."""
-    number = 0
-    for i, room in enumerate(rooms):
-        rng = random.Random(f"{seed} {room}")
-        sources = {p: p.read_text() for p in sorted((HOUSE / room).rglob("*.py"))}
-        placed: dict[Path, dict[int, int]] = defaultdict(dict)
-        for _ in range(count // len(rooms) + (i < count % len(rooms))):
-            while True:
-                (path,) = rng.choices(list(sources), [len(s) for s in sources.values()])
-                every = list(mutants(str(path.relative_to(ROOT)), ast.parse(sources[path])))
-                kind = rng.choice(sorted({m.kind for m in every}) or [""])
-                place = rng.choice([k for k, m in enumerate(every) if m.kind == kind] or [-1])
-                if place < 0 or place in placed[path].values():
-                    continue
-                try:
-                    text = switched(sources[path], placed[path] | {number: place})
-                except SyntaxError:
-                    continue
-                break
-            placed[path][number] = place
-            (copy / path.relative_to(ROOT)).write_text(text)
-            number += 1
-            yield every[place]
-
-
-def table(counts: Counter[tuple[str, str]], rooms: Sequence[str]) -> str:
-    """Return the table by room. What runs at import alone, before its switch is on, and mutants whose tests fail
-    without them are not in the score."""
-    heads = "".join(f" {head:>7}" for head in ("mutants", *OUTCOMES))
-    lines = [f"{'room':14}{heads} {'score':>6}"]
+        ignored = shutil.ignore_patterns(".git", ".venv", ".hypothesis", "__pycache__", "*_cache")
+        shutil.copytree(ROOT, copy, symlinks=True, ignore=ignored)
+        recorded = ("--cov", "--cov-context=test", "--cov-report=", "--junitxml=took.xml", "-ojunit_family=xunit1")
+        if _tested(copy, (*recorded, *options.tests), 7200.0) not in (0, 1):
+            raise SystemExit("the tests were not run to their end: no mutant can be examined")
+        for room, file, line, about, text in drawn(rooms, options.count, options.seed):
+            tests, cut = tests_of(copy, file, line)
+            (copy / file).write_text(text)
+            lived = not tests or _tested(copy, ("-x", *tests), LONGEST_S) == 0
+            shutil.copy(ROOT / file, copy / file)
+            found.append((room, ("cut" if cut else "lived") if lived else "noticed", f"{file}:{line} {about}"))
+            print(f"{found[-1][1]:8} {len(tests):4} tests {found[-1][2]}", flush=True)
+    print(f"{'room':14}" + "".join(f" {head:>7}" for head in (*OUTCOMES, "score")))
     for room in (*rooms, "all"):
-        of = {name: sum(n for (r, o), n in counts.items() if o == name and room in (r, "all")) for name in OUTCOMES}
-        total = sum(of.values()) - of["import"] - of["invalid"]
-        score = f"{100 * (of['noticed'] + of['endless']) / total:.0f} %" if total else "-"
-        counted = "".join(f" {n:7}" for n in (total, *of.values()))
-        lines.append(f"{room:14}{counted} {score:>6}")
-    return "\n".join(lines)
+        of = Counter(outcome for r, outcome, _ in found if room in (r, "all"))
+        score = f"{100 * of['noticed'] / of.total():.0f} %" if of else "-"
+        print(f"{room:14}" + "".join(f" {cell:>7}" for cell in (*(of[name] for name in OUTCOMES), score)))
+
+
+def drawn(rooms: Sequence[str], count: int, seed: int) -> Iterator[tuple[str, Path, int, str, str]]:
+    """Yield (room, file, line, what is changed, the file's source with it) by room: of any file and, in it, any kind
+    and place. Long files are drawn more often."""
+    for i, room in enumerate(rooms):
+        rng, seen = random.Random(f"{seed} {room}"), set[tuple[Path, int]]()
+        sources = {p: p.read_text() for p in sorted((HOUSE / room).rglob("*.py"))}
+        while len(seen) < count // len(rooms) + (i < count % len(rooms)):
+            (path,) = rng.choices(list(sources), [len(s) for s in sources.values()])
+            every = list(places(tree := ast.parse(sources[path])))
+            kind = rng.choice(sorted({kind for kind, _, _ in every}) or [""])
+            place = rng.choice([k for k, (of, _, _) in enumerate(every) if of == kind] or [-1])
+            if place < 0 or (path, place) in seen:
+                continue
+            _, node, changed = every[place]
+            about, line = " -> ".join(" ".join(ast.unparse(n).split())[:90] for n in (node, changed)), node.lineno
+            with suppress(SyntaxError, ValueError):  # a value in a pattern cannot be an expression
+                text = with_change(tree, node, changed)
+                seen.add((path, place))
+                yield room, path.relative_to(ROOT), line, f"{kind}: {about}", text
+
+
+def tests_of(copy: Path, file: Path, line: int) -> tuple[list[str], bool]:
+    """Return the tests for a line, and whether there are more than time allows: those that reach it, or what is above
+    it in a statement, the quick ones first; then the others of their files, which see what a fixture or a cache made
+    for one. Ranks and forked runs are not traced: for what no test reaches, all tests of the room are run."""
+    data = CoverageData(copy / ".coverage")
+    data.read()
+    by_line = data.contexts_by_lineno(str(copy / file))
+    nearest = max((n for n in by_line if n <= line), default=0)
+    reaching = {name.rpartition("|")[0] for name in by_line.get(nearest, ()) if name}
+    passed = (case for case in ElementTree.parse(copy / "took.xml").iter("testcase") if not len(case))
+    took = {f"{case.get('file')}::{case.get('name')}": float(case.get("time", 0)) for case in passed}
+    files = {name.partition("::")[0] for name in reaching} or {f"tests/{file.parts[2]}/"}
+    able = (name for name in took if name.startswith(tuple(files)))
+    ordered = sorted(able, key=lambda name: (name not in reaching, took[name]))
+    within = bisect(list(accumulate(took[name] for name in ordered)), SECONDS)
+    return ordered[: max(1, within)], within < len(ordered)
+
+
+def _tested(copy: Path, words: Sequence[str], longest_s: float) -> int | None:
+    """Return the exit code of pytest in the copy; None if it does not end. Drawn cases are the same in each run."""
+    paths = os.pathsep.join((str(copy / "src"), str(copy)))
+    env = {**os.environ, "PYTHONPATH": paths, "PYTHONDONTWRITEBYTECODE": "1", "CI": "true"}
+    (copy / "words").write_text("\n".join(words))
+    command = [sys.executable, "-m", "pytest", "-pno:xdist", "-pno:cacheprovider", "@words"]
+    with open(os.devnull, "w") as quiet:
+        process = subprocess.Popen(command, cwd=copy, env=env, stdout=quiet, stderr=quiet, start_new_session=True)
+    code = None
+    with suppress(subprocess.TimeoutExpired):
+        code = process.wait(longest_s)
+    with suppress(ProcessLookupError):  # and what it started
+        os.killpg(process.pid, signal.SIGKILL)
+    return code
 
 
 if __name__ == "__main__":
