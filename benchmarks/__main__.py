@@ -110,9 +110,9 @@ def bench_plan() -> Iterator[Result]:
 
 def bench_serving() -> Iterator[Result]:
     """Time the queue of 100,000 requests, and the search over 8 GPUs with the queue simulated, start-up included."""
+    from benchmarks.linear_price import LinearPrice
     from phalanx.schedule.generation import BatchingPolicy
     from phalanx.serving.simulation.deployment import Deployment, WorkerSpec
-    from phalanx.serving.simulation.price import LinearPrice
     from phalanx.serving.simulation.requests import spread, timed
     from phalanx.serving.simulation.simulation import simulate
 

@@ -18,7 +18,7 @@ from support.sizes import examples, sampled
 from phalanx.answers.runs import train
 from phalanx.cost.step.generation import generating
 from phalanx.infer import text, worker
-from phalanx.infer.generate import BatchedGeneration, require_context, room_of
+from phalanx.infer.generate import BatchedGeneration, experts_span_replicas, require_context, room_of
 from phalanx.infer.sampling import Sampling, choose, uniform
 from phalanx.runtime.process.environment import ALONE
 from phalanx.schedule.generation import Batch, BatchingPolicy, Request, Scheduler, Slot
@@ -26,7 +26,8 @@ from phalanx.spec.errors import InputError
 from phalanx.spec.files.job_file import build
 from phalanx.spec.model.families import complete
 from phalanx.spec.model.spec import ModelSpec
-from phalanx.spec.strategy.spec import Strategy
+from phalanx.spec.strategy.mesh import mesh
+from phalanx.spec.strategy.spec import Strategy, parse
 
 
 def small(**fields: Any) -> ModelSpec:
@@ -315,3 +316,18 @@ def test_a_replica_that_idles_uses_a_page_and_a_seat_of_its_own() -> None:
     assert seat.pages == (idle.room.pages - 1,)
     assert seat.pages[0] >= busy.pages
     assert seat.seat >= busy.seats
+
+
+@pytest.mark.parametrize(
+    "line", ["dp=4,ep=2", "dp=4,ep=4,etp=1", "dp=2,tp=2,ep=2,etp=2", "tp=4,ep=4", "tp=2,dp=2,ep=2"]
+)
+def test_replicas_step_together_where_a_group_of_experts_has_ranks_of_several(line: str) -> None:
+    grid = mesh(build(Strategy, parse(line), "strategy"))
+    shared = {
+        (grid.replica(a), grid.replica(b))
+        for group in grid.groups("ep+etp")
+        for a in map(int, group)
+        for b in map(int, group)
+    }
+    assert experts_span_replicas(MIXTRAL, grid) == any(a != b for a, b in shared)
+    assert not experts_span_replicas(LLAMA, grid)

@@ -22,9 +22,9 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.pipelining import PipelineStage, schedules
 
-from phalanx.observation.fake import libraries
+from phalanx.observation.fake import calls
+from phalanx.observation.fake.calls import uncompiled
 from phalanx.observation.fake.remembered import Remembered
-from phalanx.observation.fake.uncompiled import uncompiled
 from phalanx.observation.fake.values import _as_numbers, half
 from phalanx.observation.observe import observe
 from phalanx.observation.program import pipelines
@@ -262,9 +262,9 @@ def test_a_library_that_is_not_there_is_found_by_nobody(
     monkeypatch: pytest.MonkeyPatch, spec: ModuleSpec | None
 ) -> None:
     """Or has no loader, as a folder without files of Python: nothing of it is changed."""
-    monkeypatch.setattr(libraries, "find_spec", lambda name: spec)
-    (name,) = libraries._CHANGES
-    assert libraries._Finder().find_spec(name, None) is spec
+    monkeypatch.setattr(calls, "find_spec", lambda name: spec)
+    (name,) = calls._CHANGES
+    assert calls._Finder().find_spec(name, None) is spec
 
 
 def test_of_what_values_select_there_is_half_rounded_up() -> None:

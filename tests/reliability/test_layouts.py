@@ -13,7 +13,7 @@ import phalanx as face
 from phalanx.answers.search.model_plan import ModelPlan
 from phalanx.reliability.answer import goodput
 from phalanx.reliability.conditions_by_name import conditions_in
-from phalanx.reliability.layouts import losses_under
+from phalanx.reliability.losses import losses_under
 
 _JOB = {"model": "llama3-70b", "cluster": "dgx-h100", "gpus": 256, "batch": 512, "seq": 8192}
 _LINE = "plan " + " ".join(f"--{name} {value}" for name, value in _JOB.items())

@@ -45,6 +45,13 @@ def test_the_published_rows() -> None:
     }
 
 
+def test_an_error_is_relative_but_of_shares_a_difference_and_nothing_where_a_bound_holds() -> None:
+    for f in goodput_scores().figures:
+        share = f.quantity in ("effective time", "uptime")
+        off = f.predicted - f.published if share else f.predicted / f.published - 1
+        assert f.error == pytest.approx(0.0 if f.bound and f.predicted >= f.published else off)
+
+
 def test_a_result_never_predicts_itself(tmp_path: Path) -> None:
     """The same figures come out whatever the row says that they are."""
     row = {"gpus": 4096, "days": 30, "params_b": 70, "hardware": "H100-SXM-80GB", "effective_kind": "effective"}

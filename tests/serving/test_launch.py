@@ -15,7 +15,7 @@ from phalanx.planning.lookup import model_named
 from phalanx.serving import plan_file as serving
 from phalanx.serving.answer import launch, manifest
 from phalanx.serving.launch.arguments import published, refused
-from phalanx.serving.launch.launch import overlaps, places
+from phalanx.serving.launch.parts import overlaps, places
 from phalanx.serving.launch.sglang import environment
 from phalanx.serving.lines.reading import read
 from phalanx.serving.plan_file import LatencyLimits, ServedLoad, ServingPlan, Workers

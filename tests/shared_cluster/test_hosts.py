@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from support.in_process_cli import text_of
 
-from phalanx.shared_cluster.topology import gpus, nvidia_topo
+from phalanx.shared_cluster.topology import gpus, link_matrix
 from phalanx.spec.errors import InputError
 from phalanx.spec.files.cluster_toml import cluster_from_toml
 
@@ -32,7 +32,7 @@ def _all_by(size: int, link: str) -> str:
 def test_trays_of_a_rack_are_one_node(
     hosts: int, link: str, per_node: int, nodes: int, tiers: list[tuple[str, int]], tmp_path: Path
 ) -> None:
-    topology = nvidia_topo.read_matrix(_all_by(4, link), "topo.txt")
+    topology = link_matrix.read_matrix(_all_by(4, link), "topo.txt")
     port = None if nodes == 1 else 400.0
     spec = gpus.cluster(topology, "GB200", hosts, port, "c")
     assert (spec.ranks_per_node, spec.nodes) == (per_node, nodes)
@@ -41,7 +41,7 @@ def test_trays_of_a_rack_are_one_node(
 
 
 def test_a_part_of_a_rack_beyond_whole_ones_is_refused() -> None:
-    topology = nvidia_topo.read_matrix(_all_by(4, "NV18"), "topo.txt")
+    topology = link_matrix.read_matrix(_all_by(4, "NV18"), "topo.txt")
     with pytest.raises(InputError, match="is no number of whole racks of 18 such hosts"):
         gpus.cluster(topology, "GB200", 20, 400.0, "c")
     assert gpus.cluster(topology, "H100", 20, 400.0, "c").ranks_per_node == 4

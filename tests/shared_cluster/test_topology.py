@@ -17,7 +17,7 @@ from support.openapi import violations
 
 from phalanx.frameworks.launchers.export import documents
 from phalanx.shared_cluster.placement import answer
-from phalanx.shared_cluster.topology import gpus, ibnetdiscover, nccl_xml, nvidia_topo, rocm_smi, slurm
+from phalanx.shared_cluster.topology import gpus, ibnetdiscover, link_matrix, nccl_xml, slurm
 from phalanx.shared_cluster.topology.reading import read_topology
 from phalanx.spec.cluster.presets import preset
 from phalanx.spec.cluster.topology import SwitchTree, of_leaves
@@ -130,18 +130,18 @@ def test_hosts_with_a_rail_at_every_switch_are_one_leaf():
 
 def test_matrices_of_gpus_become_tiers():
     nvlink = [["X" if i == j else "NV18" for j in range(8)] for i in range(8)]
-    full = nvidia_topo.read_matrix(_matrix(nvlink), "t")
+    full = link_matrix.read_matrix(_matrix(nvlink), "t")
     assert full.nvlink
     assert full.nics == 2
     cluster = gpus.cluster(full, "H100", 4, 400, "mine")
     assert [(t.name, t.ranks) for t in cluster.tiers] == [("nvlink", 8), ("network", 32)]
     assert cluster.tiers[1].uplink_bandwidth_bytes_per_s_per_direction == 50e9  # NIC1 is near no GPU
-    pcie = gpus.cluster(nvidia_topo.read_matrix(_matrix(_pcie()), "t"), "A10", 1, None, "mine")
+    pcie = gpus.cluster(link_matrix.read_matrix(_matrix(_pcie()), "t"), "A10", 1, None, "mine")
     assert [(t.name, t.ranks) for t in pcie.tiers] == [("pcie", 4), ("sockets", 8)]
     with pytest.raises(InputError, match="GPU7"):
-        nvidia_topo.read_matrix(_matrix(nvlink).replace("\nGPU7\t", "\nCPU7\t"), "t")
+        link_matrix.read_matrix(_matrix(nvlink).replace("\nGPU7\t", "\nCPU7\t"), "t")
     with pytest.raises(InputError, match="not a kind of link"):
-        nvidia_topo.read_matrix(_matrix(nvlink).replace("NV18", "MX", 1), "t")
+        link_matrix.read_matrix(_matrix(nvlink).replace("NV18", "MX", 1), "t")
 
 
 def _violations(schema, value, where=""):
@@ -233,9 +233,9 @@ def test_what_real_machines_printed_is_read():
     assert [len(hosts) for hosts in tree.leaves.values()] == [24, 24]
     assert (tree.oversubscription, rate) == (2.0, 12.5e9)
     assert slurm.read_topology(slurm.write_topology(tree), "t").leaves == tree.leaves
-    dgx = nvidia_topo.read_matrix((data / "topo_dgx_a100.txt").read_text(), "t")
+    dgx = link_matrix.read_matrix((data / "topo_dgx_a100.txt").read_text(), "t")
     assert (len(dgx.links), dgx.nics, dgx.nvlink) == (8, 12, True)
-    cube = nvidia_topo.read_matrix((data / "topo_v100_cube_mesh.txt").read_text(), "t")
+    cube = link_matrix.read_matrix((data / "topo_v100_cube_mesh.txt").read_text(), "t")
     assert not cube.nvlink
     own = gpus.cluster(cube, "V100", 1, None, "mine")
     ours = preset("dgx-1v", 1)
@@ -336,7 +336,7 @@ def as_matrix(t):
 @given(hosts())
 def test_a_matrix_is_read_as_the_host_that_it_is_of(host):
     t, _, nics = host
-    assert nvidia_topo.read_matrix(as_matrix(t), "t") == t
+    assert link_matrix.read_matrix(as_matrix(t), "t") == t
     below = {n for n, gpu in enumerate(nics) if gpu >= 0}
     assert set(t.fabric) == (below or set(range(len(nics))))
     spec = gpus.cluster(t, "A100", 2, 400, "mine")
@@ -394,7 +394,11 @@ def test_what_nccl_and_rocm_write_is_read():
     assert (t.links, t.near) == ((("X", "NV18"), ("NV18", "X")), (("PIX", "SYS"),))
     assert (t.nic_names, t.port_gbit) == (("mlx5_0",), 400)
     assert gpus.cluster(t, "H100", 2, None, "mine").tiers[-1].uplink_bandwidth_bytes_per_s_per_direction == 50e9
-    assert rocm_smi.read_tables(_ROCM, "t").links == (("X", "NV1", "SYS"), ("NV1", "X", "SYS"), ("SYS", "SYS", "X"))
+    assert link_matrix.read_tables(_ROCM, "t").links == (
+        ("X", "NV1", "SYS"),
+        ("NV1", "X", "SYS"),
+        ("SYS", "SYS", "X"),
+    )
 
 
 def _in_a_log(dump: str) -> str:
@@ -446,9 +450,9 @@ def test_a_dump_that_cannot_be_taken_gets_one_line(tmp_path: Path, text: str, sa
             "nested more than 64",
         ),
         (nccl_xml.read_dump, _DUMP.replace('count="18"', 'count="x"'), "is not a count"),
-        (rocm_smi.read_tables, "Link Type between two GPUs\nGPU0 GPU1\n", "has no table of link types"),
-        (rocm_smi.read_tables, _ROCM.replace("XGMI         0", "XGMI"), "has 2 links, and there are 3 GPUs"),
-        (rocm_smi.read_tables, _ROCM.replace("XGMI", "TCP"), "is not a kind of link"),
+        (link_matrix.read_tables, "Link Type between two GPUs\nGPU0 GPU1\n", "has no table of link types"),
+        (link_matrix.read_tables, _ROCM.replace("XGMI         0", "XGMI"), "has 2 links, and there are 3 GPUs"),
+        (link_matrix.read_tables, _ROCM.replace("XGMI", "TCP"), "is not a kind of link"),
         (slurm.read_yaml, "- topology: a\n  flat: true\n", "has no topology of switches or blocks"),
         (slurm.read_yaml, "- topology: a\n  tree: {switches: [{switch: s}]}\n", "needs nodes or children"),
         (slurm.read_nodes, "NodeNames=a\n", "has no switch with nodes"),

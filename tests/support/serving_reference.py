@@ -7,8 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from phalanx.schedule.generation import BatchingPolicy
-from phalanx.serving.simulation.deployment import WorkerSpec
-from phalanx.serving.simulation.price import StepPrice
+from phalanx.serving.simulation.deployment import StepPrice, WorkerSpec
 from phalanx.serving.simulation.requests import Requests
 
 

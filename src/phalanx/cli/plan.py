@@ -91,7 +91,7 @@ def plan_model(
     require_writable("--out", out)
     losses = None
     if goodput:  # a vertical: named
-        losses = import_module("phalanx.reliability.layouts").losses_under(conditions or "")
+        losses = import_module("phalanx.reliability.losses").losses_under(conditions or "")
     elif conditions is not None:
         raise InputError("conditions", conditions, "is about failures", "add --goodput")
     wishes = Wishes(objective, tokens, price, deadline, headroom, more, lengths, losses, rates)

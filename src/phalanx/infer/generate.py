@@ -5,8 +5,6 @@ tokens after each step, so that all know what each computes next: an idle replic
 hold experts of other replicas, and otherwise waits.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -40,9 +38,8 @@ class GenerationStep:
 
 def experts_span_replicas(model: ModelSpec, grid: Mesh) -> bool:
     """Whether ranks of several replicas share experts, so that all replicas step together."""
-    if model.experts is None or grid.ep * grid.etp == 1:
-        return False
-    return any(len({grid.replica(int(rank)) for rank in group}) > 1 for group in grid.groups("ep+etp"))
+    groups = grid.groups("ep+etp") if model.experts is not None else ()
+    return any(len({grid.replica(int(rank)) for rank in group}) > 1 for group in groups)
 
 
 def room_of(schedulers: Sequence[Scheduler], policy: BatchingPolicy, together: bool) -> Room:

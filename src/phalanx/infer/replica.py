@@ -23,8 +23,6 @@ A rank caches the key heads and states of its part of the blocks of its stage. C
 than the key heads, and latents are cached on every rank that has them.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 

@@ -6,8 +6,6 @@ order, at which the cumulative probability exceeds u. So it depends neither on t
 step. All in fp64 on the host.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

@@ -1,8 +1,6 @@
 """Generation on ranks: `python -m phalanx.infer.worker FILE`, which `over_ranks` launched with FILE; or `as_rank`,
 which torchrun or srun started."""
 
-from __future__ import annotations
-
 import json
 import sys
 from dataclasses import asdict

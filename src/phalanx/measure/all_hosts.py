@@ -3,8 +3,6 @@
 All hosts work at the same time, with groups of ranks side by side, as in a run. Hosts are assumed to be equal.
 """
 
-from __future__ import annotations
-
 from dataclasses import asdict
 
 from phalanx.measure import collectives

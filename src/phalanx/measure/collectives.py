@@ -6,8 +6,6 @@ clocks differ, as long as the slowest rank takes after a barrier. Rounds in whic
 processors (steal_time.py) are dropped if there are others.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass

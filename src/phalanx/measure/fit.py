@@ -1,7 +1,5 @@
 """Fits of non-negative prices to measured times."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from itertools import combinations
 

@@ -4,8 +4,6 @@ Each point is (work, seconds) of one unit. The work is counted by cost/compute/u
 agree on the meaning of a rate. Rounds are interleaved over the points, and as many ranks compute at once as in a run.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace

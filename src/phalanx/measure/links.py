@@ -6,8 +6,6 @@ disturbance makes a message faster. For pairs together the median of long messag
 different moments have the link to themselves for a while.
 """
 
-from __future__ import annotations
-
 import time
 from dataclasses import dataclass
 from statistics import median

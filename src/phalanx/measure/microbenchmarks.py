@@ -8,8 +8,6 @@ collectives; this is the remaining computation, by all ranks of a host at once. 
 counted by cost/compute/compression.py, so prediction and measurement agree on its meaning.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Iterator
 from functools import partial

@@ -8,8 +8,6 @@
 The second half of a line is the in-place variant, which Phalanx's own collectives use too.
 """
 
-from __future__ import annotations
-
 import re
 
 from phalanx.measure.fit import robust_line

@@ -4,8 +4,6 @@ The cache key holds everything that makes a measurement stale: processor, cores,
 measurement is cached, torch is not imported.
 """
 
-from __future__ import annotations
-
 import hashlib
 import importlib.metadata
 import json

@@ -3,8 +3,6 @@
 Kernel rates are measured at every concurrency that a run on these ranks can have: 1, 2, 4, ... and all of them.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """Attention: projections, positions, the softmax core, and the projection back into the stream."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, cast

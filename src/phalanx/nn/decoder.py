@@ -5,8 +5,6 @@
 Module paths are the parameter names of `spec.model.parameters`; the units are the top-level modules in order.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

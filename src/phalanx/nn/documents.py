@@ -8,8 +8,6 @@ A token sees as many tokens of the chunk before it as its place in its document 
 that is more than there are.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -1,8 +1,6 @@
 """Multi-matrix factorisation attention (spec/model/blocks/factorised.py): queries from a normed latent that every tp
 rank computes. Each makes the queries of its own heads, so gradients of the latent are terms of sums over tp."""
 
-from __future__ import annotations
-
 from torch import Tensor, nn
 
 from phalanx.nn import functional

@@ -4,8 +4,6 @@ Autograd's decompositions save three to four tensors where one is enough, and ot
 docstring says which tensors are kept for the backward pass, and cost/memory counts exactly that.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

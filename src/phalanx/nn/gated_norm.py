@@ -1,7 +1,5 @@
 """What a token opens: the gated norms after a recurrence, and the sigmoid gate after attention."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any, Literal
 

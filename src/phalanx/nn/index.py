@@ -10,8 +10,6 @@ Whole on every tp rank, and without gradients: what trains it is a loss of its o
 parameters stay unchanged. Ties, such as of keys that no head scores, go to the earlier key.
 """
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

@@ -4,8 +4,6 @@ Each logical parameter is drawn in fixed blocks of 2^20 elements seeded by (seed
 blocks that its slice touches, and every layout starts from the same numbers.
 """
 
-from __future__ import annotations
-
 import hashlib
 import math
 from collections.abc import Callable

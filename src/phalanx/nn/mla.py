@@ -31,8 +31,6 @@ Queries are padded to w after kv_norm, whose temporaries are the peak where late
 keeps rotated q, k and v in place of what follows them; full keeps the block's input.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

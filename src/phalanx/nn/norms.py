@@ -1,7 +1,5 @@
 """Norms of the residual stream and of heads."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, nn
 

@@ -4,8 +4,6 @@ torch.optim imports torch._dynamo when an optimizer is made, only to keep the co
 of a rank's start. Here nothing is compiled; arithmetic, state and hooks are torch's own.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from inspect import unwrap
 from typing import Any

@@ -1,7 +1,5 @@
 """The angles of rotary positions, and their scaling for sequences longer than in pre-training."""
 
-from __future__ import annotations
-
 import math
 
 import torch

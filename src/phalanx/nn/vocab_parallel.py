@@ -4,8 +4,6 @@ so some logits of every token. Full logits exist nowhere.
 As in functional.py, docstrings say which tensors are kept for the backward pass, and cost/memory counts exactly that.
 """
 
-from __future__ import annotations
-
 import math
 from functools import partial
 from typing import Any

@@ -1,7 +1,5 @@
 """Weights on disk: a Hugging Face folder, or the checkpoint of a run."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass

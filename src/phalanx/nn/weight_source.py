@@ -3,8 +3,6 @@
 Hugging Face folders and checkpoints of runs implement it; the random draw of init.py is the alternative.
 """
 
-from __future__ import annotations
-
 from typing import Protocol
 
 import torch

@@ -8,8 +8,6 @@ FLOPs         by unit, forward and backward
 live bytes    when the step begins, when each pass begins, the peak of each pass, and when the step is over
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any

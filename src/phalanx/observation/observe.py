@@ -1,7 +1,5 @@
 """`phalanx.observe`: observe a Python function, in processes forked from this one."""
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any

@@ -21,8 +21,6 @@ it contains whatever a rank does differently. The ranks that it exchanges messag
 observed in full, and if their first micro-batch, parameters and live bytes equal theirs, so does their step.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from itertools import product

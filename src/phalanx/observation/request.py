@@ -1,7 +1,5 @@
 """The question of an observation: at which world size, which ranks, which step."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field

@@ -4,8 +4,6 @@ The passes of the first micro-batches of a kind and of the last one are executed
 the record of the latest executed pass, provided that the one before it did the same.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Callable, Hashable
 from typing import Generic, TypeVar

@@ -1,7 +1,5 @@
 """What ends an observation: a step that cannot be observed on fake tensors."""
 
-from __future__ import annotations
-
 
 class Unobservable(RuntimeError):
     """The step does something that has no meaning on fake tensors; the message says what, where, and the remedy."""

@@ -1,8 +1,6 @@
 """How much of a training's time is work, and what that makes of days, money, energy and carbon: the question of
 `goodput`."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any, Unpack
@@ -149,7 +147,7 @@ def simulated(p: Premise, days: float | None, tokens: float | None, trials: int,
     """Simulate a training. Stops for maintenance make all of it longer. Raises InputError if it hardly advances."""
     work = None if tokens is None else tokens / p.trained.tokens_per_step * p.trained.step_s
     wall = None if days is None else days * _DAY / (1 + p.planned)
-    share = float(closed_form.shares(p.interval_s, p.causes, p.saving, p.planned).useful)
+    share = float(p.shares().useful)
     span = (wall or 0.0) if work is None else work / max(share, 1e-9)
     require_progress(p, share, p.per_s * span)
     return simulate(
@@ -175,8 +173,8 @@ def goodput_of(
     wall = drawn.wall_s * (1 + p.planned)
     share, per_work = drawn.useful_s / wall, t.tokens_per_step / t.step_s
     low, high = (float(np.percentile(share, q)) for q in _QUANTILES)
-    shares = closed_form.shares(p.interval_s, p.causes, p.saving, p.planned)
-    best = closed_form.shares(p.best_interval_s, p.causes, p.saving, p.planned)
+    shares = p.shares()
+    best = p.shares(p.best_interval_s)
     mean = float(share.mean())
     hours = float(wall.mean()) / 3600
     paid = t.gpus + p.spares * t.gpus / t.nodes
@@ -245,17 +243,17 @@ def _effective(p: Premise, **changes: Any) -> float:
     """Return the effective share by the closed form with conditions changed, at its best interval unless one is
     given."""
     q = premise_of(p.trained, replace(p.given, **changes)) if changes else p
-    return float(closed_form.shares(q.interval_s, q.causes, q.saving, q.planned).useful)
+    return float(q.shares().useful)
 
 
 def _intervals(p: Premise) -> Iterator[IntervalLoss]:
     """Yield what other intervals cost, around the best one."""
     if not np.isfinite(p.best_interval_s):
         return
-    best = float(closed_form.shares(p.best_interval_s, p.causes, p.saving, p.planned).useful)
+    best = float(p.shares(p.best_interval_s).useful)
     least = max(p.trained.step_s, p.save_s)  # the next save waits for the last one
     for tau in sorted({max(times * p.best_interval_s, least) for times in (0.25, 0.5, 1, 2, 4, 8)}):
-        at = float(closed_form.shares(tau, p.causes, p.saving, p.planned).useful)
+        at = float(p.shares(tau).useful)
         yield IntervalLoss(tau, at, 1 - at / best)
 
 

@@ -1,7 +1,5 @@
 """`phalanx goodput`: a training with its failures."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from typing import Annotated
 

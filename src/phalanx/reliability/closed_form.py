@@ -14,8 +14,6 @@ D = 0 and one kind of failure it is Daly's M exp(R / M) (exp((tau + delta) / M) 
 of a node, that costs (k - 1) / 2 periods more on average.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

@@ -3,8 +3,6 @@
 Whatever is not given is taken from a preset, and said in `taken`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
@@ -16,7 +14,7 @@ from phalanx.cost.analytic.chips import chip_name
 from phalanx.planning.expense.rates import AS_PUBLISHED, ExpenseRates, GivenRates, Taken, rates_on
 from phalanx.planning.search.column_pricing import Pricing
 from phalanx.reliability import presets
-from phalanx.reliability.closed_form import FailureCause, Saving, best_interval, expected_wait
+from phalanx.reliability.closed_form import FailureCause, Saving, TimeShares, best_interval, expected_wait, shares
 from phalanx.reliability.presets import HARDWARE, UNEXPECTED, FailureCounts, RestartKind, StorageRates
 from phalanx.spec.cluster.spec import ClusterSpec
 from phalanx.spec.errors import InputError
@@ -114,10 +112,9 @@ class Premise:
         """Unexpected failures of the job per second."""
         return sum(cause.per_s for cause in self.causes)
 
-    @property
-    def node_failures_per_s(self) -> float:
-        """Those that take a node."""
-        return sum(cause.per_s for cause in self.causes if cause.takes_node)
+    def shares(self, interval_s: float | None = None) -> TimeShares:
+        """Return where the time goes in closed form, with another interval between saves if one is given."""
+        return shares(self.interval_s if interval_s is None else interval_s, self.causes, self.saving, self.planned)
 
 
 def trained_of(query: Query, checkpoint_bytes: float | None) -> tuple[TrainingJob, Question]:

@@ -1,7 +1,5 @@
 """Conditions of a training by the names of their options: `restart=manual, storage=nas, elastic`."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from typing import Any

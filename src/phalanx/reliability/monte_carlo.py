@@ -4,8 +4,6 @@ Failures are exponential; each trial draws how often its components fail from wh
 distribution, Jeffreys' prior). A failed node is repaired in a fixed time, and a spare takes its place.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -111,7 +109,7 @@ def simulate(
         failed += open_
         now = wall + until + seen
         wait = np.zeros(n)
-        if pool is not None and repair_s > 0:
+        if pool is not None:
             taken = np.flatnonzero(open_ & node)
             pool[taken, -1] = now[taken] + repair_s
             first = pool[taken].argmin(axis=1)

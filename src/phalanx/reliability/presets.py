@@ -2,8 +2,6 @@
 them, or by a log of one's own job.
 """
 
-from __future__ import annotations
-
 import csv
 from collections import Counter
 from collections.abc import Callable

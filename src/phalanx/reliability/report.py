@@ -1,7 +1,5 @@
 """How a training with its failures is shown."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from phalanx.planning.budget import shortened

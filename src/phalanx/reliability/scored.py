@@ -1,7 +1,5 @@
 """Published figures with their predictions."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

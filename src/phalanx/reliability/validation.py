@@ -5,8 +5,6 @@ that was counted in the row's own source, and said. Jobs of one source that diff
 input changed.
 """
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -15,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from phalanx.planning import lookup
-from phalanx.reliability import closed_form, presets
+from phalanx.reliability import presets
 from phalanx.reliability.closed_form import TimeShares
 from phalanx.reliability.conditions import Conditions, Premise, TrainingJob, premise_of
 from phalanx.reliability.presets import HARDWARE, FailureCounts
@@ -109,10 +107,9 @@ def _effective(row: Row) -> Iterator[ScoredFigure]:
     p = _premise(row, said)
     if p is None:
         return
-    interval = p.interval_s
     if p.given.interval_s is None:
-        said.append(f"saves every {interval / 60:.0f} min, the best")
-    shares = closed_form.shares(interval, p.causes, p.saving, p.planned)
+        said.append(f"saves every {p.interval_s / 60:.0f} min, the best")
+    shares = p.shares()
     uptime = "uptime" in kind
     predicted = _up(shares) if uptime else float(shares.useful)
     bound = any(word in kind for word in ("lower bound", "over", ">"))

@@ -1,7 +1,5 @@
 """Collectives as people see them: rounds with what each rank holds, proofs, what algorithms and transports cost."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from typing import Any
 

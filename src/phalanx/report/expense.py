@@ -1,7 +1,5 @@
 """Money, energy and carbon in words."""
 
-from __future__ import annotations
-
 from phalanx.planning.budget import shortened
 from phalanx.planning.expense.expense import Expense
 from phalanx.planning.expense.rates import ExpenseRates

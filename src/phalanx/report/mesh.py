@@ -1,8 +1,6 @@
 """A mesh in the terminal: a line of ranks for each node, the groups of every axis, one rank's groups, and slices of a
 three-dimensional layout."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from functools import partial
 

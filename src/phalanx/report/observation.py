@@ -1,7 +1,5 @@
 """An observed program as people see it: collectives, FLOPs, memory, price, findings, differences from a plan."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass

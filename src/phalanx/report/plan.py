@@ -2,8 +2,6 @@
 plan: the chosen strategy among its alternatives, its buckets, chunks and collectives.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 

@@ -1,8 +1,6 @@
 """Sheets as a picture: the columns of a table over its first one, if that holds numbers, else as bars. Columns of one
 unit share a panel; each column of counts has its own."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 
 from phalanx.planning.tables.table import Column, Sheet

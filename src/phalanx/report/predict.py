@@ -2,8 +2,6 @@
 figures against targets, rooflines, what to change first.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 

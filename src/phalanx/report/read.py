@@ -2,8 +2,6 @@
 what an export wrote.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import asdict, replace
 from typing import Any

@@ -1,7 +1,5 @@
 """A step with slow ranks: how much longer it takes, and who waits where."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any

@@ -4,8 +4,6 @@ Tables fit it without breaking a word: columns are as wide as their longest word
 wide for that becomes several, each with the columns that say what a row is about.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Mapping
 from html import escape

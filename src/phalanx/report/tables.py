@@ -1,7 +1,5 @@
 """Tables, and the pictures of what they are about."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 

@@ -1,7 +1,5 @@
 """Errors of predictions against published runs and kernels, and how good the predicted choices are, as tables."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

@@ -1,7 +1,5 @@
 """How an answer is shown: lines, tables, pictures and a page, each made when needed; and the view of each answer."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from html import escape

@@ -1,7 +1,5 @@
 """The folders of runs, runs/<name>; a run locks its folder while it trains."""
 
-from __future__ import annotations
-
 import fcntl
 import json
 import os

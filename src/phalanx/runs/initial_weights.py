@@ -1,7 +1,5 @@
 """Initial weights of a run: the weights that train.weights names, their tokenizer, and their companion files."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path

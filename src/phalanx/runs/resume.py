@@ -1,7 +1,5 @@
 """Resuming a run: which one, with which job, and what may not have changed since."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import replace

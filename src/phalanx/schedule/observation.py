@@ -5,8 +5,6 @@ a StepProgram's, so that any program is priced and compared like our own; each c
 where it was issued.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass

@@ -5,8 +5,6 @@ ranges are checked before anything is built: a count that is a text, a rank outs
 refused with its place. Sites and groups of ranks are written once, and events name them by number.
 """
 
-from __future__ import annotations
-
 import json
 from dataclasses import MISSING, asdict, fields, replace
 from functools import cache

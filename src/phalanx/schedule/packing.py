@@ -9,8 +9,6 @@ with the least so far. Micro-batches that meet then cost alike, and so do ranks.
 Spreading: a document is computed by a group of ranks, the wider the longer it is, groups of a width side by side.
 """
 
-from __future__ import annotations
-
 import numpy as np
 import numpy.typing as npt
 

@@ -1,7 +1,5 @@
 """The answer of `phalanx serve plan`: a ServingPlan, what it costs, and launch files."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -15,14 +13,14 @@ from phalanx.serving.cost.roofline import ServingPrice
 from phalanx.serving.cost.step import state_bytes
 from phalanx.serving.launch import dynamo, sglang, trtllm, vllm
 from phalanx.serving.launch.arguments import refused
-from phalanx.serving.launch.launch import Launch
+from phalanx.serving.launch.parts import Launch
 from phalanx.serving.lines.reading import LinesRead, read
 from phalanx.serving.plan_file import LatencyLimits, ServedLoad, ServingPlan, Workers
 from phalanx.serving.question import NamedQuestion, ask
 from phalanx.serving.request import ServingRequest
 from phalanx.serving.search.answering import ServingAnswer, answer
 from phalanx.serving.search.misses import lost as lost_words
-from phalanx.serving.search.neighbours import ServingNeighbour, neighbours
+from phalanx.serving.search.neighbours import neighbours
 from phalanx.serving.search.question import ServingCandidate, ServingQuestion
 from phalanx.serving.search.search import Search
 from phalanx.spec.errors import InputError
@@ -95,7 +93,6 @@ class ServingPlanAnswer(Answer):
     plan: ServingPlan = field(repr=False, metadata=DRAWN)
     """What `phalanx serve launch` reads."""
     search: ServingAnswer = field(repr=False, compare=False, metadata=DRAWN)
-    compared: tuple[ServingNeighbour, ...] = field(repr=False, compare=False, metadata=DRAWN)
     caveats: tuple[str, ...] = ()
     """What of the lines that were read is assumed, missing, not modelled or not judged, and matters."""
     notes: tuple[str, ...] = field(default=(), repr=False, metadata=DRAWN)
@@ -114,7 +111,6 @@ def serve_plan(
     query = ask(request if request is not None else _request(lines.fields))
     search = Search(query.question, query.layout)
     searched = answer(search)
-    against = neighbours(search, searched)
     q = searched.question
     per_token, state, fits = cache_of(searched)
     too_long = lines.too_long(searched.best.groups[-1].cache_tokens)
@@ -142,14 +138,13 @@ def serve_plan(
         front=tuple(map(listed, searched.front)),
         neighbours=tuple(
             RejectedNeighbour(n.change, None if n.candidate is None else listed(n.candidate), n.reason)
-            for n in against
+            for n in neighbours(search, searched)
         ),
         cannot_serve=searched.cannot,
         evaluated=searched.evaluated,
         simulated=searched.simulated,
         plan=as_plan(query, searched.best),
         search=searched,
-        compared=tuple(against),
         caveats=(*too_long, *lines.caveats),
         notes=(*lines.notes, *query.notes),
     )
@@ -263,10 +258,10 @@ def launch(plan: ServingPlan) -> Launch:
 def manifest(plan: ServingPlan, starter: str = "dynamo") -> str:
     """Return a plan's manifest for Dynamo, Kubernetes alone, KServe or llm-d, checked against the arguments that its
     workers publish. Raises InputError."""
-    from phalanx.serving.launch import kserve, kubernetes, llm_d
-    from phalanx.serving.launch.launch import places
+    from phalanx.serving.launch import charts, kubernetes
+    from phalanx.serving.launch.parts import places
 
-    written = {"kubernetes": kubernetes.manifest, "kserve": kserve.manifest, "llm-d": llm_d.manifest}
+    written = {"kubernetes": kubernetes.manifest, "kserve": charts.kserve, "llm-d": charts.llm_d}
     if starter in written:
         return written[starter](plan, launch(plan))
     for place in places(plan):

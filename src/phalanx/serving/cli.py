@@ -87,7 +87,7 @@ def _show(answer: ServingPlanAnswer, costs: bool) -> None:
     out.print(seen(best))
     out.print(ranked(search.finalists[:8], q, "the best of each layout within the limits", best))
     out.print(ranked(search.front, q, "speed for a user against tokens of a GPU, whatever the limits", best))
-    out.print(against(answer.compared))
+    out.print(against(answer.neighbours))
     if costs:
         out.print(drawn(origins(answer.rates)))
 
@@ -249,9 +249,8 @@ def verify(
     context --seq: Sequence length in tokens.
     """
     require_torch()
-    from phalanx.serving.proof.proof import as_json as to_json
-    from phalanx.serving.proof.proof import prove
-    from phalanx.serving.proof.report import view
+    from phalanx.serving.proof import as_json as to_json
+    from phalanx.serving.proof import prove, view
 
     result = prove(model, strategy, requests, context, precision, announce)
     if json:

@@ -1,7 +1,5 @@
 """serving.json: the deployment that `phalanx serve plan` found, from which launch files are made."""
 
-from __future__ import annotations
-
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -56,15 +54,6 @@ class Workers:
     def gpus(self) -> int:
         """GPUs of one worker."""
         return self.tp * self.attention_dp * self.pp
-
-    @property
-    def title(self) -> str:
-        """The workers in short, such as `2 x tp=4` or `1 x tp=1,attention_dp=8,ep=8`."""
-        parts = [f"tp={self.tp}"]
-        parts += [f"pp={self.pp}"] if self.pp > 1 else []
-        parts += [f"attention_dp={self.attention_dp}"] if self.attention_dp > 1 else []
-        parts += [f"ep={self.moe_ep}"] if self.moe_ep > 1 else []
-        return f"{self.count} x {','.join(parts)}"
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,5 @@
 """The question that `phalanx serve plan` answers, read from names and numbers as a user spells them."""
 
-from __future__ import annotations
-
 import math
 import re
 from dataclasses import asdict, dataclass
@@ -12,9 +10,9 @@ from phalanx.cost.analytic.chips import chip_name
 from phalanx.planning import lookup as questions
 from phalanx.planning.expense.rates import rates_on, read_rates, require_counted
 from phalanx.serving.cost.adapters import HOST_BYTES_PER_S, adapter_bytes
+from phalanx.serving.cost.checkpoint import BLOCKWISE, scale_block
 from phalanx.serving.cost.layout import ServingLayout
 from phalanx.serving.cost.roofline import LARGE_EP, LargeEp, ServingPrice, memory_share
-from phalanx.serving.cost.scale_blocks import BLOCKWISE, scale_block
 from phalanx.serving.cost.shape import shape_of
 from phalanx.serving.cost.step import BYTES
 from phalanx.serving.cost.workspace import workspace_bytes
@@ -298,7 +296,8 @@ def ask(request: ServingRequest) -> NamedQuestion:
     fixed = _fixed_layout(request.layout, spec, row, gpus, whole, described.ranks_per_node)
     # What comes all at once is a closed loop of as many users as may be under way.
     at_once = request.rate == math.inf
-    concurrency = request.concurrency or ((request.requests or 0) if at_once else 0)
+    requests = request.requests or 0
+    concurrency = request.concurrency or at_once * requests
     rates = rates_on(described.device.name, read_rates(request.rates, request.price), ("serving", "decode"))
     require_counted(rates, request.objective)
     workspace = workspace_bytes(spec, described.device, request.chunk, request.slots)
@@ -328,7 +327,7 @@ def ask(request: ServingRequest) -> NamedQuestion:
         modes=MODES[request.mode],
         variation=request.variation,
         ranges=load.ranges,
-        concurrency=min(concurrency, request.requests or concurrency),
+        concurrency=min(concurrency, requests or concurrency),
         rate=0.0 if at_once else request.rate or 0.0,
         burstiness=request.burstiness,
         trace=load.trace,
@@ -338,7 +337,7 @@ def ask(request: ServingRequest) -> NamedQuestion:
         adapters=used,
         adapter_slots=slots,
         adapter_load_s=adapter_bytes(spec) / HOST_BYTES_PER_S,
-        requests=request.requests or 0,
+        requests=requests,
         seed=request.seed,
         rates=rates,
     )

@@ -1,15 +1,13 @@
 """A serving plan on the terminal: the best, the front, and why not its neighbours."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 from rich.table import Table
 
 from phalanx.report.style import empty_table
+from phalanx.serving.answer import RejectedNeighbour
 from phalanx.serving.search.answering import ServingAnswer
 from phalanx.serving.search.misses import NAMES, lost
-from phalanx.serving.search.neighbours import ServingNeighbour
 from phalanx.serving.search.question import ServingCandidate, ServingQuestion
 from phalanx.serving.simulation.outcome import ServingOutcome
 
@@ -64,7 +62,7 @@ def seen(c: ServingCandidate) -> Table:
     return out
 
 
-def against(rows: Iterable[ServingNeighbour]) -> Table:
+def against(rows: Iterable[RejectedNeighbour]) -> Table:
     """Tabulate the neighbours with the reason against each."""
     out = empty_table("why not")
     out.add_column("instead", min_width=12)

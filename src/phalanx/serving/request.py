@@ -1,7 +1,5 @@
 """The question of `phalanx serve plan` as a user spells it, in Python and on the command line."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 

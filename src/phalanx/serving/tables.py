@@ -1,8 +1,6 @@
 """Tables of decoding: the size of the cache, why memory bounds it, and the effect of tensor and pipeline
 parallelism."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Mapping, Sequence
 

@@ -1,7 +1,5 @@
 """Sizes and counts in human-readable form: 100MB is 1e8 bytes, 64KiB is 65,536; 8k tokens are 8,192."""
 
-from __future__ import annotations
-
 import re
 
 from phalanx.spec.errors import InputError

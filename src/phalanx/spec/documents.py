@@ -2,8 +2,6 @@
 file. Versions of our own files; files of any other version are refused.
 """
 
-from __future__ import annotations
-
 import csv
 import hashlib
 import json

@@ -1,7 +1,5 @@
 """The job: the computation of a step, independent of the layout ([job]); and the conduct of a run ([train])."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass, field
 from typing import Annotated, Literal, cast, get_args

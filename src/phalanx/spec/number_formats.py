@@ -5,8 +5,6 @@ without a fact cannot be made, and every reader (bytes of operands, rates of chi
 of options) takes it from here.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal

@@ -2,8 +2,6 @@
 steps, exports and refusals all read these facts. A row without one of them cannot be made.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Annotated, Literal
 

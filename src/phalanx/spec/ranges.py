@@ -7,8 +7,6 @@
 product of them finite, and every enumeration short.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields

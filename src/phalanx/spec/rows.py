@@ -9,8 +9,6 @@
 A row that lacks a fact, has an unknown one or one of another type raises ValueError with file, row and field.
 """
 
-from __future__ import annotations
-
 import tomllib
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import MISSING, fields, is_dataclass

@@ -12,8 +12,6 @@ is a chip's FLOP/s over the bytes/s of its memory, or of the link in one directi
     dp    6 N T FLOP over 4 N bytes of an all-reduce; ZeRO-3: over 6 N, all-gathered twice and reduce-scattered
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The commands `phalanx learn ...`: pictures, exercises, published trainings, and the tree of decisions."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 from typing import Annotated

@@ -12,8 +12,6 @@ question = "..."
 answer = "..."
 """
 
-from __future__ import annotations
-
 import random
 import re
 import tomllib

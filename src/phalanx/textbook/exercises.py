@@ -4,8 +4,6 @@ A seed draws the same exercises again. The words are rows of exercises.toml; the
 Questions of level 4 (questions.toml) have none, and are answered in sentences.
 """
 
-from __future__ import annotations
-
 import math
 import random
 from dataclasses import dataclass

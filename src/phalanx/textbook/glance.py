@@ -1,7 +1,5 @@
 """The ways to divide a training, at a glance: what each splits, keeps, sends, hides, and when it is used."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 

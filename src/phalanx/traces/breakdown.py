@@ -8,8 +8,6 @@ So the parts of a rank sum to its step. Between ranks, the fastest of a collecti
 transfer's, and what the others took longer they waited for it. No clocks are compared.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 

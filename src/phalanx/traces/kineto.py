@@ -5,8 +5,6 @@ of its columns. A trace that ends in the middle is used up to there. Times are m
 References: "Trace Event Format", Google, 2016; pytorch/kineto, libkineto/src/output_json.cpp.
 """
 
-from __future__ import annotations
-
 import codecs
 import json
 import re

@@ -4,8 +4,6 @@ Reserved is what the allocator took from the device, allocated what tensors hold
 snapshot, so the peaks are found by going back from there.
 """
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 from dataclasses import dataclass

@@ -3,8 +3,6 @@
 References: NVIDIA/nccl, src/transport (lines `via NET/IB/0`), ext-profiler/inspector/README.md.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections import Counter

@@ -4,8 +4,6 @@ Each process is a rank, in the order of their identifiers. Times are nanoseconds
 Systems User Guide, "SQLite Schema Reference".
 """
 
-from __future__ import annotations
-
 import sqlite3
 from collections.abc import Iterator
 from contextlib import closing

@@ -5,8 +5,6 @@ the others, so that a stranger's file can do no more than be large. Snapshots of
 Reference: Python's Lib/pickletools.py.
 """
 
-from __future__ import annotations
-
 import struct
 from typing import Any
 

@@ -8,8 +8,6 @@ formulas, and what is kept for the backward pass is the compiler's choice: so th
 with its program, evaluations and the search for non-finite numbers run uncompiled.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import os
 import shutil

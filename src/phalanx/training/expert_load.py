@@ -3,8 +3,6 @@
 The counts of all ranks are summed with the metrics. They move the balance biases, and a bad balance is a warning.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any

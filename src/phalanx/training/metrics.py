@@ -2,8 +2,6 @@
 live bar on a terminal, a line every ten seconds in a log file.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import os

@@ -13,8 +13,6 @@ nothing: in a pipeline, later stages have fewer units and micro-batches overtake
 checked and pays nothing.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass

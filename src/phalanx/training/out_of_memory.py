@@ -5,8 +5,6 @@ passes     added by forward and backward passes at their peak
 allocator  memory it cannot hand out: fragments, and other libraries' allocations
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from phalanx.cost.step.expand import expand

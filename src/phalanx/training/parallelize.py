@@ -12,8 +12,6 @@ Random draws belong to `place` and `shard`; collectives to `shard` alone, which 
 start from.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, cast

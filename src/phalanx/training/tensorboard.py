@@ -1,7 +1,5 @@
 """The lines of metrics.jsonl as TensorBoard scalars; needs the `tensorboard` extra."""
 
-from __future__ import annotations
-
 import importlib.util
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager

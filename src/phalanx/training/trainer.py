@@ -5,8 +5,6 @@ It follows a Plan and does not know that a planner exists. Rank 0 writes `metric
 every rank).
 """
 
-from __future__ import annotations
-
 import json
 import math
 import sys

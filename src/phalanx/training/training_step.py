@@ -22,8 +22,6 @@ skipped, what follows from it on the host (loss scale, residuals) is done, and t
 either way changes or reports is the same.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, fields, replace

@@ -3,8 +3,6 @@
 Started by Phalanx's launcher with local ranks, or called by the command line itself under torchrun and srun.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 from pathlib import Path

@@ -11,8 +11,6 @@ over published families of runs, all times a number of at least 1. Both are the 
 (type II maximum likelihood; Bishop 2006, section 3.5): steps that contradict each other bend little.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import product

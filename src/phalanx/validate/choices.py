@@ -9,8 +9,6 @@ scripts/performance/configs/*/*workload_base_configs.py, whose lines are named h
 priced with the same options.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace

@@ -3,8 +3,6 @@
 busbw = bytes / seconds x (n - 1) / n, twice that for all_reduce        (as nccl-tests defines it, n ranks)
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,7 +11,7 @@ from typing import Any
 from phalanx.cost.analytic.chips import system
 from phalanx.cost.collectives.nccl_model import collective_s
 from phalanx.validate.models import Unspecified
-from phalanx.validate.records import Row
+from phalanx.validate.records import Row, readable
 from phalanx.validate.scores import errors
 
 _OPS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
@@ -87,13 +85,7 @@ def predicted_s(p: MeasuredCollective, constants: Mapping[str, float] | None = N
 
 def points(rows: list[Row]) -> tuple[list[MeasuredCollective], list[tuple[Row, str]]]:
     """Split rows into collectives that can be predicted, and the others with the reason."""
-    usable, skipped = [], []
-    for row in rows:
-        try:
-            usable.append(point(row))
-        except Unspecified as reason:
-            skipped.append((row, str(reason)))
-    return usable, skipped
+    return readable(rows, point, Unspecified)
 
 
 def link_scores(rows: list[Row]) -> dict[str, Any]:

@@ -1,8 +1,6 @@
 """Conversion of a published row into the input of a prediction: model, job, strategy, system and stack; or the reason
 why that is not possible."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass, replace
 
@@ -17,7 +15,7 @@ from phalanx.spec.strategy.spec import Strategy
 from phalanx.spec.strategy.stack_options import AS_RELEASED, StackOptions
 from phalanx.validate import stacks, systems
 from phalanx.validate.models import Unspecified, depths_of, is_hybrid, model_of
-from phalanx.validate.records import Row
+from phalanx.validate.records import Row, readable
 from phalanx.validate.stacks import PricingStack
 
 
@@ -202,10 +200,4 @@ def _options(row: Row) -> StackOptions:
 
 def cases(rows: list[Row]) -> tuple[list[Case], list[tuple[Row, str]]]:
     """Split rows into those that can be predicted, and the others with the reason."""
-    usable, skipped = [], []
-    for row in rows:
-        try:
-            usable.append(case(row))
-        except Unspecified as reason:
-            skipped.append((row, str(reason)))
-    return usable, skipped
+    return readable(rows, case, Unspecified)

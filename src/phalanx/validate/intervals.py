@@ -5,8 +5,6 @@ fitted are predicted with all. `python -m calibration --intervals` writes quanti
 kind (calibration/intervals.py), which bound a prediction.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """The model of a row: a ModelSpec from the published sizes, completed by its name."""
 
-from __future__ import annotations
-
 import tomllib
 from collections.abc import Mapping
 from functools import cache

@@ -1,16 +1,16 @@
 """Rows of published runs, as the files in data/ hold them (data/README.md describes the columns)."""
 
-from __future__ import annotations
-
 import csv
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from io import StringIO
 from pathlib import Path
+from typing import TypeVar
 
 from phalanx.spec.documents import csv_of, read_packed
 from phalanx.spec.errors import InputError
 
+T = TypeVar("T")
 FOLDER = Path(__file__).parent / "data"
 RUNS = FOLDER / "training_runs.csv"
 RUNS_2026 = FOLDER / "training_runs_2026.csv"
@@ -90,3 +90,16 @@ def load(path: Path, needed: tuple[str, ...] = ("source_family", "gpu", "gpus", 
     if not rows:
         raise InputError("runs", str(path), "has no rows below its header")
     return rows
+
+
+def readable(
+    rows: Iterable[Row], read: Callable[[Row], T], *refusals: type[Exception]
+) -> tuple[list[T], list[tuple[Row, str]]]:
+    """Return what `read` makes of rows, and the rows for which it raises one of `refusals`, with the reason."""
+    usable, refused = [], []
+    for row in rows:
+        try:
+            usable.append(read(row))
+        except refusals as reason:
+            refused.append((row, str(reason)))
+    return usable, refused

@@ -1,7 +1,5 @@
 """Scores: errors of predicted quantities in percent, and the confusion matrix of what fits in memory."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -4,8 +4,6 @@ An unknown release is priced as the nearest one of its stack, an unknown framewo
 eager.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """The hardware of a row: a System from its source, corrected by microbenchmarks run along with it."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 
 import numpy as np

@@ -14,13 +14,12 @@ from phalanx.planning.lookup import cluster_named, model_named
 from phalanx.serving.cost.layout import ServingLayout
 from phalanx.serving.cost.roofline import ServingPrice
 from phalanx.serving.search.answering import answer
-from phalanx.serving.search.copies import Copy
+from phalanx.serving.search.copies import Copy, Tabulated
 from phalanx.serving.search.neighbours import neighbours
 from phalanx.serving.search.question import ServingQuestion
 from phalanx.serving.search.queued import excess, queued
 from phalanx.serving.search.search import Search
 from phalanx.serving.search.space import illegal, layouts
-from phalanx.serving.search.tabulated import Tabulated
 from phalanx.serving.simulation.engines import ENGINES, engine
 from phalanx.spec.errors import InputError
 

@@ -15,7 +15,7 @@ from phalanx.schedule.generation import BatchingPolicy
 from phalanx.serving.cost.layout import ServingLayout
 from phalanx.serving.cost.roofline import ServingPrice
 from phalanx.serving.cost.steady_state import SteadyLoad, aggregated
-from phalanx.serving.search.tabulated import Tabulated
+from phalanx.serving.search.copies import Tabulated
 from phalanx.serving.simulation.deployment import Deployment, WorkerSpec
 from phalanx.serving.simulation.outcome import outcome
 from phalanx.serving.simulation.requests import alike, closed_loop, spread

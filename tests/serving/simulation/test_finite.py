@@ -9,9 +9,9 @@ import pytest
 from support.serving_reference import worker
 from support.sizes import examples
 
+from benchmarks.linear_price import LinearPrice
 from phalanx.serving.simulation.deployment import Deployment
 from phalanx.serving.simulation.outcome import ServingOutcome, outcome
-from phalanx.serving.simulation.price import LinearPrice
 from phalanx.serving.simulation.requests import Requests, alike, closed_loop, spread, timed, uniform
 from phalanx.serving.simulation.simulation import RequestHistory, simulate
 

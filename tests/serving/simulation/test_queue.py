@@ -10,10 +10,10 @@ import pytest
 from support.serving_reference import serve, worker
 from support.sizes import examples
 
+from benchmarks.linear_price import LinearPrice
 from phalanx.schedule.generation import BatchingPolicy, Request, Scheduler
 from phalanx.serving.simulation.deployment import Deployment, Speculation, Transfer, WorkerSpec
 from phalanx.serving.simulation.outcome import outcome
-from phalanx.serving.simulation.price import LinearPrice
 from phalanx.serving.simulation.requests import (
     Requests,
     alike,

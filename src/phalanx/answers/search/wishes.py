@@ -34,7 +34,7 @@ class Wishes:
     """Lengths of documents, such as lognormal:1200,1.1+packed (planning/lengths): the fastest candidates are weighed
     by the tokens that they train."""
     losses: Losses | None = None
-    """What failures take of a training (reliability.layouts.losses_under), for a search that takes them in."""
+    """What failures take of a training (reliability.losses.losses_under), for a search that takes them in."""
     rates: str | None = None
     """Price, power and carbon of a GPU-hour, where the tables do not decide (planning/expense)."""
 

@@ -6,8 +6,6 @@ the function.
 the logarithm to base 2, rounded up; m: segments.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from pathlib import Path

@@ -9,8 +9,6 @@ Each link serves one round after the other, and within a round first come, first
 they arrive (cut-through), so k equal messages at once take as long as one of k times the size.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from itertools import pairwise

@@ -6,8 +6,6 @@ the port's rate, at most the rate inside the node; and of the p - 1 hops of a ch
 the network's latency.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

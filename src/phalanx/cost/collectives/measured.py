@@ -4,8 +4,6 @@ Ring all-reduce of n bytes over p ranks: 2(p-1) α + 2n(p-1)/p β; all-gather an
 (Thakur et al. 2005), and so does a pairwise all-to-all. n counts the buffer, as Event.bytes does.
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from phalanx.cost.collectives.link import Link, link, ring_link

@@ -18,8 +18,6 @@ messages (LL) and for large ones (Simple), which waits for a receiver's memory a
 `start_s` later, two ranks' as eight ranks'.
 """
 
-from __future__ import annotations
-
 import itertools
 
 import numpy as np

@@ -4,8 +4,6 @@ Both follow runtime/data_parallel/compression tensor by tensor; the rows of spec
 amounts for each compressor. e is the size of an element of the accumulate type.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from phalanx.cost.compute.unit_work import Work

@@ -3,8 +3,6 @@ of inputs, gradients of weights. One `match` for each part; what a part does not
 
 Rows of experts assume balanced routing (schedule/layers/routing.py)."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 
 from phalanx.cost.compute import scan

@@ -12,8 +12,6 @@ Elements and kernels were counted in plain torch, where they fit the operands an
 sizes within 20 %.
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 from phalanx.cost.compute.work import Column, Work

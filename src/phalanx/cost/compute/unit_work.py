@@ -13,8 +13,6 @@ absorb caches, causal masks and recomputation inside fused kernels.
 All counts are functions of `tokens` (of one micro-batch on one rank), a number or a NumPy column.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import dropwhile, takewhile

@@ -1,8 +1,6 @@
 """A measured cluster with other rates, for the exact engine, which prices by them alone: bent by a calibration, or
 with links that are slower."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 

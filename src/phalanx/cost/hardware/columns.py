@@ -3,8 +3,6 @@
 Every formula of cost/analytic takes either, so the same lines explain one strategy and price 1e5.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import fields, is_dataclass
 from typing import Any, TypeVar

@@ -4,8 +4,6 @@ Peaks come from a ClusterSpec (datasheets); the achieved shares of peaks are con
 links, fitted on published runs (`python -m calibration`).
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

@@ -6,8 +6,6 @@
 `rate` is a share of NVLink's or PCIe's rate in one direction; switches that reduce make more than 8 GPUs would get.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

@@ -10,8 +10,6 @@ read:
     t = start + waves tile + (read^p + compute^p)^(1/p)      read: bytes of cache / (share bytes/s)
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

@@ -5,8 +5,6 @@ chips. They are fitted on kernels measured in isolation (`python -m calibration.
 that pull factors to 1: a chip of an unmeasured generation gets the common ones. The kernels' files document each.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass

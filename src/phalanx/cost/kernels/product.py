@@ -13,8 +13,6 @@ times that where routing is skewed. They touch h of its experts, each with r row
     read    = h 3 hidden f bytes / (share bytes/s)
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

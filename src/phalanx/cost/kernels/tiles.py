@@ -12,8 +12,6 @@ constants come from kernels measured in isolation, which do: the last wave's idl
 time, and where tiles are few, each is split along k (product.py).
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from functools import cached_property
 

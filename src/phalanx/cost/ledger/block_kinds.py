@@ -1,7 +1,5 @@
 """From the operators of a block to a BlockKind: what each operator adds to its columns."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace

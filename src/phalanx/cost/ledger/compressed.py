@@ -5,8 +5,6 @@ sparse       topk, threshold                v elements of g bytes, and x bytes o
 smaller      randk, powersgd                v elements of g bytes
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

@@ -7,8 +7,6 @@
 6N per token is the cross-check: it counts embeddings, which multiply nothing, and leaves attention out.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

@@ -1,7 +1,5 @@
 """A kind of operation issued by a rank, and its counts: the elements of the ledger's rows."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal

@@ -14,8 +14,6 @@ rest's. The head stays gathered from its forward to its backward pass. tp ranks 
 the last pipeline rank sum the gradient of a tied embedding.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

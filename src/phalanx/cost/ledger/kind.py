@@ -1,8 +1,6 @@
 """A kind of block as plain numbers (BlockKind): what its operators multiply, keep and hold, zero where it has no such
 operator."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

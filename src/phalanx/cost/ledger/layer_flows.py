@@ -16,8 +16,6 @@ stack's policy.
 Recomputation repeats a forward pass (`R`), or attention's core. n: bytes of the residual stream of a micro-batch.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

@@ -13,8 +13,6 @@ modules. For our own runtime every tensor is counted (`Keeps.every_tensor`), and
 equal the StepProgram's, event by event; published stacks have constants where their tensors were not counted.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

@@ -9,8 +9,6 @@ with the identity of n (huggingface/peft 5d602fd, src/peft/tuners/lora/dora.py:6
 torchtune/modules/peft/dora.py). peft keeps adapters in fp32, so that what they touch becomes fp32 (`wide`).
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Sizes of a model that determine the price of a step, as plain numbers: ends and kinds of blocks (Shape)."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache

@@ -10,8 +10,6 @@ everything an action needs, including the action before it on its rank, has ende
 few operations on arrays, over its ranks and all strategies, with the sums that simulate.py adds one by one.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache

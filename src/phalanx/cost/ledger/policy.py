@@ -10,8 +10,6 @@ its facts (frameworks/*/facts.toml).
 policy the record of schedule/gradients/sharding.py; our own engine is the stack `phalanx`.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

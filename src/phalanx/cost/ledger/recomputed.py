@@ -5,8 +5,6 @@ of c blocks. The named modules run again in every block. `group`: blocks between
 uniform:n.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

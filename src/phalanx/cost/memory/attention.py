@@ -1,8 +1,6 @@
 """Live bytes of attention's core along the passes: on one rank, or over several (attention_core.py). Where values are
 narrower than the core, which has one width for all, the result is a copy."""
 
-from __future__ import annotations
-
 from phalanx.cost.compute.unit_work import Column
 from phalanx.cost.memory.live_bytes import Walk
 from phalanx.cost.memory.pass_sizes import PassSizes

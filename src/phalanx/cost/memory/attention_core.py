@@ -1,8 +1,6 @@
 """Live bytes along the passes of attention's core over several ranks, in the order of
 runtime/model_parallel/context.py."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

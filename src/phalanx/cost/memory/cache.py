@@ -2,8 +2,6 @@
 recurrence, the last inputs of a convolution. Numbers of elements, on all tensor-parallel ranks together; of a rank's
 part of a model, on that rank."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from phalanx.spec.model.blocks.block import Sublayer

@@ -1,7 +1,5 @@
 """Which blocks the walks know. What is not understood is refused by name, never priced."""
 
-from __future__ import annotations
-
 from phalanx.cost.memory.pass_sizes import PassSizes
 from phalanx.cost.memory.recurrence import WALKED
 from phalanx.spec.errors import InputError

@@ -1,7 +1,5 @@
 """Live bytes of the embedding's passes, and of the head's with its loss; arguments as for footprint.py."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from phalanx.cost.compute.unit_work import Column

@@ -1,8 +1,6 @@
 """Live bytes of routing and of experts along a sublayer's passes, in the order of nn/experts/moe.py, whose autograd
 functions lay out rows, exchange them and run all experts of a rank."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from phalanx.cost.compute.unit_work import Column

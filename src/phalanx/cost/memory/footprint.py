@@ -6,8 +6,6 @@ the bytes it keeps, and its temporaries forward and backward (ends.py for the em
 passes.py for blocks). The walk over the step's events (cost/step/program.py) adds them up.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 

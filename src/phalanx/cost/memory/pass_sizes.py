@@ -1,7 +1,5 @@
 """What the live bytes of a block's passes depend on, in addition to its operators."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from functools import cached_property
 

@@ -9,8 +9,6 @@ R4  With sequence parallelism, what sublayers add is computed when it is scatter
 R5  A gradient is added in place, unless W or who recomputes holds it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from phalanx.cost.memory import attention

@@ -8,8 +8,6 @@ R4  With sequence parallelism, what they read is gathered for them, again in the
     scattered.
 """
 
-from __future__ import annotations
-
 from phalanx.cost.compute.unit_work import Column
 from phalanx.cost.memory.live_bytes import Walk
 from phalanx.cost.memory.pass_sizes import PassSizes

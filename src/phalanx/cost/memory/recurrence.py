@@ -15,8 +15,6 @@ M, N: X and K where documents are separate    V: a number for each channel of x 
 P, O: the most that products of halves of a chunk hold, forward and backward (nn/recurrences/channel_delta.py)
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from phalanx.cost.compute.unit_work import Column

@@ -6,8 +6,6 @@ grouped-query attention   2 kv_heads head_dim numbers per token and block; with 
 latent attention          kv_rank + rope_dim, the same on every tp rank (DeepSeek-AI 2024a, table 1)
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod

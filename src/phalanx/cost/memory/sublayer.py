@@ -10,8 +10,6 @@ R1  An argument lives until its function returns: the norm's result in all of th
 R2 to R4 (products.py), R5 (passes.py)
 """
 
-from __future__ import annotations
-
 from itertools import pairwise
 
 import numpy as np

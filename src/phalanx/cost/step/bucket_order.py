@@ -6,8 +6,6 @@ backward pass. ZeRO-2 and ZeRO-3 complete a bucket before they issue the next on
 its replicas as soon as the shard is complete.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 

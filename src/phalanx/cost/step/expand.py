@@ -4,8 +4,6 @@ The order is that of the runtime: the actions of the pipeline schedule, the unit
 ZeRO-3 ahead of their units, and buckets as they fill (bucket_order.py).
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace

@@ -15,8 +15,6 @@ nothing is computed of cached tokens (DeepSeek-AI 2024a, section 2.1.2); a prefi
 that it sees.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """The terms of communication inside layers (tensor, context, expert parallelism) and between pipeline ranks."""
 
-from __future__ import annotations
-
 from phalanx.cost.compute.unit_work import NO_WORK, RankPass, shared_expert
 from phalanx.cost.memory.state import partial_gradient_bytes, tied_gradient_bytes
 from phalanx.cost.step.term import Term

@@ -1,7 +1,5 @@
 """The terms of computing: forward and backward passes of every class of units."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import replace
 

@@ -4,8 +4,6 @@ The memory peak, a walk over instants, has a closed form here; a property test r
 expanded events.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

@@ -18,8 +18,6 @@ that run while it may travel; the rest is exposed:
 Gathers and reductions of the backward pass share links, so their seconds add up before they are hidden.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import chain

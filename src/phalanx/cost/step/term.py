@@ -1,7 +1,5 @@
 """A Term: all events of one template in one step."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from phalanx.cost.compute.unit_work import NO_WORK, Work

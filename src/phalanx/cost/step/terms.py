@@ -4,8 +4,6 @@ A Term represents all events of one template in the step: count, bytes, work, an
 The price sums terms (predict.py); `expand.expand` turns the same terms into ordered events.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 

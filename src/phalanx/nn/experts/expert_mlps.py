@@ -2,8 +2,6 @@
 some GPUs one for all experts (runtime/autograd/grouped_product.py). An expert without rows takes no time, and its
 gradient is zero."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any

@@ -1,7 +1,5 @@
 """The MLP: gated or not, over the ranks of tp."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 

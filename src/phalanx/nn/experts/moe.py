@@ -16,8 +16,6 @@ before they leave, and one up after they are combined.
 As in functional.py, docstrings say which tensors are kept for the backward pass.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import TypeVar
 

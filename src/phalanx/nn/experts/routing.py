@@ -17,8 +17,6 @@ With p' = p / Σ p, f the share of a sequence's choices that an expert got, and 
 Both only bend gradients: they are added in the backward pass of the weights.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from typing import Any

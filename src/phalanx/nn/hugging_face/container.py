@@ -3,8 +3,6 @@
 The library memory-maps files; here a reader holds only what it requested, so that host memory can be counted.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import os

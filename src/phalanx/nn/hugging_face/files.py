@@ -3,8 +3,6 @@
 `read` reads and checks headers only; a slice then reads its own bytes. `write` makes one tensor at a time.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import os

@@ -22,8 +22,6 @@ one, so that no decay overflows.
 Layouts inside a chunk: chunked.py, and (G, n, width) of G = batch x heads.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 

@@ -16,8 +16,6 @@ Inside a chunk, tensors are token first. Of n tokens, with G = batch x groups an
     a number for each head   (G r, n), or to multiply x (n, G, r, 1)
 """
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any

@@ -17,8 +17,6 @@ q, k and v after the convolution, q and k of length one. Inside a chunk of token
 Sums are in the state's type. Layouts inside a chunk: chunked.py.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 

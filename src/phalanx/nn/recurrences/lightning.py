@@ -13,8 +13,6 @@ Head h of H, from 1, in layer i of L, from 0, decays by a = 2^(-8 h / H) (1 - i 
 Layouts inside a chunk: chunked.py, and (G, n, width) of G = batch x heads.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 

@@ -21,8 +21,6 @@ recurrence's result, one number for each token and norm, and what the products k
 inside again, so that selective recomputation changes nothing.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import cast
 

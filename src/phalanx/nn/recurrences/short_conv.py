@@ -7,8 +7,6 @@ Kept for the backward pass: b, c and x, with cp those few tokens, and y by the l
 computed again, so that selective recomputation changes nothing.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from typing import Any
 

@@ -15,8 +15,6 @@ Inside a chunk of tokens, with l the sum of dt a from its start:
 Sums are in the state's type. Layouts inside a chunk: chunked.py.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 

@@ -5,8 +5,6 @@ AT_FORALL_FP32_SET_OPT_DTYPE), without recurrent cells, upsampling and AT_FORALL
 until the outermost context ends, as cached_cast does there.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any

@@ -11,8 +11,6 @@
 A buffer that a collective still needs is kept alive by its handle, so record_stream would add nothing.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import re
 from collections.abc import Iterable, Iterator, Sequence
@@ -23,8 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from phalanx.observation.recorder.host_waits import wait_of
-from phalanx.observation.recorder.nested import tensors
+from phalanx.observation.recorder.operations import tensors, wait_of
 from phalanx.runtime.comm.in_flight import Bytes, NotIssued
 
 _aten = torch.ops.aten

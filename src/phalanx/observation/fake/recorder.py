@@ -5,8 +5,6 @@ kernels. Integers and truth values on the host keep their content, so that data 
 device meshes work unchanged. Where the host asks for a value that does not exist, it gets a stated one (values.py).
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Mapping
 from typing import Any
@@ -24,8 +22,7 @@ from torch._subclasses.fake_tensor import (
 from phalanx.observation.fake.remembered import Remembered
 from phalanx.observation.fake.values import follow, half, stated
 from phalanx.observation.recorder.collective_ops import NAMESPACES
-from phalanx.observation.recorder.host_waits import WAITS
-from phalanx.observation.recorder.nested import tensors
+from phalanx.observation.recorder.operations import WAITS, tensors
 from phalanx.observation.recorder.step import StepRecorder
 
 _aten = torch.ops.aten

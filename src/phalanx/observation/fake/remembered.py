@@ -11,8 +11,6 @@ torch's in all that a program can see, and never for operations that change the 
 result depends on values. Recipes serve all steps of a process.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 

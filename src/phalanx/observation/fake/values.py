@@ -7,8 +7,6 @@ parts. Everything else is 1, or False. Where a shape depends on values (nonzero,
 are selected; so any of several truth values holds, and `if mask.any()` is taken.
 """
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

@@ -4,8 +4,6 @@ Collectives are recorded and complete at once. Where a program reads what other 
 did: an object gathered from all is this rank's, n times.
 """
 
-from __future__ import annotations
-
 import gc
 import inspect
 import os
@@ -27,7 +25,7 @@ from torch.testing._internal.distributed import fake_pg
 
 from phalanx.observation.fake import autocast as gpu_autocast
 from phalanx.observation.fake import device as gpu
-from phalanx.observation.fake.libraries import agreeing_ranks
+from phalanx.observation.fake.calls import agreeing_ranks
 from phalanx.observation.recorder.places import innermost, shortened
 from phalanx.spec.errors import InputError
 

@@ -8,8 +8,6 @@ gradient g, and after T steps, over all ranks:
 The distance from g, of the first step and of the mean of T steps, measures the compression itself.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 

@@ -4,8 +4,6 @@ Compressed changes it sums as the replicas do, bucket by bucket and shard by sha
 whose collectives meet in memory.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any

@@ -11,8 +11,6 @@ counts as a near-tie if the choices of at least as many tokens of that layer cha
 `BOUND`; otherwise it is an error like any other.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal

@@ -1,8 +1,6 @@
 """A rank of a user's program, whose first step is compared with one process (runtime/any_module/first_step.py). The
 argument is JSON: {"program", "arguments", "out", "timeout_s"}."""
 
-from __future__ import annotations
-
 import json
 import os
 import runpy

@@ -1,7 +1,5 @@
 """A rank of a parity examination, whose argument is JSON: {"tables", "out", "steps", "dtype", "collectives"}."""
 
-from __future__ import annotations
-
 import json
 import sys
 from dataclasses import asdict, replace

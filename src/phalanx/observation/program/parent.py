@@ -1,7 +1,5 @@
 """Processes that end with their parent."""
 
-from __future__ import annotations
-
 import ctypes
 import os
 import signal

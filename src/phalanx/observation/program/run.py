@@ -1,7 +1,5 @@
 """Observe one rank of a program in this process: the fake world and GPU, and the recorder of its second step."""
 
-from __future__ import annotations
-
 import re
 import sys
 import traceback
@@ -20,10 +18,9 @@ from torch._subclasses.fake_tensor import (
     UnsupportedOperatorException,
 )
 
-from phalanx.observation.fake.host_access import answered
+from phalanx.observation.fake.calls import answered, uncompiled
 from phalanx.observation.fake.recorder import FakeStepRecorder
 from phalanx.observation.fake.remembered import fake_mode
-from phalanx.observation.fake.uncompiled import uncompiled
 from phalanx.observation.fake.world import Post, fake_gpus, frozen_objects, one_rank
 from phalanx.observation.program.pipelines import repeated_micro_batches
 from phalanx.observation.rank_classes import SECOND_MICRO_BATCH, WANTED_STEP

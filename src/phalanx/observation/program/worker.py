@@ -5,8 +5,6 @@ and `result` the open file that receives the observation, as JSON.
 The process imports torch once and forks for every rank (processes.py). The script's output goes to stderr.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import runpy

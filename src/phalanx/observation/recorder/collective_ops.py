@@ -5,8 +5,6 @@ all-to-all the send buffer; messages the payload. One call with many tensors (co
 Source of the schemas: torch 2.13, torch/csrc/distributed/c10d/Ops.cpp (c10d) and Functional.cpp (_c10d_functional).
 """
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass
 from typing import Any
@@ -16,7 +14,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
-from phalanx.observation.recorder.nested import tensors
+from phalanx.observation.recorder.operations import tensors
 
 NAMESPACES = ("c10d", "_c10d_functional", "_dtensor")
 

@@ -6,8 +6,6 @@ name. So every name is kept with the label of its model: the variable that holds
 label in front of a module's name where the program has called several models, and leaves it out where it has one.
 """
 
-from __future__ import annotations
-
 import gc
 import inspect
 import sys

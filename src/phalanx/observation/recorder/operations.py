@@ -1,6 +1,5 @@
-"""Names of the operations that allocate storage, and of those that keep it for their backward pass."""
-
-from __future__ import annotations
+"""Operations as a recorder reads them: the tensors in their nested arguments, whether the host waits for their result
+(it, or its shape, depends on values), and which allocate storage or keep it for their backward pass."""
 
 import re
 from collections.abc import Iterable, Iterator
@@ -10,7 +9,41 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from phalanx.observation.recorder.nested import tensors
+
+def tensors(*values: Any) -> list[Tensor]:
+    """Return all tensors in the values, in order."""
+    result: list[Tensor] = []
+    for value in values:
+        if isinstance(value, Tensor):
+            result.append(value)
+        elif isinstance(value, list | tuple):
+            result += tensors(*value)
+        elif isinstance(value, dict):
+            result += tensors(*value.values())
+    return result
+
+
+_aten = torch.ops.aten
+WAITS = {
+    _aten._local_scalar_dense.default: "item",
+    _aten.is_nonzero.default: "is_nonzero",
+    _aten.nonzero.default: "nonzero",
+    _aten.masked_select.default: "masked_select",
+    _aten.equal.default: "equal",
+    _aten._unique2.default: "unique",
+    _aten.unique_consecutive.default: "unique_consecutive",
+    _aten.unique_dim.default: "unique",
+    _aten.repeat_interleave.Tensor: "repeat_interleave",
+    _aten.bincount.default: "bincount",
+}
+
+
+def wait_of(func: Any, kwargs: dict[str, Any]) -> str:
+    """Return the name of the operation if the host waits for its result, else ""."""
+    if func is _aten.repeat_interleave.Tensor and kwargs.get("output_size") is not None:
+        return ""
+    return WAITS.get(func, "")
+
 
 _WITHOUT_CONTENT = re.compile("(new_)?(empty|zeros|full)")
 _BACKWARD = re.compile(r"(.*?)Backward\d*")

@@ -1,7 +1,5 @@
 """Lines of a program: where a call was issued or an error raised, outside of torch and of whoever observes it."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import sys

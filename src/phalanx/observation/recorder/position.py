@@ -11,8 +11,6 @@ A step ends where the next begins: with the first forward pass of a module after
 generator's and a discriminator's, say). Which there are is known once each has taken a step.
 """
 
-from __future__ import annotations
-
 import threading
 import weakref
 from bisect import bisect_right

@@ -23,9 +23,15 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass
 
 from phalanx.observation.recorder import collective_ops
-from phalanx.observation.recorder.host_waits import WAITS, wait_of
-from phalanx.observation.recorder.nested import tensors
-from phalanx.observation.recorder.operations import allocates_only, operation, returns_view, saved_for_backward
+from phalanx.observation.recorder.operations import (
+    WAITS,
+    allocates_only,
+    operation,
+    returns_view,
+    saved_for_backward,
+    tensors,
+    wait_of,
+)
 from phalanx.observation.recorder.places import innermost
 from phalanx.observation.recorder.position import OUTSIDE, ModuleCall, Position
 from phalanx.observation.recorder.repetition import LIVES, Life, Log

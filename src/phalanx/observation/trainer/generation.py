@@ -8,8 +8,6 @@ Ranks of a stage issue the same events, with other peers; where experts make the
 represents them, since no rank exceeds it. The program is that of infer/replica.py; step.py says what is replaced.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from dataclasses import dataclass

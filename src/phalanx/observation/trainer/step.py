@@ -8,8 +8,6 @@ The tensors are on the host or on the fake GPU (fake/device.py). On a GPU, the s
 (fake/gpu_rules.py), and the times that the host waits for it are counted.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -31,7 +29,7 @@ from phalanx.observation.fake.gpu_rules import AgainstTheRules
 from phalanx.observation.fake.remembered import Remembered, fake_mode
 from phalanx.observation.fake.world import fake_gpus, frozen_objects, process_group
 from phalanx.observation.recorder.collective_ops import NAMESPACES
-from phalanx.observation.recorder.nested import tensors
+from phalanx.observation.recorder.operations import tensors
 from phalanx.observation.recorder.places import OUTSIDE_OBSERVATION, here, raised
 from phalanx.observation.trainer.pipeline import RepeatingPipeline
 from phalanx.observation.unobservable import Unobservable, Unsteady

@@ -1,7 +1,5 @@
 """Verify a strategy: compare the real step of one rank of each class, on fake tensors, with its StepProgram."""
 
-from __future__ import annotations
-
 import gc
 import time
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """Pictures of collectives: round by round, their cost over size, the root as a bottleneck, their family."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from itertools import pairwise

@@ -1,7 +1,5 @@
 """Pictures of chips and links: rooflines, levels of memory, bandwidths, switches, the hierarchy of a cluster."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Pictures of memory: the bytes of a parameter, what ZeRO leaves of them, the memory wall, activations."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

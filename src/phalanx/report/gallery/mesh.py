@@ -1,7 +1,5 @@
 """Pictures of a mesh: nodes with their GPUs and ranks, or the slices of a cube of its three largest axes."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from math import prod
 

@@ -1,7 +1,5 @@
 """Pipeline schedules as pictures: a lane for each rank."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from phalanx.cost.pipeline_time import Costs, PricedSchedule, price

@@ -1,7 +1,5 @@
 """What a round of a collective sends, and what each rank then holds, in words."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 
 import numpy as np

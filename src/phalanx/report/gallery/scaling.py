@@ -1,7 +1,5 @@
 """Pictures of scaling: efficiency over the number of GPUs, and what each cause takes away."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from functools import cache
 

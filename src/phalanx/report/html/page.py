@@ -8,8 +8,6 @@ Text of a user (names, strategies) reaches the page escaped, or as JSON in which
 policy forbids every request.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, is_dataclass

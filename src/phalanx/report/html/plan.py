@@ -1,7 +1,5 @@
 """The report of a plan: the answer, time, memory, what else there was, layout, pipeline, rooflines."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

@@ -6,8 +6,6 @@ other tab, and stopping it ends its process alone.
     {"priced", "legal"}                                               <-  before it, while it takes long
 """
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """The page in a notebook: the kernel serves it, a frame below the cell shows it."""
 
-from __future__ import annotations
-
 import atexit
 from dataclasses import dataclass
 from functools import cache

@@ -6,8 +6,6 @@ cannot ask: it does not know the token, its Origin is refused, and no answer all
 is pointed at 127.0.0.1 (DNS rebinding) is refused by its Host header.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import secrets

@@ -1,7 +1,5 @@
 """A diagnosis as lines and tables: the step and its plan, the causes, and where its numbers are from."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from phalanx.answers.diagnose.diagnosis import Diagnosis

@@ -1,7 +1,5 @@
 """Measurements of a cluster, tables and plots of fitted lines; what a machine lacks; what measured steps say."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from phalanx.answers.machine.calibration import Calibrated

@@ -2,8 +2,6 @@
 timeline of each rank under the predicted passes.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from statistics import median

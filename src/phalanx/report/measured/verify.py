@@ -1,7 +1,5 @@
 """A verification: predicted and recorded for each class of ranks, and the first difference; and parity."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 

@@ -2,8 +2,6 @@
 time.
 """
 
-from __future__ import annotations
-
 from phalanx.report.pictures.figure import Bars, PlotAxis, Timeline
 from phalanx.report.pictures.numbers import short, ticks
 from phalanx.report.pictures.scene import DASHES, EDGE, WIDE, Scene, width, wrap
@@ -31,7 +29,6 @@ def _short(label: str) -> str:
 
 def draw(scene: Scene, panel: Bars) -> None:
     """Draw the bars, their legend below."""
-    scene.heading(panel.head)
     names = places(panel)
     left = EDGE + 10 + max(width(_short(bar.label)) for bar in panel.bars)
     room = WIDE - EDGE - left - 10 - max(width(bar.text, 11) for bar in panel.bars)
@@ -99,7 +96,7 @@ def text(panel: Bars) -> list[str]:
     wide = max(len(bar.label) for bar in panel.bars)
     room = max(10, 80 - wide - 3 - max(len(bar.text) for bar in panel.bars))
     scale = room / _longest(panel)
-    lines = [panel.head] if panel.head else []
+    lines: list[str] = []
     for bar in panel.bars:
         lines += [bar.heading] if bar.heading else []
         drawn, total = " " * round(bar.start * scale), bar.start
@@ -139,7 +136,6 @@ def _end(panel: Timeline) -> float:
 
 def draw_timeline(scene: Scene, panel: Timeline) -> None:
     """Draw the lanes, with the axis and the legend below."""
-    scene.heading(panel.head)
     kinds, end = _kinds(panel), _end(panel)
     left = EDGE + 8 + max(width(lane.name) for lane in panel.lanes)
     remarks = max(width(lane.remark, 11) for lane in panel.lanes)
@@ -179,7 +175,7 @@ def timeline_text(panel: Timeline) -> list[str]:
     remarks = max(len(lane.remark) for lane in panel.lanes)
     room = 80 - wide - 2 - (remarks + 1 if remarks else 0)
     scale = room / _end(panel)
-    lines = [panel.head] if panel.head else []
+    lines: list[str] = []
     for lane in panel.lanes:
         drawn = ["."] * room
         for block in lane.blocks:

@@ -2,8 +2,6 @@
 indentation.
 """
 
-from __future__ import annotations
-
 import textwrap
 from collections.abc import Iterator
 from itertools import pairwise
@@ -17,7 +15,6 @@ _ACROSS, _DOWN = 9.1, 17.0
 
 def draw(scene: Scene, panel: Diagram) -> None:
     """Draw the boxes, then arrows, then words."""
-    scene.heading(panel.head)
     top = scene.y + 4
 
     def at(x: float, y: float) -> tuple[float, float]:
@@ -72,7 +69,7 @@ def text(panel: Diagram) -> list[str]:
                 _arrow(grid, item)
             case Label():
                 grid[item.y][item.x : item.x + len(item.text)] = item.text
-    return [*([panel.head] if panel.head else []), *("".join(row).rstrip() for row in grid)]
+    return [*("".join(row).rstrip() for row in grid)]
 
 
 def _frame(grid: list[list[str]], box: Box) -> None:
@@ -112,7 +109,6 @@ _INDENT = 30
 
 def draw_tree(scene: Scene, panel: Tree) -> None:
     """Draw every node as a box."""
-    scene.heading(panel.head)
     scene.y += 4
     _draw(scene, panel.root, 0)
 
@@ -143,7 +139,7 @@ def _draw(scene: Scene, node: Node, depth: int) -> float:
 
 def tree_text(panel: Tree) -> list[str]:
     """Return the tree in lines of at most 80 characters; the marked path has arrows."""
-    return [*([panel.head] if panel.head else []), *_text(panel.root, 0)]
+    return [*_text(panel.root, 0)]
 
 
 def _text(node: Node, depth: int) -> Iterator[str]:

@@ -1,7 +1,5 @@
 """A picture as a file: SVG, a page around it, PNG; or as lines of text."""
 
-from __future__ import annotations
-
 import re
 import shutil
 import subprocess
@@ -35,6 +33,7 @@ def _scene(panels: Iterable[Panel], top: float = 0.0, moving: bool = False) -> S
     scene = Scene(moving)
     scene.y = top
     for panel in panels:
+        scene.heading(panel.head)
         _DRAWN[type(panel)][0](scene, panel)
         scene.y += 6
     return scene
@@ -66,7 +65,7 @@ def text(picture: Picture) -> list[str]:
 
 def panel_text(panel: Panel) -> list[str]:
     """Return a panel as lines of at most 80 characters."""
-    return _DRAWN[type(panel)][1](panel)
+    return [*([panel.head] if panel.head else []), *_DRAWN[type(panel)][1](panel)]
 
 
 def write(pictures: list[Picture], file: Path) -> None:

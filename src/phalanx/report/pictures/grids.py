@@ -2,8 +2,6 @@
 darkness.
 """
 
-from __future__ import annotations
-
 from itertools import pairwise
 
 import numpy as np
@@ -16,7 +14,6 @@ _CELL, _GAP, _APART = 32, 3, 12
 
 def draw(scene: Scene, panel: Grids) -> None:
     """Draw the grids, then the lines below them."""
-    scene.heading(panel.head)
     columns = max(len(row) for grid in panel.grids for row in grid.rows)
     wide = columns * (_CELL + _GAP) + 3 * _GAP
     high = max(len(grid.rows) for grid in panel.grids) * (_CELL + _GAP) + 24
@@ -53,7 +50,7 @@ def _cell(scene: Scene, cell: Cell, x: float, y: float) -> None:
 def text(panel: Grids) -> list[str]:
     """Return the grids in characters, one below the other; a bar stands where the colour changes."""
     wide = max(len(cell.text) for grid in panel.grids for row in grid.rows for cell in row)
-    lines = [panel.head] if panel.head else []
+    lines: list[str] = []
     for grid in panel.grids:
         lines.append(grid.name)
         for row in grid.rows:
@@ -68,7 +65,6 @@ _HIGH, _SMALL = 22, 11
 
 def draw_rounds(scene: Scene, panel: Rounds) -> None:
     """Draw the tables, as many side by side as there is room for."""
-    scene.heading(panel.head)
     cell = max([18.0, *(width(c, _SMALL) + 6 for r in panel.rounds for row in r.cells for c in row)])
     ranks, chunks = len(panel.rounds[0].cells), len(panel.rounds[0].cells[0])
     arcs = 12 + 6 * min(ranks - 1, 8)
@@ -133,7 +129,7 @@ def _draw(scene: Scene, held: RoundState, left: float, top: float, name: float, 
 
 def rounds_text(panel: Rounds) -> list[str]:
     """Return the rounds as tables in characters, with what was sent above each."""
-    lines = [panel.head] if panel.head else []
+    lines: list[str] = []
     for held in panel.rounds:
         lines.append(held.head)
         sent = [f"{source}->{to}: {what}" for source, to, what in held.sends]
@@ -154,7 +150,6 @@ _STRIPE = 6
 
 def draw_heat(scene: Scene, panel: Heat) -> None:
     """Draw the rows; names stand where there is room between them."""
-    scene.heading(panel.head)
     left = EDGE + 8 + max(width(name, 11) for name, _ in panel.rows)
     room = WIDE - EDGE - left
     named = scene.y - 14
@@ -176,7 +171,7 @@ def heat_text(panel: Heat, columns: int = 80) -> list[str]:
     """Return the rows in characters: full height is all of it."""
     label = max(len(name) for name, _ in panel.rows) + 1
     room = max(10, columns - label - 1)
-    lines = [panel.head] if panel.head else []
+    lines: list[str] = []
     for name, shares in panel.rows:
         parts = np.array_split(np.asarray(shares, dtype=float), min(room, len(shares)))
         level = np.clip(np.round([8 * part.mean() for part in parts]), 0, 8).astype(int)

@@ -1,7 +1,5 @@
 """Curves over an axis, with marked points and rules; labels stand where they cover neither each other nor a curve."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -42,7 +40,6 @@ def _inside(panel: Lines, xs: tuple[float, float], ys: tuple[float, float]) -> t
 
 def draw(scene: Scene, panel: Lines) -> None:
     """Draw the curves."""
-    scene.heading(panel.head)
     xs, ys = _range(panel, panel.x, 0), _range(panel, panel.y, 1)
     marks, rules = _inside(panel, xs, ys)
     marks_y = [(v, short(v, panel.y.unit)) for v in ticks(panel.y, *ys)]
@@ -240,7 +237,7 @@ def text(panel: Lines) -> list[str]:
     for value in ticks(panel.y, *ys):
         names[cell(xs[0], value)[0]] = short(value, panel.y.unit)
     wide = max(len(name) for name in names)
-    lines = [*([panel.head] if panel.head else []), panel.y.label]
+    lines = [panel.y.label]
     lines += [f"{name:>{wide}} |{''.join(row)}".rstrip() for name, row in zip(names, grid, strict=True)]
     lines.append(" " * wide + " +" + "-" * _COLUMNS)
     under = [" "] * (_COLUMNS + 10)

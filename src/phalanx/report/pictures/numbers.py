@@ -1,7 +1,5 @@
 """How numbers stand on axes: short, with the prefix of their unit."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 from dataclasses import replace

@@ -9,8 +9,6 @@ all ranks. torch.nn.SyncBatchNorm does the same on GPUs alone. Forward gathers 2
 all-reduces 2 C, for C channels. Weight and bias are applied outside, so that their gradients are a rank's own, which
 the data-parallel engine reduces."""
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Any
 

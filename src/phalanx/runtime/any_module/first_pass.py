@@ -8,8 +8,6 @@ Outputs and the gradient of every parameter are compared. Where outputs differ, 
 called with equal inputs and returns other outputs; else the parameter whose gradient differs most.
 """
 
-from __future__ import annotations
-
 import copy
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping

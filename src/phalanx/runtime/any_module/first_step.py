@@ -8,8 +8,6 @@ proof of a tensor plan (first_pass.py) this examines ZeRO, replicas and pipeline
 module and one more step on rank 0.
 """
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Mapping, Sequence

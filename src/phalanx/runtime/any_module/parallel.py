@@ -9,8 +9,6 @@
 Collectives are issued by the engine (runtime/data_parallel/engine.py), by split layers, and for the state.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any

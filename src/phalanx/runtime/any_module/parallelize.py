@@ -13,8 +13,6 @@ The inner loop is `model.step(batch, loss)`, which is also how a pipeline runs. 
 single process. All ranks have the same module, and run its units in the same order.
 """
 
-from __future__ import annotations
-
 import atexit
 import copy
 import math

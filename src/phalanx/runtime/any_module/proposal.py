@@ -14,8 +14,6 @@ pass: the module's outputs must depend on split rows through the layer that sums
 The plan is a proposal: `parallelize` proves it on its first batch (first_pass.py).
 """
 
-from __future__ import annotations
-
 import copy
 import inspect
 import re

@@ -1,8 +1,6 @@
 """nn.MultiheadAttention over the tp ranks: each has its heads of q, k and v, packed in one matrix, and its columns of
 the output projection, whose terms are summed."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -1,7 +1,5 @@
 """How the tensors of a module are cut over the tp ranks, and joined again."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 

@@ -6,8 +6,6 @@ with the whole module and keeps the children of its own chunks; the others move 
 and no memory. There a copy of the whole module is run once for every new shape of input, so that all ranks know the
 shapes of the stream before the first message."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable, Collection, Mapping, Sequence
 from itertools import pairwise

@@ -7,8 +7,6 @@
 All of it is called by all ranks together.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Sums and gathers over the tp ranks around split layers, with their gradients."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

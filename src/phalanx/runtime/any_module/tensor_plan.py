@@ -22,8 +22,6 @@ plans that Hugging Face models publish (`base_model_tp_plan` of a config, `_tp_p
 proposal.py makes one of a module and a batch. Layers: Shoeybi et al. 2019, section 3.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Mapping
 from typing import Any

@@ -1,8 +1,6 @@
 """Cutting of any module for the engine: its units, its buckets, and checks that name parameters that cannot be
 parallelized."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial

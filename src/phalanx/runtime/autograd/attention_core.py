@@ -12,8 +12,6 @@ keys are merged (Dao et al. 2022, "FlashAttention").
     scale      of the logits q kᵀ, by default 1 / sqrt(head_dim)
 """
 
-from __future__ import annotations
-
 import math
 
 import torch

@@ -18,8 +18,6 @@ Gradients of norms are small: they are computed in I and delivered with the othe
 unaffected. Reference: Qi et al. 2023, "Zero Bubble Pipeline Parallelism".
 """
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial

@@ -5,8 +5,6 @@ different numbers of rows in every pass: with 12 layers of 8 experts the GPU wai
 torch's grouped product (CUTLASS) takes any number of rows as it comes, at the same FLOP/s.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from itertools import accumulate
 from typing import NamedTuple

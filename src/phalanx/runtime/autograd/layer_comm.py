@@ -1,8 +1,6 @@
 """The collectives inside layers. Autograd functions call them and cannot pass along which pass is running, so one
 object for all layers of a model tracks it."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from torch import Tensor

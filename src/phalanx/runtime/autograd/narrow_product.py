@@ -27,8 +27,6 @@ do: the oracle for them. Non-finite inputs give non-finite results. References: 
 left out; cuBLAS's layout of scales (docs.nvidia.com/cuda/cublas, "1D Block Scaling Factors Layout").
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -12,8 +12,6 @@ recomputation.
 Reference: Chen et al. 2016, "Training Deep Nets with Sublinear Memory Cost".
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, cast

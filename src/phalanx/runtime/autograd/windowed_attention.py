@@ -1,7 +1,5 @@
 """Attention's core in a sliding window, band by band (schedule/layers/windows.py)."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

@@ -8,8 +8,6 @@ that issued collectives concurrently with training could do so in a different or
 written at a time; a rank that wants to save the next one earlier waits.
 """
 
-from __future__ import annotations
-
 import threading
 import time
 import uuid

@@ -5,8 +5,6 @@ Engines shard flat buffers, so shard boundaries fall anywhere inside a matrix; a
 contiguous in the run.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace

@@ -11,8 +11,6 @@ The index has the location of every box of every tensor, as JSON:
 refused unless its boxes lie inside their tensors and files, and cover the tensors in full.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import os

@@ -1,7 +1,5 @@
 """Cleanup after a killed run in its checkpoints' folder."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The manifest of a checkpoint: its table of contents, sealed with a checksum."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -3,8 +3,6 @@
 A name is a plain file name. A link, a device, a pipe or a folder is refused before anything is read from it.
 """
 
-from __future__ import annotations
-
 import errno
 import json
 import os

@@ -16,8 +16,6 @@ Nothing that came from a file is unpickled, and a checkpoint is read as if an en
 damage, not authorship (regular_files.py, container.py).
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

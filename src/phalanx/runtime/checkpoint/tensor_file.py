@@ -8,8 +8,6 @@
 tensor at a time, so that host memory can be counted.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import os

@@ -5,8 +5,6 @@ issue their collectives in the same order over all groups together: the caller i
 recorder lets tests check it.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Sequence
 from functools import partial

@@ -1,7 +1,5 @@
 """Data types by name: DTYPE_NAMES maps torch's types to names as events use them, DTYPES names to types."""
 
-from __future__ import annotations
-
 import torch
 
 DTYPE_NAMES = {

@@ -1,7 +1,5 @@
 """Handles of collectives with additional work in `wait`."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 

@@ -1,7 +1,5 @@
 """Transport native: torch.distributed's own collectives (Gloo on CPU, NCCL on CUDA)."""
 
-from __future__ import annotations
-
 from functools import partial
 
 import torch.distributed as dist

@@ -1,7 +1,5 @@
 """A rank that runs one collective schedule with a user-defined reduction, and writes its result to a file."""
 
-from __future__ import annotations
-
 import json
 import sys
 from pathlib import Path

@@ -14,8 +14,6 @@ Between hosts it sends what the schedule of that name sends (schedule/collective
 sends nothing.
 """
 
-from __future__ import annotations
-
 import sys
 import threading
 import weakref

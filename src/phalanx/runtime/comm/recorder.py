@@ -1,7 +1,5 @@
 """The recorder: the events issued by a rank, in the form in which a StepProgram predicts them."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """Reductions by name: from torch, from Python's `operator`, or a user's MODULE:FUNCTION."""
 
-from __future__ import annotations
-
 import importlib
 import sys
 from collections.abc import Callable

@@ -9,8 +9,6 @@ so that one is reduced while the next is under way:
 Gloo needs receives to be posted before sends; NCCL needs a round's sends and receives in one group.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 

@@ -4,8 +4,6 @@ The file behind it has no name (memfd_create): peers open it through /proc while
 behind however a run ends, including kill -9, and the size of /dev/shm does not matter.
 """
 
-from __future__ import annotations
-
 import errno
 import mmap
 import os

@@ -7,8 +7,6 @@
 Reductions go block by block, so that a block is still in the core's cache when it is written to the others.
 """
 
-from __future__ import annotations
-
 import ctypes
 from collections.abc import Callable, Iterator
 from functools import partial

@@ -5,8 +5,6 @@ A call runs on copies of its tensors in host memory, over any CPU transport, and
 Correct but slow: for trying strategies on one GPU (`shares_gpu`, process/gpus.py).
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import torch

@@ -14,8 +14,6 @@ it is under way only then, and all of it is exposed. Times are `time.perf_counte
 the stream waits instead of the host, so host times say nothing and no collective is timed.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from time import perf_counter

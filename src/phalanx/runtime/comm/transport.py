@@ -4,8 +4,6 @@ The transports are native (torch.distributed's own collectives), p2p (our schedu
 (ranks of one host through shared memory). Tensors are flat and contiguous.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from typing import Protocol
 

@@ -1,7 +1,5 @@
 """A bucket's memory on one rank: flat buffers in which parameters are views, and this rank's shard of them."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 

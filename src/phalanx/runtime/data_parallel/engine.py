@@ -15,8 +15,6 @@ References: Li et al. 2020, "PyTorch Distributed: Experiences on Accelerating Da
 al. 2020, "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models".
 """
 
-from __future__ import annotations
-
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial

@@ -18,8 +18,6 @@ A parameter split over tp, ep and etp has a box on each rank. Parts are views of
 and loads into it.
 """
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace

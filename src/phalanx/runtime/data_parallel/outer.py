@@ -20,8 +20,6 @@ Distributed Low-Communication Training of Language Models", algorithm 1; Douilla
 overlapping communication: Towards a Distributed Free Lunch", algorithm 2.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 
 import torch

@@ -11,8 +11,6 @@ name.
 A shard that one rank alone holds (dp_replicate = 1; any shard of experts) cannot be compared.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 
 import torch

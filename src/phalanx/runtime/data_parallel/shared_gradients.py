@@ -11,8 +11,6 @@ are summed once a step, after accumulation:
 In the gradient's norm each logical element counts once, regardless of how many tp ranks or replicas hold it.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -7,8 +7,6 @@
 Dense layers exchange over dp_shard, cp and tp, as far as these split state; experts over edp and etp.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from functools import cache

@@ -11,8 +11,6 @@ lowest    (batch or 1, tokens of the group): the first position that each query 
           boundary hides earlier ones; None where nothing does
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection
 from typing import Any
 

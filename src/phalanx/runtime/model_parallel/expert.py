@@ -13,8 +13,6 @@ Rows of a rank's own tokens are ordered by expert, which is by destination. Rows
 then by expert; they are reordered by expert.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate

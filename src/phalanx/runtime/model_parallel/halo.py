@@ -7,8 +7,6 @@ its pieces.
 A ring's rank has two pieces, any other one. Keeps nothing.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -13,8 +13,6 @@ A chunk's autograd graph begins and ends in nodes that hold no tensor: its outpu
 input in the first block's backward pass.
 """
 
-from __future__ import annotations
-
 import weakref
 from collections.abc import Callable, Sequence
 from time import perf_counter

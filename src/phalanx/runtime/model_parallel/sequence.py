@@ -12,8 +12,6 @@ their largest magnitudes to the maximum, and the gathered rows are bitwise equal
 Weights' gradients read the same numbers. (As in torchao, torchao/float8/float8_tensor_parallel.py.)
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace

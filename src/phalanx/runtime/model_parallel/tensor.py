@@ -7,8 +7,6 @@
 So each sub-layer (attention, MLP) has one all-reduce forward and one backward (Shoeybi et al. 2019, "Megatron-LM").
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any, cast
 

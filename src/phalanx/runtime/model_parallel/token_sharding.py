@@ -4,8 +4,6 @@ Each rank of cp has a part of every sequence. The ranks of tp divide the tokens 
 stream (sequence parallelism), or, if each has all rows, into equal consecutive parts.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -9,8 +9,6 @@ Where a part has fewer heads (groups of keys) than there are ranks, neighbours g
 up. Tokens are put in the sequence's order, which a ring's are not. Keeps nothing.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from typing import Any
 

@@ -17,8 +17,6 @@ process is stopped is blamed first. It may have arrived and still keep others wa
 (an all-gather) make no progress; ranks that wait for those do not arrive anywhere either.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

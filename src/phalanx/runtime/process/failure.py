@@ -1,7 +1,5 @@
 """The reason for a failure in one line, and what kind of failure it was."""
 
-from __future__ import annotations
-
 import errno
 from collections.abc import Iterator
 

@@ -6,8 +6,6 @@ use is never removed: the launcher holds a lock on a file in it, its ranks inher
 it when the last of them has ended, for whatever reason.
 """
 
-from __future__ import annotations
-
 import fcntl
 import os
 import platform

@@ -1,8 +1,6 @@
 """Requirements of ranks on GPUs before they join: a driver that torch can use, NCCL, a GPU for each rank, and the
 cores near it."""
 
-from __future__ import annotations
-
 import os
 import shutil
 from collections.abc import Mapping

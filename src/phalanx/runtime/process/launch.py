@@ -9,8 +9,6 @@ has imported torch would start no sooner; and since glibc reads its tunables and
 process starts, forks would measure and train with the launcher's settings.
 """
 
-from __future__ import annotations
-
 import os
 import secrets
 import shutil

@@ -8,8 +8,6 @@ only a checksum, and the network between the hosts must be trusted.
     message    32 bytes HMAC-SHA256(secret, pickle), then the pickle
 """
 
-from __future__ import annotations
-
 import hmac
 import os
 import pickle  # noqa: TID251 only what this run has signed is loaded

@@ -1,8 +1,6 @@
 """Life cycle of a launched rank: it joins the others and works; if it fails it leaves its reason, and if its launcher
 dies it exits."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import signal

@@ -10,8 +10,6 @@ mapped memory: about a microsecond, no system call.
 Every rank of a group numbers the group's collectives alike, so the rank with the lower number is behind.
 """
 
-from __future__ import annotations
-
 import mmap
 import os
 import struct

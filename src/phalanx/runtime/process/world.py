@@ -3,8 +3,6 @@
 Rank and world size come from the environment (environment.py).
 """
 
-from __future__ import annotations
-
 import os
 import threading
 import time

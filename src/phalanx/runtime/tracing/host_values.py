@@ -3,8 +3,6 @@
 A step may read the content of a tensor here and nowhere else, and may copy from the host to the device here.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 

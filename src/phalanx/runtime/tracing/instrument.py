@@ -5,8 +5,6 @@ A dispatch mode sees every operation of the step, forward and backward. It count
 its last reference dies. This is slow, so it is done in one step of a run. On CUDA, memory is what the allocator says.
 """
 
-from __future__ import annotations
-
 import gc
 import weakref
 from collections.abc import Callable, Iterator

@@ -10,8 +10,6 @@ not overlap, so concurrent collectives of an axis get rows of their own. Ranks a
 across hosts the alignment is as exact as those clocks. Reference: "Trace Event Format", Google, 2016.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager

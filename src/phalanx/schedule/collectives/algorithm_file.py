@@ -9,8 +9,6 @@ of an all-to-all they are its blocks: number i x ranks + j goes from rank i to r
 priced or run.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path

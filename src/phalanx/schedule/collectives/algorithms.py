@@ -7,8 +7,6 @@ Sanders, Speck & Träff 2009, "Two-tree algorithms for full bandwidth broadcast,
 `src/graph/trees.cc` (the two trees for any p).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 

@@ -10,8 +10,6 @@
 Chan, Heimlich, Purkayastha, van de Geijn 2007 (Collective communication: theory, practice, and experience).
 """
 
-from __future__ import annotations
-
 from phalanx.schedule.collectives.ir import Schedule, dual, then
 from phalanx.schedule.collectives.proof import prove
 from phalanx.schedule.collectives.registry import ALGORITHMS, build

@@ -7,8 +7,6 @@ that each of them has yet to receive it. Each element costs that, so P ranks sen
 one of them at least 2 n (P-1)/P, which is what a ring sends (Patarasuk & Yuan 2009).
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from itertools import permutations
 

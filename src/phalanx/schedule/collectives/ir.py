@@ -7,8 +7,6 @@ all-to-all of p ranks has p² blocks there, the block from rank i to rank j just
 All transfers of a round read the state before the round. Rounds exist for proof and drawing only.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 

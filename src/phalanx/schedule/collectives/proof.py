@@ -7,8 +7,6 @@ a round, so that with the receive posted first even blocking sends cannot deadlo
 partner in round k waits only for rounds before k).
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 

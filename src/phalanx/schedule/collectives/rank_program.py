@@ -5,8 +5,6 @@ the message is cut and sent in that order: what arrives first and is needed firs
 order from the schedule.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

@@ -9,8 +9,6 @@ A function is examined on drawn integers: this cannot prove associativity, but i
 counterexample.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 

@@ -5,8 +5,6 @@ Some schedules are derived: a reduce is a
 broadcast reversed, an all-gather a reduce-scatter reversed, and some all-reduces chain two other collectives.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 from functools import lru_cache

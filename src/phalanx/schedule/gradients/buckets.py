@@ -20,8 +20,6 @@ would give, to the bit. Reference: torchao's float8 all-gather for FSDP2 (torcha
 optimizer.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property

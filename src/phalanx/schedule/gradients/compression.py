@@ -7,8 +7,6 @@
 The rows of the compressors (spec/strategy/compressors.py) say how much.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 

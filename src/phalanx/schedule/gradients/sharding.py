@@ -10,8 +10,6 @@ An engine that reduces once for several micro-batches keeps unsharded gradients 
 for our own engine; policies decide it for columns of strategies under any stack (cost/ledger/policy.py).
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any

@@ -41,8 +41,6 @@ If the forward pass is recomputed, its messages precede the backward pass's, exc
 needed; if only the core is recomputed, the core runs once more just before its backward pass.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal

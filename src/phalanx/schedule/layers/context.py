@@ -12,8 +12,6 @@ so no rectangle needs a mask. The U ranks of a group hold equal contiguous parts
 sequence if R = 1).
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property

@@ -1,8 +1,6 @@
 """Pairs of a token and an earlier one in products of blocks: half a chunk with its other half, quarters with
 quarters, and so on (nn/recurrences/channel_delta.py)."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 

@@ -11,8 +11,6 @@ A schedule that splits backward passes fills its bubbles with weights' gradients
 Reference: Hsu et al. 2024, "Liger Kernel: Efficient Triton Kernels for LLM Training", section 3.2.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -6,8 +6,6 @@ expert gets an equal share of their choices (the first ones the remainder), and 
 computes rows from all ranks of its group.
 """
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from dataclasses import dataclass

@@ -5,8 +5,6 @@ of its queries sees, so that neither work nor masks grow with the square of the 
     mask     (BAND, BAND + window - 1), the same for every band but for its edges
 """
 
-from __future__ import annotations
-
 FROM = 4096
 """Tokens of a sequence from which on bands pay; shorter ones have a mask of all their pairs."""
 

@@ -21,8 +21,6 @@ there are few ways to cut these, at most 2^n for n blocks; for each, the others 
 (`deal`), which is optimal.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace

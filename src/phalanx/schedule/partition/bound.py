@@ -3,8 +3,6 @@ local with global attention: each rank takes some number of each kind, in any or
 there are too many partitions to enumerate.
 """
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from itertools import product

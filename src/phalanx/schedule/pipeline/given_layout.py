@@ -7,8 +7,6 @@
 (Megatron-Core 0.19, megatron/core/transformer/transformer_config.py:1988-2110.)
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from phalanx.schedule.pipeline.stages import rank_of

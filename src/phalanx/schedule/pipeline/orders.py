@@ -1,8 +1,6 @@
 """Order of every schedule's actions: builders that yield one rank's actions after another's, without sends and
 receives, for `ranks` pipeline ranks with `virtual` chunks each and `m` micro-batches."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from itertools import chain, repeat
 

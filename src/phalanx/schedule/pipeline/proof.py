@@ -3,8 +3,6 @@ needs; nothing deadlocks, whether sends are buffered or block until they are rec
 rank holds.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass

@@ -16,8 +16,6 @@ To add a schedule: add its name to `Schedule` in spec/strategy/spec.py, its buil
 here its row.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, fields
 from functools import lru_cache

@@ -22,8 +22,6 @@ clock that all ranks share. So even sends that block until they are received can
 that is still open, everything before it is done at both ends.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple

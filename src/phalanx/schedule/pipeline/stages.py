@@ -4,8 +4,6 @@ A strategy gives the number of blocks of each chunk (`layers=7/9/9/7`), or leave
 gets as few multiplied weights as possible. The embedding counts as none, the head as vocab x hidden.
 """
 
-from __future__ import annotations
-
 from phalanx.schedule.partition.balance import Units, partition
 from phalanx.schedule.pipeline.actions import PipelineSchedule, round_robin, v_shape
 from phalanx.schedule.pipeline.schedules import build, facts_of

@@ -5,8 +5,6 @@ read as two actions. FSDP's actions (UNSHARD, RESHARD, REDUCE_GRAD) are skipped:
 when to gather, reshard and reduce. Empty cells are idle.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from pathlib import Path

@@ -4,8 +4,6 @@ A batch with several adapters reads the adapters of all its requests in each ste
 that is not on the GPU comes from the host's memory.
 """
 
-from __future__ import annotations
-
 from phalanx.spec.model.spec import ModelSpec, parameters
 
 RANK = 16

@@ -1,7 +1,5 @@
 """Constants of serving engines, fitted on measured runs: what each reaches of a chip, and adds to its kernels."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace

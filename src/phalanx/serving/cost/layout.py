@@ -1,7 +1,5 @@
 """The layout of one copy of a model over GPUs in serving."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 

@@ -3,8 +3,6 @@
 What kernels, links and an engine reach and add is fitted on measured runs (engines.py).
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal, get_args

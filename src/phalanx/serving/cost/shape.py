@@ -3,8 +3,6 @@
 Every field may be a NumPy column (one entry per model), so that the same formulas price one step or 10^5.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
@@ -12,7 +10,7 @@ from typing import Any
 
 from phalanx.cost.hardware.columns import Column
 from phalanx.cost.memory.cache import LayerCache, latents, of_layer
-from phalanx.serving.cost.unquantised import is_whole
+from phalanx.serving.cost.checkpoint import is_whole
 from phalanx.spec.errors import InputError
 from phalanx.spec.model.blocks.block import Sublayer, products_of
 from phalanx.spec.model.blocks.lowering import architecture

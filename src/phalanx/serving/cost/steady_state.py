@@ -17,8 +17,6 @@ Where other workers compute prompts, both are stations of a closed network (Bard
     R_p = T_1 (1 + (C - 1)/C Q_p / workers)     R_d = O t(B / workers)     X = C / (R_p + R_d)     Q_p = X R_p
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

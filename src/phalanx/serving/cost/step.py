@@ -13,8 +13,6 @@ With n tokens in the step, n / d of them in each of d groups of attention, a pro
 The constants (engines.py) are fitted on measured runs by `python -m calibration.serving`.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

@@ -5,8 +5,6 @@ some may take. vLLM's and SGLang's lists are what their own parsers hold when bu
 read from their sources.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Where the weights of named models are published, for launch lines."""
 
-from __future__ import annotations
-
 import tomllib
 from pathlib import Path
 

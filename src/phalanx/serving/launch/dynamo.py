@@ -4,14 +4,12 @@ The layout of the manifest is that of Dynamo 1.6.1's own (dynamo/profiler/templa
 has a nodeCount.
 """
 
-from __future__ import annotations
-
 import json
 
 from phalanx.serving.launch import sglang, trtllm, vllm
 from phalanx.serving.launch.arguments import published
 from phalanx.serving.launch.checkpoints import weights_of
-from phalanx.serving.launch.launch import WorkerPlace, context, most_requests, places
+from phalanx.serving.launch.parts import WorkerPlace, context, most_requests, places
 from phalanx.serving.plan_file import ServingPlan
 
 _IMAGE = {"vllm": "vllm-runtime", "sglang": "sglang-runtime", "trtllm": "tensorrtllm-runtime"}

@@ -1,5 +1,6 @@
 """Kubernetes alone: a Deployment of workers that fit a node, or a LeaderWorkerSet of wider ones, and a Service.
-Separate prefill and decode are two LeaderWorkerSets, whose pods' addresses the engine's router is given.
+Separate prefill and decode are two LeaderWorkerSets, whose pods' addresses the engine's router is given. And what
+other manifests are made of too: groups of servers, whose workers are a pod each, or a pod a node.
 
 The LeaderWorkerSet (leaderworkerset.x-k8s.io/v1) puts the leader's address and each pod's number into its pods
 (kubernetes-sigs/lws, api/leaderworkerset/v1/leaderworkerset_types.go: LWS_LEADER_ADDRESS, LWS_WORKER_INDEX). They are
@@ -7,15 +8,97 @@ found through a headless Service of the set's name, which its controller makes u
 already (pkg/utils/controller/controller_utils.go:33): the one for clients has another.
 """
 
-from __future__ import annotations
-
+import json
+import re
 import shlex
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from phalanx.serving.launch.groups import SECRET, ServerGroup, groups, variables, yaml
-from phalanx.serving.launch.launch import Command, Launch
+from phalanx.serving.launch.parts import Command, Launch, WorkerPlace, places
 from phalanx.serving.plan_file import ServingPlan
 from phalanx.spec.errors import InputError
+
+SECRET = "hf-token-secret"
+"""The secret with HF_TOKEN, as Dynamo's templates name it."""
+
+
+@dataclass(frozen=True)
+class ServerGroup:
+    """The workers of one role, which are alike."""
+
+    place: WorkerPlace
+    """That of its first worker."""
+    commands: tuple[Command, ...]
+    """Of the pods of a worker: the first takes requests."""
+    gpus: int
+    """GPUs of a pod."""
+
+    @property
+    def name(self) -> str:
+        """Its role: worker, prefill or decode."""
+        return self.place.name.removesuffix("-0")
+
+
+def groups(plan: ServingPlan, line: Launch) -> tuple[ServerGroup, ...]:
+    """Return the groups of a plan whose command lines are `line`, prefill before decode."""
+    first = {place.workers.role: place for place in reversed(places(plan))}
+    return tuple(
+        ServerGroup(
+            first[w.role],
+            tuple(c for c in line.commands if c.title == first[w.role].name),
+            min(w.gpus, plan.node_gpus),
+        )
+        for w in plan.workers
+    )
+
+
+def without(options: Sequence[str], names: Iterable[str]) -> list[str]:
+    """Return the options of a command line without some, whose values go with them."""
+    left: list[str] = []
+    dropped = False
+    for word in options:
+        dropped = word in names if word.startswith("--") else dropped
+        left += [] if dropped else [word]
+    return left
+
+
+def variables(group: ServerGroup) -> dict[str, Any]:
+    """Return the environment of a group's containers, if they have one. NIXL says by it where the others find its
+    side channel (vLLM's docs/features/nixl_connector_usage.md)."""
+    pairs = (each.partition("=") for each in group.commands[0].environment)
+    env: list[dict[str, Any]] = [{"name": key, "value": value} for key, _, value in pairs]
+    if "--kv-transfer-config" in group.commands[0].options:
+        address = {"fieldRef": {"fieldPath": "status.podIP"}}
+        env.append({"name": "VLLM_NIXL_SIDE_CHANNEL_HOST", "valueFrom": address})
+    return {"env": env} if env else {}
+
+
+def label(text: str) -> str:
+    """Return the name of an object of Kubernetes after a model's: letters, digits and dashes, 50 at most."""
+    return re.sub(r"[^a-z0-9]+", "-", text.rpartition("/")[2].lower())[:50].strip("-") or "model"
+
+
+def yaml(documents: Iterable[Any], notes: Iterable[str] = ()) -> str:
+    """Write documents of tables, lists and words as YAML, below notes."""
+    head = "".join(f"# {line}\n" for note in notes for line in note.splitlines())
+    return head + "---\n".join("\n".join(_lines(each)) + "\n" for each in documents)
+
+
+def _lines(value: Any, indent: str = "") -> list[str]:
+    lines = []
+    if isinstance(value, dict):
+        for key, each in value.items():
+            if isinstance(each, dict | list) and each:
+                lines += [f"{indent}{key}:", *_lines(each, indent + "  ")]
+            else:
+                lines.append(f"{indent}{key}: {json.dumps(each)}")
+        return lines
+    for each in value:
+        first, *rest = _lines(each, indent + "  ") if isinstance(each, dict) else [f"{indent}  {json.dumps(each)}"]
+        lines += [f"{indent}- {first[len(indent) + 2 :]}", *rest]
+    return lines
+
 
 _IMAGE = {"vllm": "vllm/vllm-openai:v{}", "sglang": "lmsysorg/sglang:v{}"}
 _OF_PODS = {"$HEAD": "$(LWS_LEADER_ADDRESS)", "$HEAD:5000": "$(LWS_LEADER_ADDRESS):5000"}
@@ -81,9 +164,8 @@ def _pod(name: str, g: ServerGroup, command: Command, image: str, engine: str, b
         "envFrom": [{"secretRef": {"name": SECRET}}],
         "resources": {"limits": {"nvidia.com/gpu": str(g.gpus)}},
         "volumeMounts": [{"name": "shm", "mountPath": "/dev/shm"}],
+        **variables(g),
     }
-    if env := variables(g):
-        container["env"] = env
     if not behind:
         container["ports"] = [{"containerPort": g.place.port}]
         container["readinessProbe"] = {"httpGet": {"path": "/health", "port": g.place.port}, "periodSeconds": 10}

@@ -1,25 +1,12 @@
 """SGLang: `sglang.launch_server` for each worker, and its router in front of several workers."""
 
-from __future__ import annotations
-
+from phalanx.serving.launch import parts
 from phalanx.serving.launch.arguments import published
 from phalanx.serving.launch.checkpoints import quantised_on_load, weights_of
-from phalanx.serving.launch.launch import (
-    REDUNDANT_EXPERTS,
-    Command,
-    Launch,
-    WorkerPlace,
-    caching_note,
-    context,
-    most_requests,
-    overlaps,
-    places,
-    predicts_tokens,
-)
 from phalanx.serving.plan_file import ServingPlan, Workers
 
 
-def options(plan: ServingPlan, place: WorkerPlace) -> list[str]:
+def options(plan: ServingPlan, place: parts.WorkerPlace) -> list[str]:
     """Return the engine's options for one worker, as `sglang.launch_server` and `dynamo.sglang` take them."""
     w = place.workers
     out = ["--tp-size", str(w.tp * w.attention_dp)]
@@ -32,13 +19,13 @@ def options(plan: ServingPlan, place: WorkerPlace) -> list[str]:
     if w.large_ep:
         mode = {"prefill": "normal", "decode": "low_latency", "both": "auto"}[w.role]
         out += ["--moe-a2a-backend", "deepep", "--deepep-mode", mode, "--moe-dense-tp-size", "1"]
-        out += ["--enable-dp-lm-head", "--enable-eplb", "--ep-num-redundant-experts", str(REDUNDANT_EXPERTS)]
-    if overlaps(plan, w):
+        out += ["--enable-dp-lm-head", "--enable-eplb", "--ep-num-redundant-experts", str(parts.REDUNDANT_EXPERTS)]
+    if parts.overlaps(plan, w):
         out += ["--enable-two-batch-overlap"]
-    if most := most_requests(w):
+    if most := parts.most_requests(w):
         out += ["--max-running-requests", str(most)]
     out += ["--chunked-prefill-size", str(w.step_tokens * w.attention_dp)]  # which the groups share
-    if tokens := context(plan, w):
+    if tokens := parts.context(plan, w):
         out += ["--context-length", str(tokens)]
     out += ["--page-size", str(plan.page_tokens)]
     if quantised_on_load(plan):
@@ -47,7 +34,7 @@ def options(plan: ServingPlan, place: WorkerPlace) -> list[str]:
         out += ["--quantization", "modelopt_fp4"]
     if plan.cache == "fp8":
         out += ["--kv-cache-dtype", "fp8_e4m3"]
-    if plan.draft_tokens and predicts_tokens(plan):
+    if plan.draft_tokens and parts.predicts_tokens(plan):
         out += ["--speculative-algorithm", "EAGLE", "--speculative-num-steps", str(plan.draft_tokens)]
         out += ["--speculative-eagle-topk", "1", "--speculative-num-draft-tokens", str(plan.draft_tokens + 1)]
     elif plan.draft_tokens:
@@ -68,11 +55,11 @@ def environment(plan: ServingPlan, w: Workers) -> tuple[str, ...]:
     return (f"SGLANG_DEEPEP_NUM_MAX_DISPATCH_TOKENS_PER_RANK={tokens}",)
 
 
-def launch(plan: ServingPlan) -> Launch:
+def launch(plan: ServingPlan) -> parts.Launch:
     """Return the commands that serve a plan with SGLang. Raises InputError for what it cannot do."""
     where, note = weights_of(plan)
     commands = []
-    for place in places(plan):
+    for place in parts.places(plan):
         own = ["--model-path", where, *options(plan, place), "--port", str(place.port)]
         if place.workers.role == "prefill":
             own += ["--disaggregation-bootstrap-port", str(place.port + 1000)]
@@ -80,8 +67,10 @@ def launch(plan: ServingPlan) -> Launch:
             own += ["--nnodes", str(place.nodes), "--node-rank", "$NODE_RANK", "--dist-init-addr", "$HEAD:5000"]
         program = ("python3", "-m", "sglang.launch_server")
         variables = environment(plan, place.workers)
-        commands.append(Command(place.name, program, tuple(own), place.gpus, place.node, variables, ("sglang",)))
-    notes = [caching_note(plan), *([note] if note else [])]
+        commands.append(
+            parts.Command(place.name, program, tuple(own), place.gpus, place.node, variables, ("sglang",))
+        )
+    notes = [parts.caching_note(plan), *([note] if note else [])]
     if len(commands) > 1:
         notes.append("sglang_router (a package of its own) routes to several workers, and from prefill to decode")
-    return Launch("sglang", published("sglang").version, tuple(commands), {}, tuple(notes))
+    return parts.Launch("sglang", published("sglang").version, tuple(commands), {}, tuple(notes))

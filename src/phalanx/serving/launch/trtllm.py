@@ -1,25 +1,13 @@
 """TensorRT-LLM: `trtllm-serve` for each worker with a file of further options; disaggregated, its own router."""
 
-from __future__ import annotations
-
+from phalanx.serving.launch import parts
 from phalanx.serving.launch.arguments import published
 from phalanx.serving.launch.checkpoints import weights_of
-from phalanx.serving.launch.launch import (
-    REDUNDANT_EXPERTS,
-    Command,
-    Launch,
-    WorkerPlace,
-    caching_note,
-    context,
-    most_requests,
-    places,
-    predicts_tokens,
-)
 from phalanx.serving.plan_file import ServingPlan
 from phalanx.spec.errors import InputError
 
 
-def require_possible(place: WorkerPlace) -> None:
+def require_possible(place: parts.WorkerPlace) -> None:
     """Require that attention data parallelism is over all ranks, as enable_attention_dp has it. Raises InputError."""
     w = place.workers
     if w.attention_dp > 1 and w.tp > 1:
@@ -27,7 +15,7 @@ def require_possible(place: WorkerPlace) -> None:
         raise InputError("workers.attention_dp", w.attention_dp, reason, "use tp = 1, or --engine sglang")
 
 
-def engine_file(plan: ServingPlan, place: WorkerPlace) -> str:
+def engine_file(plan: ServingPlan, place: parts.WorkerPlace) -> str:
     """Write the options that have no argument, as YAML (LlmArgs' names)."""
     w = place.workers
     lines = [f"enable_attention_dp: {'true' if w.attention_dp > 1 else 'false'}"]
@@ -36,12 +24,14 @@ def engine_file(plan: ServingPlan, place: WorkerPlace) -> str:
     if w.role != "prefill":
         lines += ["cuda_graph_config:", f"  max_batch_size: {w.slots}", "  enable_padding: true"]
     if plan.draft_tokens:
-        kind = "MTP" if predicts_tokens(plan) else "NGram"
+        kind = "MTP" if parts.predicts_tokens(plan) else "NGram"
         length = "num_nextn_predict_layers" if kind == "MTP" else "max_draft_len"
         lines += ["speculative_config:", f"  decoding_type: {kind}", f"  {length}: {plan.draft_tokens}"]
     if w.large_ep:
         lines += ["moe_config:", "  backend: WIDEEP", "  load_balancer:"]
-        lines += [f"    num_slots: {(plan.model.experts.count if plan.model.experts else 0) + REDUNDANT_EXPERTS}"]
+        lines += [
+            f"    num_slots: {(plan.model.experts.count if plan.model.experts else 0) + parts.REDUNDANT_EXPERTS}"
+        ]
         lines += ["    layer_updates_per_iter: 1"]
     if plan.adapters:
         lines += ["lora_config:", f"  max_loras: {plan.adapters}"]
@@ -51,7 +41,7 @@ def engine_file(plan: ServingPlan, place: WorkerPlace) -> str:
     return "\n".join(lines) + "\n"
 
 
-def options(plan: ServingPlan, place: WorkerPlace) -> list[str]:
+def options(plan: ServingPlan, place: parts.WorkerPlace) -> list[str]:
     """Return the options of `trtllm-serve` for one worker. Raises InputError for what it cannot do."""
     require_possible(place)
     w = place.workers
@@ -61,20 +51,20 @@ def options(plan: ServingPlan, place: WorkerPlace) -> list[str]:
     if w.moe_ep > 1:
         out += ["--ep_size", str(w.moe_ep)]
     # Of one rank where attention is data parallel.
-    if most := most_requests(w, w.attention_dp):
+    if most := parts.most_requests(w, w.attention_dp):
         out += ["--max_batch_size", str(most)]
     out += ["--max_num_tokens", str(w.step_tokens)]
-    if tokens := context(plan, w):
+    if tokens := parts.context(plan, w):
         out += ["--max_seq_len", str(tokens)]
     return [*out, "--enable_chunked_prefill"]
 
 
-def launch(plan: ServingPlan) -> Launch:
+def launch(plan: ServingPlan) -> parts.Launch:
     """Return the commands that serve a plan with TensorRT-LLM. Raises InputError for what it cannot do."""
     where, note = weights_of(plan)
     commands, written = [], {}
     urls: dict[str, list[str]] = {"prefill": [], "decode": []}
-    for place in places(plan):
+    for place in parts.places(plan):
         name = f"{place.workers.role}.yaml"
         written[name] = engine_file(plan, place)
         own = [*options(plan, place), "--config", name, "--port", str(place.port)]
@@ -83,8 +73,8 @@ def launch(plan: ServingPlan) -> Launch:
         program: tuple[str, ...] = ("trtllm-serve", where)
         if place.nodes > 1:
             program = ("mpirun", "-n", str(place.workers.gpus), "trtllm-llmapi-launch", *program)
-        commands.append(Command(place.name, program, tuple(own), place.gpus, place.node, (), ("trtllm",)))
-    notes = [caching_note(plan), *([note] if note else [])]
+        commands.append(parts.Command(place.name, program, tuple(own), place.gpus, place.node, (), ("trtllm",)))
+    notes = [parts.caching_note(plan), *([note] if note else [])]
     if plan.weights == "fp8":
         notes.append("fp8 needs a checkpoint that was quantised so, such as nvidia's -FP8 releases")
     if len(plan.workers) > 1:
@@ -93,11 +83,11 @@ def launch(plan: ServingPlan) -> Launch:
             lines += [f"{key}:", f"  num_instances: {len(urls[role])}", "  urls:"]
             lines += [f'    - "{url}"' for url in urls[role]]
         written["disaggregated.yaml"] = "\n".join(lines) + "\n"
-        router = Command("router", ("trtllm-serve", "disaggregated", "-c", "disaggregated.yaml"), ())
+        router = parts.Command("router", ("trtllm-serve", "disaggregated", "-c", "disaggregated.yaml"), ())
         commands.append(router)
         notes.append(
             "the router of disaggregated.yaml listens on every interface of its node, without authentication"
         )
     elif len(commands) > 1:
         notes.append("several workers: put any HTTP load balancer that counts requests under way before them")
-    return Launch("trtllm", published("trtllm").version, tuple(commands), written, tuple(notes))
+    return parts.Launch("trtllm", published("trtllm").version, tuple(commands), written, tuple(notes))

@@ -1,29 +1,16 @@
 """vLLM: `vllm serve` for each worker; disaggregated, the cache moves over NIXL, and a proxy routes."""
 
-from __future__ import annotations
-
 import json
 
 from phalanx.serving.cost.shape import shape_of
+from phalanx.serving.launch import parts
 from phalanx.serving.launch.arguments import published
 from phalanx.serving.launch.checkpoints import quantised_on_load, weights_of
-from phalanx.serving.launch.launch import (
-    REDUNDANT_EXPERTS,
-    Command,
-    Launch,
-    WorkerPlace,
-    caching_note,
-    context,
-    most_requests,
-    overlaps,
-    places,
-    predicts_tokens,
-)
 from phalanx.serving.plan_file import ServingPlan
 from phalanx.spec.errors import InputError
 
 
-def options(plan: ServingPlan, place: WorkerPlace) -> list[str]:
+def options(plan: ServingPlan, place: parts.WorkerPlace) -> list[str]:
     """Return the engine's options for one worker, as `vllm serve` and `dynamo.vllm` take them."""
     w = place.workers
     if w.moe_ep > 1 and w.moe_tp > 1:
@@ -39,14 +26,17 @@ def options(plan: ServingPlan, place: WorkerPlace) -> list[str]:
     if w.large_ep:
         kernels = "deepep_low_latency" if w.role == "decode" else "deepep_high_throughput"
         out += ["--all2all-backend", kernels, "--enable-eplb"]
-        out += ["--eplb-config", json.dumps({"num_redundant_experts": REDUNDANT_EXPERTS}, separators=(",", ":"))]
-    if overlaps(plan, w):
+        out += [
+            "--eplb-config",
+            json.dumps({"num_redundant_experts": parts.REDUNDANT_EXPERTS}, separators=(",", ":")),
+        ]
+    if parts.overlaps(plan, w):
         out += ["--enable-dbo"]
     # Both limits are of one engine core, of which data parallelism has as many.
-    if most := most_requests(w, w.attention_dp):
+    if most := parts.most_requests(w, w.attention_dp):
         out += ["--max-num-seqs", str(most)]
     out += ["--max-num-batched-tokens", str(w.step_tokens)]
-    if tokens := context(plan, w):
+    if tokens := parts.context(plan, w):
         out += ["--max-model-len", str(tokens)]
     out += ["--block-size", str(plan.page_tokens)]
     if plan.load.reuse and shape_of(plan.model).state:
@@ -56,7 +46,7 @@ def options(plan: ServingPlan, place: WorkerPlace) -> list[str]:
     if plan.cache == "fp8":
         out += ["--kv-cache-dtype", "fp8"]
     if plan.draft_tokens:
-        kind = "mtp" if predicts_tokens(plan) else "ngram"
+        kind = "mtp" if parts.predicts_tokens(plan) else "ngram"
         method = {"method": kind, "num_speculative_tokens": plan.draft_tokens}
         out += ["--speculative-config", json.dumps(method, separators=(",", ":"))]
     if plan.adapters:
@@ -64,11 +54,11 @@ def options(plan: ServingPlan, place: WorkerPlace) -> list[str]:
     return out
 
 
-def launch(plan: ServingPlan) -> Launch:
+def launch(plan: ServingPlan) -> parts.Launch:
     """Return the commands that serve a plan with vLLM. Raises InputError for what it cannot do."""
     where, note = weights_of(plan)
     commands = []
-    for place in places(plan):
+    for place in parts.places(plan):
         own = [*options(plan, place), "--port", str(place.port)]
         if place.workers.role != "both":
             connector = {"kv_connector": "NixlConnector", "kv_role": "kv_both"}
@@ -77,12 +67,12 @@ def launch(plan: ServingPlan) -> Launch:
             joined = ["--nnodes", str(place.nodes), "--node-rank", str(rank), "--master-addr", "$HEAD"]
             words = (*own, *(joined if place.nodes > 1 else ()), *(["--headless"] if rank else ()))
             node, program = place.node + rank, ("vllm", "serve", where)
-            commands.append(Command(place.name, program, words, place.gpus, node, (), ("vllm",)))
-    notes = [caching_note(plan), *([note] if note else [])]
-    if plan.draft_tokens and not predicts_tokens(plan):
+            commands.append(parts.Command(place.name, program, words, place.gpus, node, (), ("vllm",)))
+    notes = [parts.caching_note(plan), *([note] if note else [])]
+    if plan.draft_tokens and not parts.predicts_tokens(plan):
         notes.append("the draft is n-gram look-up here; name your draft model in --speculative-config for another")
     if len(plan.workers) == 1 and plan.workers[0].count > 1:
         notes.append("several workers: put any HTTP load balancer that counts requests under way before them")
     if len(plan.workers) > 1:
         notes.append("prefill and decode apart need a router: Dynamo's manifest (--launch dynamo) has one")
-    return Launch("vllm", published("vllm").version, tuple(commands), {}, tuple(notes))
+    return parts.Launch("vllm", published("vllm").version, tuple(commands), {}, tuple(notes))

@@ -5,8 +5,6 @@ whose `vllmConfig` has flags in camel case. What a flag `--config FILE` names ar
 win (vllm/utils/argparse_utils.py: `_pull_args_from_config`).
 """
 
-from __future__ import annotations
-
 import re
 import shlex
 from collections.abc import Iterator, Mapping

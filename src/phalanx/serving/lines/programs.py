@@ -4,8 +4,6 @@ Programs are rows of programs.toml; what their flags change, verdicts/*.toml. La
 before a program are passed over. Nothing is run.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field

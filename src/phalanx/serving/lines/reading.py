@@ -4,8 +4,6 @@ What is given in addition (options of the command line) goes first. What is assu
 caveat.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence

@@ -3,8 +3,6 @@
 Where requests come at a rate without end, the best has kept its limits for ten times as many.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from phalanx.serving.search.misses import none_keeps, none_serves

@@ -1,7 +1,5 @@
 """What is missing where no deployment serves a model or keeps the limits, and how many GPUs would do."""
 
-from __future__ import annotations
-
 from phalanx.serving.search.pairs import SLACK
 from phalanx.serving.search.question import MOST_GPUS, ServingCandidate, ServingQuestion
 from phalanx.serving.search.queued import excess, reached

@@ -4,14 +4,11 @@ decode.
 Each is given its own best batch under the same limits, and simulated; what it misses, or loses, is said in a line.
 """
 
-from __future__ import annotations
-
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from phalanx.serving.cost.layout import ServingLayout
 from phalanx.serving.search.answering import ServingAnswer
-from phalanx.serving.search.copies import Copy
 from phalanx.serving.search.misses import NAMES
 from phalanx.serving.search.question import ServingCandidate
 from phalanx.serving.search.queued import excess, reached
@@ -65,57 +62,45 @@ def neighbours(search: Search, answer: ServingAnswer) -> list[ServingNeighbour]:
     """Return the neighbours of the best with the reason against each."""
     q, best = search.q, answer.best
     group = best.groups[-1]
-    first = search.copy_of(best.weights, best.groups[0].layout)
-    out = []
-    for change, layout in _changes(group.layout, q.model.experts is not None):
-        reason = illegal(q.model, layout, q.engine, q.block_of(best.weights))
-        together = layout.gpus + (first.layout.gpus if len(best.groups) > 1 else 0)
-        if not reason and together > q.gpus:
-            reason = f"takes {layout.gpus} GPUs of {q.gpus}"
-            reason += ": none are left to prefill" if together - layout.gpus and layout.gpus <= q.gpus else ""
-        if reason:
-            out.append(ServingNeighbour(change, None, reason))
-            continue
-        copy = search.copy_of(best.weights, layout)
-        if copy.missing:
-            out.append(ServingNeighbour(change, None, copy.missing))
-            continue
-        out.append(_judged(search, best, change, _candidates(search, best, first, copy)))
-    for other in q.weights:
-        if other != best.weights:
-            copy = search.copy_of(other, group.layout)
-            if copy.missing:
-                out.append(ServingNeighbour(f"{other} weights", None, copy.missing))
-            else:
-                before = search.copy_of(other, first.layout)
-                change = f"{other} weights"
-                if before.missing:
-                    out.append(ServingNeighbour(change, None, f"to prefill, {before.missing}"))
-                else:
-                    out.append(_judged(search, best, change, _candidates(search, best, before, copy)))
-    mode = "disaggregated" if len(best.groups) == 1 else "aggregated"
-    if mode in q.modes:
-        change = "prefill and decode apart" if mode == "disaggregated" else "prefill and decode together"
-        copies = [c for c in search.copies() if c.weights == best.weights]
-        if mode == "disaggregated":
-            candidates = list(search.disaggregated(copies))
-        else:
-            candidates = [c for copy in copies for c in search.aggregated(copy)]
-        out.append(_judged(search, best, change, candidates))
+    changes = [(c, best.weights, x) for c, x in _changes(group.layout, q.model.experts is not None)]
+    changes += [(f"{other} weights", other, group.layout) for other in q.weights if other != best.weights]
+    out = [_judged(search, best, change, _others(search, best, weights, x)) for change, weights, x in changes]
+    copies = [c for c in search.copies() if c.weights == best.weights]
+    if len(best.groups) == 1 and "disaggregated" in q.modes:
+        out.append(_judged(search, best, "prefill and decode apart", list(search.disaggregated(copies))))
+    if len(best.groups) > 1 and "aggregated" in q.modes:
+        together = [c for copy in copies for c in search.aggregated(copy)]
+        out.append(_judged(search, best, "prefill and decode together", together))
     return out
 
 
-def _candidates(search: Search, best: ServingCandidate, first: Copy, copy: Copy) -> list[ServingCandidate]:
-    """Return candidates with `copy` in place of the best's workers, or of its decode workers if `first` prefills."""
-    if len(best.groups) == 1:
-        return list(search.aggregated(copy))
-    return list(search.after(first, copy, best.groups[0].step_tokens))
+def _others(
+    search: Search, best: ServingCandidate, weights: str, layout: ServingLayout
+) -> list[ServingCandidate] | str:
+    """Return candidates with copies of another layout or type of weights in place of the best's workers, or of its
+    decode workers, if it has others to prefill; or why there is none."""
+    q, apart = search.q, len(best.groups) > 1
+    before = best.groups[0].layout
+    if reason := illegal(q.model, layout, q.engine, q.block_of(weights)):
+        return reason
+    if layout.gpus + (before.gpus if apart else 0) > q.gpus:
+        left = ": none are left to prefill" if layout.gpus <= q.gpus else ""
+        return f"takes {layout.gpus} GPUs of {q.gpus}{left}"
+    first, copy = search.copy_of(weights, before), search.copy_of(weights, layout)
+    if copy.missing:
+        return copy.missing
+    if apart and first.missing:
+        return f"to prefill, {first.missing}"
+    return list(search.after(first, copy, best.groups[0].step_tokens) if apart else search.aggregated(copy))
 
 
 def _judged(
-    search: Search, best: ServingCandidate, change: str, candidates: list[ServingCandidate]
+    search: Search, best: ServingCandidate, change: str, candidates: Sequence[ServingCandidate] | str
 ) -> ServingNeighbour:
-    """Return the best of some candidates as a neighbour, compared with the best of all."""
+    """Return the best of some candidates as a neighbour, compared with the best of all. `candidates`: or why there
+    are none."""
+    if isinstance(candidates, str):
+        return ServingNeighbour(change, None, candidates)
     q = search.q
     promising = sorted((c for c in candidates if search.keeps(c, 1.15)), key=search.score)
     if q.sized:

@@ -5,8 +5,6 @@ requests per second: the more prompts come together, the more it yields, and the
 with which a prompt, which waits for half a step of others first, keeps the limit of the first token.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 

@@ -1,7 +1,5 @@
 """The question of a search (model, cluster, load, limits), and the candidates that answer it."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Literal, get_args
 

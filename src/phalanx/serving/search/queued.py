@@ -1,7 +1,5 @@
 """The simulation of a candidate: its deployment under the load of the question."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 

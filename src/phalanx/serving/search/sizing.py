@@ -1,7 +1,5 @@
 """The fewest GPUs for an open load: the smallest deployments first, with more workers until they keep the limits."""
 
-from __future__ import annotations
-
 import heapq
 from collections import Counter
 from dataclasses import replace

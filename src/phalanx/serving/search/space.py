@@ -1,13 +1,11 @@
 """All legal layouts of one copy of a model over GPUs, under a serving engine."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from functools import cache
 
 from phalanx.cost.memory.cache import of_layer
+from phalanx.serving.cost.checkpoint import cut_block
 from phalanx.serving.cost.layout import ServingLayout
-from phalanx.serving.cost.scale_blocks import cut_block
 from phalanx.serving.simulation.engines import EngineRow
 from phalanx.spec.model.blocks.lowering import architecture
 from phalanx.spec.model.blocks.operators import Dim

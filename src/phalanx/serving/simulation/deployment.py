@@ -1,14 +1,39 @@
 """A deployment: workers with their slots, cache and scheduling, and the link that moves caches between them."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, Protocol
 
 from phalanx.schedule.generation import BatchingPolicy
-from phalanx.serving.simulation.price import StepPrice
 from phalanx.serving.simulation.requests import Requests
 from phalanx.spec.errors import InputError
+
+UNBOUNDED = 1 << 60
+
+
+class StepPrice(Protocol):
+    """Seconds of one step of an engine, by the contents of its batch, on all GPUs that hold one copy of the model.
+
+        step(prompt tokens, attended pairs, sequences, context)
+
+    `prompt tokens` are computed in this step, each attending to those before it: `pairs` counts (query, key) of them
+    all, n (past + (n + 1) / 2) for n tokens of a prompt with `past` in the cache. `sequences` each produce a token
+    from `context` cached tokens in sum. Between two changes of the batch only the context grows, by a token per
+    sequence and step; where the price is a line in the context, a run of such steps needs no loop:
+
+        sum over i < k of (t + q i) = k t + q k (k - 1) / 2
+    """
+
+    def decode(self, sequences: int, context: int) -> tuple[float, float, int]:
+        """Return (seconds of a step that decodes only, seconds per further token of context, the context up to which
+        that line holds)."""
+        ...
+
+    def mixed(self, tokens: int, pairs: float, sequences: int, context: int, uneven: float = 1.0) -> float:
+        """Return the seconds of a step that computes `tokens` of prompts along with `sequences` that decode, if any.
+
+        `uneven`: tokens of prompts in the busiest group that attends apart, over their mean over the groups."""
+        ...
+
 
 Role = Literal["both", "prefill", "decode"]
 

@@ -5,8 +5,6 @@ SGLang 0.5.23: prompts run in steps of their own unless --enable-mixed-chunk is 
 (trtllm-serve): one step for both; a request begins only when its cache is sure (GUARANTEED_NO_EVICT).
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from typing import Literal
@@ -36,8 +34,6 @@ class EngineRow:
     """Whether groups of attention data parallelism may be tensor parallel (any), or must be single GPUs (all)."""
     experts: Literal["any", "all"]
     """Whether experts may be split by ep and tp at once (any), or only by one of them (all)."""
-    int4: bool
-    """Whether it serves 4-bit integer weights (AWQ, GPTQ) on this path."""
     state_pages: bool
     """Whether a page of the cache is at least as large as a layer's recurrent state."""
     state_reuse: str
@@ -60,9 +56,9 @@ _TRTLLM_STATE = "how TensorRT-LLM reuses prefixes of a model with recurrent stat
 ENGINES = {
     row.name: row
     for row in (
-        EngineRow("vllm", "vLLM", True, False, 16, "any", "all", True, True, _VLLM_STATE),
-        EngineRow("sglang", "SGLang", False, False, 1, "any", "any", True, False, _SGLANG_STATE),
-        EngineRow("trtllm", "TensorRT-LLM", True, True, 32, "all", "any", True, False, _TRTLLM_STATE),
+        EngineRow("vllm", "vLLM", True, False, 16, "any", "all", True, _VLLM_STATE),
+        EngineRow("sglang", "SGLang", False, False, 1, "any", "any", False, _SGLANG_STATE),
+        EngineRow("trtllm", "TensorRT-LLM", True, True, 32, "all", "any", False, _TRTLLM_STATE),
     )
 }
 """Every serving engine that Phalanx knows."""

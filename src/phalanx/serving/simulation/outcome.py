@@ -5,8 +5,6 @@ and the last ones drain.
 Of a benchmark all are counted, from the first request to the last token.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType

@@ -4,8 +4,6 @@ All that happens at one time is taken together before any worker plans, so that 
 batched together. The same seed gives the same history.
 """
 
-from __future__ import annotations
-
 from collections import deque
 from dataclasses import dataclass
 from heapq import heappop, heappush

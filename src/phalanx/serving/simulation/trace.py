@@ -5,8 +5,6 @@ Columns, by name: `arrival` (or `timestamp`: seconds, or a date and time), `inpu
 `reused` (first tokens of the prompt that the cache holds). Others are ignored. Dates count from the first row's.
 """
 
-from __future__ import annotations
-
 import csv
 from collections.abc import Iterator
 from datetime import datetime

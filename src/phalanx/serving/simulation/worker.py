@@ -10,8 +10,6 @@ calendar by step number says how far a run can go; nothing is done per token.
     cache after prefill:  T tokens.  After its step i:  T + a_i, where a_i = i + 1, or what speculation accepted.
 """
 
-from __future__ import annotations
-
 import math
 from collections import deque
 from collections.abc import Callable

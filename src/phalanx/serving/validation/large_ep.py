@@ -5,8 +5,6 @@ prompts a GPU, each of `length`; or of `tokens` sequences a GPU with `length` ca
 1 + accepted x drafted tokens a step.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Measured serving runs, and the steady state that is predicted for each."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -23,7 +21,7 @@ from phalanx.spec.model.families import complete
 from phalanx.spec.model.presets import preset
 from phalanx.spec.model.spec import ModelSpec
 from phalanx.spec.number_formats import NUMBER_FORMATS
-from phalanx.validate.records import Row, load
+from phalanx.validate.records import Row, load, readable
 
 _DATA = Path(__file__).parent / "data"
 RUNS = _DATA / "runs.csv.xz"
@@ -173,13 +171,7 @@ def _split(row: Row, side: str, weights: str, experts: str, kv: float, shape: Se
 
 def cases(rows: Sequence[Row]) -> tuple[list[ServingCase], list[tuple[Row, str]]]:
     """Return the rows that can be predicted, and the others with the reason."""
-    usable, skipped = [], []
-    for row in rows:
-        try:
-            usable.append(case_of(row))
-        except (Unscored, InputError) as error:
-            skipped.append((row, str(error)))
-    return usable, skipped
+    return readable(rows, case_of, Unscored, InputError)
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,5 @@
 """Tables of measured and predicted serving runs."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

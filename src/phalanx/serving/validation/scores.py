@@ -4,8 +4,6 @@ The other predictor's figures are of other rows (other models and GPUs), from th
 its own predictor with kernel tables, whose choice of type by family was made on the measured values.
 """
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 from collections.abc import Callable, Sequence

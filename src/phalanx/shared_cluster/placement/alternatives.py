@@ -4,8 +4,6 @@ The search knows clusters of equal nodes. So it is asked for nodes with as many 
 have, and each of its best strategies is then placed and priced on the free GPUs themselves.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 

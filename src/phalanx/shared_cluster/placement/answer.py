@@ -14,8 +14,6 @@ torchrun: a command line for each node, whose ranks follow one another. It numbe
 every node has ranks in a row, and as many as the others.
 """
 
-from __future__ import annotations
-
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace

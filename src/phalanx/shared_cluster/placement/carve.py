@@ -6,8 +6,6 @@ divides the next), so no other way of filling it keeps more blocks in one piece.
 leaf switch is joined there first, then over all leaves; blocks that are in one piece are taken first.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

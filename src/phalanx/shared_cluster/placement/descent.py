@@ -4,8 +4,6 @@ Nested blocks are carved in one order of the axes for all ranks; where free GPUs
 placement may mix orders. Each round prices every exchange at once.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import numpy as np

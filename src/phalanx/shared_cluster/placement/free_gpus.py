@@ -9,8 +9,6 @@
 their node from 0.
 """
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,5 @@
 """A placement in words: its price and bound, an empty cluster, and other strategies on the same GPUs."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 
 from rich.table import Table

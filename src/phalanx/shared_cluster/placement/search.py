@@ -11,8 +11,6 @@ The bound: if every rank has at least a ranks of its tp group, b of its data-par
 its block, the block holds at least a x b x c ranks; blocks with as many free GPUs must hold the world.
 """
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence

@@ -8,8 +8,6 @@ at which the job fits between all that is reserved, so no later one delays it. W
 that wait are brought forward in their order.
 """
 
-from __future__ import annotations
-
 import heapq
 from collections.abc import Iterator
 

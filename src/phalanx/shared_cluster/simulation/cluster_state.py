@@ -1,22 +1,59 @@
-"""The state of a simulation: waiting and running jobs, their GPUs, and pending events.
+"""The state of a simulation: waiting and running jobs, their GPUs, pending events, and the history: where each job
+ran and when, and what was lost.
 
 A job runs at a speed: 1 on the GPUs that it asks for, placed well; less where its placement or its width is worse.
 What it has done is kept when it leaves.
 """
 
-from __future__ import annotations
-
 import heapq
 from bisect import bisect_left, insort
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from phalanx.shared_cluster.simulation import policy as policies
-from phalanx.shared_cluster.simulation.history import JobHistory, JobRun
 from phalanx.shared_cluster.simulation.nodes import HeldGpus, Nodes
 from phalanx.shared_cluster.simulation.policy import THRESHOLD, Key, SchedulingPolicy
 from phalanx.shared_cluster.simulation.reservations import Reservation, Timelines
 from phalanx.shared_cluster.simulation.trace import TraceJob
+
+
+@dataclass(frozen=True, slots=True)
+class JobRun:
+    """A job on its GPUs from `start` to `end`."""
+
+    job: int
+    start: float
+    end: float
+    gpus: HeldGpus
+
+
+@dataclass
+class JobHistory:
+    """The history of a simulation. Lists have an element for each job, in the order of the trace."""
+
+    jobs: Sequence[TraceJob]
+    nodes: Nodes
+    policy: SchedulingPolicy
+    finish: list[float]
+    waited: list[float]
+    """Seconds that each job waited, whether before or between its runs."""
+    preempted: list[int]
+    """How often each job was preempted."""
+    resized: list[int]
+    """How often each running job changed its width."""
+    runs: list[JobRun] = field(default_factory=list)
+    fragmented: float = 0.0
+    """GPU-seconds for which the first waiting job's GPUs were free, but not in the shape that it needs."""
+    placement: float = 0.0
+    """GPU-seconds that jobs took longer than on their best placement."""
+    promised: dict[int, float] = field(default_factory=dict)
+    """The latest start that a reservation has promised, by job."""
+
+    @property
+    def makespan(self) -> float:
+        """Seconds from the first submission to the last end."""
+        return max(self.finish, default=0.0)
+
 
 SpeedOf = Callable[[TraceJob, HeldGpus], float]
 """Speed of a job on the GPUs that it has, over that of its best placement: above 0, at most 1."""

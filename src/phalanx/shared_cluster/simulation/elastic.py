@@ -3,8 +3,6 @@
 Every change of width of a running job costs it `restart_s`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from phalanx.shared_cluster.simulation.cluster_state import Chosen, ClusterState

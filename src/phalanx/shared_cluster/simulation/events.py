@@ -1,7 +1,5 @@
 """Pending events: jobs end, change their queue, or start at a reserved time."""
 
-from __future__ import annotations
-
 import heapq
 
 from phalanx.shared_cluster.simulation import elastic, stopping

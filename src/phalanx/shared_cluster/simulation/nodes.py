@@ -4,8 +4,6 @@ A gang that fits a node gets GPUs of one node; a wider one gets entire nodes and
 more, as pods and tasks ask for them. `scatter` takes any free GPUs, as a scheduler that only counts does.
 """
 
-from __future__ import annotations
-
 import heapq
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass

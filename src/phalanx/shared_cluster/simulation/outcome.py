@@ -1,7 +1,5 @@
 """The figures of simulated policies: their distributions side by side, and pictures of nodes over time."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -11,7 +9,7 @@ from rich.table import Table
 
 from phalanx.report.pictures.figure import Heat, Picture
 from phalanx.report.style import table
-from phalanx.shared_cluster.simulation.history import JobHistory
+from phalanx.shared_cluster.simulation.cluster_state import JobHistory
 
 QUANTILES = (0.5, 0.9, 0.99, 1.0)
 Floats = npt.NDArray[np.float64]

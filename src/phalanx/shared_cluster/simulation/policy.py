@@ -9,8 +9,6 @@ las            least attained service in two queues: a job that has used THRESHO
                first may stop jobs of the second (Tiresias, Gu et al. 2019, discretised)
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from phalanx.shared_cluster.simulation.trace import TraceJob

@@ -5,8 +5,6 @@ Events at one time are handled in the order: ends, arrivals, changes of queue, r
 scheduled. What a job has done is kept when it is stopped; it loses `restart_s`.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -21,9 +19,15 @@ from phalanx.shared_cluster.placement.answer import job_of_plan
 from phalanx.shared_cluster.placement.price import PlacedJob
 from phalanx.shared_cluster.placement.search import place
 from phalanx.shared_cluster.simulation import backfill
-from phalanx.shared_cluster.simulation.cluster_state import END, RESERVED, ActiveJob, ClusterState, SpeedOf
+from phalanx.shared_cluster.simulation.cluster_state import (
+    END,
+    RESERVED,
+    ActiveJob,
+    ClusterState,
+    JobHistory,
+    SpeedOf,
+)
 from phalanx.shared_cluster.simulation.events import handle
-from phalanx.shared_cluster.simulation.history import JobHistory
 from phalanx.shared_cluster.simulation.nodes import RULES, HeldGpus, Nodes
 from phalanx.shared_cluster.simulation.policy import POLICIES, SchedulingPolicy
 from phalanx.shared_cluster.simulation.trace import PlanFacts, Trace, TraceJob, read

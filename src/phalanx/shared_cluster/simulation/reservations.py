@@ -1,7 +1,5 @@
 """Reservations in time: for the first waiting job (EASY), or for every one (conservative backfilling)."""
 
-from __future__ import annotations
-
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field

@@ -4,8 +4,6 @@ Who is stopped loses `restart_s` and waits again. Least attained service after T
 queues: a job whose service, GPUs x time, reaches THRESHOLD goes to the second.
 """
 
-from __future__ import annotations
-
 from phalanx.shared_cluster.simulation.cluster_state import Chosen, ClusterState
 from phalanx.shared_cluster.simulation.policy import THRESHOLD
 

@@ -8,8 +8,6 @@ GPUs without a clique of them, as in the cube mesh of DGX-1, a second tier is al
 the host, GPUs below one NUMA node reach each other by PCIe, and all of the host over the link between sockets.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 

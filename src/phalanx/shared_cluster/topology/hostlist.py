@@ -6,8 +6,6 @@ Names stand in scripts that are written for launchers, so they are those that ho
 digits, `_`, `-` and `.` (RFC 1123, with the `_` that Slurm takes), and nothing that a shell would run.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable
 

@@ -11,8 +11,6 @@ link's width and speed. The first word of a host's description is its name. Host
 switches form one leaf: with rails, every adapter of a host is at another switch.
 """
 
-from __future__ import annotations
-
 import re
 
 from phalanx.shared_cluster.topology.hostlist import require_host_name

@@ -4,8 +4,6 @@ NICs with their speed (NVIDIA/nccl src/graph/xml.cc, src/graph/topo.cc).
 A document type, which could declare entities that make a small file large, is refused.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field

@@ -1,12 +1,10 @@
 """Reading the topology of a cluster: which tool wrote a file, and the cluster that it describes."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from phalanx.shared_cluster.topology import gpus, ibnetdiscover, nccl_xml, nvidia_topo, rocm_smi, slurm
+from phalanx.shared_cluster.topology import gpus, ibnetdiscover, link_matrix, nccl_xml, slurm
 from phalanx.shared_cluster.topology.gpus import GpuTopology
 from phalanx.shared_cluster.topology.hostlist import compress
 from phalanx.spec.cluster.presets import preset
@@ -40,9 +38,9 @@ def read_topology(path: Path, field: str = "FILE") -> SwitchTree | GpuTopology:
     if re.search(r'^Switch\s+\d+\s+"S-', text, re.MULTILINE):
         return ibnetdiscover.read_topology(text, path.name)[0]
     if re.search(r"Link Type between two GPUs", text, re.IGNORECASE):
-        return rocm_smi.read_tables(text, path.name)
+        return link_matrix.read_tables(text, path.name)
     if re.search(r"^\s*GPU0\b", text, re.MULTILINE):
-        return nvidia_topo.read_matrix(text, path.name)
+        return link_matrix.read_matrix(text, path.name)
     if re.search(r"^\s*-\s+topology\s*:", text, re.MULTILINE):
         return slurm.read_yaml(text, path.name)
     if re.search(r"^NodeName=", text, re.MULTILINE):

@@ -8,8 +8,6 @@ LinkSpeed and BlockSizes change nothing here. Host lists as in hostlist.py.
 SLURM_HOSTFILE with `srun --distribution=arbitrary`: one host name a line, for rank 0, 1, ... (srun(1), -m arbitrary).
 """
 
-from __future__ import annotations
-
 import re
 import shlex
 from collections.abc import Sequence

@@ -9,8 +9,6 @@ as many GPUs on one. It is predicted from the time t of one GPU and from publish
                                     the GPUs' links, between nodes that of the node's port if it is slower
 """
 
-from __future__ import annotations
-
 import csv
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace

@@ -1,7 +1,5 @@
 """How much longer the parts of a step take on a user's own machines than predicted, from steps that were measured."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, fields
 from typing import Annotated
 

@@ -6,8 +6,6 @@ without a required fact cannot be made. Both engines read this table: `spec/clus
 it, and `cost/analytic/chips.py` what kernels reach on them.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path

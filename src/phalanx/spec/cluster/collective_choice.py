@@ -1,8 +1,6 @@
 """Transport and algorithm of a collective: chosen once by the planner, kept in plan.json, and therefore the same on
 every rank."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from phalanx.spec.job import Transport, is_algorithm_file

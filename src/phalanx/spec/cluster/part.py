@@ -5,8 +5,6 @@ sees no rack, and leaves its nodes through the uplink of node or rack, whichever
 between nodes with all ranks of a node at work is not kept for a job that has fewer: its links have less to carry.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 

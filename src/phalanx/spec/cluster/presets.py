@@ -6,8 +6,6 @@ for a number type, the device has none either, and a job of that type is refused
 itself is better than any of this.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace

@@ -5,8 +5,6 @@ directions of a link, or sparsity; these are per direction and dense. Every part
 `measured` on the machine, `published` by the vendor, or `estimated`.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 

@@ -4,8 +4,6 @@ A ClusterSpec says how fast each tier is; its blocks are equal. A Topology holds
 unequal size, leaf switches with unequal numbers of hosts. GPUs are numbered from 0, host by host.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property

@@ -1,7 +1,5 @@
 """A ClusterSpec as the TOML file named by `cluster.file`, for people to read, change and keep."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import asdict
 from pathlib import Path

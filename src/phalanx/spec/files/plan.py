@@ -7,8 +7,6 @@ keep both as tables; a file's tables are checked against these records when it i
 where they expect them.
 """
 
-from __future__ import annotations
-
 import errno
 import json
 import os

@@ -10,8 +10,6 @@ never dropped. Written is the `config.json` from which `transformers` builds the
 cannot express are left out: to detect them, read the file back and compare.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Collection, Mapping
 from difflib import get_close_matches

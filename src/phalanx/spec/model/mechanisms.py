@@ -1,7 +1,5 @@
 """Mechanisms beyond the plain transformer: scaled rotary positions, mixtures of experts, latent attention."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from typing import Annotated, Literal

@@ -1,7 +1,5 @@
 """Which mechanisms have modules of our runtime: what nn/ computes, whether or not its step has a price."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from phalanx.spec.errors import InputError

@@ -4,8 +4,6 @@ A name that people use says how a model was tuned and quantised too: nvidia/Deep
 deepseek-ai/DeepSeek-R1.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from functools import cache

@@ -1,8 +1,6 @@
 """Legality of text generation: fields that split layers, stages, experts and prompts are allowed; fields of training
 only are not."""
 
-from __future__ import annotations
-
 from dataclasses import fields, replace
 
 from phalanx.spec.errors import InputError

@@ -10,8 +10,6 @@ of the heads (Jacobs et al. 2023). Both together: Fang & Zhao 2024, "USP". A rin
 2r chunks, two per rank, so that causal attention costs all of them the same.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 from typing import Literal

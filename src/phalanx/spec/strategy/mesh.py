@@ -7,8 +7,6 @@ Everything is one `arange(world)` reshaped and read along different axes:
     pp=2, tp=2    ranks [[0, 1], [2, 3]]   groups of tp: the rows (0 1) (2 3)   groups of pp: the columns (0 2) (1 3)
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from functools import cached_property

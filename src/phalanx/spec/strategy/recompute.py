@@ -10,8 +10,6 @@ block:n           the first n blocks of each chunk (Megatron's recompute_method=
 uniform:n         every block, from the input of each n-th one (Megatron's recompute_method=uniform)
 """
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass
 from typing import Any

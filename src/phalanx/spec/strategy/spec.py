@@ -6,8 +6,6 @@ The whole grammar is parsed and checked here, field by field. Whether a strategy
 size, and whether the trainer runs it, is checked in legality.py: what cannot run is refused by name, never ignored.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from dataclasses import dataclass, fields

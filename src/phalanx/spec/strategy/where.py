@@ -10,8 +10,6 @@ Fields with words for values (schedule, recompute, order, ...) are compared with
 a mask. Refusals of stacks are written in this grammar too (frameworks/).
 """
 
-from __future__ import annotations
-
 import operator
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence

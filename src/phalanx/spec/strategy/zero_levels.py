@@ -3,8 +3,6 @@ the only place that defines the meaning of a level's number. When gradients redu
 from it, from the strategy and from the stack: schedule/gradients/sharding.py.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

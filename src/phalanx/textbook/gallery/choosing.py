@@ -1,7 +1,5 @@
 """Pictures about choices: the tree of decisions, fragmentation, the stack."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

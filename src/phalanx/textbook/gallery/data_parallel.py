@@ -9,8 +9,6 @@ So a gather that is issued one unit ahead (`prefetch`) is hidden by the pass bef
 passes that follow them. Gathered parameters are freed when their pass ends.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 

@@ -1,7 +1,5 @@
 """Pictures of experts: where tokens go, and a whole layer with its dispatch and combine."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

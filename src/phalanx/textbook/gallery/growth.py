@@ -8,8 +8,6 @@ Models", equation 10)
 E is the entropy of text, which no model goes below; the second term falls with size, the third with data.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from datetime import date

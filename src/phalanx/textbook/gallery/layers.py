@@ -1,8 +1,6 @@
 """Pictures of layers over ranks: how matrices are cut, what sp splits by tokens, and the cost of tensor
 parallelism."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from phalanx.planning.lookup import cluster_named, model_named, pricing_by_gpus

@@ -1,8 +1,6 @@
 """Pictures of the ways to divide a training: the steps of data parallelism, stages in a row, what each way sends on
 one scale, and the levels of a mesh inside each other."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from phalanx.planning.explain.traffic import flows

@@ -1,7 +1,5 @@
 """A picture of replicas that step alone: a step over the rate of the slowest link, and where plain is as fast."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache

@@ -6,8 +6,6 @@ takes a step of SGD as soon as it has a micro-batch's gradient, so stage r takes
 micro-batch's forward and its backward pass. The order of passes is the schedule's (schedule/pipeline).
 """
 
-from __future__ import annotations
-
 from math import pi, sin
 
 import numpy as np

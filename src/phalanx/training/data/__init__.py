@@ -12,8 +12,6 @@ Batches are windows of the token stream, in an order drawn from (seed, epoch). T
 step) alone, never on the layout, so every strategy and every resumed run sees the same sequences.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache

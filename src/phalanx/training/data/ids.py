@@ -7,8 +7,6 @@ Megatron's: the ids in NAME.bin, and in NAME.idx
     lengths (i32 x n), where each begins in NAME.bin, in bytes (i64 x n), first sequence of each document (i64 x d)
 """
 
-from __future__ import annotations
-
 import shutil
 import struct
 from collections.abc import Callable, Iterator

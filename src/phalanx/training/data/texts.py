@@ -3,8 +3,6 @@
 Files are read piece by piece, so a corpus may be larger than memory.
 """
 
-from __future__ import annotations
-
 import gzip
 import io
 import json

@@ -1,7 +1,5 @@
 """The tokens of a run on disk: memory-mapped ids, counted once, with the boundaries of documents."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

@@ -8,8 +8,6 @@ Documents are packed once, in an order drawn from the seed; each epoch shuffles 
 step depends on (seed, step) alone.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal

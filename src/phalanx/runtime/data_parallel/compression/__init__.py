@@ -7,8 +7,6 @@ the part that a message cannot carry stays on its rank as the residual, and is a
     sum of gradients + old residuals  =  result + new residuals        (over all ranks, exactly)
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol
 

@@ -1,8 +1,6 @@
 """Common base of topk, randk, threshold and powersgd: they reduce a full bucket over all replicas, and have one
 residual for each bucket."""
 
-from __future__ import annotations
-
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 

@@ -1,7 +1,5 @@
 """The axes over which compressed buckets are reduced."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from phalanx.schedule.event import Phase

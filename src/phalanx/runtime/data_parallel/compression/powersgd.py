@@ -9,8 +9,6 @@ Vectors, and matrices too small to gain, travel uncompressed together with P.
 Reference: Vogels, Karimireddy, Jaggi 2019, "PowerSGD: Practical Low-Rank Gradient Compression", algorithms 1 and 2.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 

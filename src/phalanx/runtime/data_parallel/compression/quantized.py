@@ -14,8 +14,6 @@ A message is the scales of all blocks in fp32, then the codes. Elements are proc
 memory that stays in a core's cache.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 
 import torch

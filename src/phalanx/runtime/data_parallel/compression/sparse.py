@@ -7,8 +7,6 @@ References: Aji & Heafield 2017; Lin et al. 2018, "Deep Gradient Compression"; S
 Memory".
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 
 import torch

@@ -1,8 +1,6 @@
 """Softmax attention with grouped key heads (Vaswani et al. 2017, Ainslie et al. 2023), in a window, with sinks, norms
 of queries and keys, an output gate, with or without positions."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
 

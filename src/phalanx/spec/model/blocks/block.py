@@ -5,8 +5,6 @@ Block          what one pass, one gather of ZeRO-3 and one recomputation take at
 Sublayer       residual stream -> norm -> operators -> (norm) -> added to the stream
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property

@@ -5,8 +5,6 @@ sees one key for every `ratio` tokens: all of them, or the ones that an index ch
 models/deepseek_v4/modeling_deepseek_v4.py:373, :473, :600, :766).
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from typing import Annotated, ClassVar, Literal
 

@@ -1,7 +1,5 @@
 """Multi-matrix factorisation attention (Hu et al. 2024), in Step 3: queries from a latent, one head of wide keys."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
 

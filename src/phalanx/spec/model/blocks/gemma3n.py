@@ -3,8 +3,6 @@ and corrected after (AltUp: Baykal et al. 2023); a low-rank sublayer that reads 
 Menghani et al. 2024); and, in Gemma 4 too, embeddings for each layer, a token's own vector from a second table that
 gates a narrow projection of the stream (transformers 5.23, models/gemma4/modeling_gemma4.py:1353)."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Annotated, Literal
 

@@ -1,7 +1,5 @@
 """Multi-head latent attention (DeepSeek-V2, 2024), and its sparse form by an index (DeepSeek-V3.2)."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Literal
 

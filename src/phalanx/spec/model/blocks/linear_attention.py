@@ -8,8 +8,6 @@ Lightning attention (Qin et al. 2024) of MiniMax-01: SiLU, a fixed decay for eac
 sigmoid gate (transformers 5.23, models/minimax/modeling_minimax.py:125).
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
 

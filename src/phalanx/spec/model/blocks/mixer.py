@@ -1,7 +1,5 @@
 """What the sizes of every mechanism have in common that a pattern names."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from typing import Annotated, ClassVar, Self
 

@@ -1,8 +1,6 @@
 """The MLP: dense or gated (Shazeer 2020), whole or as one of many experts with a router (Shazeer et al. 2017), with
 shared experts (DeepSeek-V2), and experts in a narrower latent space (Nemotron 3)."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
 

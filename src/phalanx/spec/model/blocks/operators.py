@@ -9,8 +9,6 @@ Readers (parameters, FLOPs, live bytes, messages, caches, legality) match on the
 counts of elements. Names of outputs join the operators of one sublayer and have no meaning outside of it.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from typing import Any, Literal
 

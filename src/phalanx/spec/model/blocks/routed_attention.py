@@ -1,7 +1,5 @@
 """Attention whose queries and results are of experts (mixture of attention heads: Zhang et al. 2022), in JetMoE."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 

@@ -1,8 +1,6 @@
 """The gated short convolution of LFM2 (Liquid AI 2025): y = C conv(B x), with B, C and x projected from the token
 (transformers 5.23, models/lfm2/modeling_lfm2.py:316)."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
 

@@ -7,8 +7,6 @@ and C are projected from the convolved channels, with norms of these three (tran
 models/jamba/modeling_jamba.py:444).
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
 

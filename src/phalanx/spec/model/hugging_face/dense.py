@@ -1,7 +1,5 @@
 """Write the config.json of GPT-2, GPT-NeoX, Llama, Mistral, Qwen 2 and Qwen 3."""
 
-from __future__ import annotations
-
 from phalanx.spec.model.hugging_face import writing as write
 from phalanx.spec.model.hugging_face.reading import Fields
 from phalanx.spec.model.spec import ModelSpec

@@ -1,7 +1,5 @@
 """Write the config.json of Mixtral, Qwen 3 MoE, and DeepSeek V2 and V3."""
 
-from __future__ import annotations
-
 from phalanx.spec.model.hugging_face import writing as write
 from phalanx.spec.model.hugging_face.reading import Fields
 from phalanx.spec.model.mechanisms import Experts

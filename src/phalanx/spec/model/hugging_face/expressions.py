@@ -15,8 +15,6 @@
 They are a part of Python's, parsed by its own parser and walked here: nothing else of Python can be reached.
 """
 
-from __future__ import annotations
-
 import ast
 import math
 from collections.abc import Callable, Mapping

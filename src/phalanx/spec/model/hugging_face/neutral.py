@@ -4,8 +4,6 @@ A key that a row does not read is one of three kinds: known here to change no la
 so that a config with it is refused; or anything else, such as what a tool notes about itself.
 """
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

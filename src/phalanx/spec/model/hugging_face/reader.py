@@ -1,7 +1,5 @@
 """Read a config.json by its row: one reader for all model types."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from typing import Any

@@ -4,8 +4,6 @@ Missing keys get the default of `transformers` for the family. Features that our
 by name, never dropped.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from pathlib import Path

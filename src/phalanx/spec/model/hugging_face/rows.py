@@ -19,8 +19,6 @@ part, inner  of a vision-language model: the table of its text part, and the typ
 any_inner    whether that table may state any other type
 """
 
-from __future__ import annotations
-
 import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields

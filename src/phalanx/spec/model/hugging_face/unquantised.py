@@ -10,8 +10,6 @@ A stranger's regular expression may take forever. What lists say is a name with 
 wildcards say too, and match in linear time (fnmatch); other expressions are refused.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Mapping
 from typing import Any

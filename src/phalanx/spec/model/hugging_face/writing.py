@@ -1,7 +1,5 @@
 """Write a Hugging Face `config.json`: the fields that several families share."""
 
-from __future__ import annotations
-
 from dataclasses import asdict
 from typing import Any
 

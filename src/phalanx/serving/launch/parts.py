@@ -1,7 +1,5 @@
 """The parts of a launch, and what the command lines of all engines share."""
 
-from __future__ import annotations
-
 import re
 import shlex
 from dataclasses import dataclass, field

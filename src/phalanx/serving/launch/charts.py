@@ -1,0 +1,117 @@
+"""What starts vLLM through charts of others, which start `vllm serve` with the model, a port and its degrees, and
+llm-d's routing sidecar, which sends a prompt to prefill first: KServe's and llm-d's.
+
+KServe: an LLMInferenceService (serving.kserve.io/v1alpha2). A container's args are appended, through the `eval` of a
+shell (kserve/kserve, config/llmisvcconfig/config-llm-template.yaml). Several nodes join by data parallelism alone,
+whose degrees are the manifest's (config-llm-worker-data-parallel.yaml).
+
+llm-d: the values of its chart llm-d-modelservice, for workers of one node (llm-d-incubation/llm-d-modelservice
+v0.4.12, charts/llm-d-modelservice/templates/_helpers.tpl: vllmServeModelCommand, routingProxy). It gives all pods of
+a LeaderWorkerSet one command, and vLLM's differ by node: wider workers are refused.
+"""
+
+import math
+import shlex
+from typing import Any
+
+from phalanx.serving.launch.checkpoints import weights_of
+from phalanx.serving.launch.kubernetes import SECRET, ServerGroup, groups, label, variables, without, yaml
+from phalanx.serving.launch.parts import Launch
+from phalanx.serving.plan_file import ServingPlan
+from phalanx.spec.cluster.spec import GIB
+from phalanx.spec.errors import InputError
+
+_OWN_OF_KSERVE = ("--port", "--nnodes", "--node-rank", "--master-addr", "--headless")
+_OF_DATA = ("--tensor-parallel-size", "--data-parallel-size", "--enable-expert-parallel")
+"""What KServe's templates set: of one node, and of several."""
+_OWN_OF_LLM_D = ("--port", "--tensor-parallel-size", "--data-parallel-size")
+_PORT, _BEHIND_SIDECAR = 8000, 8200
+_OTHERS = "kubernetes or dynamo start it"
+
+
+def _groups(plan: ServingPlan, line: Launch, starter: str) -> tuple[ServerGroup | None, ServerGroup]:
+    """Return who prefills, if that is apart, and who serves. Raises InputError for another engine than vLLM."""
+    if plan.engine != "vllm":
+        raise InputError("for", starter, f"starts vLLM, and this plan is of {plan.engine}", "plan it for vllm")
+    *before, serving = groups(plan, line)
+    return next(iter(before), None), serving
+
+
+def kserve(plan: ServingPlan, line: Launch) -> str:
+    """Write KServe's manifest, as YAML, of a plan whose command lines are `line`. Raises InputError for what its
+    templates do not start."""
+    before, serving = _groups(plan, line, "kserve")
+    where, note = weights_of(plan)
+    spec = {"model": {"uri": f"hf://{where}", "name": where}, **_workload(serving, plan)}
+    spec["router"] = {"scheduler": {}, "route": {}, "gateway": {}}
+    spec |= {before.name: _workload(before, plan)} if before else {}
+    document: dict[str, Any] = {"apiVersion": "serving.kserve.io/v1alpha2", "kind": "LLMInferenceService"}
+    document |= {"metadata": {"name": label(where)}, "spec": spec}
+    release = f"options as vLLM {line.version} has them: KServe's image has its own release"
+    return yaml([document], [release, note])
+
+
+def _workload(g: ServerGroup, plan: ServingPlan) -> dict[str, Any]:
+    w, nodes = g.place.workers, g.place.nodes
+    args = without(g.commands[0].options, (*_OWN_OF_KSERVE, *(_OF_DATA if nodes > 1 else ())))
+    quoted = [shlex.quote(word) for word in args]  # for the shell's `eval`
+    container = {"name": "main", "args": quoted, "resources": _limits(g), **variables(g)}
+    spec: dict[str, Any] = {"replicas": w.count, "template": {"containers": [container]}}
+    if nodes == 1:
+        return spec
+    if w.pp > 1 or w.tp > plan.node_gpus or w.attention_dp % nodes:
+        reason = f"joins nodes by data parallelism alone, and a worker is tp={w.tp}, pp={w.pp}, dp={w.attention_dp}"
+        raise InputError("for", "kserve", f"{reason} over {nodes} nodes", _OTHERS)
+    degrees = {"data": w.attention_dp, "dataLocal": w.attention_dp // nodes, "tensor": w.tp, "expert": w.moe_ep > 1}
+    return {**spec, "parallelism": degrees, "worker": {"containers": [container]}}
+
+
+def _limits(g: ServerGroup) -> dict[str, Any]:
+    return {"limits": {"nvidia.com/gpu": str(g.gpus)}}
+
+
+def llm_d(plan: ServingPlan, line: Launch) -> str:
+    """Write the values of llm-d's chart, as YAML, of a plan whose command lines are `line`. Raises InputError for
+    what it does not start."""
+    before, serving = _groups(plan, line, "llm-d")
+    if wide := next((g for g in (before, serving) if g and g.place.nodes > 1), None):
+        reason = f"gives all pods of a worker one command, and a worker takes {wide.place.nodes} nodes"
+        raise InputError("for", "llm-d", reason, _OTHERS)
+    where, note = weights_of(plan)
+    room = math.ceil(2.2 * plan.model.parameter_count / GIB)  # of weights in 16 bits, and a tenth
+    labels = {"llm-d.ai/inference-serving": "true", "llm-d.ai/model": label(where)}
+    artifacts = {
+        "name": where,
+        "uri": f"hf://{where}",
+        "size": f"{room}Gi",
+        "authSecretName": SECRET,
+        "labels": labels,
+    }
+    proxy = {"enabled": before is not None, "targetPort": _BEHIND_SIDECAR, "connector": "nixlv2"}
+    image = f"vllm/vllm-openai:v{line.version}"
+    values = {
+        "multinode": False,
+        "modelArtifacts": artifacts,
+        "routing": {"servicePort": _PORT, "proxy": proxy},
+        "decode": _pods(serving, image, _BEHIND_SIDECAR if before else _PORT),
+        "prefill": _pods(before, image, _PORT) if before else {"create": False},
+    }
+    chart = "--repo https://llm-d-incubation.github.io/llm-d-modelservice -f FILE"
+    arrival = "requests arrive through an InferencePool that selects these labels"
+    return yaml([values], [f"helm install NAME llm-d-modelservice {chart}", arrival, note])
+
+
+def _pods(g: ServerGroup, image: str, port: int) -> dict[str, Any]:
+    w = g.place.workers
+    container = {
+        "name": "vllm",
+        "image": image,
+        "modelCommand": "vllmServe",
+        "args": without(g.commands[0].options, _OWN_OF_LLM_D),
+        "ports": [{"containerPort": port}],
+        "resources": _limits(g),
+        "mountModelVolume": True,
+        **variables(g),
+    }
+    degrees = {"tensor": w.tp, "data": w.attention_dp, "dataLocal": w.attention_dp, "workers": 1}
+    return {"create": True, "replicas": w.count, "parallelism": degrees, "containers": [container]}

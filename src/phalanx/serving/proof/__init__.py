@@ -1,1 +1,0 @@
-"""The proof of generation: its real steps, compared with the predicted ones."""
