@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import re
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Unpack
 
@@ -12,6 +13,7 @@ from phalanx.answers.question.question import Premises, Question, read
 from phalanx.answers.question.read import findings_in, is_configuration
 from phalanx.answers.question.read import read as configuration
 from phalanx.frameworks.caveats import Caveat
+from phalanx.frameworks.registry import row_of
 from phalanx.planning.explain.lint import lint as findings_of
 from phalanx.planning.explain.lint_subject import Finding
 from phalanx.spec.strategy.spec import Strategy
@@ -51,5 +53,16 @@ def lint(source: Source = None, **fields: Unpack[QueryFields]) -> Findings:
     subject = question.exact or question.lintable
     named = any(m.name == "refused" for m in mistakes)
     refused = (Finding("refused", f"{question.stack} does not run it", question.refused),) if question.refused else ()
-    findings = (*mistakes, *findings_of(subject), *(() if named else refused))
+    patterns = list(findings_of(subject))
+    if reading is not None:
+        patterns = [_in_its_keys(f, question.stack) for f in patterns]
+    findings = (*mistakes, *patterns, *(() if named else refused))
     return Findings(question.premises, subject.strategy, findings, question.notes, question.caveats)
+
+
+def _in_its_keys(f: Finding, stack: str) -> Finding:
+    """Return a finding whose remedy names the keys of a file's framework for the fields that it changes."""
+    row = row_of(stack)
+    fields = dict.fromkeys(re.findall(r"\b([a-z_]+)=", f.remedy))
+    keys = [f"{n}: {row.strategy[n].written}" for n in fields if n in row.strategy and n not in row.coded]
+    return replace(f, remedy=f"{f.remedy} ({', '.join(keys)})") if keys else f

@@ -62,12 +62,16 @@ def plan(
         announce(f"note: {note}")
     serving.write(answer.plan, out)
     announce(f"serving plan: {out}")
-    if shown.json:
-        print_json(answer.to_dict() | ({"launch": as_json_of(answer.plan, launch)} if launch else {}))
-    else:
-        _show(answer, "price" in request or "rates" in request)
-        if launch:
-            show(answer.plan, launch)
+    try:
+        if shown.json:
+            print_json(answer.to_dict() | ({"launch": as_json_of(answer.plan, launch)} if launch else {}))
+        else:
+            _show(answer, "price" in request or "rates" in request)
+            if launch:
+                show(answer.plan, launch)
+    except InputError as error:  # of what `serve launch` calls --for
+        field = "launch" if error.field == "for" else error.field
+        raise InputError(field, error.value, error.reason, error.remedy) from None
     shown.check(answer)
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 from phalanx.answers.answer import Answer, plain
 from phalanx.answers.question.precision import release_named
+from phalanx.answers.question.read import is_configuration
 from phalanx.answers.question.read import read as configuration
 from phalanx.frameworks.launchers.export import launcher, task
 from phalanx.frameworks.reading.parts import writer
@@ -83,6 +84,11 @@ def export(plan: str | Path | Plan, to: str, launcher: str = "torchrun", out: st
 
 
 def _read(path: Path) -> Plan:
+    if path.is_file() and is_configuration(path):
+        kind = configuration([path]).configuration.kind
+        reason = f"is a configuration of {kind}, and an export is of a plan"
+        remedy = f"phalanx read {path} --cluster C --out plan.json makes one of it, plan --from {path} a better one"
+        raise InputError("plan", str(path), reason, remedy)
     return plans.read(path / "plan.json" if path.is_dir() else path)
 
 

@@ -76,8 +76,12 @@ class FileSettings:
         """Plain name of a key -> (the key as in the file, its value)."""
         self.first: dict[str, str] = {}
         """The settings of the file's own strategy."""
+        self.again: dict[str, list[tuple[str, str]]] = {}
+        """Where files that belong together say the same number once more, by the plain name of its key."""
         for path, value in _leaves(reading.config):
-            self.own.setdefault(plain(path), (shown(path), _text(value)))
+            place = (shown(path), _text(value))
+            if self.own.setdefault(plain(path), place) != place and place[1].isdigit():
+                self.again.setdefault(plain(path), []).append(place)
 
     def of(self, x: FileState) -> dict[str, str] | None:
         """Return every setting of a strategy; None where the stack has no export, or cannot express it."""
@@ -108,7 +112,7 @@ class FileSettings:
         old = old or {}
         self.first = self.first or old
         result = []
-        said = {edit.key.lstrip("-") for edits in own_words.values() for edit in edits}
+        said = {plain(edit.key) for edits in own_words.values() for edit in edits}
         left = self._no_longer_followed(before.strategy, after.strategy)
         for key in dict.fromkeys((*old, *new)):
             name = self._field_of(key)
@@ -121,7 +125,10 @@ class FileSettings:
             result.append(Edit(spelt, self.now(key, own, old), new.get(key, "")))
         result += [edit for edits in own_words.values() for edit in edits]
         result += self._left_over(old, new, {n: value for n, value in changed.items() if n not in own_words})
-        return tuple(result)
+        for edit in tuple(result):
+            others = self.again.get(plain(edit.key), ())
+            result += [Edit(key, value, edit.new) for key, value in others if value == self.own[plain(edit.key)][1]]
+        return tuple(dict.fromkeys(result))
 
     def _no_longer_followed(self, before: Strategy, after: Strategy) -> Container[str]:
         """Return the fields that the file leaves to follow another one, and that no longer do: they must be said."""

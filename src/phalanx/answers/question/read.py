@@ -133,7 +133,7 @@ def read(paths: str | Path | Sequence[str | Path], kind: str | None = None, gpus
         *part,
         *caveats_of(configuration),
         *_unset(configuration, config),
-        *_assumed(configuration),
+        *_assumed(configuration, config),
     )
     return Reading(configuration, mistakes, config, title, caveats)
 
@@ -200,20 +200,38 @@ def _require_understood(c: Configuration, title: str) -> None:
     raise InputError("file", title, reason, remedy)
 
 
-def _assumed(c: Configuration) -> tuple[Caveat, ...]:
+def _assumed(c: Configuration, config: Config) -> tuple[Caveat, ...]:
     """Return what is taken where the file leaves something open that matters."""
     s = c.layout
     assumed = list(c.notes)
     if s.zero is None and not c.missing and (zero := READ_BY[c.kind].zero) is not None:
         assumed.append(f"zero={zero}, which is what {c.stack} does by itself")
+    for key in _at_minus_one(c, config, "strategy.micro_batch"):
+        assumed.append(f"{shown(key)} = -1 is no number: micro_batch=1 is taken")
     if s.recomputed is None and s.recompute not in (None, *RECOMPUTED):
         assumed.append(f"recompute={s.recompute} is the framework's own: it is priced as full")
-    missing = ["the number of ranks: --gpus says it"] if s.world is None else []
+    missing = [f"the number of ranks: {_open_ranks(c, config)}"] if s.world is None else []
     return (
         *(Caveat("assumed", (), text) for text in assumed),
         *(Caveat("missing", (), text, ("layout", "time", "memory")) for text in c.missing),
         *(Caveat("missing", (), text) for text in missing),
     )
+
+
+def _at_minus_one(c: Configuration, config: Config, meaning: str) -> list[str]:
+    """Return the keys that say something by -1, which leaves it open."""
+    named = (key for key, what in c.understood.items() if what.startswith(meaning))
+    return [key for key in named if Keys(config).take(key, "") in (-1, "-1")]
+
+
+def _open_ranks(c: Configuration, config: Config) -> str:
+    """Say who says the number of ranks, and what a key becomes that takes those that others leave."""
+    for key in _at_minus_one(c, config, "strategy."):
+        if not key.endswith(("batch_size", "batch_size_per_gpu")):
+            inner = (c.layout.tp or 1) * (c.layout.pp or 1) * (c.layout.cp or 1)
+            gpus = inner * max(1, 8 // inner)
+            return f"{shown(key)} = -1 takes the ranks that are left: {gpus // inner} with --gpus {gpus}"
+    return "--gpus says it"
 
 
 FOLLOWED = {"etp": "tp"}
@@ -281,7 +299,8 @@ def is_configuration(path: Path) -> bool:
 def gpus_of(reading: Reading, gpus: int | None, path: Path) -> int:
     """Return how many ranks a configuration is asked for. Raises InputError where it leaves them open."""
     if gpus is None and reading.layout.world is None:
-        raise InputError("gpus", None, f"is missing: {path} leaves the number of ranks open", "say how many")
+        reason = f"is missing: {path} leaves the number of ranks open"
+        raise InputError("gpus", None, reason, f"say how many: {_open_ranks(reading.configuration, reading.config)}")
     return gpus or reading.layout.world or 1
 
 
