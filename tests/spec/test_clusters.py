@@ -202,6 +202,7 @@ def test_a_file_says_in_what_a_cluster_differs_from_a_preset(tmp_path: Path) -> 
         ("gb200-nvl72", 144, 2, 72),
         ("gb200-nvl72", 73, 2, 72),
         ("gb300-nvl72", 64, 1, 72),
+        ("vera-rubin-nvl72", 144, 2, 72),
         ("tpu-v4", 6144, 2, 3072),
         ("dgx-h100", 12, 2, 8),
     ],

@@ -57,13 +57,14 @@ class Generation:
 # that, but then a ring is as fast.
 _TREE_AMPERE = 4 * 23.6e9 / 2
 _TREE_VOLTA = 4 * 18.5e9 / 2
-_REDUCING = ("hopper", "blackwell", "blackwell-ultra")
+_REDUCING = ("hopper", "blackwell", "blackwell-ultra", "rubin")
 """Generations whose switches reduce. Those without published runs, other makers' too, are assumed to reach the
 average shares of NVIDIA's datasheets, without such switches."""
 _FLASH_2 = {"attention": 0.63, "portable_attention": 0.63}
 _ATTENTION = dict.fromkeys(("ampere", "ampere-gddr", "ada", "blackwell-gddr"), _FLASH_2) | {
     "hopper": {"attention": 0.60},
     "blackwell": {"attention": 0.54},
+    "rubin": {"attention": 0.54},
     "blackwell-ultra": {"attention": 0.65},
 }
 """Attention as kernels timed alone have it, the median of prompts of 2,048 tokens and more with heads of 128, by the
@@ -71,9 +72,9 @@ libraries that serve with FlashAttention or cuDNN (validate/data/kernels.csv.xz;
 FlashAttention 2's instructions (mma.sync) reach tensor cores whole on Ampere, Ada and chips with GDDR. Backward over
 forward in FLOP/s (`portable_backward`, `attention_backward`): figures of Dao 2023 (A100) and Shah et al. 2024 (H100)
 for causal prompts of 16,384."""
-_VENDOR_FIRST = ("blackwell", "blackwell-ultra")
+_VENDOR_FIRST = ("blackwell", "blackwell-ultra", "rubin")
 """Generations on which torch takes the vendor's attention by itself."""
-_PARENTS = {"blackwell-ultra": "blackwell"}
+_PARENTS = {"blackwell-ultra": "blackwell", "rubin": "blackwell"}
 _DERIVED = frozenset({"gemm", "gemm8", "gemm4", "attention", "portable_attention"})
 """Shares of a System that the clock scales too."""
 _AS_FITTED = tuple(f.name for f in fields(System) if f.name in {g.name for g in fields(Generation)} - _DERIVED)

@@ -46,7 +46,7 @@ def kernel_constants() -> KernelConstants:
 
 
 T = TypeVar("T")
-_SAME = {"blackwell-ultra": "blackwell"}
+_SAME = {"blackwell-ultra": "blackwell", "rubin": "blackwell"}
 _CACHE_BYTES = {
     "volta": 6e6,
     "ampere": 40e6,

@@ -360,7 +360,7 @@ def blanks(x: Subject) -> tuple[Blank, ...]:
 def variables(x: Subject) -> tuple[Variable, ...]:
     """Return the environment that the layout needs."""
     result = []
-    old = not any(name in x.cluster.device.name for name in ("B200", "B300", "GB200", "GB300"))
+    old = not any(name in x.cluster.device.name for name in ("B200", "B300", "GB200", "GB300", "Rubin"))
     if (x.s.tp > 1 or x.s.cp > 1) and old and x.stack.name != "megatron-fsdp":
         why = (
             "One hardware queue, so that a collective of tensor or context parallelism starts before the product "
