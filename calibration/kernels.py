@@ -19,7 +19,8 @@ from calibration.write import rounded, save
 from phalanx.cost.hardware.columns import take
 from phalanx.cost.kernels import chip as shipped
 from phalanx.cost.kernels.chip import COMMON
-from phalanx.validate.kernels import KINDS, LEFT_OUT, Measured, chips_of, measured
+from phalanx.validate.kernel_rows import Measured, measured
+from phalanx.validate.kernels import KINDS, LEFT_OUT, chips_of
 
 Floats = npt.NDArray[np.float64]
 COMMON_SPREAD, GENERATION_SPREAD, LIBRARY_SPREAD = 0.7, 0.2, 0.8
@@ -116,7 +117,7 @@ def thinned(rows: Measured) -> Measured:
 
 def main() -> None:
     """Fit each kind, then without each GPU, and write both."""
-    by_kind, _ = measured()
+    by_kind = measured().by_kind
     chips: dict[str, Any] = {}
     libraries: dict[str, Any] = {}
     without: dict[str, Any] = {}

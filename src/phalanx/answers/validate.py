@@ -47,7 +47,7 @@ from phalanx.validate.choices import (
     recipes,
     sweeps,
 )
-from phalanx.validate.collectives import link_scores
+from phalanx.validate.collectives import NEEDED, link_scores, scores_by_chip
 from phalanx.validate.from_row import Case, cases
 from phalanx.validate.kernels import kernel_scores as score_kernels
 from phalanx.validate.prediction_error import PredictionError, compare, kinds_of, priced, scores
@@ -298,7 +298,16 @@ class KernelScores(Answer):
 
     plain_field = "scores"
     scores: dict[str, Any]
-    """In percent, by kind of kernel and by chip."""
+    """In percent, by kind of kernel and by chip; rows of a file that are left out by reason."""
+
+
+@dataclass(frozen=True)
+class CollectiveScores(Answer):
+    """Errors of predicted times of single collectives."""
+
+    plain_field = "scores"
+    scores: dict[str, Any]
+    """In percent, by chip and operation; rows that are left out by reason."""
 
 
 def prediction_scores(runs: Path | None, family: str | None) -> PredictionScores:
@@ -306,7 +315,7 @@ def prediction_scores(runs: Path | None, family: str | None) -> PredictionScores
     compared = compare(_rows(runs, family))
     summary = scores(compared)
     if runs is None and family is None:
-        summary["collectives"] = link_scores(load(COLLECTIVES, ("hardware", "collective")))
+        summary["collectives"] = link_scores(load(COLLECTIVES, NEEDED))
     return PredictionScores(summary, compared if family is not None else None)
 
 
@@ -316,9 +325,14 @@ def choice_scores(runs: Path | None, family: str | None, announce: Callable[[str
     return ChoiceScores(score(rows, announce), len(rows), family is not None)
 
 
-def kernel_scores() -> KernelScores:
-    """Score the kernel model on kernels that were measured alone."""
-    return KernelScores(score_kernels())
+def kernel_scores(kernels: Path | None) -> KernelScores:
+    """Score the kernel model on kernels that were measured alone, or on a file of them. Raises InputError."""
+    return KernelScores(score_kernels(kernels))
+
+
+def collective_scores(collectives: Path | None) -> CollectiveScores:
+    """Score predicted times of published collectives, or of a file of them. Raises InputError."""
+    return CollectiveScores(scores_by_chip(load(collectives or COLLECTIVES, NEEDED, "collectives")))
 
 
 def _rows(runs: Path | None, family: str | None) -> list[Row]:

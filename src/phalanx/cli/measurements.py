@@ -157,12 +157,26 @@ def of_choices(output: Printed, runs: Path | None = None, rows: str | None = Non
 
 
 @command
-def of_kernels(output: Printed) -> None:
+def of_kernels(output: Printed, kernels: Path | None = None) -> None:
     """Score the kernel model: products, attention, experts and all-reduces in a node that were measured alone on
-    eight chips, also by constants fitted without the chip."""
+    eight chips, also by constants fitted without the chip.
+
+    --kernels FILE.csv: Rows in the columns of those that ship with Phalanx.
+    """
     from phalanx.answers.validate import kernel_scores
 
-    output.show(kernel_scores())
+    output.show(kernel_scores(kernels))
+
+
+@command
+def of_collectives(output: Printed, collectives: Path | None = None) -> None:
+    """Score predicted times of single collectives, as nccl-tests measures them, by chip and operation.
+
+    --collectives FILE.csv: Rows in the columns of those that ship with Phalanx.
+    """
+    from phalanx.answers.validate import collective_scores
+
+    output.show(collective_scores(collectives))
 
 
 @command
@@ -184,6 +198,8 @@ def doctor(output: Printed) -> None:
     output.show(machine, failed=not machine.good)
 
 
+_FILES = ("goodput", "kernels", "collectives")
+"""Forms of `validate` that an option with their own rows names."""
 measure = forms(
     "Measure kernel rates, links and collectives of this machine, or under torchrun of all hosts.",
     lambda _: "machine",
@@ -193,10 +209,11 @@ measure = forms(
 )
 validate = forms(
     "Predict every published run that is fully specified, and show how far off the predictions are.",
-    lambda words: "goodput" if given(words, "--goodput") else "times",
+    lambda words: next((form for form in _FILES if given(words, f"--{form}")), "times"),
     default="times",
     times=of_times,
     choices=of_choices,
     kernels=of_kernels,
+    collectives=of_collectives,
     goodput=of_goodput,
 )

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from phalanx.answers.validate import ChoiceScores, KernelScores, PredictionScores
+from phalanx.answers.validate import ChoiceScores, CollectiveScores, KernelScores, PredictionScores
 from phalanx.planning.tables.table import Sheet, columns
 from phalanx.report.style import counted
 from phalanx.report.view import View
@@ -128,11 +128,31 @@ def kernels(a: KernelScores) -> View:
     """Show errors by kind of kernel and by chip, and what is left out."""
     chips = {**a.scores["by_gpu"], "all of them": a.scores["kernels"]}
     kinds = {_SAYS.get(name, name): e for name, e in a.scores["by_kind"].items()}
-    parts = [
-        _kernel_table("kernels: absolute error", "kind", kinds),
-        _kernel_table("by chip, without all-reduces", "chip", chips),
+    parts: list[str | Sheet] = ["none of these rows can be predicted"] if not kinds else []
+    if kinds:
+        parts.append(_kernel_table("kernels: absolute error", "kind", kinds))
+    if a.scores["by_gpu"]:
+        parts.append(_kernel_table("by chip, without all-reduces", "chip", chips))
+    return View([*parts, *_refused(a.scores), kernel_notes(a.scores)], "validate")
+
+
+def collectives(a: CollectiveScores) -> View:
+    """Show errors by chip and operation, and what is left out."""
+    each = [(chip, op, e) for chip, by_op in a.scores["by_chip"].items() for op, e in by_op.items()]
+    rows = [
+        (chip, op, e["n"], e["median"] / 100, e["p90"] / 100, e["bias"] / 100)
+        for chip, op, e in [*each, ("all of them", "", a.scores["all"])]
+        if e["n"]
     ]
-    return View([*parts, kernel_notes(a.scores)], "validate")
+    names = columns("chip | operation | measured [count] | median [share] | 90 % [share] | bias [change]")
+    table = Sheet("collectives: absolute error", names, rows, charted=False, keys=2)
+    return View([table if rows else "none of these rows can be predicted", *_refused(a.scores)], "validate")
+
+
+def _refused(scores: Mapping[str, Any]) -> list[str | Sheet]:
+    """Tabulate the rows that are left out, by reason."""
+    rows = sorted(scores["refused"].items(), key=lambda reason: -reason[1])
+    return [Sheet("left out", columns("reason | rows [count]"), rows, charted=False)] if rows else []
 
 
 def _kernel_table(title: str, first: str, scores: Mapping[str, Mapping[str, Any]]) -> Sheet:

@@ -126,6 +126,7 @@ _VIEWS = {
         "phalanx.report.validate": "PredictionScores",
         "phalanx.report.validate:choices": "ChoiceScores",
         "phalanx.report.validate:kernels": "KernelScores",
+        "phalanx.report.validate:collectives": "CollectiveScores",
         "phalanx.report.measured.verify": "Verification",
         "phalanx.report.measured.verify:parity": "Parity",
         "phalanx.report.measured.verify:program_parity": "ProgramParity",

@@ -4,16 +4,20 @@ busbw = bytes / seconds x (n - 1) / n, twice that for all_reduce        (as nccl
 """
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from phalanx.cost.analytic.chips import system
 from phalanx.cost.collectives.nccl_model import collective_s
+from phalanx.spec.cluster.chips import CHIPS
 from phalanx.validate.models import Unspecified
 from phalanx.validate.records import Row, readable
 from phalanx.validate.scores import errors
 
+NEEDED = ("hardware", "collective", "bytes", "gpus")
+"""Columns that a file of collectives has at least."""
 _OPS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
 _CHIPS = ("A100-SXM-40GB", "A100-SXM-80GB", "H100", "H200", "B200", "GB200", "GB300")
 _NAMES = {"A100-SXM-40GB": "A100-40GB", "A100-SXM-80GB": "A100"}
@@ -48,12 +52,12 @@ class MeasuredCollective:
     measured_s: float
 
 
-def point(row: Row) -> MeasuredCollective:
-    """Read the measured collective of a row.
+def point(row: Row, chips_known: Iterable[str] = _CHIPS) -> MeasuredCollective:
+    """Read the measured collective of a row, on one of the chips known.
 
     Raises Unspecified for unknown hardware or links, and if no time can be derived.
     """
-    chips = [name for name in _CHIPS if row["hardware"].startswith(name)]
+    chips = [name for name in chips_known if row["hardware"].startswith(name)]
     if not chips:
         raise Unspecified(f"hardware {row['hardware'][:40] or 'not stated'} is not modelled, or of unknown make")
     op, ranks, size = row["collective"], row.count("gpus"), row.number("bytes")
@@ -86,6 +90,18 @@ def predicted_s(p: MeasuredCollective, constants: Mapping[str, float] | None = N
 def points(rows: list[Row]) -> tuple[list[MeasuredCollective], list[tuple[Row, str]]]:
     """Split rows into collectives that can be predicted, and the others with the reason."""
     return readable(rows, point, Unspecified)
+
+
+def scores_by_chip(rows: list[Row]) -> dict[str, Any]:
+    """Score predicted times of a file as `errors` does, in percent, by chip and operation, on every chip with a
+    datasheet; rows that cannot be predicted are counted by reason."""
+    usable, skipped = readable(rows, partial(point, chips_known=(*_CHIPS, *CHIPS)), Unspecified)
+    by_chip: dict[str, dict[str, Any]] = {}
+    for chip, op in sorted({(p.chip, p.op) for p in usable}):
+        mine = [p for p in usable if (p.chip, p.op) == (chip, op)]
+        by_chip.setdefault(chip, {})[op] = errors([predicted_s(p) for p in mine], [p.measured_s for p in mine])
+    every = errors([predicted_s(p) for p in usable], [p.measured_s for p in usable])
+    return {"by_chip": by_chip, "all": every, "refused": dict(Counter(why for _, why in skipped).most_common())}
 
 
 def link_scores(rows: list[Row]) -> dict[str, Any]:

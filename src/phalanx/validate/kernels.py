@@ -6,13 +6,10 @@ constants fitted without any row of that GPU; if no other GPU of its generation 
 
 from __future__ import annotations
 
-import csv
-import io
 import json
-import lzma
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -47,51 +44,13 @@ from phalanx.cost.kernels.product import (
     experts_s,
     product_s,
 )
-from phalanx.spec.number_formats import NUMBER_FORMATS
+from phalanx.validate.kernel_rows import BYTES, SKEW, Measured, chip_of, measured, rows_of
 from phalanx.validate.records import FOLDER
 from phalanx.validate.scores import errors
 
-KERNELS = FOLDER / "kernels.csv.xz"
 LEFT_OUT = FOLDER / "kernels_left_out.json"
 """Constants fitted without each GPU."""
 Floats = npt.NDArray[np.float64]
-_CHIP_OF = {"A100-SXM": "A100", "H100-SXM": "H100"}
-_BYTES = {
-    **{"fp8": 1.0, "fp8_block": 1.0, "int4_wo": NUMBER_FORMATS["int4"].bytes_per_value},
-    **{name: float(NUMBER_FORMATS[name].bytes_per_value) for name in ("bfloat16", "nvfp4")},
-    **dict.fromkeys(("w4a16_mxfp4", "w4a8_mxfp4_mxfp8"), NUMBER_FORMATS["mxfp4"].bytes_per_value),
-}
-_SKEW = {"balanced": 0.0, "power_law_1.01": 1.01, "power_law_1.2": 1.2}
-_PRODUCTS = ("bfloat16", "fp8", "fp8_block", "nvfp4")
-
-
-@dataclass(frozen=True)
-class Measured:
-    """Rows of one kind as columns."""
-
-    kind: str
-    cells: Mapping[str, npt.NDArray[Any]]
-    """Columns of the file; numeric ones as arrays of numbers."""
-
-    def __len__(self) -> int:
-        return len(self.seconds)
-
-    @property
-    def seconds(self) -> Floats:
-        """Measured."""
-        return np.asarray(self.cells["time_us"], float) * 1e-6
-
-    @property
-    def gpus(self) -> npt.NDArray[Any]:
-        """Chips by name, of each row."""
-        return self.cells["gpu"]
-
-    def only(self, keep: npt.NDArray[Any]) -> Measured:
-        """Return some of the rows: a mask, or their places."""
-        return Measured(self.kind, {name: column[keep] for name, column in self.cells.items()})
-
-    def __getitem__(self, name: str) -> npt.NDArray[Any]:
-        return self.cells[name]
 
 
 @dataclass(frozen=True)
@@ -151,7 +110,7 @@ def _reduce_library(rows: Measured) -> list[str]:
 
 
 def _sizes(rows: Measured, column: str) -> Floats:
-    return np.array([_BYTES.get(d, 2.0) for d in rows[column]])
+    return np.array([BYTES.get(d, 2.0) for d in rows[column]])
 
 
 def _peak(rows: Measured, chip: KernelChip) -> Any:
@@ -187,7 +146,7 @@ def _experts(rows: Measured, chip: KernelChip, c: Any, lib: Any, of_type: Any) -
     matrices = np.where([("nongated" in k) for k in rows["kernel"]], 2.0, 3.0)
     of = [rows[k] for k in ("hidden", "inter", "topk", "experts")]
     x = ExpertLayer(of[0], of[1], of[2], of[3], rows["moe_tp"], rows["moe_ep"], matrices)
-    skew = np.array([_SKEW[d] for d in rows["distribution"]])
+    skew = np.array([SKEW[d] for d in rows["distribution"]])
     return experts_s(rows["tokens"], x, chip, c, lib, of_type, _sizes(rows, "dtype"), _peak(rows, chip), skew)
 
 
@@ -212,39 +171,12 @@ KINDS: dict[str, Kind] = {
     ),
     "all-reduce": Kind(LinkConstants, (("", AllReduceLibrary, _reduce_library),), _reductions),
 }
-_OF_FILE = {
-    **{"gemm": "product", "attn_context": "prompt attention", "attn_generation": "decode attention"},
-    **{"mla_context": "mla prompt", "mla_generation": "mla decode", "moe": "experts", "all_reduce": "all-reduce"},
-}
-
-
-@cache
-def measured() -> tuple[dict[str, Measured], int]:
-    """Return the shipped measurements of kernels, by kind, and the number of rows of other kinds."""
-    with lzma.open(KERNELS, "rt", newline="") as file:
-        reader = csv.reader(io.StringIO(file.read()))
-        names = next(reader)
-        text = dict(zip(names, map(np.array, zip(*reader, strict=True)), strict=True))
-    out, other_rows = {}, len(text["kind"])
-    for name, kind in _OF_FILE.items():
-        keep = text["kind"] == name
-        if kind == "product":
-            keep &= np.isin(text["dtype"], _PRODUCTS)
-        cells: dict[str, npt.NDArray[Any]] = {}
-        for column, values in text.items():
-            cell_values = values[keep]
-            cells[column] = cell_values
-            if column not in ("gpu", "kind", "framework", "version", "dtype", "kv_dtype", "kernel", "distribution"):
-                cells[column] = np.array([float(v) if v else np.nan for v in cell_values])
-        out[kind] = Measured(kind, cells)
-        other_rows -= int(keep.sum())
-    return out, other_rows
 
 
 def chips_of(rows: Measured) -> tuple[KernelChip, list[str]]:
     """Return the chips of rows as columns, and the generations whose constants they have."""
     names, places = np.unique(rows.gpus, return_inverse=True)
-    known = [_CHIP_OF.get(str(n), str(n)) for n in names]
+    known = [chip_of(str(n)) for n in names]
     generations = [generation_of(k) for k in known]
     return take([kernel_chip(k) for k in known], places), [generations[p] for p in places]
 
@@ -264,29 +196,28 @@ def predicted(rows: Measured, fitted: KernelConstants | None = None) -> Floats:
     return np.asarray(kind.seconds(rows, chip, constants, *of))
 
 
-def kernel_scores() -> dict[str, Any]:
-    """Score the kernel model as `phalanx validate kernels --json` prints it: by kind and GPU, in percent; `left_out`:
-    with constants fitted without the row's GPU."""
-    by_kind, other_rows = measured()
+def kernel_scores(path: Path | None = None) -> dict[str, Any]:
+    """Score the kernel model as `phalanx validate kernels --json` prints it: by kind and GPU, in percent, on what
+    ships or on a file; `left_out`: with constants fitted without the row's GPU, which are the shipped ones where no
+    fitted row is of it. Raises InputError."""
+    file = measured() if path is None else rows_of(path)
     without = json.loads(LEFT_OUT.read_text())
     out: dict[str, Any] = {"by_kind": {}, "by_gpu": {}}
     by_gpu: dict[str, list[tuple[Floats, Floats, Floats]]] = {}
     every = []
     # Each kind, with the constants that ship and with those fitted without the row's GPU.
-    for kind, rows in by_kind.items():
+    for kind, rows in file.by_kind.items():
         prediction = predicted(rows)
-        blind = np.empty(len(rows))
+        blind = prediction.copy()
         for gpu in np.unique(rows.gpus):
             mine = rows.gpus == gpu
-            blind[mine] = predicted(rows.only(mine), KernelConstants(*without[str(gpu)]))
+            if str(gpu) in without:
+                blind[mine] = predicted(rows.only(mine), KernelConstants(*without[str(gpu)]))
             if kind != "all-reduce":
                 by_gpu.setdefault(str(gpu), []).append((prediction[mine], blind[mine], rows.seconds[mine]))
-        out["by_kind"][kind] = {**errors(prediction, rows.seconds), "left_out": errors(blind, rows.seconds)}
+        out["by_kind"][kind] = _scored(prediction, blind, rows.seconds)
         out["by_kind"][kind]["by_gpu"] = {
-            str(gpu): {
-                **errors(prediction[mine], rows.seconds[mine]),
-                "left_out": errors(blind[mine], rows.seconds[mine]),
-            }
+            str(gpu): _scored(prediction[mine], blind[mine], rows.seconds[mine])
             for gpu in np.unique(rows.gpus)
             for mine in (rows.gpus == gpu,)
         }
@@ -294,9 +225,11 @@ def kernel_scores() -> dict[str, Any]:
             every.append((prediction, blind, rows.seconds))
     # Over all kinds, by GPU and in total.
     for gpu, parts in by_gpu.items():
-        prediction, blind, true = (np.concatenate(column) for column in zip(*parts, strict=True))
-        out["by_gpu"][gpu] = {**errors(prediction, true), "left_out": errors(blind, true)}
-    prediction, blind, true = (np.concatenate(column) for column in zip(*every, strict=True))
-    out["kernels"] = {**errors(prediction, true), "left_out": errors(blind, true)}
-    out["not_modelled"] = other_rows
-    return out
+        out["by_gpu"][gpu] = _scored(*(np.concatenate(column) for column in zip(*parts, strict=True)))
+    whole = [np.concatenate(column) for column in zip(*every, strict=True)] or [np.empty(0)] * 3
+    out["kernels"] = _scored(*whole)
+    return out | {"not_modelled": file.other_rows, "refused": dict(file.refused)}
+
+
+def _scored(prediction: Floats, blind: Floats, seconds: Floats) -> dict[str, Any]:
+    return {**errors(prediction, seconds), "left_out": errors(blind, seconds)}

@@ -78,17 +78,20 @@ class Row:
         return self.number("step_time_s_derived") or None if self["gbs"] else None
 
 
-def load(path: Path, needed: tuple[str, ...] = ("source_family", "gpu", "gpus", "model")) -> list[Row]:
-    """Read all rows of a CSV file. Raises InputError if it cannot be read, or lacks one of the columns `needed`."""
-    with csv_of(path, "runs"):
-        reader = csv.DictReader(StringIO(read_packed(path, "runs"), newline=""))
+def load(
+    path: Path, needed: tuple[str, ...] = ("source_family", "gpu", "gpus", "model"), name: str = "runs"
+) -> list[Row]:
+    """Read all rows of a CSV file. Raises InputError if it cannot be read, or lacks one of the columns `needed`;
+    `name`: the field in its errors."""
+    with csv_of(path, name):
+        reader = csv.DictReader(StringIO(read_packed(path, name), newline=""))
         rows = [Row(cells) for cells in reader]
         columns = reader.fieldnames or []
     missing = [c for c in needed if c not in columns]
     if missing:
-        raise InputError("runs", str(path), f"has no column {missing[0]}", f"columns: {FOLDER / 'README.md'}")
+        raise InputError(name, str(path), f"has no column {missing[0]}", f"columns: {FOLDER / 'README.md'}")
     if not rows:
-        raise InputError("runs", str(path), "has no rows below its header")
+        raise InputError(name, str(path), "has no rows below its header")
     return rows
 
 
