@@ -46,6 +46,8 @@ _COUNTED = {
     "options.vocab_multiple": "",
 }  # fmt: skip
 """What a key means -> the field of a StatedLayout that it makes, "" where any key has to be a count."""
+_RANKS = ("rank", "_dim", ".dim", "_r", ".r")
+"""Ends of keys for the rank of adapters, which other keys only switch on."""
 _NO_NUMBER = (None, "", "auto", -1, "-1")
 """What leaves a count open."""
 _UNPRICED = ("bucket", "prefetch", "grad_sync", "reshard")
@@ -173,7 +175,8 @@ def _require_numbers(c: Configuration, config: Config) -> None:
         value, field = Keys(config).take(key, meaning), _COUNTED.get(meaning)
         if endless(value):
             raise InputError(shown(key), value, "is no finite number", "write one, or leave it out")
-        if field is None or (field and getattr(c.layout, field) is not None):
+        rank = meaning == "options.lora" and key.endswith(_RANKS) and value not in (0, "0")  # which is without
+        if not rank and (field is None or (field and getattr(c.layout, field) is not None)):
             continue
         if c.kind == "megatron" and field == "global_batch":  # may be a schedule: asked for where it is needed
             continue

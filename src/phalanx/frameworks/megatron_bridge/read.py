@@ -59,7 +59,13 @@ _RANK = 32
 
 
 def _adapters(keys: Keys) -> dict[str, Any]:
-    """Return the rank of NeMo's `peft=lora`, which is on every linear layer of a block."""
+    """Return the rank of NeMo's adapters: `peft=lora` of NeMo 2 is on every linear layer of a block."""
+    first = "model.peft.lora_tuning"  # of NeMo 1 (conf/megatron_gpt_finetuning_config.yaml)
+    if keys.take("model.peft.peft_scheme", "options.lora") == "lora":
+        targets = keys.take(f"{first}.target_modules", "options.lora_targets", ["attention_qkv"])
+        rank = keys.count(f"{first}.adapter_dim", "options.lora")
+        wide = any(str(name) == "all" or str(name).startswith("mlp") for name in targets or ())
+        return {"lora": rank or _RANK, "lora_targets": "linear" if wide else "attention"}
     named = keys.config.get("peft")
     if str(named).lower() != "lora" and not isinstance(named, Mapping):
         return {}
