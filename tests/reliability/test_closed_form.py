@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from phalanx.reliability import presets
 from phalanx.reliability.closed_form import FailureCause, Saving, best_interval, daly, expected_wait, shares, young
 from phalanx.reliability.monte_carlo import simulate
 
@@ -40,6 +41,12 @@ def test_the_best_interval_is_dalys_where_it_is_exact(mttf: float, stall: float)
     best = best_interval([FailureCause("gpu", 1 / mttf, 0.0, 60.0)], Saving(stall), 1.0)
     assert best == pytest.approx(daly(stall, mttf), rel=0.03)
     assert daly(stall, mttf) == pytest.approx(young(stall, mttf), rel=0.06)
+
+
+def test_saves_of_twice_the_time_between_failures_come_as_often_as_failures() -> None:
+    """Equation 37 holds below that; from there on the interval is the time between failures itself."""
+    assert [daly(stall, 50.0) for stall in (100.0, 1000.0)] == [50.0, 50.0]
+    assert daly(99.0, 50.0) != 50.0
 
 
 def test_the_published_example() -> None:
@@ -127,3 +134,15 @@ def test_an_expected_wait_is_the_mean_over_all_numbers_in_repair(load: float) ->
         for n in numbers
     )
     assert wait == pytest.approx(mean, rel=1e-6)
+
+
+@pytest.mark.parametrize("storage", presets.STORAGE.values(), ids=lambda row: row.name)
+def test_a_node_alone_has_its_own_rate_and_each_further_one_adds_less(storage: presets.StorageRates) -> None:
+    for rate, alone, most in (
+        (storage.write, storage.write_bytes_per_s_per_node, storage.write_bytes_per_s),
+        (storage.read, storage.read_bytes_per_s_per_node, storage.read_bytes_per_s),
+    ):
+        assert rate(1) == pytest.approx(min(alone, most or math.inf))
+        added = np.diff([rate(n) for n in range(1, 200)])
+        assert (added >= -1e-6 * alone).all()
+        assert (np.diff(added) <= 1e-6 * alone).all()

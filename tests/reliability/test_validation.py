@@ -52,6 +52,14 @@ def test_an_error_is_relative_but_of_shares_a_difference_and_nothing_where_a_bou
         assert f.error == pytest.approx(0.0 if f.bound and f.predicted >= f.published else off)
 
 
+def test_a_job_is_up_while_it_saves_and_while_it_does_work_again(tmp_path: Path) -> None:
+    """Of a job that saves seldom most of what it loses is work done again, which its uptime has."""
+    row = {"gpus": 4096, "days": 30, "params_b": 70, "hardware": "H100-SXM-80GB", "effective_pct": 90}
+    kinds = [{**row, "effective_kind": kind, "checkpoint_interval_s": 20_000} for kind in ("uptime", "effective")]
+    uptime, effective = (f.predicted for f in goodput_scores(_file(tmp_path, *kinds)).figures if f.published == 0.9)
+    assert 0.1 < uptime - effective < 1 - effective
+
+
 def test_a_result_never_predicts_itself(tmp_path: Path) -> None:
     """The same figures come out whatever the row says that they are."""
     row = {"gpus": 4096, "days": 30, "params_b": 70, "hardware": "H100-SXM-80GB", "effective_kind": "effective"}

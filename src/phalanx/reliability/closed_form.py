@@ -5,7 +5,7 @@ training for delta; a failure then costs the work since the last durable save, t
 which the job may fail again.
 
     Young 1974    tau = sqrt(2 delta M)
-    Daly 2006     tau = sqrt(2 delta M) (1 + sqrt(delta / 2M) / 3 + delta / 18M) - delta, or M for delta > 2M
+    Daly 2006     tau = sqrt(2 delta M) (1 + sqrt(delta / 2M) / 3 + delta / 18M) - delta, or M from delta = 2M on
     here          T(tau) = (M + E) (exp((tau + delta) / M) - 1), E = sum p (D + M (1 - q)) / sum p q, q = exp(-R / M)
 
 T is the expected time in which tau seconds of work are done and saved, exact for saves that are durable at once. With
