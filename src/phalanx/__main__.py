@@ -1,7 +1,5 @@
 """`python -m phalanx`, and the `phalanx` program."""
 
-from __future__ import annotations
-
 import signal
 
 

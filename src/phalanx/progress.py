@@ -1,7 +1,5 @@
 """How far a loop is: lines that say how many of its items are done, how fast, and how long the others will take."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import TypeVar

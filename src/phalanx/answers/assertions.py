@@ -7,8 +7,6 @@ must hold. Numbers take units: bytes (KiB to TB), times (ms, s, min, h, d), ener
 and per cent; or they are another field (`sides.2.step<sides.1.step`). A name alone must be true.
 """
 
-from __future__ import annotations
-
 import operator
 import re
 from collections.abc import Callable, Iterator

@@ -5,8 +5,6 @@ of the model, cluster and numbers that options name). Settings are those that `p
 is one framework for all sides, else the fields of the strategies.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace

@@ -1,7 +1,5 @@
 """What disturbs a step, as people write it: slow ranks, slow links, a kill, a share."""
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """How long a question's training takes, and what it costs in money, energy and carbon, without failures."""
 
-from __future__ import annotations
-
 from phalanx.answers.question.question import Question
 from phalanx.planning import budget
 from phalanx.planning.expense.expense import Expense

@@ -1,7 +1,5 @@
 """Where a strategy's time and memory go, what to change first, and what each single change would do: `explain`."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from typing import Unpack
 

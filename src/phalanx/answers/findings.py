@@ -1,7 +1,5 @@
 """Anti-patterns of a strategy and mistakes of a configuration, each with numbers and a remedy: `lint`."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass, replace
 from pathlib import Path

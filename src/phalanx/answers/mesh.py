@@ -1,7 +1,5 @@
 """A strategy's ranks in order on a cluster that a plan, a job or options name: their places and groups."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A torch program observed in a process of its own: its price on a cluster, findings, differences from a plan."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

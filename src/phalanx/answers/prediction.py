@@ -1,7 +1,5 @@
 """How long a step of a strategy takes, how much memory it needs, and where both go: the question of `predict`."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal, Unpack

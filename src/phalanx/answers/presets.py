@@ -1,7 +1,5 @@
 """The models and clusters that ship, or one that a file describes."""
 
-from __future__ import annotations
-
 from collections import Counter
 from dataclasses import asdict, dataclass
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A step on links that other jobs use: who gets which GPUs of one cluster, and what each job then takes."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace

@@ -1,7 +1,5 @@
 """A disturbed step: what slow ranks, slow links, jitter and a kill cost, and who waits for whom."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from importlib import import_module

@@ -1,7 +1,5 @@
 """Tables of a strategy, or of a number of parameters that has no shape: memory, traffic, rooflines, scaling."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Unpack

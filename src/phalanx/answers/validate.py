@@ -11,8 +11,6 @@ Recipes: the fastest strategy that the search finds for an expert's question, ov
 Below 1, the search would have chosen something else; whether that is faster was not measured.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace

@@ -6,8 +6,6 @@ Exit codes: 0 done; 1 a check or a rank failed; 2 the input was wrong (what Type
 interrupted, state saved.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import gc
 import os

@@ -7,8 +7,6 @@
 Commands run in the file's folder. Only those that compute are asked: nothing is trained, observed or sent.
 """
 
-from __future__ import annotations
-
 import io
 import os
 import shlex

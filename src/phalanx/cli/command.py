@@ -15,8 +15,6 @@ those that commands share (options.py): `--flag METAVAR: help` for an option, `n
 line, and with files to be written checked first.
 """
 
-from __future__ import annotations
-
 import inspect
 import re
 from collections.abc import Callable, Sequence

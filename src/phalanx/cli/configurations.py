@@ -1,7 +1,5 @@
 """`phalanx read` and `phalanx export`: plans in the words of other frameworks."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated
 

@@ -6,8 +6,6 @@
 are named in a table, and imported when they run: help and completion need no more than their names.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, MutableMapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module

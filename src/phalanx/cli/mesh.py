@@ -5,8 +5,6 @@ phalanx mesh groups plan.json --axis ep                      all groups of an ax
 phalanx mesh plan.json --rank 37                             one rank's place and groups
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from phalanx.cli.command import command

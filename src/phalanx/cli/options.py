@@ -2,8 +2,6 @@
 the names that ship, or nothing, so that files follow. Tables are imported only when a shell asks.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path

@@ -5,8 +5,6 @@ phalanx plan --model M --cluster C --gpus N --batch B --seq S          estimated
 phalanx plan --from run.sh --cluster C                                 what to change in a configuration
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from importlib import import_module

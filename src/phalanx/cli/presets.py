@@ -1,7 +1,5 @@
 """`phalanx presets`: the models and clusters that ship, and the shape of a model that a file describes."""
 
-from __future__ import annotations
-
 from phalanx.cli.command import command
 from phalanx.cli.forms import forms
 from phalanx.cli.output import Printed, Saved

@@ -1,7 +1,5 @@
 """`phalanx verify`, `observe` and `parity`: what a program does, compared with its plan or with one process."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated
 

@@ -1,7 +1,5 @@
 """`phalanx collectives` and `phalanx pipeline`: schedules drawn, proved and compared."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import typer

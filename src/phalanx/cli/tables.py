@@ -1,7 +1,5 @@
 """`phalanx tables`: the tables of a textbook, for any model, cluster and strategy, or for a number of parameters."""
 
-from __future__ import annotations
-
 from phalanx.cli.command import command
 from phalanx.cli.forms import forms, given
 from phalanx.cli.options import StepQuery

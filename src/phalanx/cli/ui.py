@@ -1,7 +1,5 @@
 """`phalanx ui`: a local page that plans as its controls move, and shows runs as they train."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated
 

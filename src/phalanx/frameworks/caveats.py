@@ -1,8 +1,6 @@
 """What a price does not know of a configuration: keys without a price or a verdict, and what was assumed in places
 that the file leaves open. Each says what it could change."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal

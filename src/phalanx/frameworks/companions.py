@@ -1,7 +1,5 @@
 """Files that a file names: found where they lie, among those that were given too, next to it or above it."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field

@@ -5,8 +5,6 @@ without effect on layout, memory and time, or have one that is not modelled; the
 framework's keys has them, and the nearest name is said. A value of None is one that the file leaves open.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Iterator, Mapping

@@ -20,8 +20,6 @@ of another commit has only the facts that it gives a line for. A table that is n
 source and a field without a fact raise ValueError.
 """
 
-from __future__ import annotations
-
 import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace

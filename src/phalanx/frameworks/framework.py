@@ -1,7 +1,5 @@
 """Names of a framework and how its files are recognized: the [framework] table of its folder's facts.toml."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field

@@ -5,8 +5,6 @@ keys.toml, by name: `field` (table.field) and `words`. What every key changes is
 Readers ask a table for the key of a field and the value that a word means, writers for the key and the word.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import tomllib
 from collections.abc import Mapping

@@ -21,8 +21,6 @@ An argument is not true where it is false or not there. A degree that the file l
 `strategy.zero` is the file's own for that field, and there is no mistake where the file has none.
 """
 
-from __future__ import annotations
-
 import re
 import tomllib
 from collections.abc import Callable, Iterator, Mapping

@@ -1,7 +1,5 @@
 """All stacks by name, all frameworks by folder, and the facts of a model and a job that their rules read."""
 
-from __future__ import annotations
-
 from functools import lru_cache
 from pathlib import Path
 from typing import Any

@@ -3,8 +3,6 @@
 Frameworks spell these alike, so that one list of keys reads all of them (stated_training.toml).
 """
 
-from __future__ import annotations
-
 import json
 import re
 import tomllib

@@ -4,8 +4,6 @@ The first steps compile, tune and fill caches; later ones are sometimes delayed 
 the median of the second half of the steps is taken, and said with its spread and the steps that lie far from it.
 """
 
-from __future__ import annotations
-
 import re
 import tomllib
 from dataclasses import dataclass, replace

@@ -7,8 +7,6 @@ first, and the values of its nodes are counted, each as often as it is referred 
 (yaml.org/spec/1.1, 3.2.1: node graph).
 """
 
-from __future__ import annotations
-
 import json
 import re
 import tomllib

@@ -5,8 +5,6 @@ Names differ by program: TRL (`use_peft`, `lora_r`: trl/trainer/model_config.py)
 `lora_target_linear`: src/axolotl/utils/schemas/peft.py), LLaVA and FastChat (`lora_enable`, `bits`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

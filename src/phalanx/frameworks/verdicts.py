@@ -13,8 +13,6 @@ An entry is `NAME[!][=VALUE]:LINE`: `!` stands behind flags that take no value; 
 in no list, or in `unjudged`, is not judged.
 """
 
-from __future__ import annotations
-
 import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass

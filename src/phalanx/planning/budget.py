@@ -1,7 +1,5 @@
 """From the time of a step to a complete training: tokens, days, GPU-hours."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass
 

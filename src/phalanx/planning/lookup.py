@@ -1,7 +1,5 @@
 """Resolution of a user's question: names and numbers turned into model, cluster and job, or a one-line error."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path

@@ -3,8 +3,6 @@ group communicates over the innermost tier that has all its GPUs in one block: e
 the same eight on two hosts over the network.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 

@@ -1,8 +1,6 @@
 """From the time of a step to the whole training: days, GPU-hours and what they cost, with failures where they are
 asked for."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from phalanx.planning.budget import Goal, shortened

@@ -1,7 +1,5 @@
 """A plan in a framework's words, with what starts it on every node."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace

@@ -4,8 +4,6 @@ Those are the settings that `phalanx export` would write. Where a stack has no e
 changes are named by the options of its row (frameworks/).
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass

@@ -8,8 +8,6 @@ Settings are those that `phalanx export` would write, spelt as the file spells t
 number type stay as the file has them.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, fields, replace

@@ -6,8 +6,6 @@ Each item is a precision, a field of the strategy, an option of the stack, or on
 chip; `+` joins items that change together, as in zero=1+recompute=none. dp takes the GPUs that are left.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from typing import Any
 

@@ -4,8 +4,6 @@ A rule reads the evidence about a part and returns its cause, or None; the first
 part that is too long and that no rule explains is named as what it is. Some causes lengthen several parts at once.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 

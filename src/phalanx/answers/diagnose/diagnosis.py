@@ -4,8 +4,6 @@ Logs, traces and dumps give a measured step; the plan gives its parts as predict
 parts, and the largest are named with what gives them away and what to do about them.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace

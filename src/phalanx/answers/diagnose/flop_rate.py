@@ -1,7 +1,5 @@
 """Whether a rate is normal: model FLOP/s of a GPU, planned and published ones, and which count of FLOPs a log has."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from functools import cache
 

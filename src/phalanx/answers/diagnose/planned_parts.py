@@ -1,7 +1,5 @@
 """A predicted step in the parts that a trace can be charged to, and how a trace's groups are named as its axes."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass

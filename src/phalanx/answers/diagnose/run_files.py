@@ -1,7 +1,5 @@
 """What a run's files are, by their content: traces, logs, a run's folder; and what a user states in words."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace

@@ -4,8 +4,6 @@ A step is a configuration, or a line of a strategy, with its measured seconds or
 that come out are kept in a file that every command takes with --calibration.
 """
 
-from __future__ import annotations
-
 import csv
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace

@@ -1,7 +1,5 @@
 """What `phalanx doctor` looks at: what this machine has, what is missing, and how to get it. Nothing is measured."""
 
-from __future__ import annotations
-
 import importlib.metadata
 import importlib.util
 import os

@@ -1,7 +1,5 @@
 """What this machine can run: how many ranks, and which clusters."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 from phalanx.measure.this_machine import fingerprint

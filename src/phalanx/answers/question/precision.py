@@ -1,7 +1,5 @@
 """What a question names of its step: precision, releases of stacks; and bounds of what is not modelled."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import replace

@@ -12,8 +12,6 @@ A plan of our own runtime (`phalanx plan JOB.toml`) is priced exactly, as that r
 named. What cannot be honoured is refused.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress

@@ -1,7 +1,5 @@
 """What a configuration states, as a Strategy, options, a Job and a model."""
 
-from __future__ import annotations
-
 import json
 import tempfile
 from dataclasses import replace

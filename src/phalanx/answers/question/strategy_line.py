@@ -1,7 +1,5 @@
 """A strategy's line as it is given: on a number of GPUs, where dp may be what is left of them, and in a search."""
 
-from __future__ import annotations
-
 from phalanx.answers.question.query import Query
 from phalanx.spec.errors import InputError
 from phalanx.spec.files.job_file import build, make_strategy

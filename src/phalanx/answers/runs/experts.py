@@ -1,7 +1,5 @@
 """What a run measured: quantities with their predictions, and how evenly tokens were spread over its experts."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path

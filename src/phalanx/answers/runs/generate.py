@@ -1,7 +1,5 @@
 """What `phalanx generate` does: check prompts and split, then continue them here or on local ranks."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Losses and gradients of a strategy compared with one process."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass

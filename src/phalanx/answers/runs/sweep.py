@@ -3,8 +3,6 @@
 A strategy of a family is the plainest: all ranks on one axis, one micro-batch, or two for each stage.
 """
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass, replace

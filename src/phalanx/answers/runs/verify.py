@@ -4,8 +4,6 @@ A cluster matters only for what it decides: the size of `auto` buckets, and the 
 Without one, buckets have torch DDP's default size.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace

@@ -1,7 +1,5 @@
 """Collectives: followed round by round, proved, and compared on a cluster."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 

@@ -1,7 +1,5 @@
 """What `phalanx collectives reduce` does: prove a schedule for a reduction of the user's own, then run it."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import dataclass
 from functools import reduce

@@ -1,7 +1,5 @@
 """Pipeline schedules: priced, drawn, compared and proved."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The fastest strategy for a model on a cluster under one stack, or under each: `plan` of a model."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The same question under every stack, the fastest first: `plan --stack all`."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 
 from phalanx.answers.answer import Answer

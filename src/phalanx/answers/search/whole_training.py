@@ -1,7 +1,5 @@
 """How many GPUs a whole training needs: those with which it costs least, or that end in time."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """What a search of strategies optimises, and within which bounds."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from phalanx.answers.search.whole_training import Losses

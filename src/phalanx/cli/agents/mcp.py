@@ -1,7 +1,5 @@
 """`phalanx mcp`: the questions as tools of a Model Context Protocol server, over stdio or HTTP on loopback."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import threading

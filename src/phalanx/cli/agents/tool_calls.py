@@ -5,8 +5,6 @@ can say what the other does not. A call runs in a process that is forked from a 
 folder, writes none, and ends when it is cancelled or takes too long.
 """
 
-from __future__ import annotations
-
 import json
 import multiprocessing
 import os

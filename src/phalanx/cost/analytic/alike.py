@@ -2,8 +2,6 @@
 to a block (replicas, virtual stages, schedules, micro-batches of a step, ZeRO), and prices one block for all of
 them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import fields, is_dataclass, replace
 from typing import Any, TypeVar

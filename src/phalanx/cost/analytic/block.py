@@ -2,8 +2,6 @@
 exposed traffic of tensor, context and expert parallelism; head and loss too. Parts independent of the spread of
 experts are priced once for all rows that agree in them."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 

@@ -12,8 +12,6 @@ bytes grow with p for sparse kinds, but not for a dense all-reduce: by bytes alo
 x).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 

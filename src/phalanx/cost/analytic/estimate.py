@@ -4,8 +4,6 @@
 any known hardware, by the formulas that `phalanx validate` compares with published runs.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 

@@ -1,8 +1,6 @@
 """Exposed seconds of expert parallelism in a block: dispatch and combine, permutation, the router, and waiting for
 the rank whose experts got the most tokens."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 

@@ -4,8 +4,6 @@ Fields are documented in their classes (profile.Profile, chips.Generation), from
 file groups them by owner (a stack, a generation of chips, a chip), each with the runs that determine it.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 from functools import cache

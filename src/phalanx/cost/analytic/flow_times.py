@@ -1,7 +1,5 @@
 """Seconds of the operations that carry a step's flows."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from phalanx.cost.collectives.nccl_model import collective_s, message_s

@@ -1,8 +1,6 @@
 """Seconds of a block's kernels on one rank: matrix products by shape (cost/kernels/tiles.py), attention, and
 memory-bound kernels."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

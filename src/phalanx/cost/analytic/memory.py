@@ -8,8 +8,6 @@ fuller of the first rank (most micro-batches in flight, the embedding) and the l
 by blocks, and bytes of state, come from the ledger (cost/ledger/live_bytes.py).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple

@@ -14,8 +14,6 @@ Muon differs only for matrices, as does its stack option.
 An update reads the gradient, reads and writes master and moments, and writes the weight: a + 2 o (1 + k) + w.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 

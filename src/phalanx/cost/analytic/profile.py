@@ -5,8 +5,6 @@ release: counted in the stack's code (frameworks/*/facts.toml), or fitted on pub
 stack without its own number inherits its parent's.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 

@@ -4,8 +4,6 @@ each of them is sharded.
 The sum of each part over its shards is what live_bytes.state_bytes prices, whatever the parts are called.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 
 import numpy as np

@@ -6,8 +6,6 @@ t: one micro-batch through the slowest pipeline rank, M of them; fill: a micro-b
 the chunks of a rank (Narayanan et al. 2021, section 2.2).
 """
 
-from __future__ import annotations
-
 import tomllib
 from dataclasses import dataclass, field
 from pathlib import Path

@@ -1,8 +1,6 @@
 """Processing of gradients and parameters once a step, or overlapped with each pass: reduction over the replicas,
 gathers of sharded parameters, coding of compressed gradients, and the update."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import NamedTuple
 

@@ -1,8 +1,6 @@
 """Options of `accelerate launch` over its file, as the file would have them (accelerate/commands/launch.py:
 `_validate_launch_command`: a flag that is given wins)."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from typing import Any

@@ -1,7 +1,5 @@
 """Mistakes in accelerate's YAML, and in FSDP's table wherever it stands."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 

@@ -1,8 +1,6 @@
 """accelerate's YAML and axolotl's, which has the same tables (accelerate/commands/config/config_args.py,
 utils/dataclasses.py, parallelism_config.py)."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from phalanx.frameworks.configuration import (

@@ -1,7 +1,5 @@
 """A plan as accelerate's YAML (FSDP2, parallelism_config) and a script of transformers' Trainer under it."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from phalanx.frameworks.keys import key_table, optimizer_word

@@ -1,7 +1,5 @@
 """A truth value in quotes, in DeepSpeed's tables."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 from phalanx.frameworks.configuration import Config, Configuration

@@ -1,7 +1,5 @@
 """The model and the stack of GPT-NeoX's YAML (EleutherAI/gpt-neox ea7aefd8, megatron/neox_arguments/neox_args.py)."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from phalanx.frameworks.configuration import Config, Keys, StatedLayout, number, truth

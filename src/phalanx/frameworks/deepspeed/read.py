@@ -1,7 +1,5 @@
 """DeepSpeed's JSON, and GPT-NeoX's YAML, which holds one (deepspeed/runtime/config.py, runtime/zero/config.py)."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

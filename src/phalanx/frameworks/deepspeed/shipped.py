@@ -1,7 +1,5 @@
 """DeepSpeed files that projects ship and that people name, where they are not here: rows of shipped.toml."""
 
-from __future__ import annotations
-
 import tomllib
 from functools import cache
 from pathlib import Path

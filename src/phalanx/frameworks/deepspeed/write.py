@@ -1,7 +1,5 @@
 """A plan as DeepSpeed's JSON and a script of transformers' Trainer that runs under it."""
 
-from __future__ import annotations
-
 import json
 import math
 from typing import Any

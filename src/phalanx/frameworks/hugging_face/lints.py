@@ -1,7 +1,5 @@
 """Mistakes in TrainingArguments, and between them and their DeepSpeed file."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 from phalanx.frameworks.configuration import Config, Configuration, truth

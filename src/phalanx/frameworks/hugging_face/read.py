@@ -1,8 +1,6 @@
 """A Hugging Face TrainingArguments, as flags or YAML, with its DeepSpeed or FSDP part (transformers,
 training_args.py)."""
 
-from __future__ import annotations
-
 import re
 from typing import Any
 

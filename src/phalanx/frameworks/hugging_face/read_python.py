@@ -1,8 +1,6 @@
 """A training script under transformers' Trainer: what it makes of TrainingArguments, and of peft's and bitsandbytes'
 configurations, as the flags of those."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from phalanx.frameworks.reading.python import FollowedProgram, PythonFile, PythonObject, plain

@@ -3,8 +3,6 @@
 Slurm: sbatch(1), OUTPUT ENVIRONMENT VARIABLES; PBS: qsub(1B), `-l select`.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 

@@ -14,8 +14,6 @@ The files are templates/. Manifests of Kubernetes (kubectl apply -f) are JSON do
 no quoting can go wrong: a ConfigMap of the folder, and pods that run train.sh. Blanks are entries of `env`.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import re

@@ -4,8 +4,6 @@
 torchtitan.train. The launchers are rows of programs.toml; what none of them is, is the program.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from dataclasses import replace

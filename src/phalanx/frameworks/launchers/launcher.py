@@ -1,7 +1,5 @@
 """Programs that start others, rows of programs.toml; what a job gives to them, and what they start."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cache

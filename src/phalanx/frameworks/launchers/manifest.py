@@ -5,8 +5,6 @@ Kubernetes' Pod, Job, StatefulSet and ConfigMap; PyTorchJob and MPIJob (kubeflow
 SkyPilot's tasks. A manifest is data: what its command would do is read by shell/.
 """
 
-from __future__ import annotations
-
 import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence

@@ -1,7 +1,5 @@
 """How many ranks on how many nodes launchers start, from the outermost in."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from dataclasses import replace

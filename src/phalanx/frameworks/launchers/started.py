@@ -1,7 +1,5 @@
 """The training that a text starts: a command line, a script, a batch script or a manifest, with its arguments."""
 
-from __future__ import annotations
-
 import re
 import shlex
 from collections.abc import Callable, Mapping, Sequence

@@ -1,8 +1,6 @@
 """The model of llm-foundry's mpt_causal_lm (llmfoundry/models/mpt/configuration_mpt.py, models/utils/
 config_defaults.py), and attention's kernel of either kind of model."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from phalanx.frameworks.configuration import Keys, number

@@ -2,8 +2,6 @@
 llmfoundry/command_utils/train.py, utils/config_utils.py: TrainConfig), and the run of MosaicML's platform that holds
 one under `parameters`. Composer 6405188 shards and recomputes (composer/utils/parallelism.py: FSDPConfig)."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any, TypeVar
 

@@ -6,8 +6,6 @@ pipeline takes all micro-batches of a step at once. Expert parallelism is an axi
 shard as over fsdp: dp = data x fsdp x expert.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import asdict
 from typing import Any

@@ -5,8 +5,6 @@ and activations have none; names of experts' products (moe_mlpwi_0) are in no se
 that keep whole parts are with the stack's facts.
 """
 
-from __future__ import annotations
-
 from phalanx.frameworks.configuration import Keys
 
 _AROUND = ("query_proj", "key_proj", "value_proj", "out_proj")

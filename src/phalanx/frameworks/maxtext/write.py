@@ -1,7 +1,5 @@
 """A plan as MaxText's YAML: on GPUs one process a node, whose GPUs are a slice; on TPUs one a host of a slice."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

@@ -4,8 +4,6 @@ E embedding, t block, m depth of multi-token prediction, L head and loss; `|` en
 the group in brackets before it (megatron/core/transformer/pipeline_parallel_layer_layout.py).
 """
 
-from __future__ import annotations
-
 import re
 from itertools import groupby
 

@@ -8,8 +8,6 @@ Source: Megatron-LM d98e8a6, megatron/core/models/hybrid/hybrid_layer_allocation
 (:78-131).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any

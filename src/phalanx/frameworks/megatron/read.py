@@ -1,7 +1,5 @@
 """Megatron-LM's arguments, as a command line, a script or YAML (megatron/training/arguments.py: `validate_args`)."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any

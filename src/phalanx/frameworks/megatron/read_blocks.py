@@ -1,8 +1,6 @@
 """Which sublayers the blocks of a model have, as Megatron-LM's arguments say it: a hybrid pattern, or a transformer
 some of whose blocks have a gated delta net, a window or no positions (lines of Megatron-LM d98e8a6)."""
 
-from __future__ import annotations
-
 import ast
 from collections.abc import Sequence
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """What DeepSpeed makes of Megatron-DeepSpeed's arguments: blocks of each stage, and state that is sharded."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from phalanx.spec.strategy.zero_levels import ZERO_LEVELS

@@ -5,8 +5,6 @@ Flags that are not there have Megatron's defaults: LayerNorm, learned positions,
 four times the hidden size (8/3 with a gate). The family is the one of that shape; the arguments do not name it.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 from phalanx.frameworks.configuration import count, number, truth

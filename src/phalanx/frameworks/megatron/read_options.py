@@ -2,8 +2,6 @@
 
 The inverse of frameworks/megatron/write.py. A value that a flag states is set, also where it is the release's own."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from phalanx.frameworks.configuration import count, truth

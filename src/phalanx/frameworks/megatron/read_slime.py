@@ -1,8 +1,6 @@
 """What slime's flags say of a step that Megatron's do not: the ranks of the actor, and micro-batches by their tokens
 (THUDM/slime 624b824a, slime/utils/arguments.py, slime/backends/megatron_utils/arguments.py)."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass

@@ -5,8 +5,6 @@ A block of Mamba-2 and an MLP has no argument of its own: it is written as two, 
 (Megatron-LM d98e8a6, docs/user-guide/hybrid-model-migration.md, section 1).
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from phalanx.frameworks.writing.program import Setting, settings

@@ -1,7 +1,5 @@
 """A model as Megatron-LM's arguments, or the reason why it has none for it."""
 
-from __future__ import annotations
-
 from phalanx.frameworks.keys import key_table
 from phalanx.frameworks.megatron.write_blocks import Blocks, block_settings, compact, of, positionless
 from phalanx.frameworks.megatron.write_blocks import refuse as _refuse

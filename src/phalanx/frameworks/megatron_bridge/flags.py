@@ -1,7 +1,5 @@
 """The keys of Megatron-Bridge's ConfigContainer by the flag of Megatron-LM that each is (flags.toml)."""
 
-from __future__ import annotations
-
 import tomllib
 from pathlib import Path
 

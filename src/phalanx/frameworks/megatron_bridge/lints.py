@@ -1,7 +1,5 @@
 """Mistakes in ConfigContainers and NeMo's recipes."""
 
-from __future__ import annotations
-
 from phalanx.frameworks.configuration import Config, Configuration, Keys, count
 from phalanx.frameworks.lints import Found, Lint
 

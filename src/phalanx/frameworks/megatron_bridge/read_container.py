@@ -1,8 +1,6 @@
 """Megatron-Bridge's ConfigContainer as YAML (src/megatron/bridge/training/config.py): sections `model`, `ddp`, ...,
 each key of which is a flag of Megatron-LM (flags.toml). It is read as these flags."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any

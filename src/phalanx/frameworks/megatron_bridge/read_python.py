@@ -1,8 +1,6 @@
 """Programs of NeMo 2 and of Megatron-Bridge: a recipe of either with what is set on it, or its parts by hand
 (nl.Trainer, nl.MegatronStrategy, llm.pretrain; ConfigContainer)."""
 
-from __future__ import annotations
-
 import re
 from typing import Any
 

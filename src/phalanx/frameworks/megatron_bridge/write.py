@@ -4,8 +4,6 @@ The YAML has a section for each part of ConfigContainer, and in it the groups of
 variables of the environment, which OmegaConf, on which Megatron-Bridge builds, fills in.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable
 

@@ -1,7 +1,5 @@
 """nanotron's YAML (src/nanotron/config/config.py, parallelism_config.py)."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from phalanx.frameworks.configuration import (

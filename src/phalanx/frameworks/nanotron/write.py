@@ -1,7 +1,5 @@
 """A plan as nanotron's YAML."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from phalanx.frameworks.keys import key_table, optimizer_word

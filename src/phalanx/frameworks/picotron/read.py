@@ -1,7 +1,5 @@
 """picotron's JSON (huggingface/picotron 59714b1, template/base_config.json, train.py)."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Programs that take another framework's flags under other names, or with other defaults: rows of dialects.toml."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field

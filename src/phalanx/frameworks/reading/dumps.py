@@ -6,8 +6,6 @@ torchtitan `Running with args: {...}` (torchtitan/config), NeMo 1 its YAML (exp_
 print_user_config).
 """
 
-from __future__ import annotations
-
 import ast
 import json
 import re

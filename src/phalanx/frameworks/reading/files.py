@@ -1,7 +1,5 @@
 """A user's file as a configuration, with the files that it names or that are given with it."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace

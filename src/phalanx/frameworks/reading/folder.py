@@ -7,8 +7,6 @@ config.json, train.py      the model of such a script, and its sequence length
 The file that its configuration stands in is that of a framework (`file` in facts.toml).
 """
 
-from __future__ import annotations
-
 import ast
 import warnings
 from collections.abc import Callable

@@ -5,8 +5,6 @@ args       flags of its program; flags of a framework whose flags are keys (`fla
 accelerate, deepspeed_json, fsdp_json               files that it names, by their place in facts.toml
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace

@@ -1,7 +1,5 @@
 """What people give that no reader takes, each by its name with what to give in its place: rows of others.toml."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field

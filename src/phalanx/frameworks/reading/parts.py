@@ -6,8 +6,6 @@ write.py          `program(subject)`: a plan in its words
 lints.toml, .py   mistakes that its own loader accepts (frameworks/lints.py)
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from importlib import import_module
 from typing import Any

@@ -6,8 +6,6 @@ of anything else makes a PythonObject, of the call's name with its arguments as 
 a text that begins with `$`, as an unset variable of a shell is.
 """
 
-from __future__ import annotations
-
 import ast
 import operator
 import warnings

@@ -3,8 +3,6 @@
 A row is of a folder's recipes.toml: the model's name, degrees, tokens of a sequence, sequences of a step and of a
 micro-batch. `llama3_70b(num_nodes=2)` is a recipe with arguments."""
 
-from __future__ import annotations
-
 import re
 import tomllib
 from collections.abc import Mapping

@@ -4,8 +4,6 @@ JSON, YAML and TOML are parsed as data; scripts, command lines and manifests are
 its syntax tree. Nothing is run.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass

@@ -1,8 +1,6 @@
 """What torchtitan's repository ships and people name, where it is not here: configurations, and run_train.sh, the
 script that starts one."""
 
-from __future__ import annotations
-
 import re
 import tomllib
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """Arithmetic of the shell: whole numbers, C's operators and assignments (bash(1), ARITHMETIC EVALUATION)."""
 
-from __future__ import annotations
-
 import operator
 import re
 from collections.abc import Callable

@@ -1,8 +1,6 @@
 """Conditions, cases and loops of a script, and what a branch leaves open: what both leave alike is known, the rest is
 not."""
 
-from __future__ import annotations
-
 import fnmatch
 import re
 

@@ -4,8 +4,6 @@ A variable that the script never sets is taken as unset, which the caller names,
 What depends on files, programs or the machine is open.
 """
 
-from __future__ import annotations
-
 import fnmatch
 import operator
 import re

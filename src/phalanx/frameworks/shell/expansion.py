@@ -4,8 +4,6 @@ What only the running shell could tell (a variable of the environment, `$(hostna
 text that represents it. No reader takes it for a value, and `plain` shows it as it was written.
 """
 
-from __future__ import annotations
-
 import fnmatch
 import re
 

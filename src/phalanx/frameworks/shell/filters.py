@@ -4,8 +4,6 @@ They are what scripts compute settings with: `$(echo "$X" | cut -d, -f1)`, `$(ex
 program's output is open.
 """
 
-from __future__ import annotations
-
 import ast
 import re
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """What a script comes to, as the parts of the machine that follows it record it, and their recursion into it."""
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field

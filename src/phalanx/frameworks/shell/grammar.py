@@ -4,8 +4,6 @@
 Words are kept as they are written, quotes included; expansion.py says what they expand to. Nothing is run.
 """
 
-from __future__ import annotations
-
 import re
 
 from phalanx.frameworks.shell.nodes import (

@@ -1,7 +1,5 @@
 """What a script starts, where it could not decide, and how a part of it ends."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """A shell that follows commands and runs nothing."""
 
-from __future__ import annotations
-
 import re
 
 from phalanx.frameworks.shell import branches, output, programs

@@ -1,7 +1,5 @@
 """What commands print, where the script decides it: for `$( )`, pipelines and files that it writes."""
 
-from __future__ import annotations
-
 import re
 
 from phalanx.frameworks.shell import filters

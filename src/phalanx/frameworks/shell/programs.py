@@ -1,7 +1,5 @@
 """What a command runs: a script, a function or a text in a shell of its own, else a program, which is noted."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable
 

@@ -1,7 +1,5 @@
 """Quotations, brackets and braces of a word as it is written."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Sequence
 

@@ -5,8 +5,6 @@ unset, and the note says what it would change; where only a running shell could 
 what differs between them is open. Programs are taken to succeed.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass

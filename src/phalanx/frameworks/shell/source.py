@@ -1,7 +1,5 @@
 """The text of a shell script from left to right: blanks, comments, quotations, brackets, words, here-documents."""
 
-from __future__ import annotations
-
 import re
 from bisect import bisect_right
 from dataclasses import dataclass, field

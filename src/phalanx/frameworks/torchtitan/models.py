@@ -1,7 +1,5 @@
 """The models that torchtitan has, by module and flavor: it has no others of their families."""
 
-from __future__ import annotations
-
 from phalanx.spec.model import presets
 
 PRESETS = {

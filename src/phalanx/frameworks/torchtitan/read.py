@@ -2,8 +2,6 @@
 
 0.3.0 counts a batch in sequences, later commits in tokens (`num_tokens_per_microbatch_per_dp_rank`)."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import replace

@@ -5,8 +5,6 @@ What is followed: keyword arguments of `....Config(...)`, names and attributes t
 variable, a call of the library) leaves its key open.
 """
 
-from __future__ import annotations
-
 import ast
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """A plan as torchtitan's configuration: a Python module whose function `plan` returns a Trainer.Config."""
 
-from __future__ import annotations
-
 from itertools import accumulate
 from pprint import pformat
 from textwrap import indent

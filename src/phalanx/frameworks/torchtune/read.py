@@ -1,7 +1,5 @@
 """A recipe's YAML of torchtune, with the overrides of `tune run` (recipes/configs/, recipes/*_distributed.py)."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from typing import Any

@@ -3,8 +3,6 @@
 
 What generates (`rollout`), the reference and the critic are said, and have no price here."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any

@@ -1,7 +1,5 @@
 """What no plan can know of a run: its data, its folders, and lr and steps where the plan has none."""
 
-from __future__ import annotations
-
 from phalanx.frameworks.writing.program import FILL_IN, Blank
 from phalanx.frameworks.writing.subject import Subject
 

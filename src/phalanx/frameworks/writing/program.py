@@ -7,8 +7,6 @@ Blank      what a plan cannot know, such as the data: a shell variable that must
 TrainingProgram    all of these, the files that they make, and the command that one node runs
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from typing import Any
 

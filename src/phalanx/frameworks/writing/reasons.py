@@ -1,7 +1,5 @@
 """The reasons for a plan: a sentence or two per group of settings, with the plan's own figures."""
 
-from __future__ import annotations
-
 from phalanx.frameworks.writing.subject import Subject
 from phalanx.schedule.pipeline.stages import rank_of
 from phalanx.spec.strategy.mesh import mesh

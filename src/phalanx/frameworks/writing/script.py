@@ -3,8 +3,6 @@
 It reads NNODES, NODE_RANK, MASTER_ADDR and MASTER_PORT, which a launcher sets on every node (one node needs none).
 """
 
-from __future__ import annotations
-
 import re
 import shlex
 import textwrap

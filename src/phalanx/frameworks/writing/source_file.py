@@ -4,8 +4,6 @@ An export to the file's own framework writes the file's arguments with these cha
 trains the model (learning rate and its schedule, data, tokenizer, checkpoints, seeds) stays as the file has it.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence

@@ -5,8 +5,6 @@ stack fixes are at their defaults, a pipeline's blocks are listed where they are
 an export gives this strategy, exactly.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, get_args

@@ -5,8 +5,6 @@ training_arguments.json   TrainingArguments: batch, recomputation, optimizer
 config.json               the model (spec/model/families.py)
 """
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -4,8 +4,6 @@ Written here because PyYAML drops comments. Keys with dots are nested; floats ha
 read 1.0e-05 as a number.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable, Mapping
 from typing import Any

@@ -20,8 +20,6 @@ communication is exposed wherever it happens, and only latency can be saved: one
 MB of gradients: buckets of 1, 4, 25 and 100 MiB ran at 0.83, 0.96, 1.00 and 0.97 of DistributedDataParallel.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass, replace
 

@@ -5,8 +5,6 @@ and of the activations it keeps for the micro-batches that are live at once. Of 
 (schedule/partition/balance.py), the one with the fastest slowest rank is chosen.
 """
 
-from __future__ import annotations
-
 from dataclasses import asdict, replace
 from typing import Any
 

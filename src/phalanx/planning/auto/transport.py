@@ -1,7 +1,5 @@
 """Choice of transport and algorithm for each collective: the fastest measured one, size by size."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import cast

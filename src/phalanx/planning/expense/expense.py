@@ -1,7 +1,5 @@
 """What GPU-hours cost in money, energy and carbon."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 

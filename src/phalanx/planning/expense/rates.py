@@ -9,8 +9,6 @@ pue        power of the data centre over that of its machines
 grid       a country's ISO code (SWE), a zone (SE3), a region of Google Cloud (us-central1), or g CO2e/kWh (45)
 """
 
-from __future__ import annotations
-
 import csv
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """One strategy priced by the formulas of a software stack: step time, pipeline, traffic, and its neighbours."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property

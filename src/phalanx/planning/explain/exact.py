@@ -1,7 +1,5 @@
 """A strategy of our own runtime on a measured machine, explained and linted by the exact price of its step."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property

@@ -6,8 +6,6 @@ step computes for that share of its time. Near 1 neither hides the other in prac
 both ends of the ratio jitter.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from phalanx.cost.analytic.step import TERM_NAMES

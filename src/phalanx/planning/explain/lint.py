@@ -1,7 +1,5 @@
 """Anti-patterns in a strategy, each with numbers and a remedy; a strategy without any yields no findings."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import fields, replace
 from itertools import product

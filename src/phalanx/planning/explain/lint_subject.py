@@ -1,7 +1,5 @@
 """What a lint reads of a strategy's price, and what it reports."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Protocol

@@ -12,8 +12,6 @@ A program names units and axes differently from a plan, so events are matched by
 comparison covers their numbers and bytes, FLOPs of the passes, and the peak of live bytes.
 """
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 from dataclasses import dataclass

@@ -7,8 +7,6 @@ Traffic of tensor parallelism may be such a multiple by chance; unlike gradients
 and price each collective alone (cost/collectives/nccl_model.py).
 """
 
-from __future__ import annotations
-
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass

@@ -5,8 +5,6 @@ ratio is below the chip's ridge, peak FLOP/s over bytes/s (Williams et al. 2009)
 micro-batch on a rank; in decoding every sequence adds one token, and attention reads all keys and values before it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 

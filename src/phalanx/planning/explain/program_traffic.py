@@ -1,7 +1,5 @@
 """The traffic of our own program in a step, by axis and operation, and its differences from another stack's price."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Good values for the figures of a training, with sources: the table by which `explain` rates and `lint` warns."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 

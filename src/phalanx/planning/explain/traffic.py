@@ -8,8 +8,6 @@ job         bytes that all ranks send: of a pipeline every unit and every bounda
             inner ranks and its ends differ
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

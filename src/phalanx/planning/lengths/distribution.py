@@ -9,8 +9,6 @@ lengths.txt                      one length a line
 +dynamic, +dynamic:8k            a document over just as many ranks as hold it, at most 8k tokens each (dynamic.py)
 """
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass, replace
 from pathlib import Path

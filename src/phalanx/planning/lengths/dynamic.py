@@ -8,8 +8,6 @@ Megatron forms groups greedily until loads are within 5 % of each other (:104) a
 rounds (:616); here each document goes to the group that is free first, without a barrier.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass, replace
 

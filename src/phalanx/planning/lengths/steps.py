@@ -8,8 +8,6 @@ run their schedule with each micro-batch's own seconds; of many micro-batches th
 as equally uneven. With equal documents a step is the predicted one.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 
 import numpy as np

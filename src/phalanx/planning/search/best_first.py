@@ -39,8 +39,6 @@ weights of e bytes, gradients of g and optimizer state of o, over S shards, take
     zero 0   e + g + o      1   e + g + o/S      2   e + (g + o)/S      3   (e + g + o)/S
 """
 
-from __future__ import annotations
-
 import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass, replace

@@ -1,7 +1,5 @@
 """Seconds and bytes of many strategies at once: the terms of a step (cost/analytic) over columns of strategies."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property

@@ -9,8 +9,6 @@ chosen, before the next step of the search multiplies it:
 Of recomputation a search offers the kinds that a stack supports and that differ for the model.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field

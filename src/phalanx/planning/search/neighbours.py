@@ -1,7 +1,5 @@
 """The neighbours of a strategy: legal strategies that differ from it in one decision."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from math import gcd

@@ -1,7 +1,5 @@
 """Reasons why a question has no answer, and remedies: one option fewer, another number of GPUs."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any

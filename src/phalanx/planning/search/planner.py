@@ -1,8 +1,6 @@
 """The best strategy for a model on a cluster, and why: both passes of the search, the best of each family, the front
 of time and memory, and the reasons against the others."""
 
-from __future__ import annotations
-
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence

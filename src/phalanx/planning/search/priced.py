@@ -2,8 +2,6 @@
 the best: the memory it lacks, or the term that costs more.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from itertools import zip_longest

@@ -4,8 +4,6 @@ Fewer synchronisations and fewer bits save time and cost learning, by how much n
 the tokens that the same loss may take in addition before it is no faster than a strategy of no such steps.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 
 from phalanx.cost.analytic.estimate import estimate

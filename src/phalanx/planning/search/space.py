@@ -13,8 +13,6 @@ are equivalent: fields without effect keep their defaults (`zero` is set only wh
 `order` only where stages and replicas can change places).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache, lru_cache

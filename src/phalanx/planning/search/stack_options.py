@@ -16,8 +16,6 @@ with the best strategies, and with the faster ones that did not fit without it. 
 (`where`) covers all strategies under it, so the gain of an offer is a lower bound.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any

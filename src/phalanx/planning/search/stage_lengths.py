@@ -11,8 +11,6 @@ keeps the activations of the most micro-batches. So after the second pass:
 The choice becomes the strategy's `layers`, and is exported in the stack's form.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby

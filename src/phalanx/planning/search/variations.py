@@ -9,8 +9,6 @@ Fewer GPUs: days against money. They take fewer GPU-hours, since they wait less,
 Conditions: the step with them over the step without, all together and one by one.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import threading

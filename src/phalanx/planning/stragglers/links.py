@@ -6,8 +6,6 @@ with the others. Rates are max-min fair: all grow alike until a link is full; it
 A group's share is its rate over its rate with healthy links, at most 1: what others leave unused makes none faster.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal

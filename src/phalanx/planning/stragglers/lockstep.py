@@ -1,7 +1,5 @@
 """Which ranks go at one pace: those that meet inside layers, or after every micro-batch."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

@@ -4,8 +4,6 @@ Its collectives are measured whole, so a slow link slows a tier for all: by the 
 keeps there, for which the others wait in the end.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 
 import numpy as np

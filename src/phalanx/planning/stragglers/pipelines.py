@@ -12,8 +12,6 @@ whose groups cross them, the messages of the pipelines that do, and the reductio
 a sum of parts, which add up over all ranks to world x (slower step - undisturbed step).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 

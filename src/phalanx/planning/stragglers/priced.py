@@ -1,7 +1,5 @@
 """The step of any stack, priced by formulas, as pipelines that can be run with slow ranks and slow links."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 
 import numpy as np

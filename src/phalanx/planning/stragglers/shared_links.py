@@ -13,8 +13,6 @@ are so slow that nothing is hidden. Gradients of which more than half is hidden 
 them. Ends of phases are events; jobs start anywhere in their cycles (drawn), and steps are counted after a first one.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import product

@@ -1,7 +1,5 @@
 """What ranks do in a simulated step, one rank for each class: passes, waits, gradients, update."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """Fastest collective algorithm on a cluster by size, and its distance from the lower bound."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace

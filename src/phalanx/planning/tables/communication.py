@@ -1,7 +1,5 @@
 """Table of a strategy's traffic in a step: by the formulas of a stack, or from our own runtime's program."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 from phalanx.planning.explain.analytic import AnalyticSubject

@@ -1,7 +1,5 @@
 """Rooflines: what bounds compute and communication."""
 
-from __future__ import annotations
-
 from phalanx.cost.analytic.chips import chip_name, system_of
 from phalanx.planning.explain import operators
 from phalanx.planning.explain.operators import Operator

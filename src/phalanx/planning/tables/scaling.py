@@ -1,7 +1,5 @@
 """Scaling of a training: the best strategy by number of GPUs, batch, link rates and device."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 

@@ -5,8 +5,6 @@ oversubscription, a node's NVSwitch and rails (a plane of switches for each GPU 
 fewer uplinks, and groups of a dragonfly with fewer global links, the second.
 """
 
-from __future__ import annotations
-
 from phalanx.planning.tables.table import Sheet, columns
 from phalanx.spec.cluster.spec import ClusterSpec
 

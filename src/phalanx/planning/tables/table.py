@@ -1,7 +1,5 @@
 """A table of raw numbers with units: drawn on a terminal, or written as JSON or CSV, from the same rows."""
 
-from __future__ import annotations
-
 import csv
 import io
 import re

@@ -12,8 +12,6 @@ Activations of a block (Korthikanti et al. 2022, table 2), in bytes:
     selective           s b h (10 + 24/t), 34/t with sp        full  2 s b h
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
