@@ -88,3 +88,37 @@ def test_numbers_that_two_files_say_change_in_both_once(tmp_path: Path) -> None:
 def test_serve_plan_calls_what_starts_it_by_its_own_option(tmp_path: Path) -> None:
     words = "serve plan --model llama3-8b --cluster dgx-h100 --gpus 1 --input 100 --output 100 --engine trtllm"
     assert "error: --launch = 'kubernetes': is not for" in phalanx(tmp_path, f"{words} --launch kubernetes")[2]
+
+
+_AXOLOTL = """base_model: NousResearch/Meta-Llama-3-8B
+micro_batch_size: MICRO
+gradient_accumulation_steps: 16
+sequence_len: 2048
+bf16: true
+deepspeed: d.json
+gradient_checkpointing: true
+"""
+
+
+def test_axolotls_engine_file_may_say_the_batch_too(tmp_path: Path) -> None:
+    """It was refused as layout that is not read; numbers that differ stop the Trainer."""
+    (tmp_path / "d.json").write_text(json.dumps({**_DEEPSPEED, "train_batch_size": 128}))
+    (tmp_path / "a.yml").write_text(_AXOLOTL.replace("MICRO", "1"))
+    better = json_of(tmp_path, "plan", "--from", "a.yml", *_ON, "--gpus", "8", "--json")
+    changed = {s["key"]: s["new"] for c in better["changes"] for s in c["settings"]}
+    assert changed["micro_batch_size"] == changed["deepspeed_json.train_micro_batch_size_per_gpu"]
+    assert changed["gradient_accumulation_steps"] == changed["deepspeed_json.gradient_accumulation_steps"]
+    (tmp_path / "a.yml").write_text(_AXOLOTL.replace("MICRO", "2"))
+    assert "is 1, and micro_batch_size 2" in error_of(tmp_path, "predict", "a.yml", *_ON, "--gpus", "8")
+
+
+def test_ranks_of_accelerates_file_hold_where_it_names_an_engines(tmp_path: Path) -> None:
+    """The number of ranks was asked for, although accelerate's file says it."""
+    (tmp_path / "d.json").write_text(json.dumps(_DEEPSPEED))
+    file = "distributed_type: DEEPSPEED\ndeepspeed_config: {deepspeed_config_file: d.json}\nnum_processes: 8\n"
+    (tmp_path / "acc.yaml").write_text(file)
+    (tmp_path / "run.sh").write_text(
+        "accelerate launch --config_file acc.yaml sft.py --model_name_or_path Qwen/Qwen2.5-7B --max_length 2048 "
+        "--per_device_train_batch_size 1 --gradient_accumulation_steps 16 --bf16"
+    )
+    assert json_of(tmp_path, "predict", "run.sh", *_ON, "--json")["question"]["gpus"] == 8

@@ -153,7 +153,7 @@ class FileSettings:
         the global batch."""
         result: dict[str, tuple[Edit, ...]] = {}
         for name in _OWN.intersection(changed):
-            paths = [path for path, meaning in self.c.understood.items() if meaning == f"strategy.{name}"]
+            paths = self._own_paths(f"strategy.{name}")
             if len(paths) != 1 or plain(paths[0]) in differ:
                 continue
             key, value = self.own.get(plain(paths[0]), (shown(paths[0]), ""))
@@ -166,13 +166,22 @@ class FileSettings:
                 new = str((new == "full") is not plain(paths[0]).startswith("disable"))
             elif name != "micro_batch" or not value.isdigit():
                 continue
-            result[name] = (Edit(key, value, new),)
-            steps = [path for path, meaning in self.c.understood.items() if meaning == "accumulation"]
+            again = [
+                p for p, meaning in self.c.understood.items() if meaning == f"strategy.{name}" and p not in paths
+            ]
+            engines = (self.own.get(plain(path), (shown(path), "")) for path in again)
+            result[name] = (Edit(key, value, new), *(Edit(k, v, new) for k, v in engines if v.isdigit() and v != new))
+            steps = self._own_paths("accumulation")
             if name == "micro_batch" and len(steps) == 1:
                 key, value = self.own.get(plain(steps[0]), (shown(steps[0]), ""))
                 count = str(after.strategy.accumulation(self.q.pricing.job))
                 result[name] += (Edit(key, value, count),) if value != count else ()
         return result
+
+    def _own_paths(self, what: str) -> list[str]:
+        """Return the keys that say something, where the engine's file repeats it the trainer's own."""
+        paths = [path for path, meaning in self.c.understood.items() if meaning == what]
+        return [path for path in paths if not path.startswith("deepspeed_json.")] or paths
 
     def now(self, key: str, own: str, old: Mapping[str, str]) -> str:
         """Return a setting as the file has it, or as an earlier change left it."""

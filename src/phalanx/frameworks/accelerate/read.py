@@ -186,6 +186,9 @@ def read(config: Config, world: int | None = None) -> Configuration:
             steps = keys.count(f"{at}.gradient_accumulation_steps", "accumulation")
         if engine.config:
             zero, offload = deepspeed.stage(engine), deepspeed.offloaded(engine)
+            engine.take("train_batch_size", "job.global_batch")  # stops where it is not the Trainer's own
+            micro = engine.count("train_micro_batch_size_per_gpu", "strategy.micro_batch")
+            steps = engine.count("gradient_accumulation_steps", "accumulation")
     elif fsdp:
         zero, offload, recompute = sharding(keys)
         units = wrapping(keys, by_default="TRANSFORMER_BASED_WRAP" if axolotl else "")
@@ -203,8 +206,8 @@ def read(config: Config, world: int | None = None) -> Configuration:
     named = keys.take(("mixed_precision", "env.ACCELERATE_MIXED_PRECISION"), "job.precision")
     type_ = _TYPES.get(str(named).lower() if named is not False else "no") if named is not None else None
     if axolotl:
-        micro = keys.count("micro_batch_size", "strategy.micro_batch")
-        steps = steps or keys.count("gradient_accumulation_steps", "accumulation")
+        micro = keys.count("micro_batch_size", "strategy.micro_batch") or micro
+        steps = keys.count("gradient_accumulation_steps", "accumulation") or steps
         bf16, fp16 = keys.take("bf16", "job.precision"), keys.take("fp16", "job.precision")
         bf16 = bf16 is None or bf16 == "auto" or truth(bf16)  # of GPUs that have it
         type_ = "fp16" if truth(fp16) else "bf16" if bf16 else type_

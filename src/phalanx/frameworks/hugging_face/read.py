@@ -102,6 +102,8 @@ def read(config: Config, world: int | None = None) -> Configuration:
     inner = config.get("deepspeed_json") if nested else path if isinstance(path, dict) else None
     engine = config.get("accelerate") if nested else None
     launched = accelerate.read(engine, world) if isinstance(engine, dict) else None
+    if launched is not None:
+        world = world or launched.layout.world
     tp = cp = 1
     options: dict[str, Any] = {}
     fields: dict[str, Any] = {}
@@ -141,7 +143,7 @@ def read(config: Config, world: int | None = None) -> Configuration:
             options |= {"optimizer_offload": 1.0} | held
     elif launched is not None:
         s, stack, options, fields = launched.layout, launched.stack, dict(launched.options), dict(launched.fields)
-        zero, shard, world = s.zero, s.shard, world or s.world
+        zero, shard = s.zero, s.shard
         offload = None if s.offload is None else dict(s.offload)
         tp, cp = s.tp or 1, s.cp or 1
         type_, again = type_ or s.precision, again or s.recompute == "full"
