@@ -228,3 +228,36 @@ def test_options_that_say_how_and_not_what_stay_behind(tmp_path: Path) -> None:
     assert all(word in left for word in ("reduce=bfloat16", "update=foreach"))
     with pytest.raises(InputError, match="lora"):
         export(replace(plan, options=StackOptions(lora=16)), "torchtitan")
+
+
+_NEMO = """trainer: {devices: 8, num_nodes: 1, precision: bf16, max_steps: 1000}
+model:
+  tensor_model_parallel_size: 2
+  micro_batch_size: 1
+  global_batch_size: 128
+  encoder_seq_length: 4096
+  seed: 77
+  optim: {name: distributed_fused_adam, lr: 2e-4, sched: {name: CosineAnnealing, warmup_steps: 500, min_lr: 2e-5}}
+  tokenizer: {library: huggingface, type: meta/Llama-2}
+exp_manager: {checkpoint_callback_params: {every_n_train_steps: 200}}
+"""
+_TUNE = """model: {_component_: torchtune.models.llama3_1.llama3_1_8b}
+tokenizer: {_component_: torchtune.models.llama3.llama3_tokenizer, max_seq_len: 2048}
+batch_size: 2
+seed: 77
+optimizer: {_component_: torch.optim.AdamW, lr: 2e-4}
+lr_scheduler:
+  _component_: torchtune.training.lr_schedulers.get_cosine_schedule_with_warmup
+  num_warmup_steps: 500
+loss: {_component_: torchtune.modules.loss.LinearCrossEntropyLoss}
+dtype: bf16
+"""
+
+
+@pytest.mark.parametrize(("name", "text"), [("nemo.yaml", _NEMO), ("tune.yaml", _TUNE)])
+def test_dialects_without_an_export_say_it_too(tmp_path: Path, name: str, text: str) -> None:
+    (tmp_path / name).write_text(text)
+    said = read(tmp_path / name, None, 8).training
+    assert (said.lr, said.warmup, said.schedule, said.seed) == (2e-4, 500, "cosine", 77)
+    if name == "nemo.yaml":
+        assert (said.min_lr, said.steps, said.save_every, said.tokenizer) == (2e-5, 1000, 200, "meta/Llama-2")
