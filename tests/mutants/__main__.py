@@ -114,12 +114,13 @@ def _tested(copy: Path, words: Sequence[str], longest_s: float) -> int | None:
     command = [sys.executable, "-m", "pytest", "-pno:xdist", "-pno:cacheprovider", "@words"]
     with open(os.devnull, "w") as quiet:
         process = subprocess.Popen(command, cwd=copy, env=env, stdout=quiet, stderr=quiet, start_new_session=True)
-    code = None
-    with suppress(subprocess.TimeoutExpired):
-        code = process.wait(longest_s)
-    with suppress(ProcessLookupError):  # and what it started
-        os.killpg(process.pid, signal.SIGKILL)
-    return code
+    try:
+        return process.wait(longest_s)
+    except subprocess.TimeoutExpired:
+        return None
+    finally:
+        with suppress(ProcessLookupError):  # and what it started
+            os.killpg(process.pid, signal.SIGKILL)
 
 
 if __name__ == "__main__":

@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from phalanx.runs import resume
+from phalanx.runs import folder, resume
 from phalanx.runs.folder import metrics
-from phalanx.runs.resume import resume_point, was_started_by
+from phalanx.runs.resume import on_ranks, resume_point, was_started_by
 from phalanx.spec.errors import InputError
+from phalanx.spec.files.job_file import build
+from phalanx.spec.job import Job
+from phalanx.spec.optimizers import OuterOptimizer
+from phalanx.spec.strategy.spec import Strategy, parse
 
 
 @pytest.mark.parametrize(
@@ -57,3 +64,70 @@ class _Plan:
 
 def test_a_restarted_run_says_where_it_goes_on(tmp_path: Path) -> None:
     assert resume_point(tmp_path) == "the run starts over: nothing was saved yet"
+
+
+def _long_run(folder: Path, steps: int) -> list[dict[str, object]]:
+    rows = [{"step": n, "loss": f"{n:07}"} for n in range(1, steps + 1)]
+    (folder / "metrics.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    return rows
+
+
+@pytest.mark.parametrize(("steps", "count"), [(60, 4), (400, 10), (401, 37)])
+def test_of_a_long_run_lines_are_drawn_evenly_and_all_of_its_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, steps: int, count: int
+) -> None:
+    rows = _long_run(tmp_path, steps)
+    size = (tmp_path / "metrics.jsonl").stat().st_size
+    each = size // steps
+    monkeypatch.setattr(folder, "_TAIL", 5 * each)
+    monkeypatch.setattr(folder, "_WHOLE", size)
+    assert metrics(tmp_path, count) == rows  # of this size it is read whole
+    monkeypatch.setattr(folder, "_WHOLE", size - 1)
+    drawn = [int(row["step"]) for row in metrics(tmp_path, count)]
+    assert [rows[n - 1] for n in drawn] == metrics(tmp_path, count)
+    assert drawn == sorted(set(drawn))
+    assert drawn[0] == 1
+    assert drawn[-4:] == list(range(steps - 3, steps + 1))
+    assert count <= len(drawn) <= count + 7
+    gaps = {b - a for a, b in pairwise(drawn[:count])}
+    assert max(gaps) - min(gaps) <= 2  # lines are not equally long
+
+
+@pytest.mark.parametrize("line", ["dp=4", "dp=8,micro_batch=2", "dp=4,tp=2", "dp=8,zero=3,shard=4", "dp=2,pp=2,tp=2"])
+@pytest.mark.parametrize("ranks", [1, 2, 4, 6, 8, 12, 16])
+def test_a_run_on_other_ranks_is_its_strategy_with_other_replicas(line: str, ranks: int) -> None:
+    old, job = build(Strategy, parse(line), "strategy"), Job(48, 16)
+    replica = old.world // old.dp
+    if ranks % replica:
+        with pytest.raises(InputError, match="a replica has"):
+            on_ranks(old, job, ranks)
+        return
+    new = on_ranks(old, job, ranks)
+    assert (new.world, new.dp) == (ranks, ranks // replica)
+    assert replace(new, dp=old.dp, shard=old.shard, micro_batch=old.micro_batch) == old
+    assert new == old or ranks != old.world
+    assert new.shard in (None, old.shard)
+    assert job.global_batch % (new.dp * new.micro_batch) == 0
+    assert old.micro_batch % new.micro_batch == 0
+
+
+@pytest.mark.parametrize(("field", "value"), [("momentum", 0.5), ("fragments", 2), ("mix", 0.25), ("lr", 0.5)])
+def test_an_outer_state_that_no_checkpoint_has_is_asked_of_none(field: str, value: float) -> None:
+    before = SimpleNamespace(strategy=Strategy(dp=2), job=Job(8, 16))
+    outer = replace(OuterOptimizer(momentum=0), **{field: value})
+    resumed = SimpleNamespace(strategy=Strategy(dp=2, local=4), job=replace(Job(8, 16), outer=outer))
+    said = ""
+    try:
+        resume._outer_state(resumed, before)  # type: ignore[arg-type]
+    except InputError as error:
+        said = str(error)
+    needs = f"job.outer.{field} = {value}: needs state of the outer optimizer"
+    assert said.startswith(needs if field != "lr" else "")
+    assert bool(said) == (field != "lr")
+
+
+def test_a_run_goes_on_with_the_buckets_that_it_had() -> None:
+    old = Strategy(dp=2, bucket=7)
+    assert resume._as_before(None, old) == resume._as_before(replace(old, bucket="auto"), old) == old
+    other = replace(old, bucket=9)
+    assert resume._as_before(other, old) == other

@@ -71,6 +71,18 @@ def test_limits_loads_and_objectives_change_the_answer(tmp_path: Path) -> None:
     assert reusing["ttft"]["p50"] < plain["ttft"]["p50"]  # type: ignore[index]
 
 
+@pytest.mark.parametrize("mode", ["both", "aggregated", "disaggregated"])
+def test_neighbours_are_of_the_modes_that_are_asked_for(mode: str) -> None:
+    ask: dict[str, Any] = {"model": "llama3-8b", "cluster": "dgx-h100", "gpus": 2, "weights": "bf16"}
+    a = serve_plan(**ask, input=500, output=50, concurrency=8, requests=100, mode=mode)
+    why = {n.change: n.reason for n in a.neighbours}
+    apart = len(a.best.workers) > 1
+    others = {"prefill and decode together" if apart else "prefill and decode apart"} if mode == "both" else set()
+    assert {change for change in why if change.startswith("prefill")} == others
+    if mode == "disaggregated":
+        assert why["twice the tensor parallelism"] == "takes 2 GPUs of 2: none are left to prefill"
+
+
 def test_energy_is_an_objective() -> None:
     """Workers that only decode draw less: more GPUs may take less energy than fewer."""
     ask = {"model": "llama3-8b", "cluster": "dgx-h100", "gpus": 64, "input": 4000, "output": 500, "rate": 30.0}

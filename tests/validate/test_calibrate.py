@@ -24,6 +24,7 @@ from phalanx.spec.errors import InputError
 from phalanx.spec.files import job_file
 from phalanx.spec.files import plan as plans
 from phalanx.spec.files.cluster_toml import to_toml
+from phalanx.validate import calibrate as calibration
 from phalanx.validate.calibrate import PRIORS, Floats, calibrate
 
 _LAYOUTS = ("tp=8", "tp=4", "tp=2,zero=3", "zero=3", "tp=8,pp=2", "tp=4,pp=4", "tp=2,pp=2", "cp=2,tp=4")
@@ -263,3 +264,31 @@ def test_a_file_of_steps_that_is_no_csv_is_refused(tmp_path: Path) -> None:
     (tmp_path / "steps.csv").write_text("step,measured\n" + "x" * 2**18 + ",1\n")
     with pytest.raises(InputError, match="is not CSV"):
         _expanded(str(tmp_path / "steps.csv"))
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_the_spreads_are_the_likeliest_of_steps_that_come_one_after_the_other(seed: int) -> None:
+    """The same posterior, by updates with a step at a time."""
+    rng = np.random.default_rng(seed)
+    spreads = np.array(list(PRIORS.values()))
+    slopes = rng.uniform(0, 0.5, (5, len(spreads)))
+    off = slopes @ (rng.normal(size=len(spreads)) * spreads * (1 + seed % 3)) + rng.normal(size=5) * 0.02 * (1 + seed)
+
+    def after(wider: float, s: float) -> tuple[float, Floats, Floats]:
+        unlikely = (np.log(s / calibration._USUAL) / calibration._SURE) ** 2 + (
+            np.log(wider) / calibration._SELDOM
+        ) ** 2
+        mean, covariance = np.zeros(len(spreads)), np.diag((wider * spreads) ** 2)
+        for slope, y in zip(slopes, off, strict=True):
+            variance, miss = slope @ covariance @ slope + s**2, y - slope @ mean
+            unlikely += np.log(variance) + miss**2 / variance
+            gain = covariance @ slope / variance
+            mean, covariance = mean + gain * miss, covariance - np.outer(gain, slope @ covariance)
+        return float(unlikely), mean, covariance
+
+    every = [after(wider, s) for wider in calibration._WIDER for s in calibration._NOISES]
+    _, mean, covariance = min(every, key=lambda each: each[0])
+    theta, spread = calibration._posterior(slopes, off)
+    most = calibration._FAR * spreads
+    np.testing.assert_allclose(theta, np.clip(mean, -most, most), rtol=1e-9, atol=1e-12)
+    np.testing.assert_allclose(spread, covariance, rtol=1e-7, atol=1e-12)
