@@ -331,3 +331,26 @@ def test_replicas_step_together_where_a_group_of_experts_has_ranks_of_several(li
     }
     assert experts_span_replicas(MIXTRAL, grid) == any(a != b for a, b in shared)
     assert not experts_span_replicas(LLAMA, grid)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_pieces_are_whole_characters_and_join_to_the_text(seed: int) -> None:
+    """With tokens that are bytes of UTF-8, of which a character has one to four."""
+    rng = np.random.default_rng(seed)
+    words = ["".join(rng.choice(list("aé≈😀 "), 12)) for _ in range(3)]
+    tokens = [list(word.encode()) for word in words]
+    tokens[0] = tokens[0][:-1] if seed % 2 else tokens[0]  # an answer may end within a character
+    requests = [Request(number, tuple("é:".encode()), 99, ()) for number in range(3)]
+    pieces: dict[int, list[tuple[str, bool]]] = {0: [], 1: [], 2: []}
+    tokenizer: Any = SimpleNamespace(decode=lambda ids: bytes(ids).decode(errors="replace"))
+    receiver = text.Texts(tokenizer, requests, lambda request, new, last: pieces[request].append((new, last)))
+    for place in range(max(map(len, tokens))):
+        for number, ids in enumerate(tokens):
+            if place < len(ids):
+                receiver(number, ids[place], place == len(ids) - 1)
+    for number, ids in enumerate(tokens):
+        news, lasts = zip(*pieces[number], strict=True)
+        assert "".join(news) == receiver.texts[number] == bytes(ids).decode(errors="replace")
+        assert [last for last in lasts if last] == [True]
+        assert not any("\ufffd" in new for new in news[:-1])
+        assert all(len(new) == 1 for new in news[:-1])

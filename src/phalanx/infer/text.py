@@ -110,7 +110,6 @@ class Texts:
 
     def __init__(self, tokenizer: Tokenizer, requests: Sequence[Request], piece: Piece) -> None:
         self._tokenizer, self._piece = tokenizer, piece
-        self._prompts = {r.number: len(r.prompt) for r in requests}
         self._ids = {r.number: list(r.prompt) for r in requests}
         # Decoded alone, the continuation would lose its leading space.
         self._said = {r.number: len(self._decode(list(r.prompt))) for r in requests}
