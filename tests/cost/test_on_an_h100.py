@@ -1,6 +1,9 @@
 """Steps that an H100 took (docs/gpu.md: `python -m benchmarks.gpu`), and their prices."""
 
+from pathlib import Path
+
 import pytest
+from support.in_process_cli import text_of
 from support.one_gpu import predicted
 
 from benchmarks.gpu.sizes import SIZES
@@ -41,3 +44,15 @@ def test_kernels() -> None:
     of_library = library(AttentionLibrary, kernel, "flash-attention 2")
     attention = float(prompt_attention_s(2, 4096, 0, heads, chip, of_chip, of_library))
     assert attention * 1e3 == pytest.approx(0.329, rel=0.1)  # 0.348
+
+
+@pytest.mark.parametrize(
+    ("stack", "precision", "said"),
+    [("phalanx", "fp8", True), ("phalanx", "bf16", False), ("torchtitan", "fp8", False)],
+)
+def test_a_price_says_that_8_bits_need_compiled_blocks(
+    tmp_path: Path, stack: str, precision: str, said: bool
+) -> None:
+    asked = "--model llama3-8b --cluster dgx-h100 --gpus 8 --batch 64 --seq 8192 --strategy dp=8,zero=3"
+    out = text_of(tmp_path, "predict", *asked.split(), "--stack", stack, "--precision", precision)
+    assert ("uncompiled steps" in out) == said

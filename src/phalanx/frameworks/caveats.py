@@ -58,6 +58,16 @@ UNMEASURED = Caveat(
 )
 
 
+COMPILED = Caveat(
+    "assumed",
+    (),
+    'products of 8 bits run in compiled blocks (train.compile = "blocks"); uncompiled steps on an H100 and an H200 '
+    "took 1.4 to 1.8 times as long as in bf16",
+    ("time",),
+)
+"""docs/gpu.md: a scale on the GPU keeps the kernels that cast from being vectorised."""
+
+
 OF_GPUS = Caveat(
     "assumed", (), "the stack runs on GPUs, not on TPUs: it is priced as if it did", ("layout", "time", "memory")
 )

@@ -32,7 +32,16 @@ from phalanx.answers.question.precision import (
 from phalanx.answers.question.query import Configured, Query
 from phalanx.answers.question.strategy_line import fixed, planned, strategy_on
 from phalanx.cost.analytic.estimate import Estimate, estimate, require_modelled
-from phalanx.frameworks.caveats import BALANCED, MAGNITUDES, OF_GPUS, UNMEASURED, UNTIMED, Caveat, unadapted
+from phalanx.frameworks.caveats import (
+    BALANCED,
+    COMPILED,
+    MAGNITUDES,
+    OF_GPUS,
+    UNMEASURED,
+    UNTIMED,
+    Caveat,
+    unadapted,
+)
 from phalanx.frameworks.registry import DOCUMENTED, STACKS, facts
 from phalanx.frameworks.stated_training import StatedTraining, stated_training
 from phalanx.frameworks.writing.source_file import source_of
@@ -287,6 +296,8 @@ def resolve(query: Query, configured: Configured, searched: bool = False, any_st
         caveats = (*caveats, unadapted(model, options.lora, strategy))
     if options.lora and options.dora != "none" and strategy is not None:
         caveats = (*caveats, MAGNITUDES)
+    if strategy is not None and stack == OWN_STACK and PRECISIONS[precision].narrow:
+        caveats = (*caveats, COMPILED)
     if strategy is not None and not has_runs(on(gpus).device.name):
         caveats = (*caveats, UNMEASURED)
     if strategy is not None and any(facts(model)[name] for name in ("compressed", "streams", "selective")):
