@@ -186,7 +186,8 @@ def read(config: Config, world: int | None = None) -> Configuration:
             steps = keys.count(f"{at}.gradient_accumulation_steps", "accumulation")
         if engine.config:
             zero, offload = deepspeed.stage(engine), deepspeed.offloaded(engine)
-            engine.take("train_batch_size", "job.global_batch")  # stops where it is not the Trainer's own
+            if count(engine.config.get("train_batch_size")):  # the Trainer stops where it is not what it counts
+                engine.take("train_batch_size", "job.global_batch")
             micro = engine.count("train_micro_batch_size_per_gpu", "strategy.micro_batch")
             steps = engine.count("gradient_accumulation_steps", "accumulation")
     elif fsdp:
