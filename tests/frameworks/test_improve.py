@@ -248,3 +248,16 @@ def test_explain_says_which_of_its_two_rows_repeated_communication_is_in(tmp_pat
     assert re.search(r"; [0-9.]+ s of what tp exposes is sent again for recomputation, and stands in its row", flat)
     words = SLOW.partition(" --recompute-granularity")[0]
     assert "sent again" not in text_of(tmp_path, "explain", script(tmp_path, words).name, "--cluster", "dgx-h100")
+
+
+def test_zero_of_a_file_holds_as_soon_as_there_are_replicas(tmp_path: Path) -> None:
+    """With tp=8 and pp=4 on 32 GPUs the optimizer's state has one rank to lie on; a change that leaves two shards it,
+    without a line of its own."""
+    file = str(script(tmp_path, SLOW.replace("--nnodes 8", "--nnodes 4")))
+    asked = ("plan", "--from", file, "--cluster", "dgx-h100", "--json")
+    tried = json_of(tmp_path, *asked, "--try", "tp=4")
+    assert "zero" not in tried["now"]["strategy"]
+    assert "dp=2,zero=1" in tried["changes"][0]["strategy"]
+    edits = [edit for change in json_of(tmp_path, *asked)["changes"] for edit in change["settings"]]
+    assert all(edit["old"] != edit["new"] for edit in edits)
+    assert not any("distributed-optimizer" in edit["key"] for edit in edits)

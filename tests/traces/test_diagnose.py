@@ -134,6 +134,19 @@ def test_a_rate_is_a_step_and_its_count_of_flops_is_named(tmp_path: Path) -> Non
         diagnosis_of(["300TFLOP/s"], Query())
 
 
+@pytest.mark.parametrize(
+    ("step", "precision", "refused"), [("0.5s", "bf16", True), ("0.5s", "fp8", False), ("0.2s", "fp8", True)]
+)
+def test_a_step_shorter_than_its_products_is_not_of_this_plan(step: str, precision: str, refused: bool) -> None:
+    """6 x 8.03e9 parameters x 262,144 tokens on 16 H100 are at least 0.8 s in 16 bits and 0.4 s in 8."""
+    query = Query(None, "llama3-8b", "dgx-h100", 16, 32, 8192, "dp=16,zero=1", "megatron-core", precision)
+    if not refused:
+        assert diagnosis_of([step], query).rate is not None
+        return
+    with pytest.raises(InputError, match="is not of this plan"):
+        diagnosis_of([step], query)
+
+
 def test_nested_operators_count_once(tmp_path: Path) -> None:
     """On the CPU an operator contains those that it calls: attention its products, a linear layer its addmm."""
 

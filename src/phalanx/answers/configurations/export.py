@@ -125,7 +125,8 @@ def exported(plan: Plan, to: str, by: str = "torchrun") -> Export:
     except InputError as error:
         if stack == own:
             raise
-        remedy = f"{error.remedy}; or plan it for that stack: phalanx plan --stack {stack}".removeprefix("; or ")
+        again = "" if error.field == "model" else f"; or plan it for that stack: phalanx plan --stack {stack}"
+        remedy = f"{error.remedy}{again}".removeprefix("; or ")
         raise InputError(error.field, error.value, error.reason, remedy) from None
     for name in ("lora", "reference"):  # what a program's own code does, which the written one does not
         entry, value = x.stack.options.get(name), x.options.changed().get(name)

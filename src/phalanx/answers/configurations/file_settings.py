@@ -120,7 +120,8 @@ class FileSettings:
             if own == "auto" or (not own and key not in new):  # follows another setting; is not in the file
                 continue
             spelt = f"--{name}" if key.startswith("--") else name
-            result.append(Edit(spelt, self.now(key, own, old), new.get(key, "")))
+            edit = Edit(spelt, self.now(key, own, old), new.get(key, ""))
+            result += [edit] if edit.old != edit.new else []
         result += [edit for edits in own_words.values() for edit in edits]
         result += self._left_over(old, new, {n: value for n, value in changed.items() if n not in own_words})
         for edit in tuple(result):

@@ -122,7 +122,7 @@ def improvement_of(
     reading = configuration([source, *query.files], None, query.gpus)
     stack = reading.configuration.stack
     if query.stack not in (None, stack):
-        remedy = f"plan a model for {query.stack} instead"
+        remedy = f"phalanx plan --model ... --stack {query.stack} plans the same job for it"
         raise InputError("stack", query.stack, f"{source} is a configuration of {stack}", remedy)
     questions = searches_of(replace(query, source=source, stack=None), stack, reading.configuration.layout)
     return first_answer(questions, lambda q: improve(reading, q, headroom, query.cluster or "", tokens, rates))
@@ -276,6 +276,8 @@ def _steps(
     """Yield (fields, price of them alone, why there is none, price together) from one state to the other, whichever
     brings most first; what is legal only together is one step."""
     left = [g for g in GROUPS if any(_value(now, n) != _value(better, n) for n in g)]
+    if better.strategy.zero == prices.q.void_zero:  # as the file says already
+        left = [g for g in left if "zero" not in g or better.strategy.shard is not None]
     state = now
     while left:
         best = _best(prices, state, better, [(i,) for i in range(len(left))], left)
@@ -332,6 +334,8 @@ def _with(prices: _Prices, state: FileState, better: FileState, names: tuple[str
     if world % inner:
         raise InputError("strategy", None, f"{inner} ranks of tp x cp x pp do not divide {world}")
     table["dp"] = world // inner
+    if prices.q.void_zero is not None and "zero" not in names:
+        table["zero"] = prices.q.void_zero if table["dp"] * table["cp"] > 1 else 0
     if table["shard"] and table["dp"] % table["shard"]:
         table["shard"] = None
     table["sp"] = table["sp"] and table["tp"] > 1

@@ -7,6 +7,7 @@ chip; `+` joins items that change together, as in zero=1+recompute=none. dp take
 """
 
 from dataclasses import dataclass, replace
+from math import prod
 from typing import Any
 
 from phalanx.answers.answer import Answer
@@ -122,6 +123,10 @@ def _asked(item: str, query: Query, base: Question) -> tuple[Question, str]:
         also = f"with model.max_seq={seq}"
     if options:
         fields["options"] = ",".join(options)
+    if base.void_zero is not None and "zero" not in table:
+        ranks = prod(int(table.get(name, 1)) for name in ("tp", "pp"))
+        if fields.get("gpus", base.gpus) > ranks:
+            table["zero"] = base.void_zero
     line = ",".join(f"{name}={strategies.format_field(value)}" for name, value in table.items())
     return read(replace(query, **fields, strategy=line or "tp=1")), also
 

@@ -9,7 +9,9 @@ from phalanx.answers.prediction import Prediction
 from phalanx.answers.question.question import Question
 from phalanx.cost.analytic.chips import chip_name
 from phalanx.cost.ledger.flops import model_flops
+from phalanx.spec.cluster.chips import CHIPS
 from phalanx.spec.errors import InputError
+from phalanx.spec.number_formats import NUMBER_FORMATS
 from phalanx.validate import from_row, models, records, systems
 from phalanx.validate.stacks import number_format
 
@@ -74,6 +76,12 @@ def published_rates(chip: str, params: int, experts: bool, products: str) -> Pub
     return PublishedRates(len(rates), low, median, high)
 
 
+def _peak_over_half(chip: str, products: str) -> float:
+    """Return a chip's rate of products in a number format over that of 16 bits."""
+    peak = NUMBER_FORMATS[products].peak if products in NUMBER_FORMATS else None
+    return max(1.0, (getattr(CHIPS[chip], peak or "half") or 0.0) / CHIPS[chip].half)
+
+
 def seconds_at(tflops: float, prediction: Prediction | None) -> float | None:
     """Return the seconds of a step at a rate per GPU."""
     if prediction is None or prediction.model_flops is None:
@@ -84,7 +92,8 @@ def seconds_at(tflops: float, prediction: Prediction | None) -> float | None:
 def flop_rate(
     question: Question | None, prediction: Prediction | None, step_s: float, stated: float | None
 ) -> FlopRate | None:
-    """Return the rates, with the count of FLOPs that a stated one agrees with."""
+    """Return the rates, with the count of FLOPs that a stated one agrees with. Raises InputError for a step that is
+    shorter than its products can be."""
     if question is None or prediction is None or prediction.estimate is None:
         return None
     flops, gpus = prediction.model_flops or 0.0, float(prediction.estimate.layout.world)
@@ -97,6 +106,14 @@ def flop_rate(
         planned_mfu=planned_mfu,
         published=published_rates(chip, p.model.parameter_count, bool(p.model.experts), p.number_format),
     )
+    share = (prediction.six_n_flops or 0.0) / flops * rate.mfu if flops else 0.0
+    if chip in CHIPS and share > (most := _peak_over_half(chip, p.number_format)):
+        reason = (
+            f"is not of this plan: the parameters' products alone would be {share / most:.0%} of what the chips can"
+        )
+        raise InputError(
+            "FILE", f"a step of {step_s:.4g} s", reason, "name that job's model, GPUs, batch and precision"
+        )
     if stated is None:
         return rate
     counts = {

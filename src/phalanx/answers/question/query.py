@@ -70,6 +70,8 @@ class Configured:
     caveats: tuple[Caveat, ...] = ()
     """What matters to its price and is not modelled, not judged, assumed or missing."""
     training: StatedTraining | None = None
+    void_zero: int | None = None
+    """The ZeRO level of a file whose data parallelism is one rank."""
 
 
 class QueryFields(TypedDict, total=False):

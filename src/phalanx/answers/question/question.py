@@ -118,6 +118,8 @@ class Question:
     """What matters to the price and is not modelled, not judged, assumed or missing."""
     training: StatedTraining | None = None
     """What the file or the plan says of the whole training."""
+    void_zero: int | None = None
+    """The ZeRO level of a file whose data parallelism is one rank, which holds as soon as there are more."""
 
     @cached_property
     def pricing(self) -> Pricing:
@@ -305,7 +307,17 @@ def resolve(query: Query, configured: Configured, searched: bool = False, any_st
     if on(gpus).device.is_tpu and stack in STACKS and STACKS[stack].framework not in ("maxtext", "pax", "generic"):
         caveats = (*caveats, OF_GPUS)
     return Question(
-        about, pricing_on, gpus, strategy, rule, stack, precision, said, caveats=caveats, training=configured.training
+        about,
+        pricing_on,
+        gpus,
+        strategy,
+        rule,
+        stack,
+        precision,
+        said,
+        caveats=caveats,
+        training=configured.training,
+        void_zero=configured.void_zero,
     )
 
 

@@ -422,8 +422,9 @@ def query_by(path: Path, asked: Query, reading: Reading | None = None) -> tuple[
     gpus = gpus_of(reading, asked.gpus, path)
     strategy = strategy_of(c, gpus)
     said = []
-    if s.level and s.level.state and not strategy.level.state:
-        said.append(f"zero={s.zero} of the file shards nothing over one rank: it is priced as zero=0")
+    void_zero = s.zero if s.level and s.level.state and not strategy.level.state else None
+    if void_zero is not None:
+        said.append(f"zero={void_zero} of the file shards nothing over one rank: it is priced as zero=0")
     if asked.batch is None and c.kind == "megatron" and s.global_batch is None:
         raise InputError(
             "batch", None, f"is missing: {_open(path, 'global_batch', reading)}", "say how many sequences"
@@ -474,4 +475,5 @@ def query_by(path: Path, asked: Query, reading: Reading | None = None) -> tuple[
         (*c.companions, *notes),
         caveats,
         reading.training,
+        void_zero,
     )

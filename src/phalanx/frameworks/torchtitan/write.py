@@ -47,9 +47,8 @@ def _require_expressible(x: Subject) -> None:
     shape = (m.family, m.layers, m.hidden, m.vocab)
     if shape not in FLAVORS:
         known = ", ".join(f"{module} {flavor}" for module, flavor in FLAVORS.values())
-        raise InputError(
-            "model", f"{m.family} of {m.layers} x {m.hidden}", "is not a model of torchtitan", f"it has {known}"
-        )
+        remedy = f"it has {known}; accelerate trains any model of transformers"
+        raise InputError("model", f"{m.family} of {m.layers} x {m.hidden}", "is not a model of torchtitan", remedy)
     for field in ("document", "lora", "mtp", "dispatch", "optimizer", "cross_entropy"):
         value = getattr(o, field)
         default = getattr(type(o), field)
