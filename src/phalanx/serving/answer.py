@@ -113,7 +113,8 @@ def serve_plan(
     searched = answer(search)
     q = searched.question
     per_token, state, fits = cache_of(searched)
-    too_long = lines.too_long(searched.best.groups[-1].cache_tokens)
+    workers = searched.best.groups[-1]
+    too_long = lines.too_long(workers.cache_tokens // workers.layout.attention_dp)
 
     def listed(c: ServingCandidate) -> PlannedDeployment:
         plan = as_plan(query, c)

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from support.in_process_cli import error_of
 
+from phalanx.serving.answer import serve_plan
 from phalanx.serving.lines.reading import LinesRead, read
 from phalanx.spec.errors import InputError
 
@@ -77,3 +78,15 @@ def test_a_server_whose_cache_holds_no_longest_request_does_not_start(tmp_path: 
     assert found.too_long(4096) == ()
     assert "--max-model-len 3072" in found.too_long(4000)[0]
     assert _read(tmp_path / "a.sh", f"python -m sglang.launch_server --model {_8B}").too_long(1) == ()
+
+
+def test_each_group_that_attends_apart_holds_the_longest_request_itself(tmp_path: Path) -> None:
+    line = "vllm serve Qwen/Qwen3-30B-A3B -dp 2 --enable-expert-parallel --max-model-len 262144"
+    (tmp_path / "a.sh").write_text(f"{line} --gpu-memory-utilization 0.55")
+    answer = serve_plan(source=[tmp_path / "a.sh"], cluster="dgx-h100", input=1024, output=8, requests=4)
+    (workers,) = answer.plan.workers
+    assert workers.attention_dp == 2
+    assert f"an engine's cache holds {workers.cache_tokens // 2:,}: --max-model-len " in answer.caveats[0]
+    (tmp_path / "a.sh").write_text(f"{line} --gpu-memory-utilization 0.94")
+    answer = serve_plan(source=[tmp_path / "a.sh"], cluster="dgx-h200", input=1024, output=8, requests=4)
+    assert not any("does not start" in caveat for caveat in answer.caveats)

@@ -41,10 +41,11 @@ class LinesRead:
     does."""
 
     def too_long(self, room: int) -> tuple[str, ...]:
-        """Say where the cache of a copy, of `room` tokens, does not hold the longest request."""
+        """Say where the cache of an engine, a group that attends apart, of `room` tokens, does not hold the longest
+        request."""
         if self.longest <= room:
             return ()
-        reason = f"a request may have {self.longest:,} tokens, and the cache holds {room:,}"
+        reason = f"a request may have {self.longest:,} tokens, and an engine's cache holds {room:,}"
         return (f"does not start: {reason}: --max-model-len {room // 1024 * 1024}, or more memory",)
 
 
