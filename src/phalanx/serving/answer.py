@@ -8,6 +8,7 @@ from typing import Any
 from phalanx.answers.answer import DRAWN, Answer
 from phalanx.planning.expense.expense import A_MILLION, Expense, over
 from phalanx.planning.expense.rates import ExpenseRates
+from phalanx.serving.cost.checkpoint import taken_of_checkpoint
 from phalanx.serving.cost.layout import ServingLayout
 from phalanx.serving.cost.roofline import ServingPrice
 from phalanx.serving.cost.step import state_bytes
@@ -114,6 +115,7 @@ def serve_plan(
     q = searched.question
     per_token, state, fits = cache_of(searched)
     workers = searched.best.groups[-1]
+    taken = taken_of_checkpoint(q.model, query.model_name, searched.best.weights)
     too_long = lines.too_long(workers.cache_tokens // workers.layout.attention_dp)
 
     def listed(c: ServingCandidate) -> PlannedDeployment:
@@ -146,7 +148,7 @@ def serve_plan(
         simulated=searched.simulated,
         plan=as_plan(query, searched.best),
         search=searched,
-        caveats=(*too_long, *lines.caveats),
+        caveats=(*too_long, *lines.caveats, *([taken] if taken else [])),
         notes=(*lines.notes, *query.notes),
     )
 

@@ -163,7 +163,7 @@ def _tables(
     ) -> None:
         from phalanx.serving.question import price_of
 
-        _tabulate(subject, sheets, output, price_of(model, cluster, gpus, weights, cache), gpus, seq)
+        _tabulate(subject, sheets, output, price_of(model, cluster, gpus, weights, cache), model, gpus, seq)
 
     tabulate.__doc__ = f"{about}\n\n--weights bf16|fp8|int4|nvfp4: Type of the weights."
     return command(tabulate)
@@ -174,10 +174,12 @@ def _tabulate(
     sheets: Callable[[ServingPrice, int, list[int]], list[Sheet]],
     output: Saved,
     price: ServingPrice,
+    name: str,
     gpus: int,
     seq: int | None,
 ) -> None:
     from phalanx.answers.tables import Tables
+    from phalanx.serving.cost.checkpoint import taken_of_checkpoint
     from phalanx.spec.errors import InputError
 
     if seq is not None and not 1 <= seq <= 10**8:
@@ -187,6 +189,8 @@ def _tabulate(
         raise InputError("seq", seq, f"is longer than the model's context, {m.max_seq:,}")
     degrees = [t for t in (1, 2, 4, 8, 16) if t <= gpus and m.heads % t == 0]
     tables = sheets(price, seq or min(m.max_seq, 4096), degrees)
+    if taken := taken_of_checkpoint(m, name, price.weights):
+        announce(taken)
     output.show(Tables(None, tuple(tables)), subject=subject)
 
 
@@ -209,7 +213,7 @@ def memory(
     from phalanx.serving.question import price_of
 
     price = price_of(model, cluster, gpus, weights, cache, memory)
-    _tabulate("memory", _memory, output, price, gpus, seq)
+    _tabulate("memory", _memory, output, price, model, gpus, seq)
 
 
 def _memory(price: ServingPrice, seq: int, degrees: list[int]) -> list[Sheet]:

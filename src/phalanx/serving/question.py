@@ -10,7 +10,7 @@ from phalanx.cost.analytic.chips import chip_name
 from phalanx.planning import lookup as questions
 from phalanx.planning.expense.rates import rates_on, read_rates, require_counted
 from phalanx.serving.cost.adapters import HOST_BYTES_PER_S, adapter_bytes
-from phalanx.serving.cost.checkpoint import BLOCKWISE, scale_block
+from phalanx.serving.cost.checkpoint import BLOCKWISE, of_checkpoint, scale_block
 from phalanx.serving.cost.layout import ServingLayout
 from phalanx.serving.cost.roofline import LARGE_EP, LargeEp, ServingPrice, memory_share
 from phalanx.serving.cost.shape import shape_of
@@ -44,7 +44,7 @@ def price_of(
     """Return the price of serving a model on a cluster, under vLLM with a share of a GPU's memory. Raises
     InputError."""
     _require_share(memory)
-    spec, _ = questions.model_named(model)
+    spec = of_checkpoint(questions.model_named(model)[0], model)
     questions.require_counts(("gpus", gpus))
     described = questions.cluster_named(cluster)(gpus)
     chip = chip_name(described.device.name)
@@ -278,7 +278,8 @@ def _require_known(request: ServingRequest) -> None:
 def ask(request: ServingRequest) -> NamedQuestion:
     """Read a request as a question. Raises InputError."""
     gpus = request.gpus
-    spec, named_notes = questions.model_named(request.model)
+    named, named_notes = questions.model_named(request.model)
+    spec = of_checkpoint(named, request.model)
     questions.require_counts(("gpus", gpus))
     if gpus > MOST_GPUS:
         reason = f"is more than is searched, {MOST_GPUS:,}"

@@ -96,7 +96,7 @@ def room(price: ServingPrice, seq: int, layouts: Sequence[ServingLayout]) -> She
         f"weights and cache have {price.room}: --memory sets the share. "
         "cache of a token: on a GPU that has it, in all layers; KV heads are duplicated where tp is more than "
         "their number. Layers with a window keep no more of a request than the window, so that more tokens fit"
-        + (f". {share:.0%} of the layers' weights stay in 16 bits, as config.json lists" if share else ""),
+        + (f". {share:.0%} of the layers' weights stay in 16 bits, as the checkpoint keeps them" if share else ""),
     )
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from phalanx.planning.lookup import model_named
+from phalanx.serving.cost.checkpoint import of_checkpoint, taken_of_checkpoint
 from phalanx.serving.cost.layout import ServingLayout
 from phalanx.serving.cost.shape import ServingShape, shape_of
 from phalanx.serving.question import price_of
@@ -102,3 +103,30 @@ def test_gaps_take_linear_time(tmp_path: Path) -> None:
     assert _shares(_shape(tmp_path, _LLAMA, ignore=["re:" + ".*l" * 40 + "X"])) == (0, 0, 0)
     with pytest.raises(InputError, match="more than 2,000 modules"):
         _shape(tmp_path, _LLAMA, ignore=[f"a{i}" for i in range(3000)])
+
+
+@pytest.mark.parametrize(
+    ("name", "gib"),
+    [("meta-llama/Meta-Llama-3.1-405B-Instruct-FP8", 56.7), ("RedHatAI/Meta-Llama-3.1-405B-Instruct-FP8", 47.7)],
+)
+def test_a_published_checkpoint_keeps_what_its_name_is_known_for(name: str, gib: float) -> None:
+    """vLLM loads 57.75 GiB of Meta's with twice the KV heads (vllm-project/vllm#6746), of which 126 layers have 1.0
+    GiB a GPU; the other's config.json lists the head alone."""
+    price = price_of(name, "dgx-h100", 8, "fp8", "bf16")
+    assert price.weight_bytes(ServingLayout(8, 1, 1, 8)) / 2**30 == pytest.approx(gib, rel=0.002)
+
+
+@pytest.mark.parametrize(
+    ("name", "weights", "taken"),
+    [
+        ("meta-llama/Meta-Llama-3.1-405B-Instruct-FP8", "fp8", False),
+        ("RedHatAI/Meta-Llama-3.1-405B-Instruct-FP8", "fp8", True),
+        ("RedHatAI/Meta-Llama-3.1-405B-Instruct-FP8", "bf16", False),
+        ("deepseek-ai/DeepSeek-R1", "fp8", False),
+        ("nvidia/DeepSeek-R1-FP4", "nvfp4", True),
+        ("llama3-70b", "fp8", False),
+    ],
+)
+def test_what_a_name_alone_does_not_say_of_a_checkpoint_is_assumed(name: str, weights: str, taken: bool) -> None:
+    model = of_checkpoint(model_named(name)[0], name)
+    assert bool(taken_of_checkpoint(model, name, weights)) is taken

@@ -8,6 +8,7 @@ as it loads them have one scale a tensor, and are cut anywhere.
 
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from fnmatch import translate
 from functools import cache
 from itertools import product
@@ -24,6 +25,28 @@ BLOCKWISE = ("vllm", "sglang")
 _BLOCK = 128
 _PUBLISHED = re.compile(r"qwen3.*-fp8|deepseek-(v3|r1)(?!.*distill)|minimax-m2")
 """Checkpoints whose config.json has blocks of 128 x 128."""
+
+_KEPT = ((re.compile(r"meta-llama/(meta-)?llama-3\.1-405b(-instruct)?-fp8"),
+          ("*.self_attn.*", "*.layers.0.mlp.*", "*.layers.125.mlp.*")),)  # fmt: skip
+"""Names of published checkpoints -> what they keep in 16 bits, not only the embedding and the head: arXiv 2407.21783,
+6.2 (no attention, neither the first nor the last layer); vllm-project/vllm#6746 loads as much."""
+_QUANTISED = re.compile("fp8|fp4|awq|gptq|int4|w4a16")
+"""What a name says of a checkpoint whose matrices are in fewer than 16 bits."""
+
+
+def of_checkpoint(model: ModelSpec, name: str) -> ModelSpec:
+    """Return a model with what the published checkpoint of this name keeps in 16 bits."""
+    kept = next((kept for names, kept in _KEPT if names.fullmatch(name.lower())), ())
+    return replace(model, unquantised=kept) if kept else model
+
+
+def taken_of_checkpoint(model: ModelSpec, name: str, weights: str) -> str:
+    """Return what is taken for granted of a quantised checkpoint by its name alone; empty if nothing is."""
+    stated = name.endswith(".json") or Path(name).is_dir() or (weights == "fp8" and scale_block(name))
+    if stated or weights == "bf16" or model.unquantised or not _QUANTISED.search(name.lower()):
+        return ""
+    remedy = "a checkpoint may keep some in 16 bits, which its config.json lists: name that as the model"
+    return f"assumed: all matrices of the layers are in {weights}: {remedy}"
 
 
 def scale_block(name: str) -> int:
