@@ -265,3 +265,18 @@ def test_durations_read_back(unit: str) -> None:
     assert long(1e15) == long(1e300) == "never"
     below = long(1.99 * scale).split()[1]
     assert below == {"d": "h", "h": "min", "min": "s", "s": "s"}[unit]
+
+
+def test_a_mean_that_few_trials_pull_out_of_its_interval_is_said_to_be() -> None:
+    skewed = _ask(Conditions(spares=0), tokens=5e9)
+    assert skewed.effective_share < skewed.effective_low_share
+    assert sum(skewed.shares.values()) == pytest.approx(1.0, abs=1e-9)
+    assert skewed.tokens / skewed.days == pytest.approx(skewed.tokens_per_day)
+    figures = {name: (value, how) for name, value, how in _figures(skewed)}
+    assert (
+        "% in four of five of 200 trials, and the mean below by a few trials; closed" in figures["effective time"][1]
+    )
+    assert ", and the mean above by a few trials; " in figures["days"][1]
+    even = {name: how for name, _, how in _figures(_ask(Conditions(spares=1)))}
+    assert "a few trials" not in "".join(even.values())
+    assert even["GPU-hours"] == "1 spare node included"

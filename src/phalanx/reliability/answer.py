@@ -65,9 +65,9 @@ class Goodput(Answer):
     restart: str
     storage: str
     effective_share: float
-    """Time in which the training advances over all of it: the mean of the trials."""
+    """Time in which the training advances over all of it, both the means of the trials."""
     effective_low_share: float
-    """A tenth of the trials is below."""
+    """A tenth of the trials is below: where few trials have long waits, the mean may be too."""
     effective_high_share: float
     effective_closed_form_share: float
     days: float
@@ -175,14 +175,14 @@ def goodput_of(
     low, high = (float(np.percentile(share, q)) for q in _QUANTILES)
     shares = p.shares()
     best = p.shares(p.best_interval_s)
-    mean = float(share.mean())
+    total = wall.sum()
+    mean = float(drawn.useful_s.sum() / total)
     hours = float(wall.mean()) / 3600
     paid = t.gpus + p.spares * t.gpus / t.nodes
     gpu_hours = hours * paid
     mttf = 1 / p.per_s if p.per_s else float("inf")
     recovery = sum(c.per_s * (c.detect_s + c.restart_s) for c in p.causes) * mttf if p.per_s else 0.0
     stall = max(p.saving.stall_s, 1e-9)
-    total = wall.sum()
     spent = {
         "useful": mean,
         **{

@@ -8,7 +8,7 @@ from phalanx.reliability.answer import Goodput
 from phalanx.reliability.scored import GoodputScores, ScoredFigure
 from phalanx.report.expense import carbon, energy, number
 from phalanx.report.predict import heading
-from phalanx.report.style import seconds, size
+from phalanx.report.style import counted, seconds, size
 from phalanx.report.view import View
 
 _WORDS = {
@@ -66,14 +66,17 @@ def view(a: Goodput) -> View:
 
 
 def _figures(a: Goodput) -> Iterator[tuple[str, str, str]]:
-    ends = f"{a.effective_low_share:.1%} to {a.effective_high_share:.1%}"
-    how = f"{ends} in four of five of {a.trials:,} trials; closed form {a.effective_closed_form_share:.1%}"
-    yield "effective time", f"{a.effective_share:.1%}", how
-    spread = f"{a.days_low:,.1f} to {a.days_high:,.1f}" if a.days_low != a.days_high else "as asked"
-    yield "days", f"{a.days:,.1f}", f"{spread}; {seconds(a.step_time_s)} a step without failures"
-    ends = f"{shortened(a.tokens_low)} to {shortened(a.tokens_high)}; {shortened(a.tokens_per_day)} a day"
-    yield "tokens", shortened(a.tokens), ends
-    yield "GPU-hours", f"{a.gpu_hours:,.0f}", f"{a.spares:,} spare nodes included"
+    ends = f"{a.effective_low_share:.1%} to {a.effective_high_share:.1%} in four of five of {a.trials:,} trials"
+    ends += _skew(a.effective_low_share, a.effective_share, a.effective_high_share)
+    yield "effective time", f"{a.effective_share:.1%}", f"{ends}; closed form {a.effective_closed_form_share:.1%}"
+    digits = 1 if a.days >= 10 else 2
+    skew = _skew(a.days_low, a.days, a.days_high)
+    spread = f"{a.days_low:,.{digits}f} to {a.days_high:,.{digits}f}{skew}"
+    spread = spread if skew or a.days_low != a.days_high else "as asked"
+    yield "days", f"{a.days:,.{digits}f}", f"{spread}; {seconds(a.step_time_s)} a step without failures"
+    ends = f"{shortened(a.tokens_low)} to {shortened(a.tokens_high)}{_skew(a.tokens_low, a.tokens, a.tokens_high)}"
+    yield "tokens", shortened(a.tokens), f"{ends}; {shortened(a.tokens_per_day)} a day"
+    yield "GPU-hours", f"{a.gpu_hours:,.0f}", f"{counted(a.spares, 'spare node')} included"
     if a.expense.money is not None:
         yield "money", number(a.expense.money), f"at {a.rates.price:g} a GPU-hour"
     if a.expense.energy_kwh is not None:
@@ -87,6 +90,12 @@ def _figures(a: Goodput) -> Iterator[tuple[str, str, str]]:
     forms = f"Young {young}, Daly {daly}, with recovery {recovery}"
     loss = f"loses {a.interval_loss:.2%} against {long(a.best_interval_s)}" if a.interval_loss > 1e-6 else "the best"
     yield "work between saves", long(a.interval_s), f"{loss}; {forms}"
+
+
+def _skew(low: float, mean: float, high: float) -> str:
+    """Say why a mean is outside what four of five trials have."""
+    side = "below" if mean < low * (1 - 1e-9) else "above" if mean > high * (1 + 1e-9) else ""
+    return f", and the mean {side} by a few trials" if side else ""
 
 
 def scores(a: GoodputScores) -> View:
