@@ -457,6 +457,10 @@ def test_a_price_says_what_a_kernel_that_is_not_named_could_change(tmp_path: Pat
         assert ("`eager`, all that older releases have, keeps 28.1 GiB more" in out + err) == said
 
 
+_8B = {"name": "llama3", "flavor": "8B"}
+_IN_EIGHT: dict[str, Any] = {"training": {"compile": True}, "float8": {"enable_fsdp_float8_all_gather": True}}
+
+
 @pytest.mark.parametrize(
     ("tables", "stack", "options"),
     [
@@ -478,18 +482,28 @@ def test_a_price_says_what_a_kernel_that_is_not_named_could_change(tmp_path: Pat
             "torchtitan-compiled",
             {},
         ),
+        # A converter is listed, or alone as text in older releases; without one the table of its numbers does nothing.
+        (_IN_EIGHT | {"model": _8B | {"converters": "float8"}}, "torchtitan-narrow-gather", {"products": "float8"}),
+        (_IN_EIGHT | {"model": _8B | {"converters": ["float8"]}}, "torchtitan-narrow-gather", {"products": "float8"}),
+        (
+            {"training": {"compile": True}, "model": _8B | {"converters": ["quantize.linear.mx"]}},
+            "torchtitan-compiled",
+            {"products": "mxfp8"},
+        ),
+        (_IN_EIGHT, "torchtitan-compiled", {}),
     ],
 )
 def test_torchtitans_release_is_what_the_keys_show(
     tmp_path: Path, tables: dict[str, Any], stack: str, options: dict[str, Any]
 ) -> None:
-    old = {"job": {"dump_folder": "."}, "model": {"name": "llama3", "flavor": "8B"}}
+    old = {"job": {"dump_folder": "."}, "model": _8B}
     training = {"seq_len": 8192, "batch_size": 1, "data_parallel_degree": -1}
     config = old | tables | {"training": training | tables.get("training", {})}
     c = files.READERS["torchtitan"](config, 32)
     assert (c.stack, dict(c.options)) == (stack, options)
     assert (c.layout.zero, c.layout.dp) == (3, 32)
     assert stack in c.notes[0]
+    assert ("[float8] does nothing" in c.notes[-1]) == ("float8" in tables and not options)
     # The price, and what would be better, are of that stack.
     lines = [
         f"[{name}]\n" + "".join(f"{k} = {json.dumps(v)}\n" for k, v in table.items())

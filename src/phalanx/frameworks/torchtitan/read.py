@@ -29,6 +29,9 @@ KEYS = key_table("torchtitan")
 _UNSAID = "compile is left open: 0.3 with compiled blocks is taken; torchtitan-eager prices them one by one"
 SCHEDULE_FILE = ("parallelism.pipeline_parallel_schedule_csv", "experimental.pipeline_parallel_schedule_csv")
 """The key of a file of a pipeline's actions, which replaces the named schedule, and the same key to 2025."""
+_CONVERTERS = {"float8": "float8", "quantize.linear.float8": "float8", "mx": "mxfp8", "quantize.linear.mx": "mxfp8"}
+"""Converters' names to 0.2 (components/quantization/{float8,mx}.py), alone, listed or with commas between them."""
+_EIGHT, _SWITCH = "options.products", "float8.enable_float8_linear"
 _RECOMPUTED = {"FullAC": "full", "SelectiveAC": "selective", "NoAC": "none"}
 
 
@@ -105,7 +108,7 @@ def read(config: Config, world: int | None = None) -> Configuration:
         spec = replace(spec, max_seq=seq)
     options = _options(keys, bool(offload)) | inside
     job, fields = _job(keys) | _types(keys), _pieces(keys, micro, pp or 1) | _every(keys, mode)
-    stack, why = _release(keys)
+    stack, why = _release(keys, str(options.get("products", "")).startswith("float8"))
     if stack == "torchtitan-eager" and "loss" in why:
         options["cross_entropy"] = "fused"
     if stack != "torchtitan" and (tp or 1) > 1:  # only the compiler's "async TP" overlaps collectives
@@ -119,8 +122,16 @@ def read(config: Config, world: int | None = None) -> Configuration:
         options=options,
         fields=fields,
         job=job,
-        notes=(why,) if why else (),
+        notes=tuple(filter(None, (why, _idle(keys)))),
     )
+
+
+def _idle(keys: Keys) -> str:
+    """Return that a table of 8 bits does nothing, where no converter is named; "" where there is none or one is."""
+    if keys.take(("model_spec.converters", "model.converters"), _EIGHT) or keys.truth(_SWITCH, _EIGHT):
+        return ""
+    tables = [name for name in ("float8", "quantize") if keys.take(name, _EIGHT)]
+    return f"[{tables[0]}] does nothing: model.converters names no converter to 8 bits" if tables else ""
 
 
 def _types(keys: Keys) -> dict[str, Any]:
@@ -138,21 +149,22 @@ def _types(keys: Keys) -> dict[str, Any]:
     return {"types": types} if types else {}
 
 
-def _release(keys: Keys) -> tuple[str, str]:
+def _release(keys: Keys, eight: bool) -> tuple[str, str]:
     """Return the stack that runs a configuration, and why, by the keys that a release has and by what it compiles:
-    nothing unless a key says so (config/job_config.py, to 0.2), and with `components` these alone."""
+    nothing unless a key says so (config/job_config.py, to 0.2), and with `components` these alone. `eight`: whether a
+    converter makes products of 8 bits; without one their tables do nothing."""
     before = keys.take("training.compile", "stack")  # to August 2025
     enabled = truth(before if before is not None else keys.take("compile.enable", "stack"))
     components = keys.take("compile.components", "stack")
     parts = components if isinstance(components, list) else ["model", "loss"]
     old, narrow = "job" in keys.config, "enable_fsdp_float8_all_gather"
-    gathers = any(keys.truth(f"{table}.{narrow}", "stack") for table in ("float8", "quantize.linear.float8"))
+    gathers = [keys.truth(f"{table}.{narrow}", "stack") for table in ("float8", "quantize.linear.float8")]
     if enabled is False or (enabled is None and old):
         said = "compile is false" if enabled is False else "compile is left open, which is false"
         return "torchtitan-eager", f"{said}: priced as torchtitan-eager, whose kernels run one by one"
     if enabled and "model" not in parts:
         return "torchtitan-eager", "only the loss is compiled: priced as torchtitan-eager with a fused loss"
-    if enabled and gathers:
+    if enabled and eight and any(gathers):
         return "torchtitan-narrow-gather", "parameters are gathered in 8 bits: priced as torchtitan-narrow-gather"
     if before is not None:
         return "torchtitan-compiled", "training.compile is of a release to August 2025: priced as torchtitan-compiled"
@@ -207,16 +219,21 @@ def _model(keys: Keys) -> tuple[ModelSpec | None, dict[str, Any]]:
     balanced = keys.take(("debug.moe_force_load_balance", "training.debug_moe_force_load_balance"), "options.routing")
     if spec and spec.experts:
         options["routing"] = "balanced" if truth(balanced) else "learned"
-    converters = keys.take(("model_spec.converters", "model.converters"), "options.products")
-    eight = keys.truth("float8.enable_float8_linear", "options.products")
-    if eight or converters == ["float8"]:
-        recipe = keys.take(("float8.recipe_name", "quantize.linear.float8.recipe_name"), "options.products")
+    converters = keys.take(("model_spec.converters", "model.converters"), _EIGHT)
+    if isinstance(converters, str):
+        converters = [name.strip() for name in converters.split(",")]
+    converters = converters if isinstance(converters, list) else []
+    named = [_CONVERTERS[name] for name in converters if isinstance(name, str) and name in _CONVERTERS]
+    if keys.truth(_SWITCH, _EIGHT) or "float8" in named:
+        recipe = keys.take(("float8.recipe_name", "quantize.linear.float8.recipe_name"), _EIGHT)
         options["products"] = "float8-block" if str(recipe).startswith("rowwise") else "float8"
-    for converter in converters if isinstance(converters, list) else ():
-        named = str(converter.get("converter", "") if isinstance(converter, Mapping) else converter).partition(".")[0]
-        if products := KEYS.value("options.products", named):
+    elif named:
+        options["products"] = named[0]
+    for converter in converters:
+        name = str(converter.get("converter", "") if isinstance(converter, Mapping) else converter).partition(".")[0]
+        if products := KEYS.value(_EIGHT, name):
             options["products"] = products
-        if named == "LoRAConverter" and isinstance(converter, Mapping):
+        if name == "LoRAConverter" and isinstance(converter, Mapping):
             options["lora"] = count(converter.get("rank")) or 8
     return spec, options
 
