@@ -192,9 +192,37 @@ def test_a_slip_of_a_key_that_sets_the_layout_is_not_priced_as_its_default(tmp_p
     (tmp_path / "run.sh").write_text(line + "--global-batch-size 8 --tensor-model-paralel-size 8")
     refused = error_of(tmp_path, "predict", "run.sh", "--cluster", "dgx-h100")
     assert "tensor-model-paralel-size: is not a key of the framework" in refused
-    assert "did you mean tensor_model_parallel_size?" in refused
+    assert "did you mean --tensor-model-parallel-size?" in refused
     (tmp_path / "run.sh").write_text(line + "--global-batch-size 8 --tensor-model-parallel-size 8 --my-own-flag 3")
     assert "tp=8" in text_of(tmp_path, "predict", "run.sh", "--cluster", "dgx-h100")
+
+
+@pytest.mark.parametrize(
+    ("slip", "name"),
+    [
+        ("tensor_paralell_degree = 8", "parallelism.tensor_parallel_degree"),
+        ("context_parallel_degre = 8", "parallelism.context_parallel_degree"),
+        ("[training]\nseq_lem = 512", "training.seq_len"),
+        ("[paralelism]\ntensor_parallel_degree = 8", "parallelism"),
+        ("[inference]\nlocal_batch_size = 8", ""),  # another table's key of that name
+    ],
+)
+def test_a_slip_in_torchtitans_tables_is_refused(slip: str, name: str, tmp_path: Path) -> None:
+    shape = '[model]\nname = "llama3"\nflavor = "8B"\n'
+    (tmp_path / "t.toml").write_text(f"{shape}[parallelism]\npipeline_parallel_degree = 1\n{slip}\n")
+    line = ("predict", "t.toml", "--cluster", "dgx-h100", "--gpus", "8", "--seq", "512")
+    if name:
+        assert f"did you mean {name}?" in error_of(tmp_path, *line)
+    else:
+        assert "dp=8" in text_of(tmp_path, *line)
+
+
+def test_a_slip_in_a_file_that_a_line_names_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "ds.json").write_text('{"zero_optimization": {"stge": 3}}')
+    line = "torchrun --nproc_per_node 4 t.py --per_device_train_batch_size 1 --bf16 --deepspeed ds.json"
+    (tmp_path / "run.sh").write_text(line)
+    asked = ("--cluster", "dgx-a100", "--model", "gpt2-large", "--seq", "64")
+    assert "did you mean zero_optimization.stage?" in error_of(tmp_path, "predict", "run.sh", *asked)
 
 
 def test_auto_is_what_an_integration_fills_in(tmp_path: Path) -> None:

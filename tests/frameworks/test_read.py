@@ -482,7 +482,7 @@ _IN_EIGHT: dict[str, Any] = {"training": {"compile": True}, "float8": {"enable_f
             "torchtitan-compiled",
             {},
         ),
-        # A converter is listed, or alone as text in older releases; without one the table of its numbers does nothing.
+        # A converter is listed, or text alone in older releases; without one its table does nothing.
         (_IN_EIGHT | {"model": _8B | {"converters": "float8"}}, "torchtitan-narrow-gather", {"products": "float8"}),
         (_IN_EIGHT | {"model": _8B | {"converters": ["float8"]}}, "torchtitan-narrow-gather", {"products": "float8"}),
         (

@@ -61,6 +61,14 @@ class KeyTable:
         return frozenset(map(plain, names))
 
     @cached_property
+    def layout(self) -> Mapping[str, str]:
+        """The keys that set the layout, and the tables of degrees: name without the tables above it -> whole key."""
+        degrees = [key.name for key in self.keys if _is_degree(key)]
+        tables = [name.rpartition(".")[0] for name in degrees if "." in name]
+        of_verdicts = [name.removesuffix(".*") for name, known in self.verdicts.items() if known.effect == "layout"]
+        return {plain(name): name for name in (*tables, *of_verdicts, *degrees)}
+
+    @cached_property
     def switches(self) -> frozenset[str]:
         """Flags of its command line that take no value."""
         return frozenset(name for name, verdict in self.verdicts.items() if verdict.switch)
@@ -105,6 +113,11 @@ class KeyTable:
             if not key.words:
                 return key.name, value
         raise KeyError(f"no key has a word for {name} = {value}")
+
+
+def _is_degree(key: Key) -> bool:
+    table, _, name = key.field.partition(".")
+    return table == "strategy" and name in ("tp", "pp", "cp", "ep", "zero")
 
 
 def plain(name: str) -> str:

@@ -54,6 +54,9 @@ _UNPRICED = ("bucket", "prefetch", "grad_sync", "reshard")
 _SLIP = 0.92
 """Likeness from which a name is a slip of another, such as zero_optimisation (0.94)."""
 
+_SHORTEST = 4
+"""Letters from which one edit makes a slip."""
+
 
 @dataclass(frozen=True)
 class Reading(Answer):
@@ -365,13 +368,25 @@ def _require_filled_in(path: Path, asked: Query, reading: Reading) -> None:
 
 def _require_spelt(path: Path, c: Configuration) -> None:
     """Require that no key is a slip of one that sets the layout, of which a price would take the default."""
-    table = key_table(READ_BY[c.kind].folder)
     for key, near in c.unknown.items():
+        folder = "deepspeed" if "deepspeed_json." in key else READ_BY[c.kind].folder
+        layout = key_table(folder).layout
         name = shown(key).rpartition(".")[2].replace("-", "_")
-        verdict = table.verdict(near) if near else None
-        if verdict and verdict.effect == "layout" and SequenceMatcher(None, name, near).ratio() >= _SLIP:
+        meant = near if near in layout else next((other for other in layout if _is_one_edit(name, other)), "")
+        near_enough = _is_one_edit(name, meant) or SequenceMatcher(None, name, meant).ratio() >= _SLIP
+        if meant and name != meant and near_enough:
             reason = "is not a key of the framework, and one that is sets the layout"
-            raise InputError(f"{path}: {shown(key)}", None, reason, f"did you mean {near}?")
+            raise InputError(f"{path}: {shown(key)}", None, reason, f"did you mean {layout[meant]}?")
+
+
+def _is_one_edit(name: str, other: str) -> bool:
+    """Whether a letter more, less, changed or two exchanged make a name of another, of the same beginning: `tp_size`
+    is no slip of `pp_size`."""
+    if name[:1] != other[:1] or len(name) < _SHORTEST or abs(len(name) - len(other)) > 1:
+        return False
+    n = next((n for n, (a, b) in enumerate(zip(name, other, strict=False)) if a != b), min(len(name), len(other)))
+    a, b = name[n:], other[n:]
+    return a != b and (a[1:] == b[1:] or a[1:] == b or a == b[1:] or (a[1::-1], a[2:]) == (b[:2], b[2:]))
 
 
 def _open(path: Path, field: str, reading: Reading) -> str:
