@@ -227,6 +227,20 @@ def test_an_optimizer_that_no_file_names_is_said_to_be_assumed(config: dict[str,
     )
 
 
+@pytest.mark.parametrize("named", ["adamw_bnb_8bit", "adamw_8bit", "paged_adamw_8bit"])
+@pytest.mark.parametrize("adapter", ["", "lora", "qlora"])
+def test_an_optimizer_in_8_bits_keeps_moments_of_8_bits(named: str, adapter: str, tmp_path: Path) -> None:
+    for key, config, tuning in (("optim", HF, "finetuning_type"), ("optimizer", AXOLOTL, "adapter")):
+        kind = "hf" if config is HF else "accelerate"
+        kept = dict(config | {key: named} | ({tuning: adapter} if adapter else {}))
+        options = files.READERS[kind](kept, 8).options
+        assert (options.get("first_moment"), options.get("second_moment")) == ("float8", "float8")
+    (tmp_path / "a.json").write_text(json.dumps(kept))
+    asked = "--model llama3-8b --cluster dgx-h100 --gpus 1 --strategy dp=1"
+    state = "".join(text_of(tmp_path, f"predict a.json {asked}").split("state, bytes a parameter")[1].split())
+    assert ("moments6whole" if adapter else "masterweights4,moments2whole") in state  # and a master of 4
+
+
 @pytest.mark.parametrize(("kept", "each"), [("bf16", 4), ("pure_bf16", 2)])
 def test_roots_of_moments_are_of_their_type(tmp_path: Path, kept: str, each: int) -> None:
     (tmp_path / "a.yaml").write_text(

@@ -142,14 +142,18 @@ def losing(keys: Keys, at: str, plain: bool) -> tuple[dict[str, Any], tuple[str,
     return ({"cross_entropy": "fused"} if fused else {}), ()
 
 
-def updating(keys: Keys, *names: str) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """Return the options of the optimizer that the first of these keys names, and what is assumed without one: AdamW
-    of torch, which transformers fuses since torch 2.8."""
-    given = keys.take(names, _UPDATED)
+def updating(keys: Keys, name: str, adapters: bool) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """Return the options of the optimizer that a key names, and what is assumed without one: AdamW of torch, which
+    transformers fuses since torch 2.8. Of `adapters` the moments have their type too; what torch's operations keep
+    meanwhile is of few parameters."""
+    given = keys.take(name, _UPDATED)
     named = str(given or "adamw_torch")
     if named not in (*_UPDATES, "adamw_torch_fused", "adamw_apex_fused"):  # another, which has its verdict
         keys.understood = {key: meaning for key, meaning in keys.understood.items() if meaning != _UPDATED}
-    return dict(_UPDATES.get(named, {})), () if given else (_UNNAMED,)
+    options = _UPDATES.get(named, {})
+    if adapters:
+        return {option: value for option, value in options.items() if option != "update"}, ()
+    return dict(options), () if given else (_UNNAMED,)
 
 
 def _base(keys: Keys, at: str, of: Any, method: str) -> str:

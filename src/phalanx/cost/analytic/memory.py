@@ -100,14 +100,14 @@ reduced."""
 
 def _adapter_bytes(layout: Layout, profile: Profile, zero: Sharding) -> Column:
     """Return bytes of state per parameter of adapters on a rank: a weight of 2, a gradient of 4 and an optimizer of
-    12 bytes, which ZeRO shards and offloads as it does a whole model's. FSDP gives adapters units of
-    their own (huggingface/peft/src/peft/utils/other.py, fsdp_auto_wrap_policy)."""
+    12 bytes, or as its moments are, which ZeRO shards and offloads as it does a whole model's. FSDP gives adapters
+    units of their own (huggingface/peft/src/peft/utils/other.py, fsdp_auto_wrap_policy)."""
     shards = np.where(zero.state, zero.shards, 1.0)
     level3, each = np.asarray(zero.by_unit, dtype=float), np.asarray(zero.reduces_each, dtype=float)
     on_host = profile.parameters_on_host * level3
     weight = 2.0 * (1 - on_host) * np.where(level3 > 0, 1 / shards, 1.0)
     gradient = 4.0 * (1 - on_host * each) * np.where(each > 0, 1 / shards, 1.0)
-    return weight + gradient + 12.0 * (1 - profile.on_host) / shards
+    return weight + gradient + profile.adapter_state_bytes * (1 - profile.on_host) / shards
 
 
 class _Rank(NamedTuple):

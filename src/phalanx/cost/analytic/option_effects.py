@@ -231,6 +231,7 @@ def _state(by: Profile, model: Shape, o: StackOptions) -> Profile:
         here = 0.0 if o.parameter_offload else weight
         new = replace(new, whole_bytes=weight, kept_bytes=weight, full_shard_bytes=here, replica_bytes=0.0)
         new = replace(new, shard_bytes=0.0, accumulated_bytes=0.0, idle_bytes=0.0)
+        new = replace(new, adapter_state_bytes=moments + master)
         if o.base != "auto":  # read, and written as 16 bits, each time that a product needs it
             new = replace(new, dequantised_bytes=base + 2.0, parameter_bytes=weight)  # gathered as they are stored
     if o.reference.startswith("copy"):  # whole below level 3

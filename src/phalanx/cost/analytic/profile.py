@@ -117,6 +117,8 @@ class Profile(Keeps):
     """Traffic per frozen parameter of a block, and use of it, that turns it into a 16-bit weight."""
     wide_adapters: Column = 1.0
     """1: adapters are in fp32, and so is what they touch (peft's autocast_adapter_dtype)."""
+    adapter_state_bytes: Column = 12.0
+    """Master weight and moments of an adapter's parameter."""
     optimizer_bytes: Column = 30.0
     """Traffic per parameter of norm, clipping and update."""
     bucket_bytes: Column = 160e6

@@ -103,7 +103,7 @@ def state_of(model: Shape, layout: Layout, by: Profile, job: Job, options: Stack
         of_adapters = (
             ("weights", 2.0 * (1 - on_host), shards if by_unit else 1),
             ("gradients", 4.0 * (1 - on_host * zero.reduces_each), shards if zero.reduces_each else 1),
-            ("master weights and moments", 12.0 * here, shards),
+            ("master weights and moments", float(by.adapter_state_bytes) * here, shards),
         )
         parts += [StatePart(what, float(n), over, ADAPTERS) for what, n, over in of_adapters if n > _NOTHING]
     axes = "x".join(name for name, n in (("dp", layout.dp), ("cp", layout.cp)) if n > 1)

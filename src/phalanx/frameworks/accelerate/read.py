@@ -269,10 +269,9 @@ def read(config: Config, world: int | None = None) -> Configuration:
     )
     name = str(keys.take("base_model", "model", "") or "")
     if axolotl and "optimizer" not in engine.config:
-        update, assumed = updating(keys, "optimizer")
-        if not trained:
-            options |= update
-            notes = (*preferred, *assumed)
+        update, assumed = updating(keys, "optimizer", bool(trained))
+        options |= update
+        notes = (*preferred, *assumed)
     parts, unfused = losing(keys, "", plain=not scored and sequences == 1) if axolotl else ({}, ())
     options |= trained | scored | parts
     notes = (*notes, *unfused)

@@ -197,9 +197,8 @@ def read(config: Config, world: int | None = None) -> Configuration:
     name = str(keys.take((f"{at}model_name_or_path", f"{at}model_name"), "model", "") or "")
     notes: tuple[str, ...] = (*preferred, *((_UPDATES,) if acting else ()))
     if not (isinstance(inner, dict) and inner.get("optimizer")):  # DeepSpeed's comes first
-        update, assumed = updating(keys, f"{at}optim")
-        if not trained:
-            options, notes = update | options, notes + assumed
+        update, assumed = updating(keys, f"{at}optim", bool(trained))
+        options, notes = update | options, notes + assumed
     args = config["args"] if nested else config
     sampled = "num_generations" in args or any(args.get(name) not in _NEXT_TOKEN for name in ("rlhf_type", "stage"))
     parts, unfused = losing(keys, at, plain=not (scored or sequences > 1 or sampled))
