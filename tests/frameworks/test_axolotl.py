@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -51,3 +52,28 @@ def test_packed_sequences_gather_keys(more: str, gathers: bool, tmp_path: Path) 
 def test_the_type_is_that_of_gpus_unless_one_is_named(tmp_path: Path) -> None:
     for line, wanted in (("bf16: auto\n", "bf16"), ("", "bf16"), ("fp16: true\n", "fp16"), ("bf16: false\n", None)):
         assert _read(tmp_path, line + _FSDP).layout.precision == wanted
+
+
+@pytest.mark.parametrize(
+    ("name", "given", "layers", "said"),
+    [
+        ("NousResearch/Llama-2-70b-chat-hf", False, 80, "69B parameters: the former is left aside"),
+        ("NousResearch/Llama-2-70b-chat-hf", True, 3, "69B parameters: the former is taken"),
+        ("./out/Llama-2-70b-hf", False, 3, "the former is taken"),  # the folder that it is in
+        ("somebody/none-such", False, 3, ""),
+    ],
+)
+def test_a_model_that_is_named_and_known_comes_before_another_next_to_the_file(
+    name: str, given: bool, layers: int, said: str, tmp_path: Path
+) -> None:
+    sizes = {"model_type": "llama", "hidden_size": 256, "num_hidden_layers": 3, "num_attention_heads": 4}
+    text = json.dumps(sizes | {"vocab_size": 1000, "intermediate_size": 512})
+    where = tmp_path / name if name.startswith(".") else tmp_path
+    where.mkdir(parents=True, exist_ok=True)
+    (where / "config.json").write_text(text)
+    (tmp_path / "a.yml").write_text(f"base_model: {name}\nmicro_batch_size: 1\nsequence_len: 64\nbf16: true\n")
+    c = files.read([tmp_path / "a.yml", *([tmp_path / "config.json"] if given else [])])[0]
+    assert c.spec is not None
+    assert c.spec.layers == layers
+    of_two = [note for note in c.notes if "which the file names" in note]
+    assert (len(of_two), said in "".join(of_two)) == (bool(said), True)

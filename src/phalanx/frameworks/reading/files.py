@@ -195,23 +195,45 @@ def _with_given(kind: str, config: dict[str, Any], reading: FileReading) -> tupl
 
 def _model(c: Configuration, reading: FileReading, named: str) -> ModelSpec | None:
     """Return the model of the config.json that was given, or that lies in the folder which the file names; else the
-    published one of that name. `named`: what its recipe names."""
+    published one of that name, and without one that of a config.json next to the file. `named`: what its recipe
+    names. Where two differ, it is said."""
     given = [p for p in reading.files.given if p not in reading.files.opened and p.suffix == ".json"]
     config_json = next((p for p in given if "model_type" in document(p) or "architectures" in document(p)), None)
+    is_meant = config_json is not None
     if config_json is None and c.model_name:
-        config_json = reading.files.find(f"{c.model_name}/config.json")
+        config_json, home = reading.files.find(f"{c.model_name}/config.json"), reading.files.home
+        is_copy = config_json is not None and config_json.absolute().parent == home.absolute()
+        is_meant = not is_copy or (home / c.model_name).is_dir()
+    name = named or c.model_name
+    known = _known(name)
     if config_json is None:
-        return _published(named or c.model_name, reading)
+        return _published(name, known, reading) if known else None
+    try:
+        model = make_model({"config": str(config_json.absolute())}, Path())[0]
+    except InputError:
+        if is_meant or not known:
+            raise
+        return _published(name, known, reading)
+    of_name = make_model({"preset": known}, Path())[0] if known else model
+    sizes = [f"{spec.parameter_count / 1e9:.3g}B parameters" for spec in (model, of_name)]
+    if of_name.parameter_count != model.parameter_count:
+        left = "is taken" if is_meant else "is left aside"
+        reading.asks.append(
+            f"{config_json} has {sizes[0]}, {name}, which the file names, {sizes[1]}: the former {left}"
+        )
+    if not is_meant and known:
+        return _published(name, known, reading)
     reading.notes.append(f"the model is that of {config_json}")
-    return make_model({"config": str(config_json.absolute())}, Path())[0]
+    return model
 
 
-def _published(name: str, reading: FileReading) -> ModelSpec | None:
-    """Return the model that a file names as Hugging Face does, or by a folder of that name; None where none is so
-    called."""
-    known = name if name in presets.PRESETS else presets.published(name) if name else None
-    if known is None:
-        return None
+def _known(name: str) -> str | None:
+    """Return the name by which a model is known here; None where none is so called."""
+    return name if name in presets.PRESETS else presets.published(name) if name else None
+
+
+def _published(name: str, known: str, reading: FileReading) -> ModelSpec:
+    """Return the model that a file names as Hugging Face does, or by a folder of that name."""
     said = "" if name == known or (name.count("/") == 1 and name[0] not in "./~") else f", by the name of {name}"
     said = f", the text part of {name}: its images are not priced" if re.search(r"(?i)-vl\b", name) else said
     (reading.asks if said else reading.notes).append(f"the model is {known}{said}")
