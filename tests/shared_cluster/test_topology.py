@@ -16,7 +16,7 @@ from support.in_process_cli import error_of, phalanx, text_of
 from support.openapi import violations
 
 from phalanx.frameworks.launchers.export import documents
-from phalanx.shared_cluster.placement import answer
+from phalanx.shared_cluster.placement import answer, free_gpus
 from phalanx.shared_cluster.topology import gpus, ibnetdiscover, link_matrix, nccl_xml, slurm
 from phalanx.shared_cluster.topology.reading import read_topology
 from phalanx.spec.cluster.presets import preset
@@ -480,6 +480,56 @@ def test_a_topology_is_the_same_in_every_form_of_slurms():
         "g1",
         "g2",
     ]
+
+
+_NODES = """NodeName=g1 Arch=x86_64
+   Gres=gpu:h100:8(S:0-1)
+   State=IDLE ThreadsPerCore=2
+   CfgTRES=cpu=224,gres/gpu=8,gres/gpu:h100=8
+   AllocTRES=
+
+NodeName=g2 Gres=gpu:8 State=MIXED+PLANNED CfgTRES=cpu=2,gres/gpu=8 AllocTRES=cpu=1,gres/gpu=4,gres/gpu:h100=4{used}
+NodeName=g3 Gres=gpu:8 State=IDLE+DRAIN CfgTRES=gres/gpu=8 AllocTRES=
+NodeName=g4 Gres=gpu:8 State=DOWN* CfgTRES=gres/gpu=8 AllocTRES=
+NodeName=g5 Gres=gpu:8 State=ALLOCATED CfgTRES=gres/gpu=8 AllocTRES=gres/gpu=8
+NodeName=login Gres=(null) State=IDLE CfgTRES=cpu=8 AllocTRES=
+"""
+
+
+def test_nodes_that_jobs_have_or_that_take_none_are_not_free(tmp_path: Path) -> None:
+    file = tmp_path / "nodes.txt"
+    file.write_text(_NODES.format(used=""))
+    out, err = phalanx(tmp_path, "cluster", "read", "nodes.txt")[1:]
+    assert "g[1-5],login" in out
+    for line in ("g2: jobs have 4 of 8", "g3: takes no jobs (State=IDLE+DRAIN)", "g4: takes no jobs (State=DOWN*)"):
+        assert line in err
+    found = free_gpus.read(file, preset("dgx-h100", 5))
+    assert [found.topology.hosts[i] for i in sorted({int(gpu) // 8 for gpu in found.free})] == ["g1"]
+    assert any(note.startswith("left out: g2: which of their GPUs are free is not said") for note in found.notes)
+    file.write_text(_NODES.format(used=" GresUsed=gpu:h100:4(IDX:0,5-7)"))
+    found = free_gpus.read(file, preset("dgx-h100", 5))
+    assert found.free.tolist() == [*range(8), 9, 10, 11, 12]
+    assert [note.partition(": ")[2][:2] for note in found.notes] == ["g3", "g4", "g5"]
+    file.write_text(_NODES.format(used="").replace("State=IDLE ", "State=MAINT "))
+    with pytest.raises(InputError, match="has no node with GPUs that are free"):
+        free_gpus.read(file, preset("dgx-h100", 5))
+    file.write_text("gpu* up 7-00:00:00 1 drain* g7\n")
+    with pytest.raises(InputError, match="neither a table `free` in JSON nor what scontrol"):
+        free_gpus.read(file, preset("dgx-h100", 5))
+
+
+@pytest.mark.parametrize(
+    ("hosts", "asked"),
+    [
+        ("aabb", "#SBATCH --gpus-per-node=2\n#SBATCH --exclusive\n"),
+        ("ab", "#SBATCH --gpus-per-node=1\n# Slurm chooses which"),
+        ("aab", "#SBATCH --gpus=3\n# Slurm chooses which"),
+    ],
+)
+def test_a_batch_script_asks_for_the_gpus_of_its_ranks(hosts: str, asked: str) -> None:
+    script = slurm.launch(list(hosts), [0] * len(hosts), 2, 1, "hostfile")
+    assert asked in script
+    assert ("--exclusive" in script) == ("--exclusive" in asked)
 
 
 def test_leaves_that_a_cluster_has_already_are_counted_once() -> None:

@@ -117,7 +117,8 @@ def place(
     under ("leaves": {"leaf0": "node[0-15]", ...}, "oversubscription": 2).
 
     plan PLAN.json: A plan, or a run's folder.
-    --free FREE.json: The free GPUs: {"free": {"node0": "0-7", "node[1-3]": "0,2-3"}, ...}.
+    --free FREE.json: The free GPUs: {"free": {"node0": "0-7", "node[1-3]": "0,2-3"}, ...}; or what scontrol -d show
+        nodes prints.
     search --search/--no-search: Also look for strategies that suit these GPUs better.
     --topology FILE: Leaf switches: a Slurm topology.conf, or the output of ibnetdiscover.
     launcher --for NAME: Write files for slurm, torchrun or kueue; needs --out.
@@ -137,6 +138,8 @@ def place(
         raise InputError("--out", str(out), "is a file", "name a folder")
     leaves = leaves_of(topology) if topology else None
     a = answer(job_of_plan(plan, strategy, stack), free, leaves, search)
+    for line in a.free.notes:
+        announce(line)
     if out:
         files = launch_files(launcher, a.placed.placement) if launcher else {}
         out.mkdir(parents=True, exist_ok=True)
@@ -221,7 +224,7 @@ def read(
     --slurm FILE: Write the switches as a topology.conf.
     --out FILE.toml: Write the cluster, for --cluster.
     """
-    from phalanx.shared_cluster.topology.reading import described, read_topology, summary
+    from phalanx.shared_cluster.topology.reading import described, engaged, read_topology, summary
     from phalanx.shared_cluster.topology.slurm import write_topology
     from phalanx.spec.cluster.topology import SwitchTree
     from phalanx.spec.errors import InputError
@@ -239,6 +242,8 @@ def read(
             announce("note: a cluster of this one host is written: --nodes says how many there are")
         spec = described(content, like, device, nodes or 1, port_gbit, out.stem)
         out.write_text(to_toml(spec, f"from {file.name}"))
+    for line in engaged(file):
+        announce(f"note: {line}; the topology has it all the same")
     if json:
         print_json(asdict(content))
         return

@@ -196,7 +196,8 @@ def launch_files(launcher: str, p: Placement) -> dict[str, str]:
     gpus = p.topology.index[p.gpu].tolist()
     leaves = len({int(block) for block in p.topology.blocks[-2][p.gpu]}) if len(p.cluster.tiers) > 2 else 1
     if launcher == "slurm":
-        return {"hostfile": slurm.host_file(hosts), "launch.sbatch": slurm.launch(hosts, gpus, leaves, "hostfile")}
+        script = slurm.launch(hosts, gpus, p.cluster.ranks_per_node, leaves, "hostfile")
+        return {"hostfile": slurm.host_file(hosts), "launch.sbatch": script}
     if launcher == "torchrun":
         return {"launch.sh": torchrun(hosts, gpus)}
     if launcher == "kueue":

@@ -6,7 +6,7 @@
      "wiring": "rails"}
 
 `leaves`, `oversubscription` and `wiring` (tree, rails, pairs: Tier.wiring) may be left out. GPUs are numbered on
-their node from 0.
+their node from 0. What `scontrol show nodes` prints says them too.
 """
 
 import re
@@ -19,10 +19,11 @@ from typing import Any, get_args
 import numpy as np
 
 from phalanx.shared_cluster.topology.hostlist import expand
+from phalanx.shared_cluster.topology.slurm_nodes import free_of, nodes_of
 from phalanx.spec.cluster.presets import resized
 from phalanx.spec.cluster.spec import ClusterSpec, Wiring
 from phalanx.spec.cluster.topology import Ints, Topology, of_cluster, of_leaves
-from phalanx.spec.documents import read_json
+from phalanx.spec.documents import read_json, read_text
 from phalanx.spec.errors import InputError, nearest
 
 _KEYS = ("free", "nodes", "leaves", "oversubscription", "wiring")
@@ -35,6 +36,8 @@ class FreeGpus:
     cluster: ClusterSpec
     topology: Topology
     free: Ints
+    notes: tuple[str, ...] = ()
+    """Nodes that are left out, and why."""
 
 
 def read(path: Path, cluster: ClusterSpec, leaves: Mapping[str, Sequence[str]] | None = None) -> FreeGpus:
@@ -42,7 +45,7 @@ def read(path: Path, cluster: ClusterSpec, leaves: Mapping[str, Sequence[str]] |
 
     `leaves`: the nodes of each leaf switch, in place of the file's. Raises InputError.
     """
-    content = read_json(path, "free")
+    content, notes = _content(path, leaves is not None)
     if not isinstance(content, dict) or not isinstance(content.get("free"), dict):
         raise InputError("free", str(path), "has no table `free`", 'write {"free": {"node0": "0-7"}}')
     for key in content:
@@ -82,7 +85,21 @@ def read(path: Path, cluster: ClusterSpec, leaves: Mapping[str, Sequence[str]] |
                     "free free", host, f"is not a node of the cluster, which has {len(index):,}", _remedy(host, index)
                 )
             free |= {index[host] * cluster.ranks_per_node + i for i in _indices(gpus, host, cluster.ranks_per_node)}
-    return FreeGpus(cluster, topology, np.array(sorted(free), dtype=np.int64))
+    return FreeGpus(cluster, topology, np.array(sorted(free), dtype=np.int64), tuple(notes))
+
+
+def _content(path: Path, has_leaves: bool) -> tuple[Any, list[str]]:
+    """Return what a file of JSON says, or one of `scontrol show nodes`, and which nodes are left out. Raises
+    InputError."""
+    text = read_text(path, "free")
+    nodes = nodes_of(text, path.name)
+    if not nodes and not text.lstrip().startswith(("{", "[")):
+        reason = "is neither a table `free` in JSON nor what scontrol -d show nodes prints"
+        raise InputError("free", str(path), reason, 'write {"free": {"node0": "0-7"}}')
+    if not nodes:
+        return read_json(path, "free"), []
+    free, notes = free_of(nodes, path.name)
+    return {"free": free} | ({} if has_leaves else {"nodes": ",".join(n.name for n in nodes if n.gpus)}), notes
 
 
 def _remedy(host: str, known: Mapping[str, int]) -> str:

@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from phalanx.shared_cluster.topology import gpus, ibnetdiscover, link_matrix, nccl_xml, slurm
+from phalanx.shared_cluster.topology import gpus, ibnetdiscover, link_matrix, nccl_xml, slurm, slurm_nodes
 from phalanx.shared_cluster.topology.gpus import GpuTopology
 from phalanx.shared_cluster.topology.hostlist import compress
 from phalanx.spec.cluster.presets import preset
@@ -50,6 +50,12 @@ def read_topology(path: Path, field: str = "FILE") -> SwitchTree | GpuTopology:
         "rocm-smi --showtopo; NCCL_TOPO_DUMP_FILE"
     )
     raise InputError(field, str(path), "is not a topology that Phalanx reads", f"it reads {kinds}")
+
+
+def engaged(path: Path) -> list[str]:
+    """Return in words which nodes of a scheduler's list take no jobs, or have GPUs that jobs have: they are part of
+    the topology. Raises InputError."""
+    return list(slurm_nodes.engaged(slurm_nodes.nodes_of(_alone(read_text(path, "FILE", _LARGEST)), path.name)))
 
 
 def _dumps(text: str, field: str, path: str) -> list[str]:

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 
 from phalanx.frameworks.tables import documents
 from phalanx.shared_cluster.topology.hostlist import compress, expand, require_host_name
+from phalanx.shared_cluster.topology.slurm_nodes import nodes_of
 from phalanx.spec.cluster.topology import SwitchTree
 from phalanx.spec.errors import InputError
 
@@ -84,9 +85,7 @@ def read_yaml(text: str, file: str) -> SwitchTree:
 
 def read_nodes(text: str, file: str) -> SwitchTree:
     """Read what `scontrol show nodes` prints: hosts, of whose switches it says nothing. Raises InputError."""
-    hosts = tuple(dict.fromkeys(re.findall(r"^NodeName=(\S+)", text, re.M)))
-    for host in hosts:
-        require_host_name(host, file)
+    hosts = tuple(node.name for node in nodes_of(text, file))
     return checked(SwitchTree({"all": hosts} if hosts else {}, {}), file)
 
 
@@ -134,17 +133,24 @@ def host_file(hosts: Sequence[str]) -> str:
     return "".join(f"{host}\n" for host in hosts)
 
 
-def launch(hosts: Sequence[str], gpus: Sequence[int], switches: int, host_file_name: str) -> str:
+def launch(hosts: Sequence[str], gpus: Sequence[int], node: int, switches: int, host_file_name: str) -> str:
     """Write a batch script that starts each rank on its host and GPU.
 
-    `hosts`, `gpus`: of each rank; `switches`: leaf switches that the ranks are under. Raises InputError for a name
-    that no host has.
+    `hosts`, `gpus`: of each rank; `node`: GPUs of a node; `switches`: leaf switches that the ranks are under. Raises
+    InputError for a name that no host has.
     """
     names = [require_host_name(name, "hosts") for name in dict.fromkeys(hosts)]
+    each = sorted({hosts.count(name) for name in names})
+    if each == [node]:
+        asked = f"#SBATCH --gpus-per-node={node}\n#SBATCH --exclusive"
+    else:  # the option has one number for all nodes
+        count = f"--gpus-per-node={each[0]}" if len(each) == 1 else f"--gpus={len(hosts)}"
+        asked = f"#SBATCH {count}\n# Slurm chooses which GPUs of a node: see that they are the ones listed below."
     return f"""#!/bin/bash
 #SBATCH --nodes={len(names)}
 #SBATCH --nodelist={compress(sorted(names))}
 #SBATCH --ntasks={len(hosts)}
+{asked}
 #SBATCH --switches={switches}
 # Rank r runs on line r of the host file; the distribution of tasks is ours, not Slurm's.
 export SLURM_HOSTFILE="$PWD/{host_file_name}"
