@@ -10,6 +10,7 @@ from support.in_process_cli import error_of, json_of, phalanx, text_of
 
 from phalanx.answers.question.read import origins, read
 from phalanx.frameworks.caveats import Caveat, caveats_of
+from phalanx.frameworks.reading import files
 
 LLAMA = (
     "torchrun --nnodes 2 --nproc-per-node 8 pretrain_gpt.py --bf16 --micro-batch-size 1 --global-batch-size 64 "
@@ -185,3 +186,16 @@ def test_mechanisms_whose_kernels_nobody_timed_are_said(model: str, said: bool, 
     code, out, err = phalanx(tmp_path, "predict", "--model", model, *on)
     assert code == 0
     assert ("no kernel of theirs was timed" in " ".join((out + err).split())) == said
+
+
+def test_what_stage_3_keeps_gathered_is_read_where_it_stands() -> None:
+    names = ("prefetch_bucket_size", "param_persistence_threshold", "max_live_parameters", "max_reuse_distance")
+    zero = {f"stage3_{name}": 1_234_567 for name in names}
+    usual = dict(zip(zero, (50_000_000, 100_000, 1e9, 1e9), strict=True))
+    config = {"train_micro_batch_size_per_gpu": 2, "scheduler": {"type": "WarmupLR"}}
+    for table, changed in ((zero, True), (usual, False)):
+        c = files.READERS["deepspeed"](config | {"zero_optimization": {"stage": 3, **table}}, 8)
+        said = [(caveat.keys, caveat.changes, caveat.reason) for caveat in caveats_of(c)]
+        keys = tuple(f"zero_optimization.{name}" for name in zero)
+        what = "(keeps more or fewer parameters gathered under stage 3)"
+        assert said == ([(keys, ("memory", "time"), what)] if changed else [])
