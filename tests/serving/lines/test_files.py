@@ -30,6 +30,12 @@ _VALUES = f"""servingEngineSpec:
     modelURL: {_8B}
     vllmConfig: {{tensorParallelSize: 2, maxModelLen: 2048, enforceEager: true, extraArgs: [--max-num-seqs, "9"]}}
 """
+_DEPLOYMENT = """kind: Deployment
+spec:
+  replicas: 2
+  template: {{spec: {{containers: [{{name: a, command: [vllm, serve, {model}, -tp, "4"{more}],
+    resources: {{limits: {{cpu: 10, nvidia.com/gpu: "{gpus}"}}}}}}]}}}}
+"""
 _IMAGE = f'spec: {{containers: [{{name: a, image: "vllm/vllm-openai:v1", args: [--model, {_8B}, -tp, "4"]}}]}}\n'
 
 
@@ -90,3 +96,37 @@ def test_each_group_that_attends_apart_holds_the_longest_request_itself(tmp_path
     (tmp_path / "a.sh").write_text(f"{line} --gpu-memory-utilization 0.94")
     answer = serve_plan(source=[tmp_path / "a.sh"], cluster="dgx-h200", input=1024, output=8, requests=4)
     assert not any("does not start" in caveat for caveat in answer.caveats)
+
+
+@pytest.mark.parametrize(
+    ("text", "gpus", "refused"),
+    [
+        (_DEPLOYMENT.format(model=_8B, more="", gpus=4), 8, ""),
+        (
+            _DEPLOYMENT.format(model=_8B, more="", gpus=2),
+            8,
+            "tp=4 takes 4 GPUs, and a pod has 2: set the",
+        ),
+        (_DEPLOYMENT.format(model=_8B, more=", --nnodes, 2, --node-rank, $R", gpus=2), 4, ""),
+        (_DEPLOYMENT.format(model=_8B, more="", gpus=2).replace("Deployment", "Job"), 4, "takes 4 GPUs, and a pod"),
+        (_SET.replace("spec:\n", "spec:\n  replicas: 3\n", 1), 48, ""),
+        (
+            _SET.replace('-pp 2"]', '-pp 2"], resources: {limits: {amd.com/gpu: 4}}'),
+            16,
+            "16 GPUs, and 2 pods h",
+        ),
+        (
+            _VALUES.replace("    vllmC", "    replicaCount: 3\n    requestGPU: 1\n    vllmC"),
+            6,
+            "takes 2 GPUs, and a pod",
+        ),
+    ],
+)
+def test_replicas_are_counted_and_a_pod_has_the_gpus_of_its_server(
+    tmp_path: Path, text: str, gpus: int, refused: str
+) -> None:
+    answer = _read(tmp_path / "a.yaml", text)
+    assert answer.fields["gpus"] == gpus
+    said = [caveat for caveat in answer.caveats if caveat.startswith("does not start")]
+    assert len(said) == bool(refused)
+    assert refused in "".join(said)

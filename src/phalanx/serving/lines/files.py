@@ -8,6 +8,7 @@ win (vllm/utils/argparse_utils.py: `_pull_args_from_config`).
 import re
 import shlex
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,34 +17,70 @@ from phalanx.frameworks.reading.source import DATA
 from phalanx.frameworks.tables import documents
 from phalanx.spec.documents import read_text
 
+_COPIES = ("Deployment", "ReplicaSet", "StatefulSet", "LeaderWorkerSet")
+"""Kinds whose `replicas` serve alike."""
 
-def script_of(path: Path) -> str:
-    """Return a file as a script. Raises InputError for one that cannot be read."""
+
+@dataclass(frozen=True)
+class Pods:
+    """Where a manifest starts a command: copies of it, each on `size` pods with `gpus` each; None: not said."""
+
+    copies: int = 1
+    size: int = 1
+    gpus: int | None = None
+
+
+def script_of(path: Path) -> tuple[str, dict[int, Pods]]:
+    """Return a file as a script, and where a manifest starts the command at a line. Raises InputError for one that
+    cannot be read."""
     text = read_text(path, "from", LARGEST)
     if path.suffix.lower() not in DATA:
-        return text
-    return "\n".join(
-        line for document in documents(text, path.suffix.lower(), path.name) for line in _commands(document)
-    )
+        return text, {}
+    script, pods = "", dict[int, Pods]()
+    for document in documents(text, path.suffix.lower(), path.name):
+        for line, where in _commands(document, Pods()):
+            pods[script.count("\n") + 1] = where
+            script += f"{line}\n"
+    return script, pods
 
 
-def _commands(value: Any) -> Iterator[str]:
-    """Yield a line for each container, and for each model of a chart, at any depth."""
+def _commands(value: Any, pods: Pods) -> Iterator[tuple[str, Pods]]:
+    """Yield a line for each container, and for each model of a chart, at any depth, and where it starts."""
     if isinstance(value, list):
         for inner in value:
-            yield from _commands(inner)
+            yield from _commands(inner, pods)
     if not isinstance(value, Mapping):
         return
+    if value.get("kind") in _COPIES and isinstance(spec := value.get("spec"), Mapping):
+        group = spec.get("leaderWorkerTemplate")
+        size = _count(group.get("size")) if isinstance(group, Mapping) else None
+        pods = Pods(_count(spec.get("replicas")) or 1, size or 1)
     if isinstance(value.get("vllmConfig"), Mapping) and value.get("modelURL"):
-        yield shlex.join(["vllm", "serve", str(value["modelURL"]), *_flags(value["vllmConfig"])])
+        line = shlex.join(["vllm", "serve", str(value["modelURL"]), *_flags(value["vllmConfig"])])
+        yield line, Pods(_count(value.get("replicaCount")) or 1, 1, _count(value.get("requestGPU")))
         return
     words = [*_words(value.get("command")), *_words(value.get("args"))]
     if words and ("image" in value or "name" in value):
         entry = [] if value.get("command") else [str(value.get("image", ""))]
-        yield shlex.join(filter(None, [*entry, *(_expanded(word, value.get("env")) for word in words)]))
+        line = shlex.join(filter(None, [*entry, *(_expanded(word, value.get("env")) for word in words)]))
+        yield line, replace(pods, gpus=_gpus(value.get("resources")))
         return
     for inner in value.values():
-        yield from _commands(inner)
+        yield from _commands(inner, pods)
+
+
+def _count(value: Any) -> int | None:
+    """Return a positive whole number, as a manifest or a template writes it; None for anything else."""
+    return int(str(value)) if re.fullmatch("[1-9][0-9]{0,5}", str(value)) else None
+
+
+def _gpus(resources: Any) -> int | None:
+    """Return the GPUs that a container is given; None where it does not say."""
+    tables = [resources.get(part) for part in ("limits", "requests")] if isinstance(resources, Mapping) else []
+    stated = [
+        v for t in tables if isinstance(t, Mapping) for k, v in t.items() if re.fullmatch(r".*\.com/gpu", str(k))
+    ]
+    return _count(stated[0]) if stated else None
 
 
 def _words(value: Any) -> list[str]:

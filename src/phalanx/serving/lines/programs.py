@@ -18,7 +18,7 @@ from phalanx.frameworks.launchers.started import arguments, settled
 from phalanx.frameworks.shell.scope import is_open, plain
 from phalanx.frameworks.shell.script import follow
 from phalanx.frameworks.verdicts import Verdict
-from phalanx.serving.lines.files import under_config
+from phalanx.serving.lines.files import Pods, under_config
 from phalanx.spec.errors import InputError
 from phalanx.spec.rows import Rows, record
 
@@ -79,6 +79,7 @@ class Line:
     number: int
     left: tuple[str, ...] = ()
     """Variables among its words that the script does not set."""
+    pods: Pods = field(default_factory=Pods)
 
     @property
     def fields(self) -> dict[str, Any]:
@@ -123,9 +124,12 @@ PROGRAMS: Mapping[str, Program] = Rows(_ROOT / "programs.toml", record(Program, 
 """Every program that serves or benchmarks."""
 
 
-def lines(text: str, name: str = "script.sh", files: Companions | None = None) -> list[Line]:
+def lines(
+    text: str, name: str = "script.sh", files: Companions | None = None, pods: Mapping[int, Pods] | None = None
+) -> list[Line]:
     """Return the servers and benchmarks that a script or a command line starts, in order; parts of one server once.
-    `files`: where those that `--config` names lie. Raises InputError for what a shell would refuse."""
+    `files`: where those that `--config` names lie; `pods`: where the command at a line starts. Raises InputError for
+    what a shell would refuse."""
     started: dict[tuple[str, ...], Line] = {}
     for invocation in follow(text, name=name).invocations:
         place = _program(invocation.words)
@@ -136,7 +140,9 @@ def lines(text: str, name: str = "script.sh", files: Companions | None = None) -
                 if missing:
                     raise InputError("from", missing, "is its --config, and is not here", "give it too: --from")
             alike = [w for i, w in enumerate(rest) if not _PLACES.match(w) and not (i and _PLACES.match(rest[i - 1]))]
-            started.setdefault((program.title, *alike), _line(program, rest, invocation.line))
+            first = max((number for number in pods or {} if number <= invocation.line), default=0)
+            line = _line(program, rest, invocation.line, (pods or {}).get(first, Pods()))
+            started.setdefault((program.title, *alike), line)
     return list(started.values())
 
 
@@ -169,7 +175,7 @@ def _has(program: Program, rest: list[str]) -> bool:
     return True
 
 
-def _line(program: Program, words: list[str], number: int) -> Line:
+def _line(program: Program, words: list[str], number: int, pods: Pods) -> Line:
     words = words[: words.index("--")] if "--" in words else words
     given, _assigned, positional = arguments(words)
     flags: dict[str, Any] = {}
@@ -191,7 +197,7 @@ def _line(program: Program, words: list[str], number: int) -> Line:
     model = next((flag for flag, meaning in program.flags.items() if meaning == "model"), "")
     if first and model and model not in flags and program.role in ("server", "both"):
         flags, written = {model: first, **flags}, {model: first, **written}
-    return Line(program, flags, written, number, tuple(sorted(left)))
+    return Line(program, flags, written, number, tuple(sorted(left)), pods)
 
 
 def only(some: Sequence[Line], what: str) -> Line | None:

@@ -28,6 +28,11 @@ _WEIGHTS = {
 _IN_NAMES = ((r"nvfp4|fp4", "nvfp4"), (r"awq|gptq|int4|w4a16", "int4"), (r"fp8|deepseek-(v3|r1)(?!-distill)", "fp8"))
 """Parts of a checkpoint's name -> the type of its weights."""
 
+_PARTS = frozenset(
+    ("nnodes", "node_rank", "headless", *(f"data_parallel_{x}" for x in ("rank", "start_rank", "size_local")))
+)
+"""Flags of servers of which each pod is a part."""
+
 
 @dataclass(frozen=True)
 class LinesRead:
@@ -53,7 +58,10 @@ def read(paths: Sequence[Path], given: Mapping[str, Any]) -> LinesRead:
     """Read the lines of some files, completed by fields that are given. Raises InputError where there is no line of a
     server or a benchmark, or several, and for a model or lengths that nothing says."""
     servers_and_benchmarks = [
-        line for path in paths for line in lines(script_of(path), path.name, Companions(path.parent, paths))
+        line
+        for path in paths
+        for script, pods in [script_of(path)]
+        for line in lines(script, path.name, Companions(path.parent, paths), pods)
     ]
     if not servers_and_benchmarks:
         names = "vllm serve, sglang.launch_server, trtllm-serve or one of their benchmarks"
@@ -75,6 +83,7 @@ def read(paths: Sequence[Path], given: Mapping[str, Any]) -> LinesRead:
     merged = {**fields, **load, **given}
     notes = tuple(
         f"line {x.number}: {x.program.names[0]} {' '.join(x.program.words)}".rstrip()
+        + (f", {x.pods.copies} replicas" if x.pods.copies > 1 else "")
         for x in sorted(parts, key=lambda x: x.number)
     )
     longest = 0
@@ -101,6 +110,9 @@ def _served(server: Line | None, bench: Line | None, given: Mapping[str, Any]) -
             "assumed: the file starts no server: layout, batch and types are the best that are servers_and_benchmarks"
         ]
     fields |= {"mode": "aggregated"} | _layout(server, stated, str(fields["model"]))
+    if server.pods.size > 1 or not _PARTS & server.flags.keys():
+        caveats += _too_few(server, fields["layout"], fields["gpus"])
+        fields["gpus"] *= server.pods.copies
     fields["weights"], doubt = _weights(name, stated.get("quantization"))
     caveats += [doubt] if doubt and "weights" not in given else []
     cache = str(stated.get("cache", "auto"))
@@ -144,6 +156,15 @@ def _layout(server: Line, stated: Mapping[str, Any], model: str) -> dict[str, An
     parts += [f"dp={dp}"] if copies == 1 and dp > 1 else []
     parts += [f"ep={experts}"] if experts > 1 else []
     return {"layout": ",".join(parts), "gpus": gpus}
+
+
+def _too_few(server: Line, layout: str, gpus: int) -> Iterator[str]:
+    """Yield that the pods of a server have fewer GPUs than it takes, where the manifest says how many."""
+    each, size = server.pods.gpus, server.pods.size
+    if each is not None and each * size < gpus:
+        have = f"a pod has {each}" if size == 1 else f"{size} pods have {each} each"
+        remedy = f"set the container's limit to {-(-gpus // size)}"
+        yield f"does not start: {layout} takes {gpus} GPUs, and {have}: {remedy}"
 
 
 def _degree(server: Line, stated: Mapping[str, Any], name: str) -> int:
