@@ -83,6 +83,13 @@ def test_neighbours_are_of_the_modes_that_are_asked_for(mode: str) -> None:
         assert why["twice the tensor parallelism"] == "takes 2 GPUs of 2: none are left to prefill"
 
 
+@pytest.mark.parametrize(("objective", "says"), [("cost", True), ("energy", True), ("throughput", False)])
+def test_what_is_sought_is_printed(tmp_path: Path, objective: str, says: bool) -> None:
+    line = "serve plan --model llama3-8b --cluster dgx-h100 --gpus 1 --input 100 --output 10 --layout tp=1"
+    text = text_of(tmp_path, f"{line} --weights fp8 --chunk 4096 --requests 4 --rate inf --objective {objective}")
+    assert ("a million tokens generated: " in text and " a GPU-hour), " in text) is says
+
+
 def test_energy_is_an_objective() -> None:
     """Workers that only decode draw less: more GPUs may take less energy than fewer."""
     ask = {"model": "llama3-8b", "cluster": "dgx-h100", "gpus": 64, "input": 4000, "output": 500, "rate": 30.0}

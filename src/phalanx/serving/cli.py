@@ -56,6 +56,7 @@ def plan(
     require_writable("--out", out)
 
     from phalanx.serving.answer import serve_plan
+    from phalanx.serving.search.question import SPARING
 
     answer = serve_plan(source=source or (), **request)
     for note in answer.notes:
@@ -66,7 +67,7 @@ def plan(
         if shown.json:
             print_json(answer.to_dict() | ({"launch": as_json_of(answer.plan, launch)} if launch else {}))
         else:
-            _show(answer, "price" in request or "rates" in request)
+            _show(answer, "price" in request or "rates" in request or answer.objective in SPARING)
             if launch:
                 show(answer.plan, launch)
     except InputError as error:  # of what `serve launch` calls --for
