@@ -261,3 +261,18 @@ def test_zero_of_a_file_holds_as_soon_as_there_are_replicas(tmp_path: Path) -> N
     edits = [edit for change in json_of(tmp_path, *asked)["changes"] for edit in change["settings"]]
     assert all(edit["old"] != edit["new"] for edit in edits)
     assert not any("distributed-optimizer" in edit["key"] for edit in edits)
+
+
+@pytest.mark.parametrize(("seq", "fits"), [(512, True), (131_072, False)])
+def test_what_fits_only_with_its_state_on_the_host_is_answered_by_that(seq: int, fits: bool, tmp_path: Path) -> None:
+    """Not by degrees that a program's code alone sets, nor are these in the reason where nothing fits."""
+    (tmp_path / "a.yml").write_text(
+        "base_model: meta-llama/Llama-3.1-70B\nadapter: qlora\nload_in_4bit: true\nlora_r: 32\n"
+        f"lora_target_linear: true\nsequence_len: {seq}\nmicro_batch_size: 1\ngradient_accumulation_steps: 4\n"
+        "bf16: true\noptimizer: adamw_torch\ngradient_checkpointing: true\nfsdp: [full_shard, auto_wrap]\n"
+        "fsdp_config: {fsdp_auto_wrap_policy: TRANSFORMER_BASED_WRAP}\n"
+    )
+    asked = ("plan", "--from", "a.yml", "--cluster", "rtx4090", "--gpus", "2")
+    said = text_of(tmp_path, *asked) if fits else error_of(tmp_path, *asked)
+    assert ("fsdp_offload_params" if fits else "nothing fits") in said
+    assert "tp=" not in said

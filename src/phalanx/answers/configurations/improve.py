@@ -37,6 +37,8 @@ from phalanx.spec.files.plan import Plan
 from phalanx.spec.strategy.spec import Strategy, format_field
 from phalanx.spec.strategy.stack_options import DEFAULTS, StackOptions
 
+_BY_CONDITION = ("accumulate", "optimizer_offload", "parameter_offload")
+"""Options that a condition may set for the search alone."""
 GROUPS: tuple[tuple[str, ...], ...] = (
     ("tp", "sp"),
     ("cp", "ulysses", "context"),
@@ -53,6 +55,7 @@ GROUPS: tuple[tuple[str, ...], ...] = (
     ("dispatch",),
     ("overlap_experts",),
     ("accumulate",),
+    _BY_CONDITION[1:],
 )
 """Fields that change together."""
 _WORTH = 0.002
@@ -125,7 +128,7 @@ def improvement_of(
         remedy = f"phalanx plan --model ... --stack {query.stack} plans the same job for it"
         raise InputError("stack", query.stack, f"{source} is a configuration of {stack}", remedy)
     questions = searches_of(replace(query, source=source, stack=None), stack, reading.configuration.layout)
-    return first_answer(questions, lambda q: improve(reading, q, headroom, query.cluster or "", tokens, rates))
+    return first_answer(questions, lambda q: improve(reading, q, headroom, query.cluster or "", tokens, rates), True)
 
 
 def improve(
@@ -139,8 +142,8 @@ def improve(
     """Search the strategies of a configuration's stack and return what to change. Raises InputError."""
     assert q.strategy is not None
     asked, wanted = q.pricing.extra, q.pricing.wanted
-    own = reading.configuration.options.get("accumulate", "auto")  # which a condition may set for the search alone
-    in_file = StackOptions(**asked.changed() | {"accumulate": own})
+    own = {name: reading.configuration.options.get(name, DEFAULTS[name]) for name in _BY_CONDITION}
+    in_file = StackOptions(**asked.changed() | own)
 
     def pricing(count: int) -> Pricing:  # what a search may set is left to it
         free = StackOptions(**{n: v for n, v in asked.changed().items() if n not in SEARCHED_OPTIONS})

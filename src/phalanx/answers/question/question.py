@@ -423,34 +423,44 @@ def search_of(query: Query, any_stack: bool = False) -> Question:
 def searches_of(query: Query, stack: str, layout: object = None) -> Iterator[Question]:
     """Yield the question of a search in which degrees that a program's code sets, and no configuration of the stack,
     are 1 unless the query names them or they are larger in the `layout` of the file that it is about; and, for what
-    fits no other way, the questions with gradients that add up in shards, where the stack has that, and without
-    these conditions. Raises InputError."""
+    fits no other way, the questions with gradients that add up in shards, where the stack has that, with state on the
+    host, where the stack has that and there is a file, and without these conditions. Raises InputError."""
     said, row = _said(query), STACKS.get(stack)
     degrees = [n for n in (row.coded if row else ()) if getattr(layout, n, None) in (None, 1)]
     coded = [f"{n}=1" for n in degrees if not re.search(rf"\b{n}\b", said)]
     limited, degrees_at_1 = ", ".join(filter(None, (said, *coded))), ", ".join(coded)
-    notes = {
-        limited: f"{degrees_at_1}: only a program's code sets more, no configuration of {stack}; --where names them"
-    }
-    if coded and row and "accumulate" in row.options and "accumulate" not in f"{said} {query.options}":
-        in_shards = f"{limited}, accumulate=sharded"
-        notes[in_shards] = f"{degrees_at_1}, accumulate=sharded: whole gradients of several micro-batches do not fit"
-    notes[said] = f"no answer with {degrees_at_1}: more is set by a program's code, by no configuration of {stack}"
+    named, has = f"{said} {query.options}", row.options if row else {}
+    notes = {limited: ""}
+    if coded:
+        only = f"only a program's code sets more, no configuration of {stack}"
+        notes[limited] = f"{degrees_at_1}: {only}; --where names them"
+        if "accumulate" in has and "accumulate" not in named:
+            shards = f"{degrees_at_1}, accumulate=sharded"
+            notes[f"{limited}, accumulate=sharded"] = f"{shards}: whole gradients of several micro-batches do not fit"
+    if layout is not None and has.keys() >= _ON_HOST and not any(name in named for name in _ON_HOST):
+        line = ", ".join(f"{name}=1" for name in sorted(_ON_HOST))
+        notes[", ".join(filter(None, (limited, line)))] = f"{line}: nothing fits without"
+    notes.setdefault(
+        said, f"no answer with {degrees_at_1}: more is set by a program's code, by no configuration of {stack}"
+    )
     for where, note in notes.items():
         question = read(replace(query, strategy=None, where=where or None), searched=layout is None)
-        yield replace(question, notes=(*question.notes, note)) if coded else question
+        yield replace(question, notes=(*question.notes, note)) if note else question
 
 
-def first_answer(questions: Iterable[Question], answer: Callable[[Question], T]) -> T:
-    """Return the answer to the first question that has one. Raises the InputError of the last."""
-    error: InputError | None = None
+_ON_HOST = {"optimizer_offload", "parameter_offload"}
+"""Options that leave a device the least state."""
+
+
+def first_answer(questions: Iterable[Question], answer: Callable[[Question], T], of_first: bool = False) -> T:
+    """Return the answer to the first question that has one. Raises the InputError of the last, or `of_first`."""
+    errors = []
     for question in questions:
         try:
             return answer(question)
         except InputError as refused:
-            error = refused
-    assert error is not None
-    raise error
+            errors.append(refused)
+    raise errors[0 if of_first else -1]
 
 
 def _said(query: Query) -> str:
