@@ -191,7 +191,7 @@ def test_mechanisms_whose_kernels_nobody_timed_are_said(model: str, said: bool, 
 def test_what_stage_3_keeps_gathered_is_read_where_it_stands() -> None:
     names = ("prefetch_bucket_size", "param_persistence_threshold", "max_live_parameters", "max_reuse_distance")
     zero = {f"stage3_{name}": 1_234_567 for name in names}
-    usual = dict(zip(zero, (50_000_000, 100_000, 1e9, 1e9), strict=True))
+    usual = dict(zip(zero, (50_000_000, "auto", 1e9, 1e9), strict=True))
     config = {"train_micro_batch_size_per_gpu": 2, "scheduler": {"type": "WarmupLR"}}
     for table, changed in ((zero, True), (usual, False)):
         c = files.READERS["deepspeed"](config | {"zero_optimization": {"stage": 3, **table}}, 8)
