@@ -120,7 +120,10 @@ def test_a_page_shows_what_its_commands_print(tmp_path: Path, page: Path, whole:
             continue
         # torch's autograd engine knows the devices of its first backward pass only, which this process may have had.
         run = forked if "--device cuda" in command else phalanx
-        _, out, err = run(tmp_path, *shlex.split(command))
+        words, _, file = command.partition(" > ")
+        _, out, err = run(tmp_path, *shlex.split(words))
+        if file:
+            (tmp_path / file).write_text(out)
         printed = _squeezed(f"{out}\n{err}")
         for text in shown:
             wrong += [f"phalanx {command}: {part!r}" for part in _parts(command, text) if part not in printed]
