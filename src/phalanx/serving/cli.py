@@ -90,7 +90,8 @@ def _show(answer: ServingPlanAnswer, costs: bool) -> None:
     for line in lines(search, kept, cost):
         out.print(line, highlight=False, soft_wrap=True)
     out.print(seen(best))
-    out.print(ranked(search.finalists[:8], q, "the best of each layout within the limits", best))
+    limited = " within the limits" if q.limits else ""
+    out.print(ranked(search.finalists[:8], q, f"the best of each layout{limited}", best))
     out.print(ranked(search.front, q, "speed for a user against tokens of a GPU, whatever the limits", best))
     out.print(against(answer.neighbours))
     if costs:

@@ -134,9 +134,8 @@ def _against(search: Search, best: ServingCandidate, other: ServingCandidate) ->
             batch = max(1, a.slots * b.layout.gpus // a.layout.gpus)
             mine = search.copy_of(best.weights, a.layout).decode_s(a.slots)
             its = search.copy_of(other.weights, b.layout).decode_s(batch)
-            words += (
-                f"; {batch} requests get a token every {its * 1e3:.1f} ms, {a.slots} here every {mine * 1e3:.1f} ms"
-            )
+            words += f"; a step that decodes {batch} requests takes {its * 1e3:.1f} ms, one of {a.slots} here"
+            words += f" {mine * 1e3:.1f} ms"
     if (best.tokens_per_s - other.tokens_per_s) < 0 and search.q.objective == "throughput" and best.gpus > other.gpus:
         words += "; on fewer GPUs"
     return words
