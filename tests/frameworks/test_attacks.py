@@ -83,7 +83,7 @@ def test_a_host_is_named_by_letters_and_digits(name: str) -> None:
         with pytest.raises(InputError, match="is not the name of a host"):
             hostlist.expand(text)
     with pytest.raises(InputError, match="is not the name of a host"):
-        slurm.launch([name], [0], 1, "hostfile")
+        slurm.launch([name], [0], 1, 1, "hostfile")
     assert not _ran(torchrun([name], [0]))  # and if one came in another way, it is a word
 
 
