@@ -9,7 +9,7 @@ from support.in_process_cli import json_of, phalanx
 
 from phalanx.answers.question.query import Query
 from phalanx.answers.question.question import read
-from phalanx.cost.analytic.state_parts import State
+from phalanx.cost.analytic.state_parts import StatePerParameter
 from phalanx.cost.ledger.live_bytes import state_bytes
 from phalanx.cost.ledger.policy import sharding
 from phalanx.cost.step import predict as step
@@ -42,7 +42,7 @@ _OPTIONS = (
 )
 
 
-def _asked(stack: str, strategy: str, options: str | None, precision: str | None = None) -> State | None:
+def _asked(stack: str, strategy: str, options: str | None, precision: str | None = None) -> StatePerParameter | None:
     """Return the state of a strategy after its sum was compared; None where the stack has no such strategy."""
     ask = Query(None, model="llama3-8b", cluster="dgx-h100", gpus=16, batch=64, seq=4096, stack=stack)
     try:

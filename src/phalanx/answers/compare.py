@@ -18,7 +18,7 @@ from phalanx.answers.expenses import expense, rates_of
 from phalanx.answers.question.query import Query, QueryFields, query_of
 from phalanx.answers.question.question import Question, read
 from phalanx.answers.question.read import is_configuration
-from phalanx.cost.analytic.state_parts import State
+from phalanx.cost.analytic.state_parts import StatePerParameter
 from phalanx.planning.expense.expense import Expense
 from phalanx.planning.expense.rates import ExpenseRates
 from phalanx.planning.explain.analytic import state_in
@@ -47,7 +47,7 @@ class ComparedPlan:
     fits: bool
     """Whether the fullest rank has the memory."""
     memory_terms: Mapping[str, float]
-    state: State
+    state: StatePerParameter
     """What the state among them is made of."""
     settings: Mapping[str, str]
     """What it is written as: flags or keys of its stack, or fields of the strategy."""

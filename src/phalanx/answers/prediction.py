@@ -10,7 +10,7 @@ from phalanx.answers.question.query import QueryFields, Source, query_of
 from phalanx.answers.question.question import Premises, Question, read
 from phalanx.cost.analytic.compression import Payment
 from phalanx.cost.analytic.estimate import Estimate, compression_payment
-from phalanx.cost.analytic.state_parts import State
+from phalanx.cost.analytic.state_parts import StatePerParameter
 from phalanx.planning.expense.expense import Expense, within
 from phalanx.planning.expense.rates import ExpenseRates
 from phalanx.planning.explain.analytic import state_in
@@ -66,7 +66,7 @@ class Prediction(Answer):
     terms_s: Mapping[str, float]
     memory_terms: Mapping[str, float]
     """Bytes by what occupies them."""
-    state: State
+    state: StatePerParameter
     """What the state among them is made of."""
     mfu: float | None = None
     """Model FLOP/s as a share of the bf16 peak. None, as the FLOPs and bytes that follow, where our own runtime is

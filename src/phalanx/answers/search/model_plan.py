@@ -19,7 +19,7 @@ from phalanx.answers.search.whole_training import (
     uneven_steps_of,
 )
 from phalanx.answers.search.wishes import FASTEST, Wishes
-from phalanx.cost.analytic.state_parts import State
+from phalanx.cost.analytic.state_parts import StatePerParameter
 from phalanx.planning import lookup
 from phalanx.planning.budget import Goal
 from phalanx.planning.budget import tokens as token_count
@@ -73,7 +73,7 @@ class PlannedStrategy:
     """Excess of the slowest pipeline rank over the mean, as a share of the mean."""
     terms_s: Mapping[str, float]
     memory_terms: Mapping[str, float]
-    state: State
+    state: StatePerParameter
     """What the state among them is made of."""
     training: TrainingCost | None
     expense: Expense

@@ -35,7 +35,7 @@ class StatePart:
 
 
 @dataclass(frozen=True)
-class State:
+class StatePerParameter:
     """What every step leaves to the next on a rank."""
 
     line: str
@@ -49,7 +49,7 @@ class State:
     """Bytes a parameter of it that are free while activations are at their fullest."""
 
 
-def _line(s: State, over: str) -> str:
+def _line(s: StatePerParameter, over: str) -> str:
     groups: dict[tuple[str, int], list[str]] = {}
     for part in s.parts:
         groups.setdefault((part.of, part.shards), []).append(f"{part.what} {part.bytes_per_parameter:.4g}")
@@ -67,7 +67,7 @@ def _line(s: State, over: str) -> str:
     return f"state, bytes a parameter on a rank: {'; '.join(said)}"
 
 
-def state_of(model: Shape, layout: Layout, by: Profile, job: Job, options: StackOptions) -> State:
+def state_of(model: Shape, layout: Layout, by: Profile, job: Job, options: StackOptions) -> StatePerParameter:
     """Return what the state of one strategy is. `by`: the stack's constants with these options."""
     zero, shards = sharding(layout, by.policy), 1
     if zero.state:
@@ -110,5 +110,5 @@ def state_of(model: Shape, layout: Layout, by: Profile, job: Job, options: Stack
     level = 0 if not zero.state else 3 if zero.parameters else 2 if zero.reduces_each else 1
     of_experts = int(expert_ranks(layout)) if model.routes and layout.ep > 1 and shards > 1 else shards
     idle = float(by.idle_bytes) if shards > 1 and not zero.by_unit else 0.0
-    state = State("", tuple(parts), of_experts, options.optimizer_offload, idle)
+    state = StatePerParameter("", tuple(parts), of_experts, options.optimizer_offload, idle)
     return replace(state, line=_line(state, f"{axes}, ZeRO-{level}"))

@@ -7,7 +7,7 @@ from itertools import product
 from typing import Any
 
 from phalanx.cost.analytic.estimate import laid_out_strategy, require_policy
-from phalanx.cost.analytic.state_parts import State, state_of
+from phalanx.cost.analytic.state_parts import StatePerParameter, state_of
 from phalanx.cost.ledger.flops import hardware_flops, model_flops
 from phalanx.cost.ledger.policy import sharding
 from phalanx.frameworks.registry import facts
@@ -296,7 +296,7 @@ class AnalyticSubject:
         return None
 
 
-def state_in(p: Pricing, s: Strategy) -> State:
+def state_in(p: Pricing, s: Strategy) -> StatePerParameter:
     """Return what the state of a strategy's rank is made of."""
     how = laid_out_strategy(p.model, p.job, s, p.extra, p.number_format)
     state = state_of(p.shape, how, p.profile, p.job, p.extra)

@@ -22,7 +22,7 @@ _COPIES = ("Deployment", "ReplicaSet", "StatefulSet", "LeaderWorkerSet")
 
 
 @dataclass(frozen=True)
-class Pods:
+class ServerPods:
     """Where a manifest starts a command: copies of it, each on `size` pods with `gpus` each; None: not said."""
 
     copies: int = 1
@@ -30,21 +30,21 @@ class Pods:
     gpus: int | None = None
 
 
-def script_of(path: Path) -> tuple[str, dict[int, Pods]]:
+def script_of(path: Path) -> tuple[str, dict[int, ServerPods]]:
     """Return a file as a script, and where a manifest starts the command at a line. Raises InputError for one that
     cannot be read."""
     text = read_text(path, "from", LARGEST)
     if path.suffix.lower() not in DATA:
         return text, {}
-    script, pods = "", dict[int, Pods]()
+    script, pods = "", dict[int, ServerPods]()
     for document in documents(text, path.suffix.lower(), path.name):
-        for line, where in _commands(document, Pods()):
+        for line, where in _commands(document, ServerPods()):
             pods[script.count("\n") + 1] = where
             script += f"{line}\n"
     return script, pods
 
 
-def _commands(value: Any, pods: Pods) -> Iterator[tuple[str, Pods]]:
+def _commands(value: Any, pods: ServerPods) -> Iterator[tuple[str, ServerPods]]:
     """Yield a line for each container, and for each model of a chart, at any depth, and where it starts."""
     if isinstance(value, list):
         for inner in value:
@@ -54,10 +54,10 @@ def _commands(value: Any, pods: Pods) -> Iterator[tuple[str, Pods]]:
     if value.get("kind") in _COPIES and isinstance(spec := value.get("spec"), Mapping):
         group = spec.get("leaderWorkerTemplate")
         size = _count(group.get("size")) if isinstance(group, Mapping) else None
-        pods = Pods(_count(spec.get("replicas")) or 1, size or 1)
+        pods = ServerPods(_count(spec.get("replicas")) or 1, size or 1)
     if isinstance(value.get("vllmConfig"), Mapping) and value.get("modelURL"):
         line = shlex.join(["vllm", "serve", str(value["modelURL"]), *_flags(value["vllmConfig"])])
-        yield line, Pods(_count(value.get("replicaCount")) or 1, 1, _count(value.get("requestGPU")))
+        yield line, ServerPods(_count(value.get("replicaCount")) or 1, 1, _count(value.get("requestGPU")))
         return
     words = [*_words(value.get("command")), *_words(value.get("args"))]
     if words and ("image" in value or "name" in value):

@@ -18,7 +18,7 @@ from phalanx.frameworks.launchers.started import arguments, settled
 from phalanx.frameworks.shell.scope import is_open, plain
 from phalanx.frameworks.shell.script import follow
 from phalanx.frameworks.verdicts import Verdict
-from phalanx.serving.lines.files import Pods, under_config
+from phalanx.serving.lines.files import ServerPods, under_config
 from phalanx.spec.errors import InputError
 from phalanx.spec.rows import Rows, record
 
@@ -79,7 +79,7 @@ class Line:
     number: int
     left: tuple[str, ...] = ()
     """Variables among its words that the script does not set."""
-    pods: Pods = field(default_factory=Pods)
+    pods: ServerPods = field(default_factory=ServerPods)
 
     @property
     def fields(self) -> dict[str, Any]:
@@ -125,7 +125,7 @@ PROGRAMS: Mapping[str, Program] = Rows(_ROOT / "programs.toml", record(Program, 
 
 
 def lines(
-    text: str, name: str = "script.sh", files: Companions | None = None, pods: Mapping[int, Pods] | None = None
+    text: str, name: str = "script.sh", files: Companions | None = None, pods: Mapping[int, ServerPods] | None = None
 ) -> list[Line]:
     """Return the servers and benchmarks that a script or a command line starts, in order; parts of one server once.
     `files`: where those that `--config` names lie; `pods`: where the command at a line starts. Raises InputError for
@@ -141,7 +141,7 @@ def lines(
                     raise InputError("from", missing, "is its --config, and is not here", "give it too: --from")
             alike = [w for i, w in enumerate(rest) if not _PLACES.match(w) and not (i and _PLACES.match(rest[i - 1]))]
             first = max((number for number in pods or {} if number <= invocation.line), default=0)
-            line = _line(program, rest, invocation.line, (pods or {}).get(first, Pods()))
+            line = _line(program, rest, invocation.line, (pods or {}).get(first, ServerPods()))
             started.setdefault((program.title, *alike), line)
     return list(started.values())
 
@@ -175,7 +175,7 @@ def _has(program: Program, rest: list[str]) -> bool:
     return True
 
 
-def _line(program: Program, words: list[str], number: int, pods: Pods) -> Line:
+def _line(program: Program, words: list[str], number: int, pods: ServerPods) -> Line:
     words = words[: words.index("--")] if "--" in words else words
     given, _assigned, positional = arguments(words)
     flags: dict[str, Any] = {}
