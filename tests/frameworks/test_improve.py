@@ -258,7 +258,12 @@ def test_zero_of_a_file_holds_as_soon_as_there_are_replicas(tmp_path: Path) -> N
     tried = json_of(tmp_path, *asked, "--try", "tp=4")
     assert "zero" not in tried["now"]["strategy"]
     assert "dp=2,zero=1" in tried["changes"][0]["strategy"]
-    edits = [edit for change in json_of(tmp_path, *asked)["changes"] for edit in change["settings"]]
+    changes = json_of(tmp_path, *asked)["changes"]
+    alone = [change["alone"]["strategy"] for change in changes if change["alone"]]
+    sharded = [line for line in alone if "dp=" in line]
+    assert sharded
+    assert all("zero=1" in line for line in sharded)
+    edits = [edit for change in changes for edit in change["settings"]]
     assert all(edit["old"] != edit["new"] for edit in edits)
     assert not any("distributed-optimizer" in edit["key"] for edit in edits)
 
