@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import re
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,8 +17,9 @@ from support.in_process_cli import error_of, phalanx, text_of
 from support.openapi import violations
 
 from phalanx.frameworks.launchers.export import documents
+from phalanx.planning.lookup import require_plausible
 from phalanx.shared_cluster.placement import answer, free_gpus
-from phalanx.shared_cluster.topology import gpus, ibnetdiscover, link_matrix, nccl_xml, slurm
+from phalanx.shared_cluster.topology import gpus, ibnetdiscover, link_matrix, nccl_xml, reading, slurm
 from phalanx.shared_cluster.topology.reading import read_topology
 from phalanx.spec.cluster.presets import preset
 from phalanx.spec.cluster.topology import SwitchTree, of_leaves
@@ -138,6 +140,13 @@ def test_matrices_of_gpus_become_tiers():
     assert cluster.tiers[1].uplink_bandwidth_bytes_per_s_per_direction == 50e9  # NIC1 is near no GPU
     pcie = gpus.cluster(link_matrix.read_matrix(_matrix(_pcie()), "t"), "A10", 1, None, "mine")
     assert [(t.name, t.ranks) for t in pcie.tiers] == [("pcie", 4), ("sockets", 8)]
+    pairs = [["X" if i == j else "NV4" if i // 2 == j // 2 else "SYS" for j in range(4)] for i in range(4)]
+    bridged = gpus.cluster(link_matrix.read_matrix(_matrix(pairs), "t"), "a6000", 1, None, "mine")
+    assert [(t.name, t.ranks) for t in bridged.tiers] == [("nvlink", 2), ("sockets", 4)]
+    require_plausible(bridged)  # a card's bridge is faster than its PCIe
+    both = replace(bridged.tiers[0], bandwidth_bytes_per_s_per_gpu_per_direction=112.5e9)
+    with pytest.raises(InputError, match=r"NVLink of RTX-A6000 carries 56\.25 GB/s"):
+        require_plausible(replace(bridged, tiers=(both, bridged.tiers[1])))
     with pytest.raises(InputError, match="GPU7"):
         link_matrix.read_matrix(_matrix(nvlink).replace("\nGPU7\t", "\nCPU7\t"), "t")
     with pytest.raises(InputError, match="not a kind of link"):
@@ -455,8 +464,8 @@ def test_a_dump_that_cannot_be_taken_gets_one_line(tmp_path: Path, text: str, sa
         (link_matrix.read_tables, _ROCM.replace("XGMI", "TCP"), "is not a kind of link"),
         (slurm.read_yaml, "- topology: a\n  flat: true\n", "has no topology of switches or blocks"),
         (slurm.read_yaml, "- topology: a\n  tree: {switches: [{switch: s}]}\n", "needs nodes or children"),
-        (slurm.read_nodes, "NodeNames=a\n", "has no switch with nodes"),
-        (slurm.read_nodes, "NodeName=g1 A=b\nNodeName=$(id) A=b\n", "is not the name of a host"),
+        (lambda text, file: slurm.of_nodes(text.split(), file), "", "has no switch with nodes"),
+        (reading.nodes_of, "NodeName=g1 A=b\nNodeName=$(id) A=b\n", "is not the name of a host"),
     ],
 )
 def test_a_topology_with_a_mistake_gets_one_line(read, text, said):
@@ -476,10 +485,8 @@ def test_a_topology_is_the_same_in_every_form_of_slurms():
     assert slurm.read_yaml(f"- topology: a\n  cluster_default: true\n  tree: {{switches: {switches}}}\n", "t") == tree
     blocks = "- topology: b\n  block: {blocks: [{block: r1, nodes: 'g[1-2]'}, {block: r2, nodes: 'g[3-4]'}]}\n"
     assert slurm.read_yaml(blocks, "t").leaves == tree.leaves
-    assert slurm.read_nodes("NodeName=g1 Arch=x86_64\n   Gres=gpu:8\n\nNodeName=g2 Arch=x\n", "t").hosts == [
-        "g1",
-        "g2",
-    ]
+    listed = reading.nodes_of("NodeName=g1 Arch=x86_64\n   Gres=gpu:8\n\nNodeName=g2 Arch=x\n", "t")
+    assert [node.name for node in listed] == ["g1", "g2"]
 
 
 _NODES = """NodeName=g1 Arch=x86_64
@@ -504,18 +511,118 @@ def test_nodes_that_jobs_have_or_that_take_none_are_not_free(tmp_path: Path) -> 
     for line in ("g2: jobs have 4 of 8", "g3: takes no jobs (State=IDLE+DRAIN)", "g4: takes no jobs (State=DOWN*)"):
         assert line in err
     found = free_gpus.read(file, preset("dgx-h100", 5))
-    assert [found.topology.hosts[i] for i in sorted({int(gpu) // 8 for gpu in found.free})] == ["g1"]
+    assert found.free.tolist() == [*range(8), 12, 13, 14, 15]
+    assert "assumed: g2: the last GPUs are free; how many is said, and not which" in found.notes
+    assert found.unnumbered == ("g2",)
+    quads = replace(preset("dgx-h100", 5), tiers=preset("pcie-a100", 5).tiers)  # where it matters which
+    found = free_gpus.read(file, quads)
+    assert found.free.tolist() == [*range(8)]
     assert any(note.startswith("left out: g2: which of their GPUs are free is not said") for note in found.notes)
     file.write_text(_NODES.format(used=" GresUsed=gpu:h100:4(IDX:0,5-7)"))
     found = free_gpus.read(file, preset("dgx-h100", 5))
     assert found.free.tolist() == [*range(8), 9, 10, 11, 12]
     assert [note.partition(": ")[2][:2] for note in found.notes] == ["g3", "g4", "g5"]
-    file.write_text(_NODES.format(used="").replace("State=IDLE ", "State=MAINT "))
-    with pytest.raises(InputError, match="has no node with GPUs that are free"):
+    file.write_text(_NODES.format(used="").replace("State=IDLE ", "State=MAINT ").replace("MIXED", "RESERVED"))
+    with pytest.raises(InputError, match="has no node with GPUs that are known to be free"):
         free_gpus.read(file, preset("dgx-h100", 5))
     file.write_text("gpu* up 7-00:00:00 1 drain* g7\n")
-    with pytest.raises(InputError, match="neither a table `free` in JSON nor what scontrol"):
+    with pytest.raises(InputError, match="neither a table `free` in JSON nor a list of nodes"):
         free_gpus.read(file, preset("dgx-h100", 5))
+
+
+_SINFO = {
+    "default": "PARTITION AVAIL TIMELIMIT NODES STATE NODELIST\n"
+    "h100* up 1-00:00:00 2 drng@ n[1,6]\nh100* up 1-00:00:00 1 mix n2\nh100* up 1-00:00:00 2 idle n[3-4]\n"
+    "h100* up 1-00:00:00 1 alloc n5\n",
+    "-N -l": "Mon Nov 30 09:12:44 2026\n"
+    "NODELIST NODES PARTITION STATE CPUS S:C:T MEMORY TMP_DISK WEIGHT AVAIL_FE REASON\n"
+    "n1 1 h100 draining 192 2:96:1 206250 0 1 (null) ECC errors on GPU 3\n"
+    "n2 1 h100 mixed 192 2:96:1 2 0 1 (null) none\n"
+    "n3 1 h100 idle~ 192 2:96:1 2 0 1 (null) none\nn4 1 h100 idle 192 2:96:1 2 0 1 (null) none\n"
+    "n5 1 h100 allocated 192 2:96:1 2 0 1 (null) none\nn6 1 h100 idle* 192 2:96:1 2 0 1 (null) Not responding\n",
+    "-o %N|%G|%t": "NODELIST|GRES|STATE\nn1,n6|gpu:h100:8(S:0-1),nic:4|drain\nn2|gpu:h100:8|mix\n"
+    "n[3-4]|gpu:h100:8|idle\n"
+    "n5|gpu:h100:8|alloc\n",
+}
+
+
+@pytest.mark.parametrize("form", _SINFO)
+def test_a_table_of_sinfo_says_which_nodes_are_free(tmp_path: Path, form: str) -> None:
+    """Idle nodes are; nodes that are mixed have GPUs that no table without GRES_USED counts."""
+    file = tmp_path / "sinfo.txt"
+    file.write_text(f"me@login:~$ sinfo {form}\n{_SINFO[form]}")
+    found = free_gpus.read(file, preset("dgx-h100", 8))
+    assert {found.topology.hosts[int(gpu) // 8] for gpu in found.free} == {"n3", "n4"}
+    assert len(found.free) == 16
+    said = "\n".join(found.notes)
+    assert "left out: n2: which of their GPUs are free is not said" in said
+    assert ("assumed: n[3-4] have 8 GPUs: the list does not say" in said) == ("|" not in form)
+    assert "n5: jobs have" in said
+    assert "takes no jobs (State=dr" in said
+
+
+def test_a_table_of_sinfo_with_the_gpus_in_use(tmp_path: Path) -> None:
+    rows = (
+        "NODELIST  GRES               GRES_USED                STATE\n"
+        "n1        gpu:h100:8(S:0-1)  gpu:h100:4(IDX:0,2,5-6)  mixed\n"
+        "n2        gpu:h100:8(S:0-1)  gpu:h100:0(IDX:N/A)      idle\n"
+        "cpu1      (null)             gpu:0                    idle\n"
+    )
+    file = tmp_path / "sinfo.txt"
+    file.write_text(rows)
+    found = free_gpus.read(file, preset("dgx-h100", 8))
+    assert found.free.tolist() == [1, 3, 4, 7, *range(8, 16)]
+    assert found.unnumbered == ()
+    file.write_text(rows.replace("gpu:h100:4(IDX:0,2,5-6)  mixed", "mixed"))
+    with pytest.raises(InputError, match=r"line 2 has not the columns of the header"):
+        free_gpus.read(file, preset("dgx-h100", 8))
+
+
+@pytest.mark.parametrize(
+    ("table", "reason"),
+    [
+        ("PARTITION AVAIL TIMELIMIT NODES STATE NODELIST\ncpu up 1 1 idle c1\ngpu up 1 1 idle g1\n",
+         "several partitions, and not which of them have GPUs; name one with sinfo -p"),
+        ("PARTITION AVAIL TIMELIMIT NODES(A/I/O/T) NODELIST\ngpu up 1 1/1/0/2 g[1-2]\n",
+         "counts the nodes of each state"),
+        ("PARTITION AVAIL TIMELIMIT NODES STATE NODELIST\ngpu up 1 1 mix g1\n",
+         "no node with GPUs that are known to be"),
+        ("NODELIST STATE\ng[1- idle\n", "a bracket without its partner"),
+    ],
+)  # fmt: skip
+def test_a_table_of_sinfo_that_does_not_name_free_gpus_is_refused(tmp_path: Path, table: str, reason: str) -> None:
+    file = tmp_path / "sinfo.txt"
+    file.write_text(table)
+    with pytest.raises(InputError, match=re.escape(reason)):
+        free_gpus.read(file, preset("dgx-h100", 8))
+
+
+def _described(name: str, asked: int, more: str = "") -> str:
+    return (
+        f"Name:               {name}\nTaints:             nvidia.com/gpu=present:NoSchedule\n{more}"
+        "Capacity:\n  nvidia.com/gpu:     8\nAllocatable:\n  cpu:                190\n  nvidia.com/gpu:     8\n"
+        "Allocated resources:\n  (Total limits may be over 100 percent)\n  Resource           Requests     Limits\n"
+        f"  cpu                30770m (16%) 54040m (28%)\n  nvidia.com/gpu     {asked}            {asked}\n"
+        "Events:              <none>\n\n"
+    )
+
+
+def test_pods_take_gpus_of_nodes_that_kubectl_describes(tmp_path: Path) -> None:
+    """A cordoned node and one that is not ready have none to give; which GPUs pods have is not said."""
+    closed = "Unschedulable:      true\n"
+    broken = "Conditions:\n  Type   Status  Reason\n  Ready  Unknown KubeletStopped\n"
+    text = _described("n1", 4) + _described("n2", 0, closed) + _described("n3", 0) + _described("n4", 0, broken)
+    (tmp_path / "nodes.txt").write_text(text)
+    found = free_gpus.read(tmp_path / "nodes.txt", preset("dgx-h100", 8))
+    assert found.free.tolist() == [4, 5, 6, 7, *range(16, 24)]
+    assert found.unnumbered == ("n1",)
+    assert found.notes[:2] == (
+        "left out: n2: takes no jobs (Unschedulable)",
+        "left out: n4: takes no jobs (not Ready)",
+    )
+    out, err = phalanx(tmp_path, "cluster", "read", "nodes.txt")[1:]
+    assert "all: n[1-4]" in out
+    assert "n1: jobs have 4 of 8 GPUs" in err
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from phalanx.cli.app import app
 from phalanx.cost.collectives.link import link
 from phalanx.planning.lookup import cluster_named
 from phalanx.planning.search.best_first import price
-from phalanx.spec.cluster.presets import PRESETS, named, preset
+from phalanx.spec.cluster.presets import PRESETS, chip_of, named, preset
 from phalanx.spec.cluster.spec import ClusterSpec
 from phalanx.spec.errors import InputError
 from phalanx.spec.files.cluster_toml import cluster_from_toml
@@ -42,10 +42,12 @@ HEADLINES = {
 def test_a_cluster_is_named_by_its_chip() -> None:
     """The vendor's own node comes first, and what is no chip names nothing."""
     words = {"h100": "dgx-h100", "NVIDIA H200": "dgx-h200", "a100": "dgx-a100", "A100-40GB": "dgx-a100-40gb"}
+    words |= {"a100-80gb": "dgx-a100", "NVIDIA-H100-80GB-HBM3": "dgx-h100", "H200-141GB": "dgx-h200"}
     words |= {"4090": "pcie-rtx4090", "rtx-a6000": "pcie-a6000", "DGX_H100": "dgx-h100", "v5p": "tpu-v5p"}
     assert {word: named(word) for word in words} == words
     assert [named(word) for word in ("h100-pcie", "pcie", "dgx", "rtx", "")] == [None] * 5
     assert preset("h100", 3) == preset("dgx-h100", 3)
+    assert [chip_of(word) for word in ("a6000", "NVIDIA A100-SXM4-80GB", "dgx-h100")] == ["RTX-A6000", "A100", None]
 
 
 @pytest.mark.parametrize("name", PRESETS)

@@ -8,7 +8,7 @@ from phalanx.cost.analytic.chips import chip_name, system_of
 from phalanx.cost.analytic.profile import profile
 from phalanx.planning.search.column_pricing import Pricing
 from phalanx.spec.cluster.calibration import Calibration
-from phalanx.spec.cluster.chips import CHIPS
+from phalanx.spec.cluster.chips import BRIDGE_LINK, BRIDGE_LINKS, CHIPS
 from phalanx.spec.cluster.presets import LikePreset, preset
 from phalanx.spec.cluster.spec import LARGEST_HOST, ClusterSpec
 from phalanx.spec.errors import InputError, nearest
@@ -150,7 +150,10 @@ def require_plausible(cluster: ClusterSpec) -> None:
     """Raise InputError if a link is faster than the device allows: a rate of both directions, or in bits."""
     name = chip_name(cluster.device.name)
     inside, chip = cluster.tiers[0], CHIPS[name]
-    limits = [(inside, chip.link_bytes_per_s, f"{'NVLink' if chip.link_bytes_per_s > _PCIE else 'PCIe'} of {name}")]
+    card = chip.link_bytes_per_s <= _PCIE
+    bridged = card and inside.name == "nvlink"  # two cards with a bridge
+    most = BRIDGE_LINK * BRIDGE_LINKS if bridged else chip.link_bytes_per_s
+    limits = [(inside, most, f"{'PCIe' if card and not bridged else 'NVLink'} of {name}")]
     limits += [(tier, _FASTEST_NIC, "the fastest port of a GPU") for tier in cluster.tiers[1:]]
     for tier, most, what in limits:
         rate = tier.bandwidth_bytes_per_s_per_gpu_per_direction

@@ -118,7 +118,7 @@ def place(
 
     plan PLAN.json: A plan, or a run's folder.
     --free FREE.json: The free GPUs: {"free": {"node0": "0-7", "node[1-3]": "0,2-3"}, ...}; or what scontrol -d show
-        nodes prints.
+        nodes, sinfo or kubectl describe nodes prints.
     search --search/--no-search: Also look for strategies that suit these GPUs better.
     --topology FILE: Leaf switches: a Slurm topology.conf, or the output of ibnetdiscover.
     launcher --for NAME: Write files for slurm, torchrun or kueue; needs --out.
@@ -141,7 +141,7 @@ def place(
     for line in a.free.notes:
         announce(line)
     if out:
-        files = launch_files(launcher, a.placed.placement) if launcher else {}
+        files = launch_files(launcher, a.placed.placement, a.free.unnumbered) if launcher else {}
         out.mkdir(parents=True, exist_ok=True)
         write_json(out / "placement.json", _as_json(a))
         for name, text in files.items():
@@ -216,8 +216,8 @@ def read(
 
     phalanx cluster read topology.conf --like dgx-h100 --out cluster.toml
 
-    file FILE: Slurm's topology.conf or .yaml, or what scontrol, ibnetdiscover, nvidia-smi topo -m, rocm-smi
-        --showtopo or NCCL_TOPO_DUMP_FILE write.
+    file FILE: Slurm's topology.conf or .yaml, or what scontrol, sinfo, kubectl describe nodes, ibnetdiscover,
+        nvidia-smi topo -m, rocm-smi --showtopo or NCCL_TOPO_DUMP_FILE write.
     --like NAME: Preset whose nodes the hosts are like, for switches.
     --device CHIP: The GPUs of the host, such as H100.
     --port-gbit: Gb/s of each of its NICs, for several hosts.

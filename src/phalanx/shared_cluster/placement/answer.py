@@ -31,6 +31,7 @@ from phalanx.shared_cluster.placement.alternatives import PlacedAlternative, alt
 from phalanx.shared_cluster.placement.price import PlacedJob
 from phalanx.shared_cluster.placement.search import Carvings, Placed, place
 from phalanx.shared_cluster.topology import slurm
+from phalanx.shared_cluster.topology.hostlist import compress
 from phalanx.spec.errors import InputError, nearest
 from phalanx.spec.files import plan as plans
 from phalanx.spec.files.job_file import make_strategy
@@ -170,7 +171,7 @@ def answer(
             "free",
             str(free),
             f"has {len(available.free)} free GPUs, but {job.strategy} has {job.strategy.world} ranks",
-            f"plan for at most {len(available.free)} GPUs, or free more",
+            "; ".join([f"plan for at most {len(available.free)} GPUs, or free more", *available.notes]),
         )
     carvings: Carvings = {}
     placed = place(local, available.topology, available.free, carvings=carvings)
@@ -189,10 +190,13 @@ def answer(
 LAUNCHERS = ("slurm", "torchrun", "kueue")
 
 
-def launch_files(launcher: str, p: Placement) -> dict[str, str]:
-    """Return the files, by name, with which a launcher starts each rank where it is placed. Raises InputError for an
-    unknown launcher, or one that cannot."""
+def launch_files(launcher: str, p: Placement, unnumbered: Sequence[str] = ()) -> dict[str, str]:
+    """Return the files, by name, with which a launcher starts each rank where it is placed. `unnumbered`: hosts of
+    which it is not known which GPUs are free. Raises InputError for an unknown launcher, or one that cannot."""
     hosts = [p.topology.hosts[int(host)] for host in p.topology.host[p.gpu]]
+    if launcher != "kueue" and (unsaid := set(hosts) & set(unnumbered)):
+        reason = f"it is not said which GPUs of {compress(sorted(unsaid))} are free, and its files name them"
+        raise InputError("for", launcher, reason, "give --free what scontrol -d show nodes prints")
     gpus = p.topology.index[p.gpu].tolist()
     leaves = len({int(block) for block in p.topology.blocks[-2][p.gpu]}) if len(p.cluster.tiers) > 2 else 1
     if launcher == "slurm":

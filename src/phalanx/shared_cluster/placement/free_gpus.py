@@ -6,7 +6,7 @@
      "wiring": "rails"}
 
 `leaves`, `oversubscription` and `wiring` (tree, rails, pairs: Tier.wiring) may be left out. GPUs are numbered on
-their node from 0. What `scontrol show nodes` prints says them too.
+their node from 0. What `scontrol show nodes`, `sinfo` and `kubectl describe nodes` print says them too, or how many.
 """
 
 import re
@@ -19,7 +19,8 @@ from typing import Any, get_args
 import numpy as np
 
 from phalanx.shared_cluster.topology.hostlist import expand
-from phalanx.shared_cluster.topology.slurm_nodes import free_of, nodes_of
+from phalanx.shared_cluster.topology.reading import nodes_of
+from phalanx.shared_cluster.topology.scheduled_nodes import free_of
 from phalanx.spec.cluster.presets import resized
 from phalanx.spec.cluster.spec import ClusterSpec, Wiring
 from phalanx.spec.cluster.topology import Ints, Topology, of_cluster, of_leaves
@@ -37,7 +38,9 @@ class FreeGpus:
     topology: Topology
     free: Ints
     notes: tuple[str, ...] = ()
-    """Nodes that are left out, and why."""
+    """Nodes that are left out, and why; what is assumed of others."""
+    unnumbered: tuple[str, ...] = ()
+    """Nodes of which it is known how many GPUs are free, and not which."""
 
 
 def read(path: Path, cluster: ClusterSpec, leaves: Mapping[str, Sequence[str]] | None = None) -> FreeGpus:
@@ -45,7 +48,7 @@ def read(path: Path, cluster: ClusterSpec, leaves: Mapping[str, Sequence[str]] |
 
     `leaves`: the nodes of each leaf switch, in place of the file's. Raises InputError.
     """
-    content, notes = _content(path, leaves is not None)
+    content, notes, unnumbered = _content(path, cluster, leaves is not None)
     if not isinstance(content, dict) or not isinstance(content.get("free"), dict):
         raise InputError("free", str(path), "has no table `free`", 'write {"free": {"node0": "0-7"}}')
     for key in content:
@@ -85,21 +88,24 @@ def read(path: Path, cluster: ClusterSpec, leaves: Mapping[str, Sequence[str]] |
                     "free free", host, f"is not a node of the cluster, which has {len(index):,}", _remedy(host, index)
                 )
             free |= {index[host] * cluster.ranks_per_node + i for i in _indices(gpus, host, cluster.ranks_per_node)}
-    return FreeGpus(cluster, topology, np.array(sorted(free), dtype=np.int64), tuple(notes))
+    return FreeGpus(cluster, topology, np.array(sorted(free), dtype=np.int64), notes, unnumbered)
 
 
-def _content(path: Path, has_leaves: bool) -> tuple[Any, list[str]]:
-    """Return what a file of JSON says, or one of `scontrol show nodes`, and which nodes are left out. Raises
-    InputError."""
+def _content(path: Path, cluster: ClusterSpec, has_leaves: bool) -> tuple[Any, tuple[str, ...], tuple[str, ...]]:
+    """Return what a file of JSON says, or a scheduler's list of nodes; what is left out or assumed; and nodes of
+    which only the number of free GPUs is known. Raises InputError."""
     text = read_text(path, "free")
     nodes = nodes_of(text, path.name)
     if not nodes and not text.lstrip().startswith(("{", "[")):
-        reason = "is neither a table `free` in JSON nor what scontrol -d show nodes prints"
-        raise InputError("free", str(path), reason, 'write {"free": {"node0": "0-7"}}')
+        reason = "is neither a table `free` in JSON nor a list of nodes with its header"
+        remedy = "give what scontrol -d show nodes, sinfo or kubectl describe nodes prints"
+        raise InputError("free", str(path), reason, f'write {{"free": {{"node0": "0-7"}}}}, or {remedy}')
     if not nodes:
-        return read_json(path, "free"), []
-    free, notes = free_of(nodes, path.name)
-    return {"free": free} | ({} if has_leaves else {"nodes": ",".join(n.name for n in nodes if n.gpus)}), notes
+        return read_json(path, "free"), (), ()
+    size = cluster.ranks_per_node
+    listed = free_of(nodes, path.name, size, alike=cluster.tiers[0].ranks >= size)
+    names = {} if has_leaves else {"nodes": ",".join(listed.nodes)}
+    return {"free": listed.free} | names, listed.notes, listed.unnumbered
 
 
 def _remedy(host: str, known: Mapping[str, int]) -> str:

@@ -13,17 +13,14 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from phalanx.spec.cluster.chips import CHIPS
-from phalanx.spec.cluster.presets import of_datasheet
+from phalanx.spec.cluster.chips import BRIDGE_LINK, CHIPS
+from phalanx.spec.cluster.presets import chip_of, of_datasheet
 from phalanx.spec.cluster.spec import ClusterSpec, Origin, Tier
 from phalanx.spec.errors import InputError, nearest
 
 KINDS = ("PIX", "PXB", "PHB", "NODE", "SYS")
 """Kinds of PCIe paths, the shortest first."""
 _PCIE, _SOCKETS = 25e9, 25e9  # bytes/s, as the presets of PCIe nodes have it
-_BRIDGE = 14.0625e9
-"""Bytes/s of one link, per direction, of an NVLink bridge between cards: 4 links are 112.5 GB/s both ways (NVIDIA A40
-datasheet)."""
 
 
 @dataclass(frozen=True)
@@ -115,8 +112,9 @@ def cluster(topology: GpuTopology, device: str | None, nodes: int, port_gbit: fl
     device = device or topology.device
     if not device:
         raise InputError("device", None, "is missing: the matrix does not say which GPUs", "e.g. --device H100")
-    if device not in CHIPS:
+    if (known := chip_of(device)) is None:
         raise InputError("device", device, "is not a chip that Phalanx knows", nearest(device, CHIPS))
+    device = known
     port_gbit, count = port_gbit or topology.port_gbit, len(topology.links)
     nics = len(topology.fabric) or (1 if topology.lists_nics else count)
     rack = _rack(topology, device, nodes)
@@ -161,7 +159,7 @@ def _nvlink_tiers(topology: GpuTopology, rate: float, source: str) -> list[Tier]
     connected = bool(reached.all())
     # Cards with bridges have no NVLink rate in their datasheet's row: their links are of PCIe's rate there.
     bridged = not connected and rate <= 64e9
-    each = _BRIDGE if bridged else rate / links.sum(axis=1).max()
+    each = BRIDGE_LINK if bridged else rate / links.sum(axis=1).max()
     parts = [_slice(b) for b in _blocks(count, inner)]
     inside = min(float(links[b, b].sum(axis=1).min()) for b in parts) * each
     origin: Origin = "estimated" if bridged else "published"

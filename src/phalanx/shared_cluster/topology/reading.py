@@ -4,9 +4,12 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from phalanx.shared_cluster.topology import gpus, ibnetdiscover, link_matrix, nccl_xml, slurm, slurm_nodes
+from phalanx.shared_cluster.topology import gpus, ibnetdiscover, link_matrix, nccl_xml, scheduled_nodes, slurm
 from phalanx.shared_cluster.topology.gpus import GpuTopology
 from phalanx.shared_cluster.topology.hostlist import compress
+from phalanx.shared_cluster.topology.kubernetes_nodes import is_kubectl, kubectl_nodes
+from phalanx.shared_cluster.topology.scheduled_nodes import ScheduledNode
+from phalanx.shared_cluster.topology.slurm_nodes import is_sinfo, scontrol_nodes, sinfo_nodes
 from phalanx.spec.cluster.presets import preset
 from phalanx.spec.cluster.spec import ClusterSpec
 from phalanx.spec.cluster.topology import SwitchTree, of_leaves
@@ -43,19 +46,29 @@ def read_topology(path: Path, field: str = "FILE") -> SwitchTree | GpuTopology:
         return link_matrix.read_matrix(text, path.name)
     if re.search(r"^\s*-\s+topology\s*:", text, re.MULTILINE):
         return slurm.read_yaml(text, path.name)
-    if re.search(r"^NodeName=", text, re.MULTILINE):
-        return slurm.read_nodes(text, path.name)
+    if nodes := nodes_of(text, path.name):
+        return slurm.of_nodes([node.name for node in nodes], path.name)
     kinds = (
-        "Slurm's topology.conf, topology.yaml, scontrol show topology or nodes; ibnetdiscover; nvidia-smi topo -m; "
-        "rocm-smi --showtopo; NCCL_TOPO_DUMP_FILE"
+        "Slurm's topology.conf, topology.yaml, scontrol show topology or nodes, sinfo; kubectl describe nodes; "
+        "ibnetdiscover; nvidia-smi topo -m; rocm-smi --showtopo; NCCL_TOPO_DUMP_FILE"
     )
     raise InputError(field, str(path), "is not a topology that Phalanx reads", f"it reads {kinds}")
+
+
+def nodes_of(text: str, file: str) -> list[ScheduledNode]:
+    """Return the nodes that a scheduler lists in a text; none if it is no such list. Raises InputError."""
+    text = _alone(text)
+    if re.search(r"^NodeName=", text, re.M):
+        return scontrol_nodes(text, file)
+    if is_kubectl(text):
+        return kubectl_nodes(text, file)
+    return sinfo_nodes(text, file) if is_sinfo(text) else []
 
 
 def engaged(path: Path) -> list[str]:
     """Return in words which nodes of a scheduler's list take no jobs, or have GPUs that jobs have: they are part of
     the topology. Raises InputError."""
-    return list(slurm_nodes.engaged(slurm_nodes.nodes_of(_alone(read_text(path, "FILE", _LARGEST)), path.name)))
+    return list(scheduled_nodes.engaged(nodes_of(read_text(path, "FILE", _LARGEST), path.name)))
 
 
 def _dumps(text: str, field: str, path: str) -> list[str]:

@@ -14,7 +14,6 @@ from collections.abc import Sequence
 
 from phalanx.frameworks.tables import documents
 from phalanx.shared_cluster.topology.hostlist import compress, expand, require_host_name
-from phalanx.shared_cluster.topology.slurm_nodes import nodes_of
 from phalanx.spec.cluster.topology import SwitchTree
 from phalanx.spec.errors import InputError
 
@@ -83,10 +82,9 @@ def read_yaml(text: str, file: str) -> SwitchTree:
     return checked(SwitchTree(leaves, above), file)
 
 
-def read_nodes(text: str, file: str) -> SwitchTree:
-    """Read what `scontrol show nodes` prints: hosts, of whose switches it says nothing. Raises InputError."""
-    hosts = tuple(node.name for node in nodes_of(text, file))
-    return checked(SwitchTree({"all": hosts} if hosts else {}, {}), file)
+def of_nodes(hosts: Sequence[str], file: str) -> SwitchTree:
+    """Return the tree of hosts of whose switches a scheduler's list says nothing. Raises InputError."""
+    return checked(SwitchTree({"all": tuple(hosts)} if hosts else {}, {}), file)
 
 
 def _fields(line: str, file: str) -> dict[str, str]:

@@ -1,59 +1,121 @@
-"""What `scontrol show nodes` says of each node: its GPUs, those that jobs have, and whether it takes jobs.
+"""What Slurm says of each node: `scontrol show nodes`, and `sinfo` in its own formats and in any of `-o` and `-O`.
 
     NodeName=g1 ... Gres=gpu:h100:8(S:0-1) ... State=MIXED+PLANNED ...
     CfgTRES=cpu=224,gres/gpu=8   AllocTRES=cpu=56,gres/gpu=4
     GresUsed=gpu:h100:4(IDX:0-3)                                 with `scontrol -d`: which of them
 
-States are named in scontrol(1) and joined by `+`; a `*` behind one is a node that does not respond.
+    PARTITION AVAIL  TIMELIMIT  NODES  STATE NODELIST            sinfo: neither how many GPUs nor how many are used
+    gpu*         up 1-00:00:00      2    mix g[1-2]
+    NODELIST  GRES                GRES_USED             STATE    sinfo -N -O NodeList,Gres,GresUsed,StateLong
+    g1        gpu:h100:8(S:0-1)   gpu:h100:4(IDX:0-3)   mixed
+
+States are named in scontrol(1) and sinfo(1), joined by `+` in the one, short or with a sign behind them in the other:
+`*` a node that does not respond, `$` a reservation for maintenance, `@` and `^` a reboot, `!` and `%` one that is
+powered down; `~` and `#` are powered up for a job, `-` is planned for one.
 """
 
 import re
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator
 
-from phalanx.shared_cluster.topology.hostlist import compress, require_host_name
+from phalanx.shared_cluster.topology.hostlist import expand, require_host_name
+from phalanx.shared_cluster.topology.scheduled_nodes import ALL, ScheduledNode
 from phalanx.spec.errors import InputError
 
 _TAKES_JOBS = frozenset(("IDLE", "MIXED", "ALLOCATED", "COMPLETING", "PLANNED", "CLOUD", "DYNAMIC_NORM"))
+_SHORT = {"MIX": "MIXED", "ALLOC": "ALLOCATED", "COMP": "COMPLETING", "PLND": "PLANNED"}
 _COUNT = re.compile(r"gpu(?::[\w.-]+)?:(\d{1,4})(?![\w.-])")
 _USED = re.compile(r"gpu[^,(]*\(IDX:([\d,-]+)\)")
 _MOST = 1024
 """GPUs of a node."""
+_NAMES = ("NODELIST", "HOSTNAMES")
+_HEADER = re.compile(r"^(?=.*\b(NODELIST|HOSTNAMES)\b)(?=.*\b(STATE|NODES\(A/I)).*$", re.M)
+REMEDY = "sinfo -N -O NodeList:30,Gres:40,GresUsed:60,StateLong has the GPUs"
 
 
-@dataclass(frozen=True)
-class SlurmNode:
-    """A node as Slurm has it."""
-
-    name: str
-    state: str
-    gpus: int
-    used: int
-    """GPUs that jobs have."""
-    which: frozenset[int] | None
-    """Their numbers; None: not said."""
-
-    @property
-    def takes_jobs(self) -> bool:
-        """Whether it is neither drained, down, reserved nor silent."""
-        return "*" not in self.state and {re.sub(r"\W", "", s) for s in self.state.split("+")} <= _TAKES_JOBS
+def is_sinfo(text: str) -> bool:
+    """Whether a text has the header of `sinfo`'s table."""
+    return bool(_HEADER.search(text))
 
 
-def nodes_of(text: str, file: str) -> list[SlurmNode]:
+def scontrol_nodes(text: str, file: str) -> list[ScheduledNode]:
     """Read the nodes that `scontrol show nodes` prints, each once. Raises InputError for a name that no host has."""
-    nodes: dict[str, SlurmNode] = {}
+    nodes: dict[str, ScheduledNode] = {}
     for record in re.split(r"^(?=NodeName=)", text, flags=re.M):
         if (name := re.match(r"NodeName=(\S+)", record)) and name[1] not in nodes:
             nodes[require_host_name(name[1], file)] = _node(name[1], record)
     return list(nodes.values())
 
 
-def _node(name: str, record: str) -> SlurmNode:
+def _node(name: str, record: str) -> ScheduledNode:
     fields = {key: value for key, value in re.findall(r"(?:^|\s)([A-Za-z]+)=(\S*)", record)}
-    gpus = sum(map(int, _COUNT.findall(fields.get("Gres", "")))) or _tres(fields.get("CfgTRES", ""))
-    used, listed = _tres(fields.get("AllocTRES", "")), _USED.findall(fields.get("GresUsed", ""))
-    which = frozenset(i for part in ",".join(listed).split(",") if part for i in _range(part))
-    return SlurmNode(name, fields.get("State", "UNKNOWN"), gpus, used, which if len(which) == used else None)
+    gpus = _gpus(fields.get("Gres", "")) or _tres(fields.get("CfgTRES", ""))
+    used, which = _tres(fields.get("AllocTRES", "")), _which(fields.get("GresUsed", ""))
+    state = fields.get("State", "UNKNOWN")
+    return ScheduledNode(name, _closed(state), gpus, used, which if len(which) == used else None)
+
+
+def sinfo_nodes(text: str, file: str) -> list[ScheduledNode]:
+    """Read the nodes of a table of `sinfo`, each once. Raises InputError for rows that are no such table, and for
+    nodes of several partitions where it does not say which have GPUs."""
+    nodes: dict[str, ScheduledNode] = {}
+    partitions: dict[str, set[str]] = {}
+    has_gpus = True
+    for row in _rows(text, file):
+        has_gpus &= "GRES" in row
+        gpus = _gpus(row["GRES"]) if "GRES" in row else None
+        listed, which = row.get("GRES_USED", ""), _which(row.get("GRES_USED", ""))
+        used = _gpus(listed) if listed else _engaged(row["STATE"])
+        for name in expand(next(row[key] for key in _NAMES if key in row), file):
+            partitions.setdefault(name, set()).add(row.get("PARTITION", "").rstrip("*"))
+            known = which if len(which) == used else None
+            nodes.setdefault(name, ScheduledNode(name, _closed(row["STATE"]), gpus, used, known))
+    if not has_gpus and not set.intersection(*partitions.values()):
+        reason = "lists nodes of several partitions, and not which of them have GPUs"
+        raise InputError(file, None, reason, f"name one with sinfo -p; {REMEDY}")
+    return list(nodes.values())
+
+
+def _rows(text: str, file: str) -> Iterator[dict[str, str]]:
+    """Yield the cells of each row by the names of their columns, under the last header above it."""
+    header: list[str] = []
+    for number, line in enumerate(text.split("\n"), 1):
+        cells = [cell.strip() for cell in line.split("|")] if "|" in line else line.split()
+        if _HEADER.match(line):
+            header = cells
+            if "STATE" not in header:
+                raise InputError(file, line.strip(), "counts the nodes of each state, and does not name them", REMEDY)
+        elif header and cells:
+            if len(cells) < len(header) or ("REASON" not in header and len(cells) > len(header)):
+                reason = f"line {number} has not the columns of the header"
+                raise InputError(file, line.strip()[:60], reason, f"cells that run together need more room: {REMEDY}")
+            yield dict(zip(header, cells, strict=False))
+
+
+def _engaged(state: str) -> int | None:
+    """Return how many GPUs jobs have of a node in a state: none, all, or as many as is not said."""
+    bare = _bare(state)
+    return 0 if bare in ("IDLE", "PLANNED") else ALL if bare == "ALLOCATED" else None
+
+
+def _closed(state: str) -> str:
+    """Return why a node in a state takes no jobs; empty if it takes some."""
+    parts = [_SHORT.get(part, part) for part in re.findall(r"[A-Z_]+", state.upper())]
+    return "" if set(parts) <= _TAKES_JOBS and not re.search(r"[*$@^!%]", state) else f"State={state}"
+
+
+def _bare(state: str) -> str:
+    word = re.sub(r"[^A-Z_].*", "", state.upper())
+    return _SHORT.get(word, word)
+
+
+def _gpus(gres: str) -> int:
+    """Return the GPUs of a list of generic resources: gpu:h100:8(S:0-1),nic:4."""
+    return sum(map(int, _COUNT.findall(gres)))
+
+
+def _which(gres: str) -> frozenset[int]:
+    """Return the numbers of the GPUs in use: gpu:h100:4(IDX:0-3)."""
+    return frozenset(i for part in ",".join(_USED.findall(gres)).split(",") if part for i in _range(part))
 
 
 def _tres(text: str) -> int:
@@ -65,36 +127,3 @@ def _tres(text: str) -> int:
 def _range(part: str) -> range:
     first, _, last = part.partition("-")
     return range(int(first or 0), min(int(last or first or 0), _MOST) + 1)
-
-
-def engaged(nodes: Sequence[SlurmNode]) -> Iterator[str]:
-    """Yield in words which nodes take no jobs, and which have GPUs that jobs have."""
-    groups: dict[str, list[str]] = {}
-    for node in nodes:
-        if not node.takes_jobs:
-            groups.setdefault(f"takes no jobs (State={node.state})", []).append(node.name)
-        elif node.used:
-            groups.setdefault(f"jobs have {node.used} of {node.gpus} GPUs", []).append(node.name)
-    for what, names in groups.items():
-        yield f"{compress(names)}: {what}"
-
-
-def free_of(nodes: Sequence[SlurmNode], file: str) -> tuple[dict[str, list[int]], list[str]]:
-    """Return the free GPUs of each node that takes jobs, and what is left out in words. A node of which it is not
-    said which GPUs jobs have is left out. Raises InputError where none is free."""
-    free: dict[str, list[int]] = {}
-    unsaid: list[str] = []
-    for node in nodes:
-        if not node.takes_jobs or node.used >= node.gpus:
-            continue
-        if node.which is None:
-            unsaid.append(node.name)
-        else:
-            free[node.name] = [i for i in range(node.gpus) if i not in node.which]
-    remedy = "print it with scontrol -d show nodes, whose GresUsed says it"
-    said = [f"left out: {line}" for line in engaged([n for n in nodes if n.name not in (*free, *unsaid)])]
-    if unsaid:
-        said.append(f"left out: {compress(unsaid)}: which of their GPUs are free is not said: {remedy}")
-    if not free:
-        raise InputError("free", file, "has no node with GPUs that are free", "; ".join(said)[:300])
-    return free, said

@@ -15,6 +15,9 @@ from phalanx.spec.number_formats import COMPUTED, MULTIPLIED, NumberFormat
 from phalanx.spec.rows import Rows, record
 
 MIB = 2**20
+BRIDGE_LINK, BRIDGE_LINKS = 14.0625e9, 4
+"""Bytes/s of one link in one direction of an NVLink bridge between two cards, and links of a bridge: 112.5 GB/s both
+ways (NVIDIA A40 datasheet)."""
 CONTEXT_BYTES = 2048 * MIB
 """What CUDA's context, cuBLAS's workspaces and NCCL's buffers take of a device, about."""
 

@@ -89,13 +89,31 @@ def of_datasheet(name: str, device: Device, size: int, nodes: int, tiers: tuple[
 
 def named(text: str) -> str | None:
     """Return the preset that a text names: by itself, however it is written, or by its chip, whose vendor's own node
-    comes first (h100, NVIDIA H200, rtx4090). None for any other text."""
-    name = re.sub(r"^(?:nvidia|amd|intel|google)-|-sxm\d?$", "", re.sub(r"[\s_]+", "-", text.strip().lower()))
+    comes first (h100, NVIDIA H200, rtx4090, a100-80gb). None for any other text."""
+    name = _plain(text)
     if name in PRESETS:
         return name
-    chip = re.sub(r"^(?:rtx|tpu)-?", "", name)
-    having = [known for known, row in PRESETS.items() if chip == re.sub(r"^(?:rtx|tpu)-", "", row.chip.lower())]
-    return next((known for known in having if known == f"dgx-{chip}"), having[0] if having else None)
+    having = [known for known, row in PRESETS.items() if _is_chip(name, row.chip)]
+    return next((known for known in having if known == f"dgx-{name}"), having[0] if having else None)
+
+
+def chip_of(text: str) -> str | None:
+    """Return the chip that a text names, however a person or a driver writes it: a6000, NVIDIA A100-SXM4-80GB. None
+    for any other text."""
+    return next((known for known in CHIPS if _is_chip(_plain(text), known)), None)
+
+
+def _plain(text: str) -> str:
+    return re.sub(
+        r"^(?:nvidia|amd|intel|google)-|-sxm\d?(?=-|$)|-hbm\d\w?$", "", re.sub(r"[\s_]+", "-", text.strip().lower())
+    )
+
+
+def _is_chip(name: str, chip: str) -> bool:
+    """Whether a plain name is a chip's, with or without the memory that it has."""
+    short = re.sub(r"^(?:rtx|tpu)-?", "", name)
+    bare = re.sub(r"^(?:rtx|tpu)-", "", chip.lower())
+    return short in (bare, f"{bare}-{CHIPS[chip].device.rpartition('-')[2].lower()}")
 
 
 _BY_CORES = ("v2", "v3", "v4", "v5p")

@@ -1,0 +1,61 @@
+"""What `kubectl describe nodes` says of each node: the GPUs that its device plugin offers, those that pods ask for,
+and whether the scheduler puts pods there.
+
+    Name:               gpu-1
+    Taints:             node.kubernetes.io/unschedulable:NoSchedule
+    Unschedulable:      true
+    Conditions:         ... Ready  True ...
+    Allocatable:        ... nvidia.com/gpu:  8
+    Allocated resources:
+      nvidia.com/gpu     4            4
+
+A node's own taints (node.kubernetes.io/) close it; others, such as nvidia.com/gpu, are tolerated by the pods that
+they are for. Which GPUs of a node pods have, only their device plugin knows.
+"""
+
+import re
+
+from phalanx.shared_cluster.topology.hostlist import require_host_name
+from phalanx.shared_cluster.topology.scheduled_nodes import ScheduledNode
+
+_RECORD = re.compile(r"^(?=Name:\s+\S)", re.M)
+_SECTION = r"^{}:\s*\n((?:[ \t]+.*\n?)*)"
+_GPUS = re.compile(r"^\s+[\w.-]+/gpu:\s+(\d{1,4})\s*$", re.M)
+_ASKED = re.compile(r"^\s+[\w.-]+/gpu\s+(\d{1,4})\b", re.M)
+_NOT_READY = re.compile(r"^\s+Ready\s+(False|Unknown)\b", re.M)
+_TAINT = re.compile(r"\bnode\.kubernetes\.io/([\w-]+)\S*:No(?:Schedule|Execute)")
+
+
+def is_kubectl(text: str) -> bool:
+    """Whether a text is what `kubectl describe nodes` prints."""
+    return bool(re.search(r"^Allocatable:", text, re.M) and _RECORD.search(text))
+
+
+def kubectl_nodes(text: str, file: str) -> list[ScheduledNode]:
+    """Read the nodes of `kubectl describe nodes`, each once. Raises InputError for a name that no host has."""
+    nodes: dict[str, ScheduledNode] = {}
+    for record in _RECORD.split(text):
+        name = re.match(r"Name:\s+(\S+)", record)
+        if name and "Allocatable:" in record:
+            nodes.setdefault(require_host_name(name[1], file), _node(name[1], record))
+    return list(nodes.values())
+
+
+def _node(name: str, record: str) -> ScheduledNode:
+    gpus, asked = _GPUS.findall(_section("Allocatable", record)), _section("Allocated resources", record)
+    used = sum(map(int, _ASKED.findall(asked))) if _ASKED.search(asked) else None if gpus else 0
+    return ScheduledNode(name, _closed(record), sum(map(int, gpus)), used)
+
+
+def _section(title: str, record: str) -> str:
+    section = re.search(_SECTION.format(title), record, re.M)
+    return section[1] if section else ""
+
+
+def _closed(record: str) -> str:
+    if re.search(r"^Unschedulable:\s+true", record, re.M):
+        return "Unschedulable"
+    if _NOT_READY.search(_section("Conditions", record)):
+        return "not Ready"
+    taint = _TAINT.search(record)
+    return f"taint {taint[1]}" if taint else ""
