@@ -66,7 +66,7 @@ def goodput(
     --repair 1d: Time until a failed node is back.
     --elastic: Without a spare, work on with one replica fewer.
     --price 2.5: Price of a GPU-hour, in any currency; by default the published one of its chip.
-    --trials N: Trainings that are simulated.
+    --trials N: Simulated trainings.
     --seed N: Seed of the simulation.
     """
     from phalanx.answers.question.question import read as read_question

@@ -206,15 +206,17 @@ def memory(
     weights: str = "bf16",
     cache: str = "bf16",
     memory: float | None = None,
+    engine: str = "vllm",
 ) -> None:
-    """Tabulate the KV cache of a model, and the requests that fit under each layout.
+    """Tabulate a model's KV cache, and the requests that fit under each layout.
 
-    --weights bf16|fp8|int4|nvfp4: Type of the weights.
-    memory --memory 0.9: Share of a GPU's memory that the engine uses.
+    --weights bf16|fp8|int4|nvfp4: Type of weights.
+    memory --memory 0.9: Share of a GPU's memory.
+    --engine vllm|sglang|trtllm: Engine.
     """
     from phalanx.serving.question import price_of
 
-    price = price_of(model, cluster, gpus, weights, cache, memory)
+    price = price_of(model, cluster, gpus, weights, cache, memory, engine)
     _tabulate("memory", _memory, output, price, model, gpus, seq)
 
 

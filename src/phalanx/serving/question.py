@@ -12,10 +12,9 @@ from phalanx.planning.expense.rates import rates_on, read_rates, require_counted
 from phalanx.serving.cost.adapters import HOST_BYTES_PER_S, adapter_bytes
 from phalanx.serving.cost.checkpoint import BLOCKWISE, of_checkpoint, scale_block
 from phalanx.serving.cost.layout import ServingLayout
-from phalanx.serving.cost.roofline import LARGE_EP, LargeEp, ServingPrice, memory_share
+from phalanx.serving.cost.roofline import LARGE_EP, LargeEp, ServingPrice
 from phalanx.serving.cost.shape import shape_of
 from phalanx.serving.cost.step import BYTES
-from phalanx.serving.cost.workspace import workspace_bytes
 from phalanx.serving.request import ServingRequest
 from phalanx.serving.search.question import MOST_GPUS, OBJECTIVES, Objective, ServingQuestion
 from phalanx.serving.search.space import illegal, layouts
@@ -39,9 +38,9 @@ MODES = {"both": ("aggregated", "disaggregated"), "aggregated": ("aggregated",),
 
 
 def price_of(
-    model: str, cluster: str, gpus: int, weights: str, cache: str, memory: float | None = None
+    model: str, cluster: str, gpus: int, weights: str, cache: str, memory: float | None = None, name: str = "vllm"
 ) -> ServingPrice:
-    """Return the price of serving a model on a cluster, under vLLM with a share of a GPU's memory. Raises
+    """Return the price of serving a model on a cluster, under an engine with its share of a GPU's memory. Raises
     InputError."""
     _require_share(memory)
     spec = of_checkpoint(questions.model_named(model)[0], model)
@@ -49,9 +48,7 @@ def price_of(
     described = questions.cluster_named(cluster)(gpus)
     chip = chip_name(described.device.name)
     require_types(weights, cache, CHIPS[chip].generation, chip)
-    workspace = workspace_bytes(spec, described.device)
-    share = memory_share(memory, "vllm", described.device.memory_bytes, workspace)
-    return ServingPrice(spec, described, "vllm", weights, cache, memory_share=share)
+    return ServingPrice(spec, described, engine(name).name, weights, cache, memory_share=memory)
 
 
 def _require_share(memory: float | None) -> None:
@@ -301,7 +298,6 @@ def ask(request: ServingRequest) -> NamedQuestion:
     concurrency = request.concurrency or at_once * requests
     rates = rates_on(described.device.name, read_rates(request.rates, request.price), ("serving", "decode"))
     require_counted(rates, request.objective)
-    workspace = workspace_bytes(spec, described.device, request.chunk, request.slots)
     q = ServingQuestion(
         model=spec,
         cluster=described,
@@ -321,8 +317,8 @@ def ask(request: ServingRequest) -> NamedQuestion:
         cache=request.cache,
         page_tokens=page_tokens(row, spec, BYTES[request.cache]),
         slots=request.slots or 0,
-        memory_share=memory_share(request.memory, row.name, described.device.memory_bytes, workspace),
-        workspace=workspace,
+        memory_share=request.memory,
+        step_tokens=request.chunk,
         scale_block=block,
         chunks=(request.chunk,) if request.chunk else _CHUNKS,
         modes=MODES[request.mode],

@@ -111,7 +111,9 @@ def lines(a: ServingAnswer, kept: tuple[float, float, int], cost: str) -> list[s
         out.append(f"these figures are of what is left when {lost(q)} {'is' if q.lost[0] == 1 else 'are'} lost")
     cache_bytes, state_bytes, fits = kept
     state = f" and {state_bytes:,.0f} of states per request" if state_bytes else ""
-    held = f"KV cache: {cache_bytes:,.0f} bytes per token{state}; "
+    workers = c.groups[-1]
+    engine = f"{workers.cache_tokens // workers.layout.attention_dp:,} tokens in an engine"
+    held = f"KV cache: {cache_bytes:,.0f} bytes per token{state}, {engine}; "
     held += f"{fits:,} requests of {q.input:,} + {q.output:,} tokens fit"
     out.append(held + (f"; {o.preemptions:,} preemptions" if o.preemptions else ""))
     out.append(f"{a.evaluated:,} candidates in their steady state, {a.simulated:,} of them simulated")

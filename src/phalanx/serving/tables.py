@@ -93,7 +93,7 @@ def room(price: ServingPrice, seq: int, layouts: Sequence[ServingLayout]) -> She
             "per GPU [count]",
         ),
         rows,
-        f"weights and cache have {price.room}: --memory sets the share. "
+        f"weights and cache have {price.room(layouts[0])}: --memory sets the share. "
         "cache of a token: on a GPU that has it, in all layers; KV heads are duplicated where tp is more than "
         "their number. Layers with a window keep no more of a request than the window, so that more tokens fit"
         + (f". {share:.0%} of the layers' weights stay in 16 bits, as the checkpoint keeps them" if share else ""),

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from phalanx.planning.lookup import model_named
-from phalanx.serving.cost.roofline import ServingPrice, memory_share
+from phalanx.serving.cost.layout import ServingLayout
+from phalanx.serving.cost.roofline import ServingPrice
 from phalanx.serving.cost.workspace import GRAPHS, step_limits, workspace_bytes
 from phalanx.spec.cluster.presets import preset
 from phalanx.spec.cluster.spec import GIB
@@ -34,7 +36,7 @@ def test_a_card_of_24_gb_keeps_no_4_gib(cluster: str) -> None:
     assert 1.1 < _gib("llama3-8b", cluster) < 1.9
     assert step_limits(preset(cluster, 1).device) == (2048, 256)
     price = ServingPrice(model_named("llama3-8b")[0], preset(cluster, 1), "vllm", "bf16", "bf16")
-    assert f"less {_gib('llama3-8b', cluster):.1f} GiB of workspace" in price.room
+    assert f"less {_gib('llama3-8b', cluster):.1f} GiB of workspace" in price.room(ServingLayout())
 
 
 def test_it_grows_with_what_it_is_made_of() -> None:
@@ -47,9 +49,46 @@ def test_it_grows_with_what_it_is_made_of() -> None:
     assert many - few == pytest.approx(8192 * (6 * model.ffn + 4 * model.hidden))
 
 
-def test_sglang_leaves_it_out_of_its_share() -> None:
-    cluster, model = preset("dgx-h100", 1), model_named("llama3-8b")[0]
-    kept, whole = workspace_bytes(model, cluster.device), cluster.device.memory_bytes
-    share = memory_share(0.85, "sglang", whole, kept)
-    price = ServingPrice(model, cluster, "sglang", "bf16", "bf16", memory_share=share)
-    assert price.bytes_for_weights == pytest.approx(0.85 * whole)
+@pytest.mark.parametrize(
+    ("measured", "model", "cluster", "gpus", "engine", "types", "layout", "limits"),
+    [
+        (16.46, "Qwen/Qwen3-235B-A22B", "dgx-h100", 4, "sglang", ("fp8", "bf16"), ServingLayout(4, 1, 1, 4, 1),
+         {"memory_share": 0.93}),
+        (52.51, "meta-llama/Llama-3.1-8B", "dgx-h100", 1, "trtllm", ("fp8", "fp8"), ServingLayout(),
+         {"memory_share": 0.8, "step_tokens": 23_552, "slots": 4096}),
+    ],
+)  # fmt: skip
+def test_an_engine_has_as_much_for_its_cache_as_its_log_says(
+    measured: float, model: str, cluster: str, gpus: int, engine: str, types: tuple[str, str],
+    layout: ServingLayout, limits: dict[str, Any],
+) -> None:  # fmt: skip
+    """Within 4 %, in GiB of a GPU. SGLang at --mem-fraction-static 0.93 (vllm-project/vllm#21348: K and V size of
+    8.23 GB each); TensorRT-LLM's largest batch of CUDA graphs was 4,096 (NVIDIA/TensorRT-LLM#6294)."""
+    price = ServingPrice(model_named(model)[0], preset(cluster, 1), engine, *types, **limits)
+    room = price.cache_tokens(layout) * price.cache_bytes_per_gpu(layout) / GIB
+    assert room == pytest.approx(measured, rel=0.04)
+
+
+def _share(model: str, cluster: str, layout: ServingLayout) -> float:
+    found = ServingPrice(model_named(model)[0], preset(cluster, 1), "sglang", "bf16", "bf16")
+    return found.bytes_for_weights(layout) / found.cluster.device.usable_bytes
+
+
+def test_sglang_chooses_its_share_by_its_own_rule() -> None:
+    """0.828 of an H100 for Qwen3-32B (sgl-project/sglang#29092), which is its rule over two; and less where attention
+    groups pad."""
+    assert _share("Qwen/Qwen3-32B", "dgx-h100", ServingLayout(2, 1, 1, 2, 1)) == pytest.approx(0.828, abs=5e-4)
+    apart = ServingLayout(1, 1, 8, 8, 1)
+    assert _share("deepseek-ai/DeepSeek-V3.2", "dgx-b200", apart) < 0.76
+    assert _share("llama3-8b", "pcie-rtx4090", ServingLayout()) > _share("llama3-8b", "pcie-rtx4090", apart)
+
+
+def test_an_engine_is_told_its_share_in_its_own_words() -> None:
+    model, cluster, x = model_named("llama3-8b")[0], preset("dgx-h100", 1), ServingLayout()
+    told = {e: ServingPrice(model, cluster, e, "bf16", "bf16", memory_share=0.85) for e in ("sglang", "trtllm")}
+    usable = cluster.device.usable_bytes
+    assert told["sglang"].bytes_for_weights(x) == pytest.approx(0.85 * usable)
+    assert "85.0% of 77.6 GiB: --mem-fraction-static" in told["sglang"].room(x)
+    assert "the cache has 85% of what weights leave" in told["trtllm"].room(x)
+    half = ServingPrice(model, cluster, "trtllm", "bf16", "bf16", memory_share=0.425)
+    assert told["trtllm"].cache_tokens(x) == pytest.approx(2 * half.cache_tokens(x), rel=1e-4)

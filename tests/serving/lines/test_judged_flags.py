@@ -107,6 +107,20 @@ def test_a_variable_behind_a_flag_without_value_is_named() -> None:
     assert list(line.caveats()) == ["missing: $MORE may hold more flags, and the script does not set it"]
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "export VLLM_PP_LAYER_PARTITION=16,32 VLLM_LOGGING_LEVEL=DEBUG\nvllm serve m/x",
+        "VLLM_PP_LAYER_PARTITION=16,32 CUDA_DEVICE_ORDER=PCI_BUS_ID vllm serve m/x",
+        "docker run -e VLLM_PP_LAYER_PARTITION=16,32 -e VLLM_API_KEY=s --gpus all vllm/vllm-openai --model m/x",
+    ],
+)
+def test_what_an_engine_reads_of_its_environment_is_named(text: str) -> None:
+    (line,) = lines(text)
+    said = "not judged: VLLM_PP_LAYER_PARTITION in its environment: layout, time or memory may differ"
+    assert list(line.caveats()) == [said]
+
+
 def test_parts_of_one_server_are_one() -> None:
     text = "for R in 0 1; do ssh n$R vllm serve m/x --nnodes 2 --node-rank $R --master-addr n0; done"
     assert len(lines(text)) == 1

@@ -94,6 +94,12 @@ def test_lines_and_options_give_one_answer(examples: int, tmp_path: Path) -> Non
             "vllm serve casperhansen/llama-3-70b-instruct-awq --kv-cache-dtype fp8_e5m2",
             {"weights": "int4", "cache": "fp8"},
         ),
+        (
+            "trtllm-serve meta-llama/Llama-3.1-8B --kv_cache_free_gpu_memory_fraction 0.8",
+            {"memory": 0.8, "cache": "bf16"},
+        ),
+        ("vllm serve nvidia/Llama-3.1-8B-Instruct-FP8", {"weights": "fp8", "cache": "fp8"}),
+        ("vllm serve nvidia/Llama-3.1-8B-Instruct-FP8 --kv-cache-dtype bfloat16", {"cache": "bf16"}),
     ],
 )
 def test_a_server_says_model_layout_and_limits(tmp_path: Path, text: str, fields: dict[str, Any]) -> None:

@@ -24,9 +24,9 @@ from phalanx.serving.cost.step import (
     step_parts,
 )
 from phalanx.serving.cost.step import weight_bytes as bytes_of_weights
-from phalanx.serving.cost.workspace import workspace_bytes
+from phalanx.serving.cost.workspace import MemoryRule
 from phalanx.spec.cluster.chips import CHIPS
-from phalanx.spec.cluster.spec import GIB, ClusterSpec
+from phalanx.spec.cluster.spec import ClusterSpec
 from phalanx.spec.model.spec import ModelSpec
 
 LargeEp = Literal["auto", "on", "off"]
@@ -34,16 +34,6 @@ LargeEp = Literal["auto", "on", "off"]
 auto: where they lie over more GPUs than share NVLink, whose other kernels would send every token over the network
 once for each of its experts."""
 LARGE_EP: tuple[LargeEp, ...] = get_args(LargeEp)
-MEMORY_SHARE = 0.92
-"""Share of a GPU's memory that engines use."""
-
-
-def memory_share(option: float | None, engine: str, memory_bytes: float, workspace: float) -> float:
-    """Return the share of a GPU's memory for weights, cache and workspace by an engine's own option: SGLang's
-    --mem-fraction-static leaves the workspace out (server_args.py). None: what engines use by themselves."""
-    if option is None:
-        return MEMORY_SHARE
-    return min(1.0, option + (workspace / memory_bytes if engine == "sglang" else 0.0))
 
 
 @dataclass(frozen=True)
@@ -57,11 +47,13 @@ class ServingPrice:
     cache: str
     expert_weights: str = ""
     """Type of routed experts' weights; empty: as `weights`."""
-    memory_share: float = MEMORY_SHARE
-    """Share of a GPU's memory that the engine uses: weights, cache and workspace."""
     large_ep: LargeEp = "auto"
-    workspace: float = 0.0
-    """Bytes beyond weights and cache; 0: with steps as large as the engine makes them by itself."""
+    memory_share: float | None = None
+    """The engine's own option of the share of a GPU's memory; None: its default."""
+    step_tokens: int | None = None
+    """Tokens of a step of an attention group; None: as many as the engine takes by itself."""
+    slots: int | None = None
+    """The most requests at once; None: as many as the engine takes by itself."""
 
     @cached_property
     def shape(self) -> ServingShape:
@@ -119,22 +111,18 @@ class ServingPrice:
         """Bytes of weights on the fullest GPU."""
         return float(bytes_of_weights(self.shape, self.split(x)))
 
-    @property
-    def bytes_for_weights(self) -> float:
-        """Bytes of a GPU for weights and cache: the engine's share of its memory, less the workspace."""
-        return self.cluster.device.memory_bytes * self.memory_share - self.kept_bytes
-
     @cached_property
-    def kept_bytes(self) -> float:
-        """Bytes of a GPU for activations, graphs and libraries."""
-        return self.workspace or workspace_bytes(self.model, self.cluster.device)
+    def memory(self) -> MemoryRule:
+        """How the engine divides a GPU's memory."""
+        return MemoryRule(self.engine.partition(" ")[0], self.memory_share, self.step_tokens, self.slots)
 
-    @property
-    def room(self) -> str:
-        """The bytes for weights and cache in words, derived from the device's memory."""
-        whole = self.cluster.device.memory_bytes / GIB
-        share = f"{self.memory_share:.0%} of {whole:.1f} GiB"
-        return f"{self.bytes_for_weights / GIB:.1f} GiB ({share}, less {self.kept_bytes / GIB:.1f} GiB of workspace)"
+    def bytes_for_weights(self, x: ServingLayout) -> float:
+        """Bytes of a GPU for weights and cache under a layout."""
+        return self.memory.room(self.model, self.cluster.device, x, self.is_large(x))
+
+    def room(self, x: ServingLayout) -> str:
+        """The bytes for weights and cache in words."""
+        return self.memory.words(self.model, self.cluster.device, x, self.is_large(x))
 
     def cache_tokens(self, x: ServingLayout, length: int = 0) -> int:
         """Tokens whose cache one copy holds; 0 where weights leave no room.
@@ -142,7 +130,7 @@ class ServingPrice:
         Of requests of `length` tokens: layers with a sliding window keep no more of each than the window, so that
         more of them fit. 0: all tokens in all layers.
         """
-        room = self.bytes_for_weights - self.weight_bytes(x)
+        room = (self.bytes_for_weights(x) - self.weight_bytes(x)) * self.memory.cache_share
         each = (
             request_bytes(self.shape, self.split(x), length) / length / x.pp
             if length

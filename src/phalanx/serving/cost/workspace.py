@@ -7,11 +7,21 @@ determine_available_memory; gpu_model_runner.py, profile_run):
     a sample    requests at once x vocabulary x 24 bytes: logits in fp32, sorted, with their indices in int64,
                 probabilities and their sum (vllm/v1/sample/ops/topk_topp_sampler.py, apply_top_k_top_p)
 
-the larger of the two, and the residual stream. SGLang and TensorRT-LLM keep as much, as far as they publish it.
+the larger of the two, and the residual stream.
+
+SGLang measures nothing: it leaves a share of what is free before weights are loaded, by a rule of its own from the
+GPU, the tokens of a prompt's step and the layout (sglang/srt/arg_groups, handle_gpu_memory_settings; at 11e7c9e0,
+server_args.py:3323; model_runner.py, profile_max_num_token). TensorRT-LLM runs its largest step of prompts and gives
+the cache a share of what that leaves (tensorrt_llm/_torch/pyexecutor/_util.py, configure_kv_cache_capacity and
+_cal_max_memory): the layer, the residual stream and, of its CUDA graphs, the logits.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
+from phalanx.serving.cost.layout import ServingLayout
+from phalanx.spec.cluster.chips import MIB
 from phalanx.spec.cluster.spec import GIB, Device
 from phalanx.spec.model.spec import ModelSpec
 
@@ -40,8 +50,94 @@ def workspace_bytes(
     limits. Of one GPU: tensor parallelism splits a layer, and no sample."""
     most_tokens, most = step_limits(device)
     tokens, requests = tokens or most_tokens, requests or most
+    sample = requests * model.vocab * _A_LOGIT
+    return float(GRAPHS + LIBRARIES + max(_layer(model, tokens), sample) + tokens * model.hidden * _A_TOKEN)
+
+
+def _layer(model: ModelSpec, tokens: int) -> float:
+    """Return the bytes of a layer's largest activations."""
     x = model.experts
     width = max(model.ffn, 0 if x is None else x.top_k * x.ffn + x.shared_ffn)
-    layer = tokens * 3 * width * 2
-    sample = requests * model.vocab * _A_LOGIT
-    return float(GRAPHS + LIBRARIES + max(layer, sample) + tokens * model.hidden * _A_TOKEN)
+    return tokens * 3 * width * 2
+
+
+_TRTLLM_TOKENS, _TRTLLM_GRAPH, _TRTLLM_LOGIT = 8192, 128, 6
+"""Tokens of TensorRT-LLM's step (commands/serve.py), the largest batch of its CUDA graphs (llm_args.py,
+validate_cuda_graph_config), and bytes of a logit: of 16 bits, and made fp32 (modules/logits_processor.py)."""
+
+
+@dataclass(frozen=True)
+class MemoryRule:
+    """How an engine divides a GPU's memory, by its own option."""
+
+    engine: str = "vllm"
+    share: float | None = None
+    """--gpu-memory-utilization, --mem-fraction-static or free_gpu_memory_fraction; None: the engine's own."""
+    tokens: int | None = None
+    """Of a step of an attention group; None: as many as the engine takes."""
+    requests: int | None = None
+    """The most at once; None: as many as the engine takes."""
+
+    def room(self, model: ModelSpec, device: Device, x: ServingLayout, large: bool = False) -> float:
+        """Return the bytes of a GPU for weights and cache. `large`: experts with DeepEP."""
+        if self.engine == "sglang":
+            return device.usable_bytes * (self.share or _sglang_share(model, device, x, self.tokens, large))
+        if self.engine == "trtllm":
+            tokens = self.tokens or _TRTLLM_TOKENS
+            logits = min(self.requests or _TRTLLM_GRAPH, _TRTLLM_GRAPH) * model.vocab * _TRTLLM_LOGIT
+            return device.usable_bytes - GRAPHS - _layer(model, tokens) - tokens * model.hidden * _A_TOKEN - logits
+        kept = workspace_bytes(model, device, self.tokens, self.requests)
+        return device.memory_bytes * (self.share or VLLM_SHARE) - kept
+
+    @property
+    def cache_share(self) -> float:
+        """The share of what weights leave that the cache has."""
+        return (self.share or TRTLLM_SHARE) if self.engine == "trtllm" else 1.0
+
+    def words(self, model: ModelSpec, device: Device, x: ServingLayout, large: bool = False) -> str:
+        """Return the bytes for weights and cache in words, derived from the device's memory."""
+        room, whole, usable = self.room(model, device, x, large), device.memory_bytes, device.usable_bytes
+        if self.engine == "sglang":
+            how = f"{room / usable:.1%} of {usable / GIB:.1f} GiB: --mem-fraction-static"
+        elif self.engine == "trtllm":
+            left = f"the cache has {self.cache_share:.0%} of what weights leave"
+            how = f"{whole / GIB:.1f} GiB less {(whole - room) / GIB:.1f} GiB of workspace; {left}"
+        else:
+            share = self.share or VLLM_SHARE
+            how = f"{share:.0%} of {whole / GIB:.1f} GiB, less {(share * whole - room) / GIB:.1f} GiB of workspace"
+        return f"{room / GIB:.1f} GiB ({how})"
+
+
+VLLM_SHARE, TRTLLM_SHARE = 0.92, 0.9
+"""What vLLM takes of a GPU (vllm/config/cache.py:215), and what TensorRT-LLM's cache takes of what is left
+(llm_args.py, KvCacheConfig)."""
+_SGLANG_STEPS = ((20, 2048, 8, 8), (35, 4096, 48, 160), (60, 4096, 32, 160), (160, 8192, 256, 512))
+"""GiB of memory up to which -> tokens of a step, and the largest batch of CUDA graphs with fewer than 4 GPUs and with
+more."""
+_SGLANG_MOST = (16384, 512, 512)
+_PREFILL_GRAPHS = ((32, 4), (256, 16), (512, 32), (1024, 64), (4096, 256), (1 << 30, 512))
+"""Up to how many tokens graphs of prompts are captured, and in which steps."""
+
+
+def _sglang_share(model: ModelSpec, device: Device, x: ServingLayout, tokens: int | None, large: bool) -> float:
+    """Return the share of its memory that SGLang gives to weights and cache, by its own rule, in MiB."""
+    memory = device.memory_bytes / MIB
+    chunk, few, many = next((own for most, *own in _SGLANG_STEPS if memory < most * 1024), _SGLANG_MOST)
+    groups, gpus = x.attention_dp, x.gpus
+    chunk = tokens * groups if tokens else chunk  # which attention groups share
+    batch = few if x.width < 4 else many
+    latent = model.latent is not None
+    kept = 512 + 1.5 * max(chunk, 2048) + gpus / 8 * 1024 + 2 * batch
+    if groups > 1:
+        kept += batch * groups * (4.5 if batch > 300 else 3)
+    kept += 1536 if latent else 8 * _captured(chunk)
+    return max(memory - max(kept, 10 * 1024 if memory > 60 * 1024 else 0) - (2048 if large else 0), 0.0) / memory
+
+
+def _captured(most: int) -> int:
+    """Return how many graphs of prompts of up to `most` tokens are captured."""
+    count = below = 0
+    for edge, step in _PREFILL_GRAPHS:
+        count += max(min(edge, most) - below, 0) // step
+        below = edge
+    return count

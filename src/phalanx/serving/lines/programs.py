@@ -6,7 +6,7 @@ before a program are passed over. Nothing is run.
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from functools import cache
 from pathlib import Path
@@ -80,6 +80,8 @@ class Line:
     left: tuple[str, ...] = ()
     """Variables among its words that the script does not set."""
     pods: ServerPods = field(default_factory=ServerPods)
+    variables: tuple[str, ...] = ()
+    """Variables of the engine's own that are set for it and may change what it does."""
 
     @property
     def fields(self) -> dict[str, Any]:
@@ -104,6 +106,8 @@ class Line:
         for name, value in self.flags.items():
             if is_open(str(value)) and (verdict := self.program.verdict(name)) and verdict.effect != "none":
                 yield f"missing: {self.written[name]} is {plain(str(value))}, which the script does not set"
+        if self.variables:
+            yield f"not judged: {', '.join(self.variables)} in its environment: layout, time or memory may differ"
         if self.left:
             yield f"missing: {', '.join(self.left)} may hold more flags, and the script does not set it"
 
@@ -142,8 +146,25 @@ def lines(
             alike = [w for i, w in enumerate(rest) if not _PLACES.match(w) and not (i and _PLACES.match(rest[i - 1]))]
             first = max((number for number in pods or {} if number <= invocation.line), default=0)
             line = _line(program, rest, invocation.line, (pods or {}).get(first, ServerPods()))
+            line = replace(line, variables=_variables(invocation.words, invocation.environment))
             started.setdefault((program.title, *alike), line)
     return list(started.values())
+
+
+_OWN = re.compile(r"(VLLM|SGLANG|SGL|TRTLLM|TLLM)_\w+")
+_HARMLESS = re.compile(
+    r"LOG|API_KEY|CACHE_ROOT|CACHE_DIR|PORT|HOST|_IP\b|TIMEOUT|DEBUG|TRACE|USAGE|TRACK|MODELSCOPE|PLUGINS|SO_PATH|"
+    r"MULTIPROC_METHOD|USE_V1|HEARTBEAT|BOOTSTRAP|SLEEP|WAITING|METRICS|PROFILER"
+)
+"""Parts of the names of variables that change neither layout nor time nor memory."""
+
+
+def _variables(words: Sequence[str], environment: Mapping[str, str]) -> tuple[str, ...]:
+    """Return the variables of serving engines that are set for a line, but for harmless ones: in its environment, and
+    among the words before its program, as `env` and `docker run -e` have them."""
+    assigned = [word.partition("=")[0] for word in words if "=" in word]
+    named = [name for name in (*environment, *assigned) if _OWN.fullmatch(name) and not _HARMLESS.search(name)]
+    return tuple(dict.fromkeys(named))
 
 
 def _program(words: Sequence[str]) -> tuple[Program, list[str]] | None:

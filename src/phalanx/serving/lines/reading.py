@@ -28,6 +28,9 @@ _WEIGHTS = {
 _IN_NAMES = ((r"nvfp4|fp4", "nvfp4"), (r"awq|gptq|int4|w4a16", "int4"), (r"fp8|deepseek-(v3|r1)(?!-distill)", "fp8"))
 """Parts of a checkpoint's name -> the type of its weights."""
 
+_SHORT_CACHE = re.compile(r"(^|/)nvidia/[^/]*-(nv)?fp[48]|-fp8-kv\b")
+"""Checkpoints whose hf_quant_config.json or config.json says that keys and values are in 8 bits, which engines follow
+where --kv-cache-dtype is auto (NVIDIA/TensorRT-LLM#6294)."""
 _PARTS = frozenset(
     ("nnodes", "node_rank", "headless", *(f"data_parallel_{x}" for x in ("rank", "start_rank", "size_local")))
 )
@@ -116,7 +119,12 @@ def _served(server: Line | None, bench: Line | None, given: Mapping[str, Any]) -
     fields["weights"], doubt = _weights(name, stated.get("quantization"))
     caveats += [doubt] if doubt and "weights" not in given else []
     cache = str(stated.get("cache", "auto"))
-    fields["cache"] = "fp8" if cache.startswith("fp8") else "bf16"
+    short = cache == "auto" and _SHORT_CACHE.search(name.lower()) is not None
+    fields["cache"] = "fp8" if cache.startswith("fp8") or short else "bf16"
+    if short and "cache" not in given:
+        caveats.append(
+            "assumed: the cache is in 8 bits, as the makers of such checkpoints say in them: --kv bf16 else"
+        )
     for field, flag in (("slots", "slots"), ("chunk", "chunk")):
         value = stated.get(flag, server.program.defaults.get(flag))
         if isinstance(value, int) and value > 0:

@@ -179,7 +179,7 @@ class Copy:
         room = self.cache_tokens // self.layout.attention_dp
         if self.cache_tokens <= 0:
             held = self.pricing.weight_bytes(self.layout)
-            self.missing = f"weights take {held / GIB:.1f} of {self.pricing.room}"
+            self.missing = f"weights take {held / GIB:.1f} of {self.pricing.room(self.layout)}"
         elif room < q.longest:
             self.missing = f"its cache holds {room:,} tokens, the longest request {q.longest:,}"
 

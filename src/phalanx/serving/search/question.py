@@ -6,7 +6,7 @@ from typing import Literal, get_args
 from phalanx.planning.expense.expense import Expense, expense_of
 from phalanx.planning.expense.rates import ExpenseRates
 from phalanx.serving.cost.layout import ServingLayout
-from phalanx.serving.cost.roofline import MEMORY_SHARE, LargeEp
+from phalanx.serving.cost.roofline import LargeEp
 from phalanx.serving.simulation.engines import EngineRow
 from phalanx.serving.simulation.outcome import ServingOutcome
 from phalanx.serving.simulation.requests import Requests
@@ -49,10 +49,10 @@ class ServingQuestion:
     """Rows of a block of the fp8 checkpoint that share a scale; 0: none do."""
     slots: int = 0
     """The most requests at once in an attention group; 0: as many as engines allow."""
-    memory_share: float = MEMORY_SHARE
-    """Share of a GPU's memory for weights, cache and workspace."""
-    workspace: float = 0.0
-    """Bytes of the workspace; 0: with steps as large as the engine makes them by itself."""
+    memory_share: float | None = None
+    """The engine's own option of the share of a GPU's memory; None: its default."""
+    step_tokens: int | None = None
+    """Tokens of a step, by the engine's option; None: as many as it takes by itself."""
     variation: float = 0.0
     """Coefficient of variation of the lengths."""
     ranges: tuple[tuple[int, int], tuple[int, int]] | None = None

@@ -49,9 +49,10 @@ class Search:
             if weights not in self._pricing:
                 self._pricing[weights] = ServingPrice(
                     *(q.model, q.cluster, q.engine.name, weights, q.cache),
-                    memory_share=q.memory_share,
                     large_ep=q.large_ep,
-                    workspace=q.workspace,
+                    memory_share=q.memory_share,
+                    step_tokens=q.step_tokens,
+                    slots=q.slots or None,
                 )
             self.known[key] = Copy(q, layout, weights, self._pricing[weights])
         return self.known[key]
