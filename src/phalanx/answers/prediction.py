@@ -187,11 +187,12 @@ def _uneven(q: Question, steps: UnevenSteps) -> Prediction:
 
 
 def _estimated(q: Question) -> Prediction:
-    e, memory = q.estimate, q.estimate.memory
+    e, memory, premises = q.estimate, q.estimate.memory, q.premises
+    host = premises.host_memory_bytes
     tokens, seconds = e.layout.step_tokens, float(e.seconds)
     sure = interval_in(q.pricing, {name: float(value) for name, value in e.step.terms.items()}, q.stack)
     return Prediction(
-        question=q.premises,
+        question=premises,
         strategy=q.shown,
         step_time_s=seconds,
         step_time_low_s=seconds * sure.low,
@@ -201,7 +202,7 @@ def _estimated(q: Question) -> Prediction:
         tokens_per_s_per_gpu=float(tokens / e.seconds / e.layout.world),
         memory_bytes=float(memory.reserved),
         usable_bytes=float(e.allocatable_bytes),
-        fits=bool(e.fits),
+        fits=bool(e.fits) and (host is None or premises.host_bytes <= host),
         terms_s={name: float(value) for name, value in e.step.terms.items()},
         memory_terms={name: float(value) for name, value in memory.terms.items()},
         state=state_in(q.pricing, q.shown),

@@ -100,7 +100,7 @@ def plan_model(
 
     if refused := why_not_exported(result.plan, result.question.stack):
         announce(f"phalanx export would not write it: {refused}")
-    output.show(result, more=more)
+    output.show(result, more=more, out=str(out))
 
 
 @command

@@ -104,6 +104,8 @@ class Configuration:
     job: Mapping[str, Any] = field(default_factory=dict)
     """What the file says of the job other than layout: optimizer (fields of Optimizer), clip, compute (bf16, ...),
     types (fields of Precision) where state is not in fp32."""
+    within: str = ""
+    """Conditions that its release sets to a search, where the stack that prices it has no rules of its own."""
     notes: tuple[str, ...] = ()
     """What its reader assumes."""
     companions: tuple[str, ...] = ()

@@ -3,6 +3,7 @@ plan: the chosen strategy among its alternatives, its buckets, chunks and collec
 """
 
 from collections.abc import Iterable, Iterator, Sequence
+from shlex import quote
 from typing import Any
 
 from phalanx.answers.plan import JobPlan
@@ -26,10 +27,11 @@ _LARGEST = 6
 """Terms of the step that the short answer names."""
 
 
-def view(a: ModelPlan, more: bool = False) -> View:
-    """Show the choice and its reasons; `more`: the best strategies, families, front, formats and rejected ones."""
+def view(a: ModelPlan, more: bool = False, out: str = "plan.json") -> View:
+    """Show the choice and its reasons; `more`: the best strategies, families, front, formats and rejected ones.
+    `out`: the file that has the plan."""
     sheets = list(_tables(a)) if more else []
-    closing = [] if more else [_each_family(a), *_reasons(a), *_next(a)]
+    closing = [] if more else [_each_family(a), *_reasons(a), _next(out)]
     return View([heading(a.question), *lines(a), *_with_failures(a), *sheets, *closing], html=lambda: _page(a))
 
 
@@ -178,8 +180,8 @@ def _reasons(a: ModelPlan) -> Iterator[str]:
         yield f"not {r.strategy}: {r.reason}"
 
 
-def _next(a: ModelPlan) -> Iterator[str]:
-    yield "next: phalanx explain plan.json; --more has the other tables, --save FILE.html a page"
+def _next(out: str) -> str:
+    return f"next: phalanx explain {quote(out)}; --more has the other tables, --save FILE.html a page"
 
 
 def _tables(a: ModelPlan) -> Iterator[Sheet]:

@@ -63,8 +63,27 @@ def heading(q: Premises) -> str:
     line = f"stack {q.stack}, priced {engine}; precision {q.precision}{peak}; {q.dp_rule}{options}"
     refused = [f"{q.stack} does not run it: {q.refused}"] if q.refused else []
     if q.overfull:
-        refused.append(f"does not fit: the fullest rank needs {q.overfull}; all else here is as if it did")
-    return "\n".join((*refused, *(caveat.line for caveat in q.caveats), line))
+        refused.append(f"does not fit: the fullest rank needs {q.overfull}; the figures below assume enough memory")
+    return "\n".join((*refused, *_on_hosts(q), *(caveat.line for caveat in q.caveats), line))
+
+
+_PINNED = 1.5
+"""DeepSpeed's own estimate over the bytes of state: pinned copies and buffers (deepspeed/runtime/zero/stage3.py,
+additional_buffer_factor)."""
+
+
+def _on_hosts(q: Premises) -> Iterator[str]:
+    """Yield what offloaded state takes of each node's host, and whether that has it."""
+    if not q.host_bytes:
+        return
+    has, takes = q.host_memory_bytes, f"offloaded state takes at least {size(q.host_bytes)} of each node's host"
+    margin = f"{size(_PINNED * q.host_bytes)} with DeepSpeed's margin for pinned copies"
+    if has is None:
+        yield f"{takes} ({margin}), whose memory the cluster does not say: host_memory_gib in its file"
+    elif q.host_bytes > has:
+        yield f"does not fit: {takes}, which has {size(has)}"
+    else:
+        yield f"{takes}, which has {size(has)}" + (f": tight, {margin}" if _PINNED * q.host_bytes > has else "")
 
 
 def figures(p: Prediction) -> Sheet:

@@ -26,6 +26,10 @@ from phalanx.spec.strategy.stack_options import StackOptions
 
 _OWN = frozenset(("micro_batch", "recompute"))
 """Fields that programs over another's stack say by keys of their own."""
+_WORDS = frozenset(("none", "selective", "full"))
+"""Words for what is recomputed that a file and a Strategy share."""
+_RENAMED = {("torchtitan", "shard"), ("torchtitan", "micro_batch")}
+"""Fields of a framework whose keys changed their names alone."""
 _OF_A_TRAINER = {"per_device_train_batch_size": "micro_batch", "gradient_checkpointing": "recompute"}
 """Arguments of transformers' Trainer, which an export writes along with its configuration, and their fields."""
 
@@ -114,9 +118,15 @@ class FileSettings:
         left = self._no_longer_followed(before.strategy, after.strategy)
         for key in dict.fromkeys((*old, *new)):
             name = self._field_of(key)
+            if (
+                name in ("zero", "shard") and after.strategy.dp * after.strategy.cp == 1
+            ):  # shards nothing, as it stands
+                continue
             if (old.get(key) == new.get(key) and name not in left) or name in own_words or plain(key) in said:
                 continue
-            name, own = self.own.get(plain(key), (key.lstrip("-"), ""))
+            name, own = (
+                self.own.get(plain(key)) or self._earlier(name, old, new) or (self._spelt(key.lstrip("-")), "")
+            )
             if own == "auto" or (not own and key not in new):  # follows another setting; is not in the file
                 continue
             spelt = f"--{name}" if key.startswith("--") else name
@@ -129,6 +139,16 @@ class FileSettings:
             result += [Edit(key, value, edit.new) for key, value in others if value == self.own[plain(edit.key)][1]]
         return tuple(dict.fromkeys(result))
 
+    def resized(self, after: FileState) -> tuple[Edit, ...]:
+        """Return the edits of an ep that does not divide the ranks on which the file is planned."""
+        paths, new = self._own_paths("strategy.ep"), str(after.strategy.ep)
+        places = ((path, *self.own.get(plain(path), (shown(path), ""))) for path in paths)
+        return tuple(
+            Edit(f"--{key}" if path.startswith("args.") else key, old, new)
+            for path, key, old in places
+            if old.isdigit() and old != new
+        )
+
     def _no_longer_followed(self, before: Strategy, after: Strategy) -> Container[str]:
         """Return the fields that the file leaves to follow another one, and that no longer do: they must be said."""
         stated = {meaning.rpartition(".")[2] for meaning in self.c.understood.values()}
@@ -139,6 +159,19 @@ class FileSettings:
             and getattr(before, name) == getattr(before, other)
             and getattr(after, name) != getattr(after, other)
         }
+
+    def _earlier(self, field: str, old: Mapping[str, str], new: Mapping[str, str]) -> tuple[str, str] | None:
+        """Return the key, and its value, by which the file says a field that the export says by another: that of an
+        earlier release, in the same units. None where there is no such key, or several."""
+        if (self.c.kind, field) not in _RENAMED:
+            return None
+        written = {plain(key) for key in (*old, *new)}
+        paths = [path for path in self._own_paths(f"strategy.{field}") if plain(path) not in written]
+        return self.own.get(plain(paths[0])) if len(paths) == 1 else None
+
+    def _spelt(self, key: str) -> str:
+        """Return a key that the file has not, as it would have it: arguments of a command line have no tables."""
+        return key.rpartition(".")[2] if self.c.kind == "megatron" else key
 
     def _field_of(self, key: str) -> str:
         """Return the field of a Strategy that a setting of the export says; "" for others."""
@@ -155,10 +188,16 @@ class FileSettings:
         result: dict[str, tuple[Edit, ...]] = {}
         for name in _OWN.intersection(changed):
             paths = self._own_paths(f"strategy.{name}")
+            if name == "recompute" and changed[name][1] in _WORDS:
+                said = [path for path in paths if self.own.get(plain(path), ("", ""))[1] in _WORDS]
+                paths = said if len(said) == 1 else paths
             if len(paths) != 1 or plain(paths[0]) in differ:
                 continue
             key, value = self.own.get(plain(paths[0]), (shown(paths[0]), ""))
             new = changed[name][1]
+            if name == "recompute" and value in _WORDS and new in _WORDS:
+                result[name] = (Edit(key, value, new),)
+                continue
             if (
                 name == "recompute"
                 and new in ("none", "full")

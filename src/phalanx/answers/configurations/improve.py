@@ -127,7 +127,9 @@ def improvement_of(
     if query.stack not in (None, stack):
         remedy = f"phalanx plan --model ... --stack {query.stack} plans the same job for it"
         raise InputError("stack", query.stack, f"{source} is a configuration of {stack}", remedy)
-    questions = searches_of(replace(query, source=source, stack=None), stack, reading.configuration.layout)
+    where = ", ".join(filter(None, (query.where, reading.configuration.within))) or None
+    query = replace(query, source=source, stack=None, where=where)
+    questions = searches_of(query, stack, reading.configuration.layout)
     return first_answer(questions, lambda q: improve(reading, q, headroom, query.cluster or "", tokens, rates), True)
 
 
@@ -178,11 +180,15 @@ def improve(
         edits = settings.edits(before, after, changed)
         changes.append(Change(changed, edits, None if alone is None else _state(alone), reason, _state(after)))
         before = after
+    if reading.layout.ep not in (None, now.strategy.ep) and changes and "ep" not in changes[0].fields:
+        changes[0] = replace(changes[0], settings=(*settings.resized(better), *changes[0].settings))
     best = replace(searched.pricing, extra=better.options)
     x = AnalyticSubject(lambda _: best, better.strategy, q.gpus)
     plan = plan_of(best, x.priced, x.run, x.mfu, cluster, q.precision)
     everything = {n: (_value(now, n), _value(better, n)) for c in changes for n in c.fields}
     edits = settings.edits(now, replace(better, blocks=x.run.blocks), everything)
+    if reading.layout.ep not in (None, better.strategy.ep):
+        edits = tuple(dict.fromkeys((*settings.resized(better), *edits)))
     plan.choices["source"] = recorded(reading.title, reading.configuration.kind, reading.config, edits)
     return replace(result, better=whole(better), changes=tuple(changes), plan=plan)
 
@@ -279,7 +285,9 @@ def _steps(
     """Yield (fields, price of them alone, why there is none, price together) from one state to the other, whichever
     brings most first; what is legal only together is one step."""
     left = [g for g in GROUPS if any(_value(now, n) != _value(better, n) for n in g)]
-    if better.strategy.zero == prices.q.void_zero:  # as the file says already
+    if better.strategy.dp * better.strategy.cp == 1:  # there is nothing to shard over
+        left = [g for g in left if "zero" not in g]
+    elif better.strategy.zero == prices.q.void_zero:  # as the file says already
         left = [g for g in left if "zero" not in g or better.strategy.shard is not None]
     state = now
     while left:
@@ -338,7 +346,9 @@ def _with(prices: _Prices, state: FileState, better: FileState, names: tuple[str
         raise InputError("strategy", None, f"{inner} ranks of tp x cp x pp do not divide {world}")
     table["dp"] = world // inner
     if prices.q.void_zero is not None and "zero" not in names:
-        table["zero"] = prices.q.void_zero if table["dp"] * table["cp"] > 1 else 0
+        table["zero"] = prices.q.void_zero
+    if table["dp"] * table["cp"] == 1:
+        table |= {"zero": 0, "shard": None}
     if table["shard"] and table["dp"] % table["shard"]:
         table["shard"] = None
     table["sp"] = table["sp"] and table["tp"] > 1

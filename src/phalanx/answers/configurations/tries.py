@@ -21,7 +21,8 @@ from phalanx.spec.errors import InputError, nearest
 from phalanx.spec.number_formats import PRECISIONS
 from phalanx.spec.strategy import spec as strategies
 from phalanx.spec.strategy.spec import FIELDS, Strategy
-from phalanx.spec.strategy.stack_options import OPTION_FIELDS
+from phalanx.spec.strategy.stack_options import DEFAULTS, OPTION_FIELDS
+from phalanx.spec.strategy.stack_options import parse as parse_options
 
 _NUMBERS = ("gpus", "batch", "seq")
 _SITES = ("cluster", "chip")
@@ -79,13 +80,22 @@ def _parts(item: str) -> list[tuple[str, str]]:
         name, equals, value = (text.strip() for text in part.partition("="))
         if not equals and name in PRECISIONS:
             name, value = "precision", name
+        if not equals and isinstance(DEFAULTS.get(name), bool):
+            value = "1"
         known = (*_NUMBERS, *_SITES, "precision", *FIELDS, *OPTION_FIELDS)
-        if name not in known or not value:
+        if name not in known:
             raise InputError("try", part.strip(), "is not a change", nearest(name, (*PRECISIONS, *known)))
+        if not value:
+            raise InputError("try", part.strip(), "has no value", f"write {name}=VALUE{_example(name)}")
         if name in _NUMBERS and not value.isdigit():
             raise InputError("try", part.strip(), "is not a whole number", f"e.g. {name}=64")
         parts.append((name, value))
     return parts
+
+
+def _example(name: str) -> str:
+    default = DEFAULTS.get(name)
+    return f", such as {name}=1" if isinstance(default, (int, float)) else ""
 
 
 def _tried(item: str, query: Query, base: Question, rates: str | None, tokens: str | None) -> TriedChange:
@@ -93,7 +103,17 @@ def _tried(item: str, query: Query, base: Question, rates: str | None, tokens: s
         return _priced(item, *_asked(item, query, base), rates, tokens)
     except InputError as error:
         return TriedChange(
-            item, None, None, None, None, None, None, None, False, None, f"{error.reason}; {error.remedy}"
+            item,
+            None,
+            None,
+            None,
+            None,
+            None,
+            None,
+            None,
+            False,
+            None,
+            "; ".join(filter(None, (error.reason, error.remedy))),
         )
 
 
@@ -103,7 +123,7 @@ def _asked(item: str, query: Query, base: Question) -> tuple[Question, str]:
     table = strategies.parse(str(base.strategy))
     table.pop("dp", None)
     fields: dict[str, Any] = {}
-    options, also = [query.options] if query.options else [], ""
+    options, also = parse_options(query.options or ""), ""
     for name, value in _parts(item):
         if name in _NUMBERS:
             fields[name] = int(value)
@@ -112,7 +132,7 @@ def _asked(item: str, query: Query, base: Question) -> tuple[Question, str]:
         elif name == "precision":
             fields["precision"] = value
         elif name in OPTION_FIELDS:
-            options.append(f"{name}={value}")
+            options[name] = value
         else:
             table[name] = value
             if name in _SPLITS:
@@ -122,11 +142,13 @@ def _asked(item: str, query: Query, base: Question) -> tuple[Question, str]:
         fields["changes"] = (*query.changes, f"model.max_seq={seq}")
         also = f"with model.max_seq={seq}"
     if options:
-        fields["options"] = ",".join(options)
+        fields["options"] = ",".join(f"{name}={strategies.format_field(value)}" for name, value in options.items())
     if base.void_zero is not None and "zero" not in table:
         ranks = prod(int(table.get(name, 1)) for name in ("tp", "pp"))
         if fields.get("gpus", base.gpus) > ranks:
             table["zero"] = base.void_zero
+    if base.void_sp and "sp" not in table and int(table.get("tp", 1)) > 1:
+        table["sp"] = 1
     line = ",".join(f"{name}={strategies.format_field(value)}" for name, value in table.items())
     return read(replace(query, **fields, strategy=line or "tp=1")), also
 

@@ -72,6 +72,10 @@ class Configured:
     training: StatedTraining | None = None
     void_zero: int | None = None
     """The ZeRO level of a file whose data parallelism is one rank."""
+    void_sp: bool = False
+    """Whether it asks for sequence parallelism, and has one rank of tensor parallelism."""
+    fills: bool = False
+    """Whether its dp is what the other degrees leave of the GPUs."""
 
 
 class QueryFields(TypedDict, total=False):

@@ -18,7 +18,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 from phalanx.answers.question.precision import (
     OF_COMPUTE,
@@ -30,7 +30,7 @@ from phalanx.answers.question.precision import (
     with_products,
 )
 from phalanx.answers.question.query import Configured, Query
-from phalanx.answers.question.strategy_line import fixed, planned, strategy_on
+from phalanx.answers.question.strategy_line import filling, fixed, planned, strategy_on
 from phalanx.cost.analytic.estimate import Estimate, estimate, require_modelled
 from phalanx.frameworks.caveats import (
     BALANCED,
@@ -42,11 +42,11 @@ from phalanx.frameworks.caveats import (
     Caveat,
     unadapted,
 )
-from phalanx.frameworks.registry import DOCUMENTED, STACKS, facts
+from phalanx.frameworks.registry import DOCUMENTED, STACKS, facts, row_of
 from phalanx.frameworks.stated_training import StatedTraining, stated_training
 from phalanx.frameworks.writing.source_file import source_of
 from phalanx.planning import lookup
-from phalanx.planning.explain.analytic import AnalyticSubject
+from phalanx.planning.explain.analytic import AnalyticSubject, host_bytes_in
 from phalanx.planning.explain.exact import ExactSubject, subject_of_plan
 from phalanx.planning.search.column_pricing import Pricing
 from phalanx.planning.search.limits import conditions
@@ -60,7 +60,7 @@ from phalanx.spec.files.plan import Plan
 from phalanx.spec.model.spec import ModelSpec
 from phalanx.spec.number_formats import PRECISIONS
 from phalanx.spec.strategy.spec import Strategy
-from phalanx.spec.strategy.stack_options import AS_RELEASED, StackOptions
+from phalanx.spec.strategy.stack_options import AS_RELEASED, OPTION_FIELDS, StackOptions
 from phalanx.spec.strategy.stack_options import parse as parse_options
 from phalanx.validate.intervals import has_runs
 
@@ -88,6 +88,10 @@ class Premises:
     """Why the stack does not run the strategy; "" where it does, or has no row of facts."""
     overfull: str = ""
     """What the fullest rank needs of what a device has; "" where that fits, or nothing is priced."""
+    host_bytes: float = 0.0
+    """Of model state in the memory of each node's host, at least; 0 where none is offloaded."""
+    host_memory_bytes: int | None = None
+    """Of a node's host, as the cluster says; None: unknown."""
     calibrated: str = ""
     """Whose measured steps calibrate the price; "" where none do."""
     caveats: tuple[Caveat, ...] = ()
@@ -120,6 +124,8 @@ class Question:
     """What the file or the plan says of the whole training."""
     void_zero: int | None = None
     """The ZeRO level of a file whose data parallelism is one rank, which holds as soon as there are more."""
+    void_sp: bool = False
+    """Whether a file with one rank of tensor parallelism asks for sequence parallelism, likewise."""
 
     @cached_property
     def pricing(self) -> Pricing:
@@ -201,6 +207,8 @@ class Question:
             options=AS_RELEASED if self.exact else self.pricing.extra,
             refused=self.refused,
             overfull=self._overfull,
+            host_bytes=0.0 if self.exact or self.strategy is None else host_bytes_in(self.pricing, self.strategy),
+            host_memory_bytes=cluster.host_memory_bytes,
             calibrated=self.calibrated,
             caveats=self._bounded,
         )
@@ -268,8 +276,8 @@ def resolve(query: Query, configured: Configured, searched: bool = False, any_st
         _require_options(stack, options)
         if searched:
             require_precision(stack, precision)
-    set_by_line = options_in(query.options, stack)
-    options = StackOptions(**configured.options.changed() | options.changed() | set_by_line.changed())
+    by_condition = {n: getattr(options, n) for n in OPTION_FIELDS if re.search(rf"\b{n}\s*=", query.where or "")}
+    options = _with_line(configured.options.changed() | by_condition, query.options, stack)
 
     def pricing_on(count: int) -> Pricing:
         pricing = replace(in_precision(larger(count), precision), wanted=wanted, extra=options)
@@ -283,6 +291,8 @@ def resolve(query: Query, configured: Configured, searched: bool = False, any_st
         )
 
     strategy, rule = (None, "dp searched") if searched else strategy_on(query.strategy or "", gpus)
+    if strategy is not None and configured.fills and strategy.world == gpus:
+        rule = filling(strategy, gpus)
     if strategy is not None:
         pricing = pricing_on(gpus)
         check(strategy, model, pricing.job, None)
@@ -318,6 +328,7 @@ def resolve(query: Query, configured: Configured, searched: bool = False, any_st
         caveats=caveats,
         training=configured.training,
         void_zero=configured.void_zero,
+        void_sp=configured.void_sp,
     )
 
 
@@ -373,7 +384,7 @@ def _of_plan(query: Query, path: Path, notes: tuple[str, ...]) -> Question:
         raise InputError("job.precision.compute", saved.job.precision.compute, f"has no price under {stack}", remedy)
     precision = precision_on(str(precision), saved.cluster)
 
-    extra = StackOptions(**saved.options.changed() | options_in(query.options, stack).changed())
+    extra = _with_line(saved.options.changed(), query.options, stack)
 
     def pricing_on(count: int) -> Pricing:
         return replace(in_precision(larger(count), precision), extra=extra)
@@ -399,14 +410,20 @@ def options_in(line: str | None, stack: str) -> StackOptions:
     return options
 
 
+def _with_line(table: dict[str, Any], line: str | None, stack: str) -> StackOptions:
+    """Return options with those that a line names in their place, defaults among them. Raises InputError."""
+    named = options_in(line, stack)
+    return StackOptions(**table | {name: getattr(named, name) for name in parse_options(line or "")})
+
+
 def _require_options(stack: str, options: StackOptions, field: str = "where") -> None:
     """Require that a stack has the options that are set. Raises InputError."""
     if not options.changed():
         return
-    if stack not in DOCUMENTED:
+    row = row_of(stack)
+    if not row.documented:
         reason = f"{stack} has no row that says which options it has"
         raise InputError(field, str(options), reason, f"use a stack that has: {', '.join(DOCUMENTED)}")
-    row = DOCUMENTED[stack]
     for name, value in options.changed().items():
         entry = row.options.get(name)
         if entry is None or not entry.allows(value):
@@ -425,7 +442,7 @@ def searches_of(query: Query, stack: str, layout: object = None) -> Iterator[Que
     are 1 unless the query names them or they are larger in the `layout` of the file that it is about; and, for what
     fits no other way, the questions with gradients that add up in shards, where the stack has that, with state on the
     host, where the stack has that and there is a file, and without these conditions. Raises InputError."""
-    said, row = _said(query), STACKS.get(stack)
+    said, row = _said(query), row_of(stack) if stack in STACKS else None
     degrees = [n for n in (row.coded if row else ()) if getattr(layout, n, None) in (None, 1)]
     coded = [f"{n}=1" for n in degrees if not re.search(rf"\b{n}\b", said)]
     limited, degrees_at_1 = ", ".join(filter(None, (said, *coded))), ", ".join(coded)
@@ -439,6 +456,7 @@ def searches_of(query: Query, stack: str, layout: object = None) -> Iterator[Que
             notes[f"{limited}, accumulate=sharded"] = f"{shards}: whole gradients of several micro-batches do not fit"
     if layout is not None and has.keys() >= _ON_HOST and not any(name in named for name in _ON_HOST):
         line = ", ".join(f"{name}=1" for name in sorted(_ON_HOST))
+        line += "" if stack in DOCUMENTED else ", zero=3"  # which a documented stack's rules ask for
         notes[", ".join(filter(None, (limited, line)))] = f"{line}: nothing fits without"
     notes.setdefault(
         said, f"no answer with {degrees_at_1}: more is set by a program's code, by no configuration of {stack}"

@@ -14,7 +14,17 @@ from phalanx.answers.question.query import Configured, Query
 from phalanx.answers.question.stated import OF_STAGES, READ_BY, RECOMPUTED, job_of, model_of, options_of, strategy_of
 from phalanx.cost.analytic.profile import FIELDS as CONSTANTS
 from phalanx.frameworks.caveats import Caveat, caveats_of
-from phalanx.frameworks.configuration import Config, Configuration, Keys, StatedLayout, count, divided, endless, shown
+from phalanx.frameworks.configuration import (
+    Config,
+    Configuration,
+    Keys,
+    StatedLayout,
+    count,
+    divided,
+    endless,
+    shown,
+    truth,
+)
 from phalanx.frameworks.keys import key_table
 from phalanx.frameworks.lints import Mistake, lint
 from phalanx.frameworks.reading import files
@@ -50,6 +60,7 @@ _RANKS = ("rank", "_dim", ".dim", "_r", ".r")
 """Ends of keys for the rank of adapters, which other keys only switch on."""
 _NO_NUMBER = (None, "", "auto", -1, "-1")
 """What leaves a count open."""
+_STOPS = "as it stands the framework stops at its start"
 _UNPRICED = ("bucket", "prefetch", "grad_sync", "reshard")
 _SLIP = 0.92
 """Likeness from which a name is a slip of another, such as zero_optimisation (0.94)."""
@@ -337,6 +348,14 @@ def _undivided(c: Configuration, blocks: int | None) -> tuple[Caveat, ...]:
     return (Caveat("missing", (), reason, ("layout", "time", "memory")),)
 
 
+def _fewer_ep(ep: int | None, s: Strategy) -> tuple[Caveat, ...]:
+    """Return the caveat that ep is another one on these ranks than the file's, which does not divide them."""
+    if ep in (None, s.ep):
+        return ()
+    reason = f"ep={s.ep} in place of ep={ep} of the file, which does not divide {s.dp * s.cp * s.tp} ranks of "
+    return (Caveat("assumed", (), f"{reason}dp x cp x tp: {_STOPS}", ("layout", "time", "memory")),)
+
+
 def _dealt_out(s: Strategy, c: Configuration, model: ModelSpec, options: StackOptions) -> Strategy:
     """Return a strategy with the blocks of each chunk listed where the file lists none and its framework deals them
     out evenly: here `layers=auto` is what a search finds best."""
@@ -435,7 +454,7 @@ def query_by(path: Path, asked: Query, reading: Reading | None = None) -> tuple[
             remedy = called if re.search(r"\$\d", caveat.reason) else remedy
             raise InputError(f"{path}: {caveat.keys[0]}", None, caveat.reason, remedy)
     gpus = gpus_of(reading, asked.gpus, path)
-    strategy = strategy_of(c, gpus)
+    strategy = strategy_of(c, gpus, asked.gpus is not None)
     said = []
     void_zero = s.zero if s.level and s.level.state and not strategy.level.state else None
     if void_zero is not None:
@@ -462,8 +481,8 @@ def query_by(path: Path, asked: Query, reading: Reading | None = None) -> tuple[
     # What the options say of products is said once: by them.
     computed = c.job.get("compute")
     own = computed if options.products != "auto" else computed or s.precision
-    if own == "fp32" and s.precision is None:
-        notes = [*notes, f"no half type is set: {c.stack} computes in fp32, 4 bytes an activation"]
+    if own == "fp32" and origins(c).get("precision", "").startswith("default"):
+        notes = [*notes, f"no type is set: {c.stack} computes in fp32, 4 bytes an activation; --try bf16 prices bf16"]
     if c.kind in _OPEN_KERNEL and options.attention == "auto":
         notes += _scores(model, strategy, seq, DTYPE_BYTES[job_of(c, batch, seq).precision.compute])
     if own is not None and own not in PRECISIONS:
@@ -481,9 +500,10 @@ def query_by(path: Path, asked: Query, reading: Reading | None = None) -> tuple[
         stack=asked.stack or c.stack,
         precision=asked.precision or (str(own) if own in PRECISIONS else None),
     )
+    asks_sp = (key for key, meaning in c.understood.items() if meaning == "strategy.sp")
     caveats = reading.caveats
     if asked.strategy is None:
-        caveats = tuple(dict.fromkeys((*_undivided(c, model.layers), *caveats)))
+        caveats = tuple(dict.fromkeys((*_undivided(c, model.layers), *_fewer_ep(s.ep, strategy), *caveats)))
     return query, Configured(
         options,
         asked.job or job_of(c, batch, seq),
@@ -491,4 +511,6 @@ def query_by(path: Path, asked: Query, reading: Reading | None = None) -> tuple[
         caveats,
         reading.training,
         void_zero,
+        strategy.tp == 1 and any(truth(Keys(reading.config).take(key, "")) for key in asks_sp),
+        asked.strategy is None and origins(c).get("dp", "").startswith("derived: world"),
     )

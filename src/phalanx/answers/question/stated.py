@@ -3,6 +3,7 @@
 import json
 import tempfile
 from dataclasses import replace
+from math import gcd
 from pathlib import Path
 from typing import Any
 
@@ -23,11 +24,11 @@ OF_STAGES = ("first_stage_layers", "last_stage_layers", "embedding_as_layer", "l
 _OF_UNITS = ("units", "unit_size")
 
 
-def strategy_of(c: Configuration, gpus: int) -> Strategy:
-    """Return the Strategy of a configuration on `gpus` ranks. Raises InputError naming what is left open, or what no
-    Strategy can say."""
+def strategy_of(c: Configuration, gpus: int, resized: bool = False) -> Strategy:
+    """Return the Strategy of a configuration on `gpus` ranks; `resized`: with as much of its ep as they have. Raises
+    InputError naming what is left open, or what no Strategy can say."""
     s = c.layout
-    tp, pp, cp = s.tp or 1, s.pp or 1, s.cp or 1
+    tp, pp, cp, ep = s.tp or 1, s.pp or 1, s.cp or 1, s.ep or 1
     if gpus % (tp * pp * cp):
         reason = f"tp {tp} x pp {pp} x cp {cp} does not divide {gpus} ranks"
         raise InputError("gpus", gpus, reason, f"use a multiple of {tp * pp * cp}")
@@ -45,7 +46,7 @@ def strategy_of(c: Configuration, gpus: int) -> Strategy:
         "cp": cp,
         "ulysses": s.ulysses or 1,
         "layers": s.layers or "auto",
-        "ep": s.ep or 1,
+        "ep": gcd(ep, dp * cp * tp // (s.etp or 1)) if resized else ep,
         "etp": s.etp or 1,
         "pp": pp,
         "virtual": virtual if pp > 1 else 1,

@@ -32,7 +32,16 @@ def strategy_on(line: str | Strategy, gpus: int) -> tuple[Strategy, str]:
         raise InputError("strategy", line, reason, f"{remedy}, or name dp")
     chosen = make_strategy(table | {"dp": gpus // alone.world})
     assert chosen is not None
-    return chosen, f"dp={chosen.dp} fills {gpus} GPUs" + (f" over {split}" if split else "")
+    return chosen, _filling(chosen, gpus, split)
+
+
+def filling(s: Strategy, gpus: int) -> str:
+    """Return the words for a dp that a file leaves to what its other degrees leave of the GPUs."""
+    return _filling(s, gpus, " x ".join(f"{axis}={n}" for axis in ("tp", "pp", "cp") if (n := getattr(s, axis)) > 1))
+
+
+def _filling(s: Strategy, gpus: int, split: str) -> str:
+    return f"dp={s.dp} fills {gpus} GPUs" + (f" over {split}" if split else "")
 
 
 def fixed(line: str | Strategy | None) -> str:

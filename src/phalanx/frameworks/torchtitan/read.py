@@ -27,6 +27,9 @@ from phalanx.spec.model.spec import ModelSpec
 
 KEYS = key_table("torchtitan")
 _UNSAID = "compile is left open: 0.3 with compiled blocks is taken; torchtitan-eager prices them one by one"
+_UNMIXED = "no FSDP: a release before 0.3 trains tp or pp alone in fp32"
+"""v0.2.2, torchtitan/distributed/utils.py:253 (maybe_enable_amp); from 0.3 on fully_shard always sets the types
+(b5bcd76, torchtitan/models/llama3/parallelize.py:53)."""
 SCHEDULE_FILE = ("parallelism.pipeline_parallel_schedule_csv", "experimental.pipeline_parallel_schedule_csv")
 """The key of a file of a pipeline's actions, which replaces the named schedule, and the same key to 2025."""
 _CONVERTERS = {"float8": "float8", "quantize.linear.float8": "float8", "mx": "mxfp8", "quantize.linear.mx": "mxfp8"}
@@ -109,6 +112,10 @@ def read(config: Config, world: int | None = None) -> Configuration:
     options = _options(keys, bool(offload)) | inside
     job, fields = _job(keys) | _types(keys), _pieces(keys, micro, pp or 1) | _every(keys, mode)
     stack, why = _release(keys, str(options.get("products", "")).startswith("float8"))
+    early = "job" in config  # a release before 0.3
+    unmixed = ""
+    if early and whole_model and (replicas or 1) == 1 and product(tp, pp) not in (None, 1):
+        job["compute"], unmixed = "fp32", _UNMIXED
     if stack == "torchtitan-eager" and "loss" in why:
         options["cross_entropy"] = "fused"
     if stack != "torchtitan" and (tp or 1) > 1:  # only the compiler's "async TP" overlaps collectives
@@ -122,7 +129,8 @@ def read(config: Config, world: int | None = None) -> Configuration:
         options=options,
         fields=fields,
         job=job,
-        notes=tuple(filter(None, (why, _idle(keys)))),
+        notes=tuple(filter(None, (why, _idle(keys), unmixed))),
+        within="dp*cp>1" if early and (world or 2) > 1 else "",
     )
 
 

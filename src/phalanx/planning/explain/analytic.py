@@ -7,10 +7,11 @@ from itertools import product
 from typing import Any
 
 from phalanx.cost.analytic.estimate import laid_out_strategy, require_policy
+from phalanx.cost.analytic.host_memory import host_bytes
 from phalanx.cost.analytic.state_parts import StatePerParameter, state_of
 from phalanx.cost.ledger.flops import hardware_flops, model_flops
 from phalanx.cost.ledger.policy import sharding
-from phalanx.frameworks.registry import facts
+from phalanx.frameworks.registry import facts, row_of
 from phalanx.planning.explain.lint import changed_fields
 from phalanx.planning.explain.targets import BUBBLE, EXPOSED, IMBALANCE, MFU, OVERLAP, Target
 from phalanx.planning.explain.traffic import TrafficRow, flows, term_of
@@ -134,6 +135,11 @@ class AnalyticSubject:
         """Bytes needed by the fullest rank, and bytes available to it."""
         return float(self.priced.bytes_), self.pricing.allocatable
 
+    @property
+    def host_bytes(self) -> float:
+        """Bytes of model state that each node's host holds."""
+        return host_bytes_in(self.pricing, self.strategy)
+
     @cached_property
     def repeated_s(self) -> float:
         """Exposed seconds of tensor parallelism that recomputation sends again: they are in its term."""
@@ -196,8 +202,8 @@ class AnalyticSubject:
     def offloaded(self) -> Iterator[tuple[str, PricedStrategy]]:
         """Yield options of the stack that take state off the device, at each level of ZeRO from the strategy's on,
         with its recomputation or all of it, where it fits."""
-        row, now = self.pricing.row, self.strategy
-        if row is None or self.cluster.device.kind != "cuda":
+        row, now = row_of(self.pricing.stack), self.strategy
+        if not row.documented or self.cluster.device.kind != "cuda":
             return
         kinds = dict.fromkeys((now.recompute, "full"))
         for away, level, kind in product(_LESS_HELD, ZERO_LEVELS[now.zero :], kinds):
@@ -207,8 +213,9 @@ class AnalyticSubject:
             has = has and ("accumulate" not in away or s.accumulation(self.job) > 1)
             if not has or row.refusal(s, options, facts(self.model, self.job, s)) or options == self.pricing.extra:
                 continue
-            p = RefinedPrices(replace(self.pricing_of_others, extra=options)).of([s])[0].priced
-            if p.fits:
+            away_from = replace(self.pricing_of_others, extra=options)
+            p, host = RefinedPrices(away_from).of([s])[0].priced, self.cluster.host_memory_bytes
+            if p.fits and (host is None or host_bytes_in(away_from, s) <= host):
                 changed = {name: getattr(s, name) for name in ("zero", "recompute")}
                 changed = {name: value for name, value in changed.items() if value != getattr(now, name)}
                 line = [f"{name}={value}" for name, value in changed.items()]
@@ -294,6 +301,14 @@ class AnalyticSubject:
             if p.fits and p.seconds < self.priced.seconds and (not words or what.split(" ")[0] in words):
                 return p
         return None
+
+
+def host_bytes_in(p: Pricing, s: Strategy) -> float:
+    """Return the bytes of a strategy's state that each node's host holds, at least; 0 where none is offloaded."""
+    if not (p.extra.optimizer_offload or p.extra.parameter_offload):
+        return 0.0
+    how = laid_out_strategy(p.model, p.job, s, p.extra, p.number_format)
+    return host_bytes(p.shape, how, p.profile, p.extra, p.cluster.ranks_per_node)
 
 
 def state_in(p: Pricing, s: Strategy) -> StatePerParameter:

@@ -89,6 +89,11 @@ class ExactSubject:
         return self.chosen.seconds
 
     @property
+    def host_bytes(self) -> float:
+        """None: our own runtime offloads no state."""
+        return 0.0
+
+    @property
     def headroom(self) -> float:
         """None: the memory of our own runtime is known to the byte, so its search needs no headroom."""
         return 0.0

@@ -63,7 +63,12 @@ def _too_large(x: LintSubject) -> Iterator[Finding]:
     needs, has = x.memory
     if needs > has:
         problem = f"{needs / GIB:.1f} GiB do not fit in the {has / GIB:.1f} GiB of a device"
-        yield Finding("too-large", problem, f"{_smaller(x)}; or more GPUs")
+        fitting = _smaller(x)
+        yield Finding("too-large", problem, f"{fitting}; or more GPUs" if fitting else f"{_NO_CHANGE}: more GPUs")
+    host = x.cluster.host_memory_bytes
+    if host is not None and x.host_bytes > host:
+        problem = f"offloaded state takes {x.host_bytes / GIB:.1f} GiB of a host, which has {host / GIB:.1f} GiB"
+        yield Finding("too-large", problem, "more nodes, a smaller optimizer_offload, or shards without offloading")
 
 
 def _tight(x: LintSubject) -> Iterator[Finding]:
@@ -71,16 +76,18 @@ def _tight(x: LintSubject) -> Iterator[Finding]:
     needs, has = x.memory
     if (1 - x.headroom) * has < needs <= has:
         left = f"leave {1 - needs / has:.1%} free, and plan would leave {x.headroom:.0%}"
-        yield Finding("tight-memory", f"{needs / GIB:.1f} of {has / GIB:.1f} GiB {left}", _smaller(x))
+        problem = f"{needs / GIB:.1f} of {has / GIB:.1f} GiB {left}"
+        yield Finding("tight-memory", problem, _smaller(x) or _NO_CHANGE)
 
 
+_NO_CHANGE = "no change of recomputation, ZeRO, micro-batch or axes fits"
 _WAYS = (2, 4, 8)
 """Ranks among which a replica may be split further."""
 
 
 def _smaller(x: LintSubject) -> str:
     """Name the fastest one or two changes with which a strategy fits, and the fastest offloading of one that fits by
-    nothing else."""
+    nothing else; "" where none does."""
     s = x.strategy
     repeated: list[dict[str, Any]] = [{"recompute": "selective"}, {"recompute": "full"}]
     sharded: list[dict[str, Any]] = []
@@ -99,7 +106,7 @@ def _smaller(x: LintSubject) -> str:
     on_host = sorted((p.seconds, line) for line, p in x.offloaded() if x.alternative(p.strategy) is None)
     remedies = [f"{min(fitting)[-1]} fits"] if fitting else []
     remedies += [f"{on_host[0][1]} fits"] if on_host else []
-    return "; or ".join(remedies) or "no change of recomputation, ZeRO, micro-batch or axes fits"
+    return "; or ".join(remedies)
 
 
 def changed_fields(s: Strategy, other: Strategy) -> str:

@@ -56,6 +56,10 @@ class LintSubject(Protocol):
         """Bytes needed by the fullest rank, and bytes available to it."""
 
     @property
+    def host_bytes(self) -> float:
+        """Bytes of model state that each node's host holds."""
+
+    @property
     def headroom(self) -> float:
         """Share of the available bytes that a search, and an `alternative`, must leave free."""
 

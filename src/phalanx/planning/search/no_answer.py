@@ -128,11 +128,14 @@ def fits_somewhere(pricing: Pricing, ranks: int, options: Options) -> bool:
 
 
 def least_ranks(larger: Callable[[int], Pricing], above: int, node: int, options: Options) -> int | None:
-    """Return approximately the fewest GPUs, more than `above` and in multiples of `node`, on which a strategy fits,
-    or None.
+    """Return approximately the fewest GPUs, more than `above`, on which a strategy fits, or None: a divisor or a
+    multiple of `node`.
 
     Memory per rank falls with the number of ranks, but not every number divides the batch. So the number doubles
     until something fits, then seven numbers spaced evenly above the last one that did not are tried."""
+    for part in range(above + 1, node):
+        if node % part == 0 and fits_somewhere(larger(part), part, options):
+            return part
     low = high = max(above, node)
     while not fits_somewhere(larger(high), high, options):
         low, high = high, 2 * high

@@ -10,12 +10,13 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Annotated
 
 from phalanx.spec.cluster.chips import CHIPS
-from phalanx.spec.cluster.spec import ClusterSpec, Device, KernelRates, Origin, Rates, Tier
+from phalanx.spec.cluster.spec import GIB, ClusterSpec, Device, KernelRates, Origin, Rates, Tier
 from phalanx.spec.errors import InputError, nearest
 from phalanx.spec.job import DType
-from phalanx.spec.ranges import Name, Ranks, require_ranges
+from phalanx.spec.ranges import Name, Range, Ranks, require_ranges
 from phalanx.spec.rows import Rows, record
 
 
@@ -156,6 +157,8 @@ class LikePreset:
     """GB/s of a rank in one direction by the name of the links; others as published. An uplink that ranks share
     changes with it."""
     name: Name | None = None
+    host_memory_gib: Annotated[float, Range(1, 1e6)] | None = None
+    """GiB of a node's host, for state that is offloaded to it; None: unknown."""
 
     def __post_init__(self) -> None:
         require_ranges(self, "cluster")
@@ -184,7 +187,8 @@ class LikePreset:
                 own = _of_rate(tier, given * 1e9)
             tiers.setdefault(ranks, replace(own, ranks=ranks))
         name = self.name or whole.name
-        return replace(whole, name=name, ranks_per_node=size, tiers=tuple(tiers.values()))
+        host = None if self.host_memory_gib is None else int(self.host_memory_gib * GIB)
+        return replace(whole, name=name, ranks_per_node=size, tiers=tuple(tiers.values()), host_memory_bytes=host)
 
 
 def _of_rate(tier: Tier, rate: float) -> Tier:

@@ -269,6 +269,8 @@ class ClusterSpec:
     """Microbenchmarks, shown to people and not used for prices."""
     calibration: Calibration | None = None
     """Measured against predicted seconds of a user's own steps; None: none were measured."""
+    host_memory_bytes: Annotated[int, Range(1, 2**60)] | None = None
+    """Memory of a node's host, for state that is offloaded to it; None: unknown."""
 
     def __post_init__(self) -> None:
         require_ranges(self, "cluster")

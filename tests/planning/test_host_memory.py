@@ -1,0 +1,98 @@
+"""What offloaded state takes of the hosts: counted by hand, said wherever it matters, checked where a cluster says
+what its hosts have."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from support.in_process_cli import json_of, phalanx
+
+from phalanx.answers.findings import lint
+from phalanx.answers.prediction import predict
+from phalanx.answers.question.query import Query
+from phalanx.planning.lookup import model_named
+
+_PARAMS = model_named("llama3-8b")[0].parameter_count
+
+
+def _host(gpus: int, strategy: str, options: str, model: str = "llama3-8b", stack: str = "deepspeed") -> float:
+    ask = Query(None, model, "dgx-a100", gpus, 64, 2048, strategy, stack, options=options)
+    return predict(ask).question.host_bytes
+
+
+@pytest.mark.parametrize(
+    ("gpus", "strategy", "options", "bytes_"),
+    [
+        (8, "zero=3,recompute=full", "optimizer_offload=1", 16),  # master 4, moments 8, gradients 4
+        (8, "zero=2,recompute=full", "optimizer_offload=1", 16),
+        (16, "zero=3,recompute=full", "optimizer_offload=1", 8),  # two hosts
+        (16, "zero=3,shard=8,recompute=full", "optimizer_offload=1", 16),  # a copy on each
+        (16, "zero=3,tp=2,recompute=full", "optimizer_offload=1", 8),
+        (4, "zero=3,recompute=full", "optimizer_offload=1", 16),  # half a node is one host too
+        (8, "zero=3,recompute=full", "optimizer_offload=0.5", 8),
+        (8, "zero=3,recompute=full", "parameter_offload=1", 2),
+        (8, "zero=3,recompute=full", "first_moment=bfloat16,second_moment=bfloat16,optimizer_offload=1", 12),
+        (8, "zero=3,recompute=full", "gradients=auto", 0),
+    ],
+)
+def test_bytes_of_a_parameter(gpus: int, strategy: str, options: str, bytes_: float) -> None:
+    assert _host(gpus, strategy, options) == pytest.approx(bytes_ * _PARAMS, rel=1e-3)
+
+
+def test_experts_are_on_as_many_hosts_as_hold_them() -> None:
+    model = model_named("mixtral-8x7b")[0]
+    of_experts = 32 * 8 * 3 * 4096 * 14336
+    one = _host(8, "zero=1,ep=8,recompute=full", "optimizer_offload=1", "mixtral-8x7b", "megatron-core")
+    assert one == pytest.approx(16 * model.parameter_count, rel=1e-3)
+    two = _host(16, "zero=1,ep=8,recompute=full", "optimizer_offload=1", "mixtral-8x7b", "megatron-core")
+    assert two == pytest.approx(8 * (model.parameter_count - of_experts) + 8 * of_experts, rel=1e-3)
+
+
+def test_of_adapters_only_their_own_state() -> None:
+    host = _host(8, "zero=3,recompute=full", "lora=16,optimizer_offload=1")
+    assert 0 < host < 0.02 * 16 * _PARAMS
+    frozen = _host(8, "zero=3,recompute=full", "lora=16,parameter_offload=1")
+    assert frozen == pytest.approx(2 * _PARAMS, rel=0.02)
+
+
+_DEEPSPEED = """deepspeed --num_gpus 8 train.py --model_name_or_path meta-llama/Meta-Llama-3-8B --bf16 True \\
+ --per_device_train_batch_size 1 --model_max_length 1024 --gradient_checkpointing True --deepspeed ds.json
+"""
+_ON_HOST = '{"zero_optimization": {"stage": 3, "offload_optimizer": {"device": "cpu"}}, "bf16": {"enabled": true}}'
+
+
+@pytest.mark.parametrize(
+    ("gib", "fits", "words"), [(100, False, "does not fit"), (150, True, "tight"), (512, True, "")]
+)
+def test_a_host_that_the_cluster_knows_decides(tmp_path: Path, gib: int, fits: bool, words: str) -> None:
+    """119.7 GiB of state; 179.5 GiB with DeepSpeed's margin."""
+    (tmp_path / "run.sh").write_text(_DEEPSPEED)
+    (tmp_path / "ds.json").write_text(_ON_HOST)
+    (tmp_path / "ours.toml").write_text(f'preset = "pcie-rtx3090"\nhost_memory_gib = {gib}\n')
+    code, out, err = phalanx(tmp_path, "predict run.sh --cluster ours.toml")
+    assert code == 0, err
+    first = out.splitlines()[0]
+    assert all(word in first for word in ("119.7 GiB", f"{gib}.0 GiB", words))
+    assert ("tight" in first) is (gib == 150)
+    assert json_of(tmp_path, "predict run.sh --cluster ours.toml --json")["fits"] is fits
+    found = phalanx(tmp_path, "lint run.sh --cluster ours.toml")[1]
+    assert ("too-large: offloaded state takes 119.7 GiB of a host, which has 100.0 GiB" in found) is not fits
+
+
+def test_a_host_that_the_cluster_does_not_know_is_said_to_be(tmp_path: Path) -> None:
+    (tmp_path / "run.sh").write_text(_DEEPSPEED)
+    (tmp_path / "ds.json").write_text(_ON_HOST)
+    first = phalanx(tmp_path, "predict run.sh --cluster pcie-rtx3090")[1].splitlines()[0]
+    assert first.startswith("offloaded state takes at least 119.7 GiB of each node's host (179.5 GiB with")
+    assert "host_memory_gib" in first
+
+
+def test_offloading_is_a_remedy_only_where_the_hosts_have_room(tmp_path: Path) -> None:
+    remedies = []
+    for gib in (64, 512):
+        (tmp_path / "ours.toml").write_text(f'preset = "pcie-a6000"\nhost_memory_gib = {gib}\n')
+        ask = Query(None, "llama3-8b", str(tmp_path / "ours.toml"), 2, 2, 8192, "zero=3", "torchtitan-eager")
+        remedies.append(next(f.remedy for f in lint(ask).findings if f.name == "too-large"))
+    assert "offload" not in remedies[0]
+    assert "optimizer_offload=1,parameter_offload=1 fits" in remedies[1]
