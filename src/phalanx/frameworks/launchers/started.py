@@ -233,7 +233,8 @@ def settled(value: Any, switch: bool) -> Any:
 def bags(value: Any, switch: bool) -> list[str]:
     """Return the open words behind a flag that bring flags of their own."""
     words = value if isinstance(value, list) else [value]
-    return [w for w in words if isinstance(w, str) and w.startswith(OPEN) and (switch or _BAG.search(plain(w)[1:]))]
+    words = [w for w in words if isinstance(w, str) and w.startswith(OPEN) and "/" not in w]  # which a path has
+    return [w for w in words if switch or _BAG.search(plain(w)[1:])]
 
 
 _BAG = re.compile(r"(?i)(extra|more|other|add|arg|opt|flag|param|config|setting|@|\*)(?!.*\.\w+$)")

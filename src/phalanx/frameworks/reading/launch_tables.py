@@ -40,6 +40,7 @@ from phalanx.spec.errors import InputError
 BASES = re.compile(r"\.(ya?ml|json|toml)$")
 """Ends of names of base files."""
 _DEFAULTS = frozenset(name for framework in FRAMEWORKS.values() for name in framework.default_bases)
+"""Names of base files that readers know by themselves."""
 _DEEPEST = 8
 """Base files of base files."""
 
@@ -60,6 +61,7 @@ class FileReading:
     def tables_of(self, name: str, directory: str, what: str, depth: int = 0) -> dict[str, Any] | None:
         """Return the tables of a file that is named; None where it is not here, which is noted. Raises InputError for
         one that cannot be read."""
+        name = plain(name)
         path, function = named(Path(name))
         text = self.files.text(str(path), directory)
         if text is None and (known := shipped(name)) is not None:
@@ -84,9 +86,10 @@ class FileReading:
     def over_base(self, config: dict[str, Any], directory: str, depth: int = 0) -> dict[str, Any]:
         """Return tables over those that their file names as its bases: MaxText's `base_config`, NeMo-RL's `defaults`
         (nemo_rl/utils/config.py:75), of which later ones lie over earlier ones."""
-        named = [config.get("base_config"), *_listed(config.get("defaults"))]
-        bases = [name for name in named if isinstance(name, str) and BASES.search(name)]
-        bases = [name for name in bases if name.rpartition("/")[2] not in _DEFAULTS]
+        stated = [config.get("base_config"), *_listed(config.get("defaults"))]
+        names = [name for name in stated if isinstance(name, str)]
+        defaults = [name for name in names if {name.rpartition("/")[2], f"{name}.yaml"} & _DEFAULTS]
+        bases = [name for name in names if BASES.search(name) and name not in defaults]
         if bases and depth >= _DEEPEST:
             raise InputError("file", bases[0], f"is the base of a base, {_DEEPEST} deep", "does one include itself?")
         below: dict[str, Any] = {}
@@ -94,7 +97,10 @@ class FileReading:
             if (tables := self.tables_of(name, directory, "its base", depth + 1)) is None:
                 return Partial(config)
             below = overlaid(below, tables)
-        return laid_over(below, {n: value for n, value in config.items() if n != "defaults"}) if bases else config
+        if not bases and not (defaults and "defaults" in config):
+            return config
+        below |= {"config_name": defaults[-1]} if "defaults" in config and defaults else {}
+        return laid_over(below, {n: value for n, value in config.items() if n not in ("defaults", "hydra")})
 
 
 def _listed(value: Any) -> list[Any]:
@@ -297,10 +303,14 @@ def _of_settings(started: Started, reading: FileReading) -> Framework | None:
 
 
 def _engine_file(started: Started, reading: FileReading) -> tuple[Framework, dict[str, Any]] | None:
-    """Return the configuration of DeepSpeed that a program of its own is given."""
-    for value in started.args.values():
+    """Return the configuration of DeepSpeed that a program of its own is given. Raises InputError where that is not
+    here."""
+    for name, value in started.args.items():
         if isinstance(value, str) and value.endswith(".json"):
             tables = reading.tables_of(value, started.directory, "its file")
+            if tables is None and "deepspeed" in name:
+                reason = f"hands {plain(value)} to DeepSpeed, which {reading.files.why(value)}"
+                raise InputError("file", started.launch.program, *reason.split(": ", 1))
             if tables is not None and kind_of(tables) == "deepspeed":
                 return BY_KIND["deepspeed"], tables
     return None

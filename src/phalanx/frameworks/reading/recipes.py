@@ -91,13 +91,14 @@ def _of_nemo(row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _of_bridge(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Megatron-Bridge: a ConfigContainer (src/megatron/bridge/recipes/common.py: _pretrain_common)."""
+    """Megatron-Bridge: a ConfigContainer (src/megatron/bridge/recipes/common.py: _pretrain_common; fine-tuning takes
+    micro-batches of one sequence, _sft_common:184)."""
     model = {**_degrees(row), "seq_length": row["seq"], "recompute_granularity": row.get("recompute")}
     model |= {"recompute_modules": row["modules"]} if "modules" in row else {}
     return {
         MODEL: row["model"],
         "model": model,
-        "train": {"global_batch_size": row["gbs"], "micro_batch_size": row["mbs"]},
+        "train": {"global_batch_size": row["gbs"], "micro_batch_size": row.get("mbs", 1)},
         "ddp": {"use_distributed_optimizer": True, "overlap_grad_reduce": True, "overlap_param_gather": True},
         "mixed_precision": {"bf16": True, "grad_reduce_in_fp32": True},
     }

@@ -214,13 +214,15 @@ def _xargs(words: list[str], given: str | None) -> str | None:
 
 
 def _sed(words: list[str], given: str | None) -> str | None:
-    """Print its input with plain texts replaced: `s/a/b/`, `s/a/b/g`."""
-    words = words[1:] if words[0] == "-e" else words
-    match = re.fullmatch(r"s(.)([\w ,.:=/-]+?)\1([\w ,.:=/-]*?)\1(g?)", words[0])
-    if given is None or not match or len(words) > 1 or "." in match[2]:
-        return None
-    lines = (line.replace(match[2], match[3], -1 if match[4] else 1) for line in given.splitlines())
-    return "\n".join(lines) + "\n"
+    """Print its input with plain texts replaced: `s/a/b/`, `s/a/b/g`, several by `-e` or `;`."""
+    scripts = [word for word in words if word not in ("-e", "-i")]
+    for command in (command for script in scripts for command in re.split(r"[;\n]", script)):
+        match = re.fullmatch(r"\s*s(.)([\w ,:=\"'/-]+?)\1([\w ,.:=\"'/+${}-]*?)\1(g?)\s*", command)
+        if given is None or not match:
+            return None
+        lines = (line.replace(match[2], match[3], -1 if match[4] else 1) for line in given.splitlines())
+        given = "\n".join(lines) + "\n"
+    return given
 
 
 PRINTS: dict[str, Callable[[list[str], str | None], str | None]] = {

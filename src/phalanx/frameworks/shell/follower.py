@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from phalanx.frameworks.shell.invocation import Fork, Invocation
 from phalanx.frameworks.shell.nodes import Assignment, Chain, Node
-from phalanx.frameworks.shell.scope import Scope
+from phalanx.frameworks.shell.scope import Scope, plain
 
 Include = Callable[[str], "str | None"]
 """The text of a script that another one calls; None where it is not here."""
@@ -49,6 +49,13 @@ class Follower(ABC):
     @abstractmethod
     def assign(self, assignment: Assignment, scope: Scope) -> None:
         """Set a variable or an array."""
+
+    def contents(self, name: str, scope: Scope) -> str | None:
+        """Return the text of a file that the script wrote, or that lies where it is named from; None for another."""
+        name = plain(name)
+        text = self.files.get(name)
+        inside = not name.startswith("/") and scope.directory
+        return self.include(f"{scope.directory}/{name}" if inside else name) if text is None else text
 
     def closure(self, names: set[str]) -> frozenset[str]:
         """Return the variables that some depend on, themselves included."""

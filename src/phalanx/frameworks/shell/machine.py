@@ -105,7 +105,7 @@ class ScriptFollower(Follower):
                     if words[:1] in (["bash"], ["sh"]) and len(words) == 1 and given:
                         self.text(given, inner)
                         continue
-                    status = self.command(part, inner)
+                    status = self.command(part, inner, given)
                     given = output.printed(self, words, part.redirects, given, inner)
                     if words[:1] == ["tee"] and given is not None and len(words) > 1:
                         self.files[plain(words[-1])] = given
@@ -113,7 +113,7 @@ class ScriptFollower(Follower):
                     status, given = self.node(part, inner), None
         return status if not node.negated or status is None else not status
 
-    def command(self, node: SimpleCommand, scope: Scope) -> bool | None:
+    def command(self, node: SimpleCommand, scope: Scope, given: str | None = "") -> bool | None:
         scope.budget.spend(STEP + len(node.words))
         if not node.words:
             for assignment in node.assignments:
@@ -140,18 +140,20 @@ class ScriptFollower(Follower):
             for assignment in node.assignments:
                 self.assign(assignment, local)
                 local.exported.add(assignment.name)
-        self.redirected(words, node, local)
+        self.redirected(words, node, given, local)
         names = set(REFERENCE.findall(" ".join(node.words)))
         return self.words(words, names, node, local if node.assignments else scope)
 
-    def redirected(self, words: list[str], node: SimpleCommand, scope: Scope) -> None:
-        """Keep the text of a file that the script writes."""
-        for redirect in node.redirects:
-            if redirect.operator in (">", ">>", ">|", "&>") and words[:1] and words[0] in ("cat", "echo", "printf"):
-                text = output.printed(self, words, node.redirects, "", scope)
-                target = plain(text_of(redirect.target, scope))
+    def redirected(self, words: list[str], node: SimpleCommand, given: str | None, scope: Scope) -> None:
+        """Keep the text of a file that the script writes. `given`: what a pipeline puts into the command."""
+        writes = [redirect for redirect in node.redirects if redirect.operator in (">", ">>", ">|", "&>")]
+        if words[:1] and words[0] in output.WRITERS:
+            targets = [(plain(text_of(r.target, scope)), r.operator == ">>") for r in writes]
+            targets += [(plain(words[-1]), False)] if words[0] == "sed" and "-i" in words else []
+            text = output.printed(self, words, node.redirects, given, scope) if targets else None
+            for target, appends in targets:
                 if text is not None:
-                    earlier = self.files.get(target, "") if redirect.operator == ">>" else ""
+                    earlier = self.files.get(target, "") if appends else ""
                     scope.budget.spend(len(earlier) + len(text))
                     self.files[target] = earlier + text
 

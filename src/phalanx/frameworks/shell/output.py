@@ -7,7 +7,11 @@ from phalanx.frameworks.shell.expansion import document, expand_all, text_of
 from phalanx.frameworks.shell.follower import Follower
 from phalanx.frameworks.shell.grammar import parse
 from phalanx.frameworks.shell.nodes import DECLARES, CommandPipeline, GroupCommand, Node, Redirection, SimpleCommand
-from phalanx.frameworks.shell.scope import DEEPEST, Scope, plain
+from phalanx.frameworks.shell.scope import DEEPEST, Scope
+
+WRITERS = frozenset(("cat", "echo", "printf", "sed", "envsubst"))
+"""Programs with which scripts write files that others read: from a template, as often as not."""
+_VARIABLE = re.compile(r"\$(?:\{(\w+)\}|(\w+))")
 
 
 def capture(m: Follower, text: str, scope: Scope) -> str | None:
@@ -66,14 +70,18 @@ def printed(
         elif redirect.operator == "<<<":
             given = text_of(redirect.target, scope) + "\n"
         elif redirect.operator == "<":
-            given = m.files.get(plain(text_of(redirect.target, scope)))
+            given = m.contents(text_of(redirect.target, scope), scope)
     if not words:
         return None
     if words[0] == "scontrol" and words[1:3] in (["show", "hostnames"], ["show", "hostname"]):
         nodes = scope.value("SLURM_JOB_NUM_NODES") or ""
         return "".join(f"node{i}\n" for i in range(int(nodes))) if re.fullmatch(r"\d{1,4}", nodes) else None
     if words[0] == "cat" and len(words) > 1:
-        texts = [m.files.get(plain(word)) for word in words[1:]]
+        texts = [m.contents(word, scope) for word in words[1:]]
         return None if None in texts else "".join(text or "" for text in texts)
+    if words[0] == "sed" and len(words) > 2 and words[-2] != "-e":
+        words, given = words[:-1], m.contents(words[-1], scope)
+    if words[0] == "envsubst":
+        return given if given is None else _VARIABLE.sub(lambda v: scope.value(v[1] or v[2]) or v[0], given)
     scope.budget.spend(len(given or "") + sum(map(len, words)))
     return filters.printed(words, given)

@@ -115,7 +115,7 @@ def _submit(m: Follower, words: list[str], names: set[str], node: SimpleCommand,
     file, arguments = (by, []) if wrapped or not rest else (plain(rest[0]), rest[1:])
     text = wrapped or (document_of(node, scope) if not rest else None)
     if text is None and rest:
-        text = m.files.get(file) or m.include(_path_of(m, rest[0], scope))
+        text = m.contents(rest[0], scope)
     if text is None and rest and not file.endswith(SCRIPTS):
         text = " ".join(rest)  # a command
     if text is None:
@@ -151,7 +151,7 @@ def _script_of(
     if not rest or (shell and rest == ["-s"]):
         given = document_of(node, scope) if shell else None
         return None if given is None else (given, [], "bash")
-    text = m.files.get(plain(rest[0])) or m.include(_path_of(m, rest[0], scope))
+    text = m.contents(rest[0], scope)
     if text is None and shell:
         m.notes.append(f"{plain(rest[0])}, which it runs, is not here: give it too")
     return None if text is None else (text, rest[1:], plain(rest[0]))
@@ -168,11 +168,6 @@ def _text_of_option(m: Follower, words: list[str], line: int) -> tuple[str, list
         )
         return " ".join(words), [], "bash"
     return text, rest[1:], rest[0] if rest else "bash"
-
-
-def _path_of(m: Follower, name: str, scope: Scope) -> str:
-    name = plain(name)
-    return name if name.startswith("/") or not scope.directory else f"{scope.directory}/{name}"
 
 
 def _in_its_own_shell(
@@ -207,7 +202,7 @@ def source(m: Follower, words: list[str], line: int, scope: Scope) -> bool | Non
     """Follow a script in this shell. Raises InputError for one that sources itself."""
     if not words:
         return True
-    text = m.files.get(plain(words[0])) or m.include(_path_of(m, words[0], scope))
+    text = m.contents(words[0], scope)
     if text is None:
         if not re.search(r"activate|conda|bashrc|profile|modules|setvars", words[0]):
             m.notes.append(f"{plain(words[0])}, which it sources, is not here: what it sets is open")

@@ -1,0 +1,88 @@
+"""Files that a script makes of templates next to it, and files that hydra names by folder and name."""
+
+import json
+import tomllib
+from pathlib import Path
+
+import pytest
+
+import phalanx
+from phalanx.frameworks.configuration import Configuration
+from phalanx.frameworks.reading import files, recipes
+from phalanx.spec.errors import InputError
+
+_TEMPLATE = (
+    '{"train_batch_size": GLOBAL, "train_micro_batch_size_per_gpu": MICRO,\n "zero_optimization": {"stage": STAGE}}'
+)
+_TRAIN = "deepspeed --num_gpus 8 train.py --deepspeed --deepspeed_config ds.json"
+_ACTOR = "actor_rollout_ref.actor"
+_VERL = (
+    f"data.train_batch_size=64 actor_rollout_ref.model.path=Qwen/Qwen3-8B {_ACTOR}.ppo_mini_batch_size=64 "
+    f"{_ACTOR}.ppo_micro_batch_size_per_gpu=1 trainer.n_gpus_per_node=8 trainer.nnodes=1 "
+)
+
+
+def _read(tmp_path: Path, script: str, **others: str) -> Configuration:
+    for name, text in {"run.sh": script, **others}.items():
+        (tmp_path / name.replace("__", "/").replace("_json", ".json").replace("_yaml", ".yaml")).write_text(text)
+    return files.read([tmp_path / "run.sh"])[0]
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        'sed "s/GLOBAL/${G}/" t.json | sed "s/MICRO/${M}/" | sed "s/STAGE/2/" > ds.json',
+        'sed -e "s/GLOBAL/$G/" -e "s/MICRO/$M/" -e "s/STAGE/2/g" t.json > ds.json',
+        'cat t.json | sed "s#GLOBAL#$G#; s#MICRO#$M#; s#STAGE#2#" > ds.json',
+        'sed "s/GLOBAL/$G/;s/MICRO/$M/" < t.json > ds.json\nsed -i "s/STAGE/2/" ds.json',
+        'sed "s/GLOBAL/\\$G/;s/MICRO/\\${M}/;s/STAGE/2/" t.json > u.json; export G M; envsubst < u.json > ds.json',
+    ],
+)
+def test_a_file_that_a_script_makes_of_a_template_is_read(tmp_path: Path, made: str) -> None:
+    c = _read(tmp_path, f"G=64\nM=4\n{made}\n{_TRAIN}\n", t_json=_TEMPLATE)
+    assert (c.layout.global_batch, c.layout.micro_batch, c.layout.zero) == (64, 4, 2)
+    assert not c.missing
+
+
+def test_a_template_with_an_open_value_is_asked_for(tmp_path: Path) -> None:
+    script = f'sed "s/GLOBAL/$G/;s/MICRO/4/;s/STAGE/2/" t.json > ds.json\n{_TRAIN}\n'
+    with pytest.raises(InputError, match=r"hands ds\.json to DeepSpeed, which is not here; give it too"):
+        _read(tmp_path, script, t_json=_TEMPLATE)
+
+
+def test_a_file_below_the_folder_where_a_script_runs_is_the_one_below_it(tmp_path: Path) -> None:
+    (tmp_path / "config").mkdir()
+    actor = {"strategy": "megatron", "megatron": {"tensor_model_parallel_size": 4}}
+    base = json.dumps({"defaults": ["ppo_megatron_trainer", "_self_"], "actor_rollout_ref": {"actor": actor}})
+    line = f"python3 -m verl.trainer.main_ppo --config-path=$D/config --config-name=mine {_VERL}"
+    for folder in ("$(pwd)", "`pwd`"):
+        c = _read(tmp_path, f'D="{folder}"\n{line}\n', config__mine_yaml=base)
+        assert (c.stack, c.layout.tp, c.missing, c.unknown) == ("megatron-core", 4, (), {})
+
+
+def test_the_base_that_a_file_of_verl_names_says_who_trains(tmp_path: Path) -> None:
+    for base, stack in (("ppo_megatron_trainer", "megatron-core"), ("ppo_trainer", "verl")):
+        (tmp_path / "mine.yaml").write_text(
+            f"hydra:\n  searchpath: [file://verl/trainer/config]\ndefaults: [{base}, _self_]\n"
+            "actor_rollout_ref:\n  actor: {ppo_mini_batch_size: 64}\n"
+        )
+        assert files.read([tmp_path / "mine.yaml"])[0].stack == stack
+
+
+def test_sequences_divided_by_verl_are_priced(tmp_path: Path) -> None:
+    line = f"python3 -m verl.trainer.main_ppo {_VERL} {_ACTOR}.ulysses_sequence_parallel_size=4"
+    (tmp_path / "run.sh").write_text(line)
+    p = phalanx.predict(str(tmp_path / "run.sh"), cluster="dgx-h100")
+    assert (p.strategy.cp, p.strategy.ulysses) == (4, 4)
+
+
+@pytest.mark.parametrize("folder", ["megatron_bridge"])
+def test_every_recipe_has_tables(folder: str) -> None:
+    text = (Path(recipes.__file__).parents[1] / folder / "recipes.toml").read_text()
+    for dialect, rows in tomllib.loads(text).items():
+        for name in rows:
+            made = recipes.recipe(folder, name, "pretrain")
+            assert made is not None, (dialect, name)
+    tables = recipes.recipe("megatron_bridge", "qwen3_600m_sft_config")
+    assert tables is not None
+    assert tables[0]["train"] == {"global_batch_size": 8, "micro_batch_size": 1}
