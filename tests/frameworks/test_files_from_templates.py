@@ -7,8 +7,10 @@ from pathlib import Path
 import pytest
 
 import phalanx
+from phalanx.answers.question.read import origins
 from phalanx.frameworks.configuration import Configuration
 from phalanx.frameworks.reading import files, recipes
+from phalanx.frameworks.reading.source import called
 from phalanx.spec.errors import InputError
 
 _TEMPLATE = (
@@ -86,3 +88,76 @@ def test_every_recipe_has_tables(folder: str) -> None:
     tables = recipes.recipe("megatron_bridge", "qwen3_600m_sft_config")
     assert tables is not None
     assert tables[0]["train"] == {"global_batch_size": 8, "micro_batch_size": 1}
+
+
+def test_a_table_of_datasets_is_one_key(tmp_path: Path) -> None:
+    """As open-instruct's and alignment-handbook's recipes have it: more datasets make no other framework's file."""
+    mixed = "".join(f"  org/data-{i}: {i}\n" for i in range(40))
+    (tmp_path / "a.yaml").write_text(
+        "model_name_or_path: meta-llama/Llama-3.1-8B\nper_device_train_batch_size: 1\nmax_seq_length: 4096\n"
+        f"gradient_accumulation_steps: 2\nlearning_rate: 5.0e-06\ndataset_mixer:\n{mixed}"
+    )
+    c = files.read([tmp_path / "a.yaml"])[0]
+    assert (c.kind, c.layout.accumulation, list(c.unknown)) == ("hf", 2, ["dataset_mixer"])
+
+
+_OF_2021 = """#SBATCH <SLURM OPTIONS> --nodes=128 --ntasks-per-node=8
+options=" --tensor-model-parallel-size 8 --pipeline-model-parallel-size 16 --num-layers 96 --hidden-size 12288
+ --num-attention-heads 96 --seq-length 2048 --max-position-embeddings 2048 --micro-batch-size 1
+ --global-batch-size 1536 --vocab-file <PATH TO gpt-vocab.json> --save <your-folder> --tensorboard-dir <DIRECTORY>
+ --fp16 --activations-checkpoint-method uniform"
+srun -l sh -c "python -u pretrain_gpt.py $@ ${options}"
+"""
+
+
+def test_places_to_fill_in_are_no_redirections_and_flags_tell_the_release(tmp_path: Path) -> None:
+    """Megatron-LM's own example of 2021, which reached 140 TFLOP/s a GPU (Narayanan et al. 2021, table 1)."""
+    c = _read(tmp_path, _OF_2021.replace("\n --", " --").replace("\n -", " -"))
+    assert (c.stack, c.layout.world, c.layout.precision, c.layout.recompute) == (
+        "megatron-2021",
+        1024,
+        "fp16",
+        "full",
+    )
+    assert "megatron-2021" in " ".join(c.notes)
+    sharded = _OF_2021.replace("--fp16", "--fp16 --use-distributed-optimizer")
+    assert _read(tmp_path, sharded.replace("\n --", " --")).stack == "megatron-core"
+
+
+def test_a_file_that_is_read_is_no_place_to_fill_in(tmp_path: Path) -> None:
+    line = "torchrun --nproc_per_node 8 pretrain_gpt.py --num-layers 4 --micro-batch-size 1"
+    for redirected in ("<in.txt >out.txt", "<in.txt>out.txt", "< in.txt > out.txt", "<in> out"):
+        c = _read(tmp_path, f"{line} {redirected} --tensor-model-parallel-size 2\n")
+        assert c.layout.tp == 2, redirected
+
+
+@pytest.mark.parametrize("rank", ["SKYPILOT_NODE_RANK", "SLURM_PROCID", "NODE_RANK", "OMPI_COMM_WORLD_RANK"])
+@pytest.mark.parametrize("test", ['[ "$R" == "0" ]', "[[ $R == 0 ]]", "[ ${R} = 0 ]", '[ "$R" -eq 0 ]'])
+def test_the_first_process_is_followed(tmp_path: Path, rank: str, test: str) -> None:
+    train = "torchrun --nproc_per_node 8 pretrain_gpt.py --num-layers 4 --tensor-model-parallel-size 2"
+    script = f"if {test.replace('R', rank)}; then\n  {train}\nelse\n  ray start --address $HEAD:6379\nfi\n"
+    assert _read(tmp_path, script).layout.tp == 2
+
+
+@pytest.mark.parametrize(
+    ("program", "kind"),
+    [
+        ("verl.trainer.sft_trainer", "verl"),
+        ("verl.experimental.fully_async_policy.fully_async_main", "verl"),
+        ("verl.experimental.vla.main_ppo", "verl"),
+        ("main_ppo_split.py", "verl"),
+    ],
+)
+def test_a_program_is_of_the_framework_that_most_of_its_name_tells(program: str, kind: str) -> None:
+    framework = called(program)
+    assert framework is not None
+    assert framework.reads == kind
+
+
+def test_degrees_under_verl_are_from_its_keys(tmp_path: Path) -> None:
+    megatron = f"{_ACTOR}.megatron.tensor_model_parallel_size=2 {_ACTOR}.megatron.use_distributed_optimizer=False"
+    c = _read(tmp_path, f"python3 -m verl.trainer.main_ppo {_VERL} {_ACTOR}.strategy=megatron {megatron}\n")
+    origin = origins(c)
+    assert origin["tp"] == f"{_ACTOR}.megatron.tensor_model_parallel_size"
+    assert origin["zero"] == f"{_ACTOR}.megatron.use_distributed_optimizer"
+    assert origin["sp"] == "default of verl"

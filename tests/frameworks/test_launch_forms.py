@@ -340,7 +340,7 @@ _RUN = f"pretrain_gpt.py --tensor-model-parallel-size 2 {_SIZES}"
         # What people paste, and what they write wrongly.
         ("README.md", f"# Train\n\nDon't forget `pip`:\n\n```bash\ntorchrun --nproc_per_node 8 {_RUN}\n```\n", 8, ""),
         ("run.sh", f"torchrun --nproc_per_node 8 {_RUN} \\\n  # --pipeline-model-parallel-size 2 \\\n  --fp16\n", 8,
-         "line 3 begins with --fp16: a comment or an empty line ends the command above it"),
+         "line 3 begins with --fp16: the command above it has ended"),
         ("run.sh", f"sh train.sh 8 {_RUN}", None, "train.sh, which it runs, is not here: give it too"),
         ("run.sh", f"GPUS=$1\nif [ -z \"$GPUS\" ]; then GPUS=8; fi\n"
          f"f() {{ torchrun --nproc_per_node $GPUS {_RUN} $1; }}\nf", 8,

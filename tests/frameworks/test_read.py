@@ -52,9 +52,12 @@ def test_what_follows_without_doubt_is_read(kind: str) -> None:
         found = fixed(read.layout)
         if any("pair of sequences" in note for note in read.notes):  # the file counts pairs
             found |= {name: value // 2 for name in ("micro_batch", "global_batch") if (value := found[name])}
+        expected = row["expect"]
+        if "activations-checkpoint-method" in row["config"].get("args", {}):  # Megatron-LM 2.6's
+            expected = {**expected, "recompute": "full"}
         wrong += [
             (row["id"], name, value, found[name])
-            for name, value in row["expect"].items()
+            for name, value in expected.items()
             if name in found and found[name] != value
         ]
         taken = {*read.understood, *read.without_effect, *read.not_modelled, *read.unknown}

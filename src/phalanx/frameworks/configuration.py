@@ -227,7 +227,7 @@ class Keys:
 
     def _untaken(self, config: Config, table: KeyTable, above: str = "") -> Iterator[tuple[str, str, Any]]:
         """Yield (path, name, value) of every key that was not taken; a table that is not modelled as a whole is one
-        itself, as is one with nearly a known name."""
+        itself, as are one with nearly a known name and one of names, as of datasets."""
         for name, value in config.items():
             path = f"{above}{name}"
             if path in self.understood:
@@ -236,6 +236,7 @@ class Keys:
             has = has_part or _plain(str(name)) in table.names
             verdict = table.verdict(path)
             whole = not has_part and verdict is not None and verdict.effect == "unmodelled"
+            whole |= isinstance(value, Mapping) and any("/" in str(inner) for inner in value)
             if (
                 isinstance(value, Mapping)
                 and value

@@ -269,7 +269,9 @@ def origins(c: Configuration) -> dict[str, str]:
     s = c.layout
     micro = int(c.fields.get("micro_batch") or s.micro_batch or 0)
     inner = (s.tp or 1) * (s.pp or 1) * (s.cp or 1)
-    default = f"default of {STACKS[c.stack].title or c.stack}"
+    of_another = c.kind in STACKS and STACKS[c.kind].framework != STACKS[c.stack].framework  # verl's Megatron
+    whose = c.kind if of_another else c.stack
+    default = f"default of {STACKS[whose].title or whose}"
     three = "world" not in by_field and {"micro_batch", "accumulation", "global_batch"} <= by_field.keys()
     derived = {
         "dp": ("global_batch / (micro_batch x accumulation)", True)

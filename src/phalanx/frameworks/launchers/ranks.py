@@ -114,6 +114,8 @@ class RankCounts:
         """Return a launch with its ranks; a process without a launcher has the ranks of its own variables."""
         if not started.launchers and "RANK" in self.environment:
             self.world = _count(self.environment.get("WORLD_SIZE"))
+        elif self.given.nodes and self.world and not {"nodes", "world"}.intersection(self.counted.values()):
+            self.counted[self.given.by] = "nodes"
         return replace(
             started,
             nodes=self.nodes,

@@ -147,23 +147,16 @@ def read(config: Config, world: int | None = None) -> Configuration:
             zero = engine.layout.zero
             keys.understood[f"{at}deepspeed_config"] = "file"
     granularity = flag("recompute_granularity", "strategy.recompute")
-    old = truth(flag("checkpoint_activations", "strategy.recompute")) or truth(
-        flag("recompute_activations", "strategy.recompute")
-    )
-    full = truth(args.get("checkpoint-activations", args.get("checkpoint_activations")))
-    recompute = (
-        str(granularity)
-        if granularity in ("full", "selective")
-        else "full"
-        if full
-        else "selective"
-        if old
-        else "none"
-    )
-    method, number = (
-        flag("recompute_method", "strategy.recompute"),
-        flag("recompute_num_layers", "strategy.recompute"),
-    )
+    selective = truth(flag("recompute_activations", "strategy.recompute"))
+    method = flag("recompute_method", "strategy.recompute")
+    number = flag("recompute_num_layers", "strategy.recompute")
+    if truth(flag("checkpoint_activations", "strategy.recompute")):
+        granularity = granularity or "full"
+    if earlier := flag("activations_checkpoint_method", "strategy.recompute"):
+        granularity, method = granularity or "full", method or earlier
+        number = number or flag("activations_checkpoint_num_layers", "strategy.recompute")
+    stated = granularity in ("full", "selective")
+    recompute = str(granularity) if stated else "selective" if selective else "none"
     modules = flag("recompute_modules", "strategy.recompute")
     recomputed = _recomputed(recompute, method, count(number), modules)
     named = (
@@ -172,8 +165,8 @@ def read(config: Config, world: int | None = None) -> Configuration:
     offload = extra.get("optimizer_offload") or truth(flag("cpu_optimizer", "offload"))
     sp = truth(flag("sequence_parallel", "strategy.sp", False))
     if truth(flag("deepspeed", "stack")):
-        stated, zero = zero, read_deepspeed.level(zero, named)
-        preferred = (*preferred, read_deepspeed.SHARDED) if zero != stated else preferred
+        level, zero = zero, read_deepspeed.level(zero, named)
+        preferred = (*preferred, read_deepspeed.SHARDED) if zero != level else preferred
         blocks = blocks or read_deepspeed.dealt(flag("pp_partition_method", "strategy.layers"), layers, pp)
     elif not (custom or fsdp2):  # the prices of others are of runs, which overlapped as they did
         extra = beyond.overlapped(extra, flag, bool(sp) and (tp or 1) > 1, product(dp, cp), zero)
@@ -224,6 +217,10 @@ def read(config: Config, world: int | None = None) -> Configuration:
     stack = "megatron-fsdp" if custom or fsdp2 else "megatron-core"
     if truth(flag("deepspeed", "stack")):  # Megatron-DeepSpeed, whose unfused releases are known by published runs
         stack = "megatron-deepspeed-2022-bf16" if named == "bf16" else "megatron-deepspeed-2022"
+    early = next((name for name in _EARLY if args.get(name, args.get(name.replace("_", "-")))), "")
+    if early and stack == "megatron-core" and zero == 0 and not sp:
+        stack = _EARLY[early]
+        preferred = (*preferred, f"--{early.replace('_', '-')} is a flag of releases before May 2022: {stack}")
     if trained:  # ms-swift's adapters, which Megatron-Core has none of
         stack, extra = "megatron-bridge", extra | trained
     extra |= scored
@@ -248,6 +245,12 @@ def read(config: Config, world: int | None = None) -> Configuration:
     return c if engine is None else joined(c, engine, "deepspeed_json")
 
 
+_EARLY = {
+    "model_parallel_size": "megatron-2020",
+    "checkpoint_activations": "megatron-2021",
+    "activations_checkpoint_method": "megatron-2021",
+}
+"""Flags that no release since May 2022 takes (its arguments.py, cfd2e216) -> the stack of the releases before."""
 _NUMBERS = {key.name.lstrip("-") for key in KEYS.keys if not key.words and not key.field.startswith(_SWITCHES)}
 """Flags that take a value."""
 _VIRTUAL = (

@@ -164,10 +164,15 @@ def framework_of(program: str, args: Mapping[str, Any]) -> Framework | None:
 
 
 def called(program: str) -> Framework | None:
-    """Return the framework that a program is of by its name."""
+    """Return the framework that a program is of by its name, or by most of it."""
     name = re.sub(r"\.py$", "", program)
-    frameworks = sorted(FRAMEWORKS.values(), key=lambda f: f.position)
-    return next((f for f in frameworks if any(re.search(rf"(^|[./]){p}$", name) for p in f.programs)), None)
+    lengths = [
+        (len(match[0]), -framework.position, framework)
+        for framework in FRAMEWORKS.values()
+        for pattern in framework.programs
+        if (match := re.search(rf"(^|[./]){pattern}$", name))
+    ]
+    return max(lengths, key=lambda each: each[:2])[2] if lengths else None
 
 
 def named(path: Path) -> tuple[Path, str]:

@@ -1,7 +1,8 @@
 """Whether a condition of a script holds: `[ ]` and `test`, `[[ ]]` and `(( ))`, by the script's own assignments.
 
-A variable that the script never sets is taken as unset, which the caller names, since the environment could set it.
-What depends on files, programs or the machine is open.
+A variable that the script never sets is taken as unset, which the caller names, since the environment could set it;
+one that numbers processes or nodes is 0 where it is compared: the first one is followed. What depends on files,
+programs or the machine is open.
 """
 
 import fnmatch
@@ -14,6 +15,7 @@ from phalanx.frameworks.shell.nodes import NAME, Test
 from phalanx.frameworks.shell.scope import OPEN, Scope, is_open
 
 _ENVIRONMENT = re.compile(rf"{OPEN}({NAME}|\d+)")
+_RANK = re.compile(rf"{OPEN}(?:\w+_)?(?:RANK|PROCID|NODEID|LOCALID|COMPLETION_INDEX|WORKER_INDEX)(?!\w)", re.I)
 _NUMBERS = {
     "-eq": operator.eq,
     "-ne": operator.ne,
@@ -102,7 +104,7 @@ class _Expression:
         if self.peek(1) in _BINARY and not (
             self.peek() in _UNARY and self.peek(1) not in _NUMBERS and not self.peek(2)
         ):
-            left = self.text(self.take())
+            left = self.text(self.take(), of_first=True)
             how = self.take()
             return self.compared(left, how, self.take())
         if self.peek() in _UNARY and self.at + 1 < len(self.words):
@@ -111,16 +113,18 @@ class _Expression:
         word = self.text(self.take())
         return None if word is None else bool(word)
 
-    def text(self, word: str) -> str | None:
-        """Return a word's text, in which variables of the environment are empty; None where it stays open."""
+    def text(self, word: str, of_first: bool = False) -> str | None:
+        """Return a word's text, in which variables of the environment are empty; None where it stays open.
+        `of_first`: it is the first process, of rank 0."""
         value = text_of(word, self.scope) if self.double else word
+        value = _RANK.sub("0", value) if of_first else value
         if is_open(value):
             self.unset |= set(_ENVIRONMENT.findall(value))
             value = _ENVIRONMENT.sub("", value)
         return None if is_open(value) else value
 
     def compared(self, left: str | None, how: str, right: str) -> bool | None:
-        pattern = self.text(right)
+        pattern = self.text(right, of_first=True)
         if left is None or pattern is None:
             return None
         if how in _NUMBERS:

@@ -11,6 +11,7 @@ from phalanx.frameworks.shell.arithmetic import evaluate
 from phalanx.frameworks.shell.nodes import NAME
 from phalanx.frameworks.shell.quoting import braces, closing, escaped
 from phalanx.frameworks.shell.scope import WORD, Scope, is_open, plain, unknown
+from phalanx.frameworks.shell.source import PLACEHOLDER
 
 _PARAMETER = re.compile(
     rf"(?P<prefix>[#!]?)(?P<name>{NAME}|[0-9]+|[@*#?$!-])(?:\[(?P<index>[^\]]*)\])?(?P<rest>.*)\Z", re.S
@@ -131,6 +132,9 @@ class _Expansion:
                     self.fields.add("")
                 self.quoted(start, end)
                 at = end + 1
+            elif left := PLACEHOLDER.match(raw, at):
+                self.fields.add(unknown(left[0]))
+                at = left.end()
             elif raw.startswith(("<(", ">("), at):
                 end = closing(raw, at + 1)
                 self.fields.add(unknown(raw[at:end]))

@@ -23,7 +23,7 @@ from phalanx.frameworks.shell.nodes import (
     Test,
     While,
 )
-from phalanx.frameworks.shell.source import DEEPEST, ScriptText
+from phalanx.frameworks.shell.source import DEEPEST, PLACEHOLDER, ScriptText
 
 _ASSIGNMENT = re.compile(rf"({NAME})(?:\[([^\]\n]*)\])?(\+?)=")
 _OPERATOR = re.compile(r"&&|\|\||;;&?|;&|\|&|&>>?|[;&|()\n]")
@@ -257,6 +257,8 @@ def _redirect(source: ScriptText) -> Redirection | None:
     """Take a redirection if one is next, with the text of its here-document."""
     match = _REDIRECT.match(source.text, source.at)
     if not match or (match[2] in "<>" and source.text.startswith("(", match.end())):
+        return None
+    if PLACEHOLDER.match(source.text, source.at):
         return None
     source.at = match.end()
     source.blanks()

@@ -83,8 +83,8 @@ def start(m: Follower, words: list[str], names: set[str], node: SimpleCommand, s
         return _in_its_own_shell(m, text, before, [], names, scope, words[0])
     if words[0].startswith("-") and m.invocations and not m.prefix:
         m.notes.append(
-            f"line {node.line} begins with {plain(words[0])}: a comment or an empty line ends the command above "
-            "it, which does not get these flags"
+            f"line {node.line} begins with {plain(words[0])}: the command above it has ended (no \\ at its end, or a "
+            "comment or an empty line between), and does not get these flags"
         )
         return True
     environment = {n: plain(" ".join(scope.variables[n])) for n in sorted(scope.exported) if n in scope.variables}

@@ -13,6 +13,12 @@ MOST_WORDS = 50_000
 """Words of the longest script."""
 
 
+_INSIDE = r"[^\s<>|&;()`\"'$]+"
+PLACEHOLDER = re.compile(
+    rf"<(?=[A-Za-z])(?:[A-Z0-9_-]+|(?i:your|my|path|num|insert)[\w-]*|{_INSIDE}(?:[ \t]+{_INSIDE})+)>"
+    r"(?=[\s\"'/,:.\\]|\Z)"
+)
+"""What its author left to be filled in, `<PATH TO gpt-vocab.json>`, which a shell would take for redirections."""
 STOP = frozenset(" \t\n;|&()<>")
 _WORD = re.compile(r"[a-z]+(?=[\s;|&()<>]|\Z)|[{}!](?=[\s;|&()<>]|\Z)")
 """A word as reserved ones are."""
@@ -73,6 +79,9 @@ class ScriptText:
         while self.at < len(self.text):
             c = self.text[self.at]
             if c in STOP:
+                if c == "<" and (left := PLACEHOLDER.match(self.text, self.at)):
+                    self.at = left.end()
+                    continue
                 if c in "<>" and self.text.startswith("(", self.at + 1):  # process substitution
                     self.at = self.parenthesis(self.at + 1)
                     continue

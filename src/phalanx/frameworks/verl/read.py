@@ -25,6 +25,11 @@ _DEGREES = {
     "expert_model_parallel_size": "expert-model-parallel-size",
     "expert_tensor_parallel_size": "expert-tensor-parallel-size",
 }
+_SWITCHES = {
+    "sequence_parallel": "sequence-parallel",
+    "use_distributed_optimizer": "use-distributed-optimizer",
+}
+"""Which are on where a file does not say."""
 _RECOMPUTATION = ("recompute_granularity", "recompute_method", "recompute_num_layers", "recompute_modules")
 
 _OF_MEGATRON = tuple(
@@ -112,11 +117,10 @@ def _megatron(keys: Keys, world: int | None, repeated: int) -> Configuration:
     at = f"{_ACTOR}.megatron"
     args: dict[str, Any] = {"bf16": True}
     for name, flag in _DEGREES.items():
-        if (value := keys.count(f"{at}.{name}", f"strategy.{name}")) is not None:
+        if (value := keys.count(f"{at}.{name}", "strategy")) is not None:
             args[flag] = value
-    for name, flag in (("sequence_parallel", "sequence-parallel"), ("use_distributed_optimizer",) * 2):
-        if keys.truth(f"{at}.{name}", f"strategy.{name}", True):
-            args[flag.replace("_", "-")] = True
+    for name, flag in _SWITCHES.items():
+        args[flag] = keys.truth(f"{at}.{name}", "strategy", True)
     for name in _RECOMPUTATION:
         old = f"{_ROLE}.model.gradient_checkpointing_kwargs.{name.replace('recompute', 'activations_checkpoint')}"
         value = keys.take((f"{at}.override_transformer_config.{name}", old), "strategy.recompute")
@@ -127,6 +131,9 @@ def _megatron(keys: Keys, world: int | None, repeated: int) -> Configuration:
     keys.take(f"{_ROLE}.model.enable_gradient_checkpointing", "strategy.recompute")
     keys.take(f"{at}.override_transformer_config.attention_backend", "options.attention")
     c = megatron.read({"args": args}, world)
+    for name, flag in (_DEGREES | _SWITCHES).items():
+        if f"{at}.{name}" in keys.understood:
+            keys.understood[f"{at}.{name}"] = c.understood.get(f"args.{flag}", "strategy")
     seq, notes = _sequence(keys, "")
     batch = product(keys.count(f"{_ACTOR}.ppo_mini_batch_size", "job.global_batch", _MINI), repeated)
     micro = _micro(keys, _ACTOR, c.layout.dp, batch, seq, c.layout.cp or 1, notes)
