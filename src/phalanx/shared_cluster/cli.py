@@ -15,6 +15,8 @@ from phalanx.cli.output import require_savable, save_pictures
 from phalanx.cli.terminal import announce, console, print_json, require_writable
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from phalanx.shared_cluster.placement.answer import PlaceAnswer
 
 
@@ -100,7 +102,7 @@ def simulate(
 
 @command
 def place(
-    plan: Path,
+    plan: list[Path],
     free: Path,
     strategy: str | None = None,
     stack: str | None = None,
@@ -111,18 +113,19 @@ def place(
     save: list[Path] | None = None,
     json: bool = False,
 ) -> None:
-    """Put a plan's ranks on free GPUs so that its step is fastest, and compare with an empty cluster.
+    """Put the ranks of one plan or of several on free GPUs so that steps are fastest, and compare with an empty
+    cluster.
 
     FREE.json may also list all nodes in physical order ("nodes": "node[0-31]") and the leaf switches that they are
     under ("leaves": {"leaf0": "node[0-15]", ...}, "oversubscription": 2).
 
-    plan PLAN.json: A plan, or a run's folder.
+    plan PLAN.json...: Plans, or runs' folders; several are placed at once.
     --free FREE.json: The free GPUs: {"free": {"node0": "0-7", "node[1-3]": "0,2-3"}, ...}; or what scontrol -d show
         nodes, sinfo or kubectl describe nodes prints.
     search --search/--no-search: Also look for strategies that suit these GPUs better.
     --topology FILE: Leaf switches: a Slurm topology.conf, or the output of ibnetdiscover.
     launcher --for NAME: Write files for slurm, torchrun or kueue; needs --out.
-    --out DIR: Folder for placement.json and these files.
+    --out DIR: Folder for placement.json and these files; of several plans, a folder of each in it.
     --save FILE.html|svg|png: Also write it, as the ending of each file says: a page that needs nothing else, a
         picture (png by chromium).
     """
@@ -137,23 +140,47 @@ def place(
     if out and out.exists() and not out.is_dir():
         raise InputError("--out", str(out), "is a file", "name a folder")
     leaves = leaves_of(topology) if topology else None
-    a = answer(job_of_plan(plan, strategy, stack), free, leaves, search)
+    jobs = [job_of_plan(each, strategy, stack) for each in plan]
+    several = len(plan) > 1
+    if several:
+        from phalanx.shared_cluster.placement.together import placed_together
+
+        together = placed_together(jobs, free, leaves)
+        answers: Sequence[PlaceAnswer] = together.answers
+    else:
+        answers = [answer(jobs[0], free, leaves, search)]
+    a = answers[0]
     for line in a.free.notes:
         announce(line)
     if out:
-        files = launch_files(launcher, a.placed.placement, a.free.unnumbered) if launcher else {}
-        out.mkdir(parents=True, exist_ok=True)
-        write_json(out / "placement.json", _as_json(a))
-        for name, text in files.items():
-            write_text(out / name, text)
-        announce(f"written: {', '.join(str(out / name) for name in ('placement.json', *files))}")
+        prepared = [
+            launch_files(launcher, o.placed.placement, o.free.unnumbered) if launcher else {} for o in answers
+        ]
+        for i, (each, files) in enumerate(zip(answers, prepared, strict=True)):
+            folder = out / f"{i + 1}-{plan[i].stem}" if several else out
+            folder.mkdir(parents=True, exist_ok=True)
+            write_json(folder / "placement.json", _as_json(each))
+            for name, text in files.items():
+                write_text(folder / name, text)
+            announce(f"written: {', '.join(str(folder / name) for name in ('placement.json', *files))}")
     if save:
         from phalanx.report.gallery.mesh import nodes
 
-        at = a.placed.placement
-        save_pictures([nodes(at, at.coloured_axis)], save)
+        at = [each.placed.placement for each in answers]
+        save_pictures([nodes(p, p.coloured_axis) for p in at], save)
+    if json and several:
+        listed = [{"plan": str(path), **_as_json(each)} for path, each in zip(plan, answers, strict=True)]
+        print_json({"jobs": listed, "shared_uplinks": [asdict(each) for each in together.shared]})
+        return
     if json:
         print_json(_as_json(a))
+        return
+    if several:
+        from phalanx.shared_cluster.placement.report import jobs_table, shares
+
+        console().print(jobs_table([str(path) for path in plan], together))
+        for line in shares([str(path) for path in plan], together):
+            console().print(line, highlight=False, soft_wrap=True)
         return
 
     from phalanx.report import mesh as drawing

@@ -8,6 +8,8 @@ from phalanx.report.style import counted, seconds, table
 from phalanx.shared_cluster.placement.alternatives import PlacedAlternative, gains
 from phalanx.shared_cluster.placement.price import PlacedJob
 from phalanx.shared_cluster.placement.search import Placed
+from phalanx.shared_cluster.placement.together import JobsPlaced
+from phalanx.shared_cluster.topology.hostlist import compress
 
 _SHOWN = 5
 """Number of other strategies in the table."""
@@ -66,3 +68,24 @@ def others(placed: Placed, alternatives: Sequence[PlacedAlternative]) -> Table:
         bound = "exact" if other.placed.exact else seconds(other.placed.bound_s)
         grid.add_row(name, seconds(other.placed.seconds), f"{gain:+.1%}", bound)
     return grid
+
+
+def jobs_table(names: Sequence[str], t: JobsPlaced) -> Table:
+    """Tabulate jobs that are placed at once: nodes, step, and how much longer than on the empty cluster."""
+    grid = table("", "job", "ranks", "nodes", "step", "of an empty cluster", left=("job", "nodes"))
+    for name, a in zip(names, t.answers, strict=True):
+        p = a.placed.placement
+        hosts = compress(p.topology.hosts[int(h)] for h in sorted({int(h) for h in p.topology.host[p.gpu]}))
+        ratio = a.placed.seconds / a.empty.seconds
+        grid.add_row(name, f"{p.world:,}", hosts, seconds(a.placed.seconds), f"{ratio:.3f} times")
+    return grid
+
+
+def shares(names: Sequence[str], t: JobsPlaced) -> Iterator[str]:
+    """Yield which uplinks several jobs share, in words."""
+    for each in t.shared:
+        jobs = " and ".join(f"{names[i]} (job {i + 1})" for i in each.jobs)
+        yield f"{jobs} share the way out of {compress(each.hosts)}"
+    if not t.shared:
+        yield "no two jobs share an uplink"
+    yield f"best of {t.tried:,} placements; phalanx simulate prices what jobs cost each other as they run"
