@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -10,9 +11,11 @@ from unittest.mock import Mock
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from support import generation_cases
 from support.rank_pool import Pool
+from support.saved_models import tokenizer
 from support.sizes import examples, sampled
 
 from phalanx.answers.runs import train
@@ -20,8 +23,9 @@ from phalanx.cost.step.generation import generating
 from phalanx.infer import text, worker
 from phalanx.infer.generate import BatchedGeneration, experts_span_replicas, require_context, room_of
 from phalanx.infer.sampling import Sampling, choose, uniform
+from phalanx.runtime.comm.communicator import Comm
 from phalanx.runtime.process.environment import ALONE
-from phalanx.schedule.generation import Batch, BatchingPolicy, Request, Scheduler, Slot
+from phalanx.schedule.generation import IDLING, Batch, BatchingPolicy, Request, Scheduler, Slot
 from phalanx.spec.errors import InputError
 from phalanx.spec.files.job_file import build
 from phalanx.spec.model.families import complete
@@ -123,8 +127,8 @@ def test_every_split(pool: Pool, world: int) -> None:
         _check([of[number] for of in by_rank], expected, case[1])
 
 
-@pytest.mark.parametrize("model", [MIXED, INDEXED], ids=["other attention", "an index"])
-def test_latent_attention_alongside(model: ModelSpec) -> None:
+@pytest.mark.parametrize("model", [MIXED, INDEXED, MISTRAL], ids=["other attention", "an index", "a window"])
+def test_attention_of_any_kind_in_chunks(model: ModelSpec) -> None:
     """Each block caches what its own attention reads again; keys of an index are no part of that."""
     case = (model, Strategy(), REQUESTS, HOW, LIMITS)
     _check([generation_cases.generated(ALONE, *case)], generation_cases.alone(model, REQUESTS, HOW), case)
@@ -170,6 +174,25 @@ def test_requests_come_and_go() -> None:
     assert sorted([*scheduler._free, *scheduler._fresh]) == list(range(9))
 
 
+def test_a_request_begins_when_it_arrives_and_ends_with_its_last_token() -> None:
+    grid, arrivals = mesh(Strategy()), {r.number: r.arrives for r in REQUESTS}
+    run = BatchedGeneration(
+        LLAMA, Strategy(), Comm(ALONE, grid), generation_cases.Drawn(LLAMA), "float64", REQUESTS, HOW, LIMITS
+    )
+    began: dict[int, int] = {}
+    lasts: dict[int, list[bool]] = {}
+    steps = 0
+    while not run.done:
+        for slot in (
+            run.step(lambda request, token, last: lasts.setdefault(request, []).append(last)).batches[0].slots
+        ):
+            began.setdefault(slot.request, steps)
+        steps += 1
+    assert {number: began[number] for number in (0, 4)} == {0: 0, 4: arrivals[4]}
+    assert all(began[number] >= arrives for number, arrives in arrivals.items())
+    assert lasts == {r.number: [False] * (r.most - 1) + [True] for r in REQUESTS}
+
+
 def test_slots_that_decode_come_first() -> None:
     decodes, prefill = Slot(1, 4, 1, True), Slot(0, 0, 3, False)
     assert Batch.of((prefill, decodes)).slots == (decodes, prefill)
@@ -177,9 +200,11 @@ def test_slots_that_decode_come_first() -> None:
 
 def test_sampling() -> None:
     logits = np.log(np.array([0.1, 0.4, 0.2, 0.3]))
-    draws = [choose(logits, Sampling(temperature=1.0, top_k=0, seed=3), 0, place) for place in range(4000)]
+    how = Sampling(temperature=0.5, top_k=0, seed=3)  # squares the odds
+    draws = [choose(logits, how, 0, place) for place in range(4000)]
     shares = np.bincount(draws, minlength=4) / 4000
-    np.testing.assert_allclose(shares, [0.1, 0.4, 0.2, 0.3], atol=0.03)
+    np.testing.assert_allclose(shares, np.array([1, 16, 4, 9]) / 30, atol=0.03)
+    assert draws[:99] == [choose(logits + 1e4, how, 0, place) for place in range(99)]
     for how, kept in (
         (Sampling(temperature=0), {1}),
         (Sampling(temperature=1.0, top_k=2), {1, 3}),
@@ -188,6 +213,24 @@ def test_sampling() -> None:
     ):
         assert {choose(logits, how, 1, place) for place in range(300)} == kept
     assert uniform(0, 1, 2) == uniform(0, 1, 2) != uniform(0, 2, 1)
+
+
+@pytest.mark.parametrize(
+    ("field", "legal", "beyond"),
+    [
+        ("tokens", (None, 1), (0,)),
+        ("top_k", (0,), (-1,)),
+        ("top_p", (1e-9, 1), (0, 1 + 1e-9)),
+        ("temperature", (0, 1e-3, 1e3), (-1, 0.99e-3, 1.01e3)),
+        ("seed", (0,), (-1,)),
+    ],
+)
+def test_how_to_sample_has_bounds(field: str, legal: tuple[Any, ...], beyond: tuple[Any, ...]) -> None:
+    for value in legal:
+        assert getattr(Sampling(**{field: value}), field) == value
+    for value in beyond:
+        with pytest.raises(InputError, match=f"^(train.)?{field} = {value}: "):
+            Sampling(**{field: value})
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
@@ -258,6 +301,62 @@ def test_a_text_ends_where_its_model_says_or_goes_on(
     asked = text.question(tmp_path, ["ab", "c" * 63], Sampling(past_end=past_end), precision="float32")
     assert [(r.prompt, r.stops) for r in asked.requests] == [((97, 98), ends), ((99,) * 63, ends)]
     assert [len(r.prompt) + r.most for r in asked.requests] == [64, 64]  # all places of the model
+    for other, error in (
+        ({"prompts": ()}, "^prompts: has no prompt; give one on each line$"),
+        ({"sampling": Sampling(63)}, "^prompt 1: is 2 tokens, and 63 more are 65: "),
+        ({"strategy": Strategy(tp=8)}, "^strategy.tp = 8: is more than the model's 4 heads"),
+        ({"policy": BatchingPolicy(page=4, pages=3)}, "^pages = 3: hold 12 tokens"),
+        ({"precision": "float17"}, "^precision = 'float17'"),
+    ):
+        with pytest.raises(InputError, match=error):
+            text.question(**{"folder": tmp_path, "prompts": ["ab", "c"], "sampling": Sampling(), **other})
+    monkeypatch.setattr(text, "widest", lambda *_: torch.bfloat16)
+    for asked_for, dtype in ((None, "bfloat16"), ("float64", "float64")):
+        assert text.question(tmp_path, ["ab"], Sampling(), precision=asked_for).dtype == dtype
+
+
+@pytest.mark.parametrize(
+    ("files", "ends"),
+    [
+        ({}, ()),
+        ({"config.json": '{"eos_token_id": 7}'}, (7,)),
+        ({"config.json": '{"eos_token_id": [7, 8, "x"]}', "generation_config.json": "{}"}, (7, 8)),
+        ({"config.json": '{"eos_token_id": 7}', "generation_config.json": '{"eos_token_id": 1}'}, (1,)),
+        ({"config.json": '{"eos_token_id": 7}', "generation_config.json": '{"eos_token_id": null}'}, ()),
+        ({"config.json": "[]", "generation_config.json": "not JSON"}, ()),
+    ],
+)
+def test_which_tokens_end_a_text(tmp_path: Path, files: dict[str, str], ends: tuple[int, ...]) -> None:
+    for name, content in files.items():
+        (tmp_path / name).write_text(content)
+    assert text._ends(tmp_path) == ends
+
+
+def test_a_folder_to_generate_from_is_a_run_or_of_hugging_face(tmp_path: Path) -> None:
+    """Each part that it lacks is named."""
+    folder, file = tmp_path / "hf", tmp_path / "file"
+    folder.mkdir()
+    file.touch()
+    run, copy = "name a run's folder, such as runs/quickstart", "copy the tokenizer's there"
+    either = "name a run's folder or one of Hugging Face weights"
+
+    def refused(read: Any, where: Path, said: str) -> None:
+        with pytest.raises(InputError) as error:
+            read(where)
+        assert str(error.value) == str(InputError("RUN", str(where), *said.split("; ")))
+
+    refused(text.model_of, tmp_path / "none", f"no such file or folder; {either}")
+    refused(text.model_of, file, f"is not a folder; {either}")
+    refused(text.model_of, folder, f"holds no plan.json of a run, and no config.json of Hugging Face weights; {run}")
+    opened = partial(text.tokenizer_of, model=LLAMA)
+    refused(opened, folder, f"holds no tokenizer.json; {copy}")
+    tokenizer(folder / "tokenizer.json")  # of 97 words
+    with pytest.raises(InputError, match=r"^RUN = .*/tokenizer.json': has 97 entries, model.vocab is 61"):
+        opened(folder)
+    assert text.tokenizer_of(folder, replace(LLAMA, vocab=97)).get_vocab_size() == 97
+    (folder / "tokenizer.json").unlink()
+    (folder / "checkpoint").mkdir()
+    refused(opened, folder, f"holds no tokenizer.json: it was trained on token ids; {copy}")
 
 
 @pytest.mark.parametrize(("rank", "stream", "said"), [(0, True, "ab\n"), (0, False, ""), (1, True, "")])
@@ -304,16 +403,17 @@ def test_a_replica_that_idles_uses_a_page_and_a_seat_of_its_own() -> None:
             self.room = room_of(self.schedulers, BatchingPolicy(), True)
             self.together, self.number, self.replica_index, self.how = True, 0, 0, Sampling()
             self.replica = SimpleNamespace(  # type: ignore[assignment]
-                step=lambda batch, tokens, held: seats.extend(held.values()),
+                step=lambda batch, tokens, held: seats.append((batch, tokens, *held.values())),
                 choose=lambda *_: [],
                 share=lambda chosen, first, total: [0] * total,
             )
 
     idle = Idle()
     idle.step()
-    (seat,) = seats
+    ((batch, tokens, seat),) = seats
     busy = idle.schedulers[1]
-    assert seat.pages == (idle.room.pages - 1,)
+    assert (batch, tokens) == (IDLING, [0])
+    assert (seat.pages, seat.seat) == ((idle.room.pages - 1,), idle.room.seats - 1)
     assert seat.pages[0] >= busy.pages
     assert seat.seat >= busy.seats
 

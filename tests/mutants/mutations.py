@@ -13,7 +13,7 @@ OTHER: dict[type[ast.AST], Any] = {
     **{ast.Add: ast.Sub, ast.Sub: ast.Add, ast.Mult: ast.Div, ast.Div: ast.Mult},
     **{ast.FloorDiv: ast.Mult, ast.Mod: ast.FloorDiv, ast.And: ast.Or, ast.Or: ast.And},
 }
-EITHER_WAY = ("max", "min", "maximum", "minimum")
+EITHER_WAY = ("max", "min", "maximum", "minimum", "gcd")
 _LEFT_ALONE = (ast.Assert, ast.JoinedStr, ast.arg, ast.Import, ast.ImportFrom, ast.Raise)
 
 
@@ -38,7 +38,7 @@ def with_change(tree: ast.Module, node: ast.AST, changed: ast.AST) -> str:
 
 
 def _inside(node: Any) -> Iterator[Any]:
-    if not isinstance(node, _LEFT_ALONE):
+    if not isinstance(node, _LEFT_ALONE) and getattr(node, "arg", "") != "strict":  # zip's is an assertion
         yield node
         for name, value in ast.iter_fields(node):
             for child in value if isinstance(value, list) else [value]:

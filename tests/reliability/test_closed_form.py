@@ -10,7 +10,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from phalanx.reliability import presets
-from phalanx.reliability.closed_form import FailureCause, Saving, best_interval, daly, expected_wait, shares, young
+from phalanx.reliability.closed_form import (
+    FailureCause,
+    Saving,
+    best_interval,
+    daly,
+    expected_wait,
+    shares,
+    with_recovery,
+    young,
+)
 from phalanx.reliability.monte_carlo import simulate
 
 seconds = st.floats(1, 2000)
@@ -41,6 +50,28 @@ def test_the_best_interval_is_dalys_where_it_is_exact(mttf: float, stall: float)
     best = best_interval([FailureCause("gpu", 1 / mttf, 0.0, 60.0)], Saving(stall), 1.0)
     assert best == pytest.approx(daly(stall, mttf), rel=0.03)
     assert daly(stall, mttf) == pytest.approx(young(stall, mttf), rel=0.06)
+
+
+@given(st.floats(1e3, 1e6), st.floats(1e-3, 0.1), st.floats(0, 1e4))
+def test_formulas_for_the_best_interval_agree(mttf: float, stalls: float, recovery: float) -> None:
+    """Daly's is where exp((tau + delta) / M) (M - tau) = M, to second order in delta / M; the one with recovery is
+    Young's of a failure that comes later, and the square of a save."""
+    stall = stalls * mttf
+    tau = daly(stall, mttf)
+    assert (mttf - tau) * math.exp((tau + stall) / mttf) == pytest.approx(mttf, rel=3e-4)
+    after = with_recovery(stall, mttf, recovery) - stall
+    assert after**2 - stall**2 == pytest.approx(young(stall, mttf + recovery) ** 2)
+
+
+@pytest.mark.parametrize("step", [0.01, 1.0, 100.0, 1e5])
+def test_the_best_interval_is_whole_steps_and_the_best(step: float) -> None:
+    cause = FailureCause("gpu", 1e-4, 60.0, 600.0, takes_node=True)
+    best = best_interval([cause], Saving(5.0), step)
+    assert best / step == pytest.approx(round(best / step))
+    apart = step * math.ceil(0.02 * best / step)
+    useful = [float(shares(tau, [cause], Saving(5.0)).useful) for tau in (best, best + apart, best - apart) if tau]
+    assert useful[0] == max(useful)
+    assert best_interval([], Saving(5.0), step) == math.inf
 
 
 def test_saves_of_twice_the_time_between_failures_come_as_often_as_failures() -> None:
@@ -96,8 +127,10 @@ def test_every_second_is_accounted_for(until_done: bool, spares: int, lag: float
     assert (d.useful_s if until_done else d.wall_s) == pytest.approx(np.full(40, 5e5))
 
 
-def test_without_failures_only_saves_take_time() -> None:
-    d = simulate([], Saving(10.0), 100.0, work_s=1000.0, trials=3)
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("causes", [[], [FailureCause("gpu", 0.0, 1.0, 1.0)]], ids=["none", "of no rate"])
+def test_without_failures_only_saves_take_time(causes: list[FailureCause]) -> None:
+    d = simulate(causes, Saving(10.0), 100.0, work_s=1000.0, trials=3)
     assert list(d.wall_s) == [1090.0] * 3  # nothing is saved at the very end
     assert float(shares(100.0, [], Saving(10.0)).useful) == pytest.approx(100 / 110)
 
@@ -111,6 +144,17 @@ def test_later_durability_costs_more_and_older_saves_too() -> None:
         assert float((d.useful_s / d.wall_s).mean()) == pytest.approx(closed, rel=0.03)
 
 
+@pytest.mark.parametrize("count", [None, 0, 4])
+def test_rates_are_as_unsure_as_their_counts(count: int | None) -> None:
+    """Jeffreys' prior: a gamma distribution of half a failure more than was counted."""
+    cause = FailureCause("gpu", 1e-4, 0.0, 0.0, count=count)
+    failed = simulate([cause], Saving(0.0), 1e3, wall_s=1e6, trials=2000).failures
+    shape, scale = (math.inf, 0.0) if count is None else (count + 0.5, 100 / max(count, 0.5))
+    mean = 100.0 if count is None else shape * scale
+    assert failed.mean() == pytest.approx(mean, rel=0.1)
+    assert failed.std() == pytest.approx(math.sqrt(mean + (shape * scale**2 if count is not None else 0.0)), rel=0.1)
+
+
 @pytest.mark.parametrize("spares", [0, 1, 2, 6])
 def test_waiting_for_a_node(spares: int) -> None:
     cause = FailureCause("gpu", 1 / 14_000, 0.0, 0.0, takes_node=True)
@@ -119,7 +163,8 @@ def test_waiting_for_a_node(spares: int) -> None:
     expected = expected_wait(spares, cause.per_s, 86_400.0)
     assert waited <= 1.05 * expected
     assert expected <= 2 * waited  # stated as approximate: never too short, at most twice too long
-    assert expected_wait(0, cause.per_s, 86_400.0) == pytest.approx(86_400.0, rel=1e-6)
+    for per_s in (cause.per_s, 1e-9):
+        assert expected_wait(0, per_s, 86_400.0) == pytest.approx(86_400.0, rel=1e-6)
 
 
 @pytest.mark.parametrize("load", [3.0, 20_000.0])

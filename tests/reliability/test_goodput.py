@@ -6,6 +6,7 @@ import json
 import re
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from support.in_process_cli import phalanx
@@ -13,10 +14,10 @@ from support.in_process_cli import phalanx
 import phalanx as face
 from phalanx.planning.expense.rates import GivenRates
 from phalanx.reliability.answer import Goodput, goodput
-from phalanx.reliability.closed_form import expected_wait
-from phalanx.reliability.conditions import Conditions, TrainingJob, premise_of
+from phalanx.reliability.closed_form import Saving, daly, expected_wait, young
+from phalanx.reliability.conditions import Conditions, TrainingJob, premise_of, require_progress, share_kept
 from phalanx.reliability.conditions_by_name import conditions_of
-from phalanx.reliability.presets import DEFAULT_FAILURES, FAILURES, STORAGE
+from phalanx.reliability.presets import DEFAULT_FAILURES, FAILURES, HARDWARE, RESTARTS, STORAGE, UNEXPECTED
 from phalanx.reliability.report import _figures, long
 from phalanx.spec.errors import InputError
 
@@ -133,6 +134,78 @@ def test_money_and_energy() -> None:
         assert {"money", "energy", "carbon"} <= figures if named else not {"money", "energy", "carbon"} & figures
 
 
+def test_one_node_has_no_network_to_power() -> None:
+    given = Conditions(rates=GivenRates(pue=1.0), spares=0)
+    answer = goodput(**{**_MODEL, "gpus": 8, "batch": 64}, given=given, days=10.0)  # type: ignore[arg-type]
+    down = sum(answer.shares[name] for name in ("detection", "restart", "waiting", "planned"))
+    watts = 8 * 1275 * ((1 - down) * 0.76 + down * 0.15)
+    assert answer.expense.energy_kwh == pytest.approx(240 * watts / 1e3)
+
+
+def test_what_helps_is_what_each_change_alone_gives() -> None:
+    given = Conditions(restart="job", interval_s=600.0, synchronous=True, silent_s=1e5, spares=0)
+    now = _ask(given)
+    changes = {
+        "save at the best interval": {"interval_s": None},
+        "half as many failures": {"mttf_s": 2 * now.mttf_s},
+        "saves that do not stop the training": {"synchronous": False},
+        "silent corruption found in half the time": {"silent_s": 5e4},
+        "a spare always at hand": {"spares": 100_000},
+        "restart in-process": {"restart": "in-process"},
+        "restart in-job": {"restart": "in-job"},
+    }
+    helps = {h.change: h for h in now.helps}
+    assert set(changes) < set(helps)
+    assert "restart job" not in helps  # it does already
+    for name, change in changes.items():
+        then = _ask(replace(given, **change), days=1, trials=1).effective_closed_form_share
+        assert helps[name].effective_share == pytest.approx(then), name
+    gains = [h.gain for h in now.helps]
+    assert gains == sorted(gains, reverse=True)
+    assert gains == [h.effective_share / now.effective_closed_form_share - 1 for h in now.helps]
+    assert min(gains) > 1e-4
+    nothing = {h.change for h in _ask(Conditions(mttf_s=1e15, restart="in-process", interval_s=None)).helps}
+    assert not nothing
+
+
+def test_other_intervals_and_spares_are_priced_by_the_closed_form() -> None:
+    given = Conditions(spares=2, interval_s=900.0)
+    now = _ask(given)
+    best = _ask(replace(given, interval_s=None))
+    assert now.interval_loss == pytest.approx(1 - now.effective_closed_form_share / best.effective_closed_form_share)
+    for row in now.intervals:
+        then = _ask(replace(given, interval_s=row.interval_s), days=1, trials=1).effective_closed_form_share
+        assert row.effective_share == pytest.approx(then)
+        assert row.loss == pytest.approx(1 - then / best.effective_closed_form_share, abs=1e-12)
+    for loss in now.spare_losses:
+        then = _ask(replace(given, spares=loss.spares), days=1, trials=1).effective_closed_form_share
+        assert loss.effective_share == pytest.approx(then)
+        assert loss.gpu_hours_per_useful == pytest.approx((1 + loss.spares / 8) / then)
+    assert now.interruptions == pytest.approx(100 * 86_400 / now.mttf_s, rel=0.1)
+    assert now.interruptions_low < now.interruptions < now.interruptions_high
+    assert now.tokens_low < now.tokens < now.tokens_high
+    assert now.young_interval_s == young(now.stall_s, now.mttf_s)
+    assert now.daly_interval_s == daly(now.stall_s, now.mttf_s)
+
+
+@pytest.mark.parametrize(
+    ("how", "words"),
+    [
+        ({"days": 36_501}, "days = 36501: must be positive and at most 36500"),
+        ({"days": 0}, "days = 0: must be positive and at most 36500"),
+        ({"tokens": 1.1e18}, "tokens = 1.1e+18: must be positive and at most 1e+18"),
+        ({"days": 1, "trials": 0}, "trials = 0: must be positive and at most 20000"),
+        ({"days": 1, "trials": 20_001}, "trials = 20001: must be positive and at most 20000"),
+        ({"days": 1, "seed": -1}, "seed = -1: must be from 0"),
+        ({}, "days: one of days and tokens says how long the training is; give one of them"),
+    ],
+)
+def test_how_long_a_training_may_be(how: dict[str, float], words: str) -> None:
+    with pytest.raises(InputError) as refused:
+        goodput(**_MODEL, **how)  # type: ignore[arg-type]
+    assert str(refused.value).startswith(words)
+
+
 @pytest.mark.parametrize("failures", ["llama3-h100", "ant-a100"])
 def test_the_drawn_shares_are_all_of_the_time(failures: str) -> None:
     shares = _ask(Conditions(failures=failures), days=30.0).shares
@@ -154,6 +227,109 @@ def test_a_stop_for_maintenance_saves_restarts_and_loads(what: str) -> None:
     planned = premise_of(_TRAINED, given).planned
     longer = premise_of(_TRAINED, replace(given, **{what: getattr(given, what) + 100.0})).planned  # type: ignore[arg-type]
     assert longer == pytest.approx(planned * 2)
+
+
+_SMALL = TrainingJob(2.0, 2**20, 400, 50, 10, "H100-SXM5-80GB", 1e12, 100)
+_LOCAL, _SHARED = STORAGE["local"], STORAGE["shared"]
+
+
+@pytest.mark.parametrize(
+    ("given", "save", "load", "stall", "every"),
+    [
+        ({}, 1e12 / _SHARED.write(13), 1e12 / _SHARED.read(50), 0.9, 1),  # 100 of 400 GPUs are of 13 nodes
+        ({"write_bytes_per_s": 1e9}, 1000.0, 1e12 / _SHARED.read(50), 0.9, 1),
+        ({"write_bytes_per_s": 1e9, "read_bytes_per_s": 2e9}, 1000.0, 500.0, 0.9, 1),
+        ({"write_bytes_per_s": 2e12}, 0.5, 1e12 / _SHARED.read(50), 0.5, 1),  # no longer than the save
+        ({"synchronous": True, "save_s": 7.0}, 7.0, 1e12 / _SHARED.read(50), 7.0, 1),
+        ({"stall_s": 3.0, "save_s": 7.0, "load_s": 5.0}, 7.0, 5.0, 3.0, 1),
+        ({"stall_s": 3.0, "save_s": 2.0, "load_s": 5.0}, 2.0, 5.0, 3.0, 1),
+        ({"checkpoint": "local"}, 1e12 / _LOCAL.write(13), 1e12 / _LOCAL.read(50), 0.9, 10),
+        ({"checkpoint": "local", "storage": "shared"}, 1e12 / _SHARED.write(13), 1e12 / _SHARED.read(50), 0.9, 10),
+        ({"checkpoint": "replicated"}, 4.0, 4.0, 0.9, 1),  # 5 GB/s a node
+    ],
+)
+def test_how_a_training_saves_and_loads(
+    given: dict[str, Any], save: float, load: float, stall: float, every: int
+) -> None:
+    p = premise_of(_SMALL, Conditions(**given))
+    assert (p.save_s, p.load_s) == (pytest.approx(save), pytest.approx(load))
+    assert p.saving == Saving(pytest.approx(stall), pytest.approx(max(save - stall, 0.0)), every)
+    taken = {t.what: t for t in p.taken}
+    decided = {"storage", "write_bytes_per_s", "read_bytes_per_s"} - {*given}
+    assert ("storage" in taken) == ("storage" in decided and len(decided) > 1 and "replicated" not in given.values())
+    assert ("memory of two nodes" in taken) == ("replicated" in given.values())
+    assert ("a save's stall" in taken) == (not {"stall_s", "synchronous"} & {*given})
+    assert taken["interval"].value == f"{p.best_interval_s:,.0f} s"
+    assert p.interval_s == p.best_interval_s >= save
+
+
+@pytest.mark.parametrize(("mttf", "detect", "restart"), [(None, None, None), (3600.0, 7.0, 11.0)])
+def test_causes_have_the_rates_of_their_counts_and_the_times_of_their_kind(
+    mttf: float | None, detect: float | None, restart: float | None
+) -> None:
+    given = Conditions(failures="llama3-h100", mttf_s=mttf, detect_s=detect, restart_s=restart, silent_s=99.0)
+    p = premise_of(_SMALL, given)
+    counts, kind = FAILURES["llama3-h100"], RESTARTS["in-job"]
+    assert p.per_s == pytest.approx(1 / mttf if mttf else counts.per_s(400, 50))
+    assert {c.name for c in p.causes} == {name for name in UNEXPECTED if counts.count(name)}
+    for cause in p.causes:
+        hardware = cause.name in HARDWARE
+        assert cause.per_s / p.per_s == pytest.approx(counts.rate(cause.name, 400, 50) / counts.per_s(400, 50))
+        assert cause.detect_s == (99.0 if cause.name == "silent" else detect or kind.detect_s)
+        assert cause.restart_s == (restart or (kind.hardware_s if hardware else kind.software_s)) + p.load_s
+        assert (cause.takes_node, cause.count) == (hardware, None if mttf else counts.count(cause.name))
+        assert (cause.wait_s > 0) == hardware
+    told = {t.what: t.value for t in p.taken}
+    assert ("failures" in told, "restart" in told, "silent corruption" in told) == (False, mttf is None, mttf is None)
+    assert told["spares"] == f"{p.spares} nodes, repaired in 24 h"
+
+
+def test_an_elastic_job_waits_with_the_share_of_a_replica() -> None:
+    few = Conditions(spares=0, repair_s=3600.0)
+    waits = [
+        max(c.wait_s for c in premise_of(replace(_SMALL, replicas=n), replace(few, elastic=elastic)).causes)
+        for n, elastic in ((10, False), (1, True), (10, True))
+    ]
+    assert waits == [pytest.approx(3600.0), pytest.approx(3600.0), pytest.approx(360.0)]
+    assert [share_kept(premise_of(_SMALL, replace(few, elastic=e))) for e in (False, True)] == [0.0, 0.9]
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"spares": 100_001}, "spares = 100001: must be from 0 to 100,000 nodes"),
+        ({"spares": -1}, "spares = -1: must be"),
+        ({"mttf_s": 0.0}, "mttf = 0.0: must be positive"),
+        ({"interval_s": 1.9}, "interval = '1.9 s': is shorter than a step, 2 s; save at most once a step"),
+        (
+            {"interval_s": 60.0, "save_s": 64.0, "stall_s": 3.0},
+            "interval = '60 s': is shorter than a save, 64 s to sh",
+        ),
+        (
+            {"checkpoint": "moon"},
+            "checkpoint = 'moon': is no place of a checkpoint; one of shared, local, replicated",
+        ),
+    ],
+)
+def test_what_no_training_runs_under(given: dict[str, Any], words: str) -> None:
+    with pytest.raises(InputError) as refused:
+        premise_of(_SMALL, Conditions(**given))
+    assert str(refused.value).startswith(words)
+    at_the_bound = {"spares": 100_000, "mttf_s": 100.0, "interval_s": 2.0, "checkpoint": "local"}
+    within = {name: at_the_bound.get(name, value) for name, value in given.items()} | {"save_s": 1.0}
+    if "save_s" in given:
+        within = {**given, "save_s": 63.0}
+    assert premise_of(_SMALL, Conditions(**within)).given == Conditions(**within)
+
+
+def test_a_training_has_to_advance_and_to_fail_seldom_enough() -> None:
+    p = premise_of(_SMALL, Conditions(mttf_s=1234.0))
+    assert require_progress(p, 0.0101, 200_000) is None
+    for share, failures, more in ((0.01, 1e9, ""), (0.5, 200_001, " and fails 200,001 times")):
+        reason = f"a job that fails every 1,234 s spends {share:.1%} of its time on work{more}"
+        remedy = "restart faster, save more often, or use fewer GPUs"
+        with pytest.raises(InputError, match=f"^failures = '{p.counts.name}': {reason}; {remedy}$"):
+            require_progress(p, share, failures)
 
 
 def test_what_nobody_gave_is_said() -> None:

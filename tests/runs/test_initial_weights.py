@@ -20,13 +20,16 @@ from phalanx.answers.runs import train as training
 from phalanx.cli.app import app
 from phalanx.infer.sampling import Sampling
 from phalanx.infer.text import answer, question
+from phalanx.nn import weight_files
 from phalanx.nn.init import create, fill_buffers
 from phalanx.nn.weight_files import introduce, open_weights
+from phalanx.runs.initial_weights import companion_files, start_from_weights
 from phalanx.runs.resume import resumed
 from phalanx.spec.cluster.presets import preset as cluster
 from phalanx.spec.errors import InputError
 from phalanx.spec.files import job_file, plan
 from phalanx.spec.model.spec import buffers, parameters
+from phalanx.training import data
 
 
 @pytest.mark.parametrize(("dtype", "shard"), [(torch.float32, "1GB"), (torch.bfloat16, "8KB")])
@@ -210,3 +213,52 @@ def test_a_run_takes_the_tokenizer_of_its_weights_and_gives_back_what_lay_beside
     (folder / "model.safetensors").unlink()
     with pytest.raises(InputError, match=r"^train.weights = .*: holds no model.safetensors"):
         train()
+
+
+@pytest.mark.parametrize("weights", ["hf", "hf/model.safetensors"])
+@pytest.mark.parametrize(
+    ("named", "beside", "ids", "said"),
+    [
+        ("", True, False, "weights: train.tokenizer = 'HERE/hf/tokenizer.json', from the folder of the weights"),
+        (
+            "",
+            False,
+            False,
+            "note: no tokenizer.json in the folder of the weights: one is trained on the texts, and th",
+        ),
+        ("", True, True, ""),
+        ("same.json", True, False, ""),
+        ("hf", True, False, ""),
+        (
+            "other.json",
+            True,
+            False,
+            "note: train.tokenizer = 'HERE/other.json' differs from the weights' own, HERE/hf/t",
+        ),
+        ("other.json", False, False, ""),
+    ],
+)
+def test_whose_tokenizer_a_run_takes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, weights: str, named: str, beside: bool, ids: bool, said: str
+) -> None:
+    for path, text in (("hf/tokenizer.json", "a"), ("hf/merges.txt", "m"), ("same.json", "a"), ("other.json", "b")):
+        (tmp_path / path).parent.mkdir(exist_ok=True)
+        (tmp_path / path).write_text(text)
+    (tmp_path / "hf/model.safetensors").touch()
+    if not beside:
+        (tmp_path / "hf/tokenizer.json").unlink()
+    monkeypatch.setattr(weight_files, "introduce", lambda path, model: [f"{path.name}: of {model.layers} blocks"])
+    monkeypatch.setattr(data, "holds_ids", lambda _: ids)
+    train = {"steps": 1, "weights": weights} | ({"tokenizer": named} if named else {})
+    file = job_file.from_tables(
+        {"model": {"preset": "llama3-8b"}, "job": {"global_batch": 2, "seq": 8}, "train": train}, tmp_path
+    )
+    said, announced = said.replace("HERE", str(tmp_path)), list[str]()
+    taken = start_from_weights(file, announced.append)
+    assert announced.pop(0) == f"{Path(weights).name}: of 32 blocks"
+    assert [line[: len(said)] for line in announced] == ([said] if said else [])
+    own = str(tmp_path / "hf/tokenizer.json") if "from the folder" in said else file.train.tokenizer
+    assert taken == replace(file, train=replace(file.train, tokenizer=own))
+    theirs = beside and not ids and named != "other.json"
+    assert companion_files(taken.train) == [tmp_path / "hf/merges.txt"] * theirs
+    assert companion_files(replace(taken.train, weights="")) == []

@@ -65,7 +65,6 @@ class BatchedGeneration:
         policy: BatchingPolicy,
     ) -> None:
         layout = generating(model, strategy, dtype)
-        require_context(model, requests)
         self.comm, self.how, self.number = comm, how, 0
         self.view = layout.rank_view(comm.world.rank)
         self.replica_index = layout.mesh.replica(comm.world.rank)

@@ -8,8 +8,6 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import torch
-
 from phalanx.cost.step.generation import generating
 from phalanx.infer.generate import BatchedGeneration, require_context
 from phalanx.infer.sampling import Sampling
@@ -18,7 +16,7 @@ from phalanx.nn.weight_files import is_run, of_run, said_of, widest
 from phalanx.nn.weight_source import Weights
 from phalanx.runtime.comm.communicator import Comm
 from phalanx.runtime.comm.dtypes import DTYPE_NAMES
-from phalanx.runtime.process.environment import World
+from phalanx.runtime.process.environment import ALONE
 from phalanx.schedule.generation import BatchingPolicy, Request, enough_pages
 from phalanx.spec.documents import read_json
 from phalanx.spec.errors import InputError
@@ -77,15 +75,14 @@ def question(
         most = sampling.tokens or max(1, min(_TOKENS, room))
         requests.append(Request(number, ids, most, stops))
     require_context(model, requests)
-    for i in range(strategy.dp):
-        enough_pages(requests[i :: strategy.dp], policy)
-    dtype = compute_type(precision, "precision") if precision else DTYPE_NAMES[widest(weights, model)]
-    return TextQuery(folder, model, compute_type(dtype, "precision"), tuple(requests), sampling, policy, strategy)
+    enough_pages(requests, policy)
+    dtype = compute_type(precision or DTYPE_NAMES[widest(weights, model)], "precision")
+    return TextQuery(folder, model, dtype, tuple(requests), sampling, policy, strategy)
 
 
 def answer(query: TextQuery, comm: Comm | None = None, piece: Piece = lambda request, text, last: None) -> list[str]:
     """Generate, alone or all ranks of a world together; return each prompt with the text that continues it."""
-    comm = comm or Comm(_Alone(0, 1, 0, 1), mesh(query.strategy))
+    comm = comm or Comm(ALONE, mesh(query.strategy))
     weights = weights_of(query.folder, query.model)
     receiver = Texts(tokenizer_of(query.folder, query.model), query.requests, piece)
     generation = BatchedGeneration(
@@ -94,14 +91,6 @@ def answer(query: TextQuery, comm: Comm | None = None, piece: Piece = lambda req
     while not generation.done:
         generation.step(receiver)
     return receiver.texts
-
-
-class _Alone(World):
-    """One process: on the GPU if there is one."""
-
-    @property
-    def device(self) -> torch.device:
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
 class Texts:

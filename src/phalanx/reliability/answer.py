@@ -14,7 +14,15 @@ from phalanx.planning.budget import shortened
 from phalanx.planning.expense.expense import Expense, expense_of
 from phalanx.planning.expense.rates import ExpenseRates, Taken
 from phalanx.reliability import closed_form
-from phalanx.reliability.conditions import Conditions, Premise, premise_of, require_progress, share_kept, trained_of
+from phalanx.reliability.conditions import (
+    MOST_SPARES,
+    Conditions,
+    Premise,
+    premise_of,
+    require_progress,
+    share_kept,
+    trained_of,
+)
 from phalanx.reliability.monte_carlo import Trials, simulate
 from phalanx.spec.errors import InputError
 from phalanx.spec.ranges import require_seed
@@ -259,7 +267,8 @@ def _intervals(p: Premise) -> Iterator[IntervalLoss]:
 
 def _spares(p: Premise) -> Iterator[SpareLoss]:
     """Yield what fewer and more spare nodes give."""
-    for spares in sorted({0, p.spares // 4, p.spares // 2, p.spares, 2 * p.spares, p.spares + 1}):
+    more = {min(n, MOST_SPARES) for n in (2 * p.spares, p.spares + 1)}
+    for spares in sorted({0, p.spares // 4, p.spares // 2, p.spares, *more}):
         at = _effective(p, spares=spares, interval_s=p.interval_s if np.isfinite(p.interval_s) else None)
         yield SpareLoss(spares, at, (1 + spares / p.trained.nodes) / at)
 
@@ -275,7 +284,7 @@ def _helps(p: Premise) -> Iterator[Help]:
         "saves that do not stop the training": {"synchronous": False, "stall_s": None},
         "checkpoints also in the memory of two nodes": {"checkpoint": "replicated"},
         "silent corruption found in half the time": {"silent_s": given.silent_s / 2},
-        "a spare always at hand": {"spares": 100_000},
+        "a spare always at hand": {"spares": MOST_SPARES},
     }
     for name in ("job", "in-job", "in-process"):
         changes[f"restart {name}"] = {"restart": name, "detect_s": None, "restart_s": None}

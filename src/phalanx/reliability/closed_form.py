@@ -123,7 +123,7 @@ def best_interval(causes: Sequence[FailureCause], saving: Saving, step_s: float)
     rate = sum(cause.per_s for cause in causes)
     if rate == 0:
         return float("inf")
-    grid = step_s * np.unique(np.ceil(np.geomspace(1, max(10 / rate / step_s, 2), 4000)))
+    grid = step_s * np.unique(np.ceil(np.geomspace(1, 10 / rate / step_s, 4000)))
     useful = shares(grid, causes, saving).useful
     return float(grid[int(np.argmax(np.nan_to_num(useful)))])
 
@@ -137,13 +137,13 @@ def expected_wait(spares: int, per_s: float, repair_s: float) -> float:
     if per_s == 0:
         return 0.0
     most = per_s * repair_s
-    n = np.arange(int(most + 12 * np.sqrt(most + 1) + 20))
+    reach = 12 * np.sqrt(most + 1) + 20  # beyond it no share of a Poisson number is left
+    n = np.arange(int(most + reach))
     log_factorials = np.concatenate(([0.0], np.cumsum(np.log(n[1:]))))
-    waits = repair_s * np.clip(n - spares + 1, 0, None) / (n + 1)
+    waits = repair_s * np.maximum(n - spares + 1, 0) / (n + 1)
 
     def wait_at(assumed: float) -> float:
         load = repair_s / (1 / per_s + assumed)
-        reach = 12 * np.sqrt(load + 1) + 20  # beyond it no share of a Poisson number is left
         near = slice(max(0, int(load - reach)), int(load + reach))
         return float(np.sum(np.exp(n[near] * np.log(load) - load - log_factorials[near]) * waits[near]))
 

@@ -32,6 +32,7 @@ _TO_PEER_BYTES_PER_S = 5e9
 _LEAST_SHARE = 0.01
 _MOST_FAILURES = 200_000
 """Of a training that is still simulated."""
+MOST_SPARES = 100_000
 _SHARED_EVERY = 10
 """Saves on a node's own disks for each one that goes to shared storage."""
 
@@ -315,8 +316,8 @@ def share_kept(p: Premise) -> float:
 def _require(given: Conditions, trained: TrainingJob) -> None:
     if given.checkpoint not in PLACES:
         raise InputError("checkpoint", given.checkpoint, "is no place of a checkpoint", f"one of {', '.join(PLACES)}")
-    if given.spares is not None and not 0 <= given.spares <= 100_000:
-        raise InputError("spares", given.spares, "must be from 0 to 100,000 nodes")
+    if given.spares is not None and not 0 <= given.spares <= MOST_SPARES:
+        raise InputError("spares", given.spares, f"must be from 0 to {MOST_SPARES:,} nodes")
     if given.mttf_s is not None and not given.mttf_s > 0:
         raise InputError("mttf", given.mttf_s, "must be positive")
     if given.interval_s is not None and given.interval_s < trained.step_s:

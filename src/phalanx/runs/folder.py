@@ -78,22 +78,21 @@ def metrics(folder: Path, sample: int | None = None) -> list[dict[str, Any]]:
         if sample and path.is_file() and path.stat().st_size > _WHOLE:
             lines = _sampled(path, sample)
         else:
-            lines = read_text(path, "run").split("\n")
+            lines = read_text(path, "run").removesuffix("\n").split("\n")
     except InputError as error:
         raise InputError(
             "run", str(folder), f"has no metrics: {error.reason}", "name a folder as runs/NAME"
         ) from None
     rows = []
-    last = len(lines) - 1 - (lines[-1] == "")
-    for i, line in enumerate(lines[: last + 1]):
+    for i, line in enumerate(lines, 1):
         try:
             row = require_shallow(json.loads(line))
         except (ValueError, RecursionError):
-            if i < last:
-                raise InputError("run", str(folder), f"line {i + 1} of metrics.jsonl is not JSON") from None
+            if i < len(lines):
+                raise InputError("run", str(folder), f"line {i} of metrics.jsonl is not JSON") from None
             continue
         if not isinstance(row, dict) or not isinstance(row.get("step"), int):
-            raise InputError("run", str(folder), f"line {i + 1} of metrics.jsonl is not a step of a run")
+            raise InputError("run", str(folder), f"line {i} of metrics.jsonl is not a step of a run")
         rows.append(row)
     return rows
 
@@ -106,14 +105,14 @@ def _sampled(path: Path, count: int) -> list[str]:
     """Return about `count` lines at equal distances in a file and all in its last bytes, in order; their number, not
     the file's length, is the time that it takes."""
     at: dict[int, bytes] = {}
+    tail = path.stat().st_size - _TAIL
     with path.open("rb") as file:
-        end = file.seek(0, os.SEEK_END)
-        for place in range(0, end - _TAIL, max(1, (end - _TAIL) // count)):
-            file.seek(max(0, place - 1))
+        for place in range(0, tail, tail // count):
+            file.seek(place)
             if place:
-                file.readline(_TAIL)  # the rest of the line before
+                file.readline(_TAIL)  # the rest of a line
             at[file.tell()] = file.readline(_TAIL)
-        file.seek(end - _TAIL)
+        file.seek(tail)
         file.readline(_TAIL)
         while line := file.readline(_TAIL):
             at[file.tell() - len(line)] = line
