@@ -78,6 +78,25 @@ def test_sequences_divided_by_verl_are_priced(tmp_path: Path) -> None:
     assert (p.strategy.cp, p.strategy.ulysses) == (4, 4)
 
 
+@pytest.mark.parametrize(
+    ("flags", "stays"),
+    [
+        ("", "weights and moments"),
+        (f"{_ACTOR}.fsdp_config.param_offload=True", "moments"),
+        (f"{_ACTOR}.fsdp_config.param_offload=True {_ACTOR}.fsdp_config.optimizer_offload=True", ""),
+        ("actor_rollout_ref.hybrid_engine=False", ""),
+    ],
+)
+def test_what_stays_on_the_gpus_while_an_engine_generates_is_said(tmp_path: Path, flags: str, stays: str) -> None:
+    """verl-project/verl#855: 0.8 of 80 GB for the engine, and fp32 weights and moments of 14B over 8 GPUs."""
+    rollout = "actor_rollout_ref.rollout.name=vllm actor_rollout_ref.rollout.gpu_memory_utilization=0.8"
+    notes = _read(tmp_path, f"python3 -m verl.trainer.main_ppo {_VERL} {rollout} {flags}\n").notes
+    said = [note for note in notes if "stay on the GPUs while vllm generates" in note]
+    assert [f"the actor's {stays} stay" in note and "0.8 of the memory" in note for note in said] == [True] * bool(
+        stays
+    )
+
+
 @pytest.mark.parametrize("folder", ["megatron_bridge"])
 def test_every_recipe_has_tables(folder: str) -> None:
     text = (Path(recipes.__file__).parents[1] / folder / "recipes.toml").read_text()

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from phalanx.frameworks.configuration import Config, Configuration, Keys, StatedLayout, divided, product
+from phalanx.frameworks.configuration import Config, Configuration, Keys, StatedLayout, divided, product, truth
 from phalanx.frameworks.keys import key_table
 from phalanx.frameworks.megatron import read as megatron
 
@@ -208,7 +208,26 @@ def _others(keys: Keys) -> tuple[str, ...]:
     share = keys.take(f"{at}.gpu_memory_utilization", "rollout", 0.5)
     algorithm = str(keys.take("algorithm.adv_estimator", "critic", "gae"))
     critic = "; the critic's, too" if algorithm == "gae" else ""
-    return (
+    price = (
         f"the price is of the actor's updates: generation by {name} (tp={tp}, {share} of the memory while it runs) "
-        f"and log-probabilities take time of their own (phalanx serve plan){critic}",
+        f"and log-probabilities take time of their own (phalanx serve plan){critic}"
     )
+    stays = _resident(role.get("actor"))
+    if not stays or truth(role.get("hybrid_engine")) is False:
+        return (price,)
+    return price, (
+        f"the actor's {stays} stay on the GPUs while {name} generates there; whether they fit next to its {share} of "
+        f"the memory is not said: if not, lower gpu_memory_utilization, or set {' and '.join(_OFFLOADS)}"
+    )
+
+
+_OFFLOADS = {"param_offload": "weights", "optimizer_offload": "moments"}
+"""Switches -> what they take off the GPUs while an engine generates (config/engine/fsdp.yaml:30, megatron.yaml:31;
+verl-project/verl#284, where the engine may have 0.9 of the memory with both)."""
+
+
+def _resident(actor: Any) -> str:
+    """Return what of an actor's state stays on the GPUs while an engine generates, in words."""
+    tables = [actor.get(name) for name in ("fsdp_config", "megatron")] if isinstance(actor, Mapping) else []
+    own = [table for table in tables if isinstance(table, Mapping)]
+    return " and ".join(what for switch, what in _OFFLOADS.items() if not any(truth(t.get(switch)) for t in own))
