@@ -114,10 +114,10 @@ def test_a_table_of_datasets_is_one_key(tmp_path: Path) -> None:
     mixed = "".join(f"  org/data-{i}: {i}\n" for i in range(40))
     (tmp_path / "a.yaml").write_text(
         "model_name_or_path: meta-llama/Llama-3.1-8B\nper_device_train_batch_size: 1\nmax_seq_length: 4096\n"
-        f"gradient_accumulation_steps: 2\nlearning_rate: 5.0e-06\ndataset_mixer:\n{mixed}"
+        f"gradient_accumulation_steps: 2\nlearning_rate: 5.0e-06\nmy_sets:\n{mixed}"
     )
     c = files.read([tmp_path / "a.yaml"])[0]
-    assert (c.kind, c.layout.accumulation, list(c.unknown)) == ("hf", 2, ["dataset_mixer"])
+    assert (c.kind, c.layout.accumulation, list(c.unknown)) == ("hf", 2, ["my_sets"])
 
 
 _OF_2021 = """#SBATCH <SLURM OPTIONS> --nodes=128 --ntasks-per-node=8

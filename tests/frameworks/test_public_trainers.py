@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from support.in_process_cli import error_of, json_of, text_of
 
+from phalanx.answers.question.read import read as reading_of
 from phalanx.frameworks.configuration import Configuration
 from phalanx.frameworks.reading import files
 from phalanx.frameworks.registry import STACKS
@@ -258,3 +259,42 @@ def test_deepspeed_runs_moments_in_8_bits_that_no_search_proposes(tmp_path: Path
             )(8)
         )
         assert ({"first_moment": "float8", "second_moment": "float8"} in sets) == has
+
+
+def test_deepspeed_chat_trains_in_half_types(tmp_path: Path) -> None:
+    """Its main.py has no bf16 and no fp16: --dtype says it, fp16 by itself (main.py:148)."""
+    line = (
+        "deepspeed --num_gpus 8 main.py --data_split 2,4,4 --model_name_or_path meta-llama/Llama-2-7b-hf "
+        "--per_device_train_batch_size 4 --max_seq_len 512 --gradient_accumulation_steps 1 --zero_stage 3 --deepspeed"
+    )
+    for more, precision in (("", "fp16"), (" --dtype bf16", "bf16")):
+        (tmp_path / "run.sh").write_text(line + more)
+        r = reading_of([tmp_path / "run.sh"])
+        assert (r.configuration.layout.precision, r.configuration.unknown, r.mistakes) == (precision, {}, ())
+        assert any("DeepSpeed-Chat" in note for note in r.configuration.notes) is not bool(more)
+
+
+@pytest.mark.parametrize(
+    ("more", "world"),
+    [
+        ("", 80),
+        ("    colocated: {enabled: true, resources: {num_nodes: 2, gpus_per_node: 8}}\n", 80),
+        ("    colocated: {enabled: false, resources: {num_nodes: 2, gpus_per_node: 8}}\n", 64),
+    ],
+)
+def test_gpus_that_generate_alone_do_not_train(tmp_path: Path, more: str, world: int) -> None:
+    (tmp_path / "grpo.yaml").write_text(
+        "policy:\n  model_name: Qwen/Qwen3-30B-A3B\n  train_micro_batch_size: 1\n  train_global_batch_size: 128\n"
+        "  max_total_sequence_length: 4096\n  precision: bfloat16\n  megatron_cfg: {enabled: true, "
+        f"tensor_model_parallel_size: 4}}\n  generation:\n    backend: vllm\n{more}"
+        "cluster: {gpus_per_node: 8, num_nodes: 10}\n"
+    )
+    assert reading_of([tmp_path / "grpo.yaml"]).configuration.layout.world == world
+
+
+def test_a_key_is_not_said_to_mean_itself(tmp_path: Path) -> None:
+    (tmp_path / "a.yaml").write_text(
+        "model_name_or_path: meta-llama/Llama-3.1-8B\nper_device_train_batch_size: 1\nmax_seq_length: 4096\n"
+        "gradient_accumulation_steps: 2\nlearning_rate: 5.0e-06\nbf16: true\ndropout: 0.1\n"
+    )
+    assert reading_of([tmp_path / "a.yaml"]).configuration.unknown == {"dropout": ""}

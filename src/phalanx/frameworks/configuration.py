@@ -215,8 +215,8 @@ class Keys:
             elif path.startswith("launch.") or leaf in _HYDRA or any(part in path for part in _OPEN):
                 quiet.append(path)
             elif (verdict := own.verdict(path) or own.verdict(name)) is None:
-                near = len(unjudged) < _LOOKED_UP and len(name) <= _LONGEST
-                unjudged[path] = _nearest(name, own) if near else ""
+                near = _nearest(name, own) if len(unjudged) < _LOOKED_UP and len(name) <= _LONGEST else ""
+                unjudged[path] = near if near != name else ""  # known of another table
             elif verdict.effect == "unmodelled" and not verdict.is_off(value):
                 open_[path] = verdict
             elif verdict.effect in priced and _is_set(value) and not verdict.is_off(value):

@@ -108,6 +108,7 @@ def read(config: Config, world: int | None = None) -> Configuration:
     options: dict[str, Any] = {}
     fields: dict[str, Any] = {}
     shard: int | None = None
+    typed: tuple[str, ...] = ()
     job = arguments_job(keys, at)
     if pure:
         job["types"] = dict.fromkeys(("reduce", "accumulate", "master"), "bfloat16")
@@ -137,6 +138,10 @@ def read(config: Config, world: int | None = None) -> Configuration:
             keys.understood[f"{at}deepspeed"] = "strategy.zero"
         if keys.truth(f"{at}adam_offload", "offload"):
             offload, options = {"optimizer": "cpu", "param": "none"}, options | {"optimizer_offload": 1.0}
+        if zero is not None and f"{at}zero_stage" in keys.understood and type_ is None:
+            named_type = keys.take(f"{at}dtype", "job.precision")
+            type_ = "bf16" if named_type == "bf16" else "fp16"
+            typed = () if named_type else ("fp16, as DeepSpeed-Chat trains where no --dtype says otherwise",)
         if zero is not None and keys.truth(f"{at}offload", "offload"):  # DeepSpeed-Chat's, of both (ds_utils.py:27)
             held = {"parameter_offload": True} if ZERO_LEVELS[zero].parameters else {}
             offload = {"optimizer": "cpu", "param": "cpu" if held else "none"}
@@ -195,7 +200,7 @@ def read(config: Config, world: int | None = None) -> Configuration:
         offload=offload,
     )
     name = str(keys.take((f"{at}model_name_or_path", f"{at}model_name"), "model", "") or "")
-    notes: tuple[str, ...] = (*preferred, *((_UPDATES,) if acting else ()))
+    notes: tuple[str, ...] = (*preferred, *typed, *((_UPDATES,) if acting else ()))
     if not (isinstance(inner, dict) and inner.get("optimizer")):  # DeepSpeed's comes first
         update, assumed = updating(keys, f"{at}optim", bool(trained))
         options, notes = update | options, notes + assumed

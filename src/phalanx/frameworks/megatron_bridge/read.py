@@ -129,6 +129,7 @@ def read(config: Config, world: int | None = None) -> Configuration:
     reinforced = isinstance(config.get("policy"), Mapping)
     nodes = keys.count(("trainer.num_nodes", "cluster.num_nodes", "num_nodes"), "world")
     each = keys.count(("trainer.devices", "cluster.gpus_per_node", "devices"), "world")
+    nodes, each = _of_policy(keys, nodes, each) if reinforced else (nodes, each)
     world = world or product(nodes, each) or keys.count("num_gpus", "world")
     # A file that inherits (NeMo-RL's `defaults`) says nothing by what it lacks.
     tp = degree("strategy.tp", "tensor_model_parallel_size", "tensor_parallel_size")
@@ -244,6 +245,26 @@ def read(config: Config, world: int | None = None) -> Configuration:
         notes=notes,
     )
     return replace(result, without_effect=(*result.without_effect, *quiet))
+
+
+def _of_policy(keys: Keys, nodes: int | None, each: int | None) -> tuple[int | None, int | None]:
+    """Return the nodes of NeMo-RL's cluster, and GPUs of each, that train: servers and teachers may have their own
+    (nemo_rl/algorithms/grpo.py:782-910)."""
+    teachers, place = "on_policy_distillation", "policy.generation.colocated"
+    if nodes and keys.truth(f"{teachers}.non_colocated_teachers.enabled", "world"):
+        models = keys.take(f"{teachers}.teacher_model_by_agent_name", "world")
+        own = keys.count(f"{teachers}.non_colocated_teachers.default_teacher_cfg.num_nodes", "world")
+        number = len({*models.values()}) if isinstance(models, Mapping) else 0
+        nodes = max(0, nodes - number * (own or 0)) or None
+    if nodes and each and keys.truth(f"{place}.enabled", "world") is False:
+        served, of_node = (
+            keys.count(f"{place}.resources.{name}", "world") for name in ("num_nodes", "gpus_per_node")
+        )
+        if nodes == 1:
+            each = max(0, each - (of_node or 0)) or None
+        else:
+            nodes = max(0, nodes - (served or 0)) or None
+    return nodes, each
 
 
 def _sharded(keys: Keys) -> dict[str, Any]:
