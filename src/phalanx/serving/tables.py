@@ -10,7 +10,7 @@ from phalanx.planning.tables.table import Sheet, columns
 from phalanx.serving.cost.layout import ServingLayout
 from phalanx.serving.cost.roofline import ServingPrice
 from phalanx.serving.cost.shape import shape_of
-from phalanx.serving.cost.step import BYTES, INPUT_BYTES, STATE_BYTES
+from phalanx.serving.cost.step import BYTES, INPUT_BYTES, STATE_BYTES, token_bytes
 from phalanx.serving.simulation.engines import MULTIPLIED_AS
 from phalanx.spec.model.blocks.block import Sublayer
 from phalanx.spec.model.blocks.lowering import architecture
@@ -39,8 +39,9 @@ def cache(model: ModelSpec, seq: int) -> Sheet:
     rows = []
     for title, elements, width, local in sizes:
         for dtype, size in _CARDS.items():
-            request = size * (width * seq + local * min(seq, m.window)) + states
-            rows.append((title, elements, dtype, size * (width + local), request, (80e9 / request)))
+            token = float(token_bytes(m, size)) if title == own else float(size * width)
+            request = token * seq + size * local * min(seq, m.window) + states
+            rows.append((title, elements, dtype, token + size * local, request, (80e9 / request)))
     return Sheet(
         f"KV cache: {layers.total()} layers, {seq:,} tokens a request",
         columns(

@@ -92,3 +92,14 @@ def test_an_engine_is_told_its_share_in_its_own_words() -> None:
     assert "the cache has 85% of what weights leave" in told["trtllm"].room(x)
     half = ServingPrice(model, cluster, "trtllm", "bf16", "bf16", memory_share=0.425)
     assert told["trtllm"].cache_tokens(x) == pytest.approx(2 * half.cache_tokens(x), rel=1e-4)
+
+
+def test_keys_of_an_index_are_in_8_bits_whatever_the_cache_is() -> None:
+    """DeepSeek-V3.2 under SGLang: 43.67 GB of 975,424 tokens (sgl-project/sglang#11309), 788 bytes a layer; in 16
+    bits the latents double, and the index's keys do not."""
+    model, cluster = model_named("deepseek-ai/DeepSeek-V3.2")[0], preset("dgx-b200", 8)
+    each = {kv: ServingPrice(model, cluster, "sglang", "fp8", kv).cache_bytes_per_token for kv in ("fp8", "bf16")}
+    assert each == {"fp8": 61 * 788, "bf16": 61 * (2 * 576 + 132)}
+    assert each["fp8"] == pytest.approx(43.67 * GIB / 975_424, rel=2e-4)
+    dense = ServingPrice(model_named("deepseek-v3")[0], cluster, "sglang", "fp8", "fp8")
+    assert dense.cache_bytes_per_token == 61 * 576

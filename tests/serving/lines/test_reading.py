@@ -150,6 +150,13 @@ def test_a_benchmark_says_its_load(tmp_path: Path, text: str, fields: dict[str, 
     assert {name: got.get(name) for name in fields} == fields
 
 
+def test_sglang_keeps_latents_with_an_index_in_8_bits_on_blackwell(tmp_path: Path) -> None:
+    line = f"{_SGLANG} deepseek-ai/DeepSeek-V3.2 --tp 8 --dp 8 --enable-dp-attention"
+    sizes = {"input": 100, "output": 10}
+    caches = [_read(tmp_path, line, cluster=c, **sizes)["cache"] for c in ("dgx-b200", "dgx-h200")]
+    assert caches == ["fp8", "bf16"]
+
+
 def test_options_go_before_lines(tmp_path: Path) -> None:
     got = _read(tmp_path, f"{_BENCH} --request-rate 3", model="llama3-70b", concurrency=9, input=77)
     assert (got["model"], got["concurrency"], got["input"], got.get("rate")) == ("llama3-70b", 9, 77, None)

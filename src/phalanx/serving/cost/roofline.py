@@ -22,6 +22,7 @@ from phalanx.serving.cost.step import (
     product_rate,
     request_bytes,
     step_parts,
+    token_bytes,
 )
 from phalanx.serving.cost.step import weight_bytes as bytes_of_weights
 from phalanx.serving.cost.workspace import MemoryRule
@@ -98,14 +99,16 @@ class ServingPrice:
     @cached_property
     def cache_bytes_per_token(self) -> float:
         """Bytes of one token's keys and values, or latents, in all layers of the whole model."""
-        return float((self.shape.cache + self.shape.window_cache) * BYTES[self.cache])
+        each = BYTES[self.cache]
+        return float(token_bytes(self.shape, each) + self.shape.window_cache * each)
 
     def cache_bytes_per_gpu(self, x: ServingLayout) -> float:
         """Bytes of one token's cache on a GPU: heads are split by tp, and duplicated where it exceeds them; latents
         are not split."""
         m = self.shape
-        whole = m.cache / min(x.tp, m.cache_heads) + m.window_cache / min(x.tp, m.window_heads)
-        return float(whole * BYTES[self.cache]) / x.pp
+        each = BYTES[self.cache]
+        local = m.window_cache / min(x.tp, m.window_heads) * each
+        return float(token_bytes(m, each) / min(x.tp, m.cache_heads) + local) / x.pp
 
     def weight_bytes(self, x: ServingLayout) -> float:
         """Bytes of weights on the fullest GPU."""

@@ -74,6 +74,8 @@ class ServingShape:
     index_layers: Column
     index_top: Column
     """Tokens that sparse attention chooses; 0: it sees all."""
+    index_cache: Column
+    """Elements of the index in `cache`."""
     index_width: Column
     """FLOP per pair to choose them, / 4, in all layers."""
     wide_norms: Column
@@ -130,6 +132,7 @@ def _add(counts: dict[str, Any], s: Sublayer, n: int) -> None:
         counts["index_width"] += n * index.heads * index.each / 2
         counts["index_layers"] += n
         counts["index_top"] = index.top
+        counts["index_cache"] += n * index.each
     if (route := s.first(Router)) is not None:
         expert = next(p for p in products_of(s) if p.experts is not None)
         counts |= {"experts": route.count, "top_k": route.top_k, "expert_ffn": expert.y[0].dim.size}

@@ -214,12 +214,30 @@ Qwen3_5ForConditionalGenerationConfig: what config.json says, which is float32).
 
 
 def cache_bytes(m: ServingShape, x: GpuSplit, length: Any, within: Any = None) -> Any:
-    """Return the bytes of the cache of a request of `length` tokens in all layers, on a GPU that has it: heads are
-    split by tp, and duplicated beyond their number. Layers with a window keep no more than that of `within` tokens,
-    by default `length`."""
+    """Return the bytes of the cache that a step reads of `length` tokens in all layers, on a GPU that has it: heads
+    are split by tp, and duplicated beyond their number. Layers with a window read no more than that of `within`
+    tokens, by default `length`."""
+    return _cached(m, x, m.cache * x.cache_bytes, length, within)
+
+
+def _cached(m: ServingShape, x: GpuSplit, token: Any, length: Any, within: Any = None) -> Any:
     local = np.minimum(length if within is None else within, m.window)
-    whole = m.cache / np.minimum(x.tp, m.cache_heads) * length
-    return (whole + m.window_cache / np.minimum(x.tp, m.window_heads) * local) * x.cache_bytes
+    whole = token / np.minimum(x.tp, m.cache_heads) * length
+    return whole + m.window_cache / np.minimum(x.tp, m.window_heads) * local * x.cache_bytes
+
+
+_INDEX_BYTES, _PACKED = 132 / 128, 80
+"""Bytes of an element of the index's keys, which engines keep in 8 bits with a scale for 128, whatever the cache's
+type (SGLang, mem_cache/memory_pool.py: index_k_with_scale_buffer; TensorRT-LLM, DSACacheManager), and bytes by which
+a layer's latent of 8 bits is larger with an index: 512 of 8 bits, four scales and 64 of 16 bits are 656 (vLLM's
+fp8_ds_mla; sgl-project/sglang#11309: 43.67 GB of 975,424 tokens are 788 a layer)."""
+
+
+def token_bytes(m: ServingShape, cache_bytes: Any) -> Any:
+    """Return the bytes that a token's cache takes in all layers that keep it of every token, with elements of
+    `cache_bytes`."""
+    packed = np.where((m.index_cache > 0) & (cache_bytes < 2), _PACKED * m.latent_layers, 0.0)
+    return (m.cache - m.index_cache) * cache_bytes + m.index_cache * _INDEX_BYTES + packed
 
 
 def state_bytes(m: ServingShape, x: GpuSplit) -> Any:
@@ -230,7 +248,7 @@ def state_bytes(m: ServingShape, x: GpuSplit) -> Any:
 
 def request_bytes(m: ServingShape, x: GpuSplit, length: Any) -> Any:
     """Return the bytes that a request of `length` tokens keeps in all layers on a GPU: its cache and its states."""
-    return cache_bytes(m, x, length) + state_bytes(m, x)
+    return _cached(m, x, token_bytes(m, x.cache_bytes), length) + state_bytes(m, x)
 
 
 def weight_bytes(m: ServingShape, x: GpuSplit) -> Any:

@@ -11,11 +11,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from phalanx.cost.analytic.chips import chip_name
 from phalanx.frameworks.companions import Companions
 from phalanx.planning.lookup import cluster_named, model_named
+from phalanx.serving.cost.shape import shape_of
 from phalanx.serving.cost.workspace import step_limits
 from phalanx.serving.lines.files import script_of
 from phalanx.serving.lines.programs import Line, lines, only
+from phalanx.spec.cluster.chips import CHIPS
 from phalanx.spec.errors import InputError
 from phalanx.spec.model.presets import PRESETS, published
 
@@ -119,11 +122,11 @@ def _served(server: Line | None, bench: Line | None, given: Mapping[str, Any]) -
     fields["weights"], doubt = _weights(name, stated.get("quantization"))
     caveats += [doubt] if doubt and "weights" not in given else []
     cache = str(stated.get("cache", "auto"))
-    short = cache == "auto" and _SHORT_CACHE.search(name.lower()) is not None
+    short = cache == "auto" and (_SHORT_CACHE.search(name.lower()) is not None or _has_short_index(fields, given))
     fields["cache"] = "fp8" if cache.startswith("fp8") or short else "bf16"
     if short and "cache" not in given:
         caveats.append(
-            "assumed: the cache is in 8 bits, as the makers of such checkpoints say in them: --kv bf16 else"
+            "assumed: the cache is in 8 bits, as its checkpoint or engine has it by itself: --kv bf16 else"
         )
     for field, flag in (("slots", "slots"), ("chunk", "chunk")):
         value = stated.get(flag, server.program.defaults.get(flag))
@@ -180,6 +183,14 @@ def _degree(server: Line, stated: Mapping[str, Any], name: str) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= 10**6:
         raise InputError("from", value, f"line {server.number}: {name} must be a whole number, at least 1")
     return value
+
+
+def _has_short_index(fields: Mapping[str, Any], given: Mapping[str, Any]) -> bool:
+    """Whether SGLang keeps latents with an index in 8 bits by itself: on Blackwell (sgl-project/sglang#11309)."""
+    if fields.get("engine") != "sglang" or not given.get("cluster"):
+        return False
+    chip = CHIPS[chip_name(cluster_named(str(given["cluster"]))(1).device.name)]
+    return chip.generation.startswith("blackwell") and shape_of(model_named(fields["model"])[0]).index_cache > 0
 
 
 def _add_vllm_defaults(fields: dict[str, Any], given: Mapping[str, Any], role: str) -> None:
