@@ -23,7 +23,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.pipelining import PipelineStage, schedules
 
 from phalanx.observation.fake import calls
-from phalanx.observation.fake.calls import uncompiled
+from phalanx.observation.fake.calls import answered, uncompiled
 from phalanx.observation.fake.remembered import Remembered
 from phalanx.observation.fake.values import _as_numbers, half
 from phalanx.observation.observe import observe
@@ -339,3 +339,23 @@ def test_what_is_compiled_is_run_as_written() -> None:
         module.compile()
     assert module._compiled_call_impl is None
     assert len(notes) == 3
+
+
+def test_a_tensor_without_content_answers_and_says_so(tmp_path: Path) -> None:
+    answers: list[tuple[str, str]] = []
+    notes: list[str] = []
+    with FakeTensorMode(), answered(lambda *said: answers.append(said), notes.append):
+        x = torch.ones(2, 3)
+        assert (x.tolist(), x.numpy().tolist()) == ([[1.0] * 3] * 2,) * 2
+        assert x[1].data_ptr() == x.data_ptr() + 12 == x.untyped_storage().data_ptr() + 12 > 12
+        assert torch.empty(0).data_ptr() == 0 < x.data_ptr()
+        torch.save(x, tmp_path / "x")
+        torch.distributed.checkpoint.save({"x": x})
+        torch.distributed.checkpoint.async_save({"x": x})
+    address = ("data_ptr", "an address of its storage")
+    assert answers[:2] == [("tolist", "the stated value"), ("numpy", "the stated value")]
+    assert answers[2:5] == [address, address, ("data_ptr of the storage", "an address of it")]
+    names = ("torch.save", "torch.distributed.checkpoint.save", "torch.distributed.checkpoint.async_save")
+    assert notes == [f"{name}: skipped, nothing is written" for name in names]
+    assert not list(tmp_path.iterdir())
+    assert torch.ones(2).untyped_storage().data_ptr() > 0

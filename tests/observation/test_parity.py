@@ -1,6 +1,7 @@
 """Any strategy equals one process; and the examiner notices when it does not. Each is verified too: its step without
 tensors' content does what the plan says."""
 
+from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
@@ -13,8 +14,10 @@ from support.sizes import examples, sampled
 from support.strategies import OPTIMIZERS, ORDERS, TRANSPORTS, cases
 
 from phalanx.cost.step.expand import expand
+from phalanx.observation.parity.outer_oracle import _Meeting
 from phalanx.observation.parity.parity import BOUND, BOUNDS, tied
 from phalanx.planning.lookup import model_named
+from phalanx.runtime.comm.transport import Handle
 from phalanx.schedule.layout import Layout
 from phalanx.spec.errors import InputError
 from phalanx.spec.files.job_file import build, make_strategy
@@ -186,3 +189,24 @@ def test_a_choice_is_near_a_tie_where_a_change_of_the_bound_turns_it() -> None:
         scores = torch.full((64, experts.count), 0.01, dtype=torch.float64)
         scores[:, 0], scores[:, 1], scores[:, 2] = 0.4, 0.2, 0.2 * (1 - bounds * BOUND)
         assert tied(scores, experts, None) > 48 if near else tied(scores, experts, None) == 0  # changes are drawn
+
+
+def test_the_collectives_of_ranks_in_one_process() -> None:
+    meeting = _Meeting(2)
+    comms = [meeting.comm(rank) for rank in range(2)]
+    assert [(c.world.rank, c.size("dp"), c.ranks("dp"), len(c.buffer(3, torch.float64))) for c in comms] == [
+        (0, 2, (0, 1), 3),
+        (1, 2, (0, 1), 3),
+    ]
+    own = [torch.arange(4.0) + 10 * rank for rank in range(2)]
+    summed, gathered, swapped = [t.clone() for t in own], [torch.empty(8) for _ in own], [torch.empty(4) for _ in own]
+
+    def work(rank: int) -> Iterator[Handle]:
+        yield comms[rank].all_reduce(summed[rank], "dp")
+        yield comms[rank].all_gather(gathered[rank], own[rank], "dp")
+        yield comms[rank].all_to_all(swapped[rank], own[rank], axis="dp")
+
+    meeting.run([work(0), work(1)])
+    assert [t.tolist() for t in summed] == [[10.0, 12.0, 14.0, 16.0]] * 2
+    assert [t.tolist() for t in gathered] == [[0.0, 1.0, 2.0, 3.0, 10.0, 11.0, 12.0, 13.0]] * 2
+    assert [t.tolist() for t in swapped] == [[0.0, 1.0, 10.0, 11.0], [2.0, 3.0, 12.0, 13.0]]

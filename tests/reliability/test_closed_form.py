@@ -132,6 +132,9 @@ def test_every_second_is_accounted_for(until_done: bool, spares: int, lag: float
 def test_without_failures_only_saves_take_time(causes: list[FailureCause]) -> None:
     d = simulate(causes, Saving(10.0), 100.0, work_s=1000.0, trials=3)
     assert list(d.wall_s) == [1090.0] * 3  # nothing is saved at the very end
+    assert list(simulate(causes, Saving(10.0), 100.0, work_s=90.0, trials=3).wall_s) == [90.0] * 3
+    d = simulate(causes, Saving(10.0), 100.0, wall_s=1000.0, trials=3)
+    assert (list(d.useful_s), list(d.saving_s)) == ([910.0] * 3, [90.0] * 3)
     assert float(shares(100.0, [], Saving(10.0)).useful) == pytest.approx(100 / 110)
 
 
@@ -153,6 +156,22 @@ def test_rates_are_as_unsure_as_their_counts(count: int | None) -> None:
     mean = 100.0 if count is None else shape * scale
     assert failed.mean() == pytest.approx(mean, rel=0.1)
     assert failed.std() == pytest.approx(math.sqrt(mean + (shape * scale**2 if count is not None else 0.0)), rel=0.1)
+
+
+@pytest.mark.parametrize("every", [1, 2, 5])
+def test_after_the_loss_of_a_node_only_shared_saves_are_left(every: int) -> None:
+    """As if nothing else were saved: n of them need a time without failures that long."""
+    cause = FailureCause("gpu", 1 / 500, 0.0, 0.0, takes_node=True)
+    d = simulate([cause], Saving(10.0, 0.0, every), 100.0, wall_s=2e5, trials=200)
+    share = every * 100 / 500 / math.expm1(every * 110 / 500)
+    assert float(d.useful_s.mean() / 2e5) == pytest.approx(share, rel=0.01)
+
+
+@pytest.mark.parametrize("kept", [0.0, 0.75])
+def test_a_wait_is_shortened_by_what_is_worked_meanwhile(kept: float) -> None:
+    cause = FailureCause("gpu", 1e-3, 0.0, 0.0, takes_node=True)
+    d = simulate([cause], Saving(0.0), 60.0, work_s=1e4, spares=0, repair_s=400.0, share_kept=kept, trials=20)
+    np.testing.assert_allclose(d.waiting_s, d.failures * 400.0 * (1 - kept))
 
 
 @pytest.mark.parametrize("spares", [0, 1, 2, 6])

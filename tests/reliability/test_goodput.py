@@ -13,13 +13,36 @@ from support.in_process_cli import phalanx
 
 import phalanx as face
 from phalanx.planning.expense.rates import GivenRates
+from phalanx.planning.tables.table import Sheet
 from phalanx.reliability.answer import Goodput, goodput
 from phalanx.reliability.closed_form import Saving, daly, expected_wait, young
-from phalanx.reliability.conditions import Conditions, TrainingJob, premise_of, require_progress, share_kept
+from phalanx.reliability.conditions import (
+    Conditions,
+    TrainingJob,
+    _own_state_bytes,
+    premise_of,
+    require_progress,
+    share_kept,
+)
 from phalanx.reliability.conditions_by_name import conditions_of
-from phalanx.reliability.presets import DEFAULT_FAILURES, FAILURES, HARDWARE, RESTARTS, STORAGE, UNEXPECTED
-from phalanx.reliability.report import _figures, long
+from phalanx.reliability.presets import (
+    DEFAULT_FAILURES,
+    FAILURES,
+    HARDWARE,
+    RESTARTS,
+    STORAGE,
+    UNEXPECTED,
+    failures_for,
+    failures_named,
+)
+from phalanx.reliability.report import _figures, long, view
 from phalanx.spec.errors import InputError
+from phalanx.spec.files.job_file import build
+from phalanx.spec.job import Job
+from phalanx.spec.model.families import complete
+from phalanx.spec.model.presets import preset
+from phalanx.spec.model.spec import ModelSpec
+from phalanx.spec.optimizers import Optimizer
 
 _MODEL = {
     "model": "llama3-8b",
@@ -98,11 +121,18 @@ def test_spares_are_the_cheapest() -> None:
 
 
 def test_fewer_and_more_spares_are_near() -> None:
-    spares = [loss.spares for loss in _ask(Conditions(spares=8)).spare_losses]
-    below, above = (n for n in spares if n < 8), (n for n in spares if n > 8)
-    assert max(below) >= 4
-    assert min(above) == 9
-    assert {0, 8} < set(spares)
+    assert [loss.spares for loss in _ask(Conditions(spares=8)).spare_losses] == [0, 2, 4, 8, 9, 16]
+    most = _ask(Conditions(spares=100_000), days=1, trials=1)
+    assert [loss.spares for loss in most.spare_losses] == [0, 25_000, 50_000, 100_000]
+
+
+@pytest.mark.parametrize("chip", sorted({row.chip for row in FAILURES.values() if row.chip}))
+def test_of_the_rates_of_a_chip_the_middle_one_is_taken(chip: str) -> None:
+    rates = [row.per_s(8, 1) for row in FAILURES.values() if row.chip == chip]
+    taken = failures_for(f"{chip.lower()}-sxm").per_s(8, 1)
+    assert sum(rate < taken for rate in rates) == len(rates) // 2
+    left = failures_for(chip, lambda row: row.chip == chip)
+    assert left.name == DEFAULT_FAILURES or chip == FAILURES[DEFAULT_FAILURES].chip != left.chip
 
 
 def test_slow_storage_is_helped_by_faster_storage_and_names_have_either_dash() -> None:
@@ -183,7 +213,15 @@ def test_other_intervals_and_spares_are_priced_by_the_closed_form() -> None:
         assert loss.gpu_hours_per_useful == pytest.approx((1 + loss.spares / 8) / then)
     assert now.interruptions == pytest.approx(100 * 86_400 / now.mttf_s, rel=0.1)
     assert now.interruptions_low < now.interruptions < now.interruptions_high
-    assert now.tokens_low < now.tokens < now.tokens_high
+    assert [row.interval_s / now.best_interval_s for row in now.intervals] == pytest.approx([0.25, 0.5, 1, 2, 4, 8])
+    low, high = (x / now.effective_share for x in (now.effective_low_share, now.effective_high_share))
+    assert (now.tokens_low / now.tokens, now.tokens_high / now.tokens) == pytest.approx((low, high))
+    by_tokens = _ask(given, tokens=now.tokens)
+    assert by_tokens.days_low < by_tokens.days < by_tokens.days_high
+    quick = Conditions(mttf_s=20.0, detect_s=0.1, restart_s=0.1, load_s=0.1, save_s=0.1, stall_s=0.1)
+    for how in ({"days": 60}, {"tokens": 60 * now.tokens_per_day}):
+        with pytest.raises(InputError, match=r"% of its time on work and fails [\d,]{7,9} times; restart faster"):
+            _ask(quick, **how)
     assert now.young_interval_s == young(now.stall_s, now.mttf_s)
     assert now.daly_interval_s == daly(now.stall_s, now.mttf_s)
 
@@ -263,7 +301,7 @@ def test_how_a_training_saves_and_loads(
     assert p.interval_s == p.best_interval_s >= save
 
 
-@pytest.mark.parametrize(("mttf", "detect", "restart"), [(None, None, None), (3600.0, 7.0, 11.0)])
+@pytest.mark.parametrize(("mttf", "detect", "restart"), [(None, None, None), (3600.0, 7.0, 11.0), (None, 7.0, None)])
 def test_causes_have_the_rates_of_their_counts_and_the_times_of_their_kind(
     mttf: float | None, detect: float | None, restart: float | None
 ) -> None:
@@ -280,8 +318,34 @@ def test_causes_have_the_rates_of_their_counts_and_the_times_of_their_kind(
         assert (cause.takes_node, cause.count) == (hardware, None if mttf else counts.count(cause.name))
         assert (cause.wait_s > 0) == hardware
     told = {t.what: t.value for t in p.taken}
-    assert ("failures" in told, "restart" in told, "silent corruption" in told) == (False, mttf is None, mttf is None)
+    assert ("failures" in told, "silent corruption" in told) == (False, mttf is None)
+    assert ("restart" in told) == (restart is None)
     assert told["spares"] == f"{p.spares} nodes, repaired in 24 h"
+
+
+@pytest.mark.parametrize("elastic", [False, True])
+def test_spares_that_nobody_gave_cost_the_least(elastic: bool) -> None:
+    given = Conditions(failures="ant-a100", elastic=elastic)
+
+    def paid(spares: int) -> float:
+        return (1 + spares / 50) / float(premise_of(_SMALL, replace(given, spares=spares)).shares(600.0).useful)
+
+    chosen = premise_of(_SMALL, given).spares
+    assert 0 < chosen < 25
+    assert min(range(25), key=paid) == pytest.approx(chosen, abs=1)
+
+
+def test_our_own_checkpoints_have_masters_and_moments() -> None:
+    spec = build(ModelSpec, complete({**preset("llama3-8b"), "layers": 1}), "model")
+    of_block = 4096 * (2 * 4096 + 2 * 1024 + 3 * 14_336)
+    for optimizer, matrices, others in (
+        (Optimizer(), 3, 3),
+        (Optimizer("sgd"), 2, 2),  # its momentum is that of betas
+        (Optimizer("sgd", momentum=0.0), 1, 1),
+        (Optimizer("muon"), 2, 3),
+    ):
+        kept = matrices * of_block + others * (spec.parameter_count - of_block)
+        assert _own_state_bytes(spec, Job(8, 16, optimizer=optimizer)) == 4 * kept
 
 
 def test_an_elastic_job_waits_with_the_share_of_a_replica() -> None:
@@ -325,7 +389,7 @@ def test_what_no_training_runs_under(given: dict[str, Any], words: str) -> None:
 def test_a_training_has_to_advance_and_to_fail_seldom_enough() -> None:
     p = premise_of(_SMALL, Conditions(mttf_s=1234.0))
     assert require_progress(p, 0.0101, 200_000) is None
-    for share, failures, more in ((0.01, 1e9, ""), (0.5, 200_001, " and fails 200,001 times")):
+    for share, failures, more in ((0.01, 0.0, ""), (0.01, 1e9, ""), (0.5, 200_001, " and fails 200,001 times")):
         reason = f"a job that fails every 1,234 s spends {share:.1%} of its time on work{more}"
         remedy = "restart faster, save more often, or use fewer GPUs"
         with pytest.raises(InputError, match=f"^failures = '{p.counts.name}': {reason}; {remedy}$"):
@@ -365,6 +429,32 @@ def test_a_log_of_ones_own_job(tmp_path: Path) -> None:
     log.write_text("hours,component\n10,gpo\n100,end\n")
     with pytest.raises(InputError, match=r"line 2 .*did you mean gpu"):
         _ask(Conditions(failures=str(log)))
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ("a,b\n1,2\n", "failures = 'LOG': lacks the columns hours and component, or rows; add them"),
+        ("hours,component\n", "failures = 'LOG': lacks the columns hours and component, or rows; add them"),
+        ("hours,component\n1,gpu\nx,gpu\n", "failures = 'x': is no number of hours, in line 3 of LOG"),
+        (
+            "hours,component\n-1,end\n",
+            "failures = 'LOG': spans no time; give hours since the start, and a last row `end",
+        ),
+        ("hours,component\n1e7,end\n", "failures = 'LOG': spans no time"),
+        (None, "failures = 'LOG': no such file"),
+        (f"hours,component\n{'1' * 140_000},gpu\n", "failures = 'LOG': is not CSV (field larger"),
+    ],
+)
+def test_what_is_no_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: str | None, words: str) -> None:
+    monkeypatch.chdir(tmp_path)
+    if content is not None:
+        Path("log.csv").write_text(content)
+    with pytest.raises(InputError) as refused:
+        failures_named("log.csv", 8, 1)
+    assert str(refused.value).startswith(words.replace("LOG", "log.csv"))
+    Path("log.csv").write_text("hours,component\n0.5,software\n")
+    assert failures_named("log.csv", 8, 1).per_s(16, 2) == pytest.approx(2 / 1800)
 
 
 @pytest.mark.parametrize(
@@ -456,3 +546,46 @@ def test_a_mean_that_few_trials_pull_out_of_its_interval_is_said_to_be() -> None
     even = {name: how for name, _, how in _figures(_ask(Conditions(spares=1)))}
     assert "a few trials" not in "".join(even.values())
     assert even["GPU-hours"] == "1 spare node included"
+
+
+def test_what_is_shown_of_a_training() -> None:
+    given = Conditions(spares=1, interval_s=3600.0)
+    a = _ask(given, tokens=5e9)
+    few = replace(a, shares={**a.shares, "waiting": 1e-4, "planned": 5e-5})
+    heading, *sheets = view(few).parts
+    assert isinstance(heading, str)
+    shown = {s.title: ([c.name for c in s.columns], list(s.rows), s.bars) for s in sheets if isinstance(s, Sheet)}
+    named = ["", "value", "how it came about"]
+    (times,) = (rows for columns, rows, bars in shown.values() if bars)
+    assert shown[f"{a.question.about} on 64 GPUs of {a.question.cluster}: {a.question.strategy}"][0] == named
+    assert [value for _, value in times] == [x for name, x in few.shares.items() if name != "planned" and x > 5e-5]
+    assert ("waiting for a node", 1e-4) in times
+    for title, names, rows in (
+        (
+            "saving at other intervals, by the closed form",
+            ["work between saves", "effective", "loses"],
+            [(long(i.interval_s), i.effective_share, i.loss) for i in a.intervals],
+        ),
+        (
+            "spare nodes, by the closed form",
+            ["spares", "effective", "GPU-hours paid per one of work"],
+            [(s.spares, s.effective_share, s.gpu_hours_per_useful) for s in a.spare_losses],
+        ),
+        (
+            "what would help most, each alone",
+            ["change", "effective", "faster"],
+            [(h.change, h.effective_share, h.gain) for h in a.helps],
+        ),
+    ):
+        assert shown[title] == (names, rows, False)
+    assert shown["not given, and taken from"][0] == ["what", "value", "source"]
+    assert len(shown["not given, and taken from"][1]) == len(a.taken) + len(a.rates.taken)
+    assert "what would help most, each alone" not in {
+        getattr(p, "title", "") for p in view(replace(a, helps=())).parts
+    }
+    for days, digits, spread in ((10.0, "10.0", "10.0 to 12.3"), (9.994, "9.99", "9.99 to 12.34")):
+        seen = {n: (v, how) for n, v, how in _figures(replace(a, days=days, days_low=days, days_high=12.34))}
+        assert (seen["days"][0], seen["days"][1].split(";")[0]) == (digits, spread)
+    asked = {n: how for n, _, how in _figures(replace(a, days=9.0, days_low=9.0, days_high=9.0, interval_loss=0.0))}
+    assert asked["days"].startswith("as asked; ")
+    assert asked["work between saves"].startswith("the best; Young ")

@@ -21,6 +21,7 @@ it contains whatever a rank does differently. The ranks that it exchanges messag
 observed in full, and if their first micro-batch, parameters and live bytes equal theirs, so does their step.
 """
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from itertools import product
@@ -137,13 +138,13 @@ def observe_classes(ranks: RankObserver, world: int) -> tuple[RankObservation, .
         key = work(r)
         classes.setdefault(key, []).append(rank)
         observations.setdefault(key, r)
-    # Ranks that were not observed are counted with the first pipeline or ring.
-    counts = {key: sum(share if rank in first else 1 for rank in alike) for key, alike in classes.items()}
-    for key, alike in classes.items():
-        counts[key] -= sum(rank in last for rank in alike) if any(rank in first for rank in alike) else 0
-    extra = sum(counts.values()) - world
+    # Ranks that were not observed are counted with the first pipeline or ring; the last one has as many places.
+    counts = Counter[object]()
+    for place, rank in enumerate(sorted(first)):
+        counts[work(first[rank])] += share - (place < len(last))
+    counts.update(work(r) for r in last.values())
     largest = max(counts, key=lambda key: counts[key])
-    counts[largest] -= extra
+    counts[largest] -= counts.total() - world
     return tuple(
         replace(observations[key], count=counts[key], are=_are(counts[key], world, sorted(alike)))
         for key, alike in classes.items()

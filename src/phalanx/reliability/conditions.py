@@ -19,8 +19,7 @@ from phalanx.reliability.presets import HARDWARE, UNEXPECTED, FailureCounts, Res
 from phalanx.spec.cluster.spec import ClusterSpec
 from phalanx.spec.errors import InputError
 from phalanx.spec.job import DTYPE_BYTES, Job
-from phalanx.spec.model.spec import ModelSpec
-from phalanx.spec.optimizers import OPTIMIZERS
+from phalanx.spec.model.spec import ModelSpec, parameters
 from phalanx.spec.strategy.spec import Strategy
 
 _COPY_BYTES_PER_S = 20e9
@@ -156,9 +155,11 @@ def _trained(job: Job, cluster: ClusterSpec, s: Strategy, step_s: float, bytes_:
 
 def _own_state_bytes(model: ModelSpec, job: Job) -> float:
     """Return the bytes of our own checkpoints: masters and moments (runtime/checkpoint/store.py)."""
-    rule = OPTIMIZERS[job.optimizer.name].others
-    moments = len(rule.held(job.optimizer.momentum or 0.0)) if rule.needs_momentum else len(rule.moments)
-    return float(model.parameter_count * DTYPE_BYTES[job.precision.master_dtype] * (1 + moments))
+    row, decay = job.optimizer.row, job.optimizer.first_decay
+    kept = sum(
+        p.numel * (1 + len((row.matrices if p.matrices else row.others).held(decay))) for p in parameters(model)
+    )
+    return float(kept * DTYPE_BYTES[job.precision.master_dtype])
 
 
 _BYTES_OF_ADAPTERS = 12
@@ -226,14 +227,12 @@ def premise_of(trained: TrainingJob, given: Conditions) -> Premise:
     )
     causes = tuple(replace(c, wait_s=wait) if c.takes_node else c for c in causes)
     best = best_interval(causes, saving, trained.step_s)
-    interval = best if given.interval_s is None else given.interval_s
-    if given.interval_s is not None and save_s > interval + stall_s:
+    if given.interval_s is None:
+        interval = best = max(best, save_s)  # one save at a time
+        take("interval", f"{interval:,.0f} s", "the best one")
+    elif save_s > (interval := given.interval_s) + stall_s:
         reason = f"is shorter than a save, {save_s:,.0f} s to {storage.name}: the storage is slower than its load"
         raise InputError("interval", f"{interval:,.0f} s", reason, "save less often, or name faster storage")
-    if given.interval_s is None and interval < save_s:
-        interval = best = save_s  # one save at a time
-    if given.interval_s is None:
-        take("interval", f"{interval:,.0f} s", "the best one")
     if counts.silent and given.mttf_s is None:
         take("silent corruption", f"found after {given.silent_s / 3600:g} h", "estimated: no figure is published")
     rates = rates_on(trained.device, given.rates, ("training", "idle"))

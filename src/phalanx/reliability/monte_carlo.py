@@ -62,7 +62,7 @@ def simulate(
     wall, useful, saved, lost = (np.zeros(n) for _ in range(4))
     detected, restarted, waited, failed = (np.zeros(n) for _ in range(4))
     comes_back = np.zeros(n)  # seconds of restart that are still to pass
-    shared, since = np.zeros(n), np.zeros(n)  # work in the last shared save, and saves made after it
+    since = np.zeros(n)  # saves made after the last shared one
     open_ = np.ones(n, dtype=bool)
     pool = None if spares is None else np.zeros((n, spares + 1))
     while True:
@@ -77,11 +77,11 @@ def simulate(
         over = open_ & (ends <= wall + until)
         if over.any():
             passed = np.minimum(ends - wall, comes_back)
-            at_work = np.where(over, ends - wall - passed, 0.0)
+            at_work = ends - wall - passed
             full = np.floor(at_work / period) if np.isfinite(period) else np.zeros(n)
             rest = np.minimum(at_work - full * period, interval_s)
             restarted += np.where(over, passed, 0.0)
-            done = np.where(np.isfinite(goal) & (ends < end), left, full * interval_s + rest)
+            done = full * interval_s + rest if work_s is None else left
             useful += np.where(over, done, 0.0)
             saved += np.where(over, at_work - done, 0.0)
             wall = np.where(over, ends, wall)
@@ -90,14 +90,14 @@ def simulate(
             return Trials(wall, useful, saved, lost, detected, restarted, waited, failed)
         # Work up to the failure, of which durable saves remain.
         kept = np.floor(np.maximum(active - lag, 0.0) / period) if np.isfinite(period) else np.zeros(n)
-        kind = (random.random(n) > chances).sum(axis=0).clip(max=len(causes) - 1)
+        kind = (random.random(n) > chances[:-1]).sum(axis=0)
         passed = np.minimum(until, comes_back)
         node = takes[kind]
-        before = useful.copy()
+        before = useful
         counted = since + kept
         newly = np.floor(counted / shared_every) * shared_every
-        shared = np.where(open_ & (newly > 0), before + (newly - since) * interval_s, shared)
-        after = np.where(node & (shared_every > 1), shared, before + kept * interval_s)
+        shared = before + (newly - since) * interval_s
+        after = np.where(node, shared, before + kept * interval_s)
         since = np.where(node, 0.0, counted - newly)
         useful = np.where(open_, after, useful)
         spent = kept * stall

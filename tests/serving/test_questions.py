@@ -1,0 +1,192 @@
+"""A question about serving as a user spells it: what is read, and in which words the rest is refused."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from phalanx.serving.cost.layout import ServingLayout
+from phalanx.serving.question import (
+    adapters,
+    ask,
+    layout,
+    lengths,
+    price_of,
+    seconds,
+    speculation,
+    survive,
+)
+from phalanx.serving.request import ServingRequest
+from phalanx.spec.errors import InputError
+
+_ASK: dict[str, Any] = {"model": "llama3-8b", "cluster": "dgx-h100", "gpus": 2, "input": 1000, "output": 100}
+
+
+@pytest.mark.parametrize(
+    ("read", "known", "refused"),
+    [
+        (
+            lambda text: seconds("ttft", text),
+            {
+                None: None,
+                "1s": 1.0,
+                " 30 ms ": 0.03,
+                "5us": 5e-6,
+                "5µs": 5e-6,
+                "2.5e-3s": 2.5e-3,
+                "999999s": 999_999.0,
+            },
+            {
+                "1 h": "is not a time; write 1s or 30ms",
+                "0s": "is not a time",
+                "1e6s": "is not a time",
+                "1000000s": "is not a time",
+                "1.2.3s": "is not a time",
+                "30": "has no unit; write 30s or 30ms",
+            },
+        ),
+        (
+            speculation,
+            {None: (0, 0.0), "3:0.7": (3, 0.7), "1:0": (1, 0.0), "64:1": (64, 1.0)},
+            dict.fromkeys(("65:0.5", "0:0.5", "3:1.1", "3:-0.1", "3", "x:1", ""), "is not drafted tokens (1 to 64)"),
+        ),
+        (
+            survive,
+            {
+                None: (0, "node"),
+                "1 node": (1, "node"),
+                "2 GPUs": (2, "gpu"),
+                "1 copy": (1, "copy"),
+                "2 copies": (2, "copy"),
+                "999 replicas": (999, "copy"),
+            },
+            dict.fromkeys(("0 nodes", "node", "1000 nodes", "1 rack"), "is not what may be lost; write '1 node'"),
+        ),
+        (
+            adapters,
+            {None: (0, 0), "32:4": (32, 4), "8": (8, 8), "1000000:1": (1_000_000, 1)},
+            dict.fromkeys(("4:8", "0", "1000001:1", "8:0", "x"), "is not adapters and how many of them a b"),
+        ),
+        (
+            layout,
+            {
+                "tp=4,pp=2": ServingLayout(4, 2, 1, 4, 1),
+                "tp=1, dp=8, ep=8": ServingLayout(1, 1, 8, 1, 8),
+                "dp=4,tp=2,ep=4": ServingLayout(2, 1, 4, 2, 4),
+                "tp=1000000": ServingLayout(10**6, 1, 1, 10**6, 1),
+            },
+            {
+                "xp=2": "'xp' is not a degree; known: dp, ep, pp, tp",
+                "tp=0": "tp must be a whole number, at least 1",
+                "tp=x": "tp must be a whole number",
+                "tp=1000001": "tp must be a whole number",
+                "tp": "tp must be a wh",
+                "tp=2,ep=3": "ep = 3 does not divide tp x dp = 2",
+                "tp=2,dp=3,ep=4": "ep = 4 does not divide tp x dp = 6",
+            },
+        ),
+        (
+            lambda given: lengths("input", given),
+            {4000: (4000, 4000), "4k": (4096, 4096), "1:1024": (1, 1024), "7:7": (7, 7)},
+            {
+                "9:1": "goes from the larger to the smaller; write 1:9",
+                "1:2:3": "is not a number of tokens; write 4000",
+                "x": "is not a number of tokens",
+                "1:x": "is not a number of tokens",
+                0: "must be",
+            },
+        ),
+    ],
+    ids=["seconds", "speculation", "survive", "adapters", "layout", "lengths"],
+)
+def test_words_with_units(read: Callable[[Any], Any], known: dict[Any, Any], refused: dict[Any, str]) -> None:
+    assert [read(text) for text in known] == [pytest.approx(v) if type(v) is float else v for v in known.values()]
+    for text, why in refused.items():
+        with pytest.raises(InputError, match=re.escape(why)):
+            read(text)
+
+
+@pytest.mark.parametrize(
+    ("legal", "beyond", "words"),
+    [
+        ({}, {"objective": "speed"}, "--objective = 'speed': is not known"),
+        ({"mode": "aggregated"}, {"mode": "apart"}, "--mode = 'apart': is not known"),
+        ({"large_ep": "on"}, {"large_ep": "yes"}, "--large-ep = 'yes': is not known"),
+        ({"percentile": 99}, {"percentile": 95}, "percentile = 95: is not reported; 50, 90 or 99"),
+        ({"reuse": 0.99}, {"reuse": 0.995}, "--reuse = 0.995: must be from 0 to 0.99"),
+        ({"reuse": 0.0}, {"reuse": -0.1}, "--reuse = -0.1: must be from 0 to 0.99"),
+        ({"variation": 3.0}, {"variation": 3.1}, "--variation = 3.1: must be from 0 to 3"),
+        ({"rate": 1e6}, {"rate": 1.1e6}, "rate = 1100000.0: must be from 1e-6 to 1,000,000 requests per second, or"),
+        ({"rate": 1e-6}, {"rate": 0.9e-6}, "rate = 9e-07: must be from"),
+        ({"rate": math.inf, "requests": 9}, {"rate": math.inf}, "rate = 'inf': would never end; say how many"),
+        ({"burstiness": 1e-9}, {"burstiness": 0.0}, "burstiness = 0.0: must be positive; 1 is a Poisson process"),
+        ({"rate": 1.0}, {"rate": 1.0, "concurrency": 2}, "--rate = 1.0: excludes --concurrency; choose one load"),
+        ({"rate": 1.0, "concurrency": 2, "requests": 9}, {"concurrency": -1}, "concurrency = -1: must be"),
+        ({"chunk": 1}, {"chunk": 0}, "chunk = 0: must be"),
+        ({"slots": 1}, {"slots": 0}, "slots = 0: must be"),
+        (
+            {"requests": 1_000_000},
+            {"requests": 1_000_001},
+            "requests = 1000001: must be at most 1,000,000: each is si",
+        ),
+        ({"memory": 1.0}, {"memory": 1.01}, "memory = 1.01: must be a share of the GPU's memory, from 0.05 to 1"),
+        ({"seed": 0}, {"seed": -1}, "seed = -1: must be"),
+        ({"gpus": 1}, {"gpus": 0}, "gpus = 0: must be"),
+        ({}, {"input": None}, "input: missing; or give a trace in place of input and output"),
+        ({}, {"output": None, "input": None}, "input, output: missing"),
+        (
+            {"input": "1:9"},
+            {"input": "1:9", "variation": 0.5},
+            "variation = 0.5: does not go with a range of lengths",
+        ),
+        ({"input": 8092}, {"input": 8093}, "input, output: a request of 8,193 tokens is longer than the model's con"),
+        ({"weights": "bf16, fp8"}, {"weights": "nvfp4"}, "weights = 'nvfp4': "),
+        (
+            {"layout": "tp=2"},
+            {"layout": "tp=4"},
+            "layout = 'tp=4': takes 4 GPUs of 2; on 2 GPUs use tp=2,pp=1 or tp=",
+        ),
+        ({"layout": "pp=2"}, {"layout": "pp=2,dp=2"}, "layout = 'pp=2,dp=2': "),
+    ],
+)
+def test_what_is_asked_has_bounds(legal: dict[str, Any], beyond: dict[str, Any], words: str) -> None:
+    assert ask(ServingRequest(**{**_ASK, **legal})).model_name == "llama3-8b"
+    with pytest.raises(InputError) as refused:
+        ask(ServingRequest(**{**_ASK, **beyond}))
+    assert str(refused.value).startswith(words)
+
+
+def test_a_question_is_what_its_words_say() -> None:
+    q = ask(ServingRequest(**_ASK)).question
+    assert (q.input, q.output, q.longest, q.rate, q.concurrency, q.requests) == (1000, 100, 1100, 0.0, 0, 0)
+    assert (q.weights, q.modes, q.slots, q.ttft_s) == (("bf16", "fp8"), ("aggregated", "disaggregated"), 0, None)
+    assert ask(ServingRequest(**{**_ASK, "cluster": "dgx-a100"})).question.weights == ("bf16",)
+    more = {"input": "100:300", "output": "10:31", "rate": math.inf, "requests": 40, "ttft": "1s", "tpot": "30ms"}
+    q = ask(
+        ServingRequest(**{**_ASK, **more, "deadline": "20s", "survive": "1 gpu", "slots": 7, "chunk": 512})
+    ).question
+    assert (q.input, q.output, q.longest, q.ranges) == (200, 20, 331, ((100, 300), (10, 31)))
+    assert (q.rate, q.concurrency, q.requests, q.slots, q.chunks) == (0.0, 40, 40, 7, (512,))
+    assert (q.ttft_s, q.tpot_s, q.deadline_s, q.lost) == (1.0, 0.03, 20.0, (1, "gpu"))
+    few = ask(ServingRequest(**{**_ASK, "concurrency": 64, "requests": 8})).question
+    assert (few.concurrency, ask(ServingRequest(**{**_ASK, "concurrency": 64})).question.concurrency) == (8, 64)
+    varied = ask(ServingRequest(**{**_ASK, "variation": 0.5})).question
+    assert varied.longest == 4400  # four times the mean is taken to be the longest
+    assert ask(ServingRequest(**{**_ASK, "input": 4000, "variation": 0.5})).question.longest == 8192
+
+
+@pytest.mark.parametrize(
+    ("memory", "legal"), [(0.05, True), (1.0, True), (0.049, False), (1.01, False), (None, True)]
+)
+def test_the_share_of_memory_has_bounds(memory: float | None, legal: bool) -> None:
+    if legal:
+        assert price_of("llama3-8b", "dgx-h100", 1, "bf16", "bf16", memory).cluster.ranks_per_node == 8
+    else:
+        with pytest.raises(
+            InputError, match=f"^memory = {memory}: must be a share of the GPU's memory, from 0.05 to 1$"
+        ):
+            price_of("llama3-8b", "dgx-h100", 1, "bf16", "bf16", memory)
