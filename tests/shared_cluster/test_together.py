@@ -92,3 +92,16 @@ def test_each_job_has_its_files(folder: Path) -> None:
     assert phalanx(folder, "cluster", "place", *words, "--out", "out")[0] == 0
     for name, ranks in (("1-2", 16), ("2-3", 24)):
         assert len((folder / "out" / name / "hostfile").read_text().split()) == ranks
+
+
+def test_files_that_name_gpus_need_to_know_which_are_free(folder: Path) -> None:
+    """Where a scheduler says how many GPUs are free and not which, the answer is given, and its files are not."""
+    node = "NodeName={} Gres=gpu:8 State=MIXED CfgTRES=gres/gpu=8 AllocTRES=gres/gpu={}\n"
+    (folder / "counted.txt").write_text("".join(node.format(f"n{i}", used) for i, used in ((1, 0), (2, 4), (3, 4))))
+    words = ("cluster", "place", "2.json", "--free", "counted.txt", "--no-search")
+    code, _, err = phalanx(folder, *words)
+    assert code == 0
+    assert "assumed: n[2-3]: the last GPUs are free; how many is said, and not which" in err
+    said = error_of(folder, *words, "--for", "slurm", "--out", "named")
+    assert "it is not said which GPUs of n[2-3] are free" in said
+    assert "scontrol -d show nodes" in said

@@ -150,12 +150,10 @@ def place(
     else:
         answers = [answer(jobs[0], free, leaves, search)]
     a = answers[0]
+    prepared = [launch_files(launcher, o.placed.placement, o.free.unnumbered) if launcher else {} for o in answers]
     for line in a.free.notes:
         announce(line)
     if out:
-        prepared = [
-            launch_files(launcher, o.placed.placement, o.free.unnumbered) if launcher else {} for o in answers
-        ]
         for i, (each, files) in enumerate(zip(answers, prepared, strict=True)):
             folder = out / f"{i + 1}-{plan[i].stem}" if several else out
             folder.mkdir(parents=True, exist_ok=True)
