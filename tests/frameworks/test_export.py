@@ -50,8 +50,21 @@ def test_what_megatron_has_not_is_refused_with_field_value_and_mend() -> None:
 
 def test_a_plan_of_another_stack_that_a_framework_has_not_is_to_be_planned_for_it() -> None:
     with pytest.raises(InputError) as refused:
-        export(_plan("torchtitan", dp=8, zero=3), "megatron")
-    assert refused.value.remedy == "use 0 or 1; or plan it for that stack: phalanx plan --stack megatron-core"
+        export(_plan("torchtitan", dp=8, zero=3), "nanotron")
+    assert refused.value.remedy == "use 0 or 1; or plan it for that stack: phalanx plan --stack nanotron"
+
+
+def test_a_plan_of_another_stack_becomes_what_the_framework_has() -> None:
+    """The first of its stacks that runs the strategy, and whole blocks recomputed where a part of them cannot be."""
+    assert export(_plan("torchtitan", dp=8, zero=3), "megatron").program.title.startswith("Megatron-FSDP")
+    part = _plan("torchtitan", dp=8, zero=3, recompute="selective")
+    said = export(part, "deepspeed")
+    assert "recompute=selective of the plan is not in DeepSpeed" in said.program.notes[-1]
+    assert '"gradient_checkpointing": true' in said.files["training_arguments.json"]
+    with pytest.raises(
+        InputError, match=r"strategy\.recompute = 'selective:mlp'"
+    ):  # its own stack's is never changed
+        export(_plan("deepspeed", dp=8, zero=3, recompute="selective:mlp"), "deepspeed")
 
 
 @pytest.mark.parametrize("blocks", [(7, 8, 8, 9), (1, 1), (0, 4, 4, 0), (5, 5, 5, 5, 5, 4)])

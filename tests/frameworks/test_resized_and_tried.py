@@ -141,3 +141,17 @@ def test_a_release_before_0_3_has_half_types_only_under_fsdp(titan: Path, tp: in
 def test_what_is_next_names_the_plan_that_was_written(tmp_path: Path) -> None:
     ask = "plan --model llama3-8b --cluster dgx-h100 --gpus 8 --batch 64 --seq 4096 --out other.json"
     assert "next: phalanx explain other.json;" in text_of(tmp_path, ask)
+
+
+def test_weights_that_ms_swift_converted_name_their_model(tmp_path: Path) -> None:
+    (tmp_path / "run.sh").write_text(
+        "NPROC_PER_NODE=4 megatron sft --load /app/Qwen3-30B-A3B-Instruct-2507-mcore --train_type lora --lora_rank 8 "
+        "--target_modules all-linear --expert_model_parallel_size 2 --micro_batch_size 1 --global_batch_size 16 "
+        "--recompute_granularity full --recompute_method uniform --recompute_num_layers 1 --max_length 3000\n"
+    )
+    p = json_of(tmp_path, "predict run.sh --cluster pcie-rtx4090 --json")
+    assert p["memory_terms"]["state"] / 2**30 == pytest.approx(29.9, abs=0.2)
+    assert not p["fits"]
+    out = text_of(tmp_path, "plan --from run.sh --cluster pcie-rtx4090")
+    assert "pipeline_model_parallel_size" in out
+    assert "model.pipeline" not in out

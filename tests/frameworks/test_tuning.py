@@ -277,3 +277,50 @@ def test_a_rank_of_adapters_that_is_no_count_is_no_default(tmp_path: Path, rank:
         files.read([tmp_path / "c.json"])
     (tmp_path / "c.json").write_text(json.dumps(HF | {"finetuning_type": "full", "lora_rank": rank}))
     assert "lora" not in files.read([tmp_path / "c.json"])[0].options  # it trains none
+
+
+_UNSLOTH = """from unsloth import FastLanguageModel
+from trl import SFTConfig, SFTTrainer
+
+model, tokenizer = FastLanguageModel.from_pretrained(
+    model_name="unsloth/Qwen3-14B", max_seq_length=2048, load_in_4bit=True
+)
+model = FastLanguageModel.get_peft_model(
+    model, r=32, target_modules=["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"],
+    use_gradient_checkpointing={}, lora_dropout=0,
+)
+trainer = SFTTrainer(
+    model=model, tokenizer=tokenizer, train_dataset=data,
+    args=SFTConfig(dataset_text_field="text", per_device_train_batch_size=2, gradient_accumulation_steps=4,
+        max_steps=30, optim="adamw_8bit"),
+)
+trainer.train()
+"""
+
+
+@pytest.mark.parametrize(("checkpoints", "blocks"), [('"unsloth"', 40), ("True", 0)])
+def test_unsloths_notebook_fits_the_card_that_it_is_for(tmp_path: Path, checkpoints: str, blocks: int) -> None:
+    """Its Qwen3-14B runs on a free T4: fp16 by itself, the loss in slices, checkpoints on the host; said to be so."""
+    (tmp_path / "train.py").write_text(_UNSLOTH.format(checkpoints))
+    p = json_of(tmp_path, "predict train.py --cluster cloud-t4 --gpus 1 --json")
+    assert p["question"]["precision"] == "fp16"
+    assert p["question"]["options"].get("activation_offload", 0) == blocks
+    assert p["question"]["options"]["cross_entropy"] == "linear"
+    assert p["question"]["options"]["base"] == "nf4-double"
+    assert p["question"]["refused"] == ""
+    assert any("unsloth" in caveat["reason"] for caveat in p["question"]["caveats"])
+    assert p["fits"] is bool(blocks)
+    on_ampere = json_of(tmp_path, "predict train.py --cluster dgx-a100 --gpus 1 --json")
+    assert on_ampere["question"]["precision"] == "bf16"
+
+
+def test_llama_factory_under_unsloth_keeps_checkpoints_on_the_host(tmp_path: Path) -> None:
+    (tmp_path / "sft.yaml").write_text(
+        "model_name_or_path: meta-llama/Llama-3.1-8B-Instruct\nstage: sft\ndo_train: true\nfinetuning_type: lora\n"
+        "lora_target: all\ntemplate: llama3\nuse_unsloth: true\ndataset: x\ncutoff_len: 4096\noutput_dir: o\n"
+        "per_device_train_batch_size: 1\ngradient_accumulation_steps: 4\nfp16: true\n"
+    )
+    p = json_of(tmp_path, "predict sft.yaml --cluster pcie-l40s --gpus 1 --json")
+    options = p["question"]["options"]
+    assert (options["cross_entropy"], options["activation_offload"]) == ("linear", 32)
+    assert not any("use_unsloth" in caveat["keys"] for caveat in p["question"]["caveats"])

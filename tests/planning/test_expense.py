@@ -7,6 +7,7 @@ from dataclasses import fields
 from pathlib import Path
 
 import pytest
+from support.in_process_cli import error_of
 from support.in_process_cli import phalanx as command
 
 import phalanx
@@ -180,3 +181,9 @@ def test_a_chip_that_is_tried_has_its_own_price(tmp_path: Path) -> None:
     slower = other["step_time_s"] / now["step_time_s"]
     assert slower > 1
     assert other["expense"]["money"] / now["expense"]["money"] == pytest.approx(slower * 1.3 / 3.0)
+
+
+def test_a_price_is_said_in_rates_where_there_is_no_option_for_it(tmp_path: Path) -> None:
+    asked = "predict --model llama3-8b --cluster dgx-h100 --gpus 8 --batch 64 --seq 4096 --strategy tp=8 --price 2.5"
+    assert "--price: no such option" in (said := error_of(tmp_path, asked))
+    assert said.rstrip().endswith("write --rates price=2.5")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -292,3 +293,13 @@ def test_a_wide_tp_and_a_wrong_order_have_one_remedy() -> None:
     x = _subject(_LLAMA8, "dp=8,zero=1,tp=8,order=tp/cp/dp/pp")
     found = {f.name: re.findall(r"order=([\w/]+)", f.remedy) for f in lint(x)}
     assert found["wide-tp"] == found["mesh-order"] == ["pp/dp/cp/tp"]
+
+
+def test_products_in_fp32_are_priced_in_16_bits(tmp_path: Path) -> None:
+    """NVIDIA/Megatron-LM#1000: 20 TFLOP/s a GPU, since the script has no --bf16."""
+    asked = "lint --model {} --cluster {} --gpus 8 --batch 64 --seq 1024 --strategy {} --precision {}"
+    split = "zero=1,tp=8,sp=1"
+    for words, half in ((("llama3-8b", "dgx-a100", split), "bf16"), (("gpt2-xl", "dgx-2", "zero=1"), "fp16")):
+        found = phalanx(tmp_path, asked.format(*words, "fp32"))[1]
+        assert f"precision={half} saves" in found, found
+    assert "precision=" not in phalanx(tmp_path, asked.format("llama3-8b", "dgx-a100", split, "bf16"))[1]

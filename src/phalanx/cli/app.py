@@ -52,6 +52,10 @@ class OneLineErrors(LazyGroup):
         sys.exit(code if isinstance(code, int) else 0)
 
 
+_PRICE = "write --rates price=2.5"
+"""Where the price of a GPU-hour is said to commands that have no option for it alone."""
+
+
 def _one_line(error: Any, words: Sequence[str]) -> str:
     """Write an error of usage as `field = value: reason; remedy`."""
     from phalanx.spec.errors import InputError, nearest
@@ -61,6 +65,8 @@ def _one_line(error: Any, words: Sequence[str]) -> str:
     reason = str(error.message).removeprefix("Input ").rstrip(".")
     reason = reason[:1].lower() + reason[1:]
     if name == "NoSuchOption":
+        if error.option_name == "--price" and context and any("--rates" in p.opts for p in context.command.params):
+            return str(InputError("--price", None, f"no such option of {context.command_path}", _PRICE))
         if others := _others_with(error.option_name, context):
             reason = f"no such option of {context.command_path}"
             return str(InputError(error.option_name, None, reason, f"it is of {' and '.join(others)}"))

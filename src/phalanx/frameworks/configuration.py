@@ -74,6 +74,10 @@ class StatedLayout:
         return None if self.zero is None else ZERO_LEVELS[self.zero]
 
 
+ALL_BLOCKS = 10**4
+"""Blocks of a file that says all of them, before its model is known."""
+
+
 @dataclass(frozen=True)
 class Configuration:
     """A configuration as it was read. `stack`: the row of frameworks/registry.py that runs it."""

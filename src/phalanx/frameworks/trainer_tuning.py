@@ -119,6 +119,13 @@ def preferring(
     return {}, 2, ("each example is a pair of sequences",)
 
 
+_UNSLOTH = (
+    "unsloth's loss in slices is priced (of 1,024 tokens or fewer it makes all logits), its other kernels are not: "
+    "time and memory may be lower"
+)
+"""unsloth/models/llama.py, CausalLM_fast_forward: RETURN_LOGITS, fused_linear_cross_entropy."""
+
+
 def losing(keys: Keys, at: str, plain: bool) -> tuple[dict[str, Any], tuple[str, ...]]:
     """Return the option of a loss that has the head's product in it and makes logits in parts, and what is assumed of
     Liger's other kernels. `plain`: whether the loss is that of the next token; others need logits.
@@ -127,6 +134,8 @@ def losing(keys: Keys, at: str, plain: bool) -> tuple[dict[str, Any], tuple[str,
     monkey_patch.py), axolotl's by a key or a plugin (src/axolotl/integrations/cut_cross_entropy/args.py)."""
     if not plain:
         return {}, ()
+    if keys.truth(f"{at}use_unsloth", _LOSS):
+        return {"cross_entropy": "linear"}, (_UNSLOTH,)
     config = keys.config.get(at.removesuffix("."), {}) if at else keys.config
     named = config.get("plugins") if isinstance(config, Mapping) else None
     plugged = any(str(name).endswith("CutCrossEntropyPlugin") for name in (named if isinstance(named, list) else ()))

@@ -116,18 +116,7 @@ def exported(plan: Plan, to: str, by: str = "torchrun") -> Export:
     if source is not None:
         batch = plan.job.global_batch
         training = stated_training(source.arguments, batch, source.environment, source.kind)
-    stack = own if own in target.stacks else target.stacks[0]
-    left = () if stack == own else _only_there(plan, stack)
-    options = {n: v for n, v in plan.options.changed().items() if n not in left}
-    try:
-        x = subject(replace(plan, options=StackOptions(**options)), stack_named(stack), training)
-        p = target.program(x)
-    except InputError as error:
-        if stack == own:
-            raise
-        again = "" if error.field == "model" else f"; or plan it for that stack: phalanx plan --stack {stack}"
-        remedy = f"{error.remedy}{again}".removeprefix("; or ")
-        raise InputError(error.field, error.value, error.reason, remedy) from None
+    x, p, left = _translated(plan, own, target, training)
     for name in ("lora", "reference"):  # what a program's own code does, which the written one does not
         entry, value = x.stack.options.get(name), x.options.changed().get(name)
         if value is not None and entry is not None and entry.in_code:
@@ -139,10 +128,12 @@ def exported(plan: Plan, to: str, by: str = "torchrun") -> Export:
         kept = p.arguments and same
         p = as_in_file(p, source) if kept else with_training(p, source, training, to)
     if left:
-        words = ", ".join(f"{name}={getattr(plan.options, name)}" for name in left)
         p = replace(
-            p, notes=(*p.notes, f"{words} of the plan has no setting in {p.title}, which does it its own way.")
+            p, notes=(*p.notes, f"{left} of the plan has no setting in {p.title}, which does it its own way.")
         )
+    if x.plan.strategy.recompute != plan.strategy.recompute:
+        note = f"recompute={plan.strategy.recompute} of the plan is not in {p.title}: recompute=full is written"
+        p = replace(p, notes=(*p.notes, f"{note}, which takes less memory and more time."))
     if x.rounded and to not in _ROUNDS:
         reason = f"is a switch of torch's, not of a configuration of {to}"
         raise InputError("precision", "tf32", reason, "plan in fp32 and export TORCH_ALLOW_TF32_CUBLAS_OVERRIDE=1")
@@ -152,6 +143,34 @@ def exported(plan: Plan, to: str, by: str = "torchrun") -> Export:
         p = replace(p, notes=(*p.notes, note))
         files["train.sh"] = train_sh(p, x.gpus_per_node, x.nodes)
     return Export(p, files | start(task(x, p, files)), by)
+
+
+def _translated(
+    plan: Plan, own: str, target: ExportTarget, training: StatedTraining | None
+) -> tuple[Subject, TrainingProgram, str]:
+    """Return what a framework's files are of, what they say, and the plan's options that it has no setting for: under
+    the plan's own stack, else the first of the framework's that runs the strategy, with whole blocks recomputed where
+    it does not recompute the plan's part of them. Raises InputError of the first of them."""
+    stacks = (own,) if own in target.stacks else target.stacks
+    refused: list[InputError] = []
+    for stack in stacks:
+        left = () if stack == own else _only_there(plan, stack)
+        options = StackOptions(**{n: v for n, v in plan.options.changed().items() if n not in left})
+        ways = (plan.strategy.recompute, *(("full",) if stack != own and plan.strategy.recompute != "none" else ()))
+        for recompute in dict.fromkeys(ways):
+            try:
+                strategy = replace(plan.strategy, recompute=recompute)
+                x = subject(replace(plan, strategy=strategy, options=options), stack_named(stack), training)
+                return x, target.program(x), ", ".join(f"{n}={getattr(plan.options, n)}" for n in left)
+            except InputError as error:
+                refused.append(error)
+                if error.field != "strategy.recompute":
+                    break
+    first = refused[0]
+    if stacks == (own,):
+        raise first
+    again = "" if first.field == "model" else f"; or plan it for that stack: phalanx plan --stack {stacks[0]}"
+    raise InputError(first.field, first.value, first.reason, f"{first.remedy}{again}".removeprefix("; or ")) from None
 
 
 def _otherwise(files: Mapping[str, str], training: StatedTraining, name: str) -> str:

@@ -15,6 +15,7 @@ from phalanx.answers.question.stated import OF_STAGES, READ_BY, RECOMPUTED, job_
 from phalanx.cost.analytic.profile import FIELDS as CONSTANTS
 from phalanx.frameworks.caveats import Caveat, caveats_of
 from phalanx.frameworks.configuration import (
+    ALL_BLOCKS,
     Config,
     Configuration,
     Keys,
@@ -477,6 +478,8 @@ def query_by(path: Path, asked: Query, reading: Reading | None = None) -> tuple[
     model, notes = (named, []) if isinstance(named, ModelSpec) else model_of(c, named)
     model = names.changed(model, asked.changes)
     options = options_of(c, strategy)
+    if options.activation_offload == ALL_BLOCKS:
+        options = replace(options, activation_offload=model.layers)
     strategy = _dealt_out(strategy, c, model, options)
     strategy, unpriced = _priceable(strategy)
     notes = [*said, *notes, *unpriced]

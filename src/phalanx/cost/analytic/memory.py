@@ -339,8 +339,10 @@ def memory(shape: Shape, layout: Layout, profile: Profile, ahead: Column = 1.0, 
     stream, last_norm = end_bytes(shape, layout, profile)
     share = _share(shape, layout, profile, ends, stream)
     flight, flight_last = flights(layout, profile.policy)
-    # Exchanges that overlap another micro-batch run one chunk ahead.
-    flight = flight + np.asarray(profile.overlaps_experts) / layout.virtual
+    # Exchanges that overlap another micro-batch run one chunk ahead; without a pipeline one block, whose forward pass
+    # goes with another's backward pass (Megatron-LM d98e8a64, megatron/core/pipeline_parallel/combined_1f1b.py:48,
+    # schedules.py:966).
+    flight = flight + profile.overlaps_experts / np.where(layout.pp == 1, parts.most, layout.virtual)
     most_params = parts.most * (share.dense_params + share.expert_params) + np.maximum(ends.first, ends.last)
     constant, coded = _constant_bytes(shape, layout, profile, share, most_params)
     loss, one_stage = _loss_bytes(shape, layout, profile, last_norm), layout.pp == 1

@@ -206,14 +206,15 @@ def _state(by: Profile, model: Shape, o: StackOptions) -> Profile:
     reduced = by.gradient_bytes if o.reduce == "auto" else BYTES[o.reduce]
     saved_state = 12.0 - (moments + master)
     saved_gradient = by.accumulated_bytes - accumulated
-    on_host = o.optimizer_offload * (moments + master)
+    on_host = o.optimizer_offload * (moments + master)  # at level 3 shards are the masters, of any type
+    of_shard = o.optimizer_offload * (by.shard_bytes - saved_state)  # no master apart from a weight in fp32
     new = replace(
         by,
         accumulated_bytes=accumulated,
         gradient_bytes=reduced,
         kept_bytes=by.kept_bytes - saved_gradient,
-        shard_bytes=by.shard_bytes - saved_state - on_host,
-        whole_bytes=by.whole_bytes - saved_gradient - saved_state - on_host,
+        shard_bytes=by.shard_bytes - saved_state - of_shard,
+        whole_bytes=by.whole_bytes - saved_gradient - saved_state - of_shard,
         full_shard_bytes=by.full_shard_bytes - saved_gradient - saved_state - on_host,
         optimizer_bytes=by.optimizer_bytes - 2 * saved_state - saved_gradient,
         on_host=o.optimizer_offload,

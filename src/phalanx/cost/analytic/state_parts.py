@@ -75,8 +75,8 @@ def state_of(model: Shape, layout: Layout, by: Profile, job: Job, options: Stack
     frozen, here = bool(options.lora), 1 - options.optimizer_offload
     sizes = per_parameter(job.precision, job.optimizer)
     apart = job.precision.master_dtype != job.precision.compute
-    moments = here * float(moment_bytes(model, options)) + sizes.moments - MIXED.moments
-    master = here * BYTES[options.master] + sizes.master * apart - MIXED.master
+    moments = here * (float(moment_bytes(model, options)) + sizes.moments - MIXED.moments)
+    master = here * (BYTES[options.master] + sizes.master * apart - MIXED.master)
     gradients, reduced = float(by.accumulated_bytes), float(by.reduced_bytes)
     if frozen:
         moments = master = reduced = 0.0

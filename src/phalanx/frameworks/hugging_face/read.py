@@ -7,6 +7,7 @@ from typing import Any
 from phalanx.frameworks.accelerate import read as accelerate
 from phalanx.frameworks.accelerate.read import arguments_job, attention, in_shards, reduction, sharding, wrapping
 from phalanx.frameworks.configuration import (
+    ALL_BLOCKS,
     Config,
     Configuration,
     Keys,
@@ -170,7 +171,8 @@ def read(config: Config, world: int | None = None) -> Configuration:
     # A file that says it too and is not here: DeepSpeed's, accelerate's, or one of arguments.
     unread = bool(path) and zero is None and not isinstance(inner, dict)
     unread = unread or isinstance(config, Partial) or isinstance(engine, Partial)
-    unstated = "bf16" if of_trl and bf16 is None else None if unread else "fp32"
+    own_type = keys.truth(f"{at}use_unsloth", "job.precision")  # of the device: bf16, else fp16
+    unstated = None if own_type or unread else "bf16" if of_trl and bf16 is None else "fp32"
     if stack == "accelerate" and zero and launched is None:
         options |= reduction(type_)
     options |= attention(keys, at)
@@ -208,6 +210,9 @@ def read(config: Config, world: int | None = None) -> Configuration:
     sampled = "num_generations" in args or any(args.get(name) not in _NEXT_TOKEN for name in ("rlhf_type", "stage"))
     parts, unfused = losing(keys, at, plain=not (scored or sequences > 1 or sampled))
     options |= trained | scored | parts
+    on_host = keys.truth(f"{at}use_unsloth_gc", "options.activation_offload")
+    if again and (on_host or (on_host is None and own_type)):  # LLaMA-Factory's, model_utils/unsloth.py:77
+        options["activation_offload"] = ALL_BLOCKS
     notes += unfused
     own = Keys({n: value for n, value in config.items() if n != "accelerate"}, others=_OTHERS)
     own.understood = keys.understood

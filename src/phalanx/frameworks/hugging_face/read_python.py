@@ -1,6 +1,7 @@
 """A training script under transformers' Trainer: what it makes of TrainingArguments, and of peft's and bitsandbytes'
 configurations, as the flags of those."""
 
+import re
 from typing import Any
 
 from phalanx.frameworks.reading.python import FollowedProgram, PythonFile, PythonObject, plain
@@ -12,6 +13,8 @@ _ARGUMENTS = (
 _PREFERENCES = ("dpo", "kto", "orpo", "cpo", "reward")
 _LORA = ("LoraConfig", "get_peft_model")
 _LOADED = ("from_pretrained", "from_config")
+_UNSLOTH = re.compile(r"Fast\w*Model")
+"""Classes of unsloth that load models."""
 _CLASSES = ("Model", "LM", "LMHeadModel")
 
 
@@ -47,6 +50,7 @@ def _adapters(program: FollowedProgram) -> dict[str, Any]:
                 args["use_dora"] = True
             if item.fields.get("use_gradient_checkpointing"):  # unsloth's
                 args["gradient_checkpointing"] = True
+                args["use_unsloth_gc"] = item.fields["use_gradient_checkpointing"] == "unsloth"
     return args
 
 
@@ -74,4 +78,8 @@ def _loaded(program: FollowedProgram) -> dict[str, Any]:
         ):
             if (value := fields.get(theirs)) is not None:
                 args[ours] = value.removeprefix("torch.") if isinstance(value, str) else plain(value)
+        if _UNSLOTH.fullmatch(owner.rpartition(".")[2]):
+            args["use_unsloth"] = True
+            if args.get("load_in_4bit"):  # its quantisation always is (unsloth/models/llama.py, from_pretrained)
+                args["use_bnb_nested_quant"] = True
     return args

@@ -27,6 +27,8 @@ class Dialect:
     renamed: Mapping[str, str] = field(default_factory=dict)
     defaults: Mapping[str, Any] = field(default_factory=dict)
     model: str = ""
+    weights: tuple[str, ...] = ()
+    """Flags that name weights made of a published model's, by its name and -mcore (ms-swift's export)."""
     launcher: str = ""
 
     def translated(self, args: Mapping[str, Any], whole: bool = True) -> dict[str, Any]:
@@ -49,7 +51,9 @@ class Dialect:
     def model_of(self, args: Mapping[str, Any]) -> str:
         """Return the name of the model that flags state, "" where they do not."""
         plain = {name.replace("-", "_"): value for name, value in args.items()}
-        return str(plain.get(self.model) or "") if self.model else ""
+        named = plain.get(self.model) if self.model else None
+        converted = (str(plain[flag]) for flag in self.weights if plain.get(flag))
+        return str(named or next(converted, "").rstrip("/").removesuffix("-mcore"))
 
 
 @cache

@@ -223,7 +223,7 @@ class AnalyticSubject:
 
     def gains(self) -> Iterator[tuple[str, str, PricedStrategy]]:
         """Yield (field or option, the settings that change it, the price with them) of every neighbour that fits, and
-        of every other value of an option that a search sets."""
+        of every other value of an option that a search sets; and products in 16 bits in place of fp32."""
         s = self.strategy
         for what, p in self.neighbours:
             if p.fits and not self._refused_for_a_change(p.strategy):
@@ -235,6 +235,12 @@ class AnalyticSubject:
                 if p.fits:
                     entry = row.options[name]
                     yield name, f"{name}={getattr(pricing.extra, name)} ({entry.key or entry.written})", p
+        half = next((d for d in ("bfloat16", "float16") if d in self.cluster.device.dense_flops_per_s), None)
+        if self.job.precision.compute == "float32" and half is not None and self.pricing.number_format == "bfloat16":
+            job = replace(self.job, precision=replace(self.job.precision, compute=half))
+            p = RefinedPrices(replace(self.pricing, job=job)).of([s])[0].priced
+            if p.fits:
+                yield "precision", f"precision={'bf16' if half == 'bfloat16' else 'fp16'}", p
 
     def _refused_for_a_change(self, s: Strategy) -> bool:
         """Whether the stack refuses another strategy for a field in which it differs from this one. A refusal that
