@@ -192,6 +192,13 @@ def answered(answer: Callable[[str, str], None], note: Callable[[str], None]) ->
         answer("data_ptr of the storage", "an address of it")
         return _address(storage)
 
+    def without_rejection(
+        tensor: Tensor, mean: float, std: float, a: float, b: float, generator: torch.Generator | None = None
+    ) -> Tensor:
+        """Draw as nn.init.trunc_normal_ does where no value is out of bounds: with a rejected one it draws again."""
+        with torch.no_grad():
+            return tensor.normal_(mean, std, generator=generator)
+
     real_address = torch.UntypedStorage.data_ptr
 
     def skipped(name: str) -> Callable[..., None]:
@@ -206,6 +213,7 @@ def answered(answer: Callable[[str, str], None], note: Callable[[str], None]) ->
         stack.enter_context(patch.object(FakeTensor, "__array__", to_numpy, create=True))
         stack.enter_context(patch.object(FakeTensor, "data_ptr", to_address, create=True))
         stack.enter_context(patch.object(torch.UntypedStorage, "data_ptr", to_address_of_storage))
+        stack.enter_context(patch.object(nn.init, "_no_grad_trunc_normal_", without_rejection))
         stack.enter_context(patch.object(torch, "save", skipped("torch.save")))
         for name in ("save", "async_save"):
             stack.enter_context(patch.object(checkpoints, name, skipped(f"torch.distributed.checkpoint.{name}")))

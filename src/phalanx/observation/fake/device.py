@@ -15,6 +15,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch._subclasses.fake_tensor import FakeTensor
+from torch.distributed.tensor import DTensor
 from torch.overrides import TorchFunctionMode
 from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
 
@@ -253,7 +254,8 @@ def attention(
 
     Source: torch, aten/src/ATen/native/transformers/cuda/sdp_utils.cpp (order and conditions of kernels).
     """
-    if type(query) not in (torch.Tensor, torch.nn.Parameter, FakeTensor) or query.device.type != NAME:
+    kinds = (torch.Tensor, torch.nn.Parameter, FakeTensor, DTensor)
+    if type(query) not in kinds or query.device.type != NAME:
         return None
     if enable_gqa and query.shape[-3] != key.shape[-3]:
         groups = query.shape[-3] // key.shape[-3]

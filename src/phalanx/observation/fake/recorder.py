@@ -24,12 +24,16 @@ from phalanx.observation.fake.values import follow, half, stated
 from phalanx.observation.recorder.collective_ops import NAMESPACES
 from phalanx.observation.recorder.operations import WAITS, tensors
 from phalanx.observation.recorder.step import StepRecorder
+from phalanx.observation.unobservable import Unobservable
 
 _aten = torch.ops.aten
 _HOST = torch.device("cpu")
 """The host has no index: torch's tensors on "cpu:0" are on "cpu"; fake ones would keep the 0 and not mix."""
 _LARGEST_WITH_CONTENT = 2**26
 """Elements of an integer tensor on the host that keeps its content."""
+
+_MOST_ASKED = 20_000
+"""Truth values that a line may ask for in a row, as for each parameter of a pass."""
 
 
 class FakeStepRecorder(StepRecorder):
@@ -43,6 +47,8 @@ class FakeStepRecorder(StepRecorder):
         self.remembered = Remembered(fake)
         self.answered: Counter[tuple[str, str, str]] = Counter()
         """Values that were asked for and do not exist: (operation, value, line) and their number."""
+        self.asked = ("", 0)
+        """The line that asked for a truth value last, and how often in a row."""
 
     def call(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if func is torch.ops.prim.device.default and isinstance(args[0], FakeTensor):
@@ -70,8 +76,10 @@ class FakeStepRecorder(StepRecorder):
             return args[0]  # the host's tensor keeps its content
         if func is _aten._local_scalar_dense.default:
             value = stated(args[0])
-            if self.branches and args[0].dtype == torch.bool:
-                value = self.branches.get(str(self.position.site()), value)
+            if args[0].dtype == torch.bool:
+                place = str(self.position.site())
+                value = self.branches.get(place, value)
+                self._require_end(place, bool(value))
             self.answer("item", str(value))
             return value
         out = self._on_shapes(func, args, kwargs, given)
@@ -96,6 +104,16 @@ class FakeStepRecorder(StepRecorder):
         out = self._on_shapes(func, _replaced(args, shapes), _replaced(kwargs, shapes), fakes)
         originals = {id(shape): t for t in given if (shape := shapes.get(id(t))) is not None}
         return _replaced(out, originals)  # an operation in place returns its argument
+
+    def _require_end(self, place: str, value: bool) -> None:
+        """Require that a loop asks for something else in the end. Raises Unobservable for one that waits for a value
+        which does not come."""
+        self.asked = (place, self.asked[1] + 1 if self.asked[0] == place else 1)
+        if self.asked[1] > _MOST_ASKED:
+            raise Unobservable(
+                f"{place} asks the same {_MOST_ASKED:,} times, and is answered {value}: a loop that waits for a "
+                f"value; --branches {place}={str(not value).lower()} ends it"
+            )
 
     def answer(self, operation: str, value: str) -> None:
         """Note that the program asked for a value that does not exist, and got this one."""

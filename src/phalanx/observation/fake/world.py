@@ -8,7 +8,7 @@ import gc
 import inspect
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import cache
 from typing import Any, Protocol
@@ -114,9 +114,24 @@ def one_rank(
         stack.enter_context(patch.object(dist.ProcessGroup, "_get_backend", _backend_of_host(dist.ProcessGroup)))
         stack.enter_context(patch.object(_fsdp_param, "_chunk_with_empty", _chunks))
         stack.enter_context(agreeing_ranks())
+        stack.enter_context(patch.object(torch.multiprocessing, "spawn", _spawned(local, environment)))
         # Releases of torch after 2.13 have it, and torchtitan 0.3 calls it.
         stack.enter_context(patch.object(dist, "set_timeout", answers["_set_pg_timeout"], create=True))
         yield
+
+
+def _spawned(local: int, environment: Mapping[str, Any]) -> Callable[..., None]:
+    """Return torch.multiprocessing.spawn, which runs this rank alone, in this process."""
+    ranks = environment["LOCAL_WORLD_SIZE"]
+
+    def spawn(fn: Callable[..., Any], args: tuple[Any, ...] = (), nprocs: int = 1, *rest: Any, **kwargs: Any) -> None:
+        if nprocs != ranks:
+            raise InputError(
+                "spawn", nprocs, f"is not the {ranks} ranks of a node", f"observe it with --world {nprocs}"
+            )
+        fn(local, *args)
+
+    return spawn
 
 
 def _backend_of_host(group: Any) -> Callable[..., Any]:
@@ -143,6 +158,7 @@ def _answers(rank: int, world: int, note: Callable[[str], None]) -> dict[str, Ca
     helper = distributed_c10d._new_process_group_helper
     backend_of = distributed_c10d.get_backend
     initialise = distributed_c10d.init_process_group
+    default_of = distributed_c10d.get_default_backend_for_device
 
     def known(call: str, backend: object) -> set[str]:
         """Return the backends in a request. Raises InputError for one that is not torch's."""
@@ -178,6 +194,10 @@ def _answers(rank: int, world: int, note: Callable[[str], None]) -> dict[str, Ca
         name = backend_of(group)
         return requested if name == "fake" else name
 
+    def get_default_backend_for_device(device: str | torch.device) -> str:
+        kind = torch.device(device).type
+        return "nccl" if kind in ("cuda", gpu.NAME) else default_of(device)
+
     def all_gather_object(object_list: list[Any], obj: Any, group: Any = None) -> None:
         object_list[:] = [obj] * len(object_list)
         note("all_gather_object: every rank's object is this rank's")
@@ -200,6 +220,7 @@ def _answers(rank: int, world: int, note: Callable[[str], None]) -> dict[str, Ca
         "_new_process_group_helper": new_helper,
         "_verify_params_across_processes": unchanged,
         "get_backend": get_backend,
+        "get_default_backend_for_device": get_default_backend_for_device,
         "all_gather_object": all_gather_object,
         "gather_object": gather_object,
         "broadcast_object_list": unchanged,

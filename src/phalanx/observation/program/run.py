@@ -79,7 +79,8 @@ def observe_rank(
     with ExitStack() as stack:
         stack.enter_context(frozen_objects())
         stack.enter_context(one_rank(rank, request.world, request.per_node, note, peers))
-        gpus = stack.enter_context(fake_gpus(request.per_node, lambda: note("device cuda: redirected to a fake GPU")))
+        on_node = min(request.per_node, request.world)
+        gpus = stack.enter_context(fake_gpus(on_node, lambda: note("device cuda: redirected to a fake GPU")))
         stack.enter_context(answered(recorder.answer, note))
         stack.enter_context(uncompiled(note))
         gpus.waits, gpus.live = recorder.waited, lambda: recorder.live["gpu"]
