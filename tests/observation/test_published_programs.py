@@ -93,3 +93,30 @@ def _waiting() -> str:
             text = str(error)
             return f"{'asks the same 20 times' in text and '=false ends it' in text} {text}"
     return "no error"
+
+
+_PIPELINE = """
+import torch, torch.nn as nn, torch.distributed as dist
+from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
+dist.init_process_group()
+rank = dist.get_rank()
+stage = PipelineStage(nn.Linear(8, 8, bias=False).cuda(), rank, 2, torch.device(f"cuda:{rank}"))
+schedule = ScheduleGPipe(stage, n_microbatches=4, loss_fn=nn.functional.mse_loss)
+optimizer = torch.optim.SGD(stage.submod.parameters(), 0.1)
+for _ in range(3):
+    losses = []
+    x = torch.ones(8, 8).cuda()
+    schedule.step(x) if rank == 0 else schedule.step(target=x, losses=losses)
+    optimizer.step()
+    optimizer.zero_grad()
+    print(f"{torch.stack(losses).mean():.4f}" if losses else "")
+"""
+
+
+@pytest.mark.usefixtures("forked")
+def test_messages_between_backward_passes_are_of_the_backward_pass(tmp_path: Path) -> None:
+    """As PyTorch's tutorial on pipelines; a loss is printed as a number is."""
+    (tmp_path / "pipe.py").write_text(_PIPELINE)
+    observed = json_of(tmp_path, "observe", "--world", "2", "--json", "--", "python", "pipe.py")
+    sent = [(row["op"], row["count"], row["where"]["phase"]) for row in observed["collectives"]]
+    assert sent == [("send", 4, "F"), ("recv", 1, "F"), ("recv", 3, "B")]

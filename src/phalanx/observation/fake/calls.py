@@ -192,6 +192,10 @@ def answered(answer: Callable[[str, str], None], note: Callable[[str], None]) ->
         answer("data_ptr of the storage", "an address of it")
         return _address(storage)
 
+    def formatted(tensor: FakeTensor, how: str) -> str:
+        """As torch.Tensor.__format__, which asks only its own type for the value: f"{loss:.4f}"."""
+        return format(tensor.item(), how) if tensor.dim() == 0 else object.__format__(tensor, how)
+
     def without_rejection(
         tensor: Tensor, mean: float, std: float, a: float, b: float, generator: torch.Generator | None = None
     ) -> Tensor:
@@ -211,6 +215,7 @@ def answered(answer: Callable[[str, str], None], note: Callable[[str], None]) ->
         stack.enter_context(patch.object(FakeTensor, "tolist", to_list, create=True))
         stack.enter_context(patch.object(FakeTensor, "numpy", to_numpy, create=True))
         stack.enter_context(patch.object(FakeTensor, "__array__", to_numpy, create=True))
+        stack.enter_context(patch.object(FakeTensor, "__format__", formatted, create=True))
         stack.enter_context(patch.object(FakeTensor, "data_ptr", to_address, create=True))
         stack.enter_context(patch.object(torch.UntypedStorage, "data_ptr", to_address_of_storage))
         stack.enter_context(patch.object(nn.init, "_no_grad_trunc_normal_", without_rejection))

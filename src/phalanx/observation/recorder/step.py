@@ -310,10 +310,11 @@ class StepRecorder(TorchDispatchMode):
         site, module = self.position.site(), self.position.owner(call)
         for c in issued:
             message = c.op in ("send", "recv")
+            between = message and phase == "opt" and not self.position.stepped  # backward passes of a pipeline
             event = Event(
                 "p2p" if message else "collective",
                 c.op,
-                phase,
+                "B" if between else phase,
                 unit(module),
                 c.group.group_name,
                 c.group.size(),
