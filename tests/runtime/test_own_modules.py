@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,10 +13,12 @@ from support.forked_cli import phalanx as forked
 from support.in_process_cli import error_of, json_of, text_of
 from support.own_modules import MAMBA_PLAN, OWN, first_step, make_own, plan_of, refusal, train_split, train_whole
 from support.rank_pool import Pool
-from torch import nn
+from torch import Tensor, nn
 
 import phalanx
 from phalanx.runtime.any_module.first_pass import prove
+from phalanx.runtime.any_module.joined_batches import joined_deviation
+from phalanx.runtime.any_module.optimizer_probe import looks_beyond_elements
 from phalanx.runtime.any_module.split_names import Cut
 from phalanx.runtime.comm.communicator import Comm
 from phalanx.runtime.process.environment import World
@@ -187,6 +190,80 @@ for step in range(int(sys.argv[3])):
 """
 
 
+class _OfTensors(torch.optim.SGD):
+    """SGD that looks at more than an element in the way that `by` names."""
+
+    def __init__(self, parameters: Any, by: str) -> None:
+        super().__init__(parameters, lr=0.0, momentum=0.9)
+        self.by = by
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        held = [p for group in self.param_groups for p in group["params"]]
+        norm = torch.stack([p.grad.norm() for p in held]).norm()
+        for p in held:
+            if self.by == "norm of all":
+                p.grad /= norm
+            elif self.by == "rows":
+                p.grad -= p.grad.mean(-1, keepdim=True)
+            elif self.by == "dims" and p.dim() > 1:
+                p.grad *= 2
+            elif self.by == "noise":
+                p.grad += torch.randn_like(p)
+            elif self.by == "more":
+                p.grad *= p.curvature
+        super().step()
+
+
+@pytest.mark.parametrize(
+    ("by", "flat", "split"),
+    [
+        ("elements", False, False), ("noise", False, False), ("more", False, False),
+        ("norm of all", True, True), ("rows", True, False), ("dims", True, False),
+    ],
+)  # fmt: skip
+def test_an_optimizer_of_ones_own_that_looks_at_whole_tensors_is_noticed(by: str, flat: bool, split: bool) -> None:
+    """Rows are whole where tensors are split by rows; and the optimizer itself is left as it was."""
+    weight = torch.nn.Parameter(torch.ones(3, 3))
+    optimizer = _OfTensors([weight], by)
+    optimizer.register_step_pre_hook(lambda *_: pytest.fail("a hook of the user's ran in the trial"))
+    cpu = torch.device("cpu")
+    assert looks_beyond_elements(optimizer, cpu, flat=True) == flat
+    assert looks_beyond_elements(optimizer, cpu, flat=False) == split
+    assert (dict(optimizer.state), weight.grad, optimizer.param_groups[0]["lr"]) == ({}, None, 0.0)
+    assert torch.equal(weight, torch.ones(3, 3))
+
+
+@pytest.mark.parametrize("name", ["SGD", "Adam", "AdamW", "NAdam", "RMSprop", "Adagrad", "Rprop", "Adamax", "ASGD"])
+def test_torchs_optimizers_of_elements_pass(name: str) -> None:
+    optimizer = getattr(torch.optim, name)([torch.nn.Parameter(torch.ones(3, 3))], lr=0.01)
+    assert not looks_beyond_elements(optimizer, torch.device("cpu"), flat=True)
+
+
+def _mean(out: Tensor, target: Tensor) -> Tensor:
+    return nn.functional.mse_loss(out, target) / 2
+
+
+def _negatives(out: Tensor, target: Tensor) -> Tensor:
+    return nn.functional.cross_entropy(out @ target.T, torch.arange(len(out)))
+
+
+@pytest.mark.parametrize(
+    ("loss", "rows", "across"),
+    [(_mean, (4, 4), False), (_mean, (4, 2), True), (_negatives, (4, 4), True)],
+)
+def test_a_loss_that_looks_across_a_batch_is_noticed(loss: Any, rows: tuple[int, int], across: bool) -> None:
+    """Means of unequal batches weigh sequences unequally; their common factor does not count."""
+    torch.manual_seed(0)
+    whole = nn.Linear(3, 5).double()
+    batches = [(torch.randn(n, 3).double(), torch.randn(n, 5).double()) for n in rows]
+    deviation = joined_deviation(whole, batches, loss)
+    assert deviation is not None
+    assert (deviation > 1e-3) == across
+    assert across or deviation < 1e-12
+    assert joined_deviation(whole, [(x, 3) for x, _ in batches], loss) is None
+
+
 def test_a_programs_first_step_is_compared(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(_PROGRAM)
     start = "parity --program train.py --ranks 2"
@@ -198,6 +275,12 @@ def test_a_programs_first_step_is_compared(tmp_path: Path) -> None:
     assert (answer["passed"], answer["passes"], answer["dtype"], answer["strategy"]) == (
         True, 4, "float32", "dp=2,zero=1",
     )  # fmt: skip
+    assert answer["joined"] < 1e-4
+    assert answer["looks_across"] == ""
+    negatives = _PROGRAM.replace("nn.functional.mse_loss", "lambda out, y: (out @ y.T).logsumexp(-1).mean()")
+    (tmp_path / "negatives.py").write_text(negatives)
+    out = text_of(tmp_path, "parity --program negatives.py --ranks 2 -- zero=1 - 3", run=forked)
+    assert "but two micro-batches have another gradient as one batch, off by" in out
     for line, reason in (
         ("tp=2 colwise 3", "makes 1 compute another function"),
         ("zero=1 - 0", "ended before a step"),

@@ -98,7 +98,8 @@ def parity(file: JobFile, steps: int, dtype: str, announce: Announce) -> Parity:
 @dataclass(frozen=True)
 class ProgramParity(Answer):
     """How far the first step of a program is off one process, as a share of a gradient's norm. `passes`: micro-
-    batches of all replicas; `parameters`: how many were compared; `worst`: the one that is farthest off."""
+    batches of all replicas; `parameters`: how many were compared; `worst`: the one that is farthest off; `joined`:
+    how far two micro-batches are off both as one batch, None where not known; `looks_across`: what that means."""
 
     program: str
     strategy: str
@@ -108,7 +109,9 @@ class ProgramParity(Answer):
     grad_rel_max: float
     worst: str
     bound: float
+    joined: float | None
     passed: bool
+    looks_across: str
 
 
 def program_parity(
@@ -131,4 +134,5 @@ def program_parity(
     if deviation is None:
         reason = "ended before a step of a module from phalanx.parallelize"
         raise InputError("program", str(program), reason, "it must call backward(loss, last=True), or step")
-    return ProgramParity(str(program), **asdict(deviation), passed=deviation.passed)
+    across = deviation.looks_across
+    return ProgramParity(str(program), **asdict(deviation), passed=deviation.passed, looks_across=across)

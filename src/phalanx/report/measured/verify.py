@@ -137,7 +137,8 @@ def program_parity(p: ProgramParity) -> View:
     worst = f" ({p.worst})" if p.worst else ""
     what = f"{counted(p.parameters, 'gradient')} of the first step, over {counted(p.passes, 'micro-batch')}"
     errors = f"grad_rel_max {p.grad_rel_max:.1e}{worst}, bound {p.bound:.1e}"
-    return View([f"parity of {p.program} with {p.strategy} in {p.dtype}, {what}, {verdict}: {errors}"])
+    lines = [f"parity of {p.program} with {p.strategy} in {p.dtype}, {what}, {verdict}: {errors}"]
+    return View([*lines, *([f"but {p.looks_across}"] if p.looks_across else [])])
 
 
 def _parity_lines(p: Parity) -> Iterator[str]:

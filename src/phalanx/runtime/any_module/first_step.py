@@ -10,6 +10,7 @@ module and one more step on rank 0.
 
 import json
 import os
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -20,6 +21,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
 from phalanx.runtime.any_module.first_pass import tensors_in
+from phalanx.runtime.any_module.joined_batches import joinable, joined_deviation
 from phalanx.runtime.any_module.split_names import SplitNames
 from phalanx.runtime.any_module.stages import Loss
 from phalanx.runtime.any_module.tensor_comm import of_all_ranks
@@ -52,6 +54,19 @@ class StepDeviation:
     grad_rel_max: float
     worst: str
     bound: float
+    joined: float | None = None
+    """How far the gradient of two micro-batches is off that of both as one batch; None where that is not known."""
+
+    @property
+    def looks_across(self) -> str:
+        """What there is to say of a step that is not that of the large batch; "" if it is, or not known."""
+        if self.joined is None or self.joined <= 1e3 * self.bound:
+            return ""
+        return (
+            f"two micro-batches have another gradient as one batch, off by {self.joined:.1%}: the loss or the module "
+            "looks across a batch (negatives in it, its statistics, a mean over unequal numbers of targets), so "
+            "replicas and accumulation train something else than one process with the large batch"
+        )
 
     @property
     def passed(self) -> bool:
@@ -96,19 +111,23 @@ class FirstStep:
         strategy: str,
         engine: DataParallel,
         split: SplitNames,
-        piped: tuple[Sequence[tuple[Tensor, Any]], Loss, float] | None = None,
+        step: tuple[Sequence[tuple[Tensor, Any]], Loss, float] | None = None,
     ) -> None:
-        """Compare the reduced gradients, all ranks together. `piped`: the micro-batches of a pipeline's step, its
-        loss, and the factor on its gradients. Raises InputError with the parameter that is off."""
+        """Compare the reduced gradients, all ranks together. `step`: the micro-batches of a step that was not written
+        as a loop, its loss, and the factor on a pipeline's gradients. Raises InputError with the parameter that is
+        off."""
         for m, training in self._training:
             m.training = training
         gradients = {}
         for name, g in engine.gradients():
             cut = split.cuts.get(name)
             gradients[name] = g if split.unsplit or cut is None else cut.joined(of_all_ranks(g, comm))
+        piped = step if comm.mesh.size("pp") > 1 else None
         mine = self._passes if piped is None else [(_detached((x,)), {}, target) for x, target in piped[0]]
+        two = [_detached(batch) for batch in step[0][:2] if joinable(batch)] if step is not None else []
         first = all(comm.index(axis) == 0 for axis in ("tp", "pp"))
         of_replicas = comm.gather_objects(mine if first else [], "world")
+        of_two = comm.gather_objects(two if first else [], "world")
         for stage in comm.gather_objects({n: g.cpu() for n, g in gradients.items()}, "pp"):
             gradients = {**stage, **gradients}
         result = None
@@ -118,7 +137,9 @@ class FirstStep:
             worst, share = _farthest(gradients, truth)
             bound = BOUNDS.get(self.dtype, _COARSE)
             what = DTYPE_NAMES.get(self.dtype, str(self.dtype))
-            result = StepDeviation(strategy, what, len(passes), len(truth), share, worst, bound)
+            two = [batch for batches in of_two for batch in batches][:2]
+            joined = joined_deviation(self.whole, two, step[1]) if step is not None and len(two) > 1 else None
+            result = StepDeviation(strategy, what, len(passes), len(truth), share, worst, bound, joined)
         deviation: StepDeviation = comm.gather_objects(result, "world")[0]
         _conclude(deviation, comm.world.rank)
 
@@ -148,6 +169,8 @@ def _conclude(deviation: StepDeviation, rank: int) -> None:
     if not deviation.passed:
         reason = f"its gradient differs by {deviation.grad_rel_max:.1e} from that of one process"
         raise InputError("strategy", deviation.strategy, f"{deviation.worst}: {reason} in the first step")
+    if deviation.looks_across and rank == 0:
+        warnings.warn(deviation.looks_across, stacklevel=2)
 
 
 def _alone(

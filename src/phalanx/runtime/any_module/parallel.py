@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from phalanx.runtime.any_module import state as states
 from phalanx.runtime.any_module.first_pass import prove
 from phalanx.runtime.any_module.first_step import FirstStep
+from phalanx.runtime.any_module.optimizer_probe import looks_beyond_elements
 from phalanx.runtime.any_module.split_names import Cut, SplitNames
 from phalanx.runtime.any_module.stages import Loss, ModuleStages
 from phalanx.runtime.any_module.state import Buffers, ModuleState
@@ -125,6 +126,8 @@ class Parallel(nn.Module):
         # The module's own state_dict reads weights, whose all-gather may be in flight.
         module.register_state_dict_pre_hook(lambda *_: self.synchronize())
         self._optimizer: torch.optim.Optimizer | None = None
+        # What `step` was called with, while it runs.
+        self._given: tuple[Sequence[tuple[Tensor, Any]], Loss, float] | None = None
 
     @property
     def rank(self) -> int:
@@ -133,8 +136,13 @@ class Parallel(nn.Module):
 
     @property
     def replica(self) -> int:
-        """The index of this rank's share of the data, of `strategy.dp`."""
+        """The index of this rank's share of the data, of `replicas`."""
         return self.comm.mesh.replica(self.rank)
+
+    @property
+    def replicas(self) -> int:
+        """How many shares the data has."""
+        return self.strategy.dp
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Run the module. Raises RuntimeError in a pipeline, where a rank has only part of the module; InputError if
@@ -173,7 +181,9 @@ class Parallel(nn.Module):
         made for `parameters()`, and with zero >= 1 treat every element by itself. Raises InputError."""
         known = {id(p) for p in self.parameters()}
         name = type(optimizer).__name__
-        if name in _WHOLE_TENSORS and (self._engine.sharding.state or self.strategy.tp > 1):
+        flat = self._engine.sharding.state
+        divided = flat or self.strategy.tp > 1
+        if divided and (name in _WHOLE_TENSORS or looks_beyond_elements(optimizer, self.comm.world.device, flat)):
             what = f"zero={self.strategy.zero}" if self._engine.sharding.state else f"tp={self.strategy.tp}"
             reason = f"looks at whole tensors, and {what} divides them"
             raise InputError("optimizer", name, reason, "use zero=0 and tp=1")
@@ -219,11 +229,12 @@ class Parallel(nn.Module):
         if not len(micro_batches):
             raise InputError("micro_batches", None, "has none", "a step needs at least one")
         if self._stages is None:
-            total = 0.0
+            total, self._given = 0.0, (micro_batches, loss, self._share)
             for i, (x, target) in enumerate(micro_batches):
                 value = loss(self(x), target)
                 self.backward(value, last=i == len(micro_batches) - 1)
                 total += float(value.detach())
+            self._given = None
             return total
         self._may_begin()
         self._stages.require(micro_batches)  # before anything is sent, so that the caller may retry
@@ -232,14 +243,16 @@ class Parallel(nn.Module):
             first.begin(self.module)
         total = float(self._stages.step(micro_batches, loss, self._share))
         self._micro_batch, self._complete, self._failed = len(micro_batches) - 1, True, False
-        self._compare_first_step((micro_batches, loss, self._share))
+        self._given = micro_batches, loss, self._share
+        self._compare_first_step()
+        self._given = None
         return total
 
-    def _compare_first_step(self, piped: tuple[Sequence[tuple[Tensor, Any]], Loss, float] | None = None) -> None:
+    def _compare_first_step(self) -> None:
         """Compare the first step with one process, where that is asked for."""
         if self._first_step:
             first = self._first_step.pop()
-            first.compare(self.comm, str(self.strategy), self._engine, self._state.split, piped)
+            first.compare(self.comm, str(self.strategy), self._engine, self._state.split, self._given)
 
     @torch.no_grad()
     def evaluate(self, x: Tensor, target: Any, loss: Loss) -> float:

@@ -207,7 +207,8 @@ class ModuleStages:
             for names in self.chunks[:-1]:
                 for name in names:
                     try:
-                        with torch.no_grad():
+                        # Tensors that a child makes without a device are made there too.
+                        with torch.no_grad(), torch.device("meta"):
                             stream = self._skeleton._modules[name](stream)  # type: ignore[misc]
                     except Exception as error:
                         reason = f"cannot run on the meta device, which has shapes and no values: {error}"
