@@ -32,6 +32,7 @@ _LAYOUTS = {  # of the first two steps and the next two
     "state_space": ("tp=2,zero=2", "zero=3"),
     "mamba": ("tp=2", "tp=4"),
     "two_towers": ("tp=2", "tp=2"),
+    "by_width": ("tp=2", "tp=2,zero=3"),
     "by_heads": ("tp=2", "tp=2,zero=1"),
     "dit": ("zero=3,recompute=full", "tp=4,recompute=full"),
 }
@@ -57,6 +58,8 @@ def test_a_split_module_trains_as_one_process_and_goes_on_over_another_layout(
 
 
 class _HeadsOfWidth(nn.Module):
+    """Scaled by the width of a head, which is computed from that of the input: wrong where heads are divided."""
+
     """Attention whose size of a head is computed from the width of its input, as in timm before 0.9."""
 
     def __init__(self) -> None:
@@ -66,7 +69,8 @@ class _HeadsOfWidth(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         rows, width = x.shape[:-1], x.shape[-1]
         q, k, v = self.qkv(x).reshape(*rows, 3, self.heads, width // self.heads).transpose(1, 3).unbind(2)
-        return self.proj(nn.functional.scaled_dot_product_attention(q, k, v).transpose(1, 2).reshape(*rows, width))
+        y = nn.functional.scaled_dot_product_attention(q * (width // self.heads), k, v)
+        return self.proj(y.transpose(1, 2).reshape(*rows, width))
 
 
 def test_what_does_not_run_split_is_not_proposed() -> None:
@@ -77,11 +81,17 @@ def test_what_does_not_run_split_is_not_proposed() -> None:
     assert plan == {"1.0": "colwise", "1.2": "rowwise"}
     given = {"0.*.qkv": "colwise:3", "0.*.proj": "rowwise", "0.*.heads": "divided"}
     alone = Comm(World(0, 2, 0, 2), mesh(Strategy(tp=2)), null=True)
-    with pytest.raises(InputError, match=r"does not run: .*; keep sizes as numbers, computed before the split"):
+    remedy = r'keep sizes as numbers, computed before the split, or .* of a rank: "0\.0": "local_width"'
+    with pytest.raises(InputError, match=rf"does not run: .*; .*{remedy}"):
         prove(module, given, alone, (torch.randn(2, 5, 48),), {})
 
 
 def test_a_proposal_says_what_is_packed_divided_and_summed() -> None:
+    of_width = plan_of("by_width", 2)
+    assert {key: style for key, style in of_width.items() if style in ("divided", "local_width")} == {
+        "packed.n_embd": "divided", "packed.n_head": "divided", "heads.num_heads": "divided",
+        "packed": "local_width", "heads": "local_width",
+    }  # fmt: skip
     vit = plan_of("vit", 2)
     assert vit["attention.qkv"] == "colwise:16,8,8"  # grouped heads
     assert vit["mlp.gate_up"] == "colwise:2"

@@ -226,6 +226,48 @@ class _DiTBlock(nn.Module):
         return x + gate2 * self.mlp(self.norm2(x) * (1 + scale2) + shift2)  # type: ignore[no-any-return]
 
 
+class _PackedByWidth(nn.Module):
+    """Attention as in nanoGPT: packed matrices parted by the width, sizes of heads from the input's."""
+
+    def __init__(self, d: int, heads: int) -> None:
+        super().__init__()
+        self.n_head, self.n_embd = heads, d
+        self.c_attn, self.c_proj = nn.Linear(d, 3 * d), nn.Linear(d, d)
+
+    def forward(self, x: Tensor) -> Tensor:
+        b, t, c = x.size()
+        parts = self.c_attn(x).split(self.n_embd, dim=2)
+        q, k, v = (part.view(b, t, self.n_head, c // self.n_head).transpose(1, 2) for part in parts)
+        y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        return self.c_proj(y.transpose(1, 2).contiguous().view(b, t, c))  # type: ignore[no-any-return]
+
+
+class _HeadsByWidth(nn.Module):
+    """Attention as in timm: one view of q, k and v, and the width of the input at the end."""
+
+    def __init__(self, d: int, heads: int) -> None:
+        super().__init__()
+        self.num_heads, self.head_dim = heads, d // heads
+        self.qkv, self.proj = nn.Linear(d, 3 * d), nn.Linear(d, d)
+
+    def forward(self, x: Tensor) -> Tensor:
+        b, t, c = x.shape
+        q, k, v = self.qkv(x).reshape(b, t, 3, self.num_heads, self.head_dim).permute(2, 0, 3, 1, 4).unbind(0)
+        return self.proj(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).reshape(b, t, c))  # type: ignore[no-any-return]
+
+
+class ByWidth(nn.Module):
+    """Blocks that take sizes from the width of their input."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.packed, self.heads, self.last = _PackedByWidth(8, 4), _HeadsByWidth(8, 2), nn.Linear(8, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + self.packed(x)
+        return self.last(x + self.heads(x))  # type: ignore[no-any-return]
+
+
 class ByHeads(nn.Module):
     """Attention as it is often written: its number of heads is `h`, and the width of one follows from what comes."""
 
@@ -253,6 +295,7 @@ OWN: dict[str, tuple[Callable[[], nn.Module], Callable[[int], tuple[Any, ...]]]]
     "state_space": (StateSpace, lambda seed: (_ids(seed, 2, 5),)),
     "mamba": (Mamba, lambda seed: (_drawn(seed, 2, 5, 8),)),
     "two_towers": (TwoTowers, lambda seed: (_ids(seed, 4, 3), _drawn(seed, 4, 3, 7, 7))),
+    "by_width": (ByWidth, lambda seed: (_drawn(seed, 2, 5, 8),)),
     "by_heads": (ByHeads, lambda seed: (_drawn(seed, 2, 5, 8),)),
     "dit": (DiT, lambda seed: (_drawn(seed, 2, 5, 4), _drawn(seed, 2, 1))),
 }

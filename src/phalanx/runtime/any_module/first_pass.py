@@ -60,7 +60,9 @@ def _does_not_run(whole: nn.Module, split: nn.Module, cuts: Mapping[str, Cut], e
     that is computed from the width of what comes in."""
     every = _numbers_above(split, cuts)
     heads = [name for name in every if _number(whole, name) == _number(split, name)]
-    divided = "keep sizes as numbers, computed before the split: the input of a split block is as wide as the whole"
+    blocks = sorted({name.rpartition(".")[0] for name in every})
+    divided = "the input of a split block is as wide as the whole: keep sizes as numbers, computed before the split, "
+    divided += f'or let views follow the width of a rank: "{blocks[0] if blocks else ""}": "local_width"'
     undivided = (
         f'divide what the ranks divide: "{heads[0]}": "divided"' if heads else 'see "divided" in tensor_plan.py'
     )

@@ -35,6 +35,8 @@ from phalanx.spec.strategy.mesh import mesh
 from phalanx.spec.strategy.spec import Strategy
 
 _REPLICATED = "replicated_with_grad_allreduce"
+_ALIKE = 1e-2
+"""How far sums may be off for rounding, in 16 bits too; the first batch is compared more finely (first_pass.py)."""
 _PARENTS = 2
 """How far above a layer its partners are looked for."""
 
@@ -79,28 +81,75 @@ def propose_tp_plan(
 
 
 def _runnable(module: nn.Module, plan: dict[str, str], batch: tuple[Any, Any], tp: int) -> dict[str, str]:
-    """Return the plan without the blocks that do not run split, though their numbers of heads are divided: those that
-    compute the size of a head from the width of what comes in, which is whole. Raises InputError if others do not."""
+    """Return the plan, in which blocks that do not run split, though their numbers of heads are divided, follow the
+    width of a rank, or are left out where that does not help. Raises InputError if others do not run."""
     error = _fault(module, plan, batch, tp)
     owners = [key.rpartition(".")[0] for key, style in plan.items() if style == "divided"] if error else []
     within = [f"{owner}." if owner else "" for owner in owners]
     for kind in dict.fromkeys(map(_numbered, within)):
         own = tuple(name for name in within if _numbered(name) == kind)
         alone = {key: style for key, style in plan.items() if key.startswith(own)}
-        if fault := _fault(module, alone, batch, tp):
+        if not (fault := _fault(module, alone, batch, tp)):
+            continue
+        if followed := _following(module, alone, own, batch, tp):
+            plan |= followed
+        else:
             text = (
-                f"{kind.removesuffix('.') or 'the module'} stays whole: split, it does not run ({fault}). It takes a "
+                f"stays whole: split, it does not run ({fault}), or computes something else. Its forward pass takes "
+                "sizes from where the split does not reach: keep the size of a head as a number of the module"
             )
-            text += (
-                "size from the width of its input, which is whole: keep the size of a head as a number of the module"
-            )
-            warnings.warn(text, stacklevel=3)
+            warnings.warn(f"{kind.removesuffix('.') or 'the module'} {text}", stacklevel=3)
             plan = {key: style for key, style in plan.items() if key not in alone}
     if error and plan and (error := _fault(module, plan, batch, tp)):
         raise InputError(
             "tp_plan", type(module).__name__, f"splits into what does not run: {error}", "name the layers"
         )
     return plan
+
+
+def _following(
+    module: nn.Module, alone: dict[str, str], within: tuple[str, ...], batch: tuple[Any, Any], tp: int
+) -> dict[str, str]:
+    """Return the styles of alike blocks, the beginnings of whose names are `within`, with which they follow the width
+    of a rank; empty where they do not run with these either, or compute something else."""
+    follow = {name.removesuffix("."): "local_width" for name in within}
+    shapes = {key: p.shape for key, p in module.named_parameters()}
+    summed = {key: shapes[f"{key}.weight"][1] for key, style in alone.items() if style == "rowwise"}
+    widths = {
+        f"{name}{key}": "divided"
+        for name in within
+        for key, value in vars(module.get_submodule(name.removesuffix("."))).items()
+        if type(value) is int and value in [n for row, n in summed.items() if row.startswith(name)]
+    }
+    for numbers in ({}, widths):
+        plan = alone | follow | numbers
+        if not _fault(module, plan, batch, tp):
+            first = {key: style for key, style in plan.items() if f"{key}.".startswith(within[0])}
+            return plan if _sums_alike(module, first, batch, tp) else {}
+    return {}
+
+
+def _sums_alike(module: nn.Module, plan: dict[str, str], batch: tuple[Any, Any], tp: int) -> bool:
+    """Whether the terms of all ranks sum up to what the layers return that sum alone, all else being whole."""
+    layers = [name for name, style in plan.items() if style == "rowwise"]
+
+    def returned(part: nn.Module) -> Tensor:
+        outs: list[Tensor] = []
+        for name in layers:
+            layer = part.get_submodule(name)
+            layer.register_parameter("bias", None)  # of copies: a bias is added once, not once a rank
+            layer.register_forward_hook(lambda _, __, out: outs.append(out.detach().double()))
+        with torch.no_grad():
+            part(*batch[0], **batch[1])
+        return torch.cat([y.reshape(-1) for y in outs])
+
+    parts = []
+    for rank in range(tp):
+        split = copy.deepcopy(module)
+        split_layers(split, plan, Comm(World(rank, tp, rank, tp), mesh(Strategy(tp=tp)), null=True))
+        parts.append(returned(split))
+    truth = returned(copy.deepcopy(module))
+    return float((sum(parts, -truth)).norm()) <= _ALIKE * float(truth.norm())
 
 
 def _fault(module: nn.Module, plan: Mapping[str, str], batch: tuple[Any, Any], tp: int) -> str:
@@ -331,7 +380,7 @@ _HEADS = (
 def _merged(module: nn.Module, plan: Mapping[str, str]) -> dict[str, str]:
     """Write `*` for the numbers in names, where all that has such a name has one style."""
     names = [name for name, _ in module.named_modules()] + [name for name, _ in module.named_parameters()]
-    names += [f"{n}.{key}" if n else key for n, part in module.named_modules() for key in vars(part) if key in _HEADS]
+    names += [f"{n}.{key}" if n else key for n, part in module.named_modules() for key in vars(part)]
     like: dict[str, list[str]] = {}
     for name in dict.fromkeys(names):
         like.setdefault(_numbered(name), []).append(name)

@@ -13,6 +13,7 @@
                             depthwise convolutions, group and batch norms, a parameter. Takes counts as colwise does
     attention_heads         nn.MultiheadAttention: each rank has its heads, outputs are summed
     divided                 a number in the module, such as its heads, of which each rank has a tp-th
+    local_width             a block that takes sizes from the width of its input: views of what is split get a tp-th
     replicated_with_grad_allreduce
                             parameters that all ranks hold and use on their own heads: their gradients are summed
 
@@ -32,6 +33,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 
+from phalanx.runtime.any_module.local_width import follow_local_width
 from phalanx.runtime.any_module.split_attention import split_attention
 from phalanx.runtime.any_module.split_names import Cut
 from phalanx.runtime.any_module.tensor_comm import Copied, Gathered, SummedTerms, summed
@@ -48,6 +50,7 @@ STYLES = (
     "per_channel",
     "attention_heads",
     "divided",
+    "local_width",
     "replicated_with_grad_allreduce",
 )
 _SAME = {"colwise_rep": "colwise_gather_output"}  # its older name
@@ -82,11 +85,14 @@ def split_layers(module: nn.Module, plan: Mapping[str, str], comm: Comm) -> dict
     layers = dict(module.named_modules())
     parameters, tied = dict(module.named_parameters()), tied_layers(module)
     cuts: dict[str, Cut] = {}
+    blocks: list[nn.Module] = []
     # Layers, parameters and numbers of each entry of the plan.
     for pattern, word in plan.items():
         style, counts = _style(pattern, word)
         matching = _matching(pattern)
         names = [name for name in layers if matching.fullmatch(name)]
+        if style == "local_width":
+            blocks += [layers[name] for name in names]
         alone = [name for name in parameters if matching.fullmatch(name)]
         if style == "divided":
             _divide(pattern, layers, matching, comm.mesh.size("tp"))
@@ -101,7 +107,7 @@ def split_layers(module: nn.Module, plan: Mapping[str, str], comm: Comm) -> dict
             for p in replicas:
                 p.register_hook(lambda g: summed(g, comm, "B"))
             continue
-        for name in names:
+        for name in names if style != "local_width" else ():
             if name in tied:
                 remedy = "leave it out: it is then whole on every rank"
                 raise InputError(f"tp_plan.{pattern}", word, f"{name} shares its weight with another layer", remedy)
@@ -110,6 +116,8 @@ def split_layers(module: nn.Module, plan: Mapping[str, str], comm: Comm) -> dict
             cuts |= {f"{name}.{key}" if name else key: cut for key, cut in own.items()}
         for name in alone if style == "per_channel" else ():
             cuts[name] = _keep_part(parameters, name, None, counts, comm)
+    for block in blocks:  # their numbers are divided
+        follow_local_width(block, comm.mesh.size("tp"))
     return cuts
 
 
