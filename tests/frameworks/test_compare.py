@@ -10,7 +10,7 @@ from support.in_process_cli import json_of, text_of
 
 from phalanx.answers.compare import differing, sides
 from phalanx.answers.question.query import Query
-from phalanx.answers.question.question import read
+from phalanx.answers.question.resolution import read
 from phalanx.spec.errors import InputError
 
 _ASKED = Query(None, "llama3-8b", "dgx-h100", 64, 128, 8192)

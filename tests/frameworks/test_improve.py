@@ -15,8 +15,8 @@ from support.in_process_cli import error_of, json_of, phalanx, text_of
 
 from phalanx.answers.configurations.improve import Improvement, improve
 from phalanx.answers.question.query import Configured, Query
-from phalanx.answers.question.question import read, resolve
 from phalanx.answers.question.read import read as configuration
+from phalanx.answers.question.resolution import read, resolve
 from phalanx.frameworks.registry import DOCUMENTED
 from phalanx.report.read import improvement
 from phalanx.spec.errors import InputError

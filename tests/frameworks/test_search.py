@@ -10,7 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from phalanx.answers.question.query import Query
-from phalanx.answers.question.question import read
+from phalanx.answers.question.resolution import read
 from phalanx.cli.app import app
 from phalanx.frameworks.registry import DOCUMENTED, facts
 from phalanx.frameworks.stack import of_strategy

@@ -12,7 +12,7 @@ import pytest
 
 from phalanx.answers.plan import plan_of
 from phalanx.answers.question.query import Query
-from phalanx.answers.question.question import read
+from phalanx.answers.question.resolution import read
 from phalanx.frameworks.registry import DOCUMENTED
 from phalanx.frameworks.writing.subject import subject
 from phalanx.planning.explain.analytic import AnalyticSubject

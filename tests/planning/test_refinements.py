@@ -9,7 +9,7 @@ from functools import cache
 import pytest
 
 from phalanx.answers.question.query import Query
-from phalanx.answers.question.question import read
+from phalanx.answers.question.resolution import read
 from phalanx.frameworks.registry import DOCUMENTED, facts
 from phalanx.planning.explain.analytic import AnalyticSubject
 from phalanx.planning.search.column_pricing import Pricing

@@ -9,7 +9,7 @@ import pytest
 from support.in_process_cli import json_of, phalanx
 
 from phalanx.answers.question.query import Query
-from phalanx.answers.question.question import read
+from phalanx.answers.question.resolution import read
 from phalanx.cost.analytic.state_parts import StatePerParameter
 from phalanx.cost.ledger.live_bytes import state_bytes
 from phalanx.cost.ledger.policy import sharding

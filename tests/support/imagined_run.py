@@ -16,7 +16,7 @@ from typing import Any
 from phalanx.answers.diagnose.planned_parts import PlannedAxis, planned_axes, planned_parts
 from phalanx.answers.prediction import prediction_of
 from phalanx.answers.question.query import Query
-from phalanx.answers.question.question import read
+from phalanx.answers.question.resolution import read
 from phalanx.spec.strategy.mesh import Mesh, mesh
 
 NAMES = {

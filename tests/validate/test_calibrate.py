@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from phalanx.answers.machine.calibration import _expanded, calibration_of
 from phalanx.answers.plan import decide
 from phalanx.answers.question.query import Query
-from phalanx.answers.question.question import read
+from phalanx.answers.question.resolution import read
 from phalanx.cli.app import app
 from phalanx.cost.analytic.chips import calibrated
 from phalanx.cost.analytic.step import step

@@ -16,8 +16,9 @@ from phalanx.answers.answer import Answer, flat, plain
 from phalanx.answers.configurations.file_settings import program_of, written
 from phalanx.answers.expenses import expense, rates_of
 from phalanx.answers.question.query import Query, QueryFields, query_of
-from phalanx.answers.question.question import Question, read
+from phalanx.answers.question.question import Question
 from phalanx.answers.question.read import is_configuration
+from phalanx.answers.question.resolution import read
 from phalanx.cost.analytic.state_parts import StatePerParameter
 from phalanx.planning.expense.expense import Expense
 from phalanx.planning.expense.rates import ExpenseRates

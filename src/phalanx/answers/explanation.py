@@ -6,7 +6,8 @@ from typing import Unpack
 from phalanx.answers.answer import DRAWN, Answer
 from phalanx.answers.prediction import Prediction, with_expense
 from phalanx.answers.question.query import QueryFields, Source, query_of
-from phalanx.answers.question.question import Question, read
+from phalanx.answers.question.question import Question
+from phalanx.answers.question.resolution import read
 from phalanx.planning.explain import explanation, operators
 from phalanx.planning.explain.analytic import AnalyticSubject
 from phalanx.planning.explain.exact import explain_exactly

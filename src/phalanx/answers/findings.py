@@ -7,9 +7,10 @@ from typing import Unpack
 
 from phalanx.answers.answer import Answer
 from phalanx.answers.question.query import QueryFields, Source, query_of
-from phalanx.answers.question.question import Premises, Question, read
+from phalanx.answers.question.question import Premises, Question
 from phalanx.answers.question.read import findings_in, is_configuration
 from phalanx.answers.question.read import read as configuration
+from phalanx.answers.question.resolution import read
 from phalanx.frameworks.caveats import Caveat
 from phalanx.frameworks.registry import row_of
 from phalanx.planning.explain.lint import lint as findings_of

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 from phalanx.answers.answer import DRAWN, Answer
 from phalanx.answers.machine.this_machine import Announce, require_local
+from phalanx.answers.question.file_query import query_by
 from phalanx.answers.question.query import Query
-from phalanx.answers.question.question import resolve
-from phalanx.answers.question.read import Reading, query_by
+from phalanx.answers.question.read import Reading
+from phalanx.answers.question.resolution import resolve
 from phalanx.cost.hardware.bent import bent
 from phalanx.frameworks.writing.source_file import recorded
 from phalanx.measure.this_machine import default_ranks, local_cluster

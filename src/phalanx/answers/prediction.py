@@ -7,7 +7,8 @@ from typing import Literal, Unpack
 from phalanx.answers.answer import DRAWN, Answer
 from phalanx.answers.expenses import expense, rates_of, training_of
 from phalanx.answers.question.query import QueryFields, Source, query_of
-from phalanx.answers.question.question import Premises, Question, read
+from phalanx.answers.question.question import Premises, Question
+from phalanx.answers.question.resolution import read
 from phalanx.cost.analytic.compression import Payment
 from phalanx.cost.analytic.estimate import Estimate, compression_payment
 from phalanx.cost.analytic.state_parts import StatePerParameter

@@ -9,7 +9,8 @@ import numpy as np
 
 from phalanx.answers.disturbances import ranks_in
 from phalanx.answers.question.query import Query
-from phalanx.answers.question.question import Question, read
+from phalanx.answers.question.question import Question
+from phalanx.answers.question.resolution import read
 from phalanx.planning.stragglers.links import SlowLink, sending_groups
 from phalanx.planning.stragglers.own import own_pipelines
 from phalanx.planning.stragglers.priced import priced_pipelines

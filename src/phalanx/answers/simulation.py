@@ -12,7 +12,8 @@ from phalanx.answers.answer import Answer
 from phalanx.answers.disturbances import Kill, factors, jitter_of, kill_in, ranks_in, slow_links
 from phalanx.answers.prediction import UnevenLengths, uneven_steps
 from phalanx.answers.question.query import QueryFields, Source, query_of
-from phalanx.answers.question.question import Premises, Question, read
+from phalanx.answers.question.question import Premises, Question
+from phalanx.answers.question.resolution import read
 from phalanx.answers.shared_network import LinksInUse, on_shared_links
 from phalanx.planning.stragglers.own import own_pipelines
 from phalanx.planning.stragglers.pipelines import DelayedStep, Floats, RunnablePipelines

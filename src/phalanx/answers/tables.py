@@ -7,7 +7,8 @@ from typing import Any, Unpack
 from phalanx.answers.answer import DRAWN, Answer, plain
 from phalanx.answers.prediction import prediction_of
 from phalanx.answers.question.query import QueryFields, Source, query_of
-from phalanx.answers.question.question import Premises, read
+from phalanx.answers.question.question import Premises
+from phalanx.answers.question.resolution import read
 from phalanx.cost.analytic.chips import system_of
 from phalanx.planning import lookup
 from phalanx.planning.search import HEADROOM

@@ -86,7 +86,7 @@ def simulate(
     --trace FILE.json: Write what ranks do as a trace for Perfetto and chrome://tracing.
     --ranks 0-7,37: Ranks of the trace; by default one of each class, the smallest classes first.
     """
-    from phalanx.answers.question.question import read
+    from phalanx.answers.question.resolution import read
     from phalanx.answers.simulation import Simulation, alone_answer
     from phalanx.spec.errors import InputError
 
@@ -113,7 +113,7 @@ def _show(
 ) -> None:
     """Show what a question's strategy takes, or an observed program. `asked`: lengths or expenses, which only
     strategies have."""
-    from phalanx.answers.question.question import read
+    from phalanx.answers.question.resolution import read
 
     if not asked and query.source is not None:
         from phalanx.answers import observed  # takes a moment to import

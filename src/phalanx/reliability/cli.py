@@ -69,7 +69,7 @@ def goodput(
     --trials N: Simulated trainings.
     --seed N: Seed of the simulation.
     """
-    from phalanx.answers.question.question import read as read_question
+    from phalanx.answers.question.resolution import read as read_question
     from phalanx.planning import budget
     from phalanx.planning.expense.rates import read_rates
     from phalanx.reliability.answer import goodput as answer

@@ -9,7 +9,8 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from phalanx.answers.question.query import Query
-from phalanx.answers.question.question import Question, read
+from phalanx.answers.question.question import Question
+from phalanx.answers.question.resolution import read
 from phalanx.cost.analytic.chips import chip_name
 from phalanx.planning.expense.rates import AS_PUBLISHED, ExpenseRates, GivenRates, Taken, rates_on
 from phalanx.planning.search.column_pricing import Pricing

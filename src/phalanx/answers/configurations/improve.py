@@ -18,9 +18,10 @@ from phalanx.answers.configurations.file_settings import FileSettings, FileState
 from phalanx.answers.expenses import expense, rates_of, training_of
 from phalanx.answers.plan import plan_of
 from phalanx.answers.question.query import Query
-from phalanx.answers.question.question import Premises, Question, first_answer, searches_of
+from phalanx.answers.question.question import Premises, Question
 from phalanx.answers.question.read import Reading, is_configuration
 from phalanx.answers.question.read import read as configuration
+from phalanx.answers.question.searches import first_answer, searches_of
 from phalanx.frameworks.registry import facts, row_of
 from phalanx.frameworks.writing.source_file import Edit, recorded
 from phalanx.planning.expense.expense import Expense

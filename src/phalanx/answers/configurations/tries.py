@@ -13,7 +13,8 @@ from typing import Any
 from phalanx.answers.answer import Answer
 from phalanx.answers.expenses import expense, rates_of, training_of
 from phalanx.answers.question.query import Query
-from phalanx.answers.question.question import Premises, Question, read
+from phalanx.answers.question.question import Premises, Question
+from phalanx.answers.question.resolution import read
 from phalanx.planning.expense.expense import Expense
 from phalanx.planning.training_cost import TrainingCost
 from phalanx.spec.cluster.presets import PRESETS, named

@@ -18,7 +18,8 @@ from phalanx.answers.diagnose.planned_parts import axis_of, planned_axes, planne
 from phalanx.answers.diagnose.run_files import RunFiles, read_files, tail
 from phalanx.answers.prediction import Prediction, prediction_of
 from phalanx.answers.question.query import Query
-from phalanx.answers.question.question import Question, read
+from phalanx.answers.question.question import Question
+from phalanx.answers.question.resolution import read
 from phalanx.cost.collectives.nccl_model import collective_s
 from phalanx.frameworks.step_logs import StepTime, step_time
 from phalanx.planning.explain import explanation

@@ -15,7 +15,7 @@ import numpy as np
 
 from phalanx.answers.answer import Answer
 from phalanx.answers.question.query import Query
-from phalanx.answers.question.question import OWN_STACK, read
+from phalanx.answers.question.resolution import OWN_STACK, read
 from phalanx.cost.analytic.chips import calibrated
 from phalanx.cost.analytic.estimate import Estimate
 from phalanx.cost.analytic.step import step

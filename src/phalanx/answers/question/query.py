@@ -2,7 +2,7 @@
 
     Query(model="llama3-70b", cluster="dgx-h100", gpus=64, batch=512, seq=8192, strategy="tp=8,zero=1")
 
-`question.read` resolves it: presets and files are loaded, what is missing or contradicts itself is an InputError.
+`resolution.read` resolves it: presets and files are loaded, what is missing or contradicts itself is an InputError.
 """
 
 from __future__ import annotations

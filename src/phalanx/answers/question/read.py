@@ -2,31 +2,15 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
-from difflib import SequenceMatcher
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from phalanx.answers.answer import Answer, plain
-from phalanx.answers.question.query import Configured, Query
 from phalanx.answers.question.stated import OF_STAGES, READ_BY, RECOMPUTED, job_of, model_of, options_of, strategy_of
-from phalanx.cost.analytic.profile import FIELDS as CONSTANTS
 from phalanx.frameworks.caveats import Caveat, caveats_of
-from phalanx.frameworks.configuration import (
-    ALL_BLOCKS,
-    Config,
-    Configuration,
-    Keys,
-    StatedLayout,
-    count,
-    divided,
-    endless,
-    shown,
-    truth,
-)
-from phalanx.frameworks.keys import key_table
+from phalanx.frameworks.configuration import Config, Configuration, Keys, StatedLayout, count, endless, shown
 from phalanx.frameworks.lints import Mistake, lint
 from phalanx.frameworks.reading import files
 from phalanx.frameworks.reading.folder import FILES
@@ -35,23 +19,10 @@ from phalanx.frameworks.registry import DOCUMENTED, STACKS, facts
 from phalanx.frameworks.stated_training import StatedTraining, arguments_of, stated_training
 from phalanx.planning import lookup as names
 from phalanx.planning.explain.lint_subject import Finding
-from phalanx.schedule.pipeline.given_layout import equal_blocks, listed
-from phalanx.schedule.pipeline.stages import rank_of
-from phalanx.spec.cluster.spec import GIB
 from phalanx.spec.errors import InputError
-from phalanx.spec.job import DTYPE_BYTES
-from phalanx.spec.model.spec import ModelSpec
-from phalanx.spec.number_formats import PRECISIONS
-from phalanx.spec.strategy.spec import FIELDS, Strategy, format_field
-from phalanx.spec.strategy.stack_options import StackOptions
 
-_CONFLICTS = ("both-halves", "two-engines", "types-disagree", "batches-disagree")
-"""Lints of settings that contradict each other, of which a price would have to choose one."""
-_OF_BATCH = "batch-arithmetic"
-"""The same of the global batch, which the question may set."""
-_OPEN_KERNEL = ("hf", "accelerate")
-"""Kinds whose models choose attention's kernel by release, where no key names it."""
-_UNSET = "only a run knows"
+UNSET = "only a run knows"
+"""Ends the reason of a caveat about a variable."""
 _COUNTED = {
     "strategy.micro_batch": "micro_batch", "accumulation": "accumulation", "job.global_batch": "global_batch",
     "options.vocab_multiple": "",
@@ -61,13 +32,6 @@ _RANKS = ("rank", "_dim", ".dim", "_r", ".r")
 """Ends of keys for the rank of adapters, which other keys only switch on."""
 _NO_NUMBER = (None, "", "auto", -1, "-1")
 """What leaves a count open."""
-_STOPS = "as it stands the framework stops at its start"
-_UNPRICED = ("bucket", "prefetch", "grad_sync", "reshard")
-_SLIP = 0.92
-"""Likeness from which a name is a slip of another, such as zero_optimisation (0.94)."""
-
-_SHORTEST = 4
-"""Letters from which one edit makes a slip."""
 
 
 @dataclass(frozen=True)
@@ -146,7 +110,7 @@ def read(paths: str | Path | Sequence[str | Path], kind: str | None = None, gpus
     part = [Caveat("not modelled", (), configuration.unpriced, ("time", "memory"))] if configuration.unpriced else []
     blocks = configuration.spec.layers if configuration.spec else count(configuration.sizes.get("num_hidden_layers"))
     caveats = (
-        *_undivided(configuration, blocks),
+        *undivided(configuration, blocks),
         *part,
         *caveats_of(configuration),
         *_unset(configuration, config),
@@ -180,7 +144,7 @@ def _unset(c: Configuration, config: Config) -> Iterator[Caveat]:
     for key, meaning in c.understood.items():
         value = Keys(config).take(key, "") if meaning.startswith(("strategy.", "job.")) else None
         if isinstance(value, str) and value.startswith("$"):
-            yield Caveat("missing", (shown(key),), f"is {value}, which {_UNSET}", ("layout", "time", "memory"))
+            yield Caveat("missing", (shown(key),), f"is {value}, which {UNSET}", ("layout", "time", "memory"))
 
 
 def _require_numbers(c: Configuration, config: Config) -> None:
@@ -228,7 +192,7 @@ def _assumed(c: Configuration, config: Config) -> tuple[Caveat, ...]:
         assumed.append(f"{shown(key)} = -1 is no number: micro_batch=1 is taken")
     if s.recomputed is None and s.recompute not in (None, *RECOMPUTED):
         assumed.append(f"recompute={s.recompute} is the framework's own: it is priced as full")
-    missing = [f"the number of ranks: {_open_ranks(c, config)}"] if s.world is None else []
+    missing = [f"the number of ranks: {open_ranks(c, config)}"] if s.world is None else []
     return (
         *(Caveat("assumed", (), text) for text in assumed),
         *(Caveat("missing", (), text, ("layout", "time", "memory")) for text in c.missing),
@@ -242,7 +206,7 @@ def _at_minus_one(c: Configuration, config: Config, meaning: str) -> list[str]:
     return [key for key in named if Keys(config).take(key, "") in (-1, "-1")]
 
 
-def _open_ranks(c: Configuration, config: Config) -> str:
+def open_ranks(c: Configuration, config: Config) -> str:
     """Say who says the number of ranks, and what a key becomes that takes those that others leave."""
     for key in _at_minus_one(c, config, "strategy."):
         if not key.endswith(("batch_size", "batch_size_per_gpu")):
@@ -316,206 +280,19 @@ def is_configuration(path: Path) -> bool:
     return not data or kind_of(config) is not None
 
 
-def gpus_of(reading: Reading, gpus: int | None, path: Path) -> int:
-    """Return how many ranks a configuration is asked for. Raises InputError where it leaves them open."""
-    if gpus is None and reading.layout.world is None:
-        reason = f"is missing: {path} leaves the number of ranks open"
-        raise InputError("gpus", None, reason, f"say how many: {_open_ranks(reading.configuration, reading.config)}")
-    return gpus or reading.layout.world or 1
-
-
-def _priceable(s: Strategy) -> tuple[Strategy, list[str]]:
-    """Return a strategy with the fields that have a price under published stacks, and what is said of the others."""
-    changed = [n for n in _UNPRICED if getattr(s, n) != FIELDS[n].default]
-    said = ", ".join(f"{n}={format_field(getattr(s, n))}" for n in changed)
-    notes = [f"{said} of the file has no price of its own here: the stack's is taken"] if changed else []
-    defaults: dict[str, Any] = {n: FIELDS[n].default for n in changed}
-    return replace(s, **defaults), notes
-
-
-def _left_even(c: Configuration) -> bool:
+def left_even(c: Configuration) -> bool:
     """Whether the framework deals out the blocks of a pipeline evenly, since the file lists none."""
     even = READ_BY[c.kind].equal_chunks and (c.layout.pp or 1) > 1 and c.layout.layers in (None, "auto")
     return even and not any(c.options.get(name) for name in OF_STAGES)
 
 
-def _undivided(c: Configuration, blocks: int | None) -> tuple[Caveat, ...]:
+def undivided(c: Configuration, blocks: int | None) -> tuple[Caveat, ...]:
     """Return the caveat that the framework stops at its start, where it has to deal out blocks evenly and cannot."""
     chunks = (c.layout.pp or 1) * (c.layout.virtual or 1)
     other = any("layout" in verdict.changes for verdict in c.not_modelled.values())  # a key that may list them
     balanced = c.stack.startswith("megatron-deepspeed")  # DeepSpeed's PipelineModule deals out any number
-    if not blocks or blocks % chunks == 0 or other or balanced or not _left_even(c):
+    if not blocks or blocks % chunks == 0 or other or balanced or not left_even(c):
         return ()
     reason = f"a list of the blocks of {chunks} pipeline chunks, over which {blocks} do not divide: without one "
     reason += f"{c.stack} stops at its start, and a price is of chunks that differ by a block"
     return (Caveat("missing", (), reason, ("layout", "time", "memory")),)
-
-
-def _fewer_ep(ep: int | None, s: Strategy) -> tuple[Caveat, ...]:
-    """Return the caveat that ep is another one on these ranks than the file's, which does not divide them."""
-    if ep in (None, s.ep):
-        return ()
-    reason = f"ep={s.ep} in place of ep={ep} of the file, which does not divide {s.dp * s.cp * s.tp} ranks of "
-    return (Caveat("assumed", (), f"{reason}dp x cp x tp: {_STOPS}", ("layout", "time", "memory")),)
-
-
-def _dealt_out(s: Strategy, c: Configuration, model: ModelSpec, options: StackOptions) -> Strategy:
-    """Return a strategy with the blocks of each chunk listed where the file lists none and its framework deals them
-    out evenly: here `layers=auto` is what a search finds best."""
-    chunks = len(rank_of(s))
-    if not _left_even(c) or s.pp == 1 or s.layers != "auto" or model.layers % chunks or options.mtp:
-        return s
-    return replace(s, layers=listed(equal_blocks(model.layers, chunks)))
-
-
-def _scores(model: ModelSpec, s: Strategy, seq: int, element_bytes: int) -> list[str]:
-    """Return what attention's scores would keep, where that matters and no key says that they are not kept."""
-    blocks = model.layers if s.recompute == "none" else 1
-    kept = CONSTANTS["kept_score"] * element_bytes / 2 * blocks * model.heads * seq**2 * s.micro_batch / s.tp / s.cp
-    if kept < GIB:
-        return []
-    return [f"attention by sdpa is assumed: `eager`, all that older releases have, keeps {kept / GIB:.1f} GiB more"]
-
-
-def _require_filled_in(path: Path, asked: Query, reading: Reading) -> None:
-    """Require of DeepSpeed's file alone that nothing that a price needs is `auto`, which an integration fills in."""
-    given = {"strategy.micro_batch": asked.strategy, "job.precision": asked.precision}
-    for key, meaning in reading.configuration.understood.items():
-        if reading.configuration.kind == "deepspeed" and meaning in given and given[meaning] is None:
-            value = Keys(reading.config).take(key, meaning)
-            if value == "auto":
-                reason = "is what transformers or accelerate fills in, and the file of neither is given"
-                raise InputError(f"{path}: {key}", value, reason, "give it too, or write the value in its place")
-
-
-def _require_spelt(path: Path, c: Configuration) -> None:
-    """Require that no key is a slip of one that sets the layout, of which a price would take the default."""
-    for key, near in c.unknown.items():
-        folder = "deepspeed" if "deepspeed_json." in key else READ_BY[c.kind].folder
-        layout = key_table(folder).layout
-        name = shown(key).rpartition(".")[2].replace("-", "_")
-        meant = near if near in layout else next((other for other in layout if _is_one_edit(name, other)), "")
-        near_enough = _is_one_edit(name, meant) or SequenceMatcher(None, name, meant).ratio() >= _SLIP
-        if meant and name != meant and near_enough:
-            reason = "is not a key of the framework, and one that is sets the layout"
-            raise InputError(f"{path}: {shown(key)}", None, reason, f"did you mean {layout[meant]}?")
-
-
-def _is_one_edit(name: str, other: str) -> bool:
-    """Whether a letter more, less, changed or two exchanged make a name of another, of the same beginning: `tp_size`
-    is no slip of `pp_size`."""
-    if name[:1] != other[:1] or len(name) < _SHORTEST or abs(len(name) - len(other)) > 1:
-        return False
-    n = next((n for n, (a, b) in enumerate(zip(name, other, strict=False)) if a != b), min(len(name), len(other)))
-    a, b = name[n:], other[n:]
-    return a != b and (a[1:] == b[1:] or a[1:] == b or a == b[1:] or (a[1::-1], a[2:]) == (b[:2], b[2:]))
-
-
-def _open(path: Path, field: str, reading: Reading) -> str:
-    """Return what a file says of a field of the job that is no number, such as a schedule of batches; else that it
-    leaves it open."""
-    said = {
-        shown(key): str(value)[:60]
-        for key, meaning in reading.configuration.understood.items()
-        if meaning == f"job.{field}" and (value := Keys(reading.config).take(key, "")) not in (None, "", "auto")
-    }
-    what = {"global_batch": "global batch", "seq": "sequence length"}[field]
-    words = ", ".join(f"{key} = {value}" for key, value in said.items())
-    return f"{path} says {words}, which is no number" if said else f"{path} leaves the {what} open"
-
-
-def query_by(path: Path, asked: Query, reading: Reading | None = None) -> tuple[Query, Configured]:
-    """Return the query that a configuration makes: with the file's model, strategy, stack and precision where `asked`
-    leaves them open, and what else it sets. `reading`: the file, read. Raises InputError."""
-    given = (("gpus", asked.gpus), ("batch", asked.batch), ("seq", asked.seq))
-    names.require_counts(*((name, number) for name, number in given if number is not None))
-    reading = reading or read([path, *asked.files], None, asked.gpus)
-    c, s = reading.configuration, reading.layout
-    for m in reading.mistakes:
-        if m.name in _CONFLICTS or (m.name == _OF_BATCH and asked.batch is None):
-            raise InputError(f"{path}: {m.key}", None, f"{m.problem} ({m.source})", m.remedy)
-    if c.unpriced:
-        raise InputError(
-            "file", str(path), f"has no price: {c.unpriced}", "name model and strategy in place of the file"
-        )
-    _require_filled_in(path, asked, reading)
-    if asked.strategy is None:
-        _require_spelt(path, c)
-    stated = (s.tp, s.pp, s.cp, s.micro_batch, s.global_batch, s.seq, c.spec)
-    for text in c.missing if None in stated else ():
-        file, _, reason = text.partition(", ")
-        raise InputError(
-            f"{path}: {file}", None, f"{reason.partition(':')[0]}: the layout may be in it", "give it too"
-        )
-    for caveat in reading.caveats:
-        if caveat.kind == "not modelled" and "layout" in caveat.changes:
-            reason = f"changes the layout {caveat.reason} and has no price"
-            raise InputError(f"{path}: {caveat.keys[0]}", None, reason, "leave it out to price the rest")
-        if caveat.reason.endswith(_UNSET) and asked.strategy is None:
-            called = "give a file with the line that calls it, or write the number"
-            remedy = "set that variable in the file's first line, or write the number"
-            remedy = called if re.search(r"\$\d", caveat.reason) else remedy
-            raise InputError(f"{path}: {caveat.keys[0]}", None, caveat.reason, remedy)
-    gpus = gpus_of(reading, asked.gpus, path)
-    strategy = strategy_of(c, gpus, asked.gpus is not None)
-    said = []
-    void_zero = s.zero if s.level and s.level.state and not strategy.level.state else None
-    if void_zero is not None:
-        said.append(f"zero={void_zero} of the file shards nothing over one rank: it is priced as zero=0")
-    if asked.batch is None and c.kind == "megatron" and s.global_batch is None:
-        raise InputError(
-            "batch", None, f"is missing: {_open(path, 'global_batch', reading)}", "say how many sequences"
-        )
-    batch = asked.batch or s.global_batch or (s.micro_batch or 1) * (s.accumulation or 1) * strategy.dp
-    steps = s.accumulation or READ_BY[c.kind].accumulation
-    if s.micro_batch is None and steps and (micro := divided(batch, strategy.dp * steps)) and micro > 1:
-        strategy = replace(strategy, micro_batch=micro)
-        said.append(f"micro_batch={micro}: {batch} sequences over dp={strategy.dp}, accumulated {steps} times")
-    if asked.seq is None and s.seq is None:
-        raise InputError("seq", None, f"is missing: {_open(path, 'seq', reading)}", "say how long")
-    seq = asked.seq or s.seq or 1
-    named = asked.model
-    model, notes = (named, []) if isinstance(named, ModelSpec) else model_of(c, named)
-    model = names.changed(model, asked.changes)
-    options = options_of(c, strategy)
-    if options.activation_offload == ALL_BLOCKS:
-        options = replace(options, activation_offload=model.layers)
-    strategy = _dealt_out(strategy, c, model, options)
-    strategy, unpriced = _priceable(strategy)
-    notes = [*said, *notes, *unpriced]
-    # What the options say of products is said once: by them.
-    computed = c.job.get("compute")
-    own = computed if options.products != "auto" else computed or s.precision
-    if own == "fp32" and origins(c).get("precision", "").startswith("default"):
-        notes = [*notes, f"no type is set: {c.stack} computes in fp32, 4 bytes an activation; --try bf16 prices bf16"]
-    if c.kind in _OPEN_KERNEL and options.attention == "auto":
-        notes += _scores(model, strategy, seq, DTYPE_BYTES[job_of(c, batch, seq).precision.compute])
-    if own is not None and own not in PRECISIONS:
-        notes = [*notes, f"products in {own} are priced as the device's 16-bit ones"]
-    query = replace(
-        asked,
-        source=None,
-        files=(),
-        changes=(),
-        model=model,
-        gpus=gpus,
-        batch=batch,
-        seq=seq,
-        strategy=asked.strategy or str(strategy),
-        stack=asked.stack or c.stack,
-        precision=asked.precision or (str(own) if own in PRECISIONS else None),
-    )
-    asks_sp = (key for key, meaning in c.understood.items() if meaning == "strategy.sp")
-    caveats = reading.caveats
-    if asked.strategy is None:
-        caveats = tuple(dict.fromkeys((*_undivided(c, model.layers), *_fewer_ep(s.ep, strategy), *caveats)))
-    return query, Configured(
-        options,
-        asked.job or job_of(c, batch, seq),
-        (*c.companions, *notes),
-        caveats,
-        reading.training,
-        void_zero,
-        strategy.tp == 1 and any(truth(Keys(reading.config).take(key, "")) for key in asks_sp),
-        asked.strategy is None and origins(c).get("dp", "").startswith("derived: world"),
-    )

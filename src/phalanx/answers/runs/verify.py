@@ -13,9 +13,10 @@ from typing import Any, Unpack
 from phalanx.answers.answer import Answer, plain
 from phalanx.answers.machine.this_machine import Announce
 from phalanx.answers.plan import decide, with_strategy
+from phalanx.answers.question.file_query import query_by
 from phalanx.answers.question.query import Query, QueryFields, Source, query_of
-from phalanx.answers.question.question import OWN_STACK, read
-from phalanx.answers.question.read import is_configuration, query_by
+from phalanx.answers.question.read import is_configuration
+from phalanx.answers.question.resolution import OWN_STACK, read
 from phalanx.answers.question.strategy_line import strategy_on
 from phalanx.cost.step.expand import expand
 from phalanx.observation.diff import Difference, slack

@@ -9,7 +9,8 @@ from phalanx.answers.answer import DRAWN, Answer
 from phalanx.answers.plan import plan_of
 from phalanx.answers.prediction import ESTIMATED, interval_in
 from phalanx.answers.question.query import Query, QueryFields, Source, query_of
-from phalanx.answers.question.question import Premises, Question, first_answer, searches_of
+from phalanx.answers.question.question import Premises, Question
+from phalanx.answers.question.searches import first_answer, searches_of
 from phalanx.answers.question.strategy_line import as_given
 from phalanx.answers.search.whole_training import (
     PricedOffer,

@@ -4,7 +4,8 @@ from dataclasses import dataclass, replace
 
 from phalanx.answers.answer import Answer
 from phalanx.answers.question.query import Query
-from phalanx.answers.question.question import Premises, search_of
+from phalanx.answers.question.question import Premises
+from phalanx.answers.question.searches import search_of
 from phalanx.planning.search import HEADROOM
 from phalanx.planning.search.variations import compare
 from phalanx.spec.errors import InputError

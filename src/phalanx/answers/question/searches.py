@@ -1,0 +1,70 @@
+"""The questions of a search: its conditions by the strategy's line and by where, and what is asked next where nothing
+fits."""
+
+import re
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
+from typing import TypeVar
+
+from phalanx.answers.question.query import Query
+from phalanx.answers.question.question import Question
+from phalanx.answers.question.resolution import read
+from phalanx.answers.question.strategy_line import fixed
+from phalanx.frameworks.registry import DOCUMENTED, STACKS, row_of
+from phalanx.spec.errors import InputError
+
+T = TypeVar("T")
+
+
+def search_of(query: Query, any_stack: bool = False) -> Question:
+    """Resolve a query whose strategy is searched: the fields that its strategy names become conditions. Raises
+    InputError."""
+    return read(replace(query, strategy=None, where=_said(query) or None), searched=True, any_stack=any_stack)
+
+
+def searches_of(query: Query, stack: str, layout: object = None) -> Iterator[Question]:
+    """Yield the question of a search in which degrees that a program's code sets, and no configuration of the stack,
+    are 1 unless the query names them or they are larger in the `layout` of the file that it is about; and, for what
+    fits no other way, the questions with gradients that add up in shards, where the stack has that, with state on the
+    host, where the stack has that and there is a file, and without these conditions. Raises InputError."""
+    said, row = _said(query), row_of(stack) if stack in STACKS else None
+    degrees = [n for n in (row.coded if row else ()) if getattr(layout, n, None) in (None, 1)]
+    coded = [f"{n}=1" for n in degrees if not re.search(rf"\b{n}\b", said)]
+    limited, degrees_at_1 = ", ".join(filter(None, (said, *coded))), ", ".join(coded)
+    named, has = f"{said} {query.options}", row.options if row else {}
+    notes = {limited: ""}
+    if coded:
+        only = f"only a program's code sets more, no configuration of {stack}"
+        notes[limited] = f"{degrees_at_1}: {only}; --where names them"
+        if "accumulate" in has and "accumulate" not in named:
+            shards = f"{degrees_at_1}, accumulate=sharded"
+            notes[f"{limited}, accumulate=sharded"] = f"{shards}: whole gradients of several micro-batches do not fit"
+    if layout is not None and has.keys() >= _ON_HOST and not any(name in named for name in _ON_HOST):
+        line = ", ".join(f"{name}=1" for name in sorted(_ON_HOST))
+        line += "" if stack in DOCUMENTED else ", zero=3"  # which a documented stack's rules ask for
+        notes[", ".join(filter(None, (limited, line)))] = f"{line}: nothing fits without"
+    notes.setdefault(
+        said, f"no answer with {degrees_at_1}: more is set by a program's code, by no configuration of {stack}"
+    )
+    for where, note in notes.items():
+        question = read(replace(query, strategy=None, where=where or None), searched=layout is None)
+        yield replace(question, notes=(*question.notes, note)) if note else question
+
+
+_ON_HOST = {"optimizer_offload", "parameter_offload"}
+"""Options that leave a device the least state."""
+
+
+def first_answer(questions: Iterable[Question], answer: Callable[[Question], T], of_first: bool = False) -> T:
+    """Return the answer to the first question that has one. Raises the InputError of the last, or `of_first`."""
+    errors = []
+    for question in questions:
+        try:
+            return answer(question)
+        except InputError as refused:
+            errors.append(refused)
+    raise errors[0 if of_first else -1]
+
+
+def _said(query: Query) -> str:
+    return ", ".join(filter(None, (fixed(query.strategy), query.where)))
