@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 from contextlib import nullcontext
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,8 @@ from torch.nn.parallel import DistributedDataParallel
 from phalanx.observation.observe import observe
 from phalanx.planning.explain.observed_lint import LINTS, ProgramFinding, lint
 from phalanx.planning.lookup import cluster_named
-from phalanx.schedule.observation import Observation
+from phalanx.report.observation import tables
+from phalanx.schedule.observation import Observation, Synchronisation
 from phalanx.schedule.observation_file import from_json, to_json
 
 WIDTH, LAYERS, MICRO_BATCHES, WORLD = 64, 6, 2, 16
@@ -207,6 +209,19 @@ def test_replicated_state_is_gone_under_fully_shard() -> None:
     assert not findings(observed("sharded"))
     state = PARAMETERS * 8  # two moments in fp32
     assert findings(observed("replicated"))["replicated-state"].bytes == pytest.approx(state * 15 / 16, rel=0.001)
+
+
+def test_what_ddp_does_once_is_not_said_of_every_step() -> None:
+    """As its second step begins DDP sends the new order of its buckets, through the host on a GPU."""
+    o = observed("replicated")
+    (rank,) = o.ranks
+    (site,) = rank.rebuilt_at
+    copies = (Synchronisation("copy to the host", "F", "", site, 2),)
+    assert set(findings(replace(o, ranks=(replace(rank, synchronisations=copies),)))) == {"replicated-state"}
+    later = replace(rank, synchronisations=copies, step=3)
+    assert not later.rebuilt_at
+    assert "host-synchronisation" in findings(replace(o, ranks=(later,)))
+    assert any("of that step alone; --step 3" in getattr(part, "note", "") for part in tables(o))
 
 
 def test_gradients_that_a_split_backward_pass_loses() -> None:

@@ -131,7 +131,13 @@ def _observed_collectives(r: RankObservation, most: int | None = _ROWS) -> Sheet
         _, op, over, bytes_each, *where = key
         rows.append((op, over, count, bytes_each, *where, listed(list(units[key]))))
     names = columns("collective | over | count [count] | bytes each [count] | type | phase | where | units")
-    return Sheet("collectives of a step", names, rows, _cut(len(counts)) if most else "")
+    notes = [_cut(len(counts)) if most else ""]
+    if r.rebuilt_at:
+        notes.append(
+            f"DDP rebuilds its buckets at {listed([str(site) for site in r.rebuilt_at])} as its second step begins: "
+            "the broadcasts of int32 and their copies are of that step alone; --step 3 shows those that follow"
+        )
+    return Sheet("collectives of a step", names, rows, "; ".join(filter(None, notes)))
 
 
 def _flops(r: RankObservation) -> Sheet:

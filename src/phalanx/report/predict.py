@@ -218,7 +218,8 @@ def _axes(x: Explanation) -> Sheet:
         (a.axis, a.tier, a.sent_bytes, a.flop_per_byte, a.ridge, a.regime, a.exposed_s, a.critical_batch)
         for a in x.communication
     ]
-    note = "critical batch: sequences in a step from which data-parallel communication takes less than compute"
+    note = "critical batch: sequences in a step from which data-parallel communication takes less than compute; "
+    note += "from how many on more of them save few steps, no price knows"
     exposed_s = next((a.exposed_s for a in x.communication if a.axis == "tp"), 0.0)
     if (again := exposed_s - x.prediction.terms_s.get("tp", 0.0)) > _SMALL * exposed_s:
         note += f"; {seconds(again)} of what tp exposes is sent again for recomputation, and stands in its row above"

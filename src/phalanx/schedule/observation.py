@@ -166,6 +166,18 @@ class RankObservation:
         """The collectives and messages of the step, in the order in which they were issued."""
         return tuple(o for o in self.events if o.event.kind != "compute")
 
+    @property
+    def rebuilt_at(self) -> frozenset[Site]:
+        """Lines at which DDP rebuilds its buckets, once, as its second step begins: the first rank sends the order of
+        the gradients and the sizes of the buckets (torch 2.13, torch/csrc/distributed/c10d/reducer.cpp,
+        sync_bucket_indices)."""
+        ordered = Counter(
+            o.site
+            for o in self.communication
+            if (o.event.op, o.event.phase, o.event.dtype, self.step) == ("broadcast", "F", "int32", 2)
+        )
+        return frozenset(site for site, n in ordered.items() if n > 1)
+
     def model_of(self, module: str) -> str:
         """Return the model to which a module belongs, "" if there is one model."""
         return next((m for m in self.models if module == m or module.startswith(f"{m}.")), "")

@@ -138,6 +138,8 @@ def _synchronisation(x: LintedRank) -> Iterator[ProgramFinding]:
     """Report that the host waits for the device in the middle of a step, so that it cannot queue work ahead."""
     counts: Counter[tuple[str, str]] = Counter()
     for s in x.rank.synchronisations:
+        if s.site in x.rank.rebuilt_at:
+            continue
         counts[s.call, str(s.site)] += s.count
     for (call, where), n in counts.items():
         yield ProgramFinding(

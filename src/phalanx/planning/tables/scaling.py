@@ -133,7 +133,9 @@ def by_batch(question: Question, gpus: int, batches: Sequence[int]) -> Sheet:
         if critical is None and share is not None and share >= 0.9:
             critical = row[1]
         with_efficiency.append((*row[:5], share, row[6]))
-    note = f"critical batch, from which 90 % of the best rate is reached: {critical}" if critical else "nothing fits"
+    what = "critical batch of speed, from which 90 % of the best rate is reached (that of learning, beyond which a "
+    what += "larger one saves few steps, is a bound from above that no price knows)"
+    note = f"{what}: {critical}" if critical else "nothing fits"
     return Sheet(f"efficiency against the batch on {gpus} GPUs", _COLUMNS, with_efficiency, note)
 
 
