@@ -194,13 +194,65 @@ def test_kserve_appends_what_its_templates_leave_to_the_user() -> None:
     assert all(word in command.options for word in heard)
 
 
+@pytest.mark.parametrize(("tp", "dp", "ep", "pp"), [(4, 1, 1, 2), (1, 8, 8, 1), (8, 1, 8, 1)])
+def test_dynamo_s_workers_of_trtllm_have_the_degrees_of_the_plan(tp: int, dp: int, ep: int, pp: int) -> None:
+    group = _workers("both", 3, tp, pp, dp, ep)
+    plan = _plan("trtllm", group, experts=ep > 1)
+    documents = list(yaml.safe_load_all(manifest(plan, "dynamo")))
+    frontend, worker = documents[0]["spec"]["components"]
+    (container,) = worker["podTemplate"]["spec"]["containers"]
+    words = container["args"]
+    values = dict(zip(words, [*words[1:], ""], strict=True))
+    assert values["--tensor-parallel-size"] == str(tp * dp)
+    assert values["--pipeline-parallel-size"] == str(pp)
+    assert values.get("--expert-parallel-size") == (str(ep) if ep > 1 else None)
+    assert ("--enable-attention-dp" in words) == (dp > 1)
+    assert (values["--max-num-tokens"], values["--kv-block-size"]) == ("1024", "16")
+    assert (values["--max-batch-size"], values["--extra-engine-args"]) == (str(64 // dp), "/config/both.yaml")
+    assert (worker["replicas"], frontend["replicas"]) == (3, 1)
+    for part in (frontend, worker):
+        (one,) = part["podTemplate"]["spec"]["containers"]
+        assert one["envFrom"] == [{"secretRef": {"name": "hf-token-secret"}}]
+    assert container["resources"]["limits"]["nvidia.com/gpu"] == str(tp * dp * pp)
+    assert "resources" not in frontend["podTemplate"]["spec"]["containers"][0]
+    assert documents[1]["kind"] == "ConfigMap"
+
+
+@pytest.mark.parametrize("engine", ["vllm", "sglang", "trtllm"])
+def test_dynamo_s_workers_that_prefill_and_decode_know_which_they_are(engine: str) -> None:
+    plan = _plan(engine, _workers("prefill", 2, 4), _workers("decode", 3, 8, 2))
+    graph, *configs = yaml.safe_load_all(manifest(plan, "dynamo"))
+    assert graph["metadata"]["name"] == f"{engine}-disagg"
+    frontend, *workers = graph["spec"]["components"]
+    assert (frontend["name"], frontend["type"]) == ("Frontend", "frontend")
+    names = [f"{engine}-disagg-{role}" for role in ("prefill", "decode")]
+    assert [c["metadata"]["name"] for c in configs] == (names if engine == "trtllm" else [])
+    for part, role, count, nodes, config in zip(workers, ("prefill", "decode"), (2, 3), (1, 2), names, strict=True):
+        assert (part["name"], part["type"], part["replicas"]) == (role, role, count)
+        assert part.get("multinode", {"nodeCount": 1}) == {"nodeCount": nodes}
+        spec = part["podTemplate"]["spec"]
+        (container,) = spec["containers"]
+        words = container["args"]
+        values = dict(zip(words, [*words[1:], ""], strict=True))
+        assert values["-m"] == f"dynamo.{engine}"
+        assert values["--disaggregation-mode"] == role
+        if engine == "vllm":
+            kv = {"kv_connector": "NixlConnector", "kv_role": f"kv_{'producer' if role == 'prefill' else 'consumer'}"}
+            assert json.loads(values["--kv-transfer-config"]) == kv
+        volumes = [volume["configMap"]["name"] for volume in spec.get("volumes", [])]
+        assert volumes == ([config] if engine == "trtllm" else [])
+
+
 def test_llm_d_has_what_its_chart_does_not_set() -> None:
     (values,) = _documents(_plan("vllm", _workers("prefill", 2, 4), _workers("decode", 3, 2)), "llm-d")
     assert values["routing"]["proxy"]["enabled"] is True
     for role, count, tp, port in (("prefill", 2, 4, 8000), ("decode", 3, 2, 8200)):
         pods = values[role]
         (container,) = pods["containers"]
-        assert (pods["replicas"], pods["parallelism"]["tensor"]) == (count, tp)
+        degrees = {"tensor": tp, "data": 1, "dataLocal": 1, "workers": 1}
+        assert (pods["create"], pods["replicas"], pods["parallelism"]) == (True, count, degrees)
+        assert (container["name"], container["modelCommand"]) == ("vllm", "vllmServe")
+        assert container["mountModelVolume"] is True
         assert container["resources"]["limits"] == {"nvidia.com/gpu": str(tp)}
         assert container["ports"] == [{"containerPort": port}]  # behind the sidecar: its targetPort
         assert not {"--port", "--tensor-parallel-size", "--data-parallel-size"} & set(container["args"])

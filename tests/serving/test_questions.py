@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,6 +22,7 @@ from phalanx.serving.question import (
     survive,
 )
 from phalanx.serving.request import ServingRequest
+from phalanx.serving.simulation.deployment import Speculation
 from phalanx.spec.errors import InputError
 
 _ASK: dict[str, Any] = {"model": "llama3-8b", "cluster": "dgx-h100", "gpus": 2, "input": 1000, "output": 100}
@@ -190,3 +192,29 @@ def test_the_share_of_memory_has_bounds(memory: float | None, legal: bool) -> No
             InputError, match=f"^memory = {memory}: must be a share of the GPU's memory, from 0.05 to 1$"
         ):
             price_of("llama3-8b", "dgx-h100", 1, "bf16", "bf16", memory)
+
+
+@pytest.mark.parametrize(
+    ("requests", "mean", "longest"), [(None, 300, 550), (5, 300, 550), (3, 200, 330), (1, 100, 110)]
+)
+def test_of_a_trace_the_first_requests_are_replayed(
+    tmp_path: Path, requests: int | None, mean: int, longest: int
+) -> None:
+    rows = "".join(f"{n},{100 * n},{10 * n}\n" for n in range(1, 6))
+    (tmp_path / "trace.csv").write_text(f"arrival,input,output\n{rows}")
+    asked = {**_ASK, "input": None, "output": None, "trace": tmp_path / "trace.csv", "requests": requests}
+    named = ask(ServingRequest(**asked))
+    q = named.question
+    assert (q.input, q.output, q.longest, q.trace is not None and len(q.trace)) == (
+        mean,
+        mean // 10,
+        longest,
+        requests or 5,
+    )
+    said = f"the first {requests} of 5 requests are replayed; --requests says how many"
+    assert (said in named.notes) == ((requests or 5) < 5)
+
+
+@pytest.mark.parametrize("acceptance", [0.0, 0.3, 1.0])
+def test_drafted_tokens_yield_those_up_to_the_first_that_is_not_accepted(acceptance: float) -> None:
+    assert Speculation(3, acceptance).mean == pytest.approx(sum(acceptance**n for n in range(4)))

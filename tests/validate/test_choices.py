@@ -21,6 +21,8 @@ from phalanx.validate.choices import (
     OFFLOAD,
     SOME_BLOCKS,
     PublishedSweep,
+    _question,
+    _scaled,
     differing,
     option,
     options_of,
@@ -117,6 +119,19 @@ def test_recipes_are_what_experts_tuned(usable: list[Case]) -> None:
     assert "a proxy of fewer layers in the layout of the full model" in reasons
     assert all("proxy" not in c.row["model"] for c in tuned)
     assert not any(c.row.family in ("vtrain", "hf-ultrascale", "llm-foundry") for c in tuned)
+
+
+def test_of_the_recipes_of_a_question_the_fastest_is_kept(usable: list[Case]) -> None:
+    tuned, others = recipes(usable)
+    why = {id(row): reason for row, reason in others}
+    for said, key, better in (
+        ("a slower strategy of the same question", _question, lambda c: c.measured_s or 0.0),
+        ("a recipe at another scale or release", _scaled, lambda c: c.strategy.world),
+    ):
+        kept = {key(c): c for c in tuned}
+        left = [c for c in usable if why.get(id(c.row)) == said]
+        assert left
+        assert all(better(kept[key(c)]) <= better(c) for c in left if key(c) in kept)
 
 
 # The expert's question by model, chip and number format; the least that the best strategy may take of the expert's

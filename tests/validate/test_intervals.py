@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 import phalanx
 from calibration.intervals import Ratio, fitted, held, quantiles, ratios
+from phalanx.planning.lookup import model_named
 from phalanx.validate import intervals
 from phalanx.validate.from_row import cases
 from phalanx.validate.records import RUNS, RUNS_2026, load
@@ -71,3 +72,27 @@ def test_a_prediction_has_the_widest_interval_of_its_kinds() -> None:
     dense = width(stack="megatron-core")
     assert dense <= width(stack="megatron-core", precision="fp8")
     assert dense < width(stack="deepspeed")
+
+
+@pytest.mark.parametrize(
+    ("model", "layers"),
+    [
+        ("llama3-8b", intervals.DENSE),
+        ("mixtral-8x7b", intervals.EXPERTS),
+        ("nemotron-h-56b", intervals.MIXED),
+        ("deepseek-v3.2", intervals.MIXED),
+    ],
+)
+def test_kinds_are_of_layers_launches_and_what_is_priced_from_less(model: str, layers: str) -> None:
+    spec = model_named(model)[0]
+    for launches, adapters, first in (
+        (0.0, False, layers),
+        (intervals.WAITS, False, layers),
+        (intervals.WAITS, True, intervals.ADAPTERS),
+        (intervals.WAITS + 1e-9, False, intervals.WAITING),
+        (1.0, True, intervals.WAITING),
+    ):
+        assert intervals.kinds(spec, launches, adapters, False) == (first,)
+        for at, name in enumerate((intervals.NARROW, intervals.GENERIC, intervals.DATASHEET)):
+            given_less = [n == at for n in range(3)]
+            assert intervals.kinds(spec, launches, adapters, *given_less) == (first, name)

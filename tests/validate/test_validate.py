@@ -25,7 +25,7 @@ from phalanx.validate.collectives import link_scores
 from phalanx.validate.from_row import cases
 from phalanx.validate.prediction_error import compare, scores
 from phalanx.validate.scores import errors, fit
-from phalanx.validate.stacks import stack_of
+from phalanx.validate.stacks import _is_of, stack_of
 from phalanx.validate.systems import Benched, measured
 
 
@@ -231,3 +231,24 @@ def test_a_jobs_own_bandwidths_say_whether_its_cpus_hold_it_up() -> None:
     assert float(slow.reduce_gain) == pytest.approx(425 / 242)
     n = 1.5e9
     assert float(collective_s("all_reduce", n, 64, 1, fast)) == pytest.approx(2 * n * 63 / 64 / 95e9, rel=0.15)
+
+
+@pytest.mark.parametrize(
+    ("run", "cells", "is_of"),
+    [
+        ({"several": ["pp"]}, {"pp": "2"}, True),
+        ({"several": ["pp"]}, {"pp": "1"}, False),
+        ({"several": ["pp"]}, {}, False),
+        ({"since": ["25.04"]}, {"framework_version": "25.04"}, True),
+        ({"since": ["25.04"]}, {"framework_version": "25.02"}, False),
+        ({"framework": ["Me*"]}, {"framework": "Megatron"}, True),
+        ({"framework": ["Me*"]}, {"framework": "NeMo"}, False),
+        ({"not_framework": ["Me*"]}, {"framework": "NeMo"}, True),
+        ({"not_framework": ["Me*", "Ne*"]}, {"framework": "NeMo"}, False),
+        ({"framework": ["Me*"], "release": ["x", ""]}, {"framework": "Megatron"}, True),
+    ],
+)
+def test_a_run_is_of_a_stack_by_all_its_patterns(
+    run: dict[str, list[str]], cells: dict[str, str], is_of: bool
+) -> None:
+    assert _is_of(records.Row(cells), run) is is_of

@@ -120,6 +120,10 @@ def test_a_server_says_model_layout_and_limits(tmp_path: Path, text: str, fields
             {"input": 2048, "reuse": 0.5, "burstiness": 0.5},
         ),
         (
+            "vllm bench serve --model llama3-8b --random-prefix-len 7999 --random-input-len 1",
+            {"input": 8000, "reuse": 0.99},
+        ),
+        (
             "python -m sglang.bench_serving --model llama3-8b --dataset-name random",
             {"input": "1:1024", "output": "1:1024"},
         ),

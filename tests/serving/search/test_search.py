@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
+from itertools import pairwise
 from unittest.mock import Mock
 
 import numpy as np
@@ -56,6 +57,10 @@ def test_a_table_is_the_price(name: str) -> None:
     cases += [ServingLayout(1, 1, 8, 1, 8)] if model.experts else [ServingLayout(2, 1, 1, 2, 1)]
     for x in cases:
         table = Tabulated(partial(price.seconds, x), 512, 8000, 8192, 1, x.attention_dp)
+        for below, above in pairwise(table._tokens):
+            for uneven in (1.0, 1.5)[: x.attention_dp]:
+                ends, middle = [table._per_tokens(n, uneven) for n in (below, above)], (below + above) / 2
+                assert table._per_tokens(middle, uneven) == pytest.approx(tuple(np.mean(ends, axis=0)))
         off = []
         for _ in range(300):
             batch, mean, tokens = (int(10 ** draw.uniform(0, high)) for high in (2.7, 3.9, 3.9))

@@ -1,0 +1,134 @@
+"""What the cells of a published row say: numbers, steps, formats, recomputation, collectives."""
+
+from __future__ import annotations
+
+import pytest
+
+from phalanx.validate.collectives import point
+from phalanx.validate.models import Unspecified
+from phalanx.validate.records import Row
+from phalanx.validate.stacks import _months, named_modules, number_format, recomputation, stack_of
+
+
+def test_cells_are_numbers_from_zero_on_or_none() -> None:
+    cells = {
+        "4,096": 4096.0,
+        " 7.9 ": 7.9,
+        "0": 0.0,
+        "0.5": 0.5,
+        "-1": None,
+        "inf": None,
+        "nan": None,
+        "x": None,
+        "": None,
+    }
+    row = Row(cells={text: text for text in cells})
+    assert {text: row.number(text) for text in cells} == cells
+    assert (row.count(" 7.9 "), row.count("x"), row.count("x", 3), row.count("0", 3)) == (7, None, 3, 0)
+    assert row.number("no such column") is None
+
+
+def test_rows_have_names_kinds_and_steps() -> None:
+    assert [Row(c).name for c in ({"row_id": "a", "id": "b"}, {"id": "b"}, {"row_id": "a"})] == ["a", "b", "a"]
+    assert [Row(c).moe for c in ({"experts": "8"}, {"arch": "moe-mla"}, {"experts": "0"}, {})] == [
+        True,
+        True,
+        False,
+        False,
+    ]
+    assert [Row({"status": s}).completed for s in ("", "OK", "ok", "OOM")] == [True, True, True, False]
+    rate = {"tokens_per_s_per_gpu": "100", "seq_len": "50"}
+    derived = {"step_time_s_derived": "7"}
+    for cells, seconds in (
+        ({"step_time_s": "3", "gbs": "4", **rate, **derived}, 3.0),
+        ({"step_time_s": "3", **rate, **derived}, 4 * 50 / (100 * 8)),
+        ({"gbs": "4", **rate, **derived}, 4 * 50 / (100 * 8)),
+        ({"gbs": "4", "tokens_per_s_per_gpu": "100", **derived}, 7.0),
+        ({"tokens_per_s_per_gpu": "100", **derived}, None),
+        ({"gbs": "4", "step_time_s_derived": "0"}, None),
+    ):
+        assert Row(cells).step_s(8, 4) == seconds
+
+
+def test_formats_and_recomputation_by_their_words() -> None:
+    formats = {
+        "bf16": "bfloat16",
+        "fp16": "bfloat16",
+        "nvfp4": "nvfp4",
+        "fp8-mx": "mxfp8",
+        "fp8-block": "float8-block",
+    }
+    formats |= {"fp8-row": "float8-row", "fp8-cs": "float8", "fp8": "float8"}
+    assert {text: number_format(Row({"precision": text})) for text in formats} == formats
+    kinds = {"": "none", "none": "none", "full": "full", "full, every layer": "full", "selective": "selective"}
+    kinds |= {"selective, each 2nd layer": "every:2"}
+    assert {text: recomputation(Row({"act_ckpt": text})) for text in kinds} == kinds
+    assert recomputation(Row({"act_ckpt": "full", "source_group": "vtrain/single-node"})) == "none"
+    modules = {"selective: norm, act": "selective:layernorm+moe_act", "selective:mla": "selective:mla"}
+    modules |= {"selective": "", "full: norm": "", "": ""}
+    assert {text: named_modules(Row({"act_ckpt": text})) for text in modules} == modules
+    for read, cells, words in (
+        (number_format, {"precision": "int2"}, "precision int2 is not modelled"),
+        (number_format, {}, "the precision is not stated"),
+        (recomputation, {"act_ckpt": "some"}, "recomputation 'some' is not modelled"),
+    ):
+        with pytest.raises(Unspecified, match=f"^{words}$"):
+            read(Row(cells))
+
+
+def test_releases_are_months() -> None:
+    assert (_months("nemo-25.09"), _months("nemo-25.09.02"), _months("nemo")) == (309, 309.02, None)
+
+
+@pytest.mark.parametrize(
+    ("model", "cells", "unfused"),
+    [
+        ("gpt_mcore", {}, True),
+        ("gpt_mcore", {"cp": "2"}, False),
+        ("gpt_mcore", {"cp": "1"}, True),
+        ("gpt_mcore", {"experts": "8"}, False),
+        ("gpt_te", {}, False),
+        ("gpt_te", {"options": "deterministic"}, True),
+        ("gpt_te_resume", {"options": "deterministic"}, False),
+    ],
+)
+def test_the_small_tests_of_megatron_say_in_their_names_how_attention_runs(
+    model: str, cells: dict[str, str], unfused: bool
+) -> None:
+    row = Row({"source_group": "megatron-ci-golden/small", "model": model, **cells})
+    assert stack_of(row).name == f"megatron-core-{'unfused' if unfused else 'dropout'}"
+
+
+_MEASURED = {"hardware": "H100-SXM", "collective": "all_reduce", "gpus": "16", "bytes": "1e9", "nodes": "2"}
+
+
+def test_a_collective_takes_its_time_or_what_its_bandwidth_says() -> None:
+    links = {"interconnect": "16x200Gb/s"}
+    for op, seconds in (("all_reduce", 2 * 15 / 16), ("all_gather", 15 / 16), ("all_to_all", 15 / 16)):
+        p = point(Row({**_MEASURED, **links, "collective": op, "busbw_gbs": "1"}))
+        assert (p.op, p.measured_s) == (op, pytest.approx(seconds))
+    p = point(Row({**_MEASURED, **links, "time_us": "5", "busbw_gbs": "1"}))
+    assert (p.node, p.nic, p.ranks, p.bytes, p.cloud, p.chip) == (8, 50e9, 16, 1e9, False, "H100")
+    assert p.measured_s == pytest.approx(5e-6)
+    rack = point(Row({**_MEASURED, "interconnect": "one rack", "time_us": "5"}))
+    assert (rack.node, rack.nic) == (16, 50e9)
+    cloud = point(Row({**_MEASURED, "interconnect": "4x100Gb/s EFA", "time_us": "5", "gpus_per_node": "4"}))
+    assert (cloud.cloud, cloud.nic, cloud.node) == (True, 12.5e9, 4)
+    assert point(Row({**_MEASURED, **links, "hardware": "A100-SXM-80GB x", "time_us": "5"})).chip == "A100"
+
+
+@pytest.mark.parametrize(
+    ("cells", "words"),
+    [
+        ({"hardware": ""}, "hardware not stated is not modelled, or of unknown make"),
+        ({"hardware": "TPUv4"}, "hardware TPUv4 is not modelled, or of unknown make"),
+        ({"collective": "broadcast"}, "operation, ranks or bytes are not stated"),
+        ({"gpus": ""}, "operation, ranks or bytes are not stated"),
+        ({"bytes": "0"}, "operation, ranks or bytes are not stated"),
+        ({}, "neither time nor bus bandwidth is stated"),
+        ({"time_us": "5"}, "links between nodes are not stated"),
+    ],
+)
+def test_a_collective_that_is_not_predicted(cells: dict[str, str], words: str) -> None:
+    with pytest.raises(Unspecified, match=f"^{words}$"):
+        point(Row({**_MEASURED, **cells}))
