@@ -519,6 +519,10 @@ WRONG = [
     (("predict", "--fp8"), "--fp8: no such option; write --precision fp8"),
     (("trian",), "command = 'trian': no such command; did you mean train?"),
     (("pipeline", "show", "1f1b", "--ranks", "x"), "--ranks = 'x': should be a valid integer"),
+    (
+        ("collectives", "table", "--alpha", "5us"),
+        "--alpha = '5us': should be a number alone; --help says: Latency of a message, in µs",
+    ),
     (("pipeline", "show", "1f1b", "--ranks", "1,02"), "--ranks = '1,02': should be a valid integer, such as"),
     (("generate", "runs/job", "--tokens"), "--tokens: requires an argument"),
     (("presets", "models", "llama3-8b", "gpt2"), "unexpected extra argument"),

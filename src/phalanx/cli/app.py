@@ -87,6 +87,11 @@ def _one_line(error: Any, words: Sequence[str]) -> str:
         if name == "MissingParameter":
             loose = _loose(context, words) if param.param_type_name == "option" else ""
             reason, remedy = "is missing", f"write {field} {loose}" if loose else remedy
+        elif reason.startswith("should be a valid number") and getattr(
+            param, "help", None
+        ):  # its unit is in the help
+            reason = "should be a number alone"
+            remedy = f"--help says: {param.help.rstrip('.')}"
         return str(InputError(field, _given(param.opts, words), reason, remedy))
     extra = re.match(r"got unexpected extra argument\S* \((.*)\)", reason)
     if extra and not any(p.param_type_name == "argument" for p in context.command.params):
