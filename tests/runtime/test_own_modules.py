@@ -294,6 +294,7 @@ def test_a_programs_first_step_is_compared(tmp_path: Path) -> None:
     for line, reason in (
         ("tp=2 colwise 3", "makes 1 compute another function"),
         ("zero=1 - 0", "ended before a step"),
+        ("tp=4 colwise:2 0", "start as many: --ranks 4"),
     ):
         code, _, err = forked(tmp_path, f"{start} -- {line}")
         assert code == 2

@@ -215,7 +215,9 @@ def _strategy(strategy: str | Strategy, world: World) -> Strategy:
         raise InputError("strategy.compression", strategy.compression, reason, "leave one of them out")
     # The number of ranks.
     if strategy.world != world.size:
-        start = f"start as many: torchrun --nproc-per-node {strategy.world} SCRIPT"
+        compared = REQUEST in os.environ  # `phalanx parity` started the ranks
+        how = f"--ranks {strategy.world}" if compared else f"torchrun --nproc-per-node {strategy.world} SCRIPT"
+        start = f"start as many: {how}"
         fits = world.size % (strategy.world // strategy.dp) == 0  # with another dp
         remedy = f"leave dp out, or {start}" if fits else start
         raise InputError(
