@@ -48,6 +48,20 @@ def test_makespan_has_its_bounds(examples: int) -> None:
         assert seen.in_flight * seen.makespan_s == pytest.approx(seen.latency.mean * n)  # Little's law
 
 
+@pytest.mark.parametrize("seed", range(12))
+def test_the_first_token_comes_no_later_than_the_last_and_the_last_within_the_makespan(seed: int) -> None:
+    """Quantile by quantile, for answers that are shorter than the steps on a first token's way too."""
+    draw = np.random.default_rng(seed)
+    n, tokens = int(draw.integers(1, 120)), int(draw.choice((1, 2, 8, 60)))
+    requests = spread(n, int(draw.choice((20, 1000))), tokens, float(draw.choice((0.0, 0.7))), 2000, seed)
+    come = timed(requests, float(draw.choice((2, 50, 1e5))), seed, 1.0, int(draw.integers(0, 40)))
+    seen = outcome(_history(come), way_s=0.02, way_steps=float(draw.choice((0.5, 9.6))), finite=True)
+    assert seen.makespan_s is not None
+    for name in ("mean", "p50", "p90", "p99"):
+        first, last = getattr(seen.ttft, name), getattr(seen.latency, name)
+        assert first <= last * (1 + 1e-12) and last <= seen.makespan_s * (1 + 1e-12), name
+
+
 @pytest.mark.parametrize("users", [1, 5, 40])
 def test_all_at_once_with_a_limit_is_a_closed_loop(users: int) -> None:
     requests = spread(120, 300, 40, 0.5, 2000, 3)

@@ -282,4 +282,4 @@ class Copy:
     def way_s(self, tpot: float) -> float:
         """Seconds from computing a first token until the user receives it (serving/cost/engines.py)."""
         seconds, steps = self.pricing.constants.way(self.question.input, self.layout.attention_dp)
-        return seconds + steps * tpot
+        return seconds + min(steps, self.question.output - 1) * tpot

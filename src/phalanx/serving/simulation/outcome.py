@@ -100,7 +100,8 @@ def outcome(
 
     Where requests come at their own times, those are left out too that came before twice the time of a request had
     passed, and those under way when the last one came. Users see a first token `way_s` seconds and `way_steps` of
-    the request's own steps after it is computed: for HTTP, tokenising, and because servers send tokens in intervals.
+    the request's own steps after it is computed, or with its last token: for HTTP, tokenising, and because servers send
+    tokens in intervals.
     `limits`: seconds of ttft, tpot and deadline.
     """
     h, n = history, len(history.requests)
@@ -114,8 +115,9 @@ def outcome(
     longer = h.requests.output[rows] > 1
     first, done, arrival = h.first[rows], h.done[rows], h.arrival[rows]
     per_token = (done - first)[longer] / (h.requests.output[rows][longer] - 1)
-    wait = first - arrival + way_s
-    wait[longer] += way_steps * per_token
+    wait = first - arrival
+    wait[longer] += np.minimum(way_steps, h.requests.output[rows][longer] - 1) * per_token
+    wait += way_s
     begin = float(h.arrival[skipped] if timed else np.sort(h.done)[skipped - 1]) if skipped else 0.0
     end = float(h.arrival[-1])
     if finite:
