@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from phalanx.serving.cost.checkpoint import published_weights
 from phalanx.serving.cost.layout import ServingLayout
 from phalanx.serving.question import (
     adapters,
@@ -218,3 +219,46 @@ def test_of_a_trace_the_first_requests_are_replayed(
 @pytest.mark.parametrize("acceptance", [0.0, 0.3, 1.0])
 def test_drafted_tokens_yield_those_up_to_the_first_that_is_not_accepted(acceptance: float) -> None:
     assert Speculation(3, acceptance).mean == pytest.approx(sum(acceptance**n for n in range(4)))
+
+
+@pytest.mark.parametrize(
+    ("model", "cluster", "weights", "said"),
+    [
+        ("openai/gpt-oss-120b", "dgx-h100", ("int4",), "assumed: weights in int4, the type of its experts"),
+        ("gpt-oss-20b", "dgx-a100", ("int4",), "assumed: weights in int4"),
+        ("deepseek-v3", "dgx-h100", ("fp8",), "assumed: weights in fp8"),
+        ("deepseek-v3", "dgx-a100", ("bf16",), "assumed: weights in bf16: A100 has no tensor cores for the"),
+        ("Qwen/Qwen3-32B-FP8", "dgx-h100", ("fp8",), ""),
+        ("Qwen/Qwen3-32B", "dgx-h100", ("bf16", "fp8"), ""),
+    ],
+)
+def test_a_named_model_has_the_weights_of_its_published_checkpoint(
+    model: str, cluster: str, weights: tuple[str, ...], said: str
+) -> None:
+    """Those of another type that are asked for are taken in their place."""
+    request = {**_ASK, "model": model, "cluster": cluster}
+    asked = ask(ServingRequest(**request))
+    assert asked.question.weights == weights
+    assert (said in asked.caveats[0]) if said else not asked.caveats
+    other = ask(ServingRequest(**request, weights="bf16"))
+    assert (other.question.weights, other.caveats) == (("bf16",), ())
+
+
+@pytest.mark.parametrize(
+    ("table", "weights"),
+    [
+        ('{"quant_method": "mxfp4"}', "int4"),
+        ('{"quant_method": "awq", "bits": 4}', "int4"),
+        ('{"quant_method": "modelopt", "quant_algo": "NVFP4"}', "nvfp4"),
+        ('{"quant_method": "compressed-tensors", "config_groups": {"group_0": {"weights": {"num_bits": 8, '
+         '"type": "float"}}}}', "fp8"),
+        ("{}", "bf16"),
+        ('{"quant_method": 3, "config_groups": [1]}', "bf16"),
+    ],
+)  # fmt: skip
+def test_a_config_says_the_type_of_its_weights(tmp_path: Path, table: str, weights: str) -> None:
+    path = tmp_path / "model" / "config.json"
+    path.parent.mkdir()
+    path.write_text(f'{{"quantization_config": {table}}}')
+    assert published_weights(str(path)) == published_weights(str(path.parent)) == weights
+    assert published_weights(str(tmp_path / "Some-AWQ" / "config.json")) == "int4"

@@ -148,7 +148,7 @@ def serve_plan(
         simulated=searched.simulated,
         plan=as_plan(query, searched.best),
         search=searched,
-        caveats=(*too_long, *lines.caveats, *([taken] if taken else [])),
+        caveats=(*too_long, *lines.caveats, *query.caveats, *([taken] if taken else [])),
         notes=(*lines.notes, *query.notes),
     )
 

@@ -10,7 +10,7 @@ from phalanx.cost.analytic.chips import chip_name
 from phalanx.planning import lookup as questions
 from phalanx.planning.expense.rates import rates_on, read_rates, require_counted
 from phalanx.serving.cost.adapters import HOST_BYTES_PER_S, adapter_bytes
-from phalanx.serving.cost.checkpoint import BLOCKWISE, of_checkpoint, scale_block
+from phalanx.serving.cost.checkpoint import BLOCKWISE, as_published, of_checkpoint, published_weights, scale_block
 from phalanx.serving.cost.layout import ServingLayout
 from phalanx.serving.cost.roofline import LARGE_EP, LargeEp, ServingPrice
 from phalanx.serving.cost.shape import shape_of
@@ -152,6 +152,7 @@ class NamedQuestion:
     trace: str
     layout: ServingLayout | None
     notes: tuple[str, ...]
+    caveats: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -203,15 +204,21 @@ def _traced(path: Path, most: int) -> _Load:
     return _Load(*means, longest, None, requests, notes)
 
 
-def _weights(request: ServingRequest, generation: str, chip: str) -> tuple[str, ...]:
-    """Return the types of weights to try on a chip. Raises InputError for a type that the chip does not support."""
-    if request.weights == "auto":
-        types: tuple[str, ...] = tuple(t for t in ("bf16", "fp8") if generation in NEEDS[t]) or ("bf16",)
-    else:
+def _weights(request: ServingRequest, generation: str, chip: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return the types of weights to try on a chip, and what is assumed of them. Raises InputError for a type that
+    the chip does not support."""
+    caveats: tuple[str, ...] = ()
+    if request.weights != "auto":
         types = tuple(t.strip() for t in request.weights.split(","))
+    elif (kind := published_weights(request.model)) != "bf16" and generation in NEEDS[kind]:
+        types, caveats = (kind,), as_published(request.model)
+    else:
+        types = tuple(t for t in ("bf16", "fp8") if generation in NEEDS[t]) or ("bf16",)
+        if kind != "bf16":
+            caveats = (f"assumed: weights in {types[0]}: {chip} has no tensor cores for the checkpoint's {kind}",)
     for each in types:
         require_types(each, request.cache, generation, chip)
-    return types
+    return types, caveats
 
 
 def _fixed_layout(
@@ -285,7 +292,7 @@ def ask(request: ServingRequest) -> NamedQuestion:
     chip = chip_name(described.device.name)
     row = engine(request.engine)
     load = _load(spec, request)
-    types = _weights(request, CHIPS[chip].generation, chip)
+    types, caveats = _weights(request, CHIPS[chip].generation, chip)
     _require_known(request)
     drafted, accepted = speculation(request.speculate)
     used, slots = adapters(request.adapters)
@@ -340,4 +347,4 @@ def ask(request: ServingRequest) -> NamedQuestion:
     )
     reuse = (row.state_reuse,) if request.reuse and shape_of(spec).state else ()
     notes = (*named_notes, *load.notes, *reuse)
-    return NamedQuestion(q, request.model, request.cluster, str(request.trace or ""), fixed, notes)
+    return NamedQuestion(q, request.model, request.cluster, str(request.trace or ""), fixed, notes, caveats)

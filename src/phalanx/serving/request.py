@@ -53,7 +53,7 @@ OPTIONS = """
 --objective throughput|latency|cost|energy|carbon: Most tokens/s; shortest time of a request; or most tokens per
     GPU-hour, kWh or kg CO2e, which may leave GPUs out.
 --engine vllm|sglang|trtllm: Engine that serves.
---weights bf16,fp8,int4,nvfp4: Types of weights to try; auto: bf16, fp8.
+--weights bf16,fp8,int4,nvfp4: Types of weights to try; auto: as published.
 cache --kv bf16|fp8: Type of the KV cache.
 --mode both|aggregated|disaggregated: Prefill and decode in the same workers, or apart.
 --layout tp=4,pp=2: The only layout of a copy to consider: tp, pp, dp, ep.

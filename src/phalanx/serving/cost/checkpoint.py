@@ -13,6 +13,7 @@ from fnmatch import translate
 from functools import cache
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 from phalanx.serving.cost.layout import ServingLayout
 from phalanx.spec.documents import read_json
@@ -34,6 +35,52 @@ _QUANTISED = re.compile("fp8|fp4|awq|gptq|int4|w4a16")
 """What a name says of a checkpoint whose matrices are in fewer than 16 bits."""
 
 
+_BY_METHOD = {
+    **dict.fromkeys(("fp8", "fbgemm_fp8", "w8a8_fp8", "modelopt", "modelopt_fp8"), "fp8"),
+    **dict.fromkeys(("awq", "awq_marlin", "gptq", "gptq_marlin", "auto-round", "moe_wna16", "mxfp4"), "int4"),
+    **dict.fromkeys(("modelopt_fp4", "nvfp4", "nvfp4_online"), "nvfp4"),
+}
+"""Words of --quantization, and of a config.json's quant_method -> types of weights."""
+_BY_NAME = (
+    (re.compile("gpt-oss(?!.*bf16)|mxfp4"), "int4"),
+    (re.compile("fp4"), "nvfp4"),
+    (re.compile("awq|gptq|int4|w4a16"), "int4"),
+    (re.compile("fp8|deepseek-(v3|r1)(?!.*distill)"), "fp8"),
+)
+"""Parts of a name -> the type of weights: gpt-oss has its experts in MXFP4 (arXiv 2508.10925, 2.1)."""
+
+
+def by_method(word: object) -> str:
+    """Return the type of weights that a word of --quantization means; empty if it is not known."""
+    return _BY_METHOD.get(word, "") if isinstance(word, str) else ""
+
+
+def published_weights(name: str) -> str:
+    """Return the type of a checkpoint's weights by its config.json, or by its name: bf16 where neither says one.
+    Raises InputError for a file that cannot be read."""
+    table = _quantization(name)
+    groups = table.get("config_groups")
+    first = next(iter(groups.values()), None) if isinstance(groups, dict) else None
+    weights = first.get("weights") if isinstance(first, dict) else None
+    if isinstance(weights, dict):  # compressed-tensors, and modelopt's newer files
+        kind = f"{weights.get('type')}{weights.get('num_bits')}"
+        if kind in (stated := {"float8": "fp8", "float4": "nvfp4", "int4": "int4"}):
+            return stated[kind]
+    if kind := by_method("nvfp4" if table.get("quant_algo") == "NVFP4" else table.get("quant_method")):
+        return kind
+    called = "/".join(Path(name.removesuffix("/config.json")).parts[-2:]).lower()
+    return next((kind for names, kind in _BY_NAME if names.search(called)), "bf16")
+
+
+def as_published(name: str) -> tuple[str, ...]:
+    """Return what is said where a checkpoint's type of weights is taken though its name does not spell it."""
+    kind = published_weights(name)
+    if kind == "bf16" or _is_file(name) or _QUANTISED.search(name.lower()):
+        return ()
+    of = "its experts in " if "gpt-oss" in name.lower() else ""
+    return (f"assumed: weights in {kind}, the type of {of}the published checkpoint: --weights for another",)
+
+
 def of_checkpoint(model: ModelSpec, name: str) -> ModelSpec:
     """Return a model with what the published checkpoint of this name keeps in 16 bits."""
     kept = next((kept for names, kept in _KEPT if names.fullmatch(name.lower())), ())
@@ -42,7 +89,7 @@ def of_checkpoint(model: ModelSpec, name: str) -> ModelSpec:
 
 def taken_of_checkpoint(model: ModelSpec, name: str, weights: str) -> str:
     """Return what is taken for granted of a quantised checkpoint by its name alone; empty if nothing is."""
-    stated = name.endswith(".json") or Path(name).is_dir() or (weights == "fp8" and scale_block(name))
+    stated = _is_file(name) or (weights == "fp8" and scale_block(name))
     if stated or weights == "bf16" or model.unquantised or not _QUANTISED.search(name.lower()):
         return ""
     remedy = "a checkpoint may keep some in 16 bits, which its config.json lists: name that as the model"
@@ -52,14 +99,25 @@ def taken_of_checkpoint(model: ModelSpec, name: str, weights: str) -> str:
 def scale_block(name: str) -> int:
     """Return the rows of a block of a model's published fp8 weights, or of a config.json's; 0: no blocks. Raises
     InputError for a file that cannot be read."""
-    if not name.endswith(".json") and not Path(name).is_dir():
+    if not _is_file(name):
         return _BLOCK if _PUBLISHED.search(name.lower()) else 0
-    path = Path(name) if name.endswith(".json") else Path(name) / "config.json"
-    config = read_json(path, "model")
-    table = config.get("quantization_config") if isinstance(config, dict) else None
-    sizes = table.get("weight_block_size") if isinstance(table, dict) else None
+    sizes = _quantization(name).get("weight_block_size")
     rows = sizes[0] if isinstance(sizes, list) and sizes else 0
     return rows if isinstance(rows, int) and rows > 0 else 0
+
+
+def _is_file(name: str) -> bool:
+    return name.endswith(".json") or Path(name).is_dir()
+
+
+def _quantization(name: str) -> dict[str, Any]:
+    """Return a config.json's quantization_config; empty where it has none, or the name is no file here."""
+    path = Path(name) if name.endswith(".json") else Path(name) / "config.json"
+    if not _is_file(name) or not path.exists():  # a plan may be started where its model is not
+        return {}
+    config = read_json(path, "model")
+    table = config.get("quantization_config") if isinstance(config, dict) else None
+    return table if isinstance(table, dict) else {}
 
 
 def cut_block(model: ModelSpec, x: ServingLayout, block: int) -> str:

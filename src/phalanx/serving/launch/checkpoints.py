@@ -3,13 +3,13 @@
 import tomllib
 from pathlib import Path
 
+from phalanx.serving.cost.checkpoint import published_weights
 from phalanx.serving.plan_file import ServingPlan
 from phalanx.spec.errors import InputError
 from phalanx.spec.model.presets import published
 
 _PUBLISHED: dict[str, str] = tomllib.loads(Path(__file__).with_suffix(".toml").read_text())
 """Names of presets -> Hugging Face names."""
-_OWN_FP8 = ("deepseek-v3",)  # published in fp8
 
 
 def weights_of(plan: ServingPlan) -> tuple[str, str]:
@@ -22,7 +22,7 @@ def weights_of(plan: ServingPlan) -> tuple[str, str]:
     if name.startswith("-"):
         raise InputError("model_name", name, "would be read as an option", "name a preset, or the config.json's path")
     where = _PUBLISHED.get(name, name.removesuffix("/config.json") if name.endswith("config.json") else name)
-    if plan.weights in ("int4", "nvfp4"):
+    if plan.weights in ("int4", "nvfp4") and plan.weights != published_weights(name):
         return where, f"{plan.weights} needs a checkpoint that was quantised so: put its name for {where}"
     if name not in _PUBLISHED and published(name) is None and not name.endswith("config.json"):
         return where, f"{name} has no published weights that are known here: put your checkpoint's folder for it"
@@ -31,4 +31,4 @@ def weights_of(plan: ServingPlan) -> tuple[str, str]:
 
 def quantised_on_load(plan: ServingPlan) -> bool:
     """Whether the engine must make fp8 of weights that are published in 16 bits."""
-    return plan.weights == "fp8" and plan.model_name not in _OWN_FP8
+    return plan.weights == "fp8" != published_weights(plan.model_name)

@@ -14,6 +14,7 @@ from typing import Any
 from phalanx.cost.analytic.chips import chip_name
 from phalanx.frameworks.companions import Companions
 from phalanx.planning.lookup import cluster_named, model_named
+from phalanx.serving.cost.checkpoint import as_published, by_method, published_weights
 from phalanx.serving.cost.shape import shape_of
 from phalanx.serving.cost.workspace import step_limits
 from phalanx.serving.lines.files import script_of
@@ -21,15 +22,6 @@ from phalanx.serving.lines.programs import Line, lines, only
 from phalanx.spec.cluster.chips import CHIPS
 from phalanx.spec.errors import InputError
 from phalanx.spec.model.presets import PRESETS, published
-
-_WEIGHTS = {
-    **dict.fromkeys(("fp8", "fbgemm_fp8", "w8a8_fp8", "modelopt", "modelopt_fp8"), "fp8"),
-    **dict.fromkeys(("awq", "awq_marlin", "gptq", "gptq_marlin", "auto-round", "moe_wna16"), "int4"),
-    **dict.fromkeys(("modelopt_fp4", "nvfp4", "nvfp4_online"), "nvfp4"),
-}
-"""Words of --quantization -> types of weights."""
-_IN_NAMES = ((r"nvfp4|fp4", "nvfp4"), (r"awq|gptq|int4|w4a16", "int4"), (r"fp8|deepseek-(v3|r1)(?!-distill)", "fp8"))
-"""Parts of a checkpoint's name -> the type of its weights."""
 
 _SHORT_CACHE = re.compile(r"(^|/)nvidia/[^/]*-(nv)?fp[48]|-fp8-kv\b")
 """Checkpoints whose hf_quant_config.json or config.json says that keys and values are in 8 bits, which engines follow
@@ -119,8 +111,12 @@ def _served(server: Line | None, bench: Line | None, given: Mapping[str, Any]) -
     if server.pods.size > 1 or not _PARTS & server.flags.keys():
         caveats += _too_few(server, fields["layout"], fields["gpus"])
         fields["gpus"] *= server.pods.copies
-    fields["weights"], doubt = _weights(name, stated.get("quantization"))
-    caveats += [doubt] if doubt and "weights" not in given else []
+    quantization = stated.get("quantization")
+    fields["weights"] = by_method(quantization) or published_weights(name)
+    if "weights" not in given and not by_method(quantization):
+        if quantization and fields["weights"] == "bf16":
+            caveats.append(f"not modelled: --quantization {quantization}: weights of 16 bits are taken")
+        caveats += as_published(name)
     cache = str(stated.get("cache", "auto"))
     short = cache == "auto" and (_SHORT_CACHE.search(name.lower()) is not None or _has_short_index(fields, given))
     fields["cache"] = "fp8" if cache.startswith("fp8") or short else "bf16"
@@ -201,19 +197,6 @@ def _add_vllm_defaults(fields: dict[str, Any], given: Mapping[str, Any], role: s
     chunk, slots = step_limits(device, offline=role == "both")
     fields.setdefault("chunk", chunk)
     fields.setdefault("slots", slots)
-
-
-def _weights(name: str, quantization: Any) -> tuple[str, str]:
-    """Return the type of a checkpoint's weights, and what is assumed of it."""
-    if isinstance(quantization, str) and quantization in _WEIGHTS:
-        return _WEIGHTS[quantization], ""
-    if "gpt-oss" in name.lower():
-        return "int4", "assumed: gpt-oss has its experts in MXFP4: weights of 4 bits are taken"
-    for pattern, kind in _IN_NAMES:
-        if re.search(pattern, name.lower()):
-            return kind, ""
-    unknown = f"not modelled: --quantization {quantization}: weights of 16 bits are taken" if quantization else ""
-    return "bf16", unknown
 
 
 def _model(name: str) -> str:

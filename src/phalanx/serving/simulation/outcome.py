@@ -100,8 +100,8 @@ def outcome(
 
     Where requests come at their own times, those are left out too that came before twice the time of a request had
     passed, and those under way when the last one came. Users see a first token `way_s` seconds and `way_steps` of
-    the request's own steps after it is computed, or with its last token: for HTTP, tokenising, and because servers send
-    tokens in intervals.
+    the request's own steps after it is computed, or with its last token: for HTTP, tokenising, and because servers
+    send tokens in intervals.
     `limits`: seconds of ttft, tpot and deadline.
     """
     h, n = history, len(history.requests)
