@@ -120,3 +120,42 @@ def test_messages_between_backward_passes_are_of_the_backward_pass(tmp_path: Pat
     observed = json_of(tmp_path, "observe", "--world", "2", "--json", "--", "python", "pipe.py")
     sent = [(row["op"], row["count"], row["where"]["phase"]) for row in observed["collectives"]]
     assert sent == [("send", 4, "F"), ("recv", 1, "F"), ("recv", 3, "B")]
+
+
+_STARTED = """
+import torch, torch.nn as nn, torch.distributed as dist, torch.multiprocessing as mp
+from torch.utils.data import DataLoader, TensorDataset
+
+def train(rank, size):
+    dist.init_process_group("gloo", rank=rank, world_size=size)
+    model = nn.Linear(8, 8)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    data = TensorDataset(torch.randn(12, 8))
+    for (x,) in DataLoader(data, batch_size=4, num_workers=2, persistent_workers=True, prefetch_factor=4):
+        model(x).sum().backward()
+        for parameter in model.parameters():
+            dist.all_reduce(parameter.grad)
+        optimizer.step()
+        optimizer.zero_grad()
+
+def other(rank="0"):
+    pass
+
+if __name__ == "__main__":
+    mp.set_start_method("spawn", force=True)
+    processes = [mp.Process(target=TARGET, args=(rank, 2)) for rank in range(2)]
+    [process.start() for process in processes]
+    [process.join() for process in processes]
+"""
+
+
+@pytest.mark.usefixtures("forked")
+def test_processes_of_ranks_and_workers_of_a_loader_run_here(tmp_path: Path) -> None:
+    """As PyTorch's tutorial on distributed programs starts its ranks, and as any training loads its data."""
+    (tmp_path / "tuto.py").write_text(_STARTED.replace("TARGET", "train"))
+    observed = json_of(tmp_path, "observe", "--world", "2", "--json", "--", "python", "tuto.py")
+    assert [row["bytes"] for row in observed["collectives"]] == [8 * 8 * 4, 8 * 4]
+    assert any("what its workers load is loaded in this process" in note for note in observed["ranks"][0]["notes"])
+    (tmp_path / "other.py").write_text(_STARTED.replace("TARGET, args=(rank, 2)", "other, args=(str(rank),)"))
+    said = error_of(tmp_path, "observe", "--world", "2", "--", "python", "other.py")
+    assert "is a process that the program starts itself" in said

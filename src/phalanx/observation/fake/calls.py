@@ -1,11 +1,13 @@
 """Calls of a program that are answered in another way, as here are no values, kernels and other ranks.
 
 torch.compile                  compiled functions run as written (`uncompiled`)
+workers of a DataLoader        load in this process
 lists, NumPy arrays, files     lists and arrays hold the stated value (values.py); writing to files is skipped
 comparisons of ranks           a library's checks compare this rank with itself (`agreeing_ranks`)
 """
 
 import importlib.abc
+import inspect
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
@@ -20,6 +22,7 @@ import torch.distributed.checkpoint as checkpoints
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn.attention import flex_attention as flex
+from torch.utils.data import DataLoader
 
 from phalanx.observation.fake.values import array
 
@@ -192,6 +195,23 @@ def answered(answer: Callable[[str, str], None], note: Callable[[str], None]) ->
         answer("data_ptr of the storage", "an address of it")
         return _address(storage)
 
+    loader = DataLoader.__init__
+
+    def loads_here(self: Any, *args: Any, **kwargs: Any) -> None:
+        """Without workers: their processes would make batches of fake tensors, which none can send."""
+        given = inspect.signature(loader).bind(self, *args, **kwargs)
+        if given.arguments.get("num_workers"):
+            note("DataLoader: what its workers load is loaded in this process")
+            for name in (
+                "num_workers",
+                "prefetch_factor",
+                "persistent_workers",
+                "multiprocessing_context",
+                "timeout",
+            ):
+                given.arguments.pop(name, None)
+        loader(*given.args, **given.kwargs)
+
     def formatted(tensor: FakeTensor, how: str) -> str:
         """As torch.Tensor.__format__, which asks only its own type for the value: f"{loss:.4f}"."""
         return format(tensor.item(), how) if tensor.dim() == 0 else object.__format__(tensor, how)
@@ -212,6 +232,7 @@ def answered(answer: Callable[[str, str], None], note: Callable[[str], None]) ->
         return skip
 
     with ExitStack() as stack:
+        stack.enter_context(patch.object(DataLoader, "__init__", loads_here))
         stack.enter_context(patch.object(FakeTensor, "tolist", to_list, create=True))
         stack.enter_context(patch.object(FakeTensor, "numpy", to_numpy, create=True))
         stack.enter_context(patch.object(FakeTensor, "__array__", to_numpy, create=True))

@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import cache
+from multiprocessing.process import BaseProcess
 from typing import Any, Protocol
 from unittest.mock import patch
 
@@ -115,6 +116,8 @@ def one_rank(
         stack.enter_context(patch.object(_fsdp_param, "_chunk_with_empty", _chunks))
         stack.enter_context(agreeing_ranks())
         stack.enter_context(patch.object(torch.multiprocessing, "spawn", _spawned(local, environment)))
+        for name, value in _started(local).items():
+            stack.enter_context(patch.object(BaseProcess, name, value))
         # Releases of torch after 2.13 have it, and torchtitan 0.3 calls it.
         stack.enter_context(patch.object(dist, "set_timeout", answers["_set_pg_timeout"], create=True))
         yield
@@ -132,6 +135,25 @@ def _spawned(local: int, environment: Mapping[str, Any]) -> Callable[..., None]:
         fn(local, *args)
 
     return spawn
+
+
+def _started(local: int) -> dict[str, Any]:
+    """Return the replacements of a process that a program starts for each of its ranks, whose number is the first
+    argument: this rank's runs here, at its start, and the others have ended."""
+
+    def start(process: Any) -> None:
+        rank, *_ = process._args or (None,)
+        if type(rank) is not int:
+            reason = "is a process that the program starts itself, and whose rank is not its first argument"
+            remedy = "leave it out of this run, or let torchrun start the ranks"
+            raise InputError("process", process.name, reason, remedy)
+        if rank == local:
+            process._target(*process._args, **process._kwargs)
+
+    def ended(process: Any, timeout: float | None = None) -> None:
+        return None
+
+    return {"start": start, "join": ended, "terminate": ended, "is_alive": lambda process: False, "exitcode": 0}
 
 
 def _backend_of_host(group: Any) -> Callable[..., Any]:
