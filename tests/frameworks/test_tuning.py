@@ -251,6 +251,25 @@ def test_roots_of_moments_are_of_their_type(tmp_path: Path, kept: str, each: int
     assert answer["memory_terms"]["update"] == each * 4_022_468_096
 
 
+@pytest.mark.parametrize(
+    ("key", "dtype", "half"), [("torch_dtype", "float16", "fp16"), ("dtype", "bfloat16", "bf16")]
+)
+def test_a_model_that_is_loaded_in_a_half_type_computes_in_it(key: str, dtype: str, half: str) -> None:
+    read = files.READERS["hf"]
+    full = read(HF | {"bf16": None, key: dtype}, 8)
+    assert (full.layout.precision, full.job["compute"]) == (half, half)
+    assert set(full.job["types"].items()) == {(kept, dtype) for kept in ("reduce", "accumulate", "master")}
+    assert any(f"loaded in {dtype}" in note for note in full.notes)
+    assert full.understood[key] == "job.precision"
+    adapters = read(HF | {"bf16": None, key: dtype, "use_peft": True}, 8)  # which peft makes float32
+    assert (adapters.layout.precision, adapters.job.get("types")) == (half, None)
+    # A type of its own, a type that says nothing, and DeepSpeed's engine, whose file says it.
+    assert read(HF | {"bf16": True, key: dtype}, 8).layout.precision == "bf16"
+    assert read(HF | {"bf16": None, key: "auto"}, 8).job["compute"] == "fp32"
+    engine = {"args": HF | {"bf16": None, key: dtype}, "deepspeed_json": {"zero_optimization": {"stage": 2}}}
+    assert read(engine, 8).job["compute"] == "fp32"
+
+
 def test_magnitudes_are_read_in_the_words_of_each_program(tmp_path: Path) -> None:
     trl, factory = HF | {"use_peft": True}, HF | {"finetuning_type": "lora"}
     for config, dora in (

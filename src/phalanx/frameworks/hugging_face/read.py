@@ -23,6 +23,7 @@ from phalanx.frameworks.configuration import (
 from phalanx.frameworks.deepspeed import read as deepspeed
 from phalanx.frameworks.keys import key_table
 from phalanx.frameworks.trainer_tuning import losing, preferring, tuning, updating
+from phalanx.spec.number_formats import PRECISIONS
 from phalanx.spec.strategy.zero_levels import ZERO_LEVELS
 
 _BF16_UNASKED = ("rl", "dataset_text_field", "num_generations", "max_completion_length", "assistant_only_loss")
@@ -37,6 +38,9 @@ src/llamafactory/model/model_utils/checkpointing.py)."""
 _BUILT_IN = re.compile(r"(?:default-)?zero_?([0-3])([_-]offload)?")
 """DeepSpeed configurations that a program names without a file (ms-swift: swift/arguments/sft_args.py:260, and before
 3.0 swift/llm/utils/argument.py)."""
+_HALVES = {"float16": "fp16", "fp16": "fp16", "half": "fp16", "bfloat16": "bf16", "bf16": "bf16"}
+"""Types that a model is loaded in (torch_dtype of from_pretrained, since transformers 4.56 dtype), as precisions."""
+_LOADED = ("torch_dtype", "dtype")
 _ACTORS = ("actor_num_nodes", "actor_num_gpus_per_node")
 """Nodes, and ranks of each, of the model that OpenRLHF's PPO updates (openrlhf/cli/train_ppo_ray.py)."""
 _LENGTHS = (
@@ -173,6 +177,17 @@ def read(config: Config, world: int | None = None) -> Configuration:
     unread = unread or isinstance(config, Partial) or isinstance(engine, Partial)
     own_type = keys.truth(f"{at}use_unsloth", "job.precision")  # of the device: bf16, else fp16
     unstated = None if own_type or unread else "bf16" if of_trl and bf16 is None else "fp32"
+    trained, unpriced = tuning(keys, at)
+    if type_ in (None, "fp32", "tf32") and unstated == "fp32" and not isinstance(inner, dict):
+        paths = tuple(f"{at}{name}" for name in _LOADED)
+        half = _HALVES.get(str(Keys(config).take(paths, "")).removeprefix("torch."))
+        if half and (stack == "accelerate" or (stack == "deepspeed" and launched is None)):
+            keys.take(paths, "job.precision")
+            type_, word = half, PRECISIONS[half].compute
+            follows = stack == "accelerate" and not trained  # DeepSpeed's master and peft's adapters are of 32 bits
+            job |= {"types": dict.fromkeys(("reduce", "accumulate", "master"), word)} if follows else {}
+            state = ", and the optimizer's state is of it" if follows else ""
+            typed = (f"the model is loaded in {word} and no mixed precision is set: it computes in it{state}",)
     if stack == "accelerate" and zero and launched is None:
         options |= reduction(type_)
     options |= attention(keys, at)
@@ -182,7 +197,6 @@ def read(config: Config, world: int | None = None) -> Configuration:
     whole = keys.count(f"{at}train_batch_size", "job.global_batch")
     if whole and f"{at}gradient_accumulation_steps" not in keys.understood:
         steps = divided(whole, product(micro, replicas))
-    trained, unpriced = tuning(keys, at)
     scored, sequences, preferred = preferring(keys, at, bool(trained))
     micro = product(micro, sequences)
     layout = StatedLayout(
