@@ -93,8 +93,24 @@ def test_a_change_without_a_value_is_refused_with_what_it_needs(experts: Path) -
 def test_tp_is_tried_with_the_sequence_parallelism_that_the_file_asks_for(experts: Path) -> None:
     for flag, refused in (("", True), (" --sequence-parallel", False)):
         (experts / "again.sh").write_text((experts / "run.sh").read_text() + flag)
-        tried = json_of(experts, "plan --from again.sh --cluster dgx-h200 --json --try", "tp=2")
+        tried = json_of(experts, "plan --from again.sh --cluster dgx-h200 --json --try", "tp=2+ep=8")
         assert ("sequence parallelism" in tried["changes"][0]["reason"]) is refused
+
+
+def test_a_field_that_the_file_leaves_to_follow_another_follows_it(experts: Path) -> None:
+    """Megatron's expert tensor parallelism is that of tp, where no flag says it: in tries, and in what to change."""
+    text = (experts / "run.sh").read_text().replace("--expert-model-parallel-size 16", "--sequence-parallel")
+    text += " --expert-model-parallel-size 2 --tensor-model-parallel-size 4"
+    for flag, refused in (("", False), (" --expert-tensor-parallel-size 4", True)):
+        (experts / "again.sh").write_text(text + flag)
+        tried = json_of(experts, "plan --from again.sh --cluster dgx-h200 --json --try", "tp=2+ep=8")["changes"][0]
+        assert ("ep x etp = 8 x 4 does not divide" in tried["reason"]) is refused, tried
+        assert refused or "etp=2" in tried["strategy"]
+    (experts / "again.sh").write_text(text)
+    better = json_of(experts, "plan --from again.sh --cluster dgx-h200 --where ep=2,tp=2,etp=2,pp=1 --json")
+    settings = [edit["key"] for change in better["changes"] for edit in change["settings"]]
+    assert "--tensor-model-parallel-size" in settings
+    assert "--expert-tensor-parallel-size" not in settings
 
 
 def test_fp32_that_no_key_asks_for_is_said_with_its_remedy(experts: Path) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 from phalanx.answers.configurations.export import TARGETS
 from phalanx.answers.question.question import Question
-from phalanx.answers.question.read import FOLLOWED, Reading
+from phalanx.answers.question.read import Reading
 from phalanx.frameworks.configuration import shown
 from phalanx.frameworks.keys import key_table
 from phalanx.frameworks.registry import row_of
@@ -115,14 +115,20 @@ class FileSettings:
         self.first = self.first or old
         result = []
         said = {plain(edit.key) for edits in own_words.values() for edit in edits}
-        left = self._no_longer_followed(before.strategy, after.strategy)
+        s, left = after.strategy, self._no_longer_followed(before.strategy, after.strategy)
+        along = {n for n, other in self.q.followed.items() if getattr(s, n) == getattr(s, other)}
         for key in dict.fromkeys((*old, *new)):
             name = self._field_of(key)
             if (
                 name in ("zero", "shard") and after.strategy.dp * after.strategy.cp == 1
             ):  # shards nothing, as it stands
                 continue
-            if (old.get(key) == new.get(key) and name not in left) or name in own_words or plain(key) in said:
+            if (
+                name in along
+                or (old.get(key) == new.get(key) and name not in left)
+                or name in own_words
+                or plain(key) in said
+            ):
                 continue
             name, own = (
                 self.own.get(plain(key)) or self._earlier(name, old, new) or (self._spelt(key.lstrip("-")), "")
@@ -151,13 +157,10 @@ class FileSettings:
 
     def _no_longer_followed(self, before: Strategy, after: Strategy) -> Container[str]:
         """Return the fields that the file leaves to follow another one, and that no longer do: they must be said."""
-        stated = {meaning.rpartition(".")[2] for meaning in self.c.understood.values()}
         return {
             name
-            for name, other in FOLLOWED.items()
-            if name not in stated
-            and getattr(before, name) == getattr(before, other)
-            and getattr(after, name) != getattr(after, other)
+            for name, other in self.q.followed.items()
+            if getattr(before, name) == getattr(before, other) and getattr(after, name) != getattr(after, other)
         }
 
     def _earlier(self, field: str, old: Mapping[str, str], new: Mapping[str, str]) -> tuple[str, str] | None:

@@ -285,7 +285,8 @@ def _steps(
 ) -> Iterator[tuple[tuple[str, ...], FileState | None, str, FileState]]:
     """Yield (fields, price of them alone, why there is none, price together) from one state to the other, whichever
     brings most first; what is legal only together is one step."""
-    left = [g for g in GROUPS if any(_value(now, n) != _value(better, n) for n in g)]
+    along = {n for n, other in prices.q.followed.items() if _value(better, n) == _value(better, other)}
+    left = [g for g in GROUPS if any(_value(now, n) != _value(better, n) for n in g if n not in along)]
     if better.strategy.dp * better.strategy.cp == 1:  # there is nothing to shard over
         left = [g for g in left if "zero" not in g]
     elif better.strategy.zero == prices.q.void_zero:  # as the file says already
@@ -341,6 +342,10 @@ def _with(prices: _Prices, state: FileState, better: FileState, names: tuple[str
             table[name] = getattr(better.strategy, name)
         else:
             options = {n: v for n, v in options.items() if n != name} | {name: getattr(better.options, name)}
+    for name, other in prices.q.followed.items():
+        source = (better if name in names else state).strategy
+        if getattr(source, name) == getattr(source, other):
+            table[name] = table[other]
     inner = table["tp"] * table["cp"] * table["pp"]
     world = better.strategy.world
     if world % inner:

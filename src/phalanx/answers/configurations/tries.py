@@ -138,6 +138,9 @@ def _asked(item: str, query: Query, base: Question) -> tuple[Question, str]:
             table[name] = value
             if name in _SPLITS:
                 table.pop("layers", None)
+    for name, other in base.followed.items():
+        if name not in dict(_parts(item)):
+            table[name] = table.get(other, 1)
     seq = fields.get("seq", 0)
     if seq > base.pricing.model.max_seq:
         fields["changes"] = (*query.changes, f"model.max_seq={seq}")

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from phalanx.answers.question.query import Configured, Query
-from phalanx.answers.question.read import UNSET, Reading, left_even, open_ranks, origins, read, undivided
+from phalanx.answers.question.read import UNSET, Reading, followed, left_even, open_ranks, origins, read, undivided
 from phalanx.answers.question.stated import READ_BY, job_of, model_of, options_of, strategy_of
 from phalanx.cost.analytic.profile import FIELDS as CONSTANTS
 from phalanx.frameworks.caveats import Caveat
@@ -111,6 +111,7 @@ def query_by(path: Path, asked: Query, reading: Reading | None = None) -> tuple[
         reading.training,
         void_zero,
         strategy.tp == 1 and any(truth(Keys(reading.config).take(key, "")) for key in asks_sp),
+        followed(c) if asked.strategy is None else {},
         asked.strategy is None and origins(c).get("dp", "").startswith("derived: world"),
     )
 

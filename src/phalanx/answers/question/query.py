@@ -8,7 +8,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, TypedDict
 
@@ -74,6 +74,8 @@ class Configured:
     """The ZeRO level of a file whose data parallelism is one rank."""
     void_sp: bool = False
     """Whether it asks for sequence parallelism, and has one rank of tensor parallelism."""
+    followed: Mapping[str, str] = field(default_factory=dict)
+    """Fields that it leaves to follow another one, and that other: etp after tp."""
     fills: bool = False
     """Whether its dp is what the other degrees leave of the GPUs."""
 

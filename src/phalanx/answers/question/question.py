@@ -5,9 +5,9 @@ precision, with the price of its strategy and the premises that each output stat
 that runtime runs it, unless a stack is named.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Literal
 
@@ -85,6 +85,8 @@ class Question:
     """The ZeRO level of a file whose data parallelism is one rank, which holds as soon as there are more."""
     void_sp: bool = False
     """Whether a file with one rank of tensor parallelism asks for sequence parallelism, likewise."""
+    followed: Mapping[str, str] = field(default_factory=dict)
+    """Fields that a file leaves to follow another one, and that other: etp after tp."""
 
     @cached_property
     def pricing(self) -> Pricing:

@@ -216,10 +216,20 @@ def open_ranks(c: Configuration, config: Config) -> str:
     return "--gpus says it"
 
 
-FOLLOWED = {"etp": "tp"}
+_FOLLOWED = {"etp": "tp"}
 """A field that a file may leave out -> the field whose value it then has."""
 _PARTS = {"param": "parameter"}
 """Parts of the model's state by their key -> as an option calls them."""
+
+
+def followed(c: Configuration) -> dict[str, str]:
+    """Return the fields that a file leaves to follow another one, which its reader gave them: field -> that other."""
+    s, stated = c.layout, {meaning.rpartition(".")[2] for meaning in c.understood.values()}
+    return {
+        name: other
+        for name, other in _FOLLOWED.items()
+        if name not in stated and getattr(s, name) is not None and getattr(s, name) == getattr(s, other)
+    }
 
 
 def origins(c: Configuration) -> dict[str, str]:
@@ -247,7 +257,7 @@ def origins(c: Configuration) -> dict[str, str]:
         "global_batch": ("micro_batch x accumulation x dp", bool(micro)),
         "micro_batch": ("global_batch / (accumulation x dp)", bool(by_field.get("global_batch"))),
         "schedule": ("pp and virtual", s.pp is not None),
-        **{name: (other, getattr(s, name) == getattr(s, other)) for name, other in FOLLOWED.items()},
+        **{name: (other, getattr(s, name) == getattr(s, other)) for name, other in _FOLLOWED.items()},
     }
     result = {}
     for name in (*asdict(s), *c.fields, *c.options):

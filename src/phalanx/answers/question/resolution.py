@@ -142,6 +142,7 @@ def resolve(query: Query, configured: Configured, searched: bool = False, any_st
         training=configured.training,
         void_zero=configured.void_zero,
         void_sp=configured.void_sp,
+        followed=configured.followed,
     )
 
 
