@@ -15,11 +15,12 @@ from phalanx.serving.cost.step import state_bytes
 from phalanx.serving.launch import dynamo, sglang, trtllm, vllm
 from phalanx.serving.launch.arguments import refused
 from phalanx.serving.launch.parts import Launch
-from phalanx.serving.lines.reading import LinesRead, read
+from phalanx.serving.lines.reading import STOPS, LinesRead, read
 from phalanx.serving.plan_file import LatencyLimits, ServedLoad, ServingPlan, Workers
 from phalanx.serving.question import NamedQuestion, ask
 from phalanx.serving.request import ServingRequest
 from phalanx.serving.search.answering import ServingAnswer, answer
+from phalanx.serving.search.copies import Copy
 from phalanx.serving.search.misses import lost as lost_words
 from phalanx.serving.search.neighbours import neighbours
 from phalanx.serving.search.question import ServingCandidate, ServingQuestion
@@ -81,6 +82,8 @@ class ServingPlanAnswer(Answer):
     """Of the whole model's recurrences."""
     requests_that_fit: int
     """Whose caches fit at once."""
+    memory: str
+    """What weights and cache have of a GPU."""
     best: PlannedDeployment
     alternatives: tuple[PlannedDeployment, ...]
     """The best of each other family within the limits."""
@@ -98,6 +101,11 @@ class ServingPlanAnswer(Answer):
     """What of the lines that were read is assumed, missing, not modelled or not judged, and matters."""
     notes: tuple[str, ...] = field(default=(), repr=False, metadata=DRAWN)
 
+    @property
+    def passed(self) -> bool:
+        """Whether the server of the lines that were read starts."""
+        return not any(caveat.startswith(STOPS) for caveat in self.caveats)
+
 
 def serve_plan(
     request: ServingRequest | None = None, *, source: Sequence[str | Path] = (), **fields: Any
@@ -109,14 +117,16 @@ def serve_plan(
     `fields`: the fields of a ServingRequest, in place of one. `source`: files with the lines of a server and of a
     benchmark, which say what `fields` do not. Raises InputError."""
     lines = read([Path(each) for each in source], fields) if source else LinesRead(fields, (), ())
-    query = ask(request if request is not None else _request(lines.fields))
+    if source and not lines.loaded:
+        raise InputError("input, output", None, "missing: the file starts no benchmark", "e.g. 1024 and 128")
+    query = ask(request if request is not None else as_request(lines.fields))
     search = Search(query.question, query.layout)
     searched = answer(search)
     q = searched.question
     per_token, state, fits = cache_of(searched)
     workers = searched.best.groups[-1]
     taken = taken_of_checkpoint(q.model, query.model_name, searched.best.weights)
-    too_long = lines.too_long(workers.cache_tokens // workers.layout.attention_dp)
+    room = workers.cache_tokens // workers.layout.attention_dp
 
     def listed(c: ServingCandidate) -> PlannedDeployment:
         plan = as_plan(query, c)
@@ -136,6 +146,7 @@ def serve_plan(
         kv_bytes_per_token=per_token,
         state_bytes_per_request=state,
         requests_that_fit=fits,
+        memory=memory_words(search.copy_of(searched.best.weights, workers.layout)),
         best=listed(searched.best),
         alternatives=tuple(map(listed, searched.finalists[1:])),
         front=tuple(map(listed, searched.front)),
@@ -148,7 +159,7 @@ def serve_plan(
         simulated=searched.simulated,
         plan=as_plan(query, searched.best),
         search=searched,
-        caveats=(*too_long, *lines.caveats, *query.caveats, *([taken] if taken else [])),
+        caveats=(*lines.stopped(room), *lines.caveats, *query.caveats, *([taken] if taken else [])),
         notes=(*lines.notes, *query.notes),
     )
 
@@ -167,7 +178,7 @@ def _figures(best: ServingCandidate, q: ServingQuestion) -> dict[str, Any]:
     }
 
 
-def _request(fields: Mapping[str, Any]) -> ServingRequest:
+def as_request(fields: Mapping[str, Any]) -> ServingRequest:
     """Return fields as a request. Raises InputError for one that nothing says."""
     for name in ("model", "cluster", "gpus"):
         if fields.get(name) is None:
@@ -187,7 +198,15 @@ def cache_of(answered: ServingAnswer) -> tuple[float, float, int]:
     group = best.groups[-1]
     price = ServingPrice(q.model, q.cluster, q.engine.name, best.weights, q.cache)
     state = float(state_bytes(price.shape, price.split(ServingLayout())))
-    return price.cache_bytes_per_token, state, group.count * (group.cache_tokens // (q.input + q.output))
+    replicas = group.count * group.layout.attention_dp
+    each = group.cache_tokens // group.layout.attention_dp
+    return price.cache_bytes_per_token, state, replicas * (each // (q.input + q.output))
+
+
+def memory_words(copy: Copy) -> str:
+    """Say what weights and cache have of a GPU, and whether that is the engine's default."""
+    room = copy.pricing.room(copy.layout)
+    return room + (", by the engine's default: --memory for another" if copy.question.memory_share is None else "")
 
 
 def _limits(q: ServingQuestion) -> LatencyLimits:

@@ -56,13 +56,25 @@ def plan(
     require_writable("--out", out)
 
     from phalanx.serving.answer import serve_plan
+    from phalanx.serving.room import server_room, without_load
     from phalanx.serving.search.question import SPARING
 
+    if (unloaded := without_load(source or (), request)) is not None:
+        room = server_room(unloaded)
+        for line in [*(f"note: {note}" for note in room.notes), "no serving plan is written: no load is said"]:
+            announce(line)
+        print_json(room.to_dict()) if shown.json else print(*room.words(), sep="\n")
+        shown.check(room)
+        return
     answer = serve_plan(source=source or (), **request)
     for note in answer.notes:
         announce(f"note: {note}")
-    serving.write(answer.plan, out)
-    announce(f"serving plan: {out}")
+    if answer.passed:
+        serving.write(answer.plan, out)
+        announce(f"serving plan: {out}")
+    else:
+        launch = None
+        announce(f"no serving plan is written to {out}: what the line starts does not start")
     try:
         if shown.json:
             print_json(answer.to_dict() | ({"launch": as_json_of(answer.plan, launch)} if launch else {}))
@@ -79,16 +91,18 @@ def plan(
 def _show(answer: ServingPlanAnswer, costs: bool) -> None:
     from phalanx.report.expense import in_words, origins
     from phalanx.report.style import drawn
-    from phalanx.serving.report import against, lines, ranked, seen
+    from phalanx.serving.report import against, cache, lines, ranked, seen
 
     search, out = answer.search, console()
     for caveat in answer.caveats:
         out.print(caveat, highlight=False, soft_wrap=True, markup=False)
     q, best = search.question, search.best
     cost = f"{answer.expense.of}: {in_words(answer.expense, answer.rates)}" if costs else ""
-    kept = answer.kv_bytes_per_token, answer.state_bytes_per_request, answer.requests_that_fit
-    for line in lines(search, kept, cost):
+    held = cache(answer)
+    for line in lines(search, held, cost) if answer.passed else held:
         out.print(line, highlight=False, soft_wrap=True)
+    if not answer.passed:
+        return
     out.print(seen(best))
     limited = " within the limits" if q.limits else ""
     out.print(ranked(search.finalists[:8], q, f"the best of each layout{limited}", best))

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from rich.table import Table
 
 from phalanx.report.style import empty_table
-from phalanx.serving.answer import RejectedNeighbour
+from phalanx.serving.answer import RejectedNeighbour, ServingPlanAnswer
 from phalanx.serving.search.answering import ServingAnswer
 from phalanx.serving.search.misses import NAMES, lost
 from phalanx.serving.search.question import ServingCandidate, ServingQuestion
@@ -84,8 +84,9 @@ def _queue_grows(o: ServingOutcome, offered: float) -> bool:
     return answered < 0.95 * offered and o.queueing.mean > 0.2 * service
 
 
-def lines(a: ServingAnswer, kept: tuple[float, float, int], cost: str) -> list[str]:
-    """Describe the choice and its results in sentences. `cost`: what tokens cost, where it is asked."""
+def lines(a: ServingAnswer, held: list[str], cost: str) -> list[str]:
+    """Describe the choice and its results in sentences. `held`: of its cache; `cost`: what tokens cost, where it is
+    asked."""
     q, c = a.question, a.best
     o = c.outcome
     assert o is not None
@@ -109,12 +110,18 @@ def lines(a: ServingAnswer, kept: tuple[float, float, int], cost: str) -> list[s
         out.append(f"of {o.requests:,} requests {', '.join(shares)} (95 % confidence)")
     if q.lost[0]:
         out.append(f"these figures are of what is left when {lost(q)} {'is' if q.lost[0] == 1 else 'are'} lost")
-    cache_bytes, state_bytes, fits = kept
-    state = f" and {state_bytes:,.0f} of states per request" if state_bytes else ""
-    workers = c.groups[-1]
-    engine = f"{workers.cache_tokens // workers.layout.attention_dp:,} tokens in an engine"
-    held = f"KV cache: {cache_bytes:,.0f} bytes per token{state}, {engine}; "
-    held += f"{fits:,} requests of {q.input:,} + {q.output:,} tokens fit"
-    out.append(held + (f"; {o.preemptions:,} preemptions" if o.preemptions else ""))
-    out.append(f"{a.evaluated:,} candidates in their steady state, {a.simulated:,} of them simulated")
-    return out
+    return [*out, *held, f"{a.evaluated:,} candidates in their steady state, {a.simulated:,} of them simulated"]
+
+
+def cache(a: ServingPlanAnswer) -> list[str]:
+    """Describe the cache of the best deployment: its size, what it holds at once, and of which memory it is."""
+    q, o, workers = a.search.question, a.search.best.outcome, a.search.best.groups[-1]
+    state = f" and {a.state_bytes_per_request:,.0f} of states per request" if a.state_bytes_per_request else ""
+    each, replicas = workers.cache_tokens // workers.layout.attention_dp, workers.count * workers.layout.attention_dp
+    size = f"{each:,} tokens"
+    if replicas > 1:
+        size += f" in each of {replicas:,} attention replicas, {replicas * each:,} in all"
+    held = f"KV cache: {a.kv_bytes_per_token:,.0f} bytes per token{state}; {size}; "
+    held += f"{a.requests_that_fit:,} requests of {q.input:,} + {q.output:,} tokens fit"
+    held += f"; {o.preemptions:,} preemptions" if o is not None and o.preemptions else ""
+    return [held, f"of a GPU weights and cache have {a.memory}"]

@@ -81,9 +81,9 @@ def test_a_distilled_checkpoint_is_not_in_8_bits(tmp_path: Path) -> None:
 
 def test_a_server_whose_cache_holds_no_longest_request_does_not_start(tmp_path: Path) -> None:
     found = _read(tmp_path / "a.sh", f"vllm serve {_8B} --max-model-len 4096")
-    assert found.too_long(4096) == ()
-    assert "--max-model-len 3072" in found.too_long(4000)[0]
-    assert _read(tmp_path / "a.sh", f"python -m sglang.launch_server --model {_8B}").too_long(1) == ()
+    assert found.stopped(4096) == ()
+    assert "--max-model-len 3072" in found.stopped(4000)[0]
+    assert _read(tmp_path / "a.sh", f"python -m sglang.launch_server --model {_8B}").stopped(1) == ()
 
 
 def test_each_group_that_attends_apart_holds_the_longest_request_itself(tmp_path: Path) -> None:

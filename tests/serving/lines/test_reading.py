@@ -56,8 +56,6 @@ def test_lines_and_options_give_one_answer(examples: int, tmp_path: Path) -> Non
             "bf16",
             "--mode",
             "aggregated",
-            "--memory",
-            "0.92",
         ]
         same += ["--slots", str(slots), "--chunk", "4096", *(["--concurrency", "8"] if "max" in str(load) else [])]
         ask = ["serve", "plan", "--cluster", "dgx-h100", "--json"]
@@ -173,7 +171,6 @@ def test_options_go_before_lines(tmp_path: Path) -> None:
         ("python train.py --lr 3", "starts no server and no benchmark; give a line of vllm serve,"),
         ("vllm serve llama3-8b\nvllm serve llama3-70b", "starts 2 servers, in lines 1, 2; leave one of them"),
         ("for C in 1 4; do vllm bench serve --model llama3-8b --max-concurrency $C; done", "starts 2 benchmarks"),
-        ("vllm serve llama3-8b", "--input, --output: missing: the file starts no benchmark"),
         ("vllm bench serve --model foo/bar", "--model: foo/bar is not a model that is known; give its config.json"),
         ("vllm bench serve", "--model: missing: the file does not say it"),
         ("vllm bench serve --model llama3-8b --dataset-name sharegpt", "--input: missing: the lengths of sharegpt"),

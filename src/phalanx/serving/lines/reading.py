@@ -26,6 +26,8 @@ from phalanx.spec.model.presets import PRESETS, published
 _SHORT_CACHE = re.compile(r"(^|/)nvidia/[^/]*-(nv)?fp[48]|-fp8-kv\b")
 """Checkpoints whose hf_quant_config.json or config.json says that keys and values are in 8 bits, which engines follow
 where --kv-cache-dtype is auto (NVIDIA/TensorRT-LLM#6294)."""
+STOPS = "does not start"
+"""How a caveat begins without which a server would start."""
 _PARTS = frozenset(
     ("nnodes", "node_rank", "headless", *(f"data_parallel_{x}" for x in ("rank", "start_rank", "size_local")))
 )
@@ -40,16 +42,22 @@ class LinesRead:
     caveats: tuple[str, ...]
     notes: tuple[str, ...]
     longest: int = 0
-    """Tokens of the longest request that the server takes, where it does not start without room for one; 0: it
-    does."""
+    """Tokens of the longest request that the server takes."""
+    checked: bool = False
+    """Whether the server does not start without room for one."""
 
-    def too_long(self, room: int) -> tuple[str, ...]:
+    @property
+    def loaded(self) -> bool:
+        """Whether lengths of requests are known."""
+        return "trace" in self.fields or {"input", "output"} <= self.fields.keys()
+
+    def stopped(self, room: int) -> tuple[str, ...]:
         """Say where the cache of an engine, a group that attends apart, of `room` tokens, does not hold the longest
-        request."""
-        if self.longest <= room:
+        request, with which the server does not start."""
+        if self.longest <= room or not self.checked:
             return ()
         reason = f"a request may have {self.longest:,} tokens, and an engine's cache holds {room:,}"
-        return (f"does not start: {reason}: --max-model-len {room // 1024 * 1024}, or more memory",)
+        return (f"{STOPS}: {reason}: --max-model-len {room // 1024 * 1024}, or more memory",)
 
 
 def read(paths: Sequence[Path], given: Mapping[str, Any]) -> LinesRead:
@@ -84,11 +92,11 @@ def read(paths: Sequence[Path], given: Mapping[str, Any]) -> LinesRead:
         + (f", {x.pods.copies} replicas" if x.pods.copies > 1 else "")
         for x in sorted(parts, key=lambda x: x.number)
     )
-    longest = 0
-    if server is not None and server.program.engine == "vllm":  # vllm/v1/core/kv_cache_utils.py checks it
-        stated = server.fields.get("context")
-        longest = stated if isinstance(stated, int) and stated > 0 else model_named(str(merged["model"]))[0].max_seq
-    return LinesRead(merged, (*judged, *caveats, *doubts), notes, longest)
+    stated, most = (server.fields.get("context") if server else None), model_named(str(merged["model"]))[0].max_seq
+    longest = stated if isinstance(stated, int) and stated > 0 else most
+    checked = server is not None and server.program.engine == "vllm"  # vllm/v1/core/kv_cache_utils.py
+    said = sorted((*judged, *caveats, *doubts), key=lambda caveat: not caveat.startswith(STOPS))
+    return LinesRead(merged, tuple(said), notes, longest, checked)
 
 
 # The server
@@ -171,7 +179,7 @@ def _too_few(server: Line, layout: str, gpus: int) -> Iterator[str]:
     if each is not None and each * size < gpus:
         have = f"a pod has {each}" if size == 1 else f"{size} pods have {each} each"
         remedy = f"set the container's limit to {-(-gpus // size)}"
-        yield f"does not start: {layout} takes {gpus} GPUs, and {have}: {remedy}"
+        yield f"{STOPS}: {layout} takes {gpus} GPUs, and {have}: {remedy}"
 
 
 def _degree(server: Line, stated: Mapping[str, Any], name: str) -> int:
@@ -216,11 +224,9 @@ def _model(name: str) -> str:
 
 
 def _load(bench: Line | None, drawn: Line | None, given: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
-    """Return the fields of the load, with what is assumed or missing. Raises InputError for lengths that nothing
-    says."""
+    """Return the fields of the load, with what is assumed or missing. Raises InputError for lengths of a benchmark
+    that nothing says."""
     if bench is None:
-        if not {"input", "output"} <= given.keys() and "trace" not in given:
-            raise InputError("input, output", None, "missing: the file starts no benchmark", "e.g. 1024 and 128")
         return {}, []
     program = bench.program
     stated = {**program.defaults, **bench.fields, **(drawn.fields if drawn is not None else {})}

@@ -1,0 +1,87 @@
+"""Whether the server of a line starts, and how large its cache is: what needs no load."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from phalanx.answers.answer import DRAWN, Answer
+from phalanx.planning.lookup import model_named
+from phalanx.serving.answer import as_request, memory_words
+from phalanx.serving.lines.reading import STOPS, LinesRead, read
+from phalanx.serving.question import ask
+from phalanx.serving.search.search import Search
+
+
+@dataclass(frozen=True)
+class ServerRoom(Answer):
+    """The cache of a line's server."""
+
+    model: str
+    cluster: str
+    engine: str
+    gpus: int
+    title: str
+    """Layout of a copy and type of weights."""
+    cache_tokens: int
+    """Tokens of an attention replica's cache, at the length of the longest request."""
+    replicas: int
+    longest: int
+    """Tokens of the longest request that the server takes."""
+    memory: str
+    """What weights and cache have of a GPU."""
+    caveats: tuple[str, ...] = ()
+    notes: tuple[str, ...] = field(default=(), repr=False, metadata=DRAWN)
+
+    @property
+    def passed(self) -> bool:
+        """Whether the server starts."""
+        return not any(caveat.startswith(STOPS) for caveat in self.caveats)
+
+    def words(self) -> list[str]:
+        """Describe it in sentences, the verdict first."""
+        fits = "fits" if self.longest <= self.cache_tokens else "does not fit"
+        size = f"{self.cache_tokens:,} tokens"
+        if self.replicas > 1:
+            size += f" in each of {self.replicas:,} attention replicas, {self.replicas * self.cache_tokens:,} in all"
+        verdict = f"starts, as far as memory says: {self.title}, {self.gpus} x GPU"
+        return [
+            *([verdict] if self.passed else []),
+            *self.caveats,
+            f"KV cache: {size}; the longest request of {self.longest:,} tokens {fits}",
+            f"of a GPU weights and cache have {self.memory}",
+            "missing: lengths of requests, without which no time is predicted: --input and --output",
+        ]
+
+
+def without_load(source: Sequence[Path], given: Mapping[str, Any]) -> LinesRead | None:
+    """Return the lines of files if they start a server, and neither they nor `given` say a load; None otherwise.
+    Raises InputError."""
+    lines = read(source, given) if source else None
+    return None if lines is None or lines.loaded or {"input", "output"} & given.keys() else lines
+
+
+def server_room(lines: LinesRead) -> ServerRoom:
+    """Return the cache of the server of some lines. Raises InputError."""
+    # The cache is counted in requests of the longest length: layers with a window keep less of those than of short.
+    most = min(lines.longest, model_named(str(lines.fields["model"]))[0].max_seq)
+    request = as_request({**lines.fields, "input": max(1, most - 1), "output": 1})
+    query = ask(request)
+    q = query.question
+    assert query.layout is not None
+    copy = Search(q, query.layout).copy_of(q.weights[0], query.layout)
+    each = copy.cache_tokens // query.layout.attention_dp
+    weights = () if each else (f"{STOPS}: {copy.missing}",)
+    return ServerRoom(
+        model=query.model_name,
+        cluster=query.cluster_name,
+        engine=q.engine.name,
+        gpus=q.gpus,
+        title=f"{request.layout}, {q.weights[0]}",
+        cache_tokens=each,
+        replicas=q.gpus // query.layout.gpus * query.layout.attention_dp,
+        longest=lines.longest,
+        memory=memory_words(copy),
+        caveats=(*(weights or lines.stopped(each)), *lines.caveats, *query.caveats),
+        notes=(*lines.notes, *query.notes),
+    )

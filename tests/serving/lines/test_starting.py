@@ -1,0 +1,60 @@
+"""A line's server that does not start, and what is said of one without a load."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from support.in_process_cli import phalanx
+
+from phalanx.serving.answer import serve_plan
+
+_MOE = "vllm serve Qwen/Qwen3-30B-A3B -dp 2 --enable-expert-parallel --max-model-len"
+_LOAD = ["--input", "1024", "--output", "8", "--requests", "4"]
+_ASK = ["serve", "plan", "--from", "run.sh", "--cluster", "dgx-h100"]
+
+
+@pytest.mark.parametrize("load", [[], _LOAD])
+def test_a_server_that_does_not_start_fails_and_leaves_no_plan(tmp_path: Path, load: list[str]) -> None:
+    """The verdict is the first line, and no speed of it is printed."""
+    (tmp_path / "run.sh").write_text(f"{_MOE} 262144 --gpu-memory-utilization 0.55")
+    code, out, err = phalanx(tmp_path, *_ASK, *load, "--launch", "engine")
+    assert (code, out.splitlines()[0].partition(":")[0]) == (1, "does not start")
+    assert "no serving plan is written" in err
+    assert not (tmp_path / "serving.json").exists()
+    assert "tokens/s" not in out
+    assert "TTFT" not in out
+    assert "vllm serve Qwen" not in out
+    code, out, _ = phalanx(tmp_path, *_ASK, *load, "--json")
+    assert (code, json.loads(out)["caveats"][0].partition(":")[0]) == (1, "does not start")
+
+
+def test_without_a_load_the_cache_and_the_longest_request_are_said(tmp_path: Path) -> None:
+    (tmp_path / "run.sh").write_text(f"{_MOE} 8192")
+    code, out, _ = phalanx(tmp_path, *_ASK)
+    assert code == 0
+    first, *rest = out.splitlines()
+    assert first == "starts, as far as memory says: tp=1,dp=2,ep=2, bf16, 2 x GPU"
+    said = "".join(rest)
+    assert "the longest request of 8,192 tokens fits" in said
+    assert "92% of 79.6 GiB" in said
+    assert "by the engine's default" in said
+    room = json.loads(phalanx(tmp_path, *_ASK, "--json")[1])
+    assert f"{room['cache_tokens']:,} tokens in each of 2 attention replicas, {2 * room['cache_tokens']:,}" in said
+    loaded = serve_plan(source=[tmp_path / "run.sh"], cluster="dgx-h100", input=8191, output=1, requests=2)
+    assert room["cache_tokens"] == loaded.plan.workers[0].cache_tokens // 2
+    assert loaded.requests_that_fit == 2 * (room["cache_tokens"] // 8192)
+
+
+def test_weights_that_leave_no_cache_do_not_start(tmp_path: Path) -> None:
+    (tmp_path / "run.sh").write_text("python -m sglang.launch_server --model meta-llama/Llama-3.1-70B --tp 1")
+    code, out, _ = phalanx(tmp_path, *_ASK)
+    assert (code, out.startswith("does not start: weights take 131.")) == (1, True)
+
+
+def test_a_benchmark_of_a_file_still_needs_its_lengths(tmp_path: Path) -> None:
+    bench = "vllm bench serve --model Qwen/Qwen3-30B-A3B --dataset-name sharegpt --num-prompts 5"
+    (tmp_path / "run.sh").write_text(f"{_MOE} 8192 &\n{bench}\n")
+    code, _, err = phalanx(tmp_path, *_ASK)
+    assert (code, "the lengths of sharegpt are not in the line" in err) == (2, True)
