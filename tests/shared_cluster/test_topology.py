@@ -561,6 +561,26 @@ def test_a_table_of_sinfo_says_which_nodes_are_free(tmp_path: Path, form: str) -
     assert "takes no jobs (State=dr" in said
 
 
+def test_nodes_under_no_switch_of_the_topology_are_left_out_of_a_list(tmp_path: Path) -> None:
+    """A partition of nodes without GPUs is in the list, and not in the fabric of the others."""
+    file = tmp_path / "sinfo.txt"
+    file.write_text("PARTITION AVAIL TIMELIMIT NODES STATE NODELIST\nall up infinite 4 idle n[3-4],cpu[1-2]\n")
+    found = free_gpus.read(file, preset("dgx-h100", 8), {"leaf0": ("n3", "n5"), "leaf1": ("n4",)})
+    assert {found.topology.hosts[int(gpu) // 8] for gpu in found.free} == {"n3", "n4"}
+    assert found.notes[0] == "left out: cpu[1-2]: under none of the topology's switches"
+    assert "the plan's nodes have as many; a list with GRES does, or a table" in found.notes[1]
+    with pytest.raises(InputError, match=r"lists no node that is under the topology's switches; it lists n\[3-4\],c"):
+        free_gpus.read(file, preset("dgx-h100", 8), {"leaf0": ("m1",)})
+
+
+def test_a_list_of_nodes_knows_no_switches(tmp_path: Path) -> None:
+    (tmp_path / "sinfo.txt").write_text("NODELIST STATE\nn[1-4] idle\n")
+    out = text_of(tmp_path, "cluster read sinfo.txt")
+    assert "4 hosts: n[1-4]" in out
+    assert "missing: the switches that they are under" in out
+    assert "under 1 leaf" not in out
+
+
 def test_a_table_of_sinfo_with_the_gpus_in_use(tmp_path: Path) -> None:
     rows = (
         "NODELIST  GRES               GRES_USED                STATE\n"
@@ -621,7 +641,7 @@ def test_pods_take_gpus_of_nodes_that_kubectl_describes(tmp_path: Path) -> None:
         "left out: n4: takes no jobs (not Ready)",
     )
     out, err = phalanx(tmp_path, "cluster", "read", "nodes.txt")[1:]
-    assert "all: n[1-4]" in out
+    assert "4 hosts: n[1-4]" in out
     assert "n1: jobs have 4 of 8 GPUs" in err
 
 

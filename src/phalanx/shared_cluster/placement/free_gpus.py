@@ -18,7 +18,7 @@ from typing import Any, get_args
 
 import numpy as np
 
-from phalanx.shared_cluster.topology.hostlist import expand
+from phalanx.shared_cluster.topology.hostlist import compress, expand
 from phalanx.shared_cluster.topology.reading import nodes_of
 from phalanx.shared_cluster.topology.scheduled_nodes import free_of
 from phalanx.spec.cluster.presets import resized
@@ -48,7 +48,7 @@ def read(path: Path, cluster: ClusterSpec, leaves: Mapping[str, Sequence[str]] |
 
     `leaves`: the nodes of each leaf switch, in place of the file's. Raises InputError.
     """
-    content, notes, unnumbered = _content(path, cluster, leaves is not None)
+    content, notes, unnumbered = _content(path, cluster, leaves)
     if not isinstance(content, dict) or not isinstance(content.get("free"), dict):
         raise InputError("free", str(path), "has no table `free`", 'write {"free": {"node0": "0-7"}}')
     for key in content:
@@ -91,9 +91,12 @@ def read(path: Path, cluster: ClusterSpec, leaves: Mapping[str, Sequence[str]] |
     return FreeGpus(cluster, topology, np.array(sorted(free), dtype=np.int64), notes, unnumbered)
 
 
-def _content(path: Path, cluster: ClusterSpec, has_leaves: bool) -> tuple[Any, tuple[str, ...], tuple[str, ...]]:
-    """Return what a file of JSON says, or a scheduler's list of nodes; what is left out or assumed; and nodes of
-    which only the number of free GPUs is known. Raises InputError."""
+def _content(
+    path: Path, cluster: ClusterSpec, leaves: Mapping[str, Sequence[str]] | None
+) -> tuple[Any, tuple[str, ...], tuple[str, ...]]:
+    """Return what a file of JSON says, or a scheduler's list of nodes, without those that are under none of the
+    `leaves`; what is left out or assumed; and nodes of which only the number of free GPUs is known. Raises
+    InputError."""
     text = read_text(path, "free")
     nodes = nodes_of(text, path.name)
     if not nodes and not text.lstrip().startswith(("{", "[")):
@@ -102,10 +105,19 @@ def _content(path: Path, cluster: ClusterSpec, has_leaves: bool) -> tuple[Any, t
         raise InputError("free", str(path), reason, f'write {{"free": {{"node0": "0-7"}}}}, or {remedy}')
     if not nodes:
         return read_json(path, "free"), (), ()
+    apart: tuple[str, ...] = ()
+    if leaves is not None:
+        under = {name for hosts in leaves.values() for name in hosts}
+        others = [node.name for node in nodes if node.name not in under]
+        nodes = [node for node in nodes if node.name in under]
+        if not nodes:
+            reason = "lists no node that is under the topology's switches"
+            raise InputError("free", path.name, reason, f"it lists {compress(others)[:200]}")
+        apart = (f"left out: {compress(others)}: under none of the topology's switches",) if others else ()
     size = cluster.ranks_per_node
     listed = free_of(nodes, path.name, size, alike=cluster.tiers[0].ranks >= size)
-    names = {} if has_leaves else {"nodes": ",".join(listed.nodes)}
-    return {"free": listed.free} | names, listed.notes, listed.unnumbered
+    names = {"nodes": ",".join(listed.nodes)} if leaves is None else {}
+    return {"free": listed.free} | names, (*apart, *listed.notes), listed.unnumbered
 
 
 def _remedy(host: str, known: Mapping[str, int]) -> str:

@@ -128,9 +128,13 @@ def summary(content: SwitchTree | GpuTopology, device: str | None = None, nodes:
         yield from gpus.placement(content)
         yield from gpus.assumed(content, device, nodes)
         return
+    if not content.stated:
+        yield f"{len(content.hosts)} hosts: {compress(content.hosts)}"
+        yield "missing: the switches that they are under, which this list does not say; assumed: one leaf over all"
+        return
     sizes = sorted(len(hosts) for hosts in content.leaves.values())
     each = f"{sizes[0]} to {sizes[-1]} hosts" if sizes[0] < sizes[-1] else f"{sizes[0]} hosts each"
-    yield f"{sum(sizes)} hosts under {len(sizes)} leaf switches of {each}"
+    yield f"{sum(sizes)} hosts under {len(sizes)} leaf switch{'es' if len(sizes) > 1 else ''} of {each}"
     if content.oversubscription > 1:
         yield f"{content.oversubscription:.2f} times as much to hosts as to other switches, at the fullest leaf"
     for leaf, hosts in content.leaves.items():

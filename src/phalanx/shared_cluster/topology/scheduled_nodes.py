@@ -88,7 +88,9 @@ def free_of(nodes: Sequence[ScheduledNode], file: str, size: int, alike: bool) -
     if counted:
         notes.append(f"assumed: {compress(counted)}: the last GPUs are free; how many is said, and not which")
     if assumed:
-        notes.append(f"assumed: {compress(assumed)} {_have(len(assumed))} {size} GPUs: the list does not say")
+        other = 'a list with GRES does, or a table {"free": {"NODES": "0-3"}}'
+        what = f"{_have(len(assumed))} {size} GPUs: the list does not say, the plan's nodes have as many; {other}"
+        notes.append(f"assumed: {compress(assumed)} {what}")
     if not free:
         raise InputError("free", file, "has no node with GPUs that are known to be free", "; ".join(notes)[:400])
     return FreeList(free, tuple(n.name for n in sized if n.gpus), tuple(notes), tuple(counted))

@@ -84,7 +84,7 @@ def read_yaml(text: str, file: str) -> SwitchTree:
 
 def of_nodes(hosts: Sequence[str], file: str) -> SwitchTree:
     """Return the tree of hosts of whose switches a scheduler's list says nothing. Raises InputError."""
-    return checked(SwitchTree({"all": tuple(hosts)} if hosts else {}, {}), file)
+    return checked(SwitchTree({"all": tuple(hosts)} if hosts else {}, {}, stated=False), file)
 
 
 def _fields(line: str, file: str) -> dict[str, str]:

@@ -26,6 +26,8 @@ class SwitchTree:
     """Switches below each other switch."""
     oversubscription: float = 1.0
     """A leaf's links to hosts over its links to other switches."""
+    stated: bool = True
+    """Whether the switches were listed; else one is assumed over all hosts."""
 
     @property
     def hosts(self) -> list[str]:
