@@ -11,6 +11,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+import yaml
 from support.in_process_cli import error_of, json_of, phalanx, text_of
 
 from phalanx.answers.configurations.improve import Improvement, improve
@@ -281,3 +282,37 @@ def test_what_fits_only_with_its_state_on_the_host_is_answered_by_that(seq: int,
     said = text_of(tmp_path, *asked) if fits else error_of(tmp_path, *asked)
     assert ("fsdp_offload_params" if fits else "nothing fits") in said
     assert "tp=" not in said
+
+
+def test_what_brings_little_as_things_are_waits_for_the_change_that_makes_it_matter() -> None:
+    """No row is without a setting (an order of ranks without a pipeline) or without a gain or loss."""
+    words = EXPERTS.replace("--nnodes 4", "--nnodes 2").replace("--seq-length 4096", "--seq-length 2048")
+    words = words.replace("--global-batch-size 256", "--global-batch-size 128").replace("alltoall", "allgather")
+    words = words.replace("--pipeline-model-parallel-size 4 --num-layers-per-virtual-pipeline-stage 4", "")
+    for overlaps in (" --overlap-grad-reduce --overlap-param-gather", " --tensor-model-parallel-size 2"):
+        words = words.replace(overlaps, "")
+    x = improved(f"{words} --tensor-model-parallel-size 4")
+    assert len(x.changes) > 3
+    before = x.now
+    for change in x.changes:
+        assert change.settings, change.fields
+        assert abs(change.together.step_time_s / before.step_time_s - 1) > 0.001, change.fields
+        before = change.together
+
+
+def test_settings_that_one_change_moves_and_another_ends_are_those_of_the_export(tmp_path: Path) -> None:
+    """FSDP recomputes by a key of its own, which a later change without recomputation turns off."""
+    (tmp_path / "a.sh").write_text(
+        "torchrun --nproc_per_node 4 train.py --model_name_or_path meta-llama/Llama-2-7b-hf --bf16 True"
+        " --per_device_train_batch_size 16 --gradient_accumulation_steps 1 --model_max_length 2048"
+        " --gradient_checkpointing True --output_dir out"
+    )
+    ask = "plan --from a.sh --model llama2-7b --cluster dgx-a100 --out p.json --json"
+    changes = json_of(tmp_path, ask)["changes"]
+    text_of(tmp_path, "export p.json --to accelerate --out out")
+    written = yaml.safe_load((tmp_path / "out/accelerate.yaml").read_text())["fsdp_config"]
+    edits = [e for change in changes for e in change["settings"] if e["key"].startswith("fsdp_config.")]
+    left = {e["key"].removeprefix("fsdp_config."): str(e["new"]) for e in edits}
+    on = {"True": "on"}
+    assert left == {key: on.get(str(value), str(value)) for key, value in written.items()}
+    assert len(changes) > 1

@@ -101,7 +101,8 @@ class FileSettings:
         differ = {
             plain(key) for key in {**(old or {}), **(new or {})} if (old or {}).get(key) != (new or {}).get(key)
         }
-        own_words = self._in_own_words(after, changed, differ)
+        moved = {plain(key) for key, value in self.first.items() if (old or {}).get(key) != value}
+        own_words = self._in_own_words(after, changed, differ, moved)
         if new is None:
             row = row_of(self.q.stack)
             entries = {**row.strategy, **row.options}
@@ -183,10 +184,11 @@ class FileSettings:
         return _OF_A_TRAINER.get(plain(key)) or next(fields, "").removeprefix("strategy.")
 
     def _in_own_words(
-        self, after: FileState, changed: Mapping[str, Any], differ: Container[str]
+        self, after: FileState, changed: Mapping[str, Any], differ: Container[str], moved: Container[str]
     ) -> dict[str, tuple[Edit, ...]]:
         """Return the edits of fields that the file says by a key that is not among those which `differ` in the export
-        of its stack: a number, or whether blocks are recomputed. A micro-batch comes with the accumulation that keeps
+        of its stack, nor was `moved` to another by an earlier change: a number, or whether blocks are recomputed. A
+        micro-batch comes with the accumulation that keeps
         the global batch."""
         result: dict[str, tuple[Edit, ...]] = {}
         for name in _OWN.intersection(changed):
@@ -194,7 +196,7 @@ class FileSettings:
             if name == "recompute" and changed[name][1] in _WORDS:
                 said = [path for path in paths if self.own.get(plain(path), ("", ""))[1] in _WORDS]
                 paths = said if len(said) == 1 else paths
-            if len(paths) != 1 or plain(paths[0]) in differ:
+            if len(paths) != 1 or plain(paths[0]) in differ or plain(paths[0]) in moved:
                 continue
             key, value = self.own.get(plain(paths[0]), (shown(paths[0]), ""))
             new = changed[name][1]
@@ -229,7 +231,9 @@ class FileSettings:
     def now(self, key: str, own: str, old: Mapping[str, str]) -> str:
         """Return a setting as the file has it, or as an earlier change left it."""
         before = self.first.get(key)
-        return own if before is None or before == old.get(key) else old.get(key, "")
+        if before is None:  # where an earlier change brought it, as that one left it
+            return old.get(key, own)
+        return own if before == old.get(key) else old.get(key, "")
 
     def _left_over(
         self, old: Mapping[str, str], new: Mapping[str, str], changed: Mapping[str, Any]

@@ -284,7 +284,8 @@ def _steps(
     prices: _Prices, now: FileState, better: FileState
 ) -> Iterator[tuple[tuple[str, ...], FileState | None, str, FileState]]:
     """Yield (fields, price of them alone, why there is none, price together) from one state to the other, whichever
-    brings most first; what is legal only together is one step."""
+    brings most first; what is legal only together is one step, and what brings little as things are waits for the
+    rest."""
     along = {n for n, other in prices.q.followed.items() if _value(better, n) == _value(better, other)}
     left = [g for g in GROUPS if any(_value(now, n) != _value(better, n) for n in g if n not in along)]
     if better.strategy.dp * better.strategy.cp == 1:  # there is nothing to shard over
@@ -320,8 +321,9 @@ def _best(
             there = _with(prices, state, better, tuple(n for i in chosen for n in left[i]))
         except InputError:
             continue
-        candidates.append((not there.fits, there.seconds, chosen, there))
-    return min(candidates, key=lambda f: f[:3])[2:] if candidates else None
+        little = there.fits is state.fits and abs(there.seconds - state.seconds) < _WORTH * state.seconds
+        candidates.append((little, not there.fits, there.seconds, chosen, there))
+    return min(candidates, key=lambda f: f[:4])[3:] if candidates else None
 
 
 def _alone(
