@@ -83,6 +83,7 @@ def test_a_server_whose_cache_holds_no_longest_request_does_not_start(tmp_path: 
     found = _read(tmp_path / "a.sh", f"vllm serve {_8B} --max-model-len 4096")
     assert found.stopped(4096) == ()
     assert "--max-model-len 3072" in found.stopped(4000)[0]
+    assert found.stopped(900)[0].endswith("cache holds 900: more memory")
     assert _read(tmp_path / "a.sh", f"python -m sglang.launch_server --model {_8B}").stopped(1) == ()
 
 

@@ -57,7 +57,8 @@ class LinesRead:
         if self.longest <= room or not self.checked:
             return ()
         reason = f"a request may have {self.longest:,} tokens, and an engine's cache holds {room:,}"
-        return (f"{STOPS}: {reason}: --max-model-len {room // 1024 * 1024}, or more memory",)
+        shorter = f"--max-model-len {room // 1024 * 1024}, or " if room >= 1024 else ""
+        return (f"{STOPS}: {reason}: {shorter}more memory",)
 
 
 def read(paths: Sequence[Path], given: Mapping[str, Any]) -> LinesRead:
