@@ -52,7 +52,7 @@ class OneLineErrors(LazyGroup):
         sys.exit(code if isinstance(code, int) else 0)
 
 
-_PRICE = "write --rates price=2.5"
+_PRICE = "here write --rates price=2.5"
 """Where the price of a GPU-hour is said to commands that have no option for it alone."""
 
 
@@ -65,11 +65,13 @@ def _one_line(error: Any, words: Sequence[str]) -> str:
     reason = str(error.message).removeprefix("Input ").rstrip(".")
     reason = reason[:1].lower() + reason[1:]
     if name == "NoSuchOption":
-        if error.option_name == "--price" and context and any("--rates" in p.opts for p in context.command.params):
-            return str(InputError("--price", None, f"no such option of {context.command_path}", _PRICE))
-        if others := _others_with(error.option_name, context):
+        has_rates = bool(context) and any("--rates" in p.opts for p in context.command.params)
+        others = _others_with(error.option_name, context)
+        homes = [f"it is of {' and '.join(others)}"] if others else []
+        homes += [_PRICE] if error.option_name == "--price" and has_rates else []
+        if homes:
             reason = f"no such option of {context.command_path}"
-            return str(InputError(error.option_name, None, reason, f"it is of {' and '.join(others)}"))
+            return str(InputError(error.option_name, None, reason, "; ".join(homes)))
         options = {"--help", *(option for p in context.command.params for option in p.opts)} if context else ()
         remedy = _inside(error.option_name, _given([error.option_name], words), options)
         return str(

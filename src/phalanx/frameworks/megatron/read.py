@@ -26,6 +26,7 @@ from phalanx.frameworks.trainer_tuning import preferring, tuning
 from phalanx.spec.errors import InputError
 from phalanx.spec.number_formats import NUMBER_FORMATS
 from phalanx.spec.strategy import stack_options
+from phalanx.spec.strategy.zero_levels import ZERO_LEVELS
 
 KEYS = key_table("megatron")
 _SWITCHES = (
@@ -218,7 +219,7 @@ def read(config: Config, world: int | None = None) -> Configuration:
     if truth(flag("deepspeed", "stack")):  # Megatron-DeepSpeed, whose unfused releases are known by published runs
         stack = "megatron-deepspeed-2022-bf16" if named == "bf16" else "megatron-deepspeed-2022"
     early = next((name for name in _EARLY if args.get(name, args.get(name.replace("_", "-")))), "")
-    if early and stack == "megatron-core" and zero == 0 and not sp:
+    if early and stack == "megatron-core" and not sp and zero is not None and not ZERO_LEVELS[zero].state:
         stack = _EARLY[early]
         preferred = (*preferred, f"--{early.replace('_', '-')} is a flag of releases before May 2022: {stack}")
     if trained:  # ms-swift's adapters, which Megatron-Core has none of
