@@ -448,6 +448,11 @@ def test_deepspeeds_file_of_accelerate_and_of_axolotl_is_read(tmp_path: Path) ->
         assert c.options["parameter_offload"] is True
 
 
+def test_a_comma_that_is_missing_is_said_by_its_line(tmp_path: Path) -> None:
+    (tmp_path / "neox.yml").write_text('{\n  # sizes\n  "num-layers": 36\n  "hidden-size": 5120,\n}\n')
+    assert "a comma or } is missing before line 4" in error_of(tmp_path, "read", "neox.yml")
+
+
 def test_a_template_is_said_to_be_one(tmp_path: Path) -> None:
     (tmp_path / "job.yaml").write_text("apiVersion: v1\nkind: Job\nmetadata: {name: {{ .Release.Name }}}\n")
     assert "it is a template ({{ }}): give what it is rendered to" in error_of(tmp_path, "read", "job.yaml")

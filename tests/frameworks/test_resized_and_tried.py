@@ -113,11 +113,21 @@ def test_a_field_that_the_file_leaves_to_follow_another_follows_it(experts: Path
     assert "--expert-tensor-parallel-size" not in settings
 
 
+def test_words_of_the_launcher_and_of_the_framework_are_taken(experts: Path) -> None:
+    """Short switches that are joined (srun -lu), and Megatron's word for a dispatcher."""
+    (experts / "again.sh").write_text("srun -lu -N 2 " + (experts / "run.sh").read_text())
+    tried = json_of(experts, "plan --from again.sh --cluster dgx-h200 --json --try", "dispatch=allgather")
+    assert not any("lu" in caveat["keys"] for caveat in tried["question"]["caveats"])
+    assert tried["changes"][0]["step_time_s"] != tried["now"]["step_time_s"]
+    (experts / "again.sh").write_text((experts / "run.sh").read_text().replace("--bf16", ""))
+    assert "peak of 16 bits, not of fp32" in text_of(experts, "predict again.sh --cluster dgx-h200")
+
+
 def test_fp32_that_no_key_asks_for_is_said_with_its_remedy(experts: Path) -> None:
     for word, said in (("", True), ("--bf16", False)):
         (experts / "again.sh").write_text((experts / "run.sh").read_text().replace("--bf16", word))
         err = phalanx(experts, "predict again.sh --cluster dgx-h200")[2]
-        assert ("computes in fp32, 4 bytes an activation; --try bf16 prices bf16" in err) is said
+        assert ("4 bytes an activation; phalanx plan --from FILE --try bf16 prices bf16" in err) is said
 
 
 def test_the_fewest_gpus_that_would_do_may_be_a_part_of_a_node(tmp_path: Path) -> None:

@@ -188,6 +188,13 @@ def test_branches_are_decided_by_the_script_and_else_named() -> None:
     assert notes[0] == "line 2: FP8 of the environment decides, taken as unset: O is a, else b"
     assert notes[1].startswith("line 3: ")
     assert "P is 1, else 2" in notes[1]
+
+
+def test_a_command_that_a_variable_adds_to_is_said_by_what_it_adds() -> None:
+    words = " ".join(f"--flag-{n} {n}" for n in range(40))
+    found = follow(f'C="train.py {words}"\nif [ -n "$KEY" ]; then C="$C --wandb-project p"; fi\n$C')
+    (note,) = (fork.note(found.invocations[0].names | {"C"}) for fork in found.forks)
+    assert note == "line 2: KEY of the environment decides, taken as unset: C is ..., else ... --wandb-project p"
     assert found.forks[0].note(frozenset("X")) == ""
 
 

@@ -53,12 +53,21 @@ def documents(text: str, suffix: str, where: str) -> list[Any]:
     except InputError:
         raise
     except (ValueError, yaml.YAMLError) as error:
-        reason = " ".join(str(error).split())[:160] or "it holds a number of more than 4,200 digits"
+        reason = (
+            _unseparated(error) or " ".join(str(error).split())[:160] or "it holds a number of more than 4,200 digits"
+        )
         template = "it is a template ({{ }}): give what it is rendered to" if re.search(r"{{.*}}", text) else ""
         raise InputError("file", where, f"cannot be parsed: {reason}", template) from error
     if (keys := sum(map(_count, values))) > MOST_KEYS:
         raise InputError("file", where, f"has {keys:,} keys", f"at most {MOST_KEYS:,} are read")
     return values
+
+
+def _unseparated(error: Exception) -> str:
+    """Say where YAML misses a comma or the end of a list or table; "" of any other error."""
+    mark = getattr(error, "problem_mark", None)
+    end = re.match(r"expected ',' or '([]}])'", str(getattr(error, "problem", "")))
+    return f"a comma or {end[1]} is missing before line {mark.line + 1}" if mark and end else ""
 
 
 def texts(value: Any) -> Any:

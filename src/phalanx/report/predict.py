@@ -102,6 +102,7 @@ def _figures(p: Prediction) -> Iterator[tuple[str, str, str]]:
     yield "tokens/s per GPU", f"{p.tokens_per_s_per_gpu:,.0f}", f"{p.tokens_per_s * p.step_time_s:,.0f} tokens a step"
     if p.mfu is not None:
         how = f"{p.model_flops:.3g} FLOP a step; 6N says {p.six_n_flops:.3g}; peak of 16 bits"
+        how += f", not of {p.question.precision}" if p.question.precision in ("fp32", "tf32") else ""
         yield "MFU", f"{p.mfu:.1%}", how
         yield "HFU", f"{p.hfu:.1%}", "including what recomputation repeats"
     if (t := p.training) is not None:

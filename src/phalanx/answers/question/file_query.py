@@ -80,7 +80,8 @@ def query_by(path: Path, asked: Query, reading: Reading | None = None) -> tuple[
     computed = c.job.get("compute")
     own = computed if options.products != "auto" else computed or s.precision
     if own == "fp32" and origins(c).get("precision", "").startswith("default"):
-        notes = [*notes, f"no type is set: {c.stack} computes in fp32, 4 bytes an activation; --try bf16 prices bf16"]
+        priced = "phalanx plan --from FILE --try bf16 prices bf16"
+        notes = [*notes, f"no type is set: {c.stack} computes in fp32, 4 bytes an activation; {priced}"]
     if c.kind in _OPEN_KERNEL and options.attention == "auto":
         notes += _scores(model, strategy, seq, DTYPE_BYTES[job_of(c, batch, seq).precision.compute])
     if own is not None and own not in PRECISIONS:
@@ -205,7 +206,7 @@ def _open(path: Path, field: str, reading: Reading) -> str:
 def _priceable(s: Strategy) -> tuple[Strategy, list[str]]:
     """Return a strategy with the fields that have a price under published stacks, and what is said of the others."""
     changed = [n for n in _UNPRICED if getattr(s, n) != FIELDS[n].default]
-    said = ", ".join(f"{n}={format_field(getattr(s, n))}" for n in changed)
+    said = ", ".join(f"{n}={format_field(getattr(s, n))}{' MiB' if n == 'bucket' else ''}" for n in changed)
     notes = [f"{said} of the file has no price of its own here: the stack's is taken"] if changed else []
     defaults: dict[str, Any] = {n: FIELDS[n].default for n in changed}
     return replace(s, **defaults), notes

@@ -105,6 +105,8 @@ def _options(row: Launcher, words: list[str]) -> tuple[dict[str, str | bool], li
         attached = re.fullmatch(r"([A-Za-z])(\d+)", name)
         if equals:
             options[name] = value
+        elif not words[at].startswith("--") and name not in row.known and set(name) <= set(row.switches):  # -lu
+            options |= dict.fromkeys(name, True)
         elif attached and attached[1] in row.counts:
             options[attached[1]] = attached[2]
         elif name in row.switches or at + 1 >= len(words) or _has_no_value(row, name, words[at + 1]):

@@ -7,6 +7,9 @@ from dataclasses import dataclass
 _PLACES = re.compile(r"RANK|MASTER|PORT$|HOST|ADDR|RDZV|SOCKET|LOG|_ID$|PATH|DIR$")
 """Names of variables that tell parts of one training from one another, or places."""
 
+_LONGEST = 80
+"""Characters from which a value is cut."""
+
 
 @dataclass(frozen=True)
 class Invocation:
@@ -34,8 +37,20 @@ class Fork:
         differing = sorted(name for name in set(self.taken) & names if not _PLACES.search(name))
         if not differing:
             return ""
-        parts = (f"{n} is {self.taken[n] or 'unset'!s}, else {self.other[n] or 'unset'!s}" for n in differing[:3])
+        pairs = ((n, *_differing_words(self.taken[n], self.other[n])) for n in differing[:3])
+        parts = (f"{n} is {taken or 'unset'}, else {other or 'unset'}" for n, taken, other in pairs)
         return f"line {self.line}: {self.reason}: {'; '.join(parts)}"
+
+
+def _differing_words(a: str, b: str) -> tuple[str, str]:
+    """Return two values; of long ones what follows the words that both begin with, cut."""
+    if len(a) <= _LONGEST >= len(b):
+        return a, b
+    x, y = a.split(), b.split()
+    same = next((i for i, (u, v) in enumerate(zip(x, y, strict=False)) if u != v), min(len(x), len(y)))
+    rest = [" ".join((*(("...",) if same else ()), *words[same:])) for words in (x, y)]
+    first, second = (text if len(text) <= _LONGEST else f"{text[:_LONGEST]} ..." for text in rest)
+    return first, second
 
 
 class Left(Exception):

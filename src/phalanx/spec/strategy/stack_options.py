@@ -153,6 +153,10 @@ OPTION_FIELDS = {f.name: f for f in fields(StackOptions)}
 DEFAULTS = {name: f.default for name, f in OPTION_FIELDS.items()}
 
 
+_OF_MEGATRON = {("dispatch", "alltoall"): "all_to_all", ("dispatch", "allgather"): "all_gather"}
+"""Values of an option in Megatron's words (--moe-token-dispatcher-type)."""
+
+
 def parse(line: str) -> dict[str, Any]:
     """Parse `first_moment=bfloat16,optimizer_offload=0.5` into a table; types are checked when StackOptions are built
     from it. Raises InputError for an unknown option, a missing `=`, or an option named twice."""
@@ -165,7 +169,7 @@ def parse(line: str) -> dict[str, Any]:
             raise InputError(f"options.{name}", text, "no such option", nearest(name, OPTION_FIELDS))
         if name in table:
             raise InputError(f"options.{name}", text, "is given twice")
-        default = DEFAULTS[name]
+        default, text = DEFAULTS[name], _OF_MEGATRON.get((name, text), text)
         table[name] = text if isinstance(default, str) else _number(name, text, default)
     return table
 
