@@ -7,7 +7,7 @@ import subprocess
 from fractions import Fraction
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from phalanx.frameworks.shell.filters import printed
@@ -130,7 +130,12 @@ def scripts(draw: st.DrawFn, depth: int = 2) -> str:
 @given(scripts())
 def test_drawn_scripts_are_read_as_bash_runs_them(script: str) -> None:
     start = "A=x; B=; C=z\n"
-    assert by_us(start + script) == by_bash(start + script)
+    try:
+        read = by_us(start + script)
+    except InputError as error:  # loops that double a variable until bash has no memory for it either
+        assume("make more than" not in str(error))
+        raise
+    assert read == by_bash(start + script)
 
 
 @pytest.mark.parametrize(
