@@ -156,6 +156,8 @@ def test_processes_of_ranks_and_workers_of_a_loader_run_here(tmp_path: Path) -> 
     observed = json_of(tmp_path, "observe", "--world", "2", "--json", "--", "python", "tuto.py")
     assert [row["bytes"] for row in observed["collectives"]] == [8 * 8 * 4, 8 * 4]
     assert any("what its workers load is loaded in this process" in note for note in observed["ranks"][0]["notes"])
-    (tmp_path / "other.py").write_text(_STARTED.replace("TARGET, args=(rank, 2)", "other, args=(str(rank),)"))
-    said = error_of(tmp_path, "observe", "--world", "2", "--", "python", "other.py")
-    assert "is a process that the program starts itself" in said
+    assert any("processes that the program starts are its ranks" in note for note in observed["ranks"][0]["notes"])
+    for argument in ("str(rank)", "8080 + rank"):  # a helper's name or port
+        (tmp_path / "other.py").write_text(_STARTED.replace("TARGET, args=(rank, 2)", f"other, args=({argument},)"))
+        said = error_of(tmp_path, "observe", "--world", "2", "--", "python", "other.py")
+        assert "is a process that the program starts itself" in said, argument

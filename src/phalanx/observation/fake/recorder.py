@@ -75,12 +75,11 @@ class FakeStepRecorder(StepRecorder):
         if not with_content and func is _aten.copy_.default and not isinstance(args[0], FakeTensor):
             return args[0]  # the host's tensor keeps its content
         if func is _aten._local_scalar_dense.default:
-            value = stated(args[0])
+            value, place = stated(args[0]), str(self.position.site())
             if args[0].dtype == torch.bool:
-                place = str(self.position.site())
                 value = self.branches.get(place, value)
                 self._require_end(place, bool(value))
-            self.answer("item", str(value))
+            self.answered_again("item", str(value), place)
             return value
         out = self._on_shapes(func, args, kwargs, given)
         follow(func, args, kwargs, given, out)

@@ -115,15 +115,15 @@ def one_rank(
         stack.enter_context(patch.object(dist.ProcessGroup, "_get_backend", _backend_of_host(dist.ProcessGroup)))
         stack.enter_context(patch.object(_fsdp_param, "_chunk_with_empty", _chunks))
         stack.enter_context(agreeing_ranks())
-        stack.enter_context(patch.object(torch.multiprocessing, "spawn", _spawned(local, environment)))
-        for name, value in _started(local).items():
+        stack.enter_context(patch.object(torch.multiprocessing, "spawn", _spawned(local, environment, note)))
+        for name, value in _started(local, environment, note).items():
             stack.enter_context(patch.object(BaseProcess, name, value))
         # Releases of torch after 2.13 have it, and torchtitan 0.3 calls it.
         stack.enter_context(patch.object(dist, "set_timeout", answers["_set_pg_timeout"], create=True))
         yield
 
 
-def _spawned(local: int, environment: Mapping[str, Any]) -> Callable[..., None]:
+def _spawned(local: int, environment: Mapping[str, Any], note: Callable[[str], None]) -> Callable[..., None]:
     """Return torch.multiprocessing.spawn, which runs this rank alone, in this process."""
     ranks = environment["LOCAL_WORLD_SIZE"]
 
@@ -132,21 +132,23 @@ def _spawned(local: int, environment: Mapping[str, Any]) -> Callable[..., None]:
             raise InputError(
                 "spawn", nprocs, f"is not the {ranks} ranks of a node", f"observe it with --world {nprocs}"
             )
+        note("torch.multiprocessing.spawn: this rank runs in this process, and no other")
         fn(local, *args)
 
     return spawn
 
 
-def _started(local: int) -> dict[str, Any]:
+def _started(local: int, environment: Mapping[str, Any], note: Callable[[str], None]) -> dict[str, Any]:
     """Return the replacements of a process that a program starts for each of its ranks, whose number is the first
     argument: this rank's runs here, at its start, and the others have ended."""
 
     def start(process: Any) -> None:
         rank, *_ = process._args or (None,)
-        if type(rank) is not int:
+        if type(rank) is not int or not 0 <= rank < environment["LOCAL_WORLD_SIZE"]:
             reason = "is a process that the program starts itself, and whose rank is not its first argument"
             remedy = "leave it out of this run, or let torchrun start the ranks"
             raise InputError("process", process.name, reason, remedy)
+        note("processes that the program starts are its ranks: this one runs in this process, and no other")
         if rank == local:
             process._target(*process._args, **process._kwargs)
 
