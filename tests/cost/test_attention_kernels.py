@@ -40,6 +40,24 @@ def test_torch_takes_the_vendors_attention_on_blackwell_and_not_before() -> None
     assert 1.5 < attention("eager", "dgx-h100") / attention("megatron-core", "dgx-h100") < 2
 
 
+def core(stack: str, cluster: str, name: str, kernel: str) -> float:
+    return float(priced(stack, cluster, name, attention=kernel).step.terms["attention"])
+
+
+@pytest.mark.parametrize("cluster", ["dgx-a100", "dgx-h100", "dgx-b200"])
+def test_flex_attention_rounds_heads_up_to_a_power_of_two(cluster: str) -> None:
+    even = core("eager", cluster, "llama3-8b", "flex") / core("eager", cluster, "llama3-8b", "flash2")
+    latent = core("eager", cluster, "deepseek-v2", "flex") / core("eager", cluster, "deepseek-v2", "flash2")
+    assert even == pytest.approx(1)
+    assert latent == pytest.approx((256 + 128) / (192 + 128))
+
+
+def test_the_vendors_attention_takes_keys_and_values_of_one_width() -> None:
+    for name, own in (("llama3-8b", False), ("deepseek-v2", True)):
+        chosen, portable = (core("eager", "dgx-b200", name, kernel) for kernel in ("auto", "flash2"))
+        assert (chosen == pytest.approx(portable)) == own
+
+
 def launched(**options: object) -> float:
     """Seconds for which a forward pass of a block is launched."""
     return float(np.asarray(priced("megatron-core", "dgx-h100", **options).step.of["launch"]["forward_s"]))

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
-from support.in_process_cli import error_of
+from support.in_process_cli import error_of, json_of
 
+from phalanx.cost.analytic.profile import profile
 from phalanx.frameworks.configuration import Configuration
 from phalanx.frameworks.reading import files
 
@@ -54,3 +56,56 @@ def test_another_script_of_that_name_is_asked_for(tmp_path: Path) -> None:
         (tmp_path / "run.sh").write_text(f"{start}./run_train.sh --tensor-model-parallel-size 2 --num-layers 4\n")
         said = error_of(tmp_path, "predict", "run.sh", "--cluster", "dgx-h100", "--model", "llama3-8b", "--gpus", "8")
         assert "./run_train.sh: which it runs, is not here: the layout may be in it; give it too" in said
+
+
+_16B = """
+[job]
+[model]
+name = "deepseek_v3"
+flavor = "16B"
+[training]
+local_batch_size = 4
+seq_len = 4096
+[parallelism]
+expert_parallel_degree = 8
+[activation_checkpoint]
+mode = "selective"
+[compile]
+enable = true
+components = ["loss"]
+"""
+_16B_MODEL = {
+    "model_type": "deepseek_v2", "hidden_size": 2048, "intermediate_size": 10944, "moe_intermediate_size": 1408,
+    "num_hidden_layers": 27, "first_k_dense_replace": 1, "num_attention_heads": 16, "num_key_value_heads": 16,
+    "n_routed_experts": 64, "n_shared_experts": 2, "num_experts_per_tok": 6, "q_lora_rank": None, "kv_lora_rank": 512,
+    "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128, "vocab_size": 102400,
+    "max_position_embeddings": 163840, "topk_method": "greedy", "n_group": 1, "topk_group": 1,
+}  # fmt: skip
+
+
+def test_its_16b_model_of_experts_takes_as_long_as_published(tmp_path: Path) -> None:
+    """8 H100, pytorch/torchtitan#1789: steps 10 to 40 have 11,254 to 11,758 tokens/s a GPU. Attention is
+    FlexAttention, and nothing balances the router."""
+    (tmp_path / "16b.toml").write_text(_16B)
+    (tmp_path / "config.json").write_text(json.dumps(_16B_MODEL))
+    question = ("predict", "16b.toml", "--gpus", "8", "--cluster", "dgx-h100", "--model", "config.json", "--json")
+    answer = json_of(tmp_path, *question)
+    assert (answer["question"]["options"]["attention"], answer["question"]["options"]["routing"]) == (
+        "flex",
+        "learned",
+    )
+    assert answer["tokens_per_s_per_gpu"] == pytest.approx(11_580, rel=0.1)
+
+
+@pytest.mark.parametrize(
+    ("backend", "kernel"), [("", None), ('attn_backend="flex"', "flex"), ('attn_backend="varlen"', "flash3")]
+)
+def test_the_registry_names_attentions_kernel(backend: str, kernel: str | None, tmp_path: Path) -> None:
+    (tmp_path / "registry.py").write_text(
+        "from torchtitan.models.llama3 import model_registry\n"
+        "def small() -> Trainer.Config:\n"
+        f'    return Trainer.Config(model_spec=model_registry("8B", {backend}))\n'
+    )
+    c = files.read([tmp_path / "registry.py::small"], world=8)[0]
+    assert c.options.get("attention") == kernel
+    assert profile("torchtitan").portable == 3

@@ -270,12 +270,15 @@ def attention(kind: BlockKind, layout: Layout, system: System, profile: Profile)
         return Passes(0.0, 0.0)
     heads = kind.heads / layout.tp
     pairs = layout.tokens * heads
-    flops = 2 * pairs * (kind.head_dim + kind.value_dim)
+    widths = kind.head_dim + kind.value_dim
+    rounded = _power_of_two(kind.head_dim) + _power_of_two(kind.value_dim)
+    flops = 2 * pairs * np.where(np.asarray(profile.portable) >= _FLEX, rounded, widths)
     keys = keys_per_query(kind, layout)
     ring = np.where(np.asarray(profile.gathers_keys) > 0, 1, layout.cp / layout.ulysses)
     long = layout.seq / (layout.seq + system.attention_half * ring)
     narrow = (np.clip(kind.head_dim, 1, 128) / 128) ** system.attention_narrow
-    portable = np.asarray(profile.portable) > system.vendor_first
+    vendor_first = np.where(kind.head_dim == kind.value_dim, system.vendor_first, 0.0)
+    portable = np.asarray(profile.portable) > vendor_first
     share = np.where(portable, system.portable_attention, system.attention)
     best = _peak(layout, system) * share * profile.attention * long * narrow
     flash = flops * keys / best
@@ -302,6 +305,17 @@ def attention(kind: BlockKind, layout: Layout, system: System, profile: Profile)
         np.where(profile.flash > 0, flash + merged, scores + passes),
         np.where(profile.flash > 0, flash_back + merged, 2 * scores + passes),
     )
+
+
+_FLEX = 3
+"""Profile.portable of FlexAttention. Its kernels, which Triton compiles, reach what FlashAttention 2 does: on an H100
+1.00 to 1.14 of it forward (pytorch/benchmark#2443); on a B200 a backward pass of 192 and 128 wide heads takes 12.2 ms
+for twice the full square of 64 sequences and heads of 4,096 (pytorch/pytorch#165760), where 11.8 ms are said here."""
+
+
+def _power_of_two(width: Column) -> Column:
+    """Return the width that FlexAttention's tiles have (torch 2.13, torch/_inductor/kernel/flex/common.py:405)."""
+    return 2.0 ** np.ceil(np.log2(np.maximum(width, 1)))
 
 
 _FUSED_BATCHES = 4

@@ -121,7 +121,7 @@ loads are rare, so it is one number for all models."""
 _SCORED = {"none": 0.0, "copy": 1.0, "base": 1.0, "copy-kl": 3.0, "base-kl": 3.0}
 """Forward passes that score a sequence, by what scores it: KTO's reference takes it and one of another prompt, which
 the model takes too, without gradients (huggingface/trl trl/trainer/kto_trainer.py: get_batch_loss_metrics)."""
-_PORTABLE = {"flash2": 2.0, "flash3": 0.0}
+_PORTABLE = {"flash2": 2.0, "flash3": 0.0, "flex": 3.0}
 """Profile.portable by the kernel of attention."""
 _OVERLAPPED_STACK = "nemo-24.11"
 """The stack whose fitted overlap represents userbuffers and async tensor parallelism: NVIDIA's recipes had it on."""

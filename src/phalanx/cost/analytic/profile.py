@@ -45,8 +45,9 @@ class Profile(Keeps):
     grouped: Column = 0.8
     """Rate of grouped products of experts relative to plain ones."""
     portable: Column = 0.0
-    """Flash attention. 0: cuDNN's, or FlashAttention 3; 2: FlashAttention 2; 1: torch's choice, which is that one but
-    on Blackwell (torchtitan b5bcd76, torchtitan/models/attention.py, `_init_backend`: cuDNN first)."""
+    """Flash attention. 0: cuDNN's, or FlashAttention 3; 2: FlashAttention 2; 3: FlexAttention; 1: torch's choice,
+    which is FlashAttention 2 but on Blackwell (torchtitan b5bcd76, torchtitan/models/attention.py, `_init_backend`:
+    cuDNN first), where it takes keys and values of one width alone (pytorch/torchtitan#1610)."""
     plain: Column = 0.0
     """1: products are plain library calls, not tuned for the chip's generation."""
     attention: Column = 1.0

@@ -35,6 +35,11 @@ SCHEDULE_FILE = ("parallelism.pipeline_parallel_schedule_csv", "experimental.pip
 _CONVERTERS = {"float8": "float8", "quantize.linear.float8": "float8", "mx": "mxfp8", "quantize.linear.mx": "mxfp8"}
 """Converters' names to 0.2 (components/quantization/{float8,mx}.py), alone, listed or with commas between them."""
 _EIGHT, _SWITCH = "options.products", "float8.enable_float8_linear"
+_ATTENTION = {"flex": "flex", "varlen": "flash3", "sdpa": "flash2"}
+"""Attention's kernel by attn_backend, since 0.3 (b5bcd76, torchtitan/models/common/attention.py)."""
+_FLEX_MODULES, _SPARSE_MODULES = ("deepseek_v3", "gpt_oss", "llama4"), ("deepseek_v3", "gpt_oss", "llama4", "kimi")
+"""Modules whose flavors have FlexAttention in releases before 0.3 too, deepseek_v3's since 22 August 2025 (f738a03,
+torchtitan/models/deepseek_v3/__init__.py); and modules whose every flavor has experts."""
 _RECOMPUTED = {"FullAC": "full", "SelectiveAC": "selective", "NoAC": "none"}
 
 
@@ -224,8 +229,12 @@ def _model(keys: Keys) -> tuple[ModelSpec | None, dict[str, Any]]:
     backend = keys.take("model_spec.moe_comm_backend", "options.dispatch")
     if backend in ("deepep", "hybridep"):
         options["dispatch"] = backend
+    kernel = _ATTENTION.get(str(keys.take("model_spec.attn_backend", "options.attention")))
+    if kernel or ("job" in keys.config and module in _FLEX_MODULES):
+        options["attention"] = kernel or "flex"
     balanced = keys.take(("debug.moe_force_load_balance", "training.debug_moe_force_load_balance"), "options.routing")
-    if spec and spec.experts:
+    sparse = spec.experts is not None if spec else str(module).startswith(_SPARSE_MODULES)
+    if sparse:
         options["routing"] = "balanced" if truth(balanced) else "learned"
     converters = keys.take(("model_spec.converters", "model.converters"), _EIGHT)
     if isinstance(converters, str):

@@ -73,10 +73,10 @@ class StackOptions:
     context: Literal["auto", "p2p", "all_gather"] = "auto"
     """Exchange of keys and values over the rest of cp (without ulysses): around a ring, or gathered before attention
     (Llama 3, Grattafiori et al. 2024, section 3.3.2)."""
-    attention: Literal["auto", "flash", "flash2", "flash3", "unfused"] = "auto"
+    attention: Literal["auto", "flash", "flash2", "flash3", "flex", "unfused"] = "auto"
     """Attention's core. flash: one kernel, which never writes the scores, of the stack's own choice; flash2, flash3:
-    that of FlashAttention 2 or 3; unfused: products around a softmax, whose scores are kept for the backward pass
-    (`eager` in transformers, `local` in Megatron)."""
+    that of FlashAttention 2 or 3; flex: torch's FlexAttention, which its compiler makes for a mask; unfused: products
+    around a softmax, whose scores are kept for the backward pass (`eager` in transformers, `local` in Megatron)."""
     cross_entropy: Literal["auto", "plain", "native", "fused", "linear"] = "auto"
     """The loss. native: Megatron's own fusion, which keeps the softmax in fp32; fused: softmax and loss in a kernel,
     in the logits' own type; linear: with the head's product, in slices of the tokens, so that the full logits never
