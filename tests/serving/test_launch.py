@@ -15,7 +15,8 @@ from phalanx.planning.lookup import model_named
 from phalanx.serving import plan_file as serving
 from phalanx.serving.answer import launch, manifest
 from phalanx.serving.launch.arguments import published, refused
-from phalanx.serving.launch.parts import overlaps, places
+from phalanx.serving.launch.checkpoints import weights_of
+from phalanx.serving.launch.parts import context, overlaps, places
 from phalanx.serving.launch.sglang import environment
 from phalanx.serving.lines.reading import read
 from phalanx.serving.plan_file import LatencyLimits, ServedLoad, ServingPlan, Workers
@@ -61,6 +62,9 @@ def test_every_line_is_of_published_arguments(examples: int, tmp_path: Path) -> 
     for _ in range(examples):
         plan = _drawn(draw)
         made = launch(plan)  # raises for an option that the engine does not have
+        note = weights_of(plan)[1]
+        assert set(made.notes) >= {note} - {""}
+        assert all(made.notes)
         for command in made.commands:
             assert all(len(word) > 1 for word in command.program), command  # words, not letters
             if command.checked_by:
@@ -138,6 +142,15 @@ def test_lines_leave_to_the_engine_what_the_plan_does_not_bound() -> None:
                 assert bool(set(contexts) & set(options)) == bounds_context
                 assert not any("disable" in word and "cach" in word for word in options)
             assert "prefix caching is the engine's default" in made.notes[0]
+
+
+@pytest.mark.parametrize("longest", [1, 63, 64, 65, 4500, 8129, 8192, 9999])
+def test_the_longest_request_is_allowed_to_the_next_64_tokens(longest: int) -> None:
+    workers = Workers("both", 1, 8, 1, 1, 8, 1, 32, 1024, 5000)
+    allowed = context(replace(_drawn(np.random.default_rng(0)), model=_DENSE, longest=longest), workers)
+    assert allowed is not None
+    assert allowed == _DENSE.max_seq or (allowed % 64 == 0 and 0 <= allowed - longest < 64)
+    assert min(longest, _DENSE.max_seq) <= allowed <= _DENSE.max_seq
 
 
 def test_a_router_of_prefill_and_decode_names_all_their_servers() -> None:

@@ -245,7 +245,7 @@ def test_dynamo_s_workers_that_prefill_and_decode_know_which_they_are(engine: st
 
 def test_llm_d_has_what_its_chart_does_not_set() -> None:
     (values,) = _documents(_plan("vllm", _workers("prefill", 2, 4), _workers("decode", 3, 2)), "llm-d")
-    assert values["routing"]["proxy"]["enabled"] is True
+    assert (values["routing"]["proxy"]["enabled"], values["multinode"]) == (True, False)
     for role, count, tp, port in (("prefill", 2, 4, 8000), ("decode", 3, 2, 8200)):
         pods = values[role]
         (container,) = pods["containers"]

@@ -50,6 +50,9 @@ def test_a_plan_is_found_written_and_launched(tmp_path: Path) -> None:
     for what, word in (("engine", "vllm serve meta-llama/Meta-Llama-3-8B"), ("dynamo", "DynamoGraphDeployment")):
         out = text_of(tmp_path, "serve launch serving.json --for", what)
         assert word in out
+    again = text_of(tmp_path, *words[:-1], "--launch", what)
+    assert again.endswith(out)
+    assert again != out
 
 
 def test_limits_loads_and_objectives_change_the_answer(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -76,6 +77,8 @@ def test_tensor_parallelism_pays_in_a_node_and_a_pipeline_never_for_one_request(
     assert one[-1]["a_token_pp_s"] / one[0]["a_token_pp_s"] == pytest.approx(1.0, abs=0.05)
     assert all(row["a_token_pp_s"] >= one[0]["a_token_pp_s"] for row in one)
     assert one[3]["a_token_tp_s"] < one[0]["a_token_tp_s"] / 3
+    # One doubling after the other is as fast as all of them.
+    assert math.prod(row["speed_up_at_1"] for row in pays) == pytest.approx(one[-1]["tp_faster_by"])
 
 
 @pytest.mark.parametrize(
@@ -85,6 +88,7 @@ def test_tensor_parallelism_pays_in_a_node_and_a_pipeline_never_for_one_request(
         (("serve", "memory", "--model", "gpt2", "--kv", "fp6"), "--kv"),
         (("serve", "comm"), "--model: is missing"),
         (("serve", "roofline", "--model", "gpt2", "--seq", "9999"), "longer than the model's context, 1,024"),
+        (("serve", "roofline", "--model", "gpt2", "--seq", "0"), "--seq = 0: must be at least 1"),
         (("serve", "roofline", "--model", "gpt2", "--weights", "nvfp4"), "has no tensor cores for it"),
     ],
 )
@@ -110,6 +114,22 @@ def test_a_cache_of_several_kinds_lists_each() -> None:
     short, long = (cache(gemma, seq).rows[0] for seq in (1024, 2048))
     assert short[1] == "50 of 2 x 16 heads x 256, 10 of 2 x 4 heads x 512"
     assert long[4] - short[4] == 1024 * 10 * 2 * 4 * 512 * 2
+
+
+@pytest.mark.parametrize(
+    ("model", "gpus", "degrees"),
+    [("llama3-70b", 16, (2, 4, 8, 16)), ("llama3-70b", 4, (2, 4)), ("gpt2", 9, (2, 4))],
+)
+def test_heads_are_split_over_as_many_gpus_as_there_are_and_evenly(
+    tmp_path: Path, model: str, gpus: int, degrees: tuple[int, ...]
+) -> None:
+    sent, *_ = _rows(tmp_path, "comm", "--model", model, "--gpus", str(gpus))
+    assert [row["tp"] for row in sent] == [tp for tp in degrees for _ in range(4)]
+
+
+def test_one_cached_token_is_a_context(tmp_path: Path) -> None:
+    one, two = (_rows(tmp_path, "memory", "--model", "gpt2", "--seq", seq)[0][0] for seq in ("1", "2"))
+    assert one["per_token_bytes"] == two["per_token_bytes"] > 0
 
 
 def test_batches_are_said_by_their_ends() -> None:

@@ -64,6 +64,19 @@ def test_the_price_reads_every_matrix_of_a_model_once(name: str) -> None:
     assert m.attention + m.replicated + m.mlp + m.expert + m.ends == matrices
 
 
+@pytest.mark.parametrize("name", ["llama3-8b", "openai/gpt-oss-120b", "deepseek-ai/DeepSeek-V3", "mixtral-8x7b"])
+def test_a_pair_of_tokens_takes_a_product_with_keys_and_one_with_values(name: str) -> None:
+    """Heads x (key + value) / 2, / 4 of its FLOPs. In decoding over latents every head has all of a latent for its
+    key, with the part that turns, and again for its value; a layer with a window attends alike in both."""
+    spec = model(name)
+    m, latent = shape_of(spec), spec.latent
+    each = spec.heads * (2 * spec.head_dim if latent is None else latent.nope_dim + latent.rope_dim + latent.v_dim)
+    assert m.prompt_width + m.window_width == spec.layers * each / 2
+    whole = m.layers if latent else m.prompt_width / each * 2
+    decoded = 2 * spec.head_dim if latent is None else 2 * latent.kv_rank + latent.rope_dim
+    assert m.decode_width == whole * spec.heads * decoded / 2
+
+
 def test_layers_with_and_without_a_window_have_caches_of_their_own() -> None:
     """MiMo-V2-Flash: 9 layers of 4 key heads, 39 of 8 that see 128 tokens; keys of 192 and values of 128. Gemma 4
     26B: 5 layers of 2 heads of 512, whose values have no matrix; 25 of 8 heads of 256."""

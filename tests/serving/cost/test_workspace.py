@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from phalanx.planning.lookup import model_named
 from phalanx.serving.cost.layout import ServingLayout
 from phalanx.serving.cost.roofline import ServingPrice
 from phalanx.serving.cost.workspace import GRAPHS, step_limits, workspace_bytes
+from phalanx.spec.cluster.chips import MIB
 from phalanx.spec.cluster.presets import preset
 from phalanx.spec.cluster.spec import GIB
 
@@ -81,6 +83,36 @@ def test_sglang_chooses_its_share_by_its_own_rule() -> None:
     apart = ServingLayout(1, 1, 8, 8, 1)
     assert _share("deepseek-ai/DeepSeek-V3.2", "dgx-b200", apart) < 0.76
     assert _share("llama3-8b", "pcie-rtx4090", ServingLayout()) > _share("llama3-8b", "pcie-rtx4090", apart)
+
+
+def _kept(model: str, cluster: str, x: ServingLayout, **limits: Any) -> float:
+    """Return the MiB that SGLang leaves."""
+    price = ServingPrice(model_named(model)[0], preset(cluster, 1), "sglang", "bf16", "bf16", **limits)
+    device = price.cluster.device
+    return (1 - price.bytes_for_weights(x) / device.usable_bytes) * device.memory_bytes / MIB
+
+
+def test_what_sglang_leaves_grows_by_its_rates() -> None:
+    """A token of a step and attention group takes 1.5 MiB, a GPU 128, a captured batch two; of a large GPU at least
+    10 GiB are left. A graph of prompts takes 8: captured every 4 tokens up to 32, every 16 up to 256, and so on;
+    models over latents have none."""
+    x = ServingLayout(2, 1, 1, 2, 1)
+
+    def dense(tokens: int, x: ServingLayout = x, cluster: str = "dgx-a100-40gb") -> float:
+        return _kept("llama3-8b", cluster, x, step_tokens=tokens)
+
+    graphs = [(dense(tokens) - dense(2048)) / 8 for tokens in (16, 32, 256, 512, 1024)]
+    assert [later - sooner for sooner, later in pairwise(graphs)] == pytest.approx([4, 14, 8, 8])
+    assert dense(8192) - dense(4096) == pytest.approx(4096 * 1.5 + 8 * 4096 / 512)
+    four, eight = (dense(8192, ServingLayout(n, 1, 1, n, 1)) for n in (4, 8))
+    assert eight - four == pytest.approx(4 * 128)
+    staged = dense(8192, ServingLayout(2, 2, 1, 2, 1))
+    assert four - staged == pytest.approx(2 * (160 - 32))  # larger batches are captured over four GPUs
+    latents = [_kept("deepseek-v3", "dgx-b200", x, step_tokens=tokens) for tokens in (16_384, 32_768)]
+    assert latents[1] - latents[0] == pytest.approx(1.5 * 16_384)
+    assert dense(16, cluster="dgx-h100") == pytest.approx(10 * 1024)
+    apart = [_kept("llama3-8b", "dgx-b200", ServingLayout(1, 1, n, n, 1), step_tokens=16_384 // n) for n in (4, 8)]
+    assert apart[1] - apart[0] == pytest.approx(4 * 128 + 4 * 512 * 4.5)
 
 
 def test_an_engine_is_told_its_share_in_its_own_words() -> None:

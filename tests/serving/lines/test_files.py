@@ -131,3 +131,12 @@ def test_replicas_are_counted_and_a_pod_has_the_gpus_of_its_server(
     said = [caveat for caveat in answer.caveats if caveat.startswith("does not start")]
     assert len(said) == bool(refused)
     assert refused in "".join(said)
+
+
+def test_what_stops_a_server_is_said_first_and_then_what_is_not_judged(tmp_path: Path) -> None:
+    text = _DEPLOYMENT.format(model=_8B, more=", --enforce-eager, --no-such-flag, a", gpus=2)
+    caveats = _read(tmp_path / "a.yaml", text).caveats
+    order = ("does not start", "not judged", "not modelled")
+    kinds = [order.index(caveat.partition(":")[0]) for caveat in caveats if caveat.startswith(order)]
+    assert set(kinds) == {0, 1, 2}
+    assert kinds == sorted(kinds)

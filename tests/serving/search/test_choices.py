@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import heapq
 import json
-from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,7 +13,6 @@ import pytest
 from support.in_process_cli import error_of, json_of, text_of
 
 from phalanx.serving.search.pairs import workers_before
-from phalanx.serving.search.sizing import _with_more
 
 _QWEN = "serve plan --model Qwen/Qwen3-235B-A22B-FP8 --cluster dgx-h100 --gpus 8 --weights fp8 --json"
 _SHORT = "serve plan --cluster dgx-h100 --gpus {} --input 200 --output 20 --concurrency 4 --mode aggregated"
@@ -77,27 +75,3 @@ def test_as_many_workers_prefill_as_a_queue_needs(
     workers = workers_before(q, rate, 0.5)
     allowed = 1 - percentile / 100
     assert _late(offered, rate, workers, wait_s) <= allowed < _late(offered, rate, workers - 1, wait_s)
-
-
-@dataclass(frozen=True)
-class _Group:
-    count: int = 10
-
-
-@dataclass(frozen=True)
-class _Pair:
-    groups: tuple[_Group, ...] = (_Group(), _Group())
-    outcome: Any = None
-
-    def tpot_s(self, percentile: int) -> float:
-        return 0.02
-
-
-@pytest.mark.parametrize("ttft_s", [0.5, 4.0])
-@pytest.mark.parametrize(("share", "tpot_s", "grown"), [(0.9, 0.05, 0), (0.1, 0.05, 1), (0.9, 0.01, 1)])
-def test_workers_are_added_where_requests_wait(ttft_s: float, share: float, tpot_s: float, grown: int) -> None:
-    """Before the first token, or while tokens come too slowly."""
-    queueing = SimpleNamespace(at=lambda percentile: share * ttft_s)
-    q: Any = SimpleNamespace(percentile=90, ttft_s=ttft_s, tpot_s=tpot_s)
-    more = _with_more(q, _Pair(outcome=SimpleNamespace(queueing=queueing)))  # type: ignore[arg-type]
-    assert [group.count > 10 for group in more.groups] == [grown == 0, grown == 1]

@@ -16,7 +16,7 @@ from phalanx.serving.cost.layout import ServingLayout
 from phalanx.serving.cost.roofline import ServingPrice
 from phalanx.serving.search.answering import answer
 from phalanx.serving.search.copies import Copy, Tabulated
-from phalanx.serving.search.neighbours import neighbours
+from phalanx.serving.search.neighbours import _changes, neighbours
 from phalanx.serving.search.question import ServingQuestion
 from phalanx.serving.search.queued import excess, queued
 from phalanx.serving.search.search import Search
@@ -151,6 +151,47 @@ def test_the_front_is_one_and_neighbours_have_reasons() -> None:
     changes = {n.change: n for n in neighbours(search, found)}
     assert all(n.reason for n in changes.values())
     assert {"twice the tensor parallelism"} <= set(changes)
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_a_neighbour_is_one_change_away_and_has_the_change_of_its_words(seed: int) -> None:
+    draw = np.random.default_rng(seed)
+    tp, pp, groups = (int(2 ** draw.integers(0, 4)) for _ in range(3))
+    tp, experts = tp * int(draw.choice((1, 3))), bool(draw.random() < 0.7)
+    spread = int(draw.choice((1, tp * groups))) if experts else 1
+    x = ServingLayout(tp, pp, groups, tp * groups // spread, spread)
+    near = dict(_changes(x, experts))
+    for y in near.values():
+        assert y != x
+        assert y.moe_tp * y.moe_ep == y.width
+        assert min(y.moe_tp, y.moe_ep) == 1
+        assert y.gpus / x.gpus in (0.5, 1, 2)
+    of_experts = ("experts cut by tensor parallelism", "expert parallelism")
+    for change, y in near.items():
+        assert (y.moe_ep > 1) == (x.moe_ep > 1) or y.width == 1 or x.width == 1 or change in of_experts
+    ratios = {change: (y.tp / tp, y.pp / pp, y.attention_dp / groups) for change, y in near.items()}
+    expected = {"twice the tensor parallelism": (2, 1, 1)}
+    if tp % 2 == 0:
+        expected |= {"half the tensor parallelism": (0.5, 1, 1), "a pipeline in its place": (0.5, 2, 1)}
+    if pp % 2 == 0:
+        expected["tensor parallelism for the pipeline"] = (2, 0.5, 1)
+    elif tp % 2:
+        expected["a pipeline of two"] = (1, 2, 1)
+    if experts and tp * groups > 1:
+        expected[of_experts[x.moe_ep == 1]] = (1, 1, 1)
+        expected |= (
+            {"tensor-parallel attention": (groups, 1, 1 / groups)}
+            if groups > 1
+            else {"attention data parallelism": (1 / tp, 1, tp)}
+        )
+    assert ratios == expected
+    back = {
+        "twice the tensor parallelism": "half the tensor parallelism",
+        "a pipeline in its place": "tensor parallelism for the pipeline",
+    }
+    for there, again in back.items():  # and back
+        if there in near and x.width > 1:
+            assert dict(_changes(near[there], experts))[again] == x
 
 
 def test_layouts_are_legal_and_complete() -> None:

@@ -113,9 +113,7 @@ def _served(server: Line | None, bench: Line | None, given: Mapping[str, Any]) -
     if engine:
         fields["engine"] = engine
     if server is None:
-        return fields, [
-            "assumed: the file starts no server: layout, batch and types are the best that are servers_and_benchmarks"
-        ]
+        return fields, ["assumed: the file starts no server: layout, batch and types are the best of the search"]
     fields |= {"mode": "aggregated"} | _layout(server, stated, str(fields["model"]))
     if server.pods.size > 1 or not _PARTS & server.flags.keys():
         caveats += _too_few(server, fields["layout"], fields["gpus"])
