@@ -72,6 +72,24 @@ def _parts(stack: str, strategy: str, options: str | None = None) -> dict[str, t
     return {f"{p.of} {p.what}": (p.bytes_per_parameter, p.shards) for p in state.parts}
 
 
+@pytest.mark.parametrize(
+    ("stack", "strategy", "options", "whole", "sharded"),
+    [
+        ("deepspeed", "zero=2", "optimizer_offload=1", 2, 0),
+        ("deepspeed", "zero=3", "optimizer_offload=1", 0, 2),
+        ("deepspeed", "zero=3", "optimizer_offload=1,parameter_offload=1", 0, 0),
+        ("fsdp2", "zero=3", "optimizer_offload=1,parameter_offload=1", 0, 0),
+        ("megatron-core", "zero=1", "optimizer_offload=1", 6, 0),
+    ],
+)
+def test_what_offloading_leaves_on_a_gpu(stack: str, strategy: str, options: str, whole: int, sharded: int) -> None:
+    """DeepSpeed's own estimates, but for the gathered layer (estimate_zero2_model_states_mem_needs and
+    estimate_zero3_model_states_mem_needs). Megatron updates on the host from gradients on the GPU."""
+    parts = _parts(stack, strategy, options).values()
+    assert sum(n for n, shards in parts if shards == 1) == pytest.approx(whole)
+    assert sum(n for n, shards in parts if shards > 1) == pytest.approx(sharded)
+
+
 def test_parts_are_what_the_frameworks_hold() -> None:
     mixed = {"model weights": (2, 1), "model gradients": (4, 1)}
     assert _parts("megatron-core", "zero=1,tp=2") == mixed | {

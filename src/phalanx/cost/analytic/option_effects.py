@@ -193,6 +193,10 @@ def effective(by: Profile, model: Shape, options: StackOptions) -> Profile:
     )
 
 
+_WEIGHT = 2.0
+"""Bytes of a weight that a rank computes with."""
+
+
 def moment_bytes(model: Shape, o: StackOptions) -> Column:
     """Return bytes a parameter of the moments that options say: of AdamW, or of Muon, which has one of matrices."""
     of_second = model.ends / model.params if o.optimizer == "muon" else 1.0
@@ -207,6 +211,9 @@ def _state(by: Profile, model: Shape, o: StackOptions) -> Profile:
     saved_state = 12.0 - (moments + master)
     saved_gradient = by.accumulated_bytes - accumulated
     on_host = o.optimizer_offload * (moments + master)  # at level 3 shards are the masters, of any type
+    gradients_on_host = by.offloads_gradients * o.optimizer_offload
+    unsharded = by.full_shard_bytes - saved_gradient - saved_state
+    of_gradients = gradients_on_host * (unsharded - (moments + master) - _WEIGHT)
     of_shard = o.optimizer_offload * (by.shard_bytes - saved_state)  # no master apart from a weight in fp32
     new = replace(
         by,
@@ -215,7 +222,8 @@ def _state(by: Profile, model: Shape, o: StackOptions) -> Profile:
         kept_bytes=by.kept_bytes - saved_gradient,
         shard_bytes=by.shard_bytes - saved_state - of_shard,
         whole_bytes=by.whole_bytes - saved_gradient - saved_state - of_shard,
-        full_shard_bytes=by.full_shard_bytes - saved_gradient - saved_state - on_host,
+        full_shard_bytes=unsharded - on_host - of_gradients,
+        gradients_on_host=gradients_on_host,
         optimizer_bytes=by.optimizer_bytes - 2 * saved_state - saved_gradient,
         on_host=o.optimizer_offload,
         orthogonal=float(o.optimizer == "muon"),
@@ -224,7 +232,7 @@ def _state(by: Profile, model: Shape, o: StackOptions) -> Profile:
     each = _FOREACH if o.update == "foreach" else new.update_bytes
     new = replace(new, update_bytes=each * here, cast_gradient=new.cast_gradient * here)
     if o.parameter_offload:
-        new = replace(new, full_shard_bytes=new.full_shard_bytes - 2.0)
+        new = replace(new, full_shard_bytes=new.full_shard_bytes - _WEIGHT)
     if o.lora:
         # Frozen parameters have only a weight; embedding and head stay in 16 bits.
         base, ends = BASE_BYTES[o.base], model.ends / model.params

@@ -181,6 +181,8 @@ class Profile(Keeps):
     """Relative slowdown per doubling of ranks beyond 8: the slowest rank sets the pace."""
     on_host: Column = 0.0
     """Share of the optimizer's state, and of its update, on the host."""
+    offloads_gradients: Column = 0.0
+    """1: shards of gradients lie on the host too, next to the optimizer's state there."""
     parameters_on_host: Column = 0.0
     """1: sharded parameters are on the host between their uses."""
     offloaded_blocks: Column = 0.0

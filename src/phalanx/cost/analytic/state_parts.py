@@ -45,6 +45,10 @@ class StatePerParameter:
     """Ranks that share the state of routed experts."""
     on_host: float
     """Share of master weights and moments that lies in the host's memory, in addition to these."""
+    gradients_on_host: float
+    """Share of the gradients that lies there too."""
+    weights_on_host: bool
+    """Whether the weights do, between their uses."""
     idle_bytes: float
     """Bytes a parameter of it that are free while activations are at their fullest."""
 
@@ -61,7 +65,8 @@ def _line(s: StatePerParameter, over: str) -> str:
     if any(part.shards not in (1, s.expert_shards) for part in s.parts):
         said.append(f"of experts over {s.expert_shards:,}")
     if s.on_host:
-        said.append(f"{s.on_host:.0%} of master weights and moments on the host instead")
+        there = ["weights"] * s.weights_on_host + ["master weights"] + ["gradients"] * bool(s.gradients_on_host)
+        said.append(f"{s.on_host:.0%} of {', '.join(there)} and moments on the host instead")
     if s.idle_bytes:
         said.append(f"{s.idle_bytes:.3g} of these are free when activations are at their fullest")
     return f"state, bytes a parameter on a rank: {'; '.join(said)}"
@@ -78,6 +83,8 @@ def state_of(model: Shape, layout: Layout, by: Profile, job: Job, options: Stack
     moments = here * (float(moment_bytes(model, options)) + sizes.moments - MIXED.moments)
     master = here * (BYTES[options.master] + sizes.master * apart - MIXED.master)
     gradients, reduced = float(by.accumulated_bytes), float(by.reduced_bytes)
+    there = float(by.gradients_on_host) * bool(zero.reduces_each or zero.by_unit)
+    gradients *= 1 - there
     if frozen:
         moments = master = reduced = 0.0
     outer = float(layout.outer_bytes)
@@ -110,5 +117,6 @@ def state_of(model: Shape, layout: Layout, by: Profile, job: Job, options: Stack
     level = 0 if not zero.state else 3 if zero.parameters else 2 if zero.reduces_each else 1
     of_experts = int(expert_ranks(layout)) if model.routes and layout.ep > 1 and shards > 1 else shards
     idle = float(by.idle_bytes) if shards > 1 and not zero.by_unit else 0.0
-    state = StatePerParameter("", tuple(parts), of_experts, options.optimizer_offload, idle)
+    waits = options.parameter_offload and bool(zero.by_unit)
+    state = StatePerParameter("", tuple(parts), of_experts, options.optimizer_offload, there, waits, idle)
     return replace(state, line=_line(state, f"{axes}, ZeRO-{level}"))

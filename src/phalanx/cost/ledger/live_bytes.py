@@ -45,6 +45,8 @@ class Keeps:
     """Bytes of state per parameter that ZeRO-1 leaves unsharded."""
     accumulated_bytes: Column = 4.0
     """Bytes of an accumulated gradient element, which ZeRO-2 shards."""
+    gradients_on_host: Column = 0.0
+    """Share of the accumulated gradients that ZeRO-2 shards, and that lie on the host."""
     reduced_bytes: Column = 0.0
     """Bytes of a gradient element in the type in which it is reduced, where below ZeRO-2 it is kept in that too."""
     gradient_bytes: Column = 4.0
@@ -97,7 +99,12 @@ def state_bytes(layout: Layout, keeps: Keeps, zero: Sharding, shards: Column) ->
     reduces them."""
     accumulated = keeps.accumulated_bytes
     one = keeps.kept_bytes + keeps.shard_bytes / shards
-    two = keeps.kept_bytes - keeps.reduced_bytes - accumulated + (keeps.shard_bytes + accumulated) / shards
+    two = (
+        keeps.kept_bytes
+        - keeps.reduced_bytes
+        - accumulated
+        + (keeps.shard_bytes + accumulated * (1 - keeps.gradients_on_host)) / shards
+    )
     three = keeps.full_shard_bytes / shards + whole_gradient_bytes(keeps, zero)
     sharded = np.where(zero.by_unit > 0, three, np.where(zero.reduces_each > 0, two, one))
     whole = keeps.whole_bytes + keeps.replica_bytes * (layout.dp * layout.cp > 1)
