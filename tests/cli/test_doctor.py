@@ -42,3 +42,13 @@ def test_a_driver_without_a_build_for_it(
     (checked,) = doctor._gpus(lambda: False, cuda)
     assert checked.good == (driver is None)
     assert mend in checked.remedy
+
+
+@pytest.mark.parametrize("nccl", [False, True])
+def test_gpus_are_named_and_lack_nothing_but_nccl(nccl: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
+    monkeypatch.setattr("torch.cuda.get_device_name", lambda i: f"H10{i}")
+    monkeypatch.setattr("torch.distributed.is_nccl_available", lambda: nccl)
+    gpus, library = doctor._gpus(lambda: True, "13.0")
+    assert (gpus.state, gpus.good, library.good) == ("H100, H101", True, nccl)
+    assert ("not" in library.state) != nccl

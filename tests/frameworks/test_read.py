@@ -735,6 +735,7 @@ def test_commands_take_a_script(tmp_path: Path) -> None:
         ("!!python/object/apply:os.system ['true']", ("read", "x.yaml"), "cannot be parsed"),
         ("a: 1", ("read", "x.yaml", "--kind", "megatrn"), "did you mean megatron"),
         ('{"train_batch_size": 8, "fp16": {}}', ("predict", "x.json", "--cluster", "dgx-h100"), "--gpus: is missing"),
+        ('{"train_batch_size": 8, "fp16": {}}', ("read", "x.json", "--gpus", "0"), "--gpus = 0: must be at least 1"),
     ],
 )
 def test_bad_files_get_one_line(tmp_path: Path, content: str, words: tuple[str, ...], said: str) -> None:

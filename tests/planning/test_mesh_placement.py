@@ -133,3 +133,17 @@ def test_a_model_gives_stages_their_layers_and_ties_their_ends(tmp_path):
     assert blocks == list(range(80))
     tied = json.loads(phalanx(tmp_path, f"{words} gpt2")[1])
     assert "embed" in {row["axis"] for row in tied["axes"]}
+
+
+@pytest.mark.parametrize(
+    ("cluster", "links"), [("", "host"), ('[cluster]\npreset = "dgx-h100"\nnodes = 1\n', "nvlink")]
+)
+def test_a_job_file_has_the_groups_of_its_strategy_on_its_cluster(tmp_path, cluster, links):
+    """Of this machine too, of which nothing is measured: one node."""
+    sizes = "vocab = 512\nhidden = 64\nlayers = 2\nheads = 2\nffn = 128\nmax_seq = 64\n"
+    job = "[job]\nglobal_batch = 8\nseq = 64\n[strategy]\ndp = 4\ntp = 2\n"
+    (tmp_path / "job.toml").write_text(f'[model]\nfamily = "llama"\n{sizes}{job}{cluster}')
+    stated = json.loads(phalanx(tmp_path, "mesh job.toml --json")[1])
+    named = json.loads(phalanx(tmp_path, "mesh --strategy dp=4,tp=2 --json")[1])
+    assert [node["ranks"] for node in stated["nodes"]] == [node["ranks"] for node in named["nodes"]]
+    assert {name for row in stated["axes"] for name in row["tiers"]} == {links}

@@ -111,9 +111,10 @@ def test_boxes_stand_apart_or_in_each_other() -> None:
                 assert a.y + a.h - max(b.y + b.h for b in held) <= 3, a
 
 
-@pytest.mark.parametrize("cluster", ["dgx-h100", "pcie-a100", "gb200-nvl72"])
+@pytest.mark.parametrize("cluster", ["dgx-h100", "pcie-a100", "dgx-1v", "gb200-nvl72"])
 def test_what_a_node_has_is_drawn_in_its_frame(cluster: str) -> None:
-    """GPUs, ports, the links inside and the node's name; frames end where the name does."""
+    """GPUs, ports, the links inside and the node's name; frames end where the name does. Levels between nodes are
+    joined, each with the next."""
     (panel,) = picture("hierarchy", {"cluster": cluster}).panels
     assert isinstance(panel, Diagram)
     boxes = [item for item in panel.items if isinstance(item, Box)]
@@ -122,6 +123,12 @@ def test_what_a_node_has_is_drawn_in_its_frame(cluster: str) -> None:
     assert len(frames) == len(names) > 0
     for frame, name in zip(frames, names, strict=True):
         assert frame.y < name.y == frame.y + frame.h - 2
+    arrows = [item for item in panel.items if isinstance(item, Arrow)]
+    levels = [b for b in boxes if b.y + b.h <= frames[0].y]
+    ends = [(b.y + b.h, after.y) for b, after in pairwise([*levels, frames[0]])]
+    for above, below in ends[:-1]:
+        assert sum((a.points[0][1], a.points[-1][1]) == (above, below) for a in arrows) == 1
+    assert all(a.points[0][1] >= frames[0].y - 1 or (a.points[0][1], a.points[-1][1]) in ends[:-1] for a in arrows)
     for box in boxes:
         if box.lines and re.match(r"GPU|port|a port|\.\.\.|.*: \d+ GPUs$", box.lines[0]):
             assert any(f.x < box.x and f.y < box.y and box.y + box.h < f.y + f.h for f in frames), box

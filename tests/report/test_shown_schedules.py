@@ -12,6 +12,8 @@ import pytest
 from support.in_process_cli import phalanx
 
 from phalanx.answers.schedules.pipeline import PipelineComparison, PipelineDrawing, RunPipeline, draw, of_run
+from phalanx.report.gallery.pipelines import schedules as pictured
+from phalanx.report.pictures.figure import Timeline
 from phalanx.report.pipeline import chart, columns_per_second, compared, summary, view
 from phalanx.spec.errors import InputError
 
@@ -41,6 +43,26 @@ def test_a_chart_has_every_pass_where_it_is(name: str) -> None:
         assert body.count("·") == len(body) - covered
         idle = 1 - priced.work[rank] / priced.makespan
         assert remark == f"  idle {idle:4.0%}, at most {priced.peak[rank]:3} live"
+
+
+@pytest.mark.parametrize("name", ["gpipe", "zb-h1", "interleaved"])
+def test_a_lane_of_a_picture_is_idle_where_it_has_no_block(name: str) -> None:
+    """Each pass once; of a second chunk in colours of its own; all schedules on the axis of the longest."""
+    priced = [cost.priced for cost in _drawn((name, "1f1b")).schedules]
+    picture = pictured([(" a", priced[0]), (" b", priced[1])], "s", "")
+    for p, panel in zip(priced, picture.panels, strict=True):
+        assert isinstance(panel, Timeline)
+        assert panel.end == max(x.makespan for x in priced)
+        for rank, lane in enumerate(panel.lanes):
+            kinds = {(action.kind, action.chunk // p.schedule.ranks % 2) for action in p.schedule.actions[rank]}
+            assert len({block.kind for block in lane.blocks}) == len(kinds)
+            assert sum(block.kind.endswith("second chunk") for block in lane.blocks) == sum(
+                action.chunk >= p.schedule.ranks for action in p.schedule.actions[rank]
+            )
+            spans = [(block.start, block.end) for block in lane.blocks]
+            assert spans == [*p.times[rank]]
+            idle = 1 - sum(end - start for start, end in spans) / p.makespan
+            assert f"idle {idle:.0%}, {p.peak[rank]} live" == lane.remark
 
 
 def test_a_long_chart_is_cut_into_panels_that_go_on() -> None:

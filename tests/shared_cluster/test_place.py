@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import math
 from functools import cache
-from itertools import pairwise, permutations
+from itertools import combinations, pairwise, permutations, product
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -106,6 +107,43 @@ def test_no_exchange_that_is_not_faster_is_made():
     wanted = np.array([2, 0, 1])
     best = descent.descended(start, np.array([0]), lambda gpus: ((gpus - wanted) ** 2).sum(axis=1))
     assert best.tolist() == wanted.tolist()
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_no_exchange_is_left_that_saves(seed):
+    """Of two ranks, or for a free GPU; each rank adds what its GPU costs it."""
+    draw = np.random.default_rng(seed)
+    gpus = draw.permutation(12)[: int(draw.integers(3, 9))]
+    world = int(draw.integers(2, min(len(gpus), 5) + 1))
+    cost = draw.random((12, world))
+
+    def price(placements):
+        return cost[placements, np.arange(world)].sum(axis=1)
+
+    best = descent.descended(gpus[:world], gpus[world:], price)
+    assert len(set(best.tolist()) & set(gpus.tolist())) == world
+    unused = set(gpus.tolist()) - set(best.tolist())
+    others = [[*best[:i], gpu, *best[i + 1 :]] for i in range(world) for gpu in unused]
+    for i, j in combinations(range(world), 2):
+        others.append(best.tolist())
+        others[-1][i], others[-1][j] = best[j], best[i]
+    assert price(np.array(others)).min() >= price(best[None])[0]
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_a_group_in_blocks_with_few_free_gpus_is_whole_or_has_at_most_half_in_its_smallest_part(seed):
+    draw = np.random.default_rng(seed)
+    size, groups = int(draw.integers(2, 7)), int(draw.integers(1, 3))
+    counts = draw.integers(0, size + 1, int(draw.integers(2, 5)))
+    counts[0] += max(0, size * groups - counts.sum())
+    strategy = SimpleNamespace(world=size * groups, pp=1, ring=1)
+    job = SimpleNamespace(strategy=strategy, groups={"tp": np.zeros((groups, size))})
+    together = search._most_together(job, "tp", counts)
+    assert together in {*range(1, size // 2 + 1), size}
+    assert together <= search._most_together(job, "tp", counts + 1)
+    splits = [parts for parts in product(*(range(n + 1) for n in counts)) if sum(parts) == size]
+    smallest = max(min(part for part in parts if part) for parts in splits)
+    assert groups > 1 or together >= smallest  # of one group: none is placed better
 
 
 @drawn(12, 60, cases(), st.sampled_from([Strategy(pp=2, dp=2), Strategy(tp=2, pp=3, dp=2), Strategy(dp=4)]))

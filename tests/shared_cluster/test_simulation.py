@@ -18,7 +18,7 @@ from support.sizes import drawn
 
 from phalanx.report.pictures.figure import Heat
 from phalanx.shared_cluster.simulation.nodes import Nodes
-from phalanx.shared_cluster.simulation.outcome import outcome, picture, use_over_time
+from phalanx.shared_cluster.simulation.outcome import _gpu_hours, outcome, picture, use_over_time
 from phalanx.shared_cluster.simulation.policy import THRESHOLD, SchedulingPolicy
 from phalanx.shared_cluster.simulation.replay import simulate
 from phalanx.shared_cluster.simulation.trace import TraceJob
@@ -241,6 +241,14 @@ def test_what_a_placement_costs_is_counted_before_and_after_a_change_of_queue():
         history = simulate([job], Nodes((4,)), SchedulingPolicy(name), lambda job, held: 0.5)
         assert history.finish == [2 * THRESHOLD]
         assert history.placement == pytest.approx(4 * THRESHOLD)
+
+
+@pytest.mark.parametrize("hours", [0.0, 0.26, 99.94, 100.0, 100.4, 12345.0])
+def test_hours_of_gpus_read_back_and_from_100_on_have_no_tenths(hours):
+    number, unit = _gpu_hours(3600 * hours).split()
+    assert unit == "GPU-h"
+    assert float(number.replace(",", "")) == pytest.approx(hours, abs=0.5 if hours >= 100 else 0.051)
+    assert ("." in number) == (hours < 100)
 
 
 def test_the_textbook_s_fragmentation_is_counted():

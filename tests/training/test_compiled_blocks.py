@@ -5,8 +5,10 @@ from __future__ import annotations
 
 import json
 import math
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,11 +17,12 @@ from support.in_process_cli import text_of
 from support.rank_pool import Pool
 from torch import Tensor
 
+from phalanx.answers.runs import train
 from phalanx.observation.parity.parity import gradient_errors
 from phalanx.runtime.comm.communicator import Comm
 from phalanx.runtime.process.environment import ALONE, World
 from phalanx.spec.errors import InputError
-from phalanx.spec.files.job_file import build, make_strategy
+from phalanx.spec.files.job_file import build, load, make_strategy
 from phalanx.spec.job import Job, Precision, Products
 from phalanx.spec.model.families import complete
 from phalanx.spec.model.spec import ModelSpec
@@ -210,3 +213,23 @@ def test_uncompiled_for_a_while() -> None:
     with uncompiled(model):
         assert block.compute == plain
     assert block.compute is compiled is not plain
+
+
+@pytest.mark.parametrize("chosen", ["tp=2", "dp=2"])
+def test_a_strategy_that_is_chosen_is_refused_as_one_that_is_stated(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, chosen: str
+) -> None:
+    """Whoever plans: the search, or the job file."""
+    decision = SimpleNamespace(
+        chosen=SimpleNamespace(reason=""), plan=SimpleNamespace(strategy=make_strategy(chosen))
+    )
+    monkeypatch.setattr(train, "decide", lambda *asked: decision)
+    monkeypatch.setattr(train, "prepare_data", lambda *asked: SimpleNamespace(digest=""))
+    sizes = (
+        "vocab = 512\nhidden = 64\nlayers = 2\nheads = 2\nffn = 128\nmax_seq = 64\n[job]\nglobal_batch = 8\nseq = 64"
+    )
+    (tmp_path / "job.toml").write_text(f'[model]\nfamily = "llama"\n{sizes}\n[train]\ncompile = "blocks"\n')
+    file = load(tmp_path / "job.toml")
+    assert file.strategy is None
+    with nullcontext() if chosen == "dp=2" else pytest.raises(InputError, match=r"train\.compile.*tp = 2"):
+        assert train._begin(file, False, None, print)[0] is decision

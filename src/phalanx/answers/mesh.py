@@ -184,5 +184,5 @@ def _cluster_of(choice: job_file.ClusterChoice, strategy: Strategy) -> ClusterSp
 
 def _one_node(ranks: int) -> ClusterSpec:
     unknown = "not measured: only drawn"
-    device = Device("CPU", "cpu", 0, 0, 1.0, {}, False, "estimated", unknown)
+    device = Device("CPU", "cpu", 1, 1, 1.0, {}, False, "estimated", unknown)
     return ClusterSpec("local", device, ranks, 1, (Tier("host", ranks, 0.0, 1.0, "estimated", unknown),), ())

@@ -19,7 +19,7 @@ from phalanx.serving.search.copies import Copy, Tabulated
 from phalanx.serving.search.neighbours import _changes, neighbours
 from phalanx.serving.search.question import ServingQuestion
 from phalanx.serving.search.queued import excess, queued
-from phalanx.serving.search.search import Search
+from phalanx.serving.search.search import Search, best_of_each
 from phalanx.serving.search.space import illegal, layouts
 from phalanx.serving.simulation.engines import ENGINES, engine
 from phalanx.spec.errors import InputError
@@ -148,6 +148,11 @@ def test_the_front_is_one_and_neighbours_have_reasons() -> None:
     each = [c.tokens_per_s / c.gpus for c in found.front]
     assert speed == sorted(speed, reverse=True)
     assert each == sorted(each)
+    assert found.best == found.finalists[0]
+    assert list(found.finalists) == best_of_each(found.finalists, search)
+    assert {len(c.groups) for c in found.finalists} == {1, 2}  # of both modes
+    fresh = Search(_ASK)
+    assert len(fresh.candidates()) == fresh.evaluated <= found.evaluated
     changes = {n.change: n for n in neighbours(search, found)}
     assert all(n.reason for n in changes.values())
     assert {"twice the tensor parallelism"} <= set(changes)
@@ -209,6 +214,19 @@ def test_layouts_are_legal_and_complete() -> None:
     assert "all ranks or not at all" in illegal(deepseek, ServingLayout(4, 1, 1, 2, 2), vllm)
     assert not illegal(deepseek, ServingLayout(4, 1, 1, 2, 2), engine("sglang"))
     assert "on every rank" in illegal(deepseek, ServingLayout(2, 1, 4, 1, 8), engine("trtllm"))
+
+
+def test_what_cannot_serve_is_listed_with_its_reason() -> None:
+    """And with all others there are as many layouts as are legal."""
+    search = Search(
+        replace(_ASK, model=model_named("llama3-70b")[0], modes=("aggregated",), tpot_s=None, requests=50)
+    )
+    cannot = answer(search).cannot
+    every = list(layouts(search.q.model, 4, search.q.engine, 4))
+    able = [copy for copy in search.known.values() if not copy.missing]
+    assert len(cannot) + len(able) == len(every)
+    assert {copy.layout.gpus for copy in able} == {2, 4}
+    assert cannot["tp=1,pp=1,dp=1,ep=1, bf16"].startswith("weights take 131.4 of 69.5 GiB")
 
 
 def test_a_copy_says_why_it_cannot_serve() -> None:
