@@ -25,13 +25,14 @@ from calibration.fit import Data, Free, descend, fit, offsets_of
 from calibration.free_constants import LAUNCHES, LEFT_OUT, MEASURED, family, fitted, free, timed
 from calibration.intervals import Ratio, ratios
 from calibration.intervals import fitted as interval_of
+from calibration.intervals import rows as rows_of_intervals
 from calibration.write import rounded, save, write, write_left_out
 from phalanx.cost.analytic.fitted_constants import fitted_constants
 from phalanx.spec.errors import InputError, nearest
 from phalanx.validate.from_row import Case, cases
 from phalanx.validate.intervals import FILE as INTERVALS
 from phalanx.validate.prediction_error import kinds_of
-from phalanx.validate.records import RUNS, RUNS_2026, load
+from phalanx.validate.records import RUNS, load
 from phalanx.validate.scores import errors
 
 
@@ -120,9 +121,8 @@ def show(rows: Mapping[str, Mapping[str, float]], note: str = "") -> None:
 
 def intervals() -> None:
     """Show the interval of each kind of prediction, with what it holds of families left out, and write them."""
-    rows = load(RUNS) + [row for row in load(RUNS_2026) if row["quality"] in ("A", "B")]
     by_kind: dict[str, list[Ratio]] = {}
-    for ratio in ratios(cases(rows)[0]):
+    for ratio in ratios(cases(rows_of_intervals())[0]):
         by_kind.setdefault(ratio.kind, []).append(ratio)
     content = {}
     for kind, values in sorted(by_kind.items()):

@@ -15,8 +15,9 @@ import numpy as np
 from phalanx.cost.analytic.fitted_constants import fitted_constants
 from phalanx.spec.cluster.chips import CHIPS
 from phalanx.validate.from_row import Case
-from phalanx.validate.intervals import DATASHEET, GENERIC, SHARE, kinds
+from phalanx.validate.intervals import DATASHEET, GENERIC, SHARE, kinds, of_a_trainer
 from phalanx.validate.prediction_error import blind, launch_shares, priced
+from phalanx.validate.records import RUNS, RUNS_2026, RUNS_OWN, Row, load
 from phalanx.validate.stacks import PricingStack, generic_stack
 
 HELD = 0.75
@@ -25,7 +26,13 @@ HELD = 0.75
 
 def _kinds(c: Case, launches: float) -> tuple[str, ...]:
     narrow = not c.row["precision"].startswith(("bf16", "fp16", "fp32"))
-    return kinds(c.model, launches, "lora" in c.row["task"], narrow)
+    return kinds(c.model, launches, "lora" in c.row["task"], narrow, trainer=of_a_trainer(c.profile))
+
+
+def rows() -> list[Row]:
+    """Return the runs that intervals are of."""
+    sound = [row for row in load(RUNS_2026) + load(RUNS_OWN) if row["quality"] in ("A", "B")]
+    return load(RUNS) + sound
 
 
 @dataclass(frozen=True)

@@ -78,9 +78,7 @@ def test_verl_without_a_rank_trains_the_whole_model(tmp_path: Path) -> None:
     assert "lora" not in json_of(tmp_path, "read", _written(tmp_path, "verl.sh", 0), "--json")["options"]
 
 
-@pytest.mark.parametrize(
-    ("modules", "targets"), [("attention_qkv", "attention"), ("all", "linear"), ("mlp_fc1", "linear")]
-)
+@pytest.mark.parametrize(("modules", "targets"), [("attention_qkv", "qkv"), ("all", "linear"), ("mlp_fc1", "linear")])
 def test_nemos_modules_are_attentions_or_all(tmp_path: Path, modules: str, targets: str) -> None:
     (tmp_path / "nemo.yaml").write_text(_NEMO.replace("RANKED", modules).replace("RANK", "32"))
     assert json_of(tmp_path, "read", "nemo.yaml", "--json")["options"]["lora_targets"] == targets

@@ -101,7 +101,7 @@ def test_a_model_of_transformers_is_read_with_its_adapters(tmp_path: Path) -> No
     start, end = MPT.index("model:"), MPT.index("train_loader")
     c = _read(tmp_path, MPT[:start] + f"model: {model}\n" + MPT[end:])
     assert c.spec is not None
-    assert (c.spec.layers, c.options["lora"], c.options["lora_targets"]) == (32, 64, "attention")
+    assert (c.spec.layers, c.options["lora"], c.options["lora_targets"]) == (32, 64, "qkv")
     assert not c.not_modelled
 
 

@@ -173,7 +173,7 @@ def test_what_is_started_by_a_recipe_has_its_layout(
 
 def test_adapters_of_scripts_and_recipes(tmp_path: Path) -> None:
     script = _read(tmp_path, "train.py", _LORA)
-    assert script.options == {"lora": 64, "lora_targets": "attention", "base": "nf4-double"}
+    assert script.options == {"lora": 64, "lora_targets": "qkv", "base": "nf4-double"}
     recipe = _read(tmp_path, "tune.yaml", _TUNE)
     assert recipe.options == {"lora": 8, "lora_targets": "attention"}
     whole = _read(

@@ -10,18 +10,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import phalanx
-from calibration.intervals import Ratio, fitted, held, quantiles, ratios
+from calibration.intervals import Ratio, fitted, held, quantiles, ratios, rows
 from phalanx.planning.lookup import model_named
 from phalanx.validate import intervals
 from phalanx.validate.from_row import cases
-from phalanx.validate.records import RUNS, RUNS_2026, load
 
 
 @pytest.fixture(scope="module")
 def by_kind() -> dict[str, list[Ratio]]:
-    rows = load(RUNS) + [row for row in load(RUNS_2026) if row["quality"] in ("A", "B")]
     found: dict[str, list[Ratio]] = {}
-    for ratio in ratios(cases(rows)[0]):
+    for ratio in ratios(cases(rows())[0]):
         found.setdefault(ratio.kind, []).append(ratio)
     return found
 
@@ -96,3 +94,19 @@ def test_kinds_are_of_layers_launches_and_what_is_priced_from_less(model: str, l
         for at, name in enumerate((intervals.NARROW, intervals.GENERIC, intervals.DATASHEET)):
             given_less = [n == at for n in range(3)]
             assert intervals.kinds(spec, launches, adapters, *given_less) == (first, name)
+
+
+def test_people_s_own_scripts_have_their_own_interval() -> None:
+    """They had that of any run priced as a generic stack, which few of them are in."""
+    spec = model_named("llama3-8b")[0]
+    assert intervals.kinds(spec, 0.0, True, False, True, False, True) == (intervals.TRAINERS,)
+    assert intervals.kinds(spec, 1.0, True, False, True, True, True) == (intervals.WAITING, intervals.DATASHEET)
+    assert [intervals.of_a_trainer(name) for name in ("accelerate", "deepspeed", "fsdp2", "megatron-core")] == [
+        True,
+        True,
+        False,
+        False,
+    ]
+    asked = dict(model="llama3-8b", cluster="dgx-a100", gpus=8, batch=64, seq=4096, strategy="dp=8,zero=3")
+    assert intervals.TRAINERS in phalanx.predict(**asked, stack="accelerate").interval  # type: ignore[arg-type]
+    assert intervals.GENERIC in phalanx.predict(**asked, stack="fsdp2").interval  # type: ignore[arg-type]

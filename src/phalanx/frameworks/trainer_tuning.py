@@ -55,6 +55,8 @@ _ATTENTION = {
     *("q_proj", "k_proj", "v_proj", "o_proj", "qkv_proj", "query_key_value"),
     *("c_attn", "wq", "wk", "wv", "wo", "Wqkv", "out_proj"),
 }
+_AFTER = {"o_proj", "wo", "out_proj"}
+"""Those that follow attention."""
 
 
 def tuning(keys: Keys, at: str = "") -> tuple[dict[str, Any], str]:
@@ -76,8 +78,9 @@ def tuning(keys: Keys, at: str = "") -> tuple[dict[str, Any], str]:
     if rank is None and stated not in (None, ""):
         raise InputError(f"{at}rank of adapters", stated, "is no count", "write a positive whole number")
     options: dict[str, Any] = {"lora": rank or _RANK}
-    if _on_attention_alone(of(_TARGETS, "options.lora_targets"), of(("lora_target_linear",), "options.lora_targets")):
-        options["lora_targets"] = "attention"
+    targets, linear = of(_TARGETS, "options.lora_targets"), of(("lora_target_linear",), "options.lora_targets")
+    if not truth(linear) and (of_attention := _on_attention_alone(targets)):
+        options["lora_targets"] = of_attention
     if truth(of(_MAGNITUDES, "options.dora")) or method == "dora":
         by_default = _DROPOUT if truth(switch) else 0.0
         dropped = number(of(("lora_dropout",), "options.dora"), by_default) > 0
@@ -180,9 +183,8 @@ def _base(keys: Keys, at: str, of: Any, method: str) -> str:
     return "int8" if bits == 8 or eight else ""
 
 
-def _on_attention_alone(targets: Any, linear: Any) -> bool:
-    """Whether only products of attention have adapters."""
-    if truth(linear):
-        return False
+def _on_attention_alone(targets: Any) -> str:
+    """Return which of attention's products alone have adapters, as options.lora_targets; "" if others have too."""
     words = targets if isinstance(targets, list) else str(targets or "").replace(",", " ").split()
-    return bool(words) and {str(word) for word in words} <= _ATTENTION
+    named = {str(word) for word in words}
+    return "" if not named or not named <= _ATTENTION else "attention" if named & _AFTER else "qkv"

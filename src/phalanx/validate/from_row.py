@@ -176,6 +176,22 @@ _FLASH = re.compile(r"\bFA-?([23])\b|flash-?attn-?([23])\b", re.IGNORECASE)
 """FlashAttention by version, in a row's words."""
 _RANK = re.compile(r"\b(?:rank|dim):? (\d+)")
 """An adapter's rank in the column `peft`; 16 where it is not stated, which hardly matters."""
+_BASE = re.compile(r"\bbase (nf4-double|nf4|int8)\b")
+"""Format of the frozen weights, in the same column."""
+_TARGETS = re.compile(r"target_modules: \[([^]]*)\]")
+_OF_MLPS = re.compile(r"fc|mlp|gate|up_|down_|all")
+_QKV_ALONE = ("llama3-70b",)
+"""Models of which Megatron-Bridge's tables leave out what has adapters: `linear_qkv`, as its recipes say (573cd8b,
+scripts/performance/configs/llama/llama3_llm_finetune.py, llama3_70b_lora_config_h100)."""
+
+
+def _targets(row: Row) -> str:
+    """Return what has adapters in a row that names it."""
+    named = _TARGETS.search(row["peft"])
+    if named is None:
+        alone = row["framework"] == "Megatron-Bridge" and row["model"] in _QKV_ALONE
+        return "qkv" if alone else "linear"
+    return "linear" if _OF_MLPS.search(named[1]) else "attention"
 
 
 def _options(row: Row) -> StackOptions:
@@ -187,10 +203,12 @@ def _options(row: Row) -> StackOptions:
     captured = row["cuda_graphs"]
     graphs = "full" if "full_iteration" in captured else "modules" if captured not in ("", "none") else captured
     flash = _FLASH.search(row["options"])
-    rank = _RANK.search(row["peft"])
+    rank, base = _RANK.search(row["peft"]), _BASE.search(row["peft"])
     packed = row["packing"] in ("offline", "in_batch")
     return StackOptions(
         lora=(int(rank[1]) if rank else 16) if row["task"].endswith("lora") else 0,
+        lora_targets=_targets(row) if row["task"].endswith("lora") else "linear",  # type: ignore[arg-type]
+        base=base[1] if base else "auto",  # type: ignore[arg-type]
         document=(row.count("seq_len") or 0) if packed else 0,
         attention=f"flash{flash[1] or flash[2]}" if flash else "auto",  # type: ignore[arg-type]
         routing="learned" if row.moe and trains else "auto",

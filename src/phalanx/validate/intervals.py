@@ -22,6 +22,9 @@ FILE = Path(__file__).parent / "data" / "intervals.json"
 SHARE = 0.8
 """Share of a kind's runs that an interval holds."""
 DENSE, EXPERTS, MIXED, ADAPTERS = "dense models", "experts", "layers of several kinds", "adapters"
+TRAINERS = "people's own, of transformers' models"
+_TRAINERS = {"accelerate", "deepspeed"}
+"""Stacks on which nothing is fitted, and whose runs are people's own (records.RUNS_OWN)."""
 NARROW, GENERIC, DATASHEET = "8 bits or less", "priced as a generic stack", "priced from a datasheet"
 _SHARED = {"any", "eager", "compiled", "nvidia"}
 """Owners of constants that stacks, or chips, without runs of their own inherit."""
@@ -44,14 +47,26 @@ class Interval:
 
 
 def kinds(
-    model: ModelSpec, launches: float, adapters: bool, narrow: bool, generic: bool = False, datasheet: bool = False
+    model: ModelSpec,
+    launches: float,
+    adapters: bool,
+    narrow: bool,
+    generic: bool = False,
+    datasheet: bool = False,
+    trainer: bool = False,
 ) -> tuple[str, ...]:
     """Return the kinds that a prediction belongs to; the widest of their intervals is its own. `launches`: the share
-    of the step that waits for them."""
+    of the step that waits for them; `trainer`: whether one of `_TRAINERS` runs it."""
     mixed = bool(model.pattern) or (model.latent is not None and model.latent.index is not None)
     layers = ADAPTERS if adapters else MIXED if mixed else EXPERTS if model.experts else DENSE
-    each = ((NARROW, narrow), (GENERIC, generic), (DATASHEET, datasheet))
-    return (WAITING if launches > WAITS else layers, *(name for name, holds in each if holds))
+    each = ((NARROW, narrow), (GENERIC, generic and not trainer), (DATASHEET, datasheet))
+    first = WAITING if launches > WAITS else TRAINERS if trainer else layers
+    return (first, *(name for name, holds in each if holds))
+
+
+def of_a_trainer(stack: str) -> bool:
+    """Whether a stack is one that trains models of transformers in people's own scripts."""
+    return not _TRAINERS.isdisjoint(priced_stack(stack).lineage)
 
 
 @cache
@@ -72,7 +87,8 @@ def interval_of(
     launches = terms.get("launch", 0.0) / sum(terms.values())
     generic = not _with_runs().intersection(priced_stack(stack).lineage)
     narrow = NUMBER_FORMATS[products].narrow
-    return interval(kinds(model, launches, adapters, narrow, generic, datasheet=not has_runs(device)))
+    datasheet, trainer = not has_runs(device), of_a_trainer(stack)
+    return interval(kinds(model, launches, adapters, narrow, generic, datasheet, trainer))
 
 
 def has_runs(device: str) -> bool:

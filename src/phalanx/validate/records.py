@@ -14,6 +14,8 @@ T = TypeVar("T")
 FOLDER = Path(__file__).parent / "data"
 RUNS = FOLDER / "training_runs.csv"
 RUNS_2026 = FOLDER / "training_runs_2026.csv"
+RUNS_OWN = FOLDER / "training_runs_own.csv"
+"""Runs that people posted: of their own machines and scripts, few of them tuned."""
 COLLECTIVES = FOLDER / "collectives.csv"
 SMALL_RUNS = FOLDER / "megatron_ci_memory.csv"
 GIB = 2**30

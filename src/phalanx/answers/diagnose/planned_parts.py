@@ -17,7 +17,7 @@ from phalanx.traces.rank_trace import TracedCollective
 _TERMS = {
     **dict.fromkeys(("matmul", "recurrence", "head", "reference"), "products"),
     **{"attention": "attention"},
-    **{"memory": "memory", "optimizer": "optimizer", "launch": "launches", "other": "host"},
+    **{"memory": "memory", "adapters": "memory", "optimizer": "optimizer", "launch": "launches", "other": "host"},
     **{"tp": "over tp", "cp": "over cp", "ep": "over ep", "dp": "over dp", "coding": "over dp"},
     **{"bubble": "pipeline", "transfers": "pipeline"},
 }

@@ -72,8 +72,8 @@ libraries that serve with FlashAttention or cuDNN (validate/data/kernels.csv.xz;
 FlashAttention 2's instructions (mma.sync) reach tensor cores whole on Ampere, Ada and chips with GDDR. Backward over
 forward in FLOP/s (`portable_backward`, `attention_backward`): figures of Dao 2023 (A100) and Shah et al. 2024 (H100)
 for causal prompts of 16,384."""
-_VENDOR_FIRST = ("blackwell", "blackwell-ultra", "rubin")
-"""Generations on which torch takes the vendor's attention by itself."""
+_VENDOR_FIRST = {"hopper": 0.5, "blackwell": 1.0, "blackwell-ultra": 1.0, "rubin": 1.0}
+"""Generations on which torch takes the vendor's attention by itself, for values of Profile.portable up to this."""
 _PARENTS = {"blackwell-ultra": "blackwell", "rubin": "blackwell"}
 _DERIVED = frozenset({"gemm", "gemm8", "gemm4", "attention", "portable_attention"})
 """Shares of a System that the clock scales too."""
@@ -92,7 +92,7 @@ def generation(name: str, constants: Mapping[str, float] | None = None) -> Gener
     """Return a Generation by name."""
     ring = {"reduce_gain": 1.0, "tree": _TREE_VOLTA if name == "volta" else _TREE_AMPERE}
     built = ({} if name in _REDUCING else ring) | _ATTENTION.get(name, {})
-    built["vendor_first"] = float(name in _VENDOR_FIRST)
+    built["vendor_first"] = _VENDOR_FIRST.get(name, 0.0)
     return Generation(**(resolve(_DEFAULTS, chain(name), constants) | built))
 
 
@@ -119,7 +119,7 @@ def system(
     as_fitted = {name: getattr(g, name) for name in _AS_FITTED}
     clock = resolve({"clock": chip.clock}, (name,), constants)["clock"]
     portable = g.portable_attention
-    if g.vendor_first:
+    if g.vendor_first == 1:
         # Instructions of before: a multiprocessor does with them what one of Hopper does.
         old, rate = CHIPS["H100"], generation("hopper", constants).portable_attention
         portable = rate * old.half / old.processors * chip.processors / chip.half

@@ -22,7 +22,7 @@ import numpy as np
 from phalanx.cost.analytic.profile import FIELDS, Profile, profile
 from phalanx.cost.hardware.columns import Column
 from phalanx.cost.ledger.kind import BlockKind
-from phalanx.cost.ledger.magnitudes import Magnitudes
+from phalanx.cost.ledger.magnitudes import AdaptedWeights, Magnitudes
 from phalanx.cost.ledger.model_shape import Shape
 from phalanx.cost.ledger.rank_layout import FORMAT_INDEX, Layout
 from phalanx.cost.ledger.units import units
@@ -254,7 +254,8 @@ def _state(by: Profile, model: Shape, o: StackOptions) -> Profile:
 def _adapted(kind: BlockKind, o: StackOptions) -> list[tuple[Column, Column, Column]]:
     """Return (inputs, outputs, number) of a block's products that have adapters."""
     q, kv, h = kind.heads * kind.head_dim, kind.kv_heads * kind.head_dim, kind.hidden
-    attention = [(h, q, kind.attends), (q, h, kind.attends), (h, kv, 2 * kind.attends)]
+    after = kind.attends * (o.lora_targets != "qkv")
+    attention = [(h, q, kind.attends), (q, h, after), (h, kv, 2 * kind.attends)]
     mixed = kind.mixed + kind.mixed_shared + kind.mixed_whole
     mixer = [(h, mixed, kind.mixes), (kind.mixed_out, h, kind.mixes)]
     dense = kind.ffn > 0 if o.lora_targets == "linear" else 0
@@ -268,6 +269,21 @@ def adapter_params(model: Shape, o: StackOptions) -> float:
         return 0.0
     each = o.lora, float(o.dora != "none")
     return float(model.mean(lambda k: sum(n * (each[0] * (x + y) + each[1] * y) for x, y, n in _adapted(k, o))))
+
+
+def _adapted_weights(model: Shape, o: StackOptions) -> AdaptedWeights:
+    """Return the sizes of adapted weights."""
+
+    def mean(of: Callable[[Column, Column, Column], Column]) -> Column:
+        return model.mean(lambda kind: sum(of(x, y, n) for x, y, n in _adapted(kind, o)))
+
+    return AdaptedWeights(
+        number=mean(lambda x, y, n: n),
+        inputs=mean(lambda x, y, n: n * x),
+        shared=mean(lambda x, y, n: np.maximum(n - 1, 0) * x)
+        + model.mean(lambda kind: kind.attends * kind.hidden),  # of q
+        outputs=mean(lambda x, y, n: n * y),
+    )
 
 
 def _magnitudes(model: Shape, o: StackOptions) -> Magnitudes:
@@ -305,7 +321,9 @@ def extended(model: Shape, o: StackOptions) -> Shape:
         model = replace(model, root_params=of.root, unit_params=of.largest, unit_count=of.count)
     if o.lora and o.dora != "none":
         model = replace(model, magnitudes=_magnitudes(model, o))
-    return replace(model, adapters=adapter_params(model, o)) if o.lora else model
+    if not o.lora:
+        return model
+    return replace(model, adapters=adapter_params(model, o), adapted=_adapted_weights(model, o))
 
 
 def laid_out(layout: Layout, o: StackOptions, blocks: Sequence[Column] | None = None) -> Layout:

@@ -47,7 +47,9 @@ class Profile(Keeps):
     portable: Column = 0.0
     """Flash attention. 0: cuDNN's, or FlashAttention 3; 2: FlashAttention 2; 3: FlexAttention; 1: torch's choice,
     which is FlashAttention 2 but on Blackwell (torchtitan b5bcd76, torchtitan/models/attention.py, `_init_backend`:
-    cuDNN first), where it takes keys and values of one width alone (pytorch/torchtitan#1610)."""
+    cuDNN first), where it takes keys and values of one width alone (pytorch/torchtitan#1610); 0.5: since torch 2.10
+    with cuDNN 9.15, which takes its own on Hopper too (pytorch/pytorch 001f694, aten/src/ATen/native/transformers/
+    cuda/sdp_utils.cpp:75)."""
     plain: Column = 0.0
     """1: products are plain library calls, not tuned for the chip's generation."""
     attention: Column = 1.0
@@ -68,6 +70,8 @@ class Profile(Keeps):
     """Further launches of an attention block's forward pass where documents are packed into sequences."""
     launch_s: Column = 20e-6
     """CPU time of a launch, Python and autograd included."""
+    hook_s: Column = 0.0
+    """CPU time around a module that runs, where ZeRO-3 fetches and releases by hooks of every module."""
     launch_backward: Column = 1.5
     """Backward over forward, of launches."""
     listed: Column = 0.0

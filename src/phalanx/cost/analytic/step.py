@@ -97,21 +97,20 @@ def step(shape: Shape, layout: Layout, system: System, profile: Profile, replica
         number = number + profile.unfused_launches * kernels.unfused(kind, layout, profile)
         number = number + profile.packed_launches * kind.attends * (np.asarray(layout.document) > 0)
         if np.any(shape.adapters):
-            adapted = 2 * kind.attends + 2 * (np.asarray(kind.ffn) > 0)
-            number = number + _ADAPTER_LAUNCHES * adapted * (np.asarray(shape.adapters) > 0)
+            fused = 2 * kind.attends + 2 * (np.asarray(kind.ffn) > 0)
+            number = number + _ADAPTER_LAUNCHES * fused * (np.asarray(shape.adapters) > 0)
         number = number + profile.expert_launches * kind.routes
         launched = number * (profile.launches > 0) * launch_s
+        hooked = _hooked(kind, shape, layout, profile) * system.host
         repeated = full * (block.forward - block.unread) + layout.selective * selected + (1 - full) * block.again
-        repeated = (
-            repeated
-            + _adapters(shape, layout, system, profile)
-            + _dequantised(shape, layout, system, profile)
-            + _offloaded(shape, layout, system, profile, block, blocks)
-        )
-        launched_back = launched * (profile.launch_backward + full)
+        repeated = repeated + _offloaded(shape, layout, system, profile, block, blocks)
+        adapted = _adapters(shape, layout, system, profile) + _dequantised(shape, layout, system, profile)
+        work = block.backward + repeated + adapted
+        launched_back = launched * (profile.launch_backward + full) + hooked * (1 + full)
+        launched = launched + hooked
         launched_back = launched_back + (1 - full) * _launched_again(kind, layout, profile) * launch_s
         f = _slower(block.forward, launched + listed)
-        b = _slower(block.backward + repeated, launched_back + listed * (1 + full))
+        b = _slower(work, launched_back + listed * (1 + full))
         for name, part in block.parts.items():
             terms[name] = terms.get(name, 0) + m * share * (part.forward + part.backward)
             factors = {"micro_batches": m, "blocks": share, "forward_s": part.forward, "backward_s": part.backward}
@@ -119,12 +118,15 @@ def step(shape: Shape, layout: Layout, system: System, profile: Profile, replica
         out.of["recompute"] = {"micro_batches": m, "blocks": share, "repeated_s": repeated}
         out.of["launch"] = {"micro_batches": m, "blocks": share, "forward_s": launched + listed}
         terms["recompute"] = terms.get("recompute", 0) + m * share * repeated
-        idle = (f - block.forward) + (b - (block.backward + repeated))
+        if np.any(shape.adapters):
+            out.of["adapters"] = {"micro_batches": m, "blocks": share, "both_passes_s": adapted}
+            terms["adapters"] = terms.get("adapters", 0) + m * share * adapted
+        idle = (f - block.forward) + (b - work)
         terms["launch"] = terms.get("launch", 0) + m * share * idle
         out.blocks.append((count, Passes(f, b)))
         # Within 15 % of each other, the variation from block to block decides who is ahead.
         cpu = launched + launched_back + surely * (2 + full)
-        keeps_ahead = np.clip((1.15 - cpu / (block.forward + block.backward + repeated)) / 0.3, 0.0, 1.0)
+        keeps_ahead = np.clip((1.15 - cpu / (block.forward + work)) / 0.3, 0.0, 1.0)
         out.ahead = np.where(np.asarray(count) > 0, keeps_ahead, out.ahead)
         forward = forward + share * f
         backward = backward + share * b
@@ -167,6 +169,17 @@ def step(shape: Shape, layout: Layout, system: System, profile: Profile, replica
 _ADAPTER_LAUNCHES = 4
 """Kernels of an adapter: two products, their scale, and the sum (peft, src/peft/tuners/lora/layer.py, Linear.forward;
 Megatron-Bridge, src/megatron/bridge/peft/lora_layers.py)."""
+_MODULES, _OF_SUBLAYER, _OF_ADAPTER = 1, 6, 4
+"""Modules that run: a block; of attention or an MLP with its norm; and of an adapter, with the layer around it
+(transformers' Llama; peft, src/peft/tuners/lora/layer.py)."""
+
+
+def _hooked(kind: BlockKind, shape: Shape, layout: Layout, profile: Profile) -> Column:
+    """Return the host's seconds around the modules of a block's pass, under ZeRO-3 that fetches for each of them."""
+    modules = _MODULES + _OF_SUBLAYER * kind.sublayers + _OF_ADAPTER * shape.adapted.number
+    return profile.hook_s * modules * (np.asarray(layout.zero) == 3)
+
+
 _CORE_LAUNCHES = 4
 """Number of kernels of attention's core that writes scores: two batched products, masked softmax, dropout."""
 _MLP_LAUNCHES = 3
@@ -221,8 +234,8 @@ def _transfers(out: Step, shape: Shape, layout: Layout, system: System, profile:
 
 
 def _adapters(shape: Shape, layout: Layout, system: System, profile: Profile) -> Column:
-    """Return seconds of a block's adapters in both passes: three times their forward FLOPs; of magnitudes, the norms
-    of each forward pass, the scales, and the frozen weights' products that are done again."""
+    """Return seconds of a block's adapters in both passes: three times their forward FLOPs, and the bytes that they
+    move; of magnitudes, the norms of each forward pass, the scales, and the frozen weights' products done again."""
     if not np.any(shape.adapters):
         return 0.0
     x, forwards, wide = shape.magnitudes, 1 + layout.full, profile.wide_adapters
@@ -230,7 +243,8 @@ def _adapters(shape: Shape, layout: Layout, system: System, profile: Profile) ->
     flops = flops + x.again * (1 + forwards) * 2 * layout.tokens * x.weights
     scaled, back = x.scale_traffic(wide)
     traffic = forwards * (x.norm_traffic(wide) + profile.dequantised_bytes * x.weights)
-    traffic = traffic + layout.tokens * (forwards * scaled + back)
+    once, once_back = shape.adapted.traffic(wide)
+    traffic = traffic + layout.tokens * (forwards * (once + scaled) + once_back + back)
     rate = system.peak(layout.activation_bytes) * system.gemm * profile.gemm
     return (flops / rate + traffic / (system.memory_bytes_per_s * system.memory)) / layout.tp
 

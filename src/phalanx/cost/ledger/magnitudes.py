@@ -1,4 +1,5 @@
-"""Sizes of weights with trained magnitudes (DoRA, Liu et al. 2024), and what their norms and scales move and keep.
+"""Sizes of adapted weights, and what their adapters move; of trained magnitudes (DoRA, Liu et al. 2024), what their
+norms and scales move and keep.
 
 An adapted weight W of m outputs and n inputs computes, with its adapters B A of rank r and its magnitudes v of m,
 
@@ -14,6 +15,28 @@ from dataclasses import dataclass
 import numpy as np
 
 from phalanx.cost.hardware.columns import Column
+
+
+@dataclass(frozen=True)
+class AdaptedWeights:
+    """Weights of a block that have adapters (Hu et al. 2021), on average; all 0 without any."""
+
+    number: Column = 0.0
+    inputs: Column = 0.0
+    """Inputs of all of them."""
+    shared: Column = 0.0
+    """Of these, inputs that another one reads too: of k and v with q, of the second matrix of a gated MLP."""
+    outputs: Column = 0.0
+
+    def traffic(self, wide: Column) -> tuple[Column, Column]:
+        """Return bytes that the adapters' own kernels move per token, forward and backward, run one by one: y = W x +
+        s B (A x). A reads x; B A x is written, scaled, and added to W x. Back, B's two products read the scaled
+        gradient and A's read x and write its gradient, which is added to that of W. peft's adapters in fp32 (`wide`)
+        have x cast to fp32, which autocast casts back, in both directions (huggingface/peft 0033694,
+        src/peft/tuners/lora/layer.py, Linear.forward); Megatron's are in 16 bits, of weights that are joined
+        (NVIDIA-NeMo/Megatron-Bridge 067f987, src/megatron/bridge/peft/lora_layers.py). Without dropout."""
+        read = self.inputs - (1 - wide) * self.shared
+        return (2 + 12 * wide) * read + 12 * self.outputs, (10 + 12 * wide) * read + 8 * self.outputs
 
 
 @dataclass(frozen=True)
@@ -53,6 +76,6 @@ class Magnitudes:
         return (14 + 24 * wide) * self.outputs, (30 + 48 * wide) * self.outputs
 
 
-NO_MAGNITUDES = Magnitudes()
+NO_ADAPTERS, NO_MAGNITUDES = AdaptedWeights(), Magnitudes()
 KEPT_RESULTS = 2
 """Results that the gradient of the scales needs, of the weight and of the adapters, both 16 bits wide."""

@@ -9,7 +9,7 @@ import numpy as np
 from phalanx.cost.hardware.columns import Column, gather
 from phalanx.cost.ledger.block_kinds import counted_kinds
 from phalanx.cost.ledger.kind import BlockKind
-from phalanx.cost.ledger.magnitudes import NO_MAGNITUDES, Magnitudes
+from phalanx.cost.ledger.magnitudes import NO_ADAPTERS, NO_MAGNITUDES, AdaptedWeights, Magnitudes
 from phalanx.spec.model.blocks.lowering import architecture
 from phalanx.spec.model.spec import ModelSpec, parameters
 
@@ -36,6 +36,8 @@ class Shape:
     """Depths of multi-token prediction, each of which computes the head again; their blocks are among `kinds`."""
     adapters: Column = 0.0
     """Parameters of a block's adapters on average, where only these are trained."""
+    adapted: AdaptedWeights = NO_ADAPTERS
+    """Sizes of the weights that have them."""
     magnitudes: Magnitudes = NO_MAGNITUDES
     """Sizes of adapted weights whose magnitudes are trained."""
     root_params: Column = -1.0

@@ -13,6 +13,7 @@ INVERTED: dict[str, str] = _TABLE["inverted"]
 DTYPES = {"fp32": "torch.float32", "fp16": "torch.float16", "bf16": "torch.bfloat16", "fp8": "torch.uint8"}
 """Word of the optimizer's dtype flags -> that of their keys."""
 TARGETS = {
+    "qkv": ("linear_qkv",),
     "attention": ("linear_qkv", "linear_proj"),
     "linear": ("linear_qkv", "linear_proj", "linear_fc1", "linear_fc2"),
 }

@@ -65,7 +65,8 @@ def _adapters(keys: Keys) -> dict[str, Any]:
         targets = keys.take(f"{first}.target_modules", "options.lora_targets", ["attention_qkv"])
         rank = keys.count(f"{first}.adapter_dim", "options.lora")
         wide = any(str(name) == "all" or str(name).startswith("mlp") for name in targets or ())
-        return {"lora": rank or _RANK, "lora_targets": "linear" if wide else "attention"}
+        where = "linear" if wide else "qkv" if targets == ["attention_qkv"] else "attention"
+        return {"lora": rank or _RANK, "lora_targets": where}
     named = keys.config.get("peft")
     if str(named).lower() != "lora" and not isinstance(named, Mapping):
         return {}

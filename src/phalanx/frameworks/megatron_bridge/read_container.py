@@ -101,6 +101,7 @@ def _options(keys: Keys) -> dict[str, Any]:
     if rank := keys.count("peft.dim", "options.lora"):
         options["lora"] = rank
         targets = keys.take("peft.target_modules", "options.lora_targets")
-        if isinstance(targets, list) and set(targets) == set(TARGETS["attention"]):
-            options["lora_targets"] = "attention"
+        named = [word for word, of in TARGETS.items() if isinstance(targets, list) and set(targets) == set(of)]
+        if named and named[0] != "linear":
+            options["lora_targets"] = named[0]
     return options

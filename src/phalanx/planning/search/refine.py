@@ -45,6 +45,7 @@ PIPELINED = (
     "cp",
     "ep",
     "recompute",
+    "adapters",
     "launch",
     "head",
     "bubble",

@@ -22,7 +22,7 @@ from phalanx.report.style import seconds, size
 from phalanx.schedule.pipeline.actions import Action
 from phalanx.spec.cluster.spec import GIB
 
-_COMPUTING = ("matmul", "attention", "memory", "recompute", "launch", "optimizer", "other")
+_COMPUTING = ("matmul", "attention", "memory", "recompute", "adapters", "launch", "optimizer", "other")
 _MOST_PASSES = 480
 """Passes of a pipeline that are drawn: more cannot be distinguished."""
 _MOST_DRAWN = 3000
