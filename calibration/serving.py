@@ -1,4 +1,5 @@
-"""Fit the constants of serving engines on measured runs: `python -m calibration.serving`.
+"""Fit the constants of serving engines on measured runs: `python -m calibration.serving`. With `--likely`, write how
+far measured figures lie from predicted ones instead, by kind of load.
 
 Every engine's constant is the common one times a factor, which a prior pulls to 1. With r = log(predicted / measured)
 of time per token and of time to first token, and x the logarithms of constants and factors,
@@ -19,10 +20,15 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from calibration.intervals import Ratio
+from calibration.intervals import fitted as interval_of
 from calibration.robust import minimise
 from calibration.write import rounded, save
 from phalanx.serving.cost import engines
 from phalanx.serving.cost.engines import FIELDS, EngineConstants
+from phalanx.serving.likely import FILE as LIKELY
+from phalanx.serving.validation import bursts
+from phalanx.serving.validation.bursts import Burst
 from phalanx.serving.validation.predictions import (
     LEFT_OUT,
     Columns,
@@ -33,10 +39,11 @@ from phalanx.serving.validation.predictions import (
     priced,
     scorable,
 )
+from phalanx.serving.validation.scores import ScoredPair, compare
 
 Floats = npt.NDArray[np.float64]
 ENGINES = ("vllm", "sglang", "trtllm", "trtllm 1.0")
-FIXED = frozenset({"index_layer_s", "net_hop_s", "balanced", "two_batches"})
+FIXED = frozenset({"accept_s", "index_layer_s", "net_hop_s", "balanced", "two_batches"})
 HARDWARE = (
     *("memory", "cache", "gemm", "gemm8", "gemm4", "inner_half", "attention", "link", "hop_s", "expert_memory"),
 )
@@ -132,8 +139,47 @@ def write(fitted: dict[str, dict[str, float]], without: dict[tuple[str, str, str
     LEFT_OUT.write_text(json.dumps(rows, indent=0) + "\n")
 
 
+FAMILIES = 2
+"""Of runs that a range takes at least: one says nothing of another."""
+
+
+def ratios(of: Sequence[Burst], steady: Sequence[ScoredPair]) -> dict[tuple[str, str], list[Ratio]]:
+    """Return measured over predicted figures of benchmarks, and of closed loops predicted by constants fitted without
+    them, by (engine and kind of load, figure)."""
+    result: dict[tuple[str, str], list[Ratio]] = {}
+    for burst in of:
+        for figure in burst.measured:
+            ratio = burst.ratio(figure)
+            assert ratio is not None
+            result.setdefault((burst.kind, figure), []).append(Ratio(burst.kind, burst.row["family"], ratio))
+    for pair in steady:
+        kind = f"{pair.case.engine}, {pair.case.row['mode']}"
+        for figure, both in (("ttft_s", pair.ttft), ("tpot_s", pair.tpot)):
+            if both is not None:
+                family = " | ".join(pair.case.group)
+                result.setdefault((kind, figure), []).append(Ratio(kind, family, both[1] / both[0]))
+    return {key: some for key, some in result.items() if len({r.family for r in some}) >= FAMILIES}
+
+
+def likely() -> None:
+    """Show the range of each kind of load, with what it holds of families left out, and write them."""
+    content: dict[str, dict[str, Any]] = {}
+    for (kind, figure), some in sorted(ratios(bursts.bursts(bursts.rows())[0], compare(loaded())[1]).items()):
+        (low, high, holds), families = interval_of(some), len({r.family for r in some})
+        middle = float(np.median([r.value for r in some]))
+        print(
+            f"{kind:28s} {figure:11s} {len(some):5d} runs of {families:3d} families"
+            f"  {low:.2f} to {high:.2f}, median {middle:.2f}  holds {holds:.0%}"
+        )
+        counts = {"runs": len(some), "families": families}
+        content.setdefault(kind, {})[figure] = rounded({"low": low, "high": high}) | counts
+    save(LIKELY, content)
+
+
 def main() -> None:
     """Fit, leave out in turn, write, and say what was fitted."""
+    if "--likely" in sys.argv:
+        return likely()
     use = [c for c in cases(loaded())[0] if scorable(c.row)[0]]
     problem, x = fit_all(use)
     fitted = problem.fitted(x)

@@ -224,10 +224,19 @@ def test_drafted_tokens_yield_those_up_to_the_first_that_is_not_accepted(accepta
 @pytest.mark.parametrize(
     ("model", "cluster", "weights", "said"),
     [
-        ("openai/gpt-oss-120b", "dgx-h100", ("int4",), "assumed: weights in int4, the type of its experts"),
-        ("gpt-oss-20b", "dgx-a100", ("int4",), "assumed: weights in int4"),
+        ("openai/gpt-oss-120b", "dgx-h100", ("mxfp4",), "assumed: weights in mxfp4, the type of its experts"),
+        ("gpt-oss-20b", "dgx-a100", ("mxfp4",), "assumed: weights in mxfp4"),
+        ("moonshotai/Kimi-K2-Instruct", "dgx-h100", ("fp8",), "assumed: weights in fp8"),
+        ("moonshotai/Kimi-K2.5", "dgx-h100", ("int4",), "assumed: weights in int4"),
+        ("MiniMaxAI/MiniMax-M2.5", "dgx-h100", ("fp8",), "assumed: weights in fp8"),
         ("deepseek-v3", "dgx-h100", ("fp8",), "assumed: weights in fp8"),
-        ("deepseek-v3", "dgx-a100", ("bf16",), "assumed: weights in bf16: A100 has no tensor cores for the"),
+        ("deepseek-v3", "dgx-a100", ("fp8",), "assumed: weights in fp8"),  # unpacked by Marlin's kernels
+        (
+            "nvidia/Llama-3.3-70B-Instruct-FP4",
+            "dgx-a100",
+            ("bf16",),
+            "in bf16: A100 has no tensor cores",
+        ),
         ("Qwen/Qwen3-32B-FP8", "dgx-h100", ("fp8",), ""),
         ("Qwen/Qwen3-32B", "dgx-h100", ("bf16", "fp8"), ""),
     ],
@@ -247,7 +256,7 @@ def test_a_named_model_has_the_weights_of_its_published_checkpoint(
 @pytest.mark.parametrize(
     ("table", "weights"),
     [
-        ('{"quant_method": "mxfp4"}', "int4"),
+        ('{"quant_method": "mxfp4"}', "mxfp4"),
         ('{"quant_method": "awq", "bits": 4}', "int4"),
         ('{"quant_method": "modelopt", "quant_algo": "NVFP4"}', "nvfp4"),
         ('{"quant_method": "compressed-tensors", "config_groups": {"group_0": {"weights": {"num_bits": 8, '
@@ -262,3 +271,21 @@ def test_a_config_says_the_type_of_its_weights(tmp_path: Path, table: str, weigh
     path.write_text(f'{{"quantization_config": {table}}}')
     assert published_weights(str(path)) == published_weights(str(path.parent)) == weights
     assert published_weights(str(tmp_path / "Some-AWQ" / "config.json")) == "int4"
+
+
+@pytest.mark.parametrize(("engine", "takes"), [("vllm", True), ("sglang", True), ("trtllm", False)])
+def test_weights_of_8_bits_are_unpacked_on_ampere_by_engines_that_can(engine: str, takes: bool) -> None:
+    request = ServingRequest(**{**_ASK, "model": "Qwen/Qwen3-32B-FP8", "cluster": "dgx-a100"}, engine=engine)
+    assert ask(request).question.weights == (("fp8",) if takes else ("bf16",))
+    if takes:
+        price = price_of("Qwen/Qwen3-32B-FP8", "dgx-a100", 1, "fp8", "bf16", name=engine)
+        assert price.chip.weights == price.chip.half  # products of 16 bits
+
+
+@pytest.mark.parametrize(("model", "gib"), [("openai/gpt-oss-120b", 60.8), ("gpt-oss-20b", 12.8)])
+def test_only_the_experts_of_gpt_oss_are_in_4_bits(model: str, gib: float) -> None:
+    """`gib`: of the checkpoint, arXiv 2508.10925, table 1."""
+    price = price_of(model, "dgx-h100", 1, "mxfp4", "bf16")
+    assert price.shape.whole == price.shape.attention > 0
+    assert price.shape.whole_expert == 0 < price.shape.expert
+    assert price.weight_bytes(ServingLayout()) == pytest.approx(gib * 2**30, rel=0.005)

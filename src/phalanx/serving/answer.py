@@ -15,6 +15,7 @@ from phalanx.serving.cost.step import state_bytes
 from phalanx.serving.launch import dynamo, sglang, trtllm, vllm
 from phalanx.serving.launch.arguments import refused
 from phalanx.serving.launch.parts import Launch
+from phalanx.serving.likely import LikelyRange, likely
 from phalanx.serving.lines.reading import STOPS, LinesRead, read
 from phalanx.serving.plan_file import LatencyLimits, ServedLoad, ServingPlan, Workers
 from phalanx.serving.question import NamedQuestion, ask
@@ -71,6 +72,10 @@ class ServingPlanAnswer(Answer):
     tokens_per_s: float
     tokens_per_s_per_gpu: float
     requests_per_s: float
+    likely: tuple[LikelyRange, ...]
+    """Where these figures lie, as measured ones of published runs lay from predicted ones."""
+    likely_basis: str
+    """What that is made of, or why it is missing."""
     expense: Expense
     """Of a million generated tokens."""
     rates: ExpenseRates
@@ -125,6 +130,7 @@ def serve_plan(
     q = searched.question
     per_token, state, fits = cache_of(searched)
     workers = searched.best.groups[-1]
+    ranges, basis = likely(q, searched.best)
     taken = taken_of_checkpoint(q.model, query.model_name, searched.best.weights)
     room = workers.cache_tokens // workers.layout.attention_dp
 
@@ -140,6 +146,8 @@ def serve_plan(
         engine=q.engine.name,
         objective=q.objective,
         **_figures(searched.best, q),
+        likely=ranges,
+        likely_basis=basis,
         expense=expense(q, searched.best),
         rates=q.rates,
         limits=_limits(q),

@@ -91,7 +91,7 @@ def plan(
 def _show(answer: ServingPlanAnswer, costs: bool) -> None:
     from phalanx.report.expense import in_words, origins
     from phalanx.report.style import drawn
-    from phalanx.serving.report import against, cache, lines, ranked, seen
+    from phalanx.serving.report import against, cache, likely, lines, ranked, seen
 
     search, out = answer.search, console()
     for caveat in answer.caveats:
@@ -99,7 +99,7 @@ def _show(answer: ServingPlanAnswer, costs: bool) -> None:
     q, best = search.question, search.best
     cost = f"{answer.expense.of}: {in_words(answer.expense, answer.rates)}" if costs else ""
     held = cache(answer)
-    for line in lines(search, held, cost) if answer.passed else held:
+    for line in lines(search, likely(answer), held, cost) if answer.passed else held:
         out.print(line, highlight=False, soft_wrap=True)
     if not answer.passed:
         return
@@ -293,10 +293,13 @@ def validate(runs: Path | None = None, json: bool = False) -> None:
 
     --runs FILE.csv: Your own measured runs, in the columns of the published ones that ship with Phalanx.
     """
+    from phalanx.serving.validation import bursts
     from phalanx.serving.validation.predictions import loaded
     from phalanx.serving.validation.scores import compare, scores
 
     summary = scores(*compare(loaded(runs)))
+    if runs is None:
+        summary["bursts"] = bursts.scores(*bursts.bursts(bursts.rows()))
     if json:
         print_json(summary)
         return
@@ -308,6 +311,8 @@ def validate(runs: Path | None = None, json: bool = False) -> None:
     out.print(report.parts(summary, "gpu", "by GPU: absolute error in percent, mean / median"))
     out.print(report.engines(summary))
     out.print(report.large_ep(large_ep.runs()))
+    if runs is None:
+        out.print(report.bursts(summary["bursts"]))
     out.print(report.notes(summary), highlight=False)
 
 

@@ -13,7 +13,7 @@ from phalanx.spec.ranges import Count, Name, Natural, Range, Ranks, Seconds, Sha
 
 VERSION = 1
 Engine = Literal["vllm", "sglang", "trtllm"]
-Weights = Literal["bf16", "fp8", "int4", "nvfp4"]
+Weights = Literal["bf16", "fp8", "int4", "nvfp4", "mxfp4"]
 Cache = Literal["bf16", "fp8"]
 
 

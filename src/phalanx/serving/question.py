@@ -19,7 +19,7 @@ from phalanx.serving.request import ServingRequest
 from phalanx.serving.search.question import MOST_GPUS, OBJECTIVES, Objective, ServingQuestion
 from phalanx.serving.search.space import illegal, layouts
 from phalanx.serving.simulation import trace as traces
-from phalanx.serving.simulation.engines import NEEDS, EngineRow, engine, page_tokens, require_types
+from phalanx.serving.simulation.engines import NEEDS, EngineRow, engine, page_tokens, require_types, takes
 from phalanx.serving.simulation.requests import Requests
 from phalanx.spec.byte_sizes import parse_count
 from phalanx.spec.cluster.chips import CHIPS
@@ -47,7 +47,7 @@ def price_of(
     questions.require_counts(("gpus", gpus))
     described = questions.cluster_named(cluster)(gpus)
     chip = chip_name(described.device.name)
-    require_types(weights, cache, CHIPS[chip].generation, chip)
+    require_types(weights, cache, CHIPS[chip].generation, chip, engine(name))
     return ServingPrice(spec, described, engine(name).name, weights, cache, memory_share=memory)
 
 
@@ -204,20 +204,22 @@ def _traced(path: Path, most: int) -> _Load:
     return _Load(*means, longest, None, requests, notes)
 
 
-def _weights(request: ServingRequest, generation: str, chip: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
+def _weights(
+    request: ServingRequest, generation: str, chip: str, row: EngineRow
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Return the types of weights to try on a chip, and what is assumed of them. Raises InputError for a type that
     the chip does not support."""
     caveats: tuple[str, ...] = ()
     if request.weights != "auto":
         types = tuple(t.strip() for t in request.weights.split(","))
-    elif (kind := published_weights(request.model)) != "bf16" and generation in NEEDS[kind]:
+    elif (kind := published_weights(request.model)) != "bf16" and takes(kind, generation, row):
         types, caveats = (kind,), as_published(request.model)
     else:
         types = tuple(t for t in ("bf16", "fp8") if generation in NEEDS[t]) or ("bf16",)
         if kind != "bf16":
             caveats = (f"assumed: weights in {types[0]}: {chip} has no tensor cores for the checkpoint's {kind}",)
     for each in types:
-        require_types(each, request.cache, generation, chip)
+        require_types(each, request.cache, generation, chip, row)
     return types, caveats
 
 
@@ -292,7 +294,7 @@ def ask(request: ServingRequest) -> NamedQuestion:
     chip = chip_name(described.device.name)
     row = engine(request.engine)
     load = _load(spec, request)
-    types, caveats = _weights(request, CHIPS[chip].generation, chip)
+    types, caveats = _weights(request, CHIPS[chip].generation, chip, row)
     _require_known(request)
     drafted, accepted = speculation(request.speculate)
     used, slots = adapters(request.adapters)

@@ -6,6 +6,7 @@ from rich.table import Table
 
 from phalanx.report.style import empty_table
 from phalanx.serving.answer import RejectedNeighbour, ServingPlanAnswer
+from phalanx.serving.likely import words
 from phalanx.serving.search.answering import ServingAnswer
 from phalanx.serving.search.misses import NAMES, lost
 from phalanx.serving.search.question import ServingCandidate, ServingQuestion
@@ -84,9 +85,9 @@ def _queue_grows(o: ServingOutcome, offered: float) -> bool:
     return answered < 0.95 * offered and o.queueing.mean > 0.2 * service
 
 
-def lines(a: ServingAnswer, held: list[str], cost: str) -> list[str]:
-    """Describe the choice and its results in sentences. `held`: of its cache; `cost`: what tokens cost, where it is
-    asked."""
+def lines(a: ServingAnswer, sure: str, held: list[str], cost: str) -> list[str]:
+    """Describe the choice and its results in sentences. `sure`: where its figures lie; `held`: of its cache; `cost`:
+    what tokens cost, where it is asked."""
     q, c = a.question, a.best
     o = c.outcome
     assert o is not None
@@ -101,6 +102,7 @@ def lines(a: ServingAnswer, held: list[str], cost: str) -> list[str]:
         out.append(f"{q.gpus - c.gpus} of {q.gpus} GPUs are left over")
     each = f"{c.tokens_per_s / c.gpus:,.0f} tokens/s per GPU"
     out.append(f"{o.tokens_per_s:,.0f} tokens/s, {o.requests_per_s:,.2f} requests/s, {each}")
+    out.append(sure)
     if cost:
         out.append(cost)
     if q.open_load and _queue_grows(o, q.offered):
@@ -111,6 +113,11 @@ def lines(a: ServingAnswer, held: list[str], cost: str) -> list[str]:
     if q.lost[0]:
         out.append(f"these figures are of what is left when {lost(q)} {'is' if q.lost[0] == 1 else 'are'} lost")
     return [*out, *held, f"{a.evaluated:,} candidates in their steady state, {a.simulated:,} of them simulated"]
+
+
+def likely(a: ServingPlanAnswer) -> str:
+    """Say where the figures of the best deployment lie, as measured ones lay from predicted ones."""
+    return words(a.likely, a.likely_basis, a.search.question.finite, _time)
 
 
 def cache(a: ServingPlanAnswer) -> list[str]:

@@ -205,3 +205,10 @@ def test_strict_fails_where_something_matters(tmp_path: Path) -> None:
         assert out.startswith({"": "vLLM on", " --enforce-eager": "not modelled:"}.get(extra, "not judged:"))
         caveats = json.loads(phalanx(tmp_path, *ask, "--json")[1])["caveats"]
         assert bool(caveats) == bool(extra)
+
+
+@pytest.mark.parametrize(("cluster", "chunk"), [("dgx-h100", 8192), ("dgx-b200", 16384), ("l4", 4096)])
+def test_sglang_chooses_the_tokens_of_a_step_of_prompts_by_the_gpu(tmp_path: Path, cluster: str, chunk: int) -> None:
+    line = f"{_SGLANG} meta-llama/Llama-3.1-8B-Instruct"
+    assert _read(tmp_path, f"{line}\n{_BENCH}", cluster=cluster)["chunk"] == chunk
+    assert _read(tmp_path, f"{line} --chunked-prefill-size 1000\n{_BENCH}", cluster=cluster)["chunk"] == 1000

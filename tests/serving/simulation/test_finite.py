@@ -100,3 +100,27 @@ def test_uniform_lengths_reach_both_ends() -> None:
     requests = uniform(5000, (3, 9), (2, 2), 1)
     assert np.array_equal(np.unique(requests.input), np.arange(3, 10))
     assert set(requests.output) == {2}
+
+
+def test_none_of_those_that_come_together_begins_before_the_last_is_accepted() -> None:
+    accepted, token = 2e-3, 1e-6
+    deployment = Deployment((_SPEC,), None, accepted, token)
+    at_once = replace(alike(100, 300, 20), arrival=np.zeros(100), users=0)
+    together = simulate(deployment, at_once)
+    assert together.admitted.min() == pytest.approx(100 * accepted)
+    # Tokenising takes its turn too, while others are accepted.
+    slow = Deployment((_SPEC,), None, accepted, 1e-4)
+    assert np.diff(simulate(slow, at_once).admitted).max() >= 0.02
+    # One that comes alone waits for itself, and what comes later holds nobody.
+    seldom = simulate(deployment, timed(alike(40, 300, 20), 1.0, 3, np.inf))
+    assert seldom.admitted - seldom.arrival == pytest.approx(accepted + 300 * token)
+    assert (
+        simulate(Deployment((_SPEC,)), replace(alike(9, 300, 20), arrival=np.zeros(9), users=0)).admitted.min() == 0
+    )
+
+
+@pytest.mark.parametrize("n", [1, 30, 1000])
+def test_drawn_lengths_have_the_mean_that_was_asked_for(n: int) -> None:
+    requests = spread(n, 220, 200, 0.7, 100_000, 5)
+    assert requests.input.mean() == pytest.approx(220, abs=1)
+    assert requests.output.mean() == pytest.approx(200, abs=1)

@@ -279,12 +279,12 @@ def test_the_way_to_the_user_is_in_ttft_alone() -> None:
 
 def test_every_chip_of_the_table_is_served_in_the_types_that_it_has() -> None:
     """Each generation has a type at least, but Volta, which no engine serves; Blackwell with GDDR has all."""
-    from phalanx.serving.simulation.engines import NEEDS, require_types
+    from phalanx.serving.simulation.engines import ENGINES, NEEDS, require_types
     from phalanx.spec.cluster.chips import CHIPS
 
     for name, chip in CHIPS.items():
         assert any(chip.generation in able for able in NEEDS.values()) == (chip.generation != "volta"), name
-    require_types("nvfp4", "fp8", CHIPS["RTX-PRO-6000"].generation, "RTX-PRO-6000")
+    require_types("nvfp4", "fp8", CHIPS["RTX-PRO-6000"].generation, "RTX-PRO-6000", ENGINES["trtllm"])
     for types, known in ((("fp7", "fp8"), "fp8"), (("bf16", "bf61"), "bf16")):
         with pytest.raises(InputError, match=f"did you mean {known}"):
-            require_types(*types, "hopper", "H100")
+            require_types(*types, "hopper", "H100", ENGINES["vllm"])

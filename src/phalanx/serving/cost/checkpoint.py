@@ -24,30 +24,34 @@ from phalanx.spec.model.spec import ModelSpec
 BLOCKWISE = ("vllm", "sglang")
 """Engines that are known to stop."""
 _BLOCK = 128
-_PUBLISHED = re.compile(r"qwen3.*-fp8|deepseek-(v3|r1)(?!.*distill)|minimax-m2")
+_PUBLISHED = re.compile(r"qwen3.*-fp8|deepseek-(v3|r1)(?!.*distill)|minimax-m2|kimi-k2(?!-thinking|[.][56])")
 """Checkpoints whose config.json has blocks of 128 x 128."""
 
 _KEPT = ((re.compile(r"meta-llama/(meta-)?llama-3\.1-405b(-instruct)?-fp8"),
-          ("*.self_attn.*", "*.layers.0.mlp.*", "*.layers.125.mlp.*")),)  # fmt: skip
+          ("*.self_attn.*", "*.layers.0.mlp.*", "*.layers.125.mlp.*")),
+         (re.compile(r"(openai/)?gpt-oss-\d+b|moonshotai/kimi-k2(-thinking|\.[56])"), ("!*.experts.*",)))  # fmt: skip
 """Names of published checkpoints -> what they keep in 16 bits, not only the embedding and the head: arXiv 2407.21783,
-6.2 (no attention, neither the first nor the last layer); vllm-project/vllm#6746 loads as much."""
+6.2 (no attention, neither the first nor the last layer; vllm-project/vllm#6746 loads as much); of gpt-oss and Kimi K2
+all but the routed experts (`modules_to_not_convert` and `ignore` of their config.json)."""
 _QUANTISED = re.compile("fp8|fp4|awq|gptq|int4|w4a16")
 """What a name says of a checkpoint whose matrices are in fewer than 16 bits."""
 
 
 _BY_METHOD = {
     **dict.fromkeys(("fp8", "fbgemm_fp8", "w8a8_fp8", "modelopt", "modelopt_fp8"), "fp8"),
-    **dict.fromkeys(("awq", "awq_marlin", "gptq", "gptq_marlin", "auto-round", "moe_wna16", "mxfp4"), "int4"),
+    **dict.fromkeys(("awq", "awq_marlin", "gptq", "gptq_marlin", "auto-round", "moe_wna16"), "int4"),
+    "mxfp4": "mxfp4",
     **dict.fromkeys(("modelopt_fp4", "nvfp4", "nvfp4_online"), "nvfp4"),
 }
 """Words of --quantization, and of a config.json's quant_method -> types of weights."""
 _BY_NAME = (
-    (re.compile("gpt-oss(?!.*bf16)|mxfp4"), "int4"),
+    (re.compile("gpt-oss(?!.*bf16)|mxfp4"), "mxfp4"),
     (re.compile("fp4"), "nvfp4"),
-    (re.compile("awq|gptq|int4|w4a16"), "int4"),
-    (re.compile("fp8|deepseek-(v3|r1)(?!.*distill)"), "fp8"),
+    (re.compile("awq|gptq|int4|w4a16|kimi-k2(-thinking|[.][56])"), "int4"),
+    (re.compile("fp8|deepseek-(v3|r1)(?!.*distill)|kimi-k2|minimax-m2"), "fp8"),
 )
-"""Parts of a name -> the type of weights: gpt-oss has its experts in MXFP4 (arXiv 2508.10925, 2.1)."""
+"""Parts of a name -> the type of weights: gpt-oss has its experts in MXFP4 (arXiv 2508.10925, 2.1), Kimi K2 from its
+thinking model on in int4 (its config.json, quantization_config)."""
 
 
 def by_method(word: object) -> str:

@@ -79,6 +79,9 @@ class EngineConstants:
     """Seconds before a request's first step: parsing, tokenising, the HTTP response."""
     token_s: Column = 3e-6
     """Seconds per token of a prompt before its first step: tokenising, hashing the blocks of its cache."""
+    accept_s: Column = 1e-3
+    """Seconds of the server's one process for a request, which takes one after the other: published bursts of 1,000
+    prompts of 128 tokens begin 0.4 to 1.5 s later than their steps take (validation/data/bursts.csv)."""
     balance_steps: Column = 5.0
     """Decoding steps that a prompt waits, where attention is data parallel, for prompts of the other groups."""
     first_steps: Column = 5.0

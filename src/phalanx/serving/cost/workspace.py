@@ -119,10 +119,22 @@ _PREFILL_GRAPHS = ((32, 4), (256, 16), (512, 32), (1024, 64), (4096, 256), (1 <<
 """Up to how many tokens graphs of prompts are captured, and in which steps."""
 
 
+def _sglang_limits(device: Device) -> tuple[int, int, int]:
+    """Return the tokens of a step of prompts that SGLang chooses for a GPU, and its largest batches of graphs."""
+    own = (limits for most, *limits in _SGLANG_STEPS if device.memory_bytes < most * GIB)
+    chunk, few, many = next(own, _SGLANG_MOST)
+    return chunk, few, many
+
+
+def prompt_tokens(device: Device) -> int:
+    """Return the tokens of a step of prompts that SGLang chooses for a GPU (chunked_prefill_size)."""
+    return _sglang_limits(device)[0]
+
+
 def _sglang_share(model: ModelSpec, device: Device, x: ServingLayout, tokens: int | None, large: bool) -> float:
     """Return the share of its memory that SGLang gives to weights and cache, by its own rule, in MiB."""
     memory = device.memory_bytes / MIB
-    chunk, few, many = next((own for most, *own in _SGLANG_STEPS if memory < most * 1024), _SGLANG_MOST)
+    chunk, few, many = _sglang_limits(device)
     groups, gpus = x.attention_dp, x.gpus
     chunk = tokens * groups if tokens else chunk  # which attention groups share
     batch = few if x.width < 4 else many

@@ -22,7 +22,7 @@ def weights_of(plan: ServingPlan) -> tuple[str, str]:
     if name.startswith("-"):
         raise InputError("model_name", name, "would be read as an option", "name a preset, or the config.json's path")
     where = _PUBLISHED.get(name, name.removesuffix("/config.json") if name.endswith("config.json") else name)
-    if plan.weights in ("int4", "nvfp4") and plan.weights != published_weights(name):
+    if plan.weights in ("int4", "nvfp4", "mxfp4") and plan.weights != published_weights(name):
         return where, f"{plan.weights} needs a checkpoint that was quantised so: put its name for {where}"
     if name not in _PUBLISHED and published(name) is None and not name.endswith("config.json"):
         return where, f"{name} has no published weights that are known here: put your checkpoint's folder for it"

@@ -16,7 +16,7 @@ from phalanx.frameworks.companions import Companions
 from phalanx.planning.lookup import cluster_named, model_named
 from phalanx.serving.cost.checkpoint import as_published, by_method, published_weights
 from phalanx.serving.cost.shape import shape_of
-from phalanx.serving.cost.workspace import step_limits
+from phalanx.serving.cost.workspace import prompt_tokens, step_limits
 from phalanx.serving.lines.files import script_of
 from phalanx.serving.lines.programs import Line, lines, only
 from phalanx.spec.cluster.chips import CHIPS
@@ -75,6 +75,11 @@ def read(paths: Sequence[Path], given: Mapping[str, Any]) -> LinesRead:
         raise InputError(
             "from", ", ".join(map(str, paths)), "starts no server and no benchmark", f"give a line of {names}"
         )
+    return read_lines(servers_and_benchmarks, given)
+
+
+def read_lines(servers_and_benchmarks: Sequence[Line], given: Mapping[str, Any]) -> LinesRead:
+    """Read lines that were taken of a script. Raises InputError as `read` does."""
     servers = [x for x in servers_and_benchmarks if x.program.role == "server"]
     # vLLM's nodes behind the first are parts of its server.
     server = only([x for x in servers if x.flags.get("headless") is not True] or servers, "servers")
@@ -137,8 +142,7 @@ def _served(server: Line | None, bench: Line | None, given: Mapping[str, Any]) -
             fields[field] = value
     if isinstance(memory := stated.get("memory", server.program.defaults.get("memory")), float | int):
         fields["memory"] = float(memory)
-    if server.program.engine == "vllm":
-        _add_vllm_defaults(fields, given, server.program.role)
+    _add_defaults(fields, given, server)
     if server.program.engine == "sglang" and stated.get("shared") and "dp" in stated:
         for field in {"slots", "chunk"} & fields.keys():  # which its groups share
             fields[field] = max(1, fields[field] // max(1, int(stated["dp"])))
@@ -196,14 +200,17 @@ def _has_short_index(fields: Mapping[str, Any], given: Mapping[str, Any]) -> boo
     return chip.generation.startswith("blackwell") and shape_of(model_named(fields["model"])[0]).index_cache > 0
 
 
-def _add_vllm_defaults(fields: dict[str, Any], given: Mapping[str, Any], role: str) -> None:
-    """Add vLLM's token budget and limit of requests, which depend on the GPU."""
+def _add_defaults(fields: dict[str, Any], given: Mapping[str, Any], server: Line) -> None:
+    """Add the token budget and the limit of requests that an engine chooses by the GPU."""
     if not given.get("cluster"):
         return
     device = cluster_named(str(given["cluster"]))(1).device
-    chunk, slots = step_limits(device, offline=role == "both")
-    fields.setdefault("chunk", chunk)
-    fields.setdefault("slots", slots)
+    if server.program.engine == "vllm":
+        chunk, slots = step_limits(device, offline=server.program.role == "both")
+        fields.setdefault("chunk", chunk)
+        fields.setdefault("slots", slots)
+    elif server.program.engine == "sglang":
+        fields.setdefault("chunk", prompt_tokens(device))
 
 
 def _model(name: str) -> str:

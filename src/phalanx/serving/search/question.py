@@ -73,6 +73,8 @@ class ServingQuestion:
     adapter_slots: int = 0
     """LoRA adapters in one batch."""
     adapter_load_s: float = 0.0
+    accept_s: float | None = None
+    """Seconds of the server's one process for a request of a benchmark; None: as in its present release."""
     requests: int = 0
     """Requests of a benchmark, or of the simulation where no load is given; 0: enough for stable quantiles."""
     seed: int = 0

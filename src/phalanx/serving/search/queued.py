@@ -120,8 +120,13 @@ def _of(
     link = transfer(q, first, c.gpus) if len(c.groups) > 1 else None
     users = c.users if together else -(-c.users // counts[0])
     stay = c.steady.ttft_s + c.steady.tpot_s * (q.output - 1)
-    history = simulate(Deployment(tuple(specs), link), load(q, users, stay, longer), q.seed)
-    seconds, steps = first.pricing.constants.way(q.input, first.layout.attention_dp if len(c.groups) == 1 else 1)
+    constants = first.pricing.constants
+    # In a benchmark prompts are tokenised one after the other; else each waits for its own alone.
+    each = float(constants.accept_s) if q.accept_s is None else q.accept_s
+    accept = (each, float(constants.token_s)) if q.finite else (0.0, 0.0)
+    history = simulate(Deployment(tuple(specs), link, *accept), load(q, users, stay, longer), q.seed)
+    dp = first.layout.attention_dp if len(c.groups) == 1 else 1
+    seconds, steps = constants.way(0.0 if q.finite else q.input, dp)
     seen = outcome(history, way_s=seconds, way_steps=steps, finite=q.finite, limits=q.limits)
     if together:
         return seen

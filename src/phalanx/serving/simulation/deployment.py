@@ -121,6 +121,10 @@ class Deployment:
     workers: tuple[WorkerSpec, ...]
     transfer: Transfer | None = None
     """The link between prefill and decode workers; None where every worker does both."""
+    accept_s: float = 0.0
+    """Seconds of the server's one process for a request before a worker can begin it: HTTP and the chat template."""
+    accept_token_s: float = 0.0
+    """The same for a token of its prompt."""
 
     def __post_init__(self) -> None:
         roles = {w.role for w in self.workers}

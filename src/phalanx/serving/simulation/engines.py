@@ -38,6 +38,8 @@ class EngineRow:
     """Whether a page of the cache is at least as large as a layer's recurrent state."""
     state_reuse: str
     """How it reuses prefixes of a model with recurrent states."""
+    unpacks_fp8: tuple[str, ...] = ()
+    """Generations without products of 8 bits on which it makes weights of fp8 16 bits where it multiplies them."""
 
 
 _VLLM_STATE = (
@@ -52,12 +54,15 @@ _SGLANG_STATE = (
 )
 """github.com/sgl-project/sglang, pull request 14792; mamba_track_interval is 256 by default."""
 _TRTLLM_STATE = "how TensorRT-LLM reuses prefixes of a model with recurrent states is not modelled"
+_MARLIN = ("ampere", "ampere-gddr")
+"""docs.vllm.ai/en/latest/features/quantization/fp8: weight-only on Ampere, by Marlin's kernels, which SGLang has too
+(srt/layers/quantization/fp8.py, use_marlin)."""
 
 ENGINES = {
     row.name: row
     for row in (
-        EngineRow("vllm", "vLLM", True, False, 16, "any", "all", True, _VLLM_STATE),
-        EngineRow("sglang", "SGLang", False, False, 1, "any", "any", False, _SGLANG_STATE),
+        EngineRow("vllm", "vLLM", True, False, 16, "any", "all", True, _VLLM_STATE, _MARLIN),
+        EngineRow("sglang", "SGLang", False, False, 1, "any", "any", False, _SGLANG_STATE, _MARLIN),
         EngineRow("trtllm", "TensorRT-LLM", True, True, 32, "all", "any", False, _TRTLLM_STATE),
     )
 }
@@ -65,9 +70,12 @@ ENGINES = {
 
 MULTIPLIED_AS = {
     weights: NUMBER_FORMATS[name]
-    for weights, name in (("bf16", "bfloat16"), ("fp8", "float8"), ("int4", "bfloat16"), ("nvfp4", "nvfp4"))
+    for weights, name in (
+        *(("bf16", "bfloat16"), ("fp8", "float8"), ("int4", "bfloat16"), ("nvfp4", "nvfp4")),
+        ("mxfp4", "bfloat16"),  # by 8 bits where the chip has them (cost/step.py, product_rate)
+    )
 }
-"""The format in which products take each type of weights: int4 is unpacked to 16 bits before."""
+"""The format in which products take each type of weights: int4 and mxfp4 are unpacked to 16 bits before."""
 NEEDS = {weights: f.generations for weights, f in MULTIPLIED_AS.items()}
 """Generations of chips whose tensor cores take a type of weights."""
 
@@ -94,13 +102,18 @@ def page_tokens(row: EngineRow, model: ModelSpec, cache_bytes: float) -> int:
     return max(row.page_tokens, 16 * math.ceil(state / (16 * min(tokens))))
 
 
-def require_types(weights: str, cache: str, generation: str, chip: str) -> None:
-    """Require that a chip multiplies these weights, and that the cache's type is priced: any chip can keep it in 8
-    bits, which are made 16 where they are read (vllm/config/cache.py: fp8_e5m2). Raises InputError."""
+def takes(weights: str, generation: str, row: EngineRow) -> bool:
+    """Whether an engine multiplies weights of a known type on a generation of chips."""
+    return generation in NEEDS[weights] or (weights == "fp8" and generation in row.unpacks_fp8)
+
+
+def require_types(weights: str, cache: str, generation: str, chip: str, row: EngineRow) -> None:
+    """Require that an engine multiplies these weights on a chip, and that the cache's type is priced: any chip can
+    keep it in 8 bits, which are made 16 where they are read (vllm/config/cache.py: fp8_e5m2). Raises InputError."""
     if weights not in NEEDS:
         raise InputError("weights", weights, "is not a type that is priced", nearest(weights, NEEDS))
-    if generation not in NEEDS[weights]:
-        able = [each for each in NEEDS if generation in NEEDS[each]]
+    if not takes(weights, generation, row):
+        able = [each for each in NEEDS if takes(each, generation, row)]
         remedy = f"it has {', '.join(able)}" if able else "no type of these: choose another cluster"
         raise InputError("weights", weights, f"{chip} ({generation}) has no tensor cores for it", remedy)
     if cache not in CACHE_TYPES:

@@ -105,7 +105,8 @@ def timed(requests: Requests, per_second: float, seed: int, burstiness: float = 
 
 
 def spread(n: int, input: int, output: int, variation: float, longest: int, seed: int) -> Requests:
-    """Return n requests whose lengths are log-normal with these means and this coefficient of variation.
+    """Return n requests whose lengths are log-normal with this coefficient of variation, and of these means, however
+    few they are.
 
     Lengths are at least 1, and no request is longer than `longest` in sum. variation = 0: all alike.
     """
@@ -113,9 +114,9 @@ def spread(n: int, input: int, output: int, variation: float, longest: int, seed
         return alike(n, input, output)
     draw = np.random.default_rng(seed)
     sigma = np.sqrt(np.log1p(variation**2))
+    drawn = [np.exp(sigma * draw.standard_normal(n)) for _ in range(2)]
     lengths = [
-        np.clip(np.rint(mean * np.exp(sigma * draw.standard_normal(n) - sigma**2 / 2)), 1, longest - 1)
-        for mean in (input, output)
+        np.clip(np.rint(mean * x / x.mean()), 1, longest - 1) for mean, x in zip((input, output), drawn, strict=True)
     ]
     prompts = lengths[0].astype(np.int64)
     return Requests(prompts, np.minimum(lengths[1], longest - prompts).astype(np.int64), None, 1)

@@ -15,7 +15,7 @@ from phalanx.serving.simulation.deployment import Deployment, require_fits
 from phalanx.serving.simulation.requests import Floats, Requests
 from phalanx.serving.simulation.worker import Requested, Worker
 
-_DUE, _COMES, _STEP_ENDS, _CACHE_MOVED = range(4)
+_DUE, _ACCEPTED, _COMES, _STEP_ENDS, _CACHE_MOVED = range(5)
 
 
 @dataclass(frozen=True)
@@ -50,6 +50,8 @@ class _Loop:
 
     def __init__(self, deployment: Deployment, requests: Requests, seed: int) -> None:
         self._requests, self._transfer = requests, deployment.transfer
+        self._accept_s, self._accept_token_s = deployment.accept_s, deployment.accept_token_s
+        self._accepted = self._tokenised = 0.0  # when all requests so far are, and all accepted ones' prompts
         n = len(requests)
         self._shared = Requested(
             requests.input.tolist(),
@@ -66,7 +68,7 @@ class _Loop:
         self._coming = min(requests.users, n) if self._closed else 0  # requests that were announced
         for request in range(self._coming):
             self._arrival[request] = request * requests.ramp_s / self._coming
-            self._push(self._arrival[request], _COMES, request)
+            self._send(request, self._arrival[request])
         self._held: deque[int] = deque()  # due, and more would be under way than may be
         self._under_way = 0
         if not self._closed:
@@ -95,6 +97,8 @@ class _Loop:
                         touched[who] = None
                 elif kind == _DUE:
                     self._due(who, now)
+                elif kind == _ACCEPTED:
+                    self._accept(who, now)
                 elif kind == _COMES:
                     touched[self._take_in(who)] = None
                 else:
@@ -113,6 +117,21 @@ class _Loop:
         self._pushed += 1
         heappush(self._events, (time, self._pushed, kind, who, version))
 
+    def _send(self, request: int, now: float) -> None:
+        """Let a request come to the workers, once the server's process has accepted it."""
+        if not self._accept_s:
+            self._push(now, _COMES, request)
+            return
+        self._accepted = max(now, self._accepted) + self._accept_s
+        self._push(self._accepted, _ACCEPTED, request)
+
+    def _accept(self, request: int, now: float) -> None:
+        """Tokenise an accepted prompt, after those before it. The event loop hands it on when it has accepted all
+        that have come by now: of requests that come together none begins before the last is accepted."""
+        seconds = self._accept_token_s * self._shared.input[request]
+        self._tokenised = max(now, self._tokenised) + seconds
+        self._push(max(self._accepted, self._tokenised), _COMES, request)
+
     def _route(self, request: int, among: list[int], with_tokens: int = 0) -> int:
         """Give a request to the least loaded of some workers; return which."""
         to = min(among, key=self._load.__getitem__)  # the first of equals
@@ -129,7 +148,7 @@ class _Loop:
             self._held.append(request)
             return
         self._under_way += 1
-        self._push(now, _COMES, request)
+        self._send(request, now)
 
     def _take_in(self, request: int) -> int:
         """Route an arriving request to a worker; return the worker."""
@@ -156,11 +175,11 @@ class _Loop:
         self._load[self._at[request]] -= 1
         if self._closed and self._coming < len(self._requests):
             self._arrival[self._coming] = now
-            self._push(now, _COMES, self._coming)
+            self._send(self._coming, now)
             self._coming += 1
         elif self._held:
             self._arrival[self._held[0]] = now
-            self._push(now, _COMES, self._held.popleft())
+            self._send(self._held.popleft(), now)
         else:
             self._under_way -= 1
 

@@ -56,6 +56,21 @@ def large_ep(runs: Sequence[LargeEpRun]) -> Table:
     return table
 
 
+def bursts(scores: Mapping[str, Any]) -> Table:
+    """Tabulate published benchmarks of a number of requests: measured over predicted, 10, 50 and 90 % of the runs."""
+    table = empty_table("benchmarks of a number of requests: measured / predicted, 10 %, median, 90 %")
+    table.add_column("engine, requests", no_wrap=True)
+    for name in ("runs", "makespan", "median TTFT", "median TPOT"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for kind, by_figure in scores["by_kind"].items():
+        cells = (
+            f"{f['p10']:.2f}  {f['p50']:.2f}  {f['p90']:.2f}" if (f := by_figure.get(figure)) else ""
+            for figure in ("makespan_s", "ttft_s", "tpot_s")
+        )
+        table.add_row(kind, str(by_figure["makespan_s"]["n"]), *cells)
+    return table
+
+
 def notes(scores: Mapping[str, Any]) -> str:
     """Explain the floor and the other tool, and list the rows that are not predicted."""
     lines = [

@@ -1,0 +1,100 @@
+"""How far measured figures of serving lay from predicted ones, by engine and kind of load: what an answer says of its
+own figures.
+
+Quantiles of measured / predicted of published runs, as `python -m calibration.serving --likely` writes them: of
+benchmarks (validation/bursts.py) by whether all requests come at once, of closed loops without end
+(validation/predictions.py) by mode. No published run comes at a rate that is kept up with: of that nothing is said.
+"""
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+from phalanx.serving.search.question import ServingCandidate, ServingQuestion
+from phalanx.serving.simulation.outcome import ServingOutcome
+from phalanx.validate.intervals import SHARE
+
+FILE = Path(__file__).with_name("likely.json")
+AT_ONCE, LIMITED = "all at once", "a number at once"
+_KEPT_UP = 0.95
+"""Share of the requests that come which are answered where a queue does not grow."""
+
+
+@dataclass(frozen=True)
+class LikelyRange:
+    """Where a measured figure lies with the probability of `SHARE`, as published runs of its kind do."""
+
+    figure: str
+    """makespan_s, ttft_s, tpot_s or tokens_per_s; in a benchmark TTFT and TPOT are medians, else means."""
+    low: float
+    high: float
+    runs: int
+    families: int
+    """Models, GPUs and sources of the runs."""
+
+
+def figures(o: ServingOutcome) -> dict[str, float]:
+    """Return the predicted figures that published runs have: of a benchmark its makespan and medians, else means."""
+    if o.makespan_s is None:
+        return {"ttft_s": o.ttft.mean, "tpot_s": o.tpot.mean}
+    return {"makespan_s": o.makespan_s, "ttft_s": o.ttft.p50, "tpot_s": o.tpot.p50}
+
+
+def kind_of(q: ServingQuestion, c: ServingCandidate) -> str | None:
+    """Return the engine and the kind of a load; None where no published run has such a load."""
+    o = c.outcome
+    if q.trace is not None or o is None:
+        return None
+    if q.finite:
+        grows = o.makespan_s is not None and q.rate * o.makespan_s > o.requests / _KEPT_UP
+        if q.rate and not grows:
+            return None
+        return f"{q.engine.name}, {LIMITED if 0 < q.concurrency < q.requests else AT_ONCE}"
+    if q.open_load:
+        return None
+    return f"{q.engine.name}, {'disaggregated' if len(c.groups) > 1 else 'aggregated'}"
+
+
+@cache
+def _table() -> Mapping[str, Mapping[str, Mapping[str, float]]]:
+    table: dict[str, dict[str, dict[str, float]]] = json.loads(FILE.read_text())
+    return table
+
+
+def likely(q: ServingQuestion, c: ServingCandidate) -> tuple[tuple[LikelyRange, ...], str]:
+    """Return the ranges of a candidate's figures, and what they are made of, or why there are none."""
+    kind = kind_of(q, c)
+    if kind is None or c.outcome is None:
+        load = "a trace" if q.trace is not None else "requests that come at a rate and are kept up with"
+        return (), f"missing: no published run has {load}"
+    known = _table().get(kind, {})
+    predicted, ranges = figures(c.outcome), []
+    for figure in (f for f in predicted if f in known):
+        counts = int(known[figure]["runs"]), int(known[figure]["families"])
+        low, high = known[figure]["low"], known[figure]["high"]
+        ranges.append(LikelyRange(figure, predicted[figure] * low, predicted[figure] * high, *counts))
+        if figure == "makespan_s":
+            rate = c.outcome.tokens_per_s
+            ranges.append(LikelyRange("tokens_per_s", rate / high, rate / low, *counts))
+    if not ranges:
+        return (), f"missing: too few runs are published of {kind}"
+    return tuple(ranges), f"{SHARE:.0%} of {max(r.runs for r in ranges):,} published runs ({kind})"
+
+
+_WORDS = {"makespan_s": "makespan", "ttft_s": "TTFT", "tpot_s": "TPOT"}
+
+
+def words(ranges: tuple[LikelyRange, ...], basis: str, finite: bool, time: Callable[[float], str]) -> str:
+    """Describe ranges in a sentence; `time` writes seconds."""
+    if not ranges:
+        return f"how far off these figures may be is {basis}"
+    parts = []
+    for r in ranges:
+        if r.figure == "tokens_per_s":
+            parts.append(f"{r.low:,.0f} to {r.high:,.0f} tokens/s")
+        else:
+            statistic = "" if r.figure == "makespan_s" else "median " if finite else "mean "
+            parts.append(f"{statistic}{_WORDS[r.figure]} {time(r.low)} to {time(r.high)}")
+    return f"likely: {', '.join(parts)}, as {basis} lay"

@@ -1,0 +1,108 @@
+"""Published benchmarks of a finite number of requests, and what `serve plan --from` answers to their lines.
+
+Rows hold the lines of a server and of a benchmark as they were published, and what the benchmark printed. Where the
+lines do not say how long requests are (ShareGPT), its totals do; ShareGPT's lengths are taken to vary by their mean.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from phalanx.serving.answer import as_request
+from phalanx.serving.likely import figures, kind_of
+from phalanx.serving.lines.programs import lines
+from phalanx.serving.lines.reading import read_lines
+from phalanx.serving.question import ask
+from phalanx.serving.search.question import ServingCandidate
+from phalanx.serving.search.search import Search, best_of_each
+from phalanx.spec.errors import InputError
+from phalanx.validate.records import Row, load, readable
+
+BURSTS = Path(__file__).parent / "data" / "bursts.csv.xz"
+_NEEDED = ("source", "family", "framework", "gpu", "server", "benchmark", "requests", "input_tokens", "duration_s")
+_CLUSTERS = {gpu: f"dgx-{gpu.lower()}" for gpu in ("A100", "H100", "H200", "B200")} | {"RTX-PRO-6000": "rtx-pro-6000"}
+_ACCEPT_S = {("vllm", "0.11.0"): 8.6e-3}
+"""Seconds for a request of the chat endpoint in releases that parse the model's template for each: vllm-project/vllm,
+pull request 25794 (`it's called by each request`); 20065 says 6 to 8 ms of releases before 0.9.2. Fitted: the median
+of ten servers, as bursts of 1,000 prompts of 128 tokens, and of 500 of 2,000, begin later than steps explain."""
+FIGURES = ("makespan_s", "ttft_s", "tpot_s")
+_NO_TEMPLATE = "gpt-oss"
+"""A model whose prompts no template makes."""
+
+
+@dataclass(frozen=True)
+class Burst:
+    """A published benchmark and its prediction."""
+
+    row: Row
+    kind: str
+    """Engine and kind of load."""
+    measured: Mapping[str, float]
+    """By figure, in seconds: makespan_s, ttft_s, tpot_s, of the latter two the medians."""
+    predicted: Mapping[str, float]
+
+    def ratio(self, figure: str) -> float | None:
+        """Measured over predicted; None for a figure that is not published."""
+        return self.measured[figure] / self.predicted[figure] if figure in self.measured else None
+
+
+def rows() -> list[Row]:
+    """Read the published benchmarks."""
+    return load(BURSTS, _NEEDED)
+
+
+def bursts(of: Sequence[Row]) -> tuple[list[Burst], list[tuple[Row, str]]]:
+    """Return benchmarks as predicted, and those that are refused with the reason."""
+    return readable(of, _burst, InputError)
+
+
+def scores(of: Sequence[Burst], refused: Sequence[tuple[Row, str]]) -> dict[str, Any]:
+    """Score benchmarks as `phalanx serve validate --json` prints it: by kind and figure, quantiles of measured over
+    predicted."""
+    out: dict[str, Any] = {}
+    for kind in sorted({b.kind for b in of}):
+        mine = [b for b in of if b.kind == kind]
+        out[kind] = {}
+        for figure in FIGURES:
+            ratios = [r for b in mine if (r := b.ratio(figure)) is not None]
+            if ratios:
+                low, median, high = map(float, np.quantile(ratios, (0.1, 0.5, 0.9)))
+                out[kind][figure] = {"n": len(ratios), "p10": low, "p50": median, "p90": high}
+    return {"by_kind": out, "predicted": len(of), "skipped": {row.name: why for row, why in refused}}
+
+
+def _burst(row: Row) -> Burst:
+    candidate, kind = _answered(row)
+    assert candidate.outcome is not None
+    measured = {"makespan_s": row.number("duration_s")}
+    measured |= {f"{name}_s": (row.number(f"{name}_p50_ms") or 0.0) / 1e3 for name in ("ttft", "tpot")}
+    return Burst(row, kind, {k: v for k, v in measured.items() if v}, figures(candidate.outcome))
+
+
+def _answered(row: Row) -> tuple[ServingCandidate, str]:
+    """Return what `serve plan --from` says of a row's lines, and their kind. Raises InputError."""
+    requests = row.number("requests") or 1.0
+    given: dict[str, Any] = {"cluster": _CLUSTERS.get(row["gpu"], row["gpu"])}
+    if row["variation"]:
+        given["variation"] = row.number("variation")
+        given |= {k: round((row.number(f"{k}_tokens") or 0.0) / requests) for k in ("input", "output")}
+    if row["layout"]:
+        given["layout"] = row["layout"]
+    started = lines(f"{row['server']}\n{row['benchmark']}\n", row.name)
+    query = ask(as_request(read_lines(started, given).fields))
+    q = query.question
+    chat = "openai-chat" in row["benchmark"] and _NO_TEMPLATE not in row["server"]
+    if chat and (seconds := _ACCEPT_S.get((row["framework"], row["framework_version"]))):
+        q = replace(q, accept_s=seconds)
+    search = Search(q, query.layout)
+    candidates = search.candidates()
+    if not candidates:
+        raise InputError("layout", row["server"], next((c.missing for c in search.known.values()), "serves nothing"))
+    best = search.simulate(best_of_each(candidates, search)[0])
+    kind = kind_of(q, best)
+    if kind is None:
+        raise InputError("rate", q.rate, "is kept up with: no burst")
+    return best, kind

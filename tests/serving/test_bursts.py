@@ -1,0 +1,129 @@
+"""Published benchmarks of a number of requests: what is predicted of them, and the range that answers give."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from support.in_process_cli import json_of
+
+from calibration.intervals import Ratio, fitted
+from calibration.serving import FAMILIES, ratios
+from phalanx import serve_plan
+from phalanx.serving import likely
+from phalanx.serving.validation import bursts
+from phalanx.validate.records import Row
+
+ROWS = bursts.rows()
+_ASK: dict[str, Any] = {"model": "llama3-8b", "cluster": "dgx-h100", "gpus": 1, "layout": "tp=1"}
+_ASK |= {"input": 500, "output": 50}
+_ALL = ["makespan_s", "tokens_per_s", "ttft_s", "tpot_s"]
+SHIPPED = json.loads(likely.FILE.read_text())
+
+
+def _found(of: list[Row]) -> dict[tuple[str, str], list[Ratio]]:
+    found, refused = bursts.bursts(of)
+    assert len(refused) <= len(of) / 20, refused
+    return ratios(found, [])
+
+
+def test_rows_are_of_every_engine_several_gpus_and_have_an_address_each() -> None:
+    assert len(ROWS) == len({row.name for row in ROWS}) > 300
+    assert {row["framework"] for row in ROWS} == {"vllm", "sglang", "trtllm"}
+    assert len({row["gpu"] for row in ROWS}) >= 5
+    assert len({row["family"] for row in ROWS}) > 50
+    for row in ROWS:
+        assert row["source"].startswith(("github.com/", "docs.vultr.com/")), row.name
+        assert row["framework_version"] or "sgl-cookbook" in row["source"], row.name
+
+
+def test_a_range_holds_most_of_a_sample_of_the_published_runs() -> None:
+    """Every twelfth; all of them are in the next test."""
+    holds = []
+    for (kind, figure), some in _found(ROWS[::12]).items():
+        if known := SHIPPED.get(kind, {}).get(figure):
+            holds += [known["low"] <= r.value <= known["high"] for r in some]
+    assert len(holds) > 40
+    assert np.mean(holds) > 0.7
+
+
+def test_shipped_ranges_are_those_of_all_runs_and_hold_three_of_four_of_a_family_left_out() -> None:
+    for (kind, figure), some in _found(ROWS).items():
+        low, high, holds = fitted(some)
+        known = SHIPPED[kind][figure]
+        assert (known["low"], known["high"]) == pytest.approx((low, high), rel=1e-3), (kind, figure)
+        assert (known["runs"], known["families"]) == (len(some), len({r.family for r in some}))
+        assert known["families"] >= FAMILIES
+        assert holds >= (0.75 if known["families"] > 10 else 0.6), (kind, figure)
+
+
+def test_a_release_that_parses_templates_for_each_request_is_predicted_so() -> None:
+    row = next(
+        r for r in ROWS if r["framework_version"] == "0.11.0" and "128 --random-output-len 4 " in r["benchmark"]
+    )
+    other = Row({**row.cells, "framework_version": "0.12.0"})
+    (old, new), _ = bursts.bursts([row, other])
+    assert old.predicted["ttft_s"] > new.predicted["ttft_s"] + 5  # of 1,000 requests
+    assert old.measured == new.measured
+
+
+def test_a_row_that_cannot_be_read_is_listed_with_its_reason() -> None:
+    good = ROWS[0].cells
+    bad = [
+        Row({**good, "id": "model", "server": "vllm serve nobody/Nothing-7B"}),
+        Row({**good, "id": "small", "server": "vllm serve deepseek-ai/DeepSeek-R1-0528"}),
+        Row({**good, "id": "slow", "benchmark": good["benchmark"] + " --request-rate 0.1"}),
+    ]
+    found, refused = bursts.bursts([ROWS[0], *bad])
+    assert [b.row.name for b in found] == [ROWS[0].name]
+    reasons = {row.name: why for row, why in refused}
+    assert "not a model" in reasons["model"]
+    assert "weights take" in reasons["small"]
+    assert "kept up with" in reasons["slow"]
+    scored = bursts.scores(found, refused)
+    assert scored["predicted"] == 1
+    assert set(scored["skipped"]) == {"model", "small", "slow"}
+
+
+@pytest.mark.parametrize(
+    ("more", "kind", "figures"),
+    [
+        ({"requests": 300, "rate": float("inf")}, "vllm, all at once", _ALL),
+        ({"requests": 300, "rate": 9e5}, "vllm, all at once", _ALL),
+        ({"requests": 90, "concurrency": 8}, "vllm, a number at once", _ALL),
+        ({"concurrency": 8}, "vllm, aggregated", ["ttft_s", "tpot_s"]),
+        ({"requests": 90, "concurrency": 8, "engine": "trtllm"}, "", []),
+        ({"requests": 40, "rate": 1.0}, "", []),
+        ({"rate": 1.0}, "", []),
+    ],
+)
+def test_an_answer_says_where_its_figures_lie_or_that_nobody_knows(
+    more: dict[str, Any], kind: str, figures: list[str]
+) -> None:
+    a = serve_plan(**_ASK, **more, mode="aggregated", weights="bf16")
+    assert [r.figure for r in a.likely] == figures
+    plain = a.to_dict()
+    assert plain["likely_basis"].startswith("80% of" if kind else "missing: ")
+    assert kind in plain["likely_basis"]
+    said = likely.words(a.likely, a.likely_basis, a.search.question.finite, lambda s: f"{s:.3g} s")
+    assert said.startswith("likely: " if kind else "how far off these figures may be is missing: ")
+    for r in a.likely:
+        assert r.low < r.high
+    if "makespan_s" in figures:
+        by = {r.figure: r for r in a.likely}
+        tokens = 50 * more["requests"]
+        assert by["tokens_per_s"].low == pytest.approx(tokens / by["makespan_s"].high)
+        assert by["tokens_per_s"].high == pytest.approx(tokens / by["makespan_s"].low)
+
+
+def test_a_trace_and_a_candidate_that_was_not_simulated_have_no_range(tmp_path: Path) -> None:
+    rows = [f"{i / 9:.3f},200,20" for i in range(40)]
+    (tmp_path / "t.csv").write_text("\n".join(["arrival,input,output", *rows]) + "\n")
+    line = "serve plan --model llama3-8b --cluster dgx-h100 --gpus 1 --layout tp=1 --trace t.csv --json"
+    assert json_of(tmp_path, line)["likely_basis"] == "missing: no published run has a trace"
+    best = serve_plan(**_ASK, concurrency=4, mode="aggregated", weights="bf16").search
+    assert likely.likely(best.question, replace(best.best, outcome=None))[0] == ()
