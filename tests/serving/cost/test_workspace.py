@@ -41,6 +41,42 @@ def test_a_card_of_24_gb_keeps_no_4_gib(cluster: str) -> None:
     assert f"less {_gib('llama3-8b', cluster):.1f} GiB of workspace" in price.room(ServingLayout())
 
 
+@pytest.mark.parametrize(
+    ("model", "layout", "measured"),
+    [
+        ("Qwen/Qwen3.5-35B-A3B", ServingLayout(1, 1, 8, 1, 8), 4.06),
+        ("zai-org/GLM-5", ServingLayout(4, 1, 4, 1, 16), 6.56),
+    ],
+)
+def test_experts_keep_what_an_engine_asked_for(model: str, layout: ServingLayout, measured: float) -> None:
+    """FlashInfer's kernels on B200 (flashinfer-ai/flashinfer#4916): what they failed to allocate, in GiB, with the
+    16,384 tokens of every attention group."""
+    found, device = model_named(model)[0], preset("dgx-b200", 2).device
+    grouped = workspace_bytes(found, device, layout=layout)
+    alone = workspace_bytes(found, device, layout=replace(layout, attention_dp=1))
+    assert (grouped - alone) / GIB * layout.attention_dp / (layout.attention_dp - 1) == pytest.approx(
+        measured, rel=0.1
+    )
+
+
+def test_experts_keep_their_rows_on_hopper_too() -> None:
+    """Qwen3-235B-A22B-FP8 over four H100 under vLLM 0.9: 8.11 GiB for the cache (vllm-project/vllm#21348), when
+    kernels took 32,768 tokens at a time whatever the step's, and graphs came after."""
+    model, x = model_named("Qwen/Qwen3-235B-A22B")[0], ServingLayout(4, 1, 1, 4, 1)
+    price = ServingPrice(model, preset("dgx-h100", 1), "vllm", "fp8", "bf16", memory_share=0.9)
+    left = price.bytes_for_weights(x) - price.weight_bytes(x) + GRAPHS
+
+    def kept(tokens: int) -> float:
+        whole, dense = (
+            workspace_bytes(m, price.cluster.device, tokens, 1, x) for m in (model, replace(model, experts=None))
+        )
+        return whole - dense
+
+    assert (left - kept(32_768) + kept(8192)) / GIB == pytest.approx(8.11, abs=0.8)
+    split, whole = (workspace_bytes(model, price.cluster.device, layout=y) for y in (x, ServingLayout(4, 1, 1, 1, 4)))
+    assert split == whole  # a rank's part of an expert is narrower than the hidden state, whichever way they lie
+
+
 def test_it_grows_with_what_it_is_made_of() -> None:
     model, device = model_named("llama3-8b")[0], preset("dgx-h100", 1).device
     usual = workspace_bytes(model, device)

@@ -7,7 +7,11 @@ determine_available_memory; gpu_model_runner.py, profile_run):
     a sample    requests at once x vocabulary x 24 bytes: logits in fp32, sorted, with their indices in int64,
                 probabilities and their sum (vllm/v1/sample/ops/topk_topp_sampler.py, apply_top_k_top_p)
 
-the larger of the two, and the residual stream.
+the larger of the two, the residual stream, and what kernels of experts keep from then on, for each of a token's k
+experts (fused_moe/modular_kernel.py, _allocate_buffers; workspace_shapes of TritonExperts and CutlassExpertsFp8):
+
+    M k (max(N, K) + max(N / 2, K)) x 2 bytes      M tokens of all attention groups, N gate and up of a rank, K hidden
+    M k K x 2 bytes                                FlashInfer's kernels on Blackwell (flashinfer-ai/flashinfer#4916)
 
 SGLang measures nothing: it leaves a share of what is free before weights are loaded, by a rule of its own from the
 GPU, the tokens of a prompt's step and the layout (sglang/srt/arg_groups, handle_gpu_memory_settings; at 11e7c9e0,
@@ -20,8 +24,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from phalanx.cost.analytic.chips import chip_name
 from phalanx.serving.cost.layout import ServingLayout
-from phalanx.spec.cluster.chips import MIB
+from phalanx.spec.cluster.chips import CHIPS, MIB
 from phalanx.spec.cluster.spec import GIB, Device
 from phalanx.spec.model.spec import ModelSpec
 
@@ -44,20 +49,37 @@ def step_limits(device: Device, offline: bool = False) -> tuple[int, int]:
 
 
 def workspace_bytes(
-    model: ModelSpec, device: Device, tokens: int | None = None, requests: int | None = None
+    model: ModelSpec,
+    device: Device,
+    tokens: int | None = None,
+    requests: int | None = None,
+    layout: ServingLayout | None = None,
 ) -> float:
-    """Return the bytes beyond weights and cache with steps of `tokens` and `requests` at once; None: the engine's own
-    limits. Of one GPU: tensor parallelism splits a layer, and no sample."""
+    """Return the bytes beyond weights and cache with steps of `tokens` of an attention group and `requests` at once;
+    None: the engine's own limits, and one GPU. Tensor parallelism splits a layer, and no sample."""
     most_tokens, most = step_limits(device)
     tokens, requests = tokens or most_tokens, requests or most
     sample = requests * model.vocab * _A_LOGIT
-    return float(GRAPHS + LIBRARIES + max(_layer(model, tokens), sample) + tokens * model.hidden * _A_TOKEN)
+    kept = GRAPHS + LIBRARIES + _of_experts(model, device, tokens, layout or ServingLayout())
+    return float(kept + max(_layer(model, tokens, routed=False), sample) + tokens * model.hidden * _A_TOKEN)
 
 
-def _layer(model: ModelSpec, tokens: int) -> float:
-    """Return the bytes of a layer's largest activations."""
+def _of_experts(model: ModelSpec, device: Device, tokens: int, x: ServingLayout) -> float:
+    """Return the bytes that kernels of experts keep."""
+    e = model.experts
+    if e is None:
+        return 0.0
+    rows = tokens * x.attention_dp * e.top_k
+    if CHIPS[chip_name(device.name)].generation.startswith("blackwell"):
+        return 2.0 * rows * model.hidden
+    rank = e.ffn / x.moe_tp
+    return 2.0 * rows * (max(2 * rank, model.hidden) + max(rank, model.hidden))
+
+
+def _layer(model: ModelSpec, tokens: int, routed: bool = True) -> float:
+    """Return the bytes of a layer's largest activations, with routed experts' or without."""
     x = model.experts
-    width = max(model.ffn, 0 if x is None else x.top_k * x.ffn + x.shared_ffn)
+    width = max(model.ffn, 0 if x is None else routed * x.top_k * x.ffn + x.shared_ffn)
     return tokens * 3 * width * 2
 
 
@@ -86,7 +108,7 @@ class MemoryRule:
             tokens = self.tokens or _TRTLLM_TOKENS
             logits = min(self.requests or _TRTLLM_GRAPH, _TRTLLM_GRAPH) * model.vocab * _TRTLLM_LOGIT
             return device.usable_bytes - GRAPHS - _layer(model, tokens) - tokens * model.hidden * _A_TOKEN - logits
-        kept = workspace_bytes(model, device, self.tokens, self.requests)
+        kept = workspace_bytes(model, device, self.tokens, self.requests, x)
         return device.memory_bytes * (self.share or VLLM_SHARE) - kept
 
     @property
