@@ -113,6 +113,16 @@ def test_a_server_says_model_layout_and_limits(tmp_path: Path, text: str, fields
             {"requests": 1000, "rate": float("inf"), "input": 1024, "output": 128},
         ),
         ("vllm bench serve --model llama3-8b --random-range-ratio 0.5", {"input": "512:1536", "output": "64:192"}),
+        ("benchmark_serving.py --model llama3-8b --dataset-name random --random-range-ratio 1.0", {"input": 1024}),
+        (
+            "vllm bench serve --model llama3-8b --dataset-name sharegpt",
+            {"input": 220, "output": 200, "variation": 1.0, "requests": 1000},
+        ),
+        (
+            "vllm bench serve --model llama3-8b --dataset-name sharegpt --sharegpt-output-len 64",
+            {"input": 220, "output": 64},
+        ),
+        ("python -m sglang.bench_serving --model llama3-8b --num-prompt 9", {"input": 300, "output": 195}),
         (
             "vllm bench serve --model llama3-8b --random-prefix-len 1024 --burstiness 0.5",
             {"input": 2048, "reuse": 0.5, "burstiness": 0.5},
@@ -159,6 +169,16 @@ def test_sglang_keeps_latents_with_an_index_in_8_bits_on_blackwell(tmp_path: Pat
     assert caches == ["fp8", "bf16"]
 
 
+def test_lengths_of_a_published_data_set_are_assumed_and_said(tmp_path: Path) -> None:
+    (tmp_path / "run.sh").write_text("vllm bench serve --model llama3-8b --dataset-name sharegpt")
+    for given, said in (({}, "means of 220 and 200"), ({"input": 9}, "means of 9 and 200")):
+        (caveat,) = (c for c in read([tmp_path / "run.sh"], _GIVEN | given).caveats if "lengths of sharegpt" in c)
+        assert said in caveat
+    known = read([tmp_path / "run.sh"], _GIVEN | {"input": 9, "output": 8})
+    assert "variation" not in known.fields
+    assert not any("lengths" in c for c in known.caveats)
+
+
 def test_options_go_before_lines(tmp_path: Path) -> None:
     got = _read(tmp_path, f"{_BENCH} --request-rate 3", model="llama3-70b", concurrency=9, input=77)
     assert (got["model"], got["concurrency"], got["input"], got.get("rate")) == ("llama3-70b", 9, 77, None)
@@ -173,7 +193,7 @@ def test_options_go_before_lines(tmp_path: Path) -> None:
         ("for C in 1 4; do vllm bench serve --model llama3-8b --max-concurrency $C; done", "starts 2 benchmarks"),
         ("vllm bench serve --model foo/bar", "--model: foo/bar is not a model that is known; give its config.json"),
         ("vllm bench serve", "--model: missing: the file does not say it"),
-        ("vllm bench serve --model llama3-8b --dataset-name sharegpt", "--input: missing: the lengths of sharegpt"),
+        ("vllm bench serve --model llama3-8b --dataset-name custom", "--input: missing: the lengths of custom"),
         ("vllm serve llama3-8b -tp 0", "line 1: tp must be a whole number, at least 1"),
         ("vllm serve llama3-8b -tp two", "line 1: tp must be a whole number, at least 1"),
         (

@@ -54,7 +54,7 @@ def test_weights_that_leave_no_cache_do_not_start(tmp_path: Path) -> None:
 
 
 def test_a_benchmark_of_a_file_still_needs_its_lengths(tmp_path: Path) -> None:
-    bench = "vllm bench serve --model Qwen/Qwen3-30B-A3B --dataset-name sharegpt --num-prompts 5"
+    bench = "vllm bench serve --model Qwen/Qwen3-30B-A3B --dataset-name custom --num-prompts 5"
     (tmp_path / "run.sh").write_text(f"{_MOE} 8192 &\n{bench}\n")
     code, _, err = phalanx(tmp_path, *_ASK)
-    assert (code, "the lengths of sharegpt are not in the line" in err) == (2, True)
+    assert (code, "the lengths of custom are not in the line" in err) == (2, True)

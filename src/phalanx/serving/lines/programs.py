@@ -46,6 +46,8 @@ class Program:
     defaults: Mapping[str, Any] = field(default_factory=dict)
     synthetic: tuple[str, ...] = ()
     """Data sets of which the line says the lengths."""
+    mean_lengths: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    """Tokens of a prompt and of an answer as the program draws them from a published data set."""
 
     def verdict(self, name: str) -> Verdict | None:
         """Return what a flag changes; None if that is not judged."""

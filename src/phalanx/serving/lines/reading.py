@@ -229,6 +229,10 @@ def _model(name: str) -> str:
 # The benchmark
 
 
+_VARIATION = 1.0
+"""Of the lengths of a published data set, over their mean."""
+
+
 def _load(bench: Line | None, drawn: Line | None, given: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
     """Return the fields of the load, with what is assumed or missing. Raises InputError for lengths of a benchmark
     that nothing says."""
@@ -251,15 +255,22 @@ def _load(bench: Line | None, drawn: Line | None, given: Mapping[str, Any]) -> t
     synthetic = str(stated.get("dataset", "")) in program.synthetic or not program.synthetic
     if program.engine == "trtllm" and drawn is None and "input" not in bench.fields:
         synthetic = False
+    dataset = str(stated.get("dataset") or "a file")
+    drawn_lengths = dict(zip(("input", "output"), program.mean_lengths.get(dataset, ()), strict=False))
     for name in ("input", "output"):
         if name in given:
             continue
-        value = stated.get(name) if synthetic or name in bench.fields else None
+        value = stated.get(name) if synthetic or name in bench.fields else drawn_lengths.get(name)
         if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-            dataset = stated.get("dataset") or "a file"
             reason = f"missing: the lengths of {dataset} are not in the line"
             raise InputError(name, None, reason, "give the mean, and --variation")
-        fields[name] = _range(program.title, value, stated)
+        fields[name] = value if drawn_lengths else _range(program.title, value, stated)
+    if drawn_lengths and not {"input", "output"} <= given.keys():
+        fields["variation"] = _VARIATION
+        caveats.append(
+            f"assumed: the lengths of {dataset} have means of {fields.get('input', given.get('input'))} and "
+            f"{fields.get('output', given.get('output'))} tokens, and vary as much: --input, --output, --variation"
+        )
     caveats += _varied(fields, stated, given)
     prefix = stated.get("prefix")
     if isinstance(prefix, int) and prefix > 0 and "input" in fields:
@@ -293,6 +304,8 @@ def _range(title: str, length: int, stated: Mapping[str, Any]) -> int | str:
         if isinstance(ratio, float | int) and not isinstance(ratio, bool):
             if not 0 <= ratio <= 1:
                 raise InputError("from", ratio, f"{title}: the ratio of lengths must be from 0 to 1")
+            if name == "spread" and ratio == 1:  # releases before 0.8.4, whose default it was; later ones refuse it
+                return length
             first, last = max(1, low(ratio)), max(1, high(ratio))
             return first if first == last else f"{first}:{last}"
     return length
