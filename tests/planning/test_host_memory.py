@@ -3,6 +3,7 @@ what its hosts have."""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -96,3 +97,40 @@ def test_offloading_is_a_remedy_only_where_the_hosts_have_room(tmp_path: Path) -
         remedies.append(next(f.remedy for f in lint(ask).findings if f.name == "too-large"))
     assert "offload" not in remedies[0]
     assert "optimizer_offload=1,parameter_offload=1 fits" in remedies[1]
+
+
+_TUTORIAL = {
+    "model_type": "gpt2",
+    "vocab_size": 50304,
+    "n_embd": 4096,
+    "n_layer": 50,
+    "n_head": 32,
+    "n_positions": 1024,
+}
+
+
+@pytest.mark.parametrize(("level", "fits"), [(0, False), (2, True), (3, True)])
+def test_a_level_is_in_effect_on_one_gpu_whose_state_is_offloaded(level: int, fits: bool, tmp_path: Path) -> None:
+    """DeepSpeed's tutorial of ZeRO-Offload: GPT-2 of 10 B, batches of 10, on one V100 of 32 GB."""
+    (tmp_path / "config.json").write_text(json.dumps(_TUTORIAL))
+    answer = json_of(
+        tmp_path, "predict --model config.json --cluster dgx-2 --gpus 1 --seq 1024 --batch 10 --stack deepspeed",
+        "--precision", "fp16", "--options", "optimizer_offload=1", "--json",
+        "--strategy", f"zero={level},micro_batch=10,recompute=full",
+    )  # fmt: skip
+    assert answer["fits"] == fits
+    assert (answer["question"]["refused"] == "") == fits
+
+
+def test_few_gpus_of_a_host_have_its_memory_to_themselves() -> None:
+    """Each updates its share of the parameters; a lone one of eight all of them, at eight times the rate."""
+
+    def update_s(gpus: int) -> float:
+        ask = Query(
+            None, "llama3-8b", "dgx-a100", gpus, 64, 2048, "zero=3", "deepspeed", options="optimizer_offload=1"
+        )
+        return predict(ask).terms_s["optimizer"]
+
+    sent = 6 * _PARAMS / 32e9
+    assert update_s(1) - sent == pytest.approx(update_s(8) - sent / 8, rel=0.01)
+    assert update_s(16) == pytest.approx(update_s(8) / 2, rel=0.01)

@@ -305,7 +305,8 @@ def of_strategy(s: Strategy, options: StackOptions) -> dict[str, Any]:
     """Return what rules read of one strategy: its fields as they take effect, its options, and DERIVED."""
     values: dict[str, Any] = {name: getattr(s, name) for name in FIELDS}
     values |= {name: getattr(options, name) for name in OPTION_FIELDS}
-    values |= {"zero": s.zero if s.shards > 1 else 0, "shard": s.dp_shard, "sp": int(s.sp), "world": s.world}
+    in_effect = s.shards > 1 or options.state_on_host
+    values |= {"zero": s.zero if in_effect else 0, "shard": s.dp_shard, "sp": int(s.sp), "world": s.world}
     values |= {
         "replicas": s.dp * s.cp,
         "ring": s.ring,

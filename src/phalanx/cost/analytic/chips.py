@@ -149,6 +149,7 @@ def system(
         ),
         host_bytes_per_s=chip.host_bytes_per_s,
         host_memory_bytes_per_s=chip.host_memory_bytes_per_s,
+        host_sharers=chip.host_sharers,
     )
 
 

@@ -228,6 +228,8 @@ def _state(by: Profile, model: Shape, o: StackOptions) -> Profile:
         on_host=o.optimizer_offload,
         orthogonal=float(o.optimizer == "muon"),
     )
+    if o.state_on_host:
+        new = replace(new, policy=replace(by.policy, levels_alone=1.0))
     here = 1 - o.optimizer_offload
     each = _FOREACH if o.update == "foreach" else new.update_bytes
     new = replace(new, update_bytes=each * here, cast_gradient=new.cast_gradient * here)

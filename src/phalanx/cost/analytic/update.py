@@ -244,7 +244,8 @@ def updated(shape: Shape, layout: Layout, system: System, profile: Profile, bloc
     here = profile.optimizer_bytes / (system.memory_bytes_per_s * system.memory)
     # On the host: gradients down, the update there, parameters up, one after another.
     there = (profile.accumulated_bytes + profile.parameter_bytes) / system.host_bytes_per_s
-    there = there + profile.optimizer_bytes / system.host_memory_bytes_per_s
+    sharers = np.minimum(layout.world, system.host_sharers)
+    there = there + profile.optimizer_bytes / (system.host_memory_bytes_per_s * system.host_sharers / sharers)
     each_s = (1 - profile.on_host) * here + profile.on_host * there
     if np.any(profile.orthogonal):
         each_s = each_s + profile.orthogonal * _orthogonal_s(shape, system)

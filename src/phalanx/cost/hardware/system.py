@@ -86,7 +86,8 @@ class System:
     host_bytes_per_s: Column = 64e9
     """Bytes/s of a GPU's link to its host, in one direction."""
     host_memory_bytes_per_s: Column = 77e9
-    """Bytes/s of one GPU's share of the host's memory bandwidth."""
+    """Bytes/s of one GPU's share of the host's memory bandwidth, which `host_sharers` GPUs have."""
+    host_sharers: Column = 8
 
     def peak(self, element_bytes: Column) -> Column:
         """Return the peak FLOP/s of products with elements of 2, 4 or 8 bytes."""

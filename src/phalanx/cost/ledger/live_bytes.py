@@ -110,7 +110,8 @@ def state_bytes(layout: Layout, keeps: Keeps, zero: Sharding, shards: Column) ->
     whole = keeps.whole_bytes + keeps.replica_bytes * (layout.dp * layout.cp > 1)
     # Experts with a single copy have nothing to shard; reduced gradients are not kept at ZeRO-2 either.
     only_copy = whole - np.asarray(keeps.reduced_bytes) * (zero.reduces_each > 0)
-    sharded = np.where((shards <= 1) & (zero.by_unit == 0), only_copy, sharded)
+    single = (shards <= 1) & (zero.by_unit == 0) & (np.asarray(keeps.policy.levels_alone) == 0)
+    sharded = np.where(single, only_copy, sharded)
     return np.where(zero.state, sharded, whole) + layout.outer_bytes / np.where(zero.state, shards, 1)
 
 

@@ -41,6 +41,8 @@ class Policy:
     zero3_gathers: Column = 1.0
     """At level 3 the backward pass gathers again."""
     zero3_gathers_in_pipeline: Column = 1.0
+    levels_alone: Column = 0.0
+    """1: a level is in effect on a single rank too, whose state goes to the host as the level's shards do."""
     replicas_each: Column = 0.0
     """1: where shards are reduced after every micro-batch, they are summed over their replicas then too; 0: once."""
     repeats_last: Column = 1.0
@@ -81,7 +83,7 @@ def sharding(layout: Layout, policy: Policy) -> Sharding:
     ranks = layout.dp * layout.cp
     declared = level_columns(np.asarray(layout.zero))
     shards = np.where(declared.state, np.minimum(np.maximum(layout.shards, 1), ranks), 1)
-    state = shards > 1
+    state = (shards > 1) | (declared.state & (np.asarray(policy.levels_alone) > 0))
     gradients, parameters = state & declared.gradients, state & declared.parameters
     piped = np.asarray(layout.pp) > 1
 

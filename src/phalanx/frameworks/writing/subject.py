@@ -22,7 +22,7 @@ from phalanx.spec.model.spec import ModelSpec
 from phalanx.spec.number_formats import COMPUTED, PRECISIONS
 from phalanx.spec.optimizers import Optimizer
 from phalanx.spec.strategy.spec import FIELDS, Strategy
-from phalanx.spec.strategy.stack_options import StackOptions, StackProducts
+from phalanx.spec.strategy.stack_options import AS_RELEASED, StackOptions, StackProducts
 
 _COMPUTE = {f.name: f.title for f in COMPUTED if f.bits < 64}
 PRODUCTS = {word: f.name for word, f in PRECISIONS.items() if f.narrow}
@@ -173,7 +173,9 @@ def subject(plan: Plan, stack: Stack, training: StatedTraining | None = None) ->
         reason = "contradicts the blocks that strategy.layers lists"
         raise InputError(f"options.{shaped[0]}", getattr(options, shaped[0]), reason, "leave one of them out")
     blocks = _blocks(plan) if s.pp > 1 and not shaped else ()
-    return Subject(plan, stack, canonical(s, stack, blocks), options, compute, blocks, training or _of_job(plan))
+    return Subject(
+        plan, stack, canonical(s, stack, blocks, options), options, compute, blocks, training or _of_job(plan)
+    )
 
 
 def _of_job(plan: Plan) -> StatedTraining:
@@ -202,7 +204,9 @@ def _blocks(plan: Plan) -> tuple[int, ...]:
     return blocks_of(plan.model, s)
 
 
-def canonical(s: Strategy, stack: Stack, blocks: tuple[int, ...] = ()) -> Strategy:
+def canonical(
+    s: Strategy, stack: Stack, blocks: tuple[int, ...] = (), options: StackOptions = AS_RELEASED
+) -> Strategy:
     """Return a strategy as a configuration of a stack can hold it.
 
     At their defaults: what has no effect (a schedule without a pipeline, ZeRO of one replica), and what the stack
@@ -211,7 +215,7 @@ def canonical(s: Strategy, stack: Stack, blocks: tuple[int, ...] = ()) -> Strate
     for name, entry in stack.strategy.items():
         if not entry.written and name not in ("dp", "schedule"):
             changes[name] = FIELDS[name].default
-    if s.shards == 1:
+    if s.shards == 1 and not options.state_on_host:
         changes |= {"zero": 0, "shard": None}
     elif s.shard == s.dp or not s.level.state:
         changes["shard"] = None

@@ -389,11 +389,10 @@ def published(cluster: ClusterSpec) -> bool:
 def _smallest_of(rows: Strategies, zero: int, recompute: str, schedule: str) -> Strategies:
     """Shard rows over all ranks with this zero; give cores this recomputation, and the least micro-batches at a time
     of schedules like this one. Empty: the rows' own."""
-    sharded = rows.dp * rows.cp > 1
-    best = replace(rows, zero=np.where(sharded, zero, 0), shard=np.where(zero, rows.dp, 1))
+    one, pipelined = np.ones_like(rows.dp), rows.pp > 1
+    best = replace(rows, zero=zero * one, shard=rows.dp if zero else one)
     if not schedule:
         return best
-    one, pipelined = np.ones_like(rows.dp), rows.pp > 1
     number = np.where(pipelined, number_of(schedule), number_of("naive")) * one
     return replace(best, schedule=number, recompute=encode(recompute) * one)
 

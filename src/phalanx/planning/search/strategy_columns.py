@@ -63,7 +63,7 @@ class Options:
             (s.pp == 1 or s.schedule in self.schedules)
             and recomputation.written(recomputation.encode(s.recompute)) in self.recompute
             and s.order in self.orders
-            and (s.zero if s.shards > 1 else 0) in levels
+            and (s.zero if s.shards > 1 or self.extra.state_on_host else 0) in levels
             and (self.ulysses or s.ulysses == 1)
             and s.local == self.local
         )

@@ -60,6 +60,8 @@ class Chip:
     """Of its link to the host in one direction: PCIe of generation 5 with 16 lanes, or NVLink-C2C."""
     host_memory_bytes_per_s: float = 77e9
     """Its share of the host's memory bandwidth: of two sockets with eight channels of DDR5-4800, an eighth."""
+    host_sharers: int = 8
+    """GPUs that have these shares of a host's memory. Fewer of them at work have more each."""
     l1_bytes_per_processor: float = 256 * 1024
     """Level-1 cache and shared memory of a multiprocessor; its registers are 256 KiB on all of these chips."""
     l2_bytes: float = 50 * MIB

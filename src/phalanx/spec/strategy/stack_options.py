@@ -142,6 +142,11 @@ class StackOptions:
             return self
         return replace(self, optimizer="muon")
 
+    @property
+    def state_on_host(self) -> bool:
+        """Whether shards lie on the host, so that ZeRO's level is in effect with a single rank too."""
+        return bool(self.optimizer_offload or self.parameter_offload)
+
     def changed(self) -> dict[str, Any]:
         """Return the options that differ from their defaults, by name."""
         return {name: value for name in OPTION_FIELDS if (value := getattr(self, name)) != DEFAULTS[name]}
