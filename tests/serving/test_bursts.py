@@ -15,6 +15,7 @@ from calibration.intervals import Ratio, fitted
 from calibration.serving import FAMILIES, ratios
 from phalanx import serve_plan
 from phalanx.serving import likely
+from phalanx.serving.cost.engines import engine
 from phalanx.serving.validation import bursts
 from phalanx.validate.records import Row
 
@@ -118,6 +119,16 @@ def test_an_answer_says_where_its_figures_lie_or_that_nobody_knows(
         tokens = 50 * more["requests"]
         assert by["tokens_per_s"].low == pytest.approx(tokens / by["makespan_s"].high)
         assert by["tokens_per_s"].high == pytest.approx(tokens / by["makespan_s"].low)
+
+
+def test_a_benchmark_is_of_a_server_that_sends_every_token() -> None:
+    """Closed loops without end were measured on servers that hand tokens out in intervals."""
+    ask = {**_ASK, "output": 200, "mode": "aggregated", "weights": "bf16", "engine": "sglang", "concurrency": 1}
+    sent, kept = (serve_plan(**ask, **more) for more in ({"requests": 40}, {}))
+    constants = engine("sglang")
+    steps = float(constants.first_steps) - float(constants.overlap_steps)
+    later = kept.ttft_s - sent.ttft_s + float(constants.accept_s)
+    assert later == pytest.approx(steps * sent.tpot_s, rel=0.02)
 
 
 def test_a_trace_and_a_candidate_that_was_not_simulated_have_no_range(tmp_path: Path) -> None:

@@ -85,17 +85,22 @@ class EngineConstants:
     balance_steps: Column = 5.0
     """Decoding steps that a prompt waits, where attention is data parallel, for prompts of the other groups."""
     first_steps: Column = 5.0
-    """Decoding steps that pass before the first token leaves the server."""
+    """Decoding steps that pass before the first token leaves the server, where tokens are handed out in intervals, as
+    in the measured loops."""
+    overlap_steps: Column = 2.0
+    """The same where each is sent, as servers do by themselves: a step's tokens are handled while the next runs, for
+    whose end a new prompt waits too (SGLang, srt/managers/scheduler.py, event_loop_overlap; vLLM's asynchronous
+    scheduling)."""
     burst: Column = 0.05
     """Share of all concurrent prompts that the mean prompt waits for where lengths differ, as clients start
     together."""
     wave: Column = 0.15
     """The same where all requests have one length: they end together, and clients return in waves."""
 
-    def way(self, input: float, attention_dp: int) -> tuple[float, float]:
+    def way(self, input: float, attention_dp: int, each: bool = False) -> tuple[float, float]:
         """Return (seconds, decoding steps) from sending a prompt to receiving its first token, beyond its own steps
-        and those queued before it."""
-        steps = self.first_steps + (self.balance_steps if attention_dp > 1 else 0.0)
+        and those queued before it. `each`: whether the server sends every token."""
+        steps = (self.overlap_steps if each else self.first_steps) + (self.balance_steps if attention_dp > 1 else 0.0)
         return float(self.first_s + self.token_s * input), float(steps)
 
 
