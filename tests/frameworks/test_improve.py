@@ -9,18 +9,22 @@ import tempfile
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import yaml
 from support.in_process_cli import error_of, json_of, phalanx, text_of
 
-from phalanx.answers.configurations.improve import Improvement, improve
+from phalanx.answers.configurations.improve import Improvement, _with, improve
 from phalanx.answers.question.query import Configured, Query
 from phalanx.answers.question.read import read as configuration
 from phalanx.answers.question.resolution import read, resolve
 from phalanx.frameworks.registry import DOCUMENTED
 from phalanx.report.read import improvement
 from phalanx.spec.errors import InputError
+from phalanx.spec.files.job_file import make_strategy
+from phalanx.spec.strategy.stack_options import StackOptions
 
 LLAMA = """torchrun --nnodes 8 --nproc_per_node 8 pretrain_gpt.py --num-layers 80 --hidden-size 8192
  --num-attention-heads 64 --group-query-attention --num-query-groups 8 --ffn-hidden-size 28672 --swiglu
@@ -316,3 +320,21 @@ def test_settings_that_one_change_moves_and_another_ends_are_those_of_the_export
     on = {"True": "on"}
     assert left == {key: on.get(str(value), str(value)) for key, value in written.items()}
     assert len(changes) > 1
+
+
+@pytest.mark.parametrize(
+    ("names", "layers"),
+    [((), "10/22"), (("pp",), "auto"), (("pp", "layers"), "8/8/8/8"), (("micro_batch",), "10/22")],
+)
+def test_stages_are_dealt_anew_where_their_number_alone_is_of_the_better_plan(
+    names: tuple[str, ...], layers: str
+) -> None:
+    """And the ranks that are left are of dp."""
+    prices: Any = SimpleNamespace(q=SimpleNamespace(followed={}, void_zero=None), of=lambda s, options, legal: s)
+    state, better = (
+        SimpleNamespace(strategy=make_strategy(line), options=StackOptions())
+        for line in ("dp=8,tp=2,pp=2,layers=10/22", "dp=8,pp=4,layers=8/8/8/8,micro_batch=2")
+    )
+    made: Any = _with(prices, state, better, names)  # type: ignore[arg-type]
+    assert (made.layers, made.world, made.tp) == (layers, 32, 2)
+    assert made.pp == (4 if "pp" in names else 2)

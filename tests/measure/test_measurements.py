@@ -35,6 +35,7 @@ from phalanx.measure.this_machine import describe
 from phalanx.measure.worker import _Parts
 from phalanx.planning.auto.transport import choose
 from phalanx.report.measured.measure import picture, plot, rates, title
+from phalanx.report.pictures.figure import Lines
 from phalanx.report.pictures.files import svg
 from phalanx.runtime.comm.p2p import tiers
 from phalanx.schedule.layout import Layout
@@ -429,6 +430,8 @@ def test_what_is_drawn() -> None:
     assert title(bad).endswith("error 30%: NOT TO BE TRUSTED")
     drawn = picture([good, bad, replace(good, points=())])
     assert [panel.head for panel in drawn.panels] == [title(good), title(bad)]
+    axes = [axis for panel in drawn.panels if isinstance(panel, Lines) for axis in (panel.x, panel.y)]
+    assert [(axis.label, axis.unit) for axis in axes] == 2 * [("bytes", "bytes"), ("seconds", "s")]
     assert svg(drawn).count("<circle") == 2 * len(good.points)
     with pytest.raises(InputError, match="nothing to draw"):
         picture([replace(good, points=())])
@@ -495,3 +498,4 @@ def test_messages_a_second_are_calls_of_the_smallest_size() -> None:
     first = links.records()[0]["a_second"]
     assert first == 1 / smallest.seconds(smallest.points[0][0])
     assert 0 < first <= 1 / smallest.alpha_s
+    assert links.records()[0]["16_mib_s"] == smallest.seconds(16 * 2**20)

@@ -8,6 +8,8 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -23,6 +25,7 @@ from torch.optim import optimizer
 
 from phalanx.answers import observed as command
 from phalanx.cost.step.expand import expand
+from phalanx.observation.fake import recorder
 from phalanx.observation.observe import observe as phalanx_observe
 from phalanx.observation.recorder.step import StepRecorder
 from phalanx.observation.unobservable import Unobservable
@@ -428,3 +431,15 @@ def test_a_branch_that_depends_on_data_is_taken_as_named(tmp_path: Path) -> None
     assert re.search(r"^ all +1,536 ", shown, re.MULTILINE), shown
     assert "nothing is asked of a tensor at branches.py:8" in said
     assert "write it as train.py:41=true" in error_of(tmp_path, "observe --branches branches.py=yes -- branches.py")
+
+
+def test_a_loop_may_ask_the_same_so_often_in_a_row_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lines that take turns may ask for ever."""
+    monkeypatch.setattr(recorder, "_MOST_ASKED", 5)
+    loop: Any = SimpleNamespace(asked=("", 0))
+    for place in ["a.py:1", "b.py:2"] * 20 + ["a.py:1"] * 5 + ["b.py:2"] * 5:
+        recorder.FakeStepRecorder._require_end(loop, place, True)
+    with pytest.raises(
+        Unobservable, match=r"^b.py:2 asks the same 5 times, and is answered True: .* b.py:2=false ends"
+    ):
+        recorder.FakeStepRecorder._require_end(loop, "b.py:2", True)

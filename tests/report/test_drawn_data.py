@@ -134,13 +134,20 @@ def test_what_a_node_has_is_drawn_in_its_frame(cluster: str) -> None:
             assert any(f.x < box.x and f.y < box.y and box.y + box.h < f.y + f.h for f in frames), box
 
 
-@pytest.mark.parametrize("cluster", ["dgx-h100", "dgx-1v", "gb200-nvl72"])
-def test_levels_of_switches_end_with_gpus(cluster: str) -> None:
-    """GPUs are coloured, blocks are not; every level but the innermost is led into."""
-    (panel,) = picture("switches", {"cluster": cluster}).panels
+@pytest.mark.parametrize(
+    ("cluster", "gpus"),
+    [("dgx-h100", 256), ("dgx-h100", 32), ("dgx-h100", 40), ("dgx-1v", 256), ("gb200-nvl72", 256)],
+)
+def test_levels_of_switches_end_with_gpus(cluster: str, gpus: int) -> None:
+    """GPUs are coloured, blocks are not; every level but the innermost is led into. Dots say that some are left
+    out."""
+    (panel,) = picture("switches", {"cluster": cluster, "gpus": gpus}).panels
     assert isinstance(panel, Diagram)
     parts = [b for b in panel.items if isinstance(b, Box) and re.search(r"(GPU|block) \d+$", b.lines[0])]
     assert {(b.colour is not None, "GPU" in b.lines[0]) for b in parts} == {(True, True), (False, False)}
+    shown = [(b.y, int(b.lines[0].split()[-1]), "..." in b.lines[0]) for b in parts]
+    for (y, before, _), (below, number, dots) in pairwise(shown):
+        assert dots == (y == below and number > before + 1)
     levels = sum(isinstance(b, Box) and b.lines[0].endswith("switches") for b in panel.items)
     assert sum(isinstance(n, Label) and n.text.startswith("inside each") for n in panel.items) == levels - 1 > 0
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from support.fuzz import listings
-from support.in_process_cli import phalanx
+from support.in_process_cli import json_of, phalanx, text_of
 
 from phalanx.answers.diagnose.diagnosis import Diagnosis, LinkGap, NamedGap, PartGap
 from phalanx.answers.diagnose.flop_rate import FlopRate, PublishedRates
@@ -25,6 +25,7 @@ from phalanx.report.measured import run_page
 from phalanx.report.measured.diagnosis import view
 from phalanx.report.pictures.figure import Lines, Timeline
 from phalanx.report.style import size, written
+from phalanx.report.validate import overall
 from phalanx.report.view import View
 from phalanx.schedule.observation import Allocation, Observation, RankObservation
 from phalanx.schedule.observation_file import from_json
@@ -360,3 +361,28 @@ def test_a_timeline_has_each_ranks_milliseconds_under_the_predicted_ones() -> No
 
 def _span(pid: int, name: str, cat: str, ts: float, dur: float) -> dict[str, Any]:
     return {"ph": "X", "pid": pid, "name": name, "cat": cat, "ts": ts, "dur": dur, "args": {"op": name}}
+
+
+def test_collectives_of_validation_are_named_with_their_own_errors() -> None:
+    errors = {
+        name: {"n": n, "median": n + 0.5, "mape": n + 1.5} for n, name in enumerate(("all_reduce", "others"), 3)
+    }
+    unfit = {key: {"n": 0} for key in ("fit", "fit_near")}
+    said = overall({**unfit, "collectives": {**errors, "none": {"n": 0}, "note": "text"}})
+    assert [line.partition(":")[0] for line in said] == ["all-reduce", "other collectives"]
+    for line, e in zip(said, errors.values(), strict=True):
+        assert f"off by {e['median']} % in the median, {e['mape']} % on average ({e['n']})" in line
+
+
+@pytest.mark.parametrize("tokens", ["1B", "300B"])
+def test_a_whole_training_is_as_many_steps_and_gpu_hours_as_its_answer_has(tmp_path: Path, tokens: str) -> None:
+    ask = "predict --model llama3-8b --cluster dgx-h100 --gpus 16 --batch 64 --seq 8192 --strategy tp=2,zero=1"
+    shown, answer = (
+        text_of(tmp_path, f"{ask} --tokens {tokens}"),
+        json_of(tmp_path, f"{ask} --tokens {tokens} --json"),
+    )
+    training = answer["training"]
+    assert training["gpu_hours"] == pytest.approx(16 * training["steps"] * answer["step_time_s"] / 3600)
+    (found,) = re.findall(r"whole training .*? ([\d,]+) steps, .*?: ([\d,.]+) GPU-hours", " ".join(shown.split()))
+    assert int(found[0].replace(",", "")) == round(training["steps"])
+    assert float(found[1].replace(",", "")) == pytest.approx(training["gpu_hours"], rel=5e-3)

@@ -194,7 +194,7 @@ def test_kserve_appends_what_its_templates_leave_to_the_user() -> None:
     assert all(word in command.options for word in heard)
 
 
-@pytest.mark.parametrize(("tp", "dp", "ep", "pp"), [(4, 1, 1, 2), (1, 8, 8, 1), (8, 1, 8, 1)])
+@pytest.mark.parametrize(("tp", "dp", "ep", "pp"), [(4, 1, 1, 2), (1, 8, 8, 1), (2, 1, 2, 1)])
 def test_dynamo_s_workers_of_trtllm_have_the_degrees_of_the_plan(tp: int, dp: int, ep: int, pp: int) -> None:
     group = _workers("both", 3, tp, pp, dp, ep)
     plan = _plan("trtllm", group, experts=ep > 1)

@@ -322,6 +322,20 @@ def test_carved_gpus_are_distinct_and_blocks_stay_in_one_piece_where_a_host_has_
             assert intact == 12 // size
 
 
+@pytest.mark.parametrize("seed", range(20))
+def test_pairs_are_carved_under_a_switch_where_all_can_be(seed):
+    """Of hosts with one free GPU each, of which one leaf has an odd number: in whatever order they come."""
+    draw = np.random.default_rng(seed)
+    hosts = 2 * draw.integers(1, 4, int(draw.integers(2, 5)))
+    pairs = int(hosts.sum()) // 2
+    hosts[draw.integers(len(hosts))] += 1
+    leaf = np.repeat(np.arange(len(hosts)), hosts)
+    free = [FreeBlock((int(of),), np.array([gpu])) for gpu, of in enumerate(leaf)]
+    gpus = carve([free[i] for i in draw.permutation(len(free))], [2, 2 * pairs])
+    assert len(set(gpus.tolist())) == 2 * pairs
+    assert all(len(set(pair)) == 1 for pair in leaf[gpus].reshape(-1, 2).tolist())
+
+
 def test_host_lists():
     assert expand("node[01-03,7],login") == ["node01", "node02", "node03", "node7", "login"]
     assert expand("r[1-2]n[0-1]") == ["r1n0", "r1n1", "r2n0", "r2n1"]

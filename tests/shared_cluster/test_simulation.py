@@ -20,8 +20,10 @@ from phalanx.report.pictures.figure import Heat
 from phalanx.shared_cluster.simulation.nodes import Nodes
 from phalanx.shared_cluster.simulation.outcome import _gpu_hours, outcome, picture, use_over_time
 from phalanx.shared_cluster.simulation.policy import THRESHOLD, SchedulingPolicy
-from phalanx.shared_cluster.simulation.replay import simulate
+from phalanx.shared_cluster.simulation.replay import _Prices, simulate
 from phalanx.shared_cluster.simulation.trace import TraceJob
+from phalanx.spec.cluster.presets import preset
+from phalanx.spec.cluster.topology import of_leaves
 
 _WAYS = [
     *(
@@ -241,6 +243,41 @@ def test_what_a_placement_costs_is_counted_before_and_after_a_change_of_queue():
         history = simulate([job], Nodes((4,)), SchedulingPolicy(name), lambda job, held: 0.5)
         assert history.finish == [2 * THRESHOLD]
         assert history.placement == pytest.approx(4 * THRESHOLD)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_placements_with_as_many_gpus_on_nodes_and_leaves_are_priced_as_one(seed, monkeypatch):
+    """By one of them, which has those numbers; at another width a job has the speed that its trace says."""
+    draw = np.random.default_rng(seed)
+    leaf = np.sort(draw.integers(0, 3, 8))
+    leaf -= leaf[0]
+    names = [f"n{i}" for i in range(8)]
+    cluster, topology = of_leaves(
+        preset("dgx-h100", 8), names, tuple(int(n) for n in np.unique(leaf, return_inverse=True)[1])
+    )
+    prices = _Prices(cluster, topology)
+    nodes = draw.permutation(8)[: int(draw.integers(1, 6))]
+    parts = [(int(node), int(draw.integers(1, 9))) for node in nodes]
+
+    def counts(gpus):
+        """GPUs on each node, by leaf."""
+        by_leaf = defaultdict(list)
+        for node in {int(gpu) // 8 for gpu in gpus}:
+            by_leaf[int(leaf[node])].append(sum(int(gpu) // 8 == node for gpu in gpus))
+        return sorted(sorted(own) for own in by_leaf.values())
+
+    held = [node * 8 + i for node, n in parts for i in range(n)]
+    chosen = prices._alike(tuple(parts))
+    assert len(set(chosen)) == len(chosen) == len(held)
+    assert counts(chosen) == counts(held)
+    mixed = [parts[i] for i in draw.permutation(len(parts))]
+    assert prices._alike(tuple(mixed)) == chosen
+    monkeypatch.setattr(_Prices, "step_s", lambda self, plan, gpus: 3.0 if gpus == chosen else 2.0)
+    job = TraceJob(1, 0.0, 1.0, len(held))
+    bits = tuple((node, (1 << n) - 1) for node, n in parts)
+    whole = chosen == tuple(range(64))
+    assert prices.speed(job, bits) == (1.0 if whole else pytest.approx(2 / 3))
+    assert prices.speed(TraceJob(1, 0.0, 1.0, len(held) + 1), bits) == 1.0
 
 
 @pytest.mark.parametrize("hours", [0.0, 0.26, 99.94, 100.0, 100.4, 12345.0])

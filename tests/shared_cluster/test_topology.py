@@ -294,6 +294,13 @@ def test_ranks_land_where_the_files_say(here, line):
         assert subprocess.run(["bash", "-n", str(here / "t/launch.sh")]).returncode == 0
 
 
+def test_without_leaf_switches_there_is_one(here):
+    (here / "whole.json").write_text('{"free": {"node[0-1]": "0-7"}}')
+    words = "cluster place p.json --free whole.json --strategy tp=8,dp=2 --no-search --json --for slurm --out u"
+    assert len({r["node"] for r in json.loads(text_of(here, words))["ranks"]}) == 2
+    assert "--switches=1" in (here / "u/launch.sbatch").read_text()
+
+
 def test_a_cluster_is_read_from_its_tools(here):
     out = text_of(here, "cluster read topology.conf --like dgx-h100 --out c.toml")
     assert "5 hosts under 2 leaf switches of 2 to 3 hosts" in out

@@ -41,6 +41,13 @@ def test_a_picture_of_nothing_is_refused_by_name(option: str) -> None:
             assert refused.value.field == option, name
 
 
+@pytest.mark.parametrize("name", ["hierarchy", "switches"])
+def test_links_are_drawn_of_whole_nodes_from_two_gpus_on(name: str) -> None:
+    assert picture(name, {"gpus": 2}) == picture(name, {"gpus": 8})
+    with pytest.raises(InputError, match="gpus = 1: has no links to draw"):
+        picture(name, {"gpus": 1})
+
+
 def _waiting_ms(panel: Timeline) -> float:
     """Return the milliseconds without compute: of the whole step, which ends with its last block."""
     lanes: dict[str, Lane] = {lane.name: lane for lane in panel.lanes}

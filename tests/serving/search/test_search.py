@@ -211,6 +211,9 @@ def test_layouts_are_legal_and_complete() -> None:
     deepseek = model_named("deepseek-v3")[0]
     assert "more than heads = 32" in illegal(_MODEL, ServingLayout(64, 1, 1, 64, 1), vllm)
     assert "does not divide 256 experts" in illegal(deepseek, ServingLayout(1, 1, 3, 1, 3), vllm)
+    assert "moe_tp = 3 does not divide the experts' width 2048" in illegal(
+        deepseek, ServingLayout(1, 1, 3, 3, 1), vllm
+    )
     assert "all ranks or not at all" in illegal(deepseek, ServingLayout(4, 1, 1, 2, 2), vllm)
     assert not illegal(deepseek, ServingLayout(4, 1, 1, 2, 2), engine("sglang"))
     assert "on every rank" in illegal(deepseek, ServingLayout(2, 1, 4, 1, 8), engine("trtllm"))

@@ -362,7 +362,7 @@ def _with(prices: _Prices, state: FileState, better: FileState, names: tuple[str
     table["sp"] = table["sp"] and table["tp"] > 1
     if table["pp"] == 1:
         table |= {"virtual": 1, "schedule": "1f1b", "layers": "auto"}
-    elif names and "pp" in names and "layers" not in names:
+    elif "pp" in names and "layers" not in names:
         table["layers"] = "auto"
     clean = StackOptions(**{n: v for n, v in options.items() if v != DEFAULTS[n]})
     return prices.of(Strategy(**table), clean, legal=True)

@@ -176,7 +176,8 @@ class _Prices:
         by_leaf: dict[int, list[int]] = {}
         for host, n in parts:
             by_leaf.setdefault(0 if leaf_of is None else int(leaf_of[host * node]), []).append(n)
-        groups = sorted((sorted(counts, reverse=True) for counts in by_leaf.values()), reverse=True)
+        groups = [sorted(counts, reverse=True) for counts in by_leaf.values()]
+        groups.sort(key=lambda counts: (len(counts), counts), reverse=True)  # the most nodes on the largest leaf
         gpus: list[int] = []
         if leaf_of is None:
             starts = [list(range(len(self.topology.hosts)))]
