@@ -164,7 +164,7 @@ def ratios(of: Sequence[Burst], steady: Sequence[ScoredPair]) -> dict[tuple[str,
 def likely() -> None:
     """Show the range of each kind of load, with what it holds of families left out, and write them."""
     content: dict[str, dict[str, Any]] = {}
-    for (kind, figure), some in sorted(ratios(bursts.bursts(bursts.rows())[0], compare(loaded())[1]).items()):
+    for (kind, figure), some in sorted(ratios(bursts.published()[0], compare(loaded())[1]).items()):
         (low, high, holds), families = interval_of(some), len({r.family for r in some})
         middle = float(np.median([r.value for r in some]))
         print(

@@ -100,6 +100,9 @@ def test_a_row_that_cannot_be_read_is_listed_with_its_reason() -> None:
         ({"requests": 90, "concurrency": 8, "engine": "trtllm"}, "", []),
         ({"requests": 40, "rate": 1.0}, "", []),
         ({"rate": 1.0}, "", []),
+        ({"requests": 90, "concurrency": 8, "speculate": "3:0.7"}, "", []),
+        ({"requests": 90, "concurrency": 8, "adapters": "9:3"}, "", []),
+        ({"requests": 90, "concurrency": 8, "reuse": 0.5}, "", []),
     ],
 )
 def test_an_answer_says_where_its_figures_lie_or_that_nobody_knows(

@@ -299,7 +299,7 @@ def validate(runs: Path | None = None, json: bool = False) -> None:
 
     summary = scores(*compare(loaded(runs)))
     if runs is None:
-        summary["bursts"] = bursts.scores(*bursts.bursts(bursts.rows()))
+        summary["bursts"] = bursts.scores(*bursts.published())
     if json:
         print_json(summary)
         return

@@ -42,10 +42,21 @@ def figures(o: ServingOutcome) -> dict[str, float]:
     return {"makespan_s": o.makespan_s, "ttft_s": o.ttft.p50, "tpot_s": o.tpot.p50}
 
 
+def _unlike(q: ServingQuestion) -> str:
+    """Return what of a question no published run has; empty if nothing is."""
+    parts = {
+        "a trace": q.trace is not None,
+        "drafted tokens": q.draft_tokens > 0,
+        "adapters": q.adapters > 0,
+        "prompts in its cache": q.reuse > 0,
+    }
+    return next((what for what, holds in parts.items() if holds), "")
+
+
 def kind_of(q: ServingQuestion, c: ServingCandidate) -> str | None:
     """Return the engine and the kind of a load; None where no published run has such a load."""
     o = c.outcome
-    if q.trace is not None or o is None:
+    if _unlike(q) or o is None:
         return None
     if q.finite:
         grows = o.makespan_s is not None and q.rate * o.makespan_s > o.requests / _KEPT_UP
@@ -67,7 +78,7 @@ def likely(q: ServingQuestion, c: ServingCandidate) -> tuple[tuple[LikelyRange, 
     """Return the ranges of a candidate's figures, and what they are made of, or why there are none."""
     kind = kind_of(q, c)
     if kind is None or c.outcome is None:
-        load = "a trace" if q.trace is not None else "requests that come at a rate and are kept up with"
+        load = _unlike(q) or "requests that come at a rate and are kept up with"
         return (), f"missing: no published run has {load}"
     known = _table().get(kind, {})
     predicted, ranges = figures(c.outcome), []
