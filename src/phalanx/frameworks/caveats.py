@@ -82,6 +82,17 @@ UNTIMED = Caveat(
 )
 
 
+def unfilled(key: str, seq: int) -> Caveat:
+    """Return the caveat that every sample fills the sequence, whose length a key only bounds."""
+    return Caveat(
+        "assumed",
+        (f"{key} {seq:,}",),
+        "is taken as the length of every sample: unpacked ones are padded to the longest of a micro-batch, and a seq "
+        "of their mean has their time",
+        bound="time and memory are at most as said",
+    )
+
+
 MAGNITUDES = Caveat(
     "assumed",
     (),

@@ -5,6 +5,7 @@ Names differ by program: TRL (`use_peft`, `lora_r`: trl/trainer/model_config.py)
 `lora_target_linear`: src/axolotl/utils/schemas/peft.py), LLaVA and FastChat (`lora_enable`, `bits`).
 """
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -150,6 +151,9 @@ def losing(keys: Keys, at: str, plain: bool) -> tuple[dict[str, Any], tuple[str,
         return {"cross_entropy": "linear"}, (_UNFUSED,)
     if alone or cut:
         return {"cross_entropy": "linear"}, ()
+    if str(keys.take(f"{at}loss_type", _PREFERRED, "")) == "chunked_nll":  # TRL's (trl/trainer/sft_config.py:306)
+        keys.understood[f"{at}loss_type"] = _LOSS
+        return {"cross_entropy": "linear"}, ()
     fused = keys.truth(f"{at}liger_cross_entropy", _LOSS) or (whole and keys.truth(f"{some}cross_entropy", _LOSS))
     return ({"cross_entropy": "fused"} if fused else {}), ()
 
@@ -185,6 +189,6 @@ def _base(keys: Keys, at: str, of: Any, method: str) -> str:
 
 def _on_attention_alone(targets: Any) -> str:
     """Return which of attention's products alone have adapters, as options.lora_targets; "" if others have too."""
-    words = targets if isinstance(targets, list) else str(targets or "").replace(",", " ").split()
-    named = {str(word) for word in words}
+    words = targets if isinstance(targets, list) else re.split(r"[\s,\[\]'\"]+", str(targets or ""))
+    named = {str(word) for word in words} - {""}
     return "" if not named or not named <= _ATTENTION else "attention" if named & _AFTER else "qkv"

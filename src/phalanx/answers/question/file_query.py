@@ -11,7 +11,7 @@ from phalanx.answers.question.query import Configured, Query
 from phalanx.answers.question.read import UNSET, Reading, followed, left_even, open_ranks, origins, read, undivided
 from phalanx.answers.question.stated import READ_BY, job_of, model_of, options_of, strategy_of
 from phalanx.cost.analytic.profile import FIELDS as CONSTANTS
-from phalanx.frameworks.caveats import Caveat
+from phalanx.frameworks.caveats import Caveat, unfilled
 from phalanx.frameworks.configuration import ALL_BLOCKS, Configuration, Keys, divided, shown, truth
 from phalanx.frameworks.keys import key_table
 from phalanx.planning import lookup as names
@@ -102,6 +102,8 @@ def query_by(path: Path, asked: Query, reading: Reading | None = None) -> tuple[
     )
     asks_sp = (key for key, meaning in c.understood.items() if meaning == "strategy.sp")
     caveats = reading.caveats
+    if asked.seq is None and (bounded := _bounded_by(reading)):
+        caveats = (*caveats, unfilled(bounded, seq))
     if asked.strategy is None:
         caveats = tuple(dict.fromkeys((*undivided(c, model.layers), *_fewer_ep(s.ep, strategy), *caveats)))
     return query, Configured(
@@ -115,6 +117,23 @@ def query_by(path: Path, asked: Query, reading: Reading | None = None) -> tuple[
         followed(c) if asked.strategy is None else {},
         asked.strategy is None and origins(c).get("dp", "").startswith("derived: world"),
     )
+
+
+_FILLS = ("packing", "neat_packing", "sample_packing", "packing_samples", "pad_to_sequence_len", "pad_to_max_length")
+"""Keys by which a Trainer's sequences are full: packed, or padded to their bound."""
+_BLOCKS = ("block_size",)
+"""Lengths to which texts are cut one after another (transformers' run_clm.py)."""
+
+
+def _bounded_by(reading: Reading) -> str:
+    """Return the key that only bounds the length of a Trainer's samples; "" where they fill it."""
+    c, config = reading.configuration, Keys(reading.config)
+    if c.kind not in _OPEN_KERNEL or any(
+        truth(config.take(f"{at}{key}", "")) for key in _FILLS for at in ("", "args.", "training_arguments.")
+    ):
+        return ""
+    named = [shown(key) for key, meaning in c.understood.items() if meaning == "job.seq"]
+    return "" if len(named) != 1 or named[0].rpartition(".")[2] in _BLOCKS else named[0]
 
 
 def _require_priceable(path: Path, asked: Query, reading: Reading) -> None:

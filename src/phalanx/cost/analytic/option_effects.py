@@ -108,6 +108,11 @@ Most published recipes that the stack's traffic was fitted on use it."""
 _FOREACH = 4.0
 """Bytes per updated element of torch's AdamW without a fused kernel, which makes the roots of all fp32 moments at
 once (torch 2.13, torch/optim/adam.py:645, `exp_avg_sq_sqrt = torch._foreach_sqrt(device_exp_avg_sqs)`)."""
+_TABLE_LOOKUPS = 4.0
+"""Time of making 16 bits of nf4 over that of the bytes it moves: bitsandbytes looks each weight up. QLoRA in place of
+LoRA lengthens a sample of 7.7 billion parameters by 0.18 s and of 14.2 billion by 0.35 s in three passes on an A100
+(modelscope/ms-swift 4692215, docs/source_en/LLM/Benchmark.md), 6 times the bytes' time; 7 billion on two RTX 4090 by
+0.2 s (AnswerDotAI/fsdp_qlora 05ed9f2, benchmarks_03_2024.md), 4 times."""
 BASE_BYTES = {"auto": 2.0, "nf4": (4 + 32 / 64) / 8, "nf4-double": (4 + 8 / 64 + 32 / (64 * 256)) / 8, "int8": 1.0}
 """Bytes of a frozen weight of a block, with its share of the scales."""
 _EXPERT_LAUNCHES = 110.0
@@ -244,7 +249,9 @@ def _state(by: Profile, model: Shape, o: StackOptions) -> Profile:
         new = replace(new, shard_bytes=0.0, accumulated_bytes=0.0, idle_bytes=0.0)
         new = replace(new, adapter_state_bytes=moments + master)
         if o.base != "auto":  # read, and written as 16 bits, each time that a product needs it
-            new = replace(new, dequantised_bytes=base + 2.0, parameter_bytes=weight)  # gathered as they are stored
+            slow = _TABLE_LOOKUPS if o.base.startswith("nf4") else 1.0
+            new = replace(new, dequantised_bytes=slow * (base + 2.0))
+            new = replace(new, parameter_bytes=weight)  # gathered as they are stored
     if o.reference.startswith("copy"):  # whole below level 3
         more = new.parameter_bytes
         here = 0.0 if o.parameter_offload else more

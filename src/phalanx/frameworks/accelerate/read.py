@@ -4,6 +4,7 @@ utils/dataclasses.py, parallelism_config.py)."""
 from typing import Any
 
 from phalanx.frameworks.configuration import (
+    ALL_BLOCKS,
     Config,
     Configuration,
     Keys,
@@ -69,6 +70,12 @@ def sharding(keys: Keys, table: str = "fsdp_config") -> tuple[int | None, dict[s
     again = truth(of("activation_checkpointing", "strategy.recompute"))
     recompute = None if again is None else "full" if again else "none"
     return zero, {"param": device, "optimizer": device}, recompute
+
+
+def checkpointed_to_host(keys: Keys, table: str = "fsdp_config") -> dict[str, Any]:
+    """Return the option of checkpoints that are kept on the host (huggingface/accelerate pull 4175)."""
+    names = (f"{table}.fsdp_activation_checkpointing_offload", f"{table}.activation_checkpointing_offload")
+    return {"activation_offload": ALL_BLOCKS} if keys.truth(names, "options.activation_offload") else {}
 
 
 _ATTENTION = ATTENTION | {"disabled": "unfused", "fa2": "flash2", "fa3": "flash3"}
@@ -192,7 +199,7 @@ def read(config: Config, world: int | None = None) -> Configuration:
             steps = engine.count("gradient_accumulation_steps", "accumulation")
     elif fsdp:
         zero, offload, recompute = sharding(keys)
-        units = wrapping(keys, by_default="TRANSFORMER_BASED_WRAP" if axolotl else "")
+        units = wrapping(keys, by_default="TRANSFORMER_BASED_WRAP" if axolotl else "") | checkpointed_to_host(keys)
         keys.take("fsdp", "stack")
     elif plain:
         zero = 0

@@ -110,6 +110,7 @@ def read(config: Config, world: int | None = None) -> Configuration:
     if launched is not None:
         world = world or launched.layout.world
     tp = cp = 1
+    ring = False  # where accelerate's context parallelism is one; DeepSpeed's exchanges heads
     options: dict[str, Any] = {}
     fields: dict[str, Any] = {}
     shard: int | None = None
@@ -156,6 +157,7 @@ def read(config: Config, world: int | None = None) -> Configuration:
         zero, shard = s.zero, s.shard
         offload = None if s.offload is None else dict(s.offload)
         tp, cp = s.tp or 1, s.cp or 1
+        ring = stack == "accelerate"
         type_, again = type_ or s.precision, again or s.recompute == "full"
         steps = steps if f"{at}gradient_accumulation_steps" in keys.understood else s.accumulation or steps
     else:
@@ -204,7 +206,7 @@ def read(config: Config, world: int | None = None) -> Configuration:
         dp=replicas,
         tp=tp if tp > 1 else None,
         cp=cp if cp > 1 else None,
-        ulysses=cp,
+        ulysses=1 if ring else cp,
         shard=shard,
         zero=zero,
         micro_batch=micro,

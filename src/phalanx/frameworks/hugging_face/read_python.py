@@ -12,6 +12,9 @@ _ARGUMENTS = (
 )
 _PREFERENCES = ("dpo", "kto", "orpo", "cpo", "reward")
 _LORA = ("LoraConfig", "get_peft_model")
+_PREPARED = ("prepare_model_for_kbit_training", "prepare_model_for_int8_training")
+"""Of peft, which has every block recomputed unless use_gradient_checkpointing is false (huggingface/peft
+src/peft/utils/other.py)."""
 _LOADED = ("from_pretrained", "from_config")
 _UNSLOTH = re.compile(r"Fast\w*Model")
 """Classes of unsloth that load models."""
@@ -40,6 +43,8 @@ def tables(file: PythonFile) -> dict[str, Any] | None:
 def _adapters(program: FollowedProgram) -> dict[str, Any]:
     """Return adapters as TRL's flags have them."""
     args: dict[str, Any] = {}
+    if any(item.fields.get("use_gradient_checkpointing", True) is True for item in program.named(*_PREPARED)):
+        args["gradient_checkpointing"] = True
     for item in program.named(*_LORA):
         rank = item.fields.get("r")
         if item.last == "LoraConfig" or rank is not None:
