@@ -387,3 +387,21 @@ def test_conditions_are_named_by_the_option_that_gave_them(tmp_path: Path) -> No
 def test_a_misspelt_model_is_answered_with_the_options_that_were_meant(tmp_path: Path) -> None:
     words = ("--modle", "llama3-8b", "--cluster", "dgx-h100", "--gpus", "8")
     assert "did you mean --model" in error_of(tmp_path, "plan", *words)
+
+
+_SIZES = 'family = "gpt2"\nvocab = 256\nhidden = 64\nlayers = 4\nheads = 4\nffn = 256\nmax_seq = 512\n'
+
+
+def test_a_model_is_a_preset_a_config_its_folder_or_toml(tmp_path: Path) -> None:
+    """A folder that has the name of a preset hides it nowhere; a wrong file gets one line."""
+    (tmp_path / "m.toml").write_text(f"[model]\n{_SIZES}")
+    (tmp_path / "sizes.toml").write_text(_SIZES)
+    (tmp_path / "llama3-8b").mkdir()
+    (tmp_path / "wrong.toml").write_text("[model]\nhiden = 64\n")
+    shown = {name: json_of(tmp_path, "presets", "models", name, "--json") for name in ("m.toml", "sizes.toml")}
+    assert shown["m.toml"]["parameters"] == shown["sizes.toml"]["parameters"]
+    words = ("--cluster", "dgx-h100", "--gpus", "8", "--batch", "8", "--seq", "256", "--strategy", "tp=2")
+    for name in ("m.toml", "llama3-8b"):
+        assert json_of(tmp_path, "predict", "--model", name, *words, "--json")["fits"]
+    assert "did you mean hidden?" in error_of(tmp_path, "predict", "--model", "wrong.toml", *words)
+    assert "no such file" in error_of(tmp_path, "predict", "--model", "absent.toml", *words)

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from phalanx.answers.answer import Answer, plain
+from phalanx.planning.lookup import model_named
 from phalanx.planning.tables.switch_levels import sheet as switch_levels
 from phalanx.spec.cluster.presets import PRESETS as CLUSTERS
 from phalanx.spec.cluster.presets import preset
@@ -74,9 +75,8 @@ def models() -> PresetModels:
 
 
 def model(name: str) -> ModelShape:
-    """Return a model by its preset's name, its config.json, or the folder of one. Raises InputError."""
-    config = str(Path(name) / "config.json") if name not in MODELS and Path(name).is_dir() else name
-    spec, notes = make_model({"config" if config.endswith(".json") else "preset": config}, Path())
+    """Return a model by its preset's name, its config.json, the folder of one, or TOML. Raises InputError."""
+    spec, notes = model_named(name)
     roles: Counter[str] = Counter()
     for p in parameters(spec):
         roles[p.role] += p.numel

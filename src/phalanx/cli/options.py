@@ -34,7 +34,7 @@ source FILE...: A plan written by `phalanx plan`, a run's folder, or another fra
     that belong to it; without one, name the model, the cluster and the rest with options.
 --strategy LINE: Strategy, such as tp=8,zero=1: replaces that of a job file or a plan; dp takes the other GPUs. Of
     a search with --model: fields to keep: tp=8,pp=*.
---model NAME|config.json: Model: a preset or a Hugging Face config.json.
+--model NAME|FILE: Model: a preset, a config.json or TOML.
 --cluster NAME|FILE.toml: Cluster: of `phalanx presets clusters`, a chip (h100) or a TOML file.
 --gpus: Number of GPUs.
 --batch: Global batch: sequences per step, over all GPUs.

@@ -9,7 +9,7 @@ from phalanx.cli.output import Printed, Saved
 def of_models(output: Printed, name: str | None = None) -> None:
     """List the model presets, or show one model's shape and parameters.
 
-    name NAME|PATH: Show this model alone: a preset, a Hugging Face config.json, or a folder that holds one.
+    name NAME|PATH: Show this model alone: a preset, a config.json, its folder, or TOML.
     """
     from phalanx.answers.presets import model, models
 

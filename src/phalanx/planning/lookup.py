@@ -11,12 +11,14 @@ from phalanx.spec.cluster.calibration import Calibration
 from phalanx.spec.cluster.chips import BRIDGE_LINK, BRIDGE_LINKS, CHIPS
 from phalanx.spec.cluster.presets import LikePreset, preset
 from phalanx.spec.cluster.spec import LARGEST_HOST, ClusterSpec
+from phalanx.spec.documents import read_toml
 from phalanx.spec.errors import InputError, nearest
 from phalanx.spec.files import job_file
 from phalanx.spec.files.cluster_toml import calibration_table, cluster_from_toml
 from phalanx.spec.files.job_file import build, make_model
 from phalanx.spec.files.plan import Plan
 from phalanx.spec.job import Job, Precision
+from phalanx.spec.model.presets import PRESETS as MODELS
 from phalanx.spec.model.spec import MODEL_FIELDS, ModelSpec
 
 _MOST = {"gpus": 10**7, "batch": 10**9}
@@ -27,16 +29,20 @@ _FASTEST_NIC = 100e9
 
 
 def model_named(name: str) -> tuple[ModelSpec, list[str]]:
-    """Load a model by preset name, Hugging Face config.json or folder with one; return it with notes for the user.
+    """Load a model by preset name, Hugging Face config.json or folder with one, or a TOML file with a table [model];
+    return it with notes for the user.
 
     Raises InputError for an unknown name or an unusable file."""
     path = Path(name)
     try:
-        folder = path.is_dir()
+        folder = name not in MODELS and path.is_dir()
     except OSError:  # too long for a path
         folder = False
     if folder:
         name = str(path / "config.json")
+    if name.lower().endswith(".toml"):
+        content = read_toml(path, "model")
+        return make_model(content.get("model", content), path.parent)
     return make_model({"config" if name.endswith(".json") else "preset": name}, Path())
 
 
