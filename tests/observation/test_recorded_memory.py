@@ -1,4 +1,4 @@
-"""Lives of storages and groups of ranks as plain data: sums over drawn lives, and the names of groups."""
+"""Lives of storages, groups of ranks and waits of the host as plain data: sums over drawn ones, and names."""
 
 from __future__ import annotations
 
@@ -10,11 +10,14 @@ from typing import Any
 import numpy as np
 import pytest
 
+from phalanx.observation.fake.device import FakeCuda
+from phalanx.observation.program.run import _operation
 from phalanx.observation.recorder.models import ModelNames
 from phalanx.observation.recorder.position import ModuleCall, _Span
 from phalanx.observation.recorder.repetition import LIVES, Life
 from phalanx.observation.recorder.step import GATHERED, GRADIENTS, PARAMETERS, STATE, StepRecord
 from phalanx.observation.recorder.summary import GroupNames, StepMemory
+from phalanx.observation.trainer.step import _of_whole_step
 from phalanx.schedule.observation import STAY_GATHERED, Site
 
 
@@ -132,3 +135,41 @@ def test_a_node_belongs_to_the_call_during_which_its_number_was_given(seed: int)
         begun = [start for start in calls if start <= number]
         assert span.at(number) == (calls[max(begun)] if begun else None)
     assert len(span.starts) == len(calls)
+
+
+@pytest.mark.parametrize("live", [0, 3 * 2**30])
+def test_a_fake_gpu_has_as_much_free_as_its_program_leaves(live: int) -> None:
+    gpu = FakeCuda()
+    gpu.live = lambda: live
+    free, whole = gpu.mem_get_info()
+    assert free + gpu.memory_allocated() == whole == gpu.get_device_properties().total_memory
+    assert gpu.memory_allocated() == live
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_a_step_waits_as_often_as_all_of_its_micro_batches(seed: int) -> None:
+    """Where some are not executed, the last one of the others represents them."""
+    draw = np.random.default_rng(seed)
+    count, ran = int(draw.integers(4, 12)), int(draw.integers(1, 4))
+    own = [{line: int(draw.integers(0, 3)) for line in ("a.py:1", "b.py:2")} for _ in range(ran)]
+    waits = [*own, *[own[-1]] * (count - ran)]
+    once = {(None, "a.py:1"): 4}
+
+    def reads(executed: list[dict[str, int]]) -> Counter[tuple[int | None, str]]:
+        return Counter({(i, line): n for i, lines in enumerate(executed) for line, n in lines.items()} | once)
+
+    in_full = _of_whole_step(reads(waits), count, count, count)
+    assert _of_whole_step(reads(own), ran, count, ran) == in_full
+    assert in_full["a.py:1"] == 4 + sum(lines["a.py:1"] for lines in waits)
+
+
+@pytest.mark.parametrize(
+    ("message", "said"),
+    [
+        ("aten::nonzero needs values", ("aten", "nonzero")),
+        ("'aten.item.default' of a fake tensor", ("aten", "item")),
+        ("no operation\nis named", ("no operation",)),
+    ],
+)
+def test_an_error_names_its_operation_or_its_first_line(message: str, said: tuple[str, ...]) -> None:
+    assert _operation(message) == said

@@ -11,6 +11,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 from support.fuzz import listings
 from support.in_process_cli import json_of, phalanx, text_of
@@ -25,7 +26,7 @@ from phalanx.report.measured import run_page
 from phalanx.report.measured.diagnosis import view
 from phalanx.report.pictures.figure import Lines, Timeline
 from phalanx.report.style import size, written
-from phalanx.report.validate import overall
+from phalanx.report.validate import collectives, overall, worst_sweeps
 from phalanx.report.view import View
 from phalanx.schedule.observation import Allocation, Observation, RankObservation
 from phalanx.schedule.observation_file import from_json
@@ -386,3 +387,33 @@ def test_a_whole_training_is_as_many_steps_and_gpu_hours_as_its_answer_has(tmp_p
     (found,) = re.findall(r"whole training .*? ([\d,]+) steps, .*?: ([\d,.]+) GPU-hours", " ".join(shown.split()))
     assert int(found[0].replace(",", "")) == round(training["steps"])
     assert float(found[1].replace(",", "")) == pytest.approx(training["gpu_hours"], rel=5e-3)
+
+
+def test_errors_of_validation_are_shares_and_the_worst_and_the_most_stand_first() -> None:
+    draw = np.random.default_rng(1)
+    errors = [{"n": n, "median": 2.0 * n, "p90": 3.0 * n, "bias": -n} for n in range(4)]
+    by_chip = {"A": {"op": errors[1], "none": errors[0]}, "B": {"op": errors[2]}}
+    refused = {"few": 1, "most": 9, "some": 4}
+    table, left = collectives(
+        SimpleNamespace(scores={"by_chip": by_chip, "all": errors[3], "refused": refused})  # type: ignore[arg-type]
+    ).parts
+    assert isinstance(table, Sheet)
+    assert isinstance(left, Sheet)
+    assert [row[:3] for row in table.rows] == [("A", "op", 1), ("B", "op", 2), ("all of them", "", 3)]
+    assert [row[3:] for row in table.rows] == [(0.02 * n, pytest.approx(0.03 * n), -n / 100) for n in (1, 2, 3)]
+    assert list(left.rows) == [("most", 9), ("some", 4), ("few", 1)]
+    none = {"by_chip": {"A": {"op": errors[0]}}, "all": errors[0], "refused": {}}
+    assert collectives(SimpleNamespace(scores=none)).parts == ["none of these rows can be predicted"]  # type: ignore[arg-type]
+    regrets = draw.random(8).tolist()
+    sweeps = [
+        {"question": f"q{i}", "strategies": 9, "spearman": 0.5, "regret": regret, "chosen": "tp=2,pp=2" * (i > 3)}
+        | {"chosen_out_of_memory": i % 2 == 1}
+        for i, regret in enumerate(regrets)
+    ]
+    rows = worst_sweeps({"sweeps": {"each": {"cluster": sweeps}}}).rows
+    assert [row[3] for row in rows] == sorted(regrets, reverse=True)[:5]
+    for question, *_, chosen in rows:
+        i = int(str(question)[1:])
+        assert str(chosen).startswith("tp=2, pp=2") == (i > 3)
+        assert ("ran out of memory" in str(chosen)) == (i % 2 == 1)
+        assert (chosen == "none") == (i < 4 and i % 2 == 0)
