@@ -537,6 +537,46 @@ def test_nodes_that_jobs_have_or_that_take_none_are_not_free(tmp_path: Path) -> 
         free_gpus.read(file, preset("dgx-h100", 5))
 
 
+_UNTRACKED = "CfgTRES=cpu=192,mem=800G,billing=192"
+_TRACKED = f"{_UNTRACKED},gres/gpu=8"
+
+
+@pytest.mark.parametrize(
+    ("state", "cpus", "configured", "allocated", "free"),
+    [
+        ("ALLOCATED", 192, _UNTRACKED, "cpu=192,mem=800G,billing=192", 0),
+        ("ALLOCATED", 192, _TRACKED, "", 0),
+        ("ALLOCATED", 192, _TRACKED, "cpu=192,mem=800G,gres/gpu=4", 0),  # no CPU is left for the other four
+        ("ALLOCATED+DRAIN", 192, _UNTRACKED, "cpu=192", 0),
+        ("ALLOCATED+CLOUD", 192, _UNTRACKED, "cpu=192", 0),
+        ("MIXED", 192, _UNTRACKED, "", 0),
+        ("MIXED", 96, _UNTRACKED, "cpu=96", None),
+        ("MIXED", 96, _TRACKED, "", None),
+        ("MIXED", 96, _TRACKED, "cpu=96", 8),  # GPUs are counted, and jobs have none
+        ("MIXED+CLOUD", 96, _UNTRACKED, "cpu=96 GresUsed=gpu:h100:2(IDX:0-1)", 6),
+        ("MIXED+DRAIN", 96, _UNTRACKED, "cpu=96", 0),
+        ("IDLE", 96, _UNTRACKED, "cpu=96", None),
+        ("IDLE", 0, _UNTRACKED, "", 8),
+        ("IDLE+COMPLETING", 0, _UNTRACKED, "", None),
+        ("IDLE+RESERVED", 0, _TRACKED, "", 0),
+        ("IDLE+CLOUD+POWERED_DOWN", 0, _TRACKED, "", 8),
+        ("IDLE+CLOUD+POWERING_DOWN", 0, _TRACKED, "", 0),
+    ],
+)
+def test_a_state_says_what_is_free_where_slurm_does_not_count_gpus(
+    state: str, cpus: int, configured: str, allocated: str, free: int | None
+) -> None:
+    """Slurm counts GPUs of jobs only under AccountingStorageTRES=gres/gpu; sinfo's short states say the same."""
+    record = f"NodeName=g1 CPUAlloc={cpus} CPUTot=192\n   Gres=gpu:h100:8\n   State={state} ThreadsPerCore=1\n"
+    (node,) = reading.nodes_of(f"{record}   {configured}\n   AllocTRES={allocated}\n", "t")
+    assert node.open == free
+
+
+def test_an_allocated_node_has_no_gpu_to_give_in_sinfo_either() -> None:
+    rows = "NODELIST GRES GRES_USED STATE\ng1 gpu:8 gpu:4(IDX:0-3) alloc\ng2 gpu:8 gpu:4(IDX:0-3) mix\n"
+    assert [node.open for node in reading.nodes_of(rows, "t")] == [0, 4]
+
+
 _SINFO = {
     "default": "PARTITION AVAIL TIMELIMIT NODES STATE NODELIST\n"
     "h100* up 1-00:00:00 2 drng@ n[1,6]\nh100* up 1-00:00:00 1 mix n2\nh100* up 1-00:00:00 2 idle n[3-4]\n"

@@ -12,6 +12,9 @@
 States are named in scontrol(1) and sinfo(1), joined by `+` in the one, short or with a sign behind them in the other:
 `*` a node that does not respond, `$` a reservation for maintenance, `@` and `^` a reboot, `!` and `%` one that is
 powered down; `~` and `#` are powered up for a job, `-` is planned for one.
+
+AllocTRES counts GPUs only where slurm.conf's AccountingStorageTRES tracks gres/gpu, and CfgTRES has them there;
+elsewhere the state says what can be said. An allocated node has no CPU left, so that no job gets its GPUs.
 """
 
 import re
@@ -21,7 +24,9 @@ from phalanx.shared_cluster.topology.hostlist import expand, require_host_name
 from phalanx.shared_cluster.topology.scheduled_nodes import ALL, ScheduledNode
 from phalanx.spec.errors import InputError
 
-_TAKES_JOBS = frozenset(("IDLE", "MIXED", "ALLOCATED", "COMPLETING", "PLANNED", "CLOUD", "DYNAMIC_NORM"))
+_TAKES_JOBS = frozenset(
+    ["IDLE", "MIXED", "ALLOCATED", "COMPLETING", "PLANNED", "CLOUD", "DYNAMIC_NORM", "POWERED_DOWN", "POWERING_UP"]
+)
 _SHORT = {"MIX": "MIXED", "ALLOC": "ALLOCATED", "COMP": "COMPLETING", "PLND": "PLANNED"}
 _COUNT = re.compile(r"gpu(?::[\w.-]+)?:(\d{1,4})(?![\w.-])")
 _USED = re.compile(r"gpu[^,(]*\(IDX:([\d,-]+)\)")
@@ -48,10 +53,30 @@ def scontrol_nodes(text: str, file: str) -> list[ScheduledNode]:
 
 def _node(name: str, record: str) -> ScheduledNode:
     fields = {key: value for key, value in re.findall(r"(?:^|\s)([A-Za-z]+)=(\S*)", record)}
-    gpus = _gpus(fields.get("Gres", "")) or _tres(fields.get("CfgTRES", ""))
-    used, which = _tres(fields.get("AllocTRES", "")), _which(fields.get("GresUsed", ""))
-    state = fields.get("State", "UNKNOWN")
-    return ScheduledNode(name, _closed(state), gpus, used, which if len(which) == used else None)
+    configured, allocated = fields.get("CfgTRES", ""), fields.get("AllocTRES", "")
+    gpus, which = _gpus(fields.get("Gres", "")) or _tres(configured), _which(fields.get("GresUsed", ""))
+    used = None
+    if _COUNT.search(fields.get("GresUsed", "")):
+        used = _gpus(fields["GresUsed"])
+    elif "gres/gpu" in allocated or (allocated and "gres/gpu" in configured):
+        used = _tres(allocated)
+    state, cpus = fields.get("State", "UNKNOWN"), fields.get("CPUAlloc", "0")
+    said = _engaged(state)
+    if cpus != "0":
+        said = ALL if cpus == fields.get("CPUTot") else said or None
+    return _scheduled(name, state, said, gpus, used, which)
+
+
+def _scheduled(
+    name: str, state: str, said: int | None, gpus: int | None, used: int | None, which: frozenset[int]
+) -> ScheduledNode:
+    """Return a node in a state. `said`: how many of its GPUs jobs have by the state; `used`: by a list; None: not
+    said. A node whose state is that of a full one is closed to jobs where a list has GPUs that none has."""
+    closed = _closed(state)
+    if said == ALL and used is not None and used < (gpus or 0):
+        closed = closed or f"State={state}, so that no CPU is free"
+    used = said if used is None else used
+    return ScheduledNode(name, closed, gpus, used, which if len(which) == used else None)
 
 
 def sinfo_nodes(text: str, file: str) -> list[ScheduledNode]:
@@ -63,12 +88,11 @@ def sinfo_nodes(text: str, file: str) -> list[ScheduledNode]:
     for row in _rows(text, file):
         has_gpus &= "GRES" in row
         gpus = _gpus(row["GRES"]) if "GRES" in row else None
-        listed, which = row.get("GRES_USED", ""), _which(row.get("GRES_USED", ""))
-        used = _gpus(listed) if listed else _engaged(row["STATE"])
+        state, listed = row["STATE"], row.get("GRES_USED", "")
+        used = _gpus(listed) if listed else None
         for name in expand(next(row[key] for key in _NAMES if key in row), file):
             partitions.setdefault(name, set()).add(row.get("PARTITION", "").rstrip("*"))
-            known = which if len(which) == used else None
-            nodes.setdefault(name, ScheduledNode(name, _closed(row["STATE"]), gpus, used, known))
+            nodes.setdefault(name, _scheduled(name, state, _engaged(state), gpus, used, _which(listed)))
     if not has_gpus and not set.intersection(*partitions.values()):
         reason = "lists nodes of several partitions, and not which of them have GPUs"
         raise InputError(file, None, reason, f"name one with sinfo -p; {REMEDY}")
@@ -94,6 +118,8 @@ def _rows(text: str, file: str) -> Iterator[dict[str, str]]:
 def _engaged(state: str) -> int | None:
     """Return how many GPUs jobs have of a node in a state: none, all, or as many as is not said."""
     bare = _bare(state)
+    if "COMPLETING" in state.upper() and bare != "ALLOCATED":
+        return None
     return 0 if bare in ("IDLE", "PLANNED") else ALL if bare == "ALLOCATED" else None
 
 
