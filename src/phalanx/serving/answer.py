@@ -13,7 +13,7 @@ from phalanx.serving.cost.layout import ServingLayout
 from phalanx.serving.cost.roofline import ServingPrice
 from phalanx.serving.cost.step import state_bytes
 from phalanx.serving.launch import dynamo, sglang, trtllm, vllm
-from phalanx.serving.launch.arguments import refused
+from phalanx.serving.launch.arguments import published, refused
 from phalanx.serving.launch.parts import Launch
 from phalanx.serving.likely import LikelyRange, likely
 from phalanx.serving.lines.reading import STOPS, LinesRead, read
@@ -212,9 +212,12 @@ def cache_of(answered: ServingAnswer) -> tuple[float, float, int]:
 
 
 def memory_words(copy: Copy) -> str:
-    """Say what weights and cache have of a GPU, and whether that is the engine's default."""
-    room = copy.pricing.room(copy.layout)
-    return room + (", by the engine's default: --memory for another" if copy.question.memory_share is None else "")
+    """Say what weights and cache have of a GPU, and whether that is the engine's default, and of which release."""
+    room, q = copy.pricing.room(copy.layout), copy.question
+    if q.memory_share is not None:
+        return room
+    release = f"{q.engine.title} {published(q.engine.name).version}"
+    return f"{room}, by the default of {release}: --memory for another"
 
 
 def _limits(q: ServingQuestion) -> LatencyLimits:

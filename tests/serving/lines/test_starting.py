@@ -9,6 +9,7 @@ import pytest
 from support.in_process_cli import phalanx
 
 from phalanx.serving.answer import serve_plan
+from phalanx.serving.launch.arguments import published
 
 _MOE = "vllm serve Qwen/Qwen3-30B-A3B -dp 2 --enable-expert-parallel --max-model-len"
 _LOAD = ["--input", "1024", "--output", "8", "--requests", "4"]
@@ -39,7 +40,7 @@ def test_without_a_load_the_cache_and_the_longest_request_are_said(tmp_path: Pat
     said = "".join(rest)
     assert "the longest request of 8,192 tokens fits" in said
     assert "92% of 79.6 GiB" in said
-    assert "by the engine's default" in said
+    assert f"by the default of vLLM {published('vllm').version}" in said
     room = json.loads(phalanx(tmp_path, *_ASK, "--json")[1])
     assert f"{room['cache_tokens']:,} tokens in each of 2 attention replicas, {2 * room['cache_tokens']:,}" in said
     loaded = serve_plan(source=[tmp_path / "run.sh"], cluster="dgx-h100", input=8191, output=1, requests=2)
@@ -58,3 +59,15 @@ def test_a_benchmark_of_a_file_still_needs_its_lengths(tmp_path: Path) -> None:
     (tmp_path / "run.sh").write_text(f"{_MOE} 8192 &\n{bench}\n")
     code, _, err = phalanx(tmp_path, *_ASK)
     assert (code, "the lengths of custom are not in the line" in err) == (2, True)
+
+
+def test_attention_groups_of_a_neighbour_share_a_step_of_prompts(tmp_path: Path) -> None:
+    """SGLang's chunked_prefill_size is of all groups: with a whole one for each, its own rule left no room for
+    weights (16 % of a GPU), though the same server by its own line starts."""
+    launched = "python3 -m sglang.launch_server --model deepseek-ai/DeepSeek-V3 --tp 8"
+    (tmp_path / "run.sh").write_text(f"{launched}\n")
+    ask = dict(source=[tmp_path / "run.sh"], cluster="dgx-h200", input=128, output=16, requests=8)
+    neighbours = {n.change: n for n in serve_plan(**ask).neighbours}
+    assert neighbours["attention data parallelism"].candidate is not None
+    (tmp_path / "run.sh").write_text(f"{launched} --enable-dp-attention --dp-size 8\n")
+    assert serve_plan(**ask).plan.workers[0].attention_dp == 8

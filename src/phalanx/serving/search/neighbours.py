@@ -74,13 +74,24 @@ def neighbours(search: Search, answer: ServingAnswer) -> list[ServingNeighbour]:
     return out
 
 
+def _with_tokens_of(search: Search, own: ServingLayout, other: ServingLayout) -> Search:
+    """Return a search in which a layout has the step of prompts that this one has: SGLang's `chunked_prefill_size` is
+    of all attention groups together, so that each of more groups has less of it."""
+    q = search.q
+    if q.engine.name != "sglang" or q.step_tokens is None or own.attention_dp == other.attention_dp:
+        return search
+    each = max(1, q.step_tokens * own.attention_dp // other.attention_dp)
+    return Search(replace(q, step_tokens=each, chunks=(each,)))
+
+
 def _others(
     search: Search, best: ServingCandidate, weights: str, layout: ServingLayout
 ) -> list[ServingCandidate] | str:
     """Return candidates with copies of another layout or type of weights in place of the best's workers, or of its
     decode workers, if it has others to prefill; or why there is none."""
-    q, apart = search.q, len(best.groups) > 1
-    before = best.groups[0].layout
+    apart, before = len(best.groups) > 1, best.groups[0].layout
+    search = _with_tokens_of(search, best.groups[-1].layout, layout)
+    q = search.q
     if reason := illegal(q.model, layout, q.engine, q.block_of(weights)):
         return reason
     if layout.gpus + (before.gpus if apart else 0) > q.gpus:
