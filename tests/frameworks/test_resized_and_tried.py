@@ -182,3 +182,17 @@ def test_weights_that_ms_swift_converted_name_their_model(tmp_path: Path) -> Non
     out = text_of(tmp_path, "plan --from run.sh --cluster pcie-rtx4090")
     assert "pipeline_model_parallel_size" in out
     assert "model.pipeline" not in out
+
+
+def test_a_stage_of_training_is_not_the_stage_of_zero(tmp_path: Path) -> None:
+    """LLaMA-Factory's `stage: sft` has the last name of DeepSpeed's zero_optimization.stage."""
+    (tmp_path / "lora.yaml").write_text(
+        "model_name_or_path: meta-llama/Meta-Llama-3-8B\nstage: sft\nfinetuning_type: lora\nlora_target: all\n"
+        "deepspeed: ds_z3.json\ncutoff_len: 8000\nper_device_train_batch_size: 1\n"
+        "gradient_accumulation_steps: 8\nbf16: true\n"
+    )
+    (tmp_path / "ds_z3.json").write_text(json.dumps({"zero_optimization": {"stage": 3}, "bf16": {"enabled": "auto"}}))
+    answer = json_of(tmp_path, "plan --from lora.yaml --cluster pcie-l40s --gpus 4 --json")
+    keys = {setting["key"] for change in answer["changes"] for setting in change["settings"]}
+    assert "deepspeed_json.zero_optimization.stage" in keys
+    assert "stage" not in keys

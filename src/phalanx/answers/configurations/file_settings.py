@@ -7,6 +7,7 @@ changes are named by the options of its row (frameworks/).
 import json
 from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import Any
 
 from phalanx.answers.configurations.export import TARGETS
@@ -74,16 +75,24 @@ class FileSettings:
 
     def __init__(self, reading: Reading, q: Question) -> None:
         self.q, self.c = q, reading.configuration
-        self.own: dict[str, tuple[str, str]] = {}
-        """Plain name of a key -> (the key as in the file, its value)."""
+        self.places: dict[str, list[tuple[str, tuple[str, str]]]] = {}
+        """Plain name of a key -> (its path, (the key as in the file, its value)), of each place that has it."""
         self.first: dict[str, str] = {}
         """The settings of the file's own strategy."""
         self.again: dict[str, list[tuple[str, str]]] = {}
         """Where files that belong together say the same number once more, by the plain name of its key."""
         for path, value in _leaves(reading.config):
             place = (shown(path), _text(value))
-            if self.own.setdefault(plain(path), place) != place and place[1].isdigit():
+            alike = self.places.setdefault(plain(path), [])
+            if alike and alike[0][1] != place and place[1].isdigit():
                 self.again.setdefault(plain(path), []).append(place)
+            alike.append((path, place))
+
+    def _own(self, key: str) -> tuple[str, str] | None:
+        """Return a setting's key as in the file, and its value: of several with its last name, the one whose tables
+        have the same names too. None where the file has none."""
+        alike = self.places.get(plain(key), ())
+        return max(alike, key=lambda place: _names_shared(place[0], key))[1] if alike else None
 
     def of(self, x: FileState) -> dict[str, str] | None:
         """Return every setting of a strategy; None where the stack has no export, or cannot express it."""
@@ -131,9 +140,7 @@ class FileSettings:
                 or plain(key) in said
             ):
                 continue
-            name, own = (
-                self.own.get(plain(key)) or self._earlier(name, old, new) or (self._spelt(key.lstrip("-")), "")
-            )
+            name, own = self._own(key) or self._earlier(name, old, new) or (self._spelt(key.lstrip("-")), "")
             if own == "auto" or (not own and key not in new):  # follows another setting; is not in the file
                 continue
             spelt = f"--{name}" if key.startswith("--") else name
@@ -143,13 +150,15 @@ class FileSettings:
         result += self._left_over(old, new, {n: value for n, value in changed.items() if n not in own_words})
         for edit in tuple(result):
             others = self.again.get(plain(edit.key), ())
-            result += [Edit(key, value, edit.new) for key, value in others if value == self.own[plain(edit.key)][1]]
+            result += [
+                Edit(key, value, edit.new) for key, value in others if value == (self._own(edit.key) or ("", ""))[1]
+            ]
         return tuple(dict.fromkeys(result))
 
     def resized(self, after: FileState) -> tuple[Edit, ...]:
         """Return the edits of an ep that does not divide the ranks on which the file is planned."""
         paths, new = self._own_paths("strategy.ep"), str(after.strategy.ep)
-        places = ((path, *self.own.get(plain(path), (shown(path), ""))) for path in paths)
+        places = ((path, *(self._own(path) or (shown(path), ""))) for path in paths)
         return tuple(
             Edit(f"--{key}" if path.startswith("args.") else key, old, new)
             for path, key, old in places
@@ -171,7 +180,7 @@ class FileSettings:
             return None
         written = {plain(key) for key in (*old, *new)}
         paths = [path for path in self._own_paths(f"strategy.{field}") if plain(path) not in written]
-        return self.own.get(plain(paths[0])) if len(paths) == 1 else None
+        return self._own(paths[0]) if len(paths) == 1 else None
 
     def _spelt(self, key: str) -> str:
         """Return a key that the file has not, as it would have it: arguments of a command line have no tables."""
@@ -194,11 +203,11 @@ class FileSettings:
         for name in _OWN.intersection(changed):
             paths = self._own_paths(f"strategy.{name}")
             if name == "recompute" and changed[name][1] in _WORDS:
-                said = [path for path in paths if self.own.get(plain(path), ("", ""))[1] in _WORDS]
+                said = [path for path in paths if (self._own(path) or ("", ""))[1] in _WORDS]
                 paths = said if len(said) == 1 else paths
             if len(paths) != 1 or plain(paths[0]) in differ or plain(paths[0]) in moved:
                 continue
-            key, value = self.own.get(plain(paths[0]), (shown(paths[0]), ""))
+            key, value = self._own(paths[0]) or (shown(paths[0]), "")
             new = changed[name][1]
             if name == "recompute" and value in _WORDS and new in _WORDS:
                 result[name] = (Edit(key, value, new),)
@@ -214,11 +223,11 @@ class FileSettings:
             again = [
                 p for p, meaning in self.c.understood.items() if meaning == f"strategy.{name}" and p not in paths
             ]
-            engines = (self.own.get(plain(path), (shown(path), "")) for path in again)
+            engines = (self._own(path) or (shown(path), "") for path in again)
             result[name] = (Edit(key, value, new), *(Edit(k, v, new) for k, v in engines if v.isdigit() and v != new))
             steps = self._own_paths("accumulation")
             if name == "micro_batch" and len(steps) == 1:
-                key, value = self.own.get(plain(steps[0]), (shown(steps[0]), ""))
+                key, value = self._own(steps[0]) or (shown(steps[0]), "")
                 count = str(after.strategy.accumulation(self.q.pricing.job))
                 result[name] += (Edit(key, value, count),) if value != count else ()
         return result
@@ -243,9 +252,15 @@ class FileSettings:
         for path, meaning in self.c.understood.items():
             table, _, name = meaning.partition(".")
             if table in ("strategy", "options") and name in changed and plain(path) not in written:
-                key, value = self.own.get(plain(path), (shown(path), ""))
+                key, value = self._own(path) or (shown(path), "")
                 if value not in ("", "auto"):
                     yield Edit(f"--{key}" if path.startswith("args.") else key, value, "")
+
+
+def _names_shared(path: str, key: str) -> int:
+    """Return how many names two dotted paths have in common at their ends."""
+    pairs = zip(reversed(path.split(".")), reversed(key.lstrip("-").split(".")), strict=False)
+    return sum(1 for _ in takewhile(lambda pair: plain(pair[0]) == plain(pair[1]), pairs))
 
 
 def _text(value: Any) -> str:
