@@ -21,7 +21,7 @@ from torch import Tensor
 from torch._dynamo import trace_rules
 
 from phalanx.nn.experts import mlp
-from phalanx.observation.fake.gpu_rules import without_cuda
+from phalanx.observation.fake.gpu_rules import _only_views, without_cuda
 from phalanx.observation.fake.world import fake_gpus
 from phalanx.observation.trainer.step import gpu_device, record_step
 from phalanx.observation.trainer.verify import verify
@@ -41,6 +41,7 @@ EXPERTS = {"count": 4, "top_k": 2, "ffn": 16}
 WITH_EXPERTS = build(ModelSpec, complete({**SIZES, "experts": EXPERTS}), "model")
 SHALLOW = build(ModelSpec, complete({**SIZES, "layers": 1}), "model")
 JOB = Job(4, 8, Precision("bfloat16"))
+aten = torch.ops.aten
 QUICKSTART = Path(__file__).parents[2] / "examples/quickstart.toml"
 
 
@@ -241,6 +242,21 @@ def test_the_table_of_kernels_is_torchs_own() -> None:
         "view",
         "copy_",
     }
+
+
+_TOUCHED: tuple[tuple[Any, tuple[Any, ...]], ...] = (
+    *((aten.view.default, ([6],)), (aten.t.default, ()), (aten.detach.default, ()), (aten.slice.Tensor, (0, 1))),
+    *((aten.expand.default, ([5, 2, 3],)), (aten.add.Tensor, (1.0,)), (aten.clone.default, ())),
+    *((aten.sum.default, ()), (aten.add_.Tensor, (1.0,)), (aten.zero_.default, ())),
+)
+
+
+@pytest.mark.parametrize(("func", "more"), _TOUCHED, ids=[str(func) for func, _ in _TOUCHED])
+def test_views_share_the_memory_that_they_do_not_touch(func: Any, more: tuple[Any, ...]) -> None:
+    x = torch.ones(2, 3)
+    result = func(x, *more)
+    shares = result.untyped_storage().data_ptr() == x.untyped_storage().data_ptr()
+    assert _only_views(func) == (shares and x._version == 0)
 
 
 def _command(folder: Path) -> list[tuple[int, str, str]]:
