@@ -134,3 +134,16 @@ def test_few_gpus_of_a_host_have_its_memory_to_themselves() -> None:
     sent = 6 * _PARAMS / 32e9
     assert update_s(1) - sent == pytest.approx(update_s(8) - sent / 8, rel=0.01)
     assert update_s(16) == pytest.approx(update_s(8) / 2, rel=0.01)
+
+
+def test_a_card_of_other_memory_is_a_line_of_the_clusters_file(tmp_path: Path) -> None:
+    """The same price and need, and another verdict."""
+    asked = ("--gpus", "8", "--strategy", "zero=3,micro_batch=2", "--batch", "64", "--seq", "8192", "--json")
+    answers = {}
+    for gib in (79.6, 141.0, 24.0):
+        (tmp_path / "ours.toml").write_text(f'preset = "dgx-h100"\ngpu_memory_gib = {gib}\n')
+        answers[gib] = json_of(tmp_path, "predict --model llama3-8b --cluster ours.toml", *asked)
+    usable = {gib: answer["usable_bytes"] / 2**30 for gib, answer in answers.items()}
+    assert usable[141.0] - usable[24.0] == pytest.approx(117)
+    assert [answer["fits"] for answer in answers.values()] == [False, True, False]
+    assert len({(answer["step_time_s"], answer["memory_bytes"]) for answer in answers.values()}) == 1

@@ -159,6 +159,8 @@ class LikePreset:
     name: Name | None = None
     host_memory_gib: Annotated[float, Range(1, 1e6)] | None = None
     """GiB of a node's host, for state that is offloaded to it; None: unknown."""
+    gpu_memory_gib: Annotated[float, Range(1, 1e4)] | None = None
+    """GiB of a GPU with the preset's chip and more or less memory, as an H20 of 141 GB; None: the preset's."""
 
     def __post_init__(self) -> None:
         require_ranges(self, "cluster")
@@ -188,7 +190,23 @@ class LikePreset:
             tiers.setdefault(ranks, replace(own, ranks=ranks))
         name = self.name or whole.name
         host = None if self.host_memory_gib is None else int(self.host_memory_gib * GIB)
-        return replace(whole, name=name, ranks_per_node=size, tiers=tuple(tiers.values()), host_memory_bytes=host)
+        device = whole.device if self.gpu_memory_gib is None else _of_memory(whole.device, self.gpu_memory_gib)
+        return replace(
+            whole,
+            name=name,
+            ranks_per_node=size,
+            device=device,
+            tiers=tuple(tiers.values()),
+            host_memory_bytes=host,
+        )
+
+
+def _of_memory(device: Device, gib: float) -> Device:
+    """Return a device with another size of memory, of which the driver and libraries keep as much."""
+    size = int(gib * GIB)
+    kept = device.memory_bytes - device.usable_bytes
+    source = f"{device.source}; memory as the cluster's file says"
+    return replace(device, memory_bytes=size, usable_bytes=max(size - kept, 1), source=source)
 
 
 def _of_rate(tier: Tier, rate: float) -> Tier:
