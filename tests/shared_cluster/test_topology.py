@@ -528,7 +528,7 @@ def test_nodes_that_jobs_have_or_that_take_none_are_not_free(tmp_path: Path) -> 
     file.write_text(_NODES.format(used=" GresUsed=gpu:h100:4(IDX:0,5-7)"))
     found = free_gpus.read(file, preset("dgx-h100", 5))
     assert found.free.tolist() == [*range(8), 9, 10, 11, 12]
-    assert [note.partition(": ")[2][:2] for note in found.notes] == ["g3", "g4", "g5"]
+    assert [note.partition(": ")[2][:2] for note in found.notes[:-1]] == ["g3", "g4", "g5"]
     file.write_text(_NODES.format(used="").replace("State=IDLE ", "State=MAINT ").replace("MIXED", "RESERVED"))
     with pytest.raises(InputError, match="has no node with GPUs that are known to be free"):
         free_gpus.read(file, preset("dgx-h100", 5))
@@ -603,7 +603,7 @@ def test_a_table_of_sinfo_says_which_nodes_are_free(tmp_path: Path, form: str) -
     assert len(found.free) == 16
     said = "\n".join(found.notes)
     assert "left out: n2: which of their GPUs are free is not said" in said
-    assert ("assumed: n[3-4] have 8 GPUs: the list does not say" in said) == ("|" not in form)
+    assert ("assumed: n[3-4] have 8 GPUs each, 16 in all: the list does not say" in said) == ("|" not in form)
     assert "n5: jobs have" in said
     assert "takes no jobs (State=dr" in said
 
@@ -649,7 +649,7 @@ def test_a_table_of_sinfo_with_the_gpus_in_use(tmp_path: Path) -> None:
     ("table", "reason"),
     [
         ("PARTITION AVAIL TIMELIMIT NODES STATE NODELIST\ncpu up 1 1 idle c1\ngpu up 1 1 idle g1\n",
-         "several partitions, and not which of them have GPUs; name one with sinfo -p"),
+         "several partitions, and not which of them have GPUs; name one with --partition: cpu, gpu"),
         ("PARTITION AVAIL TIMELIMIT NODES(A/I/O/T) NODELIST\ngpu up 1 1/1/0/2 g[1-2]\n",
          "counts the nodes of each state"),
         ("PARTITION AVAIL TIMELIMIT NODES STATE NODELIST\ngpu up 1 1 mix g1\n",
@@ -690,6 +690,72 @@ def test_pods_take_gpus_of_nodes_that_kubectl_describes(tmp_path: Path) -> None:
     out, err = phalanx(tmp_path, "cluster", "read", "nodes.txt")[1:]
     assert "4 hosts: n[1-4]" in out
     assert "n1: jobs have 4 of 8 GPUs" in err
+
+
+_PARTITIONS = """login$ sinfo
+PARTITION AVAIL TIMELIMIT NODES STATE NODELIST
+all*      up    infinite      1 drain n1
+all*      up    infinite      4  idle n[2-3],cpu[1-2]
+...
+gpu       up    infinite      1 drain n1
+gpu       up    infinite      2  idle n[2-3]
+[...]
+"""
+
+
+def test_free_gpus_are_summed_over_nodes_that_take_jobs_by_kind(tmp_path: Path) -> None:
+    rows = (
+        "NODELIST GRES GRES_USED STATE\nn1 gpu:h100:8 gpu:h100:2(IDX:0-1) mix\nn2 gpu:a100:4 gpu:a100:0 idle\n"
+        "n3 gpu:h100:8 gpu:h100:0 drain\nn4 gpu:h100:8 gpu:h100:8(IDX:0-7) alloc\ncpu1 (null) gpu:0 idle\n"
+    )
+    (tmp_path / "rows").write_text(rows)
+    assert "free: 10 of 20 GPUs on 3 nodes that take jobs (h100 6 of 16, a100 4 of 4)" in text_of(
+        tmp_path, "cluster read rows"
+    )
+    counted = json.loads(text_of(tmp_path, "cluster read rows --json"))["free_gpus"]
+    assert [(each["kind"], each["free"]) for each in counted] == [("h100", 6), ("a100", 4)]
+    (tmp_path / "rows").write_text("NODELIST GRES STATE\nn1 gpu:h100:8 mix\nn2 gpu:h100:8 idle\n")
+    said = text_of(tmp_path, "cluster read rows")
+    assert "free: 8 of 8 GPUs on 1 node that takes jobs" in said
+    assert "not in that sum: n1: how many GPUs jobs have is not said: scontrol -d show nodes says it" in said
+
+
+def test_the_nodes_of_a_partition_alone_are_taken(tmp_path: Path) -> None:
+    """Where a table shows no GPUs, how many nodes are taken to have some is said, with the partitions that could."""
+    (tmp_path / "sinfo.txt").write_text(_PARTITIONS)
+    out, err = phalanx(tmp_path, "cluster", "read", "sinfo.txt")[1:]
+    assert "4 of 4 nodes that take jobs are idle; how many GPUs they have is not said" in out
+    assert "line 5 is ...: what it left out is not read" in err
+    assert "line 8 is [...]" in err
+    said = text_of(tmp_path, "cluster read sinfo.txt --partition gpu --like dgx-h100")
+    assert "free: 16 of 16 GPUs (8 each assumed) on 2 nodes that take jobs" in said
+    assert "3 hosts: n[1-3]" in said
+    found = free_gpus.read(tmp_path / "sinfo.txt", preset("dgx-h100", 4))
+    assert any(
+        "8 GPUs each, 32 in all" in n and "--partition takes the nodes of one: all, gpu" in n for n in found.notes
+    )
+    found = free_gpus.read(tmp_path / "sinfo.txt", preset("dgx-h100", 4), partition="gpu")
+    assert found.topology.hosts == ("n1", "n2", "n3")
+    assert found.notes[-1].startswith("free: 16 of 16 GPUs")
+    record = "NodeName=a Gres=gpu:8 State=IDLE Partitions=gpu,long\nNodeName=b Gres=gpu:8 State=IDLE Partitions=dev\n"
+    assert [node.name for node in reading.nodes_of(record, "t", "long")] == ["a"]
+    for text in (record, "NODELIST STATE\nn1 idle\n"):
+        with pytest.raises(InputError, match=r"is not a partition of t; it (has dev, gpu, long|names none)"):
+            reading.nodes_of(text, "t", "gpus")
+
+
+def test_nodes_that_kubectl_describes_in_part_have_no_known_gpus(tmp_path: Path) -> None:
+    text = (
+        _described("n1", 4)
+        .partition("Allocated")[0]
+        .replace("Taints:", "Labels: a=b\n  nvidia.com/gpu.product=H20\nTaints:")
+    )
+    (tmp_path / "nodes.txt").write_text(text)
+    out, err = phalanx(tmp_path, "cluster", "read", "nodes.txt")[1:]
+    assert "n1: how many GPUs jobs have is not said" in err
+    assert "give all that kubectl describe nodes prints: Allocated resources says it" in out
+    assert "scontrol" not in out + err
+    assert reading.nodes_of(text, "t")[0].kind == "H20"
 
 
 @pytest.mark.parametrize(

@@ -107,6 +107,7 @@ def place(
     strategy: str | None = None,
     stack: str | None = None,
     search: bool = True,
+    partition: str | None = None,
     topology: Path | None = None,
     launcher: str | None = None,
     out: Path | None = None,
@@ -122,6 +123,7 @@ def place(
     plan PLAN.json...: Plans, or runs' folders; several are placed at once.
     --free FREE.json: The free GPUs: {"free": {"node0": "0-7", "node[1-3]": "0,2-3"}, ...}; or what scontrol -d show
         nodes, sinfo or kubectl describe nodes prints.
+    --partition NAME: Only nodes of this partition.
     search --search/--no-search: Also look for strategies that suit these GPUs better.
     --topology FILE: Leaf switches: a Slurm topology.conf, or the output of ibnetdiscover.
     launcher --for NAME: Write files for slurm, torchrun or kueue; needs --out.
@@ -145,10 +147,10 @@ def place(
     if several:
         from phalanx.shared_cluster.placement.together import placed_together
 
-        together = placed_together(jobs, free, leaves)
+        together = placed_together(jobs, free, leaves, partition)
         answers: Sequence[PlaceAnswer] = together.answers
     else:
-        answers = [answer(jobs[0], free, leaves, search)]
+        answers = [answer(jobs[0], free, leaves, search, partition)]
     a = answers[0]
     prepared = [launch_files(launcher, o.placed.placement, o.free.unnumbered) if launcher else {} for o in answers]
     for line in a.free.notes:
@@ -208,6 +210,7 @@ def _as_json(a: PlaceAnswer) -> dict[str, Any]:
     t = p.topology
     return {
         "strategy": str(p.strategy),
+        "free_gpus": len(a.free.free),
         "step_time_s": a.placed.seconds,
         "tokens_per_s": a.tokens_per_s,
         "bound_s": a.placed.bound_s,
@@ -233,6 +236,7 @@ def read(
     device: str | None = None,
     nodes: Annotated[int | None, typer.Option(min=1, help="How many hosts like this one the cluster has.")] = None,
     port_gbit: float | None = None,
+    partition: str | None = None,
     slurm: Path | None = None,
     out: Path | None = None,
     json: bool = False,
@@ -246,18 +250,23 @@ def read(
     --like NAME: Preset whose nodes the hosts are like, for switches.
     --device CHIP: The GPUs of the host, such as H100.
     --port-gbit: Gb/s of each of its NICs, for several hosts.
+    --partition NAME: Only nodes of this partition.
     --slurm FILE: Write the switches as a topology.conf.
     --out FILE.toml: Write the cluster, for --cluster.
     """
-    from phalanx.shared_cluster.topology.reading import described, engaged, read_topology, summary
+    from phalanx.shared_cluster.topology import reading
+    from phalanx.shared_cluster.topology.scheduled_nodes import counts, sums
     from phalanx.shared_cluster.topology.slurm import write_topology
+    from phalanx.spec.cluster.presets import preset
     from phalanx.spec.cluster.topology import SwitchTree
     from phalanx.spec.errors import InputError
     from phalanx.spec.files.cluster_toml import to_toml
 
     require_writable("--slurm", slurm)
     require_writable("--out", out)
-    content = read_topology(file)
+    content = reading.read_topology(file, partition=partition)
+    listed, notes = reading.listed(file, partition)
+    size = preset(like, 1).ranks_per_node if like and listed else None
     if slurm:
         if not isinstance(content, SwitchTree):
             raise InputError("--slurm", str(slurm), "nvidia-smi knows one host, and no switches")
@@ -265,14 +274,15 @@ def read(
     if out:
         if nodes is None and not isinstance(content, SwitchTree):
             announce("note: a cluster of this one host is written: --nodes says how many there are")
-        spec = described(content, like, device, nodes or 1, port_gbit, out.stem)
+        spec = reading.described(content, like, device, nodes or 1, port_gbit, out.stem)
         out.write_text(to_toml(spec, f"from {file.name}"))
-    for line in engaged(file):
-        announce(f"note: {line}; the topology has it all the same")
+    for line in notes:
+        announce(f"note: {line}")
     if json:
-        print_json(asdict(content))
+        free = {"free_gpus": [asdict(each) for each in counts(listed, size)]} if listed else {}
+        print_json(asdict(content) | free)
         return
-    for line in summary(content, device, nodes or 1):
+    for line in (*sums(listed, size), *reading.summary(content, device, nodes or 1)):
         print(line)
 
 

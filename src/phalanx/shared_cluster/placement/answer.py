@@ -160,11 +160,16 @@ def job_of_plan(path: Path, line: str | None, stack: str | None) -> PlacedJob:
 
 
 def answer(
-    job: PlacedJob, free: Path, leaves: Mapping[str, Sequence[str]] | None = None, search: bool = True
+    job: PlacedJob,
+    free: Path,
+    leaves: Mapping[str, Sequence[str]] | None = None,
+    search: bool = True,
+    partition: str | None = None,
 ) -> PlaceAnswer:
     """Place a job on the GPUs that the file `free` names; `leaves`: the nodes of each leaf switch, in place of the
-    file's; `search`: also look for better strategies there. Raises InputError."""
-    available = free_gpus.read(free, job.cluster, leaves)
+    file's; `search`: also look for better strategies there; `partition`: of a scheduler's list, only its nodes.
+    Raises InputError."""
+    available = free_gpus.read(free, job.cluster, leaves, partition)
     local = replace(job, cluster=available.cluster)
     if job.strategy.world > len(available.free):
         raise InputError(

@@ -19,7 +19,7 @@ from typing import Any, get_args
 import numpy as np
 
 from phalanx.shared_cluster.topology.hostlist import compress, expand
-from phalanx.shared_cluster.topology.reading import nodes_of
+from phalanx.shared_cluster.topology.reading import cut, nodes_of
 from phalanx.shared_cluster.topology.scheduled_nodes import free_of
 from phalanx.spec.cluster.presets import resized
 from phalanx.spec.cluster.spec import ClusterSpec, Wiring
@@ -43,12 +43,15 @@ class FreeGpus:
     """Nodes of which it is known how many GPUs are free, and not which."""
 
 
-def read(path: Path, cluster: ClusterSpec, leaves: Mapping[str, Sequence[str]] | None = None) -> FreeGpus:
+def read(
+    path: Path, cluster: ClusterSpec, leaves: Mapping[str, Sequence[str]] | None = None, partition: str | None = None
+) -> FreeGpus:
     """Read a file of free GPUs of a cluster with the nodes of `cluster`.
 
-    `leaves`: the nodes of each leaf switch, in place of the file's. Raises InputError.
+    `leaves`: the nodes of each leaf switch, in place of the file's; `partition`: of a scheduler's list, only its
+    nodes. Raises InputError.
     """
-    content, notes, unnumbered = _content(path, cluster, leaves)
+    content, notes, unnumbered = _content(path, cluster, leaves, partition)
     if not isinstance(content, dict) or not isinstance(content.get("free"), dict):
         raise InputError("free", str(path), "has no table `free`", 'write {"free": {"node0": "0-7"}}')
     for key in content:
@@ -92,20 +95,20 @@ def read(path: Path, cluster: ClusterSpec, leaves: Mapping[str, Sequence[str]] |
 
 
 def _content(
-    path: Path, cluster: ClusterSpec, leaves: Mapping[str, Sequence[str]] | None
+    path: Path, cluster: ClusterSpec, leaves: Mapping[str, Sequence[str]] | None, partition: str | None
 ) -> tuple[Any, tuple[str, ...], tuple[str, ...]]:
     """Return what a file of JSON says, or a scheduler's list of nodes, without those that are under none of the
     `leaves`; what is left out or assumed; and nodes of which only the number of free GPUs is known. Raises
     InputError."""
     text = read_text(path, "free")
-    nodes = nodes_of(text, path.name)
+    nodes = nodes_of(text, path.name, partition)
     if not nodes and not text.lstrip().startswith(("{", "[")):
         reason = "is neither a table `free` in JSON nor a list of nodes with its header"
         remedy = "give what scontrol -d show nodes, sinfo or kubectl describe nodes prints"
         raise InputError("free", str(path), reason, f'write {{"free": {{"node0": "0-7"}}}}, or {remedy}')
     if not nodes:
         return read_json(path, "free"), (), ()
-    apart: tuple[str, ...] = ()
+    apart = tuple(cut(text))
     if leaves is not None:
         under = {name for hosts in leaves.values() for name in hosts}
         others = [node.name for node in nodes if node.name not in under]
@@ -113,7 +116,8 @@ def _content(
         if not nodes:
             reason = "lists no node that is under the topology's switches"
             raise InputError("free", path.name, reason, f"it lists {compress(others)[:200]}")
-        apart = (f"left out: {compress(others)}: under none of the topology's switches",) if others else ()
+        if others:
+            apart = (*apart, f"left out: {compress(others)}: under none of the topology's switches")
     size = cluster.ranks_per_node
     listed = free_of(nodes, path.name, size, alike=cluster.tiers[0].ranks >= size)
     names = {"nodes": ",".join(listed.nodes)} if leaves is None else {}

@@ -44,12 +44,15 @@ class JobsPlaced:
 
 
 def placed_together(
-    jobs: Sequence[PlacedJob], free: Path, leaves: Mapping[str, Sequence[str]] | None = None
+    jobs: Sequence[PlacedJob],
+    free: Path,
+    leaves: Mapping[str, Sequence[str]] | None = None,
+    partition: str | None = None,
 ) -> JobsPlaced:
-    """Place several jobs on the GPUs that the file `free` names. Raises InputError for jobs of unlike clusters, and
-    where they have more ranks than GPUs are free."""
+    """Place several jobs on the GPUs that the file `free` names, of a `partition` alone. Raises InputError for jobs
+    of unlike clusters, and where they have more ranks than GPUs are free."""
     require_alike(jobs)
-    available = free_gpus.read(free, jobs[0].cluster, leaves)
+    available = free_gpus.read(free, jobs[0].cluster, leaves, partition)
     world = sum(job.strategy.world for job in jobs)
     if world > len(available.free):
         reason = f"has {len(available.free)} free GPUs, but {len(jobs)} jobs have {world} ranks"

@@ -26,10 +26,13 @@ _BEFORE = re.compile(r"\[[^\]]*\]<\w+>: ?|(>|\d+:|\[[^\]]*\]:?|(\d{4}-\d\d-\d\d 
 """A rank of mpirun, a quotation's mark, a rank, a word in brackets or a time."""
 _TYPED = re.compile(r".{0,80}[$#%] ((sudo )?(scontrol|sinfo|nvidia-smi|rocm-smi|ibnetdiscover|cat)\b.*)?$")
 """A shell's prompt and one of these commands, or none."""
+_CUT = re.compile(r"\s*([\[(<]\s*)?(\.\.\.+|…|snip(ped)?|truncated)(\s*[\])>])?\s*", re.I)
+"""What people write where they leave lines out."""
 
 
-def read_topology(path: Path, field: str = "FILE") -> SwitchTree | GpuTopology:
-    """Read what a scheduler, a fabric or a host's tools print of a topology. Raises InputError about `field`."""
+def read_topology(path: Path, field: str = "FILE", partition: str | None = None) -> SwitchTree | GpuTopology:
+    """Read what a scheduler, a fabric or a host's tools print of a topology; of a list of nodes, only a
+    `partition`'s. Raises InputError about `field`."""
     text = read_text(path, field, _LARGEST)
     if dumps := _dumps(text, field, str(path)):
         if len(set(dumps)) > 1:
@@ -46,7 +49,7 @@ def read_topology(path: Path, field: str = "FILE") -> SwitchTree | GpuTopology:
         return link_matrix.read_matrix(text, path.name)
     if re.search(r"^\s*-\s+topology\s*:", text, re.MULTILINE):
         return slurm.read_yaml(text, path.name)
-    if nodes := nodes_of(text, path.name):
+    if nodes := nodes_of(text, path.name, partition):
         return slurm.of_nodes([node.name for node in nodes], path.name)
     kinds = (
         "Slurm's topology.conf, topology.yaml, scontrol show topology or nodes, sinfo; kubectl describe nodes; "
@@ -55,20 +58,38 @@ def read_topology(path: Path, field: str = "FILE") -> SwitchTree | GpuTopology:
     raise InputError(field, str(path), "is not a topology that Phalanx reads", f"it reads {kinds}")
 
 
-def nodes_of(text: str, file: str) -> list[ScheduledNode]:
-    """Return the nodes that a scheduler lists in a text; none if it is no such list. Raises InputError."""
+def nodes_of(text: str, file: str, partition: str | None = None) -> list[ScheduledNode]:
+    """Return the nodes of a partition, or all, that a scheduler lists in a text; none if it is no such list. Raises
+    InputError."""
     text = _alone(text)
     if re.search(r"^NodeName=", text, re.M):
-        return scontrol_nodes(text, file)
-    if is_kubectl(text):
-        return kubectl_nodes(text, file)
-    return sinfo_nodes(text, file) if is_sinfo(text) else []
+        nodes = scontrol_nodes(text, file)
+    elif is_kubectl(text):
+        nodes = kubectl_nodes(text, file)
+    else:
+        nodes = sinfo_nodes(text, file) if is_sinfo(text) else []
+    return scheduled_nodes.of_partition(nodes, partition, file) if nodes or partition else []
 
 
-def engaged(path: Path) -> list[str]:
-    """Return in words which nodes of a scheduler's list take no jobs, or have GPUs that jobs have: they are part of
-    the topology. Raises InputError."""
-    return list(scheduled_nodes.engaged(nodes_of(read_text(path, "FILE", _LARGEST), path.name)))
+def listed(path: Path, partition: str | None) -> tuple[list[ScheduledNode], list[str]]:
+    """Return the nodes of a partition, or all, in a file that a scheduler lists them in; and in words what it leaves
+    out, which nodes take no jobs and which have GPUs that jobs have. Raises InputError."""
+    text = read_text(path, "FILE", _LARGEST)
+    nodes = nodes_of(text, path.name, partition)
+    states = [f"{line}; the topology has it all the same" for line in scheduled_nodes.engaged(nodes)]
+    return nodes, [*cut(text), *states]
+
+
+def cut(text: str) -> list[str]:
+    """Return a note on each line of a paste that says that something was left out there."""
+    lines = enumerate(text.split("\n"), 1)
+    return [
+        f"line {number} is {line.strip()}: what it left out is not read" for number, line in lines if _is_cut(line)
+    ]
+
+
+def _is_cut(line: str) -> bool:
+    return bool(_CUT.fullmatch(_BEFORE.sub("", line, count=1)) or _CUT.fullmatch(line))
 
 
 def _dumps(text: str, field: str, path: str) -> list[str]:
@@ -87,7 +108,7 @@ def _dumps(text: str, field: str, path: str) -> list[str]:
 def _alone(text: str) -> str:
     """Return a text without the command that printed it, and what a log, a quotation or `srun -l` writes before each
     of its lines."""
-    lines = [line for line in text.split("\n") if not _TYPED.match(line)]
+    lines = [line for line in text.split("\n") if not _TYPED.match(line) and not _is_cut(line)]
     while any(lines) and all(_BEFORE.match(line) for line in lines if line.strip()):
         lines = [_BEFORE.sub("", line, count=1) for line in lines]
     return "\n".join(lines)

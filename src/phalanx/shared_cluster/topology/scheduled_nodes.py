@@ -23,6 +23,11 @@ class ScheduledNode:
     """GPUs that jobs have; None: not said."""
     which: frozenset[int] | None = None
     """Their numbers; None: not said."""
+    kind: str = ""
+    """Which GPUs, in the scheduler's words; empty: not said."""
+    partitions: frozenset[str] = frozenset()
+    remedy: str = "scontrol -d show nodes says it"
+    """What says which GPUs jobs have."""
 
     @property
     def open(self) -> int | None:
@@ -46,8 +51,22 @@ class FreeList:
     """Nodes of which the number of free GPUs is known, and not which."""
 
 
+@dataclass(frozen=True)
+class FreeCount:
+    """GPUs of the nodes of one kind that take jobs and of which it is said how many are free."""
+
+    kind: str
+    nodes: int
+    gpus: int
+    free: int
+    unsaid: tuple[str, ...]
+    """More such nodes, of which that is not said."""
+
+
 ALL = -1
 """GPUs that jobs have of a node that is full, where their number is not said."""
+REMEDY = "sinfo -N -O NodeList:30,Gres:40,GresUsed:60,StateLong has them"
+_UNSAID = "how many GPUs jobs have is not said"
 
 
 def engaged(nodes: Sequence[ScheduledNode]) -> Iterator[str]:
@@ -57,13 +76,72 @@ def engaged(nodes: Sequence[ScheduledNode]) -> Iterator[str]:
         if node.closed:
             groups.setdefault(f"takes no jobs ({node.closed})", []).append(node.name)
         elif node.used is None:
-            groups.setdefault("jobs have some GPUs, and how many is not said", []).append(node.name)
+            groups.setdefault(_UNSAID, []).append(node.name)
         elif node.used:
             count = "all" if node.used == ALL else node.used
             of = "" if node.gpus is None else f" of {node.gpus}"
             groups.setdefault(f"jobs have {count}{of} GPUs", []).append(node.name)
     for what, names in groups.items():
         yield f"{compress(names)}: {what}"
+
+
+def of_partition(nodes: Sequence[ScheduledNode], partition: str | None, file: str) -> list[ScheduledNode]:
+    """Return the nodes of a partition; None: all. Raises InputError for a partition that no node is of, and for all
+    nodes of several partitions where it is not said which have GPUs."""
+    named = sorted({name for node in nodes for name in node.partitions})
+    if partition is None:
+        common = frozenset.intersection(*(node.partitions for node in nodes))
+        if named and not common and any(node.gpus is None for node in nodes):
+            reason = "lists nodes of several partitions, and not which of them have GPUs"
+            remedy = f"name one with --partition: {', '.join(named)[:200]}; or give GRES, as {REMEDY}"
+            raise InputError(file, None, reason, remedy)
+        return list(nodes)
+    if partition not in named:
+        of = f"it has {', '.join(named)[:200]}" if named else f"it names none: {REMEDY}"
+        raise InputError("partition", partition, f"is not a partition of {file}", of)
+    return [node for node in nodes if partition in node.partitions]
+
+
+def counts(nodes: Sequence[ScheduledNode], size: int | None = None) -> list[FreeCount]:
+    """Count the GPUs of the nodes that take jobs, by kind. `size`: GPUs of a node where the list does not say; None:
+    such nodes are not counted."""
+    sized = [replace(node, gpus=size if node.gpus is None else node.gpus) for node in nodes if not node.closed]
+    kinds: dict[str, list[ScheduledNode]] = {}
+    for node in sized:
+        if node.gpus:
+            kinds.setdefault(node.kind, []).append(node)
+    return [
+        FreeCount(
+            kind,
+            sum(node.open is not None for node in own),
+            sum(node.gpus or 0 for node in own if node.open is not None),
+            sum(node.open or 0 for node in own),
+            tuple(node.name for node in own if node.open is None),
+        )
+        for kind, own in kinds.items()
+    ]
+
+
+def sums(nodes: Sequence[ScheduledNode], size: int | None = None) -> Iterator[str]:
+    """Yield in words how many GPUs are free of all that take jobs, and of which that is not said; as `counts`."""
+    counted = counts(nodes, size)
+    unsized = [node for node in nodes if node.gpus is None and not node.closed]
+    free, gpus, hosts = (sum(getattr(c, name) for c in counted) for name in ("free", "gpus", "nodes"))
+    if hosts:
+        each = f" ({size} each assumed)" if unsized else ""
+        kinds = ", ".join(f"{c.kind or 'others'} {c.free:,} of {c.gpus:,}" for c in counted)
+        kinds = f" ({kinds})" if any(c.kind for c in counted) else ""
+        where = f"{hosts:,} nodes that take jobs" if hosts > 1 else "1 node that takes jobs"
+        yield f"free: {free:,} of {gpus:,} GPUs{each} on {where}{kinds}"
+    if unsaid := [name for c in counted for name in c.unsaid]:
+        remedy = next(node.remedy for node in nodes if node.name in unsaid)
+        yield f"not in that sum: {compress(unsaid)}: {_UNSAID}: {remedy}"
+    if unsized and size is None:
+        idle = sum(node.used == 0 for node in unsized)
+        yield (
+            f"{idle:,} of {len(unsized):,} nodes that take jobs are idle; how many GPUs they have is not said: "
+            f"--like names a preset with such nodes, or {REMEDY}"
+        )
 
 
 def free_of(nodes: Sequence[ScheduledNode], file: str, size: int, alike: bool) -> FreeList:
@@ -83,18 +161,20 @@ def free_of(nodes: Sequence[ScheduledNode], file: str, size: int, alike: bool) -
     unsaid = [node.name for node in sized if node.name not in free and node.gpus and node.open != 0]
     notes = [f"left out: {line}" for line in engaged([n for n in sized if n.name not in (*free, *unsaid)])]
     if unsaid:
-        remedy = "scontrol -d show nodes says it"
+        remedy = next(node.remedy for node in nodes if node.name in unsaid)
         notes.append(f"left out: {compress(unsaid)}: which of their GPUs are free is not said: {remedy}")
     if counted:
         notes.append(f"assumed: {compress(counted)}: the last GPUs are free; how many is said, and not which")
     if assumed:
         other = 'a list with GRES does, or a table {"free": {"NODES": "0-3"}}'
-        what = f"{_have(len(assumed))} {size} GPUs: the list does not say, the plan's nodes have as many; {other}"
+        each = f"{size} GPUs each, {size * len(assumed):,} in all" if len(assumed) > 1 else f"{size} GPUs"
+        have = "have" if len(assumed) > 1 else "has"
+        what = f"{have} {each}: the list does not say, the plan's nodes have as many; {other}"
+        if len({node.partitions for node in nodes}) > 1:
+            named = ", ".join(sorted({name for node in nodes for name in node.partitions}))
+            what += f"; --partition takes the nodes of one: {named}"
         notes.append(f"assumed: {compress(assumed)} {what}")
+    notes += sums(nodes, size)
     if not free:
         raise InputError("free", file, "has no node with GPUs that are known to be free", "; ".join(notes)[:400])
     return FreeList(free, tuple(n.name for n in sized if n.gpus), tuple(notes), tuple(counted))
-
-
-def _have(nodes: int) -> str:
-    return "has" if nodes == 1 else "have"

@@ -19,9 +19,10 @@ elsewhere the state says what can be said. An allocated node has no CPU left, so
 
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 
 from phalanx.shared_cluster.topology.hostlist import expand, require_host_name
-from phalanx.shared_cluster.topology.scheduled_nodes import ALL, ScheduledNode
+from phalanx.shared_cluster.topology.scheduled_nodes import ALL, REMEDY, ScheduledNode
 from phalanx.spec.errors import InputError
 
 _TAKES_JOBS = frozenset(
@@ -34,7 +35,6 @@ _MOST = 1024
 """GPUs of a node."""
 _NAMES = ("NODELIST", "HOSTNAMES")
 _HEADER = re.compile(r"^(?=.*\b(NODELIST|HOSTNAMES)\b)(?=.*\b(STATE|NODES\(A/I)).*$", re.M)
-REMEDY = "sinfo -N -O NodeList:30,Gres:40,GresUsed:60,StateLong has the GPUs"
 
 
 def is_sinfo(text: str) -> bool:
@@ -64,7 +64,9 @@ def _node(name: str, record: str) -> ScheduledNode:
     said = _engaged(state)
     if cpus != "0":
         said = ALL if cpus == fields.get("CPUTot") else said or None
-    return _scheduled(name, state, said, gpus, used, which)
+    node = _scheduled(name, state, said, gpus, used, which)
+    kind, partitions = _kind(fields.get("Gres", "")), fields.get("Partitions", "")
+    return replace(node, kind=kind, partitions=frozenset(partitions.split(",")) - {""})
 
 
 def _scheduled(
@@ -80,22 +82,17 @@ def _scheduled(
 
 
 def sinfo_nodes(text: str, file: str) -> list[ScheduledNode]:
-    """Read the nodes of a table of `sinfo`, each once. Raises InputError for rows that are no such table, and for
-    nodes of several partitions where it does not say which have GPUs."""
+    """Read the nodes of a table of `sinfo`, each once. Raises InputError for rows that are no such table."""
     nodes: dict[str, ScheduledNode] = {}
-    partitions: dict[str, set[str]] = {}
-    has_gpus = True
     for row in _rows(text, file):
-        has_gpus &= "GRES" in row
         gpus = _gpus(row["GRES"]) if "GRES" in row else None
         state, listed = row["STATE"], row.get("GRES_USED", "")
         used = _gpus(listed) if listed else None
+        partitions = frozenset((row["PARTITION"].rstrip("*"),)) if "PARTITION" in row else frozenset()
         for name in expand(next(row[key] for key in _NAMES if key in row), file):
-            partitions.setdefault(name, set()).add(row.get("PARTITION", "").rstrip("*"))
-            nodes.setdefault(name, _scheduled(name, state, _engaged(state), gpus, used, _which(listed)))
-    if not has_gpus and not set.intersection(*partitions.values()):
-        reason = "lists nodes of several partitions, and not which of them have GPUs"
-        raise InputError(file, None, reason, f"name one with sinfo -p; {REMEDY}")
+            node = _scheduled(name, state, _engaged(state), gpus, used, _which(listed))
+            node = nodes.get(name, replace(node, kind=_kind(row.get("GRES", ""))))
+            nodes[name] = replace(node, partitions=node.partitions | partitions)
     return list(nodes.values())
 
 
@@ -137,6 +134,11 @@ def _bare(state: str) -> str:
 def _gpus(gres: str) -> int:
     """Return the GPUs of a list of generic resources: gpu:h100:8(S:0-1),nic:4."""
     return sum(map(int, _COUNT.findall(gres)))
+
+
+def _kind(gres: str) -> str:
+    """Return which GPUs a list of generic resources has: gpu:h100:8; empty where it does not say."""
+    return "+".join(dict.fromkeys(re.findall(r"gpu:([A-Za-z_][\w.-]*):\d", gres)))
 
 
 def _which(gres: str) -> frozenset[int]:
