@@ -589,3 +589,6 @@ def test_what_is_shown_of_a_training() -> None:
     asked = {n: how for n, _, how in _figures(replace(a, days=9.0, days_low=9.0, days_high=9.0, interval_loss=0.0))}
     assert asked["days"].startswith("as asked; ")
     assert asked["work between saves"].startswith("the best; Young ")
+    own = {n: how for n, _, how in _figures(_ask(Conditions(spares=1), tokens=5e9))}
+    assert list(own)[:2] == ["effective time", "work between saves"]
+    assert own["work between saves"].startswith("the best, as none is given; Young ")

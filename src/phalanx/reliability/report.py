@@ -69,6 +69,11 @@ def _figures(a: Goodput) -> Iterator[tuple[str, str, str]]:
     ends = f"{a.effective_low_share:.1%} to {a.effective_high_share:.1%} in four of five of {a.trials:,} trials"
     ends += _skew(a.effective_low_share, a.effective_share, a.effective_high_share)
     yield "effective time", f"{a.effective_share:.1%}", f"{ends}; closed form {a.effective_closed_form_share:.1%}"
+    young, daly, recovery = map(long, (a.young_interval_s, a.daly_interval_s, a.recovery_interval_s))
+    forms = f"Young {young}, Daly {daly}, with recovery {recovery}"
+    best = "the best, as none is given" if any(t.what == "interval" for t in a.taken) else "the best"
+    loss = f"loses {a.interval_loss:.2%} against {long(a.best_interval_s)}" if a.interval_loss > 1e-6 else best
+    yield "work between saves", long(a.interval_s), f"{loss}; {forms}"
     digits = 1 if a.days >= 10 else 2
     skew = _skew(a.days_low, a.days, a.days_high)
     spread = f"{a.days_low:,.{digits}f} to {a.days_high:,.{digits}f}{skew}"
@@ -86,10 +91,6 @@ def _figures(a: Goodput) -> Iterator[tuple[str, str, str]]:
     yield "unexpected failures", f"{a.interruptions:,.0f}", ends
     how = f"durable after {long(a.save_s)}, stops {long(a.stall_s)}, loads in {long(a.load_s)}"
     yield "a checkpoint", size(a.checkpoint_bytes), how
-    young, daly, recovery = map(long, (a.young_interval_s, a.daly_interval_s, a.recovery_interval_s))
-    forms = f"Young {young}, Daly {daly}, with recovery {recovery}"
-    loss = f"loses {a.interval_loss:.2%} against {long(a.best_interval_s)}" if a.interval_loss > 1e-6 else "the best"
-    yield "work between saves", long(a.interval_s), f"{loss}; {forms}"
 
 
 def _skew(low: float, mean: float, high: float) -> str:
