@@ -196,3 +196,19 @@ def test_a_stage_of_training_is_not_the_stage_of_zero(tmp_path: Path) -> None:
     keys = {setting["key"] for change in answer["changes"] for setting in change["settings"]}
     assert "deepspeed_json.zero_optimization.stage" in keys
     assert "stage" not in keys
+
+
+def test_a_file_that_offloads_is_in_effect_on_one_gpu(tmp_path: Path) -> None:
+    """DeepSpeed's stage 3 with parameters on the host: an 8B model trains on a card of 24 GB, slowly."""
+    both = {"stage": 3, "offload_optimizer": {"device": "cpu"}, "offload_param": {"device": "cpu"}}
+    (tmp_path / "ds.json").write_text(
+        json.dumps({"zero_optimization": both, "bf16": {"enabled": True}, "train_micro_batch_size_per_gpu": 1})
+    )
+    question = "ds.json --model llama3-8b --cluster pcie-rtx4090 --gpus 1 --batch 8 --seq 2048"
+    answer = json_of(tmp_path, f"predict {question} --json")
+    assert answer["fits"]
+    assert answer["question"]["strategy"].startswith("zero=3")
+    assert "shards nothing" not in text_of(tmp_path, f"predict {question}")
+    improved = json_of(tmp_path, f"plan --from {question} --json")
+    assert improved["now"]["fits"]
+    assert not improved["refused"]

@@ -129,9 +129,8 @@ class FileSettings:
         along = {n for n, other in self.q.followed.items() if getattr(s, n) == getattr(s, other)}
         for key in dict.fromkeys((*old, *new)):
             name = self._field_of(key)
-            if (
-                name in ("zero", "shard") and after.strategy.dp * after.strategy.cp == 1
-            ):  # shards nothing, as it stands
+            alone = after.strategy.dp * after.strategy.cp == 1 and not after.options.state_on_host
+            if name in ("zero", "shard") and alone:  # shards nothing, as it stands
                 continue
             if (
                 name in along

@@ -355,7 +355,7 @@ def _with(prices: _Prices, state: FileState, better: FileState, names: tuple[str
     table["dp"] = world // inner
     if prices.q.void_zero is not None and "zero" not in names:
         table["zero"] = prices.q.void_zero
-    if table["dp"] * table["cp"] == 1:
+    if table["dp"] * table["cp"] == 1 and not StackOptions(**options).state_on_host:
         table |= {"zero": 0, "shard": None}
     if table["shard"] and table["dp"] % table["shard"]:
         table["shard"] = None

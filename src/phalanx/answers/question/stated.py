@@ -35,11 +35,12 @@ def strategy_of(c: Configuration, gpus: int, resized: bool = False) -> Strategy:
     dp = gpus // (tp * pp * cp)
     zero = s.zero if s.zero is not None else READ_BY[c.kind].zero or 0
     shard = s.shard if s.shard and zero and dp % s.shard == 0 and s.shard < dp else None
+    on_host = c.options.get("optimizer_offload") or c.options.get("parameter_offload")
     recompute = s.recomputed or (s.recompute if s.recompute in RECOMPUTED else "full" if s.recompute else "none")
     virtual = s.virtual or 1
     fields: dict[str, Any] = {
         "dp": dp,
-        "zero": zero if dp * cp > 1 else 0,
+        "zero": zero if dp * cp > 1 or on_host else 0,
         "shard": shard,
         "tp": tp,
         "sp": bool(s.sp) and tp > 1,
