@@ -80,6 +80,25 @@ def placement(t: GpuTopology) -> Iterator[str]:
         yield "no GPU has a NIC at its own PCIe switch: all reach them through the host"
 
 
+def tiers_in_words(t: GpuTopology, device: str | None) -> Iterator[str]:
+    """Yield the tiers of links between a host's GPUs: which of them, at what rate, and whether that is assumed.
+    Raises InputError for a device that is no chip."""
+    chip = _chip_of(device or t.device) if device or t.device else None
+    for tier in _host_tiers(t, chip):
+        blocks = _blocks(len(t.links), tier.ranks)
+        shown = ", ".join(f"{b[0]}-{b[-1]}" if len(b) > 1 else f"{b[0]}" for b in blocks[:_SHOWN])
+        more = f" and {len(blocks) - _SHOWN} more" if len(blocks) > _SHOWN else ""
+        if chip is None and tier.name.startswith(t.link):
+            at = "--device says at which rate"
+        else:
+            rate = tier.bandwidth_bytes_per_s_per_gpu_per_direction
+            origin = "assumed" if tier.origin == "estimated" else tier.origin
+            at = f"{rate / 1e9:g} GB/s a GPU, {origin}: {tier.source.partition('; ')[2] or tier.source}"
+        yield f"{tier.name}: {'GPUs' if len(t.links) > 1 else 'GPU'} {shown}{more}: {at}"
+
+
+_SHOWN = 8
+"""Blocks of GPUs that are named."""
 _RACKS = {"GB200": 72, "GB300": 72}
 """GPUs that the NVLink switches of a rack join, by chip: trays of 4 with all 18 links to them (GB200 NVL72)."""
 
@@ -112,22 +131,17 @@ def cluster(topology: GpuTopology, device: str | None, nodes: int, port_gbit: fl
     device = device or topology.device
     if not device:
         raise InputError("device", None, "is missing: the matrix does not say which GPUs", "e.g. --device H100")
-    if (known := chip_of(device)) is None:
-        raise InputError("device", device, "is not a chip that Phalanx knows", nearest(device, CHIPS))
-    device = known
+    chip = _chip_of(device)
     port_gbit, count = port_gbit or topology.port_gbit, len(topology.links)
     nics = len(topology.fabric) or (1 if topology.lists_nics else count)
-    rack = _rack(topology, device, nodes)
+    rack = _rack(topology, chip, nodes)
     if rack:
         nics, nodes, count = nics * rack // count, nodes * count // rack, rack
     if nodes > 1 and port_gbit is None:
         raise InputError("port_gbit", None, "is needed for several nodes", "say the Gb/s of a NIC, such as 400")
     if port_gbit is not None and not 0 < port_gbit <= 1e6:
         raise InputError("port_gbit", port_gbit, "is not the Gb/s of a NIC", "such as 400")
-    chip = CHIPS[device]
-    said = f"the host's topology; rate of {device}'s datasheet, one direction"
-    tiers = _nvlink_tiers(topology, chip.link_bytes_per_s, said)
-    tiers += _pcie_tiers(topology, tiers[-1].ranks if tiers else 1)
+    tiers = _host_tiers(topology, chip)
     tiers = [replace(tiers[0], ranks=rack)] if rack else tiers
     if nodes > 1 and port_gbit is not None:
         host = nics * port_gbit * 1e9 / 8
@@ -135,7 +149,21 @@ def cluster(topology: GpuTopology, device: str | None, nodes: int, port_gbit: fl
         what = f"{nics} NICs of {port_gbit:g} Gb/s for {count} GPUs, one direction"
         shared = host if nics < count else None
         tiers.append(Tier("network", count * nodes, 15e-6, each, "estimated", what, shared))
-    return of_datasheet(name, chip.as_device(), count, nodes, tuple(tiers))
+    return of_datasheet(name, CHIPS[chip].as_device(), count, nodes, tuple(tiers))
+
+
+def _chip_of(device: str) -> str:
+    """Return the name of a chip. Raises InputError."""
+    if (known := chip_of(device)) is None:
+        raise InputError("device", device, "is not a chip that Phalanx knows", nearest(device, CHIPS))
+    return known
+
+
+def _host_tiers(topology: GpuTopology, chip: str | None) -> list[Tier]:
+    """Return the tiers of links between a host's GPUs; without a chip the rate of NVLinks means nothing."""
+    said = f"the host's topology; rate of {chip}'s datasheet, one direction"
+    tiers = _nvlink_tiers(topology, CHIPS[chip].link_bytes_per_s if chip else 1e12, said)
+    return tiers + _pcie_tiers(topology, tiers[-1].ranks if tiers else 1)
 
 
 def _blocks(count: int, size: int) -> list[range]:

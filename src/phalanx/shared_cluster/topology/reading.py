@@ -146,6 +146,7 @@ def summary(content: SwitchTree | GpuTopology, device: str | None = None, nodes:
         kinds = sorted({link for row in content.links for link in row} - {"X"})
         kinds = ["XGMI" if content.link == "xgmi" and kind.startswith("NV") else kind for kind in kinds]
         yield f"a host of {len(content.links)} GPUs, which reach each other by {', '.join(kinds) or 'nothing'}"
+        yield from gpus.tiers_in_words(content, device)
         yield from gpus.placement(content)
         yield from gpus.assumed(content, device, nodes)
         return
