@@ -110,3 +110,68 @@ def test_alpaca_lora_s_own_flags(tmp_path: Path) -> None:
     job = {name: found["job"][name] for name in ("global_batch", "seq", "precision")}
     assert job == {"global_batch": 128, "seq": 512, "precision": "fp16"}
     assert found["options"] == {"lora": 16, "lora_targets": "attention", "base": "int8"}
+
+
+def test_keys_of_run_clm_are_known(tmp_path: Path) -> None:
+    """huggingface/transformers issue 48692: Qwen3.5-9B on eight B200 took 0.60 s; its sizes were unknown."""
+    (tmp_path / "run.sh").write_text(
+        "accelerate launch --num_processes 8 --use_fsdp --fsdp_version 2 run_clm.py "
+        "--model_name_or_path Qwen/Qwen3.5-9B-Base --dataset_name Salesforce/wikitext "
+        "--dataset_config_name wikitext-103-raw-v1 --validation_split_percentage 5 --max_train_samples 9999 "
+        "--block_size 1024 --per_device_train_batch_size 8 --optim adamw_torch_fused --bf16 True --do_train\n"
+    )
+    p = json_of(tmp_path, "predict", "run.sh", "--cluster", "dgx-b200", "--gpus", "8", "--json")
+    assert not [c for c in p["question"]["caveats"] if "no release" in c["reason"]]
+    assert p["step_time_low_s"] < 0.60 < p["step_time_high_s"]
+
+
+_DECLARED = """\
+@dataclass
+class ModelArguments:
+    model_name_or_path: Optional[str] = field(default="facebook/opt-125m")
+
+
+@dataclass
+class TrainingArguments(transformers.TrainingArguments):
+    cache_dir: Optional[str] = field(default=None)
+    model_max_length: int = field(default=512, metadata={"help": "Sequences will be right padded."})
+
+
+def train():
+    parser = transformers.HfArgumentParser((ModelArguments, TrainingArguments))
+"""
+
+
+@pytest.mark.parametrize("files", [("run.sh",), ("run.sh", "train.py")])
+def test_what_a_program_declares_is_its_default(tmp_path: Path, files: tuple[str, ...]) -> None:
+    """tatsu-lab/stanford_alpaca issue 168: its length stands in train.py alone, and was asked for."""
+    (tmp_path / "train.py").write_text(_DECLARED)
+    (tmp_path / "run.sh").write_text(
+        "torchrun --nproc_per_node=4 train.py --model_name_or_path huggyllama/llama-7b --bf16 True "
+        "--per_device_train_batch_size 4 --gradient_accumulation_steps 8 --fsdp 'full_shard auto_wrap'\n"
+    )
+    found = json_of(tmp_path, "read", *files, "--json")
+    assert found["job"]["seq"] == 512
+    assert any("model_max_length=512 where nothing says otherwise" in c["reason"] for c in found["caveats"])
+
+
+def test_what_a_command_states_is_not_what_its_program_declares(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(_DECLARED)
+    (tmp_path / "run.sh").write_text(
+        "torchrun --nproc_per_node=4 train.py --model_name_or_path huggyllama/llama-7b --bf16 True "
+        "--per_device_train_batch_size 4 --model_max_length 1024\n"
+    )
+    found = json_of(tmp_path, "read", "run.sh", "--json")
+    assert found["job"]["seq"] == 1024
+    assert not any("as train.py declares" in c["reason"] for c in found["caveats"])
+
+
+def test_weights_that_nemo_keeps_in_fp32_are_said(tmp_path: Path) -> None:
+    """NVIDIA-NeMo/NeMo issue 8059: a sixth slower than predicted, and nothing said why."""
+    (tmp_path / "run.sh").write_text(
+        "torchrun --nproc_per_node=8 examples/nlp/language_modeling/megatron_llama_pretraining.py "
+        "trainer.precision=bf16 trainer.devices=8 trainer.num_nodes=1 model.megatron_amp_O2=False "
+        "model.tensor_model_parallel_size=4 model.micro_batch_size=1 model.global_batch_size=32\n"
+    )
+    found = json_of(tmp_path, "read", "run.sh", "--json")
+    assert any("keeps weights in fp32" in c["reason"] for c in found["caveats"])

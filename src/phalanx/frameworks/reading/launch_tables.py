@@ -21,6 +21,7 @@ from phalanx.frameworks.launchers.started import Started, bags, settled, value_o
 from phalanx.frameworks.reading import others
 from phalanx.frameworks.reading import torchtitan_repository as torchtitan
 from phalanx.frameworks.reading.dialects import METHOD, Dialect, dialect_of
+from phalanx.frameworks.reading.python import declared, parsed
 from phalanx.frameworks.reading.recipes import MODEL, model_of, recipe
 from phalanx.frameworks.reading.source import (
     BY_KIND,
@@ -146,6 +147,7 @@ def launched_tables(
         raise _not_known(started, path)
     switches = key_table(framework.folder).switches
     args = {name: _plain(settled(value, name.replace("-", "_") in switches)) for name, value in started.args.items()}
+    args = {**_declared(framework, started, reading), **args} if program is None else args
     unset = [w for name, value in started.args.items() for w in bags(value, name.replace("-", "_") in switches)]
     if unset:
         names = ", ".join(dict.fromkeys(plain(word) for word in unset))
@@ -283,6 +285,25 @@ def _program(started: Started, reading: FileReading) -> FileSource | None:
     reading.notes.append(f"{name}, its program, is read too")
     reading.asks += program.notes
     return program
+
+
+def _declared(framework: Framework, started: Started, reading: FileReading) -> dict[str, Any]:
+    """Return what a Trainer's own program, whose file is here, declares for flags with a price that are left out."""
+    name = started.launch.program
+    if framework.reads != "hf" or not name.endswith(".py"):
+        return {}
+    text = reading.files.text(name, started.directory)
+    known, given = key_table(framework.folder), {flag.replace("-", "_") for flag in started.args}
+    try:
+        own = declared(parsed(text, name)) if text else {}
+    except InputError:
+        return {}
+    priced = {key for key in own if (seen := known.verdict(key)) and seen.effect in ("layout", "time", "memory")}
+    own = {key: own[key] for key in own if key in priced - given}
+    if own:
+        said = ", ".join(f"{key}={str(value).lower()}" for key, value in own.items())
+        reading.asks.append(f"{said} where nothing says otherwise, as {plain(name)} declares them")
+    return own
 
 
 def _of_settings(started: Started, reading: FileReading) -> Framework | None:

@@ -95,6 +95,21 @@ def parsed(text: str, name: str) -> ast.Module:
         raise InputError("file", name, f"cannot be parsed: {type(error).__name__}") from error
 
 
+def declared(module: ast.Module) -> dict[str, Any]:
+    """Return the defaults that a file's dataclasses declare for their fields, where they are numbers or texts."""
+    defaults: dict[str, Any] = {}
+    for owner in (x for x in module.body if isinstance(x, ast.ClassDef)):
+        if not any(ast.unparse(by).partition("(")[0].endswith("dataclass") for by in owner.decorator_list):
+            continue
+        for item in (x for x in owner.body if isinstance(x, ast.AnnAssign) and isinstance(x.target, ast.Name)):
+            value = item.value
+            if isinstance(value, ast.Call):  # field(default=512)
+                value = next((k.value for k in value.keywords if k.arg == "default"), None)
+            if isinstance(value, ast.Constant) and isinstance(value.value, bool | int | float | str):
+                defaults[ast.unparse(item.target)] = value.value
+    return defaults
+
+
 def follow(module: ast.Module) -> FollowedProgram:
     """Follow a program from its first line. Raises InputError for one that is too long or calls itself."""
     follower = _Follower({f.name: f for f in ast.walk(module) if isinstance(f, ast.FunctionDef)})
