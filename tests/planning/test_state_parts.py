@@ -166,3 +166,13 @@ def test_overlapped_exchanges_hold_what_runs_ahead(strategy: str, more: float) -
         1 + more, rel=2e-3
     )
     assert on.fits or "pp" in strategy
+
+
+def test_deepspeed_keeps_shards_of_16_bits_apart_from_their_masters() -> None:
+    """stage3.py: fp16 partitions, a flat buffer of gradients, fp32 masters. FSDP's shards are the masters."""
+    held = {name.removeprefix("model "): n for name, (n, _) in _parts("deepspeed", "zero=3").items()}
+    assert held == {"weights": 2, "gradients": 2, "master weights": 4, "moments": 8}
+    sharded = _parts("torchtitan", "zero=3")
+    assert {name.removeprefix("model "): n for name, (n, _) in sharded.items()} == {
+        "weights": 4, "gradients": 4, "moments": 8,
+    }  # fmt: skip

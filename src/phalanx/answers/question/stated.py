@@ -92,7 +92,7 @@ def model_of(c: Configuration, named: str | None) -> tuple[ModelSpec, list[str]]
     if missing or c.open_model:
         named_only = f"the file names {c.model_name} and leaves its sizes open" if c.model_name else ""
         reason = c.open_model or named_only or f"the file leaves {', '.join(missing)} open"
-        raise InputError("model", None, reason, "name a preset or a config.json")
+        raise InputError("model", None, reason, "name a preset or a config.json, or write them in the file")
     if experts := sizes.get("num_experts"):
         reason = f"the file has {experts} experts, and sizes alone do not make a mixture of experts"
         raise InputError("model", None, reason, "name a preset or a config.json")

@@ -90,11 +90,14 @@ def state_of(model: Shape, layout: Layout, by: Profile, job: Job, options: Stack
     outer = float(layout.outer_bytes)
     copied = float(by.parameter_bytes) * options.reference.startswith("copy")
     if zero.by_unit:
-        weights = float(by.full_shard_bytes) - gradients - moments
+        masters = master if np.any(by.cast_gradient) else 0.0  # of shards of weights and gradients in 16 bits
+        gradients = min(gradients, 2.0 * (1 - there)) if masters else gradients
+        weights = float(by.full_shard_bytes) - gradients - moments - masters
         copied *= not options.parameter_offload
         gradients, weights = gradients + min(weights, 0.0), max(weights, 0.0)  # with parameters on the host
         added_up = ("gradients that add up", float(whole_gradient_bytes(by, zero)), 1)
         each = [("weights", weights - copied, shards), ("gradients", gradients, shards), added_up]
+        each.append(("master weights", masters, shards))
     else:
         own = 1 if not zero.reduces_each or not zero.state else shards
         gradients += reduced * (not zero.reduces_each)
