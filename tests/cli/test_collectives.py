@@ -132,6 +132,25 @@ def test_a_cluster_of_ones_own(tmp_path: Path) -> None:
     invoke("table", "--cluster", "dgx-h10", code=2)
 
 
+@pytest.mark.parametrize(
+    ("op", "share"),
+    [("all_reduce", 1.75), ("all_gather", 0.875), ("reduce_scatter", 0.875), ("all_to_all", 0.875), ("gather", 0.875),
+     ("broadcast", 1.0), ("reduce", 1.0), ("barrier", None)],
+)  # fmt: skip
+@pytest.mark.parametrize("followed", [256, 4])
+def test_busbw_is_that_of_nccl_tests(
+    op: str, share: float | None, followed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """nccl-tests, doc/PERFORMANCE.md: size over time, times the share; less than a link has, on equal links."""
+    monkeypatch.setattr(tables, "_FOLLOWED", followed)
+    for row in tables.compare(op, 1e8, 8, presets.preset("dgx-h100", 1)).rows:
+        if share is None:
+            assert row.busbw_bytes_per_s is None
+        else:
+            assert row.busbw_bytes_per_s == pytest.approx(share * 1e8 / row.seconds)
+            assert row.busbw_bytes_per_s < 450e9
+
+
 def test_the_proof_ends_with_one_line() -> None:
     assert invoke("prove", "--max-ranks", "4").strip().endswith("schedules proved, 1 to 4 ranks")
 

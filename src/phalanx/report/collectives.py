@@ -125,9 +125,12 @@ def comparison(compared: AlgorithmComparison, title: str) -> Sheet:
     rows: list[tuple[Any, ...]] = []
     for row in compared.rows:
         name = row.algorithm if row.segments is None else f"{row.algorithm}, m = {row.segments}"
-        times = (row.seconds, row.seconds / row.bound if row.bound else None)
+        rates = () if compared.rows[0].busbw_bytes_per_s is None else (row.busbw_bytes_per_s,)
+        times = (row.seconds, *rates, row.seconds / row.bound if row.bound else None)
         rows.append((name, row.rounds, row.sent_bytes, *times, *([row.formula_seconds] if formulas else [])))
-    names = columns("algorithm | rounds [count] | most bytes sent [count] | time [s] | x bound [count]")
+    names = columns("algorithm | rounds [count] | most bytes sent [count] | time [s]")
+    names += columns("busbw [rate]") if compared.rows[0].busbw_bytes_per_s is not None else ()
+    names += columns("x bound [count]")
     names += columns("formula [s]") if formulas else ()
     return Sheet(title, names, rows, charted=False)
 

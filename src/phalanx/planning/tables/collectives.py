@@ -33,6 +33,18 @@ class AlgorithmRow:
     """Seconds that no schedule beats on these links."""
     formula_seconds: float | None
     """Seconds by the published closed form; None if the ranks do not share one tier of links."""
+    busbw_bytes_per_s: float | None = None
+    """What nccl-tests calls busbw; None for a barrier."""
+
+
+def busbw(op: str, ranks: int, size_bytes: float, seconds: float) -> float | None:
+    """Return the bytes/s of each rank's link if every rank sends as much, as nccl-tests has it (doc/PERFORMANCE.md):
+    size over time, times 2 (p-1)/p for an all-reduce, 1 for broadcast and reduce, (p-1)/p for others. None for a
+    barrier and for no time."""
+    if op == "barrier" or not seconds:
+        return None
+    share = 1.0 if op in ("broadcast", "reduce") else (2.0 if op == "all_reduce" else 1.0) * (ranks - 1) / ranks
+    return share * size_bytes / seconds
 
 
 @dataclass(frozen=True)
@@ -109,6 +121,7 @@ def compare(
             seconds=timed.seconds(n),
             bound=bound,
             formula_seconds=formula if flat else None,
+            busbw_bytes_per_s=busbw(op, ranks, n, timed.seconds(n)),
         )
         rows.append(row)
     # The fastest algorithm by size.
@@ -176,7 +189,9 @@ def _by_formula(op: str, n: float, ranks: int, cluster: ClusterSpec) -> Algorith
         # With α = 1 alone the formula counts messages, with β = 1 alone the bytes sent.
         rounds, sent = (closed_form(op, algorithm, ranks, n, a, b, 0.0, segments) or 0.0 for a, b in ((1, 0), (0, 1)))
         shown = segments if (op, algorithm) in SEGMENTED else None
-        rows.append(AlgorithmRow(algorithm, shown, round(rounds), sent, seconds, bound, seconds))
+        rows.append(
+            AlgorithmRow(algorithm, shown, round(rounds), sent, seconds, bound, seconds, busbw(op, ranks, n, seconds))
+        )
     # The fastest algorithm by size.
     winners: list[tuple[float, float, str]] = []
     for size in _SIZES if op != "barrier" else ():
