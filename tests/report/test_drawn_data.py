@@ -145,6 +145,9 @@ def test_levels_of_switches_end_with_gpus(cluster: str, gpus: int) -> None:
     assert isinstance(panel, Diagram)
     parts = [b for b in panel.items if isinstance(b, Box) and re.search(r"(GPU|block) \d+$", b.lines[0])]
     assert {(b.colour is not None, "GPU" in b.lines[0]) for b in parts} == {(True, True), (False, False)}
+    for y in {b.y for b in parts}:  # each level hangs in the middle under its switches
+        places = [b.x + b.w / 2 for b in parts if b.y == y]
+        assert abs(sum(places) / len(places) - 39.5) <= 1
     shown = [(b.y, int(b.lines[0].split()[-1]), "..." in b.lines[0]) for b in parts]
     for (y, before, _), (below, number, dots) in pairwise(shown):
         assert dots == (y == below and number > before + 1)

@@ -25,7 +25,7 @@ from phalanx.report import observation
 from phalanx.report.measured import run_page
 from phalanx.report.measured.diagnosis import view
 from phalanx.report.pictures.figure import Lines, Timeline
-from phalanx.report.style import size, written
+from phalanx.report.style import seconds, size, written
 from phalanx.report.validate import collectives, overall, worst_sweeps
 from phalanx.report.view import View
 from phalanx.schedule.observation import Allocation, Observation, RankObservation
@@ -417,3 +417,20 @@ def test_errors_of_validation_are_shares_and_the_worst_and_the_most_stand_first(
         assert str(chosen).startswith("tp=2, pp=2") == (i > 3)
         assert ("ran out of memory" in str(chosen)) == (i % 2 == 1)
         assert (chosen == "none") == (i < 4 and i % 2 == 0)
+
+
+@pytest.mark.parametrize("axes", [{}, {"dp": 4, "tp": 2}])
+def test_what_is_better_than_a_program_is_said_or_how_to_ask_for_it(
+    axes: dict[str, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(observation, "_steps", lambda now: f"steps of {now}")
+    answer: Any = SimpleNamespace(findings=(), now="it", axes=axes, better=None)
+    parts = observation.improvement(answer).parts
+    assert parts[:2] == ["steps of it", "nothing found in the program itself"]
+    assert str(parts[2]).startswith("with --model, --batch and --seq")
+    best = SimpleNamespace(strategy="tp=2", step_time_s=2.0, mfu=0.5, memory_bytes=2**30)
+    answer.better = SimpleNamespace(best=best, question=SimpleNamespace(stack="a stack"))
+    (said,) = observation.improvement(answer).parts[2:]
+    mesh = "dp=4, tp=2" if axes else "no named axis"
+    figures = f"{seconds(2.0)} a step, MFU 50.0%, {size(2**30)} a GPU"
+    assert str(said).startswith(f"the program's mesh: {mesh}; better under a stack: tp=2: {figures}")

@@ -210,3 +210,17 @@ def test_loads_of_experts_are_drawn_where_there_is_room(experts: int) -> None:
     ]
     assert {len(row) for row in sheet.rows} == {len(sheet.columns)} == {3 + bars}
     assert ("a bar per expert" in sheet.note) == bars
+
+
+@pytest.mark.parametrize("groups", [(), ((4, 1),), ((4, 1), (8, 2), (4, 1))])
+def test_collectives_that_were_chosen_are_listed_by_group_or_it_is_said_that_none_was(
+    groups: tuple[tuple[int, int], ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("phalanx.report.collectives.choices", lambda decided: [f"{len(decided)} sizes"])
+    decided = [SimpleNamespace(op="all_reduce", group_size=ranks, hosts=hosts) for ranks, hosts in groups]
+    lines = list(plan._collectives(SimpleNamespace(plan=SimpleNamespace(collectives=decided))))  # type: ignore[arg-type]
+    if groups:
+        several = ["all_reduce over 8 ranks on 2 hosts", "  1 sizes"] if len(groups) > 1 else []
+        assert lines == ["all_reduce over 4 ranks", f"  {groups.count((4, 1))} sizes", *several]
+    else:
+        assert lines == ["collectives: torch.distributed's; no other was measured on this cluster"]
