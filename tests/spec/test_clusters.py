@@ -96,7 +96,7 @@ def test_a_plan_is_priced_on_every_preset(name: str) -> None:
         dp = max(d for d in divisors(job.global_batch) if d <= cluster.ranks)
         found = price(model, cluster, job, Strategy(dp=dp, zero=2))
         assert not found.reason
-        assert found.prediction.communication_s > 0
+        assert (found.prediction.communication_s > 0) == (dp > 1)  # a node of one GPU has none
         times.append(float(found.prediction.forward_s + found.prediction.backward_s))
     assert times == sorted(times, reverse=True)
 
@@ -218,3 +218,25 @@ def test_no_pod_has_one_host_for_all_its_traffic() -> None:
     """Chips of a pod reach the next pod by their own hosts: what they share is a host's."""
     for name in ("tpu-v4", "tpu-v5e", "tpu-v5p", "tpu-v6e", "tpu-v7"):
         assert preset(name, 2).tiers[-1].uplink_bandwidth_bytes_per_s_per_direction is None
+
+
+@pytest.mark.parametrize(
+    ("name", "chip", "kind", "gib"),
+    [
+        ("h20-141gb", "H20-96GB", "dgx-h20", 141),
+        ("NVIDIA H100 96GB", "H100-SXM5-80GB", "dgx-h100", 96),
+        ("gh200-144g", "GH200-96GB", "gh200", 144),
+    ],
+)
+def test_a_card_of_other_memory_is_told_from_the_one_that_is_known(name: str, chip: str, kind: str, gib: int) -> None:
+    """H20 and GH200 are sold with two sizes of memory: a name with the other one is not taken for this one."""
+    with pytest.raises(
+        InputError, match=f'is the {chip}; a cluster.s file with preset = "{kind}", gpu_memory_gib = {gib}'
+    ):
+        preset(name, 1)
+
+
+def test_a_superchip_is_a_node() -> None:
+    cluster = preset("GH200", 4)
+    assert (cluster.ranks_per_node, [t.name for t in cluster.tiers]) == (1, ["infiniband"])
+    assert cluster.device.name == preset("gh200-96gb", 1).device.name == "GH200-96GB"
