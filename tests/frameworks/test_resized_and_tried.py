@@ -212,3 +212,16 @@ def test_a_file_that_offloads_is_in_effect_on_one_gpu(tmp_path: Path) -> None:
     improved = json_of(tmp_path, f"plan --from {question} --json")
     assert improved["now"]["fits"]
     assert not improved["refused"]
+
+
+@pytest.mark.parametrize(("more", "offered"), [("", True), ("finetuning_type: lora\nlora_target: all\n", False)])
+def test_an_export_is_offered_where_there_is_one(more: str, offered: bool, tmp_path: Path) -> None:
+    """Adapters are in a program's code: no export has them."""
+    (tmp_path / "ds_z3.json").write_text(json.dumps({"zero_optimization": {"stage": 3}, "bf16": {"enabled": True}}))
+    (tmp_path / "sft.yaml").write_text(
+        f"model_name_or_path: meta-llama/Meta-Llama-3-8B\nstage: sft\n{more}deepspeed: ds_z3.json\ncutoff_len: 2048\n"
+        "per_device_train_batch_size: 1\ngradient_accumulation_steps: 8\nbf16: true\n"
+    )
+    said = text_of(tmp_path, "plan --from sft.yaml --cluster dgx-h100 --gpus 8")
+    assert ("phalanx export writes the whole" in said) == offered
+    assert "together: with all changes above" in said

@@ -12,6 +12,7 @@ from phalanx.answers.configurations.tries import TriedChanges
 from phalanx.answers.findings import Findings
 from phalanx.answers.question.read import Reading, origins
 from phalanx.frameworks.configuration import Configuration, shown
+from phalanx.frameworks.registry import DOCUMENTED
 from phalanx.planning.budget import shortened
 from phalanx.planning.tables.table import Sheet, columns
 from phalanx.report.expense import in_days, in_words
@@ -98,7 +99,7 @@ def findings(f: Findings) -> View:
 
 
 _LONG = 40
-_LEGEND = "alone: the file with this change only; together: with all changes above; phalanx export writes the whole"
+_LEGEND = "alone: the file with this change only; together: with all changes above"
 
 
 def tried(x: TriedChanges) -> View:
@@ -130,7 +131,12 @@ def improvement(x: Improvement) -> View:
         return View((*lines, f"nothing to change: none of {count} is faster by 0.2 % or more"))
     lines += [state("better", x.better), *_whole(x.better, x)]
     reasons = [f"{n} alone: {c.alone_refused}" for n, c in enumerate(x.changes, 1) if c.alone is None]
-    return View([*lines, _changes(x), *reasons, _LEGEND])
+    row = DOCUMENTED.get(x.question.stack)
+    # An option that a program's code sets is in no file that an export writes.
+    coded = row is not None and any(
+        row.options[name].in_code for name in x.better.options.changed() if name in row.options
+    )
+    return View([*lines, _changes(x), *reasons, _LEGEND + ("" if coded else "; phalanx export writes the whole")])
 
 
 def state(title: str, s: PricedState) -> str:
