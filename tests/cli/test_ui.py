@@ -15,15 +15,18 @@ from collections.abc import Iterator
 from pathlib import Path
 from socket import create_connection
 from threading import Thread
+from types import SimpleNamespace
+from typing import Any
 from urllib.request import Request, urlopen
 
 import pytest
 from support.browser import CHROMIUM, Browser, chromium
 from support.in_process_cli import error_of, phalanx
 
-from phalanx.report.local_page.answers import Met, Planner, answered
+from phalanx.report.local_page.answers import Met, Planner, _figures, answered
 from phalanx.report.local_page.notebook import question_in, ui
 from phalanx.report.local_page.server import LocalServer
+from phalanx.report.style import seconds, size
 from phalanx.spec.errors import InputError
 
 QUESTION = {
@@ -362,3 +365,17 @@ def test_a_notebook_shows_it_and_asks(runs: Path) -> None:
 def test_no_other_page_frames_the_one_of_the_terminal(server: LocalServer) -> None:
     with urlopen(server.address) as reply:
         assert "frame-ancestors 'self';" in reply.headers["Content-Security-Policy"]
+
+
+def test_two_answers_are_compared_by_figures_of_their_own_and_terms_that_matter() -> None:
+    terms = {"forward": 1.5, "backward": 0.4, "too little": 1e-6}
+    best = SimpleNamespace(terms_s=terms, step_time_s=2.0, tokens_per_s=256.0, mfu=0.25, memory_bytes=2**30)
+    search = SimpleNamespace(best=SimpleNamespace(strategy="tp=2"))
+    asked: Any = SimpleNamespace(
+        best=best, question=SimpleNamespace(global_batch=8, seq=64), gpus=1024, search=search
+    )
+    figures = _figures(asked, {"model": "gpt2"})
+    known = {"model": "gpt2", "GPUs": "1,024", "batch": "8 x 64 tokens", "strategy": "tp=2", "tokens/s": "256"}
+    known |= {"step": seconds(2.0), "MFU": "25.0%", "memory": size(2**30)}
+    assert {name: figures.pop(name) for name in known} == known
+    assert list(figures.values()) == [seconds(1.5), seconds(0.4)]
