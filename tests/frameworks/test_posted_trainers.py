@@ -43,7 +43,7 @@ def test_a_ring_of_accelerate_is_one_under_a_trainer_too(tmp_path: Path) -> None
     checkpoints, logits in chunks and attention by cuDNN had no place."""
     (tmp_path / "ring.yaml").write_text(RING)
     (tmp_path / "run.sh").write_text(LONG)
-    asked = ("run.sh", "--cluster", "dgx-h100", "--set", "model.max_seq=1048576", "--json")
+    asked = ("run.sh", "--cluster", "dgx-h100", "--json")
     p = json_of(tmp_path, "predict", *asked)
     assert "cp=8" in p["strategy"]
     assert "ulysses" not in p["strategy"]
