@@ -215,8 +215,8 @@ def canonical(
     for name, entry in stack.strategy.items():
         if not entry.written and name not in ("dp", "schedule"):
             changes[name] = FIELDS[name].default
-    if s.shards == 1 and not options.state_on_host:
-        changes |= {"zero": 0, "shard": None}
+    if s.shards == 1:  # what is on the host is there as shards
+        changes |= {"zero": max(s.zero, 1) if options.state_on_host else 0, "shard": None}
     elif s.shard == s.dp or not s.level.state:
         changes["shard"] = None
     if s.pp == 1:
