@@ -84,7 +84,7 @@ def _lines(shown: View) -> str:
 def test_a_diagnosis_shows_each_part_with_its_gap() -> None:
     shown = view(DIAGNOSIS)
     said = _lines(shown)
-    assert "a run: a step takes 2 s, 1.6 s planned: +0.4 s, +25%" in said
+    assert "a run: a step takes 2 s, 1.6 s planned: +0.4 s, +25% of the plan" in said
     assert [tuple(row.values()) for row in _rows(shown, "where a step goes")] == [
         ("products", 1.0, 1.5, 0.5, 0.25),
         ("over dp", 0.6, 0.5, pytest.approx(-0.1), pytest.approx(-0.05)),

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from support.imagined_run import Fault, Step, faults, step_of, write
+from support.in_process_cli import text_of
 
 from phalanx.answers.diagnose.causes import Evidence, causes
 from phalanx.answers.diagnose.diagnosis import Diagnosis, diagnosis_of
@@ -210,3 +211,16 @@ def test_our_own_timeline_of_a_slower_machine_is_no_recomputation(tmp_path: Path
 def test_every_axis_of_a_mesh_belongs_to_one_of_the_plan() -> None:
     for s in (Strategy(dp=4, zero=1, shard=2, tp=2, cp=2, pp=2), Strategy(dp=4, zero=1, shard=2, local=8)):
         assert {axis_name(name) for name, _ in mesh(s).axes} <= {"dp", "tp", "cp", "pp"}
+
+
+def test_a_plan_among_the_files_is_the_plan(tmp_path: Path) -> None:
+    """As people type it: `phalanx diagnose plan.json run.log`."""
+    plan = tmp_path / "any_name.json"
+    words = (
+        "plan --model llama3-8b --cluster dgx-h100 --gpus 8 --batch 8 --seq 2048 --strategy tp=8 --out any_name.json"
+    )
+    text_of(tmp_path, words)
+    beside = diagnosis_of([str(plan), "4.3s"], Query())
+    named = diagnosis_of(["4.3s"], Query(plan))
+    assert beside.planned_s is not None
+    assert (beside.planned_s, beside.step_s, beside.findings) == (named.planned_s, named.step_s, named.findings)

@@ -68,6 +68,8 @@ def read_files(words: Sequence[str]) -> RunFiles:
                 notes.append(
                     f"{file}: {sum(c.calls for c in calls):,} collectives" + f"; {odd} lines measure none" * bool(odd)
                 )
+            elif _PLAN.match(head):
+                plan = plan or file
             elif head.startswith(_GZIP) or (_JSON.match(head) and file.suffix != ".jsonl"):
                 traces += kineto.read(file)
             elif nccl.is_log(text):
@@ -120,6 +122,8 @@ def _head(path: Path) -> bytes:
 
 
 _GZIP = b"\x1f\x8b"
+_PLAN = re.compile(rb'\s*\{\s*"version"\s*:\s*\d+\s*,\s*"model"\s*:')
+"""How a plan begins that a search wrote (spec/files/plan.py)."""
 _JSON = re.compile(rb'\s*(\{\s*"|\[\s*[{\]])')
 
 

@@ -25,7 +25,7 @@ def _step(a: Diagnosis) -> list[Part]:
             f"a step of {step:.4g} s; it has no plan to compare with: name --plan, or --model, --cluster and the rest"
         )
     else:
-        gap = f"{step - planned:+.3g} s, {step / planned - 1:+.0%}"
+        gap = f"{step - planned:+.3g} s, {step / planned - 1:+.0%} of the plan"
         first = f"{a.about}: a step takes {step:.4g} s, {planned:.4g} s planned: {gap}"
     names = columns("part | planned [s] | measured [s] | gap [signed_s] | of the step [change]")
     rows = [(r.part, r.predicted_s, r.measured_s, r.gap_s, (r.gap_s or 0.0) / step) for r in a.parts]
