@@ -257,4 +257,5 @@ def _scores(model: ModelSpec, s: Strategy, seq: int, element_bytes: int) -> list
     kept = CONSTANTS["kept_score"] * element_bytes / 2 * blocks * model.heads * seq**2 * s.micro_batch / s.tp / s.cp
     if kept < GIB:
         return []
-    return [f"attention by sdpa is assumed: `eager`, all that older releases have, keeps {kept / GIB:.1f} GiB more"]
+    more = f"{kept / GIB:.1f} GiB more and takes longer"
+    return [f"attention by sdpa is assumed: `eager`, all that older releases have, keeps {more}"]
