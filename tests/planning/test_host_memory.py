@@ -7,12 +7,13 @@ import json
 from pathlib import Path
 
 import pytest
-from support.in_process_cli import json_of, phalanx
+from support.in_process_cli import json_of, phalanx, text_of
 
 from phalanx.answers.findings import lint
 from phalanx.answers.prediction import predict
 from phalanx.answers.question.query import Query
 from phalanx.planning.lookup import model_named
+from phalanx.spec.cluster.presets import preset
 
 _PARAMS = model_named("llama3-8b")[0].parameter_count
 
@@ -147,3 +148,15 @@ def test_a_card_of_other_memory_is_a_line_of_the_clusters_file(tmp_path: Path) -
     assert usable[141.0] - usable[24.0] == pytest.approx(117)
     assert [answer["fits"] for answer in answers.values()] == [False, True, False]
     assert len({(answer["step_time_s"], answer["memory_bytes"]) for answer in answers.values()}) == 1
+
+
+@pytest.mark.parametrize(("share", "said"), [(0.97, False), (1.03, True), (1.2, False)])
+def test_a_need_near_the_limit_says_that_estimates_err_by_as_much(share: float, said: bool, tmp_path: Path) -> None:
+    asked = ("--gpus", "8", "--strategy", "zero=3,micro_batch=2", "--batch", "64", "--seq", "8192")
+    words = ("predict", "--model", "llama3-8b", *asked, "--cluster")
+    whole = json_of(tmp_path, *words, "dgx-h100", "--json")
+    device = preset("dgx-h100", 1).device
+    kept = device.memory_bytes - device.usable_bytes
+    gib = (whole["memory_bytes"] / share + kept) / 2**30
+    (tmp_path / "ours.toml").write_text(f'preset = "dgx-h100"\ngpu_memory_gib = {gib}\n')
+    assert ("which is within an estimate's error" in text_of(tmp_path, *words, "ours.toml")) == said

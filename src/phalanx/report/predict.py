@@ -94,6 +94,10 @@ def figures(p: Prediction) -> Sheet:
     return Sheet(title, columns(" | predicted | how it came about"), list(_figures(p)), note)
 
 
+_ERROR = 0.06
+"""Median error of reserved memory, predicted by constants fitted without a family (docs/prediction.md)."""
+
+
 def _figures(p: Prediction) -> Iterator[tuple[str, str, str]]:
     how = "estimated: the terms below, summed" if p.engine == "formulas" else p.origin
     yield "step", seconds(p.step_time_s), how
@@ -111,7 +115,8 @@ def _figures(p: Prediction) -> Iterator[tuple[str, str, str]]:
         yield "whole training", lasts(t), how
     share = p.memory_bytes / p.usable_bytes
     tight = f", tight: {share:.0%}" if share > 1 - HEADROOM and p.engine == "formulas" else ""
-    fits = f"fits{tight}" if p.fits else "does not fit"
+    close = f", by {share - 1:.0%}, which is within an estimate's error" if 1 < share <= 1 + _ERROR else ""
+    fits = f"fits{tight}" if p.fits else "does not fit" + (close if p.engine == "formulas" else "")
     if p.memory_peak_bytes is not None:
         yield "memory, peak", size(p.memory_peak_bytes), "allocated, fullest rank, fullest instant"
     origin = " (estimated)" if p.engine == "formulas" else ""
