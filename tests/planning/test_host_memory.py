@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 
 import pytest
-from support.in_process_cli import json_of, phalanx, text_of
+from support.in_process_cli import error_of, json_of, phalanx, text_of
 
 from phalanx.answers.findings import lint
 from phalanx.answers.prediction import predict
@@ -160,3 +160,33 @@ def test_a_need_near_the_limit_says_that_estimates_err_by_as_much(share: float, 
     gib = (whole["memory_bytes"] / share + kept) / 2**30
     (tmp_path / "ours.toml").write_text(f'preset = "dgx-h100"\ngpu_memory_gib = {gib}\n')
     assert ("which is within an estimate's error" in text_of(tmp_path, *words, "ours.toml")) == said
+
+
+@pytest.mark.parametrize(
+    ("stack", "options"),
+    [
+        ("deepspeed", "optimizer_offload=1"),
+        ("fsdp2", "optimizer_offload=1,parameter_offload=1"),
+        ("nanotron", None),
+    ],
+)
+def test_where_nothing_fits_offloading_is_named_if_it_would(stack: str, options: str | None, tmp_path: Path) -> None:
+    """FSDP has both on the host or none. What is named fits."""
+    asked = (
+        "plan",
+        "--model",
+        "llama3-8b",
+        "--cluster",
+        "pcie-rtx4090",
+        "--gpus",
+        "1",
+        "--batch",
+        "8",
+        "--seq",
+        "2048",
+    )
+    said = error_of(tmp_path, *asked, "--stack", stack)
+    assert said.partition("; or options ")[2].strip() == (options or "")
+    if options:
+        found = json_of(tmp_path, *asked, "--stack", stack, "--options", options, "--json")
+        assert found["best"]["memory_bytes"] < 22 * 2**30

@@ -15,8 +15,9 @@ from phalanx.planning.search.priced import PricedStrategy
 from phalanx.planning.search.strategy_columns import Options, Strategies
 from phalanx.spec.cluster.spec import GIB
 from phalanx.spec.errors import InputError
-from phalanx.spec.strategy.spec import Strategy
-from phalanx.spec.strategy.stack_options import DEFAULTS
+from phalanx.spec.strategy.spec import Strategy, format_field
+from phalanx.spec.strategy.stack_options import DEFAULTS, StackOptions
+from phalanx.spec.strategy.zero_levels import ZERO_LEVELS
 
 _NEAR = 64
 """Number of smaller GPU counts to try for the hint if the batch cannot be split over all GPUs."""
@@ -100,7 +101,32 @@ def nothing_fits(
     enough = least_ranks(larger, gpus, pricing.cluster.ranks_per_node, options)
     device = f"{pricing.cluster.device.name}, {pricing.cluster.device.usable_bytes / GIB:.1f} GiB each"
     remedy = f"{enough} of them would do ({device})" if enough else "no number of them would do: shorten seq"
-    return InputError("gpus", gpus, f"nothing fits{needs}", remedy)
+    away = _offloading(pricing, gpus)
+    return InputError("gpus", gpus, f"nothing fits{needs}", remedy + (f"; or options {away}" if away else ""))
+
+
+_ON_HOST: tuple[dict[str, Any], ...] = (
+    {"optimizer_offload": 1.0},
+    {"optimizer_offload": 1.0, "parameter_offload": True},
+)
+"""Options that take state off the devices, in the order in which they slow a step."""
+
+
+def _offloading(pricing: Pricing, gpus: int) -> str:
+    """Return the options of the stack with which a strategy fits, since state lies on the host; "" without any."""
+    row = pricing.row
+    if row is None or pricing.cluster.device.kind != "cuda":
+        return ""
+    for away in _ON_HOST:
+        extra = StackOptions(**pricing.extra.changed() | away)
+        if not all(name in row.options and row.options[name].allows(value) for name, value in away.items()):
+            continue
+        if all(row.refusal(Strategy(dp=gpus, zero=level.number), extra) for level in ZERO_LEVELS):
+            continue
+        there = replace(pricing, extra=extra)
+        if fits_somewhere(there, gpus, there.options):
+            return ",".join(f"{name}={format_field(value)}" for name, value in away.items())
+    return ""
 
 
 _MOST = 2**17
