@@ -71,3 +71,17 @@ def test_attention_groups_of_a_neighbour_share_a_step_of_prompts(tmp_path: Path)
     assert neighbours["attention data parallelism"].candidate is not None
     (tmp_path / "run.sh").write_text(f"{launched} --enable-dp-attention --dp-size 8\n")
     assert serve_plan(**ask).plan.workers[0].attention_dp == 8
+
+
+def test_money_has_the_range_of_the_tokens(tmp_path: Path) -> None:
+    """A burst has a range of tokens/s, and so have a million of them; a load that is kept up with has neither."""
+    ask = dict(model="llama3-8b", cluster="dgx-h100", gpus=1, input=256, output=64, engine="vllm")
+    burst = serve_plan(**ask, requests=40, rate=float("inf"))
+    rate = next(r for r in burst.likely if r.figure == "tokens_per_s")
+    cost = burst.expense
+    assert cost.money is not None
+    assert cost.money_low is not None
+    assert cost.money_high is not None
+    assert cost.money_low * rate.high == pytest.approx(cost.money * burst.tokens_per_s)
+    assert cost.money_high * rate.low == pytest.approx(cost.money * burst.tokens_per_s)
+    assert serve_plan(**ask, rate=1.0).expense.money_low is None
