@@ -91,7 +91,7 @@ def test_neighbours_are_of_the_modes_that_are_asked_for(mode: str) -> None:
 def test_what_is_sought_is_printed(tmp_path: Path, objective: str, says: bool) -> None:
     line = "serve plan --model llama3-8b --cluster dgx-h100 --gpus 1 --input 100 --output 10 --layout tp=1"
     text = text_of(tmp_path, f"{line} --weights fp8 --chunk 4096 --requests 4 --rate inf --objective {objective}")
-    assert ("a million tokens generated: " in text and " a GPU-hour), " in text) is says
+    assert ("a million tokens generated: " in text and " a GPU-hour; " in text) is says
 
 
 def test_energy_is_an_objective() -> None:
