@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from support.in_process_cli import error_of, json_of
+from support.in_process_cli import error_of, json_of, text_of
 
 from phalanx.cost.analytic.profile import profile
 from phalanx.frameworks.configuration import Configuration
@@ -109,3 +109,15 @@ def test_the_registry_names_attentions_kernel(backend: str, kernel: str | None, 
     c = files.read([tmp_path / "registry.py::small"], world=8)[0]
     assert c.options.get("attention") == kernel
     assert profile("torchtitan").portable == 3
+
+
+@pytest.mark.parametrize(("kernel", "kept"), [("flex", True), ("flash3", False)])
+def test_an_export_loses_no_kernel_of_attention(kernel: str, kept: bool, tmp_path: Path) -> None:
+    """FlexAttention is what the registry of its release makes; varlen would be a change of the model's code."""
+    asked = "plan --model llama3-8b --cluster dgx-h100 --gpus 8 --batch 8 --seq 2048 --stack torchtitan"
+    json_of(tmp_path, f"{asked} --options attention={kernel} --out p.json --json")
+    export = "export p.json --to torchtitan --out out"
+    if kept:
+        text_of(tmp_path, export)
+    else:
+        assert "options.attention = 'flash3'" in error_of(tmp_path, export)

@@ -309,8 +309,9 @@ def attention(kind: BlockKind, layout: Layout, system: System, profile: Profile)
 
 _FLEX = 3
 """Profile.portable of FlexAttention. Its kernels, which Triton compiles, reach what FlashAttention 2 does: on an H100
-1.00 to 1.14 of it forward (pytorch/benchmark#2443); on a B200 a backward pass of 192 and 128 wide heads takes 12.2 ms
-for twice the full square of 64 sequences and heads of 4,096 (pytorch/pytorch#165760), where 11.8 ms are said here."""
+0.92 to 1.14 of it forward, over the full square of 512 to 16,384 tokens (pytorch/benchmark#2443); on a B200 a
+backward pass of heads 192 and 128 wide takes 12.2 ms for twice the full square of 4 sequences of 4,096 with 16 heads
+(pytorch/pytorch#165760), where these formulas say 13.1."""
 
 
 def _power_of_two(width: Column) -> Column:

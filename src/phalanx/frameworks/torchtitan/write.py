@@ -49,10 +49,11 @@ def _require_expressible(x: Subject) -> None:
         known = ", ".join(f"{module} {flavor}" for module, flavor in FLAVORS.values())
         remedy = f"it has {known}; accelerate trains any model of transformers"
         raise InputError("model", f"{m.family} of {m.layers} x {m.hidden}", "is not a model of torchtitan", remedy)
-    for field in ("document", "lora", "mtp", "dispatch", "optimizer", "cross_entropy"):
+    own = {"optimizer": "adam", "attention": "flex"}  # what its release does by itself
+    for field in ("document", "lora", "mtp", "dispatch", "optimizer", "cross_entropy", "attention"):
         value = getattr(o, field)
         default = getattr(type(o), field)
-        if value != default and not (field == "optimizer" and value == "adam"):
+        if value not in (default, own.get(field)):
             reason = "takes changes of torchtitan's model or loss that no configuration of its release holds"
             raise InputError(f"options.{field}", value, reason, "leave it out")
     if x.compute == "fp16":
