@@ -26,6 +26,7 @@ from phalanx.cost.ledger.layer_flows import carried_bytes, messages
 from phalanx.cost.ledger.live_bytes import live_bytes
 from phalanx.cost.ledger.model_shape import Shape, padded
 from phalanx.cost.ledger.rank_layout import Layout, stages
+from phalanx.spec.strategy.zero_levels import level_columns
 
 
 @dataclass
@@ -177,7 +178,7 @@ _MODULES, _OF_SUBLAYER, _OF_ADAPTER = 1, 6, 4
 def _hooked(kind: BlockKind, shape: Shape, layout: Layout, profile: Profile) -> Column:
     """Return the host's seconds around the modules of a block's pass, under ZeRO-3 that fetches for each of them."""
     modules = _MODULES + _OF_SUBLAYER * kind.sublayers + _OF_ADAPTER * shape.adapted.number
-    return profile.hook_s * modules * (np.asarray(layout.zero) == 3)
+    return profile.hook_s * modules * level_columns(np.asarray(layout.zero)).parameters
 
 
 _CORE_LAUNCHES = 4
