@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +47,22 @@ def test_the_table_names_what_there_is(entry: Entry) -> None:
     command: Any = entry.command()
     assert command.name == entry.name
     assert command.help
+
+
+def _commands(command: Any) -> Iterator[Any]:
+    """Yield the commands that a command or group consists of."""
+    for name in getattr(command, "commands", ()):
+        yield from _commands(command.commands[name])
+    if not hasattr(command, "commands"):
+        yield command
+
+
+@pytest.mark.parametrize("entry", COMMANDS, ids=lambda entry: entry.name)
+def test_help_is_wrapped_by_the_terminal_and_shows_no_value_for_a_flag(entry: Entry) -> None:
+    for command in _commands(entry.command()):
+        assert all("\n" not in paragraph for paragraph in command.help.split("\n\n")), command.help
+        flags = [p for p in command.params if getattr(p, "is_flag", False)]
+        assert not [p.name for p in flags if p.display_type_rich(typer.Context(command))]
 
 
 def test_a_wrong_name_is_told_from_what_there_is() -> None:

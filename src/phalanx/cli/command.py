@@ -70,6 +70,8 @@ def _derive(body: Command, reports_progress: bool) -> Command:
             described = entries[name](name)
             if annotation in (int, int | None):
                 described.parser = _count
+            if annotation is bool:
+                described.metavar = ""  # a flag takes no value
             annotation = Annotated[annotation, described]
         parameters.append(
             inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)

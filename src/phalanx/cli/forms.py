@@ -6,6 +6,7 @@
 are named in a table, and imported when they run: help and completion need no more than their names.
 """
 
+import inspect
 from collections.abc import Callable, Iterator, MutableMapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
@@ -38,7 +39,8 @@ class Entry:
             group.name = self.name
             return group
         alone = typer.Typer(add_completion=False)
-        alone.command(self.name)(target)
+        paragraphs = inspect.cleandoc(target.__doc__ or "").split("\n\n")
+        alone.command(self.name, help="\n\n".join(" ".join(p.split()) for p in paragraphs))(target)
         return typer.main.get_command(alone)
 
     def listed(self) -> TyperCommand:
