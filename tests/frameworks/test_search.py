@@ -297,7 +297,12 @@ def test_options_of_one_strategy() -> None:
     for command in ("predict", "explain", "lint"):
         for line, said in (
             ("mster=float16", "did you mean master"),
-            ("lora=8", "does not have it; use"),
+            (
+                "lora=8",
+                "does not have it; use the stack megatron-bridge or torchtitan or deepspeed or accelerate",
+            ),
+            ("lora=8,base=nf4", "use the stack deepspeed or accelerate"),
+            ("base=nf4,first_stage_layers=2", "does not have it; use first_stage_layers"),
             ("tp", "="),
         ):
             done = CliRunner().invoke(app, [command, *question.split(), "--options", line])

@@ -123,6 +123,17 @@ def test_a_level_is_in_effect_on_one_gpu_whose_state_is_offloaded(level: int, fi
     assert (answer["question"]["refused"] == "") == fits
 
 
+def test_several_gpus_whose_state_is_offloaded_share_it(tmp_path: Path) -> None:
+    """A copy on the host for each of them needs no messages, but no framework is started so."""
+    asked = (
+        "plan --model llama3-70b --cluster pcie-rtx3090 --gpus 2 --batch 2 --seq 1024 --stack accelerate --out p.json"
+    )
+    options = "lora=16,base=nf4,optimizer_offload=1,parameter_offload=1"
+    answer = json_of(tmp_path, asked, "--options", options, "--json")
+    assert "zero=3" in answer["best"]["strategy"]
+    assert not [way for way in (answer["best"], *answer["alternatives"]) if "shard=1" in way["strategy"].split(",")]
+
+
 def test_few_gpus_of_a_host_have_its_memory_to_themselves() -> None:
     """Each updates its share of the parameters; a lone one of eight all of them, at eight times the rate."""
 

@@ -222,6 +222,10 @@ class Stack:
         """Whether its context parallelism may exchange tokens for heads."""
         return self.refusal(Strategy(cp=2, ulysses=2)) is None
 
+    def has_option(self, name: str, value: Any) -> bool:
+        """Whether it has an option, and the option may have this value."""
+        return name in self.options and self.options[name].allows(value)
+
     def _runs(self, name: str, values: tuple[Any, ...], **others: Any) -> tuple[Any, ...]:
         """Return the values of a field that it runs."""
         return tuple(v for v in values if self.refusal(Strategy(**others | {name: v})) is None)

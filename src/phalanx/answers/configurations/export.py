@@ -199,12 +199,8 @@ _TRAINED = ("lora", "lora_targets", "base", "dora", "reference", "optimizer", "m
 
 def _only_there(plan: Plan, stack: str) -> tuple[str, ...]:
     """Return a plan's options that another stack has no setting for, and that say how, not what, is trained."""
-    has = stack_named(stack).options
-    return tuple(
-        name
-        for name, value in plan.options.changed().items()
-        if name not in _TRAINED and (name not in has or not has[name].allows(value))
-    )
+    changed, row = plan.options.changed(), stack_named(stack)
+    return tuple(name for name, value in changed.items() if name not in _TRAINED and not row.has_option(name, value))
 
 
 def why_not_exported(plan: Plan, stack: str) -> str:

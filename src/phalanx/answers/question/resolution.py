@@ -239,7 +239,11 @@ def _require_options(stack: str, options: StackOptions, field: str = "where") ->
         reason = f"{stack} has no row that says which options it has"
         raise InputError(field, str(options), reason, f"use a stack that has: {', '.join(DOCUMENTED)}")
     for name, value in options.changed().items():
-        entry = row.options.get(name)
-        if entry is None or not entry.allows(value):
+        if not row.has_option(name, value):
+            others = [
+                k for k, its in DOCUMENTED.items() if all(its.has_option(*o) for o in options.changed().items())
+            ]
+            entry = row.options.get(name)
             has = ", ".join(row.options) if entry is None else " or ".join(map(str, entry.values or ()))
-            raise InputError(f"{field} {name}", value, f"{row.title} does not have it", f"use {has}")
+            remedy = f"use the stack {' or '.join(others)}" if others else f"use {has}"
+            raise InputError(f"{field} {name}", value, f"{row.title} does not have it", remedy)

@@ -119,7 +119,7 @@ def _offloading(pricing: Pricing, gpus: int) -> str:
         return ""
     for away in _ON_HOST:
         extra = StackOptions(**pricing.extra.changed() | away)
-        if not all(name in row.options and row.options[name].allows(value) for name, value in away.items()):
+        if not all(row.has_option(name, value) for name, value in away.items()):
             continue
         if all(row.refusal(Strategy(dp=gpus, zero=level.number), extra) for level in ZERO_LEVELS):
             continue

@@ -394,7 +394,7 @@ def _by_sharding(rows: Strategies, job: Job, options: Options) -> _Expansion:
     def ways(dp: int, flags: int) -> Ways:
         over_cp, piped = flags & 2, flags & 4
         levels = options.zero_in_pipeline if piped else options.zero
-        alone = over_cp or options.extra.state_on_host
+        alone = over_cp or (dp == 1 and options.extra.state_on_host)
         sharded = [(zero, d) for zero in levels if zero for d in divisors(dp) if d > 1 or alone]
         moves = flags & 1
         shardings = [way for way in sharded if ZERO_LEVELS[way[0]].parameters] if flags & 8 else [(0, 1), *sharded]
