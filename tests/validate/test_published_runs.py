@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from phalanx.answers.validate import PredictionScores
+from phalanx.cli.output import show_view
+from phalanx.report.view import view_of
 from phalanx.validate import records
 from phalanx.validate.collectives import link_scores
 from phalanx.validate.prediction_error import PredictionError, compare, scores
+
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture(scope="module")
@@ -44,6 +50,18 @@ def test_step_times_of_a_family_keep_their_errors(told: dict, family: str) -> No
     found = told["by_family"][family]["time"]
     assert found["mape"] <= mean
     assert found["median"] <= median
+
+
+def test_the_page_shows_these_errors_and_the_readme_their_range(told: dict, capsys: pytest.CaptureFixture) -> None:
+    show_view(view_of(PredictionScores(told)))
+    printed = [line.split() for line in capsys.readouterr().out.splitlines()]
+    _, _, below = (ROOT / "docs/prediction.md").read_text().partition("$ phalanx validate\n")
+    shown = below.partition("\n- ")[0].splitlines()
+    assert [line for line in shown if line.split() not in printed and line.strip() != "..."] == []
+    groups = (*told["by_family"].values(), *told["by_kind"].values())
+    medians = [g["time_left_out"]["median"] for g in groups if g["time_left_out"]["n"]]
+    assert f"median error {min(medians):.1f} to {max(medians):.1f} % by family" in (ROOT / "README.md").read_text()
+    assert f"right in {told['fit']['accuracy']:.1f} % of {told['fit']['n']:,}" in (ROOT / "README.md").read_text()
 
 
 def test_ranks_and_biases(told: dict) -> None:
