@@ -16,7 +16,7 @@ import pytest
 import yaml
 from support.in_process_cli import error_of, json_of, phalanx, text_of
 
-from phalanx.answers.configurations.improve import Improvement, _with, improve
+from phalanx.answers.configurations.improve import Improvement, _with_fields, improve
 from phalanx.answers.question.query import Configured, Query
 from phalanx.answers.question.read import read as configuration
 from phalanx.answers.question.resolution import read, resolve
@@ -330,11 +330,11 @@ def test_stages_are_dealt_anew_where_their_number_alone_is_of_the_better_plan(
     names: tuple[str, ...], layers: str
 ) -> None:
     """And the ranks that are left are of dp."""
-    prices: Any = SimpleNamespace(q=SimpleNamespace(followed={}, void_zero=None), of=lambda s, options, legal: s)
+    prices: Any = SimpleNamespace(q=SimpleNamespace(followed={}, void_zero=None), price=lambda s, options, legal: s)
     state, better = (
         SimpleNamespace(strategy=make_strategy(line), options=StackOptions())
         for line in ("dp=8,tp=2,pp=2,layers=10/22", "dp=8,pp=4,layers=8/8/8/8,micro_batch=2")
     )
-    made: Any = _with(prices, state, better, names)  # type: ignore[arg-type]
+    made: Any = _with_fields(prices, state, better, names)  # type: ignore[arg-type]
     assert (made.layers, made.world, made.tp) == (layers, 32, 2)
     assert made.pp == (4 if "pp" in names else 2)

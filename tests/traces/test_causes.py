@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from phalanx.answers.diagnose import run_files
 from phalanx.answers.diagnose.causes import Evidence, causes
-from phalanx.answers.diagnose.diagnosis import _cautions, _findings, _rows, _usual
+from phalanx.answers.diagnose.diagnosis import _cautions, _compared_rank, _findings, _rows
 from phalanx.answers.diagnose.planned_parts import PlannedAxis
 from phalanx.answers.diagnose.run_files import RunFiles, read_files, tail
 from phalanx.spec.errors import InputError
@@ -32,7 +32,7 @@ def _step(rank: int | None = 0, counts: Any = None, **parts: float) -> Breakdown
 
 def _evidence(own: Breakdown, gaps: dict[str, float], s: Strategy = S, **more: Any) -> Evidence:
     planned = {part: own.parts.get(part, 0.0) - gap for part, gap in gaps.items()}
-    given = {"ranks": [own], "planned": planned, "axes": {}, "spread_out": frozenset(), "single": 0.0} | more
+    given = {"ranks": [own], "planned": planned, "axes": {}, "spread_out": frozenset(), "fp32_share": 0.0} | more
     return Evidence(strategy=s, grid=mesh(s), ranks_per_node=2, own=own, gaps=gaps, **given)
 
 
@@ -54,7 +54,7 @@ def test_findings_come_largest_first_with_their_seconds() -> None:
 @pytest.mark.parametrize(("single", "name"), [(0.19, "slow products"), (0.21, "products in fp32")])
 def test_products_in_fp32_are_a_fifth_or_more(single: float, name: str) -> None:
     own = _step(products=1.0)
-    assert _names(_evidence(own, {"products": 0.1}, single=single)) == [name]
+    assert _names(_evidence(own, {"products": 0.1}, fp32_share=single)) == [name]
 
 
 PLANNED = PlannedAxis(calls=10, bytes=1e9, alone_s=0.1)
@@ -222,11 +222,11 @@ def test_rows_have_every_second_once(own: dict[str, float], planned: dict[str, f
 
 def test_the_usual_rank_is_the_lower_median_of_the_longest_stage() -> None:
     ranks = [_step(i, products=seconds) for i, seconds in enumerate((1.0, 2.0, 3.0, 4.0))]
-    assert _usual(ranks, None) is ranks[1]
-    assert _usual(ranks[:3], None) is ranks[1]
+    assert _compared_rank(ranks, None) is ranks[1]
+    assert _compared_rank(ranks[:3], None) is ranks[1]
     question: Any = type("Question", (), {"strategy": Strategy(pp=2, dp=2)})()
-    assert _usual(ranks, question) is ranks[2]
-    assert _usual([], None) is None
+    assert _compared_rank(ranks, question) is ranks[2]
+    assert _compared_rank([], None) is None
 
 
 @pytest.mark.parametrize(("seconds", "named"), [(0.019, False), (0.021, True)])
@@ -252,6 +252,11 @@ def test_of_a_long_log_the_end_is_read(tmp_path: Path, monkeypatch: pytest.Monke
 def test_words_are_seconds_rates_files_or_folders(tmp_path: Path) -> None:
     assert read_files(["4.3s"]).step_s == 4.3
     assert read_files(["230TFLOP/s", "2 s"]).tflops == 230
+    for word in ("0s", "0.0 TFLOP/s"):
+        with pytest.raises(InputError, match="above 0"):
+            read_files([word])
+    with pytest.raises(InputError, match=r"1\.2\.3s"):  # no number, so the name of a file
+        read_files(["1.2.3s"])
     with pytest.raises(InputError, match="has no trace"):
         read_files([str(tmp_path)])
     os.mkfifo(tmp_path / "pipe")

@@ -203,7 +203,7 @@ def test_our_own_timeline_of_a_slower_machine_is_no_recomputation(tmp_path: Path
             planned=planned,
             axes={},
             spread_out=frozenset(),
-            single=0.0,
+            fp32_share=0.0,
         )
         assert [c.name for c in causes(evidence) if c.name == "recomputation"] == ([name] if name else [])
 

@@ -11,7 +11,7 @@ import pytest
 from support.fitted_cluster import laptop
 from typer.testing import CliRunner
 
-from phalanx.answers.machine.calibration import _expanded, calibration_of
+from phalanx.answers.machine.calibration import _rows, calibration_of
 from phalanx.answers.plan import decide
 from phalanx.answers.question.query import Query
 from phalanx.answers.question.resolution import read
@@ -263,7 +263,7 @@ def _trained(folder: Path, factor: float) -> Path:
 def test_a_file_of_steps_that_is_no_csv_is_refused(tmp_path: Path) -> None:
     (tmp_path / "steps.csv").write_text("step,measured\n" + "x" * 2**18 + ",1\n")
     with pytest.raises(InputError, match="is not CSV"):
-        _expanded(str(tmp_path / "steps.csv"))
+        _rows(str(tmp_path / "steps.csv"))
 
 
 @pytest.mark.parametrize("seed", range(6))

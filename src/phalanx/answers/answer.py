@@ -107,7 +107,7 @@ class Answer:
         return plain(self)
 
     def records(self) -> list[dict[str, Any]]:
-        """Return the rows that a data frame has, with mappings as columns: `terms_s` of a term becomes `term_s`."""
+        """Return the rows of a data frame; numbers in mappings become columns (see `flat`)."""
         return [flat(plain(row)) for row in (getattr(self, self.rows_of) if self.rows_of else (self,))]
 
     def to_pandas(self) -> Any:
@@ -115,7 +115,7 @@ class Answer:
         return frame(self.records())
 
     def plot(self) -> Page:
-        """Return the report: what `--save FILE.html` writes."""
+        """Return the report as a page, which `--save FILE.html` writes."""
         return Page(_views().view_of(self).page())
 
     def _repr_html_(self) -> str:

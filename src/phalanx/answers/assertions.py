@@ -16,7 +16,7 @@ from typing import Any
 from phalanx.spec.byte_sizes import parse_bytes, write_bytes
 from phalanx.spec.errors import InputError, nearest
 
-_COMPARED: dict[str, Callable[[Any, Any], bool]] = {
+_COMPARISONS: dict[str, Callable[[Any, Any], bool]] = {
     "<=": operator.le,
     ">=": operator.ge,
     "!=": operator.ne,
@@ -48,8 +48,8 @@ class Assertion:
     value: str
 
     def failures(self, values: dict[str, Any]) -> list[str]:
-        """Return why it does not hold for these fields, a line for each that fails. Raises InputError for an unknown
-        field, or a value of another kind."""
+        """Return a line for each field of this name where the assertion does not hold. Raises InputError for an
+        unknown field, or a value of another kind."""
         return [why for path in _paths(self.name, values) if (why := self._failure(path, values))]
 
     def _failure(self, path: str, values: dict[str, Any]) -> str:
@@ -63,13 +63,13 @@ class Assertion:
         limit = self._limit(path, values)
         if limit is None:
             return f"{self.text}: {self.value} has no value here"
-        if _COMPARED[self.compare](value, limit):
+        if _COMPARISONS[self.compare](value, limit):
             return ""
-        than = "" if _is_value(self.value) else f", {self.value} is {_written(limit, path)}"
-        return f"{self.text}: {path} is {_written(value, path)}{_interval(path, values)}{than}"
+        than = "" if _is_value(self.value) else f", {self.value} is {_with_unit(limit, path)}"
+        return f"{self.text}: {path} is {_with_unit(value, path)}{_interval(path, values)}{than}"
 
     def _limit(self, path: str, values: dict[str, Any]) -> Any:
-        """Return what the field is compared with: a number, another field where it is none, or a word."""
+        """Return what the field is compared with: a number, another field's value, or a word. Raises InputError."""
         if not isinstance(values[path], int | float):
             return self.value
         if _is_value(self.value):
@@ -87,7 +87,7 @@ def _is_value(text: str) -> bool:
 
 
 def parse(line: str) -> tuple[Assertion, ...]:
-    """Parse assertions apart by commas. Raises InputError for one that is none."""
+    """Parse assertions that commas separate. Raises InputError for text that is no assertion."""
     result = []
     for text in filter(None, map(str.strip, line.split(","))):
         match = re.fullmatch(r"([A-Za-z_][\w.]*)\s*(?:(<=|>=|!=|==|<|>|=)\s*([^\s<>=!].*))?", text)
@@ -119,7 +119,8 @@ def _leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def _paths(name: str, values: dict[str, Any]) -> list[str]:
-    """Return the shallowest fields of a name, with or without its unit: several where rows have it."""
+    """Return the paths of the shallowest fields of this name, with or without its unit: one in each row of a list.
+    Raises InputError for a name that no field has."""
     head, dot, last = name.rpartition(".")
     wanted = tuple(f"{head}{dot}{_SHORT.get(last, last)}{unit}" for unit in ("", *_UNITS))
     matches = [path for path in values if path in wanted or path.endswith(tuple(f".{each}" for each in wanted))]
@@ -133,12 +134,12 @@ def _paths(name: str, values: dict[str, Any]) -> list[str]:
 
 
 def _depth(path: str) -> int:
-    """How deep a field lies; rows of a list are no level."""
+    """Return how many names a path has, without the numbers of rows."""
     return sum(not part.isdigit() for part in path.split("."))
 
 
 def _number(text: str, path: str) -> float:
-    """Return a number with its unit, in the unit of a field."""
+    """Parse a number with or without a unit, and return it in the unit of the field at `path`. Raises InputError."""
     if path.endswith("_bytes"):
         return parse_bytes(text, _FIELD)
     match = re.fullmatch(r"(-?\d+(?:\.\d+)?(?:e[+-]?\d+)?)\s*([a-z%]*)", text.strip(), re.IGNORECASE)
@@ -149,7 +150,7 @@ def _number(text: str, path: str) -> float:
     return float(match[1]) * (units[match[2]] if match[2] else 1.0)
 
 
-def _written(value: Any, path: str) -> str:
+def _with_unit(value: Any, path: str) -> str:
     if isinstance(value, bool) or not isinstance(value, int | float):
         return str(value)
     if path.endswith("_bytes"):
@@ -158,8 +159,8 @@ def _written(value: Any, path: str) -> str:
 
 
 def _interval(path: str, values: dict[str, Any]) -> str:
-    """Return the interval of a field, where the answer has one: X_low_s and X_high_s of X_s."""
+    """Return the likely interval of a field as text, from X_low_s and X_high_s for X_s; "" without these."""
     unit = next((unit for unit in _UNITS if path.endswith(unit)), "")
     stem = path.removesuffix(unit)
     low, high = (values.get(f"{stem}_{end}{unit}") for end in ("low", "high"))
-    return "" if low is None or high is None else f" ({low:.4g} to {_written(high, path)} likely)"
+    return "" if low is None or high is None else f" ({low:.4g} to {_with_unit(high, path)} likely)"

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Unpack
 
 from phalanx.answers.answer import Answer, flat, plain
-from phalanx.answers.configurations.file_settings import program_of, written
+from phalanx.answers.configurations.file_settings import program_of, settings_of
 from phalanx.answers.expenses import expense, rates_of
 from phalanx.answers.question.query import Query, QueryFields, query_of
 from phalanx.answers.question.question import Question
@@ -39,9 +39,9 @@ class ComparedPlan:
     stack: str
     gpus: int
     tokens: int
-    """Of a step."""
+    """In a step."""
     step_time_s: float
-    """Predicted."""
+    """As predicted."""
     terms_s: Mapping[str, float]
     memory_bytes: float
     usable_bytes: float
@@ -49,15 +49,15 @@ class ComparedPlan:
     """Whether the fullest rank has the memory."""
     memory_terms: Mapping[str, float]
     state: StatePerParameter
-    """What the state among them is made of."""
+    """Bytes of a parameter's weights, gradient and optimizer state."""
     settings: Mapping[str, str]
-    """What it is written as: flags or keys of its stack, or fields of the strategy."""
+    """Flags or keys of its stack by name, or fields of the strategy."""
     expense: Expense | None = None
-    """Of a million tokens."""
+    """For a million tokens."""
     rates: ExpenseRates | None = None
-    """Of its money, energy and carbon, with their sources."""
+    """Prices of a GPU-hour, of energy and of carbon, with their sources."""
     measured_step_s: float | None = None
-    """Median of a run's steps, where it is the folder of one."""
+    """Median of a run's steps; None where the side is not a run's folder."""
     measured_memory_bytes: int | None = None
     """Peak of the fullest rank of a run."""
 
@@ -68,7 +68,7 @@ class Comparison(Answer):
 
     sides: tuple[ComparedPlan, ...]
     settings_that_differ: Mapping[str, tuple[str, ...]]
-    """By setting its value on each side, "" where a side has none."""
+    """Setting -> its value on each side, "" where a side has none."""
 
     def records(self) -> list[dict[str, Any]]:
         """Return a row for each side."""
@@ -78,8 +78,8 @@ class Comparison(Answer):
 def compare(*sides: str, rates: str | None = None, **fields: Unpack[QueryFields]) -> Comparison:
     """Compare two or three plans and configurations (files or folders) or strategies (lines such as tp=8,zero=1).
 
-    A strategy is that of the first plan's question, or of the model, cluster and numbers in `fields`.
-    `rates`: own values, such as price=2.5 (planning/expense). Raises InputError."""
+    A strategy's line is priced for the job of the first plan, or for the model, cluster and numbers in `fields`.
+    `rates`: the user's prices, such as price=2.5 (planning/expense). Raises InputError."""
     return comparison_of(sides, query_of(None, fields), rates)
 
 
@@ -90,19 +90,19 @@ def comparison_of(names: Sequence[str], query: Query, rates: str | None = None) 
 
 
 def sides(names: Sequence[str], query: Query, rates: str | None = None) -> list[ComparedPlan]:
-    """Price plans and configurations (files or folders) and strategies (lines). `query`: what else is given. Raises
-    InputError."""
+    """Price plans and configurations (files or folders) and strategies (lines). `query`: the rest of the question.
+    Raises InputError."""
     if not 2 <= len(names) <= 3:
         raise InputError("compare", len(names), "is not two or three things", "name two or three plans or strategies")
     files = [name for name in names if _is_file(name)]
     foreign = {name for name in files if is_configuration(Path(name))}
     planned = [name for name in files if name not in foreign]
-    on = query.cluster or (_cluster_of(Path(planned[0])) if planned and foreign else None)
+    cluster = query.cluster or (_cluster_of(Path(planned[0])) if planned and foreign else None)
 
     def question(name: str, strategy: str | None = None) -> Question:
         given = replace(query, source=Path(name), strategy=strategy)
         if name in foreign:
-            return read(replace(given, cluster=on))
+            return read(replace(given, cluster=cluster))
         return read(replace(given, cluster=None, batch=None, seq=None, model=None) if foreign else given)
 
     questions = []
@@ -135,11 +135,11 @@ def _side(name: str, q: Question, settings: Mapping[str, str], line: str | None)
     if q.exact is not None:
         chosen = q.exact.chosen
         exact = ExactExplanation(chosen, (), q.exact.cluster.device.usable_bytes)
-        job, seconds, terms, held = q.exact.job, chosen.seconds, exact.terms, exact.memory_terms
+        job, seconds, terms, memory = q.exact.job, chosen.seconds, exact.terms, exact.memory_terms
         bytes_, usable = float(chosen.prediction.memory_bytes), float(exact.usable)
     else:
         p = q.subject.priced
-        job, seconds, terms, held = q.pricing.job, p.seconds, p.terms, p.memory_terms
+        job, seconds, terms, memory = q.pricing.job, p.seconds, p.terms, p.memory_terms
         bytes_, usable = p.bytes_, float(p.usable)
     tokens = job.global_batch * job.seq
     fits = bytes_ <= usable
@@ -147,13 +147,13 @@ def _side(name: str, q: Question, settings: Mapping[str, str], line: str | None)
     cost = expense(q, tokens / seconds, rates)
     state = state_in(q.pricing, s)
     planned = ComparedPlan(
-        name, s, q.stack, s.world, tokens, seconds, terms, bytes_, usable, fits, held, state, settings, cost, rates
+        name, s, q.stack, s.world, tokens, seconds, terms, bytes_, usable, fits, memory, state, settings, cost, rates
     )
     return replace(planned, **_measured(Path(name))) if os.path.isdir(name) else planned
 
 
 def _measured(folder: Path) -> dict[str, Any]:
-    """Return what a run's folder says of its steps; nothing before it has recorded. Raises InputError."""
+    """Return the measured fields of a run's folder; {} before it has recorded a step. Raises InputError."""
     record = folder / "recorded.json"
     if not record.is_file():
         return {}
@@ -168,16 +168,16 @@ def _measured(folder: Path) -> dict[str, Any]:
 
 
 def _settings(questions: Sequence[Question]) -> list[dict[str, str]]:
-    """Return what `phalanx export` writes for each side; the fields of the strategies and the options where the sides
-    are of several frameworks, or one cannot be written."""
+    """Return the settings of each side: those that `phalanx export` writes where one framework can write all sides,
+    else the fields of the strategies and the options."""
     programs = [
         None if q.exact else program_of(q, q.strategy, q.pricing.extra, q.subject.run.blocks)
         for q in questions
         if q.strategy is not None
     ]
-    written_for = {p.title if p else "" for p in programs}
-    if written_for != {""} and len(written_for) == 1:
-        return [written(p) for p in programs if p]
+    titles = {p.title if p else "" for p in programs}
+    if titles != {""} and len(titles) == 1:
+        return [settings_of(p) for p in programs if p]
     return [_fields(q) for q in questions]
 
 

@@ -1,4 +1,4 @@
-"""What disturbs a step, as people write it: slow ranks, slow links, a kill, a share."""
+"""Disturbances of a step parsed from the words of options: slow ranks, slow links, kills, jitter."""
 
 import math
 import re
@@ -40,7 +40,8 @@ def _require_inside(field: str, word: str, number: int, count: int, what: str) -
 
 
 def factors(slow: str, world: int, node: int) -> npt.NDArray[np.float64]:
-    """Return how much longer each rank takes, (world,). Raises InputError."""
+    """Parse slow ranks such as `rank=37:1.3,node=4:1.1`; return how many times longer each takes, (world,). `node`:
+    ranks of a node. Raises InputError."""
     factor = np.ones(world)
     for word in _words(slow):
         match = _SLOW.fullmatch(word)
@@ -53,7 +54,7 @@ def factors(slow: str, world: int, node: int) -> npt.NDArray[np.float64]:
 
 
 def slow_links(line: str, world: int, cluster: ClusterSpec) -> tuple[SlowLink, ...]:
-    """Read links at a share of their rate. Raises InputError."""
+    """Parse links with the share of their rate that is left, such as `nic=37:0.5`. Raises InputError."""
     links = []
     for word in _words(line):
         match = _LINK.fullmatch(word)
@@ -81,7 +82,7 @@ def slow_links(line: str, world: int, cluster: ClusterSpec) -> tuple[SlowLink, .
 
 
 def kill_in(word: str, world: int, node: int) -> Kill:
-    """Read a kill. Raises InputError."""
+    """Parse a kill such as `rank=37@40%` or `node=4@2.5s`. Raises InputError."""
     match = _KILL.fullmatch(word.strip())
     at = math.nan if match is None else _number(match[3])
     if match is None or math.isnan(at):
@@ -97,7 +98,7 @@ def kill_in(word: str, world: int, node: int) -> Kill:
 
 
 def ranks_in(line: str, world: int, field: str = "ranks", kind: str = "ranks of the strategy") -> tuple[int, ...]:
-    """Read numbers below `world`, such as `0-7,37`. Raises InputError."""
+    """Parse numbers below `world`, such as `0-7,37`, each once. `kind`: what errors call them. Raises InputError."""
     numbers: list[int] = []
     for word in _words(line):
         first, dash, last = word.partition("-")
@@ -113,7 +114,7 @@ def ranks_in(line: str, world: int, field: str = "ranks", kind: str = "ranks of 
 
 
 def jitter_of(text: str | float) -> float:
-    """Read a share such as `2%` or 0.02. Raises InputError."""
+    """Parse a share such as `2%` or 0.02. Raises InputError."""
     value = _number(str(text).strip())
     if not 0 <= value <= 1:
         raise InputError("jitter", text, "is no share of a rank's time", "use 2% or 0.02")
@@ -121,7 +122,7 @@ def jitter_of(text: str | float) -> float:
 
 
 def _number(text: str) -> float:
-    """Read a number or a percentage; NaN for what is neither."""
+    """Parse a number or a percentage; NaN for what is neither."""
     try:
         return float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
     except ValueError:

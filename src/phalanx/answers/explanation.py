@@ -16,7 +16,7 @@ from phalanx.spec.strategy.spec import Strategy
 
 @dataclass(frozen=True)
 class TargetMark:
-    """A figure of the step, and what counts as good."""
+    """A figure of the step, and the values that count as good and excellent."""
 
     name: str
     value: float
@@ -68,7 +68,7 @@ class Loss:
     change: str
     """Such as `tp 4 -> 8`; "" if no neighbour helps."""
     step_time_s: float | None
-    """With that change."""
+    """Of the strategy with that change."""
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,7 @@ class Neighbour:
 
 @dataclass(frozen=True)
 class Explanation(Answer):
-    """A prediction with its reasons. What only formulas know is empty where the price is exact."""
+    """A prediction with its reasons. Where the price is exact, the fields that only formulas can fill are empty."""
 
     rows_of = "neighbours"
     prediction: Prediction
@@ -97,7 +97,7 @@ class Explanation(Answer):
     """FLOP per byte of memory from which the chip computes at its peak."""
     losses: tuple[Loss, ...]
     order: str
-    """What the other order of the mesh would cost; "" if there is none."""
+    """The price of the other order of the mesh, in words; "" if there is no other."""
     neighbours: tuple[Neighbour, ...]
     subject: AnalyticSubject | None = field(default=None, repr=False, compare=False, metadata=DRAWN)
 

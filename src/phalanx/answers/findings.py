@@ -20,7 +20,7 @@ from phalanx.spec.strategy.spec import Strategy
 
 @dataclass(frozen=True)
 class Findings(Answer):
-    """What is wrong; nothing is good news."""
+    """The mistakes and anti-patterns of a configuration or strategy; true if there is one."""
 
     rows_of = "findings"
     question: Premises | None
@@ -38,7 +38,7 @@ class Findings(Answer):
 def lint(source: Source = None, **fields: Unpack[QueryFields]) -> Findings:
     """Find anti-patterns in a strategy, and mistakes in the configuration that it comes from.
 
-    A configuration without a cluster is looked at as a file alone. `source`: a plan.json, a run's folder, another
+    Without a cluster, only a configuration's own mistakes are found. `source`: a plan.json, a run's folder, another
     framework's configuration, or a Query. Raises InputError."""
     query = query_of(source, fields)
     path = None if query.source is None else Path(query.source)

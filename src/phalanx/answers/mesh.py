@@ -26,20 +26,20 @@ DEFAULT_CLUSTER = "dgx-h100"
 
 @dataclass(frozen=True)
 class LinkedGroup:
-    """Ranks that talk to each other."""
+    """A communication group."""
 
     ranks: tuple[int, ...]
     links: str
-    """Name of the tier of links that they need."""
+    """Name of the outermost tier of links between its ranks."""
 
 
 @dataclass(frozen=True)
 class StageUnits:
-    """What a pipeline rank holds of the model, and where it is."""
+    """The units of the model on a pipeline rank, and the nodes that it is on."""
 
     pp: int
     units: tuple[str, ...]
-    """By chunk, such as `embed, blocks 0 to 9`."""
+    """Text for each chunk, such as `embed, blocks 0 to 9`."""
     nodes: tuple[str, ...]
 
 
@@ -51,7 +51,7 @@ class RankMap(Answer):
     axis: str
     """The axis whose groups have colours."""
     stages: tuple[StageUnits, ...] = ()
-    """Of each pipeline rank, where the model is known."""
+    """Units of each pipeline rank; () where the model is not known."""
 
 
 @dataclass(frozen=True)
@@ -98,16 +98,16 @@ def rank_map(p: Placement, axis: str | None) -> RankMap:
 
 
 def _stages(p: Placement) -> Iterator[StageUnits]:
-    """The layers of each pipeline rank, and the nodes that it is on; none without a model or a pipeline."""
+    """Yield the units and nodes of each pipeline rank; nothing without a model or a pipeline. Raises InputError."""
     if p.model is None or p.strategy.pp == 1:
         return
     require_chunks(p.strategy)
-    held = chunks(p.model, p.strategy)
+    units_of = chunks(p.model, p.strategy)
     coordinate = np.array([p.mesh.coordinates(rank)["pp"] for rank in range(p.world)])
     for pp in range(p.strategy.pp):
-        mine = (_units(units) for units, rank in zip(held, rank_of(p.strategy), strict=True) if rank == pp)
+        texts = (_units(units) for units, rank in zip(units_of, rank_of(p.strategy), strict=True) if rank == pp)
         hosts = np.unique(p.topology.host[p.gpu[coordinate == pp]])
-        yield StageUnits(pp, tuple(mine), tuple(p.topology.hosts[host] for host in hosts))
+        yield StageUnits(pp, tuple(texts), tuple(p.topology.hosts[host] for host in hosts))
 
 
 def _units(units: Sequence[str]) -> str:
@@ -149,8 +149,8 @@ def _coloured(p: Placement, axis: str | None) -> str:
 def placement(source: Path | None, line: str | None, cluster: str | None, model: str | None = None) -> Placement:
     """Return the ranks of a strategy on a cluster, in order.
 
-    `source`: a plan.json, a run's folder or a job file, of which `line` replaces the strategy, `cluster` the cluster
-    and `model` the model. Without one, `line` is needed, and the cluster is DGX H100 by default. Raises InputError.
+    `source`: a plan.json, a run's folder or a job file; `line`, `cluster` and `model` replace its strategy, cluster
+    and model. Without it, `line` is needed, and the cluster is DGX H100 by default. Raises InputError.
     """
     strategy = make_strategy(line) if line else None
     trained: ModelSpec | None = None
@@ -174,7 +174,7 @@ def placement(source: Path | None, line: str | None, cluster: str | None, model:
 
 
 def _cluster_of(choice: job_file.ClusterChoice, strategy: Strategy) -> ClusterSpec:
-    """The cluster of a job file; this machine is one node whose links are not measured here."""
+    """Return a job file's cluster; for this machine one node, whose links are not measured. Raises InputError."""
     if choice.file:
         return cluster_from_toml(Path(choice.file))
     if choice.preset == "local":

@@ -1,4 +1,4 @@
-"""A torch program observed in a process of its own: its price on a cluster, findings, differences from a plan."""
+"""Any torch program observed in another process: its price on a cluster, findings, and differences from a plan."""
 
 import json
 import os
@@ -53,9 +53,8 @@ def program(words: Sequence[str]) -> ProgramCommand:
     python, rest = sys.executable, list(words)
     name = Path(rest[0]).name
     if name in ("torchrun", "accelerate", "deepspeed", "mpirun", "srun"):
-        raise InputError(
-            "program", rest[0], "starts many processes", "name the program itself: -- python train.py ARGS"
-        )
+        remedy = "name the program itself: -- python train.py ARGS"
+        raise InputError("program", rest[0], "starts many processes", remedy)
     if name.startswith("python"):
         if rest[0] not in _PYTHONS:
             python = shutil.which(rest[0]) or ""
@@ -71,9 +70,8 @@ def program(words: Sequence[str]) -> ProgramCommand:
             raise InputError("program", "-m", "names no module")
         return ProgramCommand(python, "", rest[1], tuple(rest[2:]))
     if rest[0].startswith("-"):
-        raise InputError(
-            "program", rest[0], "is an option of Python that is not supported", "name a script or -m MODULE"
-        )
+        reason = "is an option of Python that is not supported"
+        raise InputError("program", rest[0], reason, "name a script or -m MODULE")
     if not Path(rest[0]).is_file():
         raise InputError("program", rest[0], "is not a file")
     return ProgramCommand(python, rest[0], "", tuple(rest[1:]))
@@ -88,8 +86,8 @@ def request(
     every_micro_batch: bool,
     branches: str | None = None,
 ) -> ObservationRequest:
-    """Read a request: `ranks` is `classes`, `all` or a list such as "0,8"; `mesh` is a list of named axes such as
-    "pp=8,dp=8,tp=8", outermost first; `branches` one of lines and answers, "train.py:41=true". Raises InputError."""
+    """Parse a request: `ranks` is `classes`, `all` or a list such as "0,8"; `mesh` a list of axes, outermost first,
+    such as "pp=8,dp=8,tp=8"; `branches` a list of lines and answers, "train.py:41=true". Raises InputError."""
     axes: dict[str, int] = {}
     for part in mesh.split(",") if mesh else ():
         name, equals, size = part.partition("=")
@@ -124,7 +122,8 @@ def observe(target: ProgramCommand, question: ObservationRequest) -> Observation
         "result": writes,
     }
     source = str(Path(__file__).parents[2])
-    path = os.pathsep.join(p for p in (os.environ.get("PYTHONPATH"), _needed(target.python, source)) if p)
+    own = target.python == sys.executable  # another Python has to be shown where Phalanx is
+    path = os.pathsep.join(p for p in (os.environ.get("PYTHONPATH"), "" if own else source) if p)
     command = [target.python, "-m", "phalanx.observation.program.worker", json.dumps(task)]
     child = subprocess.Popen(
         command, pass_fds=[writes], stdout=sys.stderr.fileno(), env={**os.environ, "PYTHONPATH": path}
@@ -139,7 +138,7 @@ def observe(target: ProgramCommand, question: ObservationRequest) -> Observation
             child.terminate()
             child.wait()
     if not text:
-        if code == -2 or code == 130:
+        if code in (-2, 130):
             raise KeyboardInterrupt
         raise InputError(target.name, None, f"the process that observed it ended with code {code}")
     content: dict[str, Any] = json.loads(text)
@@ -148,24 +147,19 @@ def observe(target: ProgramCommand, question: ObservationRequest) -> Observation
     return from_json(text)
 
 
-def _needed(python: str, source: str) -> str:
-    """Return the folder of Phalanx's sources if another Python than this one is to import it, else nothing."""
-    return "" if python == sys.executable else source
-
-
 @dataclass(frozen=True)
 class ObservedStep:
-    """A step of an observed rank, priced: products and attention alone, so at least."""
+    """The price of an observed rank's step: a lower bound, since of the kernels only products and attention count."""
 
     rank: int
     flops: int
     compute_s: float
     communication_s: float
-    """Of all collectives, one after the other."""
+    """All collectives, one after the other."""
     all_hidden_s: float
-    """The longer of the two."""
+    """The step with full overlap: the longer of computing and communicating."""
     none_hidden_s: float
-    """Their sum."""
+    """The step without overlap: their sum."""
     peak_bytes: int
     usable_bytes: float
     fits: bool
@@ -174,7 +168,7 @@ class ObservedStep:
 
 @dataclass(frozen=True)
 class ObservedPrice(Answer):
-    """What a step of an observed program costs."""
+    """The priced step of an observed program, on each rank observed."""
 
     program: str
     cluster: str
@@ -188,7 +182,7 @@ class ObservedPrice(Answer):
 
 @dataclass(frozen=True)
 class ObservedFindings(Answer):
-    """What is wrong with an observed program."""
+    """The mistakes and anti-patterns of an observed program."""
 
     program: str
     findings: tuple[ProgramFinding, ...]
@@ -197,7 +191,7 @@ class ObservedFindings(Answer):
 
 @dataclass(frozen=True)
 class PlanDifference:
-    """One kind of event, or one quantity, of a rank in the plan and in the program: how many, and bytes or FLOPs."""
+    """One kind of event or quantity (`what`) on a rank: its count, and its bytes or FLOPs, in plan and program."""
 
     rank: int
     what: str
@@ -220,7 +214,7 @@ class PlanDifferences(Answer):
 
 @dataclass(frozen=True)
 class ObservedImprovement(Answer):
-    """What would make an observed program faster."""
+    """Changes that would make an observed program faster."""
 
     program: str
     axes: Mapping[str, int]
@@ -231,8 +225,8 @@ class ObservedImprovement(Answer):
 
 
 def observation_of(query: Query) -> Observation | None:
-    """Return the observation that a query's source holds, None where it is something else. Raises InputError for
-    fields that belong to a strategy."""
+    """Return the observation in the file that a query names as its source; None where that is another file. Raises
+    InputError for fields that belong to a strategy."""
     seen = None if query.source is None else observed.read(Path(query.source))
     if seen is not None:
         for field in fields(query):

@@ -1,4 +1,4 @@
-"""`phalanx plan JOB.toml`: resolve the cluster, choose or price the strategy, make the plan; plans of priced ones."""
+"""Plans of jobs (`phalanx plan JOB.toml`): the cluster, the strategy, its price; and plans made of other prices."""
 
 from __future__ import annotations
 
@@ -48,10 +48,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Decision:
-    """A plan, and what it was chosen from.
+    """A plan, and the strategies that it was chosen from.
 
     `chosen` is the plan's strategy with its price; `candidates` are all that were priced, fastest first; `searched`
-    says how the search went, None if the job names its strategy.
+    is the result of the search, None if the job names its strategy.
     """
 
     plan: Plan
@@ -78,15 +78,15 @@ class JobCandidate:
 
 @dataclass(frozen=True)
 class JobPlan(Answer):
-    """The fastest strategy of a job on its cluster, and what it was chosen from."""
+    """The fastest strategy of a job on its cluster, and the strategies that it was chosen from."""
 
     rows_of = "alternatives"
     best: Mapping[str, Any]
-    """Its strategy, and the prediction that the plan holds."""
+    """Strategy and prediction of the fastest."""
     strategies_evaluated: int
     strategies_priced_one_by_one: int
     exhaustive: bool
-    """Whether no strategy that was not priced promises to be faster."""
+    """Whether every strategy without an exact price is known to be slower, by its lower bound."""
     worlds: tuple[int, ...]
     """Numbers of ranks that were searched; () where the job names its strategy."""
     bucket: Mapping[str, Any] | None
@@ -95,16 +95,16 @@ class JobPlan(Answer):
     alternatives: tuple[JobCandidate, ...]
     """Fastest first, the best among them."""
     training: TrainingCost
-    """The job's steps with the best."""
+    """All of the job's steps, with the fastest."""
     expense: Expense
-    """Of a million tokens with the best."""
+    """For a million tokens, with the fastest."""
     rates: ExpenseRates
-    """Of its money, energy and carbon, with their sources."""
+    """Prices of a GPU-hour, of energy and of carbon, with their sources."""
     plan: Plan = field(repr=False, compare=False, metadata=DRAWN)
 
 
 def job_plan(d: Decision, line: str | None = None) -> JobPlan:
-    """Return a decision as the answer of `phalanx plan JOB.toml`. `line`: own values of rates (planning/expense).
+    """Return a decision as the answer of `phalanx plan JOB.toml`. `line`: the user's prices (planning/expense).
     Raises InputError."""
     search, job, cluster = d.searched, d.plan.job, d.plan.cluster
     rates, world = rates_on(cluster.device.name, read_rates(line)), d.chosen.strategy.world
@@ -142,7 +142,7 @@ def job_plan(d: Decision, line: str | None = None) -> JobPlan:
 def resolve_cluster(file: JobFile, world: World | None, announce: Announce) -> ClusterSpec:
     """Return the cluster that a job file names; `local` is measured, or read from the cache. Raises InputError.
 
-    `world` is the ranks that torchrun or srun started, if any: then every host is taken to be like this one.
+    `world`: the ranks that torchrun or srun started, if any; all their hosts are assumed to be like this one.
     """
     choice = file.cluster
     if choice.file:
@@ -173,8 +173,8 @@ def decide(
 ) -> Decision:
     """Price a job's strategy, or search for one if it is "auto", and return the plan. Raises InputError.
 
-    `world` is the ranks that torchrun or srun started, if any; `tokens` is the digest of the training text;
-    `calibration`: a file of `phalanx calibrate` on runs of ours.
+    `world`: the ranks that torchrun or srun started, if any; `tokens`: the digest of the training text;
+    `calibration`: a file that `phalanx calibrate` wrote for runs of our own runtime.
     """
     by = None if calibration is None else _own_factors(calibration)
     strategy, size = file.strategy, world.size if world else None
@@ -184,9 +184,8 @@ def decide(
         require_synchronised(strategy, file.train)
         limit = file.cluster.ranks if file.cluster.preset == "local" else None
         if world is None and limit is not None and strategy.world > limit:
-            raise InputError(
-                "strategy", str(strategy), f"needs {strategy.world} ranks, cluster.ranks is {limit}", "use fewer"
-            )
+            reason = f"needs {strategy.world} ranks, cluster.ranks is {limit}"
+            raise InputError("strategy", str(strategy), reason, "use fewer")
         check(strategy, file.model, file.job, size)
     else:
         require_runnable(Strategy(), file.job)
@@ -196,9 +195,8 @@ def decide(
         raise InputError("train.transport", "shm", "is for CPU ranks", "use auto")
     needed = size or (strategy.world if strategy else 1)
     if needed > cluster.ranks:
-        raise InputError(
-            "cluster", cluster.name, f"has {cluster.ranks} ranks, {needed} are needed", "add nodes, or lower dp"
-        )
+        reason = f"has {cluster.ranks} ranks, {needed} are needed"
+        raise InputError("cluster", cluster.name, reason, "add nodes, or lower dp")
     if strategy is not None:
         chosen = price(file.model, cluster, file.job, strategy)
         return Decision(_plan(file, cluster, chosen, tokens, by), chosen, (chosen,))
@@ -207,11 +205,8 @@ def decide(
 
 
 def _worlds(file: JobFile, cluster: ClusterSpec, started: int | None) -> list[int]:
-    """Return the world sizes that a search may use.
-
-    These are the ranks that were started, or all ranks of a cluster; on this machine also the smaller numbers that
-    were measured at work together, because fewer ranks may be faster.
-    """
+    """Return the world sizes that a search may use: the number of ranks that were started, or all of a cluster; on
+    this machine also the smaller numbers whose rates were measured, because fewer ranks may be faster."""
     if started is not None:
         return [started]
     if file.cluster.preset != "local":
@@ -230,7 +225,7 @@ def _own_factors(file: Path) -> Calibration:
 
 
 def _plan(file: JobFile, cluster: ClusterSpec, chosen: Candidate, tokens: str, by: Calibration | None) -> Plan:
-    """Make the plan of a chosen strategy: its prediction, and the choices that a run must repeat on every rank."""
+    """Return the plan of a chosen strategy: its prediction, and the choices that all ranks of a run must share."""
     p = chosen.prediction
     rates = cluster.rates(file.job.precision.compute, min(chosen.strategy.world, cluster.ranks_per_node))
     prediction = {
@@ -272,8 +267,8 @@ def with_strategy(file: JobFile, strategy: str | None) -> JobFile:
 
 
 def plan_of_configuration(reading: Reading, path: Path, query: Query) -> tuple[Plan, tuple[str, ...]]:
-    """Return a configuration that was read as a plan, priced on a cluster, with notes for the user. Raises
-    InputError for what it leaves open and the query does not say."""
+    """Return (plan, notes for the user) of a configuration, priced on the query's cluster. Raises InputError for what
+    neither the configuration nor the query sets."""
     if query.cluster is None:
         raise InputError("cluster", None, "is missing: a plan is for one", "e.g. dgx-h100")
     q = resolve(*query_by(path, query, reading))

@@ -1,4 +1,4 @@
-"""How long a step of a strategy takes, how much memory it needs, and where both go: the question of `predict`."""
+"""A strategy's step time and memory, and what they consist of: what `phalanx predict` answers."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -36,9 +36,9 @@ class UnevenLengths:
     line: str
     asked: UnevenStep
     ways: tuple[UnevenStep, ...]
-    """What the same documents would take in other ways."""
+    """The same documents batched in every way, `asked` among them."""
     cut_share: float
-    """Of their tokens, beyond the length of a sequence: not trained."""
+    """Share of the tokens that lie beyond the length of a sequence, and are not trained."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,7 +47,7 @@ class Prediction(Answer):
 
     question: Premises
     strategy: Strategy
-    """With the blocks of each chunk listed where they are not equal."""
+    """With `layers` listing the blocks of each chunk where these are not equal."""
     step_time_s: float
     """The sum of `terms_s`."""
     step_time_low_s: float | None = None
@@ -55,58 +55,58 @@ class Prediction(Answer):
     own runtime is priced exactly."""
     step_time_high_s: float | None = None
     interval: str = ""
-    """The runs that the interval is of."""
+    """The published runs that the interval is taken from."""
     tokens_per_s: float
-    """Of all GPUs."""
+    """Of all GPUs together."""
     tokens_per_s_per_gpu: float
     memory_bytes: float
     """Reserved on the fullest rank."""
     usable_bytes: float
-    """Of a device."""
+    """Memory of a device that a step can use."""
     fits: bool
     terms_s: Mapping[str, float]
     memory_terms: Mapping[str, float]
     """Bytes by what occupies them."""
     state: StatePerParameter
-    """What the state among them is made of."""
+    """Bytes of a parameter's weights, gradient and optimizer state."""
     mfu: float | None = None
-    """Model FLOP/s as a share of the bf16 peak. None, as the FLOPs and bytes that follow, where our own runtime is
-    priced exactly: there `memory_bytes` is the peak."""
+    """Model FLOP/s as a share of the bf16 peak. None, like the FLOPs and bytes below, where our own runtime is priced
+    exactly: there `memory_bytes` is the peak."""
     hfu: float | None = None
-    """With recomputation counted."""
+    """MFU with recomputed FLOPs counted too."""
     model_flops: float | None = None
     """FLOPs of a step that the model needs, over all ranks."""
     six_n_flops: float | None = None
     """6 FLOPs per active parameter and token, for comparison."""
     memory_steady_bytes: float | None = None
-    """Between two passes."""
+    """Allocated between two passes."""
     memory_peak_bytes: float | None = None
     """Allocated at the fullest instant; `memory_bytes` is what the allocator holds for it."""
     memory_reported_bytes: float | None = None
-    """What the stack's own log reports."""
+    """The figure that the stack's own log reports."""
     factors: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     """The numbers that went into each term's formula."""
     compression: Payment | None = None
-    """What compressed gradients cost and save."""
+    """Cost and savings of compressed gradients."""
     bytes_per_axis: Mapping[str, int] = field(default_factory=dict)
     """Bytes that a rank of our own runtime hands to the transport, by mesh axis; {} where formulas price it."""
     lengths: UnevenLengths | None = None
-    """What sequences of unequal lengths make of the step; `step_time_s` and tokens are theirs."""
+    """The step with documents of unequal lengths; `step_time_s` and the tokens per second are of it."""
     origin: str
     training: TrainingCost | None = None
-    """The whole of it, at the speed of this step: of the tokens that were asked for, else of the file's or plan's own
-    number of steps; None where neither is said."""
+    """The whole training at the speed of this step: of the tokens that were asked for, else of the file's or plan's
+    number of steps; None where neither is given."""
     training_from: str = ""
-    """What says how long it is."""
+    """The option or key that gives its length."""
     expense: Expense | None = None
-    """Of the whole training, or of a million tokens."""
+    """For the whole training, or for a million tokens."""
     rates: ExpenseRates | None = None
-    """Of its money, energy and carbon, with their sources."""
+    """Prices of a GPU-hour, of energy and of carbon, with their sources."""
     estimate: Estimate | None = field(default=None, repr=False, compare=False, metadata=DRAWN)
 
     @property
     def engine(self) -> Literal["formulas", "exact"]:
-        """What priced it."""
+        """The engine that priced it."""
         return self.question.engine
 
 
@@ -124,15 +124,15 @@ def predict(
         phalanx.predict("plan.json")
 
     `source`: a plan.json, a run's folder, another framework's configuration, or a Query; `lengths`: a distribution of
-    documents' lengths, such as lognormal:1200,1.1+packed (planning/lengths); `tokens`: of the whole training, such as
-    300B; `rates`: own values, such as price=2.5,grid=SWE (planning/expense). Raises InputError."""
+    documents' lengths, such as lognormal:1200,1.1+packed (planning/lengths); `tokens`: number for the whole training,
+    such as 300B; `rates`: your prices, such as price=2.5,grid=SWE (planning/expense). Raises InputError."""
     return with_expense(read(query_of(source, fields)), lengths, tokens, rates)
 
 
 def with_expense(
     q: Question, lengths: str | None = None, tokens: str | None = None, line: str | None = None
 ) -> Prediction:
-    """Predict what a step takes, how long a whole training is, and what it costs. Raises InputError."""
+    """Return the prediction with the length and expense of a whole training. Raises InputError."""
     rates = rates_of(q, line)
     p = prediction_of(q, lengths)
     training = training_of(q, p.tokens_per_s * p.step_time_s, p.step_time_s, tokens)
@@ -162,7 +162,7 @@ def uneven_steps(q: Question, line: str, seed: int = 0) -> UnevenSteps:
 
 
 def _uneven(q: Question, steps: UnevenSteps) -> Prediction:
-    """Predict with unequal lengths: the terms of the even step, and what is waited beyond it."""
+    """Return the prediction with unequal lengths: the terms of the even step, scaled, and the rest as `lengths`."""
     lengths, full = steps.lengths, _estimated(q)
     ways = {(way, by_cost): steps.step(way, by_cost) for way, by_cost in steps.ways}
     asked = ways[lengths.way, lengths.balanced]

@@ -84,8 +84,8 @@ def model(name: str) -> ModelShape:
 
 
 def clusters(name: str | None, nodes: int | None = None) -> PresetClusters:
-    """Return the clusters that ship, or one, each with 32 nodes or as many as are named; or the cluster of a TOML
-    file. Raises InputError."""
+    """Return the clusters that ship, or the named one, with `nodes` nodes each (32 by default); or the cluster of a
+    TOML file. Raises InputError."""
     if name and name.lower().endswith(".toml"):
         if nodes is not None:
             raise InputError("nodes", nodes, f"is said by {name}", "leave it out")

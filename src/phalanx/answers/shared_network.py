@@ -1,5 +1,6 @@
-"""A step on links that other jobs use: who gets which GPUs of one cluster, and what each job then takes."""
+"""A step on links that other jobs use too: the GPUs of each job in one cluster, and each job's slowdown."""
 
+import itertools
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -31,7 +32,7 @@ from phalanx.spec.strategy.spec import Strategy
 
 _DRAWS, _STEPS = 16, 32
 _MOST = 6
-"""Jobs: every set of them that may send at once is looked at."""
+"""The most jobs: every subset of them that may send at once is computed."""
 _PLACED = re.compile(r"(.+)@([\d,\s-]+)")
 
 
@@ -44,18 +45,18 @@ class JobOnLinks:
     """Numbers of its GPUs in the cluster, in the order of its ranks."""
     strategy: Strategy
     alone_s: float
-    """Its step without the others, on these GPUs."""
+    """Its step on these GPUs, without the other jobs."""
     step_s: float
-    """With them: the mean over drawn starts."""
+    """Its step with them: the mean over drawn starts."""
     step_low_s: float
-    """From the best of these starts."""
+    """The same from the best of these starts."""
     step_high_s: float
-    """From the worst."""
+    """The same from the worst."""
     slowdown: float
     sending_share: float
-    """Of its step alone: the part in which it sends over links that are shared."""
+    """Share of its step alone in which it sends over shared links."""
     kept_share: float
-    """Of its rate alone, while it sends."""
+    """Share of its rate alone that it keeps while it sends."""
 
 
 @dataclass(frozen=True)
@@ -63,9 +64,9 @@ class LinksInUse:
     """Jobs that share links, the question's own first."""
 
     tiers: tuple[str, ...]
-    """On which a job would get less if all sent at once."""
+    """Tiers of links on which a job gets less than its rate if all send at once."""
     starts: int
-    """Drawn, from which steps are run."""
+    """Number of drawn starts."""
     jobs: tuple[JobOnLinks, ...]
 
 
@@ -75,7 +76,7 @@ class OnSharedLinks:
 
     links: LinksInUse
     by_phase: tuple[tuple[str, float], ...]
-    """Seconds of a step that each phase takes longer."""
+    """(phase, seconds by which it takes longer in a step)."""
 
 
 def on_shared_links(question: Question, on: str, neighbours: Sequence[str], seed: int) -> OnSharedLinks:
@@ -90,9 +91,7 @@ def on_shared_links(question: Question, on: str, neighbours: Sequence[str], seed
     files = [_file_and_gpus(word) for word in neighbours]
     named = [_numbers("on", on), *(_numbers("neighbour", gpus) for _, gpus in files)]
     taken = {gpu for gpus in named if gpus for gpu in gpus}
-    questions = [question]
-    for file, _ in files:
-        questions.append(_neighbour(file, question))
+    questions = [question, *(_neighbour(file, question) for file, _ in files)]
     strategies = [_strategy(q) for q in questions]
     placed = [gpus or _next(s.world, taken) for gpus, s in zip(named, strategies, strict=True)]
     for s, gpus, word in zip(strategies, placed, ("on", *("neighbour" for _ in files)), strict=True):
@@ -150,15 +149,10 @@ def _numbers(field: str, line: str) -> tuple[int, ...]:
 
 
 def _next(count: int, taken: set[int]) -> tuple[int, ...]:
-    """Take the next GPUs in order that no job has."""
-    gpus: list[int] = []
-    number = 0
-    while len(gpus) < count:
-        if number not in taken:
-            gpus.append(number)
-        number += 1
+    """Return the first `count` GPUs that are not in `taken`, and add them to it."""
+    gpus = tuple(itertools.islice((number for number in itertools.count() if number not in taken), count))
     taken.update(gpus)
-    return tuple(gpus)
+    return gpus
 
 
 def _neighbour(file: Path, question: Question) -> Question:
@@ -196,8 +190,8 @@ def _holding(question: Question, gpus: int) -> ClusterSpec:
 
 
 def _crossed(cluster: ClusterSpec, tiers: Sequence[int], gpus: Ranks, part: ClusterSpec) -> tuple[int, ...]:
-    """Return the tiers of a job's part of the cluster over which it leaves blocks by links that are shared: from the
-    innermost shared tier outwards."""
+    """Return the tiers of a job's part of the cluster whose traffic crosses shared links: those outside the blocks
+    below the innermost shared tier."""
     if not tiers:
         return ()
     below = cluster.tiers[tiers[0] - 1].ranks if tiers[0] else 1

@@ -1,4 +1,4 @@
-"""A disturbed step: what slow ranks, slow links, jitter and a kill cost, and who waits for whom."""
+"""A disturbed step: the cost of slow ranks, slow links, jitter and a kill, and where ranks wait."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -25,66 +25,66 @@ from phalanx.spec.strategy.mesh import mesh
 from phalanx.spec.strategy.spec import Strategy
 
 _DRAWS = 8
-"""Steps of which jitter is the mean."""
+"""Steps that are drawn and averaged where there is jitter."""
 _MOST_SPANS = 200_000
-"""Of a trace that a browser still opens."""
+"""The most spans of a trace that a browser still opens."""
 _MOST_RANKS = 64
-"""Of a trace whose ranks are not named."""
+"""The most ranks in a trace where the user names none."""
 
 
 @dataclass(frozen=True)
 class SlowRank:
-    """A rank that takes `factor` times as long, and where it is."""
+    """A rank that takes `factor` times as long, and its place in the mesh."""
 
     rank: int
     factor: float
     coordinates: dict[str, int]
-    """Along every axis larger than 1."""
+    """By mesh axis, of those larger than 1."""
     lockstep_ranks: int
     """Ranks that go at its pace inside layers, itself among them."""
 
 
 @dataclass(frozen=True)
 class Wait:
-    """Where time is lost, and of how many GPU-seconds a step."""
+    """A place where ranks lose time, and the GPU-seconds lost in a step."""
 
     where: str
     gpu_s: float
     share: float
-    """Of all that is lost."""
+    """Share of all GPU-seconds lost."""
 
 
 @dataclass(frozen=True)
 class Restart:
-    """What a kill costs with one kind of restart."""
+    """The cost of a kill with one kind of restart."""
 
     kind: str
     detect_s: float
-    """Until it is known."""
+    """Seconds until the failure is detected."""
     restart_s: float
     """From then until the checkpoint is loaded, a wait for a spare included."""
     again_s: float
     """Work done again: since the last durable save, on average, and of this step."""
     gpu_hours: float
-    """Of all ranks."""
+    """Lost by all ranks together."""
 
 
 @dataclass(frozen=True)
 class KilledStep:
-    """A kill within a step."""
+    """A kill within a step, and the cost of restarting."""
 
     what: str
     at_s: float
     """Seconds into the step."""
     stopped_ranks: int
-    """Ranks that stop at once: they meet the dead one inside layers."""
+    """Ranks that stop at once, as they communicate with the dead ones inside layers."""
     all_stopped_s: float
-    """Until all ranks wait, at most."""
+    """The most seconds until all ranks wait."""
     interval_s: float
-    """Work between saves."""
+    """Seconds of work between saves."""
     restarts: tuple[Restart, ...]
     taken: tuple[str, ...]
-    """What was not given, with its source."""
+    """Values assumed where none were given, with their sources."""
 
 
 @dataclass(frozen=True)
@@ -100,12 +100,12 @@ class SimulatedStep(Answer):
     slowdown: float
     """The step over the predicted one."""
     lost_gpu_s: float
-    """GPU-seconds a step that no rank would lose if all were equally fast."""
+    """GPU-seconds lost in a step because ranks are not equally fast."""
     waits: tuple[Wait, ...]
     slow: tuple[SlowRank, ...]
     """The ranks that were named, at most 16 of them."""
     jitter: float
-    """Standard deviation of a rank's passes from step to step."""
+    """Relative standard deviation of a rank's time from step to step."""
     pipelines: int
     """Pipelines that wait for each other once a step only."""
     delayed_pipelines: int
@@ -113,7 +113,7 @@ class SimulatedStep(Answer):
     lengths: UnevenLengths | None = None
     killed: KilledStep | None = None
     links: LinksInUse | None = None
-    """Jobs that share links with it."""
+    """The jobs that share its links, if they were asked for."""
 
 
 def simulate(
@@ -129,14 +129,13 @@ def simulate(
     neighbours: str | Path | Sequence[str | Path] = (),
     **fields: Unpack[QueryFields],
 ) -> SimulatedStep:
-    """Run a priced step that is disturbed. `slow`: `rank=37:1.3` takes 1.3 times as long, `node=4:1.1` is all ranks
-    of a node, several by commas; `slow_link`: `nic=37:0.5` has half of its rate, `node=4:0.5` all links of a node,
-    `tier=NAME:0.5` a tier; `kill`: `rank=37@40%` of the step, `node=4@2.5s`; `jitter`: `2%` or 0.02 of each rank's
-    time; `lengths`: as in predict; `neighbours`: other jobs on the same links, such as plan.json@8-15, where the job
-    itself is `on` GPUs 0-7,16-23. Raises InputError."""
+    """Simulate a priced step with disturbances. `slow`: `rank=37:1.3` takes 1.3 times as long, `node=4:1.1` is all
+    ranks of a node, commas separate several; `slow_link`: `nic=37:0.5` has half of its rate, `node=4:0.5` all links
+    of a node, `tier=NAME:0.5` a tier; `kill`: `rank=37@40%` of the step, `node=4@2.5s`; `jitter`: `2%` or 0.02 of
+    each rank's time; `lengths`: as in predict; `neighbours`: other jobs on the same links, such as plan.json@8-15,
+    where the job itself is `on` GPUs 0-7,16-23. Raises InputError."""
     question = read(query_of(source, fields))
-    others = (neighbours,) if isinstance(neighbours, str | Path) else neighbours
-    words = tuple(str(other) for other in others)
+    words = tuple(map(str, (neighbours,) if isinstance(neighbours, str | Path) else neighbours))
     return (
         alone_answer(question, slow, slow_link, kill, jitter, seed, lengths, str(on), words)
         or Simulation(question, slow, slow_link, jitter, seed, kill).answer
@@ -154,7 +153,7 @@ def alone_answer(
     on: str,
     neighbours: Sequence[str],
 ) -> SimulatedStep | None:
-    """Return the answer to a question about lengths or other jobs, which are simulated alone; None to any other.
+    """Return the answer where `lengths` or `neighbours` are given, which go with no other disturbance; else None.
     Raises InputError."""
     if on and not neighbours:
         raise InputError("on", on, "says where a job is among others", "name another: --neighbour plan.json@8-15")
@@ -169,7 +168,7 @@ def alone_answer(
 
 
 class Simulation:
-    """A question's step with what disturbs it. Raises InputError."""
+    """The simulation of a question's step with slow ranks, slow links, jitter or a kill. Raises InputError."""
 
     def __init__(
         self,
@@ -204,7 +203,7 @@ class Simulation:
 
     @property
     def answer(self) -> SimulatedStep:
-        """What it costs, and who waits for whom."""
+        """The slowdown, and where ranks wait. Raises InputError for a kill after the step's end."""
         x, s, steps = self.pipelines, self.strategy, self.steps
         step_s = float(np.mean([step.step_s for step in steps]))
         undisturbed_s = steps[0].undisturbed_s
@@ -235,7 +234,7 @@ class Simulation:
         return price(self.question, kill, step.step_s, at_s, int(np.isin(meet, dead).sum()), float(step.ends_s.max()))
 
     def timelines(self, ranks: str = "") -> Iterator[SimulatedRank]:
-        """Yield what these ranks do, such as `0-7,37`, or else one of each class. Raises InputError."""
+        """Return the timelines of ranks such as `0-7,37`, or else of one rank of each class. Raises InputError."""
         x, step = self.pipelines, self.steps[0]
         alike = classes(x, self.draws[0], step)
         chosen = ranks_in(ranks, self.strategy.world) if ranks else tuple(alike)[:_MOST_RANKS]
@@ -246,7 +245,7 @@ class Simulation:
 
 
 def of_lengths(question: Question, line: str, seed: int) -> SimulatedStep:
-    """Run steps with unequal sequences; undisturbed is the step whose micro-batches are all the mean one."""
+    """Simulate a step with unequal sequences; the undisturbed step has the mean micro-batch throughout."""
     require_seed(seed)
     steps = uneven_steps(question, line, seed)
     step = steps.step(steps.lengths.way, steps.lengths.balanced)
@@ -271,7 +270,7 @@ def of_lengths(question: Question, line: str, seed: int) -> SimulatedStep:
 
 
 def of_neighbours(question: Question, on: str, neighbours: Sequence[str], seed: int) -> SimulatedStep:
-    """Run a step with other jobs on its links; undisturbed is the step on the same GPUs without them."""
+    """Simulate a step with other jobs on its links; the undisturbed step is on the same GPUs without them."""
     shared = on_shared_links(question, on, neighbours, seed)
     own = shared.links.jobs[0]
     world = own.strategy.world
@@ -322,12 +321,12 @@ def _waits(steps: list[DelayedStep], lost: float) -> list[Wait]:
 
 
 def _slow_ranks(pipelines: RunnablePipelines, s: Strategy, factor: Floats) -> list[SlowRank]:
-    at, of = pipelines.lockstep, mesh(s)
+    at, grid = pipelines.lockstep, mesh(s)
     return [
         SlowRank(
             rank,
             float(factor[rank]),
-            of.coordinates(rank),
+            grid.coordinates(rank),
             int(((at.pipeline == at.pipeline[rank]) & (at.stage == at.stage[rank])).sum()),
         )
         for rank in np.flatnonzero(factor != 1)[:16].tolist()

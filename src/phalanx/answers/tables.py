@@ -1,4 +1,4 @@
-"""Tables of a strategy, or of a number of parameters that has no shape: memory, traffic, rooflines, scaling."""
+"""Tables of a strategy, or of a number of parameters without a model: memory, traffic, rooflines, scaling."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -25,16 +25,16 @@ from phalanx.spec.strategy.spec import Strategy
 
 
 def memory_sheet(s: Strategy, terms: Mapping[str, float], needed: float, usable: int, state: str) -> Sheet:
-    """Tabulate bytes by term. `needed`: bytes reserved; `usable`: usable bytes of the device; `state`: what it is."""
+    """Tabulate bytes by term. `needed`: bytes reserved; `usable`: usable bytes of the device; `state`: words for the
+    state of a parameter."""
     rows = [(name, value, value / usable) for name, value in terms.items() if value]
     rest = needed - sum(terms.values())
     rows += [("reserved beyond the peak", rest, rest / usable)] if rest > 1 else []
     rows.append(("in all", needed, needed / usable))
     fits = "fits tightly" if 0.95 * usable < needed <= usable else "fits" if needed <= usable else "does not fit"
     title = f"memory of {s}: {fits}, {needed / 2**30:.1f} of {usable / 2**30:.1f} GiB usable"
-    return Sheet(
-        title, columns("what | takes [bytes] | of the device [share]"), rows, f"of the fullest rank; {state}"
-    )
+    names = columns("what | takes [bytes] | of the device [share]")
+    return Sheet(title, names, rows, f"of the fullest rank; {state}")
 
 
 RANKS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
@@ -46,14 +46,14 @@ _DEVICES = {"v100": "dgx-2", "a100": "dgx-a100", "h100": "dgx-h100", "h200": "dg
 
 @dataclass(frozen=True)
 class Tables(Answer):
-    """Tables of raw numbers, the units of which their columns say."""
+    """Tables of raw numbers, with units in their columns."""
 
     question: Premises | None
     """None for tables of a number of parameters."""
     tables: tuple[Sheet, ...]
     notes: tuple[str, ...] = ()
     subject: tuple[Any, ...] = field(default=(), repr=False, compare=False, metadata=DRAWN)
-    """What a drawing shows, where that is more than the columns: a kind of report/tables.py and its arguments."""
+    """The picture where it is not of the columns: its kind in report/tables.py, and its arguments."""
 
     def records(self) -> list[dict[str, Any]]:
         """Return the rows of the first table."""
@@ -102,10 +102,8 @@ def model_memory(
     state, *others = _state(count, bytes_per_parameter, card_gb)
     degrees = [t for t in (1, 2, 4, 8, 16) if spec.heads % t == 0]
     activations = textbook.activations(spec, micro_batch, length, degrees)
-    sheets = (state, activations, *others)
-
     subject = ("model", count, bytes_per_parameter, spec, str(model), micro_batch, length)
-    return Tables(None, sheets, (), subject)
+    return Tables(None, (state, activations, *others), (), subject)
 
 
 def _state(count: float, bytes_per_parameter: int, card_gb: float) -> tuple[Sheet, ...]:
@@ -118,7 +116,7 @@ def _state(count: float, bytes_per_parameter: int, card_gb: float) -> tuple[Shee
 
 
 def traffic(source: Source = None, **fields: Unpack[QueryFields]) -> Tables:
-    """Tabulate what each mesh axis of a strategy sends in a step. Raises InputError."""
+    """Tabulate the bytes that each mesh axis of a strategy sends in a step. Raises InputError."""
     q = read(query_of(source, fields))
     if q.exact is not None:
         return Tables(q.premises, (exact_sheet(q.exact),), q.notes)
@@ -128,7 +126,7 @@ def traffic(source: Source = None, **fields: Unpack[QueryFields]) -> Tables:
 def gradient_traffic(
     params: str | float, rate_gb_s: float = 25.0, compute_s: float | None = None, top_k: float | None = None
 ) -> Tables:
-    """Tabulate what an all-reduce of a number of parameters' gradients sends by number of ranks.
+    """Tabulate the bytes that an all-reduce of the gradients of `params` parameters sends, by number of ranks.
 
     `rate_gb_s`: bandwidth of a rank in one direction; `compute_s`: seconds of computing that the step has too;
     `top_k`: the share of gradients that is sent, if not all. Raises InputError."""
@@ -147,19 +145,17 @@ def roofline(source: Source = None, **fields: Unpack[QueryFields]) -> Tables:
     decoding. Raises InputError."""
     q = read(query_of(source, fields))
     assert q.strategy is not None
-    return Tables(
-        q.premises, (ridges(), *rooflines(q.pricing, q.strategy)), q.notes, ("roofline", q.pricing, q.strategy)
-    )
+    sheets = (ridges(), *rooflines(q.pricing, q.strategy))
+    return Tables(q.premises, sheets, q.notes, ("roofline", q.pricing, q.strategy))
 
 
 def ridge_points() -> Tables:
     """Tabulate the FLOP per byte at which memory and links keep up with each known chip."""
-
     return Tables(None, (ridges(),), (), ("chips",))
 
 
 def communication_intensity(params: str | float, cluster: str = "dgx-h100", seq: int = 2048) -> Tables:
-    """Tabulate the FLOP per byte sent of a number of parameters by batch size, over the links inside a node and those
+    """Tabulate the FLOP per byte sent by batch size, for `params` parameters, over the links inside a node and those
     between nodes. Raises InputError."""
     require_positive(seq=seq)
     count, node = textbook.counted(str(params)), lookup.cluster_named(cluster)(1)
@@ -167,7 +163,6 @@ def communication_intensity(params: str | float, cluster: str = "dgx-h100", seq:
     peak = float(system_of(pair).peak_bf16)
     rates = {t.name: t.bandwidth_bytes_per_s_per_gpu_per_direction for t in (pair.tiers[0], pair.tiers[-1])}
     sheets = tuple(textbook.intensity(count, seq, _BATCHES, peak, rates[name], name) for name in rates)
-
     return Tables(None, sheets, (), ("links", cluster))
 
 
@@ -182,8 +177,8 @@ def scaling(
 ) -> Tables:
     """Tabulate strong and weak scaling, efficiency by batch size, and the effect of the network.
 
-    `gpus`: one number for four halvings of it too, or several ("64,128,256"); `devices`: such as "a100,h100", to be
-    compared on the largest number of GPUs. Raises InputError."""
+    `gpus`: several numbers ("64,128,256"), or one, to which four halvings are added; `devices`: chips to compare on
+    the largest number of GPUs, such as "a100,h100". Raises InputError."""
     counts = _counts(gpus)
     spec = model if isinstance(model, ModelSpec) else lookup.model_named(model)[0]
 
@@ -203,7 +198,6 @@ def scaling(
             if name not in _DEVICES:
                 raise InputError("devices", name, "is not a device here", nearest(name, _DEVICES))
         sheets.append(scalings.by_device([(_DEVICES[name], on(_DEVICES[name])) for name in names], most))
-
     title = f"{model} on {cluster}, {batch:,} x {seq:,} tokens"
     return Tables(None, tuple(sheets), (), ("scaling", title))
 
@@ -213,7 +207,7 @@ def training_days(
 ) -> Tables:
     """Tabulate the days of a training by number of GPUs, by the rule of 6 N FLOP a token.
 
-    `tflops`: what each GPU reaches, TFLOP/s. Raises InputError."""
+    `tflops`: TFLOP/s that each GPU achieves. Raises InputError."""
     if not 1e-6 <= tflops <= 1e6:
         raise InputError("tflops", tflops, "must be from 1e-6 to 1,000,000 (a GPU reaches some hundreds)")
     count = textbook.counted(str(params))
@@ -222,7 +216,7 @@ def training_days(
 
 
 def _counts(gpus: int | str | Sequence[int]) -> list[int]:
-    """Read numbers of GPUs, ascending; one that stands alone comes with four halvings of it. Raises InputError."""
+    """Parse numbers of GPUs, ascending; to a single one, four halvings are added. Raises InputError."""
     try:
         counts = [int(part) for part in gpus.split(",")] if isinstance(gpus, str) else gpus
     except ValueError:

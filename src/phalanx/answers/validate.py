@@ -55,7 +55,7 @@ from phalanx.validate.stacks import number_format
 from phalanx.validate.systems import Benched, description
 
 _OVERLAPPED = "virtual>1, ep>1, recompute not in (full, every*)"
-"""What exchanges of tokens overlapped with another micro-batch ask of a strategy (frameworks/facts/megatron.py)."""
+"""Conditions on a strategy whose exchange of tokens overlaps another micro-batch (frameworks/megatron/facts.toml)."""
 LINKS = ("cluster", "datasheet")
 """Links as measured along with the runs, or as the hardware's datasheets say."""
 
@@ -71,7 +71,7 @@ class SweepScore:
     spearman: float | None
     regret: float
     regret_left_out: float | None
-    """The same by constants fitted without the family; None for families on which nothing is fitted."""
+    """Regret with constants fitted without the family; None for families to which nothing is fitted."""
     chosen: str
     """The strategy predicted to be the fastest of those that are predicted to fit; empty if none is."""
     chosen_out_of_memory: bool
@@ -95,13 +95,13 @@ class RecipeScore:
     expert_error: float
     """Predicted over measured seconds of the expert's strategy, minus 1."""
     option: str
-    """An option beyond the layout with which the expert saves memory, if one is known."""
+    """An option outside the layout by which the expert saves memory; "" if none is known."""
     fits: bool
     """Whether the expert's strategy is predicted to fit, with that option."""
     share_of_memory: float
-    """Its predicted memory over what the device has for it."""
+    """Its predicted memory over the device's usable memory."""
     differs: dict[str, tuple[Any, Any]]
-    """By field: the best strategy's value, and the expert's."""
+    """Field -> (the best strategy's value, the expert's)."""
 
 
 def score(rows: Sequence[Row], announce: Callable[[str], None] = lambda _: None) -> dict[str, Any]:
@@ -151,12 +151,9 @@ def score_sweep(sweep: PublishedSweep, links: str) -> SweepScore:
     fits = np.asarray(memory.reserved) <= room
     candidates = np.flatnonzero(fits)
     chosen = sweep.runs[int(candidates[np.argmin(predicted[candidates])])] if len(candidates) else None
-    without = [
-        constants
-        for kinds, constants in prediction_error.left_out_constants()
-        if kinds_of(sweep.runs[0].row) in kinds
-    ]
-    blind = by_strategy(sweep, priced(sweep.runs, without[0], benchmarks)[0]) if without else None
+    kind = kinds_of(sweep.runs[0].row)
+    without = next((by for kinds, by in prediction_error.left_out_constants() if kind in kinds), None)
+    blind = by_strategy(sweep, priced(sweep.runs, without, benchmarks)[0]) if without else None
     return SweepScore(
         question=sweep.name,
         family=sweep.family,
@@ -207,7 +204,7 @@ def price_expert(c: Case, pricing: Pricing) -> PricedStrategy:
 
 
 def question(c: Case) -> Pricing:
-    """Return a recipe's question: its model, its job and its stack on as many of its GPUs."""
+    """Return a recipe's question: its model, job and stack, on the same number of the same GPUs."""
     name, node, nic, cloud = description(c.row)
     world = c.strategy.world
     node = min(node, world)
@@ -273,9 +270,9 @@ class PredictionScores(Answer):
 
     plain_field = "scores"
     scores: dict[str, Any]
-    """By quantity, in percent, and by source family."""
+    """Errors in percent, by quantity and by source family."""
     runs: PredictionError | None = field(default=None, metadata=DRAWN)
-    """Every run, where one family was asked for."""
+    """The error of every run, where one family was asked for."""
 
 
 @dataclass(frozen=True)
@@ -284,10 +281,10 @@ class ChoiceScores(Answer):
 
     plain_field = "scores"
     scores: dict[str, Any]
-    """Of sweeps and of recipes."""
+    """Scores of sweeps and of recipes."""
     rows: int = field(default=0, metadata=DRAWN)
     each: bool = field(default=False, metadata=DRAWN)
-    """Whether recipe by recipe is shown: one family was asked for."""
+    """Whether each recipe is shown, since one family was asked for."""
 
 
 @dataclass(frozen=True)
@@ -296,7 +293,7 @@ class KernelScores(Answer):
 
     plain_field = "scores"
     scores: dict[str, Any]
-    """In percent, by kind of kernel and by chip; rows of a file that are left out by reason."""
+    """Errors in percent, by kind of kernel and by chip; numbers of rows left out, by reason."""
 
 
 @dataclass(frozen=True)
@@ -305,11 +302,11 @@ class CollectiveScores(Answer):
 
     plain_field = "scores"
     scores: dict[str, Any]
-    """In percent, by chip and operation; rows that are left out by reason."""
+    """Errors in percent, by chip and operation; numbers of rows left out, by reason."""
 
 
 def prediction_scores(runs: Path | None, family: str | None) -> PredictionScores:
-    """Score predictions of published runs, or of a file of them, or of one source family. Raises InputError."""
+    """Score predictions of published runs, runs of a file, or runs of one source family. Raises InputError."""
     compared = compare(_rows(runs, family))
     summary = scores(compared)
     if runs is None and family is None:
@@ -318,7 +315,7 @@ def prediction_scores(runs: Path | None, family: str | None) -> PredictionScores
 
 
 def choice_scores(runs: Path | None, family: str | None, announce: Callable[[str], None]) -> ChoiceScores:
-    """Score the choices among published runs, or a file of them, or of one source family. Raises InputError."""
+    """Score choices among published runs, runs of a file, or runs of one source family. Raises InputError."""
     rows = _rows(runs, family)
     return ChoiceScores(score(rows, announce), len(rows), family is not None)
 

@@ -1,1 +1,1 @@
-"""What people see: results of other rooms as terminal tables, charts and SVG. Read style.py first. No torch."""
+"""Answers as terminal tables, charts, SVG and HTML. Read style.py first. No torch."""

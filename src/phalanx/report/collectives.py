@@ -1,4 +1,4 @@
-"""Collectives as people see them: rounds with what each rank holds, proofs, what algorithms and transports cost."""
+"""Views of collectives: their rounds and proofs, and the costs of algorithms and transports."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -26,8 +26,8 @@ from phalanx.spec.cluster.spec import CollectiveFit
 
 
 def steps(schedule: Schedule, node: int = 0) -> Iterator[str | Sheet]:
-    """Yield the messages and a table of what each rank then holds, for the start and every round; on nodes of `node`
-    ranks, messages between them are marked."""
+    """Yield, for the start and every round, the messages and a table of each rank's chunks after it. With `node`, the
+    ranks of a node, messages between nodes are marked."""
     symbolic = run(schedule)
     for number, counts in symbolic.states():
         title = "start" if number == 0 else f"round {number} of {schedule.rounds}"
@@ -36,7 +36,7 @@ def steps(schedule: Schedule, node: int = 0) -> Iterator[str | Sheet]:
 
 
 def _messages(symbolic: Run, number: int, node: int) -> str:
-    """One line per message: what a rank sends in a round, and what the receiver does with it."""
+    """Return a line per message of a round: what is sent, and whether the receiver adds or keeps it."""
     return "".join(
         f"\n  {source} -> {destination}: {what}, {destination} {'adds' if reduces else 'keeps'} it"
         f"{', between nodes' if node and source // node != destination // node else ''}"
@@ -45,7 +45,7 @@ def _messages(symbolic: Run, number: int, node: int) -> str:
 
 
 def _holdings(symbolic: Run, counts: Counts, number: int) -> Sheet:
-    """Tabulate what each rank holds: a column per chunk, or per block of an all-to-all's buffer."""
+    """Tabulate the contributions that each rank has: a column per chunk, or per block of an all-to-all's buffer."""
     words = cells(symbolic, counts, number)
     column = "block" if symbolic.schedule.op == "all_to_all" else "chunk"
     wide = len(words[0]) <= _WIDE
@@ -54,29 +54,29 @@ def _holdings(symbolic: Run, counts: Counts, number: int) -> Sheet:
 
 
 _WIDE = 6
-"""The most columns whose headings say what they are."""
+"""The most columns whose headings all have the word chunk or block."""
 
 
 def proof(a: CollectiveProof) -> View:
-    """Say what was proved."""
+    """Show a proof in one line."""
     sent = f"{counted(a.rounds, 'round')}, {counted(a.messages, 'message')}"
     return View([f"proved: {a.op} by {a.algorithm}; {sent}, at most {a.sent_share:.4g} of the buffer sent by a rank"])
 
 
-def followed(a: CollectiveSteps) -> View:
-    """Show the rounds, and the proof."""
+def algorithm(a: CollectiveSteps) -> View:
+    """Show the rounds of an algorithm, and its proof."""
     parts = [*steps(a.schedule, a.node), *proof(proof_of(a.schedule)).parts]
     return View(parts, a.op, lambda: [rounds(a.schedule, a.node)])
 
 
 def proof_count(a: ProofCount) -> View:
-    """Say how many schedules were proved."""
+    """Show how many schedules were proved, and why others were refused."""
     proved = a.schedules - len(a.refused)
     return View([*a.refused, f"{proved} of {a.schedules} schedules proved, 1 to {a.max_ranks} ranks"])
 
 
 def own_reduction(a: OwnReduction) -> View:
-    """Say whether a reduction of the user's own is right."""
+    """Show whether a reduction of the user's own is right."""
     order = ", ".join(map(str, a.order))
     return View(
         [
@@ -88,7 +88,7 @@ def own_reduction(a: OwnReduction) -> View:
 
 
 def bound(a: AllReduceBound) -> View:
-    """Say the least that an all-reduce sends, and why."""
+    """Show the fewest messages of an all-reduce, and why there are no fewer."""
     return View(
         [
             f"{a.messages} messages = 2 (P-1) are the fewest that leave an element's sum on all {a.ranks} ranks: "
@@ -101,20 +101,19 @@ def bound(a: AllReduceBound) -> View:
     )
 
 
-def compared(a: CollectiveComparison) -> View:
+def algorithms(a: CollectiveComparison) -> View:
     """Show algorithms, the fastest by size, and crossovers."""
-    table = comparison(
-        a, f"{a.op if a.op == 'barrier' else f'{a.op} of {a.size}'} over {a.ranks} ranks of {a.cluster}"
-    )
+    what = a.op if a.op == "barrier" else f"{a.op} of {a.size}"
+    table = comparison(a, f"{what} over {a.ranks} ranks of {a.cluster}")
     fastest = ["fastest, by size of the buffer:", *(f"  {line}" for line in winners(a))] if a.winners else []
     return View([table, *fastest, *crossovers(a)], a.op, lambda: [algorithms_over_size(a.op, a.ranks, a.cluster)])
 
 
 def measurement(a: CollectiveMeasurement) -> View:
-    """Show how a collective was measured, and what serves which size."""
+    """Show a measured collective, and the transport and algorithm chosen for each size."""
     title = f"{a.op} of {a.size_bytes:,} bytes over {a.ranks} ranks of this machine"
     lines = ("auto takes, by size of the buffer:", *(f"  {line}" for line in choices(a.choices)))
-    return View([measured([row.fit for row in a.rows], a.size_bytes, title), *lines])
+    return View([fitted_lines([row.fit for row in a.rows], a.size_bytes, title), *lines])
 
 
 def comparison(compared: AlgorithmComparison, title: str) -> Sheet:
@@ -140,14 +139,13 @@ def winners(compared: AlgorithmComparison) -> list[str]:
     return [f"{_binary(low)} to {_binary(high)}: {name}" for low, high, name in compared.winners]
 
 
-def measured(fits: Sequence[CollectiveFit], size: float, title: str) -> Sheet:
+def fitted_lines(fits: Sequence[CollectiveFit], size: float, title: str) -> Sheet:
     """Tabulate every transport and algorithm by which a collective was measured, fastest first."""
     rows = []
     for fit in sorted(fits, key=lambda f: float(f.seconds(size))):
         time, beta = float(fit.seconds(size)), fit.beta_s_per_byte
-        rows.append(
-            (fit.way, time, size / time, fit.alpha_s, beta * 1e9, fit.alpha_s / beta if beta else None, fit.fit_error)
-        )
+        crossover = fit.alpha_s / beta if beta else None
+        rows.append((fit.way, time, size / time, fit.alpha_s, beta * 1e9, crossover, fit.fit_error))
     names = columns("over | time [s] | algbw [rate] | alpha [s] | ns/B [number] | n* [bytes] | error [share]")
     note = "alpha, ns/B, n* = alpha/beta: of the fitted line, with its median error"
     return Sheet(title, names, rows, note, charted=False)

@@ -24,7 +24,7 @@ LETTERS = "ABC"
 
 
 def view(c: Comparison, expense: bool = False) -> View:
-    """Show two or three sides; each difference is from the first. `expense`: what tokens cost, too."""
+    """Show two or three sides; each difference is from the first. `expense`: whether the cost of tokens is shown."""
     closing = [] if c.settings_that_differ else ["no setting differs"]
     sheets = [_figures(c.sides), *_terms_of(c), *_settings(c)]
     costs = _expenses(c.sides) if expense else ()
@@ -32,7 +32,7 @@ def view(c: Comparison, expense: bool = False) -> View:
 
 
 def _expenses(sides: Sequence[ComparedPlan]) -> Iterator[str | Sheet]:
-    """Yield what tokens cost on each side, and once for each chip whose prices these are."""
+    """Yield the cost of tokens on each side, and the sources of each chip's prices once."""
     shown: list[ExpenseRates] = []
     for letter, side in zip(LETTERS, sides, strict=False):
         if side.expense is not None and side.rates is not None:
@@ -57,8 +57,8 @@ def _settings(c: Comparison) -> Iterator[Sheet]:
 
 
 def _against_first(sides: Sequence[ComparedPlan]) -> list[str]:
-    """Say which sides do not fit, and how long the step of each takes relative to the first one's: as measured where
-    both are runs that recorded their steps, else as predicted."""
+    """Return lines that say which sides do not fit, and how each side's step compares with the first's: as measured
+    where both are runs that recorded their steps, else as predicted."""
     first, *others = sides
     over = [f"{letter}: {size(x.memory_bytes)}" for letter, x in zip(LETTERS, sides, strict=False) if not x.fits]
     lines = [f"does not fit in memory: {', '.join(over)}"] if over else []
@@ -68,15 +68,14 @@ def _against_first(sides: Sequence[ComparedPlan]) -> list[str]:
             how, old, new = "measured", first.measured_step_s, side.measured_step_s
         line = f"{letter}, {how}: a step of {seconds(new)}, A's takes {seconds(old)}"
         if first.tokens == side.tokens and first.gpus == side.gpus:
-            line += (
-                f": {letter} saves {1 - new / old:.1%}" if new < old else f": {letter} takes {new / old - 1:.1%} more"
-            )
+            change = f"saves {1 - new / old:.1%}" if new < old else f"takes {new / old - 1:.1%} more"
+            line += f": {letter} {change}"
         lines.append(line)
     return lines
 
 
 def legend(sides: Sequence[ComparedPlan]) -> list[str]:
-    """Say which letter is what."""
+    """Return a line per side: its letter, name and stack."""
     return [f"{letter}: {side.name} ({side.stack})" for letter, side in zip(LETTERS, sides, strict=False)]
 
 
@@ -104,7 +103,7 @@ def _figures(sides: Sequence[ComparedPlan]) -> Sheet:
 
 
 def _terms(title: str, unit: Unit, terms: Sequence[Mapping[str, float]], totals: Sequence[float], name: str) -> Sheet:
-    """Tabulate terms of every side that matter on any, with the difference of each side from the first."""
+    """Tabulate the terms of all sides that are not small on each, with the differences from the first side."""
     letters = LETTERS[: len(terms)]
     signed: Unit = "signed_s" if unit == "s" else "signed_bytes"
     names = [Column(""), Column("A", unit)]
@@ -134,17 +133,13 @@ def _page(c: Comparison) -> str:
         parts = [(TERM_NAMES.get(name, name), t) for name, t in s.terms_s.items() if t > 1e-3 * s.step_time_s]
         bars.append(Bar(letter, parts, seconds(s.step_time_s)))
     usable = min(s.usable_bytes for s in c.sides)
-    times, held = _terms_of(c)
-    note = f"predicted, of the fullest rank; {held.note}"
+    times, bytes_ = _terms_of(c)
+    note = f"predicted, of the fullest rank; {bytes_.note}"
+    memory_parts = {letter: dict(s.memory_terms) for letter, s in sides.items()}
     sections = [
         Section("What is compared", text=(*legend(c.sides), *map(_rate, sides, c.sides), *_against_first(c.sides))),
         section(times, Bars("seconds", tuple(bars))),
-        memory(
-            "Memory by part",
-            {a: dict(s.memory_terms) for a, s in sides.items()},
-            ("usable", usable),
-            note,
-        ),
+        memory("Memory by part", memory_parts, ("usable", usable), note),
         *map(section, _settings(c)),
     ]
     return page(" against ".join(s.name for s in c.sides), "comparison", sections)
@@ -158,7 +153,7 @@ def _rate(letter: str, side: ComparedPlan) -> str:
 
 
 def stacks(c: StackComparison) -> View:
-    """Show what each stack would run, how long its step takes, and what it loses against the fastest."""
+    """Show the best strategy of each stack, its step time, and how much longer that is than the fastest's."""
     least = c.stacks[0].step_time_s or 1.0
     rows = []
     for s in c.stacks:

@@ -9,20 +9,20 @@ from phalanx.report.style import seconds
 
 
 def in_words(e: Expense, rates: ExpenseRates) -> str:
-    """Write what something costs, as far as it is known: `12 (at 3 a GPU-hour), 4.9 MWh, 2.3 t CO2e`."""
+    """Write an expense as far as it is known: `12 (at 3 a GPU-hour), 4.9 MWh, 2.3 t CO2e`."""
     money = "" if e.money is None else f"{number(e.money)} (at {rates.price:g} a GPU-hour{_likely(e)})"
     return ", ".join(filter(None, (money, energy(e), carbon(e)))) or "no published price or power of this chip"
 
 
 def in_days(t: TrainingCost) -> str:
-    """Write how long a whole training takes: `300B tokens: 71,526 steps, 28.2 days, 86,752 GPU-hours`."""
+    """Write the length of a whole training: `300B tokens: 71,526 steps, 28.2 days, 86,752 GPU-hours`."""
     failing = "" if t.losses is None else f" with failures, {t.losses.effective_share:.1%} of them work"
-    takes = f"{lasts(t)}{failing}, {number(t.gpu_hours)} GPU-hours"
+    takes = f"{duration(t)}{failing}, {number(t.gpu_hours)} GPU-hours"
     return f"{shortened(t.tokens)} tokens: {t.steps:,.0f} steps, {takes}"
 
 
-def lasts(t: TrainingCost) -> str:
-    """Write a training's days, or what is less than one in hours or seconds."""
+def duration(t: TrainingCost) -> str:
+    """Write the time of a training in days; below one day, in hours or seconds."""
     if t.days >= 1:
         return f"{t.days:,.1f} days"
     return f"{24 * t.days:.1f} hours" if 24 * t.days >= 1 else seconds(t.days * 86_400)
@@ -56,6 +56,6 @@ def carbon(e: Expense) -> str:
 
 
 def origins(rates: ExpenseRates) -> Sheet:
-    """Tabulate what was not given of price, power and carbon, with its date and source."""
+    """Tabulate the prices, powers and carbon that were looked up because none were given, with date and source."""
     rows = [(t.what, t.value, t.source) for t in rates.taken]
     return Sheet("price, power and carbon that were not given", columns("what", "value", "source"), rows)

@@ -13,7 +13,7 @@ from phalanx.cost.analytic.step import FORMULAS, TERM_NAMES
 from phalanx.planning.budget import shortened
 from phalanx.planning.search import HEADROOM
 from phalanx.planning.tables.table import Sheet, Unit, columns
-from phalanx.report.expense import in_words, lasts, number, origins
+from phalanx.report.expense import duration, in_words, number, origins
 from phalanx.report.style import seconds, size
 from phalanx.report.view import View
 
@@ -112,7 +112,7 @@ def _figures(p: Prediction) -> Iterator[tuple[str, str, str]]:
     if (t := p.training) is not None:
         how = f"{t.steps:,.0f} steps, {shortened(t.tokens)} tokens (by {p.training_from})"
         how += f": {number(t.gpu_hours)} GPU-hours"
-        yield "whole training", lasts(t), how
+        yield "whole training", duration(t), how
     share = p.memory_bytes / p.usable_bytes
     tight = f", tight: {share:.0%}" if share > 1 - HEADROOM and p.engine == "formulas" else ""
     close = f", by {share - 1:.0%}, which is within an estimate's error" if 1 < share <= 1 + _ERROR else ""

@@ -85,11 +85,11 @@ _VIEWS = {
     name: place
     for place, names in {
         "phalanx.report.collectives:proof": "CollectiveProof",
-        "phalanx.report.collectives:followed": "CollectiveSteps",
+        "phalanx.report.collectives:algorithm": "CollectiveSteps",
         "phalanx.report.collectives:proof_count": "ProofCount",
         "phalanx.report.collectives:own_reduction": "OwnReduction",
         "phalanx.report.collectives:bound": "AllReduceBound",
-        "phalanx.report.collectives:compared": "CollectiveComparison",
+        "phalanx.report.collectives:algorithms": "CollectiveComparison",
         "phalanx.report.collectives:measurement": "CollectiveMeasurement",
         "phalanx.report.compare": "Comparison",
         "phalanx.reliability.report": "Goodput",

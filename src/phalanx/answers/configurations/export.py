@@ -91,12 +91,12 @@ def _read(path: Path) -> Plan:
 
 
 _ROUNDS = ("accelerate", "deepspeed", "maxtext")
-"""What has TF32 in its configuration: TrainingArguments, and JAX, which rounds fp32 by default."""
+"""Frameworks that need no switch of torch's for TF32: two have it in TrainingArguments, and JAX rounds by default."""
 
 
 def _target(to: str) -> ExportTarget:
-    """Return what a framework's files are written by: its name here, or a name that --stack takes, such as nemo.
-    Raises InputError."""
+    """Return the target of a framework, by its name here or by one that --stack takes, such as nemo. Raises
+    InputError."""
     if to in TARGETS:
         return TARGETS[to]
     with suppress(InputError):
@@ -110,13 +110,12 @@ def _target(to: str) -> ExportTarget:
 def exported(plan: Plan, to: str, by: str = "torchrun") -> Export:
     """Return a plan's files for a framework and a launcher. Raises InputError for what either cannot express."""
     target, start = _target(to), launcher(by)
-    own = str(plan.choices.get("stack", ""))
     source = source_of(plan.choices)
     training, kept = None, False
     if source is not None:
         batch = plan.job.global_batch
         training = stated_training(source.arguments, batch, source.environment, source.kind)
-    x, p, left = _translated(plan, own, target, training)
+    x, p, left = _translated(plan, target, training)
     for name in ("lora", "reference"):  # what a program's own code does, which the written one does not
         entry, value = x.stack.options.get(name), x.options.changed().get(name)
         if value is not None and entry is not None and entry.in_code:
@@ -138,7 +137,7 @@ def exported(plan: Plan, to: str, by: str = "torchrun") -> Export:
         reason = f"is a switch of torch's, not of a configuration of {to}"
         raise InputError("precision", "tf32", reason, "plan in fp32 and export TORCH_ALLOW_TF32_CUBLAS_OVERRIDE=1")
     files = {"train.sh": train_sh(p, x.gpus_per_node, x.nodes), **p.files}
-    note = "" if kept or source is None or training is None else _otherwise(files, training, source.name)
+    note = "" if kept or source is None or training is None else _changed_training(files, training, source.name)
     if note:
         p = replace(p, notes=(*p.notes, note))
         files["train.sh"] = train_sh(p, x.gpus_per_node, x.nodes)
@@ -146,15 +145,17 @@ def exported(plan: Plan, to: str, by: str = "torchrun") -> Export:
 
 
 def _translated(
-    plan: Plan, own: str, target: ExportTarget, training: StatedTraining | None
+    plan: Plan, target: ExportTarget, training: StatedTraining | None
 ) -> tuple[Subject, TrainingProgram, str]:
-    """Return what a framework's files are of, what they say, and the plan's options that it has no setting for: under
-    the plan's own stack, else the first of the framework's that runs the strategy, with whole blocks recomputed where
-    it does not recompute the plan's part of them. Raises InputError of the first of them."""
+    """Return (the subject of a framework's files, their program, the plan's options without a setting there as text).
+
+    The stack is the plan's own, else the first of the framework's that runs the strategy; whole blocks are recomputed
+    where it cannot recompute the plan's part of them. Raises the first stack's InputError where none runs it."""
+    own = str(plan.choices.get("stack", ""))
     stacks = (own,) if own in target.stacks else target.stacks
     refused: list[InputError] = []
     for stack in stacks:
-        left = () if stack == own else _only_there(plan, stack)
+        left = () if stack == own else _options_without_setting(plan, stack)
         options = StackOptions(**{n: v for n, v in plan.options.changed().items() if n not in left})
         ways = (plan.strategy.recompute, *(("full",) if stack != own and plan.strategy.recompute != "none" else ()))
         for recompute in dict.fromkeys(ways):
@@ -173,9 +174,9 @@ def _translated(
     raise InputError(first.field, first.value, first.reason, f"{first.remedy}{again}".removeprefix("; or ")) from None
 
 
-def _otherwise(files: Mapping[str, str], training: StatedTraining, name: str) -> str:
-    """Return in which numbers of the training an export differs from the file that it improves, as it reads itself:
-    what the framework has no setting for; "" where nothing differs."""
+def _changed_training(files: Mapping[str, str], training: StatedTraining, name: str) -> str:
+    """Return a note of the training's numbers in which an export, read back, differs from the file that it improves
+    (the framework has no setting for them); "" where nothing differs."""
     with TemporaryDirectory() as folder:
         for file, text in files.items():
             Path(folder, file).write_text(text)
@@ -192,13 +193,13 @@ def _otherwise(files: Mapping[str, str], training: StatedTraining, name: str) ->
 
 
 _COUNTS = ("samples", "tokens", "epochs", "counted_by")
-"""What says in other words how many steps there are."""
+"""Fields that say the number of steps in another way."""
 _TRAINED = ("lora", "lora_targets", "base", "dora", "reference", "optimizer", "mtp", "products", "document")
 """Options that say what is trained, which no other framework may leave out."""
 
 
-def _only_there(plan: Plan, stack: str) -> tuple[str, ...]:
-    """Return a plan's options that another stack has no setting for, and that say how, not what, is trained."""
+def _options_without_setting(plan: Plan, stack: str) -> tuple[str, ...]:
+    """Return a plan's options that a stack has no setting for, and that say how, not what, is trained."""
     changed, row = plan.options.changed(), stack_named(stack)
     return tuple(name for name, value in changed.items() if name not in _TRAINED and not row.has_option(name, value))
 

@@ -65,7 +65,7 @@ _WORTH = 0.002
 
 @dataclass(frozen=True)
 class PricedState:
-    """A configuration's strategy with its price."""
+    """A strategy with its price, before or after a change."""
 
     strategy: Strategy
     options: StackOptions
@@ -74,9 +74,9 @@ class PricedState:
     fits: bool
     mfu: float
     training: TrainingCost | None = None
-    """The whole of it; None where nothing says how long it is."""
+    """Of all its tokens; None where nothing says how many these are."""
     expense: Expense | None = None
-    """Of the whole training."""
+    """For the whole training."""
 
 
 @dataclass(frozen=True)
@@ -89,14 +89,14 @@ class Change:
     alone: PricedState | None
     """The file with this change alone; None where that is no legal strategy."""
     alone_refused: str
-    """Why it is none."""
+    """Why that is illegal; "" where it is legal."""
     together: PricedState
     """With all changes up to this one."""
 
 
 @dataclass(frozen=True)
 class Improvement(Answer):
-    """A configuration's price, a better one's, and the changes between them; without changes it is the best."""
+    """A configuration's price, the price of a better one, and the changes between them: none where it is the best."""
 
     question: Premises
     now: PricedState
@@ -108,16 +108,16 @@ class Improvement(Answer):
     search_s: float
     notes: tuple[str, ...]
     rates: ExpenseRates
-    """Of a whole training's money, energy and carbon, with their sources."""
+    """Prices of a GPU-hour, of energy and of carbon, with their sources."""
     plan: Plan | None = field(default=None, repr=False, compare=False, metadata=DRAWN)
-    """Of the better one; None where there is none."""
+    """The better configuration as a plan; None where there is none."""
 
 
 def improvement_of(
     source: Path, query: Query, headroom: float = HEADROOM, tokens: str | None = None, rates: str | None = None
 ) -> Improvement:
-    """Find what to change in another framework's configuration. `tokens`: of the whole training, else the file's
-    own; `rates`: own values of its price (planning/expense). Raises InputError."""
+    """Find what to change in another framework's configuration. `tokens`: number for the whole training, else the
+    file's; `rates`: the user's prices (planning/expense). Raises InputError."""
     if source.exists() and not is_configuration(source):
         configuration([source, *query.files])  # says why it cannot be read
         raise InputError(
@@ -154,12 +154,12 @@ def improve(
 
     rates = rates_of(q, line)
     prices = _Prices(q, pricing)
-    now = prices.of(q.strategy, in_file)
+    now = prices.price(q.strategy, in_file)
     searched = answer(pricing, q.gpus)
     s = searched.best.strategy
     options = _as_in_file(prices, s, searched.pricing.extra, in_file)
-    settings = FileSettings(reading, q)
-    better = _needed(prices, now, _written(prices, settings, now, prices.of(s, options)))
+    file = FileSettings(reading, q)
+    target = _without_small_gains(prices, now, _writable(prices, file, now, prices.price(s, options)))
     refusal = row_of(q.stack).refusal(q.strategy, in_file, facts(q.pricing.model, q.pricing.job, q.strategy))
     refused = "" if refusal is None else f"{refusal.field} = {refusal.value} {refusal.reason} ({refusal.source})"
     step_tokens = q.pricing.job.global_batch * q.pricing.job.seq
@@ -172,26 +172,26 @@ def improve(
     result = Improvement(
         q.premises, whole(now), refused, None, (), searched.evaluated, searched.seconds, q.notes, rates
     )
-    if now.fits and not refused and better.seconds > (1 - _WORTH) * now.seconds:
+    if now.fits and not refused and target.seconds > (1 - _WORTH) * now.seconds:
         return result
-    steps = _steps(prices, now, better)
+    steps = _steps(prices, now, target)
     changes, before = [], now
     for names, alone, reason, after in steps:
         changed = {n: (_value(before, n), _value(after, n)) for n in names if _value(before, n) != _value(after, n)}
-        edits = settings.edits(before, after, changed)
+        edits = file.edits(before, after, changed)
         changes.append(Change(changed, edits, None if alone is None else _state(alone), reason, _state(after)))
         before = after
     if reading.layout.ep not in (None, now.strategy.ep) and changes and "ep" not in changes[0].fields:
-        changes[0] = replace(changes[0], settings=(*settings.resized(better), *changes[0].settings))
-    best = replace(searched.pricing, extra=better.options)
-    x = AnalyticSubject(lambda _: best, better.strategy, q.gpus)
+        changes[0] = replace(changes[0], settings=(*file.resized(target), *changes[0].settings))
+    best = replace(searched.pricing, extra=target.options)
+    x = AnalyticSubject(lambda _: best, target.strategy, q.gpus)
     plan = plan_of(best, x.priced, x.run, x.mfu, cluster, q.precision)
-    everything = {n: (_value(now, n), _value(better, n)) for c in changes for n in c.fields}
-    edits = settings.edits(now, replace(better, blocks=x.run.blocks), everything)
-    if reading.layout.ep not in (None, better.strategy.ep):
-        edits = tuple(dict.fromkeys((*settings.resized(better), *edits)))
+    everything = {n: (_value(now, n), _value(target, n)) for c in changes for n in c.fields}
+    edits = file.edits(now, replace(target, blocks=x.run.blocks), everything)
+    if reading.layout.ep not in (None, target.strategy.ep):
+        edits = tuple(dict.fromkeys((*file.resized(target), *edits)))
     plan.choices["source"] = recorded(reading.title, reading.configuration.kind, reading.config, edits)
-    return replace(result, better=whole(better), changes=tuple(changes), plan=plan)
+    return replace(result, better=whole(target), changes=tuple(changes), plan=plan)
 
 
 def _state(s: FileState) -> PricedState:
@@ -205,7 +205,7 @@ class _Prices:
         self.q, self.pricing = q, pricing
         self.known: dict[tuple[Strategy, StackOptions], FileState | InputError] = {}
 
-    def of(self, s: Strategy, options: StackOptions, legal: bool = False) -> FileState:
+    def price(self, s: Strategy, options: StackOptions, legal: bool = False) -> FileState:
         """Return the price. Raises InputError for a strategy that is not legal; with `legal`, also for one that the
         stack refuses."""
         price_or_error = self.known.get((s, options))
@@ -234,45 +234,45 @@ class _Prices:
 
 
 def _as_in_file(prices: _Prices, s: Strategy, searched_options: StackOptions, own: StackOptions) -> StackOptions:
-    """Return the options of a search, with each that the file sets kept where another is no better."""
+    """Return the options of a search, with the file's (`own`) wherever the search's are no better."""
     for name in SEARCHED_OPTIONS:
         kept = getattr(own, name)
         if kept != getattr(searched_options, name):
             other = StackOptions(**searched_options.changed() | {name: kept})
             try:
-                there = prices.of(s, other, legal=True)
+                there = prices.price(s, other, legal=True)
             except InputError:
                 continue
-            if there.fits and there.seconds <= (1 + _WORTH) * prices.of(s, searched_options).seconds:
+            if there.fits and there.seconds <= (1 + _WORTH) * prices.price(s, searched_options).seconds:
                 searched_options = other
     return searched_options
 
 
-def _written(prices: _Prices, settings: FileSettings, now: FileState, better: FileState) -> FileState:
-    """Return a better state without options that stand in a program's code, where a configuration cannot set them."""
-    if settings.of(now) is None:
-        return better
+def _writable(prices: _Prices, file: FileSettings, now: FileState, target: FileState) -> FileState:
+    """Return a better state without the options that a configuration cannot set, because the program's code does."""
+    if file.settings(now) is None:
+        return target
     for name in SEARCHED_OPTIONS:
-        if settings.of(better) is None and _value(now, name) != _value(better, name):
+        if file.settings(target) is None and _value(now, name) != _value(target, name):
             with suppress(InputError):
-                better = _with(prices, better, now, (name,))
-    return better
+                target = _with_fields(prices, target, now, (name,))
+    return target
 
 
-def _needed(prices: _Prices, now: FileState, better: FileState) -> FileState:
-    """Return a better state without the changes that bring less than is worth a line of configuration."""
+def _without_small_gains(prices: _Prices, now: FileState, target: FileState) -> FileState:
+    """Return a better state without the changes that gain too little to be worth a line of configuration."""
     for names in GROUPS:
-        if all(_value(now, n) == _value(better, n) for n in names):
+        if all(_value(now, n) == _value(target, n) for n in names):
             continue
-        if "zero" in names and better.strategy.dp * better.strategy.cp == 1:  # there is nothing to shard over
+        if "zero" in names and target.strategy.dp * target.strategy.cp == 1:  # there is nothing to shard over
             continue
         try:
-            there = _with(prices, better, now, names)
+            there = _with_fields(prices, target, now, names)
         except InputError:
             continue
-        if there.fits and there.seconds <= (1 + _WORTH / 2) * better.seconds:
-            better = there
-    return better
+        if there.fits and there.seconds <= (1 + _WORTH / 2) * target.seconds:
+            target = there
+    return target
 
 
 def _value(state: FileState, name: str) -> str:
@@ -281,44 +281,44 @@ def _value(state: FileState, name: str) -> str:
 
 
 def _steps(
-    prices: _Prices, now: FileState, better: FileState
+    prices: _Prices, now: FileState, target: FileState
 ) -> Iterator[tuple[tuple[str, ...], FileState | None, str, FileState]]:
-    """Yield (fields, price of them alone, why there is none, price together) from one state to the other, whichever
-    brings most first; what is legal only together is one step, and what brings little as things are waits for the
-    rest."""
-    along = {n for n, other in prices.q.followed.items() if _value(better, n) == _value(better, other)}
-    left = [g for g in GROUPS if any(_value(now, n) != _value(better, n) for n in g if n not in along)]
-    if better.strategy.dp * better.strategy.cp == 1:  # there is nothing to shard over
+    """Yield (fields, state with them alone, why there is none, state with all changes so far) from one state to the
+    other, the largest gain first. Fields that are legal only together are one step; what gains little comes last."""
+    along = {n for n, other in prices.q.followed.items() if _value(target, n) == _value(target, other)}
+    left = [g for g in GROUPS if any(_value(now, n) != _value(target, n) for n in g if n not in along)]
+    if target.strategy.dp * target.strategy.cp == 1:  # there is nothing to shard over
         left = [g for g in left if "zero" not in g]
-    elif better.strategy.zero == prices.q.void_zero:  # as the file says already
-        left = [g for g in left if "zero" not in g or better.strategy.shard is not None]
+    elif target.strategy.zero == prices.q.void_zero:  # as the file says already
+        left = [g for g in left if "zero" not in g or target.strategy.shard is not None]
     state = now
     while left:
-        best = _best(prices, state, better, [(i,) for i in range(len(left))], left)
+        best = _best(prices, state, target, [(i,) for i in range(len(left))], left)
         if best is None or best[1].seconds > state.seconds:  # two that pay only together are one change
             pairs = [(i, j) for i in range(len(left)) for j in range(i)]
-            pair = _best(prices, state, better, pairs, left)
+            pair = _best(prices, state, target, pairs, left)
             if pair is not None and (best is None or pair[1].seconds < min(state.seconds, best[1].seconds)):
                 best = pair
-        chosen, there = best or (tuple(range(len(left))), better)
+        chosen, there = best or (tuple(range(len(left))), target)
         names = tuple(n for i in chosen for n in left[i])
         left = [g for i, g in enumerate(left) if i not in chosen]
-        yield names, *_alone(prices, now, better, names), there if left else better
+        yield names, *_alone(prices, now, target, names), there if left else target
         state = there
 
 
 def _best(
     prices: _Prices,
     state: FileState,
-    better: FileState,
+    target: FileState,
     tried: Sequence[tuple[int, ...]],
     left: Sequence[tuple[str, ...]],
 ) -> tuple[tuple[int, ...], FileState] | None:
-    """Return the groups of `left`, of those tried, that bring most, and what they give; None where none is legal."""
+    """Return the combination of groups in `left`, among those tried, that gains most, and the state with it; None
+    where none is legal."""
     candidates = []
     for chosen in tried:
         try:
-            there = _with(prices, state, better, tuple(n for i in chosen for n in left[i]))
+            there = _with_fields(prices, state, target, tuple(n for i in chosen for n in left[i]))
         except InputError:
             continue
         little = there.fits is state.fits and abs(there.seconds - state.seconds) < _WORTH * state.seconds
@@ -327,29 +327,29 @@ def _best(
 
 
 def _alone(
-    prices: _Prices, now: FileState, better: FileState, names: tuple[str, ...]
+    prices: _Prices, now: FileState, target: FileState, names: tuple[str, ...]
 ) -> tuple[FileState | None, str]:
     try:
-        return _with(prices, now, better, names), ""
+        return _with_fields(prices, now, target, names), ""
     except InputError as error:
         return None, error.reason
 
 
-def _with(prices: _Prices, state: FileState, better: FileState, names: tuple[str, ...]) -> FileState:
+def _with_fields(prices: _Prices, state: FileState, target: FileState, names: tuple[str, ...]) -> FileState:
     """Return a state with some fields of a better one; dp takes the ranks that are left. Raises InputError."""
     table = {f.name: getattr(state.strategy, f.name) for f in fields(Strategy)}
     options = state.options.changed()
     for name in names:
         if name in table:
-            table[name] = getattr(better.strategy, name)
+            table[name] = getattr(target.strategy, name)
         else:
-            options = {n: v for n, v in options.items() if n != name} | {name: getattr(better.options, name)}
+            options = {n: v for n, v in options.items() if n != name} | {name: getattr(target.options, name)}
     for name, other in prices.q.followed.items():
-        source = (better if name in names else state).strategy
+        source = (target if name in names else state).strategy
         if getattr(source, name) == getattr(source, other):
             table[name] = table[other]
     inner = table["tp"] * table["cp"] * table["pp"]
-    world = better.strategy.world
+    world = target.strategy.world
     if world % inner:
         raise InputError("strategy", None, f"{inner} ranks of tp x cp x pp do not divide {world}")
     table["dp"] = world // inner
@@ -365,4 +365,4 @@ def _with(prices: _Prices, state: FileState, better: FileState, names: tuple[str
     elif "pp" in names and "layers" not in names:
         table["layers"] = "auto"
     clean = StackOptions(**{n: v for n, v in options.items() if v != DEFAULTS[n]})
-    return prices.of(Strategy(**table), clean, legal=True)
+    return prices.price(Strategy(**table), clean, legal=True)

@@ -28,28 +28,28 @@ from phalanx.spec.strategy.stack_options import parse as parse_options
 _NUMBERS = ("gpus", "batch", "seq")
 _SITES = ("cluster", "chip")
 _SPLITS = ("pp", "virtual", "schedule")
-"""Fields with which the blocks of chunks are dealt out anew."""
+"""Fields whose change divides the blocks among chunks anew."""
 
 
 @dataclass(frozen=True)
 class TriedChange:
-    """The file with one change; without a price where there is none, and `reason` says why."""
+    """The file with one change; where it has no price, `reason` says why."""
 
     change: str
-    strategy: Strategy | None
-    gpus: int | None
-    step_time_s: float | None
-    tokens_per_s: float | None
-    tokens_per_s_per_gpu: float | None
-    memory_bytes: float | None
-    usable_bytes: float | None
-    fits: bool
-    expense: Expense | None
-    """Of a million tokens, or of the whole training."""
-    reason: str
+    strategy: Strategy | None = None
+    gpus: int | None = None
+    step_time_s: float | None = None
+    tokens_per_s: float | None = None
+    tokens_per_s_per_gpu: float | None = None
+    memory_bytes: float | None = None
+    usable_bytes: float | None = None
+    fits: bool = False
+    expense: Expense | None = None
+    """For a million tokens, or for the whole training."""
+    reason: str = ""
     """Why there is no price, or what the stack refuses of it; what else was changed for it."""
     training: TrainingCost | None = None
-    """The whole of it, where its tokens were asked for."""
+    """Of all its tokens, where these were asked for."""
 
 
 @dataclass(frozen=True)
@@ -62,8 +62,8 @@ class TriedChanges(Answer):
 
 
 def tried(query: Query, line: str, rates: str | None = None, tokens: str | None = None) -> TriedChanges:
-    """Price a configuration, and each item of a line in it. `rates`: own values (planning/expense); `tokens`: of
-    the whole training. Raises InputError."""
+    """Price a configuration, and the configuration with each item of a line. `rates`: the user's prices
+    (planning/expense); `tokens`: number for the whole training. Raises InputError."""
     base = read(query)
     items = [item.strip() for item in line.split(",") if item.strip()]
     if not items:
@@ -75,7 +75,7 @@ def tried(query: Query, line: str, rates: str | None = None, tokens: str | None 
 
 
 def _parts(item: str) -> list[tuple[str, str]]:
-    """Return the (name, value) of an item's parts. Raises InputError for a name that is none."""
+    """Return the (name, value) of an item's parts. Raises InputError for what is no change, or has no value."""
     parts = []
     for part in item.split("+"):
         name, equals, value = (text.strip() for text in part.partition("="))
@@ -103,23 +103,11 @@ def _tried(item: str, query: Query, base: Question, rates: str | None, tokens: s
     try:
         return _priced(item, *_asked(item, query, base), rates, tokens)
     except InputError as error:
-        return TriedChange(
-            item,
-            None,
-            None,
-            None,
-            None,
-            None,
-            None,
-            None,
-            False,
-            None,
-            "; ".join(filter(None, (error.reason, error.remedy))),
-        )
+        return TriedChange(item, reason="; ".join(filter(None, (error.reason, error.remedy))))
 
 
 def _asked(item: str, query: Query, base: Question) -> tuple[Question, str]:
-    """Return the question of an item, and what else was changed for it. Raises InputError."""
+    """Return the question of an item, and as text what else was changed for it. Raises InputError."""
     assert base.strategy is not None
     table = strategies.parse(str(base.strategy))
     table.pop("dp", None)
@@ -158,7 +146,7 @@ def _asked(item: str, query: Query, base: Question) -> tuple[Question, str]:
 
 
 def _site(value: str) -> str:
-    """Return a cluster by its name, its file or its chip."""
+    """Return the name or file of a cluster, given by its name, its file or its chip. Raises InputError."""
     site = value if value.lower().endswith(".toml") else named(value)
     if site is None:
         raise InputError("try", value, "is not a cluster and no chip of one", nearest(value, PRESETS))

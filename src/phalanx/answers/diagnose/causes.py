@@ -1,7 +1,7 @@
 """Why a part of a step takes longer than planned: what in a trace gives it away, and what to do about it.
 
-A rule reads the evidence about a part and returns its cause, or None; the first that applies names the finding. A
-part that is too long and that no rule explains is named as what it is. Some causes lengthen several parts at once.
+A rule reads the evidence about a part and returns its reason, or None; the first rule that applies names the cause. A
+part that is too long and that no rule explains is named after itself. Some causes lengthen several parts at once.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -17,8 +17,8 @@ from phalanx.traces.breakdown import COMPUTING, Breakdown
 LARGE = 0.02
 """Share of the step from which a gap is a finding."""
 _MORE, _SLOWER = 1.5, 1.25
-"""How many times the planned number of collectives, kernels or cores of attention is no accident, and how many times
-the planned time of a transfer is a slower link's."""
+"""Ratios to the plan from which there is a cause: of the numbers of collectives, kernels or cores of attention, and
+of the seconds of a transfer."""
 _UNEVEN = 0.05
 """Share by which ranks may differ."""
 _COMPUTING = (*COMPUTING, "computing")
@@ -34,7 +34,7 @@ class Evidence:
     grid: Mesh
     ranks_per_node: int
     own: Breakdown
-    """The rank whose step is compared."""
+    """Of the rank whose step is compared."""
     ranks: Sequence[Breakdown]
     """Every rank whose trace was given."""
     gaps: Mapping[str, float]
@@ -43,7 +43,7 @@ class Evidence:
     axes: Mapping[str, PlannedAxis]
     spread_out: frozenset[str]
     """Axes with groups on several nodes, where the trace names their ranks."""
-    single: float
+    fp32_share: float
     """Share of the products' seconds in fp32, of a run in 16 bits or less."""
 
     @property
@@ -54,7 +54,7 @@ class Evidence:
 
 @dataclass(frozen=True)
 class Cause:
-    """Why a part takes longer, and what to do about it; `seconds`: what of the step it explains."""
+    """Why a part takes longer, and what to do about it; `seconds`: how much of the step it explains."""
 
     name: str
     seconds: float
@@ -62,8 +62,8 @@ class Cause:
     remedy: str
 
 
-Named = tuple[str, str, str]
-"""What explains a part: the name of the cause, why, and the remedy."""
+Reason = tuple[str, str, str]
+"""Why one part is long: (name of the cause, why, remedy)."""
 
 
 def causes(e: Evidence) -> list[Cause]:
@@ -79,8 +79,8 @@ def causes(e: Evidence) -> list[Cause]:
     for part, gap in e.gaps.items():
         if gap < LARGE * e.own.step_s or part in explained:
             continue
-        rules = (*_RULES.get("over" if part.startswith("over ") else part, ()), _plain)
-        name, why, remedy = next(named_by for rule in rules if (named_by := rule(e, part)) is not None)
+        rules = (*_RULES.get("over" if part.startswith("over ") else part, ()), _unexplained)
+        name, why, remedy = next(reason for rule in rules if (reason := rule(e, part)) is not None)
         named.append(Cause(name, gap, why, remedy))
     return sorted(named, key=lambda cause: -cause.seconds)
 
@@ -89,7 +89,7 @@ def causes(e: Evidence) -> list[Cause]:
 
 
 def _recomputation(e: Evidence) -> Cause | None:
-    """More cores of attention forward than backward; or a backward pass that is longer by a forward pass."""
+    """Blame recomputation: more cores of attention forward than backward, or a backward pass longer by a forward."""
     planned = e.strategy.recompute
     forward, backward = e.own.counts.get("forward attention", 0.0), e.own.counts.get("backward attention", 0.0)
     once = e.own.parts.get("forward", 0.0)
@@ -99,7 +99,7 @@ def _recomputation(e: Evidence) -> Cause | None:
         longer = sum(max(e.gaps.get(part, 0.0), 0.0) for part in (*_COMPUTING, *_REPEATED))
         return Cause("recomputation", longer, why, remedy)
     if planned != "full" and once and e.planned.get("forward"):
-        slower = once / e.planned["forward"]  # what is slower throughout is not repeated
+        slower = once / e.planned["forward"]  # a device that is slower throughout recomputes nothing
         longer = e.own.parts.get("backward", 0.0) - slower * e.planned.get("backward", 0.0)
         if 0.6 < longer / once < 1.4:
             why = f"the backward pass is longer than planned by about a forward pass, {once:.3g} s"
@@ -122,7 +122,7 @@ def _kernels(b: Breakdown) -> float:
 
 
 def _unbalanced_stages(e: Evidence) -> Cause | None:
-    """A stage that computes longer than the mean, with more to compute."""
+    """Blame a stage that computes longer than the mean because it has more to compute."""
     stages = _stages(e)
     if not stages:
         return None
@@ -132,16 +132,12 @@ def _unbalanced_stages(e: Evidence) -> Cause | None:
     if times[most] < (1 + _UNEVEN) * mean or work[most] < (1 + _UNEVEN) * float(np.mean(list(work.values()))):
         return None
     why = f"stage {most} computes {times[most]:.3g} s, the mean of {len(times)} stages is {mean:.3g} s"
-    return Cause(
-        "unbalanced stages",
-        e.computing_gap_s,
-        why,
-        "move blocks to other stages: `phalanx plan` lists them as layers=...",
-    )
+    remedy = "move blocks to other stages: `phalanx plan` lists them as layers=..."
+    return Cause("unbalanced stages", e.computing_gap_s, why, remedy)
 
 
 def _slow_stage(e: Evidence) -> Cause | None:
-    """The rank of a stage that is slower than the other stages with as much to compute."""
+    """Blame the compared rank if it is slower than ranks with as much to compute."""
     stages = _stages(e)
     alike = [b for b in e.ranks if abs(_kernels(b) - _kernels(e.own)) <= _UNEVEN * _kernels(e.own)]
     others = [b.computing_s for b in alike if b.rank != e.own.rank]
@@ -169,8 +165,8 @@ def _slowest(e: Evidence) -> tuple[Breakdown, list[Breakdown]] | None:
     return (slow, others) if slow.computing_s - usual > LARGE / 2 * e.own.step_s else None
 
 
-def _imbalanced_experts(e: Evidence, part: str) -> Named | None:
-    """Experts' products that differ between ranks, while all else is alike."""
+def _imbalanced_experts(e: Evidence, part: str) -> Reason | None:
+    """Blame experts whose products take longer on one rank, while all else takes as long as on the others."""
     slowest = _slowest(e) if e.strategy.ep > 1 else None
     if slowest is None:
         return None
@@ -189,7 +185,7 @@ def _imbalanced_experts(e: Evidence, part: str) -> Named | None:
     return "imbalanced experts", why, "a larger balancing loss or bias update, or a capacity factor"
 
 
-def _slow_rank(e: Evidence, part: str) -> Named | None:
+def _slow_rank(e: Evidence, part: str) -> Reason | None:
     slowest = _slowest(e)
     if slowest is None:
         return None
@@ -198,8 +194,8 @@ def _slow_rank(e: Evidence, part: str) -> Named | None:
     return "slow rank", _slow_words(slow, usual), _SLOW
 
 
-def _late_rank(e: Evidence, part: str) -> Named | None:
-    """A rank that computes as long as the others but comes late: it idles, and the others wait."""
+def _late_rank(e: Evidence, part: str) -> Reason | None:
+    """Blame the rank that computes as long as the others but is idle longest, so that they wait for it."""
     if len(e.ranks) < 2:
         return None
     idle = {
@@ -222,20 +218,20 @@ _IDLE_WORDS = {
 }
 
 
-def _single_precision(e: Evidence, part: str) -> Named | None:
-    if e.single < 0.2:
+def _single_precision(e: Evidence, part: str) -> Reason | None:
+    if e.fp32_share < 0.2:
         return None
-    why = f"{e.single:.0%} of the products' time is in fp32"
+    why = f"{e.fp32_share:.0%} of the products' time is in fp32"
     return "products in fp32", why, "run them under autocast, or in the plan's precision"
 
 
-def _many_launches(e: Evidence, part: str) -> Named | None:
+def _many_launches(e: Evidence, part: str) -> Reason | None:
     kernels = sum(e.own.counts.get(k, 0.0) for k in COMPUTING)
     why = f"the device waits for the CPU between {kernels:,.0f} kernels of a step"
     return "too many launches", why, "compile or fuse the blocks, capture CUDA graphs, or take a larger micro-batch"
 
 
-def _across_nodes(e: Evidence, part: str) -> Named | None:
+def _across_nodes(e: Evidence, part: str) -> Reason | None:
     axis = part.removeprefix("over ")
     if axis not in e.spread_out or axis not in _INSIDE or not e.grid.within(axis, e.ranks_per_node):
         return None
@@ -243,7 +239,7 @@ def _across_nodes(e: Evidence, part: str) -> Named | None:
     return f"{axis} across nodes", why, f"number the ranks so that {axis} is innermost"
 
 
-def _small_buckets(e: Evidence, part: str) -> Named | None:
+def _small_buckets(e: Evidence, part: str) -> Reason | None:
     axis = part.removeprefix("over ")
     use, planned = e.own.axes.get(axis), e.axes.get(axis, PlannedAxis())
     if axis != "dp" or use is None or use.calls < max(2 * planned.calls, planned.calls + 4):
@@ -253,7 +249,7 @@ def _small_buckets(e: Evidence, part: str) -> Named | None:
     return "small buckets", why, "larger buckets (DDP's bucket_cap_mb, Megatron's --ddp-bucket-size)"
 
 
-def _no_overlap(e: Evidence, part: str) -> Named | None:
+def _no_overlap(e: Evidence, part: str) -> Reason | None:
     axis = part.removeprefix("over ")
     use, alone = e.own.axes.get(axis), e.axes.get(axis, PlannedAxis()).alone_s
     if use is None or axis != "dp" or not use.moving_s:
@@ -265,7 +261,7 @@ def _no_overlap(e: Evidence, part: str) -> Named | None:
     return "no overlap", why, "overlap the reduction with the backward pass (--overlap-grad-reduce, FSDP's prefetch)"
 
 
-def _slow_link(e: Evidence, part: str) -> Named | None:
+def _slow_link(e: Evidence, part: str) -> Reason | None:
     axis = part.removeprefix("over ")
     use, planned = e.own.axes.get(axis), e.axes.get(axis, PlannedAxis())
     if use is None or not planned.alone_s or use.moving_s < _SLOWER * planned.alone_s:
@@ -273,14 +269,11 @@ def _slow_link(e: Evidence, part: str) -> Named | None:
     if use.calls > _MORE * planned.calls + 1 or (use.bytes and use.bytes > _SLOWER * planned.bytes):
         return None
     why = f"its collectives take {use.moving_s:.3g} s, {planned.alone_s:.3g} s planned for the same bytes"
-    return (
-        f"slow link under {axis}",
-        why,
-        "run nccl-tests on these nodes; look at NCCL_DEBUG=INFO for sockets, at the ports' rates and errors",
-    )
+    remedy = "run nccl-tests on these nodes; look at NCCL_DEBUG=INFO for sockets, at the ports' rates and errors"
+    return f"slow link under {axis}", why, remedy
 
 
-def _more_bytes(e: Evidence, part: str) -> Named | None:
+def _more_bytes(e: Evidence, part: str) -> Reason | None:
     axis = part.removeprefix("over ")
     use, planned = e.own.axes.get(axis), e.axes.get(axis, PlannedAxis())
     if use is None or not planned.bytes or use.bytes < _SLOWER * planned.bytes:
@@ -289,8 +282,8 @@ def _more_bytes(e: Evidence, part: str) -> Named | None:
     return f"more bytes over {axis}", why, "compare the run's sharding, and the type that gradients are reduced in"
 
 
-def _plain(e: Evidence, part: str) -> Named:
-    name, why, remedy = _PLAIN.get(part, ("", "", ""))
+def _unexplained(e: Evidence, part: str) -> Reason:
+    name, why, remedy = _UNEXPLAINED.get(part, ("", "", ""))
     if not name:
         alone = "" if len(e.ranks) > 1 else "; the traces of other ranks would tell waiting from moving"
         name, why = f"communication {part}", f"exposed for longer than planned{alone}"
@@ -305,7 +298,7 @@ _REMEDIES = {
     "copy": "pin the host's memory, copy without blocking, and do not read tensors on the host",
     "host": "look for .item(), print, logging and garbage collection between kernels",
 }
-_PLAIN = {
+_UNEXPLAINED = {
     "products": ("slow products", "they take longer than planned", _CLOCKS),
     "experts": ("slow products", "the experts' take longer than planned", _CLOCKS),
     "attention": ("slow attention", "its core takes longer than planned", "is it the flash kernel of the plan?"),
@@ -322,7 +315,7 @@ _PLAIN = {
     "backward": ("slow backward passes", "they take longer than planned", _CLOCKS),
     "computing": ("slow computing", "it takes longer than planned", _CLOCKS),
 }  # fmt: skip
-_RULES: dict[str, tuple[Callable[[Evidence, str], Named | None], ...]] = {
+_RULES: dict[str, tuple[Callable[[Evidence, str], Reason | None], ...]] = {
     "products": (_single_precision,),
     "computing": (_single_precision,),
     "launches": (_many_launches,),

@@ -1,4 +1,4 @@
-"""What a run's own files say against its plan, term by term: the question of `diagnose`.
+"""A run's own files compared with its plan, part by part: what `phalanx diagnose` answers.
 
 Logs, traces and dumps give a measured step; the plan gives its parts as predicted. The difference is charged to the
 parts, and the largest are named with what gives them away and what to do about them.
@@ -92,7 +92,7 @@ class Diagnosis(Answer):
     """Collectives as NCCL timed them."""
     memory: tuple[MemoryUse, ...] = ()
     planned_bytes: float | None = None
-    """Reserved on the fullest rank."""
+    """Memory that the plan reserves on the fullest rank."""
     cautions: tuple[str, ...] = ()
 
     def records(self) -> list[dict[str, Any]]:
@@ -104,14 +104,14 @@ class Diagnosis(Answer):
 
 
 def diagnosis_of(words: Sequence[str], query: Query) -> Diagnosis:
-    """Compare a run's files with its plan. `words`: files and folders, seconds of a step (4.3s) or a rate
+    """Compare a run's files with its plan. `words`: files and folders, seconds of a step (4.3s) or a GPU's rate
     (230TFLOP/s); `query`: the plan.
 
     Raises InputError for a file that cannot be used, and where nothing says how long a step took."""
     files = read_files(words)
     question = _question(files, query)
     prediction = None if question is None else prediction_of(question)
-    timed = _timed(files, question)
+    timed = _step_times(files, question)
     used = [*files.notes, *(f"{log}: {t.note}" for log, t in zip(files.logs, timed, strict=True))]
     stated = files.step_s or (timed[0].seconds if timed else None)
     if question is not None and stated is None and files.tflops is not None and not files.traces:
@@ -125,7 +125,7 @@ def diagnosis_of(words: Sequence[str], query: Query) -> Diagnosis:
     steps = [breakdown(trace, name, stated) for trace in files.traces]
     steps = compared(files.traces, steps, name) if len(steps) > 1 else steps
     used += [_words(b) for b in steps]
-    own = _usual(steps, question)
+    own = _compared_rank(steps, question)
     rest = Diagnosis(
         about="no plan was named" if question is None else question.about,
         step_s=None,
@@ -158,12 +158,12 @@ def diagnosis_of(words: Sequence[str], query: Query) -> Diagnosis:
         rate=rate,
         rank=None if own is None else own.rank,
         ranks=len(steps),
-        further=_further(question),
+        further=_plan_change(question),
     )
 
 
 def _call_s(c: InspectedCollective, question: Question | None) -> float | None:
-    """Return the planned seconds of a collective over ranks that are as many on each of its nodes."""
+    """Return the planned seconds of a call whose ranks are spread evenly over its nodes; None where no formula is."""
     if question is None or question.exact is not None or c.op not in SENT:
         return None
     node = question.pricing.cluster.ranks_per_node
@@ -172,7 +172,7 @@ def _call_s(c: InspectedCollective, question: Question | None) -> float | None:
 
 
 def _cautions(files: RunFiles, prediction: Prediction | None) -> Iterator[str]:
-    """Yield what is wrong but has no seconds of a step."""
+    """Yield warnings about memory and NCCL, to which no seconds of a step are charged."""
     yield from files.nccl.cautions if files.nccl is not None else ()
     for use in files.memory:
         idle = use.reserved_bytes - use.allocated_bytes
@@ -182,13 +182,13 @@ def _cautions(files: RunFiles, prediction: Prediction | None) -> Iterator[str]:
             remedy = "try PYTORCH_ALLOC_CONF=expandable_segments:True"
             yield f"{use.file}: no tensor holds {idle / use.reserved_bytes:.0%} of the reserved memory; {remedy}"
         if prediction is not None and use.peak_reserved_bytes > _MORE_BYTES * prediction.memory_bytes:
-            more, held = use.peak_reserved_bytes / prediction.memory_bytes - 1, use.largest[:1]
-            most = f"; {held[0][0]} holds most" if held else ""
+            more = use.peak_reserved_bytes / prediction.memory_bytes - 1
+            most = f"; {use.largest[0][0]} holds most" if use.largest else ""
             yield f"{use.file}: {more:.0%} more memory than planned{most}"
 
 
 _FRAGMENTED, _MORE_BYTES = 0.25, 1.1
-"""Share of reserved memory that no tensor holds, and times the planned bytes, from which they are worth a word."""
+"""Share of reserved memory that no tensor holds, and times the planned bytes, from which there is a warning."""
 
 
 def _question(files: RunFiles, query: Query) -> Question | None:
@@ -206,7 +206,7 @@ def _question(files: RunFiles, query: Query) -> Question | None:
     return question
 
 
-def _timed(files: RunFiles, question: Question | None) -> list[StepTime]:
+def _step_times(files: RunFiles, question: Question | None) -> list[StepTime]:
     sizes = (0, 0, 0)
     if question is not None:
         job = question.exact.job if question.exact else question.pricing.job
@@ -220,8 +220,8 @@ def _words(b: Breakdown) -> str:
     return "; ".join((f"{b.file}: {steps}{rank}", *b.notes))
 
 
-def _usual(steps: Sequence[Breakdown], question: Question | None) -> Breakdown | None:
-    """Return the rank to compare: of the stage that computes longest the one at the lower median."""
+def _compared_rank(steps: Sequence[Breakdown], question: Question | None) -> Breakdown | None:
+    """Return the rank to compare: in the stage that computes longest, the one at the lower median; None of none."""
     if not steps:
         return None
     stages: dict[int, list[Breakdown]] = {}
@@ -285,34 +285,34 @@ def _findings(
         planned={r.part: r.predicted_s or 0.0 for r in rows},
         axes=planned_axes(question, prediction),
         spread_out=_spread_out(traces, question, cluster.ranks_per_node),
-        single=_in_single(traces) if question.precision not in ("fp32", "tf32") else 0.0,
+        fp32_share=_fp32_share(traces) if question.precision not in ("fp32", "tf32") else 0.0,
     )
     return sorted([*named, *causes(evidence)], key=lambda cause: -cause.seconds)
 
 
 def _spread_out(traces: Sequence[RankTrace], question: Question, node: int) -> frozenset[str]:
-    """Return the axes whose groups' ranks, as the traces name them, are on several nodes."""
+    """Return the axes with a group whose ranks, as the traces name them, are on several nodes of `node` ranks."""
     name = axis_of(question.strategy)
     calls = {call for trace in traces for call in trace.calls if len({rank // node for rank in call.ranks}) > 1}
     return frozenset(map(name, calls))
 
 
-_SINGLE = re.compile(r"sgemm|f32f32|s1688gemm|simt|nvjet(_sm\d+)?_s|aten::\w+ float$", re.IGNORECASE)
+_FP32_NAMES = re.compile(r"sgemm|f32f32|s1688gemm|simt|nvjet(_sm\d+)?_s|aten::\w+ float$", re.IGNORECASE)
 
 
-def _in_single(traces: Sequence[RankTrace]) -> float:
+def _fp32_share(traces: Sequence[RankTrace]) -> float:
     """Return the share of the products' seconds that are in fp32 (TF32 included), by their kernels' names."""
     single = total = 0.0
     for trace in traces:
         products = trace.on_device & (trace.kind == KINDS.index("products"))
-        narrow = np.array([bool(_SINGLE.search(name)) for name in trace.names] or [False])
+        by_name = np.array([bool(_FP32_NAMES.search(name)) for name in trace.names] or [False])
         seconds = (trace.stop - trace.start)[products]
         total += float(seconds.sum())
-        single += float(seconds[narrow[trace.name[products]]].sum())
+        single += float(seconds[by_name[trace.name[products]]].sum())
     return single / total if total else 0.0
 
 
-def _further(question: Question | None) -> str:
+def _plan_change(question: Question | None) -> str:
     """Return the change of the plan itself that helps most, with its price; "" if none does."""
     if question is None or question.exact is not None:
         return ""

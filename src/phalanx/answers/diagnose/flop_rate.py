@@ -1,4 +1,4 @@
-"""Whether a rate is normal: model FLOP/s of a GPU, planned and published ones, and which count of FLOPs a log has."""
+"""Whether a GPU's model FLOP/s are normal: compared with the plan and published runs, and how a log counts FLOPs."""
 
 from dataclasses import dataclass, replace
 from functools import cache
@@ -33,7 +33,7 @@ class FlopRate:
     """FLOP/s of a GPU, and how they are counted."""
 
     tflops: float
-    """Model TFLOP/s as every page here counts them: without recomputation, attention over the full square."""
+    """Model TFLOP/s as Phalanx counts them: without recomputation, attention over the full square."""
     planned_tflops: float
     mfu: float
     """Of the peak in bf16."""
@@ -42,11 +42,11 @@ class FlopRate:
     stated_tflops: float | None = None
     """As the log, or the user, states them."""
     stated_count: str = ""
-    """The count of FLOPs that the stated rate agrees with."""
+    """Words for the count of FLOPs that the stated rate agrees with."""
 
 
 _ALIKE, _FEW = 2.0, 5
-"""Models with this many times more or fewer parameters are alike; fewer runs are no comparison."""
+"""Models are alike up to this ratio of their parameters; fewer runs than this are no comparison."""
 _AGREES = 0.03
 """Share by which two counts of FLOPs may differ and agree."""
 
@@ -77,13 +77,13 @@ def published_rates(chip: str, params: int, experts: bool, products: str) -> Pub
 
 
 def _peak_over_half(chip: str, products: str) -> float:
-    """Return a chip's rate of products in a number format over that of 16 bits."""
+    """Return a chip's peak rate of products in a number format over its peak in 16 bits, at least 1."""
     peak = NUMBER_FORMATS[products].peak if products in NUMBER_FORMATS else None
     return max(1.0, (getattr(CHIPS[chip], peak or "half") or 0.0) / CHIPS[chip].half)
 
 
 def seconds_at(tflops: float, prediction: Prediction | None) -> float | None:
-    """Return the seconds of a step at a rate per GPU."""
+    """Return the seconds of a step at a rate per GPU in TFLOP/s. Raises InputError without a plan that has FLOPs."""
     if prediction is None or prediction.model_flops is None:
         raise InputError("FILE", f"{tflops:g}TFLOP/s", "is a rate of an unknown step", "name the plan and its stack")
     return prediction.model_flops / (tflops * 1e12 * prediction.question.gpus)
@@ -108,12 +108,9 @@ def flop_rate(
     )
     share = (prediction.six_n_flops or 0.0) / flops * rate.mfu if flops else 0.0
     if chip in CHIPS and share > (most := _peak_over_half(chip, p.number_format)):
-        reason = (
-            f"is not of this plan: the parameters' products alone would be {share / most:.0%} of what the chips can"
-        )
-        raise InputError(
-            "FILE", f"a step of {step_s:.4g} s", reason, "name that job's model, GPUs, batch and precision"
-        )
+        alone = f"the parameters' products alone would be {share / most:.0%} of what the chips can"
+        remedy = "name that job's model, GPUs, batch and precision"
+        raise InputError("FILE", f"a step of {step_s:.4g} s", f"is not of this plan: {alone}", remedy)
     if stated is None:
         return rate
     counts = {

@@ -1,6 +1,7 @@
-"""A predicted step in the parts that a trace can be charged to, and how a trace's groups are named as its axes."""
+"""A predicted step divided into the parts that a trace has too, and the mesh axes of a trace's process groups."""
 
 import re
+from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -21,7 +22,7 @@ _TERMS = {
     **{"tp": "over tp", "cp": "over cp", "ep": "over ep", "dp": "over dp", "coding": "over dp"},
     **{"bubble": "pipeline", "transfers": "pipeline"},
 }
-"""The part of each term of the formulas."""
+"""Term of the formulas -> part of the step."""
 _EXACT = {
     "forward passes": "forward",
     "backward passes": "backward",
@@ -33,33 +34,27 @@ _EXPOSED = "communication that nothing hides"
 
 def planned_parts(question: Question, prediction: Prediction) -> dict[str, float]:
     """Return the predicted seconds of a step by part; they sum to the step."""
-    parts: dict[str, float] = {}
-
-    def add(part: str, seconds: float) -> None:
-        if seconds:
-            parts[part] = parts.get(part, 0.0) + seconds
-
+    parts: defaultdict[str, float] = defaultdict(float)
     if question.exact is not None:
         for name, seconds in prediction.terms_s.items():
             if name != _EXPOSED:
-                add(_EXACT[name], seconds)
+                parts[_EXACT[name]] += seconds
         exposed = prediction.terms_s.get(_EXPOSED, 0.0)
         alone = {axis: question.exact.exposed_seconds(axis) for axis in prediction.bytes_per_axis}
         total = sum(alone.values())
         for axis, seconds in alone.items():
-            add(f"over {axis_name(axis)}", exposed * seconds / total if total else 0.0)
-        return parts
-    for name, seconds in prediction.terms_s.items():
-        if name == "recompute":
-            for part, share in _repeated(question, prediction.factors).items():
-                add(part, seconds * share)
-        else:
-            add(_TERMS[name], seconds)
-    return parts
+            parts[f"over {axis_name(axis)}"] += exposed * seconds / total if total else 0.0
+    else:
+        for name, seconds in prediction.terms_s.items():
+            shares = _recomputed(question, prediction.factors) if name == "recompute" else {_TERMS[name]: 1.0}
+            for part, share in shares.items():
+                parts[part] += seconds * share
+    return {part: seconds for part, seconds in parts.items() if seconds}
 
 
-def _repeated(question: Question, factors: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
-    """Return the shares of recomputation by part: whole blocks repeat what a forward pass has of each."""
+def _recomputed(question: Question, factors: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
+    """Return the share of each part in recomputation; where whole blocks are recomputed, its share in the forward
+    pass."""
     assert question.strategy is not None
     if question.strategy.recompute == "selective":
         return {"products" if np.any(question.pricing.profile.per_op) else "attention": 1.0}
@@ -86,11 +81,11 @@ class PlannedAxis:
 
 def planned_axes(question: Question, prediction: Prediction) -> dict[str, PlannedAxis]:
     """Return what a rank sends in a planned step, by axis."""
-    axes: dict[str, PlannedAxis] = {}
+    axes: defaultdict[str, PlannedAxis] = defaultdict(PlannedAxis)
 
     def add(axis: str, calls: float, size: float, alone_s: float) -> None:
-        old, name = axes.get(axis_name(axis), PlannedAxis()), axis_name(axis)
-        axes[name] = PlannedAxis(old.calls + calls, old.bytes + size, old.alone_s + alone_s)
+        old = axes[axis_name(axis)]
+        axes[axis_name(axis)] = PlannedAxis(old.calls + calls, old.bytes + size, old.alone_s + alone_s)
 
     if (x := question.exact) is not None:
         for flow in program_flows(x.model, x.job, x.chosen.strategy):
@@ -111,11 +106,11 @@ _OUR_AXES = {
 
 
 def axis_name(axis: str) -> str:
-    """Return the axis of the formulas that one of the mesh belongs to: dp_shard+cp is of dp."""
+    """Return the axis of the formulas that an axis of the mesh belongs to, such as dp for dp_shard+cp."""
     return next((_OUR_AXES[part] for part in axis.split("+") if part in _OUR_AXES), axis)
 
 
-_SAID = tuple(
+_GROUP_NAMES = tuple(
     (re.compile(pattern, re.I), axis)
     for pattern, axis in (
         (r"(expert|ep|moe).*(data|dp)", "dp"),
@@ -126,7 +121,8 @@ _SAID = tuple(
         (r"pipeline|(^|_)pp|embedding", "pp"),
     )
 )
-"""Words in the descriptions of process groups: Megatron's parallel_state.py, torch's DeviceMesh (mesh_tp), ours."""
+"""Patterns of the names of process groups in Megatron's parallel_state.py, torch's DeviceMesh (mesh_tp) and Phalanx,
+and their axes."""
 
 
 def axis_of(strategy: Strategy | None) -> AxisOf:
@@ -142,7 +138,7 @@ def axis_of(strategy: Strategy | None) -> AxisOf:
     def name(call: TracedCollective) -> str:
         if all(part in _OUR_AXES for part in call.group.split("+")):
             return axis_name(call.group)
-        for pattern, axis in _SAID:
+        for pattern, axis in _GROUP_NAMES:
             if call.group and call.group != "default_pg" and pattern.search(call.group):
                 return axis
         if grid is not None and len(call.ranks) > 1:
@@ -159,8 +155,8 @@ def axis_of(strategy: Strategy | None) -> AxisOf:
             fitting = [axis for axis in fitting if axis in ("ep", "cp")] or fitting
         if len(fitting) > 1:
             fitting = [axis for axis in fitting if axis not in ("pp", "ep")] or fitting
-        return (
-            fitting[0] if len(fitting) == 1 else "unnamed groups" if strategy is None or fitting else "other groups"
-        )
+        if len(fitting) == 1:
+            return fitting[0]
+        return "unnamed groups" if strategy is None or fitting else "other groups"
 
     return name

@@ -1,4 +1,4 @@
-"""What a run's files are, by their content: traces, logs, a run's folder; and what a user states in words."""
+"""A run's files, recognized by their content: traces, logs, a run's folder; and a step's seconds or rate as words."""
 
 import re
 from collections.abc import Sequence
@@ -17,12 +17,13 @@ from phalanx.traces.rank_trace import RankTrace
 
 @dataclass(frozen=True)
 class RunFiles:
-    """What the files hold."""
+    """The content of a run's files, and what the user stated in words."""
 
     traces: tuple[RankTrace, ...] = ()
     logs: tuple[Path, ...] = ()
     step_s: float | None = None
     tflops: float | None = None
+    """Of one GPU."""
     plan: Path | None = None
     memory: tuple[MemoryUse, ...] = ()
     collectives: tuple[InspectedCollective, ...] = ()
@@ -32,11 +33,11 @@ class RunFiles:
     """Seconds between two steps of a run of ours, on average: saving, evaluation."""
 
 
-_STATED = re.compile(r"^([\d.]+) ?(s|TFLOP/s|TFLOPS|TFLOPs)$", re.IGNORECASE)
+_STATED = re.compile(r"(\d+\.?\d*|\.\d+) ?(s|TFLOP/s|TFLOPs)", re.IGNORECASE)
 
 
 def read_files(words: Sequence[str]) -> RunFiles:
-    """Return what the files hold, each by its content."""
+    """Read files and folders, each by its content, and words such as 4.3s and 230TFLOP/s. Raises InputError."""
     traces: list[RankTrace] = []
     logs: list[Path] = []
     memory: list[MemoryUse] = []
@@ -45,7 +46,9 @@ def read_files(words: Sequence[str]) -> RunFiles:
     step_s = tflops = plan = log = None
     between_s = 0.0
     for word in words:
-        if stated := _STATED.match(word):
+        if stated := _STATED.fullmatch(word):
+            if float(stated[1]) == 0:
+                raise InputError("FILE", word, "is no step's time and no rate", "give a number above 0")
             if stated[2].lower() == "s":
                 step_s = float(stated[1])
             else:
@@ -93,14 +96,14 @@ def read_files(words: Sequence[str]) -> RunFiles:
 
 
 def _between(run: Path) -> float:
-    """Return the mean seconds between two steps of a run, over all but the first."""
+    """Return the mean seconds between two steps of a run, without the first; 0 where none are recorded."""
     said = [row.get("between_s") for row in metrics(run)[1:]]
     seconds = [s for s in said if isinstance(s, float) and 0 <= s < inf]
     return sum(seconds) / len(seconds) if seconds else 0.0
 
 
 def _within(path: Path) -> list[Path]:
-    """Return the files that a word names: itself, a run's trace and metrics, or a folder's traces."""
+    """Return a file itself, a run's trace and metrics, or a folder's traces. Raises InputError for one without."""
     if not path.is_dir():
         return [path]
     if (path / "plan.json").is_file():
@@ -123,12 +126,12 @@ def _head(path: Path) -> bytes:
 
 _GZIP = b"\x1f\x8b"
 _PLAN = re.compile(rb'\s*\{\s*"version"\s*:\s*\d+\s*,\s*"model"\s*:')
-"""How a plan begins that a search wrote (spec/files/plan.py)."""
+"""The first bytes of a plan.json (spec/files/plan.py)."""
 _JSON = re.compile(rb'\s*(\{\s*"|\[\s*[{\]])')
 
 
 def _numbered(traces: list[RankTrace]) -> list[RankTrace]:
-    """Return traces with a rank each; two of one rank are refused."""
+    """Return several traces with a rank each, in order where none is known. Raises InputError for two of one rank."""
     known = [t.rank for t in traces if t.rank is not None]
     if len(known) != len(set(known)):
         twice = next(rank for rank in known if known.count(rank) > 1)
@@ -138,7 +141,7 @@ def _numbered(traces: list[RankTrace]) -> list[RankTrace]:
 
 
 def tail(log: Path) -> str:
-    """Return a log's text, or the end of one that is too long to hold."""
+    """Return a log's text; of a log too long for memory, its end."""
     if not log.is_file() or log.stat().st_size <= LARGEST:
         return read_text(log, "log")
     with log.open("rb") as file:

@@ -1,7 +1,7 @@
-"""What a few measured steps say of a user's own machines: the question of `calibrate`.
+"""Factors fitted to a few measured steps of a user's own machines: what `phalanx calibrate` answers.
 
 A step is a configuration, or a line of a strategy, with its measured seconds or the log that has them. The factors
-that come out are kept in a file that every command takes with --calibration.
+are kept in a file that every command takes with --calibration.
 """
 
 import csv
@@ -27,8 +27,8 @@ from phalanx.spec.documents import csv_of, read_text
 from phalanx.spec.errors import InputError
 from phalanx.validate.calibrate import PRIORS, Fit, Floats, calibrate
 
-_HELD = 0.8
-"""Share of its prior's spread from which a factor counts as not constrained by the steps."""
+_UNCONSTRAINED = 0.8
+"""Share of its prior's spread above which the steps do not constrain a factor."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class MeasuredStep:
     """With the shipped constants."""
     calibrated_s: float
     left_out_error: float | None
-    """Per cent, of the prediction calibrated with the other steps; None of a single step."""
+    """Per cent by which a calibration with the other steps alone is off; None for a single step."""
     note: str = ""
     """Where the seconds are from."""
 
@@ -59,7 +59,7 @@ class MeasuredStep:
 
 @dataclass(frozen=True)
 class Calibrated(Answer):
-    """The factors of a user's machines, with the steps that they are from."""
+    """The factors of a user's machines, and the steps that they are fitted to."""
 
     steps: tuple[MeasuredStep, ...]
     factors: dict[str, float]
@@ -67,7 +67,7 @@ class Calibrated(Answer):
     spreads: dict[str, float]
     """Relative uncertainty of each factor."""
     unconstrained: tuple[str, ...]
-    """Parts that these steps hardly say anything of."""
+    """Parts that hardly occur in these steps."""
     stack: str
     cluster: str
     file: str = ""
@@ -84,10 +84,10 @@ def calibration_of(steps: Sequence[str], query: Query, out: Path | None = None) 
     `measured`.
 
     Raises InputError for a step that cannot be read or priced, and for steps of different stacks."""
-    words = [pair for word in steps for pair in _expanded(word)]
+    words = [pair for word in steps for pair in _rows(word)]
     if not words:
         raise InputError("steps", None, "none are named", "name a log, FILE=LOG, FILE=SECONDS or a CSV")
-    runs = [_measured(name, measured, query) for name, measured in words]
+    runs = [_run(name, measured, query) for name, measured in words]
     stacks = sorted({run.stack for run in runs})
     if len(stacks) > 1:
         reason = f"are of {len(stacks)} stacks ({', '.join(stacks)}), whose programs differ"
@@ -106,7 +106,7 @@ def calibration_of(steps: Sequence[str], query: Query, out: Path | None = None) 
         ),
         factors={part: getattr(fit.calibration, part) for part in PARTS},
         spreads=fit.spread,
-        unconstrained=tuple(part for part in PARTS if fit.spread[part] > _HELD * PRIORS[part]),
+        unconstrained=tuple(part for part in PARTS if fit.spread[part] > _UNCONSTRAINED * PRIORS[part]),
         stack=stacks[0],
         cluster=runs[0].cluster,
     )
@@ -116,8 +116,9 @@ def calibration_of(steps: Sequence[str], query: Query, out: Path | None = None) 
     return replace(answer, file=str(out))
 
 
-def _expanded(word: str) -> list[tuple[str, str]]:
-    """Return (what was run, its seconds or log) of one word, or of each row of a CSV."""
+def _rows(word: str) -> list[tuple[str, str]]:
+    """Return (configuration or strategy, its seconds or log) of one word, or of each row of a CSV. Raises
+    InputError."""
     if word.lower().endswith(".csv"):
         with csv_of(Path(word), "steps"):
             rows = list(csv.DictReader(read_text(Path(word), "steps").splitlines()))
@@ -142,8 +143,9 @@ class _Run:
     price: Callable[[Calibration], float]
 
 
-def _measured(name: str, measured: str, query: Query) -> _Run:
-    """Return a measured step: of a configuration, or of a run's folder, whose metrics it is read from."""
+def _run(name: str, measured: str, query: Query) -> _Run:
+    """Return a measured step of a configuration or strategy; `measured`: seconds, a log, or a run's folder. Raises
+    InputError."""
     if (Path(measured) / "plan.json").is_file():
         measured = str(Path(measured) / "metrics.jsonl")
     try:
@@ -151,9 +153,8 @@ def _measured(name: str, measured: str, query: Query) -> _Run:
     except ValueError:
         seconds = 0.0
     if not 0 <= seconds < inf or (not seconds and not Path(measured).is_file()):
-        raise InputError(
-            "steps", f"{name}={measured}", "is not a number of seconds, and no log", "e.g. train.sh=4.31"
-        )
+        reason = "is not a number of seconds, and no log"
+        raise InputError("steps", f"{name}={measured}", reason, "e.g. train.sh=4.31")
     source = Path(name)
     if not source.exists() and (query.model is None or "=" not in name):
         raise InputError("steps", name, "no such file", "name a configuration, or --model and the rest with tp=8,...")
@@ -166,7 +167,7 @@ def _measured(name: str, measured: str, query: Query) -> _Run:
         seconds, note = timed.seconds, timed.note
     if exact is None:
         e, cluster = question.estimate, str(query.cluster or question.pricing.cluster.name)
-        return _Run(name, e.profile.name, cluster, int(e.layout.world), seconds, note, _estimated(e))
+        return _Run(name, e.profile.name, cluster, int(e.layout.world), seconds, note, _formula_price(e))
     if question.plan is not None and "calibrated" in question.plan.choices:
         reason = "was planned with a calibration, which would be counted twice"
         raise InputError("steps", name, reason, "name runs that were planned without")
@@ -177,9 +178,9 @@ def _measured(name: str, measured: str, query: Query) -> _Run:
     return _Run(name, OWN_STACK, exact.cluster.name, exact.strategy.world, seconds, note, priced)
 
 
-def _estimated(e: Estimate) -> Callable[[Calibration], float]:
-    """Return the seconds of a configuration under any calibration: the formulas', with what its pipeline's blocks add
-    as predicted."""
+def _formula_price(e: Estimate) -> Callable[[Calibration], float]:
+    """Return a function from a calibration to the seconds of a step by the formulas, times the ratio by which the
+    unequal blocks of its pipeline lengthen the estimate."""
 
     def formula(by: Calibration) -> float:
         return float(step(e.shape, e.layout, calibrated(e.system, by), e.profile).seconds)

@@ -1,4 +1,4 @@
-"""What `phalanx measure` does: measure this machine or a cluster, or read what nccl-tests measured."""
+"""Measurements of this machine or of a cluster, by Phalanx or nccl-tests: what `phalanx measure` does."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Measurement(Answer):
-    """A cluster as it was measured."""
+    """A cluster with its measured rates and links."""
 
     cluster: ClusterSpec
 
@@ -37,11 +37,8 @@ def _(value: Measurement) -> dict[str, Any]:
 def local_collectives(
     op: str, ranks: int, announce: Announce
 ) -> tuple[tuple[CollectiveFit, ...], tuple[Choice, ...]]:
-    """Return the fits of a collective between `ranks` ranks of this machine, and which transport and algorithm serves
-    which size.
-
-    Raises InputError.
-    """
+    """Return (fits of a collective between `ranks` ranks of this machine, the transport and algorithm chosen for each
+    size). Raises InputError."""
     if ranks < 2:
         raise InputError("ranks", ranks, "is too few to communicate", "use 2 or more")
     require_local(ranks)
@@ -93,7 +90,5 @@ def from_nccl_tests(files: Sequence[Path], preset: str, op: str) -> ClusterSpec:
     """
     from phalanx.measure.nccl_tests import read
 
-    fits = []
-    for file in files:
-        fits.append(read(read_text(file, "FILE"), str(file), op))
+    fits = [read(read_text(file, "FILE"), str(file), op) for file in files]
     return replace(clusters.preset(preset, max(fit.hosts for fit in fits)), collectives=tuple(fits))

@@ -1,4 +1,4 @@
-"""What this machine can run: how many ranks, and which clusters."""
+"""Checks that this machine can run a number of ranks, and that it is the cluster of a job."""
 
 from collections.abc import Callable
 
@@ -41,9 +41,5 @@ def require_this_machine(file: JobFile) -> None:
     if file.cluster.preset != "local":
         if file.cluster.preset:
             clusters.preset(file.cluster.preset, file.cluster.nodes)
-        raise InputError(
-            "cluster",
-            file.cluster.preset or file.cluster.file,
-            "is not this machine",
-            "start under torchrun or srun there, or use preset = 'local'",
-        )
+        remedy = "start under torchrun or srun there, or use preset = 'local'"
+        raise InputError("cluster", file.cluster.preset or file.cluster.file, "is not this machine", remedy)

@@ -1,5 +1,4 @@
-"""The query that another framework's configuration makes, where it says all that a price needs; else what it leaves
-open, and who says it."""
+"""The query that another framework's configuration amounts to; errors name what a price needs and it leaves open."""
 
 import re
 from dataclasses import replace
@@ -26,22 +25,22 @@ from phalanx.spec.strategy.spec import FIELDS, Strategy, format_field
 from phalanx.spec.strategy.stack_options import StackOptions
 
 _CONFLICTS = ("both-halves", "two-engines", "types-disagree", "batches-disagree")
-"""Lints of settings that contradict each other, of which a price would have to choose one."""
-_OF_BATCH = "batch-arithmetic"
-"""The same of the global batch, which the question may set."""
+"""Lints of settings that contradict each other: a price would have to choose one of them."""
+_BATCH_CONFLICT = "batch-arithmetic"
+"""The lint of a contradictory global batch, which the query may set."""
 _OPEN_KERNEL = ("hf", "accelerate")
-"""Kinds whose models choose attention's kernel by release, where no key names it."""
+"""Kinds of configuration where the release chooses attention's kernel if no key names it."""
 _STOPS = "as it stands the framework stops at its start"
 _UNPRICED = ("bucket", "prefetch", "grad_sync", "reshard")
 _SLIP = 0.92
-"""Likeness from which a name is a slip of another, such as zero_optimisation (0.94)."""
+"""SequenceMatcher's ratio from which a name is a misspelling of another, such as zero_optimisation (0.94)."""
 _SHORTEST = 4
-"""Letters from which one edit makes a slip."""
+"""Letters from which a name that is one edit away is a misspelling."""
 
 
 def query_by(path: Path, asked: Query, reading: Reading | None = None) -> tuple[Query, Configured]:
-    """Return the query that a configuration makes: with the file's model, strategy, stack and precision where `asked`
-    leaves them open, and what else it sets. `reading`: the file, read. Raises InputError."""
+    """Return (query, what else the file sets): the query has the file's model, strategy, stack and precision where
+    `asked` leaves them open. `reading`: the file, if it is read already. Raises InputError."""
     given = (("gpus", asked.gpus), ("batch", asked.batch), ("seq", asked.seq))
     names.require_counts(*((name, number) for name, number in given if number is not None))
     reading = reading or read([path, *asked.files], None, asked.gpus)
@@ -54,9 +53,8 @@ def query_by(path: Path, asked: Query, reading: Reading | None = None) -> tuple[
     if void_zero is not None:
         said.append(f"zero={void_zero} of the file shards nothing over one rank: it is priced as zero=0")
     if asked.batch is None and c.kind == "megatron" and s.global_batch is None:
-        raise InputError(
-            "batch", None, f"is missing: {_open(path, 'global_batch', reading)}", "say how many sequences"
-        )
+        reason = f"is missing: {_open(path, 'global_batch', reading)}"
+        raise InputError("batch", None, reason, "say how many sequences")
     # The job, and the micro-batch that it leaves.
     batch = asked.batch or s.global_batch or (s.micro_batch or 1) * (s.accumulation or 1) * strategy.dp
     steps = s.accumulation or READ_BY[c.kind].accumulation
@@ -79,7 +77,7 @@ def query_by(path: Path, asked: Query, reading: Reading | None = None) -> tuple[
     strategy = _dealt_out(strategy, c, model, options)
     strategy, unpriced = _priceable(strategy)
     notes = [*said, *notes, *unpriced]
-    # What the options say of products is said once: by them.
+    # The options have priority over the job's type of products.
     computed = c.job.get("compute")
     own = computed if options.products != "auto" else computed or s.precision
     if own == "fp32" and origins(c).get("precision", "").startswith("default"):
@@ -89,7 +87,7 @@ def query_by(path: Path, asked: Query, reading: Reading | None = None) -> tuple[
         notes += _scores(model, strategy, seq, DTYPE_BYTES[job_of(c, batch, seq).precision.compute])
     if own is not None and own not in PRECISIONS:
         notes = [*notes, f"products in {own} are priced as the device's 16-bit ones"]
-    # The query, and what no query has.
+    # The query, and what has no field there.
     query = replace(
         asked,
         source=None,
@@ -123,13 +121,13 @@ def query_by(path: Path, asked: Query, reading: Reading | None = None) -> tuple[
 
 
 _FILLS = ("packing", "neat_packing", "sample_packing", "packing_samples", "pad_to_sequence_len", "pad_to_max_length")
-"""Keys by which a Trainer's sequences are full: packed, or padded to their bound."""
+"""Keys of a Trainer that fill every sequence, by packing or padding it to the longest length."""
 _BLOCKS = ("block_size",)
-"""Lengths to which texts are cut one after another (transformers' run_clm.py)."""
+"""Keys of a length into which concatenated texts are cut (transformers' run_clm.py)."""
 
 
 def _bounded_by(reading: Reading) -> str:
-    """Return the key that only bounds the length of a Trainer's samples; "" where they fill it."""
+    """Return the key of a Trainer that only bounds the length of samples; "" where every sequence is that long."""
     c, config = reading.configuration, Keys(reading.config)
     if c.kind not in _OPEN_KERNEL or any(
         truth(config.take(f"{at}{key}", "")) for key in _FILLS for at in ("", "args.", "training_arguments.")
@@ -140,25 +138,23 @@ def _bounded_by(reading: Reading) -> str:
 
 
 def _require_priceable(path: Path, asked: Query, reading: Reading) -> None:
-    """Require that a configuration contradicts itself in nothing, and that its layout is here, known and modelled
-    where the query does not state it. Raises InputError."""
+    """Require that a configuration does not contradict itself, and that where the query does not state the layout,
+    the files have it and it is modelled. Raises InputError."""
     c, s = reading.configuration, reading.layout
     for m in reading.mistakes:
-        if m.name in _CONFLICTS or (m.name == _OF_BATCH and asked.batch is None):
+        if m.name in _CONFLICTS or (m.name == _BATCH_CONFLICT and asked.batch is None):
             raise InputError(f"{path}: {m.key}", None, f"{m.problem} ({m.source})", m.remedy)
     if c.unpriced:
-        raise InputError(
-            "file", str(path), f"has no price: {c.unpriced}", "name model and strategy in place of the file"
-        )
+        remedy = "name model and strategy in place of the file"
+        raise InputError("file", str(path), f"has no price: {c.unpriced}", remedy)
     _require_filled_in(path, asked, reading)
     if asked.strategy is None:
         _require_spelt(path, c)
     stated = (s.tp, s.pp, s.cp, s.micro_batch, s.global_batch, s.seq, c.spec)
     for text in c.missing if None in stated else ():
         file, _, reason = text.partition(", ")
-        raise InputError(
-            f"{path}: {file}", None, f"{reason.partition(':')[0]}: the layout may be in it", "give it too"
-        )
+        reason = f"{reason.partition(':')[0]}: the layout may be in it"
+        raise InputError(f"{path}: {file}", None, reason, "give it too")
     for caveat in reading.caveats:
         if caveat.kind == "not modelled" and "layout" in caveat.changes:
             reason = f"changes the layout {caveat.reason} and has no price"
@@ -171,7 +167,7 @@ def _require_priceable(path: Path, asked: Query, reading: Reading) -> None:
 
 
 def gpus_of(reading: Reading, gpus: int | None, path: Path) -> int:
-    """Return how many ranks a configuration is asked for. Raises InputError where it leaves them open."""
+    """Return the number of ranks to price a configuration on. Raises InputError where nothing gives it."""
     if gpus is None and reading.layout.world is None:
         reason = f"is missing: {path} leaves the number of ranks open"
         raise InputError("gpus", None, reason, f"say how many: {open_ranks(reading.configuration, reading.config)}")
@@ -179,7 +175,8 @@ def gpus_of(reading: Reading, gpus: int | None, path: Path) -> int:
 
 
 def _require_filled_in(path: Path, asked: Query, reading: Reading) -> None:
-    """Require of DeepSpeed's file alone that nothing that a price needs is `auto`, which an integration fills in."""
+    """Require that a DeepSpeed file alone does not leave a value that a price needs to its integration (`auto`).
+    Raises InputError."""
     given = {"strategy.micro_batch": asked.strategy, "job.precision": asked.precision}
     for key, meaning in reading.configuration.understood.items():
         if reading.configuration.kind == "deepspeed" and meaning in given and given[meaning] is None:
@@ -190,7 +187,8 @@ def _require_filled_in(path: Path, asked: Query, reading: Reading) -> None:
 
 
 def _require_spelt(path: Path, c: Configuration) -> None:
-    """Require that no key is a slip of one that sets the layout, of which a price would take the default."""
+    """Require that no key is a misspelling of one that sets the layout, whose default would then be priced. Raises
+    InputError."""
     for key, near in c.unknown.items():
         folder = "deepspeed" if "deepspeed_json." in key else READ_BY[c.kind].folder
         layout = key_table(folder).layout
@@ -203,8 +201,8 @@ def _require_spelt(path: Path, c: Configuration) -> None:
 
 
 def _is_one_edit(name: str, other: str) -> bool:
-    """Whether a letter more, less, changed or two exchanged make a name of another, of the same beginning: `tp_size`
-    is no slip of `pp_size`."""
+    """Return whether one letter inserted, deleted or changed, or two swapped, turn a name into another with the same
+    first letter: `tp_size` is no misspelling of `pp_size`."""
     if name[:1] != other[:1] or len(name) < _SHORTEST or abs(len(name) - len(other)) > 1:
         return False
     n = next((n for n, (a, b) in enumerate(zip(name, other, strict=False)) if a != b), min(len(name), len(other)))
@@ -213,8 +211,8 @@ def _is_one_edit(name: str, other: str) -> bool:
 
 
 def _open(path: Path, field: str, reading: Reading) -> str:
-    """Return what a file says of a field of the job that is no number, such as a schedule of batches; else that it
-    leaves it open."""
+    """Return in words why a file gives no number for a field of the job: it has other words, such as a schedule of
+    batches, or nothing."""
     said = {
         shown(key): str(value)[:60]
         for key, meaning in reading.configuration.understood.items()
@@ -226,7 +224,7 @@ def _open(path: Path, field: str, reading: Reading) -> str:
 
 
 def _priceable(s: Strategy) -> tuple[Strategy, list[str]]:
-    """Return a strategy with the fields that have a price under published stacks, and what is said of the others."""
+    """Return (strategy with the defaults of fields that have no price under published stacks, a note on them)."""
     changed = [n for n in _UNPRICED if getattr(s, n) != FIELDS[n].default]
     said = ", ".join(f"{n}={format_field(getattr(s, n))}{' MiB' if n == 'bucket' else ''}" for n in changed)
     notes = [f"{said} of the file has no price of its own here: the stack's is taken"] if changed else []
@@ -235,7 +233,7 @@ def _priceable(s: Strategy) -> tuple[Strategy, list[str]]:
 
 
 def _fewer_ep(ep: int | None, s: Strategy) -> tuple[Caveat, ...]:
-    """Return the caveat that ep is another one on these ranks than the file's, which does not divide them."""
+    """Return the caveat that the price has another ep than the file, whose ep does not divide these ranks."""
     if ep in (None, s.ep):
         return ()
     reason = f"ep={s.ep} in place of ep={ep} of the file, which does not divide {s.dp * s.cp * s.tp} ranks of "
@@ -243,8 +241,8 @@ def _fewer_ep(ep: int | None, s: Strategy) -> tuple[Caveat, ...]:
 
 
 def _dealt_out(s: Strategy, c: Configuration, model: ModelSpec, options: StackOptions) -> Strategy:
-    """Return a strategy with the blocks of each chunk listed where the file lists none and its framework deals them
-    out evenly: here `layers=auto` is what a search finds best."""
+    """Return a strategy with equal blocks listed for each chunk, where the file lists none and its framework divides
+    them evenly; `layers=auto` would be priced with the best division."""
     chunks = len(rank_of(s))
     if not left_even(c) or s.pp == 1 or s.layers != "auto" or model.layers % chunks or options.mtp:
         return s
@@ -252,7 +250,7 @@ def _dealt_out(s: Strategy, c: Configuration, model: ModelSpec, options: StackOp
 
 
 def _scores(model: ModelSpec, s: Strategy, seq: int, element_bytes: int) -> list[str]:
-    """Return what attention's scores would keep, where that matters and no key says that they are not kept."""
+    """Return a note of the memory that attention's scores take with the eager kernel, where it is over 1 GiB."""
     blocks = model.layers if s.recompute == "none" else 1
     kept = CONSTANTS["kept_score"] * element_bytes / 2 * blocks * model.heads * seq**2 * s.micro_batch / s.tp / s.cp
     if kept < GIB:

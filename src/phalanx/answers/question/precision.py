@@ -1,4 +1,4 @@
-"""What a question names of its step: precision, releases of stacks; and bounds of what is not modelled."""
+"""Precision and stack's release as a question names them, and bounds of what is not modelled."""
 
 import re
 from collections.abc import Callable, Iterable
@@ -12,17 +12,18 @@ from phalanx.frameworks.caveats import Caveat
 from phalanx.frameworks.registry import DOCUMENTED, FRAMEWORKS, STACKS
 from phalanx.planning.search.column_pricing import Pricing
 from phalanx.spec.cluster.chips import CHIPS
-from phalanx.spec.cluster.spec import ClusterSpec
+from phalanx.spec.cluster.spec import GIB, ClusterSpec
 from phalanx.spec.errors import InputError, nearest
 from phalanx.spec.number_formats import PRECISIONS
 from phalanx.spec.strategy.stack_options import StackOptions
 
 OF_COMPUTE = {f.name: word for word, f in PRECISIONS.items() if f.computes}
-"""Types of a job's matrix products, with the precision that prices them."""
+"""Type of a job's matrix products -> the precision that prices it."""
 
 
 def precision_on(name: str | None, cluster: ClusterSpec) -> str:
-    """Return the precision: as named, or by default what the device has. Raises InputError for an unknown one."""
+    """Return the named precision, by default bf16 or what the device has in its place. Raises InputError for one that
+    is unknown, or that the device lacks."""
     if name is None:
         return "bf16" if "bfloat16" in cluster.device.dense_flops_per_s else "fp16"
     if name not in PRECISIONS:
@@ -39,15 +40,14 @@ def precision_on(name: str | None, cluster: ClusterSpec) -> str:
             have = [word for word, f in PRECISIONS.items() if chip.has(f)]
             have = [word for word in have if word != "fp16" or "bf16" not in have]
             have = [word for word in have if PRECISIONS[word].bits <= 16]
-            raise InputError(
-                "precision", name, f"is a type that {cluster.device.name} lacks", f"use {' or '.join(have)}"
-            )
+            reason = f"is a type that {cluster.device.name} lacks"
+            raise InputError("precision", name, reason, f"use {' or '.join(have)}")
     return name
 
 
 def products_in(precision: str) -> str:
-    """Return the products of a precision as options name them: bfloat16 for all types that a job computes in, whose
-    price follows from their bytes and the device's rate."""
+    """Return the value of the option `products` for a precision. It is bfloat16 for all types that a job computes in:
+    their price follows from their bytes and the device's rate."""
     f = PRECISIONS.get(precision)
     return f.name if f is not None and not f.computes else "bfloat16"
 
@@ -62,7 +62,7 @@ def in_precision(pricing: Pricing, precision: str) -> Pricing:
 
 
 def require_precision(stack: str, precision: str) -> None:
-    """Require of a search that the stack's row has the products of a precision. Raises InputError."""
+    """Require that a stack has the products of a precision, before a search. Raises InputError."""
     row, products = DOCUMENTED.get(stack), products_in(precision)
     entry = row.options.get("products") if row else None
     if row is None or entry is None or not PRECISIONS[precision].narrow or entry.allows(products):
@@ -85,10 +85,10 @@ _AS_SAID = {said: name for framework in FRAMEWORKS.values() for said, name in fr
 
 
 def release_named(name: str) -> tuple[str, str]:
-    """Return (the stack that a name means, what to say about it, "" if it is known).
+    """Return (the stack that a name means, a note where that is another name).
 
-    `megatron-core-0.13` is the framework `megatron-core` at a release that no row and no constants are of. A name of
-    another form, or of no framework that is known, is returned unchanged: the lookup says what is near."""
+    `megatron-core-0.13` is the framework `megatron-core` at a release without a row or constants; the nearest release
+    is taken. A name of another form, or of an unknown framework, is returned unchanged, for the lookup to refuse."""
     asked = re.fullmatch(r"([a-z][a-z-]*?)[-_ ]?v?([0-9]{1,9}(?:\.[0-9]{1,9})*)", name)
     if name in _AS_SAID:
         row = DOCUMENTED[_AS_SAID[name]]
@@ -110,7 +110,7 @@ def release_named(name: str) -> tuple[str, str]:
 
 
 def _release(known: str, framework: str) -> str | None:
-    """Return the release of a stack if it is of a framework: in its name, or else in the title of its row."""
+    """Return the release in a stack's name or in the title of its row; None for a stack of another framework."""
     inside = re.fullmatch(rf"{re.escape(framework)}-(\d+(?:\.\d+)*)", known)
     if inside is not None:
         return inside[1]
@@ -121,17 +121,14 @@ def _release(known: str, framework: str) -> str | None:
 
 
 def _number(release: str) -> float:
-    """Return a release as one number, so that they can be compared: 0.14 is 14 and 1.2.3 is 10203 / 100."""
+    """Return a release as one number, for comparisons: 0.14 is 14, and 1.2.3 is 102.03."""
     parts = [int(part) for part in release.split(".")[:3]]
     return sum(part * 100.0 ** (1 - i) for i, part in enumerate(parts))
 
 
-_GIB = 2**30
-
-
 def _less(term: str) -> Callable[[Estimate], str]:
-    """Return what says how much memory there could be less."""
-    return lambda e: f"memory by at most {float(e.memory.terms[term]) / _GIB:.1f} GiB less"
+    """Return a function that writes the largest amount by which a term of memory may be too high."""
+    return lambda e: f"memory by at most {float(e.memory.terms[term]) / GIB:.1f} GiB less"
 
 
 def _more_exposed(e: Estimate) -> str:
@@ -154,5 +151,5 @@ _BY_LIMIT: dict[str, Callable[[Estimate], str]] = {
 
 
 def bounded(caveats: Iterable[Caveat], price: Estimate) -> tuple[Caveat, ...]:
-    """Return caveats with the bounds that a price gives them."""
+    """Return caveats with their bounds filled in from a price, where they have a limit."""
     return tuple(replace(c, bound=_BY_LIMIT[c.limit](price)) if c.limit else c for c in caveats)

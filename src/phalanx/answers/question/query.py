@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Query:
-    """A question about a training step; None where nothing is given."""
+    """A question about a training step; a field that is None is not given."""
 
     source: str | Path | None = None
     """A plan.json, a run's folder or another framework's configuration, in place of model, cluster, batch and seq."""
@@ -50,18 +50,18 @@ class Query:
     where: str | None = None
     """Conditions on the strategies of a search, such as "tp<=8, zero=1", and options of the stack."""
     job: Job | None = None
-    """Optimizer and clipping, where they are not the defaults; its batch, length and types give way to the above."""
+    """Optimizer and clipping, where they are not the defaults; the fields above override its batch, length, types."""
     calibration: Path | None = None
     """A file of `phalanx calibrate`: factors of the cluster's seconds, from measured steps."""
     changes: tuple[str, ...] = ()
     """Fields of the model that differ from its source, such as model.max_seq=32768."""
     files: tuple[Path, ...] = ()
-    """Further files of a configuration, such as DeepSpeed's; those that it names are found where they lie."""
+    """Further files of a configuration, such as DeepSpeed's; the files that it names itself are read anyway."""
 
 
 @dataclass(frozen=True)
 class Configured:
-    """What another framework's configuration sets beyond the fields of a Query."""
+    """The part of another framework's configuration that has no field in a Query."""
 
     options: StackOptions = AS_RELEASED
     job: Job | None = None
@@ -71,13 +71,13 @@ class Configured:
     """What matters to its price and is not modelled, not judged, assumed or missing."""
     training: StatedTraining | None = None
     void_zero: int | None = None
-    """The ZeRO level of a file whose data parallelism is one rank."""
+    """The file's ZeRO level where data parallelism is over one rank, so that it shards nothing; else None."""
     void_sp: bool = False
     """Whether it asks for sequence parallelism, and has one rank of tensor parallelism."""
     followed: Mapping[str, str] = field(default_factory=dict)
-    """Fields that it leaves to follow another one, and that other: etp after tp."""
+    """Field left open -> the field whose value it takes, such as etp -> tp."""
     fills: bool = False
-    """Whether its dp is what the other degrees leave of the GPUs."""
+    """Whether dp is derived: the GPUs over the other degrees."""
 
 
 class QueryFields(TypedDict, total=False):

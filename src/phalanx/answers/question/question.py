@@ -1,7 +1,7 @@
-"""One question as every command and function understood it: model, cluster, GPUs, job, strategy, software stack and
-precision, with the price of its strategy and the premises that each output states.
+"""A resolved question: model, cluster, GPUs, job, strategy, software stack and precision, with the price of its
+strategy and the premises that each output states.
 
-`resolution.read` makes it of a `Query`. A plan of our own runtime (`phalanx plan JOB.toml`) is priced exactly, as
+`resolution.read` makes it from a `Query`. A plan of our own runtime (`phalanx plan JOB.toml`) is priced exactly, as
 that runtime runs it, unless a stack is named.
 """
 
@@ -29,7 +29,7 @@ from phalanx.spec.strategy.stack_options import AS_RELEASED, StackOptions
 
 @dataclass(frozen=True)
 class Premises:
-    """What an answer is about: the question as it was understood."""
+    """The question as it was resolved, which every answer states."""
 
     about: str
     cluster: str
@@ -46,20 +46,20 @@ class Premises:
     refused: str = ""
     """Why the stack does not run the strategy; "" where it does, or has no row of facts."""
     overfull: str = ""
-    """What the fullest rank needs of what a device has; "" where that fits, or nothing is priced."""
+    """Memory of the fullest rank and of a device, such as "90.0 of 74.5 GiB"; "" where it fits or has no price."""
     host_bytes: float = 0.0
-    """Of model state in the memory of each node's host, at least; 0 where none is offloaded."""
+    """Model state offloaded to the memory of each node's host, at least; 0 where none is."""
     host_memory_bytes: int | None = None
-    """Of a node's host, as the cluster says; None: unknown."""
+    """Memory of a node's host; None: unknown."""
     calibrated: str = ""
     """Whose measured steps calibrate the price; "" where none do."""
     caveats: tuple[Caveat, ...] = ()
-    """What matters to the price and is not modelled, not judged, assumed or missing: of a configuration."""
+    """What matters to the price of a configuration and is not modelled, not judged, assumed or missing."""
 
 
 @dataclass(frozen=True)
 class Question:
-    """What a command is about."""
+    """A question that every command can price."""
 
     about: str
     """The model as it was named, or the file."""
@@ -69,7 +69,7 @@ class Question:
     strategy: Strategy | None
     """None where it is to be searched."""
     dp_rule: str
-    """Where the strategy's dp is from."""
+    """Words for where the strategy's dp is from."""
     stack: str
     precision: str
     notes: tuple[str, ...] = ()
@@ -80,13 +80,13 @@ class Question:
     caveats: tuple[Caveat, ...] = ()
     """What matters to the price and is not modelled, not judged, assumed or missing."""
     training: StatedTraining | None = None
-    """What the file or the plan says of the whole training."""
+    """The length of the whole training, as the file or the plan states it."""
     void_zero: int | None = None
-    """The ZeRO level of a file whose data parallelism is one rank, which holds as soon as there are more."""
+    """As in Configured: it takes effect where a change brings more data parallelism."""
     void_sp: bool = False
-    """Whether a file with one rank of tensor parallelism asks for sequence parallelism, likewise."""
+    """As in Configured: it takes effect where a change brings tensor parallelism."""
     followed: Mapping[str, str] = field(default_factory=dict)
-    """Fields that a file leaves to follow another one, and that other: etp after tp."""
+    """As in Configured."""
 
     @cached_property
     def pricing(self) -> Pricing:
@@ -111,8 +111,7 @@ class Question:
 
     @cached_property
     def estimate(self) -> Estimate:
-        """The price with every term's formula and numbers, its pipeline timed action by action with the blocks that
-        it has, as everywhere.
+        """The price with every term's formula and numbers, and the pipeline timed action by action.
 
         Compression is priced by the formulas alone. Raises InputError."""
         assert self.strategy is not None
@@ -126,7 +125,7 @@ class Question:
 
     @property
     def shown(self) -> Strategy:
-        """The strategy of `estimate` as a page names it: with the blocks of its chunks, where these are not equal."""
+        """The strategy of `estimate` as outputs show it: with the blocks of its chunks, where these are not equal."""
         assert self.strategy is not None
         return self.strategy if self.strategy.compression != "none" else self.subject.shown
 
@@ -151,7 +150,7 @@ class Question:
 
     @property
     def premises(self) -> Premises:
-        """What the answer is about, for every output."""
+        """The question as every output states it."""
         job = self.exact.job if self.exact else self.pricing.job
         cluster = self.exact.cluster if self.exact else self.pricing.cluster
         return Premises(
@@ -176,7 +175,7 @@ class Question:
 
     @property
     def _overfull(self) -> str:
-        """What the fullest rank needs of what a device has, where it is more."""
+        """See Premises.overfull."""
         needs, has = (0.0, 0) if self.exact is None else self.exact.memory
         if self.strategy is not None and self.exact is None:
             with suppress(InputError):  # a question about what this stack does not run
@@ -185,7 +184,7 @@ class Question:
 
     @property
     def _bounded(self) -> tuple[Caveat, ...]:
-        """The caveats, with the bounds that the price gives them, if there is a price."""
+        """The caveats, with bounds from the price, if there is one."""
         if self.strategy is None or self.exact is not None or not any(c.limit for c in self.caveats):
             return self.caveats
         try:

@@ -1,4 +1,4 @@
-"""What `phalanx read` does: a framework's configuration as a strategy, a job and a plan; and the question it asks."""
+"""A framework's configuration read as a strategy, a job and caveats: what `phalanx read` does."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ _COUNTED = {
     "strategy.micro_batch": "micro_batch", "accumulation": "accumulation", "job.global_batch": "global_batch",
     "options.vocab_multiple": "",
 }  # fmt: skip
-"""What a key means -> the field of a StatedLayout that it makes, "" where any key has to be a count."""
+"""Meaning of a key whose value must be a count -> the field of StatedLayout that a count fills; "" has no field."""
 _RANKS = ("rank", "_dim", ".dim", "_r", ".r")
-"""Ends of keys for the rank of adapters, which other keys only switch on."""
+"""Ends of keys for the rank of adapters; other keys of adapters are switches."""
 _NO_NUMBER = (None, "", "auto", -1, "-1")
-"""What leaves a count open."""
+"""Values that leave a count open."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class Reading(Answer):
     configuration: Configuration
     mistakes: tuple[Mistake, ...]
     config: Config
-    """The tables as the file has them."""
+    """The tables of the file, unchanged."""
     title: str = ""
     """The files that were read."""
     caveats: tuple[Caveat, ...] = ()
@@ -49,12 +49,12 @@ class Reading(Answer):
 
     @property
     def layout(self) -> StatedLayout:
-        """What the file fixes."""
+        """The layout that the file states."""
         return self.configuration.layout
 
     @property
     def training(self) -> StatedTraining:
-        """What the file says of its training."""
+        """The length and the schedule of the training, as the file states them."""
         environment = self.config.get("env")
         named = environment if isinstance(environment, Mapping) else {}
         c = self.configuration
@@ -63,7 +63,7 @@ class Reading(Answer):
 
 @plain.register
 def _(value: Reading) -> dict[str, Any]:
-    """What a file leaves open is None."""
+    """Return the plain form; fields that the file leaves open are None."""
     c, s = value.configuration, value.layout
     fields = asdict(s)
     job = {name: fields.pop(name) for name in ("global_batch", "seq", "precision")}
@@ -120,7 +120,7 @@ def read(paths: str | Path | Sequence[str | Path], kind: str | None = None, gpus
 
 
 def _refused(c: Configuration) -> Iterator[Mistake]:
-    """Yield why the stack does not run what the file says, where it says all that the stack's rules read."""
+    """Yield the mistake that the stack refuses the file's strategy, where the file states all that its rules need."""
     row, stated = DOCUMENTED.get(c.stack), c.layout
     if row is None or not (stated.world and stated.global_batch and stated.seq):
         return
@@ -132,15 +132,12 @@ def _refused(c: Configuration) -> Iterator[Mistake]:
         return
     if refusal is not None:
         by = [shown(key) for key, meaning in c.understood.items() if meaning.rpartition(".")[2] == refusal.field]
-        key, problem = (
-            ", ".join(by) or refusal.field,
-            f"= {refusal.value}: {c.stack} does not run it: {refusal.reason}",
-        )
-        yield Mistake("refused", key, problem, refusal.remedy, refusal.source)
+        problem = f"= {refusal.value}: {c.stack} does not run it: {refusal.reason}"
+        yield Mistake("refused", ", ".join(by) or refusal.field, problem, refusal.remedy, refusal.source)
 
 
 def _unset(c: Configuration, config: Config) -> Iterator[Caveat]:
-    """Yield a caveat for each field of the layout that a variable says which the file does not set."""
+    """Yield a caveat for each field of the layout whose value is a variable that the file does not set."""
     for key, meaning in c.understood.items():
         value = Keys(config).take(key, "") if meaning.startswith(("strategy.", "job.")) else None
         if isinstance(value, str) and value.startswith("$"):
@@ -148,8 +145,8 @@ def _unset(c: Configuration, config: Config) -> Iterator[Caveat]:
 
 
 def _require_numbers(c: Configuration, config: Config) -> None:
-    """Require that numbers which a reader understands are finite, and that what a file says of the batch and the
-    vocabulary's padding is a count where its reader took none; a price would take the default. Raises InputError."""
+    """Require that numbers are finite, and that values of the batch and the vocabulary's padding which the reader did
+    not take are no other words: a price would silently take the default. Raises InputError."""
     for key, meaning in c.understood.items():
         value, field = Keys(config).take(key, meaning), _COUNTED.get(meaning)
         if endless(value):
@@ -165,25 +162,21 @@ def _require_numbers(c: Configuration, config: Config) -> None:
 
 
 def _require_understood(c: Configuration, title: str) -> None:
-    """Require that a reader took a key of a file other than its launcher's. Raises InputError."""
+    """Require that a reader understood a key other than the launcher's. Raises InputError."""
     if any(not key.startswith(("launch.", "env.")) for key in c.understood):
         return
     every = (*c.not_modelled, *c.unknown, *c.without_effect)
     others = [shown(key) for key in every if not key.startswith(("env", "launch")) and key != "args"]
     listed = f"{', '.join(others[:4])}{', ...' if len(others) > 4 else ''}"
-    seems = f"seems to be of {READ_BY[c.kind].reads}"
-    reason = (
-        f"{seems}, and none of its {len(others)} keys is understood ({listed})"
-        if others
-        else f"{seems}, and has no settings"
-    )
+    none = f"none of its {len(others)} keys is understood ({listed})" if others else "has no settings"
+    reason = f"seems to be of {READ_BY[c.kind].reads}, and {none}"
     remedy = "name the file with the layout, such as the configuration that it loads; or --kind, if it is of another"
     remedy = "; ".join(c.missing[:3]) or remedy
     raise InputError("file", title, reason, remedy)
 
 
 def _assumed(c: Configuration, config: Config) -> tuple[Caveat, ...]:
-    """Return what is taken where the file leaves something open that matters."""
+    """Return caveats of the values that a price takes where the file leaves them open, and of what is missing."""
     s = c.layout
     assumed = list(c.notes)
     if s.zero is None and not c.missing and (zero := READ_BY[c.kind].zero) is not None:
@@ -201,13 +194,13 @@ def _assumed(c: Configuration, config: Config) -> tuple[Caveat, ...]:
 
 
 def _at_minus_one(c: Configuration, config: Config, meaning: str) -> list[str]:
-    """Return the keys that say something by -1, which leaves it open."""
+    """Return the keys of a meaning whose value is -1, which leaves it open."""
     named = (key for key, what in c.understood.items() if what.startswith(meaning))
     return [key for key in named if Keys(config).take(key, "") in (-1, "-1")]
 
 
 def open_ranks(c: Configuration, config: Config) -> str:
-    """Say who says the number of ranks, and what a key becomes that takes those that others leave."""
+    """Return in words how to give the number of ranks: an example where a key of -1 takes the remaining ranks."""
     for key in _at_minus_one(c, config, "strategy."):
         if not key.endswith(("batch_size", "batch_size_per_gpu")):
             inner = (c.layout.tp or 1) * (c.layout.pp or 1) * (c.layout.cp or 1)
@@ -219,11 +212,11 @@ def open_ranks(c: Configuration, config: Config) -> str:
 _FOLLOWED = {"etp": "tp"}
 """A field that a file may leave out -> the field whose value it then has."""
 _PARTS = {"param": "parameter"}
-"""Parts of the model's state by their key -> as an option calls them."""
+"""A part of the model's state in keys -> in the names of options."""
 
 
 def followed(c: Configuration) -> dict[str, str]:
-    """Return the fields that a file leaves to follow another one, which its reader gave them: field -> that other."""
+    """Return field left open -> the field whose value its reader took, such as etp -> tp."""
     s, stated = c.layout, {meaning.rpartition(".")[2] for meaning in c.understood.values()}
     return {
         name: other
@@ -233,8 +226,7 @@ def followed(c: Configuration) -> dict[str, str]:
 
 
 def origins(c: Configuration) -> dict[str, str]:
-    """Return where each field of a layout is from: the keys that set it, what it is derived from, or whose default it
-    is."""
+    """Return field of a layout -> words for its origin: the keys that set it, a formula, or whose default it is."""
     by_field: dict[str, list[str]] = {}
     for key, meaning in c.understood.items():
         table, _, name = meaning.rpartition(".")
@@ -248,11 +240,11 @@ def origins(c: Configuration) -> dict[str, str]:
     whose = c.kind if of_another else c.stack
     default = f"default of {STACKS[whose].title or whose}"
     three = "world" not in by_field and {"micro_batch", "accumulation", "global_batch"} <= by_field.keys()
+    filled = (s.dp or 0) * inner == s.world
+    of_batch = ("global_batch / (micro_batch x accumulation)", True)
     derived = {
-        "dp": ("global_batch / (micro_batch x accumulation)", True)
-        if three
-        else ("world / (tp x pp x cp)", (s.dp or 0) * inner == s.world),
-        "world": ("dp x tp x pp x cp", (s.dp or 0) * inner == s.world),
+        "dp": of_batch if three else ("world / (tp x pp x cp)", filled),
+        "world": ("dp x tp x pp x cp", filled),
         "accumulation": ("global_batch / (micro_batch x dp)", bool(by_field.get("global_batch"))),
         "global_batch": ("micro_batch x accumulation x dp", bool(micro)),
         "micro_batch": ("global_batch / (accumulation x dp)", bool(by_field.get("global_batch"))),
@@ -272,8 +264,8 @@ def findings_in(reading: Reading) -> tuple[Finding, ...]:
 
 
 def is_configuration(path: Path) -> bool:
-    """Whether a file is another framework's configuration, not a plan, a run's folder or an observation. Raises
-    InputError for a script, YAML or Python that cannot be read: it can be nothing else."""
+    """Return whether a file or folder is another framework's configuration, rather than a plan, a run's folder or an
+    observation. Raises InputError for a script, YAML or Python that cannot be read: it can be nothing else."""
     data = named(path)[0].suffix.lower() in (".json", ".toml")
     if path.is_dir():
         return not (path / "plan.json").exists() and any((path / name).is_file() for name in FILES)
@@ -291,13 +283,13 @@ def is_configuration(path: Path) -> bool:
 
 
 def left_even(c: Configuration) -> bool:
-    """Whether the framework deals out the blocks of a pipeline evenly, since the file lists none."""
+    """Return whether the framework divides the blocks of a pipeline evenly, because the file lists none."""
     even = READ_BY[c.kind].equal_chunks and (c.layout.pp or 1) > 1 and c.layout.layers in (None, "auto")
     return even and not any(c.options.get(name) for name in OF_STAGES)
 
 
 def undivided(c: Configuration, blocks: int | None) -> tuple[Caveat, ...]:
-    """Return the caveat that the framework stops at its start, where it has to deal out blocks evenly and cannot."""
+    """Return the caveat that the framework stops at its start because its blocks cannot be divided evenly."""
     chunks = (c.layout.pp or 1) * (c.layout.virtual or 1)
     other = any("layout" in verdict.changes for verdict in c.not_modelled.values())  # a key that may list them
     balanced = c.stack.startswith("megatron-deepspeed")  # DeepSpeed's PipelineModule deals out any number

@@ -1,4 +1,4 @@
-"""How a query becomes a question, once for every command. So one argument means one thing:
+"""The resolution of a query into a question, which all commands share, so that an argument means the same in each:
 
     gpus        as given, or the ranks of the plan
     dp          as the strategy's line has it; else what tp, pp and cp leave of the GPUs
@@ -46,8 +46,8 @@ OWN_STACK = "phalanx"
 
 
 def read(query: Query, searched: bool = False, any_stack: bool = False) -> Question:
-    """Resolve a query. `searched`: its strategy is to be found; `any_stack`: it is asked of all stacks, of which some
-    may not have an option. Raises InputError."""
+    """Resolve a query. `searched`: its strategy is to be found; `any_stack`: it is asked of all stacks, some of which
+    may lack an option. Raises InputError."""
     notes: tuple[str, ...] = ()
     if query.stack is not None:
         stack, note = release_named(query.stack)
@@ -99,9 +99,8 @@ def resolve(query: Query, configured: Configured, searched: bool = False, any_st
         given = configured.job
         types = {name: getattr(given.precision, name) for name in ("reduce", "accumulate", "master")}
         numbers = replace(pricing.job.precision, **{n: t for n, t in types.items() if t is not None})
-        return replace(
-            pricing, job=replace(pricing.job, optimizer=given.optimizer, clip=given.clip, precision=numbers)
-        )
+        job = replace(pricing.job, optimizer=given.optimizer, clip=given.clip, precision=numbers)
+        return replace(pricing, job=job)
 
     strategy, rule = (None, "dp searched") if searched else strategy_on(query.strategy or "", gpus)
     if strategy is not None and configured.fills and strategy.world == gpus:
@@ -109,12 +108,9 @@ def resolve(query: Query, configured: Configured, searched: bool = False, any_st
     if strategy is not None:
         pricing = pricing_on(gpus)
         check(strategy, model, pricing.job, None)
-    about = (
-        f"{model.family} of {model.parameter_count:,}"
-        if spec is model
-        else " ".join((str(query.model), *query.changes))
-    )
-    said, caveats = (*configured.notes, *notes), configured.caveats
+    named = " ".join((str(query.model), *query.changes))
+    about = f"{model.family} of {model.parameter_count:,}" if spec is model else named
+    caveats = configured.caveats
     if model.experts is not None and options.routing == "auto" and strategy is not None and strategy.ep > 1:
         caveats = (*caveats, BALANCED)
     if model.experts is not None and options.lora and options.lora_targets == "linear" and strategy is not None:
@@ -137,7 +133,7 @@ def resolve(query: Query, configured: Configured, searched: bool = False, any_st
         rule,
         stack,
         precision,
-        said,
+        (*configured.notes, *notes),
         caveats=caveats,
         training=configured.training,
         void_zero=configured.void_zero,
@@ -175,23 +171,14 @@ def _of_plan(query: Query, path: Path, notes: tuple[str, ...]) -> Question:
         def unpriced(count: int) -> Pricing:
             return Pricing(saved.model, saved.cluster, saved.job, OWN_STACK)
 
+        word = OF_COMPUTE.get(compute, compute)
+        training = _training(saved)
         return Question(
-            about,
-            unpriced,
-            gpus,
-            exact.strategy,
-            rule,
-            OWN_STACK,
-            OF_COMPUTE.get(compute, compute),
-            (),
-            saved,
-            exact,
-            training=_trained(saved),
+            about, unpriced, gpus, exact.strategy, rule, OWN_STACK, word, (), saved, exact, training=training
         )
     stack = query.stack or planned_stack
-    larger = lookup.pricing_of_plan(
-        replace(saved, cluster=lookup.calibrated(saved.cluster, query.calibration)), stack
-    )
+    cluster = lookup.calibrated(saved.cluster, query.calibration)
+    larger = lookup.pricing_of_plan(replace(saved, cluster=cluster), stack)
     precision = query.precision or saved.choices.get("precision") or OF_COMPUTE.get(saved.job.precision.compute)
     if precision is None:
         remedy = f"name a precision: {', '.join(PRECISIONS)}"
@@ -204,12 +191,12 @@ def _of_plan(query: Query, path: Path, notes: tuple[str, ...]) -> Question:
         return replace(in_precision(larger(count), precision), extra=extra)
 
     check(strategy, saved.model, saved.job, None)
-    training = _trained(saved)
+    training = _training(saved)
     return Question(about, pricing_on, gpus, strategy, rule, stack, precision, notes, saved, training=training)
 
 
-def _trained(saved: Plan) -> StatedTraining | None:
-    """Return how long a plan trains: as the file that it improves does, or as its job file says."""
+def _training(saved: Plan) -> StatedTraining | None:
+    """Return the training that a plan's source file or job file states; None where neither does."""
     if (source := source_of(saved.choices)) is not None:
         return stated_training(source.arguments, saved.job.global_batch)
     return StatedTraining(steps=saved.train.steps, counted_by="train.steps") if saved.train.name else None
@@ -225,7 +212,7 @@ def options_in(line: str | None, stack: str) -> StackOptions:
 
 
 def _with_line(table: dict[str, Any], line: str | None, stack: str) -> StackOptions:
-    """Return options with those that a line names in their place, defaults among them. Raises InputError."""
+    """Return a table's options, replaced by those that a line names, even with their defaults. Raises InputError."""
     named = options_in(line, stack)
     return StackOptions(**table | {name: getattr(named, name) for name in parse_options(line or "")})
 

@@ -1,5 +1,5 @@
-"""The questions of a search: its conditions by the strategy's line and by where, and what is asked next where nothing
-fits."""
+"""The questions of a search: its conditions, from the strategy's line and `where`, and what is tried next where
+nothing fits."""
 
 import re
 from collections.abc import Callable, Iterable, Iterator
@@ -23,10 +23,11 @@ def search_of(query: Query, any_stack: bool = False) -> Question:
 
 
 def searches_of(query: Query, stack: str, layout: object = None) -> Iterator[Question]:
-    """Yield the question of a search in which degrees that a program's code sets, and no configuration of the stack,
-    are 1 unless the query names them or they are larger in the `layout` of the file that it is about; and, for what
-    fits no other way, the questions with gradients that add up in shards, where the stack has that, with state on the
-    host, where the stack has that and there is a file, and without these conditions. Raises InputError."""
+    """Yield the questions of a search, each for jobs that do not fit under those before it. Raises InputError.
+
+    First: degrees that only a program's code can set are 1, unless the query names them or the file's `layout` has
+    more. Then, where the stack has the option: with gradients accumulated in shards; with state on the host, if there
+    is a file. Last: with any degrees."""
     said, row = _said(query), row_of(stack) if stack in STACKS else None
     degrees = [n for n in (row.coded if row else ()) if getattr(layout, n, None) in (None, 1)]
     coded = [f"{n}=1" for n in degrees if not re.search(rf"\b{n}\b", said)]
@@ -56,7 +57,8 @@ _ON_HOST = {"optimizer_offload", "parameter_offload"}
 
 
 def first_answer(questions: Iterable[Question], answer: Callable[[Question], T], of_first: bool = False) -> T:
-    """Return the answer to the first question that has one. Raises the InputError of the last, or `of_first`."""
+    """Return the answer to the first question that has one. Raises the last question's InputError, or with `of_first`
+    the first one's."""
     errors = []
     for question in questions:
         try:

@@ -1,4 +1,4 @@
-"""What a configuration states, as a Strategy, options, a Job and a model."""
+"""A configuration's settings as a Strategy, options, a Job and a model."""
 
 import json
 import tempfile
@@ -25,8 +25,8 @@ _OF_UNITS = ("units", "unit_size")
 
 
 def strategy_of(c: Configuration, gpus: int, resized: bool = False) -> Strategy:
-    """Return the Strategy of a configuration on `gpus` ranks; `resized`: with as much of its ep as they have. Raises
-    InputError naming what is left open, or what no Strategy can say."""
+    """Return the Strategy of a configuration on `gpus` ranks; `resized`: with the largest divisor of its ep that
+    divides them. Raises InputError for what is left open, or what no Strategy can express."""
     s = c.layout
     tp, pp, cp, ep = s.tp or 1, s.pp or 1, s.cp or 1, s.ep or 1
     if gpus % (tp * pp * cp):
@@ -63,15 +63,15 @@ def strategy_of(c: Configuration, gpus: int, resized: bool = False) -> Strategy:
 
 
 def options_of(c: Configuration, s: Strategy) -> StackOptions:
-    """Return the options that a configuration sets; the ones of a pipeline's stages where there is one, and of units
-    where they are sharded. Raises InputError for a value that an option has not."""
+    """Return the options that a configuration sets, without options of stages where there is no pipeline, and of
+    units where nothing is sharded. Raises InputError for a value that an option cannot have."""
     without = (*(() if s.pp > 1 else OF_STAGES), *(() if s.level.gradients else _OF_UNITS))
     return StackOptions(**{n: v for n, v in c.options.items() if n not in without})
 
 
 def job_of(c: Configuration, batch: int, seq: int) -> Job:
-    """Return the job of a configuration: what it says of optimizer, clipping and types, else a Job's defaults.
-    Raises InputError."""
+    """Return the job of a configuration: its optimizer, clipping and types, else a Job's defaults. Raises
+    InputError."""
     word = str(c.job.get("compute") or c.layout.precision)
     compute = PRECISIONS[word].compute if word in PRECISIONS else SHORT_NAMES.get(word, "bfloat16")
     job = Job(batch, seq, Precision(compute, **c.job.get("types", {})))  # type: ignore[arg-type]
@@ -81,7 +81,7 @@ def job_of(c: Configuration, batch: int, seq: int) -> Job:
 
 
 def model_of(c: Configuration, named: str | None) -> tuple[ModelSpec, list[str]]:
-    """Return the model of a configuration, by --model or by the sizes that it states. Raises InputError."""
+    """Return (model, notes) of a configuration: the `named` one, else by its own sizes. Raises InputError."""
     if named is not None:
         return names.model_named(named)
     if c.spec is not None:

@@ -1,4 +1,4 @@
-"""A strategy's line as it is given: on a number of GPUs, where dp may be what is left of them, and in a search."""
+"""A strategy's line resolved on a number of GPUs, which gives dp where the line does not, or into conditions."""
 
 from phalanx.answers.question.query import Query
 from phalanx.spec.errors import InputError
@@ -8,13 +8,13 @@ from phalanx.spec.strategy.spec import Strategy
 
 
 def planned(strategy: Strategy, gpus: int) -> tuple[Strategy, str]:
-    """Return a strategy that has its dp, and where that is from. Raises InputError."""
+    """Return (a strategy that has its dp, words for where that is from). Raises InputError."""
     _require_ranks(strategy, gpus)
     return strategy, f"dp={strategy.dp} of the plan{_idle(strategy, gpus)}"
 
 
 def strategy_on(line: str | Strategy, gpus: int) -> tuple[Strategy, str]:
-    """Return the strategy of a line on `gpus` GPUs, and where its dp is from. Raises InputError."""
+    """Return (the strategy of a line on `gpus` GPUs, words for where its dp is from). Raises InputError."""
     if isinstance(line, Strategy):
         return planned(line, gpus)
     table = strategies.parse(line)
@@ -36,7 +36,7 @@ def strategy_on(line: str | Strategy, gpus: int) -> tuple[Strategy, str]:
 
 
 def filling(s: Strategy, gpus: int) -> str:
-    """Return the words for a dp that a file leaves to what its other degrees leave of the GPUs."""
+    """Return the words for a dp that is the GPUs over a file's other degrees."""
     return _filling(s, gpus, " x ".join(f"{axis}={n}" for axis in ("tp", "pp", "cp") if (n := getattr(s, axis)) > 1))
 
 
@@ -52,8 +52,8 @@ def fixed(line: str | Strategy | None) -> str:
 
 
 def as_given(error: InputError, query: Query) -> InputError:
-    """Return an error about a search's conditions as one about the fields that they were given by: `conditions_of`
-    joins the conditions of `strategy` and `where`, and `where` names options of the stack too, as `options` does."""
+    """Return an error about a search's conditions as one about the query's fields that gave them: a search joins the
+    conditions of `strategy` and `where`, and both `where` and `options` name options of the stack."""
     if error.field == "options" and not query.options:
         return InputError("where", error.value, error.reason, error.remedy)
     if error.field != "where":

@@ -1,4 +1,4 @@
-"""What a run measured: quantities with their predictions, and how evenly tokens were spread over its experts."""
+"""Measured quantities of a run with their predictions, and how evenly tokens were spread over its experts."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -19,7 +19,7 @@ class MeasuredQuantity:
     measured: float | None
     """None if it was not measured."""
     text: str
-    """How to write the values: "s", "memory" or "bytes"."""
+    """Unit of the values: "s", "memory" or "bytes"."""
 
     @property
     def error(self) -> float | None:
@@ -38,7 +38,7 @@ def _(value: MeasuredQuantity) -> dict[str, Any]:
 
 
 STRETCHES = 8
-"""Into how many stretches of steps a run is divided at most."""
+"""The most stretches of steps into which a run is divided."""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""What `phalanx generate` does: check prompts and split, then continue them here or on local ranks."""
+"""Prompts continued by a run's model, in this process, on local ranks or under torchrun: `phalanx generate`."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -41,7 +41,7 @@ class CacheUse:
 
 @dataclass(frozen=True)
 class Continuations(Answer):
-    """Prompts continued by a model, in their order. `prompt`, `text`: of the only prompt, else None."""
+    """Prompts continued by a model, in their order. `prompt`, `text`: of a single prompt, else None."""
 
     texts: tuple[Continuation, ...]
     strategy: str
@@ -64,7 +64,7 @@ def generate(
 ) -> Continuations:
     """Continue the prompts and the lines of `file`; with `stream`, print texts as they come.
 
-    With `world` None on ranks that are launched here, otherwise as one of a `world` that torchrun or srun started.
+    `world`: the ranks that torchrun or srun started, of which this is one; None: the ranks are launched here.
     Raises InputError, CheckpointError, RankFailure.
     """
     prompts = [*prompts, *_lines(file)] if file is not None else prompts or [_PROMPT]

@@ -23,7 +23,7 @@ _MOST_STEPS = 100_000
 
 @dataclass(frozen=True)
 class Parity(Answer):
-    """How far a strategy is off one process, as shares of the largest loss and gradient."""
+    """The deviation of a strategy from one process, as shares of the largest loss and gradient."""
 
     strategy: str
     dtype: str
@@ -35,7 +35,7 @@ class Parity(Answer):
     optimizers: tuple[dict[str, Any], ...]
     """A row for each optimizer."""
     compression: dict[str, Any] | None
-    """What compressed gradients lose, where the strategy compresses them."""
+    """Errors of compressed gradients; None where the strategy compresses none."""
 
 
 def parity(file: JobFile, steps: int, dtype: str, announce: Announce) -> Parity:
@@ -61,7 +61,7 @@ def parity(file: JobFile, steps: int, dtype: str, announce: Announce) -> Parity:
     require_local(file.strategy.world)
     train = file.train
     collectives: tuple[Choice, ...] = ()
-    # What `train` would use on this machine; where ranks share GPUs, torch's own: measuring takes minutes there.
+    # As `train` on this machine; where ranks share GPUs, torch's own collectives: measuring takes minutes there.
     measured = train.transport != "native" and not (train.transport == "auto" and share_gpus(file.strategy.world))
     if file.strategy.world > 1 and measured:
         here = local_cluster(file.strategy.world, file.job.precision.compute, train.threads, announce=announce)
@@ -70,14 +70,8 @@ def parity(file: JobFile, steps: int, dtype: str, announce: Announce) -> Parity:
         out = folder / "parity.json"
         argument = {"tables": job_file.to_tables(file), "out": str(out), "steps": steps, "dtype": dtype}
         argument["collectives"] = [asdict(c) for c in collectives]
-        launch(
-            "phalanx.observation.parity.worker",
-            json.dumps(argument),
-            file.strategy.world,
-            train.threads,
-            None,
-            train.timeout_s,
-        )
+        worker, ranks = "phalanx.observation.parity.worker", file.strategy.world
+        launch(worker, json.dumps(argument), ranks, train.threads, None, train.timeout_s)
         result = json.loads(out.read_text())
     optimizers, compression = result["optimizers"], result["compression"]
     loss, grad = (max(d[key] for d in optimizers) for key in ("loss_rel_max", "grad_rel_max"))
@@ -97,9 +91,9 @@ def parity(file: JobFile, steps: int, dtype: str, announce: Announce) -> Parity:
 
 @dataclass(frozen=True)
 class ProgramParity(Answer):
-    """How far the first step of a program is off one process, as a share of a gradient's norm. `passes`: micro-
-    batches of all replicas; `parameters`: how many were compared; `worst`: the one that is farthest off; `joined`:
-    how far two micro-batches are off both as one batch, None where not known; `looks_across`: what that means."""
+    """The deviation of a program's first step from one process, as a share of a gradient's norm. `passes`: number of
+    micro-batches of all replicas; `parameters`: number compared; `worst`: the one that deviates most; `joined`: the
+    deviation of two micro-batches from one batch of both, None where not known; `looks_across`: what it means."""
 
     program: str
     strategy: str
@@ -117,8 +111,8 @@ class ProgramParity(Answer):
 def program_parity(
     program: Path, ranks: int, arguments: Sequence[str] = (), timeout_s: float = 300.0
 ) -> ProgramParity:
-    """Run a program that trains by `phalanx.parallelize` as local ranks, until its first step has been compared with
-    one process on its own batches. It is run unchanged: name one that you trust. Raises InputError, RankFailure."""
+    """Run a program that trains by `phalanx.parallelize` on local ranks until its first step has been compared with
+    one process on the same batches. Its code is run: name one that you trust. Raises InputError, RankFailure."""
     from phalanx.runtime.any_module.first_step import read_deviation
     from phalanx.runtime.process.folder import private_folder
     from phalanx.runtime.process.launch import launch

@@ -1,6 +1,6 @@
-"""Training of a job for some steps under one strategy of every family, and each run compared with its plan.
+"""A job trained for some steps under one strategy of every family, and each run compared with its plan.
 
-A strategy of a family is the plainest: all ranks on one axis, one micro-batch, or two for each stage.
+A family's strategy is its simplest: all ranks on one axis, and one micro-batch, or two for each pipeline stage.
 """
 
 import shutil
@@ -24,8 +24,8 @@ from phalanx.spec.strategy.spec import Strategy
 
 @dataclass(frozen=True)
 class SweptRun:
-    """A strategy's run and its plan; seconds of the median step, bytes of peak memory. `spread_s`: the first and
-    the third quartile of its steps."""
+    """A strategy's run and its plan: seconds of the median step, bytes of peak memory. `spread_s`: the first and
+    third quartile of its steps."""
 
     strategy: Strategy
     predicted_s: float
@@ -47,7 +47,7 @@ class TrainingSweep:
 
 
 def families(file: JobFile, ranks: int) -> Iterator[str]:
-    """Yield a line for each family of strategies over a number of ranks."""
+    """Yield the strategy's line of each family over a number of ranks."""
     batch = file.job.global_batch
     whole, each = f"micro_batch={batch}", f"micro_batch={max(1, batch // ranks)}"
     few = f"micro_batch={max(1, batch // (2 * ranks))}"
@@ -71,7 +71,7 @@ def families(file: JobFile, ranks: int) -> Iterator[str]:
 
 
 def sweep(file: JobFile, steps: int, announce: Announce) -> TrainingSweep:
-    """Train every family that is legal for some steps; an interruption ends with what was measured.
+    """Train every legal family for `steps` steps; an interruption returns the runs so far.
 
     Raises InputError, also if no family can be trained; RankFailure."""
     ranks = file.cluster.ranks or default_ranks()

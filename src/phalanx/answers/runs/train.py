@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from phalanx.runtime.process.environment import World
     from phalanx.training.data import TokenSet
 
-_SILENT_S = 10.0  # a training is announced whose steps take longer, as each is said when it is done
+_SILENT_S = 10.0  # where a step takes longer, this is announced: a step's line is printed only when it is done
 
 
 @dataclass(frozen=True)
@@ -43,9 +43,9 @@ class Outcome(Answer):
     """How a run ended, and how it compares with its plan.
 
     `run`: its folder, relative to the working folder. `unigram_entropy`: of the training tokens, in nat per token.
-    `comparison`: figures with their predictions. `differences`: where events differ from the plan. `timeline`: where
-    a step's time goes. `sample`: a text by the model, "" if none was asked for. `recorded`: content of recorded.json.
-    `routed`: the model has experts, and the plan assumes an even load.
+    `comparison`: measured figures with their predictions. `differences`: events that differ from the plan's, as text.
+    `timeline`: seconds of a step by kind of work. `sample`: a text by the model, "" if none was asked for.
+    `recorded`: content of recorded.json. `routed`: whether the model has experts, whose load the plan assumes even.
     """
 
     run: str
@@ -86,8 +86,8 @@ def train(
     """Plan a job, train it on ranks of this machine, and compare the run with its plan.
 
     `job`: a job file or a plan of one; with `resume` the run to continue, None for the one that was active last.
-    `overrides`: fields of the job, such as "job.seq=128" or "strategy=dp=2". `max_restarts`: after failures. Needs
-    torch. Raises InputError, RankFailure."""
+    `overrides`: fields of the job, such as "job.seq=128" or "strategy=dp=2". `max_restarts`: the most restarts after
+    failures. Needs torch. Raises InputError, RankFailure."""
     if isinstance(job, JobFile):
         file = job
     elif resume:
@@ -112,8 +112,8 @@ def run_training(
     """Plan a job, train it, and compare the run with the plan.
 
     With `world` None the ranks are launched here, and restarted at most `max_restarts` times after a failure.
-    Otherwise be one rank of a `world` that torchrun or srun started; the outcome is then None but on rank 0. `show`
-    gets the decision before training starts. Raises InputError, RankFailure.
+    Otherwise this is one rank of a `world` that torchrun or srun started, and only rank 0 returns an outcome. `show`
+    is called with the decision before training starts. Raises InputError, RankFailure.
     """
     if world is not None:
         return _train_rank(file, resume, world, show, announce)
@@ -145,10 +145,8 @@ def run_training(
 
 
 def _begin(file: JobFile, resume: bool, world: World | None, announce: Announce) -> tuple[Decision, TokenSet]:
-    """Check the job, prepare its data and decide on the plan: all that can fail before the first rank works.
-
-    Raises InputError.
-    """
+    """Check the job, prepare its data and decide on the plan: all that can fail before ranks start. Raises
+    InputError."""
     require_modules(file.model, 1 if file.strategy is None else file.strategy.cp)
     if file.strategy is not None:
         require_runnable(file.strategy, file.job)
@@ -169,14 +167,12 @@ def _begin(file: JobFile, resume: bool, world: World | None, announce: Announce)
             # The same ranks keep their transports, so losses stay bit-identical whatever a new measurement says.
             decision.plan.choices["collectives"] = old.choices.get("collectives", [])
         if decision.plan.strategy == old.strategy and old.choices.get("bucket"):
-            decision.plan.choices["bucket"] = old.choices[
-                "bucket"
-            ]  # the bucket size is the old one, so keep its reason too
+            decision.plan.choices["bucket"] = old.choices["bucket"]  # with the reason of the old size
     return decision, tokens
 
 
 def _announce_long_steps(decision: Decision, announce: Announce) -> None:
-    """Say how long the first step will take, where nothing else is said for longer than ten seconds."""
+    """Announce how long the first step will take, where that is longer than ten seconds."""
     seconds = decision.plan.prediction["step_time_s"]
     if seconds > _SILENT_S:
         announce(f"training: each step is predicted to take {seconds:.0f} s; the first is said when it is done")
@@ -195,7 +191,7 @@ def _require_compilable(file: JobFile, strategy: Strategy) -> None:
 def _train_rank(
     file: JobFile, resume: bool, world: World, show: Callable[[Decision], None], announce: Announce
 ) -> Outcome | None:
-    """Train as one rank of a world. Rank 0 plans and tells the others; all share the run folder's file system."""
+    """Train as one rank of a world. Rank 0 plans and broadcasts the run's folder, which all ranks can read."""
     from phalanx.runtime.checkpoint.store import steps
     from phalanx.runtime.process import world as worlds
     from phalanx.runtime.process.rank import StopFlag, named

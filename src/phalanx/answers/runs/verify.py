@@ -1,7 +1,7 @@
-"""What `phalanx verify` does: find what is to be verified in a plan, a run or a job file, and verify it.
+"""A strategy's program compared with the step of our own runtime: what `phalanx verify` does.
 
-A cluster matters only for what it decides: the size of `auto` buckets, and the strategy that `auto` means.
-Without one, buckets have torch DDP's default size.
+The cluster only decides the size of `auto` buckets and the strategy that `auto` means. Without one, buckets have
+torch DDP's default size.
 """
 
 from collections import Counter
@@ -50,10 +50,10 @@ from phalanx.spec.strategy.spec import Strategy
 
 @dataclass(frozen=True)
 class VerifiedJob:
-    """What is to be verified.
+    """A job to be verified.
 
-    `about` says what is proved. `measured` is the peak memory in bytes that a run recorded, if there is one; `notes`
-    are lines for the user; `prediction` is that of a plan.json.
+    `about` states what is proved. `measured` is the peak memory in bytes that a run recorded, if there is one;
+    `notes` are lines for the user; `prediction` is that of a plan.json.
     """
 
     model: ModelSpec
@@ -64,12 +64,12 @@ class VerifiedJob:
     prediction: Mapping[str, Any] | None = None
     about: str = "our own runtime's program"
     priced: Pricing | None = None
-    """Of a plan of another stack: by which its traffic was priced."""
+    """The pricing of a plan for another stack, by which its traffic was computed."""
 
 
 @dataclass(frozen=True)
 class Verification(Answer):
-    """The result for each class of ranks; `stale` are figures of a plan that its terms do not give."""
+    """The result for each class of ranks; `stale`: figures of the plan that its terms no longer give."""
 
     target: VerifiedJob
     classes: tuple[Verified, ...]
@@ -78,15 +78,13 @@ class Verification(Answer):
 
     @property
     def proved(self) -> bool:
-        """Whether every class of ranks does what its plan says, and the plan is what its terms give."""
+        """Whether every class of ranks issues the events of the plan, and no figure of the plan is stale."""
         return all(v.proved for v in self.classes) and not self.stale
 
 
 def target(query: Query, overrides: Sequence[str], announce: Announce) -> VerifiedJob:
-    """Read what is to be verified from a plan.json, a run's folder, a job file or options. Raises InputError.
-
-    Strategy, cluster, number of GPUs and `overrides` replace what a job file says.
-    """
+    """Return the job to verify, of a plan.json, a run's folder, a job file, another framework's configuration or
+    options. Strategy, cluster, number of GPUs and `overrides` replace the fields of a job file. Raises InputError."""
     path = None if query.source is None else Path(query.source)
     strategy, cluster = query.strategy, query.cluster
     if path is None or is_configuration(path):
@@ -127,8 +125,8 @@ def target(query: Query, overrides: Sequence[str], announce: Announce) -> Verifi
 
 
 def _of_options(query: Query, overrides: Sequence[str]) -> VerifiedJob:
-    """Return what to verify for a model, a cluster and a strategy that options name; `overrides` set further fields
-    of the job. Raises InputError."""
+    """Return the job of a model, a cluster and a strategy that options name; `overrides` set its further fields.
+    Raises InputError."""
     question = read(replace(query, stack=OWN_STACK))
     run = [word for word, f in PRECISIONS.items() if f.computes or f.multiplies]
     if question.precision not in run:
@@ -161,17 +159,16 @@ def _changed(job: Job, overrides: Sequence[str]) -> Job:
 
 
 def _given(table: dict[str, Any]) -> dict[str, Any]:
-    """Return a table without what is None, which files leave out."""
+    """Return a table without the keys whose value is None, as files leave them out."""
     return {k: _given(v) if isinstance(v, dict) else v for k, v in table.items() if v is not None}
 
 
 def _of_configuration(path: Path, query: Query) -> VerifiedJob:
-    """Return what to verify for a configuration of another framework: our runtime's program of its strategy.
-
-    Raises InputError for what our runtime has not."""
+    """Return the job of another framework's configuration, as our runtime runs its strategy. Raises InputError for
+    what our runtime does not have."""
     asked, configured = query_by(path, query)
     gpus, job, stack, options = asked.gpus, configured.job, asked.stack, configured.options
-    assert gpus is not None  # what is left open is refused
+    assert gpus is not None  # query_by raises where the file leaves them open
     assert job is not None
     strategy, _ = strategy_on(asked.strategy or "", gpus)
     model = asked.model if isinstance(asked.model, ModelSpec) else model_named(str(asked.model))[0]
@@ -207,16 +204,11 @@ def run(target: VerifiedJob, announce: Announce, on_gpu: bool = False) -> Verifi
 
 
 def _stale(target: VerifiedJob) -> Iterator[Difference]:
-    """Yield figures of a plan.json that differ from today's: it was edited, or another version wrote it."""
+    """Yield figures of a plan.json that differ from those computed now: it was edited, or is of another version."""
     if target.priced is not None:
         for axis, then, now in differing_axes(target.priced, target.strategy):
-            stack = target.priced.stack
-            yield Difference(
-                f"bytes that the job sends over {axis}",
-                f"{then:,.0f}",
-                f"{now:,.0f}",
-                f"priced as {stack} sends them, not as our runtime does",
-            )
+            reason = f"priced as {target.priced.stack} sends them, not as our runtime does"
+            yield Difference(f"bytes that the job sends over {axis}", f"{then:,.0f}", f"{now:,.0f}", reason)
         return
     if target.prediction is None:
         return
@@ -234,16 +226,15 @@ def _stale(target: VerifiedJob) -> Iterator[Difference]:
 
 
 def _of_plan(path: Path) -> VerifiedJob:
-    """Return what to verify for a plan.json or a run's folder. Raises InputError."""
+    """Return the job of a plan.json or a run's folder. Raises InputError."""
     path = path / "plan.json" if path.is_dir() else path
     plan = plans.read(path)
     require_modules(plan.model, plan.strategy.cp)
     require_runnable(plan.strategy, plan.job)
     check(plan.strategy, plan.model, plan.job, None)
     if plan.strategy.world > plan.cluster.ranks:
-        raise InputError(
-            "plan.strategy", str(plan.strategy), f"has more ranks than its cluster, {plan.cluster.ranks}"
-        )
+        reason = f"has more ranks than its cluster, {plan.cluster.ranks}"
+        raise InputError("plan.strategy", str(plan.strategy), reason)
     measured, notes = _measured(path.with_name("recorded.json"))
     if "stack" not in plan.prediction:
         return VerifiedJob(plan.model, plan.job, plan.strategy, measured, notes, plan.prediction)
@@ -256,7 +247,7 @@ def _of_plan(path: Path) -> VerifiedJob:
 
 
 def _measured(record: Path) -> tuple[int | None, tuple[str, ...]]:
-    """Return (peak memory in bytes that a run recorded, or None; notes)."""
+    """Return (peak memory in bytes that a run recorded, or None; a note where the record is damaged)."""
     if not record.exists():
         return None, ()
     try:
@@ -270,20 +261,20 @@ def _measured(record: Path) -> tuple[int | None, tuple[str, ...]]:
 
 
 def _chosen(cluster: str) -> ClusterChoice:
-    """Read --cluster: a preset or a TOML file. The number of nodes follows from the strategy."""
+    """Return the choice of a cluster, by preset or TOML file. The number of nodes follows from the strategy."""
     if cluster.lower().endswith(".toml"):
         return ClusterChoice(file=str(Path(cluster).absolute()))
     return ClusterChoice(preset=cluster)
 
 
 def _decided(file: JobFile, announce: Announce) -> VerifiedJob:
-    """Return what to verify for a job whose strategy is "auto". Raises InputError."""
+    """Return a job whose strategy is "auto", with the strategy that a search finds. Raises InputError."""
     decision = decide(file, announce=announce)
     return VerifiedJob(file.model, file.job, decision.plan.strategy, None, file.notes)
 
 
 def _of_job(file: JobFile, strategy: Strategy) -> VerifiedJob:
-    """Return what to verify for a job with a strategy; the cluster decides the size of buckets."""
+    """Return a job with its strategy; the cluster decides the size of buckets."""
     notes = list(file.notes)
     if file.cluster.preset == "local":
         if has_buckets(strategy) and strategy.bucket == "auto":

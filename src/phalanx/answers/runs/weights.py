@@ -1,4 +1,4 @@
-"""What `phalanx weights import` and `phalanx weights export` do: Hugging Face weights into a run's folder, and back.
+"""Hugging Face weights into a run's folder, and back: `phalanx weights import` and `phalanx weights export`.
 
 runs/NAME/model.json                 the ModelSpec, where a trained run has plan.json
 runs/NAME/checkpoint/step-00000000   the parameters, in the type they were stored in
@@ -39,14 +39,14 @@ TYPES = ("float32", "bfloat16", "float16", "float64")
 
 @dataclass(frozen=True)
 class ImportedWeights(Answer):
-    """Weights that are a run now. `run`: its folder, relative to the working folder."""
+    """The run that was made of imported weights. `run`: its folder, relative to the working folder."""
 
     run: str
 
 
 @dataclass(frozen=True)
 class ExportedWeights(Answer):
-    """Weights as a folder for transformers; `files`: the ones with weights."""
+    """A folder that transformers loads; `files`: names of its files of weights."""
 
     folder: str
     files: tuple[str, ...]
@@ -62,9 +62,8 @@ def import_weights(source: Path, name: str, announce: Announce) -> ImportedWeigh
     from phalanx.runtime.checkpoint import store
 
     if not source.is_dir():
-        raise InputError(
-            "HF_DIR", str(source), "is not a folder", "name the folder that holds config.json and the weights"
-        )
+        remedy = "name the folder that holds config.json and the weights"
+        raise InputError("HF_DIR", str(source), "is not a folder", remedy)
     name = name or source.resolve().name
     require_folder_name("name", name)
     folder, origin = RUNS / name, source.resolve()
@@ -103,9 +102,8 @@ def _chunks(weights: Weights, spec: ModelSpec) -> list[Chunk]:
     """Return parameters and buffers as chunks of a checkpoint, each read only when it is written."""
     from phalanx.runtime.checkpoint.manifest import Chunk
 
-    kinds = [("parameters", p) for p in parameters(spec)] + [
-        ("buffers", b) for b in buffers(spec) if weights.has(b.fqn)
-    ]
+    kinds = [("parameters", p) for p in parameters(spec)]
+    kinds += [("buffers", b) for b in buffers(spec) if weights.has(b.fqn)]
     return [
         Chunk(
             f"{kind}.{p.fqn}",
@@ -170,10 +168,8 @@ def _require_expressible(config: Mapping[str, Any], spec: ModelSpec) -> None:
 
 
 def _plain(spec: ModelSpec) -> dict[str, Any]:
-    """Return a model's fields in a normal form: models with equal logits are equal.
-
-    Defaults are filled in, and what only affects gradients is dropped.
-    """
+    """Return a model's fields in a normal form, which is equal for models with equal logits: defaults are filled in,
+    and fields that only affect gradients are dropped."""
     if spec.experts is not None:
         balance_bias = None if spec.experts.balance_bias is None else 0.0
         spec = replace(spec, experts=replace(spec.experts, balance_loss=0.0, z_loss=0.0, balance_bias=balance_bias))

@@ -1,4 +1,4 @@
-"""Collectives: followed round by round, proved, and compared on a cluster."""
+"""Collectives shown round by round, proved, compared on a cluster, and measured on this machine."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -22,8 +22,9 @@ from phalanx.spec.cluster.spec import ClusterSpec, CollectiveFit
 from phalanx.spec.errors import InputError
 
 MOST_DRAWN = 26
-_MOST_CHUNKS = 128  # of a file's algorithm that is drawn
-"""The most ranks whose contributions are drawn: they are letters."""
+"""The most ranks whose contributions are drawn, a letter for each."""
+_MOST_CHUNKS = 128
+"""The most chunks of a file's algorithm that are drawn."""
 MOST_PROVED = 33
 
 
@@ -37,7 +38,7 @@ class CollectiveProof(Answer):
     rounds: int
     messages: int
     sent_share: float
-    """What the rank that sends most sends, over the bytes of its buffer."""
+    """Bytes sent by the rank that sends most, over the bytes of its buffer."""
 
 
 @dataclass(frozen=True)
@@ -52,8 +53,8 @@ class Sent:
 
 @dataclass(frozen=True)
 class CollectiveRound:
-    """A round: what is sent, and for each rank and chunk the ranks whose contributions are then in it. Round 0 is the
-    start."""
+    """A round: the chunks sent, and then, `holds[rank][chunk]`, the ranks whose contributions a chunk has. Round 0 is
+    the start."""
 
     round: int
     sends: tuple[Sent, ...]
@@ -70,7 +71,7 @@ class CollectiveSteps(Answer):
     rounds: tuple[CollectiveRound, ...]
     schedule: Schedule = field(metadata=DRAWN)
     node: int = field(metadata=DRAWN)
-    """Ranks of a node, where the algorithm knows nodes; 0: it does not."""
+    """Ranks of a node in a hierarchical algorithm, else 0."""
 
 
 @dataclass(frozen=True)
@@ -85,8 +86,8 @@ class ProofCount(Answer):
 
 @dataclass(frozen=True)
 class AllReduceBound(Answer):
-    """The fewest messages that an all-reduce needs. `sent_share`: what some rank sends at least, over the buffer's
-    bytes; `states`: those that can be reached with fewer messages, in none of which an element is complete."""
+    """The fewest messages that an all-reduce needs. `sent_share`: bytes that some rank sends at least, over the
+    buffer's bytes; `states`: number that fewer messages can reach, in none of which an element is complete."""
 
     ranks: int
     messages: int
@@ -107,7 +108,7 @@ class CollectiveComparison(AlgorithmComparison, Answer):
 
 @dataclass(frozen=True)
 class MeasuredWay:
-    """A transport and algorithm as it was measured, with its seconds for the buffer."""
+    """A measured transport and algorithm, with its seconds for the buffer."""
 
     way: str
     seconds: float
@@ -134,7 +135,8 @@ def show(
     node: int | None = None,
     composition: str | None = None,
 ) -> CollectiveSteps:
-    """Follow an algorithm, or a composition such as "reduce_scatter+all_gather", by rounds. Raises InputError."""
+    """Return the rounds of an algorithm, or of a composition such as "reduce_scatter+all_gather". `node`: ranks of a
+    node, in a hierarchical algorithm. Raises InputError."""
     if ranks > MOST_DRAWN:
         raise InputError("ranks", ranks, "is too many to draw", f"use at most {MOST_DRAWN}")
     if node is not None and algorithm != "hierarchical":
@@ -177,7 +179,7 @@ def prove_all(max_ranks: int = MOST_PROVED, announce: Announce = lambda _: None)
 
 
 def bound(ranks: int = 4) -> AllReduceBound:
-    """Search everything that a few ranks can do for the least that an all-reduce must send. Raises InputError."""
+    """Search all sequences of messages of a few ranks for the fewest that make an all-reduce. Raises InputError."""
     least = fewest_messages(ranks)
     return AllReduceBound(ranks, least.messages, least.sent_share, least.states)
 
@@ -189,10 +191,8 @@ def prove(
 
     Raises InputError for an unknown one, Unproved with rank, chunk and round if it is wrong."""
     if composition is not None:
-        schedule = composed(op, composition, ranks, ranks)
-    else:
-        schedule = build(op, str(algorithm), ranks, ranks)
-    return proof_of(schedule)
+        return proof_of(composed(op, composition, ranks, ranks))
+    return proof_of(build(op, str(algorithm), ranks, ranks))
 
 
 def proof_of(schedule: Schedule) -> CollectiveProof:
@@ -209,8 +209,8 @@ def collectives(
     cluster: str | ClusterSpec = "dgx-h100",
     files: Sequence[str] = (),
 ) -> CollectiveComparison:
-    """Compare all algorithms of an operation on a cluster, also of `files`: rounds, bytes, time, lower bound. Raises
-    InputError."""
+    """Compare all algorithms of an operation on a cluster by rounds, bytes, time and lower bound; `files`: further
+    algorithms. Raises InputError."""
     require_counts(("ranks", ranks))
     on = cluster if isinstance(cluster, ClusterSpec) else cluster_named(cluster)(ranks)
     compared = compare(op, parse_bytes(size), ranks, on, files)
@@ -220,7 +220,7 @@ def collectives(
 def on_links(
     op: str, size: str, ranks: int, alpha_us: float | None, rate_gb_s: float | None, files: Sequence[str] = ()
 ) -> CollectiveComparison:
-    """Compare all algorithms between ranks that links of one latency (µs) and rate (GB/s) join. Raises InputError."""
+    """Compare all algorithms over links that all have one latency (µs) and rate (GB/s). Raises InputError."""
     if alpha_us is None or rate_gb_s is None:
         raise InputError("rate" if rate_gb_s is None else "alpha", None, "is missing", "give both --alpha and --rate")
     require_counts(("ranks", ranks))

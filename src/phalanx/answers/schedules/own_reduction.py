@@ -1,4 +1,4 @@
-"""What `phalanx collectives reduce` does: prove a schedule for a reduction of the user's own, then run it."""
+"""A reduction of the user's own, proved for a schedule and run on local ranks: `phalanx collectives reduce`."""
 
 import json
 from dataclasses import dataclass
@@ -23,8 +23,8 @@ MOST_RANKS = 8
 
 @dataclass(frozen=True)
 class OwnReduction(Answer):
-    """A reduction of the user's own, proved for an algorithm and executed. `needs`: what the algorithm requires of
-    the function; `order`: in which it combines the ranks."""
+    """A reduction of the user's own, proved for an algorithm and executed. `needs`: the algebra that the algorithm
+    requires of the function; `order`: an order in which it combines the ranks."""
 
     op: str
     algorithm: str

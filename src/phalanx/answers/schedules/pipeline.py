@@ -24,8 +24,8 @@ from phalanx.spec.strategy.mesh import mesh
 
 @dataclass(frozen=True)
 class ScheduleCost:
-    """What a proved schedule costs. Times are in the unit of the costs that it was priced with, of runs in seconds.
-    `peak_activations`: the most that each rank holds at once, counted per chunk and micro-batch."""
+    """The price of a proved schedule. Times are in the unit of the given costs, for runs in seconds.
+    `peak_activations`: the most activations that each rank holds at once, one for each chunk and micro-batch."""
 
     name: str
     ranks: int
@@ -50,7 +50,7 @@ class RunPipeline:
 
 @dataclass(frozen=True)
 class PipelineDrawing(Answer):
-    """Schedules on one scale, and the traced steps of runs. `costs`: times of F, I and W, as they were given."""
+    """Schedules on one scale, and the traced steps of runs. `costs`: the given times of F, I and W."""
 
     schedules: tuple[ScheduleCost, ...]
     runs: tuple[RunPipeline, ...]
@@ -67,7 +67,7 @@ class PipelineComparison(Answer):
 
 @dataclass(frozen=True)
 class ScheduleProof:
-    """Whether a schedule is right, or else the reason. `live_by_rank`: the most activations of each rank."""
+    """Whether a schedule is proved, and the reason if not. `live_by_rank`: the most activations of each rank."""
 
     schedule: str
     proved: bool
@@ -126,13 +126,11 @@ def compare(
     transfer: float = 0.0,
     names: Sequence[str] = (),
 ) -> PipelineComparison:
-    """Compare the memory and the bubble of schedules, given by name or CSV file; without names all. Raises
+    """Compare the memory and the bubble of schedules, given by name or CSV file; without names, of all. Raises
     InputError."""
     priced, left_out = [], []
-    together = (
-        max(ranks, 0) * max(micro_batches, 0) * len(names or SCHEDULES)
-    )  # followed one schedule after the other
-    require_few(together, "micro_batches" if micro_batches > ranks else "ranks", max(ranks, micro_batches))
+    passes = max(ranks, 0) * max(micro_batches, 0) * len(names or SCHEDULES)  # of all schedules together
+    require_few(passes, "micro_batches" if micro_batches > ranks else "ranks", max(ranks, micro_batches))
     for name in names or SCHEDULES:
         takes_virtual = name in SCHEDULES and SCHEDULES[name].takes_virtual
         try:
@@ -149,8 +147,8 @@ def compare(
 def prove(
     names: Sequence[str] = (), ranks: int = 4, micro_batches: int = 8, virtual: int | None = None, slots: bool = False
 ) -> PipelineProofs:
-    """Prove schedules, given by name or CSV file; without names all. `slots`: cells of the files are time slots, in
-    which no pass may come before what it needs. Raises InputError."""
+    """Prove schedules, given by name or CSV file; without names, all. `slots`: the files' cells are time slots, and
+    no pass may be in a slot before one that it depends on. Raises InputError."""
     others = [name for name in names or SCHEDULES if not name.endswith(".csv")]
     if slots and others:
         reason = f"only the cells of a CSV file are time slots, and {others[0]} is not one"
@@ -216,11 +214,8 @@ def of_run(folder: Path) -> RunPipeline:
         for event in read_json(path, "run")["traceEvents"]:
             if event.get("cat") == "schedule" and event["pid"] in spans:
                 action = event["args"]
-                start = event["ts"] / 1e6
-                spans[event["pid"]][action["kind"], action["chunk"], action["micro_batch"]] = (
-                    start,
-                    start + event["dur"] / 1e6,
-                )
+                start, key = event["ts"] / 1e6, (action["kind"], action["chunk"], action["micro_batch"])
+                spans[event["pid"]][key] = (start, start + event["dur"] / 1e6)
     except (KeyError, TypeError, AttributeError) as error:
         raise InputError("run", str(folder), f"its trace.json is damaged ({error!r})", "train it again") from None
     layout = Layout(plan.model, plan.job, s)
@@ -229,12 +224,12 @@ def of_run(folder: Path) -> RunPipeline:
     schedule = strip_sends(layout.schedule)
     try:
         times = [
-            [spans[rank][a.kind, a.chunk, a.micro_batch] for a in own]
-            for rank, own in zip(ranks, schedule.actions, strict=True)
+            [spans[rank][a.kind, a.chunk, a.micro_batch] for a in actions]
+            for rank, actions in zip(ranks, schedule.actions, strict=True)
         ]
     except KeyError as error:
         raise InputError("run", str(folder), f"its trace lacks {error.args[0]}", "train it again") from None
-    origin = min(own[0][0] for own in times)
-    measured = [[(start - origin, stop - origin) for start, stop in own] for own in times]
+    origin = min(passes[0][0] for passes in times)
+    measured = [[(start - origin, stop - origin) for start, stop in passes] for passes in times]
     real = PricedSchedule(schedule, measured, predicted.messages, predicted.peak)
     return RunPipeline(str(folder), _cost(real), _cost(predicted))

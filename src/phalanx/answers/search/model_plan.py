@@ -45,9 +45,9 @@ from phalanx.spec.strategy.spec import Strategy
 from phalanx.spec.strategy.stack_options import StackOptions
 
 _PHASES = (("training",), ("training", "idle"))
-"""Of power, without failures and with them."""
+"""Phases whose power is counted: without failures, and with them."""
 _WEIGHED = 12
-"""Candidates that are weighed with unequal lengths: each takes about a second."""
+"""Candidates that are priced with unequal lengths: each takes about a second."""
 
 
 @dataclass(frozen=True)
@@ -68,19 +68,19 @@ class PlannedStrategy:
     """Reserved on the fullest rank."""
     usable_bytes: float
     communication_share: float
-    """Exposed communication, of the step."""
+    """Exposed communication as a share of the step."""
     bubble_share: float
     imbalance: float
     """Excess of the slowest pipeline rank over the mean, as a share of the mean."""
     terms_s: Mapping[str, float]
     memory_terms: Mapping[str, float]
     state: StatePerParameter
-    """What the state among them is made of."""
+    """Bytes of a parameter's weights, gradient and optimizer state."""
     training: TrainingCost | None
     expense: Expense
-    """Of the whole training, or of a million tokens where none is asked for."""
+    """For the whole training, or for a million tokens where none is asked for."""
     lengths: UnevenStep | None = None
-    """With documents of the lengths that were asked for; of the fastest candidates."""
+    """The step with documents of the lengths that were asked for; only of the fastest candidates."""
     origin: str = ESTIMATED
 
 
@@ -101,7 +101,7 @@ class NarrowerFormats:
     """Narrower number formats that the stack has and that would be faster."""
 
     where: str
-    """A line for `where`."""
+    """The formats as conditions for `where`."""
     options: Mapping[str, Any]
     strategy: Strategy
     step_time_s: float
@@ -132,8 +132,8 @@ class UnequalChunks:
 
 @dataclass(frozen=True)
 class CostOfCondition:
-    """What a condition costs: the step with it over the step without, minus 1; None where nothing fits without it
-    either, or it was not searched any more."""
+    """The cost of a condition: the step with it over the step without, minus 1; None where nothing fits without it
+    either, or where that was not searched."""
 
     condition: str
     cost: float | None
@@ -151,15 +151,15 @@ class ModelPlan(Answer):
     device: str
     gpus: int
     options: StackOptions
-    """Options of the stack with which its best strategies are faster."""
+    """Options of the stack with which the strategies are priced."""
     headroom: float
     rates: ExpenseRates
-    """Of the money, energy and carbon of expenses, with their sources."""
+    """Prices of a GPU-hour, of energy and of carbon, with their sources."""
     best: PlannedStrategy
-    """With the blocks of its chunks, as the plan has it."""
+    """With `layers` listing the blocks of its chunks, as in the plan."""
     alternatives: tuple[PlannedStrategy, ...]
     families: Mapping[str, PlannedStrategy]
-    """The fastest of each family of strategies of which any fits."""
+    """Family -> its fastest strategy that fits."""
     front: tuple[PlannedStrategy, ...]
     """Fastest first, each with less memory than all before it."""
     rejected: tuple[RejectedStrategy, ...]
@@ -167,21 +167,21 @@ class ModelPlan(Answer):
     fewer_gpus: SmallerCluster | None
     """A smaller number of GPUs that is as fast."""
     offers: tuple[SmallerCluster, ...]
-    """Days against money, energy and carbon, where the objective asks for it."""
+    """Days and expense of a whole training by number of GPUs, where the objective is a cost."""
     chunks: UnequalChunks | None
     conditions: CostOfCondition | None
-    """What all conditions cost together."""
+    """Cost of all conditions together."""
     each_condition: tuple[CostOfCondition, ...]
-    """What each costs on top of the others."""
+    """Cost of each on top of the others."""
     steps_alone: tuple[StepsAlone, ...]
-    """The best strategy at other numbers of steps that its replicas take alone, its changes in fewer bits."""
+    """The best strategy with other numbers of steps between synchronisations (`local`), and other bits of these."""
     strategies_evaluated: int
-    """Legal strategies."""
+    """Number of legal strategies."""
     strategies_priced_one_by_one: int
     search_s: float
     notes: tuple[str, ...]
     plan: Plan = field(repr=False, compare=False, metadata=DRAWN)
-    """What `save` writes: train, verify, explain, lint and export read it."""
+    """The plan that `save` writes, for train, verify, explain, lint and export."""
     search: SearchAnswer = field(repr=False, compare=False, metadata=DRAWN)
     subject: AnalyticSubject = field(repr=False, compare=False, metadata=DRAWN)
     goal: Goal | None = field(default=None, repr=False, compare=False, metadata=DRAWN)
@@ -222,9 +222,9 @@ def model_plan(
 ) -> ModelPlan:
     """Search the strategies of a query. Raises InputError.
 
-    `announce` hears what is decided on the way, `watch` how many of the legal strategies were priced so far. `known`:
-    strategies that are likely among the best; the answer is the same. `fewer`: whether smaller numbers of GPUs are
-    tried too."""
+    `announce` is called with decisions on the way, `watch` with (strategies priced so far, legal strategies).
+    `known`: strategies that are likely among the best, which speed up the search. `fewer`: whether smaller numbers of
+    GPUs are tried too."""
     try:
         return first_answer(
             searches_of(query, query.stack or lookup.stack_on(query.cluster)),
@@ -359,7 +359,7 @@ def _searched(
 def _number_of_gpus(
     question: Question, wishes: Wishes, rates: ExpenseRates, announce: Callable[[str], None]
 ) -> tuple[int, Goal | None, list[PricedOffer]]:
-    """Return on how many GPUs to search, the whole training if there is one, and what fewer GPUs offer."""
+    """Return (number of GPUs to search on, whole training or None, priced offers of other numbers of GPUs)."""
     if not wishes.tokens:
         return question.gpus, None, []
     gpus, job = question.gpus, question.pricing.job

@@ -14,7 +14,7 @@ from phalanx.spec.strategy.spec import Strategy
 
 @dataclass(frozen=True)
 class StackBest:
-    """A stack's best strategy; or why it has none."""
+    """A stack's best strategy; without one, `reason` says why."""
 
     stack: str
     title: str

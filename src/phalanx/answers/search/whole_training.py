@@ -1,4 +1,4 @@
-"""How many GPUs a whole training needs: those with which it costs least, or that end in time."""
+"""The number of GPUs for a whole training: the one with the least cost, or one that meets the deadline."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -17,7 +17,7 @@ from phalanx.spec.strategy.spec import Strategy
 def uneven_steps_of(
     lengths: Lengths | None, known: dict[Strategy, UnevenStep]
 ) -> Callable[[Pricing, Strategy], None]:
-    """Return what draws a strategy's steps with documents of these lengths, once for each, into `known`."""
+    """Return a function that adds a strategy's step with documents of these lengths to `known`, if it lacks it."""
 
     def draw(p: Pricing, s: Strategy) -> None:
         if lengths is not None and s not in known:
@@ -27,15 +27,13 @@ def uneven_steps_of(
 
 
 Losses = Callable[[Pricing, Strategy, float], TrainingLosses]
-"""From a question, a strategy and the seconds of its step."""
-
-
+"""Failures of a training, as a function of pricing, strategy and seconds of a step."""
 PricedOffer = tuple[Offer, TrainingCost, Expense]
 
 
 def cheapest(offered: Sequence[PricedOffer], objective: str, deadline: float | None) -> PricedOffer:
-    """Return the offer that takes least of what the objective counts, of those in time; if none is, that with the
-    fewest days."""
+    """Return the offer with the least GPU-hours, money, energy or carbon among those within the deadline; if there is
+    none, the one with the fewest days."""
     in_time = [row for row in offered if deadline is None or row[1].days <= deadline]
     if not in_time:
         return min(offered, key=lambda row: row[1].days)
@@ -43,7 +41,7 @@ def cheapest(offered: Sequence[PricedOffer], objective: str, deadline: float | N
 
 
 def counted(expense: Expense, objective: str) -> float:
-    """Return what an objective counts: GPU-hours, money, energy or carbon."""
+    """Return the figure of an expense that an objective minimises: GPU-hours, money, energy or carbon."""
     fields = {"money": expense.money, "energy": expense.energy_kwh, "carbon": expense.carbon_kg}
     value = fields.get(objective, expense.gpu_hours)
     assert value is not None
@@ -53,13 +51,13 @@ def counted(expense: Expense, objective: str) -> float:
 def require_in_time(
     goal: Goal, pricing: Pricing, s: Strategy, step_s: float, deadline: float, losses: Losses | None
 ) -> None:
-    """Require that a training ends in time with its fastest strategy. Raises InputError."""
+    """Require that a training meets its deadline with its fastest strategy. Raises InputError with the number of
+    GPUs that would."""
 
     def days_with(replicas: int) -> float:
         larger, step = replace(s, dp=replicas), step_s * s.dp / replicas
-        return training_cost(
-            goal, pricing.job.global_batch * pricing.job.seq, step, losses and losses(pricing, larger, step)
-        ).days
+        lost = losses and losses(pricing, larger, step)
+        return training_cost(goal, pricing.job.global_batch * pricing.job.seq, step, lost).days
 
     days = days_with(s.dp)
     if days <= deadline:

@@ -1,4 +1,4 @@
-"""What a search of strategies optimises, and within which bounds."""
+"""The objective and the bounds of a search over strategies."""
 
 from dataclasses import dataclass
 
@@ -13,7 +13,7 @@ _OBJECTIVES = (*OBJECTIVES, *COST_OBJECTIVES, "days")
 
 @dataclass(frozen=True)
 class Wishes:
-    """What a search optimises, and within which bounds."""
+    """The objective and the bounds of a search."""
 
     objective: str = "throughput"
     """throughput or days (the shortest step); gpu-hours, money, energy or carbon (also on half of the GPUs, a
@@ -21,18 +21,18 @@ class Wishes:
     tokens: str | None = None
     """Tokens of the whole training, such as 300B; "optimal": 20 per active parameter."""
     price: float | None = None
-    """Of a GPU-hour, in any currency."""
+    """Price of a GPU-hour, in any currency."""
     deadline: float | None = None
-    """Days that the tokens may take at most."""
+    """The most days that the whole training may take."""
     headroom: float = HEADROOM
     """Share of a device's memory that a strategy must leave free."""
     front: bool = False
     """Whether the whole Pareto front of time and memory is found."""
     lengths: str | None = None
-    """Lengths of documents, such as lognormal:1200,1.1+packed (planning/lengths): the fastest candidates are weighed
-    by the tokens that they train."""
+    """Lengths of documents, such as lognormal:1200,1.1+packed (planning/lengths): the fastest candidates are ranked
+    by the tokens that they train per second."""
     losses: Losses | None = None
-    """What failures take of a training (reliability.losses.losses_under), for a search that takes them in."""
+    """Time that failures cost (reliability.losses.losses_under), for a search that counts them."""
     rates: str | None = None
     """Price, power and carbon of a GPU-hour, where the tables do not decide (planning/expense)."""
 
@@ -50,9 +50,8 @@ class Wishes:
             raise InputError("goodput", None, reason, "say how long it is with tokens, and ask for days or money")
         self.given_rates()
         if not 0 <= self.headroom < 1:
-            raise InputError(
-                "headroom", self.headroom, "is not a share of the memory", "write 0.05 to leave 5 % free"
-            )
+            remedy = "write 0.05 to leave 5 % free"
+            raise InputError("headroom", self.headroom, "is not a share of the memory", remedy)
         if self.deadline is not None and not 0 < self.deadline < float("inf"):
             raise InputError("deadline", self.deadline, "is not a number of days", "write 30")
 
@@ -62,4 +61,4 @@ class Wishes:
 
 
 FASTEST = Wishes()
-"""Nothing but the fastest."""
+"""The fastest strategy, without other bounds."""

@@ -1,1 +1,1 @@
-"""Pictures that commands draw with `--save`: a function each, whose numbers are those that the command prints."""
+"""Pictures that commands draw with `--save`: a function each, with the numbers that the command prints."""

@@ -33,7 +33,7 @@ from phalanx.spec.cluster.presets import PRESETS, preset
 from phalanx.spec.errors import InputError
 
 MOST_DRAWN = 8
-"""Ranks of a collective that is drawn."""
+"""The most ranks of a collective that is drawn."""
 
 
 def rounds(schedule: Schedule, node: int = 0) -> Picture:
@@ -59,24 +59,24 @@ def rounds(schedule: Schedule, node: int = 0) -> Picture:
 
 
 def _states(schedule: Schedule) -> list[RoundState]:
-    """What each rank holds at the start and after every round, and what was sent in it."""
+    """Return the chunks of each rank at the start and after every round, and the messages of the round."""
     symbolic = run(schedule)
-    held: list[RoundState] = []
+    states: list[RoundState] = []
     needed = symbolic.positions(schedule.start).sum(axis=0)
     for number, counts in symbolic.states():
         words = cells(symbolic, counts, number)
         share = (counts.sum(axis=2) / needed).tolist()
         if schedule.op == "all_to_all":
             share = [[float(word != ".") for word in row] for row in words]
-        before = held[-1].cells if held else words
+        before = states[-1].cells if states else words
         changed = [[a != b for a, b in zip(*rows, strict=True)] for rows in zip(words, before, strict=True)]
         head = "start" if number == 0 else f"round {number} of {schedule.rounds}"
-        held.append(RoundState(head, sends(symbolic, number - 1), words, share, changed))
-    return held
+        states.append(RoundState(head, sends(symbolic, number - 1), words, share, changed))
+    return states
 
 
 def collective(named: str) -> Callable[[int], Picture]:
-    """Return what draws a collective over some ranks: `all_reduce ring`, an operation and its algorithm."""
+    """Return a function that draws a collective over a number of ranks; `named`: such as `all_reduce ring`."""
     op, algorithm = named.split()
 
     def draw(ranks: int = 4) -> Picture:
@@ -91,7 +91,7 @@ def collective(named: str) -> Callable[[int], Picture]:
 
 
 def message_cost() -> Picture:
-    """Draw the time of one message over its size between nodes of all presets, with n* = α/β; and rates."""
+    """Draw the time of a message over its size for links of several presets, and n* = α/β of all tiers."""
     sizes = [2.0**k for k in range(8, 31)]
     series, marks, bars = [], [], []
     for name in PRESETS:
@@ -181,8 +181,8 @@ def algorithms_over_size(op: str, ranks: int, cluster: str) -> Picture:
 def _crossing(
     one: Sequence[tuple[float, float]], other: Sequence[tuple[float, float]], low: float, high: float
 ) -> float:
-    """Return the size between two sizes at which two curves meet, as lines on logarithmic axes; `high` if one of
-    them begins only there."""
+    """Return the size between `low` and `high` at which two curves cross, as straight lines on logarithmic axes;
+    `high` if one of them lacks a point at either end."""
     a, b = dict(one), dict(other)
     if low not in b or high not in a:
         return high
@@ -191,7 +191,7 @@ def _crossing(
 
 
 def root_bottleneck(ranks: int = 8) -> Picture:
-    """Draw what each rank sends in an all-reduce through a root and over a ring, and how that grows."""
+    """Draw the bytes that each rank sends in an all-reduce through a root and around a ring, and how they grow."""
     if not 2 <= ranks <= 64:
         raise InputError("ranks", ranks, "cannot be drawn", "use 2 to 64")
     panels = []
@@ -247,9 +247,8 @@ def family() -> Picture:
         if op == "all_reduce":
             for algorithm in tuple(plain):
                 if halves := _halves(algorithm):
-                    below.append(
-                        Node(f"{algorithm} = reduce_scatter ({halves[0]}) + all_gather ({halves[1]})", leaf=True)
-                    )
+                    words = f"{algorithm} = reduce_scatter ({halves[0]}) + all_gather ({halves[1]})"
+                    below.append(Node(words, leaf=True))
                     plain.remove(algorithm)
         if plain:
             below.append(Node("by its own rounds: " + ", ".join(plain), leaf=True))
@@ -277,11 +276,11 @@ def family() -> Picture:
 
 
 _SHOWN = 3
-"""Ranks of the tables before and after."""
+"""Ranks in the tables of states before and after."""
 
 
 def _before_and_after() -> Iterator[RoundState]:
-    """The first and the last state of every operation."""
+    """Yield the first and the last state of every operation."""
     for op, names in ALGORITHMS.items():
         if op != "barrier":
             first, *_, last = _states(build(op, names[0], _SHOWN, _SHOWN))
@@ -290,7 +289,7 @@ def _before_and_after() -> Iterator[RoundState]:
 
 
 def _composed() -> Iterator[RoundState]:
-    """An operation as one operation and then another: the state in between."""
+    """Yield the states of operations made of two others: before, after the first, and after the second."""
     for op, (one, other) in (
         ("all_reduce", ("reduce_scatter", "all_gather")),
         ("all_reduce", ("reduce", "broadcast")),
@@ -305,8 +304,8 @@ def _composed() -> Iterator[RoundState]:
 
 
 def _halves(algorithm: str, ranks: int = 8) -> tuple[str, str] | None:
-    """Return the reduce-scatter and the all-gather whose messages, one after the other, make an
-    all-reduce."""
+    """Return the algorithms of reduce-scatter and all-gather whose messages, in sequence, are an all-reduce's; None
+    where there is no such pair."""
     whole = _messages(build("all_reduce", algorithm, ranks, ranks, tiers=two_tiers(ranks)))
     for first in ALGORITHMS["reduce_scatter"]:
         for second in ALGORITHMS["all_gather"]:

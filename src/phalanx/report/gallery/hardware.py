@@ -63,7 +63,7 @@ def compute_roofline() -> Picture:
 
 
 def job_roofline(cluster: ClusterSpec, question: str, operators: Sequence[Operator]) -> Picture:
-    """Draw a chip's roof with the operators of a job's block: what each could reach, and reaches."""
+    """Draw a chip's roof with the rates that the operators of a job's block achieve."""
     system = system_of(cluster)
     peak, rate = float(system.peak_bf16), float(system.memory_bytes_per_s)
     drawn = [o for o in operators if o.flops > 0 and o.seconds > 0]
@@ -72,17 +72,10 @@ def job_roofline(cluster: ClusterSpec, question: str, operators: Sequence[Operat
     marks = [Mark(peak / rate, peak, f"ridge: {peak / rate:.0f}", 7)]
     marks += [Mark(o.intensity, o.flops / o.seconds, o.name, 1) for o in drawn]
     axis = PlotAxis("FLOP per byte of memory", "count", log=True, low=low, high=high)
+    roof = _roof("what the chip could reach", peak, rate, low, high, 0)
     return Picture(
         f"Roofline of {cluster.device.name} with the operators of a block",
-        (
-            Lines(
-                axis,
-                _FLOPS,
-                (_roof("what the chip could reach", peak, rate, low, high, 0),),
-                tuple(marks),
-                height=340,
-            ),
-        ),
+        (Lines(axis, _FLOPS, (roof,), tuple(marks), height=340),),
         f"`phalanx tables roofline` of {question}; dots: FLOP over the seconds that fitted kernels take",
         "A dot far below the roof: small matrices, or kernels that do not fill the chip.",
     )
@@ -114,7 +107,7 @@ def comm_roofline(cluster: str = "dgx-h100", gpus: int = 64) -> Picture:
 
 
 def staircase(cluster: str = "dgx-h100", gpus: int = 256) -> Picture:
-    """Draw the rate of a rank's all-reduce over the size of its group: datasheet and as NCCL reaches it."""
+    """Draw a rank's rate in an all-reduce over the size of its group: of the datasheet, and as NCCL achieves it."""
     spec = _cluster(cluster, gpus)
     system = system_of(spec)
     sizes = [2**k for k in range(1, gpus.bit_length()) if 2**k <= gpus]
@@ -141,7 +134,7 @@ def staircase(cluster: str = "dgx-h100", gpus: int = 256) -> Picture:
 
 
 def memory_hierarchy(cluster: str = "dgx-h100") -> Picture:
-    """Draw what each level of memory holds, and how fast it is by datasheet and as kernels reach it."""
+    """Draw the size of each level of memory, and its rate by datasheet and as kernels achieve it."""
     spec = _cluster(cluster, 2 * preset(cluster, 1).ranks_per_node if cluster in PRESETS else 16)
     system, chip = system_of(spec), CHIPS[chip_name(spec.device.name)]
     sizes = [
@@ -158,12 +151,8 @@ def memory_hierarchy(cluster: str = "dgx-h100") -> Picture:
     for name, published, reached in rows:
         how = f"reached {reached / 1e9:,.4g} ({reached / published:.0%})" if reached else "not fitted"
         text = f"{published / 1e9:,.4g} GB/s, {how}"
-        parts = (("reached by kernels and NCCL", reached), ("only on the datasheet", published - reached))
-        bars.append(
-            Bar(
-                name, [(n, v / 1e9) for n, v in (parts if reached else (("only on the datasheet", published),))], text
-            )
-        )
+        parts = [("reached by kernels and NCCL", reached / 1e9)] if reached else []
+        bars.append(Bar(name, [*parts, ("only on the datasheet", (published - reached) / 1e9)], text))
     return Picture(
         f"Levels of memory of {spec.device.name}, and of the links beyond it",
         (
@@ -185,23 +174,21 @@ def bandwidths() -> Picture:
     """Draw memory and link rates of all presets as bars."""
     panels = []
     names = {name: preset(name, 32) for name in PRESETS}
-    memory = [
-        Bar(
-            name,
-            (("memory", c.device.memory_bandwidth_bytes_per_s / 1e12),),
-            f"{c.device.memory_bandwidth_bytes_per_s / 1e12:.3g} TB/s, {c.device.name}",
-        )
-        for name, c in names.items()
-    ]
+    memory = []
+    for name, c in names.items():
+        rate = c.device.memory_bandwidth_bytes_per_s / 1e12
+        memory.append(Bar(name, [("", rate)], f"{rate:.3g} TB/s, {c.device.name}"))
     panels.append(Bars("TB/s of one GPU", tuple(memory), head="Memory"))
-    for of, head in ((0, "Links inside a node"), (-1, "Links between nodes, all ranks of a node at once")):
+    for outermost, head in (
+        (False, "Links inside a node"),
+        (True, "Links between nodes, all ranks of a node at once"),
+    ):
         bars = []
         for name, c in names.items():
-            tier = c.tiers[of]
-            rate = _rate(c, len(c.tiers) - 1 if of else 0)
-            bars.append(Bar(name, ((head, rate / 1e9),), f"{rate / 1e9:.4g} GB/s, {tier.name}"))
-        panels.append(Bars("GB/s of one GPU in one direction", tuple(_plain(b) for b in bars), head=head))
-    panels[0] = Bars(panels[0].unit, tuple(_plain(b) for b in panels[0].bars), head=panels[0].head)
+            tier = len(c.tiers) - 1 if outermost else 0
+            rate = _rate(c, tier) / 1e9
+            bars.append(Bar(name, [("", rate)], f"{rate:.4g} GB/s, {c.tiers[tier].name}"))
+        panels.append(Bars("GB/s of one GPU in one direction", tuple(bars), head=head))
     return Picture(
         "Bandwidths of all presets",
         tuple(panels),
@@ -211,12 +198,8 @@ def bandwidths() -> Picture:
     )
 
 
-def _plain(bar: Bar) -> Bar:
-    return Bar(bar.label, [("", value) for _, value in bar.parts], bar.text)
-
-
 def switch_levels(cluster: str = "dgx-h100", gpus: int = 256) -> Picture:
-    """Draw a cluster's switches as a tree of levels: who is under which, and what each level carries."""
+    """Draw a cluster's switches as a tree of levels: the blocks below each, and its rates."""
     spec = _cluster(cluster, gpus)
     rows = levels(spec).rows
     items: list[Box | Arrow | Label] = []
@@ -240,11 +223,8 @@ def switch_levels(cluster: str = "dgx-h100", gpus: int = 256) -> Picture:
             items.append(Arrow(((39, y), (39, y + 1), (middle, y + 1), (middle, y + 2)), 0))
             number = int(blocks) - 1 if k == 3 else k
             word = f"{'GPU' if below == 1 else 'block'} {number}"
-            items.append(
-                Box(
-                    middle - 7, y + 3, 15, 3, (f"... {word}"[-13:] if number > k else word,), 2 if innermost else None
-                )
-            )
+            word = f"... {word}"[-13:] if number > k else word
+            items.append(Box(middle - 7, y + 3, 15, 3, (word,), 2 if innermost else None))
         y += 7
         if not innermost:
             items.append(Label(1, y, f"inside each block of {below} GPUs:"))
@@ -267,9 +247,8 @@ def hierarchy(cluster: str = "dgx-h100", gpus: int = 256) -> Picture:
     # The levels between nodes, the outermost at the top.
     for depth, i in enumerate(reversed(range(1, len(spec.tiers)))):
         tier, below = spec.tiers[i], spec.tiers[i - 1].ranks
-        items.append(
-            Box(0, 5 * depth, 79, 4, (f"{tier.name}: {tier.ranks // below} x {below} GPUs", _speed(spec, i)))
-        )
+        words = (f"{tier.name}: {tier.ranks // below} x {below} GPUs", _speed(spec, i))
+        items.append(Box(0, 5 * depth, 79, 4, words))
         items += [Arrow(((39, 5 * depth + 4), (39, 5 * depth + 5)), 2)] if i > 1 else []
     for place, node in enumerate(dict.fromkeys((0, spec.ranks // inside.ranks - 1))):
         items += _node(spec, node, 41 * place, 5 * len(outer))
@@ -284,7 +263,7 @@ def hierarchy(cluster: str = "dgx-h100", gpus: int = 256) -> Picture:
 
 
 def _node(spec: ClusterSpec, node: int, x: int, y: int) -> list[Box | Arrow | Label]:
-    """A node at (x, y): a port for each GPU or one for all, if the cluster has a network; GPUs; the links inside."""
+    """Return the shapes of a node at (x, y): its port or ports, if there is a network, its GPUs and their links."""
     gpus, inside = _shown(spec.tiers[0].ranks), spec.tiers[0]
     network = len(spec.tiers) > 1
     items: list[Box | Arrow | Label] = [Box(x, y, 38, 17 if network else 12)]
@@ -301,22 +280,19 @@ def _node(spec: ClusterSpec, node: int, x: int, y: int) -> list[Box | Arrow | La
     ]
     items += [Arrow(((p + 4, y + 5), (p + 4, y + 6)), 2) for p in places]
     items.append(Box(x + 2, y + 7, 35, 3, (f"{inside.name}: {inside.ranks} GPUs",), 0))
-    items.append(
-        Label(x + 15, y + 10, f"{'node' if inside.ranks == spec.ranks_per_node else 'block'} {node}", strong=True)
-    )
-    return items
+    word = "node" if inside.ranks == spec.ranks_per_node else "block"
+    return [*items, Label(x + 15, y + 10, f"{word} {node}", strong=True)]
 
 
 def _shown(gpus: int) -> list[int | None]:
-    """The GPUs of a node that are drawn: at most four places, None for those left out."""
+    """Return the GPUs of a node that are drawn, in at most four places; None for the GPUs left out."""
     return [0, 1, None, gpus - 1] if gpus > 4 else list(range(gpus))
 
 
 def _speed(cluster: ClusterSpec, tier: int) -> str:
-    """The rate and the latency of a tier of links, in words."""
-    return (
-        f"{_rate(cluster, tier) / 1e9:.3g} GB/s a GPU in one direction, {cluster.tiers[tier].latency_s * 1e6:,g} µs"
-    )
+    """Return the rate and the latency of a tier of links, in words."""
+    latency = f"{cluster.tiers[tier].latency_s * 1e6:,g} µs"
+    return f"{_rate(cluster, tier) / 1e9:.3g} GB/s a GPU in one direction, {latency}"
 
 
 def _cluster(name: str, gpus: int) -> ClusterSpec:
@@ -328,7 +304,7 @@ def _cluster(name: str, gpus: int) -> ClusterSpec:
 
 
 def _rate(cluster: ClusterSpec, tier: int) -> float:
-    """Return bytes/s of a rank over a tier in one direction, if all ranks of a block below send at once."""
+    """Return bytes/s of a rank over a tier in one direction, if all ranks of a block below it send at once."""
     t = cluster.tiers[tier]
     shared = t.uplink_bandwidth_bytes_per_s_per_direction
     rate = t.bandwidth_bytes_per_s_per_gpu_per_direction

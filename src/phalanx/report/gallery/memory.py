@@ -17,7 +17,7 @@ _SOURCE = "`phalanx tables memory`: bf16 weights, Adam's moments in fp32 (Rajbha
 
 
 def parameter_bytes(params: str = "7B", ranks: int = 8, policy: int = 16) -> Picture:
-    """Draw the bytes of a parameter by policy, and what each level of ZeRO leaves of them on a rank."""
+    """Draw the bytes of a parameter by policy, and those on a rank at each level of ZeRO. `policy`: their sum."""
     require_counts(("ranks", ranks))
     count = textbook.counted(params)
     policies = [
@@ -42,25 +42,19 @@ def parameter_bytes(params: str = "7B", ranks: int = 8, policy: int = 16) -> Pic
         assert math.isclose(sum(parts), left)
         text = f"{left:.4g} B, {left * count / 1e9:,.4g} GB, 1/{whole / left:.3g}"
         levels.append(Bar(f"ZeRO-{zero}", tuple(zip(_KINDS, parts, strict=True)), text))
+    by_policy = f"By policy, and for {count / 1e9:g} B parameters in all"
     return Picture(
         f"The {policy} bytes of a parameter, and what each level of ZeRO leaves on one of {ranks} ranks",
         (
-            Bars(
-                "bytes a parameter", tuple(policies), head=f"By policy, and for {count / 1e9:g} B parameters in all"
-            ),
+            Bars("bytes a parameter", tuple(policies), head=by_policy),
             Bars("bytes a parameter on each rank", tuple(levels), head=f"{policy} bytes over {ranks} ranks"),
         ),
         _SOURCE,
-        "12: "
-        + textbook.POLICIES[12].what
-        + ". 18: "
-        + textbook.POLICIES[18].what
-        + ". 20: "
-        + textbook.POLICIES[20].what
-        + ".",
+        " ".join(f"{total}: {textbook.POLICIES[total].what}." for total in (12, 18, 20)),
     )
 
 
+_STATE = "state, without activations"
 _CARDS = (("A100 40 GB", "A100-40GB"), ("H100 80 GB", "H100"), ("B200 180 GB", "B200"))
 
 
@@ -83,14 +77,7 @@ def memory_wall(ranks: int = 64) -> Picture:
     marks += (Mark(a100 / state, a100, f"{a100 / state / 1e9:.3g} B", 1),)
     panel = Lines(
         PlotAxis("parameters", "parameters", log=True, low=1e8, high=max(2e12, 2 * max(m.x for m in marks))),
-        PlotAxis(
-            "memory of one GPU for state, without activations",
-            "bytes",
-            log=True,
-            base=2**5,
-            low=2.0**28,
-            high=2.0**44,
-        ),
+        PlotAxis(f"memory of one GPU for {_STATE}", "bytes", log=True, base=2**5, low=2.0**28, high=2.0**44),
         series,
         marks,
         tuple(RuleLine("y", size, f"{name}: {size / GIB:.0f} GiB") for name, size in cards),

@@ -13,21 +13,18 @@ from phalanx.spec.errors import InputError
 
 CUBE_AXES = 3
 CUBE_DRAWN = 16_384
-"""Ranks of a cube at most."""
+"""The most ranks of a cube."""
 
 
 def coordinates_of(p: Placement, ranks: Ints) -> str:
-    """Write the coordinates that some ranks have along every axis larger than 1, as `pp 0, tp 0-7`."""
+    """Write the coordinates of ranks along every axis larger than 1, as `pp 0, tp 0-7`."""
     places = np.unravel_index(ranks, [size for _, size in p.mesh.axes])
-    parts = []
-    for (name, size), along in zip(p.mesh.axes, places, strict=True):
-        if size > 1:
-            parts.append(f"{name} {ranges(sorted(set(along.tolist())))}")
-    return ", ".join(parts)
+    axes = ((name, along) for (name, size), along in zip(p.mesh.axes, places, strict=True) if size > 1)
+    return ", ".join(f"{name} {ranges(sorted(set(along.tolist())))}" for name, along in axes)
 
 
 def cube_axes(p: Placement) -> list[str]:
-    """Name the three largest axes of a mesh in its order, the outermost first; fewer if it has fewer."""
+    """Return the names of the three largest axes of a mesh, outermost first; fewer if it has fewer."""
     largest = sorted((axis for axis in p.mesh.axes if axis[1] > 1), key=lambda axis: -axis[1])[:CUBE_AXES]
     return [name for name, _ in p.mesh.axes if name in dict(largest)]
 
@@ -37,9 +34,8 @@ def cube(p: Placement) -> tuple[list[str], Ints]:
     the others at 0. Missing axes have size 1 and the name "". Raises InputError for more than CUBE_DRAWN."""
     names = cube_axes(p)
     if (many := prod(size for name, size in p.mesh.axes if name in names)) > CUBE_DRAWN:
-        raise InputError(
-            "strategy", str(p.strategy), f"makes a cube of {many:,} ranks", f"draw at most {CUBE_DRAWN:,}"
-        )
+        reason = f"makes a cube of {many:,} ranks"
+        raise InputError("strategy", str(p.strategy), reason, f"draw at most {CUBE_DRAWN:,}")
     ranks = np.arange(p.world).reshape([size for _, size in p.mesh.axes])
     for i, (name, _) in reversed(list(enumerate(p.mesh.axes))):
         if name not in names:
@@ -54,8 +50,8 @@ _SOURCE = "the placement that `phalanx mesh` prints"
 
 
 def nodes(p: Placement, axis: str, rank: int | None = None, hosts: Sequence[int] | None = None) -> Picture:
-    """Draw nodes as grids of GPUs, coloured by the groups of `axis`; `rank` and the peers of its groups are outlined,
-    each axis by a stroke of its own. `hosts`: which are drawn, by their place; by default the first."""
+    """Draw nodes as grids of GPUs, coloured by the groups of `axis`; `rank` and its peers are outlined, with a stroke
+    of its own for each axis. `hosts`: positions of the hosts to draw, by default the first 128."""
     every = list(p.ranks_by_host())
     shown = every[:NODES_DRAWN] if hosts is None else [every[i] for i in hosts]
     colours, peers = _colours(p, axis), _peers(p, rank)
@@ -77,13 +73,10 @@ def slices(p: Placement, axis: str) -> Picture:
     """Draw the three largest axes as a cube of ranks, slice by slice; coloured by the groups of `axis`."""
     (depth, rows, columns), ranks = cube(p)
     colours = _colours(p, axis)
-    grids = [
-        Grid(
-            f"{depth} {i}" if depth else "",
-            [[_cell(p, int(r), colours.get(int(r)), None) for r in row] for row in plane],
-        )
-        for i, plane in enumerate(ranks)
-    ]
+    grids = []
+    for i, plane in enumerate(ranks.tolist()):
+        cells = [[_cell(p, r, colours.get(r), None) for r in row] for row in plane]
+        grids.append(Grid(f"{depth} {i}" if depth else "", cells))
     named = ((rows, "downwards", ranks.shape[1]), (columns, "to the right", ranks.shape[2]))
     foot = [f"{name} 0 ... {size - 1}, {way}" for name, way, size in named if size > 1]
     title = f"{p.strategy}: {' x '.join(str(n) for n in ranks.shape)} ranks, coloured by the groups of {axis}"
@@ -91,7 +84,7 @@ def slices(p: Placement, axis: str) -> Picture:
 
 
 def one_of_each_stage(p: Placement) -> list[int]:
-    """Return the places of hosts, one for each set of pipeline ranks that share a host: the others look alike."""
+    """Return positions of hosts, one for each set of pipeline ranks that share a host: the other hosts look alike."""
     first: dict[frozenset[int], int] = {}
     for i, (_, ranks) in enumerate(p.ranks_by_host()):
         first.setdefault(frozenset(p.mesh.coordinates(int(r)).get("pp", 0) for r in ranks), i)
@@ -103,7 +96,7 @@ def _colours(p: Placement, axis: str) -> dict[int, int]:
 
 
 def _peers(p: Placement, rank: int | None) -> dict[int, str]:
-    """Return the axis by which each rank is a peer of `rank`, the innermost first."""
+    """Return rank -> the innermost axis along which it is a peer of `rank`; "itself" for `rank`."""
     if rank is None:
         return {}
     peers = {rank: "itself"}

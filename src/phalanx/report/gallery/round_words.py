@@ -1,4 +1,4 @@
-"""What a round of a collective sends, and what each rank then holds, in words."""
+"""The messages of a collective's round, and the chunks that each rank then has, in words."""
 
 from collections.abc import Callable, Iterator
 
@@ -9,12 +9,12 @@ from phalanx.schedule.collectives.proof import Counts, Run
 
 
 def sends(symbolic: Run, number: int) -> list[tuple[int, int, str]]:
-    """Return (source, destination, what is sent, + where it is added) of each message of a round."""
+    """Return (source, destination, chunks or blocks, with a + where they are added) of each message of a round."""
     return [(a, b, f"{what.partition(' ')[2]}{' +' if adds else ''}") for a, b, what, adds in sent(symbolic, number)]
 
 
 def sent(symbolic: Run, number: int) -> Iterator[tuple[int, int, str, bool]]:
-    """Yield (source, destination, what, whether it is added) of each message of a round."""
+    """Yield (source, destination, words for the chunks or blocks, whether they are added) of a round's messages."""
     s = symbolic.schedule
     rows = np.nonzero(s.round == number)[0]
     for source, reduces in dict.fromkeys(zip(s.source[rows].tolist(), s.reduces[rows].tolist(), strict=True)):
@@ -28,9 +28,9 @@ def sent(symbolic: Run, number: int) -> Iterator[tuple[int, int, str, bool]]:
 
 
 def cells(symbolic: Run, counts: Counts, number: int) -> list[list[str]]:
-    """Return what each rank holds after `number` rounds, by chunk: the contributors, A for rank 0, B for rank 1.
+    """Return, for each rank and chunk after `number` rounds, letters of the contributors: A for rank 0, B for rank 1.
 
-    Of an all-to-all, by place in a rank's buffer: B2 is the block from rank 1 to rank 2."""
+    In an all-to-all, for each rank and place in its buffer, the block: B2 is the one from rank 1 to rank 2."""
     ranks, chunks, _ = counts.shape
     if symbolic.schedule.op == "all_to_all":
         return _places(symbolic, counts, number)
@@ -44,8 +44,8 @@ def cells(symbolic: Run, counts: Counts, number: int) -> list[list[str]]:
 
 
 def _places(symbolic: Run, counts: Counts, number: int) -> list[list[str]]:
-    """The blocks of an all-to-all by rank and place: its own at their receiver's, what came for it at the sender's,
-    what it passes on at the receiver's; a block that was sent on is gone."""
+    """Return an all-to-all's blocks by rank and place. A block for the rank itself is at the place of its sender, any
+    other at the place of its receiver; a block that was sent on is gone."""
     s = symbolic.schedule
     sender, receiver = _ends(symbolic, np.arange(counts.shape[1]))
     rows = np.nonzero(s.round < number)[0]
@@ -64,18 +64,18 @@ def _places(symbolic: Run, counts: Counts, number: int) -> list[list[str]]:
 
 
 def _ends(symbolic: Run, chunks: Ints) -> tuple[Ints, Ints]:
-    """For chunks of an all-to-all: the sender and the receiver of each."""
+    """Return (senders, receivers) of chunks of an all-to-all, each (chunks,)."""
     s = symbolic.schedule
     return symbolic.positions(s.start).argmax(axis=0)[chunks], symbolic.positions(s.end).argmax(axis=0)[chunks]
 
 
 def _block(sender: int, receiver: int) -> str:
-    """A block of an all-to-all by its ends: B2 from rank 1 to rank 2."""
+    """Return a block of an all-to-all in words: B2 is from rank 1 to rank 2."""
     return f"{chr(ord('A') + sender)}{receiver}"
 
 
 def _runs(members: list[int], name: Callable[[int], str], between: str) -> str:
-    """Join ascending numbers by name, four and more in a row as first-last: ABC, A-D; "." for none."""
+    """Join the names of ascending numbers; four or more consecutive ones are first-last: ABC, A-D; "." for none."""
     parts, i = [], 0
     while i < len(members):
         j = i

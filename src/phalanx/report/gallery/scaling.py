@@ -1,4 +1,4 @@
-"""Pictures of scaling: efficiency over the number of GPUs, and what each cause takes away."""
+"""Pictures of scaling: efficiency over the number of GPUs, and the share that each cause costs."""
 
 from collections.abc import Sequence
 from functools import cache
@@ -16,13 +16,12 @@ _LOST = ("communication", "bubble", "imbalance", "computing")
 def scaling(
     model: str = "llama3-8b", cluster: str = "dgx-h100", gpus: int = 256, batch: int = 512, seq: int = 4096
 ) -> Picture:
-    """Draw strong and weak scaling, and what each cause takes away."""
+    """Draw strong and weak scaling, and the share of the step that each cause costs."""
     counts = tuple(n for n in (8, 16, 32, 64, 128, 256, 512, 1024) if n <= gpus)
     if not counts:
         raise InputError("gpus", gpus, "is less than one node of 8", "ask for 8 or more")
-    return scaling_of(
-        _scaled(model, cluster, counts, batch, seq), f"{model} on {cluster}, {batch:,} x {seq:,} tokens"
-    )
+    question = f"{model} on {cluster}, {batch:,} x {seq:,} tokens"
+    return scaling_of(_scaled(model, cluster, counts, batch, seq), question)
 
 
 @cache
@@ -44,14 +43,10 @@ def scaling_of(sheets: Sequence[Sheet], question: str) -> Picture:
         for r in rows:
             parts = [(cause, max(0.0, r[cause]) * 100) for cause in _LOST]
             kept = 100 - sum(value for _, value in parts)
-            text = f"{r['efficiency']:.0%} efficient: {r['strategy']}"
-            bars.append(
-                Bar(
-                    f"{r['gpus']:,}",
-                    (("computes as in the first row", kept), *parts),
-                    text if len(text) < 48 else f"{r['efficiency']:.0%} efficient",
-                )
-            )
+            efficient = f"{r['efficiency']:.0%} efficient"
+            text = f"{efficient}: {r['strategy']}"
+            shares = (("computes as in the first row", kept), *parts)
+            bars.append(Bar(f"{r['gpus']:,}", shares, text if len(text) < 48 else efficient))
         panels.append(Bars("% of the step", tuple(bars), head=f"{name}, by GPUs: what each cause takes of a step"))
     extra = []
     for sheet in sheets[2:]:
