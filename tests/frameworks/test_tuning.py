@@ -17,6 +17,7 @@ from phalanx.frameworks.reading import files
 from phalanx.spec.errors import InputError
 
 HF = {"per_device_train_batch_size": 1, "gradient_accumulation_steps": 8, "bf16": True, "max_seq_length": 1024}
+QWEN = "Qwen/Qwen2.5-7B-Instruct"
 AXOLOTL = {
     "base_model": "x",
     "micro_batch_size": 1,
@@ -41,6 +42,10 @@ AXOLOTL = {
         (HF | {"lora_r": 64}, {"lora": 64}),
         (AXOLOTL | {"adapter": "qlora", "lora_r": 32, "lora_target_linear": 1}, {"lora": 32, "base": "nf4-double"}),
         (AXOLOTL | {"adapter": "lora", "lora_r": 8, "load_in_8bit": True}, {"lora": 8, "base": "int8"}),
+        (AXOLOTL | {"adapter": "lora", "lora_r": 8, "gptq": True}, {"lora": 8, "base": "gptq"}),
+        (HF | {"use_peft": True, "model_name_or_path": f"{QWEN}-GPTQ-Int4"}, {"lora": 8, "base": "gptq"}),
+        (HF | {"use_peft": True, "q_lora": True, "model_name_or_path": f"{QWEN}-Int4"}, {"lora": 8, "base": "gptq"}),
+        (HF | {"use_peft": True, "model_name_or_path": f"{QWEN}-GPTQ-Int8"}, {"lora": 8}),
         (AXOLOTL, {}),
     ],
 )  # fmt: skip
@@ -105,7 +110,7 @@ def test_an_8b_with_adapters_fits_a_card_of_24_gb(tmp_path: Path) -> None:
     72,
     st.sampled_from([4, 16, 64]),
     st.sampled_from(["qkv", "attention", "linear"]),
-    st.sampled_from(list(BASE_BYTES)),
+    st.sampled_from([base for base in BASE_BYTES if base != "gptq"]),  # whose 16-bit weights wait for gradients
     st.sampled_from(["dp=8", "dp=8,zero=3", "tp=2,dp=4,zero=3"]),
 )
 def test_less_is_trained_with_less(rank: int, targets: str, base: str, strategy: str) -> None:

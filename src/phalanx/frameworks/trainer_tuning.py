@@ -56,6 +56,9 @@ _ATTENTION = {
     *("q_proj", "k_proj", "v_proj", "o_proj", "qkv_proj", "query_key_value"),
     *("c_attn", "wq", "wk", "wv", "wo", "Wqkv", "out_proj"),
 }
+_NAMED = ("model_name_or_path", "base_model", "model")
+_GPTQ = re.compile(r"-(gptq(?!.*int8)|int4$)", re.IGNORECASE)
+"""Names of checkpoints whose weights are in GPTQ's 4 bits."""
 _AFTER = {"o_proj", "wo", "out_proj"}
 """Those that follow attention."""
 
@@ -180,6 +183,9 @@ def _base(keys: Keys, at: str, of: Any, method: str) -> str:
     table = keys.config.get("quantization_config") if not at else None
     if isinstance(table, Mapping):
         four, eight = four or truth(table.get("load_in_4bit")), eight or truth(table.get("load_in_8bit"))
+    named = (str(keys.config.get(f"{at}{name}", "")) for name in _NAMED)
+    if truth(of(("gptq",), "options.base")) or any(map(_GPTQ.search, named)):
+        return "gptq"
     twice = truth(of(("double_quantization", "double_quant", "use_bnb_nested_quant"), "options.base"))
     if bits == 4 or four or method == "qlora":
         # LLaMA-Factory, QLoRA's own script and axolotl quantise the scales too; TRL does where a key says so.

@@ -176,7 +176,7 @@ _FLASH = re.compile(r"\bFA-?([23])\b|flash-?attn-?([23])\b", re.IGNORECASE)
 """FlashAttention by version, in a row's words."""
 _RANK = re.compile(r"\b(?:rank|dim):? (\d+)")
 """An adapter's rank in the column `peft`; 16 where it is not stated, which hardly matters."""
-_BASE = re.compile(r"\bbase (nf4-double|nf4|int8)\b")
+_BASE = re.compile(r"\bbase (nf4-double|nf4|int8|gptq)\b")
 """Format of the frozen weights, in the same column."""
 _TARGETS = re.compile(r"target_modules: \[([^]]*)\]")
 _OF_MLPS = re.compile(r"fc|mlp|gate|up_|down_|all")

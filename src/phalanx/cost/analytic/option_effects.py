@@ -113,7 +113,21 @@ _TABLE_LOOKUPS = 4.0
 LoRA lengthens a sample of 7.7 billion parameters by 0.18 s and of 14.2 billion by 0.35 s in three passes on an A100
 (modelscope/ms-swift 4692215, docs/source_en/LLM/Benchmark.md), 6 times the bytes' time; 7 billion on two RTX 4090 by
 0.2 s (AnswerDotAI/fsdp_qlora 05ed9f2, benchmarks_03_2024.md), 4 times."""
-BASE_BYTES = {"auto": 2.0, "nf4": (4 + 32 / 64) / 8, "nf4-double": (4 + 8 / 64 + 32 / (64 * 256)) / 8, "int8": 1.0}
+_UNPACKED = 16.5
+"""Bytes that GPTQ's layer moves for a weight in 4 bits, by torch's operations one by one, where it multiplies 128
+tokens or more (AutoGPTQ c80855e, auto_gptq/nn_modules/qlinear/qlinear_cuda_old.py, QuantLinear.forward): shifted to
+32 bits (4.5), cast to 8 (5), masked (2), less its zero (2), times its scale (3)."""
+_BYTEWISE = 1.9
+"""Time of these operations over that of the bytes, since most are of single bytes, which leave memory idle: between
+1.8 and 2.0 say 18 published steps of 7.7 to 72 billion parameters, which last longer than with frozen weights in 16
+bits by the same seconds at 2,048, 4,096 and 8,192 tokens (QwenLM/Qwen 2df8e8a, README.md)."""
+BASE_BYTES = {
+    "auto": 2.0,
+    "nf4": (4 + 32 / 64) / 8,
+    "nf4-double": (4 + 8 / 64 + 32 / (64 * 256)) / 8,
+    "int8": 1.0,
+    "gptq": (4 + (16 + 4) / 128) / 8,
+}
 """Bytes of a frozen weight of a block, with its share of the scales."""
 _EXPERT_LAUNCHES = 110.0
 """Kernels that a block with experts launches beyond an MLP's where no graph captures its router and permutation.
@@ -250,7 +264,8 @@ def _state(by: Profile, model: Shape, o: StackOptions) -> Profile:
         new = replace(new, adapter_state_bytes=moments + master)
         if o.base != "auto":  # read, and written as 16 bits, each time that a product needs it
             slow = _TABLE_LOOKUPS if o.base.startswith("nf4") else 1.0
-            new = replace(new, dequantised_bytes=slow * (base + 2.0))
+            moved = _BYTEWISE * _UNPACKED if o.base == "gptq" else slow * (base + 2.0)
+            new = replace(new, dequantised_bytes=moved, kept_weights=2.0 * (o.base == "gptq"))
             new = replace(new, parameter_bytes=weight)  # gathered as they are stored
     if o.reference.startswith("copy"):  # whole below level 3
         more = new.parameter_bytes

@@ -252,12 +252,12 @@ def _adapters(shape: Shape, layout: Layout, system: System, profile: Profile) ->
 
 def _dequantised(shape: Shape, layout: Layout, system: System, profile: Profile) -> Column:
     """Return seconds of making 16-bit weights of a block's frozen ones: for the forward pass, for its repetition, and
-    for the gradient of the input."""
+    for the gradient of the input, unless they were kept for it."""
     if not np.any(profile.dequantised_bytes):
         return 0.0
-    params = (shape.params - shape.ends) / shape.layers / layout.tp
+    times = 2 + layout.full - (np.asarray(profile.kept_weights) > 0)
     rate = system.memory_bytes_per_s * system.memory
-    return (2 + layout.full) * params * profile.dequantised_bytes / rate
+    return times * shape.of_block / layout.tp * profile.dequantised_bytes / rate
 
 
 def _offloaded(

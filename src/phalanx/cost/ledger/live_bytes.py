@@ -62,6 +62,8 @@ class Keeps:
     """Number of copies kept of queries, keys, values and attention's result."""
     kept_ffn: Column = 1.0
     """Number of copies kept of the MLP's inner activations."""
+    kept_weights: Column = 0.0
+    """Bytes per frozen weight of a block that its forward pass makes and keeps for its backward pass."""
     kept_score: Column = 5.0
     """Bytes per score if attention writes scores: before and after the softmax, and a mask of dropout."""
     kept_cast: Column = 0.0
@@ -324,6 +326,7 @@ def live_bytes(shape: Shape, layout: Layout, keeps: Keeps) -> BlockBytes:
     """Return the bytes kept by a block, on average over the model's."""
     kept = shape.mean(lambda kind: block_bytes(kind, layout, keeps))
     kept = kept + KEPT_RESULTS * 2 * layout.tokens * shape.magnitudes.outputs / layout.tp
+    kept = kept + keeps.kept_weights * shape.of_block / layout.tp
     freed = np.minimum(shape.mean(lambda kind: freed_bytes(kind, layout, keeps)), kept)
     input_bytes = carried_bytes(shape, layout) / _ways(layout)
     by_operation = layout.selective * np.asarray(keeps.per_op)

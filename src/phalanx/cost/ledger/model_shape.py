@@ -68,6 +68,11 @@ class Shape:
         return self.embedding_params + self.head_params
 
     @property
+    def of_block(self) -> Column:
+        """Parameters of a block, on average."""
+        return (self.params - self.ends) / self.layers
+
+    @property
     def routes(self) -> Column:
         """1 where any block has experts."""
         return self.most(lambda kind: kind.routes)

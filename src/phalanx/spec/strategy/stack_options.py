@@ -91,9 +91,10 @@ class StackOptions:
     dora: Literal["none", "on", "dropout"] = "none"
     """Whether norms of an adapted weight's rows are trained too, under `lora` (DoRA, Liu et al. 2024). dropout: with
     dropout before the adapters, whose input multiplies the frozen weight once more."""
-    base: Literal["auto", "nf4", "nf4-double", "int8"] = "auto"
+    base: Literal["auto", "nf4", "nf4-double", "int8", "gptq"] = "auto"
     """Number format of the frozen weights of blocks under `lora`. auto: 16 bits; nf4: 4 bits with an fp32 scale for
-    each 64; nf4-double: with 8-bit scales (QLoRA, Dettmers et al. 2023); int8: LLM.int8() (Dettmers et al. 2022)."""
+    each 64; nf4-double: with 8-bit scales (QLoRA, Dettmers et al. 2023); int8: LLM.int8() (Dettmers et al. 2022);
+    gptq: 4 bits with a scale and a zero for each 128 (Frantar et al. 2022)."""
     reference: Literal["none", "copy", "base", "copy-kl", "base-kl"] = "none"
     """What scores each micro-batch in addition to the model, in a forward pass (DPO, Rafailov et al. 2023). copy: a
     frozen copy of it, sharded as parameters are; base: it itself without its adapters; -kl: the model and its
