@@ -136,7 +136,7 @@ def case(row: Row) -> Case:
     try:
         strategy = Strategy(
             dp=dp,
-            zero=int(zero) if dp > 1 or cp > 1 else 0,  # type: ignore[arg-type]
+            zero=int(zero) if dp > 1 or cp > 1 or stack.name == "deepspeed" else 0,  # type: ignore[arg-type]
             shard=shard if shard and dp % shard == 0 and dp > 1 and zero != "0" else None,
             tp=tp,
             sp=tp > 1 and (row["sp"] in ("1", "on") or (row["sp"] == "" and "nemo" in stack.name)),

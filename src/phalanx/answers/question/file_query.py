@@ -13,6 +13,7 @@ from phalanx.cost.analytic.profile import FIELDS as CONSTANTS
 from phalanx.frameworks.caveats import Caveat, unfilled
 from phalanx.frameworks.configuration import ALL_BLOCKS, Configuration, Keys, divided, shown, truth
 from phalanx.frameworks.keys import key_table
+from phalanx.frameworks.registry import priced_stack
 from phalanx.planning import lookup as names
 from phalanx.schedule.pipeline.given_layout import equal_blocks, listed
 from phalanx.schedule.pipeline.stages import rank_of
@@ -50,8 +51,10 @@ def query_by(path: Path, asked: Query, reading: Reading | None = None) -> tuple[
     strategy = strategy_of(c, gpus, asked.gpus is not None)
     said = []
     void_zero = s.zero if s.level and s.level.state and not strategy.level.state else None
-    if void_zero is not None:
+    if void_zero is not None and "zero=" not in str(asked.strategy or ""):
         said.append(f"zero={void_zero} of the file shards nothing over one rank: it is priced as zero=0")
+        if strategy.dp == 1 and priced_stack(asked.stack or c.stack).constants.get("hook_s") and void_zero == 3:
+            said.append("its hooks take the host's time even so: --strategy zero=3 prices them, zero=0 goes without")
     if asked.batch is None and c.kind == "megatron" and s.global_batch is None:
         reason = f"is missing: {_open(path, 'global_batch', reading)}"
         raise InputError("batch", None, reason, "say how many sequences")

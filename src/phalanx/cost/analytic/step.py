@@ -173,12 +173,17 @@ Megatron-Bridge, src/megatron/bridge/peft/lora_layers.py)."""
 _MODULES, _OF_SUBLAYER, _OF_ADAPTER = 1, 6, 4
 """Modules that run: a block; of attention or an MLP with its norm; and of an adapter, with the layer around it
 (transformers' Llama; peft, src/peft/tuners/lora/layer.py)."""
+_ALONE = 0.5
+"""Time of a hook on a rank alone, which calls no collective for the parameters that it has (DeepSpeed edaa722,
+deepspeed/runtime/zero/partition_parameters.py:893, `_no_gather_coalesced`), over that of one of several: 0.13 ms of
+0.25, says a published run of 1.8 billion parameters (QwenLM/Qwen 2df8e8a, README.md)."""
 
 
 def _hooked(kind: BlockKind, shape: Shape, layout: Layout, profile: Profile) -> Column:
     """Return the host's seconds around the modules of a block's pass, under ZeRO-3 that fetches for each of them."""
     modules = _MODULES + _OF_SUBLAYER * kind.sublayers + _OF_ADAPTER * shape.adapted.number
-    return profile.hook_s * modules * level_columns(np.asarray(layout.zero)).parameters
+    gathers = np.where(layout.dp * layout.cp > 1, 1.0, _ALONE)
+    return profile.hook_s * gathers * modules * level_columns(np.asarray(layout.zero)).parameters
 
 
 _CORE_LAUNCHES = 4
