@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from phalanx.measure.collectives import OPS, SHARED, TransportAlgorithm, rounds, tensors, ways
+from phalanx.measure.collectives import OPS, SHARED, TransportAlgorithm, candidates, rounds, tensors
 from phalanx.runtime.comm.communicator import Comm
 from phalanx.runtime.comm.transport import Call
 from phalanx.runtime.process.environment import ALONE, external
@@ -52,7 +52,7 @@ def main() -> None:
                 own = tensors(op, size, world.size, lambda n: comm.buffer(n, torch.float32))
                 ordinary = tensors(op, size, world.size, torch.zeros)
                 calls = [Call(op, ranks, world.rank, *both) for both in (own, ordinary)]
-                tried = {str(way): (calls[0], way) for way in ways(op, ranks, comm)}
+                tried = {str(way): (calls[0], way) for way in candidates(op, ranks, comm)}
                 if size == LARGE:
                     tried = {name: tried[name] for name in ("native", "shm")}
                 tried["native"] = (

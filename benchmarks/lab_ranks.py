@@ -21,7 +21,7 @@ from benchmarks.interleaved import Figures, Step, rounds
 from phalanx.cli import app
 from phalanx.measure import collectives
 from phalanx.measure.collectives import SHARED, TransportAlgorithm
-from phalanx.measure.steal_time import NOTED
+from phalanx.measure.steal_time import NOTABLE_SHARE
 from phalanx.planning.auto import transport
 from phalanx.planning.search.best_first import price
 from phalanx.runtime.comm.communicator import Comm
@@ -128,7 +128,7 @@ def _train(world: World, arguments: dict[str, Any]) -> dict[str, Any]:
         for line, figures in more.items():
             for name, values in figures.items():
                 results.setdefault(line, {}).setdefault(name, []).extend(values)
-        enough = all(sum(share < NOTED for share in f["stolen"]) >= QUIET for f in results.values())
+        enough = all(sum(share < NOTABLE_SHARE for share in f["stolen"]) >= QUIET for f in results.values())
         if everyone.gather_objects(enough, "world")[0]:
             break
     tokens = job.global_batch * job.seq

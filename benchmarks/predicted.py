@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.result import Result
-from phalanx.measure.steal_time import NOTED
+from phalanx.measure.steal_time import NOTABLE_SHARE
 
 DENSE, EXPERTS = "examples/quickstart.toml", "examples/experts.toml"
 TRUTH = {
@@ -45,7 +45,7 @@ Run = Callable[..., Any]
 
 def quiet(case: dict[str, Any]) -> float | None:
     """Return the median seconds of a case's quiet rounds; None if they are too few."""
-    rounds = [s for s, stolen in zip(case["seconds"], case["stolen"], strict=True) if stolen < NOTED]
+    rounds = [s for s, stolen in zip(case["seconds"], case["stolen"], strict=True) if stolen < NOTABLE_SHARE]
     return median(rounds) if len(rounds) >= _QUIET else None
 
 

@@ -16,7 +16,7 @@ from benchmarks.lab.hosts import Lab
 from benchmarks.lab_ranks import APART, COMPRESSED, HSDP, QUIET, SERIAL, SHARDED, SHM, WHOLE, crossing
 from benchmarks.result import Result
 from phalanx.cli.terminal import announce
-from phalanx.measure.steal_time import NOTED
+from phalanx.measure.steal_time import NOTABLE_SHARE
 from phalanx.schedule.collectives.registry import ALGORITHMS
 from phalanx.spec.files.cluster_toml import cluster_from_toml
 
@@ -107,7 +107,7 @@ def _speed_up(steps: dict[str, Any], line: str, base: str) -> Result:
     name, quiet = f"speed-up of {line} over {base}", dict[str, list[float]]()
     for key in (base, line):
         rounds = zip(steps[key]["seconds"], steps[key]["stolen"], strict=True)
-        quiet[key] = sorted(seconds for seconds, stolen in rounds if stolen < NOTED)
+        quiet[key] = sorted(seconds for seconds, stolen in rounds if stolen < NOTABLE_SHARE)
         if len(quiet[key]) < QUIET:
             return Result(name, f"{len(quiet[key])} quiet rounds of {len(steps[key]['seconds'])}", f"{QUIET}", False)
     base_s, line_s = median(quiet[base]), median(quiet[line])

@@ -89,7 +89,7 @@ def test_a_quick_measurement_takes_fewer_rounds(monkeypatch: pytest.MonkeyPatch)
     taken = []
     monkeypatch.setattr(worker.kernels, "Ladder", lambda *_: None)
     monkeypatch.setattr(worker, "kernel_rates", lambda *given: taken.append(given[-1]))
-    for name in ("measure_gamma", "measure_figures", "written", "RealWire"):
+    for name in ("measure_gamma", "measure_figures", "table_rows", "RealWire"):
         monkeypatch.setattr(worker, name, lambda *_: None)
     comm = SimpleNamespace(world=ALONE, status=SimpleNamespace(now=lambda _: None), barrier=lambda: None)
     for quick in (True, False):

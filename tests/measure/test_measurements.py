@@ -246,7 +246,7 @@ def test_processors_that_others_had_are_spoken_of(
     monkeypatch.setattr("phalanx.measure.steal_time.os.cpu_count", lambda: 4)
     for name, values in clocks.items():
         monkeypatch.setattr(f"phalanx.measure.steal_time.{name}", iter(values).__next__)
-    with steal_time.noted(said.append, 2) as reasons:
+    with steal_time.disturbances(said.append, 2) as reasons:
         pass
     for lines in (said, reasons):
         assert len(lines) == len(words)
@@ -307,7 +307,7 @@ def test_a_damaged_measurement_is_made_again(tmp_path: Path, monkeypatch: pytest
     """And one that was kept when it was interrupted begins anew."""
     monkeypatch.setenv("PHALANX_CACHE", str(tmp_path))
     monkeypatch.setattr(this_machine, "_measure", campaign.measured)
-    monkeypatch.setattr(this_machine, "noted", lambda *_: nullcontext([]))
+    monkeypatch.setattr(this_machine, "disturbances", lambda *_: nullcontext([]))
     said: list[str] = []
     whole = this_machine.local_cluster(2, "float32", 1, announce=said.append)
     (file,) = (tmp_path / "machines").glob("*.json")
@@ -402,7 +402,7 @@ def test_nccl_tests_are_read() -> None:
 def test_nccl_tests_that_say_too_little_are_refused(tmp_path: Path) -> None:
     for text, why in (
         (NCCL.replace("# Collective", "#"), "does not say which collective"),
-        (NCCL.replace("all_reduce_perf", "sendrecv_perf"), "phalanx has no such collective"),
+        (NCCL.replace("all_reduce_perf", "sendrecv_perf"), "measured sendrecv; phalanx reads tests of all_reduce, "),
         (NCCL.replace("Rank", "rank"), "names 0 ranks"),
         ("\n".join(NCCL.splitlines()[:14]), "has 1 lines of times"),
     ):

@@ -118,7 +118,7 @@ def test_another_question_is_another_measurement(tmp_path: Path, monkeypatch: py
         assert local(*question).kernels[-1].threads == question[2]
     assert asked == [(*question, False) for question in questions]
     assert sum(line.startswith("measuring this machine") for line in said) == 4
-    assert "measuring this machine (2 ranks, float32, 3 thread each) ..." in said
+    assert "measuring this machine (2 ranks, float32, 3 threads each) ..." in said
     monkeypatch.setattr(this_machine, "VERSION", this_machine.VERSION + 1)
     local(quick=True)
     said.clear()

@@ -107,7 +107,6 @@ def test_additions_are_timed_after_one_to_warm_up(
         m.work(1e-3)
 
     monkeypatch.setattr(links, "combine", combine)
-    monkeypatch.setattr(RealWire, "_settle", m.settle)
     real, _ = _wire(m, 0, 1.0)
     assert real.add(4096) == pytest.approx([2e-3, 1e-3, 1e-3, 1e-3])
     assert set(added) == {(1024, 1024)}
@@ -146,7 +145,7 @@ def test_every_way_of_every_collective_has_its_own_line(
 ) -> None:
     """Its α and β, from rounds of which one in three is disturbed, at each size once."""
     ways = [collectives.TransportAlgorithm("native"), collectives.TransportAlgorithm("p2p", "ring")]
-    monkeypatch.setattr(collectives, "ways", lambda *_: iter(ways))
+    monkeypatch.setattr(collectives, "candidates", lambda *_: iter(ways))
     asked: list[tuple[str, int, int]] = []
 
     def rounds(comm: Any, tried: dict[str, Any], count: int) -> dict[str, TimedRounds]:
@@ -220,7 +219,7 @@ def test_a_host_measures_each_level_that_is_not_kept_with_the_ranks_that_take_pa
     monkeypatch.setattr(worker, "kernel_rates", kernel_rates)
     monkeypatch.setattr(worker.kernels, "Ladder", lambda *_: None)
     monkeypatch.setattr(worker, "Comm", lambda world, *_: SimpleNamespace(world=world, mesh=None))
-    monkeypatch.setattr(worker, "agreed", lambda fits, comm: ())
+    monkeypatch.setattr(worker, "agreed_choices", lambda fits, comm: ())
     monkeypatch.setattr(
         worker.collectives,
         "measure_collectives",
@@ -255,7 +254,7 @@ def test_ranks_of_hosts_measure_every_tier_and_group_they_have(
     said: list[str] = []
     line = FittedLine(1e-6, 1e-9, 0.0, (1e-6, 1e-6), (1e-9, 1e-9))
     one = fitted_cluster.laptop(2)
-    rows = worker.written(one.kernels, [], one.figures)
+    rows = worker.table_rows(one.kernels, [], one.figures)
     monkeypatch.setattr(all_hosts, "_make_groups", lambda _: None)
     monkeypatch.setattr(all_hosts, "RealWire", lambda _: None)
     status = SimpleNamespace(now=said.append)
@@ -273,7 +272,7 @@ def test_ranks_of_hosts_measure_every_tier_and_group_they_have(
         return one.kernels[0]
 
     monkeypatch.setattr(all_hosts.collectives, "measure_collectives", collective)
-    monkeypatch.setattr(all_hosts, "agreed", lambda *_: ())
+    monkeypatch.setattr(all_hosts, "agreed_choices", lambda *_: ())
     monkeypatch.setattr(all_hosts, "Ladder", lambda *_: None)
     monkeypatch.setattr(all_hosts, "kernel_rates", rates)
     monkeypatch.setattr(all_hosts, "measure_figures", lambda *_: [])

@@ -51,7 +51,7 @@ def of_machine(
 
     require_writable("--out", out)
     require_torch()
-    from phalanx.measure.steal_time import noted
+    from phalanx.measure.steal_time import disturbances
     from phalanx.runtime.process.environment import external
 
     world = external()
@@ -60,7 +60,7 @@ def of_machine(
         return
     require_only(line, "dtype", "threads", "out", reason="is for this machine alone, not under torchrun")
     # The other ranks are no children of this one, and count as others.
-    with noted(announce if world.rank == 0 else lambda _: None, threads):
+    with disturbances(announce if world.rank == 0 else lambda _: None, threads):
         measured = measure_ranks(world, dtype, threads)
     if measured is None:
         sys.stdout.flush()

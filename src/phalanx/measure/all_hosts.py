@@ -9,7 +9,7 @@ from phalanx.measure import collectives
 from phalanx.measure.kernels import Ladder
 from phalanx.measure.links import BETWEEN, INSIDE, RealWire, TierLines, measure_tier, partner
 from phalanx.measure.this_machine import describe, fingerprint
-from phalanx.measure.worker import agreed, kernel_rates, levels, measure_figures, measure_host, written
+from phalanx.measure.worker import agreed_choices, kernel_rates, levels, measure_figures, measure_host, table_rows
 from phalanx.runtime.comm.communicator import Comm
 from phalanx.runtime.process import world as worlds
 from phalanx.runtime.process.environment import World
@@ -47,11 +47,11 @@ def measure(world: World, dtype: DType, threads: int) -> ClusterSpec | None:
         for axis in ("dp_shard", "dp_replicate", "world") if local > 1 else ("world",):
             fits += collectives.measure_collectives(comm, axis)
         everyone = mesh(Strategy(dp=world.size))
-        together = Comm(world, everyone, agreed(fits, Comm(world, everyone)))
+        together = Comm(world, everyone, agreed_choices(fits, Comm(world, everyone)))
         over = [fit for fit in fits if (fit.op, fit.group_size) == ("all_reduce", world.size)]
         comm.status.now("measuring kernels")
         rates = kernel_rates(together, Ladder(dtype, world.device), threads, local, over, rounds=6)
-        rows = written([rates], fits, measure_figures(comm, dtype))
+        rows = table_rows([rates], fits, measure_figures(comm, dtype))
     else:
         rows = measure_host(Comm(world, mesh(Strategy(dp=local))), dtype, threads, levels(local))
     if world.rank:

@@ -17,6 +17,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from phalanx.measure.fit import robust_line
+from phalanx.measure.kernels import synchronize
 from phalanx.measure.steal_time import TimedRounds, stolen_s, stolen_share
 from phalanx.runtime.comm.communicator import Comm
 from phalanx.runtime.comm.p2p import tiers
@@ -52,7 +53,7 @@ SHARED = tuple(Choice(op, 0, 0, "shm") for op in OPS)
 """Choices that only make a Comm place its buffers in shared memory."""
 
 
-def ways(op: str, ranks: tuple[int, ...], comm: Comm) -> Iterator[TransportAlgorithm]:
+def candidates(op: str, ranks: tuple[int, ...], comm: Comm) -> Iterator[TransportAlgorithm]:
     """Yield every transport and algorithm for an operation; of algorithms with equal schedules for these ranks, only
     the first."""
     yield TransportAlgorithm("native")
@@ -69,7 +70,7 @@ def ways(op: str, ranks: tuple[int, ...], comm: Comm) -> Iterator[TransportAlgor
 
 
 def tensors(op: str, size: int, ranks: int, make: Callable[[int], Tensor]) -> tuple[Tensor, Tensor]:
-    """Return (source, target), flat float32, of a collective of `size` bytes; `make` allocates elements.
+    """Return (source, target), flat float32, of a collective of `size` bytes; `make(n)` allocates n elements.
 
     If ranks have parts, the size is rounded down to equal parts.
     """
@@ -84,7 +85,7 @@ def tensors(op: str, size: int, ranks: int, make: Callable[[int], Tensor]) -> tu
 
 
 def _together(ranks: tuple[int, ...]) -> None:
-    """Start all ranks at the same moment of their host's clock, busy-waiting."""
+    """Return on all ranks at the same moment of their host's clock, after busy-waiting."""
     moment = torch.tensor([time.perf_counter() + _LEAD_S], dtype=torch.float64)
     dist.all_reduce(moment, dist.ReduceOp.MAX, group=worlds.group(ranks))
     while time.perf_counter() < float(moment):
@@ -92,7 +93,7 @@ def _together(ranks: tuple[int, ...]) -> None:
 
 
 def rounds(comm: Comm, tried: dict[str, tuple[Call, TransportAlgorithm]], count: int) -> dict[str, TimedRounds]:
-    """Time `count` rounds of each of the `tried` candidates, after one to warm up; the same result on all ranks.
+    """Return `count` timed rounds of each of the `tried` candidates, after one to warm up; the same on all ranks.
     Candidates with too few undisturbed rounds are measured up to two times more.
     """
     result = _rounds(comm, tried, count, warm=False)
@@ -123,12 +124,10 @@ def _rounds(
                 comm.barrier()
             call.source.fill_(i)
             before = stolen_s()
-            if call.source.is_cuda:
-                torch.cuda.synchronize(call.source.device)
+            synchronize(call.source.device)
             times[0, k, i] = time.perf_counter()
             comm.start(call, way.transport, way.algorithm).wait()
-            if call.source.is_cuda:
-                torch.cuda.synchronize(call.source.device)
+            synchronize(call.source.device)
             times[1, k, i] = time.perf_counter()
             times[2, k, i] = stolen_share(stolen_s() - before, float(times[1, k, i] - times[0, k, i]))
     # Without a common clock, compare durations instead of moments.
@@ -155,7 +154,7 @@ def measure_collectives(comm: Comm, axis: str, quick: bool = False) -> list[Coll
         sizes, count = sizes[::2], _QUICK_ROUNDS
     for op in OPS:
         comm.status.now(f"measuring {op} of {len(ranks)} ranks")
-        seconds: dict[TransportAlgorithm, list[float]] = {way: [] for way in ways(op, ranks, comm)}
+        seconds: dict[TransportAlgorithm, list[float]] = {way: [] for way in candidates(op, ranks, comm)}
         for size in sizes:
             source, target = tensors(op, size, len(ranks), lambda n: comm.buffer(n, torch.float32))
             call = Call(op, ranks, ranks.index(comm.world.rank), source, target, label="a measurement")

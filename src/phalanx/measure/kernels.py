@@ -73,7 +73,7 @@ _SMALL = _Sizes(
 )
 
 
-# For GPUs: blocks of models of 0.2 to 8 B parameters, so that launches are as small a part of the time as there.
+# For GPUs: blocks of models of 0.2 to 8 B parameters, in which launches take a realistic share of the time.
 _LARGE = _Sizes(
     (
         ((1024, 16, 16, 2816, 32000), ((2, 2048), (8, 2048))),
@@ -115,8 +115,8 @@ def _spec(hidden: int, heads: int, kv_heads: int, ffn: int, vocab: int, max_seq:
 
 
 class _Seed(torch.autograd.Function):
-    """A scalar with a prescribed gradient of its input: `backward(g)` would import symbolic shapes first, which takes
-    a second."""
+    """A scalar whose backward pass returns a prescribed gradient of its input. `backward(g)` of a tensor would first
+    import symbolic shapes, which takes a second."""
 
     @staticmethod
     def forward(ctx: Any, out: torch.Tensor, g: torch.Tensor) -> torch.Tensor:
@@ -143,16 +143,13 @@ class _Bench:
         self.times: dict[tuple[str, str], list[float]] = {}
 
     def _time(self, unit: str, forward: Callable[[], torch.Tensor], g: torch.Tensor | None) -> None:
-        seed = _Seed.apply
-        for phase, action in (("F", forward), ("B", None)):
-            synchronize(self.device)
-            start = time.perf_counter()
-            if action is not None:
-                out = action()
-            else:
-                (out if g is None else seed(out, g)).backward()  # type: ignore[no-untyped-call]
-            synchronize(self.device)
-            self.times.setdefault((phase, unit), []).append(time.perf_counter() - start)
+        out: list[torch.Tensor] = []
+
+        def backward() -> None:
+            (out[0] if g is None else _Seed.apply(out[0], g)).backward()
+
+        for phase, action in (("F", lambda: out.append(forward())), ("B", backward)):
+            self.times.setdefault((phase, unit), []).append(time_action(action, self.device))
 
     def run(self) -> None:
         """Time each unit's forward and backward pass once."""
@@ -164,7 +161,7 @@ class _Bench:
         self._time("head", lambda: m.head(self.x, self.tokens[:, 1:]), None)
 
     def points(self) -> list[UnitTime]:
-        """Return the median time of each unit and phase."""
+        """Return the median seconds of each unit and phase, with the unit's work."""
         spec, t = self.model.spec, self.sequences * self.seq
         e = next(self.model.parameters()).element_size()
         whole = RankPass(t, self.seq, e)
@@ -187,15 +184,24 @@ def synchronize(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
+def time_action(action: Callable[[], object], device: torch.device) -> float:
+    """Return the seconds that an action takes, with its work on the device."""
+    synchronize(device)
+    start = time.perf_counter()
+    action()
+    synchronize(device)
+    return time.perf_counter() - start
+
+
 def _as_the_engine(place: torch.Tensor, p: torch.Tensor) -> None:
-    """Handle a gradient as the data-parallel engine does: copy it into its place, (shape of p), and drop it."""
+    """Handle a gradient as the data-parallel engine does: copy it to `place`, shaped like p, and drop it."""
     assert p.grad is not None
     put(place, p.grad, [], add=False)
     p.grad = None
 
 
 _BYTES_OF_POINT = 32
-"""Bytes of GPU memory per parameter of the timed shapes, with which all fit with gradients and inputs."""
+"""Bytes of GPU memory that a timed shape needs per parameter, for its gradients and inputs too."""
 
 
 def _memory(device: torch.device) -> int:
@@ -203,8 +209,8 @@ def _memory(device: torch.device) -> int:
 
 
 class Ladder:
-    """The units of small decoders of several shapes on one rank, or a quarter of their work (`quick`): created and
-    warmed up once, on all ranks at once, outside of timing; timed at every concurrency."""
+    """The units of small decoders of several shapes on one rank, or with `quick` a quarter of their work. They are
+    created and warmed up once, before any timing, and timed at every concurrency."""
 
     def __init__(self, dtype: DType, device: torch.device, quick: bool = False) -> None:
         self.dtype, self.device, self.quick = dtype, device, quick
@@ -225,9 +231,9 @@ class Ladder:
     def points(
         self, barrier: Callable[[], None], full_passes: Callable[[], None], rounds: int, enough: Callable[[], bool]
     ) -> list[UnitTime]:
-        """Time every unit `rounds` times, or twice where `enough` says, alike on all ranks, that more would tell no
-        more. `barrier` starts each shape together with the other ranks. `full_passes` is called first, to warm up,
-        and now and then between shapes, so that what it times meets the same disturbances."""
+        """Return the time of every unit over `rounds` rounds, or two if `enough()` is then true, alike on all ranks:
+        more would say nothing new. `barrier` starts each shape together with the other ranks. `full_passes` is called
+        first, to warm up, and now and then between shapes, so that what it times meets the same disturbances."""
         for bench in self._benches:
             bench.times = {}
         full_passes()
@@ -249,17 +255,13 @@ def peak_flops(dtype: DType, device: torch.device, barrier: Callable[[], None]) 
     best = float("inf")
     for _ in range(4):
         barrier()
-        synchronize(device)
-        start = time.perf_counter()
-        a @ a
-        synchronize(device)
-        best = min(best, time.perf_counter() - start)
+        best = min(best, time_action(lambda: a @ a, device))
     return 2 * n**3 / best
 
 
 def narrow_per_flop(dtype: DType, device: torch.device, barrier: Callable[[], None]) -> dict[str, float]:
     """Return seconds per FLOP of the best of four square products of each narrow format that the device has, by name;
-    empty if it computes in a type other than their results'."""
+    empty unless `dtype` is bfloat16, the type of their results."""
     if dtype != "bfloat16":
         return {}
     n = _sizes(dtype, device).square
@@ -270,11 +272,7 @@ def narrow_per_flop(dtype: DType, device: torch.device, barrier: Callable[[], No
         a, best = narrow_product.operand(x, operands), float("inf")
         for _ in range(4):
             barrier()
-            synchronize(device)
-            start = time.perf_counter()
-            narrow_product.product(a, a, operands)
-            synchronize(device)
-            best = min(best, time.perf_counter() - start)
+            best = min(best, time_action(partial(narrow_product.product, a, a, operands), device))
         rates[operands.name] = best / (2 * n**3)
     return rates
 
@@ -295,15 +293,15 @@ def optimizer_per_byte(dtype: DType, device: torch.device, barrier: Callable[[],
         master.grad = part.view(master.shape)
     optimizer = AdamW(masters, fused=True)
     times: list[float] = []
-    for _ in range(6):
-        barrier()
-        synchronize(device)
-        start = time.perf_counter()
+
+    def step() -> None:
         torch.linalg.vector_norm(flat)
         flat.mul_(0.5)
         optimizer.step()
-        synchronize(device)
-        times.append(time.perf_counter() - start)
+
+    for _ in range(6):
+        barrier()
+        times.append(time_action(step, device))
     per_parameter = unit_work.optimizer(spec.parameter_count, job).traffic_bytes / spec.parameter_count
     if job.precision.compute != job.precision.master_dtype:
         per_parameter -= DTYPE_BYTES[dtype] + DTYPE_BYTES[job.precision.master_dtype]  # no cast was timed
@@ -312,7 +310,7 @@ def optimizer_per_byte(dtype: DType, device: torch.device, barrier: Callable[[],
 
 def fit(points: list[UnitTime], phase: str, fused_norms: bool = False) -> tuple[Rates, float]:
     """Fit the rates of a phase by least squares of relative errors; return them and the median relative error.
-    `fused_norms`: as GPUs have them."""
+    `fused_norms`: whether a norm is one kernel, as on GPUs."""
     # Embeddings cost little and follow other rules: they would bias the fit.
     chosen = [p for p in points if p.phase == phase and p.unit != "embed"]
     features: npt.NDArray[np.float64] = np.array([_features(p.work, fused_norms) for p in chosen], dtype=np.float64)
@@ -330,7 +328,7 @@ def _features(work: Work, fused_norms: bool) -> tuple[Any, ...]:
 class FullPasses:
     """Full passes of a four-layer decoder with its gradient all-reduce, timed along with the ladder. They measure the
     cost of a pass beyond the price of its parts: cold caches, ranks that wait for the slowest. With several hosts
-    nothing is sent, as the time on slow links would hide that. `at_once`: passes of a run.
+    nothing is sent, as the time on slow links would hide that. `at_once`: passes timed by each call of `run`.
     """
 
     def __init__(self, dtype: DType, comm: Comm, at_once: int = 2) -> None:
@@ -350,7 +348,7 @@ class FullPasses:
         self.times: list[float] = []
 
     def run(self) -> None:
-        """Time some passes."""
+        """Time `at_once` passes."""
         device = self.comm.world.device
         for _ in range(self.at_once):
             self.comm.barrier()

@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 
 from phalanx.measure.fit import FittedLine, robust_line
+from phalanx.measure.kernels import synchronize, time_action
 from phalanx.measure.steal_time import TimedRounds, stolen_s, stolen_share
 from phalanx.runtime.comm.communicator import Comm
 from phalanx.runtime.comm.transport import combine
@@ -53,11 +54,11 @@ class RealWire:
             if takes_part and mine is not None:
                 pair = tuple(sorted((world.rank, mine)))
                 source.fill_(i)
-                self._settle()
+                synchronize(device)
                 start = time.perf_counter()
                 place = pair.index(mine)
                 comm.wire.exchange(pair, place, place, source, target, None).wait()
-                self._settle()
+                synchronize(device)
                 spent = time.perf_counter() - start
             share = stolen_share(stolen_s() - stolen, spent) if spent else 0.0
             # All ranks get the slowest one's time.
@@ -78,16 +79,8 @@ class RealWire:
         times: list[float] = []
         for _ in range(_ROUNDS[0] + 1):
             self.comm.barrier()
-            self._settle()
-            start = time.perf_counter()
-            combine("sum", a, a, b)
-            self._settle()
-            times.append(time.perf_counter() - start)
+            times.append(time_action(lambda: combine("sum", a, a, b), device))
         return times[1:]
-
-    def _settle(self) -> None:
-        if self.comm.world.device.type == "cuda":
-            torch.cuda.synchronize(self.comm.world.device)
 
 
 def partner(tier: str, rank: int, local: int, size: int) -> int | None:

@@ -18,7 +18,7 @@ import torch
 import torch.nn.functional as F
 
 from phalanx.cost.compute import compression
-from phalanx.measure.kernels import synchronize
+from phalanx.measure.kernels import synchronize, time_action
 from phalanx.measure.steal_time import TimedRounds, stolen_s, stolen_share
 from phalanx.runtime.comm.communicator import Comm
 from phalanx.runtime.comm.dtypes import DTYPES
@@ -51,11 +51,7 @@ def measure_figures(dtype: DType, device: torch.device, barrier: Callable[[], No
         times: list[float] = []
         for _ in range(_ROUNDS + 1):
             barrier()
-            synchronize(device)
-            start = time.perf_counter()
-            action()
-            synchronize(device)
-            times.append(time.perf_counter() - start)
+            times.append(time_action(action, device))
         seconds = np.array(times[1:])
         values = sorted((amount / s for s in seconds) if amount else seconds.tolist())
         best = values[-1] if amount else values[0]
@@ -75,23 +71,14 @@ def _actions(dtype: DType, device: torch.device) -> Iterator[tuple[str, str, flo
     for m, n, k in (_GPU_PRODUCTS if on_gpu else _CPU_PRODUCTS)[: 2 if few else None]:
         a, b = (torch.randn(shape, device=device).to(kind) for shape in ((m, k), (k, n)))
         out = torch.empty(m, n, device=device, dtype=kind)
-        yield (
-            f"matrix product {m} x {n} x {k}",
-            "FLOP/s",
-            2.0 * m * n * k,
-            partial(torch.mm, a, b, out=out),
-        )
+        yield f"matrix product {m} x {n} x {k}", "FLOP/s", 2.0 * m * n * k, partial(torch.mm, a, b, out=out)
     # Attention.
     for shape in (_GPU_ATTENTION if on_gpu else _CPU_ATTENTION)[: 1 if few else None]:
         batch, heads, seq, head_dim = shape
         q, k_, v = (torch.randn(shape, device=device).to(kind) for _ in range(3))
         flops = 4.0 * batch * heads * seq * seq * head_dim
-        yield (
-            f"attention {batch} x {heads} heads x {seq} x {head_dim}",
-            "FLOP/s",
-            flops,
-            partial(F.scaled_dot_product_attention, q, k_, v, is_causal=True),
-        )
+        attend = partial(F.scaled_dot_product_attention, q, k_, v, is_causal=True)
+        yield f"attention {batch} x {heads} heads x {seq} x {head_dim}", "FLOP/s", flops, attend
     # Memory bandwidth.
     copied = _COPIED["gpu" if on_gpu else "cpu"]
     source = torch.ones(copied // 4, device=device)

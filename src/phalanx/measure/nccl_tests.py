@@ -34,8 +34,10 @@ def read(text: str, name: str, op: str = "") -> CollectiveFit:
     title = _TEST.search(text)
     collective = _OPS.get(title[1], "") if title else op
     if not collective:
-        problem = "phalanx has no such collective" if title else "does not say which collective it measured"
-        raise InputError("nccl_tests", name, problem, f"give op, one of {', '.join(_OPS.values())}")
+        known = ", ".join(_OPS.values())
+        if title:
+            raise InputError("nccl_tests", name, f"measured {title[1]}", f"phalanx reads tests of {known}")
+        raise InputError("nccl_tests", name, "does not say which collective it measured", f"give op, one of {known}")
     hosts = {int(rank): host for rank, host in _RANK.findall(text)}
     if len(hosts) < 2:
         raise InputError("nccl_tests", name, f"names {len(hosts)} ranks", "keep the lines that begin with # Rank")
@@ -47,18 +49,13 @@ def read(text: str, name: str, op: str = "") -> CollectiveFit:
             try:
                 size, seconds = int(words[0]), float(words[-4]) * 1e-6
             except ValueError:
-                raise InputError(
-                    "nccl_tests",
-                    name,
-                    f"{words[-4][:40]!r} is not a time in µs",
-                    "give the output as all_reduce_perf wrote it",
-                ) from None
+                remedy = "give the output as all_reduce_perf wrote it"
+                raise InputError("nccl_tests", name, f"{words[-4][:40]!r} is not a time in µs", remedy) from None
             if size and 0 < seconds < float("inf"):
                 points.append((size, seconds))
     if len(points) < 2:
-        raise InputError(
-            "nccl_tests", name, f"has {len(points)} lines of times", "measure several sizes: -b 1K -e 1G"
-        )
+        remedy = "measure several sizes: -b 1K -e 1G"
+        raise InputError("nccl_tests", name, f"has {len(points)} lines of times", remedy)
     sizes, seconds_ = zip(*sorted(dict(points).items()), strict=True)
     fit = robust_line(sizes, seconds_)
     return CollectiveFit(

@@ -14,10 +14,10 @@ from pathlib import Path
 _STAT = Path("/proc/stat")
 _STEAL = 8  # index of the word in its first line: clock ticks of all processors (man 5 proc_stat)
 _BUSY = (1, 2, 3, 6, 7)  # user, nice, system, interrupts
-NOTED = 0.02
-"""The share of a machine's processors above which a measurement counts as disturbed."""
-_CROWDED = 0.1  # share of the processors that a measurement needs, and other programs had
-LEAST = 3  # undisturbed rounds that a measurement needs
+NOTABLE_SHARE = 0.02
+"""The stolen share of a machine's processors above which a measurement counts as disturbed."""
+_CROWDED_SHARE = 0.1  # of the processors that a measurement needs, kept busy by other programs: too many
+LEAST_ROUNDS = 3  # undisturbed ones that a measurement needs
 
 
 def stolen_s() -> float:
@@ -29,16 +29,14 @@ def stolen_s() -> float:
 
 
 def stolen_share(stolen: float, seconds: float) -> float:
-    """Return the share of this machine's processors that `stolen` processor seconds make of `seconds`."""
+    """Return the share of this machine's processor time in `seconds` that `stolen` processor seconds are."""
     return stolen / max(seconds, 1e-9) / (os.cpu_count() or 1)
 
 
 @dataclass(frozen=True)
 class TimedRounds:
-    """The rounds of a measurement: the seconds of each, and the share of the machine's processors stolen meanwhile.
-
-    Of several machines, the largest share counts.
-    """
+    """The rounds of a measurement: the seconds of each, and the share of the machine's processors stolen meanwhile
+    (the largest share, if several machines took part)."""
 
     seconds: tuple[float, ...] = ()
     stolen: tuple[float, ...] = ()
@@ -49,12 +47,12 @@ class TimedRounds:
     @property
     def settled(self) -> bool:
         """Whether enough rounds were undisturbed."""
-        return sum(share <= NOTED for share in self.stolen) >= min(LEAST, len(self.stolen))
+        return sum(share <= NOTABLE_SHARE for share in self.stolen) >= min(LEAST_ROUNDS, len(self.stolen))
 
     @property
     def quiet(self) -> list[float]:
         """The seconds of the undisturbed rounds or, if they are too few, of the least disturbed ones."""
-        limit = max([NOTED, *sorted(self.stolen)[:LEAST]])
+        limit = max([NOTABLE_SHARE, *sorted(self.stolen)[:LEAST_ROUNDS]])
         return [s for s, share in zip(self.seconds, self.stolen, strict=True) if share <= limit]
 
 
@@ -69,22 +67,22 @@ def others_s() -> float:
     return busy - sum(os.times()[:4])
 
 
-def crowded(taken: float, needed: int) -> bool:
+def is_crowded(taken: float, needed: int) -> bool:
     """Whether other programs, which keep `taken` processors busy, disturb a measurement that needs `needed`."""
-    return taken - max((os.cpu_count() or 1) - needed, 0) >= _CROWDED * needed
+    return taken - max((os.cpu_count() or 1) - needed, 0) >= _CROWDED_SHARE * needed
 
 
 def quiet_now(needed: int, seconds: float = 0.5) -> bool:
-    """Whether a measurement that needs `needed` processors would have them, by a look of some `seconds`."""
+    """Watch the machine for `seconds`; return whether a measurement on `needed` processors would be undisturbed."""
     stolen, others = stolen_s(), others_s()
     time.sleep(seconds)
-    disturbed = stolen_share(stolen_s() - stolen, seconds) >= NOTED
-    return not disturbed and not crowded((others_s() - others) / seconds, needed)
+    disturbed = stolen_share(stolen_s() - stolen, seconds) >= NOTABLE_SHARE
+    return not disturbed and not is_crowded((others_s() - others) / seconds, needed)
 
 
 class Neighbours:
-    """Whether other programs kept the processors busy since this was made, as one of `ranks` ranks sees it that
-    compute alike, with `threads` threads each."""
+    """Other programs on the machine since this object was made. Each of the `ranks` ranks, of `threads` threads,
+    holds one, and assumes that the other ranks use as much processor time as itself."""
 
     def __init__(self, ranks: int, threads: int) -> None:
         self.ranks, self.needed = ranks, ranks * threads
@@ -92,26 +90,26 @@ class Neighbours:
 
     @property
     def crowd(self) -> bool:
-        """Whether they did."""
+        """Whether they kept processors busy that the ranks needed."""
         of_ranks = (self.ranks - 1) * (time.process_time() - self.own)
         seconds = max(time.monotonic() - self.start, 1e-9)
-        return crowded((others_s() - self.others - of_ranks) / seconds, self.needed)
+        return is_crowded((others_s() - self.others - of_ranks) / seconds, self.needed)
 
 
 @contextmanager
-def noted(announce: Callable[[str], None], needed: int) -> Iterator[list[str]]:
-    """Announce if a measurement that needs `needed` processors lacked processor time inside this context. Yields the
-    reasons, which are there when it ends."""
+def disturbances(announce: Callable[[str], None], needed: int) -> Iterator[list[str]]:
+    """Announce at the end if a measurement on `needed` processors lacked processor time inside this context. Yields
+    the list of reasons, which is filled then."""
     start, before, others = time.monotonic(), stolen_s(), others_s()
     reasons: list[str] = []
     yield reasons
     seconds = max(time.monotonic() - start, 1e-9)
     share = stolen_share(stolen_s() - before, seconds)
     again = "kernels may be measured too slow: measure again when it is quiet (phalanx measure)"
-    if share >= NOTED:
+    if share >= NOTABLE_SHARE:
         reasons.append(f"this virtual machine's host gave {share:.0%} of its processors to others")
     taken = (others_s() - others) / seconds
-    if crowded(taken, needed):
+    if is_crowded(taken, needed):
         reasons.append(f"other programs kept {taken:.1f} of {os.cpu_count() or 1} processors busy")
     for reason in reasons:
         announce(f"note: {reason} meanwhile; {again}")

@@ -14,7 +14,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from phalanx.measure.steal_time import noted, quiet_now
+from phalanx.measure.steal_time import disturbances, quiet_now
 from phalanx.runtime.process.folder import cache_folder
 from phalanx.spec.cluster.spec import ClusterSpec
 from phalanx.spec.documents import read_json, seal
@@ -119,12 +119,8 @@ def local_cluster(
     # Measure, from where an interrupted measurement stopped.
     path = short if quick else full
     if not machine["torch"]:
-        raise InputError(
-            "cluster.preset",
-            "local",
-            "measuring this machine needs torch",
-            "pip install '.[train]' in a checkout, or plan for a preset such as dgx-h100",
-        )
+        remedy = "pip install '.[train]' in a checkout, or plan for a preset such as dgx-h100"
+        raise InputError("cluster.preset", "local", "measuring this machine needs torch", remedy)
     folder.mkdir(exist_ok=True)
     interrupted = path.with_suffix(".kept")
     if interrupted.exists():
@@ -132,9 +128,10 @@ def local_cluster(
             interrupted.unlink()
         else:
             announce("what was measured before the interruption is kept")
-    announce(f"measuring this machine ({ranks} rank{'s' * (ranks > 1)}, {dtype}, {threads} thread each) ...")
+    each = f"{threads} thread{'s' * (threads > 1)} each"
+    announce(f"measuring this machine ({ranks} rank{'s' * (ranks > 1)}, {dtype}, {each}) ...")
     try:
-        with noted(announce, ranks * threads) as reasons:
+        with disturbances(announce, ranks * threads) as reasons:
             rows = _measure(ranks, dtype, threads, quick, interrupted)
     except KeyboardInterrupt:
         if interrupted.exists():
@@ -164,7 +161,7 @@ def _measure(ranks: int, dtype: DType, threads: int, quick: bool, kept: Path) ->
 
 
 def describe(machine: dict[str, Any], ranks: int, dtype: DType, rows: dict[str, Any]) -> dict[str, Any]:
-    """Return the tables of a ClusterSpec from measured `rows` (worker.written)."""
+    """Return the tables of a ClusterSpec from measured `rows` (worker.table_rows)."""
     last = rows["kernels"][-1]
     on_gpu = bool(machine["gpus"])
     # Without a measurement, the link is described by the rate that torch's own all-reduce achieves on it.

@@ -48,7 +48,7 @@ def measure_host(
     """Measure the kernels and collectives of one host's ranks, at each concurrency in `at_once`.
 
     `quick`: in few rounds, and without figures for people. `cache`: a file with the measurements before an
-    interruption, to which new ones are added. Returns rows for the tables of a ClusterSpec (see `written`).
+    interruption, to which new ones are added. Returns rows for the tables of a ClusterSpec (see `table_rows`).
     """
     rank = comm.world.rank
     rates, fits = _read(cache)
@@ -67,7 +67,7 @@ def measure_host(
             parts.begin(f"collectives of {concurrent} ranks")
             fits += collectives.measure_collectives(Comm(world, together.mesh, collectives.SHARED), "world", quick)
             # Passes are timed with the collectives that a run on these ranks will use: decided by rank 0.
-            together = Comm(world, together.mesh, agreed(fits, together))
+            together = Comm(world, together.mesh, agreed_choices(fits, together))
         parts.begin(f"kernels, {concurrent} rank{'s' * (concurrent > 1)} at once")
         # Longest where it matters most: in a run, all ranks compute at once.
         most, fewer = (2, 1) if quick else (6, 3)
@@ -75,12 +75,12 @@ def measure_host(
         over = _all_reduce(fits, concurrent)
         rates.append(kernel_rates(together, ladder, threads, concurrent, over, rounds))
         if cache is not None and rank == 0:
-            write_json(cache, written(rates, fits, ()))
+            write_json(cache, table_rows(rates, fits, ()))
     comm.barrier()
     if quick:
-        return written(rates, fits, [measure_gamma(RealWire(comm))])
+        return table_rows(rates, fits, [measure_gamma(RealWire(comm))])
     parts.begin("products, attention and memory")
-    return written(rates, fits, measure_figures(comm, dtype))
+    return table_rows(rates, fits, measure_figures(comm, dtype))
 
 
 def _read(kept: Path | None) -> tuple[list[KernelRates], list[CollectiveFit]]:
@@ -96,13 +96,14 @@ def _read(kept: Path | None) -> tuple[list[KernelRates], list[CollectiveFit]]:
 
 
 class _Parts:
-    """Parts of a measurement; each announces its start on the rank's status page, and on rank 0 as a line."""
+    """Counts the `count` parts of a measurement, and announces the start of each on the rank's status page and, on
+    rank 0, as a line."""
 
     def __init__(self, comm: Comm, count: int) -> None:
         self.comm, self.count, self.begun = comm, count, 0
 
     def begin(self, part: str) -> None:
-        """Begin a part."""
+        """Announce the start of a part, by its name."""
         self.begun += 1
         self.comm.status.now(f"measuring {part}")
         if self.comm.world.rank == 0:
@@ -121,7 +122,7 @@ def kernel_rates(
     neighbours = Neighbours(concurrent, threads)
 
     def enough() -> bool:
-        return bool(neighbours.crowd if concurrent == 1 else from_first(neighbours.crowd, together))
+        return bool(neighbours.crowd if concurrent == 1 else first_rank_value(neighbours.crowd, together))
 
     points = ladder.points(together.barrier, full.run, rounds, enough)
     fused = device.type == "cuda"
@@ -149,7 +150,7 @@ def measure_figures(comm: Comm, dtype: DType) -> list[Figure]:
     return [*microbenchmarks.measure_figures(dtype, comm.world.device, comm.barrier), measure_gamma(RealWire(comm))]
 
 
-def written(
+def table_rows(
     rates: Sequence[KernelRates], fits: Sequence[CollectiveFit], figures: Sequence[Figure]
 ) -> dict[str, list[dict[str, Any]]]:
     """Return measurements as rows of a ClusterSpec's tables, by table."""
@@ -157,13 +158,13 @@ def written(
     return {name: [asdict(row) for row in rows] for name, rows in parts.items()}
 
 
-def agreed(fits: list[CollectiveFit], comm: Comm) -> tuple[Choice, ...]:
+def agreed_choices(fits: list[CollectiveFit], comm: Comm) -> tuple[Choice, ...]:
     """Return the collective choices that rank 0 derives from its fits, on every rank."""
-    choices: tuple[Choice, ...] = from_first(choose(fits), comm)
+    choices: tuple[Choice, ...] = first_rank_value(choose(fits), comm)
     return choices
 
 
-def from_first(value: Any, comm: Comm) -> Any:
+def first_rank_value(value: Any, comm: Comm) -> Any:
     """Return the first rank's value, on every rank."""
     return broadcast_object(value, worlds.group(comm.ranks("world")))
 

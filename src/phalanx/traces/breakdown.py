@@ -76,17 +76,13 @@ def union(start: Floats, stop: Floats) -> Spans:
     return start[begins], reach[np.concatenate([np.flatnonzero(begins)[1:] - 1, [len(start) - 1]])]
 
 
-def _joined(a: Spans, b: Spans) -> Spans:
-    return union(np.concatenate([a[0], b[0]]), np.concatenate([a[1], b[1]]))
-
-
 def _length(spans: Spans) -> float:
     return float((spans[1] - spans[0]).sum())
 
 
 def breakdown(trace: RankTrace, axis_of: AxisOf, step_s: float | None = None) -> Breakdown:
-    """Charge the instants of a rank's steps to parts. `step_s`: seconds of a step from elsewhere, for a trace that
-    does not mark its steps."""
+    """Return a rank's mean step, with every instant charged to a part. `step_s`: seconds of a step as known from
+    elsewhere, for a trace that does not mark its steps."""
     busy = trace.on_device
     begin, end, steps, times, notes = _window(trace, busy, step_s)
     start, stop = np.clip(trace.start, begin, end), np.clip(trace.stop, begin, end)
@@ -96,10 +92,11 @@ def breakdown(trace: RankTrace, axis_of: AxisOf, step_s: float | None = None) ->
     parts: dict[str, float] = {}
 
     def charge(name: str, mask: npt.NDArray[np.bool_], begins: Floats = start) -> float:
-        """Charge to a part what it covers and no earlier part did."""
+        """Charge to a part the instants of the masked activities that no earlier part covers; return its seconds of
+        a step."""
         nonlocal covered
-        before = _length(covered)
-        covered = _joined(covered, union(begins[mask & inside], stop[mask & inside]))
+        before, own = _length(covered), mask & inside
+        covered = union(np.append(covered[0], begins[own]), np.append(covered[1], stop[own]))
         seconds = (_length(covered) - before) / steps
         if seconds > 0:
             parts[name] = parts.get(name, 0.0) + seconds
@@ -123,14 +120,8 @@ def breakdown(trace: RankTrace, axis_of: AxisOf, step_s: float | None = None) ->
         own = waiting.any() and not issued.any()
         calls = of_axis if own else issued
         active = _length(union(start[of_axis], stop[of_axis])) / steps
-        uses[name] = AxisUse(
-            float(calls.sum()) / steps,
-            float(sizes[trace.call[calls]].sum()) / steps,
-            active,
-            exposed[name],
-            0.0,
-            active,
-        )
+        moved = float(sizes[trace.call[calls]].sum()) / steps
+        uses[name] = AxisUse(float(calls.sum()) / steps, moved, active, exposed[name], 0.0, active)
     for part in IDLE:
         charge(part, kind == KINDS.index(part))
     gaps = np.append(covered[0], end) - np.append(begin, covered[1])
@@ -171,14 +162,8 @@ def _window(
     count = int(updates.sum())
     if count > 1:
         begin, end = float(trace.stop[updates].min()), float(trace.stop[updates].max())
-        times = np.diff(np.sort(trace.stop[updates]))
-        return (
-            begin,
-            end,
-            count - 1,
-            tuple(times.tolist()),
-            ("marks no steps; from optimizer step to optimizer step",),
-        )
+        times = tuple(np.diff(np.sort(trace.stop[updates])).tolist())
+        return begin, end, count - 1, times, ("marks no steps; from optimizer step to optimizer step",)
     if step_s:
         count = max(1, round((last - first) / step_s))
         return first, last, count, (), (f"marks no steps; taken as {count} of {step_s:.3g} s",)
@@ -186,7 +171,7 @@ def _window(
 
 
 def _with_optimizer(trace: RankTrace, busy: npt.NDArray[np.bool_]) -> npt.NDArray[np.int8]:
-    """Return the kinds of activities; within an optimizer's annotation they are the optimizer's."""
+    """Return the kind of each activity; products and memory passes within an optimizer's annotation are its own."""
     spans = trace.of("optimizer", "span")
     if not spans.any():
         spans = trace.of("optimizer", "host")
@@ -199,8 +184,8 @@ def _with_optimizer(trace: RankTrace, busy: npt.NDArray[np.bool_]) -> npt.NDArra
     return np.where(busy & during & plain, KINDS.index("optimizer"), trace.kind).astype(np.int8)
 
 
-def compared(traces: Sequence[RankTrace], parts: Sequence[Breakdown], axis_of: AxisOf) -> list[Breakdown]:
-    """Return the ranks' steps with the waiting for other ranks, from collectives that the traces have in common.
+def with_waiting(traces: Sequence[RankTrace], parts: Sequence[Breakdown], axis_of: AxisOf) -> list[Breakdown]:
+    """Return the ranks' breakdowns with the waiting for other ranks, from collectives that the traces have in common.
 
     Calls of the same axis, operation and bytes are matched by their order; where their numbers differ, not at all."""
     durations = [_calls_by_kind(trace, axis_of) for trace in traces]
@@ -255,11 +240,10 @@ def _calls_by_kind(trace: RankTrace, axis_of: AxisOf) -> dict[_Key, Floats]:
 
 
 def _groups_of(having: list[int], key: _Key, traces: Sequence[RankTrace]) -> list[list[int]]:
-    """Return the traces of each group: of the ranks that the call names, or all where it names none."""
+    """Return the groups of traces, by index, that ran the call together, of those in `having`: the ranks that the
+    call names, or all where it names none."""
     ranks = key[3]
-    if not ranks:
-        return [having]
-    return [[i for i in having if traces[i].rank in ranks]]
+    return [[i for i in having if not ranks or traces[i].rank in ranks]]
 
 
 def spread(parts: Mapping[int, float]) -> tuple[int, float]:

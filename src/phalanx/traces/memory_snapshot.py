@@ -27,7 +27,7 @@ class MemoryUse:
     """Both at the snapshot."""
     peak_allocated_bytes: int
     peak_reserved_bytes: int
-    """In what the snapshot remembers."""
+    """Both over the actions that the snapshot remembers."""
     failures: int
     """Allocations that failed."""
     largest: tuple[tuple[str, int], ...]
@@ -36,7 +36,7 @@ class MemoryUse:
 
 _CHANGES = {"alloc": (1, 0), "free_completed": (-1, 0), "segment_alloc": (0, 1), "segment_free": (0, -1)}
 _CHANGES |= {"segment_map": (0, 1), "segment_unmap": (0, -1)}
-"""By action: what of its size is added to the allocated and the reserved bytes."""
+"""Signs with which an action's size is added to the allocated and to the reserved bytes."""
 
 
 def read(path: Path) -> list[MemoryUse]:

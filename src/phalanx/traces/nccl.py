@@ -23,8 +23,7 @@ class InspectedCollective:
     ranks: int
     nodes: int
     bytes: int
-    """As the inspector's message size: the send buffer of all-gather, the receive buffer of reduce-scatter, times the
-    ranks: the gathered buffer."""
+    """The inspector's message size; of all-gather and reduce-scatter times the ranks: the gathered buffer."""
     calls: int
     seconds: float
     """The median of a call."""
@@ -41,7 +40,7 @@ class NcclLog:
 
     @property
     def cautions(self) -> list[str]:
-        """What is slower than the machine allows, by the transports."""
+        """Warnings of transports that are slower than the machine allows."""
         said = []
         if self.links.get("NET/Socket"):
             said.append("NCCL goes over sockets between nodes (NET/Socket): is the plugin or libibverbs missing?")
@@ -73,8 +72,8 @@ def is_dump(head: str) -> bool:
 
 
 def read_dump(lines: Iterable[str]) -> tuple[list[InspectedCollective], int]:
-    """Return the collectives of a dump, by operation, group and bytes, and the number of lines that measure none: of
-    one rank, nothing is sent."""
+    """Return the collectives of a dump, by operation, group and bytes, and the number of lines that could not be
+    used, such as a collective of a single rank, which sends nothing."""
     times: dict[tuple[str, int, int, int], list[float]] = {}
     header: dict[str, Any] = {}
     odd = 0

@@ -24,8 +24,8 @@ KINDS = (
     *("communication", "attention", "experts", "products", "copy", "memory", "forward", "backward"),
     *("step", "optimizer", "loading", "checkpoint", "allocation", "launch", "waiting"),
 )
-"""waiting: a rank's own record of a collective that blocks it; forward, backward: passes of a unit, of a trace that
-does not know operators."""
+"""waiting: a rank's own record of a collective that blocks it; forward, backward: passes of a unit, in a trace that
+does not record operators."""
 WHERE: tuple[Where, ...] = ("device", "op", "host", "span")
 """device: kernels; op: operators on the CPU; host: annotations and calls of the driver; span: a device's
 annotations."""
@@ -71,7 +71,7 @@ class RankTrace:
     """What could not be used, in words."""
 
     def of(self, kind: str, where: Where | None = None) -> npt.NDArray[np.bool_]:
-        """Return which activities are of a kind."""
+        """Return the mask of the activities of a kind, and of a place if given."""
         mask: npt.NDArray[np.bool_] = self.kind == KINDS.index(kind)
         return mask if where is None else mask & (self.where == WHERE.index(where))
 
@@ -86,7 +86,7 @@ class RankTrace:
 
 @dataclass
 class TraceColumns:
-    """A RankTrace while it is read."""
+    """Growing columns of activities, from which RankTraces are made."""
 
     start: array[float] = field(default_factory=lambda: array("d"))
     stop: array[float] = field(default_factory=lambda: array("d"))
@@ -146,7 +146,7 @@ def _rows() -> tuple[tuple[int, frozenset[str], re.Pattern[str]], ...]:
 
 @cache
 def kind_of(name: str, where: Where) -> int:
-    """Return the kind of an activity, as an index into KINDS; -1 for what is of no interest."""
+    """Return the kind of an activity, as an index into KINDS; -1 if it is of no interest."""
     return next((kind for kind, of, pattern in _rows() if where in of and pattern.search(name)), -1)
 
 
