@@ -16,7 +16,7 @@ from phalanx.cost.memory.pass_sizes import PassSizes
 from phalanx.cost.memory.passes import BlockWalk
 from phalanx.cost.step.expand import expand
 from phalanx.cost.step.predict import predict
-from phalanx.observation.diff import differences, exactly, memory_differences
+from phalanx.observation.diff import differences, identical, memory_differences
 from phalanx.observation.trainer.step import record_step
 from phalanx.schedule.event import Event
 from phalanx.schedule.layers.routing import balanced, most, routed
@@ -157,7 +157,7 @@ def test_steps_are_as_predicted(name: str, strategy: Strategy) -> None:
             expand(Layout(model, job, strategy).rank_view(rank)),
             record_step(model, job, strategy, rank),
         )
-        assert list(map(str, differences(program.events, recorded.events, exactly))) == []
+        assert list(map(str, differences(program.events, recorded.events, identical))) == []
         assert list(map(str, memory_differences(program, recorded.events, recorded.memory))) == []
         assert recorded.unawaited == ()
 
@@ -167,7 +167,7 @@ def test_mixtral_on_many_ranks_is_as_predicted() -> None:
     job = Job(global_batch=128, seq=4096, precision=BF16)
     s = Strategy(dp=16, tp=4, sp=True, ep=8, zero=1, recompute="every:2")
     program, recorded = expand(Layout(model, job, s).rank_view(0)), record_step(model, job, s, 0)
-    assert list(differences(program.events, recorded.events, exactly)) == []
+    assert list(differences(program.events, recorded.events, identical)) == []
     assert list(memory_differences(program, recorded.events, recorded.memory)) == []
 
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from phalanx.nn.experts import routing
 from phalanx.nn.experts.routing import Losses
-from phalanx.observation.parity.parity import first_flip, tied
+from phalanx.observation.parity.parity import first_flip, near_ties
 from phalanx.schedule.layers.routing import balanced, most
 from phalanx.spec.errors import InputError
 from phalanx.spec.model.mechanisms import Experts
@@ -136,8 +136,8 @@ def test_even_choices_are_as_many_as_counted(tokens: int, capacity: float | None
 def test_a_flip_is_a_near_tie_where_a_score_hangs_on_little() -> None:
     x = Experts(4, 2, 8)
     p = torch.tensor([[0.4, 0.3, 0.2, 0.1], [0.4, 0.25, 0.25 * (1 + 1e-7), 0.1]])
-    assert tied(p, x, None) == 1
-    assert tied(p, x, torch.tensor([0.0, 0.1, 0.0, 0.0])) == 0
+    assert near_ties(p, x, None) == 1
+    assert near_ties(p, x, torch.tensor([0.0, 0.1, 0.0, 0.0])) == 0
     truth, ours = LayerLoad(3, (2, 1, 1, 0), 0, 0.0, 0.0), LayerLoad(3, (2, 2, 0, 0), 0, 0.0, 0.0)
     assert "1 choice in block 3" in first_flip([ours], [truth], {3: [(p, None)]}, x)
     assert not first_flip([truth], [truth], {3: [(p, None)]}, x)

@@ -16,17 +16,17 @@ from phalanx.observation.diff import (
     Difference,
     RecordedMemory,
     differences,
-    exactly,
+    identical,
     largest_deviation,
     memory_differences,
     slack,
-    unawaited,
+    unawaited_collectives,
 )
 from phalanx.observation.rank_classes import (
     END,
     SECOND_MICRO_BATCH,
     WANTED_STEP,
-    Alike,
+    MatchedRank,
     classes,
     observe_classes,
     peers_of,
@@ -112,14 +112,14 @@ def test_what_depends_on_data_is_compared_only_exactly() -> None:
     routed = replace(_RUN[0], routed=True)
     recorded = [replace(bound, bytes=bound.bytes - 1), replace(routed, flops=99)]
     assert not list(differences([bound, routed], recorded))
-    found = [d.aspect for d in differences([bound, routed], recorded, exactly)]
+    found = [d.aspect for d in differences([bound, routed], recorded, identical)]
     assert found == ["collectives over dp", "FLOPs of F blocks.0"]
 
 
 def test_collectives_that_nobody_awaits() -> None:
-    assert not list(unawaited([]))
+    assert not list(unawaited_collectives([]))
     for names, said in ((["a"], "none for a"), (["a", "b", "c"], "none for a, nor for 2 more")):
-        assert list(unawaited(names)) == [Difference("waits", "for every collective", said)]
+        assert list(unawaited_collectives(names)) == [Difference("waits", "for every collective", said)]
 
 
 def test_live_bytes_are_compared_in_the_order_of_the_step() -> None:
@@ -265,10 +265,10 @@ class _Pipelines:
         nothing: Any = ((), 0, (), 1, (), {}, (), ())
         return RankObservation(rank, 1, "", 2, tuple(map(Observed, sent)), {}, {}, peak, "F", "", *nothing)
 
-    def observe_or_match(self, rank: int, like: int | None = None) -> RankObservation | Alike:
+    def observe_or_match(self, rank: int, like: int | None = None) -> RankObservation | MatchedRank:
         self.likes[rank] = like
         seen = self.observe(rank)
-        return seen if self.short else Alike(rank - rank % self.each, peers_of(seen))
+        return seen if self.short else MatchedRank(rank - rank % self.each, peers_of(seen))
 
 
 @pytest.mark.parametrize(

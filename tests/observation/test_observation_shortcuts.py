@@ -23,9 +23,10 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.pipelining import PipelineStage, schedules
 
 from phalanx.observation.fake import calls
-from phalanx.observation.fake.calls import answered, uncompiled
-from phalanx.observation.fake.remembered import Remembered
-from phalanx.observation.fake.values import _as_numbers, half
+from phalanx.observation.fake.calls import stated_answers, uncompiled
+from phalanx.observation.fake.result_cache import ResultCache
+from phalanx.observation.fake.values import _as_numbers
+from phalanx.observation.fake.values import half_selected as half
 from phalanx.observation.observe import observe
 from phalanx.observation.program import pipelines
 from phalanx.observation.program.processes import Processes
@@ -86,7 +87,7 @@ def _described(out: Any, args: tuple[Any, ...]) -> Any:
 
 def test_remembered_results_equal_those_of_torch() -> None:
     with FakeTensorMode() as fake:
-        remembered = Remembered(fake)
+        remembered = ResultCache(fake)
         remembered.recipes.clear()  # of other steps in this process
         for (name, (func, arguments)), _ in itertools.product(CALLS.items(), range(3)):
             args, others = arguments(), arguments()
@@ -132,12 +133,14 @@ def _observed(log: str, smaller: int | None, micro_batches: int, shortcuts: bool
     def in_full(self: Processes, rank: int, like: int | None = None) -> RankObservation:
         return self.observe(rank)
 
-    def run(self: Remembered, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], tensors: list[Tensor]) -> Any:
+    def run(
+        self: ResultCache, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], tensors: list[Tensor]
+    ) -> Any:
         return func(*args, **kwargs)
 
     if shortcuts:
         return observe(lambda: _staged(log, smaller, micro_batches), world=4)
-    with patch.object(Processes, "observe_or_match", in_full), patch.object(Remembered, "run", run):
+    with patch.object(Processes, "observe_or_match", in_full), patch.object(ResultCache, "run", run):
         return observe(lambda: _staged(log, smaller, micro_batches), world=4)
 
 
@@ -271,11 +274,20 @@ def test_of_what_values_select_there_is_half_rounded_up() -> None:
     with FakeTensorMode():
         few = torch.empty(7, dtype=torch.int64)
         mask, table = few > 2, torch.empty(7, 3)
-        selected = [half(aten.nonzero.default, (mask,), {}), half(aten.masked_select.default, (few, mask), {})]
-        selected += [half(aten.index.Tensor, (table, [mask]), {}), *half(aten._unique2.default, (few,), {})]
+        selected = [
+            half(aten.nonzero.default, (mask,), {}),
+            half(aten.masked_select.default, (few, mask), {}),
+        ]
+        selected += [
+            half(aten.index.Tensor, (table, [mask]), {}),
+            *half(aten._unique2.default, (few,), {}),
+        ]
         assert [tuple(t.shape) for t in selected] == [(4, 1), (4,), (4, 3), (4,), (7,), (4,)]
         counts = [half(aten.bincount.default, (few, None, least), {}) for least in (0, 5)]
-        counts += [half(aten.bincount.default, (few,), {"minlength": 6}), half(aten.bincount.default, (few,), {})]
+        counts += [
+            half(aten.bincount.default, (few,), {"minlength": 6}),
+            half(aten.bincount.default, (few,), {}),
+        ]
         assert [len(t) for t in counts] == [1, 5, 6, 1]
         assert half(aten.mm.default, (table, table), {}) is NotImplemented
 
@@ -344,7 +356,7 @@ def test_what_is_compiled_is_run_as_written() -> None:
 def test_a_tensor_without_content_answers_and_says_so(tmp_path: Path) -> None:
     answers: list[tuple[str, str]] = []
     notes: list[str] = []
-    with FakeTensorMode(), answered(lambda *said: answers.append(said), notes.append):
+    with FakeTensorMode(), stated_answers(lambda *said: answers.append(said), notes.append):
         x = torch.ones(2, 3)
         assert (x.tolist(), x.numpy().tolist()) == ([[1.0] * 3] * 2,) * 2
         assert x[1].data_ptr() == x.data_ptr() + 12 == x.untyped_storage().data_ptr() + 12 > 12

@@ -15,7 +15,7 @@ from support.strategies import OPTIMIZERS, ORDERS, TRANSPORTS, cases
 
 from phalanx.cost.step.expand import expand
 from phalanx.observation.parity.outer_oracle import _Meeting
-from phalanx.observation.parity.parity import BOUND, BOUNDS, tied
+from phalanx.observation.parity.parity import BOUND, BOUNDS, near_ties
 from phalanx.planning.lookup import model_named
 from phalanx.runtime.comm.transport import Handle
 from phalanx.schedule.layout import Layout
@@ -188,7 +188,9 @@ def test_a_choice_is_near_a_tie_where_a_change_of_the_bound_turns_it() -> None:
     for bounds, near in ((1.5, True), (2.5, False), (100, False)):
         scores = torch.full((64, experts.count), 0.01, dtype=torch.float64)
         scores[:, 0], scores[:, 1], scores[:, 2] = 0.4, 0.2, 0.2 * (1 - bounds * BOUND)
-        assert tied(scores, experts, None) > 48 if near else tied(scores, experts, None) == 0  # changes are drawn
+        assert (
+            near_ties(scores, experts, None) > 48 if near else near_ties(scores, experts, None) == 0
+        )  # changes are drawn
 
 
 def test_the_collectives_of_ranks_in_one_process() -> None:

@@ -25,11 +25,11 @@ from phalanx.answers.plan import decide
 from phalanx.cost.step.expand import expand
 from phalanx.observation.diff import memory_differences, slack
 from phalanx.observation.fake import world
-from phalanx.observation.fake.remembered import Remembered
+from phalanx.observation.fake.result_cache import ResultCache
 from phalanx.observation.steady_state import SteadyState
 from phalanx.observation.trainer.pipeline import PassRecord
 from phalanx.observation.trainer.step import record_cut_step, record_step
-from phalanx.observation.trainer.verify import Verified, verify
+from phalanx.observation.trainer.verify import ProvedClass, verify
 from phalanx.observation.unobservable import Unsteady
 from phalanx.runtime.data_parallel import engine, zero3
 from phalanx.runtime.tracing import host_values
@@ -107,7 +107,7 @@ def test_remembered_results_change_no_record(examples: int) -> None:
     def equal(case: tuple[ModelSpec, Job, Strategy]) -> None:
         with pytest.MonkeyPatch.context() as patch:
             ours = record_step(*case, rank=0)
-            patch.setattr(Remembered, "run", lambda self, func, args, kwargs, tensors: func(*args, **kwargs))
+            patch.setattr(ResultCache, "run", lambda self, func, args, kwargs, tensors: func(*args, **kwargs))
             assert record_step(*case, rank=0) == ours
 
     equal()
@@ -138,7 +138,7 @@ def _replace(patch: pytest.MonkeyPatch, target: Any, name: str, fault: Callable[
     patch.setattr(target, name, lambda self, *args, **kwargs: fault(original, self, *args, **kwargs))
 
 
-def _broken(strategy: str, target: Any, name: str, fault: Callable[..., Any]) -> Verified:
+def _broken(strategy: str, target: Any, name: str, fault: Callable[..., Any]) -> ProvedClass:
     """Verify with a method replaced by `fault`, which takes the original before its arguments."""
     with pytest.MonkeyPatch.context() as patch:
         _replace(patch, target, name, fault)

@@ -22,7 +22,7 @@ from phalanx.runtime.tracing.instrument import instrument
 from phalanx.schedule.generation import BatchingPolicy, Request, pages_of
 from phalanx.spec.errors import InputError
 from phalanx.spec.model.spec import ModelSpec, Parameter, buffers, parameters
-from phalanx.spec.strategy.generation import require_generation, served
+from phalanx.spec.strategy.generation import require_generation, serving_model
 from phalanx.spec.strategy.mesh import mesh
 from phalanx.spec.strategy.spec import Strategy, divisors
 from support.strategies import mixed, models, with_experts
@@ -51,7 +51,7 @@ class Drawn:
 
 
 def _whole(model: ModelSpec) -> Decoder:
-    decoder, weights = Decoder(served(model), torch.float64), Drawn(model)
+    decoder, weights = Decoder(serving_model(model), torch.float64), Drawn(model)
     with torch.no_grad():
         for p in parameters(model):
             decoder.get_parameter(p.fqn).copy_(weights.slice(p.fqn, 0, p.numel).view(p.shape))

@@ -19,7 +19,7 @@ from phalanx.runtime.model_parallel.tensor import TensorParallel
 from phalanx.runtime.process.environment import World
 from phalanx.schedule.layers.context import context
 from phalanx.spec.job import Job
-from phalanx.spec.model.blocks.lowering import scans
+from phalanx.spec.model.blocks.lowering import has_recurrence
 from phalanx.spec.model.spec import ModelSpec, parameters
 from phalanx.spec.strategy.mesh import mesh
 from phalanx.spec.strategy.spec import Strategy
@@ -35,7 +35,7 @@ class Part:
         rank = comm.world.rank
         self.job, self.inner = job, LayerComm(comm)
         place = Split(spec, s.tp, comm.mesh.place(rank)["tp"], s.sp)
-        self.context = replace(context(s, comm.mesh, rank, job.seq), scans=scans(spec))
+        self.context = replace(context(s, comm.mesh, rank, job.seq), scans=has_recurrence(spec))
         tp = TensorParallel(self.inner, place) if s.tp > 1 else None
         cp = ContextParallel(self.inner, self.context, job.documents == "packed") if s.cp > 1 else None
         self.model: Decoder = create(place.local, DTYPES[job.precision.compute], comm.world.device, tp=tp, cp=cp)

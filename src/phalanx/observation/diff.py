@@ -42,7 +42,7 @@ class Difference:
 Same = Callable[[Event, Event], bool]
 
 
-def exactly(a: Event, b: Event) -> bool:
+def identical(a: Event, b: Event) -> bool:
     """Whether two events agree to the byte, even if gradients decide how much is sent, so that bytes are a bound."""
     return a.identity == b.identity
 
@@ -59,7 +59,7 @@ def differences(
         for difference in _first(f"collectives over {axis}", ours, theirs, same):
             alike = False
             yield difference
-    for difference in _first(PASSES, _passes(predicted), _passes(recorded), exactly):
+    for difference in _first(PASSES, _passes(predicted), _passes(recorded), identical):
         alike = False
         yield difference
     if alike:
@@ -68,7 +68,7 @@ def differences(
             ours, theirs = ([e for e in side if compared(e)] for side in (predicted, recorded))
             yield from _first(aspect, ours, theirs, same)
     expected, actual = flops_per_unit(predicted), flops_per_unit(recorded)
-    routed = {(e.phase, e.unit) for e in predicted if e.kind == "compute" and e.routed and same is not exactly}
+    routed = {(e.phase, e.unit) for e in predicted if e.kind == "compute" and e.routed and same is not identical}
     for key in dict.fromkeys((*expected, *actual)):
         if key in routed:  # they depend on where the router sends tokens
             continue
@@ -80,8 +80,8 @@ def differences(
 PASSES = "passes"
 
 
-def unawaited(names: Sequence[str]) -> Iterator[Difference]:
-    """Yield a difference if there are collectives that were never waited for."""
+def unawaited_collectives(names: Sequence[str]) -> Iterator[Difference]:
+    """Yield a difference if there are names, of collectives that were never waited for."""
     if names:
         others = f", nor for {len(names) - 1} more" if len(names) > 1 else ""
         yield Difference("waits", "for every collective", f"none for {names[0]}{others}")
@@ -112,7 +112,7 @@ class RecordedMemory:
 
 
 def slack(program: StepProgram) -> int:
-    """Return the number of bytes by which recorded live bytes may differ from the program's."""
+    """Return the bytes by which recorded live bytes may differ from the program's."""
     return SLACK_BYTES + program.state.scratch + int(SLACK * program.peak_bytes)
 
 

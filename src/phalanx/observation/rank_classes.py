@@ -1,6 +1,6 @@
 """Classes of ranks: ranks whose steps cannot differ form a class, and one of them is examined for all.
 
-Of our own strategies the classes are known in advance (`classes`): ranks of a data-parallel, tensor-parallel or ring
+The classes of our own strategies are known in advance (`classes`): ranks of a data-parallel, tensor-parallel or ring
 group issue the same events with other peers. They differ in
 
     shards      where a bucket is padded to equal shards, the last ones hold fewer elements or none: full shards and
@@ -11,7 +11,7 @@ group issue the same events with other peers. They differ in
 An optimizer that needs whole matrices sends other bytes from every rank, by the matrices that it owns: of a class the
 bytes of one rank are examined, and all are cut by the same function (schedule/gradients/whole_matrices.py).
 
-Of an unknown program the classes are found by following its messages (`observe_classes`). Ranks that send each other
+The classes of an unknown program are found by following its messages (`observe_classes`). Ranks that send each other
 messages (pipelines, rings) may do different work; ranks of one group of collectives do the same, but for uneven
 shards. So rank 0 is observed, then every rank that it exchanges messages with, directly or through others; and the
 same from the last rank, which holds the smallest shards. Ranks that did the same are a class.
@@ -33,7 +33,7 @@ from phalanx.schedule.layout import Layout, RankView
 from phalanx.schedule.observation import RankObservation
 
 SECOND_MICRO_BATCH, WANTED_STEP, END = range(3)
-"""Places where an observed rank pauses, or up to which it may go."""
+"""Places in an observed program where a rank may pause, in the order in which it reaches them."""
 _MOST = 128
 """The most ranks that are observed to find classes."""
 
@@ -83,7 +83,7 @@ _EXPERTS = ("full shards of experts", "shards of experts with padding")
 
 
 @dataclass(frozen=True)
-class Alike:
+class MatchedRank:
     """A rank whose step before the wanted one equals that of `rank`, which was observed in full; `peers`: the ranks
     that it exchanged messages with."""
 
@@ -100,9 +100,9 @@ class RankObserver(Protocol):
     def observe(self, rank: int) -> RankObservation:
         """Return what a rank did."""
 
-    def observe_or_match(self, rank: int, like: int | None = None) -> RankObservation | Alike:
-        """Return what a rank did, or Alike if it equals a rank that was observed; `like` is that rank if their first
-        micro-batches are equal."""
+    def observe_or_match(self, rank: int, like: int | None = None) -> RankObservation | MatchedRank:
+        """Return what a rank did, or MatchedRank if it equals a rank that was observed; `like` is that rank if their
+        first micro-batches are equal."""
 
 
 def observe_classes(ranks: RankObserver, world: int) -> tuple[RankObservation, ...]:
@@ -120,10 +120,10 @@ def observe_classes(ranks: RankObserver, world: int) -> tuple[RankObservation, .
         nonlocal distance
         like = rank - distance if distance is not None else None
         seen = ranks.observe_or_match(rank, like if like in first else None)
-        if rank == world - 1 and isinstance(seen, Alike):
+        if rank == world - 1 and isinstance(seen, MatchedRank):
             distance = rank - seen.rank
-        last[rank] = ranks.observe(seen.rank) if isinstance(seen, Alike) else seen
-        return seen.peers if isinstance(seen, Alike) else peers_of(seen)
+        last[rank] = ranks.observe(seen.rank) if isinstance(seen, MatchedRank) else seen
+        return seen.peers if isinstance(seen, MatchedRank) else peers_of(seen)
 
     def begin(rank: int) -> None:
         ranks.start(rank, WANTED_STEP if distance is None else SECOND_MICRO_BATCH)

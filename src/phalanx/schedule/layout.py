@@ -22,7 +22,7 @@ from phalanx.schedule.layers.routing import Routed, routed
 from phalanx.schedule.pipeline import stages
 from phalanx.schedule.pipeline.actions import Action, PipelineSchedule
 from phalanx.spec.job import Job
-from phalanx.spec.model.blocks.lowering import architecture, block_of, scans
+from phalanx.spec.model.blocks.lowering import architecture, block_of, has_recurrence
 from phalanx.spec.model.blocks.operators import Attend, Router
 from phalanx.spec.model.spec import ModelSpec, StageSpec, chunks, units
 from phalanx.spec.strategy.mesh import Mesh, mesh
@@ -169,7 +169,7 @@ class RankView:
     def context(self) -> Context:
         """The rank's part of every sequence."""
         index = 0 if self.rank is None else self.mesh.place(self.rank)["cp"]
-        return Context(self.job.seq, self.strategy.ring, self.strategy.ulysses, index, scans(self.model))
+        return Context(self.job.seq, self.strategy.ring, self.strategy.ulysses, index, has_recurrence(self.model))
 
     @property
     def tokens(self) -> int:

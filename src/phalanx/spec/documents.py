@@ -46,7 +46,7 @@ def read_text(path: Path, field: str, largest: int = LARGEST) -> str:
 
 
 def version_of(path: Path) -> tuple[int, int]:
-    """Return what tells an edited file from the one that was read: its time and size, zeros if it is gone."""
+    """Return a file's time of modification (ns) and size (bytes), which an edit changes; zeros if it is gone."""
     try:
         status = path.stat()
     except OSError:

@@ -22,7 +22,7 @@ class InputError(ValueError):
         super().__init__("".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in line))
 
     def __reduce__(self) -> tuple[type[InputError], tuple[str, object, str, str]]:
-        """Let another process raise it again: an exception is made from its message alone else."""
+        """Let another process raise it again: by default an exception is unpickled from its message alone."""
         return type(self), (self.field, self.value, self.reason, self.remedy)
 
 
@@ -38,8 +38,7 @@ def _short(value: object) -> str:
 
 
 def _cut(text: str, most: int) -> str:
-    """Shorten a text to `most` characters by leaving out some near its start: the end of a path is the most
-    specific."""
+    """Shorten a text to `most` characters by leaving some out after its first quarter: a path's end says most."""
     return text if len(text) <= most else f"{text[: most // 4]}...{text[most // 4 + 3 - most :]}"
 
 

@@ -226,21 +226,13 @@ class Train:
             known = nearest(self.transport, ("auto", *get_args(Transport), "FILE.json"))
             raise InputError("train.transport", self.transport, "is not a transport", known)
         if self.warmup >= self.steps and self.warmup:
-            raise InputError(
-                "train.warmup",
-                self.warmup,
-                f"leaves no step of train.steps = {self.steps} after the warm-up",
-                "use fewer",
-            )
+            reason = f"leaves no step of train.steps = {self.steps} after the warm-up"
+            raise InputError("train.warmup", self.warmup, reason, "use fewer")
         if not self.data:
             raise InputError("train.data", self.data, "is empty", "name a text file, a folder, or austen")
         if self.lr_scaling != "none" and not self.lr_base_batch:
-            raise InputError(
-                "train.lr_scaling",
-                self.lr_scaling,
-                "needs the batch that lr was tuned for",
-                "set train.lr_base_batch (sequences)",
-            )
+            remedy = "set train.lr_base_batch (sequences)"
+            raise InputError("train.lr_scaling", self.lr_scaling, "needs the batch that lr was tuned for", remedy)
         if self.name:
             require_folder_name("train.name", self.name)
 

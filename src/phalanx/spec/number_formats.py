@@ -48,7 +48,7 @@ class NumberFormat:
     since: tuple[int, int] | None
     """Minimum CUDA compute capability of our products in it; None: not supported."""
     multiple: int
-    """Granule of the row length of operands and results of its products."""
+    """Number that the row lengths of operands and results of its products must be multiples of."""
     priced_as: str | None
     """Format whose fitted price applies to its products; None: no price."""
     computes: bool

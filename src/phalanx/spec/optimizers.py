@@ -22,7 +22,7 @@ class UpdateRule:
     moments: tuple[str, ...]
     """Tensors of state in addition to the master, of its type and shape, by torch's names."""
     needs_momentum: bool
-    """Whether they exist only if the momentum is positive."""
+    """Whether the moments exist only if the momentum is positive."""
     counts_steps: bool
     """Whether each tensor has a step count."""
     iterations: int
@@ -41,7 +41,7 @@ class UpdateRule:
         return self.iterations * (4 * n * n * w + 2 * n**3)
 
     def held(self, momentum: float) -> tuple[str, ...]:
-        """Return the number of moments that exist with this momentum."""
+        """Return the names of the moments that exist with this momentum."""
         return self.moments if momentum or not self.needs_momentum else ()
 
     def passes(self, momentum: float) -> int:
@@ -123,7 +123,7 @@ class OuterOptimizer:
     nesterov: bool = True
     """Whether the momentum is Nesterov's. Has no effect without momentum."""
     fragments: Annotated[int, Range(1, 10**4)] = 1
-    """Parts of the model, each of neighbouring blocks, that synchronise in turn, each once in strategy.local steps
+    """Parts of the model, of neighbouring blocks, that synchronise in turn, each once in strategy.local steps
     (Streaming DiLoCo, Douillard et al. 2025)."""
     delay: Annotated[int, Range(0, 10**6)] = 0
     """Steps that replicas take between sending a fragment's changes and applying their mean."""
@@ -148,12 +148,12 @@ class OuterOptimizer:
         return self.applied(step + self.delay, local) if step + self.delay < local else None
 
     def cover(self, compressed: bool) -> int:
-        """Return the steps, once in `local`, behind which changes travel. Compressed ones have arrived when the step
-        that sends them ends: they travel in turns, coded in between."""
+        """Return the number of steps, of `local`, whose compute hides the travel of changes. Compressed changes hide
+        behind none: they have arrived when the step that sends them ends."""
         return 0 if compressed else self.delay * self.fragments
 
     def last_sent(self, local: int) -> int:
-        """Return the last of `local` steps that sends changes: the one that programs and records are of."""
+        """Return the last of `local` steps, from 0, that sends changes: the one in StepPrograms and records."""
         return max(local, 1) - 1 - self.delay
 
 

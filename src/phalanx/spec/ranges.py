@@ -92,7 +92,7 @@ _SINGLE = (int, float, str)
 def require_ranges(record: Any, record_name: str) -> None:
     """Require that the fields of a record are in their declared ranges; None is in every range.
 
-    `record_name` names the record in messages. Raises InputError for `where.field`.
+    `record_name` names the record in messages. Raises InputError for `record_name.field`.
     """
     for name, rule in _rules(record.__class__):
         value = getattr(record, name)

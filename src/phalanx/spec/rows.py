@@ -23,8 +23,8 @@ _MIB = 2**20
 
 
 class Rows(Mapping[str, T]):
-    """The rows of a file by name, in its order. `make` makes a row of its name and its table; `among` says by name
-    which rows are these, where a file has several kinds."""
+    """The rows of a file by name, in its order. `make(name, table)` makes a row; `among(name)` selects rows by name,
+    where a file has several kinds."""
 
     def __init__(
         self, path: Path, make: Callable[[str, Table], T], among: Callable[[str], bool] = lambda name: True
@@ -50,7 +50,7 @@ class Rows(Mapping[str, T]):
 
 
 def record(cls: type[T], key: str = "") -> Callable[[str, Table], T]:
-    """Return what makes a row a frozen dataclass; its field `key`, if given, is the row's name."""
+    """Return a function that makes a frozen dataclass of a row; the field `key`, if given, gets the row's name."""
 
     def make(name: str, table: Table) -> T:
         return _build(cls, name, {key: name, **table} if key else table)
@@ -67,7 +67,7 @@ def require_fields(row: str, table: Table, known: Collection[str], required: Col
 
 
 def _in_full(name: str, tables: Mapping[str, Table]) -> dict[str, Any]:
-    """Return a row with what it has of the rows that it is like. A note is of its own row only."""
+    """Return a row with the facts inherited through `like`. A note is not inherited."""
     chain = [name]
     while "like" in tables[chain[-1]]:
         parent = tables[chain[-1]]["like"]

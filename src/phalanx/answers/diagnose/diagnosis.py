@@ -26,7 +26,7 @@ from phalanx.planning.explain import explanation
 from phalanx.planning.explain.traffic import SENT
 from phalanx.spec.errors import InputError
 from phalanx.spec.strategy.mesh import mesh
-from phalanx.traces.breakdown import Breakdown, breakdown, compared
+from phalanx.traces.breakdown import Breakdown, breakdown, with_waiting
 from phalanx.traces.memory_snapshot import MemoryUse
 from phalanx.traces.nccl import InspectedCollective
 from phalanx.traces.rank_trace import KINDS, RankTrace
@@ -123,7 +123,7 @@ def diagnosis_of(words: Sequence[str], query: Query) -> Diagnosis:
         )
     name = axis_of(None if question is None else question.strategy)
     steps = [breakdown(trace, name, stated) for trace in files.traces]
-    steps = compared(files.traces, steps, name) if len(steps) > 1 else steps
+    steps = with_waiting(files.traces, steps, name) if len(steps) > 1 else steps
     used += [_words(b) for b in steps]
     own = _compared_rank(steps, question)
     rest = Diagnosis(

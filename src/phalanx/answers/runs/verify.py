@@ -20,7 +20,7 @@ from phalanx.answers.question.resolution import OWN_STACK, read
 from phalanx.answers.question.strategy_line import strategy_on
 from phalanx.cost.step.expand import expand
 from phalanx.observation.diff import Difference, slack
-from phalanx.observation.trainer.verify import Verified
+from phalanx.observation.trainer.verify import ProvedClass
 from phalanx.observation.trainer.verify import verify as verify_classes
 from phalanx.planning.auto.bucket_size import has_buckets
 from phalanx.planning.auto.transport import allowed
@@ -72,7 +72,7 @@ class Verification(Answer):
     """The result for each class of ranks; `stale`: figures of the plan that its terms no longer give."""
 
     target: VerifiedJob
-    classes: tuple[Verified, ...]
+    classes: tuple[ProvedClass, ...]
     stale: tuple[Difference, ...]
     on_gpu: bool = False
 
@@ -330,7 +330,7 @@ def verify(
     return run(target(query_of(source, fields), overrides, lambda _: None), lambda _: None, device == "cuda")
 
 
-def _class_json(checked: Verified, on_gpu: bool) -> dict[str, Any]:
+def _class_json(checked: ProvedClass, on_gpu: bool) -> dict[str, Any]:
     recorded, program = checked.recorded, checked.program
     return {
         "rank": checked.ranks.rank,

@@ -9,7 +9,7 @@ from phalanx.cost.compute.unit_work import Column
 from phalanx.cost.memory.live_bytes import Walk
 from phalanx.schedule.layers.context import Context
 from phalanx.spec.job import DTYPE_BYTES, Job
-from phalanx.spec.model.blocks.lowering import among
+from phalanx.spec.model.blocks.lowering import blocks_with
 from phalanx.spec.model.blocks.operators import Attend
 from phalanx.spec.model.spec import ModelSpec
 
@@ -35,7 +35,7 @@ class Core:
         separate = job.separate
         self.masked = separate or spec.masked(part.seq)
         self.sequences = t // part.tokens if separate else 1  # with separate masks
-        all_windows = {spec.window_of(i) for i in among(spec, spec.held_blocks, Attend)}
+        all_windows = {spec.window_of(i) for i in blocks_with(spec, spec.held_blocks, Attend)}
         self.windows = {w if w is not None and w < part.seq else None for w in all_windows}
         self.blocks = part.ring - 1  # of keys and values sent around the ring
 
@@ -159,7 +159,7 @@ def first_visible_bytes(
     default all."""
     last: dict[int | None, int] = {}
     if separate or spec.masked(part.seq):
-        for i in among(spec, spec.held_blocks if blocks is None else blocks, Attend):
+        for i in blocks_with(spec, spec.held_blocks if blocks is None else blocks, Attend):
             window = spec.window_of(i)
             last.setdefault(window if window is not None and window < part.seq else None, i)
     return {i: sequences * part.tokens * part.ulysses * 8 for i in sorted(last.values())}

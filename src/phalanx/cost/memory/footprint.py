@@ -19,7 +19,7 @@ from phalanx.schedule.layers.context import Context
 from phalanx.schedule.layers.routing import Routed
 from phalanx.spec.job import DTYPE_BYTES, DType, Job
 from phalanx.spec.model.blocks.block import Block
-from phalanx.spec.model.blocks.lowering import among, architecture, block_of
+from phalanx.spec.model.blocks.lowering import architecture, block_of, blocks_with
 from phalanx.spec.model.blocks.operators import Attend, Rotary, Router, Scan
 from phalanx.spec.model.spec import ModelSpec
 from phalanx.spec.strategy.spec import Recompute
@@ -35,7 +35,7 @@ def documents(
     blocks = spec.held_blocks if blocks is None else blocks
     if not job.separate:
         return {}
-    attending, scanning, turning = (among(spec, blocks, kind) for kind in (Attend, Scan, Rotary))
+    attending, scanning, turning = (blocks_with(spec, blocks, kind) for kind in (Attend, Scan, Rotary))
     e, last = DTYPE_BYTES[job.precision.compute], {}
     if part is not None and part.parallel:
         result = first_visible_bytes(spec, part, tokens // part.tokens, True, attending)

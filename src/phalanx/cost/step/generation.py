@@ -35,7 +35,7 @@ from phalanx.spec.model.blocks.block import Block, products_of
 from phalanx.spec.model.blocks.lowering import block_of
 from phalanx.spec.model.blocks.operators import Attend, Expand, Index, Router, Scan
 from phalanx.spec.model.spec import ModelSpec, buffers
-from phalanx.spec.strategy.generation import require_generation, served
+from phalanx.spec.strategy.generation import require_generation, serving_model
 from phalanx.spec.strategy.spec import Strategy
 
 
@@ -45,7 +45,7 @@ def generating(model: ModelSpec, s: Strategy, dtype: DType) -> Layout:
     require_generation(model, s)
     job = Job(s.dp, 1, Precision(compute=dtype))
     check(s, model, job, None)
-    return Layout(served(model), job, s)
+    return Layout(serving_model(model), job, s)
 
 
 def generation_step(view: RankView, batch: Batch, sampled: int, room: Room) -> StepProgram:

@@ -85,8 +85,8 @@ def register() -> None:
 
 
 @contextmanager
-def cached() -> Iterator[None]:
-    """Forget the casts of parameters where torch does."""
+def autocast_cache() -> Iterator[None]:
+    """Inside the block, forget the casts of parameters whenever torch clears its cache of them, and at the end."""
     clear = torch.clear_autocast_cache
 
     def cleared() -> None:

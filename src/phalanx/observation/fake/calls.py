@@ -1,4 +1,4 @@
-"""Calls of a program that are answered in another way, as here are no values, kernels and other ranks.
+"""Replacements of calls that need values, kernels or other ranks, none of which exist here.
 
 torch.compile                  compiled functions run as written (`uncompiled`)
 workers of a DataLoader        load in this process
@@ -173,8 +173,9 @@ _APART = 16
 
 
 @contextmanager
-def answered(answer: Callable[[str, str], None], note: Callable[[str], None]) -> Iterator[None]:
-    """Answer tolist(), numpy(), data_ptr() and the like of fake tensors, and skip writing checkpoints."""
+def stated_answers(answer: Callable[[str, str], None], note: Callable[[str], None]) -> Iterator[None]:
+    """Answer tolist(), numpy(), data_ptr() and the like of fake tensors, and skip writing checkpoints. `answer` is
+    called with each operation and a description of its answer, `note` with a line about each replaced call."""
 
     def to_list(tensor: FakeTensor) -> Any:
         answer("tolist", "the stated value")
@@ -189,6 +190,8 @@ def answered(answer: Callable[[str, str], None], note: Callable[[str], None]) ->
         start = _address(tensor.untyped_storage())
         return start and start + int(tensor.storage_offset()) * tensor.element_size()
 
+    real_address = torch.UntypedStorage.data_ptr
+
     def to_address_of_storage(storage: torch.UntypedStorage) -> int:
         if storage.device.type != "meta":
             return real_address(storage)
@@ -202,13 +205,8 @@ def answered(answer: Callable[[str, str], None], note: Callable[[str], None]) ->
         given = inspect.signature(loader).bind(self, *args, **kwargs)
         if given.arguments.get("num_workers"):
             note("DataLoader: what its workers load is loaded in this process")
-            for name in (
-                "num_workers",
-                "prefetch_factor",
-                "persistent_workers",
-                "multiprocessing_context",
-                "timeout",
-            ):
+            others = ("prefetch_factor", "persistent_workers", "multiprocessing_context", "timeout")
+            for name in ("num_workers", *others):
                 given.arguments.pop(name, None)
         loader(*given.args, **given.kwargs)
 

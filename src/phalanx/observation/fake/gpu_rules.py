@@ -194,11 +194,7 @@ def without_cuda() -> frozenset[str]:
         dispatch = re.search(r"^  dispatch:\n((?:    .*\n|\s*#.*\n)+)", entry, re.MULTILINE)
         keys = re.findall(r"^    ([\w, ]+):", dispatch[1], re.MULTILINE) if dispatch is not None else ()
         kernels[name] = {key.strip() for line in keys for key in line.split(",")}
-    general = {
-        "CUDA",
-        "CompositeExplicitAutograd",
-        "CompositeImplicitAutograd",
-        "CompositeExplicitAutogradNonFunctional",
-    }
+    kinds = ("Explicit", "Implicit")
+    general = {"CUDA", "CompositeExplicitAutogradNonFunctional", *(f"Composite{kind}Autograd" for kind in kinds)}
     rows = ((name, kernels[delegates.get(name, name)]) for name in kernels)
     return frozenset(name for name, keys in rows if "CPU" in keys and not keys & general)

@@ -19,8 +19,8 @@ from torch._subclasses.fake_tensor import (
     unset_fake_temporarily,
 )
 
-from phalanx.observation.fake.remembered import Remembered
-from phalanx.observation.fake.values import follow, half, stated
+from phalanx.observation.fake.result_cache import ResultCache
+from phalanx.observation.fake.values import follow, half_selected, stated_value
 from phalanx.observation.recorder.collective_ops import NAMESPACES
 from phalanx.observation.recorder.operations import WAITS, tensors
 from phalanx.observation.recorder.step import StepRecorder
@@ -44,7 +44,7 @@ class FakeStepRecorder(StepRecorder):
         self.branches = branches or {}
         """Answers to questions about truth values that depend on data, by "file:line"."""
         self.fake = fake
-        self.remembered = Remembered(fake)
+        self.results = ResultCache(fake)
         self.answered: Counter[tuple[str, str, str]] = Counter()
         """Values that were asked for and do not exist: (operation, value, line) and their number."""
         self.asked = ("", 0)
@@ -67,7 +67,7 @@ class FakeStepRecorder(StepRecorder):
             return args[0]  # as the real one; that of fake tensors would return a copy
         given = tensors(args, kwargs)
         if func.namespace in NAMESPACES:
-            return self.remembered.run(func, args, kwargs, given)
+            return self.results.run(func, args, kwargs, given)
         with_content = not any(isinstance(t, FakeTensor) for t in given)
         if with_content and _on_host(given, kwargs) and _keeps_content(func, given, args, kwargs):
             with unset_fake_temporarily():
@@ -75,7 +75,7 @@ class FakeStepRecorder(StepRecorder):
         if not with_content and func is _aten.copy_.default and not isinstance(args[0], FakeTensor):
             return args[0]  # the host's tensor keeps its content
         if func is _aten._local_scalar_dense.default:
-            value, place = stated(args[0]), str(self.position.site())
+            value, place = stated_value(args[0]), str(self.position.site())
             if args[0].dtype == torch.bool:
                 value = self.branches.get(place, value)
                 self._require_end(place, bool(value))
@@ -89,9 +89,9 @@ class FakeStepRecorder(StepRecorder):
         """Run an operation on fake tensors, made first of those among its arguments that have content."""
         if all(isinstance(t, FakeTensor) for t in given):
             try:
-                return self.remembered.run(func, args, kwargs, given)
+                return self.results.run(func, args, kwargs, given)
             except DynamicOutputShapeException:
-                out = half(func, args, kwargs)
+                out = half_selected(func, args, kwargs)
                 if out is NotImplemented:
                     raise
                 if args[0].device.type != "cpu" and func not in WAITS:
@@ -105,8 +105,8 @@ class FakeStepRecorder(StepRecorder):
         return _replaced(out, originals)  # an operation in place returns its argument
 
     def _require_end(self, place: str, value: bool) -> None:
-        """Require that a loop asks for something else in the end. Raises Unobservable for one that waits for a value
-        which does not come."""
+        """Count how often in a row a line asked for a truth value. Raises Unobservable for a loop that waits for a
+        value which never comes."""
         self.asked = (place, self.asked[1] + 1 if self.asked[0] == place else 1)
         if self.asked[1] > _MOST_ASKED:
             raise Unobservable(
@@ -115,11 +115,11 @@ class FakeStepRecorder(StepRecorder):
             )
 
     def answer(self, operation: str, value: str) -> None:
-        """Note that the program asked for a value that does not exist, and got this one."""
+        """Note that the program asked here for a value that does not exist, and got this one."""
         self.answered_again(operation, value, str(self.position.site()))
 
     def answered_again(self, operation: str, value: str, place: str) -> None:
-        """Note the same at a line that is known."""
+        """Note that the program asked for such a value at the line `place`."""
         self.answered[operation, value, place] += 1
         if self.log is not None:
             self.log.entries.append(("answer", operation, value, place))

@@ -17,22 +17,9 @@ from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
 
 _aten = torch.ops.aten
 _KNOWN = {_aten.isnan.default: False, _aten.isinf.default: False, _aten.isfinite.default: True}
-_COMPARED = {
-    _aten.eq.Tensor: True,
-    _aten.ne.Tensor: False,
-    _aten.eq.Scalar: False,
-    _aten.ne.Scalar: True,
-}
+_COMPARED = {_aten.eq.Tensor: True, _aten.ne.Tensor: False, _aten.eq.Scalar: False, _aten.ne.Scalar: True}
 """Results of comparing a tensor with itself, or with infinity, as isnan, isinf and isfinite do."""
-_FILLS = {
-    "zeros": 0,
-    "zeros_like": 0,
-    "new_zeros": 0,
-    "zero_": 0,
-    "ones": 1,
-    "ones_like": 1,
-    "new_ones": 1,
-}
+_FILLS = {"zeros": 0, "zeros_like": 0, "new_zeros": 0, "zero_": 0, "ones": 1, "ones_like": 1, "new_ones": 1}
 _FILLED_BY = {"full": 1, "full_like": 1, "new_full": 2, "fill_": 1, "scalar_tensor": 0, "fill": 1}
 """Operations that fill a tensor, with the index of the argument that is the value."""
 _REDUCED = ("any", "all", "max", "min", "mean", "amax", "amin", "stack", "cat", "sum")
@@ -125,27 +112,24 @@ def _scattered(args: tuple[Any, ...]) -> Any:
     return before + (after - before) * min(index.numel() / into.numel(), 1.0)
 
 
-def stated(tensor: Tensor) -> Any:
+def stated_value(tensor: Tensor) -> Any:
     """Return the value of a tensor of one element: the one that follows from constants, else 1, or False."""
     value = value_of(tensor)
-    if value is None:
-        value = 1
-    if tensor.dtype.is_floating_point:
-        return float(value)
     if tensor.dtype == torch.bool:
-        return bool(value) if value_of(tensor) is not None else False
-    return round(value)
+        return bool(value)
+    value = 1 if value is None else value
+    return float(value) if tensor.dtype.is_floating_point else round(value)
 
 
 def array(tensor: Tensor) -> np.ndarray[Any, Any]:
     """Return a NumPy array of a tensor's shape that holds its stated value, without memory of that size."""
     kind = {torch.bfloat16: torch.float32}.get(tensor.dtype, tensor.dtype)
     with unset_fake_temporarily():
-        one = torch.tensor(stated(tensor), dtype=kind).numpy()
+        one = torch.tensor(stated_value(tensor), dtype=kind).numpy()
     return np.broadcast_to(one, tuple(tensor.shape))
 
 
-def half(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def half_selected(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Return the result of an operation whose shape depends on values, as if it selected half of the elements, or
     NotImplemented where that has no meaning."""
     x = args[0]

@@ -35,8 +35,8 @@ _KNOWN = {"nccl", "gloo", "mpi", "ucc", "xccl", "fake", "undefined", "hccl"}
 
 @contextmanager
 def frozen_objects() -> Iterator[None]:
-    """Keep garbage collections from scanning all imported modules: many small tensors trigger them often. Does
-    nothing where the program has frozen objects itself, which would be unfrozen too."""
+    """Keep garbage collections, which many small tensors trigger often, from scanning the objects that exist now.
+    Does nothing where the program has frozen objects itself, which would be unfrozen too."""
     if _frozen_before():
         yield
         return
@@ -201,12 +201,8 @@ def _answers(rank: int, world: int, note: Callable[[str], None]) -> dict[str, Ca
         backend, world_size = given.get("backend"), given.get("world_size", -1)
         names = known("init_process_group", backend)
         if world_size not in (-1, world):
-            raise InputError(
-                "init_process_group",
-                world_size,
-                f"is not the world of {world} ranks",
-                "observe it at that world size",
-            )
+            remedy = "observe it at that world size"
+            raise InputError("init_process_group", world_size, f"is not the world of {world} ranks", remedy)
         requested = names.pop() if len(names) == 1 else str(backend)
         note(f"process group {backend or 'of the default backend'}: collectives are recorded and not sent")
 
@@ -315,15 +311,13 @@ def fake_gpus(per_node: int, redirected: Callable[[], None] = lambda: None) -> I
             stack.enter_context(patch.object(torch.cuda.nvtx, name, lambda *args, **kwargs: 0))
         stack.enter_context(patch.object(device_mesh.DeviceMesh, "__init__", mesh))
         stack.enter_context(patch.object(torch.amp.autocast_mode.autocast, "__init__", autocast))
-        stack.enter_context(gpu_autocast.cached())
+        stack.enter_context(gpu_autocast.autocast_cache())
         hooked: Callable[..., None] = DistributedDataParallel._check_comm_hook
 
         def checked(self: Any, hook: Any) -> None:
             """DDP accepts its bf16 hook only on CUDA with NCCL."""
-            with (
-                patch.object(torch.version, "cuda", "12.8"),
-                patch.object(dist, "is_nccl_available", lambda: True),
-            ):
+            available = patch.object(dist, "is_nccl_available", lambda: True)
+            with patch.object(torch.version, "cuda", "12.8"), available:
                 hooked(self, hook)
 
         stack.enter_context(patch.object(DistributedDataParallel, "_check_comm_hook", checked))

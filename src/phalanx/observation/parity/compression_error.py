@@ -75,7 +75,7 @@ def examine_compressed(
 
 
 def _distance(ours: dict[str, Tensor], truth: dict[str, Tensor]) -> float:
-    """|ours - truth|₂ / |truth|₂, over all tensors together."""
+    """Return |ours - truth|₂ / |truth|₂, over all tensors together."""
     difference = sum(float((ours[name] - g).square().sum()) for name, g in truth.items())
     total = sum(float(g.square().sum()) for g in truth.values())
     return float((difference / total) ** 0.5)

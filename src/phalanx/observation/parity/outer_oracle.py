@@ -24,7 +24,7 @@ from phalanx.training.training_step import Training
 
 
 class OuterOracle:
-    """The outer optimizer over whole replicas in one process. `strategy`: that of the ranks."""
+    """The outer optimizer over whole replicas in one process. `strategy`: the ranks' own."""
 
     def __init__(self, replicas: list[Training], rule: OuterOptimizer, strategy: Strategy) -> None:
         self.replicas, self.rule, self.local = replicas, rule, strategy.local
@@ -40,8 +40,8 @@ class OuterOracle:
 
     @torch.no_grad()
     def after(self, step: int) -> dict[str, Tensor]:
-        """Do what is due at the end of `step` of those that replicas take alone. Returns the mean change of each
-        parameter that is sent and applied at once, which the ranks hold in the place of its gradient."""
+        """Send and apply the changes due at the end of `step`, counted within `strategy.local`. Returns the mean
+        change of each parameter that is sent and applied at once, which the ranks hold in place of its gradient."""
         sent, applied = self.rule.sent(step, self.local), self.rule.applied(step, self.local)
         if sent is not None:
             self.sent = self._mean({name: t for name, t in self.before.items() if self.fragments[name] == sent}, sent)
@@ -107,7 +107,7 @@ class _Meeting:
         self.ranks, self.calls = ranks, list[tuple[str, tuple[Tensor, ...]]]()
 
     def comm(self, rank: int) -> SimpleNamespace:
-        """Return what a compressor needs of a Comm."""
+        """Return a rank's Comm, with the members that a compressor uses."""
 
         def call(op: str) -> Any:
             def issue(*arguments: Any, **_: Any) -> Handle:

@@ -41,8 +41,8 @@ BOUND = 1e-5
 _TRIALS = 16
 
 
-def tied(p: Tensor, x: Experts, balance: Tensor | None) -> int:
-    """Count the tokens, of scores p (tokens, count), that choose other experts when scores change by up to
+def near_ties(p: Tensor, x: Experts, balance: Tensor | None) -> int:
+    """Return the number of tokens that choose other experts when their scores p, (tokens, experts), change by up to
     `BOUND`."""
     generator = torch.Generator(p.device).manual_seed(0)
     chosen = routing.choose(p, x, balance).sort(-1).values
@@ -66,7 +66,7 @@ def first_flip(
         if a.chosen == b.chosen:
             continue
         moved = sum(abs(m - n) for m, n in zip(a.chosen, b.chosen, strict=True)) // 2
-        ties = sum(tied(p, x, balance) for p, balance in seen[b.block])
+        ties = sum(near_ties(p, x, balance) for p, balance in seen[b.block])
         if moved > ties:
             return ""
         choices = "1 choice" if moved == 1 else f"{moved} choices"

@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 from unittest.mock import patch
 
@@ -28,7 +29,7 @@ from torch.distributed.pipelining import stage as pipeline_stage
 from torch.nn.parallel import DistributedDataParallel
 
 from phalanx.observation.fake.recorder import FakeStepRecorder
-from phalanx.observation.fake.remembered import Recipe, Result, build
+from phalanx.observation.fake.result_cache import Recipe, Result, build
 from phalanx.observation.recorder.repetition import Life, Log, repeat
 from phalanx.observation.steady_state import SteadyState
 
@@ -68,8 +69,8 @@ class _Pass:
         return self.steady and other.steady and ours == theirs
 
     def matches(self, other: _Pass) -> bool:
-        """Whether two micro-batches match, ignoring when their outputs were freed: a schedule still holds outputs of
-        its last micro-batch."""
+        """Whether two micro-batches did the same, whenever their storages were freed: a schedule still holds outputs
+        of its last micro-batch."""
         ours, theirs = ([e for e in p.log.entries if e[0] != "death"] for p in (self, other))
         return (ours, self.results, self.calls) == (theirs, other.results, other.calls)
 
@@ -180,7 +181,7 @@ class _Step:
 
 
 def _given(value: Any) -> Any:
-    """Return all that a pass can see of its arguments: shapes, and the content of those that have one."""
+    """Return all that a pass can see of its arguments: the shapes of tensors, and contents where there are any."""
     if isinstance(value, list | tuple):
         return tuple(_given(item) for item in value)
     if isinstance(value, dict):
@@ -226,9 +227,8 @@ def repeated_micro_batches(recorder: FakeStepRecorder, note: Callable[[str], Non
         key = ("F", recorder.sizes(), _given(args), _given(kwargs or {}))
         step.begin(chunk, key)
         executed = step.batches[chunk].executed
-        out = step.do(
-            "F", chunk, key, lambda: forward(stage, chunk, args, kwargs, save_forward_output), lambda out: out
-        )
+        run = partial(forward, stage, chunk, args, kwargs, save_forward_output)
+        out = step.do("F", chunk, key, run, lambda out: out)
         if not executed:
             stage.fwd_cache[chunk] = (out if isinstance(out, tuple) else (out,), [])
             if stage.is_last and save_forward_output:
@@ -241,13 +241,9 @@ def repeated_micro_batches(recorder: FakeStepRecorder, note: Callable[[str], Non
             loss(self, stage, output, target_mbs, chunk, *args, **kwargs)
             return
         executed = step.batches[chunk].executed
-        out = step.do(
-            "L",
-            chunk,
-            ("L", step.batches[chunk].kind, _given(target_mbs and target_mbs[chunk])),
-            lambda: loss(self, stage, output, target_mbs, chunk, *args, **kwargs),
-            lambda _: self._internal_losses[-1],
-        )
+        key = ("L", step.batches[chunk].kind, _given(target_mbs and target_mbs[chunk]))
+        run = partial(loss, self, stage, output, target_mbs, chunk, *args, **kwargs)
+        out = step.do("L", chunk, key, run, lambda _: self._internal_losses[-1])
         if not executed:
             self._internal_losses.append(out)
 
@@ -263,13 +259,8 @@ def repeated_micro_batches(recorder: FakeStepRecorder, note: Callable[[str], Non
         executed = step.batches[chunk].executed
         if not executed:
             stage.fwd_cache.pop(chunk)
-        out = step.do(
-            "B",
-            chunk,
-            key,
-            lambda: backward(stage, chunk, loss, full_backward, last_backward),
-            lambda _: stage.bwd_cache[chunk],
-        )
+        run = partial(backward, stage, chunk, loss, full_backward, last_backward)
+        out = step.do("B", chunk, key, run, lambda _: stage.bwd_cache[chunk])
         if not executed:
             stage.bwd_cache[chunk] = out
         del step.batches[chunk]

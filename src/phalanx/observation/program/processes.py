@@ -6,7 +6,7 @@ waits for it here, and the sender is started if it has not been.
 
 Twice every rank reports what it did so far, as a hash: as the second micro-batch begins, and as the wanted step does.
 A rank that pauses waits there until it is known whether another did the same, and continues if none did, or if
-another rank waits for it: it receives how far it may go, as a number, where objects are lists.
+another rank waits for it: it receives the place up to which it may go, as a number, where objects are lists.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from phalanx.observation.rank_classes import (
     END,
     SECOND_MICRO_BATCH,
     WANTED_STEP,
-    Alike,
+    MatchedRank,
     observe_classes,
     peers_of,
     work,
@@ -72,7 +72,7 @@ class PipePost:
 
 @dataclass
 class Processes:
-    """Observes ranks of one program. `device` and `axes` are those that its ranks reported so far."""
+    """Observes ranks of one program. `device` and `axes`: as its ranks reported them so far."""
 
     program: Callable[[], object]
     request: ObservationRequest
@@ -84,7 +84,7 @@ class Processes:
     _objects: dict[tuple[int, int], deque[list[Any]]] = field(default_factory=lambda: defaultdict(deque))
     _waiting: dict[int, int] = field(default_factory=dict)
     _until: dict[int, int] = field(default_factory=dict)
-    """How far ranks may go."""
+    """By rank: the place up to which it may go."""
     _reached: dict[tuple[int, int], tuple[str, tuple[int, ...]]] = field(default_factory=dict)
     """By rank and place: the hash of what the rank did until there, and its peers."""
 
@@ -149,9 +149,9 @@ class Processes:
             self._read()
         return self._done[rank]
 
-    def observe_or_match(self, rank: int, like: int | None = None) -> RankObservation | Alike:
-        """Return what a rank did, or Alike if its step before the wanted one is that of a rank that has ended. If its
-        first micro-batch is that of rank `like`, its step is taken to be so too. Raises Unobservable."""
+    def observe_or_match(self, rank: int, like: int | None = None) -> RankObservation | MatchedRank:
+        """Return what a rank did, or MatchedRank if its step before the wanted one equals that of a rank that has
+        ended. If its first micro-batch equals rank `like`'s, so does its step. Raises Unobservable."""
         self.start(rank, SECOND_MICRO_BATCH if like is not None else WANTED_STEP)
         while rank not in self._done:
             for place, others in ((SECOND_MICRO_BATCH, [like]), (WANTED_STEP, list(self._done))):
@@ -160,7 +160,7 @@ class Processes:
                 digest, peers = self._reached[rank, place]
                 for other in others:
                     if other is not None and self._reached.get((other, place), ("",))[0] == digest:
-                        return Alike(other, peers)
+                        return MatchedRank(other, peers)
                 self._continue(rank, place + 1)
             self._read()
         return self._done[rank]

@@ -18,9 +18,9 @@ from torch._subclasses.fake_tensor import (
     UnsupportedOperatorException,
 )
 
-from phalanx.observation.fake.calls import answered, uncompiled
+from phalanx.observation.fake.calls import stated_answers, uncompiled
 from phalanx.observation.fake.recorder import FakeStepRecorder
-from phalanx.observation.fake.remembered import fake_mode
+from phalanx.observation.fake.result_cache import fake_mode
 from phalanx.observation.fake.world import Post, fake_gpus, frozen_objects, one_rank
 from phalanx.observation.program.pipelines import repeated_micro_batches
 from phalanx.observation.rank_classes import SECOND_MICRO_BATCH, WANTED_STEP
@@ -81,7 +81,7 @@ def observe_rank(
         stack.enter_context(one_rank(rank, request.world, request.per_node, note, peers))
         on_node = min(request.per_node, request.world)
         gpus = stack.enter_context(fake_gpus(on_node, lambda: note("device cuda: redirected to a fake GPU")))
-        stack.enter_context(answered(recorder.answer, note))
+        stack.enter_context(stated_answers(recorder.answer, note))
         stack.enter_context(uncompiled(note))
         gpus.waits, gpus.live = recorder.waited, lambda: recorder.live["gpu"]
         # Torch keeps weak references to fake tensors, for which Module.to() would refuse to move parameters.

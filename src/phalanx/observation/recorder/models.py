@@ -102,7 +102,7 @@ def model_of(name: str) -> str:
 
 
 def _within_wrappers(path: str) -> str:
-    """Return a module's name without what wrappers add, `module` at its beginning alone."""
+    """Return a module's path without the attributes of wrappers; `module`, a common name, only at the beginning."""
     parts: list[str] = []
     for part in path.split("."):
         if part not in _WRAPPERS or (part == "module" and parts):

@@ -1,5 +1,5 @@
 """Operations as a recorder reads them: the tensors in their nested arguments, whether the host waits for their result
-(it, or its shape, depends on values), and which allocate storage or keep it for their backward pass."""
+(because it, or its shape, depends on values), and which allocate storage or keep it for their backward pass."""
 
 import re
 from collections.abc import Iterable, Iterator
@@ -81,8 +81,8 @@ def _saved_attributes(node: type[Any]) -> tuple[str, ...]:
 
 
 def saved_for_backward(results: Iterable[Any]) -> Iterator[tuple[int, str]]:
-    """Yield the storages that the graph of some tensors keeps for its backward pass, each with the operation for
-    which; not those that hooks replace, such as the inputs of checkpointed modules."""
+    """Yield (storage, operation) for every storage that the graph of some tensors keeps for the backward pass of an
+    operation, except where hooks replace it, such as the inputs of checkpointed modules."""
     waiting = [t.grad_fn for t in results if isinstance(t, Tensor)]
     seen: set[Any] = set()
     while waiting:

@@ -1,4 +1,4 @@
-"""Lines of a program: where a call was issued or an error raised, outside of torch and of whoever observes it."""
+"""Lines of a program: where a call was issued or an error raised, outside of torch and of the observing code."""
 
 import contextlib
 import os

@@ -8,7 +8,7 @@ backward    inside autograd (B; or I and W where a pipeline separates gradients 
 optimizer   inside step() of a torch optimizer, and everything between the last backward pass and it (clipping)
 
 A step ends where the next begins: with the first forward pass of a module after the steps of all optimizers (a
-generator's and a discriminator's, say). Which there are is known once each has taken a step.
+generator's and a discriminator's, say). An optimizer is known once it has taken a step.
 """
 
 import threading
@@ -50,8 +50,8 @@ class ModuleCall:
 
 
 @dataclass
-class _Span:
-    """From sequence number `start` on, nodes belong to `call`."""
+class _Spans:
+    """Spans of sequence numbers: from starts[i] on, nodes belong to calls[i]."""
 
     starts: list[int] = field(default_factory=list)
     calls: list[ModuleCall] = field(default_factory=list)
@@ -89,7 +89,7 @@ class Position:
         self._steps: weakref.WeakKeyDictionary[torch.optim.Optimizer, int] = weakref.WeakKeyDictionary()
         self.partial = False
         """Whether the step that ends is a part of a longer one: an optimizer took its first after the others'."""
-        self._spans: dict[int, _Span] = {}
+        self._spans: dict[int, _Spans] = {}
         self._after_backward = self._optimizing = self._stepped = False
         self._backward = OUTSIDE
         self.backwards = 0
@@ -259,8 +259,8 @@ class Position:
             left = self._stack.pop()
             self._span().mark(_sequence(), self._stack[-1] if self._stack else ModuleCall("", left.micro_batch))
 
-    def _span(self) -> _Span:
-        return self._spans.setdefault(threading.get_ident(), _Span())
+    def _span(self) -> _Spans:
+        return self._spans.setdefault(threading.get_ident(), _Spans())
 
     def _optimize(self, optimizer: torch.optim.Optimizer, args: object, kwargs: object) -> None:
         self._optimizing = True
@@ -303,6 +303,6 @@ class Position:
 
 
 def _calls_of_model(module: nn.Module, roots: Mapping[nn.Module, int]) -> int:
-    """Return how often a model that contains a module was called since the step began. The module itself is called
-    directly, such as a head by chunks of tokens."""
+    """Return how often the model that contains a module was called since the step began, for a module that is called
+    by itself, such as a head by chunks of tokens."""
     return next((n for x, n in roots.items() if any(inner is module for inner in x.modules())), 0)

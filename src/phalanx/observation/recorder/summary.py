@@ -132,7 +132,7 @@ class _Group:
 
 
 class StepMemory:
-    """What the lives of storages say about a device's memory in a step."""
+    """A device's memory in a step, from the lives of its storages."""
 
     def __init__(self, step: StepRecord, device: str, names: ModelNames) -> None:
         self.step, self.names = step, names
@@ -177,8 +177,8 @@ class StepMemory:
         return tuple(BackwardStart(phase, tuple(batches), holders) for (phase, holders), batches in alike.items())
 
     def allocations(self, peak: int) -> tuple[Allocation, ...]:
-        """Return what was live at the peak and as the fullest backward pass began, by the line that allocated it and
-        the operation for which, largest first."""
+        """Return the storages that were live at the peak (a time) or as the fullest backward pass began, grouped by
+        the line that allocated them and the operation that did, largest first."""
         live = [sum(h.bytes for h in holders) for holders in self.holders(self.backwards)]
         fullest = self.backwards[live.index(max(live))] if live else -1
         groups: dict[tuple[Any, ...], _Group] = {}
@@ -199,17 +199,9 @@ class StepMemory:
             group.backward_bytes += life.bytes * at_backward
         result = [
             Allocation(
-                kind,
-                model,
-                operation,
-                shortened(site),
-                saved,
-                tuple(g.units),
-                g.count,
-                g.peak_bytes,
-                g.backward_bytes,
+                kind, model, op, shortened(site), saved, tuple(g.units), g.count, g.peak_bytes, g.backward_bytes
             )
-            for (kind, model, operation, site, saved), g in groups.items()
+            for (kind, model, op, site, saved), g in groups.items()
         ]
         return tuple(sorted(result, key=lambda a: -max(a.peak_bytes, a.backward_bytes))[:_MOST])
 

@@ -16,7 +16,7 @@ from phalanx.cost.step.generation import generating, generation_step
 from phalanx.cost.step.program import StepProgram
 from phalanx.infer.generate import experts_span_replicas
 from phalanx.infer.replica import Replica
-from phalanx.observation.diff import Difference, differences, exactly, unawaited
+from phalanx.observation.diff import Difference, differences, identical, unawaited_collectives
 from phalanx.observation.rank_classes import RankClass
 from phalanx.observation.trainer.step import (
     HOST,
@@ -24,7 +24,7 @@ from phalanx.observation.trainer.step import (
     FakeRank,
     FakeTracker,
     FakeWeights,
-    described,
+    error_line,
     fake_tensors,
 )
 from phalanx.runtime.comm.communicator import Comm
@@ -104,7 +104,7 @@ def verify_generation(
             view = layout.rank_view(rank)
             steps = _steps(view, batches(slots, context, chunk), room)
         except Exception as error:  # a real step would end with it too
-            failed = described(error)
+            failed = error_line(error)
         stages.append(ProvedStage(ranks, tuple(steps), time.perf_counter() - start, failed))
     return tuple(stages)
 
@@ -126,8 +126,8 @@ def _steps(view: RankView, named: dict[str, Batch], room: Room) -> list[ProvedSt
                 logits = replica.step(batch, [0] * batch.tokens, held)
                 replica.share((), 0, sampled)
             del logits
-            differing = list(differences(program.events, comm.recorder.events, exactly))
-            differing += unawaited([handle.name for handle in comm.unawaited.values()])
+            differing = list(differences(program.events, comm.recorder.events, identical))
+            differing += unawaited_collectives([handle.name for handle in comm.unawaited.values()])
             comm.unawaited.clear()
             for aspect, ours, theirs in (
                 ("bytes of the KV cache", program.state.cache, replica.cache.nbytes),

@@ -181,8 +181,8 @@ class RepeatingPipeline(Pipeline):
 def _first_and_last(
     actions: Sequence[Action], last: AbstractSet[tuple[int, int]], count: int
 ) -> set[tuple[int, int]]:
-    """Return the (chunk, micro-batch) pairs to execute: in each chunk and pass, the first `count` to have passes of
-    the same kinds, and `last`. Schedules of a user's need not take micro-batches in turn."""
+    """Return the (chunk, micro-batch) pairs to execute: `last`, and in each chunk and pass the first `count` of those
+    micro-batches that have the same kinds of passes. A user's schedule need not take micro-batches in turn."""
     kinds: dict[tuple[int, int], str] = {}
     passes = [action for action in actions if action.kind in PASSES]
     for kind, chunk, m in passes:

@@ -26,7 +26,7 @@ from phalanx.observation.diff import RecordedMemory
 from phalanx.observation.fake import gpu_rules
 from phalanx.observation.fake.device import NAME, register
 from phalanx.observation.fake.gpu_rules import AgainstTheRules
-from phalanx.observation.fake.remembered import Remembered, fake_mode
+from phalanx.observation.fake.result_cache import ResultCache, fake_mode
 from phalanx.observation.fake.world import fake_gpus, frozen_objects, process_group
 from phalanx.observation.recorder.collective_ops import NAMESPACES
 from phalanx.observation.recorder.operations import tensors
@@ -111,7 +111,7 @@ class _Operations:
         mode = active_fake_mode()
         assert mode is not None
         self.mode, self._device, self._building, self._flights = mode, device, building, flights
-        self._run = Remembered(mode).run
+        self._run = ResultCache(mode).run
 
     def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if func.namespace in NAMESPACES:
@@ -240,8 +240,8 @@ def record_cut_step(
 
 
 def _of_whole_step(reads: Counter[tuple[int | None, str]], ran: int, count: int, first: int) -> dict[str, int]:
-    """Return how often the host waits in a step of `count` micro-batches, by line. `ran` of them were executed; the
-    last of the `first` ones represents all others."""
+    """Return how often the host waits in a step of `count` micro-batches, by line, from the `reads` of the `ran`
+    executed ones, of which the last of the `first` represents all that were not."""
     total: Counter[str] = Counter()
     for (micro_batch, line), times in reads.items():
         total[line] += times * (1 + (count - ran) * (micro_batch == first - 1))
@@ -292,7 +292,7 @@ def _line(site: Site) -> str:
     return f"{site} ({site.function})"
 
 
-def described(error: BaseException) -> str:
+def error_line(error: BaseException) -> str:
     """Return one line about an error of a step: its type, message and place."""
     place = _line(raised(error, OUTSIDE_OBSERVATION))
     return f"{type(error).__name__}: {str(error).strip() or 'no message'}, at {place}"

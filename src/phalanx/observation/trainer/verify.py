@@ -11,13 +11,13 @@ from phalanx.observation.diff import (
     PASSES,
     Difference,
     differences,
-    exactly,
+    identical,
     largest_deviation,
     memory_differences,
-    unawaited,
+    unawaited_collectives,
 )
 from phalanx.observation.rank_classes import RankClass, classes
-from phalanx.observation.trainer.step import HOST, RecordedStep, described, gpu_device, record_step
+from phalanx.observation.trainer.step import HOST, RecordedStep, error_line, gpu_device, record_step
 from phalanx.observation.unobservable import Unobservable, engine_has_run
 from phalanx.schedule.layout import Layout, RankView
 from phalanx.spec.errors import InputError
@@ -30,7 +30,7 @@ BLOCKS = 512
 
 
 @dataclass(frozen=True)
-class Verified:
+class ProvedClass:
     """The result for a class of ranks. `failed`: why its step did not finish, "" if it did; a failed step has no
     record. `deviation`: the largest difference of live bytes, None where passes differ. `seconds`: the time that this
     took."""
@@ -55,8 +55,8 @@ def verify(
     strategy: Strategy,
     begins: Callable[[RankClass], None] = lambda _: None,
     on_gpu: bool = False,
-) -> tuple[Verified, ...]:
-    """Verify every class of a strategy's ranks in turn; `begins` is called before each. `on_gpu`: on an fake GPU,
+) -> tuple[ProvedClass, ...]:
+    """Verify every class of a strategy's ranks in turn; `begins` is called before each. `on_gpu`: on a fake GPU,
     whose rules the step then has to keep as well (gpu_rules.py). Raises InputError for more than BLOCKS on a rank."""
     results = []
     layout = Layout(spec, job, strategy)
@@ -66,31 +66,31 @@ def verify(
         raise InputError("model.layers", spec.layers, why, "verify fewer layers, or a longer pipeline")
     for ranks in classes(layout):
         begins(ranks)
-        results.append(_verified(layout.rank_view(ranks.rank), ranks, on_gpu))
+        results.append(_verify_class(layout.rank_view(ranks.rank), ranks, on_gpu))
     return tuple(results)
 
 
-def _verified(view: RankView, ranks: RankClass, on_gpu: bool) -> Verified:
+def _verify_class(view: RankView, ranks: RankClass, on_gpu: bool) -> ProvedClass:
     start = time.perf_counter()
     program = expand(view)
     try:
         recorded = record_step(view.model, view.job, view.strategy, ranks.rank, gpu_device() if on_gpu else HOST)
     except Unobservable as error:
-        return Verified(ranks, program, None, (), None, time.perf_counter() - start, str(error))
+        return ProvedClass(ranks, program, None, (), None, time.perf_counter() - start, str(error))
     except Exception as error:  # a real run would end with it too
         gc.collect()  # tensors of the failed step would count in the next one
         if engine_has_run(error):
             why = "a backward pass has run in this process before torch knew the fake GPU"
             raise InputError("device", "cuda", why, "verify in another process") from None
-        why = described(error)
-        return Verified(ranks, program, None, (), None, time.perf_counter() - start, why)
-    # Fake gradients send the most that compression may send, so that bytes must agree exactly.
-    results = list(differences(program.events, recorded.events, exactly))
+        why = error_line(error)
+        return ProvedClass(ranks, program, None, (), None, time.perf_counter() - start, why)
+    # Fake gradients send the most that compression may send, so that bytes must agree identical.
+    results = list(differences(program.events, recorded.events, identical))
     if on_gpu and view.strategy.cp > 1:
         # Without a flash kernel for its type or mask, a ring computes its logits twice.
         results = [d for d in results if not d.aspect.startswith("FLOPs")]
     if not results:
-        results += unawaited(recorded.unawaited)
+        results += unawaited_collectives(recorded.unawaited)
     if on_gpu:
         results += _waits(view, recorded)
     deviation = None
@@ -98,7 +98,7 @@ def _verified(view: RankView, ranks: RankClass, on_gpu: bool) -> Verified:
         if not on_gpu:  # while they run, kernels of a GPU need other memory
             results += memory_differences(program, recorded.events, recorded.memory)
         deviation = largest_deviation(program, recorded.events, recorded.memory)
-    return Verified(ranks, program, recorded, tuple(results), deviation, time.perf_counter() - start)
+    return ProvedClass(ranks, program, recorded, tuple(results), deviation, time.perf_counter() - start)
 
 
 WAITS_PER_LAYER = 2

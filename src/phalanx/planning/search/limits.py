@@ -22,7 +22,7 @@ from phalanx.frameworks.stack import DERIVED, WORDS, Stack, of_strategy
 from phalanx.spec.errors import InputError
 from phalanx.spec.model.spec import ModelSpec
 from phalanx.spec.strategy import where
-from phalanx.spec.strategy.recompute import encode, parse, written
+from phalanx.spec.strategy.recompute import encode, parse, to_text
 from phalanx.spec.strategy.spec import FIELDS, Strategy
 from phalanx.spec.strategy.stack_options import DEFAULTS, OPTION_FIELDS, StackOptions
 from phalanx.spec.strategy.stack_options import parse as parse_options
@@ -228,7 +228,7 @@ def recompute_kinds(stack: Stack | None, model: ModelSpec, flash: bool, by_opera
         return tuple(kind for kind in UNDOCUMENTED if not (flash and kind == "selective"))
     entry = stack.strategy["recompute"]
     kinds = [kind for kind in (*UNDOCUMENTED, *_COUNTED, *stack.recipes) if entry.allows(kind)]
-    return tuple(written(encode(kind)) for kind in kinds if _differs(kind, stack, model, flash and not by_operation))
+    return tuple(to_text(encode(kind)) for kind in kinds if _differs(kind, stack, model, flash and not by_operation))
 
 
 def _differs(kind: str, stack: Stack, model: ModelSpec, nothing_in_core: bool) -> bool:

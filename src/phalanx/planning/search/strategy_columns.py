@@ -61,7 +61,7 @@ class Options:
         levels = self.zero if s.pp == 1 else self.zero_in_pipeline
         return (
             (s.pp == 1 or s.schedule in self.schedules)
-            and recomputation.written(recomputation.encode(s.recompute)) in self.recompute
+            and recomputation.to_text(recomputation.encode(s.recompute)) in self.recompute
             and s.order in self.orders
             and (s.zero if s.shards > 1 or self.extra.state_on_host else 0) in levels
             and (self.ulysses or s.ulysses == 1)
@@ -110,7 +110,7 @@ class Strategies:
                 "shard": None if whole else fields["shard"],
                 "sp": bool(fields["sp"]),
                 "schedule": names()[fields["schedule"]],
-                "recompute": recomputation.written(fields["recompute"]),
+                "recompute": recomputation.to_text(fields["recompute"]),
                 "order": ORDERS[fields["order"]],
             }
         )
@@ -167,7 +167,7 @@ def named_columns(rows: Strategies, job: Job, extra: StackOptions) -> dict[str, 
     """Return rows in the form read by limits: fields by name, words as Words, with products of fields."""
     columns: dict[str, Any] = {name: getattr(rows, name) for name in COLUMNS}
     codes, places = np.unique(rows.recompute, return_inverse=True)
-    kinds = tuple(recomputation.written(int(code)) for code in codes)
+    kinds = tuple(recomputation.to_text(int(code)) for code in codes)
     return columns | {
         "schedule": Words(rows.schedule, names()),
         "order": Words(rows.order, ORDERS),

@@ -7,7 +7,7 @@ from phalanx.answers.answer import plain
 from phalanx.answers.runs.parity import Parity, ProgramParity
 from phalanx.answers.runs.verify import Verification, collectives
 from phalanx.observation.diff import slack
-from phalanx.observation.trainer.verify import Verified
+from phalanx.observation.trainer.verify import ProvedClass
 from phalanx.planning.tables.table import Sheet, columns
 from phalanx.report.html.page import Section, page
 from phalanx.report.style import counted, size
@@ -50,7 +50,7 @@ def _all(v: Verification) -> Iterator[str]:
         yield f"\nall {v.target.strategy.world:,} ranks proved by the steps of {len(v.classes)}, in {seconds:.1f} s"
 
 
-def _class(v: Verification, verified: Verified) -> Iterator[str | Sheet]:
+def _class(v: Verification, verified: ProvedClass) -> Iterator[str | Sheet]:
     """Yield the collectives, memory and verdict of one class of ranks."""
     ranks, world = verified.ranks, v.target.strategy.world
     covered = f"all {world} ranks" if ranks.count == world else f"{ranks.count}: {ranks.description}"
@@ -100,7 +100,7 @@ def _waits(waits: Mapping[str, int], micro_batches: int) -> Iterator[str]:
         yield f"  {times:,} ({times / micro_batches:g} a micro-batch) at {place}"
 
 
-def _verdict(verified: Verified, on_gpu: bool) -> Iterator[str | Sheet]:
+def _verdict(verified: ProvedClass, on_gpu: bool) -> Iterator[str | Sheet]:
     """Yield every difference with its surroundings, or what was proved."""
     for d in verified.differences:
         yield f"NOT proved: {d}"

@@ -32,14 +32,14 @@ class Calibration:
     off: Annotated[float, Range(0, 1e9)] = 0.0
     """Median error of these steps' predictions without the factors, in per cent."""
     remains: Annotated[float, Range(0, 1e9)] = 0.0
-    """The same with factors that the other steps gave, or this one where it is the only one."""
+    """The same with factors fitted to the other steps (leave one out), or to the only step."""
 
     def __post_init__(self) -> None:
         require_ranges(self, "cluster.calibration")
 
 
 def in_words(by: Calibration) -> str:
-    """Return whose steps calibrate a price, how many, and by how much it got better."""
+    """Return a phrase: how many measured steps of which stack calibrate a price, and its error without and with."""
     better = f" (off {by.off:.1f} % without, {by.remains:.1f} % with them)" if by.off else ""
     return f"calibrated with {by.steps} measured steps of {by.stack}{better}"
 

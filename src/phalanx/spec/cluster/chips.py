@@ -46,8 +46,8 @@ class Chip:
     """FLOP/s of fp64, on tensor cores where they have it, since cuBLAS uses them unasked; None without a figure."""
     source: str
     processors: int
-    """Streaming multiprocessors: datasheets; of AMD's compute units. Where few large matrix units have tiles that are
-    not scheduled as a GPU's, 8: waves hardly count."""
+    """Streaming multiprocessors, or AMD's compute units, from datasheets; 8 for chips with few large matrix units,
+    whose tiles are not scheduled in waves as a GPU's are."""
     bf16: bool = True
     memory_source: str = "nvidia-smi"
     clock: float = 1.0

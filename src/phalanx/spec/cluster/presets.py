@@ -1,9 +1,7 @@
-"""Clusters that Phalanx knows by name, from what their vendors publish.
+"""Clusters that Phalanx knows by name, from what their vendors publish, in the units of chips.py.
 
-Datasheets quote large numbers: FLOP/s with sparsity, links in both directions at once, memory in various units. Here
-FLOP/s are dense, links count one direction, and memory is what the driver reports. Where a datasheet has no figure
-for a number type, the device has none either, and a job of that type is refused. `phalanx measure` on the machine
-itself is better than any of this.
+Where a datasheet has no figure for a number type, the device has none either, and a job of that type is refused.
+`phalanx measure` on the machine itself is better than any of this.
 """
 
 import re
@@ -57,7 +55,7 @@ class _Links:
 
 @dataclass(frozen=True)
 class _Tier:
-    """A link's name, and whom it joins: `ranks` of a node, `nodes` nodes, or without either all nodes."""
+    """A link's name, and what it joins: `ranks` ranks of a node, `nodes` nodes, or all nodes if both are 0."""
 
     link: str
     ranks: int = 0
@@ -105,9 +103,9 @@ def chip_of(text: str) -> str | None:
 
 
 def _plain(text: str) -> str:
-    return re.sub(
-        r"^(?:nvidia|amd|intel|google)-|-sxm\d?(?=-|$)|-hbm\d\w?$", "", re.sub(r"[\s_]+", "-", text.strip().lower())
-    )
+    """Return a name in lower case with hyphens, without the vendor, the socket and the kind of memory."""
+    name = re.sub(r"[\s_]+", "-", text.strip().lower())
+    return re.sub(r"^(?:nvidia|amd|intel|google)-|-sxm\d?(?=-|$)|-hbm\d\w?$", "", name)
 
 
 def _is_chip(name: str, chip: str) -> bool:
@@ -209,7 +207,7 @@ class LikePreset:
 
 
 def _of_memory(device: Device, gib: float) -> Device:
-    """Return a device with another size of memory, of which the driver and libraries keep as much."""
+    """Return a device with `gib` GiB of memory, of which the driver and libraries take as much as before."""
     size = int(gib * GIB)
     kept = device.memory_bytes - device.usable_bytes
     source = f"{device.source}; memory as the cluster's file says"
@@ -217,7 +215,7 @@ def _of_memory(device: Device, gib: float) -> Device:
 
 
 def _of_rate(tier: Tier, rate: float) -> Tier:
-    """Return links of another rate in bytes/s; an uplink that ranks share changes alike, as a host's one NIC does."""
+    """Return links of another rate in bytes/s. A shared uplink changes in proportion, as a host's one NIC does."""
     was, shared = tier.bandwidth_bytes_per_s_per_gpu_per_direction, tier.uplink_bandwidth_bytes_per_s_per_direction
     return replace(
         tier,

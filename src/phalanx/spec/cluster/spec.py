@@ -291,12 +291,8 @@ class ClusterSpec:
         candidates = [k for k in self.kernels if k.dtype == dtype]
         if not candidates:
             have = sorted({k.dtype for k in self.kernels})
-            raise InputError(
-                "job.precision.compute",
-                dtype,
-                f"cluster {self.name} has no rates for it",
-                f"it has {', '.join(have)}",
-            )
+            remedy = f"it has {', '.join(have)}"
+            raise InputError("job.precision.compute", dtype, f"cluster {self.name} has no rates for it", remedy)
         return min(candidates, key=lambda k: abs(k.concurrent - concurrent))
 
     def fits(self, op: str, group_size: int, hosts: int = 1) -> list[CollectiveFit]:

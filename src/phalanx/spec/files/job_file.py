@@ -195,7 +195,8 @@ def build(kind: type[T], table: Any, table_name: str) -> T:
     except RecursionError:
         raise InputError(table_name, None, "is nested too deep") from None
     try:
-        return cast("T", _adapter(kind).validate_json(text, strict=True))
+        cls: Any = kind  # hashable, which mypy does not see of type[T]
+        return cast("T", _adapter(cls).validate_json(text, strict=True))
     except ValidationError as error:
         # For a union (`float or "auto"`) every branch reports an error; the first is as good as any.
         # Of several mechanisms, the one that the table's `kind` names reports no error at `kind`.
@@ -212,14 +213,14 @@ def build(kind: type[T], table: Any, table_name: str) -> T:
         raise InputError(name, first["input"], message) from None
 
 
-def _new_adapter(kind: Any) -> TypeAdapter[Any]:
+@cache
+def _adapter(kind: Any) -> TypeAdapter[Any]:
+    """Return the pydantic adapter of a type, cached: creating one takes longer than reading most files."""
     from pydantic import TypeAdapter
 
     return TypeAdapter(kind)
 
 
-_adapter: Callable[[Any], TypeAdapter[Any]] = cache(_new_adapter)
-"""pydantic adapter of each type, cached: creating one takes longer than reading most files."""
 _hints: Callable[[Any], dict[str, Any]] = cache(get_type_hints)
 
 
@@ -244,7 +245,7 @@ def _dataclasses_in(hint: Any) -> list[Any]:
 
 
 def _chosen(kinds: Sequence[Any], table: Mapping[str, Any], name: str) -> Any:
-    """Return the dataclass of a table that may be several, which its `kind` tells. Raises InputError for others."""
+    """Return the dataclass, of several, that a table's `kind` names. Raises InputError for an unknown kind."""
     if len(kinds) == 1:
         return kinds[0]
     by_kind = {str(next(f.default for f in fields(k) if f.name == "kind")): k for k in kinds}

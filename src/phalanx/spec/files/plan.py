@@ -2,9 +2,8 @@
 
 Written before the first rank starts; read by every rank, by resume, and by commands that compare runs afterwards.
 
-Types of plan.json's contents in addition to its specs: choices made with the strategy, and predictions. Programs
-keep both as tables; a file's tables are checked against these records when it is read, so that readers find numbers
-where they expect them.
+Its tables `choices` and `prediction` are plain dicts in memory. When a file is read they are checked against the
+private records below, so that readers find numbers where they expect them.
 """
 
 import errno

@@ -6,8 +6,8 @@ their names in nn/hugging_face/names.py.
 
 A model's shape is read from the `config.json` that Hugging Face's `transformers` keeps with its weights. Missing keys
 get the default of `transformers` for the family. Features that our decoder does not support are refused by name,
-never dropped. Written is the `config.json` from which `transformers` builds the same model; fields that its family
-cannot express are left out: to detect them, read the file back and compare.
+never dropped. `to_hugging_face` writes a `config.json` from which `transformers` builds the same model; fields that
+its family cannot express are left out: to detect them, read the file back and compare.
 """
 
 import re
@@ -28,7 +28,7 @@ from phalanx.spec.model.spec import ModelSpec
 FAMILIES = Families(Path(__file__).with_name("families.toml"))
 """Every model type, by name."""
 Writer = tuple[str, Callable[[ModelSpec], Fields]]
-"""A class of `transformers`, and what writes its config.json."""
+"""A class of `transformers`, and the function that writes its config.json."""
 WRITERS: dict[str, Writer] = {
     "llama": ("LlamaForCausalLM", dense.write_llama),
     "mistral": ("MistralForCausalLM", dense.write_mistral),
@@ -58,12 +58,8 @@ def complete(fields: Mapping[str, Any]) -> dict[str, Any]:
     """
     family = fields.get("family")
     if family is None:
-        raise InputError(
-            "model",
-            None,
-            "needs a preset, a config, or a family with sizes",
-            f"families: {', '.join(WRITERS)} and other model types of transformers",
-        )
+        remedy = f"families: {', '.join(WRITERS)} and other model types of transformers"
+        raise InputError("model", None, "needs a preset, a config, or a family with sizes", remedy)
     # What the family requires and fixes.
     row = family_of(family)
     for name in row.needs:
@@ -92,8 +88,8 @@ def complete(fields: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _slip(kind: str, known: Collection[str]) -> str:
-    """Return the type that a slip was meant to be. Another release of a family is none, since its layers may differ,
-    and with them its cache and parameters."""
+    """Return the remedy for an unknown model_type: the known one that it misspells, if any. Another release of a
+    family is not suggested, since its layers may differ, and with them its cache and parameters."""
     near = get_close_matches(kind, known, 1, 0.85)
     same_release = bool(near) and re.sub(r"\D", "", near[0]) == re.sub(r"\D", "", kind)
     if near and same_release and not kind.startswith(near[0]) and not near[0].startswith(kind):

@@ -70,8 +70,8 @@ Factor = Annotated[float, Range(0, 1e6, above=True)]
 
 @dataclass(frozen=True)
 class Multipliers:
-    """Constant factors of a forward pass (Granite, Cohere, Gemma). Weights take them up where files are read and give
-    them back where they are written, so that nothing is multiplied at run time; drawn weights start without."""
+    """Constant factors of a forward pass (Granite, Cohere, Gemma). Weights are multiplied by them when a file is read
+    and divided when one is written, so that nothing is multiplied at run time; drawn weights lack them."""
 
     embedding: Factor = 1.0
     """Of the embedding's rows, but not where the head shares its matrix."""
@@ -88,11 +88,8 @@ class Multipliers:
 
 @dataclass(frozen=True)
 class Experts:
-    """A mixture of experts in place of the MLP.
-
-    A router scores every expert for a token; the token goes through its `top_k` best ones, whose outputs are summed,
-    weighted by their scores, and through the shared expert if there is one.
-    """
+    """A mixture of experts in place of the MLP. A router scores every expert for a token; the token goes through its
+    `top_k` best ones, whose outputs are summed, weighted by their scores, and through any shared expert."""
 
     count: Annotated[int, Range(1, 10**5)]
     """Routed experts per layer."""
@@ -152,11 +149,8 @@ class Experts:
             raise InputError(f"{table}.groups", self.groups, f"does not divide count = {self.count}")
         within = self.count // self.groups
         if self.top_groups > self.groups or self.top_k > self.top_groups * within:
-            raise InputError(
-                f"{table}.top_groups",
-                self.top_groups,
-                f"is not between top_k / experts of a group = {self.top_k} / {within} and groups = {self.groups}",
-            )
+            reason = f"is not between top_k / experts of a group = {self.top_k} / {within} and groups = {self.groups}"
+            raise InputError(f"{table}.top_groups", self.top_groups, reason)
         if self.group_score == "top2" and self.groups > 1 and within < 2:
             raise InputError(f"{table}.group_score", "top2", "needs two experts in a group", "use max")
         if self.chooser == "experts":

@@ -1,4 +1,4 @@
-"""Which mechanisms have modules of our runtime: what nn/ computes, whether or not its step has a price."""
+"""Which mechanisms of models our runtime (nn/) computes, whether or not their step has a price."""
 
 from collections.abc import Iterator
 
@@ -9,7 +9,7 @@ from phalanx.spec.model.blocks.operators import Attend, Index, Norm, Rotary, Rou
 from phalanx.spec.model.spec import ModelSpec
 
 ACTIVATIONS = ("swiglu", "geglu", "gelu", "gelu_tanh", "relu2")
-"""Of MLPs; experts have the first and the last."""
+"""Activations of MLPs; experts have the first and the last."""
 RECURRENCES = ("ssd", "delta", "channel_delta", "lightning")
 
 
@@ -43,7 +43,7 @@ def require_modules(spec: ModelSpec, cp: int = 1) -> None:
 
 
 def _missing(spec: ModelSpec, s: Sublayer) -> Iterator[str]:
-    """Yield what a sublayer has that no module computes."""
+    """Yield the mechanisms of a sublayer that no module computes, in words."""
     scan, attend, rotary = s.first(Scan), s.first(Attend), s.first(Rotary)
     if scan is not None and scan.kind not in RECURRENCES:
         yield f"the recurrence {scan.kind}"

@@ -18,7 +18,7 @@ _REQUIRED = ("family", "vocab", "hidden", "layers", "heads", "ffn", "max_seq")
 
 
 def _fields(name: str, row: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields of a row, which are some of a ModelSpec's. Raises ValueError for others, and for too few."""
+    """Return a row's fields of ModelSpec, without its source. Raises ValueError for unknown or missing fields."""
     source = () if _is_published(name) else ("source",)
     require_fields(name, row, ("source", *MODEL_FIELDS), (*source, *_REQUIRED))
     return {field: value for field, value in row.items() if field != "source"}

@@ -114,11 +114,11 @@ class ModelSpec:
     multipliers: Multipliers | None = None
     """Constant factors of a family's forward pass; None: there are none."""
     only_priced: tuple[Annotated[str, Name], ...] = ()
-    """What the model has, without parameters or a cost of note, and our decoder has not, such as a softcap of logits:
-    it is priced, and refused where it would run."""
+    """Features of the model that our decoder lacks, without parameters or a cost of note, such as a softcap of
+    logits: such a model is priced, and refused where it would run."""
     unquantised: tuple[Annotated[str, Name], ...] = ()
-    """Modules that its checkpoint of fewer than 16 bits keeps in 16, as wildcards of transformers' names; behind `!`
-    those that alone have fewer; the embedding and the head are always in 16."""
+    """Modules that a checkpoint of fewer than 16 bits keeps in 16, as wildcards of transformers' names; or, behind
+    `!`, the only modules with fewer. The embedding and the head are always in 16."""
     pattern: tuple[Name, ...] | None = None
     """Sublayers of each block, joined by `+`, or by `&` where the second reads the first's normed input: attention,
     mlp, experts, or names of `mixers`, such as ("delta+experts", "delta+experts", "delta+experts",
@@ -133,20 +133,12 @@ class ModelSpec:
                 "model.rope_theta", self.rope_theta, "must be above 1 with yarn, which divides by its log"
             )
         if self.heads % self.kv_heads:
-            raise InputError(
-                "model.kv_heads",
-                self.kv_heads,
-                f"does not divide heads = {self.heads}",
-                f"use a divisor of {self.heads}",
-            )
+            remedy = f"use a divisor of {self.heads}"
+            raise InputError("model.kv_heads", self.kv_heads, f"does not divide heads = {self.heads}", remedy)
         rotary_field = "latent.rope_dim" if self.latent else "head_dim" if self.rotary_dim is None else "rotary_dim"
         if self.position == "rotary" and self.rotary_width % 2:
-            raise InputError(
-                f"model.{rotary_field}",
-                self.rotary_width,
-                "rotary positions turn pairs of dimensions",
-                "use an even one",
-            )
+            reason = "rotary positions turn pairs of dimensions"
+            raise InputError(f"model.{rotary_field}", self.rotary_width, reason, "use an even one")
         if self.rotary_dim is not None and not 2 <= self.rotary_dim <= self.head_dim:
             raise InputError("model.rotary_dim", self.rotary_dim, f"is not between 2 and head_dim = {self.head_dim}")
         # Lists of layers.
@@ -162,11 +154,8 @@ class ModelSpec:
         require_pattern(self)
         # Latent attention.
         if self.latent and self.latent.nope_dim + self.latent.rope_dim != self.head_dim:
-            raise InputError(
-                "model.head_dim",
-                self.head_dim,
-                f"is not latent.nope_dim + rope_dim = {self.latent.nope_dim} + {self.latent.rope_dim}",
-            )
+            reason = f"is not latent.nope_dim + rope_dim = {self.latent.nope_dim} + {self.latent.rope_dim}"
+            raise InputError("model.head_dim", self.head_dim, reason)
         if self.latent:
             for name, needed in (
                 ("kv_heads", (self.heads,)),

@@ -31,7 +31,7 @@ def require_generation(model: ModelSpec, s: Strategy) -> None:
         raise InputError("model.experts.chooser", "experts", reason, "train with chooser = tokens to generate")
 
 
-def served(model: ModelSpec) -> ModelSpec:
+def serving_model(model: ModelSpec) -> ModelSpec:
     """Return the model for generation: experts drop no tokens, since a capacity depends on the length of the text;
     and there are no auxiliary losses."""
     if model.experts is None:

@@ -72,29 +72,17 @@ def check(strategy: Strategy, model: ModelSpec, job: Job, world: int | None) -> 
     # Ranks and the batch.
     if world is not None and s.world != world:
         factors = " x ".join(f"{axis}={getattr(s, axis)}" for axis in AXES)
-        raise InputError(
-            "strategy",
-            str(s),
-            f"{factors} = {s.world} ranks, but there are {world}",
-            f"make the product {world}",
-        )
+        remedy = f"make the product {world}"
+        raise InputError("strategy", str(s), f"{factors} = {s.world} ranks, but there are {world}", remedy)
     if job.global_batch % (s.micro_batch * s.dp):
         if job.global_batch % s.dp:
             fits = divisors(job.global_batch)
-            raise InputError(
-                "strategy.dp",
-                s.dp,
-                f"does not divide job.global_batch = {job.global_batch}",
-                f"use one of {_first_twelve(fits)}",
-            )
+            remedy = f"use one of {_first_twelve(fits)}"
+            raise InputError("strategy.dp", s.dp, f"does not divide job.global_batch = {job.global_batch}", remedy)
         per_replica = job.global_batch // s.dp
         fits = divisors(per_replica)
-        raise InputError(
-            "strategy.micro_batch",
-            s.micro_batch,
-            f"micro_batch x dp = {s.micro_batch} x {s.dp} does not divide job.global_batch = {job.global_batch}",
-            f"use one of {_first_twelve(fits)}",
-        )
+        reason = f"micro_batch x dp = {s.micro_batch} x {s.dp} does not divide job.global_batch = {job.global_batch}"
+        raise InputError("strategy.micro_batch", s.micro_batch, reason, f"use one of {_first_twelve(fits)}")
     # Layers, and how many of them are recomputed.
     require_split(model, s)
     kind, _, k = s.recompute.partition(":")
@@ -104,12 +92,8 @@ def check(strategy: Strategy, model: ModelSpec, job: Job, world: int | None) -> 
         reason = f"recomputes the first block alone: there are {model.layers}"
         raise InputError("strategy.recompute", s.recompute, reason, f"use every:k with k up to {model.layers}")
     if model.experts is not None and s.separate_experts and (s.compressor or s.outer_compressor):
-        raise InputError(
-            "strategy.compression",
-            s.compression,
-            "needs all gradients to reduce over the same ranks, and expert gradients reduce over others",
-            "use ep=1 and etp=1, or leave it out",
-        )
+        reason = "needs all gradients to reduce over the same ranks, and expert gradients reduce over others"
+        raise InputError("strategy.compression", s.compression, reason, "use ep=1 and etp=1, or leave it out")
     if s.local and model.experts is not None and model.experts.balance_bias is not None:
         reason = "takes steps alone, but the experts' balance bias follows the counts of all replicas in every step"
         raise InputError("strategy.local", s.local, reason, "use local=0, or a model without balance_bias")
@@ -134,12 +118,8 @@ def check(strategy: Strategy, model: ModelSpec, job: Job, world: int | None) -> 
         remedy = "use zero=3 over several ranks or sp=1, or leave it out"
         raise InputError("job.precision.gather", "float8", reason, remedy)
     if job.seq > model.max_seq:
-        raise InputError(
-            "job.seq",
-            job.seq,
-            f"is longer than model.max_seq = {model.max_seq}",
-            f"shorten seq, or set model.max_seq={job.seq}",
-        )
+        remedy = f"shorten seq, or set model.max_seq={job.seq}"
+        raise InputError("job.seq", job.seq, f"is longer than model.max_seq = {model.max_seq}", remedy)
 
 
 def require_narrow(model: ModelSpec, job: Job, s: Strategy) -> None:
@@ -197,29 +177,17 @@ def require_runnable(strategy: Strategy, job: Job) -> None:
     if strategy.reshard is not None and not strategy.level.parameters:
         raise InputError("strategy.reshard", strategy.reshard, "only zero=3 gathers parameters", "leave it out")
     if strategy.reshard == "action" and strategy.pp > 1:
-        raise InputError(
-            "strategy.reshard",
-            "action",
-            "is part of the grammar but not yet runnable with pp > 1",
-            "leave it out: each unit is gathered once a step",
-        )
+        reason = "is part of the grammar but not yet runnable with pp > 1"
+        raise InputError("strategy.reshard", "action", reason, "leave it out: each unit is gathered once a step")
     # Compression.
     require_compressible(strategy, p.accumulate_dtype)
     compressor = strategy.compressor or strategy.outer_compressor
     if strategy.tp > 1 and compressor is not None:
-        raise InputError(
-            "strategy.compression",
-            strategy.compression,
-            "rounds replicated gradients differently on each tp rank",
-            "use tp=1, or leave it out",
-        )
+        reason = "rounds replicated gradients differently on each tp rank"
+        raise InputError("strategy.compression", strategy.compression, reason, "use tp=1, or leave it out")
     if strategy.pp > 1 and compressor is not None:
-        raise InputError(
-            "strategy.compression",
-            strategy.compression,
-            "keeps residuals that differ between pipeline ranks, which checkpoints cannot store yet",
-            "use pp=1, or leave it out",
-        )
+        reason = "keeps residuals that differ between pipeline ranks, which checkpoints cannot store yet"
+        raise InputError("strategy.compression", strategy.compression, reason, "use pp=1, or leave it out")
     if job.optimizer.row.whole and p.compute == "float16":
         reason = "sends directions in the compute type, and float16 has no room for their smallest numbers"
         raise InputError("job.optimizer.name", job.optimizer.name, reason, "use bfloat16")
@@ -233,8 +201,8 @@ def require_runnable(strategy: Strategy, job: Job) -> None:
 
 
 def _require_alone(s: Strategy, p: Precision) -> None:
-    """Refuse what replicas that take steps alone cannot have: a loss scale of their own, which checkpoints hold once,
-    and a compressor that knows gradients only."""
+    """Refuse options that replicas that take steps alone cannot have: a loss scale, of which checkpoints hold one for
+    all, and a compressor that takes gradients only. Raises InputError."""
     if p.compute == "float16":
         reason = f"has a loss scale, which replicas would change alone (local = {s.local})"
         raise InputError("job.precision.compute", p.compute, reason, "leave it out, or local=0")
@@ -272,8 +240,8 @@ def require_synchronised(s: Strategy, train: Train) -> None:
 
 
 def _require_in_range(p: Precision) -> None:
-    """Allow float16 only where a loss scale keeps the numbers within its range (Micikevicius et al. 2018), and narrow
-    products only with bfloat16, the one result type of their kernels with a scale per row."""
+    """Raise InputError for float16 where no loss scale keeps the numbers within its range (Micikevicius et al. 2018),
+    and for narrow products without bfloat16, the one result type of their kernels with a scale per row."""
     operands = p.operands
     if operands is not None and p.compute != "bfloat16":
         reason = f"needs job.precision.compute = bfloat16, not {p.compute}"
@@ -290,12 +258,9 @@ def _require_in_range(p: Precision) -> None:
         if dtype == "float16":
             raise InputError(f"job.precision.{name}", dtype, why, "use float32")
     if p.reduce_dtype == "float16" and p.compute != "float16":
-        raise InputError(
-            "job.precision.reduce",
-            "float16",
-            f"needs the loss scale, which compute = {p.compute} does not have",
-            "use bfloat16, or compression=fp16, which scales every block",
-        )
+        reason = f"needs the loss scale, which compute = {p.compute} does not have"
+        remedy = "use bfloat16, or compression=fp16, which scales every block"
+        raise InputError("job.precision.reduce", "float16", reason, remedy)
 
 
 def require_compressible(strategy: Strategy, accumulate: DType) -> None:
@@ -308,12 +273,9 @@ def require_compressible(strategy: Strategy, accumulate: DType) -> None:
     if compressor is None:
         return
     if strategy.level.parameters and not compressor.quantised and not strategy.local:
-        raise InputError(
-            "strategy.compression",
-            strategy.compression,
-            "reduces unsharded buckets, but zero=3 has no room for them",
-            "use zero=2, or one of fp16, bf16, int8, int4",
-        )
+        reason = "reduces unsharded buckets, but zero=3 has no room for them"
+        remedy = "use zero=2, or one of fp16, bf16, int8, int4"
+        raise InputError("strategy.compression", strategy.compression, reason, remedy)
     if accumulate not in ("float32", "float64"):
         raise InputError(
             "job.precision.accumulate", accumulate, "is too coarse for compression's residuals", "use float32"

@@ -145,7 +145,7 @@ class Mesh:
         return self.name("dp_shard", "cp")
 
     def along(self, axis: str) -> Ranks:
-        """Every rank's index in its group of an axis, (world,); all 0 for "", an axis that dropped out."""
+        """Return every rank's index in its group of an axis, (world,); all 0 for "", the name of dropped axes."""
         places = np.zeros(self.world, dtype=np.int64)
         if axis:
             groups = self.groups(axis)
@@ -196,6 +196,6 @@ def mesh(strategy: Strategy) -> Mesh:
 
 
 def _lines(ranks: Ranks, axes: tuple[int, ...]) -> Ranks:
-    """All lines of an array along these axes, (lines, ranks per line)."""
+    """Return all lines of an array along these axes, (lines, ranks per line)."""
     moved = np.moveaxis(ranks, axes, range(-len(axes), 0))
     return moved.reshape(-1, math.prod(ranks.shape[i] for i in axes))

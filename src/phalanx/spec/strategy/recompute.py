@@ -67,8 +67,8 @@ def decode(codes: Any) -> tuple[Any, Any, Any]:
     return codes & 7, (codes >> _COUNT_AT) & ((1 << _MODULES_AT - _COUNT_AT) - 1), codes >> _MODULES_AT
 
 
-def written(code: int) -> str:
-    """Return the value of `recompute` that `encode` turned into `code`."""
+def to_text(code: int) -> str:
+    """Return the value of `recompute`, such as `every:2`, from its integer: the inverse of `encode`."""
     kind, count, bits = decode(code)
     modules = [name for i, name in enumerate(MODULES) if bits >> i & 1]
     if KINDS[kind] in _COUNTED:

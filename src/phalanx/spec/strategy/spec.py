@@ -235,12 +235,8 @@ def parse(line: str) -> dict[str, Any]:
         if not equals or not text:
             raise InputError("strategy", line, f"{item!r} is not of the form field=value", "e.g. dp=4,zero=3")
         if name.rstrip("<>!") in FIELDS and name not in FIELDS:
-            raise InputError(
-                "strategy",
-                item,
-                "is a condition, where a strategy has a value",
-                "give it as a condition (where) to a search",
-            )
+            remedy = "give it as a condition (where) to a search"
+            raise InputError("strategy", item, "is a condition, where a strategy has a value", remedy)
         if name not in FIELDS:
             raise InputError(f"strategy.{name}", text, "no such field", nearest(name, FIELDS))
         if name in table:

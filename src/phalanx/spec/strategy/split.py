@@ -199,12 +199,9 @@ def require_split(spec: ModelSpec, s: Degrees) -> None:
             raise InputError("strategy.tp", s.tp, f"does not divide model.{name} = {count}", fits)
     for name, dim in dims.items():
         if dim.copies and dim.count % s.tp and s.tp % dim.count:
-            raise InputError(
-                "strategy.tp",
-                s.tp,
-                f"neither divides model.{name} = {dim.count} nor is a multiple of it",
-                "a key head is not split: one rank holds it, or several hold copies",
-            )
+            reason = f"neither divides model.{name} = {dim.count} nor is a multiple of it"
+            remedy = "a key head is not split: one rank holds it, or several hold copies"
+            raise InputError("strategy.tp", s.tp, reason, remedy)
     # ep and etp divide experts and their width.
     for field, ranks in (("ep", s.ep), ("etp", s.etp)):
         if ranks == 1:

@@ -2,7 +2,7 @@
 
 A Strategy determines who holds and computes what. These options determine how a stack does it: number types,
 offloading to the host, fusion and overlap. `auto`, the default of most, is the release's own behaviour (frameworks/
-has its constants), so `StackOptions()` leaves a Strategy as is. frameworks/ has the options of each stack,
+has its constants), so `StackOptions()` changes nothing. frameworks/ has the options of each stack,
 cost/analytic/option_effects.py the effect of each.
 
 In addition, Strategy itself has fields that other frameworks write as options: `recompute` (by module, by number of
@@ -18,6 +18,7 @@ from typing import Annotated, Any, Literal
 from phalanx.spec.errors import InputError, nearest
 from phalanx.spec.job import Job
 from phalanx.spec.ranges import Natural, Range, Share, require_ranges
+from phalanx.spec.strategy.spec import format_field
 
 StackProducts = Literal["auto", "bfloat16", "float8-delayed", "float8", "float8-block", "mxfp8", "nvfp4"]
 StateType = Literal["auto", "float32", "float16", "bfloat16", "float8"]
@@ -96,12 +97,12 @@ class StackOptions:
     each 64; nf4-double: with 8-bit scales (QLoRA, Dettmers et al. 2023); int8: LLM.int8() (Dettmers et al. 2022);
     gptq: 4 bits with a scale and a zero for each 128 (Frantar et al. 2022)."""
     reference: Literal["none", "copy", "base", "copy-kl", "base-kl"] = "none"
-    """What scores each micro-batch in addition to the model, in a forward pass (DPO, Rafailov et al. 2023). copy: a
-    frozen copy of it, sharded as parameters are; base: it itself without its adapters; -kl: the model and its
-    reference score as many sequences more, for the divergence between them (KTO, Ethayarajh et al. 2024)."""
+    """The reference model that scores each micro-batch in a forward pass too (DPO, Rafailov et al. 2023). copy: a
+    frozen copy of the model, sharded as parameters are; base: the model without its adapters; -kl: both score as many
+    further sequences, for the divergence between them (KTO, Ethayarajh et al. 2024)."""
     vocab_multiple: Annotated[int, Range(0, 10**6)] = 0
-    """What rows of each tp rank's part of the embedding and of the head are rounded up to a multiple of; 0: they are
-    not rounded."""
+    """Number to a multiple of which the rows of each tp rank's part of the embedding and head are rounded up; 0: no
+    rounding."""
     mtp: Annotated[int, Range(0, 16)] = 0
     """Depths of multi-token prediction (DeepSeek-V3, section 2.2): further blocks at the end, each with a product of
     twice the hidden size and the head once more."""
@@ -134,7 +135,7 @@ class StackOptions:
     def __str__(self) -> str:
         """Return the one-line form: only options that differ from their defaults; empty if none does."""
         changed = self.changed()
-        return ",".join(f"{name}={_written(value)}" for name, value in changed.items())
+        return ",".join(f"{name}={format_field(value)}" for name, value in changed.items())
 
     def under(self, job: Job) -> StackOptions:
         """Return the options with the job's optimizer filled in, if it needs whole matrices and they leave it to the
@@ -193,9 +194,3 @@ def _number(name: str, text: str, default: Any) -> Any:
         raise InputError(
             f"options.{name}", text, f"is not a{'n integer' if type(default) is int else ' number'}"
         ) from None
-
-
-def _written(value: Any) -> str:
-    if isinstance(value, bool):
-        return str(int(value))
-    return f"{value:g}" if isinstance(value, float) else str(value)

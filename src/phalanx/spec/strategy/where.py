@@ -81,7 +81,7 @@ def holds(conditions: Iterable[Condition], values: Mapping[str, Any]) -> Any:
 
 
 def amount(text: str, fields: Sequence[str], field: str) -> Callable[[Mapping[str, Any]], Any]:
-    """Return what evaluates a sum such as tp*pp on values by field. Raises InputError under the name `field`."""
+    """Return a function that evaluates a sum such as tp*pp on values by field. Raises InputError about `field`."""
     return _sum(text, fields, {}, text, field).value
 
 

@@ -50,8 +50,8 @@ class Sublayer:
         return next((op for op in self.operators if isinstance(op, kind)), None)
 
     def core(self) -> tuple[Operator, ...]:
-        """Return what selective recomputation repeats: attention's core, with what follows up to the last product. A
-        recurrence always computes its inside again (nn/recurrences/recurrence.py)."""
+        """Return the operators that selective recomputation repeats: attention's core and what follows it, before the
+        last product. A recurrence always computes its inside again (nn/recurrences/recurrence.py)."""
         begins = dropwhile(lambda op: not isinstance(op, Attend), self.operators)
         return tuple(takewhile(lambda op: not isinstance(op, Linear), begins))
 
@@ -157,11 +157,14 @@ class Architecture:
         return counts
 
 
+def latent_norm(x: str, y: str, name: str, width: int) -> Norm:
+    """Return the RMS norm, with weights `name.weight`, of a vector x of `width` inside a sublayer, written to y."""
+    return Norm(x, Output(y, Dim(1, width)), "rms", (Weight(f"{name}.weight", (whole(width),), "norm"),), inside=True)
+
+
 def stream_norm(hidden: int, kind: Literal["rms", "layer"], bias: bool, name: str, weights: bool = True) -> Norm:
-    """Return a norm of the residual stream, with a weight, and with a bias where LayerNorm has one."""
-    if not weights:
-        return Norm("x", Output("n", Dim(1, hidden), "own"), kind)
-    names = (f"{name}.weight", f"{name}.bias") if kind == "layer" and bias else (f"{name}.weight",)
+    """Return a norm of the residual stream: without `weights`, with a weight, or with a bias too for LayerNorm."""
+    names = ([f"{name}.weight"] + [f"{name}.bias"] * (kind == "layer" and bias)) if weights else []
     of_norm = tuple(Weight(n, (whole(hidden),), "norm") for n in names)
     return Norm("x", Output("n", Dim(1, hidden), "own"), kind, of_norm)
 

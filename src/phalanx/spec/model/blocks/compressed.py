@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Annotated, ClassVar, Literal
 
 from phalanx.spec.errors import InputError
-from phalanx.spec.model.blocks.block import Sublayer
+from phalanx.spec.model.blocks.block import Sublayer, latent_norm
 from phalanx.spec.model.blocks.mixer import Heads, MixerSizes
 from phalanx.spec.model.blocks.operators import (
     Attend,
@@ -77,8 +77,8 @@ def compressed(hidden: int, sizes: CompressedSizes, norm: Norm | None, *, after:
     down = (Output("q_down", whole(rank)), Output("kv", whole(dim)))
     ops: list[Operator] = [
         linear("n", h, down, ("q_down", "kv")),
-        _norm("q_down", "q_latent", "q_norm", rank),
-        _norm("kv", "kv", "kv_norm", dim),
+        latent_norm("q_down", "q_latent", "q_norm", rank),
+        latent_norm("kv", "kv", "kv_norm", dim),
         linear("q_latent", whole(rank), (Output("q", q),), ("q_up",)),
         Norm("q", Output("q", q), "rms", inside=True),
         Rotary(("q", "kv"), (q, Dim(1, dim)), sizes.rotary_dim),
@@ -106,10 +106,6 @@ def compressed(hidden: int, sizes: CompressedSizes, norm: Norm | None, *, after:
     ops.append(Linear("o", result, (Output("o_down", low),), (weight,), grouped=True))
     ops.append(linear("o_down", low, (added(hidden),), ("o",)))
     return Sublayer("attention", norm, tuple(ops), after)
-
-
-def _norm(x: str, y: str, name: str, width: int) -> Norm:
-    return Norm(x, Output(y, Dim(1, width)), "rms", (Weight(f"{name}.weight", (whole(width),), "norm"),), inside=True)
 
 
 def _pooled(hidden: int, name: str, ratio: int, width: int, normed: int) -> Linear:

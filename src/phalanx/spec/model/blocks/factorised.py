@@ -4,9 +4,9 @@ from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
 
 from phalanx.spec.errors import InputError
-from phalanx.spec.model.blocks.block import Sublayer
+from phalanx.spec.model.blocks.block import Sublayer, latent_norm
 from phalanx.spec.model.blocks.mixer import Heads, MixerSizes
-from phalanx.spec.model.blocks.operators import Attend, Dim, Norm, Output, Rotary, Weight, added, linear, whole
+from phalanx.spec.model.blocks.operators import Attend, Dim, Norm, Output, Rotary, added, linear, whole
 from phalanx.spec.model.mechanisms import Width
 from phalanx.spec.ranges import Range
 
@@ -18,7 +18,7 @@ class FactorisedSizes(MixerSizes):
     heads: Heads
     """Query heads."""
     head_dim: Annotated[int, Range(2, 10**5)]
-    """Width of a head, all of which positions turn."""
+    """Width of a head, all of it rotated by position."""
     q_rank: Width
     """Width of the latent that queries come from."""
     kv_heads: Heads = 1
@@ -37,10 +37,9 @@ def factorised(hidden: int, sizes: FactorisedSizes, norm: Norm | None, *, after:
     """Return attention with queries from a latent (vLLM, model_executor/models/step3_text.py, Step3TextAttention)."""
     of, dim, h, rank = f"mixers.{sizes.name}.heads", sizes.head_dim, whole(hidden), whole(sizes.q_rank)
     q, kv = Dim(sizes.heads, dim, "tp", of=of), Dim(sizes.kv_heads, dim, "tp", copies=True, of=of)
-    scale = (Weight("q_norm.weight", (rank,), "norm"),)
     ops = (
         linear("n", h, (Output("q_down", rank), Output("k", kv), Output("v", kv)), ("q_down", "k", "v")),
-        Norm("q_down", Output("q_latent", Dim(1, sizes.q_rank)), "rms", scale, inside=True),
+        latent_norm("q_down", "q_latent", "q_norm", sizes.q_rank),
         linear("q_latent", rank, (Output("q", q),), ("q_up",)),
         Rotary(("q", "k"), (q, kv), dim),
         Attend(Output("o", q), kv, dim, dim, dim, 2 * kv.size, True),

@@ -1,7 +1,9 @@
-"""What Gemma 3n adds to a block: several residual streams of which one goes through it, the others predicted before
-and corrected after (AltUp: Baykal et al. 2023); a low-rank sublayer that reads what attention reads (LAuReL:
-Menghani et al. 2024); and, in Gemma 4 too, embeddings for each layer, a token's own vector from a second table that
-gates a narrow projection of the stream (transformers 5.23, models/gemma4/modeling_gemma4.py:1353)."""
+"""What Gemma 3n adds to a block.
+
+AltUp (Baykal et al. 2023): several residual streams, of which one goes through the block and the others are predicted
+before and corrected after it. LAuReL (Menghani et al. 2024): a low-rank sublayer that reads what attention reads. In
+Gemma 4 too, embeddings for each layer: a token's vector from a second table gates a narrow projection of the stream
+(transformers 5.23, models/gemma4/modeling_gemma4.py:1353)."""
 
 from dataclasses import dataclass
 from typing import Annotated, Literal
@@ -22,15 +24,15 @@ class AltUpSizes(MixerSizes):
     """The mechanism."""
 
     def table(self, hidden: int, layers: int) -> tuple[Weight, ...]:
-        """Return the parameters outside of blocks: what makes the further streams, and what joins them."""
+        """Return the parameters outside of blocks: the matrices that make the further streams and that join them."""
         h = whole(hidden)
         ends = [f"altup_{end}.{i}.weight" for end in ("projections", "unembed") for i in range(self.inputs - 1)]
         return tuple(Weight(name, (h, h), "latent") for name in ends)
 
 
 def altup(hidden: int, sizes: AltUpSizes, norm: Norm | None, *, after: Norm | None = None) -> Sublayer:
-    """Return what predicts and corrects the streams around a block: weights of n streams from a norm of the active
-    one (transformers 5.24, models/gemma3n/modeling_gemma3n.py:976)."""
+    """Return the sublayer that predicts and corrects the n streams around a block, with coefficients from a norm of
+    the active one (transformers 5.24, models/gemma3n/modeling_gemma3n.py:976)."""
     h, n = whole(hidden), sizes.inputs
     route = Norm(
         "n", Output("n", whole(1, hidden)), "rms", (Weight("router_norm.weight", (h,), "norm"),), inside=True

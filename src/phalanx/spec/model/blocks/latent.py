@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from phalanx.spec.model.blocks.block import Sublayer
+from phalanx.spec.model.blocks.block import Sublayer, latent_norm
 from phalanx.spec.model.blocks.mixer import MixerSizes
 from phalanx.spec.model.blocks.operators import (
     Attend,
@@ -62,11 +62,11 @@ def latent(
     else:
         # Next to kv_down, since the gradients of the two are ready together.
         ops.append(linear("n", h, (Output("q_down", whole(q_rank)), down), ("q_down", "kv_down"), bias))
-        ops.append(_latent_norm("q_down", "q_latent", "q_norm", q_rank))
+        ops.append(latent_norm("q_down", "q_latent", "q_norm", q_rank))
         ops.append(linear("q_latent", whole(q_rank, of="latent.q_rank"), (Output("q", q),), ("q_up",)))
     ops += [Rotary(("q",), (q,), rope)] * rotates
     ops.append(Views(down, (Output("kv_down", Dim(1, kv_rank)), Output("rope", shared))))
-    ops.append(_latent_norm("kv_down", "latent", "kv_norm", kv_rank))
+    ops.append(latent_norm("kv_down", "latent", "kv_norm", kv_rank))
     ops += [Rotary(("rope",), (shared,), rope, apart=True)] * rotates
     if width > nope + rope:  # only after the latent's norm, whose temporaries are the peak where latents are wide
         ops.append(Resize("q", Output("q", core)))
@@ -84,10 +84,6 @@ def latent(
     ops.append(Attend(Output("o", result), kv, nope + rope, value, width, cached, False, window, top))
     ops.append(linear("o", result, (added(hidden),), ("o",), out_bias))
     return Sublayer("attention", norm, tuple(ops), after)
-
-
-def _latent_norm(x: str, y: str, name: str, rank: int) -> Norm:
-    return Norm(x, Output(y, Dim(1, rank)), "rms", (Weight(f"{name}.weight", (whole(rank),), "norm"),), inside=True)
 
 
 def _index(hidden: int, of_q: int, heads: int, each: int, top: int) -> Index:

@@ -74,8 +74,8 @@ _SUBLAYERS: dict[type, Callable[..., Sublayer]] = {
 OWN = ("attention", "mlp", "experts")
 """Sublayers that a pattern names and the model's own fields describe. With `latent`, `attention` is latent."""
 JOINED, BESIDE, NORMED = "+", "&", ":"
-"""Between the sublayers of one block in a pattern: one after the other, or both of one normed input. After a
-sublayer: where its norms are, if not where the model's are."""
+"""Marks of a pattern. Between sublayers of a block, `+`: one after the other; `&`: both read one normed input. After
+a sublayer, `:` and the place of its norms, if that is not the model's."""
 _NORMS = ("before", "after", "both")
 
 
@@ -101,13 +101,13 @@ def architecture(spec: ModelSpec) -> Architecture:
     )
 
 
-def scans(spec: ModelSpec) -> bool:
+def has_recurrence(spec: ModelSpec) -> bool:
     """Whether a model has recurrences."""
     return any(block.first(Scan) is not None for block in architecture(spec).kinds)
 
 
-def among(spec: ModelSpec, blocks: Sequence[int], kind: type) -> list[int]:
-    """Return those blocks, by number, that have an operator of a kind."""
+def blocks_with(spec: ModelSpec, blocks: Sequence[int], kind: type) -> list[int]:
+    """Return the numbers in `blocks` of the blocks that have an operator of a kind."""
     every = architecture(spec).blocks
     return [i for i in blocks if every[i].first(kind) is not None]
 
@@ -132,7 +132,8 @@ def words_of(block: str) -> list[str]:
 
 
 def require_pattern(spec: ModelSpec) -> None:
-    """Raise InputError for a pattern that is longer than the model's layers, or that names what is not described."""
+    """Require that a pattern is no longer than the model's layers, and names sublayers that the model describes, all
+    of its mixers among them. Raises InputError."""
     mixers = [m.name for m in spec.mixers]
     for i, name in enumerate(mixers):
         if name in OWN or name in mixers[:i] or len(words_of(name)) > 1 or not name.strip():
@@ -209,7 +210,8 @@ def _joined(spec: ModelSpec) -> tuple[Weight, ...]:
 
 
 def _norms(spec: ModelSpec, i: int, place: str) -> tuple[Norm | None, Norm | None]:
-    """Return the norms before and after the block's sublayer number `i`, from 1; `place`: where, "" as the model."""
+    """Return the norms (or None) before and after a block's sublayer number `i`, from 1. `place`: before, after or
+    both; "" as the model."""
     place = place or spec.norms
     before = place != "after" and not (spec.residual == "parallel_one_norm" and i > 1)
     kind = (spec.hidden, spec.norm, spec.norm_bias)

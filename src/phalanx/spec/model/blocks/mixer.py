@@ -1,4 +1,4 @@
-"""What the sizes of every mechanism have in common that a pattern names."""
+"""The common fields of the sizes of every mechanism that a pattern can name."""
 
 from dataclasses import dataclass, replace
 from typing import Annotated, ClassVar, Self
@@ -23,7 +23,7 @@ class MixerSizes:
 
     @property
     def path(self) -> str:
-        """The table of a model in which it stands, for messages."""
+        """The model's table that holds it, for messages."""
         return f"model.mixers.{self.name}"
 
     def of_rank(self, tp: int) -> Self:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
 
 from phalanx.spec.errors import InputError
-from phalanx.spec.model.blocks.block import Sublayer
+from phalanx.spec.model.blocks.block import Sublayer, latent_norm
 from phalanx.spec.model.blocks.mixer import Heads, MixerSizes
 from phalanx.spec.model.blocks.operators import (
     Activate,
@@ -130,9 +130,7 @@ def selective(hidden: int, sizes: SelectiveSizes, norm: Norm | None, *, after: N
         ),
     ]
     if sizes.inner_norms:
-        for name, dim in small:
-            weight = Weight(f"{name}_norm.weight", (dim,), "norm")
-            ops.append(Norm(name, Output(name, Dim(1, dim.size)), "rms", (weight,), inside=True))
+        ops += (latent_norm(name, name, f"{name}_norm", dim.size) for name, dim in small)
     ops.append(linear("step", rank, (Output("dt", x),), ("dt",), bias=True))
     learned = (Weight("a_log", (x, state), "gate"), Weight("d", (x,), "gate"))
     ops.append(Scan("selective", Output("o", x), Dim(1, sizes.state), sizes.state, 1, learned, ("x", "b", "c")))

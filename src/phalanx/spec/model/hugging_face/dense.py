@@ -39,26 +39,26 @@ def write_gpt_neox(spec: ModelSpec) -> Fields:
 
 def write_llama(spec: ModelSpec) -> Fields:
     """Return the config of a Llama model."""
-    return write.of_llama(spec) | {"attention_bias": spec.qkv_bias, "mlp_bias": spec.mlp_bias}
+    return write.llama_fields(spec) | {"attention_bias": spec.qkv_bias, "mlp_bias": spec.mlp_bias}
 
 
 def write_mistral(spec: ModelSpec) -> Fields:
     """Return the config of a Mistral model."""
-    return write.of_llama(spec) | {"sliding_window": spec.window}
+    return write.llama_fields(spec) | {"sliding_window": spec.window}
 
 
 def write_qwen2(spec: ModelSpec) -> Fields:
     """Return the config of a Qwen 2 model."""
     windowed = range(spec.layers) if spec.window_layers is None else spec.window_layers
     if spec.window is None:
-        return write.of_llama(spec) | {"use_sliding_window": False, "sliding_window": None, "layer_types": None}
+        return write.llama_fields(spec) | {"use_sliding_window": False, "sliding_window": None, "layer_types": None}
     kinds = ["sliding_attention" if i in windowed else "full_attention" for i in range(spec.layers)]
     window = {
         "use_sliding_window": True,
         "sliding_window": spec.window,
         "max_window_layers": min(windowed, default=spec.layers),
     }
-    return write.of_llama(spec) | window | {"layer_types": kinds}
+    return write.llama_fields(spec) | window | {"layer_types": kinds}
 
 
 def write_qwen3(spec: ModelSpec) -> Fields:

@@ -10,14 +10,14 @@ def write_mixtral(spec: ModelSpec) -> Fields:
     """Return the config of a Mixtral model."""
     x = write.experts(spec)
     routed = {"num_local_experts": x.count, "num_experts_per_tok": x.top_k, "sliding_window": spec.window}
-    return write.of_llama(spec) | routed | _write_losses(x)
+    return write.llama_fields(spec) | routed | _write_losses(x)
 
 
 def write_qwen3_moe(spec: ModelSpec) -> Fields:
     """Return the config of a Qwen 3 MoE model."""
     x = write.experts(spec)
     return (
-        write.of_llama(spec)
+        write.llama_fields(spec)
         | {"attention_bias": spec.qkv_bias, "sliding_window": spec.window}
         | {"use_sliding_window": spec.window is not None, "decoder_sparse_step": 1}
         | {"num_experts": x.count, "num_experts_per_tok": x.top_k, "moe_intermediate_size": x.ffn}
@@ -52,7 +52,7 @@ def _write_shared(spec: ModelSpec, x: Experts) -> Fields:
     a = spec.latent
     assert a is not None
     return (
-        write.of_llama(spec)
+        write.llama_fields(spec)
         | {"attention_bias": spec.qkv_bias, "head_dim": a.rope_dim}
         | {"q_lora_rank": a.q_rank, "kv_lora_rank": a.kv_rank, "v_head_dim": a.v_dim}
         | {"qk_nope_head_dim": a.nope_dim, "qk_rope_head_dim": a.rope_dim}

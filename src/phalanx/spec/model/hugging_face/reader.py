@@ -1,15 +1,29 @@
-"""Read a config.json by its row: one reader for all model types."""
+"""Read a config.json by its row: one reader for all model types.
+
+A key that a row does not read is one of three kinds: NEUTRAL, known to change no layer; STRUCTURAL, named like what
+changes layers, so that a config with it is refused; or anything else, such as what a tool notes about itself.
+"""
 
 import re
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
-from phalanx.spec.errors import InputError
 from phalanx.spec.model.hugging_face.expressions import evaluate, names
-from phalanx.spec.model.hugging_face.neutral import NEUTRAL, STRUCTURAL
 from phalanx.spec.model.hugging_face.reading import Config, Fields, require_layers, rope
 from phalanx.spec.model.hugging_face.rows import FamilyRow
 
+NEUTRAL = frozenset(Path(__file__).with_name("neutral.txt").read_text().split())
+"""Keys that change no size and no cost, or that every row reads. Multi-token prediction is among them: it is left out
+of totals, as transformers leaves it out, and a note says so."""
+STRUCTURAL = re.compile(
+    r"^(?!.*_eps(ilon)?$).*"
+    r"(heads?(_|$)|layers?(_|$)|(_|^)(dim|rank|size|width|ratio|factor|interval|freq|period|offset)(_|s?$)"
+    r"|expert|moe|norm|window|attn|attention|mlp|ffn|mamba|conv|ssm|state|linear|delta|lightning|index|compress"
+    r"|(^|_)hc_|altup|laurel|gram|latent|lora|bias|gate|residual|block|pattern|parallel|shared|sink|loop|recur"
+    r"|memory|kv_|chunk)"
+)
+"""Names of keys that change layers, in the vocabulary of the configurations that transformers 5 has."""
 _JOINED = "+"
 WINDOWED = "windowed"
 """The word of a row for the model's own attention in its window."""
@@ -45,13 +59,14 @@ def read(row: FamilyRow, c: Config) -> Fields:
 
 
 def _take(read: Fields, name: str, value: Any) -> None:
-    """Put a field that was read; None leaves what is fixed, or ModelSpec's own default."""
+    """Store a field's value in `read`; None leaves the row's fixed value, or ModelSpec's own default."""
     if value is not None:
         read[name] = value
 
 
 def _of(part: Any, c: Config, read: Fields, **more: Any) -> Any:
-    """Return the value of an expression, or of a choice by one. Raises InputError for a key that is missing."""
+    """Return the value of an expression, or the entry that an expression chooses from a table. Raises InputError for
+    a key that is missing and for a choice that the table lacks."""
     if isinstance(part, Mapping):
         chosen = _of(part["of"], c, read, **more)
         if chosen not in part:
@@ -63,14 +78,13 @@ def _of(part: Any, c: Config, read: Fields, **more: Any) -> Any:
         return part
     value = evaluate(part, c.keys, spec=read, **more)
     if value is None and not re.search(r"\bnone\b|has\(", part):
-        raise c.wrong(
-            f"has no {next(iter(re.findall(r'[A-Za-z_]+', part)))!r}", "is this a Hugging Face config.json?"
-        )
+        first = re.findall(r"[A-Za-z_]+", part)[0]
+        raise c.wrong(f"has no {first!r}", "is this a Hugging Face config.json?")
     return value
 
 
 def _holds(part: Any, c: Config, read: Fields) -> bool:
-    """Return whether what a row names is in a config."""
+    """Return whether a condition of a row, an expression or a constant, is true of a config."""
     return bool(evaluate(part, c.keys, spec=read) if isinstance(part, str) else part)
 
 
@@ -103,7 +117,8 @@ def _require_known(row: FamilyRow, c: Config) -> None:
 
 
 def _pattern(row: FamilyRow, c: Config, read: Fields) -> Fields:
-    """Return the pattern of the layers; where they differ in windows and experts only, the fields that say that."""
+    """Return the fields for the layers' kinds: `window_layers` and `experts.dense_layers` if layers differ in windows
+    and experts only, else `pattern` with its `mixers`."""
     if not row.layer:
         return {}
     layers, experts = read["layers"], read.get("experts")
@@ -120,10 +135,7 @@ def _pattern(row: FamilyRow, c: Config, read: Fields) -> Fields:
         if windows and read.get("window") is not None:
             window["window_layers"] = windows if names(row.layer[0]) else None
         return window | {"experts": None if experts is None else experts | {"dense_layers": dense}}
-    mixers = []
-    for name, part in row.mixers.items():
-        if name in used:
-            mixers.append({"name": name, **(_table(part, c, read) or {})})
+    mixers = [{"name": name, **(_table(part, c, read) or {})} for name, part in row.mixers.items() if name in used]
     if WINDOWED in used:
         mixers.append({"name": WINDOWED, "kind": "attention", "window": read.get("window")})
     period = next(n for n in range(1, layers + 1) if all(pattern[i] == pattern[i % n] for i in range(layers)))
@@ -148,8 +160,6 @@ def _words(row: FamilyRow, c: Config, read: Fields, i: int) -> str:
         own = _sublayers(str(word)) <= {"attention", WINDOWED, "mlp", "experts", "", *row.mixers}
         known = row.words.get(word, word if own else None)
         if known is None:
-            raise InputError(
-                "model.config", str(c.path), f"layer type {word!r} is not supported", f"use {' or '.join(row.words)}"
-            )
+            raise c.wrong(f"layer type {word!r} is not supported", f"use {' or '.join(row.words)}")
         sublayers += [known] if known else []
     return _JOINED.join(sublayers)

@@ -56,9 +56,9 @@ def require_layers(layers: Any) -> Any:
 def rope(c: Config, row: Mapping[str, Any]) -> Fields:
     """Read rotary positions: transformers 5 writes `rope_parameters`, 4 wrote `rope_theta` and `rope_scaling`.
 
-    `row`: theta and scaling where the config has none; `partial`: whether the family may rotate a part of each head,
-    which its row reads; `kinds`: further kinds of scaling, which are named and not run; `of`: the kind of layer whose
-    rope is the model's where each has its own.
+    `row` has defaults of theta and scaling, and optionally `partial`: whether the family may rotate a part of each
+    head; `kinds`: further kinds of scaling, which are priced and not run; `of`: the kind of layer whose rope is taken
+    as the model's where each kind has its own.
     """
     rope = c("rope_parameters") or c("rope_scaling") or row.get("default") or {}
     if row.get("of") in rope:

@@ -1,6 +1,6 @@
 """The rows of families.toml: what each model_type fixes, and where its config.json keeps the rest.
 
-like         another row, whose entries this one has too; an empty text takes one away
+like         another row, whose entries this one inherits; an empty text removes one
 fixed        fields of ModelSpec that the family fixes: also the defaults of a user who writes sizes
 routing      fields of Experts that it fixes
 needs        mechanisms that it requires: experts, latent
@@ -9,11 +9,11 @@ experts, latent, multipliers   the same for the fields of those
 rope         theta and scaling where the config has none; `partial`: it may rotate a part of each head; `kinds`:
              further kinds of scaling, which are named, not run
 mixers       name -> a mechanism of blocks/ and its sizes
-layer        the sublayers of layer i, as words of `words` or of a pattern, joined by +; of several, one a part
-words        what the config calls a sublayer -> what a pattern calls it
+layer        expressions for the sublayers of layer i, as words of `words` or of a pattern, joined by +
+words        the config's name of a sublayer -> its name in a pattern
 only         key -> the values that are understood, the default first
-only_priced  what the model has and our decoder has not -> whether a config has it
-refused      what no mechanism describes -> whether a config has it
+only_priced  a feature that is priced but that our decoder lacks -> expression: whether a config has it
+refused      a feature that no mechanism describes -> expression: whether a config has it
 neutral      keys that change no size, cost or result that is priced
 part, inner  of a vision-language model: the table of its text part, and the type of that
 any_inner    whether that table may state any other type
@@ -27,8 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from phalanx.spec.model.hugging_face.expressions import names
-
-Fields = dict[str, Any]
+from phalanx.spec.model.hugging_face.reading import Fields
 
 
 @dataclass(frozen=True)
@@ -107,14 +106,14 @@ class Families(Mapping[str, FamilyRow]):
 
 
 def _in_full(name: str, tables: Mapping[str, Any]) -> Fields:
-    """Return a row with what it has of the row that it is like. Raises KeyError for a row that is none."""
+    """Return a row with the entries inherited through `like`. Raises KeyError for a row that does not exist."""
     table = tables[name]
     own = {key: value for key, value in table.items() if key != "like"}
     return _merged(_in_full(table["like"], tables), own) if "like" in table else own
 
 
 def _merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> Fields:
-    """Return two tables as one, at any depth; an empty text above takes an entry away."""
+    """Return table `below` with the entries of `above` put over it, at any depth; an empty text removes an entry."""
     merged = dict(below)
     for key, value in above.items():
         if value == "" and isinstance(value, str):

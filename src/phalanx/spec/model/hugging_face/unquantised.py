@@ -6,8 +6,8 @@ modules_to_not_convert, ignored_layers     transformers, fbgemm, AWQ, fp8: quant
 ignore, with targets of its groups         compressed-tensors: a name, or `re:` and a regular expression
 ignore, exclude_modules                    ModelOpt: with wildcards
 
-A stranger's regular expression may take forever. What lists say is a name with gaps, numbers and alternatives, which
-wildcards say too, and match in linear time (fnmatch); other expressions are refused.
+A stranger's regular expression may take forever. In practice these lists hold names with gaps, numbers and
+alternatives, which wildcards express too and match in linear time (fnmatch); other expressions are refused.
 """
 
 import re
@@ -20,17 +20,17 @@ _LISTS = ("modules_to_not_convert", "ignored_layers", "ignore", "exclude_modules
 _NUMBERED = re.compile(r"(.*\.(?:layers|h|blocks))\.(\d+)\.(.*)")
 _MOST = 2000
 _GAPS = {r"\d+": "*", r"[0-9]+": "*", r"\d": "?", ".*": "*", ".+": "?*", r"\.": ".", "[.]": "."}
-"""Parts of regular expressions, longest first where one begins another, and the wildcards that say them. A point by
-itself stays one: in names it is."""
+"""Parts of regular expressions, longest first where one begins another, and the equal wildcards. A point alone stays
+a point, as in names."""
 _PART = re.compile("|".join(map(re.escape, _GAPS)))
 _ALTERNATIVES = re.compile(r"\((?:\?:)?([^()]*)\)")
 
 
 def unquantised(c: Config, layers: int) -> list[str]:
-    """Return wildcards over the names of modules in 16 bits, and behind `!` over those that alone are quantised; []
-    where the config has no list of them.
+    """Return wildcards for the names of the modules in 16 bits or, each behind `!`, of the only modules that are
+    quantised; [] where the config has no list of them.
 
-    Raises InputError for a list that is none of words, or too long, and for an expression that no wildcards say."""
+    Raises InputError for a list of anything but words, or too long, and for an expression without equal wildcards."""
     table = c("quantization_config") or c("compression_config") or {}
     if not isinstance(table, Mapping):
         raise c.wrong("quantization_config is not a table")
@@ -38,10 +38,9 @@ def unquantised(c: Config, layers: int) -> list[str]:
     words = [listed] if isinstance(listed, str) else listed
     if not isinstance(words, list) or not all(isinstance(word, str) for word in words):
         raise c.wrong("quantization_config has a list of modules that is none of names")
-    groups = table.get("config_groups")
-    targets = (
-        [t for group in groups.values() for t in group.get("targets", ())] if isinstance(groups, Mapping) else []
-    )
+    groups: Any = table.get("config_groups")
+    groups = groups.values() if isinstance(groups, Mapping) else ()
+    targets = [t for group in groups for t in group.get("targets", ())]
     wildcards = [glob for word in _merged(words, layers) for glob in _wildcards(c, word)]
     if targets and "Linear" not in targets:
         wildcards += [f"!{glob}" for word in targets for glob in _wildcards(c, word)]
@@ -51,7 +50,7 @@ def unquantised(c: Config, layers: int) -> list[str]:
 
 
 def _merged(words: list[str], layers: int) -> Iterator[str]:
-    """Yield the words of a list, those that name the same module of every layer as one."""
+    """Yield the words of a list, with one wildcard in place of words that name the same module of every layer."""
     numbers = dict[tuple[str, str], set[int]]()
     for word in words:
         if match := _NUMBERED.fullmatch(word):
@@ -64,7 +63,7 @@ def _merged(words: list[str], layers: int) -> Iterator[str]:
 
 
 def _wildcards(c: Config, word: str) -> Iterator[str]:
-    """Yield a word of a list as wildcards of whole names. Raises InputError for an expression that none say."""
+    """Yield a word of a list as wildcards of whole names. Raises InputError for an expression without equal ones."""
     expression = word.removeprefix("re:")
     spelt = _spelt(expression.removeprefix("^").removesuffix("$"))
     if word != expression:
@@ -80,7 +79,7 @@ def _wildcards(c: Config, word: str) -> Iterator[str]:
 
 
 def _spelt(expression: str) -> list[str]:
-    """Return a regular expression as wildcards, one for each of its alternatives; [] where they are too many."""
+    """Return a regular expression as wildcards, one for each of its alternatives; [] if there are over 64."""
     spelt = [_PART.sub(lambda part: _GAPS[part[0]], expression)]
     while any(_ALTERNATIVES.search(each) for each in spelt):
         spelt = [

@@ -1,12 +1,10 @@
 """Write a Hugging Face `config.json`: the fields that several families share."""
 
 from dataclasses import asdict
-from typing import Any
 
+from phalanx.spec.model.hugging_face.reading import Fields
 from phalanx.spec.model.mechanisms import Experts
 from phalanx.spec.model.spec import ModelSpec
-
-Fields = dict[str, Any]
 
 
 def sizes(spec: ModelSpec) -> Fields:
@@ -20,7 +18,7 @@ def sizes(spec: ModelSpec) -> Fields:
     }
 
 
-def of_llama(spec: ModelSpec) -> Fields:
+def llama_fields(spec: ModelSpec) -> Fields:
     """Return the fields that all descendants of Llama share."""
     heads = {"num_key_value_heads": spec.kv_heads, "head_dim": spec.head_dim}
     return sizes(spec) | heads | {"rms_norm_eps": spec.norm_eps, "hidden_act": "silu"} | rope(spec)
@@ -55,6 +53,6 @@ def rope(spec: ModelSpec, **more: float) -> Fields:
 
 
 def experts(spec: ModelSpec) -> Experts:
-    """Return the keys of a model's experts."""
+    """Return the experts of a model, which must have some."""
     assert spec.experts is not None
     return spec.experts

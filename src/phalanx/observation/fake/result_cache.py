@@ -61,7 +61,7 @@ class Recipe:
     kind: type[Any] | None
 
 
-class Remembered:
+class ResultCache:
     """Runs operations on fake tensors of the mode `fake`, or builds their results from an earlier, equal call."""
 
     def __init__(self, fake: FakeTensorMode) -> None:
