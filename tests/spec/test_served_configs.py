@@ -84,7 +84,7 @@ def test_a_published_model_is_as_its_config_says(name: str) -> None:
 
 def test_how_many_the_page_says() -> None:
     """docs/serving.md."""
-    assert (len(PUBLISHED), len(CONFIGS)) == (119, 44)
+    assert (len(PUBLISHED), len(CONFIGS)) == (138, 44)
 
 
 @pytest.mark.parametrize(
@@ -131,3 +131,33 @@ def test_names_say_how_a_model_was_tuned_and_quantised(written: str, meant: str)
 def test_a_preset_is_never_taken_for_a_published_model() -> None:
     assert [name for name in PRESETS if "/" in name] == []
     assert published("Qwen/Qwen3-33B") is None
+
+
+@pytest.mark.parametrize(
+    ("name", "parameters"),
+    [
+        ("Qwen/Qwen1.5-0.5B", 463_987_712),
+        ("Qwen/Qwen1.5-1.8B", 1_836_828_672),
+        ("Qwen/Qwen1.5-4B", 3_950_369_280),
+        ("Qwen/Qwen1.5-14B-Chat", 14_167_290_880),
+        ("Qwen/Qwen1.5-32B", 32_512_218_112),
+        ("Qwen/Qwen1.5-72B-Chat", 72_287_920_128),
+        ("Qwen/Qwen1.5-110B", 111_209_914_368),
+        ("Qwen/Qwen2-1.5B-Instruct", 1_543_714_304),
+        ("Qwen/Qwen2.5-VL-7B-Instruct", 7_615_616_512),
+        ("deepseek-ai/deepseek-llm-7b-chat", 6_910_365_696),
+        ("deepseek-ai/deepseek-coder-6.7b-base", 6_740_512_768),
+        ("deepseek-ai/deepseek-coder-33b-instruct", 33_342_991_360),
+        ("01-ai/Yi-6B", 6_061_035_520),
+        ("codellama/CodeLlama-7b-hf", 6_738_546_688),
+        ("codellama/CodeLlama-13b-hf", 13_016_028_160),
+        ("codellama/CodeLlama-34b-hf", 33_743_970_304),
+        ("HuggingFaceTB/SmolLM2-135M", 134_515_008),
+        ("HuggingFaceTB/SmolLM2-360M-Instruct", 361_821_120),
+        ("HuggingFaceTB/SmolLM2-1.7B", 1_711_376_384),
+        ("allenai/OLMo-2-0425-1B", 1_484_916_736),
+        ("allenai/OLMo-2-1124-13B", 13_716_198_400),
+    ],
+)
+def test_parameters_are_as_many_as_their_weights_have(name: str, parameters: int) -> None:
+    assert _model(name).parameter_count == parameters

@@ -13,6 +13,7 @@ from phalanx.cost.analytic.profile import FIELDS as CONSTANTS
 from phalanx.frameworks.caveats import Caveat, unfilled
 from phalanx.frameworks.configuration import ALL_BLOCKS, Configuration, Keys, divided, shown, truth
 from phalanx.frameworks.keys import key_table
+from phalanx.frameworks.launchers.launcher import ProgramLaunch
 from phalanx.frameworks.registry import priced_stack
 from phalanx.planning import lookup as names
 from phalanx.schedule.pipeline.given_layout import equal_blocks, listed
@@ -137,7 +138,10 @@ def _bounded_by(reading: Reading) -> str:
     ):
         return ""
     named = [shown(key) for key, meaning in c.understood.items() if meaning == "job.seq"]
-    return "" if len(named) != 1 or named[0].rpartition(".")[2] in _BLOCKS else named[0]
+    cut = named and named[0].rpartition(".")[2] in _BLOCKS
+    launched = reading.config.get("launched")  # another program's own
+    cut = cut and (not isinstance(launched, ProgramLaunch) or "run_clm" in launched.program)
+    return "" if len(named) != 1 or cut else named[0]
 
 
 def _require_priceable(path: Path, asked: Query, reading: Reading) -> None:

@@ -12,8 +12,12 @@ def _rows() -> dict[str, dict[str, Any]]:
 
 
 def shipped(name: str) -> tuple[dict[str, Any], str] | None:
-    """Return the tables of a file by the end of its path, and who ships it; None for another name."""
-    row = _rows().get("/".join(name.split("/")[-2:])) or _rows().get("/".join(name.split("/")[-3:]))
+    """Return the tables of a file by the end of its path, and who ships it; None for another name. A file of
+    LLaMA-Factory is known by its own name in any folder: no other project has a `ds_z3_config.json`."""
+    ends = ["/".join(name.split("/")[-depth:]) for depth in (2, 3)]
+    if ends[0].rpartition("/")[2].startswith("ds_z"):
+        ends.append(f"examples/deepspeed/{name.rpartition('/')[2]}")
+    row = next((row for end in ends if (row := _rows().get(end))), None)
     if row is None:
         return None
     zero: dict[str, Any] = {"stage": row["stage"]}

@@ -75,6 +75,10 @@ def read(config: Config, world: int | None = None) -> Configuration:
     """Read {launch, args, deepspeed_json} or the arguments alone. What DeepSpeed's file calls `auto` is the
     argument's."""
     nested = isinstance(config.get("args"), dict)
+    if nested and isinstance(table := config.get("fsdp_json"), dict):  # that of the file which --fsdp_config names
+        tables = {n: value for n, value in config.items() if n != "fsdp_json"}
+        tables["args"] = {**config["args"], "fsdp_config": table}
+        config = Partial(tables) if isinstance(config, Partial) else tables
     keys, at = Keys(config), "args." if nested else ""
     if world is None and nested:
         nodes = keys.count("launch.nnodes", "world", 1)
@@ -170,6 +174,8 @@ def read(config: Config, world: int | None = None) -> Configuration:
             offload = {"param": device, "optimizer": device}
             by_class = "TRANSFORMER_BASED_WRAP" if "auto_wrap" in text else "NO_WRAP"
             options = wrapping(keys, f"{at}fsdp_config", by_class)
+            if isinstance(keys.take(f"{at}fsdp_config", "options.units"), dict):  # not the name of a file alone
+                del keys.understood[f"{at}fsdp_config"]
         elif truth(words):
             zero, offload, _ = sharding(keys, f"{at}fsdp_config")
         elif not words and f"{at}fsdp_config" not in keys.understood:

@@ -20,9 +20,6 @@ def program(x: Subject) -> TrainingProgram:
     """Return a plan as config.yaml. Raises InputError for what nanotron has no key or no model for."""
     require_plain(x.model, x.stack.title)
     _require_model(x.model)
-    if x.model.kv_heads < x.s.tp:
-        reason = f"nanotron needs a key-value head for each tp rank; there are {x.model.kv_heads}"
-        raise InputError("strategy.tp", x.s.tp, reason, f"use tp={x.model.kv_heads} or less")
     if x.compute == "fp16":
         raise InputError("job.precision.compute", "float16", "nanotron has no loss scale", "use bfloat16")
     data = "a folder of tokens that tools/preprocess_data.py made"

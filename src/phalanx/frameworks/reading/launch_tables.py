@@ -44,6 +44,8 @@ _DEFAULTS = frozenset(name for framework in FRAMEWORKS.values() for name in fram
 """Names of base files that readers know by themselves."""
 _DEEPEST = 8
 """Base files of base files."""
+_BEYOND_FLAGS = "fsdp_json"
+"""The file of a Trainer's --fsdp_config, which adds to the level that --fsdp names which modules are units."""
 
 
 @dataclass
@@ -376,8 +378,12 @@ def with_named(config: dict[str, Any], framework: Framework, directory: str, rea
             value = value.get(part, value.get(part.replace("_", "-"))) if isinstance(value, Mapping) else None
         if not isinstance(value, str) or not value.endswith((*DATA, ".config", ".conf")) or place in config:
             continue
-        if (tables := reading.tables_of(value, directory, f"its {path.rpartition('.')[2]}")) is not None:
+        what = f"its {path.rpartition('.')[2]}"
+        if (tables := reading.tables_of(value, directory, what)) is not None:
             config = type(config)({**({"args": config} if alone else config), place: tables})
+        elif place == _BEYOND_FLAGS and (config if alone else config["args"]).get("fsdp"):
+            reading.missing = [said for said in reading.missing if not said.startswith(f"{plain(value)}, {what}")]
+            reading.asks.append(f"{plain(value)}, {what}, is not here: --fsdp says what is sharded; units are blocks")
     return config
 
 

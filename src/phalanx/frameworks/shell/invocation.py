@@ -14,13 +14,14 @@ _LONGEST = 80
 @dataclass(frozen=True)
 class Invocation:
     """A program that the script starts. `environment`: what it exports for it; `names`: variables that its words
-    depend on."""
+    depend on; `pasted`: the last of the lines below it that are taken for its rest, 0 without any."""
 
     words: tuple[str, ...]
     environment: Mapping[str, str]
     line: int
     directory: str
     names: frozenset[str] = frozenset()
+    pasted: int = 0
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterable
+from dataclasses import replace
 
 from phalanx.frameworks.shell.expansion import document
 from phalanx.frameworks.shell.follower import Follower
@@ -81,6 +82,17 @@ def start(m: Follower, words: list[str], names: set[str], node: SimpleCommand, s
         text = " ".join(words[at:]) if sent else words[at].removeprefix("--command=")
         before = words[:at] if sent else _options_of(words, at) if words[0] == "xpk" else ()
         return _in_its_own_shell(m, text, before, [], names, scope, words[0])
+    if m.invocations and not m.prefix and _is_pasted(words, node.line, m.invocations[-1]):
+        above = m.invocations[-1]
+        if not above.pasted:
+            m.notes.append(
+                f"line {node.line} and what follows it have no \\ before them, as text that was pasted: read as the "
+                f"rest of line {above.line}, which bash would start without them"
+            )
+        m.invocations[-1] = replace(
+            above, words=(*above.words, *words), names=above.names | m.closure(names), pasted=node.line
+        )
+        return True
     if words[0].startswith("-") and m.invocations and not m.prefix:
         m.notes.append(
             f"line {node.line} begins with {plain(words[0])}: the command above it has ended (no \\ at its end, or a "
@@ -91,6 +103,14 @@ def start(m: Follower, words: list[str], names: set[str], node: SimpleCommand, s
     m.invocations.append(Invocation((*m.prefix, *words), environment, node.line, scope.directory, m.closure(names)))
     scope.budget.spend(sum(map(len, words)))
     return True
+
+
+def _is_pasted(words: list[str], line: int, above: Invocation) -> bool:
+    """Whether a line is the rest of the command above it, in text that lost its backslashes: flags right below a
+    command of one line, or below more of them; or the program between them."""
+    if line != (above.pasted or above.line) + 1:
+        return False
+    return words[0].startswith("-") or (bool(above.pasted) and len(words) == 1 and words[0].endswith(".py"))
 
 
 def _submit(m: Follower, words: list[str], names: set[str], node: SimpleCommand, scope: Scope) -> bool | None:

@@ -42,7 +42,8 @@ _TUNED = re.compile(
 _SAME = {
     r"llama3\.3": "llama3.1",
     "r1-671b": "deepseek-r1",
-    "qwen3-vl": "qwen3",
+    r"(qwen[23](\.5)?)-vl": r"\1",
+    r"qwen2-(?=0\.5b|1\.5b)": "qwen2.5-",
     r"(qwen\d(\.\d)?)-(coder|math)(?=-)": r"\1",
     "deepseek-r1-distill-qwen": "qwen2.5",
     "deepseek-r1-distill-llama": "llama3.1",

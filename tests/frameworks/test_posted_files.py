@@ -1,0 +1,129 @@
+"""What people paste: commands that lost their backslashes, files that lie elsewhere or nowhere, and heads that a
+framework cannot divide."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from phalanx.frameworks.registry import DOCUMENTED
+from phalanx.spec.strategy.spec import Strategy
+from phalanx.spec.strategy.stack_options import StackOptions
+from tests.support.in_process_cli import json_of, phalanx, text_of
+
+PASTED = """\
+CUDA_VISIBLE_DEVICES=0,1 accelerate launch
+--config_file fsdp_config.yaml
+../src/train_bash.py
+--stage sft
+--model_name_or_path qwen/Qwen1.5-72B-Chat
+--finetuning_type lora
+--lora_target q_proj,v_proj
+--cutoff_len 1024
+--per_device_train_batch_size 1
+--gradient_accumulation_steps 4
+--quantization_bit 4
+--fp16
+"""
+OFFLOADED = """\
+distributed_type: FSDP
+fsdp_config:
+  fsdp_auto_wrap_policy: TRANSFORMER_BASED_WRAP
+  fsdp_offload_params: true
+  fsdp_sharding_strategy: FULL_SHARD
+mixed_precision: fp16
+num_processes: 2
+"""
+S1 = """\
+torchrun --nnodes 2 --nproc-per-node 8 train/sft.py --per_device_train_batch_size=1 --block_size=32768 \\
+  --model_name=Qwen/Qwen2.5-32B-Instruct --fsdp="full_shard auto_wrap" --fsdp_config="train/fsdp_config_qwen.json" \\
+  --bf16=True --gradient_checkpointing=True
+"""
+
+
+def test_flags_below_a_command_without_backslashes_are_its_own(tmp_path: Path) -> None:
+    """hiyouga/LLaMA-Factory issue 2937: two RTX 3090 took 100-odd seconds a step; no training was seen in it."""
+    (tmp_path / "fsdp_config.yaml").write_text(OFFLOADED)
+    (tmp_path / "run.sh").write_text(PASTED)
+    p = json_of(tmp_path, "predict", "run.sh", "--cluster", "pcie-rtx3090", "--json")
+    assert p["fits"]
+    assert 30 < p["step_time_high_s"] < 150
+    (said,) = (c["reason"] for c in p["question"]["caveats"] if "backslash" in c["reason"] or "pasted" in c["reason"])
+    assert said.startswith("line 2 and what follows it have no \\ before them")
+
+
+@pytest.mark.parametrize("between", ["\n", "# --seq-length 8192 \\\n", "export X=1\n"])
+def test_flags_apart_from_a_command_are_lost_as_in_a_shell(tmp_path: Path, between: str) -> None:
+    above = "torchrun --nproc_per_node 8 pretrain_gpt.py --num-layers 2 \\\n"
+    (tmp_path / "run.sh").write_text(f"{above}{between}--bf16\n")
+    assert "--bf16: the command above it has ended" in text_of(tmp_path, "read", "run.sh")
+
+
+def test_a_trainers_file_of_fsdp_is_read_and_not_needed(tmp_path: Path) -> None:
+    """simplescaling/s1 issue 111: with the file it was refused as another layout, without it for want of it. At
+    the block's length 16 H100 do not hold it (issue 13); samples of 4,700 tokens in the mean took the paper 5 s."""
+    (tmp_path / "run.sh").write_text(S1)
+    asked = ("predict", "run.sh", "--cluster", "dgx-h100", "--json")
+    without = json_of(tmp_path, *asked)
+    table = {"transformer_layer_cls_to_wrap": ["Qwen2DecoderLayer"], "min_num_params": 0, "xla": False}
+    (tmp_path / "train").mkdir()
+    (tmp_path / "train/fsdp_config_qwen.json").write_text(json.dumps(table))
+    whole = json_of(tmp_path, *asked)
+    assert whole["strategy"] == without["strategy"] == "dp=16,zero=3,recompute=full"
+    assert whole["step_time_s"] == without["step_time_s"]
+    assert not whole["fits"]
+    assert any("block_size 32,768" in c["keys"] for c in whole["question"]["caveats"])
+    of_samples = json_of(tmp_path, *asked, "--seq", "4700")
+    assert of_samples["fits"]
+    assert of_samples["step_time_s"] < 5 < whole["step_time_s"]
+    table |= {"activation_checkpointing": True, "auto_wrap_policy": "NO_WRAP"}
+    (tmp_path / "train/fsdp_config_qwen.json").write_text(json.dumps(table))
+    assert json_of(tmp_path, *asked)["memory_bytes"] > whole["memory_bytes"]  # one unit: all parameters at once
+
+
+def test_llama_factorys_deepspeed_files_are_known_in_any_folder(tmp_path: Path) -> None:
+    """hiyouga/LLaMA-Factory issue 3259 has `deepseed` in the path, and was refused for want of the file."""
+    (tmp_path / "run.sh").write_text(
+        "deepspeed --num_gpus 8 src/train_bash.py --deepspeed examples/deepseed/ds_z3_offload_config.json "
+        "--stage sft --cutoff_len 32768 --model_name_or_path Qwen/Qwen1.5-32B-Chat --finetuning_type full --bf16 "
+        "--per_device_train_batch_size 1 --gradient_accumulation_steps 1\n"
+    )
+    p = json_of(tmp_path, "predict", "run.sh", "--cluster", "dgx-a100", "--json")
+    assert p["question"]["options"]["optimizer_offload"] == 1
+    said = [c["reason"] for c in p["question"]["caveats"]]
+    assert any("ds_z3_offload_config.json is not here: it shards and offloads as" in reason for reason in said)
+
+
+@pytest.mark.parametrize(
+    ("stack", "strategy", "runs"),
+    [
+        ("torchtitan", "tp=4,ep=8,zero=3", False),  # pytorch/torchtitan pull 4016
+        ("torchtitan", "tp=2,ep=8,zero=3", True),
+        ("megatron-bridge", "tp=4,sp=1,ep=8,zero=1", True),  # which copies them
+        ("megatron-bridge", "cp=8,ulysses=8,ep=8,zero=1", False),
+        ("megatron-bridge", "cp=8,ulysses=2,ep=8,zero=1", True),
+        ("megatron-bridge", "tp=2,sp=1,cp=8,ulysses=2,ep=8,zero=1", False),
+        ("nanotron", "tp=4", False),
+    ],
+)
+def test_two_key_value_heads_part_over_no_more_ranks_than_a_stack_gives_them(
+    tmp_path: Path, stack: str, strategy: str, runs: bool
+) -> None:
+    """Qwen3.5-122B-A10B has two; four-way tensor parallelism of torchtitan and eight-way all-to-alls were priced."""
+    model = "Qwen2.5-3B" if stack == "nanotron" else "Qwen3.5-122B-A10B"
+    asked = ("--model", model, "--cluster", "gb200-nvl72", "--gpus", "64", "--batch", "64", "--seq", "4096")
+    code, out, err = phalanx(tmp_path, "predict", "--stack", stack, *asked, "--strategy", strategy)
+    assert code == 0, err
+    assert ("key-value heads of its own" in out + err) != runs
+
+
+def test_deepspeed_offloads_nothing_from_a_group_of_shards() -> None:
+    """A plan for three L40S offloaded everything with mics_shard_size 1, which raises in its reduction."""
+    stack, parts = DOCUMENTED["deepspeed"], Strategy(dp=4, zero=3, shard=2)
+    refused = stack.refusal(parts, StackOptions(optimizer_offload=1.0))
+    assert refused is not None
+    assert refused.reason == "MiCS reduces gradients on the device alone"
+    assert stack.refusal(parts) is None
+    assert stack.refusal(Strategy(dp=4, zero=3), StackOptions(optimizer_offload=1.0)) is None
