@@ -72,6 +72,29 @@ def test_a_release_that_parses_templates_for_each_request_is_predicted_so() -> N
     assert old.measured == new.measured
 
 
+def test_the_first_token_of_a_short_answer_does_not_wait_for_the_prompts_of_a_whole_burst() -> None:
+    """1,000 prompts of 128 tokens with answers of 4, before whose second token SGLang computes all other prompts: the
+    median first token was said as late as the last."""
+    of = [r for r in ROWS if r["framework"] == "sglang" and "128 --random-output-len 4 " in r["benchmark"]]
+    found, _ = bursts.bursts(of)
+    assert len(found) == 4
+    for burst in found:
+        assert 0.65 < (burst.ratio("ttft_s") or 0.0) < 1.35, burst.row.name
+
+
+def test_decoding_beyond_the_graphs_is_as_slow_as_it_was_measured() -> None:
+    """Of ShareGPT's 1,000 requests at once more decode than graphs were captured for."""
+    of = [r for r in ROWS if r["family"] in ("gpustack deepseek-r1 h200", "gpustack glm-4.x h200") and r["variation"]]
+    found, _ = bursts.bursts([r for r in of if r["requests"] == "1000"])
+    wide = [Row({**b.row.cells, "server": b.row["server"] + " --cuda-graph-max-bs 1024"}) for b in found]
+    captured, _ = bursts.bursts([row for row in wide if row["framework"] == "sglang"])
+    eager = {b.row.name: b for b in found}
+    assert len(captured) == 6
+    for burst in captured:
+        assert burst.predicted["tpot_s"] < 0.8 * eager[burst.row.name].predicted["tpot_s"]
+    assert 0.85 < np.median([b.ratio("tpot_s") or 0.0 for b in found]) < 1.15
+
+
 def test_a_row_that_cannot_be_read_is_listed_with_its_reason() -> None:
     good = ROWS[0].cells
     bad = [

@@ -525,7 +525,8 @@ def test_nodes_that_jobs_have_or_that_take_none_are_not_free(tmp_path: Path) -> 
     file = tmp_path / "nodes.txt"
     file.write_text(_NODES.format(used=""))
     out, err = phalanx(tmp_path, "cluster", "read", "nodes.txt")[1:]
-    assert "g[1-5],login" in out
+    assert "5 hosts: g[1-5]\n" in out
+    assert "login has no GPUs: left out" in err
     for line in ("g2: jobs have 4 of 8", "g3: takes no jobs (State=IDLE+DRAIN)", "g4: takes no jobs (State=DOWN*)"):
         assert line in err
     found = free_gpus.read(file, preset("dgx-h100", 5))
@@ -659,8 +660,8 @@ def test_a_table_of_sinfo_with_the_gpus_in_use(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("table", "reason"),
     [
-        ("PARTITION AVAIL TIMELIMIT NODES STATE NODELIST\ncpu up 1 1 idle c1\ngpu up 1 1 idle g1\n",
-         "several partitions, and not which of them have GPUs; name one with --partition: cpu, gpu"),
+        ("PARTITION AVAIL TIMELIMIT NODES STATE NODELIST\nbig up 1 1 idle c1\ngpu up 1 1 idle g1\n",
+         "several partitions, and not which of them have GPUs; name one with --partition: big, gpu"),
         ("PARTITION AVAIL TIMELIMIT NODES(A/I/O/T) NODELIST\ngpu up 1 1/1/0/2 g[1-2]\n",
          "counts the nodes of each state"),
         ("PARTITION AVAIL TIMELIMIT NODES STATE NODELIST\ngpu up 1 1 mix g1\n",
@@ -706,7 +707,7 @@ def test_pods_take_gpus_of_nodes_that_kubectl_describes(tmp_path: Path) -> None:
 _PARTITIONS = """login$ sinfo
 PARTITION AVAIL TIMELIMIT NODES STATE NODELIST
 all*      up    infinite      1 drain n1
-all*      up    infinite      4  idle n[2-3],cpu[1-2]
+all*      up    infinite      4  idle n[2-3],m[1-2]
 ...
 gpu       up    infinite      1 drain n1
 gpu       up    infinite      2  idle n[2-3]
@@ -753,6 +754,31 @@ def test_the_nodes_of_a_partition_alone_are_taken(tmp_path: Path) -> None:
     for text in (record, "NODELIST STATE\nn1 idle\n"):
         with pytest.raises(InputError, match=r"is not a partition of t; it (has dev, gpu, long|names none)"):
             reading.nodes_of(text, "t", "gpus")
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        "cpu* up 1-00 12 idle c[01-12]\ngpu up 1-00 2 idle g[1-2]\ngpu up 1-00 1 mix g3",
+        "all* up 1-00 4 idle cpu-[1-2],login1,bigmem4\nall* up 1-00 2 idle g[1-2]\nall* up 1-00 1 mix g3",
+    ],
+)
+def test_nodes_that_have_no_gpus_by_their_names_are_no_hosts_of_gpus(tmp_path: Path, rows: str) -> None:
+    """What plain `sinfo` prints says no GPUs of any node; a node of a partition named cpu was taken to have eight."""
+    (tmp_path / "sinfo.txt").write_text(f"PARTITION AVAIL TIMELIMIT NODES STATE NODELIST\n{rows}\n")
+    out, err = phalanx(tmp_path, "cluster", "read", "sinfo.txt", "--like", "dgx-h100")[1:]
+    assert "free: 16 of 16 GPUs (8 each assumed) on 2 nodes that take jobs" in out
+    assert "3 hosts: g[1-3]\n" in out
+    assert "have no GPUs by their names: left out (assumed)" in err
+    found = free_gpus.read(tmp_path / "sinfo.txt", preset("dgx-h100", 4))
+    assert {found.topology.hosts[int(gpu) // 8] for gpu in found.free} == {"g1", "g2"}
+
+
+def test_a_node_named_cpu_has_the_gpus_that_its_list_says(tmp_path: Path) -> None:
+    (tmp_path / "rows").write_text("NODELIST GRES GRES_USED STATE\ncpu1 gpu:h100:8 gpu:h100:0 idle\n")
+    assert "free: 8 of 8 GPUs" in text_of(tmp_path, "cluster read rows")
+    (tmp_path / "rows").write_text("PARTITION NODELIST STATE\ncpu_gpu n[1-2] idle\n")
+    assert "2 hosts: n[1-2]" in text_of(tmp_path, "cluster read rows")
 
 
 def test_nodes_that_kubectl_describes_in_part_have_no_known_gpus(tmp_path: Path) -> None:

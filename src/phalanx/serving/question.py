@@ -271,7 +271,7 @@ def _require_known(request: ServingRequest) -> None:
         raise InputError(f"--{loads[0]}", getattr(request, loads[0]), f"excludes --{loads[1]}", "choose one load")
     if request.concurrency is not None:
         questions.require_counts(("concurrency", request.concurrency))
-    for name in ("chunk", "slots", "requests"):
+    for name in ("chunk", "slots", "graphs", "requests"):
         if (count := getattr(request, name)) is not None:
             questions.require_counts((name, count))
     if (request.requests or 0) > MOST_SIMULATED:
@@ -326,6 +326,7 @@ def ask(request: ServingRequest) -> NamedQuestion:
         cache=request.cache,
         page_tokens=page_tokens(row, spec, BYTES[request.cache]),
         slots=request.slots or 0,
+        graphs=request.graphs,
         memory_share=request.memory,
         step_tokens=request.chunk,
         scale_block=block,

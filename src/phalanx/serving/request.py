@@ -27,6 +27,7 @@ class ServingRequest:
     large_ep: str = "auto"
     chunk: int | None = None
     slots: int | None = None
+    graphs: int | None = None
     memory: float | None = None
     concurrency: int | None = None
     rate: float | None = None
@@ -61,6 +62,7 @@ cache --kv bf16|fp8: Type of the KV cache.
     nodes.
 --chunk: The only token budget of a step to consider.
 --slots: The most requests at once in a copy, or attention group.
+--graphs: The largest batch of CUDA graphs in decoding.
 --memory 0.9: Share of a GPU's memory that the engine uses.
 --concurrency: Requests under way at any time (closed loop).
 --rate 40|inf: Requests per second, arriving at random; inf: all at once.

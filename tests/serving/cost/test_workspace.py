@@ -171,3 +171,27 @@ def test_keys_of_an_index_are_in_8_bits_whatever_the_cache_is() -> None:
     assert each["fp8"] == pytest.approx(43.67 * GIB / 975_424, rel=2e-4)
     dense = ServingPrice(model_named("deepseek-v3")[0], cluster, "sglang", "fp8", "fp8")
     assert dense.cache_bytes_per_token == 61 * 576
+
+
+@pytest.mark.parametrize(
+    ("engine", "cluster", "tp", "most"),
+    [
+        ("vllm", "dgx-h100", 1, 512),
+        ("sglang", "dgx-h100", 1, 256),
+        ("sglang", "dgx-h100", 4, 512),
+        ("sglang", "pcie-l40s", 1, 32),
+        ("trtllm", "dgx-h100", 1, 100_000),
+    ],
+)
+def test_a_step_beyond_the_graphs_of_an_engine_takes_what_its_launches_take(
+    engine: str, cluster: str, tp: int, most: int
+) -> None:
+    price, x = (
+        ServingPrice(model_named("llama3-8b")[0], preset(cluster, 4), engine, "bf16", "bf16"),
+        ServingLayout(tp),
+    )
+    within, beyond = (float(price.seconds(x, 0, 0, n, n * 100)) for n in (min(most, 1000), min(most, 1000) + 1))
+    launches = 32 * price.constants.eager_decode_s
+    assert (beyond > launches > 2 * within) == (most < 1000)
+    wide = replace(price, graphs=2048)
+    assert float(wide.seconds(x, 0, 0, most + 1, most * 100)) < 1.1 * float(price.seconds(x, 0, 0, most, most * 100))

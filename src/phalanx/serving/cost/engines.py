@@ -36,6 +36,10 @@ class EngineConstants:
     """Seconds that the CPU needs to launch a layer without graphs."""
     latent_eager_s: Column = 1e-3
     """The same, added by latent attention, whose prompts take some twenty kernels more."""
+    eager_decode_s: Column = 1.8e-3
+    """The same of a layer where more sequences decode than graphs were captured for (cost/workspace.py), which is
+    slow enough for batches to stay there (sgl-project/sglang#33483). Fitted on bursts of 1,000 requests: 1.6 to
+    2.0 ms without any one of 14 families."""
     hop_s: Column = 3e-6
     """Seconds of a small all-reduce in an NVLink domain, per doubling of its ranks."""
     net_hop_s: Column = 9e-6

@@ -25,7 +25,7 @@ from phalanx.serving.cost.step import (
     token_bytes,
 )
 from phalanx.serving.cost.step import weight_bytes as bytes_of_weights
-from phalanx.serving.cost.workspace import MemoryRule
+from phalanx.serving.cost.workspace import MemoryRule, graphs
 from phalanx.spec.cluster.chips import CHIPS
 from phalanx.spec.cluster.spec import ClusterSpec
 from phalanx.spec.model.spec import ModelSpec
@@ -55,6 +55,8 @@ class ServingPrice:
     """Tokens of a step of an attention group; None: as many as the engine takes by itself."""
     slots: int | None = None
     """The most requests at once; None: as many as the engine takes by itself."""
+    graphs: int | None = None
+    """The largest batch of CUDA graphs of decoding; None: the engine's own."""
 
     @cached_property
     def shape(self) -> ServingShape:
@@ -88,7 +90,8 @@ class ServingPrice:
     def split(self, x: ServingLayout) -> GpuSplit:
         """Return a layout with the types of weights and cache."""
         bytes_ = (BYTES[self.weights], BYTES[self.expert_weights or self.weights], BYTES[self.cache])
-        return GpuSplit(x.tp, x.attention_dp, x.pp, x.moe_tp, x.moe_ep, *bytes_, float(self.is_large(x)))
+        most = graphs(self.memory.engine, self.cluster.device, x) if self.graphs is None else self.graphs
+        return GpuSplit(x.tp, x.attention_dp, x.pp, x.moe_tp, x.moe_ep, *bytes_, float(self.is_large(x)), most)
 
     def is_large(self, x: ServingLayout) -> bool:
         """Whether a layout's experts run as in deployments over many GPUs."""

@@ -67,6 +67,8 @@ class GpuSplit:
     large_ep: Column = 0.0
     """1: the engine runs experts with DeepEP's kernels and DeepGEMM's, places them by load, and lets one half of a
     batch compute while the other's tokens travel, as deployments over many GPUs do."""
+    graphs: Column = np.inf
+    """The most sequences of an attention group that decode under CUDA graphs."""
 
 
 @dataclass(frozen=True)
@@ -141,7 +143,9 @@ def step_parts(m: ServingShape, x: GpuSplit, chip: ChipRates, c: EngineConstants
     hidden = np.where(two_batches(x, chip, group), c.two_batches, 0.0)
     out["collectives"] = out["collectives"] - hidden * np.minimum(out["collectives"], computed)
     gpu = computed + out["collectives"]
-    eager = np.where(b.tokens > 0, m.layers * c.eager_layer_s + m.latent_layers * c.latent_eager_s, 0.0)
+    beyond = b.sequences / x.attention_dp > x.graphs
+    each = np.where(b.tokens > 0, c.eager_layer_s, c.eager_decode_s)
+    eager = np.where((b.tokens > 0) | beyond, m.layers * each + m.latent_layers * c.latent_eager_s, 0.0)
     out["other"] = out["other"] + (gpu**4 + eager**4) ** 0.25 - gpu
     return out
 

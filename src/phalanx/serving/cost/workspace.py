@@ -22,6 +22,7 @@ _cal_max_memory): the layer, the residual stream and, of its CUDA graphs, the lo
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from phalanx.cost.analytic.chips import chip_name
@@ -83,6 +84,8 @@ def _layer(model: ModelSpec, tokens: int, routed: bool = True) -> float:
     return tokens * 3 * width * 2
 
 
+_VLLM_GRAPHS = 512
+"""The largest batch of CUDA graphs of vLLM (vllm/config/vllm.py, _set_cudagraph_sizes)."""
 _TRTLLM_TOKENS, _TRTLLM_GRAPH, _TRTLLM_LOGIT = 8192, 128, 6
 """Tokens of TensorRT-LLM's step (commands/serve.py), the largest batch of its CUDA graphs (llm_args.py,
 validate_cuda_graph_config), and bytes of a logit: of 16 bits, and made fp32 (modules/logits_processor.py)."""
@@ -148,6 +151,15 @@ def _sglang_limits(device: Device) -> tuple[int, int, int]:
     return chunk, few, many
 
 
+def graphs(engine: str, device: Device, x: ServingLayout) -> float:
+    """Return the most sequences of an attention group for which an engine captures CUDA graphs of decoding by itself.
+    Of TensorRT-LLM as plans and trtllm-bench start it: as many as it serves."""
+    if engine == "sglang":
+        _, few, many = _sglang_limits(device)
+        return few if x.width < 4 else many
+    return _VLLM_GRAPHS if engine == "vllm" else math.inf
+
+
 def prompt_tokens(device: Device) -> int:
     """Return the tokens of a step of prompts that SGLang chooses for a GPU (chunked_prefill_size)."""
     return _sglang_limits(device)[0]
@@ -156,10 +168,9 @@ def prompt_tokens(device: Device) -> int:
 def _sglang_share(model: ModelSpec, device: Device, x: ServingLayout, tokens: int | None, large: bool) -> float:
     """Return the share of its memory that SGLang gives to weights and cache, by its own rule, in MiB."""
     memory = device.memory_bytes / MIB
-    chunk, few, many = _sglang_limits(device)
+    chunk, batch = prompt_tokens(device), graphs("sglang", device, x)
     groups, gpus = x.attention_dp, x.gpus
     chunk = tokens * groups if tokens else chunk  # which attention groups share
-    batch = few if x.width < 4 else many
     latent = model.latent is not None
     kept = 512 + 1.5 * max(chunk, 2048) + gpus / 8 * 1024 + 2 * batch
     if groups > 1:

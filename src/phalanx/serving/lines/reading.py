@@ -136,7 +136,7 @@ def _served(server: Line | None, bench: Line | None, given: Mapping[str, Any]) -
         caveats.append(
             "assumed: the cache is in 8 bits, as its checkpoint or engine has it by itself: --kv bf16 else"
         )
-    for field, flag in (("slots", "slots"), ("chunk", "chunk")):
+    for field, flag in (("slots", "slots"), ("chunk", "chunk"), ("graphs", "graphs")):
         value = stated.get(flag, server.program.defaults.get(flag))
         if isinstance(value, int) and value > 0:
             fields[field] = value

@@ -49,6 +49,8 @@ class ServingQuestion:
     """Rows of a block of the fp8 checkpoint that share a scale; 0: none do."""
     slots: int = 0
     """The most requests at once in an attention group; 0: as many as engines allow."""
+    graphs: int | None = None
+    """The largest batch of CUDA graphs of decoding; None: the engine's own."""
     memory_share: float | None = None
     """The engine's own option of the share of a GPU's memory; None: its default."""
     step_tokens: int | None = None

@@ -53,6 +53,7 @@ class Search:
                     memory_share=q.memory_share,
                     step_tokens=q.step_tokens,
                     slots=q.slots or None,
+                    graphs=q.graphs,
                 )
             self.known[key] = Copy(q, layout, weights, self._pricing[weights])
         return self.known[key]

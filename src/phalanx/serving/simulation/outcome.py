@@ -116,7 +116,9 @@ def outcome(
     first, done, arrival = h.first[rows], h.done[rows], h.arrival[rows]
     per_token = (done - first)[longer] / (h.requests.output[rows][longer] - 1)
     wait = first - arrival
-    wait[longer] += np.minimum(way_steps, h.requests.output[rows][longer] - 1) * per_token
+    # In a burst a request's own token may wait for the prompts of many steps: the way takes whole steps alone.
+    step = per_token if h.after is None or not finite else np.minimum(per_token, h.after[rows][longer])
+    wait[longer] += np.minimum(way_steps, h.requests.output[rows][longer] - 1) * step
     wait += way_s
     begin = float(h.arrival[skipped] if timed else np.sort(h.done)[skipped - 1]) if skipped else 0.0
     end = float(h.arrival[-1])

@@ -28,7 +28,7 @@ class RequestHistory:
     admitted: Floats
     """(n,) when queueing for a slot and pages ends."""
     first: Floats
-    """(n,) when the first token is sent."""
+    """(n,) when the first token is computed."""
     done: Floats
     """(n,) when the last token is sent."""
     sent: Floats
@@ -36,6 +36,9 @@ class RequestHistory:
     gaps: Floats
     """(runs, 3): tokens, seconds between a sequence's tokens at the first and at the last step of each run."""
     preemptions: int
+    after: Floats | None = None
+    """(n,) seconds of a worker's step after the one that computed the first token, 0 where none follows; None: as
+    long as a token of the request takes."""
 
 
 def simulate(deployment: Deployment, requests: Requests, seed: int = 0) -> RequestHistory:
@@ -195,6 +198,7 @@ class _Loop:
             np.array(sent, float).reshape(-1, 3),
             np.array(gaps, float).reshape(-1, 3),
             self._shared.preemptions,
+            np.array(self._shared.after),
         )
 
 

@@ -36,6 +36,8 @@ class Requested:
         """Tokens sent before the request was last admitted."""
         self.admitted = [-1.0] * n
         self.first = [-1.0] * n
+        self.after = [0.0] * n
+        """Seconds of its worker's step after the one that computed its first token."""
         self.done = [-1.0] * n
         self.preemptions = 0
 
@@ -66,6 +68,7 @@ class Worker:
         self.grow: np.ndarray[Any, Any] = np.zeros(1 << 14 if spec.speculation else 0, np.int64)
         self.resident: dict[int, int] = {}  # adapters on the GPU, least recently used first; requests that use each
         self.stalls: list[tuple[float, int]] = []  # (seconds, sequences) that waited for steps of prompts alone
+        self.fresh: list[int] = []  # requests whose first token the last step computed
         self.busy = False
         self.version = 0
         self.run = 0  # steps of the run under way; 0: a step with prompts
@@ -90,6 +93,13 @@ class Worker:
 
     def plan(self, now: float) -> bool:
         """Decide what runs from `now` on, and set `ends`; return whether there is anything to run."""
+        busy = self._planned(now)
+        for request in self.fresh:
+            self.shared.after[request] = self.first_s if busy else 0.0
+        self.fresh = []
+        return busy
+
+    def _planned(self, now: float) -> bool:
         spec = self.spec
         self.version += 1
         self._make_room()
@@ -165,6 +175,10 @@ class Worker:
         _, request, tokens = self.waiting[0]
         return self.policy.admits(running, self._pages_wanted(request, tokens), self.free)
 
+    def _begin(self, request: int, now: float) -> None:
+        self.shared.first[request] = now
+        self.fresh.append(request)
+
     def _pages_to_begin(self, request: int, tokens: int) -> int:
         s = self.shared
         cached = tokens or s.input[request] + s.produced[request]
@@ -218,7 +232,7 @@ class Worker:
         if self.shared.admitted[request] < 0:
             self.shared.admitted[request] = now
         if tokens and self.shared.first[request] < 0:  # a decode worker sends the first token too
-            self.shared.first[request] = now
+            self._begin(request, now)
 
     def _join(self, request: int, tokens: int) -> None:
         """Let a request decode from the next step on, with `tokens` in the cache."""
@@ -392,7 +406,7 @@ class Worker:
         s = self.shared
         s.produced[request] += 1
         if s.first[request] < 0 and self.spec.role != "prefill":
-            s.first[request] = now
+            self._begin(request, now)
         if s.produced[request] == s.output[request]:
             s.first[request] = now if s.first[request] < 0 else s.first[request]
             self._release(request, tokens)

@@ -50,7 +50,8 @@ def read_topology(path: Path, field: str = "FILE", partition: str | None = None)
     if re.search(r"^\s*-\s+topology\s*:", text, re.MULTILINE):
         return slurm.read_yaml(text, path.name)
     if nodes := nodes_of(text, path.name, partition):
-        return slurm.of_nodes([node.name for node in nodes], path.name)
+        with_gpus = [node for node in nodes if node.gpus != 0] or nodes
+        return slurm.of_nodes([node.name for node in with_gpus], path.name)
     kinds = (
         "Slurm's topology.conf, topology.yaml, scontrol show topology or nodes, sinfo; kubectl describe nodes; "
         "ibnetdiscover; nvidia-smi topo -m; rocm-smi --showtopo; NCCL_TOPO_DUMP_FILE"
@@ -76,8 +77,10 @@ def listed(path: Path, partition: str | None) -> tuple[list[ScheduledNode], list
     out, which nodes take no jobs and which have GPUs that jobs have. Raises InputError."""
     text = read_text(path, "FILE", _LARGEST)
     nodes = nodes_of(text, path.name, partition)
-    states = [f"{line}; the topology has it all the same" for line in scheduled_nodes.engaged(nodes)]
-    return nodes, [*cut(text), *states]
+    some = [node for node in nodes if node.gpus != 0] or nodes
+    states = [f"{line}; the topology has it all the same" for line in scheduled_nodes.engaged(some)]
+    left = scheduled_nodes.without_gpus(nodes) if len(some) < len(nodes) else ()
+    return nodes, [*cut(text), *left, *states]
 
 
 def cut(text: str) -> list[str]:
@@ -151,7 +154,7 @@ def summary(content: SwitchTree | GpuTopology, device: str | None = None, nodes:
         yield from gpus.assumed(content, device, nodes)
         return
     if not content.stated:
-        yield f"{len(content.hosts)} hosts: {compress(content.hosts)}"
+        yield f"{len(content.hosts)} host{'s' if len(content.hosts) > 1 else ''}: {compress(content.hosts)}"
         yield "missing: the switches that they are under, which this list does not say; assumed: one leaf over all"
         return
     sizes = sorted(len(hosts) for hosts in content.leaves.values())

@@ -26,6 +26,8 @@ class ScheduledNode:
     kind: str = ""
     """Which GPUs, in the scheduler's words; empty: not said."""
     partitions: frozenset[str] = frozenset()
+    by_name: bool = False
+    """Whether only its name, or its partitions', says that it has no GPUs."""
     remedy: str = "scontrol -d show nodes says it"
     """What says which GPUs jobs have."""
 
@@ -85,13 +87,23 @@ def engaged(nodes: Sequence[ScheduledNode]) -> Iterator[str]:
         yield f"{compress(names)}: {what}"
 
 
+def without_gpus(nodes: Sequence[ScheduledNode]) -> Iterator[str]:
+    """Yield in words which nodes have no GPUs, so that no topology of GPUs has them."""
+    for by_name, why in (
+        (False, "have no GPUs: left out"),
+        (True, "have no GPUs by their names: left out (assumed)"),
+    ):
+        if names := [node.name for node in nodes if node.gpus == 0 and node.by_name == by_name]:
+            yield f"{compress(names)} {why if len(names) > 1 else why.replace('have', 'has').replace('their', 'its')}"
+
+
 def of_partition(nodes: Sequence[ScheduledNode], partition: str | None, file: str) -> list[ScheduledNode]:
     """Return the nodes of a partition; None: all. Raises InputError for a partition that no node is of, and for all
     nodes of several partitions where it is not said which have GPUs."""
     named = sorted({name for node in nodes for name in node.partitions})
     if partition is None:
-        common = frozenset.intersection(*(node.partitions for node in nodes))
-        if named and not common and any(node.gpus is None for node in nodes):
+        unsaid = [node.partitions for node in nodes if node.gpus is None]
+        if named and unsaid and not frozenset.intersection(*unsaid):
             reason = "lists nodes of several partitions, and not which of them have GPUs"
             remedy = f"name one with --partition: {', '.join(named)[:200]}; or give GRES, as {REMEDY}"
             raise InputError(file, None, reason, remedy)

@@ -31,6 +31,8 @@ _TAKES_JOBS = frozenset(
 _SHORT = {"MIX": "MIXED", "ALLOC": "ALLOCATED", "COMP": "COMPLETING", "PLND": "PLANNED"}
 _COUNT = re.compile(r"gpu(?::[\w.-]+)?:(\d{1,4})(?![\w.-])")
 _USED = re.compile(r"gpu[^,(]*\(IDX:([\d,-]+)\)")
+_WITHOUT = re.compile(r"(?:^|[^a-z])(?:cpu|login|bigmem|highmem|himem|largemem)(?!.*gpu)", re.I)
+"""A name of a node or a partition without GPUs."""
 _MOST = 1024
 """GPUs of a node."""
 _NAMES = ("NODELIST", "HOSTNAMES")
@@ -93,7 +95,13 @@ def sinfo_nodes(text: str, file: str) -> list[ScheduledNode]:
             node = _scheduled(name, state, _engaged(state), gpus, used, _which(listed))
             node = nodes.get(name, replace(node, kind=_kind(row.get("GRES", ""))))
             nodes[name] = replace(node, partitions=node.partitions | partitions)
-    return list(nodes.values())
+    return [replace(node, gpus=0, by_name=True) if _none_by_name(node) else node for node in nodes.values()]
+
+
+def _none_by_name(node: ScheduledNode) -> bool:
+    """Whether a node has no GPUs by its name, or by all its partitions', where the list says nothing else."""
+    named = bool(node.partitions) and all(map(_WITHOUT.search, node.partitions))
+    return node.gpus is None and (named or bool(_WITHOUT.search(node.name)))
 
 
 def _rows(text: str, file: str) -> Iterator[dict[str, str]]:
