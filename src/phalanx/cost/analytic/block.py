@@ -76,6 +76,12 @@ class _Sent:
     beside: Column
 
 
+def _gathered_bytes(layout: Layout, profile: Profile) -> Column:
+    """Return the bytes of tokens that tensor parallelism gathers, relative to activations'."""
+    narrow = (np.asarray(profile.tp_narrow) > 0) & np.choose(np.asarray(layout.format, dtype=int), _GATHERED)
+    return np.where(narrow, 1 / layout.activation_bytes, 1.0)
+
+
 def _sent(flows: _Flows, layout: Layout, timer: FlowTimer, profile: Profile) -> _Sent:
     """Return the seconds of tensor parallelism's collectives."""
     forward: Column = 0.0
@@ -84,11 +90,7 @@ def _sent(flows: _Flows, layout: Layout, timer: FlowTimer, profile: Profile) -> 
     for flow in flows:
         each = timer.one(flow) + profile.joined * profile.list_s * (np.asarray(flow.ranks) > 1)
         if flow.op == "all_gather":
-            narrow = np.where(
-                (profile.tp_narrow > 0) & np.choose(np.asarray(layout.format, dtype=int), _GATHERED),
-                1 / layout.activation_bytes,
-                1.0,
-            )
+            narrow = _gathered_bytes(layout, profile)
             if np.any(narrow < 1):
                 each = seconds_of(replace(flow, bytes=flow.bytes * narrow), timer.system)
         forward = forward + flow.count("F") * each
@@ -111,6 +113,24 @@ def _exposed(sent: _Sent, layout: Layout, system: System, profile: Profile, prod
         sent.backward
         - np.minimum(backward * sent.backward, products.backward / 2)
         + np.maximum(sent.beside - products.backward, 0.0),
+    )
+
+
+def _copied(kind: BlockKind, layout: Layout, system: System, profile: Profile) -> Passes:
+    """Return seconds of what collectives over the second dimension need: what is gathered and what is scattered is
+    copied whole, once for each sublayer and pass (torch 2.13, torch/distributed/_functional_collectives.py:223, 284);
+    a single sequence's parts are in order already. In the backward pass the gradients of an input that several
+    products read are added whole, before they are scattered (`hidden_bytes` has a rank's part of that)."""
+    if not np.any(profile.tp_copies):
+        return _NONE
+    split = (np.asarray(layout.sp) > 0) & (np.asarray(layout.tp) > 1) & (np.asarray(profile.tp_overlap) == 0)
+    rate = system.memory_bytes_per_s * system.memory
+    stream = profile.tp_copies * split * layout.tokens * kind.hidden * layout.activation_bytes / rate
+    each = 2 * kind.sublayers * stream * (np.asarray(layout.micro_batch) > 1)
+    sums = 2 * kind.attends + np.maximum(kind.mlp_matrices - 2, 0)
+    return Passes(
+        each * (1 + _gathered_bytes(layout, profile)),
+        2 * each + 3 * sums * stream * (1 - 1 / np.maximum(layout.tp, 1)),
     )
 
 
@@ -304,6 +324,7 @@ def _common(shape: Shape, layout: Layout, system: System, profile: Profile) -> C
         of_mlp = dense.forward - unread_inside + 3 * _element(layout, system) * kind.ffn / layout.tp
         again = again + np.where(m.mlp > 0, of_mlp, m.mlp_act * act) * (np.asarray(kind.ffn) > 0)
         memory = kernels.traffic(kind, layout, width, system, profile)
+        memory = _both(memory, _copied(kind, layout, system, profile))
         inner = _both(dense, shared)
         kinds.append(KindParts(core, cp, recurrence, around, inner, memory, sent(place), again, unread))
     # Head and loss, once for each depth of multi-token prediction.

@@ -98,6 +98,9 @@ class Profile(Keeps):
     tp_async: Column = 0.0
     """1: where nothing else overlaps (`tp_overlap` 0), the collective of an input's gradient still travels during the
     product of its weight's gradient, so that only the others wait."""
+    tp_copies: Column = 0.0
+    """1: collectives of a stream that is split by its tokens go through copies of the whole stream, since they join
+    and part tensors by their first dimension, which is the batch; not those that overlap (`tp_overlap`)."""
     dp_overlap: Column = 0.7
     gather_overlap: Column = 0.6
     """Overlap of the gather after the update (ZeRO-1, 2) with the next forward pass."""
