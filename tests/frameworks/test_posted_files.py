@@ -4,6 +4,7 @@ framework cannot divide."""
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -127,3 +128,82 @@ def test_deepspeed_offloads_nothing_from_a_group_of_shards() -> None:
     assert refused.reason == "MiCS reduces gradients on the device alone"
     assert stack.refusal(parts) is None
     assert stack.refusal(Strategy(dp=4, zero=3), StackOptions(optimizer_offload=1.0)) is None
+
+
+SWIFT = """\
+NPROC_PER_NODE=8 megatron sft --load /model/Qwen3-Next-80B-A3B-Instruct-mcore --train_type lora --lora_rank 8 \\
+    --target_modules all-linear --expert_model_parallel_size 2 --moe_grouped_gemm true --micro_batch_size 1 \\
+    --global_batch_size 8 --recompute_granularity full --recompute_method uniform --recompute_num_layers 1 \\
+    --max_length 512
+"""
+
+
+def test_megatrons_adapters_of_ms_swift_are_on_each_expert(tmp_path: Path) -> None:
+    """modelscope/ms-swift issue 6387 ran out of memory on 8 H20. Of rank 8 on 512 experts of 48 blocks, three
+    matrices of 2048 x 512, halved by ep=2: 6 bytes a parameter, and 12 over the 4 ranks that hold the same ones."""
+    (tmp_path / "run.sh").write_text(SWIFT)
+    asked = ("predict", "run.sh", "--cluster", "dgx-h20", "--json")
+    each = json_of(tmp_path, *asked)
+    assert each["question"]["options"]["lora_targets"] == "experts"
+    tries = json_of(
+        tmp_path, "plan", "--from", "run.sh", "--cluster", "dgx-h20", "--try", "lora_targets=linear, ep=8", "--json"
+    )
+    none, wide = (row["memory_bytes"] for row in tries["changes"])
+    adapters = 512 * 48 * 3 * 8 * (2048 + 512) / 2
+    assert each["memory_bytes"] - none == pytest.approx(adapters * (6 + 12 / 4), rel=0.01)
+    assert wide < 0.4 * none
+
+
+def test_a_method_without_bits_quantises_nothing(tmp_path: Path) -> None:
+    """hiyouga/LLaMA-Factory issue 10367: 27 billion parameters in 16 bits on three L40S, meant to be in four."""
+    lora = (
+        "model_name_or_path: Qwen/Qwen3.5-27B\nstage: sft\nfinetuning_type: lora\nbf16: true\ncutoff_len: 8192\n"
+        "per_device_train_batch_size: 1\nquantization_method: bnb\n"
+    )
+    (tmp_path / "lora.yaml").write_text(lora)
+    said = "quantization_method quantises nothing without quantization_bit"
+    assert said in phalanx(tmp_path, "lint", "lora.yaml")[1]
+    (tmp_path / "lora.yaml").write_text(f"{lora}quantization_bit: 4\n")
+    assert said not in phalanx(tmp_path, "lint", "lora.yaml")[1]
+
+
+HEADER = """\
+#!/bin/bash
+#SBATCH --nodes={nodes}
+#SBATCH --ntasks-per-node=1
+#SBATCH --gres=gpu:8
+"""
+TRAIN = "train.py --deepspeed_config $DS_CONFIG"
+ENGINE = '{"train_micro_batch_size_per_gpu": 1, "zero_optimization": {"stage": 3}, "bf16": {"enabled": true}}'
+
+
+def test_a_program_of_its_own_under_deepspeed_has_the_file_that_is_given(tmp_path: Path) -> None:
+    """huggingface/trl issue 2605: two hosts of 8 under one node of Slurm's."""
+    (tmp_path / "hosts").write_text("10.0.0.1 slots=8\n10.0.0.2 slots=8\n")
+    (tmp_path / "ds.json").write_text(ENGINE)
+    (tmp_path / "run.slurm").write_text(f"{HEADER.format(nodes=1)}srun deepspeed --hostfile=hosts {TRAIN}\n")
+    assert "hands $DS_CONFIG to DeepSpeed, a file; give it too" in phalanx(tmp_path, "read", "run.slurm")[2]
+    said = text_of(tmp_path, "read", "run.slurm", "ds.json")
+    assert "ranks start on 2 nodes, and #SBATCH asks for 1" in said
+    assert re.search(r"world +16 ", said)
+
+
+@pytest.mark.parametrize(
+    ("nodes", "start", "waits"),
+    [
+        (8, "accelerate launch --num_machines $SLURM_NNODES --num_processes $((SLURM_NNODES * 8))", True),
+        (8, "torchrun --nnodes 8 --nproc_per_node 8", True),
+        (8, "srun torchrun --nnodes 8 --nproc_per_node 8", False),
+        (8, 'srun bash -c "torchrun --nnodes 8 --nproc_per_node 8', False),
+        (1, "torchrun --nproc_per_node 8", False),
+    ],
+)
+def test_a_batch_script_starts_ranks_on_its_first_node_alone(
+    tmp_path: Path, nodes: int, start: str, waits: bool
+) -> None:
+    """huggingface/accelerate issues 3522, 2816 and 1837: seven of eight nodes idle, and a time-out."""
+    flags = "run_clm.py --model_name_or_path gpt2-xl --block_size 1024 --bf16 --per_device_train_batch_size 4"
+    closes = '"' if '"' in start else ""
+    (tmp_path / "run.sbatch").write_text(f"{HEADER.format(nodes=nodes)}{start} {flags}{closes}\n")
+    said = text_of(tmp_path, "read", "run.sbatch")
+    assert ("starts 8 of 64 ranks, which wait for the others" in " ".join(said.split())) == waits

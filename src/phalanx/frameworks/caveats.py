@@ -104,8 +104,8 @@ MAGNITUDES = Caveat(
 
 
 def unadapted(model: ModelSpec, rank: int, strategy: Strategy) -> Caveat:
-    """Return the caveat that no expert has an adapter: programs differ, of which ms-swift's Megatron, and peft where
-    every expert is a module of its own, adapt each. The bound is of adapters of this rank without ZeRO."""
+    """Return the caveat that no expert has an adapter: peft adapts each where every expert is a module of its own.
+    The bound is of adapters of this rank without ZeRO."""
     experts = model.experts
     assert experts is not None
     width = (experts.latent or model.hidden) + experts.ffn
@@ -114,11 +114,13 @@ def unadapted(model: ModelSpec, rank: int, strategy: Strategy) -> Caveat:
     return Caveat(
         "assumed",
         (),
-        "experts have no adapters, as under transformers 5; with one on each",
+        "experts have no adapters, as under transformers 5; with one on each (lora_targets=experts)",
         ("memory", "time"),
         bound=f"memory by at most {held:.1f} GiB more",
     )
 
+
+UNTIMED_ADAPTERS = Caveat("assumed", (), "adapters of experts take memory, and no time in this price", ("time",))
 
 _STATE = 18
 """Bytes of an adapter's parameter: a weight of 2, a gradient of 4, and an optimizer of 12."""

@@ -171,7 +171,7 @@ def _state_bytes(p: Pricing, s: Strategy) -> float:
     """Return the bytes of a stack's checkpoint: the state that ZeRO-1 shards and, where parameters are not their own
     masters, 16-bit weights too; where adapters are trained, these alone."""
     if p.extra.lora:
-        return float(_BYTES_OF_ADAPTERS * p.shape.adapters * p.shape.layers)
+        return float(_BYTES_OF_ADAPTERS * (p.shape.adapters + p.shape.expert_adapters) * p.shape.layers)
     of_state = float(p.profile.shard_bytes)
     return float(p.model.parameter_count * (of_state if s.level.parameters else of_state + 2))
 

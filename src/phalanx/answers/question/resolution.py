@@ -23,7 +23,16 @@ from phalanx.answers.question.precision import (
 from phalanx.answers.question.query import Configured, Query
 from phalanx.answers.question.question import Question
 from phalanx.answers.question.strategy_line import filling, planned, strategy_on
-from phalanx.frameworks.caveats import BALANCED, COMPILED, MAGNITUDES, OF_GPUS, UNMEASURED, UNTIMED, unadapted
+from phalanx.frameworks.caveats import (
+    BALANCED,
+    COMPILED,
+    MAGNITUDES,
+    OF_GPUS,
+    UNMEASURED,
+    UNTIMED,
+    UNTIMED_ADAPTERS,
+    unadapted,
+)
 from phalanx.frameworks.registry import DOCUMENTED, STACKS, facts, row_of
 from phalanx.frameworks.stated_training import StatedTraining, stated_training
 from phalanx.frameworks.writing.source_file import source_of
@@ -115,6 +124,8 @@ def resolve(query: Query, configured: Configured, searched: bool = False, any_st
         caveats = (*caveats, BALANCED)
     if model.experts is not None and options.lora and options.lora_targets == "linear" and strategy is not None:
         caveats = (*caveats, unadapted(model, options.lora, strategy))
+    if model.experts is not None and options.lora and options.lora_targets == "experts":
+        caveats = (*caveats, UNTIMED_ADAPTERS)
     if options.lora and options.dora != "none" and strategy is not None:
         caveats = (*caveats, MAGNITUDES)
     if strategy is not None and stack == OWN_STACK and PRECISIONS[precision].narrow:

@@ -31,7 +31,8 @@ def host_bytes(model: Shape, layout: Layout, by: Profile, options: StackOptions,
         adapters = float(model.adapters * model.layers)
         base = weight and float(by.whole_bytes)
         total = (dense * base + adapters * each) * _copies(layout, shards)
-        total += experts * base * float(expert_ranks(layout)) / of_experts
+        theirs = experts * base + float(model.expert_adapters * model.layers) * each
+        total += theirs * float(expert_ranks(layout)) / of_experts
     else:
         total = dense * each * _copies(layout, shards) + experts * each * float(expert_ranks(layout)) / of_experts
     world = float(layout.world)

@@ -98,11 +98,11 @@ _WHOLE_UNITS = 3
 reduced."""
 
 
-def _adapter_bytes(layout: Layout, profile: Profile, zero: Sharding) -> Column:
+def _adapter_bytes(profile: Profile, zero: Sharding, ranks: Column) -> Column:
     """Return bytes of state per parameter of adapters on a rank: a weight of 2, a gradient of 4 and an optimizer of
-    12 bytes, or as its moments are, which ZeRO shards and offloads as it does a whole model's. FSDP gives adapters
-    units of their own (huggingface/peft/src/peft/utils/other.py, fsdp_auto_wrap_policy)."""
-    shards = np.where(zero.state, zero.shards, 1.0)
+    12 bytes, or as its moments are, which ZeRO shards over `ranks` and offloads as it does a whole model's. FSDP
+    gives adapters units of their own (huggingface/peft/src/peft/utils/other.py, fsdp_auto_wrap_policy)."""
+    shards = np.where(zero.state, ranks, 1.0)
     level3, each = np.asarray(zero.by_unit, dtype=float), np.asarray(zero.reduces_each, dtype=float)
     on_host = profile.parameters_on_host * level3
     weight = 2.0 * (1 - on_host) * np.where(level3 > 0, 1 / shards, 1.0)
@@ -291,7 +291,9 @@ def _share(shape: Shape, layout: Layout, profile: Profile, ends: _Ends, stream: 
         profile,
         dense_params,
         expert_params,
-        block_state + _adapter_bytes(layout, profile, zero) * shape.adapters / layout.tp,
+        block_state
+        + _adapter_bytes(profile, zero, zero.shards) * shape.adapters / layout.tp
+        + _adapter_bytes(profile, zero, expert_shards) * shape.expert_adapters / (layout.ep * layout.etp),
         dense_bytes,
         ends.larger,
         block.stored,

@@ -282,7 +282,7 @@ def _adapted(kind: BlockKind, o: StackOptions) -> list[tuple[Column, Column, Col
     attention = [(h, q, kind.attends), (q, h, after), (h, kv, 2 * kind.attends)]
     mixed = kind.mixed + kind.mixed_shared + kind.mixed_whole
     mixer = [(h, mixed, kind.mixes), (kind.mixed_out, h, kind.mixes)]
-    dense = kind.ffn > 0 if o.lora_targets == "linear" else 0
+    dense = kind.ffn > 0 if o.lora_targets in ("linear", "experts") else 0
     return [*attention, *mixer, (h, kind.ffn, dense * (kind.mlp_matrices - 1)), (kind.ffn, h, dense)]
 
 
@@ -293,6 +293,14 @@ def adapter_params(model: Shape, o: StackOptions) -> float:
         return 0.0
     each = o.lora, float(o.dora != "none")
     return float(model.mean(lambda k: sum(n * (each[0] * (x + y) + each[1] * y) for x, y, n in _adapted(k, o))))
+
+
+def _expert_adapter_params(model: Shape, o: StackOptions) -> float:
+    """Return the parameters of adapters on each product of each expert of a block."""
+    if not o.lora or o.lora_targets != "experts":
+        return 0.0
+    each = o.lora
+    return float(model.mean(lambda k: k.experts * k.mlp_matrices * each * (k.expert_dim + k.expert_ffn)))
 
 
 def _adapted_weights(model: Shape, o: StackOptions) -> AdaptedWeights:
@@ -347,7 +355,12 @@ def extended(model: Shape, o: StackOptions) -> Shape:
         model = replace(model, magnitudes=_magnitudes(model, o))
     if not o.lora:
         return model
-    return replace(model, adapters=adapter_params(model, o), adapted=_adapted_weights(model, o))
+    return replace(
+        model,
+        adapters=adapter_params(model, o),
+        expert_adapters=_expert_adapter_params(model, o),
+        adapted=_adapted_weights(model, o),
+    )
 
 
 def laid_out(layout: Layout, o: StackOptions, blocks: Sequence[Column] | None = None) -> Layout:

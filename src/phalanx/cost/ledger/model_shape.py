@@ -36,6 +36,8 @@ class Shape:
     """Depths of multi-token prediction, each of which computes the head again; their blocks are among `kinds`."""
     adapters: Column = 0.0
     """Parameters of a block's adapters on average, where only these are trained."""
+    expert_adapters: Column = 0.0
+    """The same of all its routed experts, which these ranks divide as they do the experts."""
     adapted: AdaptedWeights = NO_ADAPTERS
     """Sizes of the weights that have them."""
     magnitudes: Magnitudes = NO_MAGNITUDES

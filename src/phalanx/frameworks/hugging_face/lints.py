@@ -38,7 +38,18 @@ def _both_halves(c: Config, x: Configuration) -> Found:
         yield "bf16", "and fp16 are both on", "one of the two"
 
 
+_OF_QUANTISED = ("quantization_method", "quantization_type", "double_quantization")
+
+
+def _without_bits(c: Config, x: Configuration) -> Found:
+    """LLaMA-Factory's base (ff6d4d12, src/llamafactory/model/model_utils/quantization.py:177)."""
+    named = next((name for name in _OF_QUANTISED if argument(c, name) is not None), None)
+    if named and argument(c, "quantization_bit") is None:
+        yield named, "quantises nothing without quantization_bit: the base stays in 16 bits", "quantization_bit: 4"
+
+
 LINTS = (
+    Lint("without-bits", "hiyouga/LLaMA-Factory#10367", _without_bits),
     Lint("types-disagree", "shibing624/MedicalGPT#191", _types_disagree),
     Lint("two-engines", "axolotl-ai-cloud/axolotl#1388", _both_engines),
     Lint("both-halves", "Snowflake-AI-Research/Arctic-Platform#78", _both_halves),

@@ -23,6 +23,8 @@ _PREPARES = re.compile(
     r"index_|split_|upload|export|generate|serv(e|ing)|pip$"
 )
 _LAUNCHERS_OF_RANKS = {"torchrun", "deepspeed", "accelerate", "srun", "mpirun", "torchx", "torchtune"}
+_SPREADS = re.compile(r"\b(srun|mpirun|mpiexec|ssh|pdsh|clush|pssh|torchx|ray|jsrun|xargs|submitit)\b")
+"""Programs that start others on every node of a job."""
 _FLAG = re.compile(r"--[A-Za-z]")
 _FENCED = re.compile(
     r"^[ \t]*(`{3,}|~{3,})[ \t]*(?:bash|sh|shell|console|zsh|text)?[ \t]*\n(.*?)^[ \t]*\1[ \t]*$", re.M | re.S
@@ -58,7 +60,25 @@ def in_script(text: str, open_file: OpenFile, knows: Knows, name: str = "script.
     script = follow(text, variables, open_file, name, submitted=lambda handed: batch.asked(handed)[1])
     for handed in script.batch:  # scripts that it hands to Slurm
         given = batch.asked(handed)[0]
-    return _started(script, given, open_file, knows)
+    started = _started(script, given, open_file, knows)
+    said = _of_nodes(started.launch, given, any(_SPREADS.search(part) for part in (text, *script.batch)))
+    return replace(started, notes=(*started.notes, said)) if said else started
+
+
+def _of_nodes(one: ProgramLaunch, given: Given, spreads: bool) -> str:
+    """Say where a batch script's nodes are not its launcher's; "" where they are."""
+    if given.by != "#SBATCH" or not given.nodes:
+        return ""
+    if (one.nodes or 0) > given.nodes:
+        return f"ranks start on {one.nodes} nodes, and #SBATCH asks for {given.nodes}"
+    alone = not spreads and one.launchers and one.launchers[-1] in ("torchrun", "accelerate")
+    if given.nodes == 1 or not alone or not one.world:
+        return ""
+    here = one.per_node or one.world // given.nodes
+    return (
+        f"a batch script runs on the first of its {given.nodes} nodes: without srun {one.launchers[-1]} starts "
+        f"{here} of {one.world} ranks, which wait for the others"
+    )
 
 
 def in_manifest(documents: Sequence[Any], open_file: OpenFile, knows: Knows) -> Started:

@@ -90,6 +90,9 @@ def read(config: Config, world: int | None = None) -> Configuration:
     micro = count(flag("batch_size" if earliest else "micro_batch_size", "strategy.micro_batch"))
     whole = count(flag("global_batch_size", "job.global_batch"))
     trained, unpriced = tuning(keys, at) if flag("finetuning_type", "options.lora") else ({}, "")
+    routed = any(str(name).replace("-", "_").startswith(("moe_", "expert_model_")) for name in args)
+    if routed and trained.get("lora") and "lora_targets" not in trained:
+        trained["lora_targets"] = "experts"  # TEGroupedLinear is linear (swift/megatron/utils/utils.py:27)
     # ms-swift's, whose reference passes run whatever the loss is (swift/megatron/trainers/dpo_trainer.py:84).
     scored, sequences, preferred = preferring(keys, at, bool(trained), skips=())
     micro, whole = product(micro, sequences), product(whole, sequences)

@@ -17,4 +17,5 @@ TARGETS = {
     "attention": ("linear_qkv", "linear_proj"),
     "linear": ("linear_qkv", "linear_proj", "linear_fc1", "linear_fc2"),
 }
+TARGETS["experts"] = TARGETS["linear"]  # with peft.share_expert_adapters off
 """options.lora_targets -> peft.target_modules (peft/lora.py)."""

@@ -104,4 +104,6 @@ def _options(keys: Keys) -> dict[str, Any]:
         named = [word for word, of in TARGETS.items() if isinstance(targets, list) and set(targets) == set(of)]
         if named and named[0] != "linear":
             options["lora_targets"] = named[0]
+        elif keys.truth("peft.share_expert_adapters", "options.lora_targets") is False:
+            options["lora_targets"] = "experts"
     return options

@@ -142,6 +142,8 @@ def _data(x: Subject, flags: set[str]) -> Iterable[Setting]:
     if x.options.lora:
         yield Setting("peft.dim", x.options.lora)
         yield Setting("peft.target_modules", list(TARGETS[x.options.lora_targets]))
+        if x.options.lora_targets == "experts":
+            yield Setting("peft.share_expert_adapters", False)
         yield Setting("checkpoint.pretrained_checkpoint", "${oc.env:PRETRAINED}")
 
 

@@ -328,6 +328,14 @@ def _of_settings(started: Started, reading: FileReading) -> Framework | None:
 def _engine_file(started: Started, reading: FileReading) -> tuple[Framework, dict[str, Any]] | None:
     """Return the configuration of DeepSpeed that a program of its own is given. Raises InputError where that is not
     here."""
+    stated = started.args.get("deepspeed_config", "")
+    first = plain(str(stated[0] if isinstance(stated, list) and stated else stated))
+    if first.startswith("$"):  # the flag is DeepSpeed's own, and the file is known to the shell alone
+        for path in reading.files.given:
+            tables = reading.tables_of(path.name, started.directory, "its file") if path.suffix == ".json" else None
+            if tables is not None and kind_of(tables) == "deepspeed":
+                return BY_KIND["deepspeed"], tables
+        raise InputError("file", started.launch.program, f"hands {first} to DeepSpeed, a file", "give it too")
     for name, value in started.args.items():
         if isinstance(value, str) and value.endswith(".json"):
             tables = reading.tables_of(value, started.directory, "its file")

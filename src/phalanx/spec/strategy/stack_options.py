@@ -87,8 +87,9 @@ class StackOptions:
     layout); 0: attention spans the sequence."""
     lora: Annotated[int, Range(0, 4096)] = 0
     """Rank of the adapters, which alone are trained (Hu et al. 2021); 0: all parameters are trained."""
-    lora_targets: Literal["qkv", "attention", "linear"] = "linear"
-    """Layers with adapters: those before attention, attention's, or every linear layer (experts excluded)."""
+    lora_targets: Literal["qkv", "attention", "linear", "experts"] = "linear"
+    """Layers with adapters: those before attention, attention's, every linear layer but experts', or each expert's
+    too."""
     dora: Literal["none", "on", "dropout"] = "none"
     """Whether norms of an adapted weight's rows are trained too, under `lora` (DoRA, Liu et al. 2024). dropout: with
     dropout before the adapters, whose input multiplies the frozen weight once more."""
