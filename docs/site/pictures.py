@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from phalanx.report.pictures.files import svg
-from phalanx.textbook.answers import PICTURES, has_steps, moved, options_of, picture
+from phalanx.textbook.answers import PICTURES, animated, has_steps, options_of, picture
 
 HEADS = {
     "hardware": "Chips and links",
@@ -57,4 +57,4 @@ def drawings() -> dict[str, str]:
     """Return every picture as SVG, by file name, and those with steps also moving."""
     drawn = {name: picture(name) for name in PICTURES}
     still = {f"{name}.svg": svg(p) for name, p in drawn.items()}
-    return still | {f"{name}.moving.svg": svg(moved(p, name)) for name, p in drawn.items() if has_steps(p)}
+    return still | {f"{name}.moving.svg": svg(animated(p, name)) for name, p in drawn.items() if has_steps(p)}

@@ -23,7 +23,7 @@ import pytest
 from support.browser import CHROMIUM, Browser, chromium
 from support.in_process_cli import error_of, phalanx
 
-from phalanx.report.local_page.answers import Met, Planner, _figures, answered
+from phalanx.report.local_page.answers import Planner, RecentStrategies, _figures, reply_to
 from phalanx.report.local_page.notebook import question_in, ui
 from phalanx.report.local_page.server import LocalServer
 from phalanx.report.style import seconds, size
@@ -247,14 +247,14 @@ def test_strangers_are_refused(server: LocalServer) -> None:
 )
 def test_a_bad_value_is_named(field: str, value: object, said: str) -> None:
     with pytest.raises(InputError, match=said):
-        answered(QUESTION | {field: value})
+        reply_to(QUESTION | {field: value})
 
 
 def test_the_plan_of_the_page_is_that_of_the_command_line(tmp_path: Path) -> None:
     uneven = QUESTION | {"model": "llama3-70b", "gpus": 64, "batch": 512, "seq": 8192}
     about = [w for name in ("model", "cluster", "gpus", "batch", "seq") for w in (f"--{name}", str(uneven[name]))]
     assert phalanx(tmp_path, "plan", *about, "--out", "plan.json")[0] == 0
-    reply = answered(uneven)
+    reply = reply_to(uneven)
     plan = json.loads(reply["plan"])
     assert plan == json.loads((tmp_path / "plan.json").read_text())
     assert len(set(plan["strategy"]["layers"])) > 1  # chunks that are not equal
@@ -263,9 +263,9 @@ def test_the_plan_of_the_page_is_that_of_the_command_line(tmp_path: Path) -> Non
 
 def test_a_plan_does_not_depend_on_what_was_asked_before() -> None:
     large = QUESTION | {"model": "llama3-70b", "gpus": 64, "batch": 512, "seq": 4096}
-    met = Met()
+    met = RecentStrategies()
     for change in ({"batch": 256}, {"where": "schedule=1f1b"}, {"model": "llama3-8b"}):
-        later, alone = answered(large | change, None, met), answered(large | change)
+        later, alone = reply_to(large | change, None, met), reply_to(large | change)
         assert (later["figures"], later["plan"]) == (alone["figures"], alone["plan"]), change
 
 

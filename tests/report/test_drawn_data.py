@@ -407,14 +407,14 @@ def test_numbers_of_tables_read_back(value: float) -> None:
     """Two digits at least, where there is a unit small enough."""
     for unit, least in (("bytes", 10.0), ("s", 1e-5), ("GB", 0.1), ("count", 5.0), ("number", 0.0), ("share", 0.01)):
         if value >= least:
-            assert _read(style.written(value, unit)) == pytest.approx(value, rel=5.1e-2), unit
-    assert _read(style.written(value * 1e9, "rate")) == pytest.approx(value * 1e9, abs=0.051e9)
+            assert _read(style.cell_text(value, unit)) == pytest.approx(value, rel=5.1e-2), unit
+    assert _read(style.cell_text(value * 1e9, "rate")) == pytest.approx(value * 1e9, abs=0.051e9)
     for unit in ("signed_s", "signed_bytes"):
-        plain = style.written(value, unit.removeprefix("signed_"))
-        assert (style.written(value, unit), style.written(-value, unit)) == (f"+{plain}", f"-{plain}")
-    assert style.written(0.125, "change") == "+12.5%"
-    assert style.written(-0.5, "change") == "-50.0%"
-    assert (style.written(None, "s"), style.written(0, "s"), style.written("x", "")) == ("", "0", "x")
+        plain = style.cell_text(value, unit.removeprefix("signed_"))
+        assert (style.cell_text(value, unit), style.cell_text(-value, unit)) == (f"+{plain}", f"-{plain}")
+    assert style.cell_text(0.125, "change") == "+12.5%"
+    assert style.cell_text(-0.5, "change") == "-50.0%"
+    assert (style.cell_text(None, "s"), style.cell_text(0, "s"), style.cell_text("x", "")) == ("", "0", "x")
 
 
 @given(st.floats(1e-3, 1e6), st.floats(1.05, 1e6), st.booleans(), st.sampled_from([2, 10]))

@@ -25,7 +25,7 @@ from phalanx.report import observation
 from phalanx.report.measured import run_page
 from phalanx.report.measured.diagnosis import view
 from phalanx.report.pictures.figure import Lines, Timeline
-from phalanx.report.style import seconds, size, written
+from phalanx.report.style import cell_text, seconds, size
 from phalanx.report.validate import collectives, overall, worst_sweeps
 from phalanx.report.view import View
 from phalanx.schedule.observation import Allocation, Observation, RankObservation
@@ -72,7 +72,7 @@ def _rows(shown: View, title: str) -> list[dict[str, Any]]:
 def _named(sheet: Sheet) -> list[dict[str, Any]]:
     assert all(len(row) == len(sheet.columns) for row in sheet.rows)
     assert all(
-        isinstance(written(v, c.unit), str) for row in sheet.rows for v, c in zip(row, sheet.columns, strict=True)
+        isinstance(cell_text(v, c.unit), str) for row in sheet.rows for v, c in zip(row, sheet.columns, strict=True)
     )
     return [dict(zip((c.name for c in sheet.columns), row, strict=True)) for row in sheet.rows]
 

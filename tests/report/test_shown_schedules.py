@@ -14,7 +14,7 @@ from support.in_process_cli import phalanx
 from phalanx.answers.schedules.pipeline import PipelineComparison, PipelineDrawing, RunPipeline, draw, of_run
 from phalanx.report.gallery.pipelines import schedules as pictured
 from phalanx.report.pictures.figure import Timeline
-from phalanx.report.pipeline import chart, columns_per_second, compared, summary, view
+from phalanx.report.pipeline import chart, columns_per_second, cost_table, summary, view
 from phalanx.spec.errors import InputError
 
 
@@ -102,7 +102,7 @@ def test_costs_are_said_and_tabulated() -> None:
     )
     assert "activations of a chunk, 2 chunks per rank" in summary(cut)
     assert summary(cut).endswith("small letters: every second chunk of a rank")
-    sheet = compared([plain, cut])
+    sheet = cost_table([plain, cut])
     for row, s in zip(sheet.rows, (plain, cut), strict=True):
         live = max(s.peak_activations) * s.ranks / s.chunks
         shares = (s.bubble_fraction, s.bubble_overhead)

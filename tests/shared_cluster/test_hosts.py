@@ -37,7 +37,7 @@ def test_trays_of_a_rack_are_one_node(
     spec = gpus.cluster(topology, "GB200", hosts, port, "c")
     assert (spec.ranks_per_node, spec.nodes) == (per_node, nodes)
     assert [(tier.name, tier.ranks) for tier in spec.tiers] == tiers
-    assert any("a rack" in line for line in gpus.assumed(topology, "GB200", hosts)) == (per_node > 4)
+    assert any("a rack" in line for line in gpus.assumptions(topology, "GB200", hosts)) == (per_node > 4)
 
 
 def test_a_part_of_a_rack_beyond_whole_ones_is_refused() -> None:

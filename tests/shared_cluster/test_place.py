@@ -95,7 +95,7 @@ def test_the_fewest_free_gpus_of_a_switch_serve_two_pairs():
     free = np.array([0, 1, 2, 24, 25, 40, 41])
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(search, "EXACT", 0)
-        patch.setattr(descent, "descended", lambda start, unused, price: start)
+        patch.setattr(descent, "descend", lambda start, unused, price: start)
         placed = place(_job(Strategy(tp=2, dp=2, zero=1), cluster), topology, free)
     assert placed.placement.gpu.tolist() == [24, 25, 40, 41]
 
@@ -103,9 +103,9 @@ def test_the_fewest_free_gpus_of_a_switch_serve_two_pairs():
 def test_no_exchange_that_is_not_faster_is_made():
     """Of equal placements the first is kept; the ranks of a sum of squares end in order."""
     start = np.array([3, 1, 2])
-    assert descent.descended(start, np.array([0]), lambda gpus: np.ones(len(gpus))) is start
+    assert descent.descend(start, np.array([0]), lambda gpus: np.ones(len(gpus))) is start
     wanted = np.array([2, 0, 1])
-    best = descent.descended(start, np.array([0]), lambda gpus: ((gpus - wanted) ** 2).sum(axis=1))
+    best = descent.descend(start, np.array([0]), lambda gpus: ((gpus - wanted) ** 2).sum(axis=1))
     assert best.tolist() == wanted.tolist()
 
 
@@ -120,7 +120,7 @@ def test_no_exchange_is_left_that_saves(seed):
     def price(placements):
         return cost[placements, np.arange(world)].sum(axis=1)
 
-    best = descent.descended(gpus[:world], gpus[world:], price)
+    best = descent.descend(gpus[:world], gpus[world:], price)
     assert len(set(best.tolist()) & set(gpus.tolist())) == world
     unused = set(gpus.tolist()) - set(best.tolist())
     others = [[*best[:i], gpu, *best[i + 1 :]] for i in range(world) for gpu in unused]

@@ -373,18 +373,18 @@ def test_pairs_of_cards_and_nics_of_a_host_are_placed():
     spec = gpus.cluster(t, "A10", 2, 100, "mine")
     assert [(x.name, x.ranks) for x in spec.tiers] == [("nvlink", 2), ("pcie", 4), ("sockets", 8), ("network", 16)]
     assert spec.tiers[-1].uplink_bandwidth_bytes_per_s_per_direction == 25e9
-    assert list(gpus.tiers_in_words(t, "A10")) == [
+    assert list(gpus.tier_lines(t, "A10")) == [
         "nvlink: GPUs 0-1, 2-3, 4-5, 6-7: 56.25 GB/s a GPU, assumed: rate of A10's datasheet, one direction",
         "pcie: GPUs 0-3, 4-7: 25 GB/s a GPU, assumed: rate of PCIe 4.0 x16, one direction",
         "sockets: GPUs 0-7: 25 GB/s a GPU, assumed: rate between the host bridges of two sockets",
     ]
-    unknown = list(gpus.tiers_in_words(t, None))
+    unknown = list(gpus.tier_lines(t, None))
     assert unknown[0] == "nvlink: GPUs 0-1, 2-3, 4-5, 6-7: --device says at which rate"
     assert "25 GB/s a GPU, assumed" in unknown[1]
-    assert "300 GB/s a GPU, published" in next(gpus.tiers_in_words(t, "A100"))
+    assert "300 GB/s a GPU, published" in next(gpus.tier_lines(t, "A100"))
     with pytest.raises(InputError, match="is not a chip that Phalanx knows"):
-        list(gpus.tiers_in_words(t, "A101"))
-    said = list(gpus.placement(t))
+        list(gpus.tier_lines(t, "A101"))
+    said = list(gpus.nic_lines(t))
     assert said[0] == "2 of 3 NICs are the fabric's: mlx5_2 are near no GPU, and are not counted"
     assert "GPUs 1, 2, 3, 5, 6, 7 have no NIC" in said[1]
 

@@ -33,8 +33,8 @@ def _set(folder: Path, text: str = SET) -> Path:
 
 def test_every_student_gets_the_mix_with_numbers_of_their_own(tmp_path: Path) -> None:
     given = exam.read(_set(tmp_path))
-    sheets = {s: exam.drawn(given, s) for s in given.students}
-    assert sheets["Ada"] == exam.drawn(given, "Ada")
+    sheets = {s: exam.exercises_of(given, s) for s in given.students}
+    assert sheets["Ada"] == exam.exercises_of(given, "Ada")
     assert sheets["Ada"] != sheets["Grace Hopper"]
     for drawn in sheets.values():
         questions = [e.question for e in drawn]
@@ -42,7 +42,7 @@ def test_every_student_gets_the_mix_with_numbers_of_their_own(tmp_path: Path) ->
         assert sum(q.startswith("A ring all-reduces") and "GB does each" in q for q in questions) == 3
         assert sum(e.level == 4 for e in drawn) >= 3
         assert sum(e.topic == "memory" for e in drawn) >= 2
-    assert exam.drawn(exam.read(_set(tmp_path, SET.replace("seed = 7", "seed = 8"))), "Ada") != sheets["Ada"]
+    assert exam.exercises_of(exam.read(_set(tmp_path, SET.replace("seed = 7", "seed = 8"))), "Ada") != sheets["Ada"]
 
 
 def test_sheets_have_no_answers_and_the_answers_are_apart(tmp_path: Path) -> None:

@@ -53,7 +53,7 @@ class OneLineErrors(LazyGroup):
 
 
 _PRICE = "here write --rates price=2.5"
-"""Where the price of a GPU-hour is said to commands that have no option for it alone."""
+"""Remedy for `--price` in commands that have no such option."""
 
 
 def _one_line(error: Any, words: Sequence[str]) -> str:
@@ -74,9 +74,8 @@ def _one_line(error: Any, words: Sequence[str]) -> str:
             return str(InputError(error.option_name, None, reason, "; ".join(homes)))
         options = {"--help", *(option for p in context.command.params for option in p.opts)} if context else ()
         remedy = _inside(error.option_name, _given([error.option_name], words), options)
-        return str(
-            InputError(error.option_name, None, "no such option", remedy or nearest(error.option_name, options))
-        )
+        remedy = remedy or nearest(error.option_name, options)
+        return str(InputError(error.option_name, None, "no such option", remedy))
     if name == "BadOptionUsage":
         return str(InputError(error.option_name, None, reason.partition("' ")[2] or reason, remedy))
     if command := re.match(r"no such command '([^']*)'", reason):
@@ -89,11 +88,9 @@ def _one_line(error: Any, words: Sequence[str]) -> str:
         if name == "MissingParameter":
             loose = _loose(context, words) if param.param_type_name == "option" else ""
             reason, remedy = "is missing", f"write {field} {loose}" if loose else remedy
-        elif reason.startswith("should be a valid number") and getattr(
-            param, "help", None
-        ):  # its unit is in the help
+        elif reason.startswith("should be a valid number") and (about := getattr(param, "help", None)):
             reason = "should be a number alone"
-            remedy = f"--help says: {param.help.rstrip('.')}"
+            remedy = f"--help says: {about.rstrip('.')}"  # which has its unit
         return str(InputError(field, _given(param.opts, words), reason, remedy))
     extra = re.match(r"got unexpected extra argument\S* \((.*)\)", reason)
     if extra and not any(p.param_type_name == "argument" for p in context.command.params):
@@ -102,7 +99,7 @@ def _one_line(error: Any, words: Sequence[str]) -> str:
 
 
 def _loose(context: Any, words: Sequence[str]) -> str:
-    """Return the word that stands first behind the name of a command which takes options alone; "" if none does."""
+    """Return the word after the name of a command that takes only options; "" where there is none."""
     if any(p.param_type_name == "argument" for p in context.command.params) or context.info_name not in words:
         return ""
     after = words[words.index(context.info_name) + 1 :]
@@ -110,8 +107,8 @@ def _loose(context: Any, words: Sequence[str]) -> str:
 
 
 def _inside(option: str, value: str | None, options: Collection[str]) -> str:
-    """Return where a word is written that is a part of a strategy, an option of stacks or a precision (`--tp 8`); ""
-    for other words."""
+    """Return the remedy for an option that is a field of a strategy, an option of stacks or a precision, such as
+    `write --strategy tp=8` for `--tp 8`; "" for other words."""
     from phalanx.spec.number_formats import PRECISIONS
     from phalanx.spec.strategy.spec import Strategy
     from phalanx.spec.strategy.stack_options import OPTION_FIELDS
@@ -127,7 +124,7 @@ def _inside(option: str, value: str | None, options: Collection[str]) -> str:
 
 
 def _moved(word: str, context: Any) -> str:
-    """Return where a group has a command by this name, `place` or `serve-plan`; "" if none does."""
+    """Return the whole command for a word that is in a group, such as `place` or `serve-plan`; "" for other words."""
     if context is None or context.parent is not None:
         return ""
     group, _, own = word.partition("-")
@@ -148,7 +145,7 @@ def _others_with(option: str, context: Any) -> list[str]:
 
 
 def _given(options: Sequence[str], words: Sequence[str]) -> str | None:
-    """The value that an option was given last; None if it was not, or is an argument."""
+    """Return the last value given to an option; None if there is none, as for an argument."""
     given = None
     for word, after in zip(words, [*words[1:], ""], strict=True):
         name, equals, value = word.partition("=")

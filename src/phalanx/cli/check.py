@@ -1,10 +1,10 @@
-"""`phalanx check`: the named questions of a phalanx.toml with what must hold of their answers.
+"""`phalanx check`: named questions in a phalanx.toml, with assertions about their answers.
 
     [checks.llama-70b-fits]
     ask = "predict train.sbatch --cluster dgx-h100"
     assert = "memory<75GiB, step<20s, fits"
 
-Commands run in the file's folder. Only those that compute are asked: nothing is trained, observed or sent.
+Commands run in the file's folder. Only commands that compute are allowed: nothing is trained, observed or sent.
 """
 
 import io
@@ -27,7 +27,7 @@ _ASKED = (
     *("predict", "plan", "explain", "verify", "compare", "simulate", "goodput", "serve plan"),
     *("lint", "read"),
 )
-"""Commands that compute an answer and start nothing of the file's."""
+"""Commands that compute an answer and run no program of the user's."""
 _ASSERTING = _ASKED[:-2]
 _LARGEST = 2**20  # bytes of a file
 
@@ -106,7 +106,7 @@ def _words(name: str, table: Any, parse: Any) -> list[str]:
 
 
 def _asked(words: list[str], folder: Path) -> tuple[int, list[str]]:
-    """Return the exit code of a command line in a folder, and what it said on stderr."""
+    """Return (exit code of a command line in a folder, its lines of errors and failed assertions)."""
     from phalanx.cli.app import app
 
     before, said, code = Path.cwd(), io.StringIO(), 0
@@ -114,8 +114,8 @@ def _asked(words: list[str], folder: Path) -> tuple[int, list[str]]:
     try:
         with TemporaryDirectory() as scratch, redirect_stdout(io.StringIO()), redirect_stderr(said):
             # A plan that is only checked is not kept.
-            kept = "plan" in words[:2] and not any(word.partition("=")[0] == "--out" for word in words)
-            app([*words, "--out", f"{scratch}/plan.json"] if kept else words)
+            scratched = "plan" in words[:2] and not any(word.partition("=")[0] == "--out" for word in words)
+            app([*words, "--out", f"{scratch}/plan.json"] if scratched else words)
     except SystemExit as exit_:
         code = exit_.code if isinstance(exit_.code, int) else 1
     finally:

@@ -1,4 +1,4 @@
-"""A command from a function: options are derived from its parameters, its docstring, and the question that it takes.
+"""A command from a function: its options are derived from parameters, docstring, and records such as Query.
 
     @command
     def comm(query: Annotated[Query, OF_A_STRATEGY], output: Annotated[Display, "json", "save"], rate: float = 25.0):
@@ -7,12 +7,12 @@
         --rate GB/S: Bandwidth of a rank in one direction.
         '''
 
-A parameter of type Query, Display or another frozen dataclass becomes the options of its fields, all of them or those
-that the annotation names; one of `Annotated[Stated, Record]` too, and has the fields that stand on the command line.
-Every other is described by an entry of the docstring's last paragraph, of the module's OPTIONS, or of
-those that commands share (options.py): `--flag METAVAR: help` for an option, `name METAVAR: help` for an argument,
-`name --flag METAVAR: help` where the flag is not the parameter's name. The function runs with errors turned into one
-line, and with files to be written checked first.
+A parameter of type Query, Display or another frozen dataclass becomes options, one for each field or for the fields
+that the annotation names. One of type `Annotated[Stated, Record]` does too, and gets only the fields on the command
+line. Every other parameter is described by an entry of the docstring's last paragraph, of the module's OPTIONS, or of
+the shared entries (options.py): `--flag METAVAR: help` for an option, `name METAVAR: help` for an argument, `name
+--flag METAVAR: help` where the flag is not the parameter's name. Errors of the function become one line, and files to
+write are checked before it runs.
 """
 
 import inspect
@@ -37,21 +37,21 @@ _ENTRY = re.compile(r"(?:(?P<name>\w+) ?)?(?P<flags>--[\w/-]+)?(?: ?(?P<metavar>
 
 
 class Stated(dict[str, Any]):
-    """The fields of a record that stand on a command line, by name: what it does not state has no default yet."""
+    """The fields of a record that a command line states, by name; others are missing, without their defaults."""
 
 
 Command = Callable[..., Any]
 Info = Any
-"""What Typer knows of an option or argument."""
+"""Typer's description of an option or argument."""
 
 
 def command(function: Command) -> Command:
-    """Return a function that Typer makes a command of."""
+    """Return a function that Typer can make a command of."""
     return _derive(function, reports_progress=False)
 
 
 def command_with_progress(function: Command) -> Command:
-    """As `command`, for a function that announces by itself what it does."""
+    """As `command`, for a function that prints its own progress."""
     return _derive(function, reports_progress=True)
 
 
@@ -73,9 +73,8 @@ def _derive(body: Command, reports_progress: bool) -> Command:
             if annotation is bool:
                 described.metavar = ""  # a flag takes no value
             annotation = Annotated[annotation, described]
-        parameters.append(
-            inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
-        )
+        keyword = inspect.Parameter.KEYWORD_ONLY
+        parameters.append(inspect.Parameter(name, keyword, default=default, annotation=annotation))
 
     for parameter in signature.values():
         kind, options = records[parameter.name]
@@ -121,8 +120,8 @@ def _count(text: str | int) -> int:
 
 
 def _entries(paragraph: str, names: Sequence[str] = ()) -> dict[str, Callable[[str], Info]]:
-    """Return by parameter what makes Typer's description of it, of a paragraph in which every line is an entry or
-    goes on with one; of any other nothing. `names`: what the parameters are called, if that is known."""
+    """Return parameter -> function that makes Typer's description of it, from a paragraph of entries; {} for any
+    other paragraph. `names`: the only names that entries may have, if given."""
     entries: dict[str, Callable[[str], Info]] = {}
     for text in re.split(r"\n(?!\s)", paragraph.strip()):
         entry = _ENTRY.fullmatch(" ".join(text.split()))
@@ -141,7 +140,7 @@ def _entries(paragraph: str, names: Sequence[str] = ()) -> dict[str, Callable[[s
 
 
 def _derived(annotation: Any) -> tuple[type | None, dict[str, tuple[Any, Any]]]:
-    """Return the record that a parameter is, and the types and defaults of the fields that become options."""
+    """Return (the record that a parameter's type is, option -> (type, default)); (None, {}) for other types."""
     of, *names = get_args(annotation) if get_origin(annotation) is Annotated else (annotation,)
     record = names.pop(0) if of is Stated else of
     if record in _DERIVED:
@@ -158,7 +157,7 @@ def _derived(annotation: Any) -> tuple[type | None, dict[str, tuple[Any, Any]]]:
 
 
 def _option(hint: Any) -> Any:
-    """Return a field's type as an option has it, which is read as text where the field may be one."""
+    """Return the type of the option for a field: text where the field may be text."""
     if get_origin(hint) in (Union, UnionType):
         kinds = [kind for kind in get_args(hint) if kind is not NoneType]
         return (str if str in kinds else kinds[0]) | None

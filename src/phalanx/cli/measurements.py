@@ -74,7 +74,7 @@ def of_nccl_tests(
 ) -> None:
     """Read what nccl-tests measured on a cluster: its collectives, fitted, with all else from a preset.
 
-    files FILE...: Display of nccl-tests, a file a collective.
+    files FILE...: Output of nccl-tests, a file a collective.
     --preset: Cluster preset that the tests were run on.
     --op: Operation that was measured, for files that do not name it.
     """

@@ -1,5 +1,5 @@
-"""Options and arguments that several commands share, and what a shell completes after --model, --cluster and --stack:
-the names that ship, or nothing, so that files follow. Tables are imported only when a shell asks.
+"""Options and arguments that several commands share, and the completion of --model, --cluster and --stack by a shell:
+names of presets, else files. Tables are imported only when a shell asks.
 """
 
 from collections.abc import Callable
@@ -12,7 +12,7 @@ from phalanx.spec.number_formats import PRECISIONS
 
 
 def _names_in(module: str, table: str) -> Callable[[str], list[str]]:
-    """Return what lists the names of a table that begin as a shell says."""
+    """Return a function that lists the names of a table that begin with a word."""
 
     def complete(incomplete: str) -> list[str]:
         return sorted(name for name in getattr(import_module(module), table) if name.startswith(incomplete))
@@ -63,7 +63,7 @@ QUERY_TYPES = {
     **dict.fromkeys(("strategy", "stack", "precision", "options", "where"), str | None),
     **{"calibration": Path | None, "changes": list[str] | None},
 }
-"""What the fields of a Query are on a command line."""
+"""Field of a Query -> type of its option."""
 OF_A_STRATEGY = tuple(name for name in QUERY_TYPES if name != "where")
 StepQuery = Annotated[Query, OF_A_STRATEGY]
 """A question about one strategy."""

@@ -1,4 +1,4 @@
-"""How an answer leaves a command: as text or JSON, and in files as their endings say, all of the same value."""
+"""The output of a command: one answer as text or JSON, and in files by their suffixes."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ if TYPE_CHECKING:
     from phalanx.report.view import View
 
 _PRINTED = Path("csv")
-"""In place of a file: the tables as CSV, printed."""
+"""Value of --save that prints the tables as CSV."""
 
 
 @dataclass(frozen=True)
 class Display:
-    """What a command line asks of the output."""
+    """The options of a command's output."""
 
     json: bool = False
     save: Sequence[Path] | None = None
@@ -31,7 +31,7 @@ class Display:
     assertions: str | None = None
 
     def require_writable(self) -> None:
-        """Require that the files can be written and the assertions read, before anything starts. Raises
+        """Require that the files can be written and the assertions parsed, before anything starts. Raises
         InputError."""
         if self.assertions is not None:
             from phalanx.answers.assertions import parse
@@ -43,8 +43,8 @@ class Display:
             require_savable(files, (*KINDS, ".csv"))
 
     def show(self, answer: Any, failed: bool = False, **details: Any) -> None:
-        """Print an answer with its notes and write its files; `details`: what its view shows beyond the usual. Exits
-        as `check` does."""
+        """Print an answer with its notes and write its files; `details`: further arguments of its view. Exits as
+        `check` does."""
         from phalanx.answers.answer import plain
 
         def view() -> View:
@@ -57,8 +57,8 @@ class Display:
         self.check(answer, failed)
 
     def check(self, answer: Any, failed: bool = False) -> None:
-        """Exit with 1 where an answer that is shown `failed`, did not pass or an assertion fails, and where it has
-        caveats and the command line is strict."""
+        """Exit with 1 if `failed`, if the answer did not pass or an assertion fails, or if it has caveats and the
+        command line is strict."""
         from phalanx.answers.answer import plain
         from phalanx.answers.assertions import failures
 
@@ -88,8 +88,8 @@ Saved = Annotated[Display, "json", "save"]
 
 
 def require_finite(content: Any, field: str = "answer") -> None:
-    """Require that every number of an answer is finite: others come of numbers that are too large or too small.
-    Raises InputError."""
+    """Require that every number of an answer is finite: numbers in a question that are too large or too small make
+    others. Raises InputError."""
     if isinstance(content, float) and not math.isfinite(content):
         raise InputError(field, content, "is not finite for what was asked", "give numbers of a usual size")
     parts = content.items() if isinstance(content, dict) else enumerate(content) if isinstance(content, list) else ()
@@ -102,8 +102,8 @@ def _files(save: Sequence[Path] | None) -> list[Path]:
 
 
 def require_savable(save: Sequence[Path] | None, kinds: Sequence[str] = ()) -> None:
-    """Require that --save's files can be written, are of the kinds that a command writes (by default pictures), and
-    that what draws them is here. Raises InputError."""
+    """Require that --save's files can be written, that a command writes their kinds (by default pictures), and that
+    a browser for PNG is installed. Raises InputError."""
     if not save:
         return
     from phalanx.report.pictures.files import KINDS, require_browser
@@ -128,14 +128,14 @@ def save_pictures(pictures: list[Picture], save: Sequence[Path] | None) -> None:
 def show_view(view: View) -> None:
     """Print a view in the terminal: its lines and tables."""
     from phalanx.planning.tables.table import Sheet
-    from phalanx.report.style import drawn
+    from phalanx.report.style import terminal_table
 
     screen = console()
     for part in view.parts:
         if isinstance(part, str):
             screen.print(part, highlight=False, soft_wrap=True)
         elif isinstance(part, Sheet):
-            screen.print(drawn(part))
+            screen.print(terminal_table(part))
         else:
             screen.print(part(screen.width), soft_wrap=True)
 

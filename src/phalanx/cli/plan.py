@@ -171,9 +171,8 @@ def improve(
     if (seen := observed.observation_of(Query(source))) is not None:
         for name, value in (("tokens", tokens), ("rates", rates)):
             if value is not None:
-                raise InputError(
-                    name, value, "is of a configuration, and this is an observed program", "leave it out"
-                )
+                reason = "is of a configuration, and this is an observed program"
+                raise InputError(name, value, reason, "leave it out")
         better = observed.improve(seen, query, Wishes(headroom=headroom))
         if better.better is not None:
             better.better.save(out)

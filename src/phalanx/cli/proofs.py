@@ -1,4 +1,4 @@
-"""`phalanx verify`, `observe` and `parity`: what a program does, compared with its plan or with one process."""
+"""`phalanx verify`, `observe` and `parity`: a program's step observed, and compared with its plan or one process."""
 
 from pathlib import Path
 from typing import Annotated

@@ -1,4 +1,4 @@
-"""`phalanx train`, `generate`, `report` and `weights`: what trains, and what is done with a run."""
+"""`phalanx train`, `generate`, `report` and `weights`: training, and the uses of its runs."""
 
 from __future__ import annotations
 
@@ -56,9 +56,8 @@ def of_job(
     if max_restarts < 0:
         raise InputError("--max-restarts", max_restarts, "must not be negative", "0 never restarts")
     if max_restarts and world is not None:
-        raise InputError(
-            "--max-restarts", max_restarts, "is for ranks that Phalanx starts", "give torchrun its own --max-restarts"
-        )
+        reason, remedy = "is for ranks that Phalanx starts", "give torchrun its own --max-restarts"
+        raise InputError("--max-restarts", max_restarts, reason, remedy)
     if resume:
         file = resumed(job, overrides)
     elif job is None:
@@ -115,7 +114,7 @@ def of_job(
 
 
 def _write_report(folder: Path) -> None:
-    """Write the run's page into its folder; what keeps it from being written ends no run."""
+    """Write the run's page into its folder; if that fails, a note says why."""
     from phalanx.report.measured.run_page import NAME, of_run
     from phalanx.spec.errors import InputError
     from phalanx.spec.files.plan import write_text

@@ -1,4 +1,4 @@
-"""`phalanx predict`, `explain`, `lint` and `compare`: what a strategy takes and why, and what is wrong with it."""
+"""`phalanx predict`, `explain`, `simulate`, `lint` and `compare`: a strategy's price, its reasons and mistakes."""
 
 from __future__ import annotations
 
@@ -111,8 +111,8 @@ def simulate(
 def _show(
     query: Query, output: Display, answer: Callable[[Question], Answer], asked: bool = False, **of_observed: bool
 ) -> None:
-    """Show what a question's strategy takes, or an observed program. `asked`: lengths or expenses, which only
-    strategies have."""
+    """Show the answer about a question's strategy, or the price of an observed program. `asked`: whether lengths or
+    expenses were asked for, which only strategies have."""
     from phalanx.answers.question.resolution import read
 
     if not asked and query.source is not None:

@@ -26,27 +26,25 @@ if TYPE_CHECKING:
 
     from phalanx.spec.errors import InputError
 
-_SILENT_S = 10.0  # a command that says nothing for longer shows that it works
+_SILENT_S = 10.0  # after so long without output, a line says that the command still runs
 DONE, FAILED, WRONG_INPUT, INTERRUPTED = 0, 1, 2, 130
-
-
 _OF_INPUT = {
     *(errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EACCES, errno.EPERM, errno.ENAMETOOLONG, errno.ELOOP),
     *(errno.EROFS, errno.ENXIO, errno.EINVAL),
 }
-"""What the system says of a name that was given, rather than of the machine's state."""
+"""Numbers of system errors that are about a file's name, rather than about the machine's state."""
 
 
 def named(error: OSError) -> str:
-    """Write what the system said as `file = name: reason`, without its number."""
+    """Write a system error as `file = name: reason`, without its number."""
     from phalanx.spec.errors import InputError
 
     reason = (error.strerror or str(error) or type(error).__name__).lower()
     return reason if error.filename is None else str(InputError("file", str(error.filename), reason))
 
 
-class _Said:
-    """What was announced last, and when."""
+class _LastLine:
+    """The last line that was announced, and its time by time.monotonic."""
 
     text = ""
     at = 0.0
@@ -54,13 +52,13 @@ class _Said:
 
 @contextmanager
 def _signs_of_life() -> Iterator[None]:
-    """Whenever nothing was announced for `_SILENT_S`, say on stderr what is going on, and for how long."""
+    """Print the last announced line with its age to stderr, whenever nothing was announced for `_SILENT_S`."""
     ended = threading.Event()
-    _Said.text, _Said.at = "", time.monotonic()
+    _LastLine.text, _LastLine.at = "", time.monotonic()
 
     def watch() -> None:
         while not ended.wait(_SILENT_S / 10):
-            text, since = _Said.text, time.monotonic() - _Said.at
+            text, since = _LastLine.text, time.monotonic() - _LastLine.at
             if since >= _SILENT_S * (1 + spoken.get(text, 0)):
                 spoken[text] = spoken.get(text, 0) + 1
                 what = text.removesuffix(" ...") or "working"
@@ -78,9 +76,9 @@ def _signs_of_life() -> Iterator[None]:
 
 @contextmanager
 def exit_on_error(speaks: bool = False) -> Iterator[None]:
-    """Turn an expected error into one line on stderr and an exit code; anything else keeps its traceback.
+    """Turn an expected error into one line on stderr and an exit code; any other error keeps its traceback.
 
-    Meanwhile say every ten seconds what goes on, unless the command `speaks` for itself."""
+    A line every ten seconds says that the command still runs, unless it prints its own progress (`speaks`)."""
     from phalanx.spec.errors import InputError, Unproved
 
     try:
@@ -112,7 +110,7 @@ def exit_on_error(speaks: bool = False) -> Iterator[None]:
 
 
 def context() -> Any:
-    """Return the command line that runs; None outside of a command."""
+    """Return the context of the command that runs; None outside of one."""
     return import_module(f"{typer.BadParameter.__module__.rpartition('.')[0]}.globals").get_current_context(True)
 
 
@@ -123,8 +121,8 @@ def is_stated(line: Any, name: str) -> bool:
 
 
 def as_typed(error: InputError) -> InputError:
-    """Return an error with its field as the running command spells it: `micro_batch` becomes `--micro-batch`, where
-    the option was given or what it would say is missing."""
+    """Return an error with its field as the running command spells it: `micro_batch` becomes `--micro-batch`, if that
+    option was given, or the error has no value."""
     from phalanx.spec.errors import InputError
 
     line = context()
@@ -166,8 +164,8 @@ def require_writable(option: str, file: Path | None) -> None:
 
 
 def console() -> Console:
-    """Return a console as wide as COLUMNS says, else the terminal, else 120 columns; no table that it prints breaks a
-    word, and names from files are no markup."""
+    """Return a console as wide as COLUMNS, else the terminal, else 120 columns. It prints tables without breaking
+    words, and reads no markup in names from files."""
     from rich.console import Console, ConsoleOptions, RenderHook
     from rich.segment import Segment
     from rich.table import Table
@@ -175,7 +173,7 @@ def console() -> Console:
     from phalanx.report.style import print_fitted
 
     class Printable(RenderHook):
-        """Writes out the control characters of what is rendered, before it is styled."""
+        """Escapes control characters in rendered text, before it is styled."""
 
         def __init__(self, *shown: Any) -> None:
             self._shown = shown
@@ -201,7 +199,7 @@ def console() -> Console:
                 super().print(*objects, **options)
 
     own = sys.stdout.isatty() or os.environ.get("COLUMNS", "").isdigit()  # rich reads it
-    # Colours are rich's: what it styles is made printable first, and written past the screen.
+    # rich's colours are control characters: its text is escaped before it is styled, and then bypasses `Screened`.
     file = sys.stdout.stream if isinstance(sys.stdout, Screened) else None
     screen = Screen(width=None if own else 120, markup=False, emoji=False, file=file)
     screen.push_render_hook(Printable())
@@ -212,19 +210,19 @@ _CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 
 
 def printable(text: str) -> str:
-    """Return a text with control characters written out, but for ends of lines and tabs: a terminal shows what a file
-    holds, and does not obey it."""
+    """Return a text with control characters escaped, except ends of lines and tabs, so that a terminal shows a file's
+    text and does not obey it."""
     return _CONTROL.sub(lambda m: m[0].encode("unicode_escape").decode(), text)
 
 
 class Screened:
-    """A stream to which nothing is written that is not printable."""
+    """A stream that escapes control characters."""
 
     def __init__(self, stream: TextIO) -> None:
         self.stream = stream
 
     def write(self, text: str) -> int:
-        """Write a text, its control characters written out."""
+        """Write a text with its control characters escaped."""
         self.stream.write(printable(text))
         return len(text)
 
@@ -233,8 +231,8 @@ class Screened:
 
 
 def prepare_streams() -> None:
-    """Give a process that was started without stdin, stdout or stderr, as by cron, the null device in its place: its
-    own files and its ranks' would take those numbers. What a stream's encoding lacks is shown as a question mark."""
+    """Open the null device in place of a missing stdin, stdout or stderr, as under cron: otherwise other files would
+    get their numbers. Characters that a stream's encoding lacks become question marks."""
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         try:
             os.fstat(number)
@@ -246,13 +244,13 @@ def prepare_streams() -> None:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper):
             stream.reconfigure(errors="replace")
-    if "--help" not in sys.argv:  # which says nothing that a file holds, in colours of its own
+    if "--help" not in sys.argv:  # help has colours, and no text from files
         sys.stdout = Screened(sys.stdout)
 
 
 def announce(text: str) -> None:
     """Print a line of progress, a note or an error to stderr."""
-    _Said.text, _Said.at = text, time.monotonic()
+    _LastLine.text, _LastLine.at = text, time.monotonic()
     print(printable(text), file=sys.stderr, flush=True)
 
 

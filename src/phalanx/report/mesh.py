@@ -1,4 +1,4 @@
-"""A mesh in the terminal: a line of ranks for each node, the groups of every axis, one rank's groups, and slices of a
+"""Views of a mesh: a line of ranks for each node, the groups of every axis, one rank's groups, and slices of a
 three-dimensional layout."""
 
 from collections.abc import Iterator, Sequence
@@ -45,8 +45,8 @@ def view(a: RankMap | MeshGroups | RankPlace, cube: bool = False) -> View:
 
 
 def nodes(p: Placement, axis: str, width: int) -> Text:
-    """Draw the nodes, a line each: ranks by GPU, ranks of one group of `axis` in one colour, a bar where the group
-    changes; then the coordinates that the node has."""
+    """Draw a line for each node: its ranks by GPU, coloured by the groups of `axis`, with a bar where the group
+    changes; then the coordinates of its ranks. `width`: characters of a line."""
     group = np.full(p.world, -1)
     for i, ranks in enumerate(p.mesh.groups(axis)):
         group[ranks] = i
@@ -74,7 +74,7 @@ def nodes(p: Placement, axis: str, width: int) -> Text:
 
 
 def axes(p: Placement) -> Sheet:
-    """Tabulate the groups of every axis, and the links that they talk over."""
+    """Tabulate the groups of every axis, and the links between their ranks."""
     rows = [(row.axis, row.size, row.groups, _links(row), listed(row.first)) for row in axis_groups(p)]
     names = columns("axis | ranks per group [count] | groups [count] | links | first group")
     return Sheet("", names, rows, charted=False)
@@ -82,9 +82,8 @@ def axes(p: Placement) -> Sheet:
 
 def stages(rows: Sequence[StageUnits]) -> Sheet:
     """Tabulate the layers of each pipeline rank, and the nodes that it is on."""
-    held = [(row.pp, "; ".join(row.units), row.nodes[0], row.nodes[-1]) for row in rows]
-    names = columns("pp [count] | layers, by chunk | from node | to node")
-    return Sheet("", names, held, charted=False)
+    cells = [(row.pp, "; ".join(row.units), row.nodes[0], row.nodes[-1]) for row in rows]
+    return Sheet("", columns("pp [count] | layers, by chunk | from node | to node"), cells, charted=False)
 
 
 def _links(row: AxisGroups) -> str:
@@ -94,7 +93,7 @@ def _links(row: AxisGroups) -> str:
 
 
 def listed(ranks: Sequence[int]) -> str:
-    """Write the ranks of a group; of more than twelve the first six and the last."""
+    """Write the ranks of a group; of more than twelve, the first six and the last."""
     if len(ranks) <= 12:
         return " ".join(map(str, ranks))
     return " ".join(map(str, ranks[:6])) + f" ... {ranks[-1]}"
@@ -110,13 +109,6 @@ def slices(p: Placement) -> Iterator[str]:
         for j, line in enumerate(plane):
             head = f"{rows} {j}".ljust(len(rows) + 1 + len(str(len(plane)))) if rows else ""
             yield f"  {head} " + "".join(f"{rank:>{cell}}" for rank in line)
-    yield (
-        f"columns: {columns}; " + ", ".join(f"{name} = 0" for name in _fixed(p))
-        if _fixed(p)
-        else (f"columns: {columns}")
-    )
-
-
-def _fixed(p: Placement) -> list[str]:
     names = cube_axes(p)
-    return [name for name, size in p.mesh.axes if size > 1 and name not in names]
+    others = (f"{name} = 0" for name, size in p.mesh.axes if size > 1 and name not in names)
+    yield "; ".join(filter(None, (f"columns: {columns}", ", ".join(others))))

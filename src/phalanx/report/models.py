@@ -1,4 +1,4 @@
-"""Models and clusters as tables: the presets, the parameters of one model by role, tiers of links, and the source of
+"""Views of models and clusters: the presets, the parameters of one model by role, tiers of links, and the source of
 each number.
 """
 
@@ -30,14 +30,14 @@ def view(a: PresetModels | ModelShape) -> View:
 
 
 def _published(names: Sequence[str]) -> Iterator[str]:
-    """Yield the further models that are known, a line for each organisation."""
+    """Yield the further models that Phalanx knows by name, a line for each organisation."""
     yield f"{len(names)} more by their Hugging Face names, however tuned; the organisation may be left out:"
     for organisation, of_it in groupby(sorted(names, key=str.lower), key=lambda name: name.partition("/")[0]):
         yield f"  {organisation}: {', '.join(name.partition('/')[2] for name in of_it)}"
 
 
 def _efficiency(a: ModelShape) -> Iterator[str]:
-    """Yield what experts give for their compute: parameters and FLOPs relative to a model with one expert a layer."""
+    """Yield a line on the parameters and FLOPs of experts, relative to a model with one expert a layer."""
     experts, total = a.model.experts, a.model.parameter_count
     if experts is None:
         return
@@ -76,7 +76,7 @@ def shape(name: str, model: ModelSpec) -> str:
 
 
 def layers(model: ModelSpec) -> str:
-    """Draw the pattern of a model: how many layers there are of each kind, by letters, and these letters in order."""
+    """Return the pattern of a model's layers: a letter and a number for each kind, and the letters in order."""
     blocks, kinds = architecture(model).blocks, architecture(model).kinds
     placed = any(kind.all(Rotary) for kind in kinds)
     names = [
@@ -114,7 +114,7 @@ def _written(value: Any) -> str:
 
 
 def clusters(a: PresetClusters) -> View:
-    """Show clusters; one alone with its levels of switches and the sources of its numbers."""
+    """Show clusters; a single one with its levels of switches and the sources of its numbers."""
     parts: list[str | Sheet] = [cluster_table(a.clusters)]
     if a.alone:
         parts += [levels(a.clusters[0]), *cluster_sources(a.clusters[0])]
@@ -127,7 +127,7 @@ def _pictures(a: PresetClusters) -> list[Picture]:
 
 
 def cluster_table(clusters: Sequence[ClusterSpec]) -> Sheet:
-    """Tabulate clusters, with the tiers of each one below the other."""
+    """Tabulate clusters, with a row for each tier."""
     rows = []
     for spec in clusters:
         device = spec.device

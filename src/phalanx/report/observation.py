@@ -1,4 +1,4 @@
-"""An observed program as people see it: collectives, FLOPs, memory, price, findings, differences from a plan."""
+"""Views of an observed program: collectives, FLOPs, memory, price, findings, differences from a plan."""
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -22,17 +22,17 @@ from phalanx.schedule.observation import Allocation, Observation, RankObservatio
 
 PASSES = {"F": "forward", "B": "backward", "I": "input gradient (I)", "W": "weight gradient (W)", "opt": "optimizer"}
 _ALLOCATIONS, _SHARE = 12, 0.01
-"""Allocations that are shown at most, and the smallest, as a share of the peak."""
+"""The most allocations shown, and the smallest as a share of the peak."""
 
 
 def finding(f: ProgramFinding) -> str:
-    """Write a finding on one line: place, name, problem, what it costs in time, remedy."""
+    """Write a finding on one line: place, name, problem, lost time, remedy."""
     lost = f" ({seconds(f.seconds)} of communication)" if f.seconds is not None else ""
     return f"{f.where or '(unknown line)'}: {f.name}: {f.problem}{lost}; {f.remedy}"
 
 
 def listed(names: Sequence[str]) -> str:
-    """Name units: all of two, the first and the last of more."""
+    """Write the names of units: of more than two, the first and the last."""
     if len(names) <= 2:
         return ", ".join(n or "(root)" for n in names)
     return f"{names[0] or '(root)'} ... {names[-1] or '(root)'} ({len(names)})"
@@ -40,8 +40,8 @@ def listed(names: Sequence[str]) -> str:
 
 @dataclass(frozen=True)
 class MemoryRow:
-    """What holds device memory: a kind of tensor, the line and operation that allocated it, its units, and its bytes
-    at the peak and as the fullest backward pass begins."""
+    """A holder of device memory: the kind of tensor, the line and operation that allocated it, its units, and its
+    bytes at the peak and when the fullest backward pass begins."""
 
     kind: str
     made_by: str
@@ -51,7 +51,7 @@ class MemoryRow:
 
 
 def memory_rows(r: RankObservation) -> list[MemoryRow]:
-    """Return the holders of memory of a rank, largest first: the largest allocations, and the rest of each kind."""
+    """Return a rank's holders of memory, largest first: the largest allocations, and the rest of each kind."""
     start = r.fullest_backward_start
     peak, backward, units = Counter[str](), Counter[str](), dict[str, dict[str, None]]()
     for holders, totals in ((r.holders, peak), (start.holders if start else (), backward)):
@@ -73,7 +73,7 @@ def memory_rows(r: RankObservation) -> list[MemoryRow]:
 
 
 def _made_by(a: Allocation) -> str:
-    """Write what allocated memory: the operation, its line, and what it is kept for."""
+    """Write the operation that allocated memory, its line, and the backward passes that it is kept for."""
     line = " at ".join(part for part in (a.operation, str(a.site)) if part)
     return f"{line}; kept for the backward of {', '.join(a.saved_for)}" if a.saved_for else line
 
@@ -85,12 +85,11 @@ def peak_place(r: RankObservation) -> str:
 
 
 _ROWS = 40
-"""Rows of a table at most; the JSON has all."""
+"""The most rows of a table; the JSON has all."""
 
 
 def observation(o: Observation) -> View:
     """Show the lines and tables of an observation; its page has the same, and charts."""
-
     return View(list(tables(o)), html=lambda: observation_page(o))
 
 
@@ -118,7 +117,7 @@ def _rank(r: RankObservation) -> Iterator[Sheet | str]:
 
 
 def _observed_collectives(r: RankObservation, most: int | None = _ROWS) -> Sheet:
-    """Tabulate collectives by model, operation, group, bytes and phase; alike ones of different units in one row."""
+    """Tabulate collectives by model, operation, group, bytes, type, phase and line: one row for all units."""
     counts: Counter[tuple[Any, ...]] = Counter()
     units: dict[tuple[Any, ...], dict[str, None]] = {}
     for o in r.communication:
@@ -185,7 +184,7 @@ _BOUNDS = (
 
 
 def price(answer: ObservedPrice, collectives: bool = False) -> View:
-    """Show the price of an observed program; `collectives`: with each kind of them."""
+    """Show the price of an observed program; `collectives`: whether each kind of them is listed."""
     flows = _flows(answer.ranks) if collectives else ()
     head = f"{answer.program}: {answer.world} ranks of {answer.cluster}"
     return View([head, _steps(answer.ranks), *flows, _BOUNDS])
@@ -214,13 +213,13 @@ def _flows(ranks: Sequence[ObservedStep]) -> Iterator[Sheet]:
 
 
 def findings(answer: ObservedFindings) -> View:
-    """Show what is wrong with an observed program."""
+    """Show the findings in an observed program."""
     count = counted(len(answer.findings), "finding") if answer.findings else "nothing found"
     return View((*map(finding, answer.findings), f"{answer.program}: {count}"))
 
 
 def improvement(answer: ObservedImprovement) -> View:
-    """Show what would make an observed program faster."""
+    """Show changes that would make an observed program faster."""
     lines = [finding(f) for f in answer.findings] or ["nothing found in the program itself"]
     if answer.better is None:
         lines.append("with --model, --batch and --seq the strategies of its ranks are searched too")
@@ -236,7 +235,7 @@ def improvement(answer: ObservedImprovement) -> View:
 
 
 def differences(answer: PlanDifferences) -> View:
-    """Show where an observed program differs from a plan."""
+    """Show the differences of an observed program from a plan."""
     names = columns(
         "rank [count] | what | plan [count] | program [count] | plan, total [count] | program, total [count] | "
     )
@@ -276,7 +275,7 @@ def _rank_sections(r: RankObservation) -> list[Section]:
     for h in r.holders:
         kinds[h.kind] += h.bytes
     byte, binary = largest_unit(sum(kinds.values()), BYTES)
-    held = Bar(name, [(kind, n / binary) for kind, n in kinds.items()], size(sum(kinds.values())))
+    memory = Bar(name, [(kind, n / binary) for kind, n in kinds.items()], size(sum(kinds.values())))
     waits = [section(_waits(r, None), title=f"Where the host of {name} waits")] if r.synchronisations else []
     return [
         section(_observed_collectives(r, None), title=f"Collectives of {name}", note=r.are),
@@ -288,7 +287,7 @@ def _rank_sections(r: RankObservation) -> list[Section]:
         ),
         section(
             _memory(r),
-            *((Bars(byte, (held,)),) if kinds else ()),
+            *((Bars(byte, (memory,)),) if kinds else ()),
             title=f"Memory of {name} at its peak",
             note=f"{size(r.peak)} {peak_place(r)}",
         ),

@@ -1,4 +1,4 @@
-"""Pipeline schedules drawn as Gantt charts, a line per rank, and their costs side by side."""
+"""Views of pipeline schedules: Gantt charts with a line per rank, costs side by side, and proofs."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ from phalanx.report.view import Part, View
 if TYPE_CHECKING:
     from phalanx.report.pictures.figure import Picture
 
-# Colours of Okabe and Ito, which colour-blind people can tell; every second chunk of a rank is written small.
+# Colours of Okabe and Ito, which colour-blind people can distinguish. Every second chunk of a rank has small letters.
 _COLOURS = {"F": "on #56b4e9", "B": "on #e69f00", "I": "on #e69f00", "W": "on #009e73"}
 _MOST_PANELS = 4
-"""Panels, one below the other, that a schedule is cut into before its blocks lose their numbers."""
+"""The most panels that a schedule is cut into; a longer one is drawn with narrower blocks, without numbers."""
 
 
 def view(a: PipelineDrawing | PipelineComparison | PipelineProofs) -> View:
-    """Show charts of schedules, their costs side by side, or what is proved of them."""
+    """Show charts of schedules, their costs side by side, or their proofs."""
     if isinstance(a, PipelineProofs):
         return View([_proof(p) for p in a.proofs])
     if isinstance(a, PipelineComparison):
-        return View([compared(a.schedules), *(f"left out: {line}" for line in a.left_out)])
+        return View([cost_table(a.schedules), *(f"left out: {line}" for line in a.left_out)])
     return View(list(_charts(a)), "pipeline", partial(_pictures, a))
 
 
@@ -80,12 +80,12 @@ def _pictures(a: PipelineDrawing) -> list[Picture]:
 
 
 def columns_per_second(schedules: Sequence[PricedSchedule], width: int) -> float:
-    """Return the one scale on which schedules are drawn: each block has room for its letter and micro-batch, unless
-    more than a few panels of `width` columns would be needed."""
+    """Return columns per unit of time, the same for all schedules: wide enough for the letter and micro-batch of each
+    block, unless that needs more than a few panels of `width` columns."""
     longest = max(priced.makespan for priced in schedules)
     wanted = 0.0
     for priced in schedules:
-        shortest = min((end - start for own in priced.times for start, end in own), default=1.0)
+        shortest = min((end - start for passes in priced.times for start, end in passes), default=1.0)
         wanted = max(wanted, max(2, len(str(priced.schedule.micro_batches - 1)) + 1) / shortest)
     room = max(1, width - max(len(_label(p.schedule.ranks - 1)) for p in schedules))
     return wanted if longest * wanted <= _MOST_PANELS * room else room / longest
@@ -143,7 +143,7 @@ def _block(kind: str, micro_batch: int, width: int) -> str:
 
 
 def _all_remarks(priced: PricedSchedule) -> str:
-    """Say what ends each rank's line where there is room, of all ranks."""
+    """Return the remarks of all ranks on one line, for charts without room for them at the ends of lines."""
     idle = " ".join(f"{1 - work / priced.makespan:.0%}" for work in priced.work)
     return f"idle by rank: {idle}; live at most: {' '.join(map(str, priced.peak))}"
 
@@ -154,7 +154,7 @@ def _remark(priced: PricedSchedule, rank: int) -> str:
 
 
 def summary(s: ScheduleCost) -> str:
-    """Say in one sentence what a schedule costs."""
+    """Return a sentence on a schedule's bubble, activations and messages."""
     of = "activations" if s.chunks == s.ranks else f"activations of a chunk, {s.chunks // s.ranks} chunks per rank"
     small = "; small letters: every second chunk of a rank" if s.chunks > s.ranks else ""
     return (
@@ -164,7 +164,8 @@ def summary(s: ScheduleCost) -> str:
 
 
 def chunk_table(chunks: Sequence[Mapping[str, Any]]) -> Sheet:
-    """Tabulate what each chunk holds and costs, from a plan's rows (ChunkShare in schedule/partition/balance.py)."""
+    """Tabulate the units, seconds and bytes of chunks, from a plan's rows (ChunkShare in
+    schedule/partition/balance.py)."""
     rows = []
     for chunk in chunks:
         first, last = chunk["first"], chunk["last"]
@@ -175,7 +176,7 @@ def chunk_table(chunks: Sequence[Mapping[str, Any]]) -> Sheet:
     return Sheet("", names, rows)
 
 
-def compared(schedules: Sequence[ScheduleCost]) -> Sheet:
+def cost_table(schedules: Sequence[ScheduleCost]) -> Sheet:
     """Tabulate schedules: bubble, makespan, live activations and messages."""
     rows = []
     for s in schedules:

@@ -1,5 +1,5 @@
-"""The answer of a search: the choice, why, what limits it and what to run next; with `more`, all tables. And a job's
-plan: the chosen strategy among its alternatives, its buckets, chunks and collectives.
+"""Views of a search's answer (the choice, why, what limits it and what to run next; with `more`, all tables), and of
+a job's plan (the chosen strategy among its alternatives, its buckets, chunks and collectives).
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -116,15 +116,14 @@ def _whole_training(a: ModelPlan) -> str:
 
 
 def _with_failures(a: ModelPlan) -> Iterator[str | Sheet]:
-    """Yield what failures take of the candidates, and why the shortest step is not chosen."""
-    met = (*a.ranked, *a.families.values(), *a.front)
-    rows = sorted(((p, t, t.losses) for p in met if (t := p.training) and t.losses), key=lambda row: row[1].days)
+    """Yield a table of the candidates' time lost to failures, and why the shortest step is not chosen."""
+    candidates = (*a.ranked, *a.families.values(), *a.front)
+    lossy = ((p, t, t.losses) for p in candidates if (t := p.training) and t.losses)
+    rows = sorted(lossy, key=lambda row: row[1].days)
     best = next((row for row in rows if row[0] is a.best), None)
     if best is None:
         return
-    each = {
-        f"{row[2].effective_share:.3f}": row for row in [*reversed(rows), best]
-    }  # the best of those that lose alike
+    each = {f"{row[2].effective_share:.3f}": row for row in [*reversed(rows), best]}  # the best of equal shares
     cells = [
         (
             a.search.best.strategy if p is a.best else p.strategy, p.step_time_s, lost.effective_share,
@@ -146,12 +145,12 @@ def _with_failures(a: ModelPlan) -> Iterator[str | Sheet]:
 
 
 def _costs(whole: CostOfCondition, each: Sequence[CostOfCondition]) -> Iterable[str]:
-    """Yield a line on what all conditions cost, and one on what each costs on top of the others."""
+    """Yield a line on the cost of all conditions, and one on the cost of each on top of the others."""
     if whole.cost is None or whole.step_time_s is None:
         yield f"{whole.condition}: nothing fits without it either"
         return
     without = f"without it {whole.without} takes {seconds(whole.step_time_s)}"
-    if whole.cost < 0:  # replicas that step alone do not the same training
+    if whole.cost < 0:  # replicas that step alone: another training, so a step may be shorter
         more = f"while the same loss takes less than {1 / (1 + whole.cost) - 1:.1%} more tokens"
         yield f"{whole.condition} saves {-whole.cost:.1%}: {without}; worth it {more}"
     else:
@@ -169,7 +168,7 @@ def _each_family(a: ModelPlan) -> str:
 
 
 def _reasons(a: ModelPlan) -> Iterator[str]:
-    """Yield what limits the choice: its largest loss, and why its nearest alternatives are no better."""
+    """Yield the largest loss of the choice, and why its nearest alternatives are no better."""
     losses = {
         name: a.best.terms_s.get(name, 0.0) for name in (*COMMUNICATION, "bubble", "recompute", "head", "launch")
     }
@@ -226,7 +225,7 @@ def _ranked(rows: Sequence[PlannedStrategy], title: str, a: ModelPlan) -> Sheet:
 
 
 def _offers(a: ModelPlan) -> Sheet:
-    """Tabulate what fewer GPUs cost and how long they take."""
+    """Tabulate days and costs by number of GPUs."""
     names = columns(
         "GPUs [count] | strategy [strategy] | days [count] | GPU-hours [count] | money [count] | energy | carbon"
     )
@@ -250,7 +249,7 @@ _AXES = ("tp", "cp", "ep", "pp")
 
 
 def job_plan(p: JobPlan, choices: bool = False, rows: int = 10) -> View:
-    """Show the fastest `rows` candidates; `choices`: with what serves which collective."""
+    """Show the fastest `rows` candidates; `choices`: whether to show how each collective is executed."""
     plan = p.plan
     cluster = f"{plan.cluster.name}: {plan.cluster.ranks} x {plan.cluster.device.name}"
     head = (
@@ -258,7 +257,7 @@ def job_plan(p: JobPlan, choices: bool = False, rows: int = 10) -> View:
         f"{plan.choices['rates_origin']}" + (f"; {by}" if (by := plan.choices.get("calibrated", "")) else "")
     )
     parts: list[str | Sheet] = [head, _alternatives(p, rows)]
-    parts += [_searched(p)] if p.worlds else []
+    parts += [_search(p)] if p.worlds else []
     if p.bucket and p.bucket["reason"] != GIVEN:
         parts.append(f"buckets of {write_bytes(p.bucket['bytes'])}: {p.bucket['reason']}")
     if p.expense.money is not None or p.expense.energy_kwh is not None:
@@ -301,8 +300,8 @@ def _alternatives(p: JobPlan, rows: int) -> Sheet:
     return Sheet("strategies, predicted", names, cells, note, marked=marked, charted=False)
 
 
-def _searched(p: JobPlan) -> str:
-    """Say in one line what was searched."""
+def _search(p: JobPlan) -> str:
+    """Return a line on the strategies that were searched."""
     *smaller, largest = p.worlds
     last = f"{largest} rank" if largest == 1 else f"{largest} ranks"
     over = " or ".join(filter(None, [", ".join(map(str, smaller)), last]))
@@ -312,7 +311,7 @@ def _searched(p: JobPlan) -> str:
 
 
 def _collectives(p: JobPlan) -> Iterator[str]:
-    """Yield which transport and algorithm serve which collective, by size."""
+    """Yield the transport and algorithm of each collective, by size."""
     from phalanx.report.collectives import choices
 
     decided = p.plan.collectives

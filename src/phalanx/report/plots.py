@@ -1,11 +1,11 @@
-"""Sheets as a picture: the columns of a table over its first one, if that holds numbers, else as bars. Columns of one
-unit share a panel; each column of counts has its own."""
+"""The picture of sheets: columns over the first one, if that has numbers, else as bars. Columns of one unit share a
+panel; each column of counts has its own."""
 
 from collections.abc import Iterable, Iterator
 
 from phalanx.planning.tables.table import Column, Sheet
 from phalanx.report.pictures.figure import Bar, Bars, Lines, Panel, Picture, PlotAxis, Series, Unit
-from phalanx.report.style import written
+from phalanx.report.style import cell_text
 from phalanx.spec.cluster.spec import GIB
 from phalanx.spec.errors import InputError
 
@@ -17,12 +17,12 @@ _UNITS: dict[str, tuple[str, Unit]] = {
     "rate": ("bytes/s", "B/s"),
     "count": ("", "count"),
 }
-"""The name of an axis and how its numbers are written, by a column's unit."""
+"""Unit of a column -> (name of the axis, unit of its numbers)."""
 
 
 def picture(sheets: Iterable[Sheet], command: str) -> Picture:
-    """Return all panels as one picture; `command`: what prints the tables, without `phalanx`. Raises InputError if no
-    table can be plotted."""
+    """Return all panels as one picture; `command`: the command that prints the tables, without `phalanx`. Raises
+    InputError if no table can be plotted."""
     drawn = [sheet for sheet in sheets if sheet.charted or sheet.stacked]
     panels: list[Panel] = [panel for sheet in drawn for panel in panels_of(sheet)]
     if not panels:
@@ -47,15 +47,14 @@ def _stack(sheet: Sheet) -> Panel:
         numbers = [(i, row[i]) for i in places if isinstance(row[i], int | float)]
         parts = [(sheet.columns[i].name, max(0.0, float(value)) / scale) for i, value in numbers]
         total = sum(value for _, value in parts) * scale
-        label = (
-            " ".join(map(str, row[: sheet.keys])) if sheet.keys > 1 else f"{written(row[0], first.unit)} {first.name}"
-        )
-        bars.append(Bar(label, parts, written(total, unit)))
+        keys = " ".join(map(str, row[: sheet.keys]))
+        label = keys if sheet.keys > 1 else f"{cell_text(row[0], first.unit)} {first.name}"
+        bars.append(Bar(label, parts, cell_text(total, unit)))
     return Bars(scaled, tuple(bars), head=f"{sheet.title}: what adds up" if len(places) > 1 else sheet.title)
 
 
 def _curves(sheet: Sheet) -> list[Panel]:
-    """Return a panel for each unit, over a first column of numbers; none where it holds words."""
+    """Return a panel for each unit, over a first column of numbers; [] where that has words."""
     first, *others = sheet.columns
     over = [row[0] for row in sheet.rows]
     if not all(isinstance(x, int | float) and x > 0 for x in over) or len(set(over)) < 2:
@@ -98,7 +97,7 @@ def _bars(sheet: Sheet) -> Iterator[Panel]:
         bars = [
             Bar(name, (("", value / scale if isinstance(value, int | float) and value > 0 else 0.0),), said)
             for name, value in zip(names, values, strict=True)
-            for said in [written(value, column.unit)]
+            for said in [cell_text(value, column.unit)]
         ]
         yield Bars(unit, tuple(bars), head=f"{sheet.title}: {column.name}")
 
@@ -109,5 +108,5 @@ _MOST_BARS, _LONGEST = 40, 40
 
 
 def _kind(column: Column) -> tuple[str, str]:
-    """A key that columns share if they may share an axis."""
+    """Return a key that columns share if they can share an axis."""
     return (column.unit, column.name if column.unit == "count" else "")

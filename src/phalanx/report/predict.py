@@ -1,5 +1,5 @@
-"""A prediction (its figures, where time and memory go, each term with its formula and numbers), and its explanation:
-figures against targets, rooflines, what to change first.
+"""Views of a prediction (its figures, the parts of time and memory, each term with its formula and numbers), and of
+its explanation (figures against targets, rooflines, what to change first).
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -22,7 +22,7 @@ _SMALL = 0.001
 
 
 def view(p: Prediction, expense: bool = False) -> View:
-    """Show a prediction; with what tokens cost, and whose prices these are, where that is asked for."""
+    """Show a prediction; `expense`: whether to show the cost of tokens with its prices."""
     cost = _expense(p) if expense else ()
     return View([heading(p.question), figures(p), *cost, *_lengths(p), time(p), memory(p)], html=lambda: _page(p))
 
@@ -34,7 +34,7 @@ def _expense(p: Prediction) -> Iterator[str | Sheet]:
 
 
 def _lengths(p: Prediction) -> Iterator[Sheet]:
-    """Yield what documents of unequal lengths make of the step, in each way."""
+    """Yield a table of the step with documents of unequal lengths, a row for each way of batching them."""
     if p.lengths is None:
         return
     asked = p.lengths.asked
@@ -46,16 +46,15 @@ def _lengths(p: Prediction) -> Iterator[Sheet]:
         (x.way, x.step_s, x.tokens_per_s, x.documents, x.padding_share, x.waiting_share, x.attention_ratio)
         for x in p.lengths.ways
     ]
-    note = (
-        f"{p.lengths.cut_share:.1%} of the tokens are beyond a sequence and not trained; most attention: of the mean"
-    )
+    cut = f"{p.lengths.cut_share:.1%} of the tokens are beyond a sequence and not trained"
+    note = f"{cut}; most attention: of the mean"
     title = f"documents of {p.lengths.line}"
     yield Sheet(title, names, rows, note, marked=p.lengths.ways.index(asked), charted=False)
 
 
 def heading(q: Premises) -> str:
-    """Return what every output begins with: why its stack does not run it, that it does not fit, what its price does
-    not know, then whose step it is, in which numbers, and where dp is from."""
+    """Return the first lines of every output: why the stack does not run the strategy, that it does not fit, the
+    caveats of its price; then the stack, the precision, and where dp is from."""
     engine = "exactly, as our own runtime runs it" if q.engine == "exact" else "by fitted formulas"
     engine += f", {q.calibrated}" if q.calibrated else ""
     options = f"; {q.options}" if q.options.changed() else ""
@@ -68,12 +67,12 @@ def heading(q: Premises) -> str:
 
 
 _PINNED = 1.5
-"""DeepSpeed's own estimate over the bytes of state: pinned copies and buffers (deepspeed/runtime/zero/stage3.py,
-additional_buffer_factor)."""
+"""DeepSpeed's estimate of host memory over the bytes of state, for pinned copies and buffers
+(deepspeed/runtime/zero/stage3.py, additional_buffer_factor)."""
 
 
 def _on_hosts(q: Premises) -> Iterator[str]:
-    """Yield what offloaded state takes of each node's host, and whether that has it."""
+    """Yield a line on the memory that offloaded state needs on each node's host, and whether the host has it."""
     if not q.host_bytes:
         return
     has, takes = q.host_memory_bytes, f"offloaded state takes at least {size(q.host_bytes)} of each node's host"
@@ -95,7 +94,7 @@ def figures(p: Prediction) -> Sheet:
 
 
 _ERROR = 0.06
-"""Median error of reserved memory, predicted by constants fitted without a family (docs/prediction.md)."""
+"""Median error of predictions of reserved memory, with constants fitted without the family (docs/prediction.md)."""
 
 
 def _figures(p: Prediction) -> Iterator[tuple[str, str, str]]:
@@ -131,7 +130,7 @@ def _figures(p: Prediction) -> Iterator[tuple[str, str, str]]:
 
 
 def _payment(p: Payment, by_bytes: str) -> Iterator[tuple[str, str, str]]:
-    """Yield what compression costs and saves in the gradient exchange, and up to how many ranks it pays."""
+    """Yield rows on what compression costs or saves in the gradient exchange, and the ranks for which it pays."""
     gain = p.dense_s - p.sent_s - p.coding_s
     parts = f"all-reduce {seconds(p.dense_s)}; compressed {seconds(p.sent_s)}, coding {seconds(p.coding_s)}"
     yield "compression", f"{'saves' if gain > 0 else 'costs'} {seconds(abs(gain))}", f"alone, {parts}"
@@ -142,13 +141,13 @@ def _payment(p: Payment, by_bytes: str) -> Iterator[tuple[str, str, str]]:
 
 
 def time(p: Prediction) -> Sheet:
-    """Tabulate where the time of a step goes."""
+    """Tabulate the terms of a step's time."""
     names: Mapping[str, str] = TERM_NAMES if p.engine == "formulas" else {}
     return shares("where the time goes", "of the step", p.terms_s, "s", lambda name: names.get(name, name))
 
 
 def memory(p: Prediction) -> Sheet:
-    """Tabulate where the memory of the fullest rank goes."""
+    """Tabulate the parts of the fullest rank's memory."""
     title = f"where the memory goes: {size(p.memory_bytes)} of {size(p.usable_bytes)}, the fullest rank"
     rest = max(p.memory_bytes - sum(p.memory_terms.values()), 0.0)
     terms = {**p.memory_terms, "reserved by the allocator beyond these": rest}

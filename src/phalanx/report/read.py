@@ -1,6 +1,4 @@
-"""A configuration as people see it: what it fixes, what became of its keys, its mistakes, what to change in it, and
-what an export wrote.
-"""
+"""Views of a configuration: its layout, what became of its keys, its mistakes, what to change in it, and exports."""
 
 from collections.abc import Iterator
 from dataclasses import asdict, replace
@@ -22,7 +20,7 @@ from phalanx.report.style import counted, seconds, size
 from phalanx.report.view import View, report
 
 _SHOWN = 12
-"""Keys of one kind that are listed by name; --json has all."""
+"""The most keys of one kind that are listed by name; --json has all."""
 
 
 def view(r: Reading) -> View:
@@ -33,7 +31,7 @@ def view(r: Reading) -> View:
 
 
 def _layout(c: Configuration, title: str) -> Sheet:
-    """Tabulate what the configuration fixes, and which key said it."""
+    """Tabulate the fields that a configuration sets, and the key or rule that each comes from."""
     rows, where = [], origins(c)
     for name, value in {**_strategy(c), **c.options}.items():
         text = ", ".join(f"{k} {v}" for k, v in value.items()) if isinstance(value, dict) else str(value)
@@ -45,7 +43,7 @@ def _layout(c: Configuration, title: str) -> Sheet:
 
 
 def _strategy(c: Configuration) -> dict[str, Any]:
-    """Return the fields that the file fixes, each once: a local batch that a pipeline cuts as its micro-batches."""
+    """Return the fields that a file sets, each once: a local batch that a pipeline divides, as its micro-batches."""
     fields = {name: value for name, value in asdict(c.layout).items() if value is not None}
     if recomputed := fields.pop("recomputed", None):
         fields["recompute"] = recomputed
@@ -56,7 +54,7 @@ def _strategy(c: Configuration) -> dict[str, Any]:
 
 
 def _keys(c: Configuration) -> Sheet:
-    """Tabulate how many keys were understood, are without effect, are not modelled, and are not judged."""
+    """Tabulate the numbers of keys that are understood, without effect, not modelled, and not judged."""
     unknown = [f"{shown(key)} (did you mean {near}?)" if near else shown(key) for key, near in c.unknown.items()]
     kinds = {
         "understood": [shown(key) for key in c.understood],
@@ -74,7 +72,7 @@ def _listed(names: list[str]) -> str:
 
 
 def export(e: Export) -> View:
-    """Return the lines of an export."""
+    """Show the files and notes of an export."""
     where = f"{e.folder}/ has " if e.folder is not None else ""
     notes = (f"note: {note}" for note in e.program.notes)
     blanks = [f"to fill in: {', '.join(e.blanks)}"] if e.blanks else []
@@ -83,7 +81,7 @@ def export(e: Export) -> View:
 
 def findings(f: Findings) -> View:
     """Show each finding with its remedy, and how many there are."""
-    # That it does not fit is a finding, and what the stack refuses the first one where it is of the file.
+    # The heading leaves out what is among the findings: that the strategy does not fit, and the stack's refusal.
     first = any(x.name == "refused" for x in f.findings[:1])
     said = f.question and replace(f.question, refused="" if first else f.question.refused, overfull="")
     lines = [caveat.line for caveat in f.caveats] if said is None else [heading(said)]
@@ -103,7 +101,7 @@ _LEGEND = "alone: the file with this change only; together: with all changes abo
 
 
 def tried(x: TriedChanges) -> View:
-    """Show the configuration's price, and what each change makes of it."""
+    """Show the configuration's price, and its price with each change."""
     now = x.now
     rows = []
     for t in (now, *x.changes):
@@ -122,7 +120,7 @@ def tried(x: TriedChanges) -> View:
 
 
 def improvement(x: Improvement) -> View:
-    """Show the configuration's price, the better one's, and each change alone and together with those above it."""
+    """Show the configuration's price, the better one's, and each change alone and together with the changes above."""
     lines = [heading(x.question), state("now", x.now), *_whole(x.now, x)]
     if x.refused:
         lines.append(f"{x.question.stack} refuses it: {x.refused}")
@@ -140,20 +138,20 @@ def improvement(x: Improvement) -> View:
 
 
 def state(title: str, s: PricedState) -> str:
-    """Say what a step takes."""
+    """Return a line on a strategy's step time, MFU and memory."""
     room = "" if s.fits else ", which does not fit"
     figures = f"{seconds(s.step_time_s)} a step, MFU {s.mfu:.1%}, {size(s.memory_bytes)} a GPU{room}"
     return f"{title}: {s.strategy}: {figures}"
 
 
 def _whole(s: PricedState, x: Improvement) -> Iterator[str]:
-    """Yield what the whole training takes, where something says how long it is."""
+    """Yield a line on the whole training, where its length is known."""
     if s.training is not None and s.expense is not None:
         yield f"  the whole training: {in_days(s.training)}: {in_words(s.expense, x.rates)}"
 
 
 def _changes(x: Improvement) -> Sheet:
-    """Tabulate settings, old and new, with what each change brings to step and memory."""
+    """Tabulate settings, old and new, with the effect of each change on step and memory."""
     rows = []
     for number, c in enumerate(x.changes, 1):
         alone = _difference(x.now, c.alone) if c.alone is not None else "not alone"

@@ -1,4 +1,4 @@
-"""A step with slow ranks: how much longer it takes, and who waits where."""
+"""Views of a disturbed step: how much longer it takes, and where ranks wait."""
 
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -15,33 +15,22 @@ from phalanx.spec.files.plan import write_json
 from phalanx.spec.strategy.mesh import mesh
 from phalanx.spec.strategy.spec import Strategy
 
+_FIGURES = " | | how it came about"
+
 
 def view(a: SimulatedStep) -> View:
-    """Show the step, the ranks that were named, and where GPU-seconds are lost."""
+    """Show the step, the slow ranks, and where GPU-seconds are lost."""
     if a.lengths:
         x = a.lengths.asked
         wait = f"{a.slowdown:.3f} times as long; four of five take {x.step_low_s:.3g} to {x.step_high_s:.3g} s"
-        return View(
-            [
-                heading(a.question),
-                Sheet(
-                    f"{a.strategy}, documents of {a.lengths.line}",
-                    columns(" | | how it came about"),
-                    [
-                        ("even step", seconds(a.undisturbed_s), "every micro-batch takes as long as the mean one"),
-                        ("step", seconds(a.step_time_s), wait),
-                        (
-                            "tokens trained",
-                            f"{x.tokens:,.0f}",
-                            f"{x.padding_share:.1%} of all are padding",
-                        ),
-                        ("most attention", f"{x.attention_ratio:.2f}", "of a replica, over the mean one's"),
-                    ],
-                ),
-                *_losses(a),
-            ],
-            "simulate",
-        )
+        cells = [
+            ("even step", seconds(a.undisturbed_s), "every micro-batch takes as long as the mean one"),
+            ("step", seconds(a.step_time_s), wait),
+            ("tokens trained", f"{x.tokens:,.0f}", f"{x.padding_share:.1%} of all are padding"),
+            ("most attention", f"{x.attention_ratio:.2f}", "of a replica, over the mean one's"),
+        ]
+        sheet = Sheet(f"{a.strategy}, documents of {a.lengths.line}", columns(_FIGURES), cells)
+        return View([heading(a.question), sheet, *_losses(a)], "simulate")
     if a.links:
         return View([heading(a.question), *_neighbours(a, a.links), *_losses(a)], "simulate")
     delayed = f"{a.delayed_pipelines} of {a.pipelines} pipelines end later by themselves; all wait for the last"
@@ -52,10 +41,7 @@ def view(a: SimulatedStep) -> View:
     ]
     if a.jitter:
         figures.append(("jitter", f"{a.jitter:.1%}", "of each rank's passes; the mean of eight drawn steps"))
-    parts: list[str | Sheet] = [
-        heading(a.question),
-        Sheet(str(a.strategy), columns(" | | how it came about"), figures),
-    ]
+    parts: list[str | Sheet] = [heading(a.question), Sheet(str(a.strategy), columns(_FIGURES), figures)]
     if a.slow:
         rows = [(s.rank, s.factor, _place(s.coordinates), s.lockstep_ranks) for s in a.slow]
         heads = columns("rank [count] | times as long [number] | place | ranks at its pace [count]")
@@ -90,22 +76,21 @@ def _killed(k: KilledStep | None) -> Iterator[str | Sheet]:
 
 
 def write_trace(file: Path, ranks: Iterable[SimulatedRank], s: Strategy) -> None:
-    """Write what ranks do as a trace for Perfetto and chrome://tracing: a process for each rank, with a thread for
+    """Write ranks' timelines as a trace for Perfetto and chrome://tracing: a process for each rank, with a thread for
     its work and one for its waits."""
-    of, events = mesh(s), list[dict[str, Any]]()
+    grid, events = mesh(s), list[dict[str, Any]]()
     for r in ranks:
-        place = _place(of.coordinates(r.rank))
+        place = _place(grid.coordinates(r.rank))
         name = f"rank {r.rank} ({place})" + (f", {r.alike:,} ranks alike" if r.alike > 1 else "")
         events.append({"ph": "M", "pid": r.rank, "name": "process_name", "args": {"name": name}})
-        for number, thread in enumerate(("works", "waits for")):
-            names = {"ph": "M", "pid": r.rank, "tid": number, "name": "thread_name", "args": {"name": thread}}
-            events.append(names)
+        for number, thread_name in enumerate(("works", "waits for")):
+            label = {"name": thread_name}
+            events.append({"ph": "M", "pid": r.rank, "tid": number, "name": "thread_name", "args": label})
         for span in r.spans:
             times = {"ts": span.start_s * 1e6, "dur": (span.stop_s - span.start_s) * 1e6}
             args = {} if span.micro_batch is None else {"micro_batch": span.micro_batch}
-            events.append(
-                {"ph": "X", "pid": r.rank, "tid": int(span.waits), "name": span.name, **times, "args": args}
-            )
+            thread = {"pid": r.rank, "tid": int(span.waits)}
+            events.append({"ph": "X", **thread, "name": span.name, **times, "args": args})
     write_json(file, {"displayTimeUnit": "ms", "otherData": {"strategy": str(s)}, "traceEvents": events})
 
 

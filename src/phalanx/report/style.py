@@ -1,7 +1,7 @@
-"""How numbers and tables (Sheets, with their units) look in a terminal.
+"""The look of numbers and of tables (Sheets, with their units) in a terminal.
 
-Tables fit it without breaking a word: columns are as wide as their longest word at least, and a table that is too
-wide for that becomes several, each with the columns that say what a row is about.
+Tables fit its width without breaking a word: columns are at least as wide as their longest word, and a table that is
+too wide for that becomes several, each with the key columns, which name a row.
 """
 
 import re
@@ -30,7 +30,7 @@ FLOP = {"TFLOP": 1e12, "GFLOP": 1e9, "MFLOP": 1e6, "FLOP": 1.0}
 
 
 def largest_unit(largest: float, units: Mapping[str, float]) -> tuple[str, float]:
-    """Return the unit of an axis that ends at `largest`, and its size. `units`: from the largest down."""
+    """Return (unit, its size) for an axis that ends at `largest`. `units`: name -> size, from the largest down."""
     return next(((name, one) for name, one in units.items() if largest >= one), list(units.items())[-1])
 
 
@@ -80,7 +80,7 @@ _GAP, _EDGES = 3, 2
 
 
 def print_fitted(console: Console, table: Table) -> None:
-    """Print a table within the console's width: its title and its note in lines of their own, no word broken."""
+    """Print a table within the console's width, without breaking words, its title above and its note below."""
     width = console.width
     if table.title:
         console.print(table.title, style="italic", highlight=False, soft_wrap=True)
@@ -92,8 +92,8 @@ def print_fitted(console: Console, table: Table) -> None:
 
 
 def pieces(table: Table, width: int, keys: int) -> Iterator[RenderableType]:
-    """Yield a table as it is if it fits, else with narrower columns, else cut into several tables that repeat the
-    first `keys` columns."""
+    """Yield a table unchanged if it fits into `width`, else with narrower columns, else several tables that repeat
+    the first `keys` columns."""
     if not all(isinstance(cell, str) for column in table.columns for cell in column.cells):
         yield table
         return
@@ -108,7 +108,7 @@ def pieces(table: Table, width: int, keys: int) -> Iterator[RenderableType]:
 
 
 def _groups(least: tuple[int, ...], room: int, keys: int) -> list[list[int]]:
-    """Return which columns stand together: as many as fit with the keys."""
+    """Return the columns of each table that a wide one is cut into: the keys, and as many others as fit."""
     first = list(range(min(keys, len(least))))
     while len(first) > 1 and sum(least[i] + _GAP for i in first) + max(least) + _GAP > room:
         first.pop()
@@ -124,11 +124,11 @@ def _groups(least: tuple[int, ...], room: int, keys: int) -> list[list[int]]:
 
 
 def _narrowed(table: Table, columns: list[int], least: list[int], most: list[int], room: int) -> Table:
-    """Return some columns of a table, what room there is shared among those that have long lines."""
+    """Return some columns of a table, with the room shared among the columns that have long lines."""
     grid = Table(header_style="bold", box=table.box, pad_edge=False)
     for i, size in zip(columns, _shared(least, most, room - _GAP * len(columns)), strict=True):
-        own = table.columns[i]
-        grid.add_column(str(own.header), justify=own.justify, width=size, style=own.style, no_wrap=False)
+        column = table.columns[i]
+        grid.add_column(str(column.header), justify=column.justify, width=size, style=column.style, no_wrap=False)
     cells = [list(table.columns[i].cells) for i in columns]
     for row, texts in zip(table.rows, zip(*cells, strict=True), strict=True):
         wrapped = [_at_commas(str(text), grid.columns[i].width or 1) for i, text in enumerate(texts)]
@@ -137,8 +137,8 @@ def _narrowed(table: Table, columns: list[int], least: list[int], most: list[int
 
 
 def _shared(least: list[int], most: list[int], room: int) -> list[int]:
-    """Return the widths of columns: what is left over the least is dealt out evenly, to those that need little
-    first, so that a long sentence is broken before a short name is."""
+    """Return the widths of columns: the room beyond their least widths is divided evenly, and columns that need
+    little get all of it, so that a long sentence is broken before a short name."""
     sizes, free = list(least), max(0, room - sum(least))
     needy = sorted(range(len(least)), key=lambda i: most[i] - least[i])
     for place, i in enumerate(needy):
@@ -149,7 +149,7 @@ def _shared(least: list[int], most: list[int], room: int) -> list[int]:
 
 
 def _widths(column: Column) -> tuple[int, int]:
-    """Return the least width of a column, its longest word or number with unit, and its longest line."""
+    """Return (the least width of a column: its longest word or number with unit; the width of its longest line)."""
     head, *cells = (str(part) for part in (column.header, *column.cells))
     lines = [line for text in (head, *cells) for line in text.splitlines()]
     # A number stays with its unit.
@@ -160,13 +160,13 @@ def _widths(column: Column) -> tuple[int, int]:
 
 
 def _wanted(column: Column) -> int:
-    """Return the width at which no cell of a column is broken: its heading is, so that strategies are not."""
+    """Return the width at which no cell of a column is broken; its heading may be."""
     lines = [line for cell in column.cells for line in str(cell).splitlines()]
     return max(map(len, [*lines, *str(column.header).split()]), default=1)
 
 
 def _parts(word: str) -> list[str]:
-    """Return the parts of a word between which a line may end: parts of a long list, after its commas, and of a long
+    """Return the parts of a word between which a line may end: a long list ends lines after its commas, and a long
     list of numbers in it, such as layers=5/6/6, after its slashes."""
     if len(word) <= _FOLD:
         return [word]
@@ -175,8 +175,8 @@ def _parts(word: str) -> list[str]:
 
 
 def _at_commas(text: str, width: int) -> str:
-    """Break the long lists of a text after commas, into lines of at most `width` characters; where they were broken
-    for a wider column, they are broken anew."""
+    """Return a text with its long lists broken after commas into lines of at most `width` characters; the breaks of
+    a wider column are removed first."""
     lines = []
     for line in _LIST_GOES_ON.sub(",", text).split("\n"):
         words = []
@@ -192,16 +192,16 @@ def _at_commas(text: str, width: int) -> str:
 
 
 _BAR_COLUMNS = 40
-"""Characters of the bar of a whole."""
+"""Characters of a bar for a share of 1."""
 
 
 class _KeyedTable(Table):
-    """A table whose first `keys` columns say what a row is about."""
+    """A table whose first `keys` columns name a row."""
 
     keys = 1
 
 
-def drawn(sheet: Sheet) -> Table:
+def terminal_table(sheet: Sheet) -> Table:
     """Return a sheet as a terminal table."""
     table = _KeyedTable(
         title=sheet.title, title_justify="left", header_style="bold", box=box.SIMPLE_HEAD, pad_edge=False
@@ -217,7 +217,7 @@ def drawn(sheet: Sheet) -> Table:
     if sheet.bars:
         table.add_column("")
     for place, row in enumerate(sheet.rows):
-        cells = [written(value, c.unit) for value, c in zip(row, sheet.columns, strict=True)]
+        cells = [cell_text(value, c.unit) for value, c in zip(row, sheet.columns, strict=True)]
         if place == sheet.marked:
             cells[0] = f"→ {cells[0]}"
         if sheet.bars:
@@ -227,7 +227,7 @@ def drawn(sheet: Sheet) -> Table:
     return table
 
 
-def written(value: Any, unit: str) -> str:
+def cell_text(value: Any, unit: str) -> str:
     """Write a value of a column, with its unit unless the heading states it."""
     if value is None:
         return ""
@@ -238,7 +238,7 @@ def written(value: Any, unit: str) -> str:
     if unit == "GB":
         return f"{value:,.3f}" if value < 100 else f"{value:,.1f}"
     if unit in ("signed_s", "signed_bytes"):
-        return f"{'+' if value > 0 else '-'}{written(abs(value), unit.removeprefix('signed_'))}"
+        return f"{'+' if value > 0 else '-'}{cell_text(abs(value), unit.removeprefix('signed_'))}"
     if unit == "share":
         return f"{value:.1%}"
     if unit == "change":
@@ -259,7 +259,7 @@ def html_table(sheet: Sheet) -> str:
     head = "".join(f"<th>{escape(column.name)}</th>" for column in sheet.columns)
     body = "".join(
         "<tr>"
-        + "".join(f"<td>{escape(written(v, c.unit))}</td>" for v, c in zip(row, sheet.columns, strict=True))
+        + "".join(f"<td>{escape(cell_text(v, c.unit))}</td>" for v, c in zip(row, sheet.columns, strict=True))
         + "</tr>"
         for row in sheet.rows
     )

@@ -1,4 +1,4 @@
-"""Tables, and the pictures of what they are about."""
+"""Views of tables, and the pictures of their subjects."""
 
 from collections.abc import Callable
 from functools import partial
@@ -14,7 +14,7 @@ from phalanx.report.view import View
 
 
 def view(t: Tables, subject: str = "") -> View:
-    """Show the tables under the line that says what they are about; `subject`: the command that prints them."""
+    """Show the tables under the heading of their question; `subject`: the command that prints them."""
     lines = [] if t.question is None else [heading(t.question)]
     pictures = partial(_PICTURES[t.subject[0]], t.tables, *t.subject[1:]) if t.subject else None
     return View([*lines, *t.tables], subject and f"tables {subject}", pictures)
@@ -38,4 +38,4 @@ _PICTURES: dict[str, Callable[..., list[Picture]]] = {
     ],
     "scaling": lambda sheets, title: [scaling_of(sheets[:3], title)],
 }
-"""By what the tables are about its pictures, from the tables and the subject's arguments."""
+"""Kind of subject (answers/tables.py) -> function from the tables and the subject's arguments to pictures."""

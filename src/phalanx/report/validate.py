@@ -1,4 +1,4 @@
-"""Errors of predictions against published runs and kernels, and how good the predicted choices are, as tables."""
+"""Views of the errors of predictions against published runs and kernels, and of the quality of predicted choices."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -34,12 +34,15 @@ def _share(percent: float | None) -> float | None:
 
 
 def families(scores: Mapping[str, Any]) -> Sheet:
-    """Tabulate the error by source family and quantity; "left out": by constants that were fitted without the family.
-    Rows priced by a generic stack are in a line of their own, not in `all`."""
+    """Tabulate the error by source family and quantity; "left out": with constants fitted without the family. Runs
+    priced by a generic stack have a row of their own, and are not in `all`."""
     kinds = [name.split("/")[0] for name in scores["by_kind"]]
-    several = {name: of for name, of in scores["by_kind"].items() if kinds.count(name.split("/")[0]) > 1}
-    lines = [(name, of, _PLACES) for name, of in scores["by_family"].items()]
-    lines += [(name, of, {"time": _PLACES["time"]}) for name, of in several.items()]
+    lines = [(name, scored, _PLACES) for name, scored in scores["by_family"].items()]
+    lines += [
+        (name, scored, {"time": _PLACES["time"]})
+        for name, scored in scores["by_kind"].items()
+        if kinds.count(name.split("/")[0]) > 1
+    ]
     lines.sort(key=lambda line: line[0].split("/")[0])
     generic = [("generic stacks", scores["generic_stacks"], _PLACES)] if "generic_stacks" in scores else []
     rows = []
@@ -49,9 +52,8 @@ def families(scores: Mapping[str, Any]) -> Sheet:
             if e["n"]:
                 errors = (_share(e[name]) for name in ("mape", "median", "p90", "bias"))
                 blind = scored["time_left_out"] if key == "time" else {"mape": None, "median": None}
-                rows.append(
-                    (family, shown, e["n"], *errors, e["spearman"], *map(_share, (blind["mape"], blind["median"])))
-                )
+                left_out = map(_share, (blind["mape"], blind["median"]))
+                rows.append((family, shown, e["n"], *errors, e["spearman"], *left_out))
     names = columns(
         "family | of | runs [count] | mean [share] | median [share] | p90 [share] | bias [change] "
         "| rank corr. [number] | left out: mean [share] | left out: median [share]"
@@ -78,7 +80,7 @@ def side_by_side(compared: PredictionError) -> Sheet:
 
 
 def overall(scores: Mapping[str, Any]) -> list[str]:
-    """Summarise, in sentences, the predictions of whether runs fit and of collective times."""
+    """Return sentences on the predictions of whether runs fit, and of collectives' times."""
     lines = []
     for key, where in (("fit", "of all"), ("fit_near", "of those predicted at half to twice the card")):
         f = scores[key]
@@ -91,14 +93,13 @@ def overall(scores: Mapping[str, Any]) -> list[str]:
         for name, e in scores["collectives"].items():
             if isinstance(e, Mapping) and e.get("n"):
                 what = "all-reduce" if name == "all_reduce" else "other collectives"
-                lines.append(
-                    f"{what}: time off by {e['median']:.1f} % in the median, {e['mape']:.1f} % on average ({e['n']})"
-                )
+                errors = f"{e['median']:.1f} % in the median, {e['mape']:.1f} % on average ({e['n']})"
+                lines.append(f"{what}: time off by {errors}")
     return lines
 
 
 def replaced_stacks(scores: Mapping[str, Any]) -> Sheet:
-    """Tabulate the stacks that are not known, and what each is priced as."""
+    """Tabulate the unknown stacks, and the stack that each is priced as."""
     how = {True: "a generic stack, scored apart", False: "the nearest release"}
     rows = [(r["stated"], r["priced_as"], how[r["generic"]], r["rows"]) for r in scores["replaced_stacks"]]
     names = columns("stated | priced as |  | rows [count]")
@@ -125,7 +126,7 @@ _SAYS = {
 
 
 def kernels(a: KernelScores) -> View:
-    """Show errors by kind of kernel and by chip, and what is left out."""
+    """Show errors by kind of kernel and by chip, and the rows left out."""
     chips = {**a.scores["by_gpu"], "all of them": a.scores["kernels"]}
     kinds = {_SAYS.get(name, name): e for name, e in a.scores["by_kind"].items()}
     parts: list[str | Sheet] = ["none of these rows can be predicted"] if not kinds else []
@@ -137,7 +138,7 @@ def kernels(a: KernelScores) -> View:
 
 
 def collectives(a: CollectiveScores) -> View:
-    """Show errors by chip and operation, and what is left out."""
+    """Show errors by chip and operation, and the rows left out."""
     each = [(chip, op, e) for chip, by_op in a.scores["by_chip"].items() for op, e in by_op.items()]
     rows = [
         (chip, op, e["n"], e["median"] / 100, e["p90"] / 100, e["bias"] / 100)
@@ -167,7 +168,7 @@ def _kernel_table(title: str, first: str, scores: Mapping[str, Mapping[str, Any]
 
 
 def kernel_notes(scores: Mapping[str, Any]) -> str:
-    """Say what was left out, and what is not modelled."""
+    """Return lines that explain `left out`, and count the rows that are not modelled."""
     return (
         "left out: by constants fitted without the chip: from its datasheet and other generations where no other\n"
         "chip of its own was measured (A100, RTX PRO 6000, L40S).\n"
@@ -197,8 +198,8 @@ def choices(a: ChoiceScores) -> View:
 
 
 def sweeps(scores: Mapping[str, Any]) -> Sheet:
-    """Tabulate the sweeps by family and links: rank correlation, regret of the first predicted, strategies that ran
-    but are predicted not to fit, and sweeps whose chosen strategy ran out of memory (OOM)."""
+    """Tabulate the sweeps by family and links: rank correlation, regret of the strategy predicted to be fastest,
+    strategies that ran but are predicted not to fit, and sweeps whose choice ran out of memory (OOM)."""
     rows = []
     for family, by_links in [*scores["sweeps"]["by_family"].items(), ("all", scores["sweeps"]["links"])]:
         for links, name in _LINKS.items():
@@ -248,7 +249,7 @@ def recipes(scores: Mapping[str, Any]) -> Sheet:
 
 
 def options(scores: Mapping[str, Any]) -> Sheet:
-    """Tabulate which of the experts' strategies are predicted to fit, by the option that a strategy lacks."""
+    """Tabulate the share of experts' strategies that are predicted to fit, by the option that saves their memory."""
     rows = [
         (kind, option, members["n"], members["said_to_fit"])
         for kind, r in scores["recipes"].items()

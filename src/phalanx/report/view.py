@@ -1,4 +1,4 @@
-"""How an answer is shown: lines, tables, pictures and a page, each made when needed; and the view of each answer."""
+"""The view of an answer: lines, tables, pictures and a page, each made when needed; and the table of all views."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -35,13 +35,13 @@ class View:
 
     parts: Sequence[Part]
     subject: str = ""
-    """What a picture of the tables is named after."""
+    """The command without `phalanx`, which names a picture of the tables."""
     pictures: Callable[[], list[Picture]] | None = None
-    """Pictures of the subject, where there is more to draw than columns."""
+    """Function that returns pictures of the subject; None where only columns can be drawn."""
     html: Callable[[], str] | None = None
-    """The page, where it holds more than the tables."""
+    """Function that returns the page; None where it has the tables alone."""
     doubts: tuple[str, ...] = ()
-    """What the answer does not know, which a page and a CSV say first; `parts` have it already."""
+    """Lines on what the answer does not know, which begin a page and a CSV; `parts` have them already."""
 
     @property
     def sheets(self) -> list[Sheet]:
@@ -50,23 +50,22 @@ class View:
 
     def page(self) -> str:
         """Return the page: one HTML file that needs nothing else."""
-
         if self.html is None and not self.sheets:
             return page(_UNKNOWN, "tables", [Section(_UNKNOWN, text=self.doubts)])
         whole = self.html() if self.html is not None else report(self.sheets, self._pictures())
         return with_section(whole, Section(_UNKNOWN, text=self.doubts)) if self.doubts else whole
 
     def csv(self) -> str:
-        """Return the tables as CSV, one after the other, behind one of what is not known. Raises InputError where
-        there are none."""
+        """Return the tables as CSV, one after the other, the table of doubts first. Raises InputError where there are
+        none."""
         if not self.sheets and not self.doubts:
             raise InputError("save", "csv", "has no table to write", "name a .html file, or --json")
         unknown = [Sheet(_UNKNOWN, columns("caveat"), [(line,) for line in self.doubts])] if self.doubts else []
         return "\n".join(sheet.as_csv() for sheet in (*unknown, *self.sheets))
 
     def write(self, file: Path) -> None:
-        """Write what the file's ending says: the tables, the page, or the pictures, which without others are the
-        columns over the first one. Raises InputError."""
+        """Write the tables (.csv), the page (.html) or the pictures, by the file's suffix; without pictures of the
+        subject, the columns are drawn. Raises InputError."""
         from phalanx.report.pictures.files import write
         from phalanx.report.plots import picture
 
@@ -130,19 +129,19 @@ _VIEWS = {
         "phalanx.report.measured.verify": "Verification",
         "phalanx.report.measured.verify:parity": "Parity",
         "phalanx.report.measured.verify:program_parity": "ProgramParity",
-        "phalanx.textbook.answers:drawn": "Drawing",
-        "phalanx.textbook.answers:listed": "PictureList",
+        "phalanx.textbook.answers:drawing_view": "Drawing",
+        "phalanx.textbook.answers:picture_list": "PictureList",
         "phalanx.textbook.answers:path": "DecisionPath",
         "phalanx.textbook.answers:quiz": "Quiz",
     }.items()
     for name in names.split()
 }
-"""By the name of an answer's class the function that shows it, `view` of the module where none is named. Views of the
-verticals are named here and not imported: a common room does not know them."""
+"""Name of an answer's class -> `module:function` of its view; the function is `view` where none is named. Modules are
+imported when they are needed, so that this room does not depend on the verticals."""
 
 
 def view_of(answer: Any, **details: Any) -> View:
-    """Return how people see an answer. `details`: what to show beyond the usual, such as more=True."""
+    """Return the view of an answer. `details`: further arguments of its function, such as more=True."""
     module, _, function = _VIEWS[type(answer).__name__].partition(":")
     view: View = getattr(import_module(module), function or "view")(answer, **details)
     lines = tuple(caveat.line for caveat in getattr(answer, "doubts", ()))

@@ -90,7 +90,7 @@ def plan(
 
 def _show(answer: ServingPlanAnswer, costs: bool) -> None:
     from phalanx.report.expense import in_words, origins
-    from phalanx.report.style import drawn
+    from phalanx.report.style import terminal_table
     from phalanx.serving.report import against, cache, likely, lines, ranked, seen
 
     search, out = answer.search, console()
@@ -109,7 +109,7 @@ def _show(answer: ServingPlanAnswer, costs: bool) -> None:
     out.print(ranked(search.front, q, "speed for a user against tokens of a GPU, whatever the limits", best))
     out.print(against(answer.neighbours))
     if costs:
-        out.print(drawn(origins(answer.rates)))
+        out.print(terminal_table(origins(answer.rates)))
 
 
 @command

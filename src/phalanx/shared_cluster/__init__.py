@@ -1,1 +1,1 @@
-"""Shared clusters: where a job's ranks go, what a queue of jobs waits for, and what fragmentation costs."""
+"""Shared clusters: placement of a job's ranks, simulation of a queue of jobs, and the cost of fragmentation."""

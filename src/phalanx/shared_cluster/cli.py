@@ -184,7 +184,7 @@ def place(
         return
 
     from phalanx.report import mesh as drawing
-    from phalanx.report.style import drawn
+    from phalanx.report.style import terminal_table
     from phalanx.shared_cluster.placement.report import better, lines, others
 
     screen, p = console(), a.placed.placement
@@ -194,7 +194,7 @@ def place(
         screen.print(better(a.job, a.placed, a.others), highlight=False, soft_wrap=True)
     screen.print()
     screen.print(drawing.nodes(p, p.coloured_axis, screen.width))
-    screen.print(drawn(drawing.axes(p)))
+    screen.print(terminal_table(drawing.axes(p)))
     if a.others:
         screen.print(others(a.placed, a.others))
     elif a.no_others:
@@ -265,7 +265,7 @@ def read(
     require_writable("--slurm", slurm)
     require_writable("--out", out)
     content = reading.read_topology(file, partition=partition)
-    listed, notes = reading.listed(file, partition)
+    listed, notes = reading.nodes_and_notes(file, partition)
     size = preset(like, 1).ranks_per_node if like and listed else None
     if slurm:
         if not isinstance(content, SwitchTree):
@@ -274,7 +274,7 @@ def read(
     if out:
         if nodes is None and not isinstance(content, SwitchTree):
             announce("note: a cluster of this one host is written: --nodes says how many there are")
-        spec = reading.described(content, like, device, nodes or 1, port_gbit, out.stem)
+        spec = reading.cluster_of(content, like, device, nodes or 1, port_gbit, out.stem)
         out.write_text(to_toml(spec, f"from {file.name}"))
     for line in notes:
         announce(f"note: {line}")

@@ -1,5 +1,5 @@
-"""The answers of `phalanx learn`: pictures (pictures.toml: what each shows, and who draws it), exercises, a job's
-path through the tree of decisions.
+"""The answers of `phalanx learn`: pictures (listed in pictures.toml, with the function that draws each), exercises, a
+job's path through the tree of decisions.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class PictureEntry:
     draw: str
     """The function that draws it, `module:function` in the package; its parameters are the options that it takes."""
     of: str = ""
-    """The variant, where the function returns one that draws."""
+    """Argument of the function where it returns the function that draws, such as `all_reduce ring`."""
     instead: str = ""
     """The command that draws the same for the user's own question, without `phalanx`."""
 
@@ -94,7 +94,7 @@ class ListedPicture:
     takes: tuple[str, ...]
     """Its options."""
     of_yours: str
-    """The command that draws the same for the user's own question, without `phalanx`; empty: there is none."""
+    """The command that draws the same for the user's own question, without `phalanx`; "" if there is none."""
 
 
 @dataclass(frozen=True)
@@ -118,7 +118,7 @@ class DecisionPath(Answer):
     """The usual tree of decisions, and the path of a job through it, if one is given."""
 
     job: str
-    """Such as `gpt2 on 8 GPUs of dgx-h100`; empty: the tree alone."""
+    """Such as `gpt2 on 8 GPUs of dgx-h100`; "" for the tree alone."""
     facts: decision_tree.Facts | None
 
 
@@ -135,20 +135,20 @@ def _(value: DecisionPath) -> dict[str, Any]:
 
 def drawing(name: str, options: Mapping[str, Any], moving: bool = False) -> Drawing:
     """Draw a picture by name. Raises InputError for an unknown one, or an option that it does not take."""
-    drawn = picture(name, options)
-    return Drawing(name, moved(drawn, name) if moving else drawn)
+    drawing = picture(name, options)
+    return Drawing(name, animated(drawing, name) if moving else drawing)
 
 
-def has_steps(drawn: Picture) -> bool:
-    """Whether a picture has rounds, or blocks over time."""
-    return any(isinstance(panel, Rounds | Timeline) for panel in drawn.panels)
+def has_steps(drawing: Picture) -> bool:
+    """Return whether a picture has rounds, or blocks over time."""
+    return any(isinstance(panel, Rounds | Timeline) for panel in drawing.panels)
 
 
-def moved(drawn: Picture, name: str) -> Picture:
+def animated(drawing: Picture, name: str) -> Picture:
     """Return a picture whose steps appear one after another. Raises InputError for one without steps."""
-    if not has_steps(drawn):
+    if not has_steps(drawing):
         raise InputError("moving", name, "has no steps", "name one of rounds or over time, such as ring-all-reduce")
-    return replace(drawn, moving=True)
+    return replace(drawing, moving=True)
 
 
 def pictures(options: Mapping[str, Any]) -> PictureList:
@@ -175,18 +175,18 @@ def decision_path(query: Query) -> DecisionPath:
     return DecisionPath(f"{query.model} on {gpus} GPUs of {query.cluster}", facts)
 
 
-def drawn(answer: Drawing) -> View:
+def drawing_view(answer: Drawing) -> View:
     """Show a picture."""
-    return View([partial(_drawn, text(answer.picture))], pictures=lambda: [answer.picture])
+    return View([partial(_lines_as_text, text(answer.picture))], pictures=lambda: [answer.picture])
 
 
-def listed(answer: PictureList) -> View:
+def picture_list(answer: PictureList) -> View:
     """List the pictures."""
-    return View(list(_listed(answer)), pictures=lambda: [picture(name) for name in PICTURES])
+    return View(list(_picture_lines(answer)), pictures=lambda: [picture(name) for name in PICTURES])
 
 
 def quiz(answer: Quiz, answers: bool = False) -> View:
-    """Show exercises; `answers`: with their answers."""
+    """Show exercises; `answers`: whether to show their answers too."""
     lines = []
     for number, e in enumerate(answer.exercises, 1):
         lines.append(f"{number}. [{e.kind}] {e.question}")
@@ -198,17 +198,17 @@ def path(answer: DecisionPath) -> View:
     """Show the tree, with the path of a job."""
     path = None if answer.facts is None else decision_tree.walk(answer.facts)[0]
     tree = decisions(path, answer.job)
-    return View([partial(_drawn, panel_text(panel)) for panel in tree.panels], pictures=lambda: [tree])
+    return View([partial(_lines_as_text, panel_text(panel)) for panel in tree.panels], pictures=lambda: [tree])
 
 
-def _drawn(lines: list[str], width: int) -> Text:
-    """Return a drawing in characters, whatever the width."""
+def _lines_as_text(lines: list[str], width: int) -> Text:
+    """Return the lines of a drawing; `width` is that of the terminal, and has no effect."""
     from rich.text import Text
 
     return Text("\n".join(lines))
 
 
-def _listed(answer: PictureList) -> Iterator[str]:
+def _picture_lines(answer: PictureList) -> Iterator[str]:
     for entry in answer.pictures:
         yield f"{entry.name:<24}{entry.what}"
         if entry.takes:

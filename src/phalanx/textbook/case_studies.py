@@ -1,10 +1,11 @@
-"""Case studies: published trainings, the strategy that each used, and what a search chooses instead.
+"""Case studies: published trainings, the strategy that each used, and the one that a search chooses instead.
 
-Rules of thumb, tested: fifteen leaves of the usual trees on the GPUs that each names, compared with a search;
-and criteria in numbers for when an axis of parallelism pays, which rules of thumb leave out.
+Also rules of thumb (fifteen leaves of the usual decision trees, on the GPUs that each names), compared with a search;
+and numeric criteria for when an axis of parallelism pays, which rules of thumb leave out.
 
-T tokens of a rank and micro-batch, h the model's width, s the sequence, M micro-batches, P ranks of the axis. A ridge
-is a chip's FLOP/s over the bytes/s of its memory, or of the link in one direction (`phalanx tables roofline`):
+T is the number of tokens of a rank and micro-batch, h the model's width, s the sequence, M the number of
+micro-batches, P the ranks of the axis. A ridge is a chip's FLOP/s over the bytes/s of its memory, or of the link in
+one direction (`phalanx tables roofline`):
 
     tp    (T, h) by (h, h/tp) in 2 bytes: 2 T h h/tp FLOP over 2 (T h + h h/tp + T h/tp) bytes, h/(tp+1) for large T
     pp    (P-1)/(M+P-1) <= 1/5 if M >= 4 (P-1)
@@ -48,7 +49,7 @@ class CaseStudy:
     """Published step time, seconds; None if there is none for this hardware and number format."""
     source: str
     note: str = ""
-    """What is unpublished, or differs here."""
+    """Details that are not published, or differ here."""
     gpu_hours: float | None = None
     """Published GPU-hours of all `tokens`."""
     tokens: float | None = None
@@ -59,9 +60,10 @@ CASES = tuple(Rows(Path(__file__).with_suffix(".toml"), record(CaseStudy, "name"
 
 @dataclass(frozen=True)
 class CaseResult:
-    """The strategy that was used and the one that a search chooses, priced, with seconds of a step.
+    """The strategy that was used and the one that a search chooses, priced, with the seconds of a step.
 
-    The seconds time the pipeline action by action. `used` is None if not published, `chosen` if nothing fits."""
+    In these seconds the pipeline is timed action by action. `used` is None if the strategy is not published, `chosen`
+    if nothing fits; `why`: words for what the choice saves, or why there is none."""
 
     case: CaseStudy
     used: PricedStrategy | None
@@ -135,11 +137,11 @@ def sheet(studied: Sequence[CaseResult] | None = None) -> Sheet:
 
 
 _PRICE = 2.0
-"""Dollars a GPU-hour, as DeepSeek-AI 2024b reckons."""
+"""Dollars a GPU-hour, as in DeepSeek-AI 2024b."""
 
 
 def published() -> Sheet:
-    """Tabulate what was published of all cases: the layout, and what the GPU-hours come to."""
+    """Tabulate the published facts of all cases: the layout, and the GPU-hours in days and dollars."""
     rows = []
     for c in CASES:
         hours = c.gpu_hours
@@ -168,7 +170,7 @@ RULES = tuple(Rows(Path(__file__).with_name("rules.toml"), _rule).values())
 
 
 def rule_sheet(rules: Iterable[CaseStudy] = RULES) -> Sheet:
-    """Tabulate rules: what each costs, and what a search chooses instead."""
+    """Tabulate rules: the cost of following each, and the strategy that a search chooses instead."""
     return Sheet(
         "taught rules: what following them costs",
         columns("rule | on | as the rule has it | step [s] | chosen | chosen step [s] | costs [share] | because"),
@@ -189,7 +191,7 @@ def _row(x: CaseResult) -> tuple[object, ...]:
 
 @dataclass(frozen=True)
 class Criterion:
-    """When an axis pays."""
+    """A criterion for when an axis pays."""
 
     axis: str
     pays: str

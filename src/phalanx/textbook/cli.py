@@ -81,10 +81,9 @@ def quiz(
             print("\n".join(map(str, exams.write(given, sheets))))
             return
         if student is None:
-            raise InputError(
-                "student", None, "is missing", "name one, or --sheets FOLDER for all students of the set"
-            )
-        drawn = exams.drawn(given, student)
+            remedy = "name one, or --sheets FOLDER for all students of the set"
+            raise InputError("student", None, "is missing", remedy)
+        drawn = exams.exercises_of(given, student)
     if output.json or answers or not sys.stdin.isatty():
         output.show(Quiz(tuple(drawn)), answers=answers)
         return

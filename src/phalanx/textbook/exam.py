@@ -1,4 +1,4 @@
-"""A teacher's exam: a mix of exercises for every student with numbers of their own, and the answers apart.
+"""A teacher's exam: a mix of exercises with other numbers for every student, and the answers in a file of their own.
 
 title = "Midterm"
 seed = 7
@@ -25,19 +25,19 @@ _FIELDS = {"title": str, "seed": int, "students": list, "mix": dict, "own": list
 _WORDS = {str: "a text", int: "a whole number", list: "a list", dict: "a table"}
 _MOST = 50
 _MISSES = 200
-"""Draws in a row without a new question after which there is none: of twelve questions the last one is missed with a
+"""Draws in a row without a new question after which none is expected: the last of twelve questions is missed with a
 probability of 3e-8."""
 
 
 @dataclass(frozen=True)
 class Exam:
-    """An exam as its file has it."""
+    """An exam, as read from its file."""
 
     title: str
     seed: int
     students: tuple[str, ...]
     mix: dict[str, int]
-    """How many of each exercise, topic or level."""
+    """Exercise, topic or level -> number of questions."""
     own: tuple[Exercise, ...]
 
 
@@ -71,7 +71,7 @@ def _own(entry: object) -> Exercise:
 
 
 def _names(key: str) -> list[str]:
-    """Return the exercises that an entry of the mix means: one by name, or all of a topic or level."""
+    """Return the exercises of an entry in the mix: one by its name, or all of a topic or level."""
     if key in TEXTS:
         return [key]
     return [name for name, text in TEXTS.items() if key in (text.topic, f"level {text.level}")]
@@ -86,19 +86,16 @@ def _require(key: str, count: object) -> None:
         raise InputError(f"mix.{key}", count, f"must be from 1 to {_MOST}")
 
 
-def drawn(exam: Exam, student: str) -> list[Exercise]:
+def exercises_of(exam: Exam, student: str) -> list[Exercise]:
     """Draw a student's exercises, none of them twice; the same again for the same seed and name.
 
     Raises InputError for a student who is not in the exam, and for a mix that asks for more than there is."""
     if exam.students and student not in exam.students:
-        raise InputError(
-            "student", student, "is not among the exam's", nearest(student, dict.fromkeys(exam.students))
-        )
+        remedy = nearest(student, dict.fromkeys(exam.students))
+        raise InputError("student", student, "is not among the exam's", remedy)
     choose = random.Random(f"{exam.seed} {student}")
     asked: dict[str, Exercise] = {}
-    for key, count in sorted(
-        exam.mix.items(), key=lambda item: len(_names(item[0]))
-    ):  # those with least choice first
+    for key, count in sorted(exam.mix.items(), key=lambda item: len(_names(item[0]))):  # the least choice first
         left, misses = count, 0
         while left and misses < _MISSES:
             drawing = exercise(choose.choice(_names(key)), choose.random())
@@ -112,13 +109,13 @@ def drawn(exam: Exam, student: str) -> list[Exercise]:
 
 
 def file_name(student: str) -> str:
-    """Return a student's name as a file's, without its ending."""
+    """Return the name of a student's file, without its suffix."""
     return re.sub(r"\W+", "_", student.strip().lower()).strip("_")
 
 
 def sheet(exam: Exam, student: str) -> str:
     """Return a student's questions as Markdown."""
-    asked = (f"{i}. {e.question}\n" for i, e in enumerate(drawn(exam, student), 1))
+    asked = (f"{i}. {e.question}\n" for i, e in enumerate(exercises_of(exam, student), 1))
     return "\n".join([f"# {exam.title}\n", f"{student}\n", *asked])
 
 
@@ -126,7 +123,8 @@ def answers(exam: Exam) -> str:
     """Return the answers of every student's sheet as Markdown."""
     lines = [f"# {exam.title}: answers\n"]
     for student in exam.students:
-        lines += [f"## {student}\n", *(f"{i}. {e.answer}" for i, e in enumerate(drawn(exam, student), 1)), ""]
+        answers_of = (f"{i}. {e.answer}" for i, e in enumerate(exercises_of(exam, student), 1))
+        lines += [f"## {student}\n", *answers_of, ""]
     return "\n".join(lines)
 
 

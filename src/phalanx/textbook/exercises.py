@@ -1,7 +1,7 @@
-"""Exercises with drawn numbers, in three levels; every answer is computed by what the commands run.
+"""Exercises with drawn numbers, in three levels; answers are computed by the functions that the commands use.
 
 A seed draws the same exercises again. The words are rows of exercises.toml; the functions here draw the numbers.
-Questions of level 4 (questions.toml) have none, and are answered in sentences.
+Questions of level 4 (questions.toml) have no numbers, and are answered in sentences.
 """
 
 import math
@@ -40,7 +40,7 @@ class Exercise:
     value: float | None
     """The answer as a number, in the unit of the question; None if it is in words."""
     command: str
-    """The command that shows it, without `phalanx`; empty: a teacher's own question."""
+    """The command that shows it, without `phalanx`; "" for a teacher's own question."""
 
     @property
     def kind(self) -> str:
@@ -86,7 +86,7 @@ def exercise(name: str, seed: float) -> Exercise:
 
 
 def right(exercise: Exercise, said: str) -> bool:
-    """Whether a reply is right: numbers to 2 %, with or without units and commas; words exactly."""
+    """Return whether a reply is right: numbers within 2 %, with or without units and commas; words exactly."""
     if exercise.value is None:
         return said.strip().lower() == exercise.answer.partition(":")[0].strip().lower()
     number = said.strip().replace(",", "").split(" ")[0].rstrip("%sGBMKib")
@@ -223,4 +223,4 @@ _DRAWS = (
     *(_world, _rank, _level_of_zero, _fewer_bytes_or_rounds, _split),
 )
 _NUMBERS = {draw.__name__.removeprefix("_"): draw for draw in _DRAWS}
-"""By exercise, what draws the numbers of its text; `value`: the answer, where it is a number."""
+"""Exercise -> function that draws the numbers of its text; `value` among them is the answer, if that is a number."""

@@ -1,4 +1,4 @@
-"""The ways to divide a training, at a glance: what each splits, keeps, sends, hides, and when it is used."""
+"""The ways to divide a training, at a glance: what each splits, keeps, sends and hides, and when it is used."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,7 +9,7 @@ from phalanx.spec.rows import Rows, record
 
 @dataclass(frozen=True)
 class Way:
-    """A way to divide a training. A test holds its formulas, in the symbols of the table's note, to the ledger."""
+    """A way to divide a training. A test compares its formulas, in the symbols of the note, with the ledger."""
 
     name: str
     splits: str
@@ -19,7 +19,7 @@ class Way:
     volume: str
     """Bytes that a rank sends, by rings."""
     per: str
-    """What it sends them for."""
+    """The unit of work in which it sends them, such as a step."""
     hidden: str
     when: str
 

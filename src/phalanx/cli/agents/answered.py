@@ -1,4 +1,4 @@
-"""Answers a question while it is imported: what every question reads has then been read before a call is forked."""
+"""Answers a question when it is imported, so that a forked call need not read the files that every question needs."""
 
 from phalanx.answers.prediction import predict
 

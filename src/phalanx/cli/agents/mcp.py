@@ -10,7 +10,7 @@ from phalanx.cli.command import command_with_progress
 from phalanx.cli.terminal import announce
 
 _SIDE_BY_SIDE = 2
-"""Calls at once; others wait."""
+"""The most calls that run at once; others wait."""
 _INSTRUCTIONS = """Phalanx computes how to train a model, and what that takes: the fastest layout, time, memory.
 Ask `plan` for a layout, `predict` for a given one or a training script (a file in this server's folder), `lint` and
 `improve` for what is wrong with a script. Name models and clusters as `models` and `clusters` list them, or by a

@@ -1,8 +1,8 @@
-"""Commands as tools for agents: a JSON schema of a command's options, and a call of it in a process of its own.
+"""Commands as tools for agents: the JSON schema of a command's options, and its calls in processes of their own.
 
-A tool is a command that computes and prints JSON. Its schema is made from the command's own options, so that neither
-can say what the other does not. A call runs in a process that is forked from a warm one, opens no file outside of a
-folder, writes none, and ends when it is cancelled or takes too long.
+A tool is a command that computes and prints JSON. Its schema is made from the command's options, so that the two
+cannot disagree. A call runs in a process that is forked from a warm one, opens no file outside of a folder, writes
+none, and ends when it is cancelled or takes too long.
 """
 
 import json
@@ -34,12 +34,12 @@ class Tool:
     words: tuple[str, ...]
     """The command, with its form."""
     about: str
-    """When to ask it."""
+    """Description for agents: when to call it."""
 
 
 TOOLS = Rows(Path(__file__).with_name("tools.toml"), record(Tool, "name"))
 _HIDDEN = ("json", "save", "out", "more", "help", "assertions", "strict")
-"""Options that shape what people see, or write files."""
+"""Options that tools lack: they only change the printed form, or write files."""
 _TYPES = {int: "integer", float: "number", bool: "boolean"}
 _PRELOADED = [
     "phalanx.cli.app",
@@ -48,9 +48,9 @@ _PRELOADED = [
     "phalanx.answers.explanation",
     "typer._adapters",
 ]
-"""What the first answer needs; a search imports more, which the first answer would wait for."""
+"""Modules that the first answer needs; a search imports more, for which the first answer would have to wait."""
 _STARTS = frozenset({"subprocess.Popen", "os.system", "os.exec", "os.posix_spawn", "os.fork", "socket.connect"})
-"""Audit events of what a call never does."""
+"""Audit events that a call may never cause."""
 MEMORY_BYTES = 8 * 2**30
 """Address space of a call."""
 
@@ -91,7 +91,7 @@ def _property(option: Any) -> dict[str, Any]:
 
 
 _A_MINUTE = {"requests": 75_000, "trials": 100_000}
-"""Arguments that make a call long, and the most that take about a minute; searches take seconds at any size."""
+"""Argument that makes a call long -> the value that takes about a minute; searches take seconds at any size."""
 
 
 def words_of(tool: Tool, arguments: Mapping[str, Any]) -> list[str]:
@@ -107,9 +107,8 @@ def words_of(tool: Tool, arguments: Mapping[str, Any]) -> list[str]:
         if not all(isinstance(each, str | int | float) for each in values):
             raise InputError(name, value, "is no text or number", f"see the schema of {tool.name}")
         if (most := _A_MINUTE.get(name)) and any(str(each).isdecimal() and int(each) > most for each in values):
-            raise InputError(
-                name, value, "would run for minutes", f"ask for at most {most:,}, or run it as a command"
-            )
+            remedy = f"ask for at most {most:,}, or run it as a command"
+            raise InputError(name, value, "would run for minutes", remedy)
         if option.param_type_name == "argument":
             places += map(str, values)
         elif getattr(option, "is_flag", False):
@@ -121,7 +120,7 @@ def words_of(tool: Tool, arguments: Mapping[str, Any]) -> list[str]:
 
 @dataclass(frozen=True)
 class Reply:
-    """What a call gave: plain data, or the line that says why there is none. `notes`: what it said on the way."""
+    """The reply to a call: plain data, or the line that says why there is none. `notes`: its lines of progress."""
 
     data: Any
     error: str
@@ -129,7 +128,7 @@ class Reply:
 
 
 class ToolCall:
-    """A call under way, in a process of its own."""
+    """A running call, in a process of its own."""
 
     def __init__(self, words: Sequence[str], folder: Path) -> None:
         context = multiprocessing.get_context("forkserver")
@@ -148,7 +147,7 @@ class ToolCall:
 
 
 def warm() -> None:
-    """Start the process that calls are forked from, with what they import."""
+    """Start the process that calls are forked from, with its modules imported."""
     multiprocessing.get_context("forkserver").set_forkserver_preload(_PRELOADED)
     process = multiprocessing.get_context("forkserver").Process(target=int)
     process.start()
@@ -156,7 +155,7 @@ def warm() -> None:
 
 
 class _Lines(StringIO):
-    """Sends each line that is announced to the parent, but those about files that are not kept."""
+    """Sends announced lines to the parent, except lines about files in the scratch folder."""
 
     def __init__(self, to: Connection, scratch: str) -> None:
         super().__init__()
@@ -170,7 +169,7 @@ class _Lines(StringIO):
 
 
 def _answer(words: list[str], folder: str, scratch: str, to: Connection) -> None:
-    """Run a command line in a folder and send what it prints; the body of a call's process."""
+    """Run a command line in a folder and send its output to the parent; the body of a call's process."""
     from phalanx.cli.app import app
 
     os.setsid()
@@ -194,17 +193,11 @@ def _answer(words: list[str], folder: str, scratch: str, to: Connection) -> None
 
 
 def _fence(folder: Path, scratch: Path) -> None:
-    """From now on this process opens no file but in a folder and the installation, and writes none but in
-    `scratch`."""
-    allowed = [
-        scratch,
-        folder.resolve(),
-        Path(sys.prefix),
-        Path(sys.base_prefix),
-        Path(__file__).resolve().parents[2],
-    ]
-    allowed += [Path(path) for path in {sysconfig.get_path("stdlib"), sysconfig.get_path("purelib"), "/proc/self"}]
-    roots = tuple(f"{os.path.realpath(path)}{os.sep}" for path in allowed)
+    """Let this process open files only in a folder and the installation, and write files only in `scratch`."""
+    ours = Path(__file__).parents[2]
+    python = (sys.prefix, sys.base_prefix, sysconfig.get_path("stdlib"), sysconfig.get_path("purelib"))
+    allowed = (scratch, folder, ours, *python, "/proc/self")
+    roots = tuple(f"{os.path.realpath(str(path))}{os.sep}" for path in allowed)
     writing = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
     own = f"{os.path.realpath(scratch)}{os.sep}"
 
@@ -226,7 +219,8 @@ def _fence(folder: Path, scratch: Path) -> None:
 
 
 def reply(code: Any, printed: str, notes: Sequence[str]) -> Reply:
-    """Return what a finished call means. Exit code 1 with an answer is one: a lint that found something."""
+    """Return the reply of a finished call. Printed JSON is an answer even with exit code 1, as of a lint with
+    findings."""
     errors = [line for line in notes if line.startswith("error:")]
     others = tuple(line for line in notes if not line.startswith("error:"))
     try:

@@ -19,7 +19,7 @@ from phalanx.planning.tables.table import Sheet
 from phalanx.report.pictures.figure import Panel
 from phalanx.report.pictures.files import panels_svg
 from phalanx.report.plots import panels_of
-from phalanx.report.style import written
+from phalanx.report.style import cell_text
 
 VERSION = 1
 
@@ -37,14 +37,16 @@ class Section:
 
 
 def section(sheet: Sheet, *panels: Panel, title: str = "", note: str = "") -> Section:
-    """Return the section of a table; `panels`: what is drawn of it, by default the columns that can be."""
+    """Return the section of a table; `panels`: its pictures, by default of the columns that can be drawn."""
     names = tuple(c.name for c in sheet.columns)
-    rows = [tuple(written(value, c.unit) for value, c in zip(row, sheet.columns, strict=True)) for row in sheet.rows]
+    rows = [
+        tuple(cell_text(value, c.unit) for value, c in zip(row, sheet.columns, strict=True)) for row in sheet.rows
+    ]
     return Section(title or sheet.title, note or sheet.note, (), names, rows, panels or tuple(panels_of(sheet)))
 
 
 def page(title: str, about: str, sections: Sequence[Section], data: Mapping[str, Any] | None = None) -> str:
-    """Return the page. `about`: what it is of, "plan", "run", ...; `data`: more to keep with the sections."""
+    """Return the page. `about`: "plan", "run", ...; `data`: further keys of the page's JSON."""
     return page_of(title, about, contents(sections), body(sections), charts(sections), data)
 
 
@@ -56,8 +58,8 @@ def page_of(
     drawn: Sequence[Mapping[str, Any]],
     data: Mapping[str, Any] | None = None,
 ) -> str:
-    """Return the page of sections that are HTML already. `links`: their contents; `drawn`: their panels as data."""
-    held = {"version": VERSION, "about": about, "title": title, "charts": drawn, **(data or {})}
+    """Return the page of sections that are HTML already. `links`: their table of contents; `drawn`: their panels."""
+    content = {"version": VERSION, "about": about, "title": title, "charts": drawn, **(data or {})}
     head = (
         '<meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">'
         "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; script-src 'unsafe-inline'; "
@@ -71,7 +73,7 @@ def page_of(
         f'<nav aria-label="Sections"><ul>{links}</ul></nav>\n<main id="main">\n'
         + sections
         + '\n</main>\n<footer>Phalanx; the data of this page are JSON in the element "data".</footer>\n'
-        f'<script type="application/json" id="data">{safe_json(held)}</script>\n'
+        f'<script type="application/json" id="data">{safe_json(content)}</script>\n'
         f"<script>{asset('report.js')}</script></body></html>\n"
     )
 

@@ -32,20 +32,19 @@ _MOST_NODES = 32
 
 
 def report(plan: ModelPlan, lines: Sequence[str]) -> str:
-    """Return the page of a search's answer. `lines`: what a terminal says of the question and the search."""
+    """Return the page of a search's answer. `lines`: the terminal's lines about the question and the search."""
     return page(title(plan), "plan", sections(plan, lines), data(plan))
 
 
 def title(plan: ModelPlan) -> str:
-    """Return what the page is called."""
+    """Return the title of the page."""
     a, p = plan.search, plan.search.pricing
-    return (
-        f"{p.model.family} of {p.model.parameter_count / 1e9:.3g} B parameters on {a.gpus} GPUs of {p.cluster.name}"
-    )
+    size_b = p.model.parameter_count / 1e9
+    return f"{p.model.family} of {size_b:.3g} B parameters on {a.gpus} GPUs of {p.cluster.name}"
 
 
 def data(plan: ModelPlan) -> dict[str, Any]:
-    """Return what the page holds for scripts in addition to its charts."""
+    """Return the keys of the page's JSON in addition to its charts."""
     return {"strategy": str(plan.search.best.strategy), "terms_s": dict(plan.best.terms_s)}
 
 
@@ -69,13 +68,12 @@ def sections(plan: ModelPlan, lines: Sequence[str]) -> list[Section]:
 
 
 def _in_a_paragraph(a: SearchAnswer) -> str:
-    """Say what to run, how fast it is, what it holds, and what most of the rest of a step goes to."""
+    """Return the answer in a paragraph: the strategy, its speed and memory, and the largest losses of a step."""
     best, p = a.to_run, a.pricing
     s, terms, step = a.best.strategy, best.priced.terms, best.seconds
     computes = sum(t for name, t in terms.items() if name in _COMPUTING)
-    lost = sorted(
-        ((t, name) for name, t in terms.items() if name not in _COMPUTING and t > 0.001 * step), reverse=True
-    )
+    others = ((t, name) for name, t in terms.items() if name not in _COMPUTING and t > 0.001 * step)
+    lost = sorted(others, reverse=True)
     m = s.accumulation(p.job)
     text = (
         f"Run it as {s} under {p.profile.name}: {p.job.global_batch * p.job.seq / step:,.0f} tokens/s, "
@@ -91,7 +89,7 @@ def _in_a_paragraph(a: SearchAnswer) -> str:
 
 
 def waterfall(title: str, terms: dict[str, float], names: dict[str, str]) -> Section:
-    """Draw how a step adds up: computing first, then what is lost to others."""
+    """Draw the terms of a step one after the other: computing first, then communication and waiting."""
     order = [name for name in _COMPUTING if name in terms] + [name for name in terms if name not in _COMPUTING]
     shown = [name for name in order if abs(terms[name]) > 1e-3 * sum(terms.values())]
     total = sum(terms.values())
@@ -135,10 +133,10 @@ def _memory(a: SearchAnswer) -> Section:
 def _memory_by_rank(a: SearchAnswer) -> Section:
     s, p = a.best.strategy, a.pricing
     how = layout_of(p, [s], [a.to_run.run.blocks])
-    held = memory_of(p.shape, how, p.profile, p.step(of([s])).ahead)
+    by_part = memory_of(p.shape, how, p.profile, p.step(of([s])).ahead)
     bars = {
         f"rank {rank}": {name: float(np.ravel(column)[0]) for name, column in parts.items()}
-        for rank, parts in enumerate(held.by_rank(s.pp))
+        for rank, parts in enumerate(by_part.by_rank(s.pp))
     }
     note = (
         "at each rank's fullest instant, without what its allocator wastes; the first has the most passes in flight"
@@ -296,7 +294,7 @@ def _axes(x: AnalyticSubject) -> Section:
 def _under_roofs(
     x: str, roofs: Sequence[Series], reached: Mapping[str, Sequence[tuple[tuple[float, float], str]]]
 ) -> Lines:
-    """Return a roofline: roofs, and points with what is said of each, by name of their series."""
+    """Return a roofline: roofs, and series name -> ((x, FLOP/s), words for the point)."""
     series = []
     for i, (name, pairs) in enumerate(reached.items()):
         points, about = zip(*pairs, strict=True)

@@ -1,1 +1,1 @@
-"""What `phalanx ui` does: answers.py prices in processes that can be stopped, server.py serves the page."""
+"""The page of `phalanx ui`: answers.py prices in processes that can be stopped, server.py serves the page."""

@@ -1,5 +1,5 @@
-"""Answers to the page's questions, each priced in a warm process next to the server: a tab's long search holds up no
-other tab, and stopping it ends its process alone.
+"""Answers to the page's questions, each priced in a warm process of its own: a long search of one tab delays no other
+tab, and stopping it ends only its process.
 
     {"id", "model", "cluster", "stack", "gpus", "batch", "seq", "headroom", "where"}  ->  one line of JSON
     {"html", "charts", "figures", "plan", "report"}  or  {"error"}                      <-  one line of JSON
@@ -32,9 +32,7 @@ from phalanx.spec.model.presets import PRESETS as MODELS
 from phalanx.spec.strategy.spec import Strategy
 
 NAMES = {"model": sorted(MODELS), "cluster": sorted(CLUSTERS), "stack": list(DOCUMENTED)}
-"""What a page may ask about: no file is read for it."""
-
-
+"""Field of a question -> names that the page may ask about: presets alone, so that it can read no file."""
 _PROCESSES = 4
 """Questions that are priced at the same time; further ones wait."""
 _STOPPED = 1000
@@ -44,7 +42,7 @@ _ANSWERS = 2
 
 
 class Planner:
-    """Asks processes of its own, which are kept warm; any thread may ask, and stop what another asked."""
+    """Prices questions in processes that are kept warm. Any thread may ask, and stop the question of another."""
 
     def __init__(self) -> None:
         self._free, self._change = BoundedSemaphore(_PROCESSES), Lock()
@@ -52,25 +50,25 @@ class Planner:
         self._busy: dict[str, subprocess.Popen[bytes]] = {}
         self._stopped: dict[str, None] = {}
         self.progress: dict[str, dict[str, int]] = {}
-        """Of each question that is being priced: how many strategies were priced, and how many are legal."""
+        """Id of a question that is being priced -> {"priced", "legal"}: its numbers of strategies."""
         self._closed = False
 
     def warm(self) -> None:
         """Start a process, so that the first question need not wait for its start."""
         with self._change:
-            self._idle.append(_started())
+            self._idle.append(_new_process())
 
     def ask(self, question: Mapping[str, Any]) -> dict[str, Any]:
-        """Return what `answered` says of a question, or {"error": ...} where it was stopped."""
+        """Return the reply to a question (see `reply_to`), or {"error": ...} where it failed or was stopped."""
         name = str(question.get("id", ""))
         with self._free:
             with self._change:
                 if self._closed or name in self._stopped:
                     self._stopped.pop(name, None)
                     return {"error": "stopped"}
-                process = self._idle.pop() if self._idle else _started()
+                process = self._idle.pop() if self._idle else _new_process()
                 self._busy[name] = process
-            reply = _asked(process, question, lambda so_far: self.progress.update({name: so_far}))
+            reply = _reply_of(process, question, lambda so_far: self.progress.update({name: so_far}))
             with self._change:
                 self.progress.pop(name, None)
                 self._busy.pop(name, None)
@@ -87,12 +85,12 @@ class Planner:
         with self._change:
             if name:
                 self._stopped[name] = None
-            if len(self._stopped) > _STOPPED:  # those that were stopped too late stay, the oldest for no use
+            if len(self._stopped) > _STOPPED:  # ids that were stopped too late stay; the oldest has no use
                 del self._stopped[next(iter(self._stopped))]
             if name in self._busy:
                 self._busy[name].kill()
                 if not self._idle and not self._closed:
-                    self._idle.append(_started())  # the next question need not wait for its start
+                    self._idle.append(_new_process())  # the next question need not wait for its start
 
     def close(self) -> None:
         """End every process."""
@@ -103,16 +101,16 @@ class Planner:
                 process.wait()
 
 
-def _started() -> subprocess.Popen[bytes]:
-    """Start a process that answers, in a session of its own: Ctrl-C in the terminal is the server's."""
+def _new_process() -> subprocess.Popen[bytes]:
+    """Start a process that runs `serve`, in a session of its own: Ctrl-C in the terminal reaches the server alone."""
     command = [sys.executable, "-m", __name__]
     return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True)
 
 
-def _asked(
+def _reply_of(
     process: subprocess.Popen[bytes], question: Mapping[str, Any], watch: Callable[[dict[str, int]], None]
 ) -> dict[str, Any] | None:
-    """Return a process's answer; None if it ended. `watch` hears of its progress."""
+    """Return a process's reply; None if it ended. `watch` is called with its progress."""
     assert process.stdin is not None
     assert process.stdout is not None
     try:
@@ -131,18 +129,18 @@ def _asked(
 
 def serve() -> None:
     """Answer the questions on stdin until it ends."""
-    met = Met()
+    recent = RecentStrategies()
     with suppress(BrokenPipeError):  # the server has ended
         for line in sys.stdin:
             try:
-                reply = answered(json.loads(line), _Reporter(), met)
+                reply = reply_to(json.loads(line), _Reporter(), recent)
             except InputError as error:
                 reply = {"error": str(error)}
             print(json.dumps(reply), flush=True)
 
 
-class Met:
-    """The best strategies of the last answers: a slider moves by little, and bounds are tight from the start."""
+class RecentStrategies:
+    """The best strategies of the last answers. As a slider moves by little, they tighten the next search's bounds."""
 
     def __init__(self) -> None:
         self._last: deque[tuple[Strategy, ...]] = deque(maxlen=_ANSWERS)
@@ -153,7 +151,7 @@ class Met:
         return list(dict.fromkeys(s for of_answer in self._last for s in of_answer))
 
     def add(self, first: tuple[Strategy, ...]) -> None:
-        """Add the tables of an answer."""
+        """Add the best strategies of an answer."""
         self._last.append(first)
 
 
@@ -169,12 +167,14 @@ class _Reporter:
             print(json.dumps({"priced": priced, "legal": legal}), flush=True)
 
 
-def answered(
-    question: Mapping[str, Any], watch: Callable[[int, int], None] | None = None, met: Met | None = None
+def reply_to(
+    question: Mapping[str, Any],
+    watch: Callable[[int, int], None] | None = None,
+    recent: RecentStrategies | None = None,
 ) -> dict[str, Any]:
-    """Return the best plan for a page's question: its sections, figures, plan.json and report. `met`: what earlier
-    questions met, to which this one adds. Raises InputError."""
-    met = met or Met()
+    """Return the best plan for a page's question: its sections, figures, plan.json and report. `recent`: strategies
+    of earlier questions, to which this one's are added. Raises InputError."""
+    recent = recent or RecentStrategies()
     for field, known in NAMES.items():
         if (name := str(question.get(field))) not in known:
             raise InputError(field, name, "is not one that the page offers", nearest(name, known))
@@ -189,8 +189,8 @@ def answered(
     about = {field: str(question[field]) for field in NAMES}
     gpus, batch, seq = (int(question[field]) for field in ("gpus", "batch", "seq"))
     query = Query(None, about["model"], about["cluster"], gpus, batch, seq, stack=about["stack"], where=limits)
-    plan = model_plan(query, Wishes(headroom=headroom), watch=watch, known=met.strategies, fewer=False)
-    met.add(plan.search.first)
+    plan = model_plan(query, Wishes(headroom=headroom), watch=watch, known=recent.strategies, fewer=False)
+    recent.add(plan.search.first)
     shown = sections(plan, list(lines(plan)))
     return {
         "html": body(shown),
@@ -202,7 +202,7 @@ def answered(
 
 
 def _figures(a: ModelPlan, about: Mapping[str, str]) -> dict[str, str]:
-    """Return what two answers are compared by, as text."""
+    """Return the figures by which a page compares two answers: name -> value as text."""
     best, q = a.best, a.question
     terms = {
         TERM_NAMES.get(name, name): seconds(t) for name, t in best.terms_s.items() if t > 1e-3 * best.step_time_s

@@ -1,4 +1,4 @@
-"""The page in a notebook: the kernel serves it, a frame below the cell shows it."""
+"""The page of `phalanx ui` in a notebook: the kernel serves it, and a frame below the cell shows it."""
 
 import atexit
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ class LivePage:
     """A page that answers as long as its kernel runs."""
 
     address: str
-    """With the question behind #; its part before that is good on this machine alone."""
+    """Address with the question after #; it can be opened on this machine alone."""
 
     def _repr_html_(self) -> str:
         return f'<iframe style="width:100%;height:50rem;border:0" src="{escape(self.address)}"></iframe>'
@@ -31,8 +31,8 @@ def ui(*, runs: str | Path = "runs", sent: str = "", **asked: Any) -> LivePage:
 
         phalanx.ui(model="llama3-8b", cluster="dgx-h100", gpus=16, batch=64, seq=8192)
 
-    `asked`: what its controls begin with; `sent`: another page's address in their place; `runs`: the folder whose
-    runs it shows. A browser on another machine needs a tunnel of the address's port. Raises InputError."""
+    `asked`: initial values of its controls; `sent`: another page's address in their place; `runs`: the folder whose
+    runs it shows. A browser on another machine needs a tunnel to the address's port. Raises InputError."""
     for name in asked:
         if name not in ASKED:
             raise InputError(name, asked[name], "is no control of the page", nearest(name, ASKED))
@@ -55,7 +55,6 @@ def question_in(address: str) -> str:
         return ""
     given = parse_qsl(address.partition("#")[2])
     if not given or not {name for name, _ in given} <= set(ASKED):
-        raise InputError(
-            "sent", address, "is no address of the page with a question", "copy it whole, with its # part"
-        )
+        reason = "is no address of the page with a question"
+        raise InputError("sent", address, reason, "copy it whole, with its # part")
     return f"#{urlencode(given)}"

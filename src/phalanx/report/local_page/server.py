@@ -1,9 +1,9 @@
 """The server of `phalanx ui`: on 127.0.0.1 alone, every address below a token that cannot be guessed.
 
-Python's own http.server: one user and a handful of short requests need no framework, and what has to be right here
-(the token, the Host header, which folders are read) is checked below in sight. A page of another origin
-cannot ask: it does not know the token, its Origin is refused, and no answer allows it to read (no CORS). A name that
-is pointed at 127.0.0.1 (DNS rebinding) is refused by its Host header.
+It is Python's own http.server: one user and a few short requests need no framework, and the checks that matter (the
+token, the Host header, which folders are read) are in this file. A page of another origin cannot ask: it does not
+know the token, its Origin is refused, and no answer lets it read (no CORS). A foreign name that resolves to 127.0.0.1
+(DNS rebinding) is refused by its Host header.
 """
 
 import json
@@ -36,13 +36,13 @@ POLICY = (
     "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data:; connect-src 'self'; "
     f"frame-src 'self'; {_FRAMERS}; form-action 'none'; base-uri 'none'"
 )
-"""Nothing but this server is asked for anything."""
+"""Content security policy: the page requests nothing from any other server."""
 
 
 def local_page(
     models: Sequence[str], clusters: Sequence[str], stacks: Sequence[str], frameworks: Sequence[str]
 ) -> str:
-    """Return the page. The lists are what its selections offer; `frameworks`: what plans are exported to."""
+    """Return the page. The lists are the choices of its controls; `frameworks`: targets of exports."""
 
     def select(name: str, names: Sequence[str], chosen: str) -> str:
         options = "".join(f"<option{' selected' if n == chosen else ''}>{escape(n)}</option>" for n in names)
@@ -104,13 +104,11 @@ def local_page(
 
 _MOST_BYTES = 64 * 2**10
 LISTED = 1_000
-"""Folders that the page looks into for runs, every two seconds."""
+"""The most folders in which the page looks for runs, every two seconds."""
 _FILES = ("plan.json", "metrics.jsonl", "recorded.json", "trace.json")
-"""What is read of a run."""
+"""Files of a run that are read."""
 _KEPT = 16
 """Latest answers whose report, plan and exports a page may still download."""
-
-
 _CONNECTIONS = 64
 """Connections that have not shown the token yet; of one more, the oldest is dropped."""
 
@@ -137,13 +135,12 @@ class LocalServer(ThreadingHTTPServer):
         try:
             super().__init__(("127.0.0.1", port), _Handler)
         except OSError as error:
-            raise InputError(
-                "port", port, f"cannot be used ({(error.strerror or '').lower()})", "name another, or 0"
-            ) from None
+            reason = f"cannot be used ({(error.strerror or '').lower()})"
+            raise InputError("port", port, reason, "name another, or 0") from None
         self.planner.warm()
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        """Serve a connection in a thread of its own, among the few that are unproved."""
+        """Serve a connection in a thread of its own; it counts as a stranger until it shows the token."""
         self.strangers[request] = None
         while len(self.strangers) > self._most:
             with suppress(OSError, KeyError):  # it has ended, or shown the token, meanwhile
@@ -161,8 +158,8 @@ class LocalServer(ThreadingHTTPServer):
         return f"http://127.0.0.1:{self.server_port}/{self.token}/"
 
     def runs(self) -> tuple[list[dict[str, Any]], int]:
-        """Return the runs among the LISTED folders that changed last, by name, and when each last changed; then how
-        many folders were not looked into."""
+        """Return (the runs among the LISTED folders that changed last, as {"name", "changed"} by name; the number of
+        folders that were skipped)."""
         try:
             with os.scandir(self.folder) as entries:
                 folders = [(e.stat().st_mtime, e.name) for e in entries if e.is_dir(follow_symlinks=False)]
@@ -173,7 +170,7 @@ class LocalServer(ThreadingHTTPServer):
         return shown, max(0, len(folders) - LISTED)
 
     def _changed(self, name: str) -> float | None:
-        """Return when a run of the folder last changed; None for what is none, links and hidden folders among it."""
+        """Return when a run of the folder last changed; None for a link, a hidden folder and whatever is no run."""
         run = self.folder / name
         if not name or name.startswith(".") or run.parent != self.folder or run.is_symlink() or not run.is_dir():
             return None
@@ -253,7 +250,7 @@ class _Handler(BaseHTTPRequestHandler):
         self._reply("application/json", json.dumps(answer))
 
     def _asked(self) -> str | None:
-        """Return what is asked for below the token; None for a stranger."""
+        """Return the path below the token; None for a stranger."""
         hosts = [f"{name}:{self.server.server_port}" for name in ("127.0.0.1", "localhost")]
         token, slash, what = self.path.removeprefix("/").partition("/")
         known = slash and secrets.compare_digest(token.encode(), self.server.token.encode())
@@ -263,7 +260,7 @@ class _Handler(BaseHTTPRequestHandler):
         return what
 
     def _export(self, query: str) -> None:
-        """Reply with an answer's plan in a framework's words, its files in one zip."""
+        """Reply with a zip of the files that express an answer's plan in a framework."""
         name, _, to = query.partition("&")
         plan = self.server.plans.get(name)
         if plan is None:

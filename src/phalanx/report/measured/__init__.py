@@ -1,1 +1,1 @@
-"""What was run and measured: pages of runs, diagnoses, proofs, machines."""
+"""Views of runs and measurements: pages of runs, diagnoses, proofs, machines."""

@@ -1,4 +1,4 @@
-"""A diagnosis as lines and tables: the step and its plan, the causes, and where its numbers are from."""
+"""Views of a diagnosis: the step and its plan, the causes, and the sources of its numbers."""
 
 from typing import Any
 
@@ -21,9 +21,8 @@ def _step(a: Diagnosis) -> list[Part]:
     if step is None:
         return []
     if planned is None:
-        first = (
-            f"a step of {step:.4g} s; it has no plan to compare with: name --plan, or --model, --cluster and the rest"
-        )
+        remedy = "name --plan, or --model, --cluster and the rest"
+        first = f"a step of {step:.4g} s; it has no plan to compare with: {remedy}"
     else:
         gap = f"{step - planned:+.3g} s, {step / planned - 1:+.0%} of the plan"
         first = f"{a.about}: a step takes {step:.4g} s, {planned:.4g} s planned: {gap}"
@@ -49,8 +48,8 @@ def _links(a: Diagnosis) -> list[Part]:
     rows = []
     for gap in a.links:
         c, p = gap.collective, gap.planned_s
-        row = (c.op, c.ranks, c.nodes, c.bytes, c.calls, c.seconds, p, None if p is None else c.seconds / p - 1)
-        rows.append(row)
+        off = None if p is None else c.seconds / p - 1
+        rows.append((c.op, c.ranks, c.nodes, c.bytes, c.calls, c.seconds, p, off))
     names = columns(
         "collective | ranks [count] | nodes [count] | payload [bytes] | calls [count] | measured [s] "
         "| planned [s] | off [change]"
@@ -85,13 +84,12 @@ def _findings(a: Diagnosis) -> list[str]:
 
 
 def _rate(r: FlopRate) -> list[str]:
-    """Say whether a rate is normal: planned, published, and as the log counts it."""
+    """Return lines on a rate: the planned and published ones next to it, and how the log counts FLOPs."""
     lines = [f"{r.tflops:.0f} TFLOP/s per GPU, {r.mfu:.1%} MFU; planned: {r.planned_tflops:.0f}, {r.planned_mfu:.1%}"]
     if (p := r.published) is not None:
         place = "below" if r.mfu < p.low else "above" if r.mfu > p.high else "within"
-        lines.append(
-            f"{place} {p.low:.0%} to {p.high:.0%} MFU, of {p.runs} published runs of similar models on this chip"
-        )
+        runs = f"{p.runs} published runs of similar models on this chip"
+        lines.append(f"{place} {p.low:.0%} to {p.high:.0%} MFU, of {runs}")
     if r.stated_tflops is not None:
         lines.append(f"the {r.stated_tflops:.0f} TFLOP/s stated count {r.stated_count}")
     return lines

@@ -1,4 +1,4 @@
-"""Measurements of a cluster, tables and plots of fitted lines; what a machine lacks; what measured steps say."""
+"""Views of a measured cluster, of fitted lines, of a machine's state, and of a calibration."""
 
 from collections.abc import Sequence
 
@@ -57,7 +57,7 @@ def _written(value: float, unit: str) -> str:
 
 
 def title(fit: CollectiveFit) -> str:
-    """Describe a fit in one line: collective, group, α and β, crossover, error, and whether to trust it."""
+    """Return a fit in one line: collective, group, α and β, crossover, error, and whether to trust it."""
     hosts = f" on {fit.hosts} hosts" if fit.hosts > 1 else ""
     line = f"{seconds(fit.alpha_s)} + {fit.beta_s_per_byte * 1e9:.4g} ns/B"
     crossover = f", n* = {size(fit.alpha_s / fit.beta_s_per_byte)}" if fit.beta_s_per_byte and fit.alpha_s else ""
@@ -137,7 +137,7 @@ def _collectives(fits: Sequence[CollectiveFit]) -> Sheet:
 
 
 def machine_state(a: MachineState) -> View:
-    """Show what is there, then how to get what is missing."""
+    """Show every check of this machine, then how to get what is missing."""
     rows = [("ok" if c.good else "MISSING", c.what, c.state) for c in a.checks]
     missing = [c for c in a.checks if c.remedy and (not c.good or "optional" in c.state)]
     return View(
@@ -156,7 +156,7 @@ _PARTS = {
 
 
 def calibration(a: Calibrated) -> View:
-    """Show what the steps say, and how far each is off without and with it."""
+    """Show the factors, and the error of each step's prediction without and with them."""
     factors = [
         (words, a.factors[part], 100 * a.spreads[part], "hardly constrained" if part in a.unconstrained else "")
         for part, words in _PARTS.items()

@@ -1,4 +1,4 @@
-"""The page of a run, from what lies in its folder: loss and throughput; predicted against measured; the measured
+"""The page of a run, from the files in its folder: loss and throughput; predicted against measured; the measured
 timeline of each rank under the predicted passes.
 """
 
@@ -22,12 +22,12 @@ from phalanx.spec.strategy.spec import Strategy
 
 _MOST_POINTS = 2000
 _MOST_STEPS = 10_000
-"""Of a long run, about as many steps are read."""
+"""About the most steps that are read; of a longer run, a sample."""
 _MOST_RANKS = 16
-"""Ranks whose timelines are all drawn: of more, one for each pipeline stage."""
+"""The most ranks whose timelines are all drawn; of more, the first and the slowest of each pipeline stage."""
 _KINDS = ("forward", "backward", "communication", "optimizer", "other")
 _SLOW = 1.1
-"""A rank that computes this many times as long as the median one is named."""
+"""Ratio to the median rank's computing from which the slowest rank is named."""
 
 
 def report(
@@ -40,8 +40,8 @@ def report(
 ) -> str:
     """Return the page of a run.
 
-    `steps`: the lines of metrics.jsonl, or a sample of the `taken` ones of a long run; `compared`: predicted against
-    measured; `trace`: events of trace.json, empty if there is none."""
+    `steps`: the lines of metrics.jsonl, or a sample of them; `taken`: number of steps of the run; `compared`:
+    quantities predicted and measured; `trace`: events of trace.json, empty if there is none."""
     prediction = plan.prediction
     byte, binary = largest_unit(max((float(row["mem_bytes"]) for row in steps), default=0.0), BYTES)
     in_units = [{**row, "mem": float(row["mem_bytes"]) / binary} for row in steps]
@@ -111,7 +111,7 @@ def _lines(
 
 
 def _timeline(plan: Plan, trace: Sequence[Mapping[str, Any]]) -> list[Section]:
-    """Draw the traced step of each rank, compute and communication apart, under what was predicted of it."""
+    """Draw the traced step of each rank, compute and communication apart, under its predicted passes."""
     spans = [e for e in trace if e.get("ph") == "X"]
     if not spans:
         return []
@@ -137,9 +137,9 @@ def _timeline(plan: Plan, trace: Sequence[Mapping[str, Any]]) -> list[Section]:
         lanes += [Lane(names[pid], compute)] if compute else []
         lanes += [Lane(f"{names[pid]}, communication", communication)] if communication else []
     table = [("predicted", "", *(f"{predicted[k][1]:.2f}" if k in predicted else "0.00" for k in _KINDS))]
-    for pid, stands_for in classes.items():
+    for pid, count in classes.items():
         cells = (_against(busy[pid][k], predicted[k][1] if k in predicted else 0.0, k) for k in _KINDS)
-        table.append((names[pid], f"{stands_for:,}", *cells))
+        table.append((names[pid], f"{count:,}", *cells))
     note = "one traced step; predicted passes are drawn in a row, with the communication that nothing hides"
     if len(classes) < len(names):
         note += f"; of {len(names):,} ranks, the first and the slowest of each pipeline stage are drawn"
@@ -166,7 +166,7 @@ def _kind(e: Mapping[str, Any]) -> str:
 
 
 def _predicted(prediction: Mapping[str, Any]) -> dict[str, tuple[str, float]]:
-    """What each kind is called and the milliseconds that are predicted of it, in the order of a step."""
+    """Return kind -> (its name, predicted milliseconds), in the order of a step."""
     parts = {
         "forward": ("forward passes", "forward_s"),
         "backward": ("backward passes", "backward_s"),
@@ -178,8 +178,8 @@ def _predicted(prediction: Mapping[str, Any]) -> dict[str, tuple[str, float]]:
 
 
 def _classes(s: Strategy, busy: Mapping[int, Mapping[str, float]]) -> dict[int, int]:
-    """Return the ranks that are drawn, and for how many each stands: all of few; of many, the first of each pipeline
-    stage for its stage, and the slowest for itself."""
+    """Return rank to draw -> number of ranks that it represents: all ranks where they are few, else the first of each
+    pipeline stage, which represents its stage, and the slowest, which represents itself."""
     if len(busy) <= _MOST_RANKS:
         return dict.fromkeys(sorted(busy), 1)
     ranks = mesh(s)
@@ -199,15 +199,15 @@ def _computing(parts: Mapping[str, float]) -> float:
 
 
 def _against(measured: float, predicted: float, kind: str) -> str:
-    """A measured time and how far it is from the predicted one. All communication is measured, but only what is
-    exposed is predicted: no difference is shown there."""
+    """Return a measured time in ms, with its difference from the predicted one; for communication without it, since
+    all of it is measured but only the exposed part predicted."""
     if not predicted or kind == "communication":
         return f"{measured:.2f}"
     return f"{measured:.2f} ({measured / predicted - 1:+.0%})"
 
 
 def _slow(names: Mapping[int, str], busy: Mapping[int, Mapping[str, float]]) -> Iterator[str]:
-    """Say which rank computes clearly longer than the others, and in what."""
+    """Yield a line on the rank that computes clearly longer than the others, and in which kind of work."""
     if len(busy) < 2:
         return
     slowest = max(busy, key=lambda pid: _computing(busy[pid]))
@@ -224,7 +224,7 @@ def _slow(names: Mapping[int, str], busy: Mapping[int, Mapping[str, float]]) -> 
 NAME = "report.html"
 _MOST_PIDS = 10**7
 _MOST_BYTES = 64 * 2**20
-"""Of a timeline that is read: a larger one is a trace of its own viewer."""
+"""The most bytes of a file that is read: a larger timeline needs a trace viewer."""
 
 
 def of_run(folder: Path) -> str:
@@ -258,7 +258,7 @@ def _is_loss(value: Any) -> bool:
 
 
 def _events(folder: Path) -> list[dict[str, Any]]:
-    """Return the events of a run's timeline that its page draws. Raises InputError for one that is none."""
+    """Return the events of a run's timeline. Raises InputError for a damaged one."""
     trace = _json(folder / "trace.json")
     events = trace.get("traceEvents", []) if isinstance(trace, dict) else trace or []
     try:
@@ -282,7 +282,7 @@ def _damaged(folder: Path, why: str) -> NoReturn:
 
 
 def compared(predicted: dict[str, Any], recorded: Any) -> list[MeasuredQuantity]:
-    """Return a run's step time, memory and its parts with their predictions; none before the run has recorded."""
+    """Return a run's step time, exposed communication and memory with their predictions; [] before it recorded."""
     if not isinstance(recorded, dict):
         return []
     timeline = recorded.get("timeline")
@@ -300,9 +300,5 @@ def compared(predicted: dict[str, Any], recorded: Any) -> list[MeasuredQuantity]
 
 
 def _json(path: Path) -> Any:
-    """Return a file's JSON; None if there is no such file. Raises InputError."""
-    if not path.exists():
-        return None
-    if path.stat().st_size > _MOST_BYTES:
-        return None
-    return read_json(path, "RUN")
+    """Return a file's JSON; None if there is no such file, or it is too large. Raises InputError."""
+    return read_json(path, "RUN") if path.exists() and path.stat().st_size <= _MOST_BYTES else None

@@ -1,4 +1,4 @@
-"""Runs as people see them: a training and its plan, a sweep, the load of experts, weights and texts."""
+"""Views of runs: a training and its plan, a sweep, the load of experts, weights and texts."""
 
 from __future__ import annotations
 
@@ -31,14 +31,12 @@ def _parts(o: Outcome) -> Iterator[Part]:
             f"validation loss {o.eval_loss:.3f} nat per token; unigram entropy of the training tokens "
             f"{o.unigram_entropy:.3f} ({o.unigram_entropy - o.eval_loss:.3f} better)"
         )
-    count = len(o.recorded["events"])
-    if count:
-        yield comparison(o.comparison)
-    if not count:
+    if not (count := len(o.recorded["events"])):
         yield "no step was recorded, so there is none to compare with the plan"
-    elif o.differences:
-        yield from (f"recorded step differs from the plan: {line}" for line in o.differences)
     else:
+        yield comparison(o.comparison)
+        yield from (f"recorded step differs from the plan: {line}" for line in o.differences)
+    if count and not o.differences:
         routed = ", but for what the router decides: rows to experts, and their FLOPs" if o.routed else ""
         yield f"the recorded step equals the plan: {count} events, FLOPs of every unit{routed}"
     if o.timeline is not None:
@@ -75,7 +73,7 @@ def quantity(q: MeasuredQuantity, value: float | None) -> str:
 
 
 def step_times(step_time_s: float, timeline: dict[str, Any], trace: str) -> str:
-    """Say in one line where a step's time goes. `trace` names the file with the timeline, or is ""."""
+    """Return a line on how a step's time divides. `trace`: the file with the timeline, or ""."""
     exposed, hidden = timeline["exposed_communication_s"], timeline["hidden_communication_s"]
     line = f"a step of {seconds(step_time_s)}: "
     if exposed + hidden:
@@ -87,7 +85,7 @@ def step_times(step_time_s: float, timeline: dict[str, Any], trace: str) -> str:
 
 
 def sweep(swept: TrainingSweep, table: Sheet) -> View:
-    """Return how people see a sweep; `table`: its runs."""
+    """Show a sweep; `table`: its runs."""
     return View([table], "sweep", lambda: [sweep_picture(swept.runs, table)])
 
 
@@ -103,7 +101,6 @@ def sweep_picture(runs: tuple[SweptRun, ...], table: Sheet) -> Picture:
         times.append(Bar("predicted", predicted, seconds(run.predicted_s), heading=strategy))
         measured = [("measured, to the first quartile", 1e3 * low), ("to the third quartile", 1e3 * (high - low))]
         times.append(Bar("measured", measured, spread))
-        # Bytes agree within a few: the two are worth a bar each where one can see that.
         takes = [("predicted", run.predicted_bytes / scale)]
         sizes.append(Bar("predicted", takes, size(run.predicted_bytes), heading=strategy))
         held = [("measured", run.measured_bytes / scale)]
@@ -123,7 +120,7 @@ def expert_balance(a: ExpertBalance) -> View:
 
 
 def balance_picture(parts: Sequence[Stretch], run: str) -> Picture:
-    """Draw the busiest expert's load over the mean in the course of a run, and the last stretch's loads by block."""
+    """Draw the busiest expert's load over the mean in the course of a run, and the loads of its last stretch."""
     blocks = list(parts[0].chosen)[:_DRAWN]
     curves = [Series(f"block {b}", [(float(p.last_step), p.busiest[b]) for p in parts], dots=True) for b in blocks]
     course = Lines(

@@ -1,4 +1,4 @@
-"""A verification: predicted and recorded for each class of ranks, and the first difference; and parity."""
+"""Views of a verification (predicted and recorded for each class of ranks, and the differences), and of parity."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -41,7 +41,7 @@ def _parts(v: Verification) -> Iterator[str | Sheet]:
 
 
 def _all(v: Verification) -> Iterator[str]:
-    """Yield what holds for all ranks together, where several steps were taken."""
+    """Yield the verdict for all ranks together, where several classes took a step."""
     seconds, failed = sum(c.seconds for c in v.classes), [c.ranks.rank for c in v.classes if not c.proved]
     if failed:
         ranks = f"rank{'s' * (len(failed) > 1)} {', '.join(map(str, failed))}"
@@ -64,7 +64,7 @@ def _class(v: Verification, verified: ProvedClass) -> Iterator[str | Sheet]:
     count = v.target.strategy.accumulation(v.target.job)
     if recorded.ran < count:
         steady = recorded.ran - 2
-        if v.target.strategy.schedule in SCHEDULES:  # which take micro-batches in turn
+        if v.target.strategy.schedule in SCHEDULES:  # their micro-batches come in order
             yield f"micro-batch {steady} did what {steady - 1} did, and represents all up to {count - 2} of {count}"
         else:
             yield f"{recorded.ran} of {count} micro-batches took their passes, and represent the others"
@@ -93,7 +93,7 @@ def _bytes(value: int | None) -> str:
 
 
 def _waits(waits: Mapping[str, int], micro_batches: int) -> Iterator[str]:
-    """Yield how often the host waits for the GPU in a step, and where."""
+    """Yield lines on how often the host waits for the GPU in a step, and at which lines of the program."""
     total = sum(waits.values())
     yield f"waits of the host for the GPU in a step: {total:,}{'; by line:' if total else ''}"
     for place, times in waits.items():
@@ -101,7 +101,7 @@ def _waits(waits: Mapping[str, int], micro_batches: int) -> Iterator[str]:
 
 
 def _verdict(verified: ProvedClass, on_gpu: bool) -> Iterator[str | Sheet]:
-    """Yield every difference with its surroundings, or what was proved."""
+    """Yield every difference with the events around it, or a line on what was proved."""
     for d in verified.differences:
         yield f"NOT proved: {d}"
         if d.number is not None:
@@ -112,10 +112,8 @@ def _verdict(verified: ProvedClass, on_gpu: bool) -> Iterator[str | Sheet]:
     events = verified.program.events
     sent, passes = sum(bool(e.axis) for e in events), sum(not e.axis for e in events)
     flops = sum(e.flops for e in events if e.phase != "opt")
-    proved = (
-        f"proved in {verified.seconds:.1f} s: {sent:,} collectives and {passes:,} passes in order, {flops:,} FLOP by "
-        "unit"
-    )
+    events_proved = f"{sent:,} collectives and {passes:,} passes in order, {flops:,} FLOP by unit"
+    proved = f"proved in {verified.seconds:.1f} s: {events_proved}"
     if on_gpu:
         yield (
             f"{proved}; one device, no other waits, kernels and types that CUDA has, no buffer in flight used (live "
@@ -127,12 +125,12 @@ def _verdict(verified: ProvedClass, on_gpu: bool) -> Iterator[str | Sheet]:
 
 
 def parity(p: Parity) -> View:
-    """Return the lines of a comparison."""
+    """Show a strategy compared with one process."""
     return View(list(_parity_lines(p)))
 
 
 def program_parity(p: ProgramParity) -> View:
-    """Return the line of a program's comparison."""
+    """Show a program compared with one process."""
     verdict = "holds" if p.passed else "DOES NOT HOLD"
     worst = f" ({p.worst})" if p.worst else ""
     what = f"{counted(p.parameters, 'gradient')} of the first step, over {counted(p.passes, 'micro-batch')}"
@@ -162,7 +160,7 @@ def _parity_lines(p: Parity) -> Iterator[str]:
 
 
 def verification_page(v: Mapping[str, Any]) -> str:
-    """Return the page of a proof, from what `phalanx verify --json` prints."""
+    """Return the page of a verification; `v`: its JSON, as `phalanx verify --json` prints it."""
     verdict = "proved" if v["proved"] else "NOT proved"
     ranks = f"{v['world']:,} ranks, {v['micro_batches']} micro-batches in a step"
     text = [f"{verdict}: {v['about']}, {v['strategy']} on {ranks}", *v["notes"], *v["stale"]]

@@ -1,1 +1,1 @@
-"""Pictures of one style: what is drawn as data (figure.py), as SVG, as 80 columns of text, as a page or PNG."""
+"""Pictures of one style: described as data (figure.py), and drawn as SVG, 80 columns of text, a page or PNG."""

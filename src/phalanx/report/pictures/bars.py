@@ -1,4 +1,4 @@
-"""Bars along an axis: parts that add up, one below the other, with lines across for limits; and lanes of blocks over
+"""The drawing of bars, whose parts add up along an axis, with lines across for limits; and of lanes of blocks over
 time.
 """
 
@@ -10,8 +10,8 @@ _HIGH, _STEP, _LONGEST = 16, 22, 48
 
 
 def places(panel: Bars) -> dict[str, int]:
-    """Return the parts that have a length, with their places in the palette: among all parts that are named, so that
-    panels with the same parts have the same colours."""
+    """Return part -> its colour's place in the palette, for parts that have a length. Places count all named parts,
+    so that panels with the same parts have the same colours."""
     order = list(dict.fromkeys(name for bar in panel.bars for name, _ in bar.parts))
     shown = {name for bar in panel.bars for name, value in bar.parts if value}
     return {name: i for i, name in enumerate(order) if name in shown} or {"": 0}
@@ -47,14 +47,8 @@ def draw(scene: Scene, panel: Bars) -> None:
         for name, value in bar.parts:
             if not value:
                 continue
-            scene.rect(
-                x,
-                scene.y + 1,
-                value * scale,
-                _HIGH,
-                f"f{names[name] % 8} b",
-                f"{bar.label}: {name}, {short(value, 'count')}",
-            )
+            about = f"{bar.label}: {name}, {short(value, 'count')}"
+            scene.rect(x, scene.y + 1, value * scale, _HIGH, f"f{names[name] % 8} b", about)
             x += value * scale
         ends.append((x + 6, scene.y + 13, bar.text))
         scene.y += _STEP
@@ -65,7 +59,7 @@ def draw(scene: Scene, panel: Bars) -> None:
         wide = width(name, 11)
         scene.text(min(max(x - wide / 2, left), WIDE - EDGE - wide), y + 12, name, "t halo", 11)
     for x, y, written in ends:
-        for _, value in limits:  # no line through a number: it stands behind the line instead, where there is room
+        for _, value in limits:  # a number that a line would cross moves to the right of the line, if there is room
             across = left + value * scale
             if x - 3 < across < x + width(written, 11) + 3 and across + 6 + width(written, 11) < WIDE - EDGE:
                 x = across + 6
@@ -112,7 +106,7 @@ def text(panel: Bars) -> list[str]:
 
 
 def letters_of(names: list[str]) -> dict[str, str]:
-    """Return a letter for each name: one of its own where possible."""
+    """Return name -> a letter, different ones where possible, from the name itself if it can be."""
     letters: dict[str, str] = {}
     for name in names:
         free = [c for c in f"{name.lower()}{name.upper()}0123456789=#" if c.isalnum() or c in "=#"]
@@ -124,7 +118,7 @@ _LANE, _LANE_STEP = 22, 28
 
 
 def _kinds(panel: Timeline) -> dict[str, int]:
-    """Return the kinds of a panel with their places in the palette."""
+    """Return kind of block -> its colour's place in the palette."""
     seen = dict.fromkeys(block.kind for lane in panel.lanes for block in lane.blocks)
     order = [*(kind for kind, _ in panel.palette), *seen]
     return {kind: order.index(kind) for kind in sorted(seen, key=order.index)}

@@ -1,5 +1,5 @@
-"""Boxes and arrows on a grid of characters, as text, and as SVG with a cell for each character; and trees by
-indentation.
+"""The drawing of boxes and arrows on a grid of characters, as text or as SVG with a cell for each character; and of
+trees by indentation.
 """
 
 import textwrap
@@ -10,7 +10,7 @@ from phalanx.report.pictures.figure import Arrow, Box, Diagram, Label, Node, Tre
 from phalanx.report.pictures.scene import EDGE, WIDE, Scene, width, wrap
 
 _ACROSS, _DOWN = 9.1, 17.0
-"""Width and height of a character's cell: wider than the text that it holds."""
+"""Width and height of a character's cell: wider than its text."""
 
 
 def draw(scene: Scene, panel: Diagram) -> None:
@@ -50,7 +50,7 @@ def draw(scene: Scene, panel: Diagram) -> None:
 
 
 def _longer(before: tuple[float, float], end: tuple[float, float]) -> tuple[float, float]:
-    """Move the end of a line on to the frame of the box in the next cell."""
+    """Return the end of a line moved as far as the frame of the box in the next cell."""
     across, down = end[0] - before[0], end[1] - before[1]
     if abs(across) > abs(down):
         return end[0] + (0.75 if across > 0 else -0.75) * _ACROSS, end[1]
@@ -69,7 +69,7 @@ def text(panel: Diagram) -> list[str]:
                 _arrow(grid, item)
             case Label():
                 grid[item.y][item.x : item.x + len(item.text)] = item.text
-    return [*("".join(row).rstrip() for row in grid)]
+    return ["".join(row).rstrip() for row in grid]
 
 
 def _frame(grid: list[list[str]], box: Box) -> None:
@@ -114,7 +114,7 @@ def draw_tree(scene: Scene, panel: Tree) -> None:
 
 
 def _draw(scene: Scene, node: Node, depth: int) -> float:
-    """Draw a node and what is below it; return the height of its middle."""
+    """Draw a node and the nodes below it; return the y of its middle."""
     x = EDGE + depth * _INDENT
     edge = width(node.edge, 11) + 6 if node.edge else 0.0
     lines = wrap(node.text, WIDE - EDGE - x - edge - 22)
@@ -130,24 +130,21 @@ def _draw(scene: Scene, node: Node, depth: int) -> float:
     middle = top + 12
     for below in node.below:
         at = _draw(scene, below, depth + 1)
-        stem = x - 12 + _INDENT / 2 + 2
-        scene.path(
-            [(stem, top + high), (stem, at), (x + _INDENT - 3, at)], *(("hot", 2.2) if below.taken else ("o", 1))
-        )
+        stem, style = x - 12 + _INDENT / 2 + 2, (("hot", 2.2) if below.taken else ("o", 1))
+        scene.path([(stem, top + high), (stem, at), (x + _INDENT - 3, at)], *style)
     return middle
 
 
 def tree_text(panel: Tree) -> list[str]:
     """Return the tree in lines of at most 80 characters; the marked path has arrows."""
-    return [*_text(panel.root, 0)]
+    return list(_text(panel.root, 0))
 
 
 def _text(node: Node, depth: int) -> Iterator[str]:
     mark = "=> " if node.taken and node.leaf else "-> " if node.taken else ""
     edge = f"{node.edge}: " if node.edge else ""
     indent = "   " * depth
-    yield from textwrap.wrap(
-        f"{edge}{mark}{node.text}", 80, initial_indent=indent, subsequent_indent=indent + "     "
-    )
+    text = f"{edge}{mark}{node.text}"
+    yield from textwrap.wrap(text, 80, initial_indent=indent, subsequent_indent=indent + "     ")
     for below in node.below:
         yield from _text(below, depth + 1)

@@ -1,11 +1,11 @@
-"""What a picture shows, as plain data: panels below each other; each kind of them is drawn twice, as SVG and as text.
+"""A picture as plain data: panels one below the other. Each kind of panel is drawn both as SVG and as text.
 
 Lines     curves over an axis, with marked points and rules (a card's memory, a crossover)
 Bars      horizontal bars of parts that add up
 Timeline  lanes of blocks over time
 Diagram   boxes and arrows on a grid of characters, 80 columns wide: what fits as text fits as SVG
 Tree      boxes by indentation, one path marked
-Rounds    what each rank holds of each chunk, round by round of a collective
+Rounds    the contributions in each rank's chunks, round by round of a collective
 Grids     named grids of cells: the nodes of a mesh with their ranks
 Heat      shares over time, a line for each row
 """
@@ -21,7 +21,7 @@ Unit = Literal["", "year", "count", "parameters", "bytes", "GB", "B/s", "s", "sh
 
 @dataclass(frozen=True)
 class PlotAxis:
-    """What is measured along an axis: its name with the unit, and how numbers are written."""
+    """An axis: its name with the unit, its range, and how its numbers are written."""
 
     label: str
     unit: Unit = ""
@@ -29,7 +29,7 @@ class PlotAxis:
     low: float | None = None
     high: float | None = None
     base: int = 10
-    """Of ticks on a logarithmic axis: 2 for ranks and bytes."""
+    """Base of the ticks on a logarithmic axis: 2 for ranks and bytes."""
 
 
 @dataclass(frozen=True)
@@ -40,15 +40,15 @@ class Series:
     points: Sequence[tuple[float, float]]
     dashed: bool = False
     dots: bool = False
-    """Whether points are drawn: where they are the numbers, and the line only joins them."""
+    """Whether points are drawn, as where the line only joins a few of them."""
     line: bool = True
     """Whether a line joins the points."""
     about: Sequence[str] = ()
-    """What is shown where each point is pointed at."""
+    """Words for each point, shown when it is pointed at."""
     stairs: bool = False
     """Whether the value holds until the next point."""
     colour: int | None = None
-    """Of the palette; by default its place among the series."""
+    """Place in the palette; by default the place among the series."""
 
 
 @dataclass(frozen=True)
@@ -91,9 +91,9 @@ class Bar:
     parts: Sequence[tuple[str, float]]
     """(name of the part, its length in the panel's unit)."""
     text: str
-    """What stands behind the bar: its number with the unit."""
+    """Words at the end of the bar: its number with the unit."""
     start: float = 0.0
-    """Where the first part begins: in a waterfall, at the end of the bar above."""
+    """Value at which the first part begins: in a waterfall, the end of the bar above."""
     heading: str = ""
     """A line above this bar, where a group begins."""
 
@@ -108,14 +108,14 @@ class Bars:
     """Lines across: (name, value)."""
     head: str = ""
     ticks: tuple[tuple[str, float], ...] = ()
-    """(what it says, its length), ascending, where lengths are not the numbers themselves: logarithms."""
+    """(label, length), ascending, where lengths are not the numbers themselves, such as logarithms."""
     end: float = 0.0
-    """Where the axis ends at least: the same in panels that are compared."""
+    """The least value at which the axis ends: the same in panels that are compared."""
 
 
 @dataclass(frozen=True)
 class LaneBlock:
-    """What a lane does for a while."""
+    """A stretch of time in a lane."""
 
     start: float
     end: float
@@ -123,7 +123,7 @@ class LaneBlock:
     kind: str
     """Its colour's name in the legend; as text its first letter."""
     about: str = ""
-    """What is shown where it is pointed at; by default its label."""
+    """Words shown when it is pointed at; by default its label."""
 
 
 @dataclass(frozen=True)
@@ -133,7 +133,7 @@ class Lane:
     name: str
     blocks: Sequence[LaneBlock]
     remark: str = ""
-    """What is said at its end."""
+    """Words at its end."""
 
 
 @dataclass(frozen=True)
@@ -141,11 +141,11 @@ class Timeline:
     """Lanes over one axis of time."""
 
     unit: str
-    """Of time, with its name: `time, ms`."""
+    """Name and unit of the axis: `time, ms`."""
     lanes: tuple[Lane, ...]
     head: str = ""
     end: float | None = None
-    """Where the axis ends: by default with the last block."""
+    """Time at which the axis ends; by default the end of the last block."""
     palette: tuple[tuple[str, str], ...] = ()
     """(kind, its letter as text), in the order of colours, where several panels share them."""
 
@@ -162,7 +162,7 @@ class Box:
     colour: int | None = None
     """None: no fill, a frame only."""
     top: bool = False
-    """Whether the words stand at the top: a box around other boxes."""
+    """Whether the words are at the top, as in a box around other boxes."""
 
 
 @dataclass(frozen=True)
@@ -209,12 +209,12 @@ class Diagram:
 
 @dataclass(frozen=True)
 class Node:
-    """A node of a tree with what is below it."""
+    """A node of a tree with the nodes below it."""
 
     text: str
     below: tuple[Node, ...] = ()
     edge: str = ""
-    """What leads here: `yes`, `no`."""
+    """Words on the edge that leads here, such as `yes` or `no`."""
     taken: bool = False
     leaf: bool = False
 
@@ -229,15 +229,15 @@ class Tree:
 
 @dataclass(frozen=True)
 class RoundState:
-    """A round of a collective, and what each rank holds after it."""
+    """A round of a collective, and the chunks of each rank after it."""
 
     head: str
     sends: Sequence[tuple[int, int, str]]
-    """(source, destination, what)."""
+    """(source, destination, words for the chunk)."""
     cells: Sequence[Sequence[str]]
     """Words of each (rank, chunk)."""
     full: Sequence[Sequence[float]]
-    """Share of the contributions that are in it, 0 to 1."""
+    """Share of all contributions that each (rank, chunk) has, 0 to 1."""
     changed: Sequence[Sequence[bool]]
 
 
@@ -250,7 +250,7 @@ class Rounds:
     node: int = 0
     """Ranks of a node: messages between nodes are marked; 0: there are none."""
     across: int = 8
-    """Tables side by side at most."""
+    """The most tables side by side."""
     head: str = ""
 
 
@@ -260,14 +260,14 @@ class Cell:
 
     text: str
     colour: int | None
-    """Of the palette; None: no fill."""
+    """Place in the palette; None: no fill."""
     about: str = ""
-    """What is shown where it is pointed at."""
+    """Words shown when it is pointed at."""
     dash: str = ""
-    """Of its outline, as SVG writes it."""
+    """Dashes of its outline, as SVG writes them."""
     outlined: bool = False
     bold: bool = False
-    """Whether the outline is a thick one."""
+    """Whether the outline is thick."""
 
 
 @dataclass(frozen=True)
@@ -294,7 +294,7 @@ class Heat:
     rows: Sequence[tuple[str, Sequence[float]]]
     """(name, shares at equal distances)."""
     span: str
-    """What the axis covers."""
+    """Words for the time that the axis covers."""
     head: str = ""
 
 
@@ -303,13 +303,13 @@ Panel = Lines | Bars | Timeline | Diagram | Tree | Rounds | Grids | Heat
 
 @dataclass(frozen=True)
 class Picture:
-    """Panels with a title, and where their numbers are from."""
+    """Panels with a title, and the source of their numbers."""
 
     title: str
     panels: tuple[Panel, ...]
     source: str
-    """Which command computes the numbers, from what."""
+    """The command that computes the numbers, and its data."""
     note: str = ""
-    """What to see in it, in a sentence or two."""
+    """A sentence or two on what to see."""
     moving: bool = False
-    """As SVG, rounds and blocks of a timeline appear one after another, again and again."""
+    """Whether the SVG is animated: rounds and blocks of a timeline appear one after another, in a loop."""

@@ -20,7 +20,7 @@ _BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-sta
 
 
 def svg(picture: Picture) -> str:
-    """Return a picture as SVG: no script, no font and nothing else from elsewhere."""
+    """Return a picture as SVG without scripts, fonts or any other file."""
     return _scene(picture.panels, moving=picture.moving).svg(picture.title, picture.source, picture.note)
 
 
@@ -34,12 +34,12 @@ def _scene(panels: Iterable[Panel], top: float = 0.0, moving: bool = False) -> S
     scene.y = top
     for panel in panels:
         scene.heading(panel.head)
-        _DRAWN[type(panel)][0](scene, panel)
+        _DRAWINGS[type(panel)][0](scene, panel)
         scene.y += 6
     return scene
 
 
-_DRAWN: dict[type, tuple[Callable[[Scene, Any], None], Callable[[Any], list[str]]]] = {
+_DRAWINGS: dict[type, tuple[Callable[[Scene, Any], None], Callable[[Any], list[str]]]] = {
     Lines: (lines.draw, lines.text),
     Bars: (bars.draw, bars.text),
     Timeline: (bars.draw_timeline, bars.timeline_text),
@@ -49,7 +49,7 @@ _DRAWN: dict[type, tuple[Callable[[Scene, Any], None], Callable[[Any], list[str]
     Grids: (grids.draw, grids.text),
     Heat: (grids.draw_heat, grids.heat_text),
 }
-"""Of each kind of panel what draws it as SVG, and as text."""
+"""Kind of panel -> (function that draws it as SVG, function that returns it as text)."""
 
 
 def text(picture: Picture) -> list[str]:
@@ -65,13 +65,13 @@ def text(picture: Picture) -> list[str]:
 
 def panel_text(panel: Panel) -> list[str]:
     """Return a panel as lines of at most 80 characters."""
-    return [*([panel.head] if panel.head else []), *_DRAWN[type(panel)][1](panel)]
+    return [*([panel.head] if panel.head else []), *_DRAWINGS[type(panel)][1](panel)]
 
 
 def write(pictures: list[Picture], file: Path) -> None:
-    """Write pictures as the file's name asks, below each other: SVG, a page with their text, or PNG.
+    """Write pictures one below the other, as SVG, a page with their text, or PNG, by the file's suffix.
 
-    Raises InputError where PNG is asked for and no Chromium is installed, which draws it."""
+    Raises InputError for PNG where no Chromium is installed to draw it."""
     match file.suffix.lower():
         case ".html":
             file.write_text(_page(pictures[0].title, [(svg(p), "\n".join(text(p))) for p in pictures]))
@@ -119,7 +119,7 @@ def size(drawn: str) -> tuple[float, float]:
 
 
 def require_browser(file: Path | None) -> None:
-    """Require what draws a PNG, where one is asked for. Raises InputError."""
+    """Require Chromium where the file is a PNG. Raises InputError."""
     if file is not None and file.suffix.lower() == ".png" and _browser() is None:
         raise InputError("save", str(file), "needs Chromium, which is not installed", "name a .svg or .html file")
 
@@ -129,7 +129,7 @@ def _browser() -> str | None:
 
 
 def png(drawn: str) -> bytes:
-    """Return an SVG as PNG, twice as large as its units. Raises InputError without Chromium, or where it fails."""
+    """Return an SVG as PNG, with 2 x 2 pixels a unit. Raises InputError without Chromium, or where it fails."""
     browser = _browser()
     if browser is None:
         raise InputError("save", None, "a PNG needs Chromium, which is not installed", "name a .svg or .html file")

@@ -1,4 +1,4 @@
-"""Grids of cells: named ones side by side, what each rank holds of each chunk round by round, and shares over time as
+"""The drawing of grids of cells side by side, of the chunks of each rank round by round, and of shares over time as
 darkness.
 """
 
@@ -48,7 +48,7 @@ def _cell(scene: Scene, cell: Cell, x: float, y: float) -> None:
 
 
 def text(panel: Grids) -> list[str]:
-    """Return the grids in characters, one below the other; a bar stands where the colour changes."""
+    """Return the grids in characters, one below the other, with a bar where the colour changes."""
     wide = max(len(cell.text) for grid in panel.grids for row in grid.rows for cell in row)
     lines: list[str] = []
     for grid in panel.grids:
@@ -128,7 +128,7 @@ def _draw(scene: Scene, held: RoundState, left: float, top: float, name: float, 
 
 
 def rounds_text(panel: Rounds) -> list[str]:
-    """Return the rounds as tables in characters, with what was sent above each."""
+    """Return the rounds as tables in characters, each with its messages above."""
     lines: list[str] = []
     for held in panel.rounds:
         lines.append(held.head)
@@ -149,7 +149,7 @@ _STRIPE = 6
 
 
 def draw_heat(scene: Scene, panel: Heat) -> None:
-    """Draw the rows; names stand where there is room between them."""
+    """Draw the rows, with as many of their names as there is room for."""
     left = EDGE + 8 + max(width(name, 11) for name, _ in panel.rows)
     room = WIDE - EDGE - left
     named = scene.y - 14
@@ -168,7 +168,7 @@ def draw_heat(scene: Scene, panel: Heat) -> None:
 
 
 def heat_text(panel: Heat, columns: int = 80) -> list[str]:
-    """Return the rows in characters: full height is all of it."""
+    """Return the rows in characters; a bar of full height is a share of 1."""
     label = max(len(name) for name, _ in panel.rows) + 1
     room = max(10, columns - label - 1)
     lines: list[str] = []

@@ -1,4 +1,4 @@
-"""Curves over an axis, with marked points and rules; labels stand where they cover neither each other nor a curve."""
+"""The drawing of curves over an axis, with marked points and rules; labels cover neither each other nor a curve."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -10,16 +10,16 @@ from phalanx.report.pictures.numbers import position, short, ticks
 from phalanx.report.pictures.scene import DASHES, EDGE, WIDE, Area, Scene, area_of, width, wrap
 
 _COLUMNS, _ROWS = 64, 15
-_BESIDE = 12
-"""Units between a point and a label that needs no line to it."""
+_NEAR = 12
+"""Units between a point and its label up to which no line joins them."""
 _LETTERS, _MARKS = "abcdefghijklmnpqrstuvwxyz", "123456789ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 
 
-def _range(panel: Lines, axis: PlotAxis, of: int) -> tuple[float, float]:
-    """Return the ends of an axis: what is given, else what the points and marks need."""
+def _range(panel: Lines, axis: PlotAxis, index: int) -> tuple[float, float]:
+    """Return (low, high) of an axis: as given, else wide enough for points, marks and rules. `index`: 0 for x."""
     points = [p for s in panel.series for p in s.points] + [(m.x, m.y) for m in panel.marks]
-    values = [p[of] for p in points if not axis.log or p[of] > 0]
-    values += [r.value for r in panel.rules if r.axis == "xy"[of]]
+    values = [p[index] for p in points if not axis.log or p[index] > 0]
+    values += [r.value for r in panel.rules if r.axis == "xy"[index]]
     low = min(values) if axis.low is None else axis.low
     high = max(values) if axis.high is None else axis.high
     if axis.low is None and not axis.log:
@@ -109,20 +109,12 @@ def draw(scene: Scene, panel: Lines) -> None:
     scene.text(left + w / 2, bottom + 33, panel.x.label, "m", 11, "middle")
     scene.y = bottom + 40
     if len(panel.series) > 1 or panel.series[0].name:
-        scene.legend(
-            [
-                (_swatch(s, i % 8 if s.colour is None else s.colour), DASHES[1] if s.dashed else "", s.name)
-                for i, s in enumerate(panel.series)
-                if s.name
-            ]
-        )
+        colours = (i % 8 if s.colour is None else s.colour for i, s in enumerate(panel.series))
+        named = ((colour, s) for colour, s in zip(colours, panel.series, strict=True) if s.name)
+        scene.legend([(f"{'l' if s.line else 'd'}{c}", DASHES[1] if s.dashed else "", s.name) for c, s in named])
     for line in wrap("Without room above: " + "; ".join(apart), WIDE - 2 * EDGE, 11) if apart else ():
         scene.text(EDGE, scene.y + 12, line, "m", 11)
         scene.y += 15
-
-
-def _swatch(s: Series, colour: int) -> str:
-    return f"l{colour}" if s.line else f"d{colour}"
 
 
 def _stairs(s: Series) -> list[tuple[float, float]]:
@@ -139,7 +131,7 @@ def _within(value: float, axis: PlotAxis, ends: tuple[float, float]) -> bool:
 
 
 def _around(x: float, y: float) -> Iterator[tuple[float, float, str]]:
-    """Yield places for a point's label, the nearest first."""
+    """Yield (x, y, anchor) of places for a point's label, the nearest first."""
     for far in (0, 14, 28, 44, 62, 82):
         yield x + 8, y + 4 + far, "start"
         yield x - 8, y + 4 + far, "end"
@@ -151,7 +143,7 @@ def _around(x: float, y: float) -> Iterator[tuple[float, float, str]]:
 
 @dataclass
 class _Labels:
-    """Labels on a plot: where they stand, and what they must not cover."""
+    """Labels on a plot: their places, and what they must not cover."""
 
     plot: Area
     drawn: Sequence[tuple[float, float]]
@@ -159,13 +151,13 @@ class _Labels:
     taken: list[Area]
     """Dots and labels."""
     placed: list[tuple[str, str, tuple[float, float, str], tuple[float, float] | None]]
-    """(words, kind, where, the point that they name)."""
+    """(text, kind, (x, y, anchor), the point that it names or None)."""
 
     def place(
         self, label: str, kind: str, spots: Sequence[tuple[float, float, str]], of: tuple[float, float] | None = None
     ) -> bool:
-        """Find where a label covers least of the curves, and nothing else; return whether there is such a place.
-        `of`: the point that it names, to which a line leads if that is not next to it."""
+        """Place a label at the spot where it covers least of the curves and nothing else; return False if there is
+        none. `of`: the point that it names, to which a line leads if it is not near."""
         best: tuple[float, tuple[float, float, str], Area] | None = None
         for place, spot in enumerate(spots):
             if best is not None and 0.4 * place >= best[0]:
@@ -175,7 +167,7 @@ class _Labels:
                 continue
             cost = 0.4 * place + area.count(self.drawn)
             if of is not None:
-                line = [point for point in _between(of, area) if math.dist(of, point) > _BESIDE / 2]
+                line = [point for point in _between(of, area) if math.dist(of, point) > _NEAR / 2]
                 cost += 20 * sum(other.count(line) for other in self.taken)
             if best is None or cost < best[0]:
                 best = (cost, spot, area)
@@ -189,21 +181,21 @@ class _Labels:
         """Draw the lines to points, then the labels."""
         for label, _, (x, y, anchor), of in self.placed:
             line = _between(of, area_of(x, y, label, 11, anchor)) if of is not None else []
-            if line and math.dist(line[0], line[-1]) > _BESIDE:
+            if line and math.dist(line[0], line[-1]) > _NEAR:
                 scene.path([line[0], line[-1]], "o", 0.7)
         for label, kind, (x, y, anchor), _ in self.placed:
             scene.text(x, y, label, kind, 11, anchor)
 
 
 def _between(of: tuple[float, float], area: Area) -> list[tuple[float, float]]:
-    """Return points from a point to the nearest one of a rectangle."""
+    """Return 21 points on the line from a point to the nearest point of a rectangle."""
     near = min(max(of[0], area.left), area.right), min(max(of[1], area.top), area.bottom)
     return [(of[0] + (near[0] - of[0]) * k / 20, of[1] + (near[1] - of[1]) * k / 20) for k in range(21)]
 
 
 def text(panel: Lines) -> list[str]:
-    """Return the curves in characters: a small letter for each, o for points that are the numbers themselves, a digit
-    or capital for each marked point."""
+    """Return the curves in characters: a small letter for each curve, `o` for its points where these are drawn, a
+    digit or capital for each marked point."""
     xs, ys = _range(panel, panel.x, 0), _range(panel, panel.y, 1)
     grid = [[" "] * _COLUMNS for _ in range(_ROWS)]
 

@@ -1,4 +1,4 @@
-"""How numbers stand on axes: short, with the prefix of their unit."""
+"""Numbers on axes: their ticks, positions and short forms."""
 
 import math
 from collections.abc import Iterator
@@ -37,14 +37,12 @@ def short(value: float, unit: str) -> str:
 
 
 def _digits(value: float) -> str:
-    """Write a number with three digits."""
-    if value >= 999.5:
-        return f"{value:,.0f}"
-    return f"{value:.3g}"
+    """Write a number with at least three significant digits."""
+    return f"{value:,.0f}" if value >= 999.5 else f"{value:.3g}"
 
 
 def ticks(axis: PlotAxis, low: float, high: float) -> Iterator[float]:
-    """Yield where an axis has ticks."""
+    """Yield the values at which an axis has ticks."""
     if axis.log:
         step = axis.base
         first, last = math.ceil(math.log(low, step) - 1e-9), math.floor(math.log(high, step) + 1e-9)
@@ -66,7 +64,7 @@ def ticks(axis: PlotAxis, low: float, high: float) -> Iterator[float]:
 
 
 def position(axis: PlotAxis, low: float, high: float, value: float) -> float:
-    """Return where a value stands on an axis, from 0 to 1."""
+    """Return the place of a value on an axis, from 0 to 1."""
     if axis.log:
         return math.log(max(value, 1e-300) / low) / math.log(high / low) if high > low else 0.5
     return (value - low) / (high - low) if high > low else 0.5

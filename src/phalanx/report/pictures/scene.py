@@ -1,5 +1,5 @@
-"""An SVG of one style, drawn from the top down: colours that colour-blind people can tell (Okabe & Ito 2008), light
-and dark by the reader's setting, and no text without an estimate of its width, so that none is laid over another.
+"""An SVG of one style, drawn from the top down: colours that colour-blind people can distinguish (Okabe & Ito 2008),
+light or dark by the reader's setting, and an estimate of the width of every text, so that texts do not overlap.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from xml.sax.saxutils import escape
 
 WIDE, EDGE = 760, 16
 _LOOP_S, _SHOWN = 12, 0.8
-"""Seconds of a picture that moves until it begins again, and the share of them until all is there."""
+"""Seconds of one loop of an animated picture, and the share of them after which all of it is shown."""
 FILLS = ("#56b4e9", "#e69f00", "#009e73", "#cc79a7", "#f0e442", "#d55e00", "#b0b0b0", "#8fd0b8")
 _STROKES = ("#0072b2", "#d55e00", "#007a5a", "#a04a7c", "#8a6d00", "#333333", "#3a9bd6", "#777777")
 _STROKES_DARK = ("#56b4e9", "#ff9a4d", "#2fd6a4", "#e39ac4", "#f0e442", "#e6e6e6", "#9ad0f5", "#a8a8a8")
@@ -52,7 +52,7 @@ _WIDTHS = {
 
 
 def width(text: str, size: float = 12, bold: bool = False) -> float:
-    """Return about how wide a text is: that of DejaVu Sans, which is wider than what most systems show."""
+    """Estimate the width of a text, as in DejaVu Sans, which is wider than the fonts of most systems."""
     return sum(_WIDTHS.get(c, 0.65) for c in text) * size * (1.12 if bold else 1.0)
 
 
@@ -87,16 +87,16 @@ class Area:
         )
 
     def holds(self, point: tuple[float, float]) -> bool:
-        """Whether a point lies in it."""
+        """Whether a point is inside."""
         return self.left <= point[0] <= self.right and self.top <= point[1] <= self.bottom
 
     def count(self, points: Sequence[tuple[float, float]]) -> int:
-        """Return how many points lie in it."""
+        """Return the number of points inside."""
         left, top, right, bottom = self.left, self.top, self.right, self.bottom
         return len([0 for x, y in points if left <= x <= right and top <= y <= bottom])
 
     def inside(self, other: Area) -> bool:
-        """Whether it lies in another."""
+        """Whether this rectangle is inside another."""
         return (
             other.left <= self.left
             and self.right <= other.right
@@ -113,7 +113,7 @@ def area_of(x: float, y: float, text: str, size: float = 12, anchor: str = "star
 
 
 class Scene:
-    """A drawing that grows downwards; `y` is where the next panel begins."""
+    """A drawing that grows downwards; the next panel begins at `y`."""
 
     def __init__(self, moving: bool = False) -> None:
         self.y = 0.0
@@ -122,9 +122,9 @@ class Scene:
 
     @contextmanager
     def appearing(self, share: float) -> Iterator[None]:
-        """Let what is drawn inside appear at a share of the picture's time, if the picture moves.
+        """Let the shapes drawn in this context appear at a share of the loop, if the picture is animated.
 
-        Where nothing moves (print, viewers without SMIL), all of it is there."""
+        In print and in viewers without SMIL, all shapes are shown."""
         start = len(self._parts)
         yield
         if self._moving and share > 0:
@@ -161,7 +161,7 @@ class Scene:
         round_: float = 0,
         opacity: float = 1.0,
     ) -> None:
-        """Draw a rectangle; `about` is shown where it is pointed at."""
+        """Draw a rectangle; `about` is shown when it is pointed at."""
         title = f"<title>{escape(about)}</title>" if about else ""
         corner = f' rx="{round_:g}"' if round_ else ""
         corner += f' fill-opacity="{opacity:g}"' if opacity < 1 else ""
@@ -179,7 +179,7 @@ class Scene:
         self._parts.append(f'<path d="{d}" class="{kind}" stroke-width="1"/>')
 
     def dot(self, x: float, y: float, kind: str, radius: float = 3, about: str = "") -> None:
-        """Draw a dot; `about` is shown where it is pointed at."""
+        """Draw a dot; `about` is shown when it is pointed at."""
         shape = f'<circle cx="{x:.1f}" cy="{y:.1f}" r="{radius:g}" class="{kind}"'
         self._parts.append(f"{shape}><title>{escape(about)}</title></circle>" if about else f"{shape}/>")
 
@@ -215,11 +215,11 @@ class Scene:
         self.y += 8
 
     def bare_svg(self, title: str) -> str:
-        """Return the SVG of what was drawn alone, for a page that says the rest."""
+        """Return the SVG without title, note and source, for a page that has them."""
         return framed(WIDE, self.y + 4, title, title, self._parts)
 
     def svg(self, title: str, source: str, note: str) -> str:
-        """Return the SVG: the title above, note and source below what was drawn."""
+        """Return the SVG with the title above and note and source below the drawing."""
         heads = wrap(title, WIDE - 2 * EDGE - 40, 16)
         top = 26.0 + 20 * len(heads)
         foot = Scene()
@@ -238,8 +238,8 @@ class Scene:
 
 
 def framed(wide: float, high: float, title: str, about: str, body: Sequence[str]) -> str:
-    """Return an SVG of the style around what is drawn: title and description for those who do not see it, background,
-    colours by class."""
+    """Return an SVG with a drawing's elements: title and description for screen readers, background, colours by
+    class."""
     label = escape(title, {'"': "&quot;"})
     return "\n".join(
         [

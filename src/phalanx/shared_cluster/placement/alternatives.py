@@ -1,7 +1,7 @@
 """Other strategies for the same job on the same free GPUs, from a search for nodes of that shape.
 
-The search knows clusters of equal nodes. So it is asked for nodes with as many GPUs as enough of the free blocks
-have, and each of its best strategies is then placed and priced on the free GPUs themselves.
+The search only knows clusters of equal nodes. It is given the largest node size that enough free hosts have, and each
+of its best strategies is then placed and priced on the free GPUs themselves.
 """
 
 from collections.abc import Sequence
@@ -19,7 +19,7 @@ from phalanx.spec.cluster.topology import Ints, Topology
 from phalanx.spec.strategy.spec import Strategy
 
 KEPT = 12
-"""Strategies of the search that are placed."""
+"""Number of the search's strategies that are placed."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,7 +31,8 @@ class PlacedAlternative:
 
 
 def shape(cluster: ClusterSpec, topology: Topology, free: Ints, world: int) -> ClusterSpec:
-    """Return a cluster of equal nodes, with as many GPUs as each of the hosts that hold `world` ranks has free."""
+    """Return a cluster of equal nodes for `world` ranks; a node has the largest number of GPUs that enough hosts have
+    free."""
     counts = np.bincount(topology.host[free])
     size = int(max(n for n in set(counts.tolist()) if counts[counts >= n].sum() >= world))
     nodes, node = -(-world // size), cluster.ranks_per_node
@@ -81,8 +82,8 @@ def gains(own: Placed, other: Placed) -> list[str]:
 
 
 def _distinct(jobs: Sequence[PlacedJob]) -> dict[str, PlacedJob]:
-    """Strategies that differ in more than the order of their axes, which the placement chooses, and the blocks of
-    their chunks: without a list of them a strategy is priced as if they could be cut evenly, which is no gain."""
+    """Return name -> job, without jobs that differ only in the order of axes, which the placement chooses, or in the
+    blocks of chunks: a strategy without that list is priced with an even division, which is no real gain."""
     return {_unordered(job.strategy): job for job in reversed(jobs)}
 
 

@@ -1,7 +1,7 @@
 """The placement of a plan's ranks on free GPUs, compared with an empty cluster and with other strategies on the same
 GPUs.
 
-A placement as files that start it: for Kueue and for torchrun (for Slurm: topology/slurm.py).
+The placement as files that start it, for Kueue and for torchrun (for Slurm: topology/slurm.py):
 
 Kueue's topology-aware scheduling: a Topology, a ResourceFlavor with it, and the annotations of a job's pods. Schemas:
 kubernetes-sigs/kueue, config/components/crd/bases/kueue.x-k8s.io_{topologies,resourceflavors}.yaml, version v1beta2,
@@ -39,20 +39,17 @@ from phalanx.spec.strategy.stack_options import AS_RELEASED
 
 
 def torchrun(hosts: Sequence[str], gpus: Sequence[int]) -> str:
-    """Write a shell script that runs the command of the node that it is started on.
+    """Return a shell script that runs torchrun with the numbers of the node that it is started on.
 
-    `hosts`, `gpus`: of each rank. Raises InputError if torchrun cannot number ranks that way.
+    `hosts`, `gpus`: host and GPU of each rank. Raises InputError if torchrun cannot number ranks that way.
     """
     names = list(dict.fromkeys(hosts))
     ranks = {name: [rank for rank, host in enumerate(hosts) if host == name] for name in names}
-    sizes = {len(own) for own in ranks.values()}
-    scattered = next((n for n, own in ranks.items() if own[-1] - own[0] + 1 != len(own)), None)
+    sizes = {len(of_host) for of_host in ranks.values()}
+    scattered = next((n for n, of_host in ranks.items() if of_host[-1] - of_host[0] + 1 != len(of_host)), None)
     if scattered is not None or len(sizes) > 1:
-        reason = (
-            f"{scattered} has ranks that are not in a row"
-            if scattered is not None
-            else f"nodes have {min(sizes)} to {max(sizes)} ranks"
-        )
+        uneven = f"nodes have {min(sizes)} to {max(sizes)} ranks"
+        reason = uneven if scattered is None else f"{scattered} has ranks that are not in a row"
         raise InputError("for", "torchrun", reason, "use --for slurm, which places ranks one by one")
     cases = "\n".join(
         f"  {shlex.quote(name)}) node={node} gpus={','.join(str(gpus[rank]) for rank in ranks[name])} ;;"
@@ -74,7 +71,7 @@ HOST_LABEL = "kubernetes.io/hostname"
 
 
 def topology(name: str) -> dict[str, Any]:
-    """Return a Topology of leaf switches and hosts."""
+    """Return Kueue's Topology of leaf switches and hosts."""
     return {
         "apiVersion": "kueue.x-k8s.io/v1beta2",
         "kind": "Topology",
@@ -84,7 +81,7 @@ def topology(name: str) -> dict[str, Any]:
 
 
 def resource_flavor(name: str, device: str) -> dict[str, Any]:
-    """Return a ResourceFlavor of the nodes with a device, whose topology Kueue then follows."""
+    """Return Kueue's ResourceFlavor of the nodes with a device, on the topology of the same name."""
     return {
         "apiVersion": "kueue.x-k8s.io/v1beta2",
         "kind": "ResourceFlavor",
@@ -94,7 +91,7 @@ def resource_flavor(name: str, device: str) -> dict[str, Any]:
 
 
 def job(name: str, pods: int, gpus: int, leaves: int) -> dict[str, Any]:
-    """Return a Job of `pods` pods of `gpus` GPUs each, that asks for one leaf where the placement has one.
+    """Return a Job of `pods` pods with `gpus` GPUs each, which requires one leaf switch if the placement has one.
 
     The image and the command are blanks to fill in.
     """
@@ -138,7 +135,7 @@ class PlaceAnswer:
     others: tuple[PlacedAlternative, ...]
     """Strategies of the search for these GPUs, the fastest as placed first."""
     no_others: str = ""
-    """Why there are no others, if there are none."""
+    """Why there are none, else ""."""
 
     @property
     def tokens_per_s(self) -> float:
@@ -166,18 +163,15 @@ def answer(
     search: bool = True,
     partition: str | None = None,
 ) -> PlaceAnswer:
-    """Place a job on the GPUs that the file `free` names; `leaves`: the nodes of each leaf switch, in place of the
-    file's; `search`: also look for better strategies there; `partition`: of a scheduler's list, only its nodes.
+    """Place a job on the GPUs in the file `free`. `leaves`: the nodes of each leaf switch, in place of the file's;
+    `search`: whether to look for better strategies on these GPUs; `partition`: the only one whose nodes are used.
     Raises InputError."""
     available = free_gpus.read(free, job.cluster, leaves, partition)
     local = replace(job, cluster=available.cluster)
     if job.strategy.world > len(available.free):
-        raise InputError(
-            "free",
-            str(free),
-            f"has {len(available.free)} free GPUs, but {job.strategy} has {job.strategy.world} ranks",
-            "; ".join([f"plan for at most {len(available.free)} GPUs, or free more", *available.notes]),
-        )
+        reason = f"has {len(available.free)} free GPUs, but {job.strategy} has {job.strategy.world} ranks"
+        remedy = "; ".join([f"plan for at most {len(available.free)} GPUs, or free more", *available.notes])
+        raise InputError("free", str(free), reason, remedy)
     carvings: Carvings = {}
     placed = place(local, available.topology, available.free, carvings=carvings)
     everything = np.arange(available.topology.gpus)
@@ -196,8 +190,8 @@ LAUNCHERS = ("slurm", "torchrun", "kueue")
 
 
 def launch_files(launcher: str, p: Placement, unnumbered: Sequence[str] = ()) -> dict[str, str]:
-    """Return the files, by name, with which a launcher starts each rank where it is placed. `unnumbered`: hosts of
-    which it is not known which GPUs are free. Raises InputError for an unknown launcher, or one that cannot."""
+    """Return name -> text of the files with which a launcher starts each rank at its place. `unnumbered`: hosts whose
+    free GPUs are only counted, not numbered. Raises InputError for an unknown launcher, or one that cannot."""
     hosts = [p.topology.hosts[int(host)] for host in p.topology.host[p.gpu]]
     if launcher != "kueue" and (unsaid := set(hosts) & set(unnumbered)):
         reason = f"it is not said which GPUs of {compress(sorted(unsaid))} are free, and its files name them"

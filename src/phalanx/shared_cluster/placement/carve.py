@@ -2,10 +2,11 @@
 
 A mesh in some order of its axes is nested blocks: b_1 ranks of the innermost axis, b_2 = b_1 x the next axis, ...,
 the world. A host with c free GPUs holds floor(c / b_j) blocks of every size b_j at once (mixed radix, since each b
-divides the next), so no other way of filling it keeps more blocks in one piece. What is left over on the hosts of a
-leaf switch is joined there first, then over all leaves; blocks that are in one piece are taken first.
+divides the next), so no other way of filling it keeps more blocks in one piece. Remainders on the hosts of a leaf
+switch are joined there first, then over all leaves; blocks that are in one piece are taken first.
 """
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -16,10 +17,10 @@ from phalanx.spec.cluster.topology import Ints
 
 @dataclass(frozen=True, eq=False)
 class FreeBlock:
-    """The free GPUs of a block of the innermost tier: a host, mostly."""
+    """The free GPUs of a block of the innermost tier, which usually is a host."""
 
     scopes: tuple[int, ...]
-    """Blocks of the tiers above that contain it, the outermost first, without the outermost tier."""
+    """Numbers of the blocks of higher tiers that contain it, outermost first, without the outermost tier."""
     gpus: Ints
 
 
@@ -30,14 +31,14 @@ class _Block:
     level: int
     """Index of its size: 0 is a single rank, j a block of b_j ranks."""
     together: int
-    """Level of the smallest block inside that lies on one host: the size of its pieces."""
+    """Level of its smallest part that is on one host: the size of its pieces."""
     scopes: tuple[int, ...]
     parts: tuple[Ints, ...]
     """GPUs, in one or several arrays."""
 
 
 def carve(hosts: Sequence[FreeBlock], sizes: Sequence[int]) -> Ints | None:
-    """Return GPUs for the ranks of nested blocks, in their order, (world,); None if too few are free.
+    """Return the GPU of each rank of nested blocks, (world,); None if too few are free.
 
     `sizes`: ranks per block, ascending, each dividing the next; the last is the world size.
     """
@@ -80,32 +81,24 @@ def _joined(inventory: list[list[_Block]], levels: list[int], outer: int) -> lis
         for block in blocks:
             by_scope.setdefault(block.scopes[:outer], []).append(block)
         for scope in sorted(by_scope):
-            own = sorted(by_scope[scope], key=lambda b: (-b.together, b.scopes))
-            whole = len(own) // ratio * ratio
-            for start in range(0, whole, ratio):
-                pending.append(_join(own[start : start + ratio], level + 1, scope))
-            result[level] += own[whole:]
+            parts = sorted(by_scope[scope], key=lambda b: (-b.together, b.scopes))
+            whole = len(parts) // ratio * ratio
+            pending += [_join(parts[i : i + ratio], level + 1, scope) for i in range(0, whole, ratio)]
+            result[level] += parts[whole:]
     return result
 
 
 def _join(parts: Sequence[_Block], level: int, scope: tuple[int, ...]) -> _Block:
-    common = scope + parts[0].scopes[len(scope) :] if _alike(parts) else scope
+    first = parts[0].scopes
+    common = first if all(part.scopes == first for part in parts) else scope
     return _Block(level, min(p.together for p in parts), common, tuple(gpus for p in parts for gpus in p.parts))
 
 
-def _alike(parts: Sequence[_Block]) -> bool:
-    first = parts[0].scopes
-    return all(part.scopes == first for part in parts)
-
-
 def _take(inventory: list[list[_Block]], levels: list[int], level: int, count: int) -> list[Ints]:
-    """Take `count` blocks of a level: those in the largest pieces first, from the scopes that have most of them; what
-    is missing is joined from smaller blocks."""
-    many: dict[tuple[int, ...], int] = {}
-    for block in inventory[level]:
-        many[block.scopes] = many.get(block.scopes, 0) + 1
-    own = sorted(inventory[level], key=lambda b: (-b.together, -many[b.scopes], b.scopes))
-    taken = own[:count]
+    """Return the GPUs of `count` blocks of a level: blocks in the largest pieces first, from the scopes with most of
+    them, then blocks joined from smaller ones."""
+    many = Counter(block.scopes for block in inventory[level])
+    taken = sorted(inventory[level], key=lambda b: (-b.together, -many[b.scopes], b.scopes))[:count]
     parts = [gpus for block in sorted(taken, key=lambda b: (b.scopes, -b.together)) for gpus in block.parts]
     missing = count - len(taken)
     if missing:

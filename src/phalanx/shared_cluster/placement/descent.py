@@ -1,4 +1,4 @@
-"""Descent from a placement: the exchange of two ranks' GPUs, or of a rank's GPU for a free one, that saves the most.
+"""Steepest descent from a placement: exchange two ranks' GPUs, or a rank's GPU for a free one, while that saves time.
 
 Nested blocks are carved in one order of the axes for all ranks; where free GPUs are few and uneven, the fastest
 placement may mix orders. Each round prices every exchange at once.
@@ -16,8 +16,8 @@ RANKS = 32
 _ROUNDS = 16
 
 
-def descended(start: Ints, unused: Ints, price: Callable[[Ints], Floats]) -> Ints:
-    """Return the GPUs of ranks, (world,), that no exchange makes faster.
+def descend(start: Ints, unused: Ints, price: Callable[[Ints], Floats]) -> Ints:
+    """Return the GPU of each rank, (world,), after at most 16 exchanges, each the one that saves most.
 
     `unused`: free GPUs that the start leaves out; `price`: seconds of placements, (n, world) -> (n,).
     """

@@ -1,4 +1,4 @@
-"""The free GPUs of a cluster, as a JSON file names them.
+"""The free GPUs of a cluster, read from a JSON file or a scheduler's list of nodes.
 
     {"free": {"node0": "0-7", "node[1-3]": "0,2-3", "node4": [5, 6]},
      "nodes": "node[0-31]",                                 all nodes in physical order; else node0, node1, ...
@@ -6,7 +6,8 @@
      "wiring": "rails"}
 
 `leaves`, `oversubscription` and `wiring` (tree, rails, pairs: Tier.wiring) may be left out. GPUs are numbered on
-their node from 0. What `scontrol show nodes`, `sinfo` and `kubectl describe nodes` print says them too, or how many.
+their node from 0. The output of `scontrol show nodes`, `sinfo` and `kubectl describe nodes` has them too, or their
+number.
 """
 
 import re
@@ -19,7 +20,7 @@ from typing import Any, get_args
 import numpy as np
 
 from phalanx.shared_cluster.topology.hostlist import compress, expand
-from phalanx.shared_cluster.topology.reading import cut, nodes_of
+from phalanx.shared_cluster.topology.reading import nodes_of, omissions
 from phalanx.shared_cluster.topology.scheduled_nodes import free_of
 from phalanx.spec.cluster.presets import resized
 from phalanx.spec.cluster.spec import ClusterSpec, Wiring
@@ -32,15 +33,15 @@ _KEYS = ("free", "nodes", "leaves", "oversubscription", "wiring")
 
 @dataclass(frozen=True, eq=False)
 class FreeGpus:
-    """A cluster with its topology, and which of its GPUs are free."""
+    """A cluster with its topology and its free GPUs."""
 
     cluster: ClusterSpec
     topology: Topology
     free: Ints
     notes: tuple[str, ...] = ()
-    """Nodes that are left out, and why; what is assumed of others."""
+    """Lines on nodes that are left out, and why, and on assumptions about others."""
     unnumbered: tuple[str, ...] = ()
-    """Nodes of which it is known how many GPUs are free, and not which."""
+    """Nodes whose free GPUs are only counted, not numbered."""
 
 
 def read(
@@ -48,8 +49,8 @@ def read(
 ) -> FreeGpus:
     """Read a file of free GPUs of a cluster with the nodes of `cluster`.
 
-    `leaves`: the nodes of each leaf switch, in place of the file's; `partition`: of a scheduler's list, only its
-    nodes. Raises InputError.
+    `leaves`: the nodes of each leaf switch, in place of the file's; `partition`: the only one whose nodes are used,
+    in a scheduler's list. Raises InputError.
     """
     content, notes, unnumbered = _content(path, cluster, leaves, partition)
     if not isinstance(content, dict) or not isinstance(content.get("free"), dict):
@@ -87,9 +88,8 @@ def read(
     for hosts, gpus in content["free"].items():
         for host in expand(hosts, "free free"):
             if host not in index:
-                raise InputError(
-                    "free free", host, f"is not a node of the cluster, which has {len(index):,}", _remedy(host, index)
-                )
+                reason = f"is not a node of the cluster, which has {len(index):,}"
+                raise InputError("free free", host, reason, _remedy(host, index))
             free |= {index[host] * cluster.ranks_per_node + i for i in _indices(gpus, host, cluster.ranks_per_node)}
     return FreeGpus(cluster, topology, np.array(sorted(free), dtype=np.int64), notes, unnumbered)
 
@@ -97,9 +97,8 @@ def read(
 def _content(
     path: Path, cluster: ClusterSpec, leaves: Mapping[str, Sequence[str]] | None, partition: str | None
 ) -> tuple[Any, tuple[str, ...], tuple[str, ...]]:
-    """Return what a file of JSON says, or a scheduler's list of nodes, without those that are under none of the
-    `leaves`; what is left out or assumed; and nodes of which only the number of free GPUs is known. Raises
-    InputError."""
+    """Return (table of a JSON file, or made of a scheduler's list of nodes, without nodes that are under none of the
+    `leaves`; notes; nodes whose free GPUs are only counted). Raises InputError."""
     text = read_text(path, "free")
     nodes = nodes_of(text, path.name, partition)
     if not nodes and not text.lstrip().startswith(("{", "[")):
@@ -108,7 +107,7 @@ def _content(
         raise InputError("free", str(path), reason, f'write {{"free": {{"node0": "0-7"}}}}, or {remedy}')
     if not nodes:
         return read_json(path, "free"), (), ()
-    apart = tuple(cut(text))
+    apart = tuple(omissions(text))
     if leaves is not None:
         under = {name for hosts in leaves.values() for name in hosts}
         others = [node.name for node in nodes if node.name not in under]
@@ -145,7 +144,7 @@ def _leaves(table: Any) -> dict[str, list[str]]:
 
 
 def _indices(gpus: Any, host: str, node: int) -> list[int]:
-    """GPU indices as a list, or as text such as 0,2-3."""
+    """Parse GPU indices, given as a list or as text such as 0,2-3. Raises InputError."""
     if isinstance(gpus, str) and re.fullmatch(r"\s*[0-9]+(-[0-9]+)?\s*(,\s*[0-9]+(-[0-9]+)?\s*)*", gpus):
         # Numbers beyond any node are all the same: too large.
         bounds = [tuple(int(n.strip()[:9]) for n in part.split("-")) for part in gpus.split(",")]

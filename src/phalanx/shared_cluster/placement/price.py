@@ -1,10 +1,10 @@
 """The price of a placement: the analytic engine's step, with every axis at the distance that its groups then have.
 
 A group of p ranks has parts in several blocks of a tier (hosts, leaf switches). Its smallest part sets the pace:
-with m ranks in a block, m links leave it side by side (cost/collectives/nccl_model.py), so a group split 6 + 2
-crosses with two, and one split 4 + 4 with four. All groups of an axis wait for the slowest. So a placement is, to
-the engine, the least m of every axis at every tier, and an axis has the distance R/m at which an even mesh on blocks
-of R ranks would have m of them together. A pipeline and a ring send to neighbours: their slowest hop counts.
+with m ranks in a block, m links leave it in parallel (cost/collectives/nccl_model.py), so a group split 6 + 2 has two
+links across, and one split 4 + 4 has four. All groups of an axis wait for the slowest. So for the engine a placement
+is the least m of every axis at every tier, and an axis has the distance R/m at which an even mesh on blocks of
+R ranks would have m of them together. A pipeline and a ring send to neighbours: their slowest hop counts.
 
 Uplinks that a block shares are divided among its GPUs in use, by this job or by others. A fabric's
 wiring adds rails and direct links between groups.
@@ -43,27 +43,27 @@ from phalanx.spec.strategy.stack_options import AS_RELEASED, StackOptions
 
 
 def between_groups(reached: Ints, groups: int) -> Floats:
-    """Return the share of a group's global links that a job in `used` of `groups` groups has, (placements,)."""
+    """Return the share of a group's global links that a job in `reached` of `groups` groups has, (placements,)."""
     direct = (reached - 1) / max(groups - 1, 1)
     return np.asarray(np.where(reached > 1, np.maximum(direct, 0.5), 1.0))
 
 
 def on_rails(topology: Topology, leaves: Ints, gpus: Ints) -> Ints:
     """Return the block of every rank under leaves of rails, (placements, world): ranks under a leaf are in one block
-    if rails, or NVLink in hosts of the job, lead from one to the other. `leaves`: of each GPU; `gpus`: the GPUs of
-    each placement, (placements, world)."""
+    if rails, or NVLink in hosts of the job, connect them. `leaves`: leaf of each GPU, (gpus,); `gpus`: GPU of each
+    rank, (placements, world)."""
     rails = int(topology.index.max()) + 1
     result = np.empty_like(gpus)
-    for row, own in enumerate(gpus):
-        leaf, host, rail = leaves[own], topology.host[own], topology.index[own]
+    for row, placed in enumerate(gpus):
+        leaf, host, rail = leaves[placed], topology.host[placed], topology.index[placed]
         hosts, at = np.unique(host, return_inverse=True)
         used = np.zeros((len(hosts), rails + 1), dtype=np.int64)
         used[at, rail] = 1
         used[at, rails] = leaf
         block = np.arange((int(leaf.max()) + 1) * rails).reshape(-1, rails)  # (leaf, rail), joined below
-        for *present, of in np.unique(used, axis=0).tolist():
+        for *present, under in np.unique(used, axis=0).tolist():
             together = np.flatnonzero(present)
-            labels = block[of]
+            labels = block[under]
             labels[np.isin(labels, labels[together])] = labels[together].min()
         result[row] = block[leaf, rail]
     return result
@@ -71,7 +71,7 @@ def on_rails(topology: Topology, leaves: Ints, gpus: Ints) -> Ints:
 
 Floats = npt.NDArray[np.float64]
 Parts = dict[str, Ints]
-"""By axis: ranks in the smallest part of the worst group, (tiers, placements)."""
+"""Axis -> ranks in the smallest part of its worst group, (tiers, placements)."""
 _MESSAGE = 64 * 2**20
 """Bytes of the all-gather by which distances over three and more tiers are compared."""
 
@@ -86,7 +86,7 @@ class PlacedJob:
     strategy: Strategy
     stack: str
     number_format: str = "bfloat16"
-    """Of matrix products, by name."""
+    """Name of the format of matrix products."""
     options: StackOptions = AS_RELEASED
     """Options of the stack beyond the strategy."""
 
@@ -102,13 +102,13 @@ class PlacedJob:
 
     @cached_property
     def _cut(self) -> Strategy:
-        """The strategy with its pipeline split made explicit, as it is cut for ranks in order."""
+        """The strategy with the blocks of its pipeline chunks listed, as for ranks in order."""
         s = self.strategy
         return s if s.compression != "none" else as_cut(self.question(self.cluster), s)
 
     @cached_property
     def groups(self) -> dict[str, Ints]:
-        """Groups of ranks that communicate, by axis, (groups, size); pairs of neighbours for pipelines and rings."""
+        """Axis -> its groups of ranks, (groups, size); for pipelines and rings, pairs of neighbours."""
         s, m = self.strategy, self.mesh
         by_axis: dict[str, Ints] = {}
         if s.tp > 1:
@@ -135,13 +135,11 @@ class PlacedJob:
     def parts(self, topology: Topology, gpus: Ints) -> Parts:
         """Return the smallest part of each axis for placements `gpus`, (placements, world)."""
         tiers = zip(self.cluster.tiers, topology.blocks, strict=True)
-        blocks = [on_rails(topology, own, gpus) if tier.wiring == "rails" else own[gpus] for tier, own in tiers]
-        return {
-            axis: np.stack([_smallest_part(own, groups) for own in blocks]) for axis, groups in self.groups.items()
-        }
+        blocks = [on_rails(topology, block, gpus) if t.wiring == "rails" else block[gpus] for t, block in tiers]
+        return {axis: np.stack([_smallest_part(block, g) for block in blocks]) for axis, g in self.groups.items()}
 
     def distances(self, parts: Mapping[str, Ints]) -> dict[str, Floats | float]:
-        """Return the distances of a PlacedLayout, from the smallest parts."""
+        """Return the distance of each axis, by its field of PlacedLayout, from the smallest parts."""
         s = self.strategy
         at = {axis: self._distance(axis, part) for axis, part in parts.items()}
         one = 1.0
@@ -177,10 +175,9 @@ class PlacedJob:
             grid = np.unique(np.maximum(_apart(ranks, np.arange(1, size + 1)[None, :]), 1.0))
             even = collective_s("all_gather", _MESSAGE, size, grid, self.system)
         for i in several:
-            own = tuple(
-                replace(t, ranks=float(m)) for t, m in zip(self.system.tiers, unique[:, i].tolist(), strict=True)
-            )
-            slowest = collective_s("all_gather", _MESSAGE, size, 1.0, replace(self.system, tiers=own))
+            sizes = zip(self.system.tiers, unique[:, i].tolist(), strict=True)
+            system = replace(self.system, tiers=tuple(replace(t, ranks=float(m)) for t, m in sizes))
+            slowest = collective_s("all_gather", _MESSAGE, size, 1.0, system)
             slow = np.flatnonzero(even >= slowest * (1 - 1e-9))
             result[i] = grid[slow[0] if len(slow) else -1]
         return np.asarray(result[back.reshape(-1)])
@@ -207,7 +204,7 @@ class PlacedJob:
         return factors
 
     def priced(self, parts: Mapping[str, Ints], shares: Floats) -> Floats:
-        """Return the step time of placements with these smallest parts, (tiers, placements), and shares of the tiers'
+        """Return the step times of placements, (placements,), from their smallest parts and shares of the tiers'
         rates. Raises InputError for a strategy, chip or stack that is not modelled."""
         tiers = tuple(
             replace(t, bytes_per_s_per_gpu_per_direction=t.bytes_per_s_per_gpu_per_direction * share)
@@ -248,11 +245,8 @@ def _smallest_part(blocks: Ints, groups: Ints) -> Ints:
         return np.where((blocks[:, groups[:, 0]] == blocks[:, groups[:, 1]]).all(axis=1), 2, 1)
     offsets = np.repeat(np.arange(g, dtype=np.int32) * count, size)
     step = max(1, _ELEMENTS // offsets.size)
-    parts = [
-        _shortest_run(own[:, groups.reshape(-1)] + offsets)
-        for own in np.split(blocks.astype(np.int32), range(step, len(blocks), step))
-    ]
-    return np.concatenate(parts)
+    pieces = np.split(blocks.astype(np.int32), range(step, len(blocks), step))
+    return np.concatenate([_shortest_run(piece[:, groups.reshape(-1)] + offsets) for piece in pieces])
 
 
 def _shortest_run(keys: npt.NDArray[np.int32]) -> Ints:

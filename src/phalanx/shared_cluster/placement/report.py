@@ -1,4 +1,4 @@
-"""A placement in words: its price and bound, an empty cluster, and other strategies on the same GPUs."""
+"""Views of a placement: its price and bound, the price on an empty cluster, and other strategies on the same GPUs."""
 
 from collections.abc import Iterator, Sequence
 
@@ -44,7 +44,7 @@ def lines(job: PlacedJob, placed: Placed, empty: Placed) -> Iterator[str]:
 
 
 def better(job: PlacedJob, placed: Placed, alternatives: Sequence[PlacedAlternative]) -> str:
-    """Describe the faster strategy on the same GPUs, with the gain and its cause; or say that the search has none."""
+    """Return a line on the fastest strategy on the same GPUs, with its gain and cause, or that there is none."""
     best = alternatives[0]
     gain = placed.seconds / best.placed.seconds - 1
     if gain < 5e-4:

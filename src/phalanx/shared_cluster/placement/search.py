@@ -1,11 +1,11 @@
 """The fastest placement of a job on free GPUs.
 
-Small cases (few ways to deal the ranks to blocks of the innermost tier) are tried in full, which is exact: GPUs of
-one block are alike, but for those on rails, which are dealt one by one. Else orders of the mesh's axes, as nested
-blocks carved from the free GPUs (carve.py), are priced, on all free GPUs and on selections of them: as many of each
-host as an even share needs, multiples of the axes on each host and under each switch, the same indices everywhere.
-From the best of them few ranks are exchanged one by one (descent.py).
-The answer comes with a bound that no placement can beat, from what each axis can at best have together.
+Small cases (few ways to distribute the ranks over blocks of the innermost tier) are tried in full, which is exact:
+GPUs of one block are alike, except on rails, where each counts. Otherwise orders of the mesh's axes, as nested blocks
+carved from the free GPUs (carve.py), are priced on all free GPUs and on selections of them: an even share of each
+host, multiples of the axes on each host and under each switch, the same indices everywhere. Where ranks are few, the
+best of these is improved by exchanges (descent.py).
+The answer comes with a bound that no placement can beat, from the largest parts that each axis can have.
 
 The bound: if every rank has at least a ranks of its tp group, b of its data-parallel group and c of its pipeline in
 its block, the block holds at least a x b x c ranks; blocks with as many free GPUs must hold the world.
@@ -28,11 +28,9 @@ from phalanx.spec.cluster.topology import Ints, Topology
 from phalanx.spec.errors import InputError
 
 EXACT = 40_000
-"""The largest number of ways to deal ranks to blocks that is tried in full."""
-
-
+"""The largest number of distributions of ranks over blocks that are all tried."""
 Carvings = dict[tuple[bytes, tuple[int, ...]], Ints | None]
-"""GPUs of the ranks of nested blocks, by the selected free GPUs and the blocks' sizes; None if too few."""
+"""(selected free GPUs, sizes of nested blocks) -> GPU of each rank; None if these are too few."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -79,10 +77,10 @@ def place(
         exact = True
     else:
         sets = list(_on_common_rails(topology, blocks, world)) if rails else []
-        candidates = _searched(job, blocks, sets, price, {} if carvings is None else carvings)
+        candidates = _candidates(job, blocks, sets, price, {} if carvings is None else carvings)
         if world <= descent.RANKS:
             start = candidates[int(np.argmin(price(candidates)))]
-            lower = descent.descended(start, np.setdiff1d(free, start), price)
+            lower = descent.descend(start, np.setdiff1d(free, start), price)
             candidates = np.append(candidates, lower[None], axis=0)
         exact = False
     seconds = price(candidates)
@@ -93,8 +91,8 @@ def place(
 
 
 def _free_blocks(topology: Topology, free: Ints, rails: bool = False) -> list[FreeBlock]:
-    """The free GPUs by block of the innermost tier, those with the most first; on rails, in a block first the indices
-    that are free on most hosts, so that parts of hosts meet."""
+    """Return the free GPUs of each block of the innermost tier, the largest blocks first. On rails, indices that are
+    free on most hosts come first in a block, so that parts of hosts share rails."""
     inner = topology.blocks[0][free]
     index = topology.index[free]
     order = np.lexsort((-np.bincount(index)[index] if rails else free, inner))
@@ -105,8 +103,8 @@ def _free_blocks(topology: Topology, free: Ints, rails: bool = False) -> list[Fr
 
 
 def _deals(counts: Sequence[int], world: int) -> int:
-    """Count the ways to deal `world` ranks to blocks with room for these many each; at most EXACT + 1."""
-    ways = [1] + [0] * world  # ways[n]: to deal n given ranks to the blocks so far
+    """Count the distributions of `world` ranks over blocks with room for `counts` ranks each; at most EXACT + 1."""
+    ways = [1] + [0] * world  # ways[n]: distributions of n given ranks over the blocks so far
     for room in counts:
         ways = [sum(math.comb(n, k) * ways[n - k] for k in range(min(room, n) + 1)) for n in range(world + 1)]
         if world > 64 or ways[-1] > EXACT:
@@ -115,7 +113,8 @@ def _deals(counts: Sequence[int], world: int) -> int:
 
 
 def _deal_all(blocks: Sequence[FreeBlock], world: int) -> Ints:
-    """All ways to deal ranks to blocks, as GPUs, (ways, world); in a block, ranks take GPUs in ascending order."""
+    """Return the GPUs of all distributions of ranks over blocks, (ways, world); in a block, ranks take GPUs in
+    ascending order."""
     rows: list[Ints] = []
     room = [len(block.gpus) for block in blocks]
     chosen = np.zeros(world, dtype=np.int64)
@@ -136,15 +135,15 @@ def _deal_all(blocks: Sequence[FreeBlock], world: int) -> Ints:
     return np.array(rows)
 
 
-def _searched(
+def _candidates(
     job: PlacedJob,
     blocks: Sequence[FreeBlock],
     sets: Sequence[list[FreeBlock]],
     price: Callable[[Ints], Floats],
     carvings: Carvings,
 ) -> Ints:
-    """Placements by orders of the axes on selections of the free GPUs, `sets` among them: every order on all
-    free GPUs, the best orders on every selection, promising orders on the best selections. (placements, world)."""
+    """Return placements by orders of the axes on selections of the free GPUs, (placements, world): every order on all
+    free GPUs, the best orders on every selection (`sets` among them), promising orders on the best selections."""
     axes = [(name, size) for name, size in job.mesh.axes if size > 1]
     orders = list(permutations(range(len(axes))))
     selections = [*_selections(blocks, job.strategy.world, [size for _, size in axes]), *sets]
@@ -152,8 +151,7 @@ def _searched(
 
     @cache
     def name(which: int) -> bytes:
-        """Return a key of a selection: all of its GPUs, because on rails blocks may begin alike and be equally
-        long."""
+        """Return a key of a selection, of all its GPUs: on rails, blocks may have the same first GPU and length."""
         return np.concatenate([block.gpus for block in selections[which]]).tobytes()
 
     def placed(order: Sequence[int], which: int) -> Ints | None:
@@ -171,7 +169,7 @@ def _searched(
         return result
 
     def carved(pairs: Iterable[tuple[int, int]]) -> None:
-        """Carve and price (order, selection)."""
+        """Carve and price pairs of (order, selection) that are not priced yet."""
         new = [pair for pair in dict.fromkeys(pairs) if pair not in priced_pairs]
         gpus = [placed(orders[order], which) for order, which in new]
         able = [k for k, each in enumerate(gpus) if each is not None]
@@ -216,7 +214,7 @@ _RAIL_SETS = 16
 
 
 def _nested(sizes: Sequence[int]) -> tuple[int, ...]:
-    """Cumulative sizes of nested blocks, innermost first, with each axis in steps of its prime factors."""
+    """Return cumulative sizes of nested blocks, innermost first, with each axis in steps of its prime factors."""
     result, n = [], 1
     for size in sizes:
         factor = 2
@@ -230,8 +228,8 @@ def _nested(sizes: Sequence[int]) -> tuple[int, ...]:
 
 
 def _selections(blocks: Sequence[FreeBlock], world: int, sizes: Sequence[int]) -> Iterator[list[FreeBlock]]:
-    """Yield choices of free GPUs: all of them; and at each tier, of each block a multiple of an axis, or an even
-    share of the fewest blocks that suffice and of one and two more."""
+    """Yield selections of the free GPUs: all; and for each tier, a multiple of an axis in each block, or an even
+    share in the fewest blocks that suffice, and in one and two more."""
     yield list(blocks)
     units = sorted({a * b for a, b in product([1, *sizes], repeat=2)})
     yielded = {_which(blocks, world)}
@@ -280,14 +278,14 @@ def _in_multiples(blocks: Sequence[FreeBlock], near: int, far: int) -> list[Free
         if kept:
             under.setdefault(block.scopes, []).append(FreeBlock(block.scopes, block.gpus[:kept]))
     result: list[FreeBlock] = []
-    for own in under.values():
-        total = sum(len(block.gpus) for block in own)
-        result += _first(sorted(own, key=lambda block: -len(block.gpus)), total // far * far)
+    for inside in under.values():
+        total = sum(len(block.gpus) for block in inside)
+        result += _first(sorted(inside, key=lambda block: -len(block.gpus)), total // far * far)
     return sorted(result, key=lambda block: -len(block.gpus))
 
 
 def _first(blocks: Sequence[FreeBlock], count: int) -> Iterator[FreeBlock]:
-    """The first `count` GPUs of some blocks."""
+    """Yield the first `count` GPUs of some blocks, block by block."""
     for block in blocks:
         if count <= 0:
             return
@@ -296,7 +294,7 @@ def _first(blocks: Sequence[FreeBlock], count: int) -> Iterator[FreeBlock]:
 
 
 def _caps(counts: Ints, world: int, units: Sequence[int]) -> Iterator[Ints]:
-    """Yield how many GPUs of each block to use, of `counts` in descending order."""
+    """Yield numbers of GPUs to use in each block, (blocks,), at most `counts`, which descend."""
     fewest = int(np.searchsorted(np.cumsum(counts), world)) + 1
     for used in range(fewest, min(fewest + 3, len(counts) + 1)):
         for extra in (0, 1):
@@ -315,12 +313,12 @@ def _caps(counts: Ints, world: int, units: Sequence[int]) -> Iterator[Ints]:
 def bound_s(job: PlacedJob, topology: Topology, free: Ints, busy: Ints) -> float:
     """Return a step time that no placement on the free GPUs can beat."""
     counts = [np.bincount(blocks[free]) for blocks in topology.blocks]
-    best = {axis: [_most_together(job, axis, of) for of in counts] for axis in job.groups}
+    best = {axis: [_most_together(job, axis, tier) for tier in counts] for axis in job.groups}
     rows: dict[str, list[list[int]]] = {axis: [] for axis in job.groups}
     outermost: dict[str, int] = {}
-    for joint in product(*(_joint_parts(job, of) for of in counts[:-1]), [outermost]):
-        for axis, own in rows.items():
-            own.append([min(most, at.get(axis, most)) for most, at in zip(best[axis], joint, strict=True)])
+    for joint in product(*(_joint_parts(job, tier) for tier in counts[:-1]), [outermost]):
+        for axis, row in rows.items():
+            row.append([min(most, at.get(axis, most)) for most, at in zip(best[axis], joint, strict=True)])
     shares = _best_shares(job, topology, free, busy)
     parts: Parts = {axis: np.array(columns).T for axis, columns in rows.items()}
     width = len(next(iter(rows.values()), [0]))
@@ -339,22 +337,22 @@ def _most_together(job: PlacedJob, axis: str, counts: Ints) -> int:
 
 def _room(counts: Ints, size: int, part: int) -> int:
     """Return the most ranks that blocks with these free GPUs hold if every group of `size` has at least `part` ranks
-    in each block that it touches. A group then has all of its ranks there, or `part` to `size - part`; k such parts
-    are k x part to k x (size - part) ranks."""
+    in each of its blocks. A block then has all ranks of a group, or from `part` to `size - part` of them; k such
+    parts are from k x part to k x (size - part) ranks."""
     if part >= size:
         return int(np.sum(counts // size) * size)
     return int(np.minimum(counts, counts // part * (size - part)).sum())
 
 
 def _joint_parts(job: PlacedJob, counts: Ints) -> Iterator[dict[str, int]]:
-    """Yield the parts that tp, data and pp can have together in blocks with these numbers of free GPUs: the largest
-    of data for each of the others."""
+    """Yield axis -> smallest part, for parts that tp, data and pp can have at once in blocks with these numbers of
+    free GPUs: the largest of data for each of tp and pp."""
     tp, data = (job.groups[axis].shape[1] if axis in job.groups else 1 for axis in ("tp", "data"))
-    for stages, own in product({1, job.strategy.pp}, _parts_of(tp)):
-        capacity = _capacity(counts, tp, own, job.strategy.world)
-        rest = max((m for m in _parts_of(data) if m * own * stages <= capacity), default=0)
+    for stages, part in product({1, job.strategy.pp}, _parts_of(tp)):
+        capacity = _capacity(counts, tp, part, job.strategy.world)
+        rest = max((m for m in _parts_of(data) if m * part * stages <= capacity), default=0)
         if rest:
-            yield {"tp": own, "data": rest, "pp": 2 if stages > 1 else 1}
+            yield {"tp": part, "data": rest, "pp": 2 if stages > 1 else 1}
 
 
 def _capacity(counts: Ints, size: int, part: int, world: int) -> int:

@@ -1,9 +1,9 @@
-"""Several jobs on the same free GPUs: which go where, so that they lose least, and share as few uplinks as can be.
+"""The placement of several jobs on the same free GPUs, with the least loss and as few shared uplinks as possible.
 
-Jobs are dealt one after the other, the largest first. Each tries all that is left, and of every tier the fewest
-blocks (hosts, leaf switches) that hold it, with the least to spare first; the best few answers are dealt on. At the
-end every job is priced with the GPUs of all others in use. An answer is better by the sum of its jobs' steps over
-their steps on the empty cluster, then by uplinks that several jobs cross, then by blocks that jobs touch.
+It is a beam search: jobs are placed one after the other, the largest first. Each is tried on all remaining GPUs, and
+for every tier on the fewest blocks (hosts, leaf switches) that hold it, the tightest first; the best few answers are
+continued. At the end every job is priced with the GPUs of all others in use. Answers are ranked by the sum of the
+jobs' steps over their steps on the empty cluster, then by uplinks that several jobs cross, then by blocks in use.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,14 +20,14 @@ from phalanx.spec.cluster.topology import Ints, Topology
 from phalanx.spec.errors import InputError
 
 MOST = 16
-"""Jobs that are placed at once."""
+"""The most jobs that are placed at once."""
 _KEPT, _SPARE = 6, 4
-"""Answers that are dealt on, and blocks of a tier, by what they have to spare, that a job tries."""
+"""Answers that are continued, and alternatives of a tier, by spare GPUs, on which a job is tried."""
 
 
 @dataclass(frozen=True)
 class SharedUplink:
-    """A block of hosts whose way out several jobs take."""
+    """A block of hosts whose uplink several jobs use; `jobs`: their places in the order of the plans."""
 
     hosts: tuple[str, ...]
     jobs: tuple[int, ...]
@@ -49,8 +49,8 @@ def placed_together(
     leaves: Mapping[str, Sequence[str]] | None = None,
     partition: str | None = None,
 ) -> JobsPlaced:
-    """Place several jobs on the GPUs that the file `free` names, of a `partition` alone. Raises InputError for jobs
-    of unlike clusters, and where they have more ranks than GPUs are free."""
+    """Place several jobs on the GPUs in the file `free`; `partition`: the only one whose nodes are used. Raises
+    InputError for jobs of different clusters, and for more ranks than free GPUs."""
     require_alike(jobs)
     available = free_gpus.read(free, jobs[0].cluster, leaves, partition)
     world = sum(job.strategy.world for job in jobs)
@@ -73,7 +73,7 @@ def placed_together(
 
 
 def require_alike(jobs: Sequence[PlacedJob]) -> None:
-    """Raise InputError unless jobs can be on one cluster: nodes of one kind, and few enough."""
+    """Require that jobs can be on one cluster: few enough, and planned for nodes of one kind. Raises InputError."""
     if len(jobs) > MOST:
         raise InputError("plan", len(jobs), f"plans are more than are placed at once, {MOST}", "place some of them")
     kinds = {(job.cluster.device.name, job.cluster.ranks_per_node) for job in jobs}
@@ -83,7 +83,7 @@ def require_alike(jobs: Sequence[PlacedJob]) -> None:
 
 
 class _Deal:
-    """The jobs to deal, with what is common to all answers."""
+    """The jobs to place, with the facts and caches that all answers share."""
 
     def __init__(self, jobs: Sequence[PlacedJob], empty: Sequence[Placed], t: Topology, busy: Ints) -> None:
         self.jobs, self.empty, self.topology, self.busy = jobs, empty, t, busy
@@ -92,7 +92,7 @@ class _Deal:
         self._known: dict[tuple[int, bytes, bytes], Placed] = {}
 
     def tries(self, i: int, some: Mapping[int, Placed], free: Ints) -> Iterator[Placed]:
-        """Yield placements of job `i` after those that are dealt."""
+        """Yield placements of job `i`, given the placements of `some` other jobs."""
         taken = [own.placement.gpu for own in some.values()]
         busy = np.concatenate([self.busy, *taken])
         for domain in _domains(self.topology, np.setdiff1d(free, busy), self.jobs[i].strategy.world):
@@ -113,15 +113,14 @@ class _Deal:
         return result
 
     def score(self, some: Mapping[int, Placed]) -> tuple[float, int, int]:
-        """Return what the jobs lose, the uplinks that they share, and the blocks that they touch."""
-        slower = sum(own.seconds / self.empty[i].seconds for i, own in some.items())
-        touched = sum(
-            len(np.unique(row[own.placement.gpu])) for own in some.values() for row in self.topology.blocks[:-1]
-        )
-        return round(slower, 4), sum(len(each.jobs) - 1 for each in self.shared(some)), touched
+        """Return (sum of the jobs' steps over those on the empty cluster, shared uplinks, blocks in use)."""
+        slower = sum(placed.seconds / self.empty[i].seconds for i, placed in some.items())
+        rows, gpus = self.topology.blocks[:-1], [placed.placement.gpu for placed in some.values()]
+        blocks = sum(len(np.unique(row[of_job])) for of_job in gpus for row in rows)
+        return round(slower, 4), sum(len(each.jobs) - 1 for each in self.shared(some)), blocks
 
     def shared(self, some: Mapping[int, Placed]) -> Iterator[SharedUplink]:
-        """Yield the blocks of hosts whose way out several jobs take, from the innermost tier that holds hosts."""
+        """Yield the blocks of hosts whose uplink several jobs use, from the innermost tier outwards."""
         t = self.topology
         for row in t.blocks[:-1]:
             across: dict[int, list[int]] = {}
@@ -136,8 +135,8 @@ class _Deal:
 
 
 def _domains(topology: Topology, free: Ints, world: int) -> Iterator[Ints]:
-    """Yield the parts of the free GPUs on which a job of `world` ranks is tried: all, and of each tier the fewest
-    blocks that hold it, those with the least to spare first."""
+    """Yield the parts of the free GPUs on which a job of `world` ranks is tried: all, and for each tier the fewest
+    blocks that hold it, those with the fewest spare GPUs first."""
     if len(free) < world:
         return
     yielded = {free.tobytes()}
@@ -158,5 +157,5 @@ def _domains(topology: Topology, free: Ints, world: int) -> Iterator[Ints]:
 
 
 def _unlike(order: Sequence[int], rooms: Ints) -> list[int]:
-    """Return the first of each number of free GPUs."""
+    """Return the first block of each number of free GPUs."""
     return list({int(rooms[b]): int(b) for b in reversed(order)}.values())[::-1]

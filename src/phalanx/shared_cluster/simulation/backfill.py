@@ -1,11 +1,11 @@
-"""Which waiting jobs start now: in order, past jobs that cannot start, or behind a reservation.
+"""The start of waiting jobs: in order, past jobs that cannot start, or behind a reservation.
 
-EASY backfilling (Lifka 1995): the first waiting job has a reservation, the earliest time at which its GPUs are free
-by the planned ends of those that run. Others pass it if they end before then, or on GPUs that it leaves over.
+EASY backfilling (Lifka 1995): the first waiting job has a reservation for the earliest time at which its GPUs are
+free, by the planned ends of running jobs. Other jobs pass it if they end before then, or leave it enough GPUs.
 
-Conservative backfilling (Mu'alem and Feitelson 2001): every job gets a reservation when it arrives, the earliest time
-at which the job fits between all that is reserved, so no later one delays it. When a job ends before its limit, those
-that wait are brought forward in their order.
+Conservative backfilling (Mu'alem and Feitelson 2001): every job gets a reservation when it arrives, for the earliest
+time at which it fits between all reservations, so no later job delays it. When a job ends before its limit, waiting
+jobs are brought forward in their order.
 """
 
 import heapq
@@ -20,7 +20,7 @@ from phalanx.shared_cluster.simulation.trace import TraceJob
 
 
 def start_if_able(cluster: ClusterState, number: int) -> bool:
-    """Start a waiting job if it can start now."""
+    """Start a waiting job if it can start now; return whether it did."""
     gpus, speed = cluster.nodes.choose(cluster.jobs[number].gpus, cluster.policy.rule), 1.0
     if not gpus and cluster.policy.elastic and cluster.jobs[number].widths:
         gpus, speed = elastic.narrower(cluster, number)
@@ -36,7 +36,7 @@ def start_if_able(cluster: ClusterState, number: int) -> bool:
 
 
 def in_order(cluster: ClusterState, passing: bool) -> None:
-    """Start jobs in their order. No job passes one that cannot start; with `passing`, jobs of other widths do."""
+    """Start jobs in their order. Jobs pass one that cannot start only with `passing`, and if of another width."""
     for number in _merged(cluster):
         if not start_if_able(cluster, number) and not passing:
             return
@@ -48,15 +48,15 @@ def _merged(cluster: ClusterState) -> Iterator[int]:
     closed: set[int] = set()
     while True:
         best: tuple[Key, int] | None = None
-        for width, own in cluster.waiting.items():
-            if own and width not in closed and (best is None or own[0] < best):
-                best = own[0]
+        for width, queue in cluster.waiting.items():
+            if queue and width not in closed and (best is None or queue[0] < best):
+                best = queue[0]
         if best is None:
             return
         yield best[1]
         width = cluster.jobs[best[1]].gpus
-        own = cluster.waiting[width]
-        if own and own[0][1] == best[1]:
+        queue = cluster.waiting[width]
+        if queue and queue[0][1] == best[1]:
             closed.add(width)
 
 
@@ -65,12 +65,10 @@ def easy(cluster: ClusterState) -> None:
     while (head := cluster.first()) is not None and start_if_able(cluster, head):
         if head != cluster.reserved_for:  # it came before the job with the reservation, which must be made again
             cluster.reserved_for = -1
-    if head is None or not cluster.nodes.count:
-        if head is not None:
-            _reserve(cluster, head)
-        return
-    _reserve(cluster, head)
-    _backfill(cluster, head)
+    if head is not None:
+        _reserve(cluster, head)
+        if cluster.nodes.count:
+            _backfill(cluster, head)
 
 
 def _reserve(cluster: ClusterState, head: int) -> None:
@@ -142,7 +140,7 @@ def promise(cluster: ClusterState, number: int) -> None:
 
 def _start_now(cluster: ClusterState, number: int, chosen: Chosen) -> None:
     cluster.start(number, chosen, 1.0)
-    handle(cluster, END)  # of a job that takes no time: to the timelines its GPUs are free already
+    handle(cluster, END)  # a job that takes no time ends at once: in the timelines its GPUs are free already
 
 
 def _find(cluster: ClusterState, number: int) -> tuple[float, Chosen, float]:
@@ -167,7 +165,7 @@ def _reserve_for(cluster: ClusterState, number: int, start: float, chosen: Chose
 
 
 def bring_forward(cluster: ClusterState) -> None:
-    """After an early end, give waiting jobs an earlier start where there is one, in their order."""
+    """Give waiting jobs, in their order, an earlier start where an early end has made one possible."""
     assert cluster.timelines is not None
     cluster.early = False
     for number in sorted(cluster.promises)[:DEPTH]:

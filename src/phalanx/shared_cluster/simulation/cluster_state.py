@@ -1,8 +1,8 @@
-"""The state of a simulation: waiting and running jobs, their GPUs, pending events, and the history: where each job
-ran and when, and what was lost.
+"""The state of a simulation (waiting and running jobs, their GPUs, pending events) and its history (where each job
+ran and when, and the losses).
 
 A job runs at a speed: 1 on the GPUs that it asks for, placed well; less where its placement or its width is worse.
-What it has done is kept when it leaves.
+A job that is stopped keeps the work that it has done.
 """
 
 import heapq
@@ -38,9 +38,9 @@ class JobHistory:
     waited: list[float]
     """Seconds that each job waited, whether before or between its runs."""
     preempted: list[int]
-    """How often each job was preempted."""
+    """Number of times that each job was preempted."""
     resized: list[int]
-    """How often each running job changed its width."""
+    """Number of times that each job changed its width while it ran."""
     runs: list[JobRun] = field(default_factory=list)
     fragmented: float = 0.0
     """GPU-seconds for which the first waiting job's GPUs were free, but not in the shape that it needs."""
@@ -58,7 +58,7 @@ class JobHistory:
 SpeedOf = Callable[[TraceJob, HeldGpus], float]
 """Speed of a job on the GPUs that it has, over that of its best placement: above 0, at most 1."""
 Chosen = list[tuple[int, int]]
-"""GPUs that a gang may get: (node, number)."""
+"""GPUs for a gang: (node, number of GPUs) of each node."""
 END, DEMOTE, RESERVED = 0, 2, 3
 """Kinds of events, in the order in which events of one time are handled; arrivals follow ends."""
 
@@ -70,16 +70,16 @@ class ActiveJob:
     left: float
     """Seconds of work left at speed 1."""
     since: float
-    """When it began to wait, or to run."""
+    """Time at which it began to wait, or to run."""
     attained: float = 0.0
     """GPU-seconds of service so far."""
     version: int = 0
     """A number that changes whenever the job's pending events become invalid."""
     speed: float = 1.0
     end: float = 0.0
-    """When it ends unless it is stopped."""
+    """Time at which it ends unless it is stopped."""
     planned_end: float = 0.0
-    """When it ends by its limit."""
+    """Time at which its limit ends it."""
     gpus: HeldGpus = ()
     width: int = 0
     """GPUs that it runs on."""
@@ -97,11 +97,11 @@ class ClusterState:
         self.active: dict[int, ActiveJob] = {}
         self.running: dict[int, ActiveJob] = {}
         self.waiting: dict[int, list[tuple[Key, int]]] = {}
-        """By width, in the order of the policy."""
+        """Width -> waiting jobs, (key, number), in the order of the policy."""
         self.events: list[tuple[float, int, int, int]] = []
         self.now = 0.0
         self.stuck = 0
-        """GPUs of the first waiting job while it waits for their shape only."""
+        """GPUs of the first waiting job, while enough are free but not in its shape; else 0."""
         self.reserved_for = -1
         self.reservation: Reservation | None = None
         self.timelines = Timelines(nodes) if policy.name == "conservative" else None
@@ -110,7 +110,7 @@ class ClusterState:
         self.early = False
         """Conservative: whether a job has just ended before its limit."""
         self.ends: list[tuple[float, int]] = []
-        """Planned ends of running jobs, ascending."""
+        """easy: (planned end, number) of running jobs, ascending."""
         self.second: list[int] = [0] * len(nodes.sizes)
         """las: GPUs of each node that run jobs of the second queue."""
         self.lowest = min((job.priority for job in jobs), default=0)
@@ -122,10 +122,7 @@ class ClusterState:
         """Return the first waiting job."""
         if self.timelines is not None:
             return min(self.promises, default=None)
-        best: tuple[Key, int] | None = None
-        for own in self.waiting.values():
-            if own and (best is None or own[0] < best):
-                best = own[0]
+        best = min((queue[0] for queue in self.waiting.values() if queue), default=None)
         return None if best is None else best[1]
 
     def key(self, number: int) -> Key:
@@ -138,8 +135,8 @@ class ClusterState:
 
     def unwait(self, number: int) -> None:
         """Take a job out of its queue, before its sort key changes."""
-        own = self.waiting[self.jobs[number].gpus]
-        del own[bisect_left(own, (self.key(number), number))]
+        queue = self.waiting[self.jobs[number].gpus]
+        del queue[bisect_left(queue, (self.key(number), number))]
 
     def speed(self, number: int, chosen: Chosen) -> float:
         """Return a job's speed on GPUs about to be taken, by their placement alone."""
@@ -149,7 +146,8 @@ class ClusterState:
         return self.speed_of(job, tuple((node, (1 << gpus) - 1) for node, gpus in chosen))
 
     def start(self, number: int, nodes: Chosen, narrower: float, placed: float | None = None) -> None:
-        """Start a job on (node, GPUs) at a speed of `narrower` times that of the placement."""
+        """Start a job on (node, GPUs). `narrower`: speed of its width, over that of the width it asks for; `placed`:
+        speed of the placement, if it is known already."""
         state, job = self.active[number], self.jobs[number]
         state.speed = narrower * (self.speed(number, nodes) if placed is None else placed)
         state.width = sum(gpus for _, gpus in nodes)
@@ -157,7 +155,7 @@ class ClusterState:
         self.history.waited[number] += self.now - state.since
         state.since = self.now
         state.end = self.now + state.left / state.speed
-        # A limit is of the job as it asked to run: what it loses elsewhere comes on top.
+        # The limit is of the job as it asked to run: time lost to placement or width comes on top.
         state.planned_end = max(state.end, state.end + (job.planned - job.duration) / state.speed)
         state.version += 1
         self.running[number] = state
@@ -190,7 +188,7 @@ class ClusterState:
         del self.running[number]
 
     def count_run(self, number: int) -> None:
-        """Count what a running job has done since it started, or since this was last counted."""
+        """Count the work and the losses of a running job since it started, or since they were last counted."""
         state, job = self.running[number], self.jobs[number]
         ran = self.now - state.since
         state.attained += ran * state.width

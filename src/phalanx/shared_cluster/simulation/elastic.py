@@ -11,7 +11,7 @@ from phalanx.shared_cluster.simulation.policy import MOST_SHRUNK
 
 
 def narrower(cluster: ClusterState, number: int) -> tuple[Chosen, float]:
-    """Return nodes and speed for the widest width below the one asked for that can start now."""
+    """Return (nodes, speed) of the widest width below the job's own that can start now; ([], 0) if none can."""
     for width, speed in reversed(cluster.jobs[number].widths):
         if width < cluster.jobs[number].gpus:
             chosen = cluster.nodes.choose(width, cluster.policy.rule)
@@ -21,13 +21,12 @@ def narrower(cluster: ClusterState, number: int) -> tuple[Chosen, float]:
 
 
 def shrink_for(cluster: ClusterState, number: int) -> tuple[Chosen, float]:
-    """Shrink running elastic jobs so that a waiting job can start; return its nodes and speed, or none if that does
+    """Shrink running elastic jobs so that a waiting job can start; return its (nodes, speed), or ([], 0) if that does
     not suffice. The job gets the widest of its widths that can start, from as few others as possible, the last
     submitted first."""
     job = cluster.jobs[number]
-    others = sorted((n for n in cluster.shrinkable if _worth_shrinking(cluster, number, n)), reverse=True)[
-        :MOST_SHRUNK
-    ]
+    worth = (n for n in cluster.shrinkable if _worth_shrinking(cluster, number, n))
+    others = sorted(worth, reverse=True)[:MOST_SHRUNK]
     for width, speed in ((job.gpus, 1.0), *reversed(job.widths)):
         for count in range(1, len(others) + 1):
             for narrowest in (False, True):
@@ -38,15 +37,15 @@ def shrink_for(cluster: ClusterState, number: int) -> tuple[Chosen, float]:
 
 
 def _worth_shrinking(cluster: ClusterState, number: int, other: int) -> bool:
-    """Whether a running job releases GPUs to a waiting one: not if it has a higher priority, or would end before it
-    could restart."""
+    """Return whether a running job releases GPUs to a waiting one: not if it has a higher priority, or would end
+    before it could restart."""
     job, state = cluster.jobs[other], cluster.running[other]
     return job.priority <= cluster.jobs[number].priority and state.end - cluster.now > cluster.policy.restart_s
 
 
 def _shrunk(cluster: ClusterState, width: int, shrinking: Sequence[int], narrowest: bool) -> Chosen:
-    """Shrink all of these jobs, to their next or to their narrowest width, if `width` GPUs for another job are
-    then free in the right shape; return its nodes, and none if they are not."""
+    """Shrink all of these jobs, to their next or to their narrowest width, if another job of `width` GPUs then fits;
+    return its nodes, or [] without a change."""
     to: list[tuple[int, int, float]] = []
     for job in shrinking:
         narrower = [w for w in cluster.jobs[job].widths if w[0] < cluster.running[job].width]

@@ -1,7 +1,7 @@
-"""The GPUs of a cluster's nodes: the free ones, and those that a gang gets.
+"""The free GPUs of a cluster's nodes, and the choice of GPUs for a gang.
 
-A gang that fits a node gets GPUs of one node; a wider one gets entire nodes and, for what is left, a part of one
-more, as pods and tasks ask for them. `scatter` takes any free GPUs, as a scheduler that only counts does.
+A gang that fits a node gets GPUs of one node; a wider one gets entire nodes and, for the rest, a part of one more, as
+pods and tasks ask for them. `scatter` takes any free GPUs, as a scheduler that only counts does.
 """
 
 import heapq
@@ -16,7 +16,7 @@ RULES: dict[str, str] = {
 }
 
 HeldGpus = tuple[tuple[int, int], ...]
-"""GPUs of a gang: (node, bits of its GPUs) of each node."""
+"""GPUs that a gang has: (node, bit mask of GPUs) of each node."""
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,7 @@ class Nodes:
         return chosen
 
     def _node(self, gpus: int, rule: str, allowed: Callable[[int], bool] | None) -> int | None:
-        """The node for a gang of one node."""
+        """Return the node for a gang that fits one node; None if no node has room."""
         best: int | None = None
         for count in range(gpus, self.largest + 1):
             node = self._first_with(count, allowed)
@@ -93,7 +93,7 @@ class Nodes:
         return best
 
     def _first_with(self, count: int, allowed: Callable[[int], bool] | None) -> int | None:
-        """The first node with exactly this many free GPUs that is allowed."""
+        """Return the first allowed node with exactly `count` free GPUs; None if there is none."""
         heap = self._by_free[count]
         while heap and self.free[heap[0]] != count:
             heapq.heappop(heap)

@@ -42,7 +42,7 @@ class PolicyOutcome:
     """GPU-seconds that jobs took longer than on their best placement."""
     preemptions: int
     resizes: int
-    """How often running jobs changed their width."""
+    """Number of times that running jobs changed their width."""
     tokens_per_s: float
     """Tokens per second over the makespan, of jobs with a plan."""
 
@@ -107,10 +107,10 @@ def span(seconds: float) -> str:
 def tables(outcomes: Sequence[PolicyOutcome]) -> Iterator[Table]:
     """Yield the figures of policies side by side: times, then use and losses."""
     names = ("mean", "median", "90 %", "99 %", "most")
-    for title, of in (("queue time", _queue), ("completion time, from the submission", _completion)):
+    for title, queue in (("queue time", True), ("completion time, from the submission", False)):
         grid = table(title, "policy", *names, left=("policy",))
         for o in outcomes:
-            d = of(o)
+            d = o.queue if queue else o.completion
             grid.add_row(o.policy, span(d.mean), *map(span, d.quantiles))
         yield grid
     resized = ("resized",) if any(o.resizes for o in outcomes) else ()
@@ -120,9 +120,8 @@ def tables(outcomes: Sequence[PolicyOutcome]) -> Iterator[Table]:
     for o in outcomes:
         lost = (_gpu_hours(o.fragmented), _gpu_hours(o.placement), f"{o.preemptions:,}")
         rate = f"{o.tokens_per_s:,.0f}" if o.tokens_per_s else ""
-        grid.add_row(
-            o.policy, span(o.makespan), f"{o.gpu_use:.1%}", *lost, *([f"{o.resizes:,}"] if resized else []), rate
-        )
+        changes = [f"{o.resizes:,}"] if resized else []
+        grid.add_row(o.policy, span(o.makespan), f"{o.gpu_use:.1%}", *lost, *changes, rate)
     grid.caption = (
         "fragmented: GPUs free in number, not in the shape that the first waiting job needs; "
         "placement: what jobs took longer than placed best"
@@ -134,14 +133,6 @@ def tables(outcomes: Sequence[PolicyOutcome]) -> Iterator[Table]:
 def _gpu_hours(gpu_seconds: float) -> str:
     hours = gpu_seconds / 3600
     return f"{hours:,.0f} GPU-h" if hours >= 100 else f"{hours:.1f} GPU-h"
-
-
-def _queue(o: PolicyOutcome) -> Distribution:
-    return o.queue
-
-
-def _completion(o: PolicyOutcome) -> Distribution:
-    return o.completion
 
 
 def picture(histories: Sequence[JobHistory], cluster: str) -> Picture:

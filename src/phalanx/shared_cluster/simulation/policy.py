@@ -1,9 +1,8 @@
-"""Scheduling policies, as data: in which order jobs wait, who may pass whom, who may be stopped.
+"""Scheduling policies, as data: the order of waiting jobs, which jobs may pass others, and which may be stopped.
 
 fifo           arrival order; no job passes the first that cannot start
-easy           as fifo, but the first has a reservation, and whoever does not delay it may pass (Lifka 1995)
-conservative   every waiting job has a reservation when it arrives, which no later one delays (Mu'alem and Feitelson
-               2001)
+easy           as fifo, but the first has a reservation, and jobs that do not delay it may pass (Lifka 1995)
+conservative   every job has a reservation when it arrives, which no later job delays (Mu'alem and Feitelson 2001)
 smallest       fewest GPUs first, then shortest; no job waits for a wider one
 las            least attained service in two queues: a job that has used THRESHOLD GPU-seconds goes to the second; the
                first may stop jobs of the second (Tiresias, Gu et al. 2019, discretised)
@@ -17,19 +16,18 @@ POLICIES = ("fifo", "easy", "conservative", "smallest", "las")
 THRESHOLD = 3600.0 * 8
 """GPU-seconds of service after which a job goes to the second queue of `las`."""
 DEPTH = 100
-"""Jobs of one width that a backfilling pass considers."""
-
+"""The most jobs of one width that a backfilling pass considers."""
 MOST_SHRUNK = 8
 """The most jobs that release GPUs to one other job."""
 
 
 @dataclass(frozen=True)
 class SchedulingPolicy:
-    """How jobs are scheduled."""
+    """A scheduling policy with its options."""
 
     name: str
     rule: str = "best-fit"
-    """Which GPUs a gang gets: RULES in nodes.py."""
+    """Rule by which GPUs are chosen for a gang: RULES in nodes.py."""
     elastic: bool = False
     """Whether elastic jobs start narrower if that lets them start at once, release GPUs if that lets the first
     waiting job start, and widen when no job waits."""
@@ -46,7 +44,7 @@ class SchedulingPolicy:
 
 
 Key = tuple[float, float, float, int]
-"""By which waiting jobs are ordered."""
+"""Sort key of waiting jobs."""
 
 
 def key(policy: SchedulingPolicy, job: TraceJob, number: int, attained: float) -> Key:

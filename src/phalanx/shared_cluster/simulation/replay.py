@@ -1,8 +1,7 @@
-"""What `phalanx cluster simulate` does: read a trace, price the plans in it, and run it under policies. Jobs arrive,
-wait, run on GPUs and end; a policy decides which starts when and where.
+"""The replay of a trace under scheduling policies, with its plans priced: what `phalanx cluster simulate` does.
 
 Events at one time are handled in the order: ends, arrivals, changes of queue, reserved starts; then waiting jobs are
-scheduled. What a job has done is kept when it is stopped; it loses `restart_s`.
+scheduled. A job that is stopped keeps its work, and loses `restart_s`.
 """
 
 import re
@@ -51,7 +50,7 @@ def simulate(
         cluster.history.fragmented += cluster.stuck * (time - cluster.now)
         cluster.now = time
         handle(cluster, END)
-        if cluster.early:  # once all that end now have given back their GPUs
+        if cluster.early:  # after all jobs that end now have freed their GPUs
             backfill.bring_forward(cluster)
         while i < len(order) and jobs[order[i]].submit == time:
             _arrive(cluster, order[i])
@@ -137,7 +136,8 @@ class _Prices:
     topology: Topology
 
     def facts(self, path: str, fewest: int) -> PlanFacts:
-        """What a trace needs of a plan, placed on the empty cluster. Raises InputError."""
+        """Return a plan's facts, placed on the empty cluster; `fewest`: its least GPUs if it is elastic, else 0.
+        Raises InputError."""
         job, room = self.job(path), self.topology.gpus
         if job.strategy.world > room:
             raise InputError("plan", path, f"has {job.strategy.world} ranks, and the cluster {room} GPUs")
@@ -153,25 +153,24 @@ class _Prices:
 
     @cache  # noqa: B019 - one instance a command
     def job(self, path: str) -> PlacedJob:
-        """The job of a plan, on this cluster."""
+        """Return the job of a plan, on this cluster."""
         return replace(job_of_plan(Path(path), None, None), cluster=self.cluster)
 
     @cache  # noqa: B019
     def step_s(self, path: str, gpus: tuple[int, ...]) -> float:
-        """Seconds of a step on the best of these GPUs, with all others in use."""
+        """Return the seconds of a step on the best of these GPUs, with all others in use."""
         return place(self.job(path), self.topology, np.array(gpus, dtype=np.int64)).seconds
 
     def speed(self, job: TraceJob, held: HeldGpus) -> float:
-        """Speed of a job on GPUs, over that on the empty cluster; of equal nodes and leaves, the first represent
-        all."""
+        """Return a job's speed on GPUs over its speed on the empty cluster; like placements are priced once."""
         if sum(bits.bit_count() for _, bits in held) != job.gpus:
-            return 1.0  # at another width, whose speed the trace has
+            return 1.0  # at another width, the speed is from the trace
         gpus = self._alike(tuple((node, bits.bit_count()) for node, bits in held))
         best = self.step_s(job.plan, tuple(range(self.topology.gpus)))
         return min(1.0, best / self.step_s(job.plan, gpus))
 
     def _alike(self, parts: tuple[tuple[int, int], ...]) -> tuple[int, ...]:
-        """GPUs that represent all placements with the same numbers per node and leaf."""
+        """Return GPUs that represent all placements with the same numbers of GPUs per node and leaf."""
         leaf_of, node = self.topology.blocks[-2] if len(self.cluster.tiers) > 2 else None, self.cluster.ranks_per_node
         by_leaf: dict[int, list[int]] = {}
         for host, n in parts:
@@ -185,8 +184,8 @@ class _Prices:
             hosts = leaf_of[::node]
             leaves = sorted(set(hosts.tolist()), key=lambda leaf: -int(np.sum(hosts == leaf)))
             starts = [np.flatnonzero(hosts == leaf).tolist() for leaf in leaves]
-        for counts, own in zip(groups, starts, strict=False):
-            for n, host in zip(counts, own, strict=False):
+        for counts, hosts_under in zip(groups, starts, strict=False):
+            for n, host in zip(counts, hosts_under, strict=False):
                 gpus += range(host * node, host * node + n)
         return tuple(gpus)
 
@@ -194,8 +193,8 @@ class _Prices:
 def read_trace(
     path: Path, shared: SharedCluster, oversubscription: float, skip_bad: bool
 ) -> tuple[Trace, SpeedOf | None]:
-    """Read a trace for a cluster; also return the speeds of its plans by placement, if the cluster's links are known.
-    Raises InputError."""
+    """Return (a trace for a cluster, function for the speeds of its plans by placement; None if the cluster's links
+    are not known). Raises InputError."""
     nodes = Nodes(shared.sizes, shared.leaf)
     if oversubscription > 1 and (shared.described is None or len(set(shared.leaf)) < 2):
         reason = "is of the uplinks of leaf switches, which this cluster has not"
@@ -216,7 +215,7 @@ def read_trace(
 
 
 def default_policies(trace: Trace, elastic: bool) -> list[str]:
-    """Name the policies that can run a trace: `conservative` keeps neither elastic jobs nor priorities."""
+    """Return the names of the policies that can run a trace: `conservative` has no elastic jobs and no priorities."""
     ordered = all(job.priority == trace.jobs[0].priority for job in trace.jobs)
     return [name for name in POLICIES if name != "conservative" or (ordered and not elastic)]
 
@@ -234,9 +233,8 @@ def policies_of(
     if elastic and "conservative" in names:
         raise InputError("elastic", None, "widths cannot change under reservations", "leave out conservative")
     if "scatter" in rules and {"conservative", "las"} & set(names):
-        raise InputError(
-            "placement", "scatter", "is for fifo, easy and smallest", "use first-fit, best-fit or topology"
-        )
+        remedy = "use first-fit, best-fit or topology"
+        raise InputError("placement", "scatter", "is for fifo, easy and smallest", remedy)
     if not 0 <= restart_s < float("inf"):
         raise InputError("restart_s", restart_s, "must be 0 or more seconds")
     if preempt and "conservative" in names:

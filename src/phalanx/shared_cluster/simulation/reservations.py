@@ -1,4 +1,4 @@
-"""Reservations in time: for the first waiting job (EASY), or for every one (conservative backfilling)."""
+"""Reservations: for the first waiting job (EASY), or for every waiting job (conservative backfilling)."""
 
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
@@ -11,20 +11,21 @@ _FOREVER = float("inf")
 
 @dataclass
 class Reservation:
-    """When the first waiting job can start at the latest, and what others may use without delaying it."""
+    """The latest start of the first waiting job, and the GPUs that other jobs may use without delaying it."""
 
     time: float
+    """Seconds of the simulation."""
     spare: dict[int, int] = field(default_factory=dict)
-    """GPUs of each reserved node that are left over at `time`."""
+    """Node -> GPUs left over at `time`, for reserved nodes."""
     anywhere: int | None = None
-    """GPUs left over at `time` on all nodes, for gangs that may scatter."""
+    """GPUs left over at `time` on all nodes, where gangs may scatter; None: they may not."""
 
     def allows(self, node: int, gpus: int) -> bool:
-        """Whether a job that ends after `time` may use this many GPUs of a node."""
+        """Whether a job that ends after `time` may use `gpus` GPUs of a node."""
         return node not in self.spare or self.spare[node] >= gpus
 
     def use(self, chosen: Iterable[tuple[int, int]]) -> None:
-        """Count GPUs that a job which ends after `time` has taken."""
+        """Take off the (node, GPUs) of a job that ends after `time`."""
         for node, gpus in chosen:
             if node in self.spare:
                 self.spare[node] -= gpus
@@ -54,7 +55,9 @@ def earliest(nodes: Nodes, gpus: int, scatter: bool, ends: Iterable[tuple[float,
 
 
 def _fits(shape: GangShape, free: Sequence[int], full: set[int], changed: Sequence[int]) -> list[tuple[int, int]]:
-    """Return nodes for a gang, of those that have just `changed` if one of them suffices."""
+    """Return (node, GPUs) for a gang on nodes with these `free` GPUs; none if it does not fit. `full`: nodes of the
+    largest size that are entirely free; `changed`: nodes that have just gained GPUs, one of which a gang smaller than
+    a node takes."""
     if not shape.entire:
         return next(([(node, shape.part)] for node in changed if free[node] >= shape.part), [])
     if len(full) < shape.entire:
@@ -72,7 +75,7 @@ def _fits(shape: GangShape, free: Sequence[int], full: set[int], changed: Sequen
 
 
 class Timelines:
-    """Free GPUs of every node over time, with what is reserved taken off: step functions from now on."""
+    """The unreserved free GPUs of every node, from now on: step functions of time."""
 
     def __init__(self, nodes: Nodes) -> None:
         self._nodes = nodes
@@ -80,7 +83,7 @@ class Timelines:
         self._free: list[list[int]] = [[n] for n in nodes.sizes]
 
     def change(self, chosen: Iterable[tuple[int, int]], start: float, end: float, by: int) -> None:
-        """Add `by` times the GPUs of (node, GPUs) to what is free from `start` to `end`."""
+        """Add `by` times the GPUs of each (node, GPUs) to the free GPUs from `start` to `end`."""
         for node, gpus in chosen:
             times, free = self._times[node], self._free[node]
             i, j = self._at(node, start), self._at(node, end)
@@ -91,7 +94,7 @@ class Timelines:
                     del times[k], free[k]
 
     def _at(self, node: int, time: float) -> int:
-        """Return the index of the step that begins at `time`, which is made if there is none."""
+        """Return the index of the step that begins at `time`; insert one if there is none."""
         times, free = self._times[node], self._free[node]
         i = bisect_right(times, time) - 1
         if times[i] == time:
@@ -101,15 +104,14 @@ class Timelines:
         return i + 1
 
     def forget(self, node: int, now: float) -> None:
-        """Drop the steps of a node that are over."""
+        """Drop the steps of a node that end before `now`."""
         times, free = self._times[node], self._free[node]
         i = bisect_right(times, now) - 1
         if i > 0:
             del times[:i], free[:i]
 
     def windows(self, node: int, gpus: int, duration: float, now: float) -> list[tuple[float, float]]:
-        """Return the (first, last) times from now at which a job of `duration` can start on this many GPUs of a
-        node."""
+        """Return (earliest, latest) starts from `now` on of a job of `duration` seconds on `gpus` GPUs of a node."""
         self.forget(node, now)
         times, free = self._times[node], self._free[node]
         result: list[tuple[float, float]] = []
@@ -126,8 +128,8 @@ class Timelines:
         return result
 
     def soonest(self, node: int, gpus: int, duration: float, now: float) -> tuple[float, int]:
-        """Return the earliest start of a job on GPUs of one node, and the GPUs free there then; infinity if it never
-        fits."""
+        """Return the earliest start of a job on `gpus` GPUs of a node, and the GPUs free there at that time; infinity
+        if it never fits."""
         self.forget(node, now)
         times, free = self._times[node], self._free[node]
         begin, room = -1.0, 0
@@ -141,7 +143,7 @@ class Timelines:
         return (begin, room) if begin >= 0 else (_FOREVER, 0)
 
     def find(self, gpus: int, duration: float, now: float) -> tuple[float, list[tuple[int, int]]]:
-        """Return the earliest time at which a gang can run for `duration`, and its (node, GPUs)."""
+        """Return the earliest time at which a gang can run for `duration` seconds, and its (node, GPUs)."""
         shape = self._nodes.shape(gpus)
         if not shape.entire:
             best: tuple[float, int, int] = (_FOREVER, 0, 0)
@@ -158,15 +160,15 @@ class Timelines:
         rest = range(len(self._nodes.sizes)) if shape.part else ()
         parts = {node: self.windows(node, shape.part, duration, now) for node in rest}
         # The earliest start is the beginning of a window of some node.
-        for time in sorted({first for own in (*starts.values(), *parts.values()) for first, _ in own}):
-            full = [node for node, own in starts.items() if any(a <= time <= b for a, b in own)]
+        for time in sorted({first for windows in (*starts.values(), *parts.values()) for first, _ in windows}):
+            full = [node for node, windows in starts.items() if any(a <= time <= b for a, b in windows)]
             if len(full) < shape.entire:
                 continue
             chosen = [(node, largest) for node in full[: shape.entire]]
             if not shape.part:
                 return time, chosen
             taken = {node for node, _ in chosen}
-            for node, own in parts.items():
-                if node not in taken and any(a <= time <= b for a, b in own):
+            for node, windows in parts.items():
+                if node not in taken and any(a <= time <= b for a, b in windows):
                     return time, [*chosen, (node, shape.part)]
         raise AssertionError("a gang that the empty cluster holds can start when all others have ended")

@@ -1,7 +1,7 @@
-"""Stopping jobs for others: jobs of lower priority, and under `las` jobs of the second queue for the first one's.
+"""Preemption: of jobs of lower priority, and under `las` of jobs of the second queue by jobs of the first.
 
-Who is stopped loses `restart_s` and waits again. Least attained service after Tiresias (Gu et al., NSDI 2019), in two
-queues: a job whose service, GPUs x time, reaches THRESHOLD goes to the second.
+A preempted job loses `restart_s` and waits again. Least attained service is that of Tiresias (Gu et al., NSDI 2019),
+with two queues: a job whose service, GPUs x time, reaches THRESHOLD moves to the second.
 """
 
 from phalanx.shared_cluster.simulation.cluster_state import Chosen, ClusterState
@@ -17,8 +17,8 @@ def demote(cluster: ClusterState, number: int) -> None:
 
 
 def _may_stop(cluster: ClusterState, number: int, other: int) -> bool:
-    """Whether a waiting job may stop a running one: for its priority, or under `las` one of the second queue for
-    one of the first."""
+    """Whether the waiting job `number` may preempt the running job `other`: its priority is higher, or under `las` it
+    is in the first queue and the other in the second."""
     own, running = cluster.jobs[number].priority, cluster.jobs[other].priority
     if own < running:
         return False
@@ -29,7 +29,7 @@ def _may_stop(cluster: ClusterState, number: int, other: int) -> bool:
 
 
 def stop_for(cluster: ClusterState, number: int) -> Chosen:
-    """Stop jobs that a waiting one may stop, so that it can start; return its nodes, none if none do."""
+    """Preempt jobs so that a waiting job can start; return its nodes, none if preemption cannot make room."""
     shape, largest = cluster.nodes.shape(cluster.jobs[number].gpus), cluster.nodes.largest
     if cluster.mixed:
         room = list(cluster.nodes.free)
@@ -64,7 +64,7 @@ def stop_for(cluster: ClusterState, number: int) -> Chosen:
 
 
 def _stop(cluster: ClusterState, number: int) -> None:
-    """Stop a running job, which loses `restart_s` and waits again."""
+    """Preempt a running job, which loses `restart_s` and waits again."""
     cluster.leave(number)
     cluster.history.preempted[number] += 1
     cluster.active[number].left += cluster.policy.restart_s
@@ -72,7 +72,7 @@ def _stop(cluster: ClusterState, number: int) -> None:
 
 
 def may_stop_any(cluster: ClusterState, number: int) -> bool:
-    """Whether a waiting job may stop any other."""
+    """Whether a waiting job may preempt some running job."""
     if cluster.policy.preempt and cluster.jobs[number].priority > cluster.lowest:
         return True
     return cluster.policy.name == "las" and cluster.active[number].attained < THRESHOLD

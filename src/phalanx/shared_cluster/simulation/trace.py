@@ -23,29 +23,29 @@ from phalanx.spec.errors import InputError
 
 @dataclass(frozen=True)
 class TraceJob:
-    """A gang of GPUs for a time: it starts with all of them or not at all."""
+    """A job of a trace: a gang of GPUs, which starts with all of them or not at all."""
 
     row: int
-    """Line of the trace."""
+    """Line number in the trace."""
     submit: float
     """Seconds since the first submission."""
     duration: float
-    """Seconds of the job on `gpus` well-placed GPUs."""
+    """Seconds on `gpus` well-placed GPUs."""
     gpus: int
     limit: float = 0.0
-    """Seconds after which it would be killed, which schedulers plan with; at least the duration. 0: the duration."""
+    """Seconds after which the scheduler kills it, and by which it plans; at least the duration. 0: the duration."""
     widths: tuple[tuple[int, float], ...] = ()
-    """(GPUs, speed over that on `gpus`) at which an elastic job can also run, ascending; speed 1 is full speed."""
+    """(GPUs, speed relative to that on `gpus`) of narrower widths of an elastic job, ascending."""
     plan: str = ""
-    """The plan.json from which its speed under a placement follows; None: placement does not matter."""
+    """The plan.json by which its speed under a placement is priced; empty: placement does not change its speed."""
     priority: int = 0
-    """A job of higher priority comes before all of lower ones, whatever the policy."""
+    """Jobs of higher priority go first, whatever the policy."""
     tokens: float = field(default=0.0)
-    """Tokens that it trains on, if known."""
+    """Tokens that it trains on; 0: unknown."""
 
     @property
     def planned(self) -> float:
-        """Seconds that a scheduler plans with: at least one, because a reservation cannot be empty."""
+        """Seconds that a scheduler reserves: at least one, because a reservation cannot be empty."""
         return max(self.limit or self.duration, 1.0)
 
 
@@ -54,22 +54,24 @@ _ALIASES = {"submit": ("submit", "timestamp"), "gpus": ("gpus", "num_gpus"), "du
 
 @dataclass(frozen=True)
 class PlanFacts:
-    """What a trace takes from a plan.json: its GPUs, seconds of a step placed well, tokens of a step, and the speeds
-    at narrower widths."""
+    """The size and speed of a plan.json's job."""
 
     gpus: int
     step_s: float
+    """Seconds of a step on well-placed GPUs."""
     tokens: float
+    """Tokens of a step."""
     widths: tuple[tuple[int, float], ...] = ()
+    """(GPUs, relative speed) of narrower widths."""
 
 
 PlanReader = Callable[[str, int], PlanFacts]
-"""Reads a plan.json: (path, fewest GPUs of an elastic job, or 0)."""
+"""Reader of a plan.json: (path, fewest GPUs of an elastic job, or 0) -> its facts."""
 
 
 @dataclass(frozen=True)
 class Trace:
-    """Jobs by submission, and the rows that were skipped: (line, reason)."""
+    """Jobs in order of submission, and the skipped rows: (line, reason)."""
 
     jobs: tuple[TraceJob, ...]
     skipped: tuple[tuple[int, str], ...]
@@ -78,7 +80,8 @@ class Trace:
 def read(path: Path, widest: int, plan_of: PlanReader, skip_bad: bool = False) -> Trace:
     """Read a trace, plain or compressed by xz, for a cluster whose widest gang has `widest` GPUs.
 
-    Raises InputError naming the first bad row, unless `skip_bad`; and for a file without a usable row.
+    `plan_of` reads the plans that it names. Raises InputError for the first bad row, unless `skip_bad`; and for a
+    file without a usable row.
     """
     with csv_of(path, "trace"):
         return _read(
@@ -167,9 +170,9 @@ def _job(row: Mapping[str, str | None], line: int, widest: int, plan_of: PlanRea
 
 
 _LATEST = 1e11
-"""Seconds of the latest submission and of the longest job, at which doubles tell tens of microseconds apart."""
+"""The latest submission and the longest job, s: doubles of this size are still tens of microseconds apart."""
 _MOST_URGENT = 10**6
-"""The largest priority, either way."""
+"""The largest absolute priority."""
 
 
 def _field(row: Mapping[str, str | None], name: str) -> str:
@@ -196,7 +199,7 @@ def _number(row: Mapping[str, str | None], name: str, default: float | None = No
 
 
 def _whole(row: Mapping[str, str | None], name: str, default: float | None = 0.0) -> int:
-    """Read a number of GPUs."""
+    """Return a number of GPUs. Raises InputError for a fraction or a negative number."""
     value = _number(row, name, default)
     if value != int(value) or value < 0:
         raise InputError(name, value, "is not a number of GPUs")

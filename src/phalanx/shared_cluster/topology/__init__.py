@@ -1,1 +1,1 @@
-"""The topology of real clusters, read from what their tools print."""
+"""The topology of real clusters, read from the output of their tools."""

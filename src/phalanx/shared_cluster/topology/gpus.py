@@ -1,11 +1,13 @@
-"""The GPUs and NICs of a host as its tools list them, and the tiers of links that follow.
+"""The GPUs and NICs of a host as its tools list them, and the tiers of links between them.
 
-    X self   NV# that many NVLinks (XGMI counts as one)   PIX one PCIe switch   PXB several   PHB the host bridge
-    NODE several host bridges of a NUMA node   SYS between NUMA nodes
+    X    the GPU itself         NV#   # NVLinks (XGMI counts as one)
+    PIX  one PCIe switch        PXB   several PCIe switches              PHB   the host bridge of PCIe
+    NODE several host bridges of a NUMA node                             SYS   the link between NUMA nodes
 
-Cliques of GPUs that all reach each other by NVLink are a tier: the host, halves, pairs. Where NVLinks connect all
-GPUs without a clique of them, as in the cube mesh of DGX-1, a second tier is all of them. Above cliques that are not
-the host, GPUs below one NUMA node reach each other by PCIe, and all of the host over the link between sockets.
+The largest cliques of GPUs that reach each other by NVLink are a tier: the host, halves or pairs. Where NVLinks
+connect all GPUs without a clique of all, as in the cube mesh of DGX-1, all of them are a second tier. Above cliques
+smaller than the host, GPUs of one NUMA node reach each other by PCIe, and all of the host over the link between
+sockets.
 """
 
 from collections.abc import Iterator
@@ -20,22 +22,25 @@ from phalanx.spec.errors import InputError, nearest
 
 KINDS = ("PIX", "PXB", "PHB", "NODE", "SYS")
 """Kinds of PCIe paths, the shortest first."""
-_PCIE, _SOCKETS = 25e9, 25e9  # bytes/s, as the presets of PCIe nodes have it
+_PCIE, _SOCKETS = 25e9, 25e9
+"""Bytes/s in one direction, as in the presets of PCIe nodes."""
 
 
 @dataclass(frozen=True)
 class GpuTopology:
-    """A host's GPUs and NICs: `links[i][j]` is how GPU i reaches GPU j, `near[n][i]` how NIC n reaches GPU i."""
+    """The paths between the GPUs and NICs of a host, in the words above."""
 
     links: tuple[tuple[str, ...], ...]
+    """`links[i][j]`: the path from GPU i to GPU j."""
     near: tuple[tuple[str, ...], ...] = ()
+    """`near[n][i]`: the path from NIC n to GPU i."""
     nic_names: tuple[str, ...] = ()
     port_gbit: float | None = None
-    """Gb/s of a NIC, where the file says it."""
+    """Gb/s of a NIC; None: not in the file."""
     device: str = ""
-    """The chip, where the file says it."""
+    """The chip; empty: not in the file."""
     link: str = "nvlink"
-    """What joins GPUs without PCIe: nvlink or xgmi."""
+    """Kind of the direct links between GPUs: nvlink or xgmi."""
     lists_nics: bool = True
     """Whether the tool lists NICs at all."""
 
@@ -51,20 +56,20 @@ class GpuTopology:
 
     @property
     def fabric(self) -> tuple[int, ...]:
-        """NICs of the fabric: those below a PCIe switch with a GPU; where there are none, the NICs of a GPU's NUMA
-        node; else all."""
+        """Numbers of the NICs of the fabric: the NICs below a PCIe switch with a GPU; if there are none, in the NUMA
+        node of a GPU; else all."""
         for kinds in (("PIX", "PXB"), ("PHB", "NODE")):
             if nics := tuple(n for n, row in enumerate(self.near) if set(row) & set(kinds)):
                 return nics
         return tuple(range(self.nics))
 
     def own_nic(self, gpu: int) -> int | None:
-        """Return the NIC of the fabric below a GPU's own PCIe switch, None where it has none."""
+        """Return the number of the fabric's NIC below a GPU's own PCIe switch; None: there is none."""
         return next((n for n in self.fabric if self.near[n][gpu] in ("PIX", "PXB")), None)
 
 
-def placement(t: GpuTopology) -> Iterator[str]:
-    """Yield where the NICs are, in words."""
+def nic_lines(t: GpuTopology) -> Iterator[str]:
+    """Yield lines on where the NICs are."""
     if not t.lists_nics:
         return
     names = t.nic_names or tuple(f"NIC{n}" for n in range(t.nics))
@@ -80,9 +85,9 @@ def placement(t: GpuTopology) -> Iterator[str]:
         yield "no GPU has a NIC at its own PCIe switch: all reach them through the host"
 
 
-def tiers_in_words(t: GpuTopology, device: str | None) -> Iterator[str]:
-    """Yield the tiers of links between a host's GPUs: which of them, at what rate, and whether that is assumed.
-    Raises InputError for a device that is no chip."""
+def tier_lines(t: GpuTopology, device: str | None) -> Iterator[str]:
+    """Yield a line on each tier of links between a host's GPUs: its blocks of GPUs, its rate and the rate's origin.
+    Raises InputError for a device that is not a known chip."""
     chip = _chip_of(device or t.device) if device or t.device else None
     for tier in _host_tiers(t, chip):
         blocks = _blocks(len(t.links), tier.ranks)
@@ -98,13 +103,13 @@ def tiers_in_words(t: GpuTopology, device: str | None) -> Iterator[str]:
 
 
 _SHOWN = 8
-"""Blocks of GPUs that are named."""
+"""The most blocks of GPUs that a line names."""
 _RACKS = {"GB200": 72, "GB300": 72}
-"""GPUs that the NVLink switches of a rack join, by chip: trays of 4 with all 18 links to them (GB200 NVL72)."""
+"""Chip -> GPUs joined by the NVLink switches of a rack: trays of 4, all 18 links to the switches (GB200 NVL72)."""
 
 
-def assumed(t: GpuTopology, device: str | None, nodes: int) -> Iterator[str]:
-    """Yield what a cluster of several such hosts takes for granted, in words."""
+def assumptions(t: GpuTopology, device: str | None, nodes: int) -> Iterator[str]:
+    """Yield lines on what a cluster of `nodes` such hosts assumes. Raises InputError as `cluster` does."""
     if nodes > 1 and not t.nics:
         taken = "one is taken for the host" if t.lists_nics else "one is taken for each GPU"
         yield f"no NIC is listed: {taken}"
@@ -114,7 +119,8 @@ def assumed(t: GpuTopology, device: str | None, nodes: int) -> Iterator[str]:
 
 
 def _rack(t: GpuTopology, device: str, nodes: int) -> int:
-    """Return the GPUs of a rack that hosts like this one share; 0 where they share none. Raises InputError."""
+    """Return the GPUs of a rack that `nodes` hosts share; 0: they share no rack. Raises InputError for a number of
+    hosts that is not one of whole racks."""
     count, most = len(t.links), _RACKS.get(device, 0)
     whole = {link for row in t.links for link in row} == {"X", "NV18"}
     if nodes == 1 or not most or not whole or most % count:
@@ -127,7 +133,7 @@ def _rack(t: GpuTopology, device: str, nodes: int) -> int:
 
 
 def cluster(topology: GpuTopology, device: str | None, nodes: int, port_gbit: float | None, name: str) -> ClusterSpec:
-    """Return a cluster of `nodes` such hosts, whose NICs have `port_gbit` Gb/s each. Raises InputError."""
+    """Return the cluster of `nodes` such hosts. `port_gbit`: of a NIC; None: as in the file. Raises InputError."""
     device = device or topology.device
     if not device:
         raise InputError("device", None, "is missing: the matrix does not say which GPUs", "e.g. --device H100")
@@ -153,14 +159,14 @@ def cluster(topology: GpuTopology, device: str | None, nodes: int, port_gbit: fl
 
 
 def _chip_of(device: str) -> str:
-    """Return the name of a chip. Raises InputError."""
+    """Return the chip of a device's name. Raises InputError for an unknown one."""
     if (known := chip_of(device)) is None:
         raise InputError("device", device, "is not a chip that Phalanx knows", nearest(device, CHIPS))
     return known
 
 
 def _host_tiers(topology: GpuTopology, chip: str | None) -> list[Tier]:
-    """Return the tiers of links between a host's GPUs; without a chip the rate of NVLinks means nothing."""
+    """Return the tiers of links between a host's GPUs. `chip` None: the rate of NVLinks is arbitrary."""
     said = f"the host's topology; rate of {chip}'s datasheet, one direction"
     tiers = _nvlink_tiers(topology, CHIPS[chip].link_bytes_per_s if chip else 1e12, said)
     return tiers + _pcie_tiers(topology, tiers[-1].ranks if tiers else 1)
@@ -171,8 +177,8 @@ def _blocks(count: int, size: int) -> list[range]:
 
 
 def _nvlink_tiers(topology: GpuTopology, rate: float, source: str) -> list[Tier]:
-    """Return the tiers of NVLinks, of which a GPU with all of its links has `rate`: the largest cliques, then the
-    host where NVLinks connect all of it."""
+    """Return the tiers of NVLinks: the largest cliques, then the host if NVLinks connect all of it. `rate`: bytes/s
+    of a GPU with all of its links."""
     count = len(topology.links)
     links = np.array([[int(link[2:]) if link.startswith("NV") else 0 for link in row] for row in topology.links])
     inner = next(
@@ -185,7 +191,7 @@ def _nvlink_tiers(topology: GpuTopology, rate: float, source: str) -> list[Tier]
         return []
     reached = np.linalg.matrix_power((links > 0) + np.eye(count), count) > 0
     connected = bool(reached.all())
-    # Cards with bridges have no NVLink rate in their datasheet's row: their links are of PCIe's rate there.
+    # Datasheet rows of cards with bridges have the rate of PCIe as their link's.
     bridged = not connected and rate <= 64e9
     each = BRIDGE_LINK if bridged else rate / links.sum(axis=1).max()
     parts = [_slice(b) for b in _blocks(count, inner)]
@@ -204,7 +210,7 @@ def _slice(block: range) -> slice:
 
 
 def _pcie_tiers(topology: GpuTopology, below: int) -> list[Tier]:
-    """Return the tiers of PCIe above NVLink's cliques of `below` GPUs: a socket's, then the host's."""
+    """Return the tiers of PCIe above cliques of `below` GPUs: a socket's, then the host's."""
     count = len(topology.links)
     if below >= count > 1 or count == 1:
         return [] if count > 1 else [Tier("pcie", 1, 1e-5, _PCIE, "estimated", "a single GPU")]
@@ -225,5 +231,5 @@ def _pcie_tiers(topology: GpuTopology, below: int) -> list[Tier]:
 
 
 def _is_within_sockets(topology: GpuTopology, size: int) -> bool:
-    """Whether consecutive GPUs in blocks of a size reach each other without the link between sockets."""
+    """Whether, in consecutive blocks of `size` GPUs, all reach each other without the link between sockets."""
     return all(topology.links[i][j] != "SYS" for b in _blocks(len(topology.links), size) for i in b for j in b)

@@ -2,8 +2,8 @@
 
 Grammar: names separated by commas; brackets hold numbers and ranges, with leading zeros kept (slurm, hostlist.c).
 
-Names stand in scripts that are written for launchers, so they are those that hosts and switches can have: letters,
-digits, `_`, `-` and `.` (RFC 1123, with the `_` that Slurm takes), and nothing that a shell would run.
+Names are written into launch scripts, so only names that hosts and switches can have are accepted: letters, digits,
+`_`, `-` and `.` (RFC 1123, with the `_` of Slurm), and nothing that a shell would run.
 """
 
 import re
@@ -16,7 +16,7 @@ _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,252}")
 
 
 def require_host_name(name: str, field: str) -> str:
-    """Return a name that a host or switch can have. Raises InputError for any other."""
+    """Return a name that a host or switch can have; `field` names it in messages. Raises InputError for any other."""
     if not _NAME.fullmatch(name):
         raise InputError(field, name, "is not the name of a host", "letters, digits, `_`, `-` and `.`")
     return name
@@ -57,7 +57,7 @@ def _one(text: str, field: str) -> list[str]:
 
 
 def compress(names: Iterable[str]) -> str:
-    """Write names as a host list, in their order: numbers that follow each other at the end of a name are joined."""
+    """Return names as a host list, in their order: consecutive numbers at the end of names become a range."""
     runs: list[tuple[str, str, str]] = []  # (head, first, last)
     for name in names:
         match = re.fullmatch(r"(.*?)(\d+)", name)

@@ -1,4 +1,4 @@
-"""The topology file of `ibnetdiscover`: switches and their ports.
+"""The topology file of `ibnetdiscover`, with switches and their ports.
 
 Grammar (linux-rdma/rdma-core, infiniband-diags, ibnetdiscover(8), "Topology file format"):
 
@@ -6,9 +6,9 @@ Grammar (linux-rdma/rdma-core, infiniband-diags, ibnetdiscover(8), "Topology fil
     [22]    "H-0008f10403961354"[1](8f10403961355)    # "node01 HCA-1" lid 4 4xSDR
     [10]    "S-0008f10400410015"[1]      # "SW-6IB4 Voltaire" lid 3 4xSDR
 
-A line per port in use: local port, peer (S switch, H host adapter, R router), its port, its description, LID, and the
-link's width and speed. The first word of a host's description is its name. Hosts whose adapters are at the same
-switches form one leaf: with rails, every adapter of a host is at another switch.
+Each port in use has a line: local port, peer (S switch, H host adapter, R router), the peer's port, description and
+LID, and the link's width and speed. The first word of a host's description is its name. Hosts whose adapters are at
+the same switches are one leaf: with rails, each adapter of a host is at a different switch.
 """
 
 import re
@@ -56,21 +56,21 @@ def read_topology(text: str, file: str) -> tuple[SwitchTree, float]:
                 peer.startswith("H-") and description.strip() and not description.startswith("Mellanox Technologies")
             ):
                 host = require_host_name(description.split()[0], f"{file} line {number}")
-                of = hosts.setdefault(host, {})
-                of[switch] = of.get(switch, 0.0) + rate
+                links = hosts.setdefault(host, {})
+                links[switch] = links.get(switch, 0.0) + rate
     if not hosts:
         raise InputError(file, None, "has no switch with hosts", "write it with: ibnetdiscover > FILE")
-    return _tree(hosts, peers), min(rate for of in hosts.values() for rate in of.values())
+    return _tree(hosts, peers), min(rate for links in hosts.values() for rate in links.values())
 
 
 def _tree(hosts: dict[str, dict[str, float]], peers: dict[str, dict[str, float]]) -> SwitchTree:
     by_switches: dict[tuple[str, ...], list[str]] = {}
-    for host, of in hosts.items():
-        by_switches.setdefault(tuple(sorted(of)), []).append(host)
-    leaves = {f"leaf{i}": tuple(sorted(own)) for i, own in enumerate(by_switches.values())}
+    for host, links in hosts.items():
+        by_switches.setdefault(tuple(sorted(links)), []).append(host)
+    leaves = {f"leaf{i}": tuple(sorted(names)) for i, names in enumerate(by_switches.values())}
     at_hosts = {switch for switches in by_switches for switch in switches}
     spines = sorted({peer for switch in at_hosts for peer in peers.get(switch, {}) if peer not in at_hosts})
-    down = {s: sum(of.get(s, 0.0) for of in hosts.values()) for s in at_hosts}
+    down = {s: sum(links.get(s, 0.0) for links in hosts.values()) for s in at_hosts}
     up = {s: sum(peers.get(s, {}).values()) for s in at_hosts}
     ratios = [down[s] / up[s] for s in at_hosts if up[s]]
     above = {"spine": tuple(leaves)} if len(leaves) > 1 and (spines or any(up.values())) else {}

@@ -1,5 +1,5 @@
-"""What `kubectl describe nodes` says of each node: the GPUs that its device plugin offers, those that pods ask for,
-and whether the scheduler puts pods there.
+"""The nodes of `kubectl describe nodes`: the GPUs that the device plugin offers, the GPUs that pods request, and
+whether the scheduler places pods there.
 
     Name:               gpu-1
     Taints:             node.kubernetes.io/unschedulable:NoSchedule
@@ -9,8 +9,8 @@ and whether the scheduler puts pods there.
     Allocated resources:
       nvidia.com/gpu     4            4
 
-A node's own taints (node.kubernetes.io/) close it; others, such as nvidia.com/gpu, are tolerated by the pods that
-they are for. Which GPUs of a node pods have, only their device plugin knows.
+A node's own taints (node.kubernetes.io/) close it; others, such as nvidia.com/gpu, are tolerated by the pods of GPUs.
+The output does not say which GPUs of a node are in use: only the device plugin knows.
 """
 
 import re
@@ -29,12 +29,12 @@ _TAINT = re.compile(r"\bnode\.kubernetes\.io/([\w-]+)\S*:No(?:Schedule|Execute)"
 
 
 def is_kubectl(text: str) -> bool:
-    """Whether a text is what `kubectl describe nodes` prints."""
+    """Whether a text is the output of `kubectl describe nodes`."""
     return bool(re.search(r"^Allocatable:", text, re.M) and _RECORD.search(text))
 
 
 def kubectl_nodes(text: str, file: str) -> list[ScheduledNode]:
-    """Read the nodes of `kubectl describe nodes`, each once. Raises InputError for a name that no host has."""
+    """Read the nodes of `kubectl describe nodes`, each once. Raises InputError for a name that no host can have."""
     nodes: dict[str, ScheduledNode] = {}
     for record in _RECORD.split(text):
         name = re.match(r"Name:\s+(\S+)", record)

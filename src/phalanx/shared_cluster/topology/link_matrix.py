@@ -1,5 +1,5 @@
-"""How each GPU of a host reaches each other one: the matrix of `nvidia-smi topo -m`, with the NICs, and the tables of
-`rocm-smi --showtopo`, with NUMA nodes (ROCm/rocm_smi_lib, python_smi_tools/rocm_smi.py: showHwTopology)."""
+"""The paths between the GPUs of a host: the matrix of `nvidia-smi topo -m`, with NICs, and the tables of `rocm-smi
+--showtopo`, with NUMA nodes (ROCm/rocm_smi_lib, python_smi_tools/rocm_smi.py: showHwTopology)."""
 
 import re
 
@@ -36,7 +36,7 @@ def read_matrix(text: str, file: str) -> GpuTopology:
         rows.append(tuple(cells))
     if any(rows[i][j] != rows[j][i] for i in range(len(rows)) for j in range(i)):
         raise InputError(file, None, "is not symmetric: two GPUs reach each other in different ways")
-    # A NIC's column stands in the rows of GPUs, so that one without a row of its own is placed too.
+    # A NIC's column is in the rows of GPUs, so a NIC without a row of its own is read too.
     nics = names[len(gpus) :]
     near = []
     for place in range(len(gpus), len(names)):
@@ -50,7 +50,7 @@ _NUMA = re.compile(r"GPU\[(\d+)\]\s*:\s*\(Topology\) Numa Node:\s*(-?\d+)")
 
 
 def read_tables(text: str, file: str) -> GpuTopology:
-    """Read the output of `rocm-smi --showtopo`; XGMI is a link like one NVLink. Raises InputError."""
+    """Read the output of `rocm-smi --showtopo`; XGMI counts as one NVLink. Raises InputError."""
     table = _TYPES.search(text)
     lines = [line.split() for line in (table[1] if table else "").splitlines()]
     rows = {words[0]: words[1:] for words in lines if len(words) > 1 and re.fullmatch(r"GPU\d+", words[0])}

@@ -1,5 +1,5 @@
-"""The XML that NCCL writes to NCCL_TOPO_DUMP_FILE: CPUs with PCIe devices in one another, GPUs with their NVLinks,
-NICs with their speed (NVIDIA/nccl src/graph/xml.cc, src/graph/topo.cc).
+"""The XML that NCCL writes to NCCL_TOPO_DUMP_FILE: CPUs with nested PCIe devices, GPUs with their NVLinks, NICs with
+their speed (NVIDIA/nccl src/graph/xml.cc, src/graph/topo.cc).
 
 A document type, which could declare entities that make a small file large, is refused.
 """
@@ -19,14 +19,19 @@ _MOST, _DEEPEST = 256, 64
 
 @dataclass
 class _Device:
-    """A GPU or a NIC: the PCIe devices above it, from its CPU down. `links`: NVLinks by target."""
+    """A GPU or a NIC."""
 
     path: tuple[str, ...]
+    """The CPU and PCIe devices above it, from the CPU down."""
     busid: str
     links: dict[str, int] = field(default_factory=dict)
+    """Bus of a GPU -> NVLinks to it."""
     switched: int = 0
+    """NVLinks to switches."""
     gbit: float = 0.0
+    """Gb/s of a NIC."""
     name: str = ""
+    """Of a NIC; empty: a GPU."""
 
 
 def read_dump(text: str, file: str) -> GpuTopology:
@@ -88,7 +93,7 @@ def _link(a: _Device, b: _Device) -> str:
 
 
 def _path(a: _Device, b: _Device) -> str:
-    """Return the kind of PCIe path between two devices, by the devices that are above both."""
+    """Return the kind of PCIe path between two devices, by the devices above both."""
     common = next(
         (i for i, (x, y) in enumerate(zip(a.path, b.path, strict=False)) if x != y), min(len(a.path), len(b.path))
     )

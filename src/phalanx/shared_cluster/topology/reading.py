@@ -1,4 +1,4 @@
-"""Reading the topology of a cluster: which tool wrote a file, and the cluster that it describes."""
+"""The topology of a cluster from the output of any tool that is read, and the cluster that it describes."""
 
 import re
 from collections.abc import Iterator
@@ -23,16 +23,16 @@ _DUMP = re.compile(r"<system(?=[ >])")
 """The beginning of NCCL's dump."""
 _TAG = re.compile(r"^[^<]*(?=<)")
 _BEFORE = re.compile(r"\[[^\]]*\]<\w+>: ?|(>|\d+:|\[[^\]]*\]:?|(\d{4}-\d\d-\d\d )?\S*\d\d:\d\d:\d\d\S*)([ \t]|$)")
-"""A rank of mpirun, a quotation's mark, a rank, a word in brackets or a time."""
+"""The beginning of a line in a log or a quotation: a rank of mpirun, `>`, a rank, a word in brackets or a time."""
 _TYPED = re.compile(r".{0,80}[$#%] ((sudo )?(scontrol|sinfo|nvidia-smi|rocm-smi|ibnetdiscover|cat)\b.*)?$")
-"""A shell's prompt and one of these commands, or none."""
+"""A shell's prompt, alone or with one of these commands."""
 _CUT = re.compile(r"\s*([\[(<]\s*)?(\.\.\.+|…|snip(ped)?|truncated)(\s*[\])>])?\s*", re.I)
-"""What people write where they leave lines out."""
+"""A line in place of lines that were left out."""
 
 
 def read_topology(path: Path, field: str = "FILE", partition: str | None = None) -> SwitchTree | GpuTopology:
-    """Read what a scheduler, a fabric or a host's tools print of a topology; of a list of nodes, only a
-    `partition`'s. Raises InputError about `field`."""
+    """Read a topology from the output of a scheduler, a fabric's tools or a host's; of a list of nodes, only a
+    `partition`'s. `field` names the file in messages. Raises InputError."""
     text = read_text(path, field, _LARGEST)
     if dumps := _dumps(text, field, str(path)):
         if len(set(dumps)) > 1:
@@ -60,7 +60,7 @@ def read_topology(path: Path, field: str = "FILE", partition: str | None = None)
 
 
 def nodes_of(text: str, file: str, partition: str | None = None) -> list[ScheduledNode]:
-    """Return the nodes of a partition, or all, that a scheduler lists in a text; none if it is no such list. Raises
+    """Return the nodes of a partition, or all, in the text of a scheduler's list; none if it is no such list. Raises
     InputError."""
     text = _alone(text)
     if re.search(r"^NodeName=", text, re.M):
@@ -72,19 +72,19 @@ def nodes_of(text: str, file: str, partition: str | None = None) -> list[Schedul
     return scheduled_nodes.of_partition(nodes, partition, file) if nodes or partition else []
 
 
-def listed(path: Path, partition: str | None) -> tuple[list[ScheduledNode], list[str]]:
-    """Return the nodes of a partition, or all, in a file that a scheduler lists them in; and in words what it leaves
-    out, which nodes take no jobs and which have GPUs that jobs have. Raises InputError."""
+def nodes_and_notes(path: Path, partition: str | None) -> tuple[list[ScheduledNode], list[str]]:
+    """Return the nodes of a partition, or all, in the file of a scheduler's list; and notes on lines that were left
+    out of it, nodes without GPUs, nodes that take no jobs, and nodes with GPUs in use. Raises InputError."""
     text = read_text(path, "FILE", _LARGEST)
     nodes = nodes_of(text, path.name, partition)
     some = [node for node in nodes if node.gpus != 0] or nodes
-    states = [f"{line}; the topology has it all the same" for line in scheduled_nodes.engaged(some)]
+    states = [f"{line}; the topology has it all the same" for line in scheduled_nodes.usage_lines(some)]
     left = scheduled_nodes.without_gpus(nodes) if len(some) < len(nodes) else ()
-    return nodes, [*cut(text), *left, *states]
+    return nodes, [*omissions(text), *left, *states]
 
 
-def cut(text: str) -> list[str]:
-    """Return a note on each line of a paste that says that something was left out there."""
+def omissions(text: str) -> list[str]:
+    """Return a note on each line of a text that marks lines left out there."""
     lines = enumerate(text.split("\n"), 1)
     return [
         f"line {number} is {line.strip()}: what it left out is not read" for number, line in lines if _is_cut(line)
@@ -96,9 +96,9 @@ def _is_cut(line: str) -> bool:
 
 
 def _dumps(text: str, field: str, path: str) -> list[str]:
-    """Return NCCL's dumps in a text as they were written, a line for each element: without what a log has before a
-    line, and without lines of others between them. A document type is left to be refused. Raises InputError for one
-    that is cut short."""
+    """Return NCCL's dumps in a text, with a line for each element, without a log's prefixes and without other lines
+    between them. A text with a document type is returned whole, for `read_dump` to refuse. Raises InputError for a
+    dump that is cut short."""
     if _DOCUMENT.match(text):
         return [text]
     parts = [part for part in _DUMP.split(text)[1:] if "<cpu" in part]
@@ -109,8 +109,8 @@ def _dumps(text: str, field: str, path: str) -> list[str]:
 
 
 def _alone(text: str) -> str:
-    """Return a text without the command that printed it, and what a log, a quotation or `srun -l` writes before each
-    of its lines."""
+    """Return a text without the command that printed it, and without the prefix that a log, a quotation or `srun -l`
+    writes before each line."""
     lines = [line for line in text.split("\n") if not _TYPED.match(line) and not _is_cut(line)]
     while any(lines) and all(_BEFORE.match(line) for line in lines if line.strip()):
         lines = [_BEFORE.sub("", line, count=1) for line in lines]
@@ -118,14 +118,14 @@ def _alone(text: str) -> str:
 
 
 def leaves_of(path: Path) -> dict[str, tuple[str, ...]]:
-    """Read the hosts of each leaf switch. Raises InputError."""
+    """Return leaf switch -> its hosts, from a file of a topology. Raises InputError."""
     tree = read_topology(path, "topology")
     if not isinstance(tree, SwitchTree):
         raise InputError("topology", str(path), "nvidia-smi knows one host, and no switches")
     return tree.leaves
 
 
-def described(
+def cluster_of(
     content: SwitchTree | GpuTopology,
     like: str | None,
     device: str | None,
@@ -133,25 +133,26 @@ def described(
     port_gbit: float | None,
     name: str,
 ) -> ClusterSpec:
-    """Return the cluster of a topology: of switches with the nodes of the preset `like`, or of `nodes` hosts
-    with a matrix of `device`s. Raises InputError."""
+    """Return the cluster of a topology. Of a tree of switches: with nodes of the preset `like`. Of a host: `nodes`
+    such hosts, with GPUs of `device` and NICs of `port_gbit` Gb/s. Raises InputError."""
     if isinstance(content, GpuTopology):
         return gpus.cluster(content, device, nodes, port_gbit, name)
     if like is None:
         raise InputError("like", None, "is missing: switches do not say which nodes", "e.g. --like dgx-h100")
-    hosts, of = content.hosts, {host: i for i, own in enumerate(content.leaves.values()) for host in own}
-    return of_leaves(preset(like, len(hosts)), hosts, [of[host] for host in hosts], content.oversubscription)[0]
+    hosts = content.hosts
+    leaf_of = {host: i for i, names in enumerate(content.leaves.values()) for host in names}
+    return of_leaves(preset(like, len(hosts)), hosts, [leaf_of[h] for h in hosts], content.oversubscription)[0]
 
 
 def summary(content: SwitchTree | GpuTopology, device: str | None = None, nodes: int = 1) -> Iterator[str]:
-    """Yield a summary of a topology in words, and what a cluster of `nodes` such hosts takes for granted."""
+    """Yield the lines of a topology's summary, with what a cluster of `nodes` such hosts assumes."""
     if isinstance(content, GpuTopology):
         kinds = sorted({link for row in content.links for link in row} - {"X"})
         kinds = ["XGMI" if content.link == "xgmi" and kind.startswith("NV") else kind for kind in kinds]
         yield f"a host of {len(content.links)} GPUs, which reach each other by {', '.join(kinds) or 'nothing'}"
-        yield from gpus.tiers_in_words(content, device)
-        yield from gpus.placement(content)
-        yield from gpus.assumed(content, device, nodes)
+        yield from gpus.tier_lines(content, device)
+        yield from gpus.nic_lines(content)
+        yield from gpus.assumptions(content, device, nodes)
         return
     if not content.stated:
         yield f"{len(content.hosts)} host{'s' if len(content.hosts) > 1 else ''}: {compress(content.hosts)}"

@@ -1,4 +1,4 @@
-"""The nodes of a cluster as its scheduler lists them: their GPUs, how many jobs have, whether they take any.
+"""The nodes of a cluster as its scheduler lists them: their GPUs, the GPUs in use, and whether they take jobs.
 
 Read from `scontrol show nodes`, `sinfo` in any of its formats, and `kubectl describe nodes`.
 """
@@ -12,28 +12,28 @@ from phalanx.spec.errors import InputError
 
 @dataclass(frozen=True)
 class ScheduledNode:
-    """A node as its scheduler has it."""
+    """A node in a scheduler's list."""
 
     name: str
     closed: str
-    """Why it takes no jobs, in the scheduler's words; empty if it takes some."""
+    """Why it takes no jobs, in the scheduler's words; empty: it takes jobs."""
     gpus: int | None
-    """None: not said."""
+    """None: not in the list."""
     used: int | None
-    """GPUs that jobs have; None: not said."""
+    """GPUs in use by jobs, or ALL; None: not in the list."""
     which: frozenset[int] | None = None
-    """Their numbers; None: not said."""
+    """Numbers of the GPUs in use; None: not in the list."""
     kind: str = ""
-    """Which GPUs, in the scheduler's words; empty: not said."""
+    """Kind of its GPUs, in the scheduler's words; empty: not in the list."""
     partitions: frozenset[str] = frozenset()
     by_name: bool = False
     """Whether only its name, or its partitions', says that it has no GPUs."""
     remedy: str = "scontrol -d show nodes says it"
-    """What says which GPUs jobs have."""
+    """How to list the GPUs in use."""
 
     @property
     def open(self) -> int | None:
-        """GPUs that a job could have; None: not said."""
+        """GPUs that a job could get; None: the list does not say."""
         if self.closed or self.used == ALL:
             return 0
         return None if self.gpus is None or self.used is None else max(self.gpus - self.used, 0)
@@ -44,35 +44,35 @@ class FreeList:
     """The free GPUs of a scheduler's nodes."""
 
     free: dict[str, list[int]]
-    """By node, their numbers."""
+    """Node -> numbers of its free GPUs."""
     nodes: tuple[str, ...]
-    """All nodes that have GPUs, in the order of the list."""
+    """All nodes with GPUs, in the order of the list."""
     notes: tuple[str, ...]
-    """What is left out or assumed."""
+    """Omissions and assumptions."""
     unnumbered: tuple[str, ...]
-    """Nodes of which the number of free GPUs is known, and not which."""
+    """Nodes of which the list says how many GPUs are free, and not which."""
 
 
 @dataclass(frozen=True)
 class FreeCount:
-    """GPUs of the nodes of one kind that take jobs and of which it is said how many are free."""
+    """GPUs of the open nodes with one kind of GPU, counted where the list says how many are free."""
 
     kind: str
     nodes: int
     gpus: int
     free: int
     unsaid: tuple[str, ...]
-    """More such nodes, of which that is not said."""
+    """The other such nodes: the list does not say how many of their GPUs are free."""
 
 
 ALL = -1
-"""GPUs that jobs have of a node that is full, where their number is not said."""
+"""`used` of a full node whose number of GPUs is not in the list."""
 REMEDY = "sinfo -N -O NodeList:30,Gres:40,GresUsed:60,StateLong has them"
 _UNSAID = "how many GPUs jobs have is not said"
 
 
-def engaged(nodes: Sequence[ScheduledNode]) -> Iterator[str]:
-    """Yield in words which nodes take no jobs, and which have GPUs that jobs have."""
+def usage_lines(nodes: Sequence[ScheduledNode]) -> Iterator[str]:
+    """Yield lines on the nodes that take no jobs, and on the nodes with GPUs in use."""
     groups: dict[str, list[str]] = {}
     for node in nodes:
         if node.closed:
@@ -81,14 +81,14 @@ def engaged(nodes: Sequence[ScheduledNode]) -> Iterator[str]:
             groups.setdefault(_UNSAID, []).append(node.name)
         elif node.used:
             count = "all" if node.used == ALL else node.used
-            of = "" if node.gpus is None else f" of {node.gpus}"
-            groups.setdefault(f"jobs have {count}{of} GPUs", []).append(node.name)
+            total = "" if node.gpus is None else f" of {node.gpus}"
+            groups.setdefault(f"jobs have {count}{total} GPUs", []).append(node.name)
     for what, names in groups.items():
         yield f"{compress(names)}: {what}"
 
 
 def without_gpus(nodes: Sequence[ScheduledNode]) -> Iterator[str]:
-    """Yield in words which nodes have no GPUs, so that no topology of GPUs has them."""
+    """Yield lines on the nodes without GPUs, which a topology of GPUs leaves out."""
     for by_name, why in (
         (False, "have no GPUs: left out"),
         (True, "have no GPUs by their names: left out (assumed)"),
@@ -98,8 +98,8 @@ def without_gpus(nodes: Sequence[ScheduledNode]) -> Iterator[str]:
 
 
 def of_partition(nodes: Sequence[ScheduledNode], partition: str | None, file: str) -> list[ScheduledNode]:
-    """Return the nodes of a partition; None: all. Raises InputError for a partition that no node is of, and for all
-    nodes of several partitions where it is not said which have GPUs."""
+    """Return the nodes of a partition; None: all. Raises InputError for a partition without nodes, and for None where
+    the list has several partitions and does not say which nodes have GPUs."""
     named = sorted({name for node in nodes for name in node.partitions})
     if partition is None:
         unsaid = [node.partitions for node in nodes if node.gpus is None]
@@ -109,14 +109,14 @@ def of_partition(nodes: Sequence[ScheduledNode], partition: str | None, file: st
             raise InputError(file, None, reason, remedy)
         return list(nodes)
     if partition not in named:
-        of = f"it has {', '.join(named)[:200]}" if named else f"it names none: {REMEDY}"
-        raise InputError("partition", partition, f"is not a partition of {file}", of)
+        remedy = f"it has {', '.join(named)[:200]}" if named else f"it names none: {REMEDY}"
+        raise InputError("partition", partition, f"is not a partition of {file}", remedy)
     return [node for node in nodes if partition in node.partitions]
 
 
 def counts(nodes: Sequence[ScheduledNode], size: int | None = None) -> list[FreeCount]:
-    """Count the GPUs of the nodes that take jobs, by kind. `size`: GPUs of a node where the list does not say; None:
-    such nodes are not counted."""
+    """Count the GPUs of open nodes, by kind. `size`: GPUs of a node where the list does not say; None: such nodes are
+    not counted."""
     sized = [replace(node, gpus=size if node.gpus is None else node.gpus) for node in nodes if not node.closed]
     kinds: dict[str, list[ScheduledNode]] = {}
     for node in sized:
@@ -125,17 +125,18 @@ def counts(nodes: Sequence[ScheduledNode], size: int | None = None) -> list[Free
     return [
         FreeCount(
             kind,
-            sum(node.open is not None for node in own),
-            sum(node.gpus or 0 for node in own if node.open is not None),
-            sum(node.open or 0 for node in own),
-            tuple(node.name for node in own if node.open is None),
+            sum(node.open is not None for node in group),
+            sum(node.gpus or 0 for node in group if node.open is not None),
+            sum(node.open or 0 for node in group),
+            tuple(node.name for node in group if node.open is None),
         )
-        for kind, own in kinds.items()
+        for kind, group in kinds.items()
     ]
 
 
 def sums(nodes: Sequence[ScheduledNode], size: int | None = None) -> Iterator[str]:
-    """Yield in words how many GPUs are free of all that take jobs, and of which that is not said; as `counts`."""
+    """Yield lines on how many GPUs of open nodes are free, and on the nodes whose free GPUs are unknown. `size`: as
+    in `counts`."""
     counted = counts(nodes, size)
     unsized = [node for node in nodes if node.gpus is None and not node.closed]
     free, gpus, hosts = (sum(getattr(c, name) for c in counted) for name in ("free", "gpus", "nodes"))
@@ -157,11 +158,11 @@ def sums(nodes: Sequence[ScheduledNode], size: int | None = None) -> Iterator[st
 
 
 def free_of(nodes: Sequence[ScheduledNode], file: str, size: int, alike: bool) -> FreeList:
-    """Return the free GPUs of the nodes that take jobs. `size`: GPUs of a node where the list does not say; `alike`:
-    whether all GPUs of a node reach each other alike, so that their number is enough. Raises InputError where none is
+    """Return the free GPUs of open nodes. `size`: GPUs of a node where the list does not say; `alike`: whether all
+    pairs of GPUs of a node have equal links, so that any free ones will do. Raises InputError if none is known to be
     free."""
     sized = [node if node.gpus is not None else replace(node, gpus=size) for node in nodes]
-    assumed = [node.name for node, own in zip(nodes, sized, strict=True) if node.gpus is None and own.open]
+    assumed = [n.name for n, with_size in zip(nodes, sized, strict=True) if n.gpus is None and with_size.open]
     free: dict[str, list[int]] = {}
     counted: list[str] = []
     for node in sized:
@@ -171,7 +172,7 @@ def free_of(nodes: Sequence[ScheduledNode], file: str, size: int, alike: bool) -
             free[node.name] = list(range(node.gpus - node.open, node.gpus))
             counted.append(node.name)
     unsaid = [node.name for node in sized if node.name not in free and node.gpus and node.open != 0]
-    notes = [f"left out: {line}" for line in engaged([n for n in sized if n.name not in (*free, *unsaid)])]
+    notes = [f"left out: {line}" for line in usage_lines([n for n in sized if n.name not in (*free, *unsaid)])]
     if unsaid:
         remedy = next(node.remedy for node in nodes if node.name in unsaid)
         notes.append(f"left out: {compress(unsaid)}: which of their GPUs are free is not said: {remedy}")

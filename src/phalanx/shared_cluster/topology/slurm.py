@@ -1,9 +1,9 @@
-"""Slurm: topology.conf of the tree and the block plugin, what `scontrol show topology` and `scontrol show nodes`
-print, topology.yaml (25.05), and host files for an arbitrary distribution of ranks.
+"""Slurm's files: topology.conf of the tree and block plugins (as `scontrol show topology` prints it), topology.yaml
+(25.05), and host files for an arbitrary distribution of ranks.
 
 Grammar of topology.conf (slurm.schedmd.com/topology.conf.html): lines of Key=Value, keys in any case, # starts a
 comment, a backslash continues a line. SwitchName with Nodes or Switches (tree), BlockName with Nodes (block);
-LinkSpeed and BlockSizes change nothing here. Host lists as in hostlist.py.
+LinkSpeed and BlockSizes are ignored. Host lists as in hostlist.py.
 
 SLURM_HOSTFILE with `srun --distribution=arbitrary`: one host name a line, for rank 0, 1, ... (srun(1), -m arbitrary).
 """
@@ -17,17 +17,8 @@ from phalanx.shared_cluster.topology.hostlist import compress, expand, require_h
 from phalanx.spec.cluster.topology import SwitchTree
 from phalanx.spec.errors import InputError
 
-_KEYS = (
-    "switchname",
-    "nodes",
-    "switches",
-    "linkspeed",
-    "blockname",
-    "blocksizes",
-    "level",
-    "blockindex",
-    "blocksize",
-)
+_TREE_KEYS = ("switchname", "switches", "linkspeed", "level", "nodes")
+_BLOCK_KEYS = ("blockname", "blocksizes", "blockindex", "blocksize")
 
 
 def read_topology(text: str, file: str) -> SwitchTree:
@@ -52,7 +43,7 @@ def read_topology(text: str, file: str) -> SwitchTree:
             leaves[name] = tuple(expand(fields["nodes"], f"{file} line {number}"))
         else:
             above[name] = tuple(expand(fields["switches"], f"{file} line {number}"))
-    return checked(SwitchTree(leaves, above), file)
+    return _check(SwitchTree(leaves, above), file)
 
 
 def read_yaml(text: str, file: str) -> SwitchTree:
@@ -79,26 +70,26 @@ def read_yaml(text: str, file: str) -> SwitchTree:
             leaves[name] = tuple(expand(str(row["nodes"]), file))
         else:
             raise InputError(file, name, "needs nodes or children")
-    return checked(SwitchTree(leaves, above), file)
+    return _check(SwitchTree(leaves, above), file)
 
 
 def of_nodes(hosts: Sequence[str], file: str) -> SwitchTree:
-    """Return the tree of hosts of whose switches a scheduler's list says nothing. Raises InputError."""
-    return checked(SwitchTree({"all": tuple(hosts)} if hosts else {}, {}, stated=False), file)
+    """Return a tree with one leaf for hosts whose switches are not in a scheduler's list. Raises InputError."""
+    return _check(SwitchTree({"all": tuple(hosts)} if hosts else {}, {}, stated=False), file)
 
 
 def _fields(line: str, file: str) -> dict[str, str]:
     fields = {}
     for word in line.split():
         key, equals, value = word.partition("=")
-        if not equals or key.lower() not in _KEYS:
+        if not equals or key.lower() not in (*_TREE_KEYS, *_BLOCK_KEYS):
             raise InputError(file, word, "is not a field of topology.conf", "e.g. SwitchName=s0 Nodes=node[0-15]")
         fields[key.lower()] = value
     return fields
 
 
-def checked(tree: SwitchTree, file: str) -> SwitchTree:
-    """Return a tree of which every host is under one leaf and every switch exists. Raises InputError."""
+def _check(tree: SwitchTree, file: str) -> SwitchTree:
+    """Return a tree, checked: every host is under one leaf, and every switch exists. Raises InputError."""
     if not tree.leaves:
         raise InputError(file, None, "has no switch with nodes")
     seen: dict[str, str] = {}
@@ -115,7 +106,8 @@ def checked(tree: SwitchTree, file: str) -> SwitchTree:
 
 
 def write_topology(tree: SwitchTree) -> str:
-    """Write a topology.conf of the tree plugin. Names are those that Slurm takes: letters, digits, `_`, `-`, `.`."""
+    """Return a topology.conf of the tree plugin. Other characters of a name than letters, digits, `_`, `-` and `.`
+    become `_`."""
     lines = [f"SwitchName={_name(leaf)} Nodes={compress(hosts)}" for leaf, hosts in tree.leaves.items()]
     above = tree.above or ({"spine": tuple(tree.leaves)} if len(tree.leaves) > 1 else {})
     lines += [f"SwitchName={_name(name)} Switches={compress(map(_name, below))}" for name, below in above.items()]
@@ -127,15 +119,15 @@ def _name(name: str) -> str:
 
 
 def host_file(hosts: Sequence[str]) -> str:
-    """Write a SLURM_HOSTFILE: the host of each rank in order."""
+    """Return the text of a SLURM_HOSTFILE: the host of each rank, in order."""
     return "".join(f"{host}\n" for host in hosts)
 
 
 def launch(hosts: Sequence[str], gpus: Sequence[int], node: int, switches: int, host_file_name: str) -> str:
-    """Write a batch script that starts each rank on its host and GPU.
+    """Return a batch script that starts each rank on its host and GPU.
 
     `hosts`, `gpus`: of each rank; `node`: GPUs of a node; `switches`: leaf switches that the ranks are under. Raises
-    InputError for a name that no host has.
+    InputError for a name that no host can have.
     """
     names = [require_host_name(name, "hosts") for name in dict.fromkeys(hosts)]
     each = sorted({hosts.count(name) for name in names})

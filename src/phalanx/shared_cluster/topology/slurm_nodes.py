@@ -1,4 +1,4 @@
-"""What Slurm says of each node: `scontrol show nodes`, and `sinfo` in its own formats and in any of `-o` and `-O`.
+"""The nodes of Slurm's lists: `scontrol show nodes`, and `sinfo` in its own formats and in any of `-o` and `-O`.
 
     NodeName=g1 ... Gres=gpu:h100:8(S:0-1) ... State=MIXED+PLANNED ...
     CfgTRES=cpu=224,gres/gpu=8   AllocTRES=cpu=56,gres/gpu=4
@@ -9,12 +9,12 @@
     NODELIST  GRES                GRES_USED             STATE    sinfo -N -O NodeList,Gres,GresUsed,StateLong
     g1        gpu:h100:8(S:0-1)   gpu:h100:4(IDX:0-3)   mixed
 
-States are named in scontrol(1) and sinfo(1), joined by `+` in the one, short or with a sign behind them in the other:
+States are in scontrol(1), joined by `+`, and in sinfo(1), short or with a sign after them:
 `*` a node that does not respond, `$` a reservation for maintenance, `@` and `^` a reboot, `!` and `%` one that is
 powered down; `~` and `#` are powered up for a job, `-` is planned for one.
 
-AllocTRES counts GPUs only where slurm.conf's AccountingStorageTRES tracks gres/gpu, and CfgTRES has them there;
-elsewhere the state says what can be said. An allocated node has no CPU left, so that no job gets its GPUs.
+AllocTRES counts GPUs only where slurm.conf's AccountingStorageTRES tracks gres/gpu, and then CfgTRES has them too;
+elsewhere only the state is known. An allocated node has no CPU left, so no job gets its GPUs.
 """
 
 import re
@@ -32,7 +32,7 @@ _SHORT = {"MIX": "MIXED", "ALLOC": "ALLOCATED", "COMP": "COMPLETING", "PLND": "P
 _COUNT = re.compile(r"gpu(?::[\w.-]+)?:(\d{1,4})(?![\w.-])")
 _USED = re.compile(r"gpu[^,(]*\(IDX:([\d,-]+)\)")
 _WITHOUT = re.compile(r"(?:^|[^a-z])(?:cpu|login|bigmem|highmem|himem|largemem)(?!.*gpu)", re.I)
-"""A name of a node or a partition without GPUs."""
+"""Names of nodes or partitions without GPUs."""
 _MOST = 1024
 """GPUs of a node."""
 _NAMES = ("NODELIST", "HOSTNAMES")
@@ -45,7 +45,7 @@ def is_sinfo(text: str) -> bool:
 
 
 def scontrol_nodes(text: str, file: str) -> list[ScheduledNode]:
-    """Read the nodes that `scontrol show nodes` prints, each once. Raises InputError for a name that no host has."""
+    """Read the nodes of `scontrol show nodes`, each once. Raises InputError for a name that no host can have."""
     nodes: dict[str, ScheduledNode] = {}
     for record in re.split(r"^(?=NodeName=)", text, flags=re.M):
         if (name := re.match(r"NodeName=(\S+)", record)) and name[1] not in nodes:
@@ -63,28 +63,28 @@ def _node(name: str, record: str) -> ScheduledNode:
     elif "gres/gpu" in allocated or (allocated and "gres/gpu" in configured):
         used = _tres(allocated)
     state, cpus = fields.get("State", "UNKNOWN"), fields.get("CPUAlloc", "0")
-    said = _engaged(state)
+    by_state = _used(state)
     if cpus != "0":
-        said = ALL if cpus == fields.get("CPUTot") else said or None
-    node = _scheduled(name, state, said, gpus, used, which)
+        by_state = ALL if cpus == fields.get("CPUTot") else by_state or None
+    node = _scheduled(name, state, by_state, gpus, used, which)
     kind, partitions = _kind(fields.get("Gres", "")), fields.get("Partitions", "")
     return replace(node, kind=kind, partitions=frozenset(partitions.split(",")) - {""})
 
 
 def _scheduled(
-    name: str, state: str, said: int | None, gpus: int | None, used: int | None, which: frozenset[int]
+    name: str, state: str, by_state: int | None, gpus: int | None, used: int | None, which: frozenset[int]
 ) -> ScheduledNode:
-    """Return a node in a state. `said`: how many of its GPUs jobs have by the state; `used`: by a list; None: not
-    said. A node whose state is that of a full one is closed to jobs where a list has GPUs that none has."""
+    """Return a node in a state. `by_state`: its GPUs in use by the state, `used`: by the list; None: unknown. A node
+    in the state of a full one is closed even if the list has free GPUs."""
     closed = _closed(state)
-    if said == ALL and used is not None and used < (gpus or 0):
+    if by_state == ALL and used is not None and used < (gpus or 0):
         closed = closed or f"State={state}, so that no CPU is free"
-    used = said if used is None else used
+    used = by_state if used is None else used
     return ScheduledNode(name, closed, gpus, used, which if len(which) == used else None)
 
 
 def sinfo_nodes(text: str, file: str) -> list[ScheduledNode]:
-    """Read the nodes of a table of `sinfo`, each once. Raises InputError for rows that are no such table."""
+    """Read the nodes of a table of `sinfo`, each once. Raises InputError for rows that do not fit the header."""
     nodes: dict[str, ScheduledNode] = {}
     for row in _rows(text, file):
         gpus = _gpus(row["GRES"]) if "GRES" in row else None
@@ -92,20 +92,20 @@ def sinfo_nodes(text: str, file: str) -> list[ScheduledNode]:
         used = _gpus(listed) if listed else None
         partitions = frozenset((row["PARTITION"].rstrip("*"),)) if "PARTITION" in row else frozenset()
         for name in expand(next(row[key] for key in _NAMES if key in row), file):
-            node = _scheduled(name, state, _engaged(state), gpus, used, _which(listed))
+            node = _scheduled(name, state, _used(state), gpus, used, _which(listed))
             node = nodes.get(name, replace(node, kind=_kind(row.get("GRES", ""))))
             nodes[name] = replace(node, partitions=node.partitions | partitions)
     return [replace(node, gpus=0, by_name=True) if _none_by_name(node) else node for node in nodes.values()]
 
 
 def _none_by_name(node: ScheduledNode) -> bool:
-    """Whether a node has no GPUs by its name, or by all its partitions', where the list says nothing else."""
+    """Whether the name of a node, or of all its partitions, says that it has no GPUs, and the list does not say."""
     named = bool(node.partitions) and all(map(_WITHOUT.search, node.partitions))
     return node.gpus is None and (named or bool(_WITHOUT.search(node.name)))
 
 
 def _rows(text: str, file: str) -> Iterator[dict[str, str]]:
-    """Yield the cells of each row by the names of their columns, under the last header above it."""
+    """Yield each row as column -> cell, under the last header above it."""
     header: list[str] = []
     for number, line in enumerate(text.split("\n"), 1):
         cells = [cell.strip() for cell in line.split("|")] if "|" in line else line.split()
@@ -120,8 +120,8 @@ def _rows(text: str, file: str) -> Iterator[dict[str, str]]:
             yield dict(zip(header, cells, strict=False))
 
 
-def _engaged(state: str) -> int | None:
-    """Return how many GPUs jobs have of a node in a state: none, all, or as many as is not said."""
+def _used(state: str) -> int | None:
+    """Return the GPUs in use on a node in a state: 0, ALL, or None if the state does not say."""
     bare = _bare(state)
     if "COMPLETING" in state.upper() and bare != "ALLOCATED":
         return None
@@ -129,7 +129,7 @@ def _engaged(state: str) -> int | None:
 
 
 def _closed(state: str) -> str:
-    """Return why a node in a state takes no jobs; empty if it takes some."""
+    """Return why a node in a state takes no jobs; empty: it takes jobs."""
     parts = [_SHORT.get(part, part) for part in re.findall(r"[A-Z_]+", state.upper())]
     return "" if set(parts) <= _TAKES_JOBS and not re.search(r"[*$@^!%]", state) else f"State={state}"
 
@@ -140,22 +140,22 @@ def _bare(state: str) -> str:
 
 
 def _gpus(gres: str) -> int:
-    """Return the GPUs of a list of generic resources: gpu:h100:8(S:0-1),nic:4."""
+    """Return the number of GPUs in a list of generic resources: gpu:h100:8(S:0-1),nic:4."""
     return sum(map(int, _COUNT.findall(gres)))
 
 
 def _kind(gres: str) -> str:
-    """Return which GPUs a list of generic resources has: gpu:h100:8; empty where it does not say."""
+    """Return the kind of GPUs in a list of generic resources: h100 of gpu:h100:8; empty: it has none."""
     return "+".join(dict.fromkeys(re.findall(r"gpu:([A-Za-z_][\w.-]*):\d", gres)))
 
 
 def _which(gres: str) -> frozenset[int]:
-    """Return the numbers of the GPUs in use: gpu:h100:4(IDX:0-3)."""
+    """Return the numbers of the GPUs in use: 0 to 3 of gpu:h100:4(IDX:0-3)."""
     return frozenset(i for part in ",".join(_USED.findall(gres)).split(",") if part for i in _range(part))
 
 
 def _tres(text: str) -> int:
-    """Return the GPUs of a list of trackable resources: gres/gpu=8, or by type where there is no sum."""
+    """Return the number of GPUs in a list of trackable resources: gres/gpu=8, or the sum over types."""
     whole = re.search(r"(?:^|,)gres/gpu=(\d{1,4})", text)
     return int(whole[1]) if whole else sum(map(int, re.findall(r"(?:^|,)gres/gpu:[^=,]*=(\d{1,4})", text)))
 

@@ -1,7 +1,7 @@
-"""Pictures of data parallelism: a step with its buckets, FSDP's gathers and frees, prefetching, HSDP, and what
-compression of gradients saves on the wire.
+"""Pictures of data parallelism: a step with its buckets, FSDP's gathers and frees, prefetching, HSDP, and the bytes
+that compression of gradients saves.
 
-The events of a step on two streams, as on a GPU: compute, and concurrent communication.
+The events of a step are timed on two streams, as on a GPU: compute, and concurrent communication.
 
 Collectives run one after the other in the order in which they are issued. A collective issued after a pass begins
 once that pass has ended; one issued before a pass overlaps with it. A pass waits only for the gather of its own unit.
@@ -43,7 +43,7 @@ from phalanx.spec.strategy.compressors import PLACE_BYTES, Codes, Compression, S
 from phalanx.spec.strategy.spec import Strategy
 
 _ANY = ""
-"""Parameters that several units share, such as a tied embedding: the next pass waits for them, and they stay."""
+"""Name for parameters that several units share, such as a tied embedding: the next pass waits for them."""
 
 
 @dataclass(frozen=True)
@@ -82,31 +82,31 @@ def timed(events: Sequence[Event], seconds: Callable[[Event], float]) -> list[Ti
     return result
 
 
-def exposed(of: Sequence[Timed]) -> float:
+def exposed(step: Sequence[Timed]) -> float:
     """Return the seconds of a step in which nothing is computed."""
-    computing = sum(t.end - t.start for t in of if t.event.kind == "compute")
-    return max((t.end for t in of), default=0.0) - computing
+    computing = sum(t.end - t.start for t in step if t.event.kind == "compute")
+    return max((t.end for t in step), default=0.0) - computing
 
 
-def gathered_bytes(of: Sequence[Timed]) -> list[tuple[float, float]]:
+def gathered_bytes(step: Sequence[Timed]) -> list[tuple[float, float]]:
     """Return (seconds, bytes of gathered parameters from then on) of a step that gathers units for their passes."""
     changes: list[tuple[float, float]] = [(0.0, 0.0)]
     waiting: dict[str, float] = {}
-    for t in of:
+    for t in step:
         if t.event.op == "all_gather":
             changes.append((t.start, float(t.event.bytes)))
             waiting[t.event.unit] = float(t.event.bytes)
         elif t.event.kind == "compute" and t.event.unit in waiting:
             changes.append((t.end, -waiting.pop(t.event.unit)))
-    held, points = 0.0, dict[float, float]()
+    total, points = 0.0, dict[float, float]()
     for at, change in sorted(changes):
-        held += change
-        points[at] = held  # a free and a gather at the same instant leave no dip
+        total += change
+        points[at] = total  # a free and a gather at the same instant leave no dip
     return list(points.items())
 
 
 _BLOCKS = 4
-"""Blocks of the model that is drawn: more would be too small to see."""
+"""Blocks of the drawn model: more would be too small to see."""
 _COMPUTE = {"forward": "forward", "backward": "backward", "optimizer": "optimizer"}
 _SENT = {
     "all_gather": "all-gather of parameters",
@@ -124,10 +124,10 @@ def data_parallel_step(
     """Draw the step of DDP: buckets are reduced during the backward pass."""
     ways = (("400", "buckets of 400 MiB: reduced as they fill"), ("100000", "one bucket: reduced at the end"))
     steps = [_step(model, cluster, gpus, seq, f"dp={gpus},zero=0,bucket={bucket}")[0] for bucket, _ in ways]
-    end = max(t.end for of in steps for t in of)
-    waits = [exposed(of) for of in steps]
+    end = max(t.end for step in steps for t in step)
+    waits = [exposed(step) for step in steps]
     heads = [f"{what}; waits {wait * 1e3:.3g} ms" for (_, what), wait in zip(ways, waits, strict=True)]
-    panels = [_timeline(of, head, end) for of, head in zip(steps, heads, strict=True)]
+    panels = [_timeline(step, head, end) for step, head in zip(steps, heads, strict=True)]
     return Picture(
         f"A data-parallel step: {_of(model)} on {gpus} GPUs of {cluster}, one sequence of {seq:,} tokens each",
         tuple(panels),
@@ -140,12 +140,12 @@ def data_parallel_step(
 def fsdp(model: str = "llama3-8b", cluster: str = "dgx-h100", gpus: int = 16, seq: int = 4096) -> Picture:
     """Draw FSDP's (ZeRO-3's) step: units gathered, computed and freed, and the gathered bytes."""
     line = f"dp={gpus},zero=3,prefetch=1"
-    of, layout = _step(model, cluster, gpus, seq, line)
+    step, layout = _step(model, cluster, gpus, seq, line)
     ddp, _ = _step(model, cluster, gpus, seq, f"dp={gpus},zero=0")
-    points = [(at * 1e3, held / GIB) for at, held in gathered_bytes(of)]
-    whole = 2 * layout.model.parameter_count / GIB
+    points = [(at * 1e3, held / GIB) for at, held in gathered_bytes(step)]
+    whole, more = 2 * layout.model.parameter_count / GIB, _sent(step) / _sent(ddp)
     curve = Lines(
-        PlotAxis("time, ms", low=0, high=max(t.end for t in of) * 1e3),
+        PlotAxis("time, ms", low=0, high=max(t.end for t in step) * 1e3),
         PlotAxis("GiB of gathered parameters on a rank", "GB", low=0),
         (
             Series("gathered", points, stairs=True),
@@ -156,10 +156,10 @@ def fsdp(model: str = "llama3-8b", cluster: str = "dgx-h100", gpus: int = 16, se
     )
     return Picture(
         f"FSDP gathers and frees: {_of(model)} on {gpus} GPUs of {cluster}, {seq:,} tokens each",
-        (_timeline(of, f"one step, {line}; waits {exposed(of) * 1e3:.3g} ms"), curve),
+        (_timeline(step, f"one step, {line}; waits {exposed(step) * 1e3:.3g} ms"), curve),
         _source(line),
         "Each unit is gathered twice, for the forward and for the backward pass, and its gradients leave as a "
-        f"reduce-scatter: {_sent(of) / _sent(ddp):.3g} times what DDP sends here, where the head stays whole between "
+        f"reduce-scatter: {more:.3g} times what DDP sends here, where the head stays whole between "
         "its passes, and towards 1.5 the more blocks there are.",
     )
 
@@ -167,10 +167,10 @@ def fsdp(model: str = "llama3-8b", cluster: str = "dgx-h100", gpus: int = 16, se
 def prefetch(model: str = "llama3-8b", cluster: str = "dgx-h100", gpus: int = 16, seq: int = 4096) -> Picture:
     """Draw FSDP with and without gathering a unit ahead."""
     steps = [_step(model, cluster, gpus, seq, f"dp={gpus},zero=3,prefetch={n}")[0] for n in (0, 1)]
-    ends, waits = [max(t.end for t in of) for of in steps], [exposed(of) for of in steps]
+    ends, waits = [max(t.end for t in step) for step in steps], [exposed(step) for step in steps]
     panels = [
-        _timeline(of, f"prefetch={n}: {end * 1e3:.4g} ms, of which {wait * 1e3:.3g} ms wait", max(ends))
-        for n, (of, end, wait) in enumerate(zip(steps, ends, waits, strict=True))
+        _timeline(step, f"prefetch={n}: {end * 1e3:.4g} ms, of which {wait * 1e3:.3g} ms wait", max(ends))
+        for n, (step, end, wait) in enumerate(zip(steps, ends, waits, strict=True))
     ]
     return Picture(
         f"Prefetching: {_of(model)}, ZeRO-3 on {gpus} GPUs of {cluster}, {seq:,} tokens each",
@@ -185,9 +185,8 @@ def hsdp(cluster: str = "dgx-h100", gpus: int = 32) -> Picture:
     """Draw HSDP: shards inside nodes, replicas across them, and what travels over each."""
     node = cluster_named(cluster)(1).ranks_per_node
     if gpus % node or not 2 <= gpus // node <= 4 or node > 8:
-        raise InputError(
-            "gpus", gpus, f"is not 2 to 4 nodes of {node}", f"use {2 * node}, of nodes of 8 GPUs at most"
-        )
+        remedy = f"use {2 * node}, of nodes of 8 GPUs at most"
+        raise InputError("gpus", gpus, f"is not 2 to 4 nodes of {node}", remedy)
     s = _strategy(f"dp={gpus},zero=3,shard={node}")
     placed = in_order(s, cluster_named(cluster)(gpus))
     groups = {g.axis: g for g in axis_groups(placed)}
@@ -200,23 +199,13 @@ def hsdp(cluster: str = "dgx-h100", gpus: int = 32) -> Picture:
         for j, rank in enumerate(ranks):
             items.append(Box(11 + 8 * j, y + 1, 8, 3, (f"{rank}: s{j}",), j % 8))
     lowest = 5 * len(shards) + 1
-    items.append(
-        Label(
-            0,
-            lowest,
-            f"dp_shard: {groups['dp_shard'].groups} groups of {node}, over {groups['dp_shard'].tier}: "
-            "all-gather, reduce-scatter",
-        )
+    shard, replicate = groups["dp_shard"], groups["dp_replicate"]
+    words = (
+        f"dp_shard: {shard.groups} groups of {node}, over {shard.tier}: all-gather, reduce-scatter",
+        f"dp_replicate: {replicate.groups} groups of {len(shards)}, over {replicate.tier}: all-reduce of a shard",
+        f"such as ranks {', '.join(map(str, copies[0].tolist()))}: all hold shard s0",
     )
-    items.append(
-        Label(
-            0,
-            lowest + 1,
-            f"dp_replicate: {groups['dp_replicate'].groups} groups of {len(shards)}, over "
-            f"{groups['dp_replicate'].tier}: all-reduce of a shard",
-        )
-    )
-    items.append(Label(0, lowest + 2, f"such as ranks {', '.join(map(str, copies[0].tolist()))}: all hold shard s0"))
+    items += [Label(0, lowest + i, line) for i, line in enumerate(words)]
     return Picture(
         f"HSDP on {gpus} GPUs of {cluster}: shards inside a node, copies of a shard across nodes",
         (Diagram(tuple(items)),),
@@ -257,7 +246,7 @@ def _step(model: str, cluster: str, gpus: int, seq: int, line: str) -> tuple[lis
 
 
 def _seconds(cluster: ClusterSpec) -> Callable[[Event], float]:
-    """Return how long an event takes: products at the rate that kernels reach, NCCL's collectives."""
+    """Return a function from an event to its seconds: products at the rate of kernels, collectives as in NCCL."""
     system = system_of(cluster)
     rate = float(system.peak_bf16) * float(system.gemm)
 
@@ -269,15 +258,15 @@ def _seconds(cluster: ClusterSpec) -> Callable[[Event], float]:
     return seconds
 
 
-def _sent(of: Sequence[Timed]) -> float:
-    """Return what a rank sends of parameters and gradients, in buffers: an all-reduce sends twice, there and back."""
-    events = [t.event for t in of if t.event.kind == "collective" and t.event.unit != "metrics"]
+def _sent(step: Sequence[Timed]) -> float:
+    """Return the bytes of parameters and gradients that a rank sends, where an all-reduce counts its buffer twice."""
+    events = [t.event for t in step if t.event.kind == "collective" and t.event.unit != "metrics"]
     return float(sum(e.bytes * (2 if e.op == "all_reduce" else 1) for e in events))
 
 
-def _timeline(of: Sequence[Timed], head: str, end: float | None = None) -> Timeline:
+def _timeline(step: Sequence[Timed], head: str, end: float | None = None) -> Timeline:
     compute, link = [], []
-    for t in of:
+    for t in step:
         if t.end <= t.start or t.event.unit == "metrics":
             continue
         name = t.event.unit.removeprefix("blocks.").removeprefix("bucket.")
@@ -296,7 +285,7 @@ _MATRIX = Parameter("blocks.0.attention.q.weight", (_SIDE, _SIDE), "column", "bl
 
 
 def compression() -> Picture:
-    """Draw how many times less than a ring all-reduce in fp32 a rank sends under each compressor."""
+    """Draw the ratio of the bytes sent in an fp32 ring all-reduce to those under each compressor, over ranks."""
     chosen = (
         ("bf16", Compression("bf16")),
         ("int8", Compression("int8")),
@@ -331,7 +320,7 @@ def compression() -> Picture:
 
 
 def times_less(c: Compression) -> Callable[[int], float]:
-    """Return, by ranks, the bytes that a rank sends in an fp32 ring all-reduce over those it sends under `c`."""
+    """Return a function from ranks to the bytes that each sends in an fp32 ring all-reduce over those under `c`."""
     row = c.row
     if isinstance(row, Codes):  # an all-to-all and an all-gather: the same (p-1)/p twice
         return lambda p: 4 / row.bytes_per_element

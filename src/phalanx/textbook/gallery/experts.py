@@ -15,7 +15,7 @@ from phalanx.spec.model.spec import ModelSpec, expert_layers
 from phalanx.spec.strategy.spec import Strategy
 
 _TOKENS = 10
-"""Tokens that are drawn one by one."""
+"""The most tokens that are drawn one by one."""
 _SEED = 3
 
 
@@ -42,13 +42,8 @@ def routing(model: str = "mixtral-8x7b", seq: int = 4096) -> Picture:
     for e in range(count):
         load = int((chosen == e).sum())
         kept = min(load, int(capacity))
-        bars.append(
-            Bar(
-                f"expert {e}",
-                (("taken", float(kept)), ("dropped", float(load - kept))),
-                f"{kept:,}" + (f", {load - kept:,} dropped" if load > kept else ""),
-            )
-        )
+        text = f"{kept:,}" + (f", {load - kept:,} dropped" if load > kept else "")
+        bars.append(Bar(f"expert {e}", (("taken", float(kept)), ("dropped", float(load - kept))), text))
     dropped = sum(max(0, int((chosen == e).sum()) - int(capacity)) for e in range(count))
     return Picture(
         f"Routing: each token goes to {small.top_k} of {count} experts",
@@ -72,9 +67,8 @@ def moe_layer(model: str = "mixtral-8x7b", ranks: int = 4, seq: int = 4096) -> P
     """Draw a layer of experts over ep ranks: route, dispatch, compute, combine, with what travels."""
     spec, x = _with_experts(model)
     if not 2 <= ranks <= 4 or x.count % ranks:
-        raise InputError(
-            "ranks", ranks, "does not fit the page or the experts", f"use 2 to 4, a divisor of {x.count}"
-        )
+        remedy = f"use 2 to 4, a divisor of {x.count}"
+        raise InputError("ranks", ranks, "does not fit the page or the experts", remedy)
     s = Strategy(dp=ranks, ep=ranks)
     rows = routed(x, s, seq)
     job = Job(ranks, seq, Precision("bfloat16"))
@@ -94,12 +88,10 @@ def moe_layer(model: str = "mixtral-8x7b", ranks: int = 4, seq: int = 4096) -> P
     high = 5 * ranks - 1
     items += [Box(x, 2, 12, high, ("all-to-all",)) for x in (17, 51)]
     items += [Label(19, 0, "dispatch"), Label(53, 0, "combine")]
-    lines = []
-    names = {0: "counts", 1: "rows to their experts", 2: "results back"}
-    exchanges = [c for c in sent if c.op == "all_to_all"]
-    for i, c in enumerate(exchanges):
-        lines.append(f"all-to-all {i + 1}, {names[i]}: {_size(float(c.bytes))} of a rank, {c.dtype}")
-    items += [Label(0, high + 3 + i, line) for i, line in enumerate(lines)]
+    names = ("counts", "rows to their experts", "results back")
+    for i, c in enumerate(c for c in sent if c.op == "all_to_all"):
+        line = f"all-to-all {i + 1}, {names[i]}: {_size(float(c.bytes))} of a rank, {c.dtype}"
+        items.append(Label(0, high + 3 + i, line))
     return Picture(
         f"A whole layer of experts of {model} over {ranks} ranks, {seq:,} tokens on each",
         (Diagram(tuple(items)),),

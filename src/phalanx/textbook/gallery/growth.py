@@ -61,11 +61,11 @@ class Law:
 
 
 LAW = Law(entropy=1.69, a=406.4, b=410.7, alpha=0.34, beta=0.28)
-"""As the paper fitted them."""
+"""The constants that the paper fitted."""
 
 
 def doubling() -> str:
-    """Say how many times larger the largest release is than the first, and what time a doubling took."""
+    """Return a sentence on the ratio of the largest release to the first, and the time of a doubling."""
     first, largest = RELEASES[0], max(RELEASES, key=lambda m: m.parameters)
     times, years = largest.parameters / first.parameters, largest.year - first.year
     return (

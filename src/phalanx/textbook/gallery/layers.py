@@ -1,5 +1,5 @@
-"""Pictures of layers over ranks: how matrices are cut, what sp splits by tokens, and the cost of tensor
-parallelism."""
+"""Pictures of layers over ranks: the parts of matrices, the activations that sp splits by tokens, and the cost of
+tensor parallelism."""
 
 from collections.abc import Sequence
 
@@ -26,12 +26,12 @@ def _boxes(spec: ModelSpec, ranks: int, name: str) -> list[ParameterBox]:
 
 
 def _columns(x: int, y: int, high: int, names: Sequence[str]) -> list[Box]:
-    """A matrix cut into columns, one for each rank."""
+    """Return the boxes of a matrix cut into columns, one for each rank."""
     return [Box(x + 7 * r, y, 7, high, tuple(name.split()), r) for r, name in enumerate(names)]
 
 
 def _rows(x: int, y: int, wide: int, names: Sequence[str]) -> list[Box]:
-    """A matrix cut into rows, one for each rank."""
+    """Return the boxes of a matrix cut into rows, one for each rank."""
     return [Box(x, y + 3 * r, wide, 3, (name,), r) for r, name in enumerate(names)]
 
 
@@ -106,7 +106,7 @@ def partition(model: str = "llama3-8b", ranks: int = 4) -> Picture:
 
 
 def sequence_parallel(model: str = "llama3-8b", ranks: int = 4, seq: int = 8192) -> Picture:
-    """Draw what sequence parallelism cuts by tokens, and which collectives change between the two cuts."""
+    """Draw the activations that sequence parallelism cuts by tokens, and the collectives between the two cuts."""
     spec, _ = model_named(model)
     if spec.experts is not None or spec.residual != "serial":
         what = "experts" if spec.experts is not None else "attention and MLP side by side"

@@ -1,7 +1,8 @@
-"""Pictures of the ways to divide a training: the steps of data parallelism, stages in a row, what each way sends on
-one scale, and the levels of a mesh inside each other."""
+"""Pictures of the ways to divide a training: the steps of data parallelism, stages in a row, the bytes that each way
+sends on one scale, and the nested levels of a mesh."""
 
 from dataclasses import replace
+from math import prod
 
 from phalanx.planning.explain.traffic import flows
 from phalanx.planning.lookup import cluster_named, model_named, pricing_by_gpus
@@ -49,9 +50,7 @@ def stages(model: str = "llama3-8b", ranks: int = 4, seq: int = 8192) -> Picture
     s = Strategy(pp=ranks)
     counts = blocks_of(spec, s)
     rows = stream(spec, Job(1, seq, Precision("bfloat16")), s)
-    sent = 2.0
-    for size in rows:
-        sent *= size
+    sent = 2.0 * prod(rows)
     items: list[Box | Arrow | Label] = []
     at = 0
     for r, count in enumerate(counts):
@@ -77,7 +76,7 @@ def stages(model: str = "llama3-8b", ranks: int = 4, seq: int = 8192) -> Picture
 
 
 def patterns(model: str = "mixtral-8x7b", cluster: str = "dgx-h100", batch: int = 8, seq: int = 4096) -> Picture:
-    """Draw what each way of dividing a model over 8 GPUs sends, on one scale."""
+    """Draw the bytes that each way of dividing a model over 8 GPUs sends, on one scale."""
     spec, _ = model_named(model)
     pricing = pricing_by_gpus(spec, cluster_named(cluster), batch, seq, "megatron-core")(8)
     etp = 8 if spec.experts is not None else 1  # an expert's matrices are cut like the others
@@ -98,18 +97,14 @@ def patterns(model: str = "mixtral-8x7b", cluster: str = "dgx-h100", batch: int 
         "context": (Strategy(cp=8), "copies; 1/8 of each sequence", "keys and values; gradients"),
     }
     if spec.experts is not None:
-        ways["expert"] = (
-            Strategy(dp=8, ep=8),
-            "1/8 of the experts",
-            "tokens; gradients of the rest",
-        )
+        ways["expert"] = (Strategy(dp=8, ep=8), "1/8 of the experts", "tokens; gradients of the rest")
     bars = []
     for name, (s, has, sends) in ways.items():
         s = replace(s, micro_batch=max(1, batch // s.dp) if s.pp == 1 else 1)
         by_axis: dict[str, float] = {}
         for row in flows(pricing, s):
-            of = {"edp": "dp", "etp": "tp", "ring": "cp"}.get(row.axis, row.axis)
-            by_axis[of] = by_axis.get(of, 0.0) + row.sent / 2**30
+            axis = {"edp": "dp", "etp": "tp", "ring": "cp"}.get(row.axis, row.axis)
+            by_axis[axis] = by_axis.get(axis, 0.0) + row.sent / 2**30
         parts = [(axis, by_axis.get(axis, 0.0)) for axis in ("dp", "tp", "pp", "cp", "ep")]
         bars.append(Bar(name, parts, f"{sum(by_axis.values()):.3g} GiB", heading=f"a rank has {has}; sends {sends}"))
     return Picture(

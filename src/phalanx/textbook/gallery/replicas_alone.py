@@ -1,4 +1,5 @@
-"""A picture of replicas that step alone: a step over the rate of the slowest link, and where plain is as fast."""
+"""A picture of replicas that step alone: the step over the rate of the slowest link, and the rate from which the
+hierarchical step is as short."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -17,7 +18,7 @@ from phalanx.spec.job import Job, Precision
 
 _GBIT = 1e9 / 8
 _LOWEST, _HIGHEST = 1.0, 10_000.0
-"""Gbit/s."""
+"""Rates that are drawn, in Gbit/s."""
 _WAYS = (
     ("hierarchical: shards inside, sums across", ""),
     ("the same in int4", ",compression=int4"),
@@ -29,7 +30,7 @@ _WAYS = (
 
 
 def slowest_link(cluster: ClusterSpec, gbit_per_s: float) -> ClusterSpec:
-    """Return the cluster with this rate out of each of the groups that its outermost tier joins."""
+    """Return a cluster with this rate out of each group that its outermost tier of links joins."""
     tier, rate = cluster.tiers[-1], gbit_per_s * _GBIT
     each = min(rate, cluster.tiers[-2].bandwidth_bytes_per_s_per_gpu_per_direction)
     tier = replace(
@@ -39,7 +40,8 @@ def slowest_link(cluster: ClusterSpec, gbit_per_s: float) -> ClusterSpec:
 
 
 def break_even(step: Callable[[float], float], plain: Callable[[float], float]) -> float | None:
-    """Return the rate below which a step is shorter than plain's, both by rate; None if it never is so or always."""
+    """Return the rate in Gbit/s below which `step` is shorter than `plain`, both functions of it; None if it is
+    shorter at no rate or at all."""
     low, high = _LOWEST, _HIGHEST
     if step(low) >= plain(low) or step(high) < plain(high):
         return None
@@ -57,9 +59,8 @@ def local_steps(
     group = there.tiers[-2].ranks if len(there.tiers) > 1 else gpus
     if gpus <= group or gpus % group:
         least = max(2, gpus // group) * group
-        raise InputError(
-            "gpus", gpus, f"is not several groups of the {group} that {cluster} joins last", f"use {least:,}"
-        )
+        reason = f"is not several groups of the {group} that {cluster} joins last"
+        raise InputError("gpus", gpus, reason, f"use {least:,}")
     job = Job(batch, seq, Precision("bfloat16"))
 
     def step(line: str) -> Callable[[float], float]:
@@ -72,11 +73,11 @@ def local_steps(
     rates = [float(rate) for rate in np.geomspace(_LOWEST, _HIGHEST, 17)]
     plain = steps[_WAYS[0][0]]
     curves, marks, said = [], [], []
-    for i, (name, of) in enumerate(steps.items()):
-        curves.append(Series(name, [(rate, of(rate)) for rate in rates], colour=i))
-        even = break_even(of, plain) if i > 1 else None
+    for i, (name, seconds) in enumerate(steps.items()):
+        curves.append(Series(name, [(rate, seconds(rate)) for rate in rates], colour=i))
+        even = break_even(seconds, plain) if i > 1 else None
         if even is not None:
-            marks.append(Mark(even, of(even), "", i))
+            marks.append(Mark(even, seconds(even), "", i))
             said.append(f"{name} {float(f'{even:.2g}'):,.0f}")
     tier = there.tiers[-1].name
     panel = Lines(

@@ -19,23 +19,23 @@ from phalanx.spec.errors import InputError
 Values = npt.NDArray[np.float64]
 
 _TARGETS = np.linspace(0.5, 1.5, 5)
-"""Weights begin at 1."""
+"""Targets of the products; all weights begin at 1."""
 _MOST = 16
-"""Stages: more of them make a curve of nothing but swings."""
+"""The most stages: with more, the curve only oscillates."""
 
 
 def losses(stages: int, steps: int, rate: float, targets: Values, stash: bool, flush: bool = False) -> list[float]:
-    """Return the mean loss of each micro-batch, as its forward pass sees it.
+    """Return the mean loss of each micro-batch in its forward pass, (steps,).
 
     `stash`: whether a backward pass uses the weights of its forward pass, kept until then. `flush`: one micro-batch
     after the other, which is SGD in one process.
     """
     schedule = build("naive" if flush else "1f1b", stages, steps)
     spans = run(schedule, unit(stages))
-    of_ranks = [zip(*of, strict=True) for of in zip(spans, schedule.actions, strict=True)]
-    timed = [(span[0], action) for of in of_ranks for span, action in of]
+    ranks = zip(spans, schedule.actions, strict=True)
+    timed = [(span[0], action) for of_rank in ranks for span, action in zip(*of_rank, strict=True)]
     w = [np.ones_like(targets) for _ in range(stages)]
-    kept: dict[tuple[int, int], Values] = {}  # by stage and micro-batch, as the next two
+    kept: dict[tuple[int, int], Values] = {}  # by (stage, micro-batch), as are the two below
     inputs: dict[tuple[int, int], Values] = {}
     gradients: dict[tuple[int, int], Values] = {}
     seen = []
@@ -55,7 +55,7 @@ def losses(stages: int, steps: int, rate: float, targets: Values, stash: bool, f
 
 
 def largest_rate(stages: int, flush: bool) -> float:
-    """Return the learning rate from which on weights near their target, 1, leave it.
+    """Return the learning rate above which weights near their target, 1, diverge.
 
     Near it every gradient is the error E. In one process E falls by rate x P E in each step, so it grows
     beyond a rate of 2/P. Without a flush its parts are 0 to P - 1 steps old, E(i+1) = E(i) - rate (E(i) + ... +
