@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from statistics import median
+
 import pytest
 
 from phalanx.validate.collectives import point
+from phalanx.validate.from_row import case
 from phalanx.validate.models import Unspecified
-from phalanx.validate.records import Row
+from phalanx.validate.prediction_error import compare
+from phalanx.validate.records import RUNS, RUNS_2026, Row, load
 from phalanx.validate.stacks import _months, named_modules, number_format, recomputation, stack_of
 
 
@@ -132,3 +136,14 @@ def test_a_collective_takes_its_time_or_what_its_bandwidth_says() -> None:
 def test_a_collective_that_is_not_predicted(cells: dict[str, str], words: str) -> None:
     with pytest.raises(Unspecified, match=f"^{words}$"):
         point(Row({**_MEASURED, **cells}))
+
+
+def test_exchanges_that_overlap_are_priced_so() -> None:
+    """Steps were said to be too slow, as if nothing ran while tokens travel."""
+    rows = {row.name: row for row in load(RUNS) + load(RUNS_2026)}
+    stated = [r for r in rows.values() if "overlap_moe_expert" in r["options"] and r["quality"] != "C"]
+    assert {case(row).options.overlap_experts for row in (*stated, rows["T1171"], rows["T26-0146"])} == {"on"}
+    assert {case(rows[name]).options.overlap_experts for name in ("T1170", "T1061")} == {"auto"}
+    ratios = [pair.measured / pair.predicted for pair in compare(stated).time]
+    assert len(ratios) == 14
+    assert median(ratios) == pytest.approx(1, abs=0.05)  # 0.92 before

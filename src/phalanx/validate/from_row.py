@@ -185,6 +185,10 @@ _QKV_ALONE = ("llama3-70b",)
 scripts/performance/configs/llama/llama3_llm_finetune.py, llama3_70b_lora_config_h100)."""
 
 
+_OVERLAPPED = re.compile("overlap_moe_expert_parallel_comm|1f1b EP overlap", re.IGNORECASE)
+"""Exchanges of tokens during another micro-batch's compute, in a row's words."""
+
+
 def _targets(row: Row) -> str:
     """Return what has adapters in a row that names it."""
     named = _TARGETS.search(row["peft"])
@@ -195,10 +199,10 @@ def _targets(row: Row) -> str:
 
 
 def _options(row: Row) -> StackOptions:
-    """Return how experts are loaded, what CUDA graphs capture, which attention runs, whether documents are packed and
-    what has adapters, by the columns `routing`, `cuda_graphs`, `options`, `packing` and `task`. A benchmark's
-    pretraining balances its experts where the row does not say; who trains on data does not. Packed documents are
-    taken to fill a sequence each, as rows do not tell their lengths."""
+    """Return how experts are loaded and whether their exchanges overlap, what CUDA graphs capture, which attention
+    runs, whether documents are packed and what has adapters, by the columns `routing`, `options`, `cuda_graphs`,
+    `packing`, `peft` and `task`. A benchmark's pretraining balances its experts where the row does not say; who
+    trains on data does not. Packed documents are taken to fill a sequence each, as rows do not tell their lengths."""
     trains = row["routing"] == "real router" or (not row["routing"] and not row["task"].startswith("pretrain"))
     captured = row["cuda_graphs"]
     graphs = "full" if "full_iteration" in captured else "modules" if captured not in ("", "none") else captured
@@ -206,6 +210,7 @@ def _options(row: Row) -> StackOptions:
     rank, base = _RANK.search(row["peft"]), _BASE.search(row["peft"])
     packed = row["packing"] in ("offline", "in_batch")
     return StackOptions(
+        overlap_experts="on" if _OVERLAPPED.search(row["options"]) else "auto",
         lora=(int(rank[1]) if rank else 16) if row["task"].endswith("lora") else 0,
         lora_targets=_targets(row) if row["task"].endswith("lora") else "linear",  # type: ignore[arg-type]
         base=base[1] if base else "auto",  # type: ignore[arg-type]
