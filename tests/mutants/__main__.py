@@ -10,30 +10,32 @@ import argparse
 import ast
 import os
 import random
+import resource
 import shutil
 import signal
-import subprocess
 import sys
 import tempfile
-from bisect import bisect
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from itertools import accumulate
 from pathlib import Path
+from subprocess import DEVNULL, Popen
 from xml.etree import ElementTree
 
+import pytest
 from coverage import CoverageData
 
 from mutants.mutations import places, with_change
 
 ROOT = Path(__file__).parents[2]
-HOUSE = ROOT / "src/phalanx"
-ROOMS = sorted(folder.name for folder in HOUSE.iterdir() if list(folder.glob("*.py")))
-OUTCOMES = ("noticed", "lived", "cut")
-"""`cut`: lived until the time of its tests was over. What no test reaches lives."""
-SECONDS, LONGEST_S = 40.0, 240.0
-"""Time of a mutant's tests without it, at most; a run of them that takes the longest has noticed: it does not end."""
+HOUSE = "src/phalanx"
+ROOMS = sorted(file.parent.name for file in ROOT.glob(f"{HOUSE}/*/__init__.py"))
+LIVED, CUT, NOTICED = 0, 90, 1
+OUTCOMES = {NOTICED: "noticed", LIVED: "lived", CUT: "cut"}
+"""By exit code, of which others have noticed too. `cut` lived until its time was over; what no test reaches lives."""
+SECONDS, ENDLESS = 120, 240
+"""Of processor time, so that a busy machine says the same as a quiet one: of a mutant's tests, after which no other
+begins, and of one process, which then does not end. pytest-timeout ends what waits."""
 
 
 def main() -> None:
@@ -45,34 +47,33 @@ def main() -> None:
     parser.add_argument("tests", nargs="*", default=["tests"], help="files or folders of tests, from the root")
     options = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # and its folder is removed
-    rooms, found = options.room or ROOMS, list[tuple[str, str, str]]()
+    rooms, seen = options.room or ROOMS, list[tuple[str, str]]()
     with tempfile.TemporaryDirectory(prefix="phalanx-mutants-") as folder:
         copy = Path(folder) / "copy"
         ignored = shutil.ignore_patterns(".git", ".venv", ".hypothesis", "__pycache__", "*_cache")
         shutil.copytree(ROOT, copy, symlinks=True, ignore=ignored)
         recorded = ("--cov", "--cov-context=test", "--cov-report=", "--junitxml=took.xml", "-ojunit_family=xunit1")
-        if _tested(copy, (*recorded, *options.tests), 7200.0) not in (0, 1):
+        if _tested(copy, *recorded, *options.tests) not in (0, 1):
             raise SystemExit("the tests were not run to their end: no mutant can be examined")
-        for room, file, line, about, text in drawn(rooms, options.count, options.seed):
-            tests, cut = tests_of(copy, file, line)
-            (copy / file).write_text(text)
-            lived = not tests or _tested(copy, ("-x", *tests), LONGEST_S) == 0
-            shutil.copy(ROOT / file, copy / file)
-            found.append((room, ("cut" if cut else "lived") if lived else "noticed", f"{file}:{line} {about}"))
-            print(f"{found[-1][1]:8} {len(tests):4} tests {found[-1][2]}", flush=True)
-    print(f"{'room':14}" + "".join(f" {head:>7}" for head in (*OUTCOMES, "score")))
+        for room, file, line, about, text in drawn(copy, rooms, options.count, options.seed):
+            tests, whole = tests_of(copy, file, line), file.read_text()
+            file.write_text(text)
+            code = _tested(copy, "-x", "-pmutants.__main__", *tests) if tests else LIVED
+            file.write_text(whole)
+            seen.append((room, OUTCOMES.get(code, OUTCOMES[NOTICED])))
+            print(f"{seen[-1][1]:8} {len(tests):4} tests {file.relative_to(copy)}:{line} {about}", flush=True)
     for room in (*rooms, "all"):
-        of = Counter(outcome for r, outcome, _ in found if room in (r, "all"))
-        score = f"{100 * of['noticed'] / of.total():.0f} %" if of else "-"
-        print(f"{room:14}" + "".join(f" {cell:>7}" for cell in (*(of[name] for name in OUTCOMES), score)))
+        of = Counter(outcome for r, outcome in seen if room in (r, "all"))
+        cells = [f"{of[name]:4} {name}" for name in OUTCOMES.values()]
+        print(f"{room:14}", *cells, f"{of['noticed'] / max(1, of.total()):6.0%}")
 
 
-def drawn(rooms: Sequence[str], count: int, seed: int) -> Iterator[tuple[str, Path, int, str, str]]:
+def drawn(copy: Path, rooms: Sequence[str], count: int, seed: int) -> Iterator[tuple[str, Path, int, str, str]]:
     """Yield (room, file, line, what is changed, the file's source with it) by room: of any file and, in it, any kind
     and place. Long files are drawn more often."""
     for i, room in enumerate(rooms):
         rng, seen = random.Random(f"{seed} {room}"), set[tuple[Path, int]]()
-        sources = {p: p.read_text() for p in sorted((HOUSE / room).rglob("*.py"))}
+        sources = {p: p.read_text() for p in sorted((copy / HOUSE / room).rglob("*.py"))}
         while len(seen) < count // len(rooms) + (i < count % len(rooms)):
             (path,) = rng.choices(list(sources), [len(s) for s in sources.values()])
             every = list(places(tree := ast.parse(sources[path])))
@@ -85,39 +86,45 @@ def drawn(rooms: Sequence[str], count: int, seed: int) -> Iterator[tuple[str, Pa
             with suppress(SyntaxError, ValueError):  # a value in a pattern cannot be an expression
                 text = with_change(tree, node, changed)
                 seen.add((path, place))
-                yield room, path.relative_to(ROOT), line, f"{kind}: {about}", text
+                yield room, path, line, f"{kind}: {about}", text
 
 
-def tests_of(copy: Path, file: Path, line: int) -> tuple[list[str], bool]:
-    """Return the tests for a line, and whether there are more than time allows: those that reach it, or what is above
-    it in a statement, the quick ones first; then the others of their files, which see what a fixture or a cache made
-    for one. Ranks and forked runs are not traced: for what no test reaches, all tests of the room are run."""
+def tests_of(copy: Path, file: Path, line: int) -> list[str]:
+    """Return the tests for a line: those that reach it, or what is above it in a statement, the quick ones first;
+    then the others of their files, which see what a fixture or a cache made for one. Ranks and forked runs are not
+    traced: for what no test reaches, all tests of the room are run."""
     data = CoverageData(copy / ".coverage")
     data.read()
-    by_line = data.contexts_by_lineno(str(copy / file))
+    by_line = data.contexts_by_lineno(str(file))
     nearest = max((n for n in by_line if n <= line), default=0)
     reaching = {name.rpartition("|")[0] for name in by_line.get(nearest, ()) if name}
     passed = (case for case in ElementTree.parse(copy / "took.xml").iter("testcase") if not len(case))
     took = {f"{case.get('file')}::{case.get('name')}": float(case.get("time", 0)) for case in passed}
-    files = {name.partition("::")[0] for name in reaching} or {f"tests/{file.parts[2]}/"}
+    files = {name.partition("::")[0] for name in reaching} or {f"tests/{file.relative_to(copy).parts[2]}/"}
     able = (name for name in took if name.startswith(tuple(files)))
-    ordered = sorted(able, key=lambda name: (name not in reaching, took[name]))
-    within = bisect(list(accumulate(took[name] for name in ordered)), SECONDS)
-    return ordered[: max(1, within)], within < len(ordered)
+    return sorted(able, key=lambda name: (name not in reaching, took[name]))
 
 
-def _tested(copy: Path, words: Sequence[str], longest_s: float) -> int | None:
-    """Return the exit code of pytest in the copy; None if it does not end. Drawn cases are the same in each run."""
-    paths = os.pathsep.join((str(copy / "src"), str(copy)))
+def pytest_configure() -> None:
+    """As a plugin of a mutant's tests: a process that computes without end is killed."""
+    resource.setrlimit(resource.RLIMIT_CPU, (ENDLESS, ENDLESS))
+
+
+def pytest_runtest_logstart() -> None:
+    """As a plugin: no test begins when the time is over, of this process and what it has waited for."""
+    if sum(os.times()[:4]) > SECONDS:
+        pytest.exit("the time of a mutant's tests", CUT)
+
+
+def _tested(copy: Path, *words: str) -> int:
+    """Return the exit code of pytest in the copy. Drawn cases are the same in each run."""
+    paths = os.pathsep.join(str(copy / folder) for folder in ("src", ".", "tests"))
     env = {**os.environ, "PYTHONPATH": paths, "PYTHONDONTWRITEBYTECODE": "1", "CI": "true"}
     (copy / "words").write_text("\n".join(words))
     command = [sys.executable, "-m", "pytest", "-pno:xdist", "-pno:cacheprovider", "@words"]
-    with open(os.devnull, "w") as quiet:
-        process = subprocess.Popen(command, cwd=copy, env=env, stdout=quiet, stderr=quiet, start_new_session=True)
+    process = Popen(command, cwd=copy, env=env, stdout=DEVNULL, stderr=DEVNULL, start_new_session=True)
     try:
-        return process.wait(longest_s)
-    except subprocess.TimeoutExpired:
-        return None
+        return process.wait()
     finally:
         with suppress(ProcessLookupError):  # and what it started
             os.killpg(process.pid, signal.SIGKILL)

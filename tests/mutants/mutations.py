@@ -26,14 +26,9 @@ def places(tree: ast.Module) -> Iterator[tuple[str, ast.expr | ast.stmt, ast.AST
 
 
 def with_change(tree: ast.Module, node: ast.AST, changed: ast.AST) -> str:
-    """Return the source of a file with a node changed. Raises ValueError where it cannot stand there."""
-
-    class Change(ast.NodeTransformer):
-        def visit(self, visited: ast.AST) -> ast.AST:
-            return changed if visited is node else self.generic_visit(visited)
-
-    text = ast.unparse(ast.fix_missing_locations(Change().visit(tree)))
-    compile(text, "mutant", "exec")
+    """Return the source of a tree, one of its nodes changed. Raises ValueError where it cannot stand there."""
+    node.__class__, node.__dict__ = type(changed), vars(changed)
+    compile(text := ast.unparse(tree), "mutant", "exec")
     return text
 
 
@@ -51,8 +46,7 @@ def _changes(node: Any) -> Iterator[tuple[str, ast.AST]]:
     match node:
         case ast.Compare(ops=ops):
             for i, op in enumerate(ops):
-                other = copy.deepcopy(node)
-                other.ops[i] = OTHER[type(op)]()
+                (other := copy.deepcopy(node)).ops[i] = OTHER[type(op)]()
                 yield "comparison", other
         case ast.BinOp(op=op) | ast.BoolOp(op=op) if type(op) in OTHER:
             node.op = OTHER[type(op)]()
