@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from contextlib import AbstractContextManager
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,8 +13,12 @@ import torch
 import torch.distributed as dist
 from torch.distributed.fsdp._fully_shard import _fsdp_param
 
+from phalanx.observation.fake import device as gpu
 from phalanx.observation.fake.world import one_rank
 from phalanx.observation.observe import observe as phalanx_observe
+from phalanx.observation.program import processes
+from phalanx.observation.request import ObservationRequest
+from phalanx.observation.unobservable import Unsteady
 from phalanx.spec.errors import InputError
 
 
@@ -52,3 +58,39 @@ def test_objects_are_received_from_the_rank_that_is_said() -> None:
         assert objects == [3]
         dist.send_object_list(objects, dst=2)
     assert sent == [(2, [3])]
+
+
+def test_groups_have_the_hosts_backend_for_the_fake_gpu() -> None:
+    """Torch knows no backend of a device that was made here: a group's own is asked for the host's in its place."""
+    with one_rank(0, 2, 2, lambda note: None):
+        group = dist.group.WORLD
+        assert group is not None
+        asked = SimpleNamespace(type=gpu.NAME)  # only its type: the device need not be registered
+        of_gpu, of_host = (group._get_backend(device) for device in (asked, torch.device("cpu")))  # type: ignore[arg-type]
+        assert of_gpu is not None
+        assert of_gpu.name() == of_host.name() == "fake"
+        with pytest.raises(RuntimeError):
+            group._get_backend(torch.device("meta"))
+
+
+def test_where_micro_batches_differ_the_same_program_is_observed_with_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[Any, ObservationRequest]] = []
+
+    class Told(AbstractContextManager["Told"]):
+        axes, device = {}, "cpu"
+
+        def __init__(self, program: Any, request: ObservationRequest) -> None:
+            asked.append((program, request))
+
+        def __exit__(self, *raised: object) -> None:
+            return None
+
+        def observe(self, rank: int) -> int:
+            if not asked[-1][1].every_micro_batch:
+                raise Unsteady
+            return rank
+
+    monkeypatch.setattr(processes, "Processes", Told)
+    seen = processes.observe_program("name", print, request := ObservationRequest(4, ranks=(1, 3)))
+    assert (seen.program, seen.world, seen.ranks) == ("name", 4, (1, 3))
+    assert asked == [(print, request), (print, replace(request, every_micro_batch=True))]

@@ -9,11 +9,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from torch import nn
 
 from phalanx.observation.fake.device import FakeCuda
 from phalanx.observation.program.run import _operation
 from phalanx.observation.recorder.models import ModelNames
-from phalanx.observation.recorder.position import ModuleCall, _Span
+from phalanx.observation.recorder.position import ModuleCall, Position, _Spans
 from phalanx.observation.recorder.repetition import LIVES, Life
 from phalanx.observation.recorder.step import GATHERED, GRADIENTS, PARAMETERS, STATE, StepRecord
 from phalanx.observation.recorder.summary import GroupNames, StepMemory
@@ -127,7 +129,7 @@ def test_a_group_has_the_name_of_the_axis_along_which_it_lies(seed: int) -> None
 @pytest.mark.parametrize("seed", range(5))
 def test_a_node_belongs_to_the_call_during_which_its_number_was_given(seed: int) -> None:
     draw = np.random.default_rng(seed)
-    span, calls = _Span(), dict[int, Any]()
+    span, calls = _Spans(), dict[int, Any]()
     for start in np.sort(draw.integers(5, 60, 20)).tolist():  # of two that begin at one number the later has it
         calls[start] = ModuleCall(f"block.{len(calls)}", None)
         span.mark(start, calls[start])
@@ -173,3 +175,33 @@ def test_a_step_waits_as_often_as_all_of_its_micro_batches(seed: int) -> None:
 )
 def test_an_error_names_its_operation_or_its_first_line(message: str, said: tuple[str, ...]) -> None:
     assert _operation(message) == said
+
+
+@pytest.mark.parametrize(
+    ("order", "lengths", "partial"),
+    [
+        ("aaa", [1, 1, 1], [False] * 3),
+        ("ababab", [1, 1, 2, 2], [False, True, False, False]),  # b's first makes the step before it a part of one
+        ("abaaaab", [1, 1, 2, 2], [False, True, False, False]),  # a steps twice: b may not step again
+        ("abbaabba", [1, 1, 2, 2, 2], [False, True, False, False, False]),
+    ],
+)
+def test_a_step_ends_with_all_known_optimizers_a_second_step_of_one_or_the_first_of_another(
+    order: str, lengths: list[int], partial: list[bool]
+) -> None:
+    model = nn.Linear(1, 1)
+    optimizers = {name: torch.optim.SGD(model.parameters(), lr=0.0) for name in "ab"}
+    taken, ended = list[str](), list[tuple[int, bool]]()
+    position = Position(lambda: ended.append((len(taken), position.partial)))
+    try:
+        for name in order:
+            taken.append(name)
+            optimizers[name].step()
+            assert position.stepped
+            model(torch.ones(1))
+            assert not position.stepped
+    finally:
+        position.close()
+    ends = [0, *(at for at, _ in ended)]
+    assert [b - a for a, b in pairwise(ends)] == lengths
+    assert [was for _, was in ended] == partial

@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from phalanx.report.gallery import collectives
 from phalanx.report.pictures import files
 from phalanx.report.pictures.figure import (
     Arrow,
@@ -30,6 +31,7 @@ from phalanx.report.pictures.figure import (
     Tree,
 )
 from phalanx.report.pictures.scene import Area, Scene, area_of, width, wrap
+from phalanx.schedule.collectives.registry import ALGORITHMS, build
 
 
 def _shapes(panel: Any, tag: str) -> list[dict[str, str]]:
@@ -207,9 +209,10 @@ def test_rectangles_meet_where_they_share_points(a: Area, b: Area) -> None:
             for y in range(int(area.top), int(area.bottom)):
                 yield x + 0.5, y + 0.5
 
-    shared = [p for p in points(a) if b.holds(p)]
+    shared = [p for p in points(a) if b.count([p])]
     assert a.meets(b, 0.0) == b.meets(a, 0.0) == bool(shared)
-    assert a.count(list(points(b))) == len(shared) == sum(map(a.holds, points(b)))
+    assert a.count(list(points(b))) == len(shared)
+    assert a.count([(a.left, a.top), (a.right, a.bottom), (a.left, a.bottom + 0.1)]) == 2  # its edges are its own
     assert a.inside(b) == (len(shared) == len(list(points(a))))
     assert a.meets(b, 1.0) or not shared
 
@@ -221,3 +224,29 @@ def test_a_text_has_its_area() -> None:
         assert area.right - area.left == pytest.approx(width("some words", 10))
         assert 100 - area.left == pytest.approx(share * (area.right - area.left))
         assert area.top < 50 < area.bottom
+
+
+@pytest.mark.parametrize(("op", "algorithm"), [(op, name) for op in ALGORITHMS for name in ALGORITHMS[op]])
+def test_rounds_show_which_contributions_each_rank_holds(op: str, algorithm: str) -> None:
+    """An empty place has none of them, a sum that is complete all: of one contribution each place has all or none."""
+    picture = collectives.rounds(
+        build(op, algorithm, ranks := 4, 24, tiers=(2, 2) if algorithm == "hierarchical" else None)
+    )
+    (panel,) = picture.panels
+    assert isinstance(panel, Rounds)
+    assert (panel.column == "block", "rows become columns" in picture.note) == (op == "all_to_all",) * 2
+    before = panel.rounds[0].cells
+    for state in panel.rounds:
+        assert len(state.cells) == len(state.full) == ranks
+        for words, shares, changed, old in zip(state.cells, state.full, state.changed, before, strict=True):
+            assert [share == 0 for share in shares] == [word == "." for word in words]
+            assert [word != last for word, last in zip(words, old, strict=True)] == list(changed)
+            if "reduce" not in op:
+                assert set(shares) <= {0.0, 1.0}
+        before = state.cells
+    start, end = panel.rounds[0].full, panel.rounds[-1].full
+    if op in ("all_reduce", "reduce_scatter", "reduce"):
+        assert {share for row in start for share in row} == {1 / ranks}
+        assert min(max(row[i] for row in end) for i in range(len(end[0]))) == 1.0
+    if op in ("all_reduce", "all_gather", "broadcast", "all_to_all"):
+        assert {share for row in end for share in row} == {1.0}

@@ -7,7 +7,7 @@ import re
 from html import escape, unescape
 
 from phalanx.planning.tables.table import Sheet, columns
-from phalanx.report.html.page import Section, page, section
+from phalanx.report.html.page import Section, body, contents, page, section, with_section
 from phalanx.report.pictures.figure import Bar, Bars
 
 BARS = Bars("GiB", (Bar("one", (("part", 2.0),), "2 GiB"),))
@@ -55,3 +55,13 @@ def test_a_table_is_a_section_with_its_units() -> None:
     assert s.panels
     other = section(sheet, BARS, title="another", note="said")
     assert (other.title, other.note, other.panels) == ("another", "said", (BARS,))
+
+
+def test_a_section_goes_before_the_first_and_changes_no_other() -> None:
+    whole, more = page("A title", "plan", SECTIONS, {}), Section("What was asked", "a note", ("some words",))
+    longer = with_section(whole, more)
+    for titles in (r'<li><a href="#[^"]*">([^<]*)</a>', r"<section\b.*?<h2[^>]*>([^<]*)"):
+        before, after = (re.findall(titles, text, re.DOTALL) for text in (whole, longer))
+        assert len(before) == len(SECTIONS)
+        assert after == ["What was asked", *before]
+    assert longer.replace(contents([more]), "", 1).replace(body([more]) + "\n", "", 1) == whole

@@ -328,6 +328,23 @@ def test_a_curve_has_the_steps_numbers() -> None:
     assert run_page._lines("Loss", "nats", {"training": "loss"}, []).panels == ()
 
 
+def test_each_curve_of_a_run_has_its_unit_and_its_own_numbers(planned: Any) -> None:
+    """Read back from the page: what is a size or a rate is drawn from zero, a loss from its lowest."""
+    steps = [_row(i) for i in range(2, 6)]
+    whole = run_page.report("r", planned[1], steps, [], [], 5)
+    (data,) = re.findall(r'<script type="application/json" id="data">(.*?)</script>', whole)
+    curves = {chart["id"]: chart for chart in json.loads(data)["charts"]}
+    assert {name: chart["y"]["label"].split(",")[0] for name, chart in curves.items()} == {
+        "loss": "nats a token",
+        "throughput": "tokens/s",
+        "memory": "GiB",
+    }
+    for name, key, unit in (("loss", "loss", 1), ("throughput", "tokens_per_s", 1), ("memory", "mem_bytes", 2**30)):
+        (line,) = curves[name]["series"]
+        assert line["points"] == [[row["step"], row[key] / unit] for row in steps]
+        assert curves[name]["y"]["low"] == (None if unit > 1 or "_per_" in key else steps[-1][key])
+
+
 def test_a_timeline_has_each_ranks_milliseconds_under_the_predicted_ones() -> None:
     spans = [{"ph": "M", "pid": p, "name": "process_name", "args": {"name": f"rank {p}"}} for p in (0, 1)]
     for pid, times in ((0, 1.0), (1, 2.0)):

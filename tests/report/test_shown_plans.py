@@ -6,6 +6,7 @@ import json
 import math
 import re
 from collections import Counter
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,11 +16,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from phalanx.answers import presets
 from phalanx.planning.expense.expense import Expense
 from phalanx.planning.lookup import cluster_named
 from phalanx.planning.placement import axis_groups, in_order
 from phalanx.planning.stragglers.timelines import SimulatedRank, SimulatedSpan
-from phalanx.report import expense, mesh, plan, read
+from phalanx.report import expense, mesh, models, plan, read
 from phalanx.report.gallery.collectives import _crossing, family
 from phalanx.report.html import plan as page_of_plan
 from phalanx.report.measured import runs
@@ -52,6 +54,17 @@ def test_all_ranks_of_a_node_are_drawn_whatever_the_width(line: str, axis: str, 
     table = [tuple(row)[:3] for row in mesh.axes(placed).rows]
     assert table == [(g.axis, g.size, g.groups) for g in axis_groups(placed)]
     assert all(size * groups == 32 for _, size, groups in table)
+
+
+@pytest.mark.parametrize("line", ["tp=3,dp=8", "tp=4,dp=6", "dp=3,tp=2,pp=4", "cp=6,pp=4"])
+def test_links_of_an_axis_are_all_named_and_count_its_groups(line: str) -> None:
+    placed = in_order(Strategy(**parse(line)), cluster_named("dgx-h100")(24))
+    for shown, row in zip(mesh.axes(placed).rows, axis_groups(placed), strict=True):
+        links = str(shown[3])
+        counts = [int(n) for n in re.findall(r" \((\d+) groups?\)", links)]
+        assert re.sub(r" \([^)]*\)", "", links).split(", ") == list(row.tiers)
+        assert counts == ([] if len(row.tiers) == 1 else list(row.tiers.values()))
+        assert sum(counts or [row.groups]) == row.groups
 
 
 @pytest.mark.parametrize(
@@ -224,3 +237,26 @@ def test_collectives_that_were_chosen_are_listed_by_group_or_it_is_said_that_non
         assert lines == ["all_reduce over 4 ranks", f"  {groups.count((4, 1))} sizes", *several]
     else:
         assert lines == ["collectives: torch.distributed's; no other was measured on this cluster"]
+
+
+@pytest.mark.parametrize("step", [0.05, 20.0])
+def test_of_a_steps_terms_those_that_are_a_percent_are_said_the_largest_first(step: float) -> None:
+    """However long the step is; what rounds to 0 % is left out."""
+    shares = {"matmul": 0.5, "tp": 0.3, "launch": 0.1, "head": 0.006, "dp": 0.004}
+    best = SimpleNamespace(step_time_s=step, terms_s={name: share * step for name, share in shares.items()})
+    said = [line.rpartition(" ")[2] for line in plan._largest(SimpleNamespace(best=best))]  # type: ignore[arg-type]
+    assert said == ["50%", "30%", "10%", "1%"]
+
+
+@pytest.mark.parametrize("name", ["mixtral-8x7b", "deepseek-v3", "qwen3-30b-a3b"])
+def test_what_experts_give_is_against_the_model_with_one_expert_a_layer(name: str) -> None:
+    """Which has the parameters that the shape of one expert says; its router's, a thousandth, are left aside."""
+    shape = presets.model(name)
+    experts = shape.model.experts
+    assert experts is not None
+    (line,) = models._efficiency(shape)
+    single = replace(shape.model, experts=replace(experts, count=1, top_k=1, groups=1, top_groups=1))
+    more, flops = map(float, re.findall(r"([0-9.]+) times the (?:parameters for|FLOPs a token)", line))
+    assert more == pytest.approx(shape.model.parameter_count / single.parameter_count, rel=0.02)
+    assert flops == pytest.approx(shape.model.active_count / single.parameter_count, rel=0.02)
+    assert line.startswith(f"experts: {experts.count} times one expert's parameters for {experts.top_k} times its")

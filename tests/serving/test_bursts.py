@@ -140,6 +140,8 @@ def test_an_answer_says_where_its_figures_lie_or_that_nobody_knows(
     assert said.startswith("likely: " if kind else "how far off these figures may be is missing: ")
     for r in a.likely:
         assert r.low < r.high
+        ends = f"{r.low:,.0f} to {r.high:,.0f} tok" if "tok" in r.figure else f" {r.low:.3g} s to {r.high:.3g} s"
+        assert ends in said
     if "makespan_s" in figures:
         by = {r.figure: r for r in a.likely}
         tokens = 50 * more["requests"]

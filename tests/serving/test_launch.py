@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import itertools
 import json
+import re
+import shlex
 from dataclasses import replace
 from pathlib import Path
 
@@ -81,6 +83,40 @@ def test_every_line_is_of_published_arguments(examples: int, tmp_path: Path) -> 
         assert text.count("nvidia.com/gpu") == len(plan.workers)
         serving.write(plan, tmp_path / "serving.json")
         assert serving.read(tmp_path / "serving.json") == plan
+
+
+@examples(40, 400)
+def test_a_line_that_is_written_is_read_back(examples: int, tmp_path: Path) -> None:
+    """Layout, limits, types and drafts of every engine's line are those of the plan that it serves."""
+    draw, script = np.random.default_rng(5), tmp_path / "serve.sh"
+    for plan in itertools.islice((p for p in iter(lambda: _drawn(draw), None) if len(p.workers) == 1), examples):
+        command, (w,) = launch(plan).commands[0], plan.workers
+        script.write_text(shlex.join([*command.program, *command.options]))
+        back = read([script], {"cluster": plan.cluster, "input": 4000, "output": 500})
+        got = back.fields
+        layout = {"tp": w.tp, "pp": w.pp, "dp": w.attention_dp, "ep": w.moe_ep}
+        assert dict(pair.split("=") for pair in got["layout"].split(",")) == {
+            name: str(n) for name, n in layout.items() if n > 1 or name == "tp"
+        }
+        assert (got["engine"], got["gpus"], got["chunk"]) == (plan.engine, w.gpus, w.step_tokens)
+        assert abs(got["slots"] * w.attention_dp - w.slots) < w.attention_dp  # each group takes its own
+        assert back.longest == context(plan, w) or not context(plan, w)
+        said = "\n".join(back.caveats)
+        if plan.engine == "trtllm":  # the others stand in its file
+            options = launch(plan).files["both.yaml"]
+            assert ("dtype: fp8" in options) == (plan.cache == "fp8")
+            drafts = re.findall(r"(?:max_draft_len|num_nextn_predict_layers): (\d+)", options)
+            assert list(map(int, drafts)) == [plan.draft_tokens] * (plan.draft_tokens > 0)
+            assert (f"max_loras: {plan.adapters}" in options) == (plan.adapters > 0)
+        else:
+            assert got["cache"] == plan.cache
+            assert ("drafts tokens" in said) == (plan.draft_tokens > 0)
+            assert ("serves adapters" in said) == (plan.adapters > 0)
+        if plan.engine == "sglang" and plan.draft_tokens:
+            words = dict(itertools.pairwise(command.options))
+            own = plan.model_name == "deepseek-v3"  # its modules predict a token each, and the last is verified
+            assert words["--speculative-algorithm"] == ("EAGLE" if own else "NGRAM")
+            assert int(words["--speculative-num-draft-tokens"]) == plan.draft_tokens + own
 
 
 def test_degrees_stand_in_the_lines_as_each_engine_counts_them() -> None:

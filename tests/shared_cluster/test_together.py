@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from itertools import combinations
 from pathlib import Path
 
@@ -41,6 +42,9 @@ def test_two_jobs_each_get_a_leaf(folder: Path) -> None:
     assert answer["shared_uplinks"] == []
     said = phalanx(folder, *words)[1]
     assert "n[5-7]" in said
+    for job in answer["jobs"]:
+        row = f"24 .* {job['step_time_s'] / job['empty_cluster_s']:.3f} times"
+        assert re.search(row, said), "each job's nodes, and how much longer than alone"
     assert "no two jobs share an uplink" in said
 
 

@@ -221,3 +221,23 @@ def test_all_reduces_over_a_bus_take_what_nccl_tests_say(link: float, ranks: int
     """L40S and RTX PRO 6000: NCCL's better time of the published points."""
     bus = replace(H200, link_bytes_per_s=link)
     assert float(all_reduce_s(bus, engine("vllm"), ranks, size)) == pytest.approx(measured, rel=0.15)
+
+
+@pytest.mark.parametrize("m", [GQA, MOE, MLA])
+def test_each_further_stage_costs_another_hop(m: ServingShape) -> None:
+    """A whole model on one GPU sends nothing; stages send what a step computes on, in one message each."""
+    load = StepLoad(0.0, 0.0, 0.0, 16.0, 16.0 * 100)
+    sent = [step_parts(m, one(pp=pp), H200, engine("vllm"), load)["collectives"] for pp in (1, 2, 3, 4)]
+    assert sent[0] == 0
+    assert sent[1] > m.hidden * 2.0 * 16 / H200.link_bytes_per_s
+    assert sent[2:] == pytest.approx([2 * sent[1], 3 * sent[1]])
+
+
+@pytest.mark.parametrize("m", [GQA, MOE, MLA])
+def test_only_latents_of_8_bits_are_multiplied_faster_where_experts_are_many_gpus(m: ServingShape) -> None:
+    def attends(**fields: float) -> float:
+        many = one(cache_bytes=1.0, **fields)
+        return float(step_parts(m, many, replace(H200, memory_bytes_per_s=1e30), engine("vllm"), load)["cache"])
+
+    load = StepLoad(0.0, 0.0, 0.0, 16.0, 16.0 * 4000)
+    assert attends() / attends(large_ep=1.0) == pytest.approx(2.0 if m.latent_layers else 1.0)

@@ -275,3 +275,19 @@ def test_layouts_divide_every_mechanism_of_a_model() -> None:
     qwen, vllm = model_named("Qwen/Qwen3.5-397B-A17B")[0], engine("vllm")
     assert not illegal(qwen, ServingLayout(16, 1, 1, 1, 16), vllm)
     assert "more than mixers.delta.key_heads = 16" in illegal(qwen, ServingLayout(32, 1, 1, 1, 32), vllm)
+
+
+@pytest.mark.parametrize("name", sorted(ENGINES))
+def test_what_fewer_requests_at_once_do_not_need_is_cache(name: str) -> None:
+    """An engine that is told no number takes its own: then it keeps as much for its steps as for some number."""
+
+    def told(slots: int) -> Copy:
+        return Search(replace(_ASK, slots=slots, engine=engine(name))).copy_of("bf16", ServingLayout())
+
+    counts = (7, 256, 1024, 2048)
+    copies = [told(slots) for slots in counts]
+    room = [copy.cache_tokens for copy in copies]
+    assert room == sorted(room, reverse=True)
+    assert (room[0] > room[-1]) is (name != "sglang")  # which keeps memory by its step's tokens alone
+    assert [copy.most for copy in copies[:2]] == [7, 256]
+    assert told(0).cache_tokens in room

@@ -86,10 +86,6 @@ class Area:
             and other.top < self.bottom + apart
         )
 
-    def holds(self, point: tuple[float, float]) -> bool:
-        """Whether a point is inside."""
-        return self.left <= point[0] <= self.right and self.top <= point[1] <= self.bottom
-
     def count(self, points: Sequence[tuple[float, float]]) -> int:
         """Return the number of points inside."""
         left, top, right, bottom = self.left, self.top, self.right, self.bottom
