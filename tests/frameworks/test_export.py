@@ -69,7 +69,7 @@ def test_a_plan_of_another_stack_becomes_what_the_framework_has() -> None:
 
 @pytest.mark.parametrize("blocks", [(7, 8, 8, 9), (1, 1), (0, 4, 4, 0), (5, 5, 5, 5, 5, 4)])
 def test_a_pipeline_layout_is_read_as_it_was_written(blocks: tuple[int, ...]) -> None:
-    assert layout.read(layout.written(blocks, 1)) == (blocks, 1)
+    assert layout.read(layout.to_text(blocks, 1)) == (blocks, 1)
 
 
 @pytest.mark.parametrize("launcher", LAUNCHERS)

@@ -10,7 +10,7 @@ import phalanx
 from phalanx.answers.question.read import origins
 from phalanx.frameworks.configuration import Configuration
 from phalanx.frameworks.reading import files, recipes
-from phalanx.frameworks.reading.source import called
+from phalanx.frameworks.reading.source import framework_named
 from phalanx.spec.errors import InputError
 
 _TEMPLATE = (
@@ -168,7 +168,7 @@ def test_the_first_process_is_followed(tmp_path: Path, rank: str, test: str) -> 
     ],
 )
 def test_a_program_is_of_the_framework_that_most_of_its_name_tells(program: str, kind: str) -> None:
-    framework = called(program)
+    framework = framework_named(program)
     assert framework is not None
     assert framework.reads == kind
 

@@ -23,7 +23,7 @@ from phalanx.frameworks.launchers.launcher import Given
 from phalanx.frameworks.reading import files
 from phalanx.frameworks.reading.folder import sequence_in
 from phalanx.frameworks.shell.scope import unknown
-from phalanx.frameworks.tables import nested
+from phalanx.frameworks.tables import tables_of_paths
 from phalanx.spec.errors import InputError
 
 _DATA = Path(__file__).parent / "data" / "configurations.json.xz"
@@ -95,9 +95,9 @@ def parsed(kind: str, args: dict[str, Any], world: int) -> Configuration | str:
     config = (
         {"args": args}
         if kind in ("megatron", "hf")
-        else Partial(nested(args))
+        else Partial(tables_of_paths(args))
         if kind == "torchtitan"
-        else nested(args)
+        else tables_of_paths(args)
     )
     try:
         return files.READERS[kind](config, world)

@@ -102,9 +102,9 @@ def drawn(rng: random.Random) -> ModelSpec:
 
 def _read(m: ModelSpec) -> ModelSpec:
     args = {s.key.removeprefix("--"): s.value for s in model_settings(m)}
-    b = write_blocks.of(m)
+    b = write_blocks.blocks_of(m)
     if b.symbols:
-        args["hybrid-layer-pattern"] = patterns.written(b.symbols)
+        args["hybrid-layer-pattern"] = patterns.to_text(b.symbols)
     c = read.read(args)
     assert not c.not_modelled
     assert not c.unknown

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from phalanx.frameworks.shell.filters import printed
+from phalanx.frameworks.shell.filters import program_output
 from phalanx.frameworks.shell.scope import LARGEST_WORK, is_open, plain
 from phalanx.frameworks.shell.script import follow
 from phalanx.spec.errors import InputError
@@ -54,6 +54,8 @@ SAME = [
     ''
     'show $(echo "a b" | tr " " "-") $(basename /x/y.sh .sh) $(dirname /x/y) $(expr 2 \\* 3 + 4 \\* 5) $(seq '
     '-s, 1 3) $(echo a,b,c | cut -d, -f2)',
+    'T=$(printf "a:1:x\nb:2:y\nc:3:z\n"); show $(echo "$T" | tail -n +2) $(echo "$T" | head -n -1) '
+    '$(echo "$T" | head -2) $(echo "$T" | tail -n1) $(echo "$T" | cut -d: -f1,3) $(echo "$T" | cut -d: -f2-)',
     'X=$(cat <<E\nA b\nE\n); show "$X"; cat <<E | true\n--no $X\nE\nshow 1',
     'A="--x 1 --y 2"; show $A "$A"; set -- p q; show "$@" $1 $#; set -- $A; show $2',
     'show a\\ b \'c\'"d"e $\'x\\ty\' "\\$A" \\$B "a\\\\b"; show {a,b}c {1..3}',
@@ -69,6 +71,11 @@ SAME = [
     'declare -A T=([a]=1 [b]="2 3"); T[c]=4; K=b; show ${T[a]} "${T[$K]}" ${#T[@]} ${T[c]} ${T[none]:-d}',
     "show a \\\n  b \\\n  --c=d\nshow e;\nshow f &\nwait; true && show g; false || show h; ! false && show i",
 ]
+
+
+@pytest.mark.parametrize("filter_", ["head -c 5", "tail -c 5", "cut -c1-3", "head -n 2 other.txt"])
+def test_an_option_of_a_filter_that_is_not_read_leaves_its_output_open(filter_: str) -> None:
+    assert by_us(f"show $(echo abcdefgh | {filter_})") == [[f"$(echo abcdefgh | {filter_})"]]
 
 
 @needs_bash
@@ -222,7 +229,7 @@ def test_scripts_that_it_runs_and_writes_are_read() -> None:
 @settings(max_examples=30)
 @given(st.integers(-99, 99), st.integers(-9, 9).filter(bool), st.integers(1, 9), st.integers(0, 9))
 def test_bc_cuts_a_quotient_to_its_scale_before_it_multiplies(a: int, b: int, c: int, scale: int) -> None:
-    found = Fraction((printed(["bc"], f"scale={scale}\n{a}/{b}*{c}\n") or "").strip())
+    found = Fraction((program_output(["bc"], f"scale={scale}\n{a}/{b}*{c}\n") or "").strip())
     assert found == c * Fraction(int(Fraction(a, b) * 10**scale), 10**scale)
 
 

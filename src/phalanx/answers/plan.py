@@ -14,7 +14,7 @@ from phalanx.answers.question.query import Query
 from phalanx.answers.question.read import Reading
 from phalanx.answers.question.resolution import resolve
 from phalanx.cost.hardware.bent import bent
-from phalanx.frameworks.writing.source_file import recorded
+from phalanx.frameworks.writing.source_file import file_entry
 from phalanx.measure.this_machine import default_ranks, local_cluster
 from phalanx.planning.auto import stage_split, transport
 from phalanx.planning.auto.bucket_size import GIVEN, has_buckets
@@ -274,7 +274,7 @@ def plan_of_configuration(reading: Reading, path: Path, query: Query) -> tuple[P
     q = resolve(*query_by(path, query, reading))
     x = q.subject
     plan = plan_of(q.pricing, x.priced, x.run, x.mfu, query.cluster, q.precision)
-    plan.choices["source"] = recorded(reading.title, reading.configuration.kind, reading.config, ())
+    plan.choices["source"] = file_entry(reading.title, reading.configuration.kind, reading.config, ())
     return plan, q.notes
 
 

@@ -1,5 +1,5 @@
-"""What a price does not know of a configuration: keys without a price or a verdict, and what was assumed in places
-that the file leaves open. Each says what it could change."""
+"""What makes a price doubtful: keys that have no price or no verdict, and assumptions where the file says
+nothing. Each caveat says what it may change: layout, model, time or memory."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -20,15 +20,15 @@ class Caveat:
 
     kind: Literal["not modelled", "not judged", "assumed", "missing"]
     keys: tuple[str, ...]
-    """As the file has them; (): what the file leaves open."""
+    """As the file writes them; (): the file says nothing."""
     reason: str
-    """What they do, or what was assumed."""
+    """What the keys do, or what was assumed."""
     changes: tuple[str, ...] = ()
-    """Of verdicts.CHANGES: what a price may have wrong."""
+    """Of verdicts.CHANGES: what may differ from the price."""
     limit: str = ""
-    """Of verdicts.LIMITS: what bounds the change; "": nothing that is known."""
+    """Of verdicts.LIMITS: the part of the price that bounds the difference; "": unknown."""
     bound: str = ""
-    """How far off a price is at most, with its unit; "": there is no limit, or no price yet."""
+    """The largest difference, with its unit; "": unknown, or there is no price yet."""
 
     @property
     def line(self) -> str:
@@ -133,13 +133,14 @@ def _consequence(kind: str, changes: tuple[str, ...]) -> str:
 
 
 def caveats_of(c: Configuration) -> tuple[Caveat, ...]:
-    """Return the caveats of a configuration: what is another layout or model first, then what is not judged."""
+    """Return the caveats of a configuration: keys without a price first, by what they change (layout, model, time,
+    memory), then keys that are not judged."""
     modelled = sorted(_not_modelled(c.not_modelled), key=lambda caveat: min(map(CHANGES.index, caveat.changes)))
     return (*modelled, *_not_judged(c.unknown))
 
 
 def _not_modelled(keys: Mapping[str, Verdict]) -> Iterator[Caveat]:
-    """Yield a caveat for each group of keys that do the same."""
+    """Yield a caveat for each group of keys with the same effect."""
     groups: dict[tuple[str, tuple[str, ...], str], list[str]] = {}
     for key, verdict in keys.items():
         groups.setdefault((verdict.what, verdict.changes, verdict.limit), []).append(shown(key))

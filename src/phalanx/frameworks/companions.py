@@ -18,23 +18,24 @@ _ABOVE = 3
 
 @dataclass
 class Companions:
-    """Where files that are named are looked for. `given`: files of the command line; `written`: those that the script
-    itself writes, by name."""
+    """Where the files that a configuration names are looked for. `home`: its folder; `given`: files of the command
+    line; `written`: text by name of files that the script itself writes; `opened`: files that were read so far."""
 
     home: Path
     given: Sequence[Path] = ()
     written: dict[str, str] = field(default_factory=dict)
     opened: list[Path] = field(default_factory=list)
     unread: dict[str, str] = field(default_factory=dict)
-    """Files that are here and cannot be read -> why."""
+    """Files that exist and cannot be read -> why."""
 
     def why(self, name: str) -> str:
         """Say why a named file has no text."""
         return f"{self.unread[name]}: give one that can be read" if name in self.unread else MISSING
 
     def find(self, name: str, directory: str = "") -> Path | None:
-        """Return the path of a named file; None where it is nowhere. What stands under a folder that only a shell
-        knows, `$PWD/a.json`, is looked for as `a.json` is."""
+        """Return the path of a named file; None where it is nowhere. A folder in front that only a shell knows is
+        left out: `$PWD/a.json` is `a.json`. `directory`: where the program that reads it starts, relative to
+        `home`."""
         name = name[start.end() :] if (start := _UNKNOWN.match(name)) else name
         for path in self._places(name, directory):
             try:

@@ -1,8 +1,8 @@
-"""What follows from a configuration without doubt: its layout, and what became of every key of the file.
+"""A configuration as it was read: the layout that it states, and what became of every key of the file.
 
-A reader takes keys from a `Keys`; each key that it takes is understood. Of the others, those with a verdict are
-without effect on layout, memory and time, or have one that is not modelled; the rest are not judged: no list of the
-framework's keys has them, and the nearest name is said. A value of None is one that the file leaves open.
+A reader takes keys from a `Keys`; a key that it takes is understood. The others are sorted by the framework's
+verdicts: without effect on layout, memory and time; with an effect that is not modelled; or not judged, because no
+list of the framework's keys has them (the nearest name is given). None is a value that the file does not state.
 """
 
 import math
@@ -23,25 +23,27 @@ from phalanx.spec.strategy.zero_levels import ZERO_LEVELS, ZeroLevel
 Config = Mapping[str, Any]
 T = TypeVar("T")
 MOST = 10**12
-"""The largest count that is one: products of a few stay finite."""
+"""The largest number that is read as a count, so that products of a few stay finite."""
 _LOOKED_UP, _LONGEST = 100, 80
-"""Unknown keys of which the nearest name is looked for, and characters of the longest: each is compared with all of a
-framework's."""
+"""The nearest name is looked for of at most this many unknown keys, of at most this many characters each: every one
+is compared with all keys of a framework."""
 
 _ENVIRONMENT = verdicts.load(Path(__file__).parent / "environment" / "verdicts.toml")
 """What environment variables of the libraries underneath change."""
 _LIBRARIES = ("NCCL_", "NVTE_", "TORCH_NCCL_")
-"""Beginnings of the names of their variables: one that they do not have is not judged."""
+"""Prefixes of the variables of libraries. An unknown variable with one of them is not judged; others have no
+effect."""
 
 
 class Partial(dict[str, Any]):
-    """Tables over a file that is not here: what they do not state is open, whatever the framework's default."""
+    """Tables that override a file which is missing: a key that they do not have is open, not at its default."""
 
 
 @dataclass(frozen=True)
 class StatedLayout:
-    """What a configuration fixes. None: left open. `dp`: replicas, sharded ones included. `accumulation`:
-    micro-batches of a step. `offload`: where the optimizer's state and the parameters are, `none` or `cpu`."""
+    """The layout that a configuration states, in the names of a Strategy; None: not stated. `dp`: replicas, sharded
+    ones included. `accumulation`: micro-batches of a step. `micro_batch` in sequences of a rank, `global_batch` of
+    all. `offload`: where the optimizer's state and the parameters are, `none` or `cpu`."""
 
     world: int | None = None
     dp: int | None = None
@@ -70,12 +72,12 @@ class StatedLayout:
 
     @property
     def level(self) -> ZeroLevel | None:
-        """What `zero` shards; None where it is left open."""
+        """What `zero` shards; None where it is not stated."""
         return None if self.zero is None else ZERO_LEVELS[self.zero]
 
 
 ALL_BLOCKS = 10**4
-"""Blocks of a file that says all of them, before its model is known."""
+"""A number of blocks for "all of them", where a file says so before its model is known."""
 
 
 @dataclass(frozen=True)
@@ -93,33 +95,33 @@ class Configuration:
     unknown: Mapping[str, str]
     """Keys that are not judged -> the nearest name that the framework has, or ""."""
     model: Mapping[str, Any] = field(default_factory=dict)
-    """Sizes that the file states, by the names of a Hugging Face config.json; empty if it names none."""
+    """Sizes of the model that the file states, by the names of a Hugging Face config.json."""
     model_name: str = ""
     spec: ModelSpec | None = None
     """The model, where the file states all of it."""
     unpriced: str = ""
-    """What it trains that has no price, so that none is made; "" where it has one."""
+    """Why the training has no price, such as a part of the model that it trains alone; "": it has one."""
     open_model: str = ""
-    """Why there is no `spec`: what the file leaves open, or what no ModelSpec has."""
+    """Why there is no `spec`: what the file does not state, or what a ModelSpec cannot describe."""
     options: Mapping[str, Any] = field(default_factory=dict)
     """Fields of StackOptions that the file sets."""
     fields: Mapping[str, Any] = field(default_factory=dict)
     """Fields of Strategy that the file sets and a StatedLayout does not have."""
     job: Mapping[str, Any] = field(default_factory=dict)
-    """What the file says of the job other than layout: optimizer (fields of Optimizer), clip, compute (bf16, ...),
-    types (fields of Precision) where state is not in fp32."""
+    """The job but for its layout: optimizer (fields of Optimizer), clip, compute (bf16, ...), types (fields of
+    Precision) where state is not in fp32."""
     within: str = ""
-    """Conditions that its release sets to a search, where the stack that prices it has no rules of its own."""
+    """Conditions that a search for this release keeps, where the stack that prices it has no rules of its own."""
     notes: tuple[str, ...] = ()
-    """What its reader assumes."""
+    """Assumptions of its reader, a sentence each."""
     companions: tuple[str, ...] = ()
     """Other files that were read with it."""
     missing: tuple[str, ...] = ()
-    """Files that it names and that are not here: `NAME, what it is, is not here: give it too`."""
+    """Files that it names and that were not given: `NAME, what it is, is not here: give it too`."""
 
     @property
     def sizes(self) -> dict[str, Any]:
-        """What the file states of its model: counts and other finite numbers, words and truth values."""
+        """The parts of `model` that are usable: counts and other finite numbers, words and truth values."""
         counted = {name: count(value) or value for name, value in self.model.items()}
         return {name: value for name, value in counted.items() if _states(value)}
 
@@ -137,12 +139,12 @@ class Keys:
         self.understood: dict[str, str] = {}
 
     def field(self, name: str, default: Any = None) -> Any:
-        """Return the value at the key that the framework has for a field. Raises KeyError where it has none."""
+        """Return the value of the key that sets a field. Raises KeyError where the framework has no such key."""
         assert self.table is not None
         return self.take(self.table[name], name, default)
 
     def word(self, name: str, default: Any = None) -> Any:
-        """Return what the word at a field's key means; None for a word that the framework does not have."""
+        """Return a field's value by the word that its key has in the file; None for a word that is not known."""
         assert self.table is not None
         value = self.field(name, _ABSENT)
         return self._default(default) if value is _ABSENT else self.table.value(name, value)
@@ -196,9 +198,10 @@ class Keys:
     def rest(
         self, table: KeyTable, open_model: bool = False
     ) -> tuple[tuple[str, ...], dict[str, Verdict], dict[str, str]]:
-        """Return the keys that no reader took: without effect, not modelled, not judged with the nearest name. One
-        that has a price, and that no reader took here, is not modelled; of an open model, keys of its shape are said
-        with it."""
+        """Return the keys that no reader took, in three groups: without effect; not modelled, with verdicts; not
+        judged, with the nearest name. A key whose effect has a price in general, and that no reader took here, is not
+        modelled. `open_model`: keys that change time alone are left out, since a caveat about the model covers its
+        shape."""
         priced = ("layout", "memory") if open_model else _PRICED
         quiet: list[str] = []
         open_: dict[str, Verdict] = {}
@@ -230,8 +233,9 @@ class Keys:
         return tuple(quiet), open_, unjudged
 
     def _untaken(self, config: Config, table: KeyTable, above: str = "") -> Iterator[tuple[str, str, Any]]:
-        """Yield (path, name, value) of every key that was not taken; a table that is not modelled as a whole is one
-        itself, as are one with nearly a known name and one of names, as of datasets."""
+        """Yield (path, name, value) of every key that was not taken. Tables are entered, except those that count as
+        one key: not modelled as a whole, misspelt (their name is close to a known one), or keyed by names with
+        slashes, as of datasets."""
         for name, value in config.items():
             path = f"{above}{name}"
             if path in self.understood:
@@ -262,14 +266,14 @@ _OPEN = (".params.", "lr_scheduler_kwargs.", "gradient_checkpointing_kwargs.")
 
 
 def _is_set(value: Any) -> bool:
-    """Whether a value is one, and not a table, another key's, or what an integration fills in."""
+    """Whether a value is set: not a table, not a reference to another key, and not filled in by an integration."""
     other = isinstance(value, str) and value.startswith("${")
     return value not in (None, "", "auto") and not other and not isinstance(value, Mapping)
 
 
 @cache
 def _nearest(name: str, table: KeyTable) -> str:
-    """Return the name that a slip was meant to be, whole or cut short; "" if none is near."""
+    """Return the known name that a misspelt or shortened key is closest to; "" if none is close."""
     length = len(name)
     words = set(name.split("_"))
     known = [
@@ -297,7 +301,7 @@ def _is_nearly_known(name: str, table: KeyTable) -> bool:
 
 
 def _plain(name: str) -> str:
-    """Return a key as the framework's source has it: without dashes, and without a prefix of its table."""
+    """Return a key as the framework's source spells it: with _, and without the prefix of its table."""
     plain = name.lstrip("-").replace("-", "_")
     for prefix in ("fsdp_", "parallelism_config_"):
         plain = plain.removeprefix(prefix) or plain
@@ -320,8 +324,8 @@ def _at(config: Any, parts: list[str]) -> tuple[Any, str | None]:
     return config, ".".join(written)
 
 
-def joined(c: Configuration, file: Configuration, table: str) -> Configuration:
-    """Return a configuration with what became of the keys of a file that it names, which stand in a table of it."""
+def with_file_keys(c: Configuration, file: Configuration, table: str) -> Configuration:
+    """Return `c` with the keys of a file that it names, under the path of the table that the file was read into."""
 
     def under(names: Mapping[str, T]) -> dict[str, T]:
         return {f"{table}.{name}": value for name, value in names.items()}
@@ -337,7 +341,7 @@ def joined(c: Configuration, file: Configuration, table: str) -> Configuration:
 
 
 def shown(key: str) -> str:
-    """Return a key as its file has it: arguments of a command line have no table."""
+    """Return a key as its file writes it: without `args.` and other tables that only readers have."""
     for table in ("args.", "launch.", "env.", "accelerate."):
         key = key.removeprefix(table)
     return key

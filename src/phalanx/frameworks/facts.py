@@ -33,19 +33,12 @@ from phalanx.spec.strategy.spec import FIELDS
 from phalanx.spec.strategy.stack_options import DEFAULTS, OPTION_FIELDS
 
 Table = Mapping[str, Any]
-_ABOUT = (
-    "title",
-    "repository",
-    "commit",
-    "position",
-    "parent",
-    "like",
-    "modules",
-    "recipes",
-    "dynamic_context",
-    "needs",
+_STACK = frozenset(
+    (
+        *("title", "repository", "commit", "position", "parent", "like", "modules", "recipes", "dynamic_context"),
+        *("needs", "strategy", "options", "operators", "rules", "priced", "constants", "policy", "runs"),
+    )
 )
-_STACK = frozenset((*_ABOUT, "strategy", "options", "operators", "rules", "priced", "constants", "policy", "runs"))
 _ENTRY = frozenset(("key", "words", "written", "values", "note", "in_code", "coded", "source"))
 _PRICED = ("zero", "zero_in_pipeline", "schedules", "ulysses", "without")
 _RULE = frozenset(("when", "reason", "remedy", "source"))
@@ -62,9 +55,9 @@ class _Folder:
     files: Mapping[str, str]
     stacks: Mapping[str, Table]
     about: Table
-    """What the [framework] table says."""
+    """Its [framework] table."""
     renamed: Mapping[str, str]
-    """Keys of the framework whose facts it shares -> its own."""
+    """Keys of the framework whose facts it shares -> its own keys."""
 
     def source(self, text: Any) -> str:
         """Write out the file of a `file:line`."""
@@ -97,13 +90,8 @@ def _folder(path: Path) -> _Folder:
     _require_known(str(path), document, ("framework", "files", "stacks"))
     flags = path.with_name("flags.toml")
     renamed = tomllib.loads(flags.read_text())["keys"] if flags.is_file() else {}
-    return _Folder(
-        path.parent.name,
-        document.get("files", {}),
-        document.get("stacks", {}),
-        document.get("framework", {}),
-        renamed,
-    )
+    files, stacks, about = (document.get(name, {}) for name in ("files", "stacks", "framework"))
+    return _Folder(path.parent.name, files, stacks, about, renamed)
 
 
 def _build(name: str, tables: Mapping[str, tuple[_Folder, Table]], built: dict[str, Stack]) -> Stack:
@@ -144,7 +132,8 @@ def _build(name: str, tables: Mapping[str, tuple[_Folder, Table]], built: dict[s
 def _entries(
     stack: str, folder: _Folder, table: Table, shared: Mapping[str, FieldFact], same: bool
 ) -> dict[str, FieldFact]:
-    """Return the entries of a table, with those that it shares. `same`: of the same commit, so all stay."""
+    """Return the facts of a table. `shared`: of the stack that it is like; at the `same` commit all of them hold, at
+    another one those that the table gives a line for."""
     result = {name: entry for name, entry in shared.items() if table.get(name, same) is not False}
     for name, fact in table.items():
         if fact is False:
@@ -173,7 +162,7 @@ def _entries(
 
 
 def _legal(name: str, fact: Table, words: Table) -> tuple[Any, ...] | None:
-    """Return the legal values of a field: as they stand, else those that its key has words for."""
+    """Return the legal values of a field: those that the fact lists, else those that its key has words for."""
     if "values" in fact:
         return tuple(fact["values"])
     if not words or not all(isinstance(value, str) for value in words.values()):
@@ -185,7 +174,7 @@ def _legal(name: str, fact: Table, words: Table) -> tuple[Any, ...] | None:
 def _rules(
     stack: str, folder: _Folder, table: Table, tables: Mapping[str, tuple[_Folder, Table]]
 ) -> dict[str, tuple[Rule, ...]]:
-    """Return the rules of a stack by ID, with those that it shares."""
+    """Return the rules of a stack by ID, its own and the rules of the stack that it is like."""
     given = table.get("rules", {})
     shared: dict[str, tuple[Rule, ...]] = {}
     if "like" in table:
@@ -224,14 +213,14 @@ def _operators(stack: str, folder: _Folder, table: Table, like: Stack | None, sa
 
 
 def _inherited(name: str, part: str, tables: Mapping[str, tuple[_Folder, Table]]) -> dict[str, Any]:
-    """Return a table of a stack with what its ancestors say beyond it."""
+    """Return a table of a stack, completed by its ancestors' tables."""
     table = tables[name][1]
     above = _inherited(table["parent"], part, tables) if "parent" in table else {}
     return {**above, **table.get(part, {})}
 
 
 def _limits(name: str, priced: Table) -> tuple[Rule, ...]:
-    """Return what a stack's constants do not price as rules."""
+    """Return rules against the strategies that a stack's constants do not price."""
     _require_known(name, priced, _PRICED)
     if missing := [part for part in _PRICED if part not in priced]:
         raise ValueError(f"{name}: its constants have no {', '.join(missing)}")
@@ -268,7 +257,8 @@ def _limit(when: str, reason: str, remedy: str) -> Rule:
 def _policy(
     table: Table, parent: Stack | None, tables: Mapping[str, tuple[_Folder, Table]], built: dict[str, Stack]
 ) -> dict[str, float]:
-    """Return a stack's policy: what it states on top of the one that it is like, else its parent's."""
+    """Return a stack's policy: its own fields on top of the policy of the stack that it is like; its parent's policy
+    where it states none."""
     if "policy" not in table:
         return dict(parent.policy) if parent else {}
     stated = dict(table["policy"])

@@ -10,26 +10,28 @@ Config = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Clue:
-    """What tells a framework's configuration by its keys. Clues of all frameworks are tried by `order`; of one, all
-    that is stated must hold."""
+    """Keys by which a file is recognized as a framework's configuration. Clues of all frameworks are tried in their
+    `order`; all parts of one must hold. Keys match with - or _."""
 
     order: int
     arguments: bool = False
-    """Whether it is about the arguments of a command line, and not about tables."""
+    """Whether it looks at the arguments of a command line rather than at the tables of a file."""
     keys: tuple[str, ...] = ()
-    """Keys, at least `least` of them present."""
+    """Of these keys at least `least` are present."""
     least: int = 1
     starts: tuple[str, ...] = ()
-    """Beginnings of keys, at least one of them present."""
+    """A key begins with one of these."""
     ends: tuple[str, ...] = ()
+    """A key ends with one of these."""
     without: tuple[str, ...] = ()
+    """None of these keys is present."""
     inside: str = ""
-    """The table whose keys are meant; "": those at the top."""
+    """The table whose keys are looked at; "": the keys at the top."""
     anywhere: str = ""
-    """A key at any depth."""
+    """A text that occurs in the file, in a key or a value at any depth."""
 
     def holds(self, config: Config) -> bool:
-        """Whether a configuration has what the clue says, keys written with - or _."""
+        """Whether a configuration has these keys."""
         args, launched = config.get("args"), "launch" in config
         on_command_line = isinstance(args, Mapping) and launched
         if on_command_line is not self.arguments:
@@ -49,9 +51,11 @@ class Clue:
 
 @dataclass(frozen=True)
 class Framework:
-    """A framework by its folder."""
+    """A framework: how its files are recognized and read, and what an export writes. Texts that are "" and tuples
+    that are empty: it has none."""
 
     folder: str
+    """Its folder in frameworks/."""
     stacks: tuple[str, ...]
     """Its documented stacks."""
     position: int = 0
@@ -61,41 +65,42 @@ class Framework:
     writes: str = ""
     """What `phalanx export` calls it; "": nothing is written for it."""
     file: str = ""
-    """The file of an exported folder that its configuration stands in."""
+    """The file of an exported folder that holds its configuration."""
     file_as: str = ""
-    """The table that this file is read into; "": it is the whole."""
+    """The table that this file is read into; "": its tables are the configuration."""
     companions: tuple[str, ...] = ()
-    """What else of the folder its reader takes: launch, env (of train.sh), args or training_arguments."""
+    """What else of an exported folder its reader needs: launch, env (of train.sh), args or training_arguments."""
     python: bool = False
-    """Whether it is configured in Python too, which its read_python.py takes as tables."""
+    """Whether it is configured in Python too; its read_python.py turns that into tables."""
     model_beside: bool = False
     """Whether the model is the config.json next to its file."""
     zero: int | None = None
-    """ZeRO's level where a file leaves it open."""
+    """ZeRO's level where a file states none."""
     accumulation: int | None = None
-    """Micro-batches of a step where a file leaves them open."""
+    """Micro-batches of a step where a file states none."""
     equal_chunks: bool = False
-    """Whether every chunk of a pipeline has as many blocks, where nothing lists them."""
+    """Whether all chunks of a pipeline have the same number of blocks unless the file lists them."""
     programs: tuple[str, ...] = ()
-    """Patterns of its programs' names, files without .py or modules."""
+    """Patterns of the names of its programs: files without .py, or modules."""
     launched_by: tuple[str, ...] = ()
-    """Launchers of programs whose one word names its file, which tell it where that file is not here."""
+    """Launchers that start its program with one word, the name of its file: they tell the framework where that file
+    is missing."""
     flat: bool = False
-    """Whether its flags are the keys of its file, with dots between its tables."""
+    """Whether its flags are the keys of its file, as dotted paths."""
     renamed: Mapping[str, str] = field(default_factory=dict)
-    """Flags of its launching scripts -> the path that each sets."""
+    """Flags of its launching scripts -> dotted path of the key that each sets."""
     base: tuple[str, ...] = ()
-    """Flags that name a file which the others are laid over; "": a word that is no flag does."""
+    """Flags whose file holds what the other flags override; "": the first word that is no flag names it."""
     default_bases: tuple[str, ...] = ()
-    """Such files that hold the framework's defaults, which readers know."""
+    """Such files that hold the framework's own defaults: they need not be given."""
     python_base: str = ""
-    """Where the Python configuration of --module and --config stands."""
+    """The Python file that --module and --config choose a configuration from."""
     needs_base: bool = False
-    """Whether its flags alone say nothing of what they do not name."""
+    """Whether a key that no flag sets is open while the base file is missing, rather than at its default."""
     named: Mapping[str, str] = field(default_factory=dict)
-    """Keys that name a file of tables -> the table that it is read into."""
+    """Keys whose value names a file of tables -> the table that it is read into."""
     said: Mapping[str, str] = field(default_factory=dict)
-    """What people call its stacks."""
+    """Names that people use -> its stacks."""
     clues: tuple[Clue, ...] = ()
 
 

@@ -62,7 +62,7 @@ class KeyTable:
 
     @cached_property
     def layout(self) -> Mapping[str, str]:
-        """The keys that set the layout, and the tables of degrees: name without the tables above it -> whole key."""
+        """Name without tables -> whole key, of the keys that set the layout and of the tables that hold degrees."""
         degrees = [key.name for key in self.keys if _is_degree(key)]
         tables = [name.rpartition(".")[0] for name in degrees if "." in name]
         of_verdicts = [name.removesuffix(".*") for name, known in self.verdicts.items() if known.effect == "layout"]
@@ -74,8 +74,8 @@ class KeyTable:
         return frozenset(name for name, verdict in self.verdicts.items() if verdict.switch)
 
     def verdict(self, path: str) -> Verdict | None:
-        """Return what the key at a dotted path changes: that of the longest end of the path that has one, of a whole
-        table before a bare name; None for a key that the framework has not, or that is not judged."""
+        """Return the verdict of the key at a dotted path; None for an unknown key or one that is not judged. The
+        longest known end of the path decides, then a verdict about a whole table (`NAME.*`), then the bare name."""
         parts = path.replace("-", "_").split(".")
         ends = [".".join(parts[n:]) for n in range(len(parts))]
         tables = (f"{'.'.join(parts[: n + 1])}.*" for n in range(len(parts) - 1))
@@ -89,7 +89,7 @@ class KeyTable:
         return {key.field.removeprefix(start): key.name for key in self.keys if key.field.startswith(start)}
 
     def values(self, name: str) -> tuple[Any, ...]:
-        """Return the values of a field that its keys have words for."""
+        """Return the values that a field can be given: those its keys have words for."""
         return tuple(dict.fromkeys(value for key in self.keys if key.field == name for value in key.words.values()))
 
     def value(self, name: str, word: object) -> Any:
@@ -98,8 +98,8 @@ class KeyTable:
         return words.get(str(word).lower())
 
     def write(self, values: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the keys of fields with the words for their values, or the values as they are where a key has no
-        words. Raises KeyError where no key has a field, or a word for its value."""
+        """Return fields as a file states them, key -> word, or key -> value where the key has no words. Raises
+        KeyError where no key sets a field, or has no word for its value."""
         return dict(self.setting(name, value) for name, value in values.items())
 
     def setting(self, name: str, value: Any) -> tuple[str, Any]:

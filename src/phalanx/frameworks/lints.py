@@ -1,24 +1,23 @@
 """Mistakes in a configuration that its own loader accepts, each from a reported issue, and the lints that find them.
 
-Most lints are rows of a folder's lints.toml, a condition each; its lints.py has those that are none; lints.toml
-next to this file has lints of every framework. A corrected twin of every case yields nothing
-(tests/frameworks/test_read.py).
+Most lints are rows of a folder's lints.toml, a condition each; what needs code is in its lints.py; lints.toml next to
+this file is for every framework. Each has a case with the mistake and one without (tests/frameworks/test_read.py).
 
     [[uneven-experts]]           several rows may share a name
     issue                        where it was reported: owner/repository#number
-    kinds, stacks                of which configurations it is; none: of all
-    tables                       tables that the file has
-    stated, open                 fields of the layout, or arguments, that the file fixes; that it leaves open
-    when                         numbers (spec/strategy/where.py): of the layout, arguments by name, those below;
-                                 asked: GPUs that a batch job asks for
-    numbers                      other names in `when`: the paths where each may stand
-    computes                     types of products, one of which was read
-    options                      options of the stack as they were read: name -> value
-    arguments, environment       name -> what it has to be: a truth value, a number, a text or a pattern of one
-    key, problem, remedy         what is said; {tp*pp} is a number, {axes} and {in_experts} are texts
+    kinds, stacks                configurations that it is for; none: all
+    tables                       tables that the file must have
+    stated, open                 fields of the layout, or arguments, that the file must state; must not state
+    when                         a condition on numbers (spec/strategy/where.py): fields of the layout, arguments,
+                                 names of `numbers` and of _DERIVED; asked: GPUs that a batch job asks for
+    numbers                      name -> dotted paths at which its number may be
+    computes                     types of matrix products, one of which the file must have
+    options                      options of the stack that the file must have: name -> value
+    arguments, environment       name -> required value: a truth value, a number, or a pattern of a text
+    key, problem, remedy         the message; {tp*pp} is a number, {axes} and {in_experts} are texts
 
-An argument is not true where it is false or not there. A degree that the file leaves open is 1. A key such as
-`strategy.zero` is the file's own for that field, and there is no mistake where the file has none.
+An argument that is missing counts as false, and a degree that is not stated as 1. A key such as `strategy.zero` is
+replaced by the file's own key for that field; where the file has none, nothing is reported.
 """
 
 import re
@@ -47,7 +46,7 @@ _LAYOUT = {f.name for f in fields(StatedLayout)}
 
 @dataclass(frozen=True)
 class Lint:
-    """What finds a mistake in a file's tables and what was read from them. Several lints may share a name."""
+    """A check of a file's tables and of what was read from them. Several lints may share a name."""
 
     name: str
     issue: str
@@ -57,7 +56,7 @@ class Lint:
 
 @dataclass(frozen=True)
 class Mistake:
-    """A mistake in a configuration."""
+    """A mistake in a configuration. `source`: the issue that reported it."""
 
     name: str
     key: str
@@ -67,8 +66,8 @@ class Mistake:
 
 
 def argument(config: Config, name: str) -> Any:
-    """Return an argument of a program, of a command line or in the tables themselves, however it is spelt; None where
-    it is not there."""
+    """Return an argument of a program, from its command line or from the tables; None where it is missing. `name` may
+    have - or _."""
     args = config.get("args")
     return Keys(args if isinstance(args, Mapping) else config).take(name, "")
 
@@ -79,7 +78,7 @@ def _axes(s: StatedLayout) -> str:
     return " x ".join(f"{name} {n}" for name, n in degrees.items() if n and n > 1) or "1"
 
 
-def _away(name: str) -> Callable[[StatedLayout], int]:
+def _offloaded(name: str) -> Callable[[StatedLayout], int]:
     return lambda s: int((s.offload or {}).get(name) not in (None, "none"))
 
 
@@ -91,8 +90,8 @@ _DERIVED: dict[str, Callable[[StatedLayout], int | None]] = {
     "per_micro_batch": lambda s: product(s.micro_batch, s.dp),
     "per_replica": lambda s: product(s.micro_batch, s.accumulation),
     "sharers": lambda s: product(s.dp, s.cp or 1),  # ranks that ZeRO shards over
-    "optimizer_away": _away("optimizer"),
-    "parameters_away": _away("param"),
+    "optimizer_away": _offloaded("optimizer"),
+    "parameters_away": _offloaded("param"),
 }
 """Numbers that follow from a layout."""
 _TEXTS: dict[str, Callable[[StatedLayout], str]] = {
@@ -103,7 +102,7 @@ _TEXTS: dict[str, Callable[[StatedLayout], str]] = {
 
 @dataclass(frozen=True)
 class LintRow:
-    """A row of a folder's lints.toml, as above."""
+    """A row of a lints.toml; the fields are described above."""
 
     name: str
     issue: str
@@ -124,7 +123,7 @@ class LintRow:
 
     @cached_property
     def names(self) -> tuple[str, ...]:
-        """What the condition and the texts read."""
+        """Names of numbers in the condition and in the texts."""
         texts = (self.when, *re.findall(r"{(.*?)}", f"{self.problem} {self.remedy}"))
         return tuple(set(re.findall(r"[a-z_]\w*", " ".join(texts))) - set(_TEXTS))
 
@@ -134,7 +133,7 @@ class LintRow:
         return where.parse(self.when, self.names, {}, f"lint {self.name}") if self.when else ()
 
     def number(self, name: str, c: Config, s: StatedLayout) -> int | None:
-        """Return a number of a configuration; None where it is open."""
+        """Return the number that a name has in a configuration; None where it is not stated."""
         if name in self.numbers:
             return Keys(c).count(tuple(self.numbers[name]), "")
         if name == "asked":
@@ -147,7 +146,7 @@ class LintRow:
         return 1 if value is None and name in _DEGREES and name not in self.stated else value
 
     def examine(self, c: Config, x: Configuration) -> Found:
-        """Yield the mistake where all that the row says holds."""
+        """Yield the mistake where every condition of the row holds."""
         s, env = x.layout, c.get("env")
         variables = env if isinstance(env, Mapping) else {}
         if (
@@ -156,8 +155,8 @@ class LintRow:
             or not all(c.get(table) for table in self.tables)
             or any(self.number(name, c, s) is None for name in self.stated)
             or any(self.number(name, c, s) is not None for name in self.open)
-            or not all(_is(variables.get(name), value) for name, value in self.environment.items())
-            or not all(_is(argument(c, name), value) for name, value in self.arguments.items())
+            or not all(_matches(variables.get(name), value) for name, value in self.environment.items())
+            or not all(_matches(argument(c, name), value) for name, value in self.arguments.items())
             or (self.computes and x.job.get("compute") not in self.computes)
             or any(x.options.get(name) != value for name, value in self.options.items())
         ):
@@ -166,25 +165,28 @@ class LintRow:
         known = all(values[name] is not None for condition in self.conditions for name in condition.fields)
         key = self._key(x)
         if key and known and where.holds(self.conditions, values):
-            yield key, self._said(self.problem, values, s), self._said(self.remedy, values, s)
+            yield key, self._fill_in(self.problem, values, s), self._fill_in(self.remedy, values, s)
 
     def _key(self, x: Configuration) -> str:
-        """Return the key that is named; "" where it represents a field that no key of the file sets."""
+        """Return the key of the message: the file's own key where the row names a field; "" where the file has
+        none."""
         if not self.key.startswith("strategy."):
             return self.key
         return next((shown(key) for key, meaning in x.understood.items() if meaning == self.key), "")
 
-    def _said(self, text: str, values: Mapping[str, Any], s: StatedLayout) -> str:
-        def shown(match: re.Match[str]) -> str:
+    def _fill_in(self, text: str, values: Mapping[str, Any], s: StatedLayout) -> str:
+        """Return a text with the values of its {names} and {products}."""
+
+        def value(match: re.Match[str]) -> str:
             if match[1] in _TEXTS:
                 return _TEXTS[match[1]](s)
             return str(where.amount(match[1], self.names, f"lint {self.name}")(values))
 
-        return re.sub(r"{(.*?)}", shown, text)
+        return re.sub(r"{(.*?)}", value, text)
 
 
-def _is(value: Any, wanted: Any) -> bool:
-    """Whether an argument or a variable is what a lint wants."""
+def _matches(value: Any, wanted: Any) -> bool:
+    """Whether an argument or a variable has the value that a lint requires."""
     if wanted is False:
         return value in (None, "", False) or truth(value) is False
     if wanted is True:
@@ -209,7 +211,7 @@ def _rows(path: Path) -> tuple[Lint, ...]:
 
 
 def _unknown_flag(_: Config, x: Configuration) -> Found:
-    """An unknown flag, one letter or two from one that Megatron-LM has: forks have flags of their own."""
+    """Yield unknown flags that differ by a letter or two from one of Megatron-LM's; others may be flags of a fork."""
     for key, near in x.unknown.items():
         name, other = (text.rpartition(".")[2].lstrip("-").replace("_", "-") for text in (key, near))
         if x.kind == "megatron" and key.startswith("args.") and SequenceMatcher(None, name, other).ratio() > 0.9:
@@ -217,7 +219,8 @@ def _unknown_flag(_: Config, x: Configuration) -> Found:
 
 
 def _typo(c: Config, x: Configuration) -> Found:
-    """A slip of a key's name. Other dialects with the same tables (GPT-NeoX, axolotl) have keys of their own."""
+    """Yield misspelt keys, but of no other dialect with the same tables (GPT-NeoX, axolotl): it has keys of its
+    own."""
     dialect = {"base_model", "deepspeed", "fsdp"} & set(c) or x.layout.pp is not None
     if x.kind not in ("deepspeed", "accelerate") or dialect:
         return
@@ -238,7 +241,7 @@ _OF_NAMES = (
 
 @cache
 def lints() -> tuple[Lint, ...]:
-    """Return the lints of each framework, of all, and of names that no framework has."""
+    """Return all lints: of single frameworks, of every framework, and of misspelt names."""
     own = tuple(lint for framework in FRAMEWORKS.values() for lint in lints_of(framework))
     return own + _rows(ROOT / "lints.toml") + _OF_NAMES
 

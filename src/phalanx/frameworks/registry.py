@@ -15,8 +15,7 @@ from phalanx.spec.strategy.spec import Strategy
 from phalanx.spec.strategy.stack_options import StackOptions
 
 STACKS, FRAMEWORKS = load(Path(__file__).parent)
-"""Every stack that has a price: documented ones, and releases that are known by their published runs; and every
-framework by its folder."""
+"""Stacks by name, documented ones and releases known by their published runs alone; frameworks by folder."""
 DOCUMENTED: dict[str, Stack] = {name: stack for name, stack in STACKS.items() if stack.documented}
 """The stacks whose source says what they run and refuse."""
 
@@ -36,7 +35,7 @@ def priced_stack(name: str) -> Stack:
 
 
 def row_of(name: str) -> Stack:
-    """Return the facts of a stack: its own, or of a release that is known by its runs alone, its framework's."""
+    """Return the documented stack that says what a stack can do: itself, or the first of its framework."""
     if name in DOCUMENTED:
         return DOCUMENTED[name]
     documented = FRAMEWORKS[STACKS[name].framework].stacks
@@ -65,7 +64,8 @@ def facts(model: ModelSpec, job: Job | None = None, s: Strategy | None = None) -
 
 @lru_cache(maxsize=64)
 def _operators(model: ModelSpec) -> dict[str, int]:
-    """Return how many blocks have each of OPERATORS, and what divides their heads."""
+    """Return the number of blocks that have each of OPERATORS, and the heads and groups of recurrences, by the names
+    of stack.OF_MODEL."""
     counts = dict.fromkeys((*OPERATORS, "scans"), 0)
     heads = {"delta_heads": 1, "ssd_heads": 1, "ssd_groups": 1}
     for block, n in architecture(model).kinds.items():

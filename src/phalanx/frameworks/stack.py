@@ -1,11 +1,11 @@
 """One software stack: a framework at a release, as its folder's facts.toml describes it (facts.py).
 
-    FieldFact  one field: its legal values, how it is written, and where in the framework's source that stands
+    FieldFact  one field: its legal values, how it is written, and the line of the framework's source that says so
     Rule       a combination that is refused: a condition (spec/strategy/where.py), the reason, the remedy, the source
 
-A documented stack has a FieldFact for every field of Strategy; an option without one is one that it does not have.
-Other stacks are releases that are known by their published runs alone: constants that price a step, and `priced`, the
-limits of what these were derived from.
+A documented stack has a FieldFact for every field of Strategy, and for every option that it has. Other stacks are
+releases that are known by their published runs alone: they have constants that price a step, and `priced`, rules
+against strategies that these constants do not cover.
 """
 
 from __future__ import annotations
@@ -23,24 +23,13 @@ from phalanx.spec.strategy.spec import FIELDS, Schedule, Strategy
 from phalanx.spec.strategy.stack_options import DEFAULTS, OPTION_FIELDS, StackOptions
 
 DERIVED = (
-    "world",
-    "ring",
-    "replicas",
-    "dp_shard",
-    "micro_batches",
-    "gpus_per_node",
-    "cp_chunks",
-    "chunks",
-    "tp_ulysses",
-    "tp_cp",
-    "middle_chunks",
-    "counted_blocks",
-    "middle_blocks",
+    *("world", "ring", "replicas", "dp_shard", "micro_batches", "gpus_per_node", "cp_chunks", "chunks", "tp_ulysses"),
+    *("tp_cp", "middle_chunks", "counted_blocks", "middle_blocks"),
 )
-"""Names that rules may read in addition to the fields: products of fields (replicas: dp x cp; cp_chunks: 2 cp;
-chunks: pp x virtual; tp_ulysses: tp x ulysses; tp_cp: tp x cp; middle_chunks: chunks of ranks whose blocks are not
-given), the job's micro-batches of a step, the GPUs of a node, blocks with embedding and head where these count as
-such, and blocks of the middle ranks."""
+"""Names that rules may read in addition to the fields. Products of fields: replicas, dp x cp; cp_chunks, 2 cp;
+chunks, pp x virtual; tp_ulysses, tp x ulysses; tp_cp, tp x cp. middle_chunks, middle_blocks: chunks and blocks of the
+pipeline ranks whose number of blocks is not given; counted_blocks: blocks, with embedding and head where options
+count these as blocks; micro_batches of a step; gpus_per_node."""
 OPERATORS = {
     "delta": "gated delta net",
     "ssd": "Mamba-2",
@@ -52,26 +41,26 @@ OPERATORS = {
     "compressed": "attention to compressed keys",
     "streams": "hyper-connections",
 }
-"""Operators that not every stack runs, and what each is; rules read the number of blocks that have one."""
+"""Operators that not every stack runs, in plain words; rules read the number of blocks that have one."""
 OF_MODEL = (
     *("blocks", "heads", "kv_heads", "experts", "top_k", "seq", "batch", "tied", "dense_blocks"),
     *OPERATORS,
     *("scans", "delta_heads", "ssd_heads", "ssd_groups"),
 )
-"""Names that rules may read of the model and the job, where these are known; a rule about others is left out. scans:
-blocks with any recurrence; delta_heads: key heads of its gated delta nets; ssd_heads, ssd_groups: of its Mamba-2 (1
+"""Names that rules may read of the model and the job; a rule about one that is not known is skipped. scans: blocks
+with any recurrence; delta_heads: key heads of gated delta nets; ssd_heads, ssd_groups: of Mamba-2 (1 in models
 without)."""
 
 
 @dataclass(frozen=True)
 class FieldFact:
-    """What a stack has of one field.
+    """What a stack can do with one field of a Strategy, or one option.
 
-    `values`: the legal ones; a word may end in `*`; None: all that the field has. `key`: the flag or key that sets
-    it, "" where several do or none does; `words`: the key's word -> the field's value, where they differ. `written`:
-    the same for people, "" where the value is fixed. `source`: file:line at the stack's commit. `note`: what a reader
-    should know. `in_code`: it stands in a program's code, where no configuration sets it; a search leaves it to the
-    user, as it does `coded`, values of which that is true alone."""
+    `values`: the legal ones, of which a word may end in `*`; None: all values of the field. `written`: how people set
+    it, "" where the value is fixed. `source`: file:line at the stack's commit. `note`: what a user should know.
+    `in_code`: a program's code sets it and no configuration does, so a search does not try it; `coded`: single values
+    of which that holds. `key`: the flag or key that sets it, "" where several do or none does; `words`: the key's
+    word -> the field's value, where they differ."""
 
     values: tuple[Any, ...] | None
     written: str
@@ -89,19 +78,19 @@ class FieldFact:
         return isinstance(value, str) and any(isinstance(v, str) and fnmatchcase(value, v) for v in self.values)
 
     def offers(self, value: Any) -> bool:
-        """Whether a value is legal and more than a program's own choice."""
+        """Whether a configuration can set this value: it is legal, and not left to a program's code."""
         return value not in self.coded and self.allows(value)
 
 
 def in_full(source: str, files: Mapping[str, str]) -> str:
-    """Return a `file:line` with the path that its file abbreviates."""
+    """Return a `file:line` with the whole path in place of its abbreviation."""
     file, _, line = source.rpartition(":")
     return f"{files.get(file, file)}:{line}" if file else source
 
 
 @dataclass(frozen=True)
 class Rule:
-    """A combination that a stack refuses: where `when` holds. `remedy` says what to do instead; `source`: file:line,
+    """A combination that a stack refuses. `when`: the condition; `remedy`: what to do instead; `source`: file:line,
     "" for a limit of a stack's constants."""
 
     when: str
@@ -116,7 +105,7 @@ _ReadRule: TypeAlias = tuple[Rule, tuple[where.Condition, ...], frozenset[str]]
 
 @dataclass(frozen=True)
 class Refusal:
-    """Why a stack does not run a strategy, and what would do."""
+    """Why a stack does not run a strategy: the field at fault with its value, and what would run instead."""
 
     field: str
     value: object
@@ -125,7 +114,7 @@ class Refusal:
     source: str
 
     def error(self, stack: str) -> InputError:
-        """Return it as an error about a strategy under this stack."""
+        """Return the refusal as an error that names the stack."""
         table = "options" if self.field in OPTION_FIELDS else "strategy" if self.field in FIELDS else "model"
         by = ", ".join(filter(None, (stack, self.source)))
         return InputError(f"{table}.{self.field}", self.value, f"{self.reason} ({by})", self.remedy)
@@ -145,26 +134,26 @@ class Stack:
     repository: str = ""
     commit: str = ""
     strategy: Mapping[str, FieldFact] = field(default_factory=dict)
-    """A FieldFact for every field of Strategy, where the stack is documented."""
+    """Every field of Strategy, where the stack is documented."""
     options: Mapping[str, FieldFact] = field(default_factory=dict)
-    """A FieldFact for every option that it has."""
+    """Every option that it has."""
     rules: tuple[Rule, ...] = ()
     priced: tuple[Rule, ...] = ()
-    """What its constants do not price."""
+    """Rules against what its constants do not price."""
     modules: tuple[str, ...] = ()
     """Modules that it recomputes (`recompute=selective:...`)."""
     recipes: tuple[str, ...] = ()
     """Kinds of recomputation of its published recipes, which a search tries."""
     dynamic_context: str = ""
-    """Source of its context parallelism of as many ranks as each document needs; "" if it has none."""
+    """Source of context parallelism whose ranks are chosen by the length of each document; "": it has none."""
     needs: tuple[str, ...] = ()
-    """What a run of it needs in addition to its configuration, such as an environment variable."""
+    """What a run needs in addition to its configuration, such as an environment variable."""
     constants: Mapping[str, float] = field(default_factory=dict)
     """Constants that are known from its code, its ancestors' included (cost/analytic/profile.py)."""
     policy: Mapping[str, float] = field(default_factory=dict)
-    """When it reduces and gathers, by field of Policy that differs from the default (cost/ledger/policy.py)."""
+    """Fields of Policy that differ from the default: when it reduces and gathers (cost/ledger/policy.py)."""
     runs: tuple[Mapping[str, tuple[str, ...]], ...] = ()
-    """Published runs that it ran, each by patterns of what their table says of them (validate/stacks.py)."""
+    """Which published runs are its own: patterns by column of their table (validate/stacks.py)."""
     lineage: tuple[str, ...] = ()
     """Its own name and its ancestors' names, nearest first."""
 
@@ -183,17 +172,18 @@ class Stack:
 
     @property
     def documented(self) -> bool:
-        """Whether its own source says what it runs, and not its published runs alone."""
+        """Whether its source was read; else it is known by its published runs alone."""
         return bool(self.title)
 
     @cached_property
     def as_priced(self) -> Stack:
-        """The same without what its source says: whatever its constants price, as for runs that took place."""
+        """The stack with the limits of its constants in place of the rules of its source, for runs that took
+        place."""
         return replace(self, title="", strategy={}, options={}, modules=(), rules=self.priced)
 
     @cached_property
     def coded(self) -> tuple[str, ...]:
-        """Degrees that a program's code sets, and no configuration: a search leaves them at 1 unless one is named."""
+        """Fields that a program's code sets and no configuration does: a search leaves degrees among them at 1."""
         return tuple(name for name, entry in self.strategy.items() if entry.in_code)
 
     @cached_property
@@ -206,9 +196,7 @@ class Stack:
         """Levels of ZeRO that it runs with a pipeline."""
         if not self.schedules:
             return ()
-        return tuple(
-            z for z in self.zero if z in self._runs("zero", self.zero, dp=2, pp=2, schedule=self.schedules[0])
-        )
+        return self._runs("zero", self.zero, dp=2, pp=2, schedule=self.schedules[0])
 
     @cached_property
     def schedules(self) -> tuple[str, ...]:
@@ -227,7 +215,7 @@ class Stack:
         return name in self.options and self.options[name].allows(value)
 
     def _runs(self, name: str, values: tuple[Any, ...], **others: Any) -> tuple[Any, ...]:
-        """Return the values of a field that it runs."""
+        """Return the values of a field with which it runs a strategy."""
         return tuple(v for v in values if self.refusal(Strategy(**others | {name: v})) is None)
 
     @cached_property
@@ -241,8 +229,8 @@ class Stack:
         return {}
 
     def _rules_under(self, options: StackOptions) -> tuple[_ReadRule, ...]:
-        """Every rule that these options do not rule out by themselves, with its conditions and the names that they
-        read. Most are about options that are not set, and searches judge strategies by thousands."""
+        """Return the rules that can hold under these options, each with its conditions and the names that they read.
+        Most rules are about options that are not set, and a search judges thousands of strategies."""
         if options not in self._of_options:
             given = {name: getattr(options, name) for name in OPTION_FIELDS}
             self._of_options[options] = tuple(
@@ -297,8 +285,8 @@ class Stack:
     def _remedy(
         self, name: str, entry: FieldFact, s: Strategy, options: StackOptions, about: Mapping[str, Any] | None
     ) -> str:
-        """Return what to use in place of a field's value: what the stack has; of ZeRO's levels, which rules about
-        pipelines leave fewer of, those that it runs with the rest of the strategy, if there are any."""
+        """Return what to use in place of a field's value: the values that the stack has; of ZeRO's levels, those that
+        it runs with the rest of the strategy, if there are any, since rules about pipelines exclude some."""
         if name != "zero" or s.shard is not None:  # not every level shards over parts of the ranks
             return _choices(entry)
         run = [v for v in entry.values or () if self.refusal(replace(s, zero=v), options, about) is None]
@@ -306,40 +294,32 @@ class Stack:
 
 
 def of_strategy(s: Strategy, options: StackOptions) -> dict[str, Any]:
-    """Return what rules read of one strategy: its fields as they take effect, its options, and DERIVED."""
+    """Return the names that rules read of a strategy, with their values: fields as they take effect (ZeRO with
+    nothing to shard over is 0), options, and DERIVED but for the names of a model and a job."""
     values: dict[str, Any] = {name: getattr(s, name) for name in FIELDS}
     values |= {name: getattr(options, name) for name in OPTION_FIELDS}
     in_effect = s.shards > 1 or options.state_on_host
     values |= {"zero": s.zero if in_effect else 0, "shard": s.dp_shard, "sp": int(s.sp), "world": s.world}
-    values |= {
-        "replicas": s.dp * s.cp,
-        "ring": s.ring,
-        "dp_shard": s.dp_shard,
-        "cp_chunks": 2 * s.cp,
-        "chunks": s.pp * s.virtual,
-    }
-    values |= {
-        "tp_cp": s.tp * s.cp,
-        "tp_ulysses": s.tp * s.ulysses,
-        "middle_chunks": (s.pp - given_ends(options)) * s.virtual,
-    }
+    values |= {"replicas": s.dp * s.cp, "ring": s.ring, "dp_shard": s.dp_shard, "cp_chunks": 2 * s.cp}
+    values |= {"chunks": s.pp * s.virtual, "middle_chunks": (s.pp - given_ends(options)) * s.virtual}
+    values |= {"tp_cp": s.tp * s.cp, "tp_ulysses": s.tp * s.ulysses}
     return {name: "auto" if value is None else value for name, value in values.items()}
 
 
 def given_ends(options: StackOptions) -> int:
-    """Return how many of the first and the last pipeline rank have their blocks given."""
+    """Return 0 to 2: how many of the first and the last pipeline rank have a number of blocks given by options."""
     return bool(options.first_stage_layers) + bool(options.last_stage_layers)
 
 
 def counted(options: StackOptions, blocks: int) -> dict[str, int]:
-    """Return the counts of blocks that rules read: with the ends that count as blocks, and of the middle ranks."""
+    """Return `counted_blocks` and `middle_blocks` (DERIVED) of a model of `blocks` blocks."""
     ends = options.embedding_as_layer + options.loss_as_layer
     middle = blocks - options.first_stage_layers - options.last_stage_layers
     return {"counted_blocks": blocks + ends, "middle_blocks": middle}
 
 
 def _words() -> dict[str, tuple[str, ...]]:
-    """Fields whose values are words, with these where they are listed."""
+    """Return the fields and options whose values are words -> these words, () where any word is legal."""
     result: dict[str, tuple[str, ...]] = {"recompute": (), "compression": (), "layers": (), "order": (), "bucket": ()}
     result |= {"schedule": (*get_args(Schedule), "*.csv")}
     result |= {"grad_sync": ("auto", "step", "micro"), "reshard": ("auto", "step", "action")}

@@ -1,6 +1,6 @@
-"""What a file says of its training beyond what a step computes: learning rate and its schedule, steps, seed, data.
+"""What a file says of its training that has no effect on a step's cost: learning rate, steps, seed, data.
 
-Frameworks spell these alike, so that one list of keys reads all of them (stated_training.toml).
+Frameworks have the same names for these, so one list of keys (stated_training.toml) reads all of them.
 """
 
 import json
@@ -17,40 +17,42 @@ from phalanx.frameworks.configuration import count, number
 
 @dataclass(frozen=True)
 class StatedTraining:
-    """A training's own numbers; None for what a file leaves open."""
+    """Settings of a training; None: the file does not state it."""
 
     lr: float | None = None
-    """At its peak."""
+    """Peak learning rate."""
     min_lr: float | None = None
-    """At the end of its decay."""
+    """Learning rate at the end of its decay."""
     warmup: int | None = None
-    """Steps of it."""
+    """Steps of warm-up."""
     schedule: str | None = None
     """How the learning rate falls: cosine, linear, constant, inverse-sqrt, or a word of the framework's own."""
     save_every: int | None = None
     """Steps between checkpoints."""
     steps: int | None = None
     samples: int | None = None
-    """Sequences, where the file counts these in place of steps."""
+    """Sequences of the whole training, where the file gives its length so."""
     tokens: int | None = None
-    """Likewise."""
+    """Tokens of the whole training, likewise."""
     epochs: float | None = None
     seed: int | None = None
     data: str | None = None
     tokenizer: str | None = None
     checkpoints: str | None = None
     counted_by: str = ""
-    """The key that says how long it is; "" where none does, or in epochs of data that are not known."""
+    """The key that states the length in steps, samples or tokens; "": none does."""
 
     def whole_tokens(self, batch: int, seq: int) -> float | None:
-        """Tokens of the whole training with steps of `batch` sequences; None where the file does not say."""
+        """Return the tokens of the whole training, with steps of `batch` sequences of `seq` tokens; None where the
+        file does not state its length."""
         if self.samples is not None:
             return float(self.samples * seq)
         return float(self.steps * batch * seq) if self.steps is not None else self.tokens and float(self.tokens)
 
 
 def arguments_of(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a file's values by name: arguments of a command line, else the leaves of its tables by dotted path."""
+    """Return a file's values: the arguments of a command line by name, else the leaves of its tables by dotted
+    path."""
     arguments = config.get("args")
     return dict(arguments) if isinstance(arguments, Mapping) else dict(_leaves(config))
 
@@ -61,21 +63,22 @@ def stated_training(
     environment: Mapping[str, Any] | None = None,
     kind: str = "",
 ) -> StatedTraining:
-    """Return what a file's values by name say. `batch`: sequences of a step, for what it counts in sequences;
-    `environment`: of a script, where an export has its blanks; `kind`: what `read` calls the framework."""
+    """Return the training that a file's values (arguments_of) state. `batch`: sequences of a step, which turn lengths
+    in sequences into steps; `environment`: variables of an exported script, in which the user fills its blanks;
+    `kind`: what `read` calls the framework."""
     given = {name.lstrip("-"): value for name, value in _leaves(arguments)}
     for what, blank in table()["blanks"].items():
         if (environment or {}).get(blank) is not None:
             given.setdefault(table()["keys"][what][-1], (environment or {})[blank])
 
     def stated(what: str) -> Any:
-        return _first(given, what)[1]
+        return _key_and_value(given, what)[1]
 
     def text(what: str) -> str | None:
         value = stated(what)
         return None if value is None or isinstance(value, Mapping | list) else str(value)
 
-    of = {what: _first(given, what) for what in ("steps", "samples", "tokens")}
+    of = {what: _key_and_value(given, what) for what in ("steps", "samples", "tokens")}
     counted = {what: _steps(value) if what == "steps" else count(value) for what, (_, value) in of.items()}
     lr, steps = _positive(stated("lr")), counted["steps"]
     if steps is None and batch and counted["samples"]:
@@ -100,13 +103,14 @@ def stated_training(
 
 
 def _schedule(word: str | None, constant: bool) -> str | None:
-    """Return the schedule that a framework's word names; a decay to where it begins is none."""
+    """Return the schedule that a framework's word names, as it is where no list has it. `constant`: it decays to the
+    learning rate that it begins with."""
     known = (name for name, words in table()["schedules"].items() if word in words)
     return word and ("constant" if constant else next(known, word))
 
 
 def _steps(value: Any) -> int | None:
-    """Return a number of steps, also as Composer writes batches: 100ba."""
+    """Return a number of steps, which Composer writes as batches: 100ba."""
     batches = re.fullmatch(r"(\d+)ba", value) if isinstance(value, str) else None
     return count(batches[1] if batches else value)
 
@@ -131,24 +135,25 @@ def _positive(value: Any) -> float | None:
     return stated if stated > 0 else None
 
 
-def _first(given: Mapping[str, Any], what: str) -> tuple[str, Any]:
-    """Return the key that says something (stated_training.toml) with its value; ("", None) without."""
+def _key_and_value(given: Mapping[str, Any], what: str) -> tuple[str, Any]:
+    """Return the first key of the list for `what` (stated_training.toml) that the file sets, and its value; ("",
+    None) where it sets none."""
     for end in table()["keys"][what]:
         for name, value in given.items():
             plain = name.replace("-", "_")
-            if (plain == end or plain.endswith(f".{end}")) and not _open(value):
+            if (plain == end or plain.endswith(f".{end}")) and not _is_unset(value):
                 return name, typed(value)
     return "", None
 
 
-def _open(value: Any) -> bool:
-    """Whether a value says nothing: what a shell or an export fills in later."""
+def _is_unset(value: Any) -> bool:
+    """Whether a value sets nothing: empty, off, or a blank that a shell or a user fills in later."""
     filled_in = isinstance(value, str) and (value.startswith("FILL-IN") or value.startswith("$"))
     return filled_in or value in (None, False, "", "auto", -1, "-1")
 
 
 def typed(value: Any) -> Any:
-    """Return the number that a word of a command line spells."""
+    """Return a word of a command line as the JSON value that it spells, a number as a rule; other words unchanged."""
     try:
         return json.loads(value) if isinstance(value, str) else value
     except ValueError:
@@ -162,7 +167,7 @@ def table() -> Mapping[str, Any]:
 
 
 def _leaves(config: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield the values of tables by dotted path that JSON has too."""
+    """Yield (dotted path, value) of every text, number, truth value and null in tables."""
     for name, value in config.items():
         if isinstance(value, Mapping):
             yield from _leaves(value, f"{path}{name}.")

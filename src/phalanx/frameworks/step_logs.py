@@ -1,7 +1,7 @@
-"""The time of a training step from what a framework printed (step_logs.toml has the lines).
+"""The time of a training step from the log of a framework (step_logs.toml has the patterns of its lines).
 
 The first steps compile, tune and fill caches; later ones are sometimes delayed by a checkpoint or an evaluation. So
-the median of the second half of the steps is taken, and said with its spread and the steps that lie far from it.
+the time is the median of the second half of the steps, with its spread and the number of delayed steps.
 """
 
 import re
@@ -26,25 +26,25 @@ class StepTime:
     seconds: float
     """The median of the steady steps."""
     printed_by: str
-    """Whose line it is."""
+    """The framework whose line it is."""
     steps: int
     """Steady steps that were read."""
     dropped: int
-    """Steps before these, in which a run warms up."""
+    """Earlier steps, in which the run warms up."""
     spread: float
     """Half the range between the 10th and the 90th percentile, relative to the median."""
     delayed: int
     """Steady steps that took more than 1.5 times the median."""
     delay_s: float = 0.0
-    """Seconds by which these lengthen the mean of all steady steps."""
+    """Seconds by which the delayed steps lengthen the mean of the steady ones."""
     tflops: float | None = None
     """TFLOP/s per GPU as the log prints them, in its own count of FLOPs."""
     runs: int = 1
-    """Runs in the log, of which the last was read: the number of the step falls where one begins."""
+    """Runs in the log, of which the last was read; a run begins where the number of the step falls."""
 
     @property
     def note(self) -> str:
-        """Where the seconds are from, in one line."""
+        """How the seconds were obtained, in one line."""
         late = f", {self.delayed} delayed" if self.delayed else ""
         last = f" of the last of {self.runs} runs" if self.runs > 1 else ""
         return (
@@ -63,8 +63,9 @@ _NUMBER = re.compile(r"(?:iteration|step)[\s:\"']+(\d+)", re.IGNORECASE)
 
 
 def step_time(text: str, name: str, batch: int = 0, seq: int = 0, gpus: int = 0) -> StepTime:
-    """Return the time of a step that a log prints. `batch` (sequences of a step), `seq` and `gpus` turn rates into
-    seconds. Raises InputError for a log without such lines, and for a rate whose sizes are not known."""
+    """Return the time of a step in the text of a log. `name`: of the log, for errors; `batch` (sequences of a step),
+    `seq` and `gpus`: sizes that turn rates into seconds. Raises InputError for a log without known lines, and for a
+    rate without the sizes that it needs."""
     for printed_by, pattern in _lines():
         matches = list(pattern.finditer(text))
         if matches:
@@ -80,7 +81,7 @@ def step_time(text: str, name: str, batch: int = 0, seq: int = 0, gpus: int = 0)
 
 
 def _starts(text: str, matches: list[re.Match[str]]) -> list[int]:
-    """Return which matches are the first of a run: where the number of the step in their line falls."""
+    """Return the indices of matches at which a run begins: the first, and those whose step number falls."""
     starts, before = [0], -1
     for i, match in enumerate(matches):
         line = text[text.rfind("\n", 0, match.start()) + 1 : match.end()]

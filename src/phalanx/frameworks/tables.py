@@ -1,5 +1,5 @@
-"""Documents of others as tables: JSON, TOML and YAML of bounded size, depth and number of keys; and tables laid over
-others, as flags over a file.
+"""JSON, TOML and YAML of strangers as tables, bounded in size, depth and number of keys; and tables merged, as flags
+override a file.
 
 No tag of YAML is followed, and an alias cannot make a small file large. Aliases let a few lines represent more values
 than memory holds (each line ten times the line before it), or a table that holds itself. So a document is composed
@@ -19,7 +19,7 @@ from phalanx.spec.documents import require_finite, require_shallow
 from phalanx.spec.errors import InputError
 
 MOST_KEYS = 5_000
-"""Keys of the largest configuration that is read: what is near an unknown one is looked for among hundreds."""
+"""Keys of the largest configuration that is read: each unknown one is compared with hundreds of names."""
 _LONGEST_YAML = 2**18
 """Characters of the longest document: PyYAML reads some 50 KB a second."""
 _MOST_VALUES = 100_000  # of a YAML document
@@ -84,8 +84,9 @@ def _count(value: Any) -> int:
     return (len(value) if isinstance(value, dict) else 0) + sum(map(_count, parts))
 
 
-def interpolated(tables: Mapping[str, Any]) -> dict[str, Any]:
-    """Return tables with `${path}` as what stands at that path, as OmegaConf has it; other references stay."""
+def resolve_references(tables: Mapping[str, Any]) -> dict[str, Any]:
+    """Return tables with the value at `path` in place of each `${path}`, as OmegaConf resolves it; references to
+    tables and to nothing stay."""
 
     def of(value: Any, depth: int) -> Any:
         if isinstance(value, dict):
@@ -102,8 +103,8 @@ def interpolated(tables: Mapping[str, Any]) -> dict[str, Any]:
     return result
 
 
-def nested(flat: Mapping[str, Any]) -> dict[str, Any]:
-    """Return keys with dots as tables in one another, `a.b=1` as {a: {b: 1}}; - is _ in their names."""
+def tables_of_paths(flat: Mapping[str, Any]) -> dict[str, Any]:
+    """Return dotted paths with their values as tables, {"a.b": 1} as {"a": {"b": 1}}; - becomes _."""
     result: dict[str, Any] = {}
     for path, value in flat.items():
         *tables, last = path.lstrip("+").replace("-", "_").split(".")
@@ -117,24 +118,24 @@ def nested(flat: Mapping[str, Any]) -> dict[str, Any]:
     return result
 
 
-def overlaid(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    """Return tables with others laid over them: a table is merged, anything else is replaced."""
+def merge_tables(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    """Return tables in which `over` replaces values of `base`; tables that both have are merged."""
     result = dict(base)
     for name, value in over.items():
         earlier = result.get(name)
         both = isinstance(earlier, Mapping) and isinstance(value, Mapping)
-        result[name] = overlaid(earlier, value) if both else value  # type: ignore[arg-type]
+        result[name] = merge_tables(earlier, value) if both else value  # type: ignore[arg-type]
     return result
 
 
-def without(tables: Mapping[str, Any], path: str) -> dict[str, Any]:
+def without_entry(tables: Mapping[str, Any], path: str) -> dict[str, Any]:
     """Return tables without the entry at a path with dots."""
     first, _, rest = path.partition(".")
     result = dict(tables)
     if not rest:
         result.pop(first, None)
     elif isinstance(result.get(first), Mapping):
-        result[first] = without(result[first], rest)
+        result[first] = without_entry(result[first], rest)
     return result
 
 
@@ -175,7 +176,7 @@ def _values(loader: Any, node: Any, counted: dict[int, int]) -> int:
 
 
 def _require_no_tag(loader: Any, node: Any) -> None:
-    """Require that a node is of the kind that its text says. Raises ValueError."""
+    """Require that a node has the type that YAML gives its text without a tag. Raises ValueError."""
     if isinstance(node, yaml.ScalarNode):
         usual = {loader.resolve(yaml.ScalarNode, node.value, (True, False)), f"{_PLAIN}str"}
     else:

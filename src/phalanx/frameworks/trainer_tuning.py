@@ -1,4 +1,5 @@
-"""What a Trainer's configuration trains: all of the model, adapters over a frozen base, or a part of it.
+"""What a Trainer's configuration trains (the whole model, or adapters over a frozen base), with which loss, against
+which reference, by which optimizer: as options of a stack.
 
 Names differ by program: TRL (`use_peft`, `lora_r`: trl/trainer/model_config.py), LLaMA-Factory (`finetuning_type`,
 `lora_rank`, `quantization_bit`: src/llamafactory/hparams/{finetuning,model}_args.py), axolotl (`adapter`,
@@ -18,29 +19,30 @@ _HUB = {
     "kernels-community/flash-attn2": "flash2",
     "kernels-community/flash-attn": "flash2",
 }
-"""Kernels of the hub."""
+"""Kernels of Hugging Face's hub, as attention's kernels."""
 ATTENTION = {"eager": "unfused", "sdpa": "flash", "flash_attention_2": "flash2", "flash_attention_3": "flash3"} | _HUB
-"""Values of transformers' attn_implementation, and attention's kernel."""
+"""Values of transformers' attn_implementation -> attention's kernel."""
 _METHOD = ("finetuning_type", "adapter", "peft_type", "peft_method")
 _SWITCHES = ("use_peft", "use_lora", "lora_enable", "enable_lora", "lora", "peft")
 _RANKS = ("lora_rank", "lora_r", "lora_dim", "peft_lora_r", "r")
 _TARGETS = ("lora_target", "lora_target_modules", "lora_modules", "target_modules")
 _MAGNITUDES = ("use_dora", "peft_use_dora")
 _DROPOUT = 0.05
-"""Of TRL's adapters (trl/trainer/model_config.py: lora_dropout); others have none by themselves."""
+"""Default of TRL's adapters (trl/trainer/model_config.py: lora_dropout); other programs have none."""
 _OF_LORA = {"lora", "qlora", "dora", "pissa"}
 _WHOLE = {"full", "none", ""}
 _UPDATES = {name: {"update": "foreach"} for name in ("adamw_torch", "adamw_hf")} | {
     name: {"first_moment": "float8", "second_moment": "float8"}
     for name in ("adamw_bnb_8bit", "adamw_8bit", "paged_adamw_8bit", "adamw_torch_8bit")
 }
-"""Optimizers by TrainingArguments' names, as options: of torch's operations, which others fuse into one kernel; with
-moments in 8 bits (transformers, trainer_optimizer.py; bitsandbytes, optim/adamw.py)."""
+"""TrainingArguments' names of optimizers -> options: AdamW that torch runs as single operations rather than as one
+kernel, and AdamW with moments in 8 bits (transformers, trainer_optimizer.py; bitsandbytes, optim/adamw.py)."""
 _UPDATED = "job.optimizer.name"
 _PREFERRED = "options.reference"
 _KL = ("kto",)
-"""Methods of single examples, judged against answers to other prompts (TRL, kto_trainer.py; LLaMA-Factory,
-src/llamafactory/train/kto/trainer.py; ms-swift, swift/trainers/rlhf_trainer/kto_trainer.py)."""
+"""Methods that learn from single examples, and estimate a divergence from answers to other prompts (TRL,
+kto_trainer.py; LLaMA-Factory, src/llamafactory/train/kto/trainer.py; ms-swift,
+swift/trainers/rlhf_trainer/kto_trainer.py)."""
 _PAIRED = {"dpo": True, "ipo": True, "orpo": False, "simpo": False, "cpo": False}
 """Methods whose examples are pairs, and whether a reference scores them (TRL, dpo_trainer.py, cpo_trainer.py; LLaMA-
 Factory, finetuning_args.py: use_ref_model; axolotl, core/builders/rl.py)."""
@@ -51,7 +53,7 @@ _LOSS = "options.cross_entropy"
 _LIGER = ("use_liger_kernel", "enable_liger_kernel", "use_liger")
 _UNFUSED = "of Liger's kernels the loss has a price: its norms, rotation and MLP keep less memory than is said"
 _RANK = 8
-"""Rank where the file has none (peft's LoraConfig; LLaMA-Factory's)."""
+"""Rank of adapters where the file has none (peft's LoraConfig; LLaMA-Factory's)."""
 _ATTENTION = {
     *("q_proj", "k_proj", "v_proj", "o_proj", "qkv_proj", "query_key_value"),
     *("c_attn", "wq", "wk", "wv", "wo", "Wqkv", "out_proj"),
@@ -60,11 +62,12 @@ _NAMED = ("model_name_or_path", "base_model", "model")
 _GPTQ = re.compile(r"-(gptq(?!.*int8)|int4$)", re.IGNORECASE)
 """Names of checkpoints whose weights are in GPTQ's 4 bits."""
 _AFTER = {"o_proj", "wo", "out_proj"}
-"""Those that follow attention."""
+"""Attention's product behind its core."""
 
 
-def tuning(keys: Keys, at: str = "") -> tuple[dict[str, Any], str]:
-    """Return options of what is trained, and why it has no price, "" where it has one. `at`: table of the keys."""
+def adapter_options(keys: Keys, at: str = "") -> tuple[dict[str, Any], str]:
+    """Return the options of adapters and their base, empty where the whole model is trained; and why the training has
+    no price, "" where it has one. `at`: the table of the keys, with its dot."""
 
     def of(names: tuple[str, ...], field: str) -> Any:
         return keys.take(tuple(f"{at}{name}" for name in names), field)
@@ -92,13 +95,14 @@ def tuning(keys: Keys, at: str = "") -> tuple[dict[str, Any], str]:
     return options | ({"base": base} if base else {}), ""
 
 
-def preferring(
+def preference_options(
     keys: Keys, at: str, adapters: bool, skips: tuple[str, ...] = ("reference_free", "precompute_ref_log_probs")
 ) -> tuple[dict[str, Any], int, tuple[str, ...]]:
-    """Return options of the reference that preferences are learned against, the sequences of an example, and what is
-    assumed of it: DPO's example is a pair, which a frozen copy of the model scores too; under adapters the model
-    without them does. What is learned from something else keeps its verdict. `skips`: switches that leave the
-    reference of a pair out."""
+    """Return the options of learning from preferences, the sequences of an example, and what is assumed.
+
+    DPO's example is a pair, which a reference scores too: a frozen copy of the model, or under adapters the model
+    without them. Other methods of reinforcement learning are left to the verdicts of their keys. `skips`: switches
+    that leave out the reference of a pair."""
 
     def of(*names: str) -> str:
         return str(keys.take(tuple(f"{at}{name}" for name in names), _PREFERRED) or "").lower()
@@ -115,11 +119,8 @@ def preferring(
             return {"reference": "base"}, 1, ("the model scores another prompt's answer for each example",)
         if "apo_zero_unpaired" in loss or keys.truth(f"{at}calculate_KL", _PREFERRED) is False:
             return {"reference": who}, 1, (f"each example is a sequence, which {named} scores too",)
-        return (
-            {"reference": f"{who}-kl"},
-            1,
-            (f"{named} scores each sequence and one for the divergence, as the model does",),
-        )
+        note = f"{named} scores each sequence and one for the divergence, as the model does"
+        return {"reference": f"{who}-kl"}, 1, (note,)
     without = [of(name) == "true" for name in skips]
     if _PAIRED[method] and not any(without) and not loss & _PAIRED.keys() - {"ipo"}:
         return {"reference": who}, 2, (f"each example is a pair of sequences, which {named} scores too",)
@@ -133,9 +134,10 @@ _UNSLOTH = (
 """unsloth/models/llama.py, CausalLM_fast_forward: RETURN_LOGITS, fused_linear_cross_entropy."""
 
 
-def losing(keys: Keys, at: str, plain: bool) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """Return the option of a loss that has the head's product in it and makes logits in parts, and what is assumed of
-    Liger's other kernels. `plain`: whether the loss is that of the next token; others need logits.
+def loss_options(keys: Keys, at: str, plain: bool) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """Return the option of the loss's kernel (cross_entropy: one kernel, or one with the head's product that makes
+    logits in parts), and what is assumed of other kernels that come with it. `plain`: whether the loss is that of the
+    next token; others need all logits.
 
     Liger's is on with `use_liger_kernel` (transformers, integrations/liger.py; liger_kernel/transformers/
     monkey_patch.py), axolotl's by a key or a plugin (src/axolotl/integrations/cut_cross_entropy/args.py)."""
@@ -161,10 +163,10 @@ def losing(keys: Keys, at: str, plain: bool) -> tuple[dict[str, Any], tuple[str,
     return ({"cross_entropy": "fused"} if fused else {}), ()
 
 
-def updating(keys: Keys, name: str, adapters: bool) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """Return the options of the optimizer that a key names, and what is assumed without one: AdamW of torch, which
-    transformers fuses since torch 2.8. Of `adapters` the moments have their type too; what torch's operations keep
-    meanwhile is of few parameters."""
+def optimizer_options(keys: Keys, name: str, adapters: bool) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """Return the options of the optimizer that a key names, and what is assumed where none is named: torch's AdamW,
+    which transformers fuses since torch 2.8. With `adapters` only the type of the moments counts: torch's single
+    operations need extra memory for the few parameters of adapters alone."""
     given = keys.take(name, _UPDATED)
     named = str(given or "adamw_torch")
     if named not in (*_UPDATES, "adamw_torch_fused", "adamw_apex_fused"):  # another, which has its verdict
@@ -194,7 +196,8 @@ def _base(keys: Keys, at: str, of: Any, method: str) -> str:
 
 
 def _on_attention_alone(targets: Any) -> str:
-    """Return which of attention's products alone have adapters, as options.lora_targets; "" if others have too."""
+    """Return options.lora_targets of adapters on attention's products alone: `qkv`, or `attention` with the product
+    behind its core; "" where none is named or others have adapters too."""
     words = targets if isinstance(targets, list) else re.split(r"[\s,\[\]'\"]+", str(targets or ""))
     named = {str(word) for word in words} - {""}
     return "" if not named or not named <= _ATTENTION else "attention" if named & _AFTER else "qkv"

@@ -23,42 +23,38 @@ Effect = Literal["layout", "time", "memory", "numbers", "none", "unmodelled", ""
 """What a key changes of a step; "": not judged."""
 EFFECTS: tuple[Effect, ...] = get_args(Effect)
 CHANGES = ("layout", "model", "time", "memory")
-"""What a key without a price may change; `model`: the network, or the step, is another one."""
+"""What a key without a price may change; `model`: the network, or what a step does with it."""
 LIMITS = ("", "activations", "state", "hidden", "routing")
-"""Parts of a price that a key may take away or add at most: memory of activations, of weights with their gradients
-and optimizer; the exchange between replicas that is hidden behind the backward and forward pass; waiting for the rank
+"""Parts of a price that bound the effect of a key: memory of activations; memory of weights with their gradients and
+optimizer; the exchange between replicas that is hidden behind the forward and backward pass; waiting for the rank
 whose experts got the most tokens."""
 _UNJUDGED = "unjudged"
 _ABOUT = ("changes", "what", "limit")
-"""Parts of a group that are no files."""
+"""Entries of a group that are not lists of keys."""
 _OFF = {"false": ("false", "0", "none", "no"), "none": ("none", "null", "", "false"), "true": ("true", "1", "yes")}
-"""Other words of a default."""
+"""Words that mean the same as a default."""
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """What a key changes. Raises ValueError for an effect without a source, or an unknown one."""
+    """What a key changes. Raises ValueError for an unknown effect, or one without a source."""
 
     effect: Effect = ""
     source: str = ""
     """file:line of the framework's source."""
     changes: tuple[str, ...] = ()
-    """Of CHANGES: of an unmodelled key."""
+    """What an unmodelled key may change, of CHANGES."""
     what: str = ""
     """What an unmodelled key does, in a few words."""
     default: str = ""
-    """The value at which it changes nothing, or several between `|`; "": none is known."""
+    """The value at which it changes nothing, or several separated by `|`; "": unknown."""
     switch: bool = False
     """Whether it is a flag that takes no value."""
     limit: str = ""
-    """Of LIMITS: what bounds the change."""
+    """What bounds the change, of LIMITS."""
 
     def __post_init__(self) -> None:
-        if (
-            self.effect not in EFFECTS
-            or self.limit not in LIMITS
-            or any(change not in CHANGES for change in self.changes)
-        ):
+        if self.effect not in EFFECTS or self.limit not in LIMITS or not set(self.changes) <= set(CHANGES):
             raise ValueError(f"{self.effect!r}, {self.changes} is not a verdict")
         if (self.effect == "unmodelled") != bool(self.changes and self.what):
             raise ValueError(f"{self.source}: what is not modelled changes something, and says what it does")

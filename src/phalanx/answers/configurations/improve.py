@@ -23,7 +23,7 @@ from phalanx.answers.question.read import Reading, is_configuration
 from phalanx.answers.question.read import read as configuration
 from phalanx.answers.question.searches import first_answer, searches_of
 from phalanx.frameworks.registry import facts, row_of
-from phalanx.frameworks.writing.source_file import Edit, recorded
+from phalanx.frameworks.writing.source_file import Edit, file_entry
 from phalanx.planning.expense.expense import Expense
 from phalanx.planning.expense.rates import ExpenseRates
 from phalanx.planning.explain.analytic import AnalyticSubject
@@ -190,7 +190,7 @@ def improve(
     edits = file.edits(now, replace(target, blocks=x.run.blocks), everything)
     if reading.layout.ep not in (None, target.strategy.ep):
         edits = tuple(dict.fromkeys((*file.resized(target), *edits)))
-    plan.choices["source"] = recorded(reading.title, reading.configuration.kind, reading.config, edits)
+    plan.choices["source"] = file_entry(reading.title, reading.configuration.kind, reading.config, edits)
     return replace(result, better=whole(target), changes=tuple(changes), plan=plan)
 
 

@@ -14,7 +14,7 @@ from phalanx.frameworks.configuration import Config, Configuration, Keys, Stated
 from phalanx.frameworks.lints import Mistake, lint
 from phalanx.frameworks.reading import files
 from phalanx.frameworks.reading.folder import FILES
-from phalanx.frameworks.reading.source import kind_of, named
+from phalanx.frameworks.reading.source import kind_of, split_function
 from phalanx.frameworks.registry import DOCUMENTED, STACKS, facts
 from phalanx.frameworks.stated_training import StatedTraining, arguments_of, stated_training
 from phalanx.planning import lookup as names
@@ -266,7 +266,7 @@ def findings_in(reading: Reading) -> tuple[Finding, ...]:
 def is_configuration(path: Path) -> bool:
     """Return whether a file or folder is another framework's configuration, rather than a plan, a run's folder or an
     observation. Raises InputError for a script, YAML or Python that cannot be read: it can be nothing else."""
-    data = named(path)[0].suffix.lower() in (".json", ".toml")
+    data = split_function(path)[0].suffix.lower() in (".json", ".toml")
     if path.is_dir():
         return not (path / "plan.json").exists() and any((path / name).is_file() for name in FILES)
     try:

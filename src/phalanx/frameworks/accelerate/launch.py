@@ -1,12 +1,12 @@
-"""Options of `accelerate launch` over its file, as the file would have them (accelerate/commands/launch.py:
-`_validate_launch_command`: a flag that is given wins)."""
+"""Options of `accelerate launch` merged into its file: a flag overrides the file (accelerate/commands/launch.py:
+`_validate_launch_command`)."""
 
 import re
 from collections.abc import Mapping
 from typing import Any
 
 from phalanx.frameworks.configuration import Partial
-from phalanx.frameworks.tables import overlaid
+from phalanx.frameworks.tables import merge_tables
 
 _ENGINES = {
     "use_deepspeed": "DEEPSPEED",
@@ -20,9 +20,9 @@ _DEEPSPEED = (
     "offload_param_nvme_path", "gradient_accumulation_steps", "zero3_init_flag", "zero3_save_16bit_model",
     "deepspeed_hostfile", "deepspeed_multinode_launcher", "deepspeed_config_file", "deepspeed_moe_layer_cls_names",
 )  # fmt: skip
-"""Options that stand under deepspeed_config in the file."""
+"""Options that are keys of deepspeed_config in the file."""
 _TRAINERS = ("fsdp_config", "fsdp_min_num_params", "fsdp_transformer_layer_cls_to_wrap")
-"""Arguments of a Trainer that begin as options do."""
+"""Arguments of a Trainer that begin like options of the launcher."""
 _OWN = ("num_processes", "num_machines", "machine_rank", "main_process_ip", "main_process_port", "mixed_precision")
 _NONE = {"offload_optimizer_device": "none", "offload_param_device": "none"}
 _SHIPPED: dict[str, dict[str, Any]] = {
@@ -42,7 +42,7 @@ _EXAMPLE = re.compile(r"(?:.*/)?(?:examples|trl|recipes)/accelerate_configs/(?:d
 
 
 def shipped(name: str) -> dict[str, Any] | None:
-    """Return the file that TRL ships under a name, or at a path of its repository; None for another."""
+    """Return the tables of a file that TRL ships, by its name or its path in the repository; None for others."""
     by_class = {"fsdp_auto_wrap_policy": "TRANSFORMER_BASED_WRAP"}
     file = _SHIPPED.get(match[1] if (match := _EXAMPLE.fullmatch(name)) else name)
     if file is None:
@@ -51,9 +51,9 @@ def shipped(name: str) -> dict[str, Any] | None:
     return file | ({"fsdp_config": by_class | file["fsdp_config"]} if "fsdp_config" in file else {})
 
 
-def taken(args: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any], str]:
-    """Return arguments of a Trainer, the options of this launcher among them, and the name of its file, as TRL parts
-    them: what its parser does not know is the launcher's (trl/cli/commands/training.py)."""
+def split_arguments(args: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any], str]:
+    """Split the arguments of a TRL command into the Trainer's, the launcher's options, and the name of the launcher's
+    file. TRL hands the launcher what its own parser does not know (trl/cli/commands/training.py)."""
     rest: dict[str, Any] = {}
     options: dict[str, Any] = {}
     for name, value in args.items():
@@ -65,7 +65,8 @@ def taken(args: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any], str]
 
 
 def tables(file: Mapping[str, Any], options: Mapping[str, Any], missing: bool = False) -> dict[str, Any]:
-    """Return accelerate's file with the options of its command line laid over it. `missing`: the file is not here."""
+    """Return accelerate's file with options of the command line in place of its values. `missing`: the file was not
+    given, so the result is Partial."""
     over: dict[str, Any] = {}
     for name, value in options.items():
         if name in _ENGINES:
@@ -78,4 +79,4 @@ def tables(file: Mapping[str, Any], options: Mapping[str, Any], missing: bool = 
             over.setdefault("parallelism_config", {})[name] = value
         elif name in ("num_processes", "num_machines", "mixed_precision", "gradient_accumulation_steps"):
             over[name] = value
-    return (Partial if missing else dict)(overlaid(file, over))
+    return (Partial if missing else dict)(merge_tables(file, over))

@@ -21,14 +21,13 @@ _BLOCKS = {
     "OPTDecoderLayer": "opt",
     "PhiDecoderLayer": "phi",
 }
-"""Classes that FSDP wraps, and what the names of their models have in them."""
-
+"""Classes that FSDP wraps -> a part of the names of their models."""
 _AXES = 16
-"""More than any mesh has: a product of more sizes is none."""
+"""Sizes at most that are multiplied: a mesh has fewer axes."""
 
 
 def _mesh(c: Config, x: Configuration) -> Found:
-    """Sizes of a mesh that do not make up its processes."""
+    """Sizes of a mesh whose product is not the number of processes."""
     mesh, world = c.get("parallelism_config"), x.layout.world
     if x.kind == "accelerate" and world and isinstance(mesh, Mapping):
         sizes = [count(v) or 1 for k, v in mesh.items() if str(k).endswith("_size")][:_AXES]

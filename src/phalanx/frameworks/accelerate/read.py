@@ -12,14 +12,20 @@ from phalanx.frameworks.configuration import (
     StatedLayout,
     count,
     divided,
-    joined,
     product,
     truth,
+    with_file_keys,
     zero_level,
 )
 from phalanx.frameworks.deepspeed import read as deepspeed
 from phalanx.frameworks.keys import key_table
-from phalanx.frameworks.trainer_tuning import ATTENTION, losing, preferring, tuning, updating
+from phalanx.frameworks.trainer_tuning import (
+    ATTENTION,
+    adapter_options,
+    loss_options,
+    optimizer_options,
+    preference_options,
+)
 
 _STRATEGIES = {
     "1": 3, "FULL_SHARD": 3, "2": 2, "SHARD_GRAD_OP": 2, "3": 0, "NO_SHARD": 0,
@@ -41,20 +47,15 @@ _OFFLOADED = ("unsloth", "offload", "offload_disk")
 
 
 def arguments_job(keys: Keys, at: str) -> dict[str, Any]:
-    """Return optimizer and clipping of TrainingArguments, by their defaults (AdamW, no decay, norm 1)."""
-    defaults = {
-        "adam_beta1": 0.9,
-        "adam_beta2": 0.999,
-        "adam_epsilon": 1e-8,
-        "weight_decay": 0.0,
-        "max_grad_norm": 1.0,
-    }
+    """Return optimizer and clipping of TrainingArguments; the defaults are AdamW without decay, and norm 1."""
+    names = ("adam_beta1", "adam_beta2", "adam_epsilon", "weight_decay", "max_grad_norm")
+    defaults = dict(zip(names, (0.9, 0.999, 1e-8, 0.0, 1.0), strict=True))
     first, second, eps, decay, clip = (keys.number(f"{at}{n}", "job.optimizer", d) for n, d in defaults.items())
     return {"optimizer": {"betas": (first, second), "eps": eps, "weight_decay": decay}, "clip": clip}
 
 
 def sharding(keys: Keys, table: str = "fsdp_config") -> tuple[int | None, dict[str, str | None], str | None]:
-    """Return ZeRO's level, what is offloaded and what is recomputed by FSDP's table."""
+    """Return ZeRO's level, the devices of state and parameters, and recomputation, of FSDP's table."""
 
     def of(name: str, meaning: str) -> Any:
         return keys.take((f"{table}.fsdp_{name}", f"{table}.{name}"), meaning)
@@ -83,11 +84,11 @@ _ATTENTION = ATTENTION | {"disabled": "unfused", "fa2": "flash2", "fa3": "flash3
 _KERNELS = {
     "eager_attention": "unfused", "flash_attention": "flash", "sdp_attention": "flash", "use_flash_attn": "flash",
 }  # fmt: skip
-"""Switches for it, axolotl's first."""
+"""Switches that choose attention's kernel -> the kernel; axolotl's come first."""
 
 
 def attention(keys: Keys, at: str = "") -> dict[str, Any]:
-    """Return attention's kernel, where the arguments of a program below a path name it."""
+    """Return the option of attention's kernel that arguments name; none where they name none. `at`: their path."""
     named = keys.take((f"{at}attn_implementation", f"{at}flash_attn"), "options.attention")
     switched = [core for name, core in _KERNELS.items() if keys.truth(f"{at}{name}", "options.attention")]
     core = _ATTENTION.get(str(named).lower()) or next(iter(switched), None)
@@ -101,8 +102,8 @@ def reduction(precision: str | None) -> dict[str, Any]:
 
 
 def wrapping(keys: Keys, table: str = "fsdp_config", by_default: str = "") -> dict[str, Any]:
-    """Return the options of FSDP's table that say which modules are units. `by_default`: the policy where it names
-    neither one nor a size; "": by class where it has one, else one unit, as accelerate does."""
+    """Return the options of FSDP's table about which modules it wraps as units. `by_default`: the policy where the
+    table has none and no size; "": by class if it names one, else the whole model, as accelerate does."""
 
     def of(name: str, meaning: str, *more: str) -> Any:
         return keys.take((f"{table}.fsdp_{name}", f"{table}.{name}", *more), meaning)
@@ -124,7 +125,7 @@ def wrapping(keys: Keys, table: str = "fsdp_config", by_default: str = "") -> di
 
 
 def in_shards(keys: Keys, at: str = "") -> dict[str, Any]:
-    """Return the option of TrainingArguments that reduces gradients after every micro-batch."""
+    """Return the option that gradients are reduced after every micro-batch, where TrainingArguments turn it on."""
     each = f"{at}accelerator_config.gradient_accumulation_kwargs.sync_each_batch"
     return {"accumulate": "sharded"} if keys.truth(each, "options.accumulate") else {}
 
@@ -204,11 +205,9 @@ def read(config: Config, world: int | None = None) -> Configuration:
     elif plain:
         zero = 0
     own_deepspeed = how == "DEEPSPEED" and zero is not None
-    if (
-        not mesh and not axolotl and (fsdp or own_deepspeed or how in ("MULTI_GPU", "NO"))
-    ):  # only a parallelism_config has other axes
-        tp = cp = 1
-    # What a DeepSpeed file says of types is not here.
+    if not mesh and not axolotl and (fsdp or own_deepspeed or how in ("MULTI_GPU", "NO")):
+        tp = cp = 1  # only a parallelism_config has other axes
+    # A DeepSpeed file that was not given may state the types.
     elsewhere = {"deepspeed_config.deepspeed_config_file", "deepspeed"} & keys.understood.keys()
     unstated = None if elsewhere or isinstance(config.get("deepspeed"), str) else "fp32"
     named = keys.take(("mixed_precision", "env.ACCELERATE_MIXED_PRECISION"), "job.precision")
@@ -232,11 +231,11 @@ def read(config: Config, world: int | None = None) -> Configuration:
         options |= {"optimizer_offload": 1.0} if offload["optimizer"] != "none" else {}
         options |= {"parameter_offload": True} if offload["param"] != "none" else {}
     if engine.config:
-        beyond, fields, stated = deepspeed.beyond(engine)
+        beyond, fields, stated = deepspeed.engine_settings(engine)
         options, job = options | beyond, job | stated
     if part.config:
         micro, steps, stated, more = _trainer(part)
-        job, options = job | stated, options | more | attention(part) | losing(part, "", plain=True)[0]
+        job, options = job | stated, options | more | attention(part) | loss_options(part, "", plain=True)[0]
         if part.truth("gradient_checkpointing", "strategy.recompute"):
             recompute = "full"
     if type_ not in (None, "fp32"):
@@ -256,8 +255,8 @@ def read(config: Config, world: int | None = None) -> Configuration:
         options["context"] = "all_gather"
     replicas = divided(world, product(tp or 1, cp or 1)) if tp is not None and not axolotl else None
     shard = sizes["dp_shard"] if mesh else None
-    trained, unpriced = tuning(keys) if axolotl else ({}, "")
-    scored, sequences, preferred = preferring(keys, "", bool(trained)) if axolotl else ({}, 1, ())
+    trained, unpriced = adapter_options(keys) if axolotl else ({}, "")
+    scored, sequences, preferred = preference_options(keys, "", bool(trained)) if axolotl else ({}, 1, ())
     notes, micro = preferred, product(micro, sequences)
     layout = StatedLayout(
         world=world,
@@ -276,22 +275,25 @@ def read(config: Config, world: int | None = None) -> Configuration:
     )
     name = str(keys.take("base_model", "model", "") or "")
     if axolotl and "optimizer" not in engine.config:
-        update, assumed = updating(keys, "optimizer", bool(trained))
+        update, assumed = optimizer_options(keys, "optimizer", bool(trained))
         options |= update
         notes = (*preferred, *assumed)
-    parts, unfused = losing(keys, "", plain=not scored and sequences == 1) if axolotl else ({}, ())
+    parts, unfused = loss_options(keys, "", plain=not scored and sequences == 1) if axolotl else ({}, ())
     options |= trained | scored | parts
     notes = (*notes, *unfused)
-    stated = {
-        "model_name": name,
-        "unpriced": unpriced,
-        "options": options,
-        "fields": fields,
-        "job": job,
-        "notes": notes,
-    }
-    c = keys.configuration("accelerate", stack, layout, key_table("accelerate"), **stated)
+    c = keys.configuration(
+        "accelerate",
+        stack,
+        layout,
+        key_table("accelerate"),
+        model_name=name,
+        unpriced=unpriced,
+        options=options,
+        fields=fields,
+        job=job,
+        notes=notes,
+    )
     for file, table, kind in ((part, "training_arguments", "hugging_face"), (engine, "deepspeed_json", "deepspeed")):
         if file.config:
-            c = joined(c, file.configuration(kind, stack, layout, key_table(kind)), table)
+            c = with_file_keys(c, file.configuration(kind, stack, layout, key_table(kind)), table)
     return c

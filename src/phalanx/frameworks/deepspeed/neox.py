@@ -27,7 +27,8 @@ def is_neox(config: Config) -> bool:
 
 
 def stack(precision: str | None) -> str:
-    """Return the stack that prices it: the engine of DeepSpeed around Megatron's blocks, as its published runs."""
+    """Return the stack that prices GPT-NeoX: DeepSpeed's engine around Megatron's blocks, as in its published
+    runs."""
     return "megatron-deepspeed-2022-bf16" if precision == "bf16" else "megatron-deepspeed-2022"
 
 
@@ -37,12 +38,12 @@ def attention(keys: Keys) -> str:
 
 
 def sizes(keys: Keys) -> dict[str, Any]:
-    """Return what a file says of the model, by the names of a config.json."""
+    """Return the sizes of the model that a file states, by the names of a config.json."""
     return {theirs: keys.take(ours, f"model.{theirs}") for theirs, ours in _SIZES.items()}
 
 
 def model(keys: Keys, layout: StatedLayout) -> tuple[ModelSpec | None, str, tuple[str, ...]]:
-    """Return the model, or None with what is missing or not known, and what is assumed of it."""
+    """Return the model, or None and the reason; and what is assumed of the model."""
 
     def count(name: str, default: int | None = None) -> int | None:
         return keys.count(name, f"model.{name}", default)

@@ -24,7 +24,7 @@ GRADIENT_BYTES = 2
 
 
 def offloaded(keys: Keys, at: str = "") -> dict[str, str | None]:
-    """Return where state and parameters are, from `zero_optimization` below a path."""
+    """Return the devices of the optimizer's state (`optimizer`) and of parameters (`param`): none, cpu or nvme."""
     z = f"{at}zero_optimization"
     result: dict[str, str | None] = {}
     for name, old in (("optimizer", "cpu_offload"), ("param", "cpu_offload_params")):
@@ -47,12 +47,10 @@ def stage(keys: Keys, at: str = "") -> int | None:
 
 
 def precision(keys: Keys, at: str = "") -> str | None:
-    """Return the type of products: fp32 where neither table enables another."""
+    """Return the type of products: fp32 where neither table enables another; None where one says `auto`."""
     number_format: str | None = "fp32"
     for name, tables in (("fp16", ("fp16",)), ("bf16", ("bf16", "bfloat16"))):
         enabled = keys.take(tuple(f"{at}{t}.enabled" for t in tables), "job.precision")
-        if enabled is None and any(isinstance(keys.config.get(t), dict) for t in tables) and not at:
-            enabled = None
         if enabled is not None and truth(enabled) is None:
             number_format = None if number_format == "fp32" else number_format
         elif truth(enabled):
@@ -60,8 +58,8 @@ def precision(keys: Keys, at: str = "") -> str | None:
     return number_format
 
 
-def beyond(keys: Keys, at: str = "") -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
-    """Return (options, fields of Strategy, job) of DeepSpeed's table below a path."""
+def engine_settings(keys: Keys, at: str = "") -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
+    """Return (options, fields of Strategy, job) of DeepSpeed's table. `at`: its path, with its dot."""
     z = f"{at}zero_optimization"
     where = offloaded(keys, at)
     options: dict[str, Any] = {}
@@ -97,7 +95,7 @@ def beyond(keys: Keys, at: str = "") -> tuple[dict[str, Any], dict[str, Any], di
 
 
 def shard(keys: Keys, at: str = "") -> int | None:
-    """Return how many ranks share one state (MiCS), None where all do."""
+    """Return the number of ranks over which state is sharded (MiCS); None: over all."""
     return keys.count(at + KEYS["strategy.shard"], "strategy.shard")
 
 
@@ -129,7 +127,7 @@ def read(config: Config, world: int | None = None) -> Configuration:
         steps = divided(whole, product(micro, replicas))
     if whole is None:
         whole = product(micro, steps, replicas)
-    options, fields, job = beyond(keys)
+    options, fields, job = engine_settings(keys)
     layout = StatedLayout(
         world=world,
         shard=shard(keys),

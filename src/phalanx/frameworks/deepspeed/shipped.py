@@ -12,8 +12,8 @@ def _rows() -> dict[str, dict[str, Any]]:
 
 
 def shipped(name: str) -> tuple[dict[str, Any], str] | None:
-    """Return the tables of a file by the end of its path, and who ships it; None for another name. A file of
-    LLaMA-Factory is known by its own name in any folder: no other project has a `ds_z3_config.json`."""
+    """Return the tables of a file and the project that ships it, by the last parts of its path; None for others. A
+    file of LLaMA-Factory is known by its name in any folder: no other project has a `ds_z3_config.json`."""
     ends = ["/".join(name.split("/")[-depth:]) for depth in (2, 3)]
     if ends[0].rpartition("/")[2].startswith("ds_z"):
         ends.append(f"examples/deepspeed/{name.rpartition('/')[2]}")

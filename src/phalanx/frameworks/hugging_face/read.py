@@ -15,14 +15,14 @@ from phalanx.frameworks.configuration import (
     StatedLayout,
     count,
     divided,
-    joined,
     product,
     truth,
+    with_file_keys,
     zero_level,
 )
 from phalanx.frameworks.deepspeed import read as deepspeed
 from phalanx.frameworks.keys import key_table
-from phalanx.frameworks.trainer_tuning import losing, preferring, tuning, updating
+from phalanx.frameworks.trainer_tuning import adapter_options, loss_options, optimizer_options, preference_options
 from phalanx.spec.number_formats import PRECISIONS
 from phalanx.spec.strategy.zero_levels import ZERO_LEVELS
 
@@ -54,14 +54,12 @@ _SIDES = (
     ("prompt_max_len", "generate_max_len"),
     ("max_prompt_length", "max_completion_length"),
 )
-"""Keys of its two parts, of qlora.py, of LLaMA-Factory to 0.1, of OpenRLHF's PPO, and of TRL's GRPO."""
-
-
+"""Keys of the lengths of prompt and answer: of qlora.py, LLaMA-Factory to 0.1, OpenRLHF's PPO, and TRL's GRPO."""
 _UPDATES = "the price is of the actor's updates: generation, the reference and the critic take time of their own"
 
 
 def _length(keys: Keys, at: str) -> int | None:
-    """Return the tokens of a sequence, where one key or its two sides say them."""
+    """Return the tokens of a sequence: of one key, or of prompt and answer together; None: not stated."""
     if (whole := keys.take(tuple(f"{at}{name}" for name in _LENGTHS), "job.seq")) is not None:
         return count(whole)
     for sides in _SIDES:
@@ -72,8 +70,8 @@ def _length(keys: Keys, at: str) -> int | None:
 
 
 def read(config: Config, world: int | None = None) -> Configuration:
-    """Read {launch, args, deepspeed_json} or the arguments alone. What DeepSpeed's file calls `auto` is the
-    argument's."""
+    """Read {launch, args, deepspeed_json} or the arguments alone. A value that is `auto` in DeepSpeed's file is that
+    of the argument."""
     nested = isinstance(config.get("args"), dict)
     if nested and isinstance(table := config.get("fsdp_json"), dict):  # that of the file which --fsdp_config names
         tables = {n: value for n, value in config.items() if n != "fsdp_json"}
@@ -126,7 +124,7 @@ def read(config: Config, world: int | None = None) -> Configuration:
         part = Keys(inner)
         tp = part.count("tensor_parallel.autotp_size", "strategy.tp") or 1
         cp = part.count("sequence_parallel_size", "strategy.cp") or 1
-        options, fields, stated = deepspeed.beyond(part)
+        options, fields, stated = deepspeed.engine_settings(part)
         job, shard = job | stated, deepspeed.shard(part)
         zero, offload = deepspeed.stage(part), deepspeed.offloaded(part)
         half = deepspeed.precision(part)
@@ -178,14 +176,12 @@ def read(config: Config, world: int | None = None) -> Configuration:
                 del keys.understood[f"{at}fsdp_config"]
         elif truth(words):
             zero, offload, _ = sharding(keys, f"{at}fsdp_config")
-        elif not words and f"{at}fsdp_config" not in keys.understood:
-            zero = None
     # A file that says it too and is not here: DeepSpeed's, accelerate's, or one of arguments.
     unread = bool(path) and zero is None and not isinstance(inner, dict)
     unread = unread or isinstance(config, Partial) or isinstance(engine, Partial)
     own_type = keys.truth(f"{at}use_unsloth", "job.precision")  # of the device: bf16, else fp16
     unstated = None if own_type or unread else "bf16" if of_trl and bf16 is None else "fp32"
-    trained, unpriced = tuning(keys, at)
+    trained, unpriced = adapter_options(keys, at)
     if type_ in (None, "fp32", "tf32") and unstated == "fp32" and not isinstance(inner, dict):
         paths = tuple(f"{at}{name}" for name in _LOADED)
         half = _HALVES.get(str(Keys(config).take(paths, "")).removeprefix("torch."))
@@ -205,7 +201,7 @@ def read(config: Config, world: int | None = None) -> Configuration:
     whole = keys.count(f"{at}train_batch_size", "job.global_batch")
     if whole and f"{at}gradient_accumulation_steps" not in keys.understood:
         steps = divided(whole, product(micro, replicas))
-    scored, sequences, preferred = preferring(keys, at, bool(trained))
+    scored, sequences, preferred = preference_options(keys, at, bool(trained))
     micro = product(micro, sequences)
     layout = StatedLayout(
         world=world,
@@ -226,11 +222,11 @@ def read(config: Config, world: int | None = None) -> Configuration:
     name = str(keys.take((f"{at}model_name_or_path", f"{at}model_name"), "model", "") or "")
     notes: tuple[str, ...] = (*preferred, *typed, *((_UPDATES,) if acting else ()))
     if not (isinstance(inner, dict) and inner.get("optimizer")):  # DeepSpeed's comes first
-        update, assumed = updating(keys, f"{at}optim", bool(trained))
+        update, assumed = optimizer_options(keys, f"{at}optim", bool(trained))
         options, notes = update | options, notes + assumed
     args = config["args"] if nested else config
     sampled = "num_generations" in args or any(args.get(name) not in _NEXT_TOKEN for name in ("rlhf_type", "stage"))
-    parts, unfused = losing(keys, at, plain=not (scored or sequences > 1 or sampled))
+    parts, unfused = loss_options(keys, at, plain=not (scored or sequences > 1 or sampled))
     options |= trained | scored | parts
     on_host = keys.truth(f"{at}use_unsloth_gc", "options.activation_offload")
     if again and (on_host or (on_host is None and own_type)):  # LLaMA-Factory's, model_utils/unsloth.py:77
@@ -250,4 +246,4 @@ def read(config: Config, world: int | None = None) -> Configuration:
         unpriced=unpriced,
         notes=notes,
     )
-    return c if launched is None else joined(c, launched, "accelerate")
+    return c if launched is None else with_file_keys(c, launched, "accelerate")

@@ -1,5 +1,5 @@
-"""A training script under transformers' Trainer: what it makes of TrainingArguments, and of peft's and bitsandbytes'
-configurations, as the flags of those."""
+"""A training script under transformers' Trainer as flags: its TrainingArguments, and the configurations of peft and
+bitsandbytes that it makes."""
 
 import re
 from typing import Any
@@ -13,7 +13,7 @@ _ARGUMENTS = (
 _PREFERENCES = ("dpo", "kto", "orpo", "cpo", "reward")
 _LORA = ("LoraConfig", "get_peft_model")
 _PREPARED = ("prepare_model_for_kbit_training", "prepare_model_for_int8_training")
-"""Of peft, which has every block recomputed unless use_gradient_checkpointing is false (huggingface/peft
+"""Functions of peft that turn recomputation on unless use_gradient_checkpointing is false (huggingface/peft
 src/peft/utils/other.py)."""
 _LOADED = ("from_pretrained", "from_config")
 _UNSLOTH = re.compile(r"Fast\w*Model")
@@ -41,7 +41,7 @@ def tables(file: PythonFile) -> dict[str, Any] | None:
 
 
 def _adapters(program: FollowedProgram) -> dict[str, Any]:
-    """Return adapters as TRL's flags have them."""
+    """Return the flags of TRL for the adapters that a program makes."""
     args: dict[str, Any] = {}
     if any(item.fields.get("use_gradient_checkpointing", True) is True for item in program.named(*_PREPARED)):
         args["gradient_checkpointing"] = True
@@ -60,7 +60,7 @@ def _adapters(program: FollowedProgram) -> dict[str, Any]:
 
 
 def _loaded(program: FollowedProgram) -> dict[str, Any]:
-    """Return the model that is loaded, and in which types."""
+    """Return flags for the model that a program loads: its name, types and quantisation."""
     args: dict[str, Any] = {}
     for item in program.named(*_LOADED):
         owner = item.name.rpartition(".")[0]

@@ -12,8 +12,8 @@ _SHORT = {"N": "nodes", "n": "ntasks", "G": "gpus"}
 _LINE = re.compile(r"^[ \t]*#(SBATCH|PBS)[ \t]+(.*)$", re.M)
 
 
-def asked(text: str) -> tuple[Given, dict[str, str]]:
-    """Return what a script asks for, and the variables that its scheduler sets for it."""
+def requests_of(text: str) -> tuple[Given, dict[str, str]]:
+    """Return the nodes, tasks and GPUs that a script asks for, and the variables that its scheduler sets for it."""
     lines = [(match[1], match[2].split(" #")[0].strip()) for match in _LINE.finditer(text)]
     if not lines:
         return Given(), {}
@@ -55,20 +55,18 @@ def _slurm(options: Mapping[str, str]) -> tuple[Given, dict[str, str]]:
 
 
 def _pbs(lines: list[tuple[str, str]]) -> tuple[Given, dict[str, str]]:
-    """`-l select=4:ncpus=64:ngpus=8:mpiprocs=8`, or `-l nodes=4:ppn=8:gpus=8`."""
+    """Read `-l select=4:ncpus=64:ngpus=8:mpiprocs=8`, or `-l nodes=4:ppn=8:gpus=8`."""
     text = " ".join(line for _, line in lines)
     nodes = re.search(r"(?:select|nodes)=(\d{1,6})", text)
     match = {name: re.search(rf"[:,]{name}=(\d{{1,6}})", text) for name in ("ngpus", "gpus", "mpiprocs", "ppn")}
     value = {name: int(m[1]) for name, m in match.items() if m}
     count = int(nodes[1]) if nodes else None
     each = value.get("mpiprocs", value.get("ppn"))
-    given = Given(
-        count, each, count * each if count and each else None, value.get("ngpus", value.get("gpus")), None, "#PBS"
-    )
-    return given, {"PBS_NUM_NODES": str(count)} if count else {}
+    tasks, gpus = count * each if count and each else None, value.get("ngpus", value.get("gpus"))
+    return Given(count, each, tasks, gpus, None, "#PBS"), {"PBS_NUM_NODES": str(count)} if count else {}
 
 
 def _number(text: str | None) -> int | None:
-    """Return the number that ends one of Slurm's words: 8, h100:8, gpu:h100:8."""
+    """Return the number at the end of one of Slurm's words: 8, h100:8, gpu:h100:8; None for 0 and for other words."""
     match = re.search(r"(?:^|[:=])(\d{1,6})(?:\(|$)", text or "")
     return int(match[1]) or None if match else None

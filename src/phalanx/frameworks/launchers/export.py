@@ -1,4 +1,4 @@
-"""What starts train.sh once on every node, with NNODES, NODE_RANK, MASTER_ADDR and MASTER_PORT: files by launcher.
+"""Files that start train.sh once on every node, with NNODES, NODE_RANK, MASTER_ADDR and MASTER_PORT, by launcher.
 
 torchrun      launch.sh, which each of plain nodes runs, and which finds its own number by its host name
 slurm         job.sbatch: a batch script with one task a node (sbatch(1), srun(1)). `--switches=N` asks for nodes
@@ -52,12 +52,12 @@ class Task:
 
     @property
     def numbers(self) -> dict[str, Any]:
-        """What every template may name."""
+        """Values that every template may name."""
         return {"name": self.name, "nodes": self.nodes, "gpus": self.gpus, "port": PORT}
 
     @property
     def environment(self) -> dict[str, str]:
-        """The blanks with what they are where the plan knows it."""
+        """Blanks by name, with their default where the plan knows one, else FILL-IN-NAME."""
         return {b.name: b.default if b.default != FILL_IN else f"FILL-IN-{b.name}" for b in self.blanks}
 
 
@@ -71,7 +71,8 @@ def task(x: Subject, p: TrainingProgram, files: dict[str, str]) -> Task:
 
 
 def launcher(name: str) -> Callable[[Task], dict[str, str]]:
-    """Return what writes a launcher's files. Raises InputError for an unknown name."""
+    """Return the function that writes a launcher's files: job -> text by name. Raises InputError for an unknown
+    name."""
     if name not in LAUNCHERS:
         raise InputError("--launcher", name, "is not a launcher that Phalanx knows", nearest(name, LAUNCHERS))
     return LAUNCHERS[name]
@@ -136,8 +137,8 @@ def manifests(kind: str, t: Task) -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 def _with_values(template: Any, values: Mapping[str, Any]) -> Any:
-    """Return a template with values in place of `{{ name }}`: an object of the whole text, or a word of it; a table
-    under the key `...` has its entries in the table around it."""
+    """Return a template with values in place of `{{ name }}`. A text that is one such name becomes the value itself,
+    of whatever type; the entries of a table under the key `...` are moved into the table around it."""
     if isinstance(template, dict):
         result: dict[str, Any] = {}
         for key, inner in template.items():

@@ -1,7 +1,7 @@
 """What a command line launches: the program behind its launchers, and how many ranks of it on how many nodes.
 
 `srun -N 4 bash -c "torchrun --nproc-per-node 8 -m torchtitan.train --training.seq_len 8192"` starts 4 x 8 ranks of
-torchtitan.train. The launchers are rows of programs.toml; what none of them is, is the program.
+torchtitan.train. Launchers are rows of programs.toml; the first word that names none of them is the program.
 """
 
 import re
@@ -18,7 +18,7 @@ _PYTHON_SWITCHES = re.compile(r"-[uOBEsSIivqbxdP]+$")
 _HOST = re.compile(r"node\d+")
 """A host as shell/ names it: `--nodelist="${NODES[@]:0:4}"` makes words of its hosts."""
 _BAG = re.compile(r"(?i)arg|opt|flag|dist|launch|torchrun|param")
-"""Names of variables that hold options."""
+"""Words in the names of variables that hold options, `$DISTRIBUTED_ARGS`."""
 
 
 def launch(
@@ -27,7 +27,9 @@ def launch(
     given: Given | None = None,
     open_file: OpenFile = lambda name: None,
 ) -> ProgramLaunch:
-    """Read a command's words, from its first launcher to its program."""
+    """Return what a command launches, from its first launcher to its program. `words`: expanded, open parts marked;
+    `environment`: variables that are exported to it; `given`: nodes and GPUs of its batch job; `open_file`: text of a
+    file of hosts by its name."""
     rest, variables = list(words), dict(environment or {})
     given = given or Given()
     started = ProgramLaunch()
@@ -42,13 +44,13 @@ def launch(
             rest = rest[1 + (1 if row.subcommands and subcommand.strip() else 0) :]
             if row.itself:
                 if row.behind and "--" in rest:
-                    started, rest = _handed_on(ranks, row, rest, started)
+                    started, rest = _with_handed_options(ranks, row, rest, started)
                 else:
                     ranks.add(row, {n: v for n, v in _options(row, rest)[0].items() if n in row.counts})
                 one = replace(started, launchers=(*started.launchers, row.title), program=row.names[0])
                 return ranks.result(replace(one, words=(*subcommand.split(), *rest)))
             options, rest, module = _options(row, rest)
-            started = _noted(started, row, options)
+            started = _with_launcher(started, row, options)
             ranks.add(row, options)
             rest = rest[1:] if rest[:1] == ["--"] else rest
             operands = row.operands if row.title != "torchx" or not options.get("") else 0
@@ -84,18 +86,18 @@ def _without_assignments(words: list[str], variables: dict[str, str]) -> list[st
 
 
 def _subcommand(row: Launcher, words: list[str]) -> str:
-    """Return the subcommand of a launcher that follows; " " where it needs none."""
+    """Return the subcommand behind a launcher; " " where none is needed, "" where one is missing."""
     if len(words) > 1 and words[1] in row.subcommands:
         return words[1]
     return " " if "" in row.subcommands or not row.subcommands or row.names[0] != words[0] else ""
 
 
 def _options(row: Launcher, words: list[str]) -> tuple[dict[str, str | bool], list[str], bool]:
-    """Return a launcher's options by name, the words behind them, and whether a module follows. An open word that
-    represents options is one, by its own text."""
+    """Return a launcher's options by name, the words behind them, and whether a module follows. A variable that
+    brings options, `$DISTRIBUTED_ARGS`, is an option of that name."""
     options: dict[str, str | bool] = {}
     at, module = 0, False
-    while at < len(words) and (_opens(row, words, at) or re.match(r"--?[^-]", words[at])):
+    while at < len(words) and (_brings_options(row, words, at) or re.match(r"--?[^-]", words[at])):
         if is_open(words[at][:1]):
             options[plain(words[at])] = True
             at += 1
@@ -124,8 +126,8 @@ def _options(row: Launcher, words: list[str]) -> tuple[dict[str, str | bool], li
     return options, words[at:], module
 
 
-def _opens(row: Launcher, words: list[str], at: int) -> bool:
-    """Whether an open word, `$DISTRIBUTED_ARGS`, represents options of a launcher, and not its program."""
+def _brings_options(row: Launcher, words: list[str], at: int) -> bool:
+    """Whether an open word, `$DISTRIBUTED_ARGS`, brings options of a launcher rather than names its program."""
     if not is_open(words[at][:1]) or at + 1 == len(words):
         return False
     after = words[at + 1]
@@ -166,10 +168,11 @@ def _component(ranks: RankCounts, row: Launcher, words: list[str]) -> list[str]:
     return ["python", *(("-m",) if "m" in options else ()), str(program), *rest] if program else rest
 
 
-def _handed_on(
+def _with_handed_options(
     ranks: RankCounts, row: Launcher, words: list[str], started: ProgramLaunch
 ) -> tuple[ProgramLaunch, list[str]]:
-    """Take the options of another launcher, which a program names and hands them to: those behind `--`."""
+    """Return the launch with the launcher that a program starts its ranks by (`row.behind` names it), and the words
+    of the program itself. That launcher's options are those behind `--`."""
     at = words.index("--")
     own, theirs = words[:at], words[at + 1 :]
     place = next((i for i, word in enumerate(own) if word.lstrip("-").partition("=")[0] == row.behind), None)
@@ -179,10 +182,10 @@ def _handed_on(
     ranks.add(inner, options)
     if place is not None:
         own = own[:place] + own[place + (1 if "=" in own[place] else 2) :]
-    return _noted(started, inner, options), own
+    return _with_launcher(started, inner, options), own
 
 
-def _noted(started: ProgramLaunch, row: Launcher, options: Mapping[str, str | bool]) -> ProgramLaunch:
+def _with_launcher(started: ProgramLaunch, row: Launcher, options: Mapping[str, str | bool]) -> ProgramLaunch:
     unknown = {
         name: next(iter(get_close_matches(name, row.known, 1, 0.7)), "")
         for name in options

@@ -1,4 +1,5 @@
-"""Programs that start others, rows of programs.toml; what a job gives to them, and what they start."""
+"""Programs that start others (rows of programs.toml), the nodes and GPUs that a job gives them, and what they
+start."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -13,7 +14,7 @@ OpenFile = Callable[[str], "str | None"]
 
 @dataclass(frozen=True)
 class Launcher:
-    """A program that starts another: a row of programs.toml, which says what its fields are."""
+    """A program that starts another: a row of programs.toml, which describes the fields."""
 
     title: str
     names: tuple[str, ...]
@@ -25,45 +26,49 @@ class Launcher:
     operands: int = 0
     counts: Mapping[str, str] = field(default_factory=dict)
     environment: Mapping[str, str] = field(default_factory=dict)
-    """Variables that say a count where no option does."""
+    """Count -> the variable that states it where no option does."""
     python: bool = False
     itself: bool = False
-    """Whether it is the program too: its options are the program's."""
+    """Whether it is also the program: its options are the program's."""
     behind: str = ""
     allocation: bool = False
-    """Whether it starts what its batch job was given."""
+    """Whether it starts ranks on the nodes of its batch job."""
     keeps_options: bool = False
     """Whether its options configure the program too."""
     node_default: int | None = None
     per_node_default: int | None = None
 
     def knows(self, name: str) -> bool:
-        """Whether it has an option; every one where its options are not listed."""
+        """Whether it has an option; true for any where its options are not listed."""
         return not self.options or name in self.known
 
     @property
     def known(self) -> tuple[str, ...]:
-        """Its options, where they are listed."""
+        """Names of its options, as far as they are listed."""
         return (*self.options, *self.switches, *self.counts)
 
     def full_name(self, name: str) -> str:
-        """Return the option that a beginning of its name means, as argparse and getopt take it."""
+        """Return the option that a prefix of its name abbreviates, as argparse and getopt accept it; others
+        unchanged."""
         near = [other for other in self.known if other.startswith(name)] if len(name) > 2 else []
         return near[0] if len(near) == 1 else name
 
 
 @dataclass(frozen=True)
 class Given:
-    """What a batch system or an operator gives a job; None: it does not say. `by`: where it says so."""
+    """Nodes and GPUs that a batch system or an operator gives a job; None: not stated."""
 
     nodes: int | None = None
     per_node: int | None = None
     """Tasks of a node."""
     tasks: int | None = None
+    """Tasks of the job."""
     gpus: int | None = None
-    """Of a node."""
+    """GPUs of a node."""
     all_gpus: int | None = None
+    """GPUs of the job."""
     by: str = ""
+    """What states them: `#SBATCH`, `#PBS`, or the kind of a manifest."""
 
     @property
     def ranks(self) -> int | None:
@@ -73,7 +78,7 @@ class Given:
 
 @dataclass(frozen=True)
 class ProgramLaunch:
-    """A program with its words, and its ranks; None: the command leaves them open."""
+    """A program with its words, and the ranks of it that are started; None: the command does not state them."""
 
     launchers: tuple[str, ...] = ()
     program: str = ""
@@ -84,7 +89,7 @@ class ProgramLaunch:
     options: Mapping[str, str | bool] = field(default_factory=dict)
     """Options of the launchers, by name."""
     counted: Mapping[str, str] = field(default_factory=dict)
-    """Options that the ranks follow from -> what they count."""
+    """Options from which the number of ranks follows -> what they count."""
     kept: Mapping[str, str | bool] = field(default_factory=dict)
     """Options of a launcher that configure the program."""
     unknown: Mapping[str, str] = field(default_factory=dict)
@@ -92,11 +97,11 @@ class ProgramLaunch:
     config: str = ""
     """A launcher's configuration file."""
     missing: tuple[str, ...] = ()
-    """Files of hosts that are not here."""
+    """Files of hosts that were not given."""
     asked: int | None = None
     """GPUs that the batch job asks for."""
     open: tuple[str, ...] = ()
-    """Words that bring options of a launcher, which are not known."""
+    """Variables that bring options of a launcher and are not known."""
 
 
 @cache

@@ -8,7 +8,7 @@ SkyPilot's tasks. A manifest is data: what its command would do is read by shell
 import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from phalanx.frameworks.launchers.launcher import Given
@@ -18,12 +18,12 @@ Table = Mapping[str, Any]
 _GPU = re.compile(r"(nvidia|amd)\.com/(gpu|mig-.+)$|^gpu$")
 _MOST = 10**6
 _MOST_HOSTS = 4096
-"""Names of hosts that represent the job's, where a task counts them."""
+"""Host names at most that a task which counts its hosts is given."""
 
 
 @dataclass(frozen=True)
 class Pods:
-    """Equal pods of a job, a node each."""
+    """The pods of a job, which are equal: a node each."""
 
     command: str
     """As a shell line."""
@@ -35,15 +35,11 @@ class Pods:
     """Files of ConfigMaps, by name."""
 
     def given(self, kind: str, per_node: int | None) -> tuple[Given, dict[str, str]]:
-        """Return what the job gives to its launcher, and the variables that operators set."""
+        """Return the nodes and GPUs that the job gives its launcher, and the variables that operators set."""
         each = per_node or self.gpus
         given = Given(self.nodes, per_node, None, self.gpus, None, kind)
-        names: dict[str, int | str] = {
-            "NNODES": self.nodes,
-            "PET_NNODES": self.nodes,
-            "SKYPILOT_NUM_NODES": self.nodes,
-        }
-        names |= {"NUM_NODES": self.nodes, "JOB_COMPLETIONS": self.nodes, "LWS_GROUP_SIZE": self.nodes}
+        counts = ("NNODES", "PET_NNODES", "SKYPILOT_NUM_NODES", "NUM_NODES", "JOB_COMPLETIONS", "LWS_GROUP_SIZE")
+        names: dict[str, int | str] = dict.fromkeys(counts, self.nodes)
         if each:
             names |= {"PET_NPROC_PER_NODE": each, "SKYPILOT_NUM_GPUS_PER_NODE": each}
         names |= {"SKYPILOT_NODE_IPS": "\n".join(f"node{i}" for i in range(min(self.nodes, _MOST_HOSTS)))}
@@ -80,7 +76,7 @@ def _kind(document: Any) -> str:
 
 
 _SERVICES = ("Deployment", "StatefulSet", "Pod")
-"""Kinds that also run what a training only needs."""
+"""Kinds that also run services which a training needs."""
 
 
 def manifest(documents: Sequence[Any]) -> Manifest:
@@ -100,12 +96,11 @@ def manifest(documents: Sequence[Any]) -> Manifest:
     if not jobs:
         reason = f"is a manifest of {', '.join(dict.fromkeys(kinds))} and starts no training"
         raise InputError("file", None, reason, f"give the one of the job: {', '.join(_JOBS)}")
-    jobs = [job for job in jobs if job.kind not in _SERVICES] or jobs  # what a training only needs
+    jobs = [job for job in jobs if job.kind not in _SERVICES] or jobs
     if len(jobs) > 1:
         names = ", ".join(f"{job.kind} of {job.pods.nodes} nodes" for job in jobs)
         raise InputError("file", None, f"has {len(jobs)} jobs: {names}", "give one of them alone")
-    job, pods = jobs[0], jobs[0].pods
-    return Manifest(job.kind, Pods(pods.command, pods.nodes, pods.gpus, pods.environment, files), job.per_node)
+    return replace(jobs[0], pods=replace(jobs[0].pods, files=files))
 
 
 def _table(value: Any, *path: str) -> Table:
@@ -145,7 +140,7 @@ def _words(container: Table) -> list[str]:
 
 
 def _pods(pod: Table, nodes: int, where: str) -> Pods | None:
-    """Return the pods of a template by the container that trains; None where none has a command."""
+    """Return `nodes` pods of a template, described by the container that trains; None where none has a command."""
     containers = _containers(pod)
     with_gpus = [c for c in containers if _gpus(c)] or containers
     trained = [c for c in with_gpus if _words(c)]
@@ -163,7 +158,6 @@ def _pods(pod: Table, nodes: int, where: str) -> Pods | None:
         if isinstance(e, Mapping) and "name" in e and e.get("value") is not None
     }
     words = [re.sub(r"\$\((\w+)\)", lambda m: environment.get(m[1], f"${m[1]}"), word) for word in _words(chosen)]
-    words = [re.sub(r"^\$(\w+)$", r"$\1", word) for word in words]
     line = " ".join(word if re.fullmatch(r"\$\w+", word) else shlex.quote(word) for word in words)
     return Pods(line, nodes, _gpus(chosen), environment)
 
@@ -277,7 +271,7 @@ def _sky_task(document: Table) -> Manifest:
 
 
 def _compose(document: Table) -> Manifest:
-    """Services of Docker Compose: one whose command trains, on a host."""
+    """Return the one service of a Docker Compose file whose command trains, on one host."""
 
     def container(name: str, service: Table) -> dict[str, Any]:
         words = (service.get("entrypoint") or [], service.get("command") or [])

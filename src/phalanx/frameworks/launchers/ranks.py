@@ -9,7 +9,7 @@ from phalanx.frameworks.shell.scope import is_open, plain
 
 _MOST = 10**7
 _COUNTS = ("nodes", "per_node", "world", "grid", "include", "hosts", "hostfile", "map_by", "sets", "slice")
-"""What options say that ranks follow from."""
+"""Options from which the number of ranks follows, as programs.toml calls them."""
 
 
 class RankCounts:
@@ -25,7 +25,8 @@ class RankCounts:
         self.missing: list[str] = []
 
     def add(self, row: Launcher, options: Mapping[str, str | bool]) -> None:
-        """Take what a launcher states; one that starts Python starts ranks of its own on the nodes around it."""
+        """Add a launcher with its options. One that starts Python itself starts ranks on the nodes that launchers
+        outside of it have."""
         stated: dict[str, str] = {}
         for name, value in options.items():
             if what := row.counts.get(name):
@@ -91,7 +92,8 @@ class RankCounts:
             self.per_node = self.world // self.nodes if self.world and self.nodes else None
 
     def _hosts(self, stated: Mapping[str, str]) -> tuple[int | None, int | None]:
-        """Return (hosts, slots) of a list, a file or a filter of hosts."""
+        """Return the numbers of hosts and of slots on them, from a list, a file or a filter of hosts; None:
+        unknown."""
         if text := stated.get("include"):
             places = [part for part in text.split("@") if part]
             slots = [len(p.partition(":")[2].split(",")) if ":" in p else 0 for p in places]
@@ -111,7 +113,8 @@ class RankCounts:
         return None, None
 
     def result(self, started: ProgramLaunch) -> ProgramLaunch:
-        """Return a launch with its ranks; a process without a launcher has the ranks of its own variables."""
+        """Return a launch with its numbers of nodes and ranks; without a launcher these are from the variables that
+        the process is given (WORLD_SIZE)."""
         if not started.launchers and "RANK" in self.environment:
             self.world = _count(self.environment.get("WORLD_SIZE"))
         elif self.given.nodes and self.world and not {"nodes", "world"}.intersection(self.counted.values()):
@@ -127,7 +130,7 @@ class RankCounts:
 
 
 def _visible(text: str) -> int | None:
-    """Return how many devices CUDA_VISIBLE_DEVICES has; None where it is not set or not known."""
+    """Return the number of devices in CUDA_VISIBLE_DEVICES; None where it is not set or not known."""
     parts = [part for part in plain(text).split(",") if part.strip()]
     return len(parts) if parts and all(re.fullmatch(r"\s*(\d+|GPU-.+|MIG-.+)\s*", part) for part in parts) else None
 
@@ -135,7 +138,7 @@ def _visible(text: str) -> int | None:
 def _gpus(text: str | None) -> int | None:
     """Return the number of GPUs in Slurm's words: 8, h100:8, gpu:h100:8."""
     match = re.search(r"(?:^|:|,)(\d{1,6})(?:\(|$|,)", text or "")
-    return int(match[1]) if match and ("gpu" in (text or "") or ":" not in (text or "") or text) else None
+    return int(match[1]) if match else None
 
 
 def _chips(name: str) -> int | None:

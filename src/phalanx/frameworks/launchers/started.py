@@ -35,8 +35,9 @@ Knows = Callable[[ProgramLaunch], bool]
 
 @dataclass(frozen=True)
 class Started:
-    """A training as a text starts it. `args`: its flags, a value or True, a list where several follow; `positional`:
-    its other words; `assigned`: words of `key=value`."""
+    """A training as a text starts it. `args`: its flags, with a value, a list of several, or True for none;
+    `assigned`: its `key=value` words; `positional`: its other words; `environment`: exported to it; `directory`:
+    where it starts, relative to the text; `given`: what its batch job asks for."""
 
     launch: ProgramLaunch
     args: Mapping[str, Any] = field(default_factory=dict)
@@ -44,29 +45,30 @@ class Started:
     positional: tuple[str, ...] = ()
     environment: Mapping[str, str] = field(default_factory=dict)
     files: Mapping[str, str] = field(default_factory=dict)
-    """Files that the text itself writes, by name."""
+    """Files that the text itself writes, text by name."""
     directory: str = ""
     given: Given = field(default_factory=Given)
     notes: tuple[str, ...] = ()
     missing: tuple[str, ...] = ()
-    """Scripts in place of a program, which are not here."""
+    """Scripts that it runs as its program and that were not given, each as a sentence."""
 
 
 def in_script(text: str, open_file: OpenFile, knows: Knows, name: str = "script.sh") -> Started:
     """Return the training that a script or a command line starts. Raises InputError where it starts two."""
     if blocks := _FENCED.findall(text):  # of a README, or of an issue
         text = "\n".join(block for _, block in blocks)
-    given, variables = batch.asked(text)
-    script = follow(text, variables, open_file, name, submitted=lambda handed: batch.asked(handed)[1])
+    given, variables = batch.requests_of(text)
+    script = follow(text, variables, open_file, name, submitted=lambda handed: batch.requests_of(handed)[1])
     for handed in script.batch:  # scripts that it hands to Slurm
-        given = batch.asked(handed)[0]
+        given = batch.requests_of(handed)[0]
     started = _started(script, given, open_file, knows)
     said = _of_nodes(started.launch, given, any(_SPREADS.search(part) for part in (text, *script.batch)))
     return replace(started, notes=(*started.notes, said)) if said else started
 
 
 def _of_nodes(one: ProgramLaunch, given: Given, spreads: bool) -> str:
-    """Say where a batch script's nodes are not its launcher's; "" where they are."""
+    """Return a note where a launcher starts ranks on other nodes than its batch script asks for; "" where it does
+    not."""
     if given.by != "#SBATCH" or not given.nodes:
         return ""
     if (one.nodes or 0) > given.nodes:
@@ -106,7 +108,7 @@ def _started(
             # Lines that differ in their node's number and addresses start parts of one training.
             same = (one.program, *(w for w in one.words if not re.match(r"--?(node.rank|master|rdzv)", w)))
             trainings.setdefault(same, (invocation, one))
-    chosen = _chosen(list(trainings.values()), knows)
+    chosen = _training_among(list(trainings.values()), knows)
     if chosen is None:
         return _arguments_alone(script, given)
     invocation, one = chosen
@@ -135,7 +137,7 @@ def _started(
 
 
 def _of_script(one: ProgramLaunch) -> ProgramLaunch:
-    """Return what is launched, the script in place of the shell that runs it: `bash -x train.sh --flags`."""
+    """Return a launch whose program is the script that a shell runs: train.sh of `bash -x train.sh --flags`."""
     words = [word for word in one.words if not re.fullmatch(r"-[a-z]+", word)]
     if one.program.rpartition("/")[2] not in SHELLS or not words or not words[0].endswith(SCRIPTS):
         return one
@@ -150,7 +152,7 @@ def _components(words: tuple[str, ...]) -> list[tuple[str, ...]]:
     return [words[:at], *_components((words[0], *words[at + 1 :]))]
 
 
-def _chosen(
+def _training_among(
     trainings: list[tuple[Invocation, ProgramLaunch]], knows: Knows
 ) -> tuple[Invocation, ProgramLaunch] | None:
     """Return the one invocation that trains. Raises InputError where several do."""
@@ -181,7 +183,7 @@ def _chosen(
 
 
 def _arguments_alone(script: Script, given: Given) -> Started:
-    """Return the arguments that a script only sets: a variable or an array of flags."""
+    """Return the training of a script that starts nothing, by the variable or array with the most flags."""
     texts = [(name, [w for v in values for w in shlex_words(v)]) for name, values in script.variables.items()]
     flags = [(name, words) for name, words in texts if any(map(_FLAG.match, words))]
     if not flags:
@@ -195,7 +197,7 @@ def _arguments_alone(script: Script, given: Given) -> Started:
 
 
 def shlex_words(text: str) -> list[str]:
-    """Return the words of a text with quotes; those between blanks where a quote does not end."""
+    """Return the words of a text as a shell splits it; at blanks where a quotation does not end."""
     try:
         return shlex.split(text)
     except ValueError:
@@ -228,7 +230,7 @@ def arguments(words: Sequence[str]) -> tuple[dict[str, Any], dict[str, Any], tup
 
 
 def value_of(text: str) -> Any:
-    """Return the number or truth value that a word spells, else the word; an open part keeps its mark."""
+    """Return the number or truth value that a word spells, else the word itself."""
     if is_open(text):
         return text
     if re.fullmatch(r"-?\d{1,18}", text):
@@ -238,20 +240,20 @@ def value_of(text: str) -> Any:
     return {"true": True, "false": False, "True": True, "False": False}.get(text, text)
 
 
-def settled(value: Any, switch: bool) -> Any:
-    """Return a flag's value without the open words behind it that bring flags of their own, as `--flag $EXTRA_ARGS`.
+def without_open_flags(value: Any, switch: bool) -> Any:
+    """Return a flag's value without open words that bring flags of their own: True of `--flag $EXTRA_ARGS`.
 
-    `switch`: whether the flag takes no value, so that whatever follows it is none."""
+    `switch`: whether the flag takes no value, so that no word behind it is one."""
     words = value if isinstance(value, list) else [value]
-    left = bags(value, switch)
+    left = open_flags(value, switch)
     if not left:
         return value
     rest = [word for word in words if word not in left]
     return True if not rest else rest[0] if len(rest) == 1 else rest
 
 
-def bags(value: Any, switch: bool) -> list[str]:
-    """Return the open words behind a flag that bring flags of their own."""
+def open_flags(value: Any, switch: bool) -> list[str]:
+    """Return the open words behind a flag that bring flags of their own. `switch`: as in without_open_flags."""
     words = value if isinstance(value, list) else [value]
     words = [w for w in words if isinstance(w, str) and w.startswith(OPEN) and "/" not in w]  # which a path has
     return [w for w in words if switch or _BAG.search(plain(w)[1:])]

@@ -16,8 +16,8 @@ from phalanx.frameworks.configuration import (
 )
 from phalanx.frameworks.keys import key_table
 from phalanx.frameworks.llm_foundry import mpt
-from phalanx.frameworks.tables import interpolated
-from phalanx.frameworks.trainer_tuning import tuning
+from phalanx.frameworks.tables import resolve_references
+from phalanx.frameworks.trainer_tuning import adapter_options
 from phalanx.spec.errors import InputError, nearest
 
 T = TypeVar("T")
@@ -34,7 +34,7 @@ def read(config: Config, world: int | None = None) -> Configuration:
     if isinstance(inner := config.get("parameters"), Mapping):
         compute = config.get("compute")
         world = world or count(compute.get("gpus") if isinstance(compute, Mapping) else None)
-        config = interpolated(inner)
+        config = resolve_references(inner)
     keys = Keys(config, key_table("llm_foundry"))
     zero, shard, recompute = _sharding(keys, world)
     whole = keys.count("global_train_batch_size", "job.global_batch")
@@ -48,7 +48,7 @@ def read(config: Config, world: int | None = None) -> Configuration:
     precision = _one_of(_PRECISIONS, "precision", keys.take("precision", "job.precision", "amp_bf16"))
     of_its_own = keys.take("model.name", "model") == "mpt_causal_lm"
     spec, why = mpt.model(keys, seq) if of_its_own else (None, "")
-    trained, unpriced = tuning(keys, "model.peft_config.")
+    trained, unpriced = adapter_options(keys, "model.peft_config.")
     core = mpt.attention(keys, of_its_own)
     options: dict[str, Any] = {**trained, **({"attention": core} if core else {})}
     if zero and _stated(keys, "fsdp_config.mixed_precision") in (None, "PURE", "DEFAULT"):

@@ -13,8 +13,9 @@ _LONGEST = 100_000
 """Letters of the longest layout."""
 
 
-def written(blocks: tuple[int, ...], mtp: int = 0) -> str:
-    """Write the blocks of each chunk as a layout, `mtp` depths of multi-token prediction before the loss."""
+def to_text(blocks: tuple[int, ...], mtp: int = 0) -> str:
+    """Return the layout of chunks. `blocks`: of each chunk; `mtp`: depths of multi-token prediction, before the
+    loss."""
     chunks = ["t" if n == 1 else f"t*{n}" if n else "" for n in blocks]
     chunks[0] = "E" + chunks[0]
     chunks[-1] += "m" * mtp + "L"
@@ -34,7 +35,8 @@ def read(layout: str, where: str = "--pipeline-model-parallel-layout") -> tuple[
 
 
 def _repeated(text: str, what: str) -> str:
-    """Write out `what` as often as the `*n` after it says; the text itself where that is too long for a layout."""
+    """Return a text with the repetitions `what*n` written out; unchanged where that would be too long for a
+    layout."""
     pattern = what + r"\*([0-9]{1,5})"
     if len(text) + sum(len(m[1]) * int(m[2]) for m in re.finditer(pattern, text)) > _LONGEST:
         return text

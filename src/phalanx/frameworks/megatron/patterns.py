@@ -21,31 +21,32 @@ Flag = Callable[..., Any]
 WORDS = {"M": "mamba", "G": "delta", "*": "attention", "+": "attention", "D": "attention", "-": "mlp", "E": "experts"}
 """Symbol -> the sublayer's name in a ModelSpec's pattern."""
 LATENT = "+D"
-"""Symbols of latent attention, which no `*` may accompany."""
+"""Symbols of latent attention: a pattern with one of them may not have `*`."""
 FIELD = "--hybrid-layer-pattern"
 
 
 @dataclass(frozen=True)
 class HybridPattern:
-    """A pattern that was read."""
+    """A hybrid pattern."""
 
     symbols: str
     """A symbol for each block, without separators."""
     chunks: tuple[int, ...]
     """Blocks of each pipeline chunk; one chunk where there is no `|`."""
     depth: str = ""
-    """Symbols of a depth of multi-token prediction."""
+    """Symbols of one depth of multi-token prediction."""
     depths: int = 0
+    """Number of these depths."""
 
     @property
     def divided(self) -> bool:
-        """Whether it says where pipeline chunks end."""
+        """Whether it divides the blocks into pipeline chunks."""
         return len(self.chunks) > 1
 
 
 def parse(text: str, field: str = FIELD) -> HybridPattern:
-    """Read a pattern. Raises InputError for an unknown symbol, depths that differ, attention along with a latent
-    one."""
+    """Read a pattern. `field`: its flag, for errors. Raises InputError for an unknown symbol, for depths that differ,
+    and for attention together with latent attention."""
     main, *depths = text.split("/")
     for i, (part, known) in enumerate(((main, f"{''.join(WORDS)}|"), *((d, "".join(WORDS)) for d in depths))):
         for symbol in part:
@@ -66,8 +67,8 @@ def parse(text: str, field: str = FIELD) -> HybridPattern:
     return HybridPattern(symbols, tuple(map(len, main.split("|"))), depths[0] if depths else "", len(depths))
 
 
-def written(symbols: str, chunks: tuple[int, ...] = (), depth: str = "", depths: int = 0) -> str:
-    """Write a pattern; `chunks`: blocks of each pipeline chunk, where there are several."""
+def to_text(symbols: str, chunks: tuple[int, ...] = (), depth: str = "", depths: int = 0) -> str:
+    """Return the text of a pattern; the parameters are the fields of a HybridPattern."""
     ends, parts = 0, []
     for blocks in chunks or (len(symbols),):
         parts.append(symbols[ends : ends + blocks])
@@ -76,8 +77,8 @@ def written(symbols: str, chunks: tuple[int, ...] = (), depth: str = "", depths:
 
 
 def from_shares(layers: int, attention: float, mlp: float) -> str:
-    """Return the pattern of releases that state shares of blocks: attention spread evenly between Mamba-2, then MLPs
-    spread over what is left."""
+    """Return the symbols of a pattern that is given by shares of blocks, as older releases do: attention is spread
+    evenly over the Mamba-2 blocks, then MLPs over the remaining ones."""
     symbols = ["M"] * layers
     attentions = round(layers * attention)
     section = (layers - attentions) / (attentions + 1)
@@ -101,10 +102,9 @@ def from_shares(layers: int, attention: float, mlp: float) -> str:
     return "".join(symbols)
 
 
-def stated(flag: Flag, layers: int | None) -> HybridPattern | None:
-    """Return the pattern that arguments state, by its flag, an older one or shares; None for a model without one.
-
-    Raises InputError for one that cannot be read, or that contradicts itself."""
+def stated_pattern(flag: Flag, layers: int | None) -> HybridPattern | None:
+    """Return the pattern that arguments state, by its flag, the older flag or shares; None for a model without one.
+    `layers`: blocks of the model, None: not stated. Raises InputError for a pattern that cannot be read."""
     flag("is_hybrid_model", "model.pattern")
     given = {name: flag(name, "model.pattern") for name in ("hybrid_layer_pattern", "hybrid_override_pattern")}
     texts = {name: str(v) for name, v in given.items() if v not in (None, True) and "$" not in str(v)}

@@ -11,9 +11,9 @@ from phalanx.frameworks.configuration import (
     StatedLayout,
     count,
     divided,
-    joined,
     product,
     truth,
+    with_file_keys,
     zero_level,
 )
 from phalanx.frameworks.deepspeed import read as deepspeed
@@ -22,7 +22,7 @@ from phalanx.frameworks.megatron import layout as pipelines
 from phalanx.frameworks.megatron import patterns, read_deepspeed, read_slime
 from phalanx.frameworks.megatron import read_model as shaped
 from phalanx.frameworks.megatron import read_options as beyond
-from phalanx.frameworks.trainer_tuning import preferring, tuning
+from phalanx.frameworks.trainer_tuning import adapter_options, preference_options
 from phalanx.spec.errors import InputError
 from phalanx.spec.number_formats import NUMBER_FORMATS
 from phalanx.spec.strategy import stack_options
@@ -53,7 +53,7 @@ _MODEL = {
 
 
 _MULTIPLE = 128
-"""Of --make-vocab-size-divisible-by where it is not given (megatron/training/arguments.py:2358)."""
+"""Default of --make-vocab-size-divisible-by (megatron/training/arguments.py:2358)."""
 
 
 def read(config: Config, world: int | None = None) -> Configuration:
@@ -89,12 +89,12 @@ def read(config: Config, world: int | None = None) -> Configuration:
     dp = divided(world, product(tp, pp, cp))
     micro = count(flag("batch_size" if earliest else "micro_batch_size", "strategy.micro_batch"))
     whole = count(flag("global_batch_size", "job.global_batch"))
-    trained, unpriced = tuning(keys, at) if flag("finetuning_type", "options.lora") else ({}, "")
+    trained, unpriced = adapter_options(keys, at) if flag("finetuning_type", "options.lora") else ({}, "")
     routed = any(str(name).replace("-", "_").startswith(("moe_", "expert_model_")) for name in args)
     if routed and trained.get("lora") and "lora_targets" not in trained:
         trained["lora_targets"] = "experts"  # TEGroupedLinear is linear (swift/megatron/utils/utils.py:27)
     # ms-swift's, whose reference passes run whatever the loss is (swift/megatron/trainers/dpo_trainer.py:84).
-    scored, sequences, preferred = preferring(keys, at, bool(trained), skips=())
+    scored, sequences, preferred = preference_options(keys, at, bool(trained), skips=())
     micro, whole = product(micro, sequences), product(whole, sequences)
     seq = count(flag("seq_length", "job.seq")) or count(flag("encoder_seq_length", "job.seq"))
     if actor is not None:
@@ -107,7 +107,7 @@ def read(config: Config, world: int | None = None) -> Configuration:
         flag(name, "job.global_batch") is not None for name in ("global_batch_size", "step_batch_size_schedule")
     )
     layers = count(flag("num_layers", "model.num_hidden_layers"))
-    hybrid = patterns.stated(flag, layers)
+    hybrid = patterns.stated_pattern(flag, layers)
     layers = layers if hybrid is None else len(hybrid.symbols)
     per_stage = count(flag("num_layers_per_virtual_pipeline_stage", "strategy.virtual"))
     stages = count(flag("num_virtual_stages_per_pipeline_rank", "strategy.virtual"))
@@ -171,9 +171,9 @@ def read(config: Config, world: int | None = None) -> Configuration:
     if truth(flag("deepspeed", "stack")):
         level, zero = zero, read_deepspeed.level(zero, named)
         preferred = (*preferred, read_deepspeed.SHARDED) if zero != level else preferred
-        blocks = blocks or read_deepspeed.dealt(flag("pp_partition_method", "strategy.layers"), layers, pp)
+        blocks = blocks or read_deepspeed.stage_blocks(flag("pp_partition_method", "strategy.layers"), layers, pp)
     elif not (custom or fsdp2):  # the prices of others are of runs, which overlapped as they did
-        extra = beyond.overlapped(extra, flag, bool(sp) and (tp or 1) > 1, product(dp, cp), zero)
+        extra = beyond.with_exposed(extra, flag, bool(sp) and (tp or 1) > 1, product(dp, cp), zero)
     flag("use_mcore_models", "stack")
     kernels = [keys.take(f"env.NVTE_{name}_ATTN", "options.attention") for name in ("FLASH", "FUSED")]
     if all(truth(kernel) is False for kernel in kernels):
@@ -246,7 +246,7 @@ def read(config: Config, world: int | None = None) -> Configuration:
         unpriced=unpriced,
         notes=(*assumptions, *preferred),
     )
-    return c if engine is None else joined(c, engine, "deepspeed_json")
+    return c if engine is None else with_file_keys(c, engine, "deepspeed_json")
 
 
 _EARLY = {
@@ -266,7 +266,8 @@ _VIRTUAL = (
 
 
 def _require_values(args: Config) -> None:
-    """Require a value of every flag that takes one, and one word for the chunks of a pipeline. Raises InputError."""
+    """Require a value of every flag that takes one, and at most one flag about a pipeline's chunks. Raises
+    InputError."""
     for name, value in args.items():
         if value is True and str(name).replace("_", "-") in _NUMBERS:
             raise InputError(f"--{name}", None, "has no value: is the command line cut short?", f"write --{name} N")
@@ -282,7 +283,7 @@ _DERIVED = {
     "transformer_pipeline_model_parallel_size": "strategy.pp",
     "virtual_pipeline_model_parallel_size": "strategy.virtual",
 }
-"""What Megatron makes of the degrees and prints with them (validate_args)."""
+"""Arguments that Megatron derives from the degrees and prints with them (validate_args)."""
 _REPEATED = {"encoder_num_layers": "num_layers", "encoder_seq_length": "seq_length"}
 _UNUSED = {
     "multi_latent_attention": ("kv_lora_rank", "q_lora_rank", "qk_head_dim", "qk_pos_emb_head_dim", "v_head_dim"),
@@ -292,7 +293,7 @@ _UNUSED = {
 
 
 def _derived(flag: Callable[..., Any], args: Config) -> None:
-    """Take what a dump of arguments says twice, or of parts that the model does not have."""
+    """Take arguments of a dump that repeat others, or that are sizes of parts which the model does not have."""
     for name, meaning in _DERIVED.items():
         flag(name, meaning)
     for name, other in _REPEATED.items():
@@ -314,7 +315,7 @@ def _recomputed(kind: str, method: Any, number: int | None, modules: Any) -> str
 
 
 def _ulysses(kind: Any, sizes: Any, cp: int | None) -> int | None:
-    """Return the part of context parallelism that exchanges heads."""
+    """Return the degree of context parallelism that exchanges tokens for heads; None: not stated."""
     kind = kind[0] if isinstance(kind, list) and kind else kind
     parts = sizes if isinstance(sizes, list) else str(sizes or "").split()
     if kind == "a2a+p2p" and parts:

@@ -1,5 +1,5 @@
-"""Which sublayers the blocks of a model have, as Megatron-LM's arguments say it: a hybrid pattern, or a transformer
-some of whose blocks have a gated delta net, a window or no positions (lines of Megatron-LM d98e8a6)."""
+"""The sublayers of a model's blocks by Megatron-LM's arguments: a hybrid pattern, or a transformer some of whose
+blocks have a gated delta net, a window or no positions (lines of Megatron-LM d98e8a6)."""
 
 import ast
 from collections.abc import Sequence
@@ -26,9 +26,8 @@ def variant(flag: Flag) -> str:
 
 
 def hybrid(flag: Flag, hidden: int, pattern: HybridPattern, fields: dict[str, Any]) -> dict[str, Any]:
-    """Return the fields of a model with a pattern. `fields`: those that its other arguments say.
-
-    Raises InputError for sizes that contradict each other."""
+    """Return the fields of a ModelSpec with a hybrid pattern. `fields`: those that other arguments state. Raises
+    InputError for sizes that contradict each other."""
     sparse = "D" in pattern.symbols
     if sparse and "+" in pattern.symbols:
         reason = "has latent attention with an index and without, which no ModelSpec has"
@@ -40,8 +39,9 @@ def hybrid(flag: Flag, hidden: int, pattern: HybridPattern, fields: dict[str, An
 
 
 def transformer(flag: Flag, hidden: int, dense: Sequence[int], fields: dict[str, Any]) -> dict[str, Any] | None:
-    """Return the fields of a model of attention, or a gated delta net, and an MLP or experts in each block; None for
-    frequencies that cannot be read."""
+    """Return the fields of a ModelSpec whose blocks have attention or a gated delta net, and an MLP or experts; None
+    for frequencies that cannot be read. `dense`: blocks without experts; `fields`: those that other arguments
+    state."""
     layers, kind = fields["layers"], variant(flag)
     if kind == "dsa":
         if (latent := fields["latent"]) is None:
@@ -57,7 +57,7 @@ def transformer(flag: Flag, hidden: int, dense: Sequence[int], fields: dict[str,
         return fields
     if set(mixing) <= {"attention", "window"}:
         narrow = tuple(i for i, word in enumerate(mixing) if word == "window")
-        return fields | {"window": windowed(flag), "window_layers": narrow}
+        return fields | {"window": window_tokens(flag), "window_layers": narrow}
     experts = fields["experts"]
     ends = ["mlp" if experts is None or i in dense else "experts" for i in range(layers)]
     if experts is not None:
@@ -66,7 +66,8 @@ def transformer(flag: Flag, hidden: int, dense: Sequence[int], fields: dict[str,
 
 
 def _pattern(flag: Flag, hidden: int, words: list[str]) -> dict[str, Any]:
-    """Return the shortest pattern of which these words are a repetition, and the mixers that it names."""
+    """Return the fields `pattern`, the shortest one that repeats to the words of all blocks, and `mixers`, the sizes
+    of the sublayers that it names."""
     n = next(n for n in range(1, len(words) + 1) if words[:n] * (len(words) // n) == words)
     named = {word for words in words[:n] for word in words.split("+")}
     mixers: list[Mixer] = []
@@ -76,17 +77,17 @@ def _pattern(flag: Flag, hidden: int, words: list[str]) -> dict[str, Any]:
         mixers.append(_delta(flag))
     for name in ("window", "nope", "window_nope"):
         if name in named:
-            window = windowed(flag) if "window" in name else None
+            window = window_tokens(flag) if "window" in name else None
             mixers.append(AttentionSizes(name, window=window, rotary_dim=0 if "nope" in name else None))
     return {"pattern": tuple(words[:n]), "mixers": tuple(mixers)}
 
 
 def _attention_words(flag: Flag, words: list[str], fields: dict[str, Any]) -> tuple[list[str], int | None]:
-    """Return what a block's attention is called, for each block: attention, window, nope, window_nope; and the window
-    that all of them have, the model's own."""
+    """Return the words of blocks with each `attention` by its kind: attention, window, nope (without positions) or
+    window_nope; and the window of the model, where all blocks of attention have it."""
     layers = len(words)
     own = [i for i, word in enumerate(words) if word == "attention"]
-    window = windowed(flag)
+    window = window_tokens(flag)
     skips, bare = flag("window_attn_skip_freq", "model.window_layers"), flag("no_rope_freq", "model.pattern")
     # 1 is a block with the window (transformer/utils.py:531-542), but one without positions (attention.py:1322).
     narrow = [window is not None] * layers
@@ -105,18 +106,19 @@ def _attention_words(flag: Flag, words: list[str], fields: dict[str, Any]) -> tu
 
 
 def frequency(value: Any, layers: int) -> list[bool] | None:
-    """Return which blocks have something: all but every n-th for a number n, or those with 1 in a list such as
-    `([1]*3+[0])*12`; None for what cannot be read."""
+    """Return for each block whether it has a mechanism, by a frequency: of a number n all but every n-th, of a list
+    such as `([1]*3+[0])*12` those with 1; None: it cannot be read."""
     if layers > MOST_LAYERS:
         return None
     if every := count(value):
         return [(i + 1) % every != 0 for i in range(layers)]
-    numbers = listed(value)
+    numbers = zeros_and_ones(value)
     return [n == 1 for n in numbers] if numbers is not None and len(numbers) == layers else None
 
 
-def listed(value: Any) -> list[int] | None:
-    """Return a list of 0 and 1, as it stands or as Python writes it with sums and repetitions; None for others."""
+def zeros_and_ones(value: Any) -> list[int] | None:
+    """Return a list of 0 and 1 that is written in Python, with sums and repetitions: `([1]*3+[0])*12`; None for
+    others."""
     try:
         return _evaluated(ast.parse(str(value), mode="eval").body)
     except (SyntaxError, ValueError, RecursionError, MemoryError):
@@ -137,8 +139,9 @@ def _evaluated(node: ast.expr) -> list[int]:
     raise ValueError("no list of blocks")
 
 
-def windowed(flag: Flag) -> int | None:
-    """Return a sliding window's tokens of `127,0`, which counts those before a token."""
+def window_tokens(flag: Flag) -> int | None:
+    """Return the tokens of a sliding window: 128 of `--window-size 127,0`, which counts tokens before the present
+    one; None without one."""
     value = flag("window_size", "model.window")
     words = value if isinstance(value, list | tuple) else str(value or "").strip("()").split(",")
     before = count(words[0]) if words and words[0] != "" else None
@@ -150,14 +153,14 @@ def _sizes(flag: Flag, names: dict[str, int]) -> list[int]:
 
 
 def _mamba(flag: Flag, hidden: int) -> MambaSizes:
-    """Return its Mamba-2 (transformer_config.py:1259-1270, core/ssm/mamba_mixer.py:155-180, 250-253)."""
+    """Return the sizes of Mamba-2 (transformer_config.py:1259-1270, core/ssm/mamba_mixer.py:155-180, 250-253)."""
     width, groups, state = _sizes(flag, {"mamba_head_dim": 64, "mamba_num_groups": 8, "mamba_state_dim": 128})
     heads = count(flag("mamba_num_heads", "model.mixers")) or 2 * hidden // width
     return MambaSizes("mamba", heads, width, groups, state)
 
 
 def _delta(flag: Flag) -> DeltaSizes:
-    """Return its gated delta net (transformer_config.py:370-382)."""
+    """Return the sizes of gated delta nets (transformer_config.py:370-382)."""
     key_heads, value_heads = _sizes(flag, {"linear_num_key_heads": 16, "linear_num_value_heads": 32})
     key, value = _sizes(flag, {"linear_key_head_dim": 128, "linear_value_head_dim": 128})
     return DeltaSizes(

@@ -1,4 +1,4 @@
-"""What DeepSpeed makes of Megatron-DeepSpeed's arguments: blocks of each stage, and state that is sharded."""
+"""The layout that DeepSpeed derives from Megatron-DeepSpeed's arguments: blocks of each stage, and ZeRO's level."""
 
 from typing import Any
 
@@ -8,7 +8,7 @@ SHARDED = "bf16 under ZeRO 0 as level 1: DeepSpeed's BF16_Optimizer shards maste
 
 
 def level(zero: int | None, precision: str | None) -> int | None:
-    """Return the level of ZeRO that the engine has: in bf16 the optimizer of level 0 shards its state as level 1.
+    """Return the level of ZeRO that takes effect: in bf16 the optimizer of level 0 shards its state, as of level 1.
 
     deepspeedai/DeepSpeed v0.6 to v0.15, runtime/engine.py, `_do_optimizer_sanity_check` (BFLOAT16), and
     runtime/bf16_optimizer.py, BF16_Optimizer, which keeps a partition of the fp32 groups for each data-parallel rank.
@@ -17,8 +17,8 @@ def level(zero: int | None, precision: str | None) -> int | None:
     return 1 if unsharded else zero
 
 
-def dealt(method: Any, blocks: int | None, pp: int | None) -> str | None:
-    """Return the blocks of each stage under --pp-partition-method, or None where they are even or not known.
+def stage_blocks(method: Any, blocks: int | None, pp: int | None) -> str | None:
+    """Return the blocks of each stage under --pp-partition-method, as Strategy.layers; None: equal or unknown.
 
     `type:transformer|embedding` counts embedding and head as a block each (bigscience-workshop/Megatron-DeepSpeed
     8387ae17, megatron/model/gpt_model.py:300).

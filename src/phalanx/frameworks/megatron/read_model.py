@@ -1,8 +1,8 @@
 """The model that Megatron-LM's arguments describe (megatron/training/arguments.py, transformer_config.py): the
 inverse of frameworks/megatron/write_model.py.
 
-Flags that are not there have Megatron's defaults: LayerNorm, learned positions, GELU, biases, a tied head, an MLP of
-four times the hidden size (8/3 with a gate). The family is the one of that shape; the arguments do not name it.
+Flags that are not given have Megatron's defaults: LayerNorm, learned positions, GELU, biases, a tied head, an MLP of
+four times the hidden size (8/3 with a gate). The family follows from the mechanisms; no argument names it.
 """
 
 from typing import Any
@@ -10,18 +10,16 @@ from typing import Any
 from phalanx.frameworks.configuration import count, number, truth
 from phalanx.frameworks.megatron import read_blocks as blocks
 from phalanx.frameworks.megatron.patterns import LATENT, Flag, HybridPattern
-from phalanx.frameworks.megatron.read_blocks import listed
+from phalanx.frameworks.megatron.read_blocks import zeros_and_ones
 from phalanx.spec.errors import InputError
 from phalanx.spec.model import presets
 from phalanx.spec.model.mechanisms import MOST_LAYERS, Experts, Latent, RopeScaling
 from phalanx.spec.model.spec import ModelSpec
 
 _VOCABULARIES = {"GPT2BPETokenizer": 50257, "Llama2Tokenizer": 32000}
-"""Tokens of tokenizers that are of one vocabulary as they are published."""
-
-
+"""Tokens of tokenizers that have one published vocabulary."""
 PADDED = ("padded_vocab_size", "pad_vocab_size_to")
-"""Flags of a vocabulary with all of its rows; the second is Megatron-DeepSpeed's."""
+"""Flags of the rows of the vocabulary, padded ones included; the second is Megatron-DeepSpeed's."""
 
 
 def _named_vocabulary(flag: Flag) -> int | None:
@@ -32,9 +30,8 @@ def _named_vocabulary(flag: Flag) -> int | None:
 
 
 def model(flag: Flag, hybrid: HybridPattern | None = None) -> tuple[ModelSpec | None, str, tuple[str, ...]]:
-    """Return the model, or None with the reason: sizes that the arguments leave open, or a mechanism that no
-    ModelSpec has; and what is assumed of it. `hybrid`: the pattern that they state, which says the number of
-    blocks too."""
+    """Return the model, or None and the reason (a size that is not stated, a mechanism that a ModelSpec cannot
+    describe); and what is assumed of the model. `hybrid`: its pattern, which gives the number of blocks too."""
     needed = {"num_layers": None, "hidden_size": None, "num_attention_heads": None}
     sizes = {name: count(flag(name, f"model.{name}")) for name in needed}
     if hybrid is not None:
@@ -120,7 +117,7 @@ def model(flag: Flag, hybrid: HybridPattern | None = None) -> tuple[ModelSpec | 
 
 
 def family(fields: dict[str, Any]) -> str:
-    """Return the family of a shape."""
+    """Return the family of a model with these fields of a ModelSpec."""
     experts, kinds = fields["experts"], [mixer.kind for mixer in fields.get("mixers", ())]
     if "mamba" in kinds:
         return "nemotron_h"
@@ -175,8 +172,8 @@ def _latent(flag: Flag, implied: bool) -> Latent | None:
 
 
 def _experts(flag: Flag, layers: int | None, spread: bool) -> tuple[Experts | None, tuple[int, ...] | None]:
-    """Return the mixture of experts, and the dense blocks (None: they cannot be read). `spread`: whether a frequency
-    says which blocks have experts."""
+    """Return the experts, and the blocks without experts (None: they cannot be read). `spread`: whether a frequency
+    states these blocks, rather than a hybrid pattern."""
     number_of = count(flag("num_experts", "model.experts"))
     if number_of is None:
         return None, ()
@@ -228,5 +225,5 @@ def _dense(frequency: Any, layers: int) -> tuple[int, ...] | None:
         return None
     if (every := count(frequency)) is not None:
         return tuple(i for i in range(layers) if i % every)
-    pattern = listed(frequency)
+    pattern = zeros_and_ones(frequency)
     return tuple(i for i, has in enumerate(pattern) if not has) if pattern and len(pattern) == layers else None

@@ -1,6 +1,6 @@
-"""What Megatron-LM's arguments say beyond layout and model: options of the stack, the optimizer, the mesh's order.
+"""Megatron-LM's arguments that are neither layout nor model: options of the stack, the optimizer, the mesh's order.
 
-The inverse of frameworks/megatron/write.py. A value that a flag states is set, also where it is the release's own."""
+The inverse of frameworks/megatron/write.py. An option that a flag states is set even at the release's default."""
 
 from typing import Any
 
@@ -13,7 +13,7 @@ _MIB = 2**20
 
 
 def options(flag: Flag, experts: bool, cp: int | None) -> dict[str, Any]:
-    """Return the fields of StackOptions that the arguments set."""
+    """Return the fields of StackOptions that the arguments set. `experts`: whether the model has any."""
     result: dict[str, Any] = {
         "first_stage_layers": count(flag("decoder_first_pipeline_num_layers", "options.first_stage_layers")),
         "last_stage_layers": count(flag("decoder_last_pipeline_num_layers", "options.last_stage_layers")),
@@ -40,10 +40,11 @@ def options(flag: Flag, experts: bool, cp: int | None) -> dict[str, Any]:
     return {name: value for name, value in result.items() if value}
 
 
-def overlapped(
+def with_exposed(
     options: dict[str, Any], flag: Flag, sequence_parallel: bool, replicas: int | None, zero: int | None
 ) -> dict[str, Any]:
-    """Return options with what of communication the arguments leave exposed, which a release is priced to overlap."""
+    """Return options with the communication that the arguments do not overlap with computing: the price of a release
+    overlaps it by default."""
     reduces = flag("overlap_grad_reduce", "options.dp_overlap", False)
     gathers = flag("overlap_param_gather", "options.dp_overlap", False)
     products = flag("tp_comm_overlap", "options.tp_overlap", False)
@@ -60,7 +61,7 @@ def overlapped(
 
 
 def _first(value: Any) -> Any:
-    """Context parallelism may name a kind for each block; the first is taken for all."""
+    """Return a value, or the first of a list: context parallelism may name a kind for each block."""
     return value[0] if isinstance(value, list) and value else value
 
 
@@ -80,8 +81,8 @@ def _products(flag: Flag) -> dict[str, Any]:
 
 
 def _state(flag: Flag) -> dict[str, Any]:
-    """Return types of gradients and of the optimizer's state, and what is on the host. Narrow types of
-    state take effect with --use-precision-aware-optimizer alone."""
+    """Return the options of the types of gradients and of the optimizer's state, and of state on the host. Narrow
+    types of state take effect with --use-precision-aware-optimizer alone."""
     result: dict[str, Any] = {}
     aware = truth(flag("use_precision_aware_optimizer", "options.first_moment"))
     for name in ("first_moment", "second_moment", "master", "gradients"):
@@ -102,7 +103,7 @@ def _state(flag: Flag) -> dict[str, Any]:
 
 
 def _dispatch(flag: Flag) -> dict[str, Any]:
-    """Return how tokens reach their experts; allgather is what Megatron does by itself."""
+    """Return the options of how tokens reach their experts; Megatron's default is allgather."""
     kind = str(flag("moe_token_dispatcher_type", "options.dispatch", "allgather"))
     backend = str(flag("moe_flex_dispatcher_backend", "options.dispatch", "deepep"))
     flag("moe_enable_deepep", "options.dispatch")
@@ -117,7 +118,7 @@ def _dispatch(flag: Flag) -> dict[str, Any]:
 
 
 def _graphs(flag: Flag, experts: bool) -> str | None:
-    """Return what CUDA graphs capture; nothing is what Megatron does by itself, which matters with experts."""
+    """Return what CUDA graphs capture, nothing by default; None: not stated, which is said with experts alone."""
     stated = flag("cuda_graph_impl", "options.graphs")
     impl = str(stated or "none")
     scopes = [str(flag(f"cuda_graph_{name}", "options.graphs", "")) for name in ("modules", "scope")]
@@ -138,7 +139,7 @@ def fields(flag: Flag, gradient_bytes: int) -> dict[str, Any]:
 
 
 def job(flag: Flag) -> dict[str, Any]:
-    """Return the update rule and its constants, by Megatron's defaults where it names none."""
+    """Return the job's optimizer and clipping, with Megatron's defaults; {} where one is a variable of the shell."""
     name = str(flag("optimizer", "job.optimizer", "adam"))
     sgd = name == "sgd"
     first = flag("sgd_momentum", "job.optimizer.betas", 0.9)

@@ -1,4 +1,4 @@
-"""What slime's flags say of a step that Megatron's do not: the ranks of the actor, and micro-batches by their tokens
+"""slime's flags of a step in addition to Megatron's: the ranks of the actor, and micro-batches by their tokens
 (THUDM/slime 624b824a, slime/utils/arguments.py, slime/backends/megatron_utils/arguments.py)."""
 
 import re
@@ -19,18 +19,19 @@ _GENERATION = (
 
 @dataclass(frozen=True)
 class Actor:
-    """The model that is trained: its ranks, the sequences of a step, and their longest; None: left open."""
+    """The model that is trained; None: not stated. `world`: its ranks; `whole`: sequences of a step; `seq`: tokens of
+    the longest sequence."""
 
     world: int | None
     whole: int | None
     seq: int | None
     most_tokens: int | None
-    """Of a rank's micro-batch, where these fill it."""
+    """Tokens of a rank's micro-batch at most, where micro-batches are filled by tokens; None: they are not."""
     notes: tuple[str, ...]
 
     def micro(self, given: int | None, cp: int | None, dp: int | None) -> tuple[int | None, tuple[str, ...]]:
-        """Return the sequences of a micro-batch, and what is assumed of them. `given`: --micro-batch-size, which is
-        not read where tokens fill one."""
+        """Return the sequences of a micro-batch, and what is assumed of them. `given`: --micro-batch-size, which has
+        no effect where micro-batches are filled by tokens."""
         if self.most_tokens is None:
             return given or 1, ()
         tokens, own = self.most_tokens * (cp or 1), divided(self.whole, dp)
@@ -44,7 +45,7 @@ class Actor:
 
 
 def actor(flag: Flag, names: Iterable[str]) -> Actor | None:
-    """Return the actor of slime's flags; None where they are of another program. `names`: of all flags."""
+    """Return the actor that slime's flags state; None for flags of another program. `names`: of all flags."""
     nodes, each = count(flag("actor_num_nodes", "world")), count(flag("actor_num_gpus_per_node", "world"))
     if not (nodes and each):
         return None

@@ -23,7 +23,7 @@ _FUSIONS = KEYS.values("options.cross_entropy")
 
 def program(x: Subject) -> TrainingProgram:
     """Return a plan as Megatron-LM's arguments. Raises InputError for what has none."""
-    trainer = "pretrain_hybrid.py" if write_blocks.of(x.model).symbols else "pretrain_gpt.py"
+    trainer = "pretrain_hybrid.py" if write_blocks.blocks_of(x.model).symbols else "pretrain_gpt.py"
     return TrainingProgram(
         x.stack.title,
         groups(x),
@@ -95,7 +95,7 @@ def _dynamic(x: Subject) -> tuple[Setting, ...]:
 
 def _pattern(x: Subject) -> tuple[Setting, ...]:
     """Return the pattern of a hybrid model, which says the chunks of its pipeline too."""
-    b = write_blocks.of(x.model)
+    b = write_blocks.blocks_of(x.model)
     if not b.symbols:
         return ()
     if x.options.embedding_as_layer or x.options.loss_as_layer:  # arguments.py:825-836
@@ -109,7 +109,7 @@ def _pattern(x: Subject) -> tuple[Setting, ...]:
         raise InputError(
             "strategy.virtual", x.s.virtual, "needs chunks that the pattern states", "list strategy.layers"
         )
-    return settings((KEYS["model.pattern"], patterns.written(b.symbols, chunks, depth, x.options.mtp)))
+    return settings((KEYS["model.pattern"], patterns.to_text(b.symbols, chunks, depth, x.options.mtp)))
 
 
 def _order(x: Subject) -> tuple[Setting, ...]:
@@ -134,12 +134,12 @@ def _overlaps_products(x: Subject) -> bool:
 
 def _pipeline(x: Subject) -> tuple[Setting, ...]:
     s, o = x.s, x.options
-    listed, hybrid = s.layers != "auto", bool(write_blocks.of(x.model).symbols)
+    listed, hybrid = s.layers != "auto", bool(write_blocks.blocks_of(x.model).symbols)
     chunks = s.virtual if s.virtual > 1 and not listed and not hybrid else None
     return settings(
         (KEYS["strategy.pp"], s.pp),
         ("--num-virtual-stages-per-pipeline-rank", chunks),
-        ("--pipeline-model-parallel-layout", layout.written(x.blocks, o.mtp) if listed and not hybrid else None),
+        ("--pipeline-model-parallel-layout", layout.to_text(x.blocks, o.mtp) if listed and not hybrid else None),
         (KEYS["options.first_stage_layers"], o.first_stage_layers or None),
         (KEYS["options.last_stage_layers"], o.last_stage_layers or None),
         (KEYS["options.embedding_as_layer"], o.embedding_as_layer),

@@ -24,14 +24,15 @@ def refuse(field: str, value: object, reason: str, remedy: str = "use another mo
 
 @dataclass(frozen=True)
 class Blocks:
-    """A model's blocks as Megatron has them."""
+    """A model's blocks as Megatron divides them."""
 
     symbols: str
-    """A symbol for each block of a hybrid pattern; "": a transformer of attention and an MLP or experts."""
+    """Symbols of a hybrid pattern, one for each of Megatron's blocks; "": a transformer, which has no pattern."""
     words: tuple[str, ...]
-    """For each of these blocks, its attention or linear attention, and in a transformer `+` and what follows."""
+    """The sublayers of each of Megatron's blocks, in the words of a ModelSpec's pattern: `attention+mlp` of a
+    transformer, `mamba` of a hybrid pattern."""
     each: tuple[int, ...]
-    """How many of Megatron's blocks each of the model's is."""
+    """The number of Megatron's blocks for each block of the model."""
     of: ModelSpec
 
     def _mixers(self, kind: type[Mixer]) -> list[Mixer]:
@@ -46,14 +47,15 @@ class Blocks:
         return next((m for m in self._mixers(DeltaSizes) if isinstance(m, DeltaSizes)), None)
 
     def attention(self, word: str) -> AttentionSizes | None:
-        """Return what softmax attention of this name has; None for other sublayers."""
+        """Return the sizes of the softmax attention of this name; None for other sublayers."""
         if word == "attention":
             return AttentionSizes("attention", window=self.of.window)
         mixer = next((m for m in self.of.mixers if m.name == word), None)
         return mixer if isinstance(mixer, AttentionSizes) else None
 
     def chunks(self, blocks: tuple[int, ...]) -> tuple[int, ...]:
-        """Return how many of Megatron's blocks pipeline chunks of these blocks have."""
+        """Return the number of Megatron's blocks of each pipeline chunk, by the number of the
+        model's blocks of each."""
         ends, result = 0, []
         for n in blocks:
             result.append(sum(self.each[ends : ends + n]))
@@ -61,7 +63,7 @@ class Blocks:
         return tuple(result)
 
 
-def of(m: ModelSpec) -> Blocks:
+def blocks_of(m: ModelSpec) -> Blocks:
     """Return a model's blocks. Raises InputError for what Megatron-LM has no argument for."""
     for mixer in m.mixers:
         _require_sizes(m, mixer)
@@ -87,7 +89,8 @@ def _symbol(m: ModelSpec, word: str) -> str:
 
 
 def _require_sizes(m: ModelSpec, x: Mixer) -> None:
-    """Require sizes that the arguments can say, and the same ones of a mechanism in all blocks. Raises InputError."""
+    """Require sizes that arguments can express, and the same sizes of a mechanism in all blocks. Raises
+    InputError."""
     fixed: dict[str, object] = {}
     match x:
         case MambaSizes():  # core/ssm/mamba_mixer.py:155-180, 276-277
@@ -118,7 +121,7 @@ def _require_sizes(m: ModelSpec, x: Mixer) -> None:
 
 
 def block_settings(b: Blocks) -> tuple[Setting, ...]:
-    """Return the arguments of mechanisms by block, without the pattern itself, which shows the pipeline's chunks."""
+    """Return the arguments of the mechanisms in blocks, but for the hybrid pattern, which depends on the pipeline."""
     m = b.of
     attends = [b.attention(word.split(JOINED)[0]) for word in b.words]
     windows = [a is not None and a.window is not None for a in attends]

@@ -1,7 +1,7 @@
 """A model as Megatron-LM's arguments, or the reason why it has none for it."""
 
 from phalanx.frameworks.keys import key_table
-from phalanx.frameworks.megatron.write_blocks import Blocks, block_settings, compact, of, positionless
+from phalanx.frameworks.megatron.write_blocks import Blocks, block_settings, blocks_of, compact, positionless
 from phalanx.frameworks.megatron.write_blocks import refuse as _refuse
 from phalanx.frameworks.writing.program import Setting, settings
 from phalanx.spec.model.mechanisms import Experts, Latent, RopeScaling
@@ -35,7 +35,7 @@ def model_settings(m: ModelSpec) -> tuple[Setting, ...]:
         raise _refuse("qk_norm_over", m.qk_norm_over, "queries and keys are normed over each head")
     if m.output_gate and m.latent is not None:  # transformer_config.py:3348
         raise _refuse("output_gate", True, "latent attention has no output gate")
-    blocks = of(m)
+    blocks = blocks_of(m)
     rotary = m.position == "rotary" and not positionless(blocks)
     position = "rope" if rotary else "learned_absolute" if m.position == "learned" else "none"
     return (

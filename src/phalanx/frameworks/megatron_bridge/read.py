@@ -21,7 +21,7 @@ from phalanx.frameworks.configuration import (
 from phalanx.frameworks.keys import key_table
 from phalanx.frameworks.megatron import read_options as beyond
 from phalanx.frameworks.megatron_bridge import read_container as bridge
-from phalanx.frameworks.tables import without
+from phalanx.frameworks.tables import without_entry
 
 _PLACES = (
     *("policy.megatron_cfg.", "policy.dtensor_cfg.", "policy.", "model.data.train_ds.", "", "model.", "train."),
@@ -116,7 +116,7 @@ def read(config: Config, world: int | None = None) -> Configuration:
     trainer = _trainer(config)
     quiet = tuple(_quiet(config, trainer))
     for path in quiet:
-        config = without(config, path)
+        config = without_entry(config, path)
     keys = Keys(config)
 
     def of(meaning: str, *names: str) -> Any:

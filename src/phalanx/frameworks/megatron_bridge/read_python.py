@@ -7,7 +7,7 @@ from typing import Any
 from phalanx.frameworks.configuration import Partial
 from phalanx.frameworks.reading.python import FollowedProgram, PythonFile, PythonObject, plain
 from phalanx.frameworks.reading.recipes import MODEL, RECIPE, arguments, recipe
-from phalanx.frameworks.tables import overlaid
+from phalanx.frameworks.tables import merge_tables
 from phalanx.spec.errors import InputError
 from phalanx.spec.model import presets
 
@@ -41,13 +41,13 @@ def _of_recipe(item: PythonObject) -> dict[str, Any]:
     if item.last == "ConfigContainer":
         return own
     known = recipe("megatron_bridge", name, item.last.partition("_")[0])
-    over = overlaid(arguments(item.fields), own)
+    over = merge_tables(arguments(item.fields), own)
     if known is None:
         return Partial({**over, RECIPE: name})
     base = known[0]
     if isinstance(length := own.get("dataset", {}).get("seq_length"), int):  # which the model's follows
-        base = overlaid(base, {"model": {"seq_length": length}})
-    return overlaid(base, over)
+        base = merge_tables(base, {"model": {"seq_length": length}})
+    return merge_tables(base, over)
 
 
 def _by_hand(started: PythonObject, program: FollowedProgram) -> dict[str, Any]:

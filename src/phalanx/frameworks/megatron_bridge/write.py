@@ -9,7 +9,7 @@ from collections.abc import Iterable
 
 from phalanx.frameworks.megatron import write as megatron
 from phalanx.frameworks.megatron import write_blocks
-from phalanx.frameworks.megatron.read_blocks import listed
+from phalanx.frameworks.megatron.read_blocks import zeros_and_ones
 from phalanx.frameworks.megatron_bridge.flags import DTYPES, IMPLIED, INVERTED, KEYS, TARGETS
 from phalanx.frameworks.writing.program import Blank, Group, Setting, TrainingProgram
 from phalanx.frameworks.writing.script import TEMPLATES, TORCHRUN, comment
@@ -50,7 +50,7 @@ def _require_expressible(x: Subject) -> None:
     if m.position == "learned" and m.max_seq != x.job.seq:
         reason = f"has no key there: a table of learned positions is as long as a sequence, {x.job.seq}"
         raise InputError("model.max_seq", m.max_seq, reason, f"use seq={m.max_seq}")
-    if m.latent is not None and write_blocks.of(m).symbols:
+    if m.latent is not None and write_blocks.blocks_of(m).symbols:
         reason = "its provider of hybrid models has no latent attention"  # models/hybrid/hybrid_provider.py:109
         raise InputError("model.latent", "set", reason, "use Megatron-LM's arguments")
     if o.lora and m.latent is not None:
@@ -80,7 +80,7 @@ def _keyed(flag: Setting, x: Subject) -> list[Setting]:
     if key in _DTYPES:
         value = DTYPES[value]
     elif key in _BY_BLOCK:
-        value = 1 if value == "1" else listed(value)
+        value = 1 if value == "1" else zeros_and_ones(value)
     elif key == "--window-size":
         value = [int(n) for n in value.split(",")]
     elif key == "--recompute-modules":

@@ -10,12 +10,12 @@ from typing import Any
 from phalanx.spec.rows import Rows, record
 
 METHOD = "rl"
-"""What a program's name alone says: how preferences are learned."""
+"""A flag that the name of a program sets, whatever its other flags are: the method of learning from preferences."""
 
 
 @dataclass(frozen=True)
 class Dialect:
-    """A program's flags: a row of dialects.toml, which says what its fields are."""
+    """A program's flags: a row of dialects.toml, which describes the fields."""
 
     title: str
     programs: tuple[str, ...]
@@ -28,12 +28,12 @@ class Dialect:
     defaults: Mapping[str, Any] = field(default_factory=dict)
     model: str = ""
     weights: tuple[str, ...] = ()
-    """Flags that name weights made of a published model's, by its name and -mcore (ms-swift's export)."""
+    """Flags that name converted weights: their folder is the model's name with -mcore (ms-swift's export)."""
     launcher: str = ""
 
-    def translated(self, args: Mapping[str, Any], whole: bool = True) -> dict[str, Any]:
-        """Return flags as the framework that reads them has them. `whole`: whether what they leave out is the
-        program's default. A rank of 0 is no adapter."""
+    def to_framework(self, args: Mapping[str, Any], whole: bool = True) -> dict[str, Any]:
+        """Return flags under the names of the framework that reads them, with the program's defaults. `whole`: False
+        where flags may be missing from `args`, so that defaults are not known. A LoRA rank of 0 is left out."""
         plain = {name.replace("-", "_"): value for name, value in args.items()}
         named = {self.renamed.get(name, name): value for name, value in plain.items() if name != self.model}
         named = {name: value for name, value in named.items() if (name, value) != ("lora_rank", 0)}
@@ -41,7 +41,7 @@ class Dialect:
         return {**(own if whole else {n: own[n] for n in own if n == METHOD}), **named}
 
     def own(self, args: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the program's defaults for what translated flags leave out: bf16 where fp16 is not on."""
+        """Return the program's defaults for flags that are not set; bf16 among them only where fp16 is off."""
         return {
             name: value
             for name, value in self.defaults.items()
@@ -49,7 +49,7 @@ class Dialect:
         }
 
     def model_of(self, args: Mapping[str, Any]) -> str:
-        """Return the name of the model that flags state, "" where they do not."""
+        """Return the name of the model that flags state; "": none."""
         plain = {name.replace("-", "_"): value for name, value in args.items()}
         named = plain.get(self.model) if self.model else None
         converted = (str(plain[flag]) for flag in self.weights if plain.get(flag))
@@ -62,8 +62,8 @@ def _dialects() -> tuple[Dialect, ...]:
 
 
 def dialect_of(program: str, positional: Sequence[str], flags: Collection[str] = ()) -> Dialect | None:
-    """Return the dialect of a program by its name and the words before its flags, or by its flags where it has no
-    name; None for others."""
+    """Return the dialect of a program by its name and the words before its flags, or by its flags where the name is
+    unknown; None for other programs."""
     name, given = re.sub(r"\.py$", "", program), {flag.replace("-", "_") for flag in flags}
     for row in _dialects():
         worded = not row.words or (positional and positional[0] in row.words)

@@ -22,10 +22,10 @@ _NEMO = re.compile(r"^\[NeMo I [^\]]*\]\s*$\n(?P<body>(?:^(?: {4}.*)?\n)+)", re.
 _ENGINE = re.compile(r"^.*\bjson = (?P<body>\{\s*\n.*?^\})", re.M | re.S)
 _PADDED = re.compile(r"> padded vocab \(size: \d+\) with \d+ dummy tokens \(new size: (\d{1,9})\)")
 _FEWEST = 10
-"""Lines that make a dump of a text."""
+"""Lines of settings from which a text is taken for a dump."""
 
 
-def dumped(text: str) -> dict[str, Any]:
+def settings_in_log(text: str) -> dict[str, Any]:
     """Return the settings that a log prints; empty where it prints none."""
     lines = _DOTTED.findall(text)
     if len(lines) >= _FEWEST:
@@ -48,8 +48,8 @@ def dumped(text: str) -> dict[str, Any]:
 
 
 def _of_flagscale(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return Megatron's flags of FlagScale's tables, which name them in whatever groups people like
-    (flagscale/runner/runner_train.py: _get_args_megatron); empty for other tables."""
+    """Return Megatron's flags of FlagScale's tables, which may nest them at will (flagscale/runner/runner_train.py:
+    _get_args_megatron); empty for other tables."""
     parts = [config.get(name) for name in ("system", "model", "data")]
     if not isinstance(parts[0], Mapping) or "tensor_model_parallel_size" not in parts[0]:
         return {}
@@ -90,7 +90,7 @@ def _value(word: str) -> Any:
 
 
 def _literal(text: str) -> Any:
-    """Return the number, text, list or table that a text spells; the text's own mark where it spells none."""
+    """Return the number, text, list or table that a text spells; _NONE where it spells none."""
     for parse in (json.loads, ast.literal_eval):
         try:
             return parse(text)
@@ -102,21 +102,17 @@ def _literal(text: str) -> Any:
 _NONE = object()
 
 
-def logged(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings of W&B's config.yaml, in which each stands as {desc, value}, of Megatron-LM's tests, whose
-    keys are flags (tests/functional_tests/test_cases), and of FlagScale's; other tables unchanged."""
+def unwrapped_settings(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings of W&B's config.yaml, where each is {desc, value}, of Megatron-LM's tests, where keys are
+    flags (tests/functional_tests/test_cases), and of FlagScale's files; other tables unchanged."""
     if isinstance(flags := config.get("MODEL_ARGS"), Mapping):
         args = {name.removeprefix("--"): value for name, value in flags.items() if value is not False}
         return {"launch": {}, "env": config.get("ENV_VARS") or {}, "args": args}
     if flags := _of_flagscale(config):
         return {"launch": {}, "env": {}, "args": flags}
-    values = {
-        k: v["value"]
-        for k, v in config.items()
-        if isinstance(v, Mapping) and set(v) <= {"desc", "value"} and "value" in v
+    described = {
+        k: v for k, v in config.items() if isinstance(v, Mapping) and {"value"} <= set(v) <= {"desc", "value"}
     }
-    return (
-        {k: v for k, v in values.items() if k != "_wandb"}
-        if values and len(values) >= len(config) - 1
-        else dict(config)
-    )
+    if not described or len(described) < len(config) - 1:
+        return dict(config)
+    return {k: v["value"] for k, v in described.items() if k != "_wandb"}

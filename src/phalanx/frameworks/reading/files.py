@@ -1,4 +1,4 @@
-"""A user's file as a configuration, with the files that it names or that are given with it."""
+"""A user's file as a Configuration, with the files that it names or that are given with it."""
 
 import re
 from collections.abc import Callable, Sequence
@@ -17,15 +17,15 @@ from phalanx.frameworks.reading.launch_tables import (
     as_tables,
     is_named,
     known_kinds,
-    laid_over,
     launched_tables,
-    with_named,
+    override,
+    with_files,
     with_options,
 )
 from phalanx.frameworks.reading.parts import reader
 from phalanx.frameworks.reading.recipes import MODEL, RECIPE
-from phalanx.frameworks.reading.source import BY_KIND, DATA, kind_of, named, source_of
-from phalanx.frameworks.tables import interpolated, overlaid
+from phalanx.frameworks.reading.source import BY_KIND, DATA, kind_of, source_of, split_function
+from phalanx.frameworks.tables import merge_tables, resolve_references
 from phalanx.schedule.pipeline.schedules import facts_of
 from phalanx.spec.errors import InputError, nearest
 from phalanx.spec.files.job_file import make_model
@@ -39,9 +39,9 @@ READERS: dict[str, Callable[[Config, int | None], Configuration]] = {
 
 
 def read(paths: Sequence[Path], kind: str | None = None, world: int | None = None) -> tuple[Configuration, Config]:
-    """Read a configuration from a file with those that it names or that are given too; return its tables as well.
-
-    `world`: ranks, where the file leaves them open. Raises InputError for a file that is none."""
+    """Return the configuration of files, and its tables. `paths`: a configuration with the files that it names, or a
+    folder; `kind`: its framework, None to tell it by the keys; `world`: ranks, for a file that does not state them.
+    Raises InputError for a file that is no configuration."""
     if kind is not None and kind not in READERS:
         raise InputError("--kind", kind, "is not a kind of configuration", nearest(kind, READERS))
     if len(paths) == 1 and paths[0].is_dir():
@@ -60,16 +60,16 @@ def read(paths: Sequence[Path], kind: str | None = None, world: int | None = Non
     else:
         if kind is None and (other := others.tables(source.config)) is not None:
             raise other.error(str(main))
-        config = reading.over_base(laid_over(source.config, {}), "")
+        config = reading.over_base(override(source.config, {}), "")
         kind = kind or source.kind or kind_of(source.config) or kind_of(config)
         if kind is None:
             raise InputError("file", str(main), "is not a configuration of a known framework", known_kinds())
         if kind == "hf" and {"accelerate_config", "num_processes"} & config.keys():  # TRL's
             config = with_options(type(config)({"args": config}), "", reading)
-        config = with_named(config, BY_KIND[kind], "", reading)
+        config = with_files(config, BY_KIND[kind], "", reading)
     if RECIPE in config:
         reading.missing.append(f"{config[RECIPE]}, its recipe, is not known here: set its degrees too")
-    kind, config = _with_given(kind, type(config)(interpolated(config)), reading)
+    kind, config = _with_given(kind, type(config)(resolve_references(config)), reading)
     c = _with_schedule(configured(config, kind, world), reading.files)
     if guessed and source.kind is None and not (source.started and is_named(source.started, BY_KIND[kind])):
         _require_its_own(c, str(main))
@@ -80,8 +80,8 @@ def read(paths: Sequence[Path], kind: str | None = None, world: int | None = Non
 
 
 def _with_schedule(c: Configuration, files: Companions) -> Configuration:
-    """Give a configuration whose pipeline schedule is a file that file's path and chunks. Raises InputError for a
-    file that is no schedule."""
+    """Return a configuration with the path and the chunks of the file that its pipeline schedule names, if it names
+    one. Raises InputError for a file that is no schedule."""
     name = c.layout.schedule or ""
     if not name.endswith(".csv"):
         return c
@@ -95,7 +95,7 @@ def _with_schedule(c: Configuration, files: Companions) -> Configuration:
 
 
 def _require_its_own(c: Configuration, path: str) -> None:
-    """Require that most keys are of the framework that a few of them indicate. Raises InputError."""
+    """Require that at least half of the keys are the framework's that was guessed from some. Raises InputError."""
     keys = [
         key
         for key in (*c.understood, *c.without_effect, *c.not_modelled, *c.unknown)
@@ -115,7 +115,7 @@ def _require_its_own(c: Configuration, path: str) -> None:
 
 
 def again(config: Config, c: Configuration, world: int) -> Configuration:
-    """Return a configuration on another number of ranks, with the model that was found for it. Raises InputError."""
+    """Return a configuration as it is read for another number of ranks, with the same model. Raises InputError."""
     other = configured(config, c.kind, world)
     spec = other.spec or c.spec
     other = replace(other, notes=c.notes, companions=c.companions, missing=c.missing)
@@ -123,7 +123,7 @@ def again(config: Config, c: Configuration, world: int) -> Configuration:
 
 
 def configured(config: Config, kind: str, world: int | None) -> Configuration:
-    """Return the configuration of tables, with what became of its launchers' options. Raises InputError where nothing
+    """Return the configuration of tables, in which options of launchers are keys too. Raises InputError where nothing
     of it is understood."""
     launch = config.get("launch")
     own = {
@@ -150,7 +150,8 @@ def configured(config: Config, kind: str, world: int | None) -> Configuration:
 
 
 def _main(paths: Sequence[Path]) -> tuple[Path, list[Path]]:
-    """Return the file that the others belong to: a script or a manifest, else the first of a framework."""
+    """Return the file that names the others (a script or a manifest first, then a framework's file), and the
+    others."""
     if len(paths) == 1:
         return paths[0], []
     ranks = {path: _rank(path) for path in paths}
@@ -169,8 +170,8 @@ def _rank(path: Path) -> int:
 
 
 def _with_given(kind: str, config: dict[str, Any], reading: FileReading) -> tuple[str, dict[str, Any]]:
-    """Return tables with the files that were given too and that none of the others names. Raises InputError for one
-    that does not belong to them."""
+    """Return tables completed by the given files that no file names: the model's config.json, DeepSpeed's or
+    accelerate's file, a base file. Raises InputError for one that is none of these."""
     framework = BY_KIND[kind]
     for path in reading.files.given:
         if path in reading.files.opened:
@@ -186,7 +187,7 @@ def _with_given(kind: str, config: dict[str, Any], reading: FileReading) -> tupl
         elif (other_kind == kind and isinstance(config, Partial)) or (  # the base that was not found
             other_kind in (None, kind) and kind == "deepspeed" and is_neox(config)  # whose command takes several
         ):
-            config = overlaid(other, config)
+            config = merge_tables(other, config)
         else:
             reason = "is not named by the other file, and is none that belongs to it"
             raise InputError("file", str(path), reason, "name one training's files")
@@ -194,9 +195,9 @@ def _with_given(kind: str, config: dict[str, Any], reading: FileReading) -> tupl
 
 
 def _model(c: Configuration, reading: FileReading, named: str) -> ModelSpec | None:
-    """Return the model of the config.json that was given, or that lies in the folder which the file names; else the
-    published one of that name, and without one that of a config.json next to the file. `named`: what its recipe
-    names. Where two differ, it is said."""
+    """Return the model: of a config.json that was given or lies in the folder that the file names as its model; else
+    the published model of that name; else of a config.json next to the file. `named`: the name that a recipe has for
+    it. A note says so where two of them differ."""
     given = [p for p in reading.files.given if p not in reading.files.opened and p.suffix == ".json"]
     config_json = next((p for p in given if "model_type" in document(p) or "architectures" in document(p)), None)
     is_meant = config_json is not None
@@ -228,12 +229,12 @@ def _model(c: Configuration, reading: FileReading, named: str) -> ModelSpec | No
 
 
 def _known(name: str) -> str | None:
-    """Return the name by which a model is known here; None where none is so called."""
+    """Return the preset of a model's name; None where there is none."""
     return name if name in presets.PRESETS else presets.published(name) if name else None
 
 
 def _published(name: str, known: str, reading: FileReading) -> ModelSpec:
-    """Return the model that a file names as Hugging Face does, or by a folder of that name."""
+    """Return a published model, with a note where the name is that of a folder, or of a model with images."""
     said = "" if name == known or (name.count("/") == 1 and name[0] not in "./~") else f", by the name of {name}"
     said = f", the text part of {name}: its images are not priced" if re.search(r"(?i)-vl\b", name) else said
     (reading.asks if said else reading.notes).append(f"the model is {known}{said}")
@@ -241,7 +242,7 @@ def _published(name: str, known: str, reading: FileReading) -> ModelSpec:
 
 
 def _folder(path: Path, kind: str | None, world: int | None) -> tuple[Configuration, Config]:
-    """Read a folder with a program: its configuration, with the model and the sequence length of other files."""
+    """Read a folder with a program: its configuration, completed by config.json and train.py."""
     framework, config = folder.tables(path, document, kind_of)
     if kind not in (None, framework.reads):
         raise InputError("--kind", kind, f"{path} holds a configuration of {framework.reads}", "leave it out")
@@ -252,6 +253,6 @@ def _folder(path: Path, kind: str | None, world: int | None) -> tuple[Configurat
 
 
 def document(path: Path) -> dict[str, Any]:
-    """Return a file's tables alone; of what it starts {launch, env, args}. Raises InputError."""
-    source = source_of(path, Companions(named(path)[0].parent))
+    """Return a file's tables without other files; of a script {launch, env, args}. Raises InputError."""
+    source = source_of(path, Companions(split_function(path)[0].parent))
     return dict(source.config) if source.started is None else as_tables(source.started)

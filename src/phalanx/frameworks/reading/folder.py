@@ -1,10 +1,10 @@
-"""A folder with a program, such as `phalanx export` writes: which of its files say what.
+"""A folder with a program, as `phalanx export` writes it: what is read from which file.
 
 train.sh                   arguments of Megatron-LM; for the others how many nodes and ranks start
 training_arguments.json    TrainingArguments of a script under transformers' Trainer
 config.json, train.py      the model of such a script, and its sequence length
 
-The file that its configuration stands in is that of a framework (`file` in facts.toml).
+The file that holds its configuration is that of a framework (`file` in facts.toml).
 """
 
 import ast
@@ -24,7 +24,7 @@ _LARGEST = 2**20  # bytes of a train.py
 Document = Callable[[Path], dict[str, Any]]
 _START = "train.sh"
 FILES = tuple(dict.fromkeys(f.file for f in FRAMEWORKS.values() if f.file))
-"""Names of which a folder with a configuration has one."""
+"""Names of files with a configuration: a folder that is read has one of them."""
 
 
 def tables(
@@ -53,8 +53,8 @@ def tables(
 
 
 def is_started_by(path: Path) -> bool:
-    """Whether a file starts the program of the folder that it lies in: it names train.sh, or is it, next to a
-    configuration that train.sh alone does not say."""
+    """Whether a file starts the program of its folder, so that the folder is read: it is train.sh, or a launcher's
+    file that names train.sh, and the configuration is a file next to it."""
     home = path.absolute().parent
     exported = any((home / name).is_file() for name in FILES if name != _START)
     if not exported or path.suffix == ".py" or (path.name in FILES and path.name != _START):
@@ -71,7 +71,7 @@ def model_in(folder: Path) -> ModelSpec | None:
 
 
 def sequence_in(folder: Path) -> int | None:
-    """Return the number that train.py calls SEQ; None where it has none."""
+    """Return the sequence length, the constant SEQ of train.py; None where it has none."""
     path = folder / "train.py"
     try:
         with warnings.catch_warnings():

@@ -1,8 +1,9 @@
-"""What a training that is started makes of its flags and of the files that they name: tables as its reader has them.
+"""A training that a command starts as the tables that its framework's reader takes.
 
-launch     options of its launchers                 env     variables that are exported for it
-args       flags of its program; flags of a framework whose flags are keys (`flat`) are laid over its file
-accelerate, deepspeed_json, fsdp_json               files that it names, by their place in facts.toml
+launch     options of its launchers
+env        variables that are exported to it
+args       flags of its program; where flags are keys (`flat` in facts.toml), they replace values of its file
+accelerate, deepspeed_json, fsdp_json    tables of files that it names (`named` in facts.toml)
 """
 
 import re
@@ -17,7 +18,7 @@ from phalanx.frameworks.configuration import Config, Partial
 from phalanx.frameworks.deepspeed.shipped import shipped
 from phalanx.frameworks.framework import Framework
 from phalanx.frameworks.keys import key_table
-from phalanx.frameworks.launchers.started import Started, bags, settled, value_of
+from phalanx.frameworks.launchers.started import Started, open_flags, value_of, without_open_flags
 from phalanx.frameworks.reading import others
 from phalanx.frameworks.reading import torchtitan_repository as torchtitan
 from phalanx.frameworks.reading.dialects import METHOD, Dialect, dialect_of
@@ -27,21 +28,21 @@ from phalanx.frameworks.reading.source import (
     BY_KIND,
     DATA,
     FileSource,
-    called,
+    framework_named,
     framework_of,
     kind_of,
-    named,
     of_python,
+    split_function,
 )
 from phalanx.frameworks.registry import FRAMEWORKS
 from phalanx.frameworks.shell.scope import plain
-from phalanx.frameworks.tables import documents, nested, overlaid, without
+from phalanx.frameworks.tables import documents, merge_tables, tables_of_paths, without_entry
 from phalanx.spec.errors import InputError
 
 BASES = re.compile(r"\.(ya?ml|json|toml)$")
 """Ends of names of base files."""
 _DEFAULTS = frozenset(name for framework in FRAMEWORKS.values() for name in framework.default_bases)
-"""Names of base files that readers know by themselves."""
+"""Names of base files whose values readers have as defaults."""
 _DEEPEST = 8
 """Base files of base files."""
 _BEYOND_FLAGS = "fsdp_json"
@@ -50,22 +51,24 @@ _BEYOND_FLAGS = "fsdp_json"
 
 @dataclass
 class FileReading:
-    """What becomes of the files of one reading."""
+    """The files of one configuration while it is read, and what there is to say about them."""
 
     files: Companions
     ranks: int | None = None
-    """Ranks that are given along with the files."""
+    """Number of ranks that the user gives along with the files."""
     notes: list[str] = field(default_factory=list)
+    """Files that were read, a sentence each."""
     asks: list[str] = field(default_factory=list)
-    """What a launcher leaves open."""
+    """Assumptions that the user should check, a sentence each."""
     missing: list[str] = field(default_factory=list)
-    """Files of settings that are named and not here."""
+    """Files of settings that are named and were not given, a sentence each."""
 
     def tables_of(self, name: str, directory: str, what: str, depth: int = 0) -> dict[str, Any] | None:
-        """Return the tables of a file that is named; None where it is not here, which is noted. Raises InputError for
-        one that cannot be read."""
+        """Return the tables of a file that is named, over its bases; None where it is missing, which is noted.
+        `directory`: where its path begins; `what`: what to call it in notes; `depth`: bases above it. Raises
+        InputError for a file that cannot be read."""
         name = plain(name)
-        path, function = named(Path(name))
+        path, function = split_function(Path(name))
         text = self.files.text(str(path), directory)
         if text is None and (known := shipped(name)) is not None:
             self.asks.append(f"{name} is not here: it shards and offloads as that of {known[1]}")
@@ -87,8 +90,8 @@ class FileReading:
         return self.over_base(config, folder, depth)
 
     def over_base(self, config: dict[str, Any], directory: str, depth: int = 0) -> dict[str, Any]:
-        """Return tables over those that their file names as its bases: MaxText's `base_config`, NeMo-RL's `defaults`
-        (nemo_rl/utils/config.py:75), of which later ones lie over earlier ones."""
+        """Return tables merged into the bases that they name: MaxText's `base_config`, NeMo-RL's `defaults`
+        (nemo_rl/utils/config.py:75), of which a later one overrides an earlier one. Partial where one is missing."""
         stated = [config.get("base_config"), *_listed(config.get("defaults"))]
         names = [name for name in stated if isinstance(name, str)]
         defaults = [name for name in names if {name.rpartition("/")[2], f"{name}.yaml"} & _DEFAULTS]
@@ -99,11 +102,11 @@ class FileReading:
         for name in bases:
             if (tables := self.tables_of(name, directory, "its base", depth + 1)) is None:
                 return Partial(config)
-            below = overlaid(below, tables)
+            below = merge_tables(below, tables)
         if not bases and not (defaults and "defaults" in config):
             return config
         below |= {"config_name": defaults[-1]} if "defaults" in config and defaults else {}
-        return laid_over(below, {n: value for n, value in config.items() if n not in ("defaults", "hydra")})
+        return override(below, {n: value for n, value in config.items() if n not in ("defaults", "hydra")})
 
 
 def _listed(value: Any) -> list[Any]:
@@ -113,10 +116,10 @@ def _listed(value: Any) -> list[Any]:
 def launched_tables(
     started: Started, kind: str | None, reading: FileReading, path: Path
 ) -> tuple[str, dict[str, Any]]:
-    """Return the kind and the tables of a training that is started. Raises InputError where it is of no framework
-    that is known."""
+    """Return the kind and the tables of a training that a command starts. Raises InputError for one of an unknown
+    framework."""
     reading.files.written |= started.files
-    if (script := torchtitan.started(started.launch.program, started.args, started.environment)) is not None:
+    if (script := torchtitan.script_launch(started.launch.program, started.args, started.environment)) is not None:
         world = reading.ranks or (started.launch.nodes or 1) * script[1]  # of each node that starts it
         reading.asks.append(
             f"run_train.sh is not here: it starts torchtitan.train on NGPU ranks, as that of {torchtitan.BY}"
@@ -128,7 +131,7 @@ def launched_tables(
     if dialect is not None:
         kind = kind or dialect.reads
     elif kind is None:
-        own = "" if called(launch.program) else plain(launch.program)  # a name that several frameworks have
+        own = "" if framework_named(launch.program) else plain(launch.program)  # a name that several frameworks have
         other = others.program(own, started.positional if own else (), flags)
         if other is not None:
             raise other.error(str(path))
@@ -148,9 +151,12 @@ def launched_tables(
     if framework is None:
         raise _not_known(started, path)
     switches = key_table(framework.folder).switches
-    args = {name: _plain(settled(value, name.replace("-", "_") in switches)) for name, value in started.args.items()}
+    args = {
+        name: _plain(without_open_flags(value, name.replace("-", "_") in switches))
+        for name, value in started.args.items()
+    }
     args = {**_declared(framework, started, reading), **args} if program is None else args
-    unset = [w for name, value in started.args.items() for w in bags(value, name.replace("-", "_") in switches)]
+    unset = [w for name, value in started.args.items() for w in open_flags(value, name.replace("-", "_") in switches)]
     if unset:
         names = ", ".join(dict.fromkeys(plain(word) for word in unset))
         reading.asks.append(f"{names} of the environment could bring flags: taken as unset")
@@ -162,11 +168,11 @@ def launched_tables(
     config = _over_base(framework, args, assigned, started, reading, program)
     if dialect is not None:
         config, model = _as_read(config, dialect, framework, launch.program, reading)
-    if not framework.flat:
-        config = type(config)({**launched, **config})
-    elif framework.flat:
+    if framework.flat:
         config |= {k: v for k, v in launched.items() if k != "env" or "env" in framework.companions}
-    config = with_named(config, framework, started.directory, reading)
+    else:
+        config = type(config)({**launched, **config})
+    config = with_files(config, framework, started.directory, reading)
     if dialect is not None and model:
         config[MODEL] = model
     if isinstance(config.get("args"), Mapping) and dialect is not None and dialect.launcher:
@@ -174,7 +180,7 @@ def launched_tables(
     elif launch.kept or launch.config:
         tables = reading.tables_of(launch.config, started.directory, "accelerate's file") if launch.config else {}
         config["accelerate"] = accelerate.tables(tables or {}, _typed(launch.kept), missing=tables is None)
-        config = with_named(config, framework, started.directory, reading)
+        config = with_files(config, framework, started.directory, reading)
         if framework.reads == "accelerate":  # a dialect of its file
             own = config.pop("accelerate")
             config = (Partial if of_its_own else type(own))({**own, **config})
@@ -184,10 +190,10 @@ def launched_tables(
 def _as_read(
     config: dict[str, Any], dialect: Dialect, framework: Framework, program: str, reading: FileReading
 ) -> tuple[dict[str, Any], str]:
-    """Return tables with the flags of a dialect as its framework has them, and the model that they name."""
+    """Return tables with a dialect's flags under the names of its framework, and the name of the model."""
     whole, flags = not isinstance(config, Partial), config if framework.flat else config.get("args", {})
-    args = dialect.translated(flags, whole)
-    stated = dialect.translated(flags, whole=False)
+    args = dialect.to_framework(flags, whole)
+    stated = dialect.to_framework(flags, whole=False)
     if own := {name: value for name, value in args.items() if name not in stated and name != METHOD}:
         said = ", ".join(f"{name}={str(value).lower()}" for name, value in own.items())
         reading.asks.append(f"{said} where nothing says otherwise, as {plain(program)} has them by itself")
@@ -195,9 +201,9 @@ def _as_read(
 
 
 def with_options(config: dict[str, Any], directory: str, reading: FileReading) -> dict[str, Any]:
-    """Return tables with the options of `accelerate launch` that stand among their arguments as the file that they
-    make, over the one that is named."""
-    args, options, name = accelerate.taken(config["args"])
+    """Return tables in which the options of `accelerate launch` among the arguments are accelerate's file: they
+    replace values of the file that `accelerate_config` names."""
+    args, options, name = accelerate.split_arguments(config["args"])
     environment = args.pop("env", None)
     file = accelerate.shipped(name)
     if file is not None:
@@ -209,14 +215,14 @@ def with_options(config: dict[str, Any], directory: str, reading: FileReading) -
         config["env"] = {**config.get("env", {}), **environment}
     if options or name:
         config["accelerate"] = accelerate.tables(file or {}, options, missing=bool(name) and file is None)
-        config = with_named(config, BY_KIND["hf"], directory, reading)
+        config = with_files(config, BY_KIND["hf"], directory, reading)
     return config
 
 
 def is_named(started: Started, framework: Framework) -> bool:
-    """Whether a framework is known by the name of the program that is started."""
+    """Whether the name of the program tells its framework."""
     program = started.launch.program
-    return dialect_of(program, started.positional, started.args) is not None or called(program) is framework
+    return dialect_of(program, started.positional, started.args) is not None or framework_named(program) is framework
 
 
 def _over_base(
@@ -227,20 +233,20 @@ def _over_base(
     reading: FileReading,
     program: FileSource | None = None,
 ) -> dict[str, Any]:
-    """Return a program's flags over the file or the recipe that they name as their base, or over what the program
-    sets itself; Partial where that file is not here."""
+    """Return a program's flags merged into their base: the file or the recipe that they name, or what the program
+    sets itself (`program`). Partial where that file is missing."""
     if program is not None:
-        over = nested(assigned) if framework.flat else {"args": args}
-        return laid_over(program.config, over)
+        over = tables_of_paths(assigned) if framework.flat else {"args": args}
+        return override(program.config, over)
     name = _base_of(framework, args, started)
     removed = [word[1:].partition("=")[0] for word in assigned if word.startswith("~")]
     flags = {**args, **{key: value for key, value in assigned.items() if not key.startswith("~")}}
     flags = {framework.renamed.get(key.replace("-", "_"), key): value for key, value in flags.items()}
-    over = nested(flags) if framework.flat else {"args": flags}
+    over = tables_of_paths(flags) if framework.flat else {"args": flags}
     known = recipe(framework.folder, name, *started.positional, str(flags.get("mode"))) if name else None
     if known is not None:
         reading.notes.append(f"{name}: as {known[1]} of its recipes has it")
-        return overlaid(known[0], over)
+        return merge_tables(known[0], over)
     if name.rpartition("/")[2] in framework.default_bases and reading.files.find(name, started.directory) is None:
         return over
     called = model_of(framework.folder, name) if name else ""
@@ -249,18 +255,18 @@ def _over_base(
     if base is None:
         return Partial({**over, MODEL: called} if called else over) if name or framework.needs_base else over
     for path in removed:
-        base = without(base, path)
-    return overlaid(base if framework.flat else {"args": base}, over)
+        base = without_entry(base, path)
+    return merge_tables(base if framework.flat else {"args": base}, over)
 
 
-def laid_over(config: Config, over: Config) -> dict[str, Any]:
-    """Return tables with others laid over them, Partial where they are."""
-    result = overlaid(config, over)
+def override(config: Config, over: Config) -> dict[str, Any]:
+    """Return `config` with values of `over` in place of its own; Partial where `config` is."""
+    result = merge_tables(config, over)
     return Partial(result) if isinstance(config, Partial) else result
 
 
 def _base_of(framework: Framework, args: dict[str, Any], started: Started) -> str:
-    """Take the name of the base file out of a program's flags; "" where they name none."""
+    """Remove the flag that names the base file from `args` and return the name; "": none does."""
     plain_names = {name.replace("-", "_"): name for name in args}
     if {"config_path", "config_name"} <= set(plain_names):  # hydra's
         folder_, file = (str(args.pop(plain_names[name])) for name in ("config_path", "config_name"))
@@ -275,7 +281,7 @@ def _base_of(framework: Framework, args: dict[str, Any], started: Started) -> st
 
 
 def _program(started: Started, reading: FileReading) -> FileSource | None:
-    """Return what a program in Python sets, where its file is here and it is of a framework."""
+    """Return what a program in Python sets; None where its file is missing or of no known framework."""
     name = started.launch.program
     text = reading.files.text(name, started.directory) if name.endswith(".py") else None
     if text is None:
@@ -290,7 +296,8 @@ def _program(started: Started, reading: FileReading) -> FileSource | None:
 
 
 def _declared(framework: Framework, started: Started, reading: FileReading) -> dict[str, Any]:
-    """Return what a Trainer's own program, whose file is here, declares for flags with a price that are left out."""
+    """Return the defaults that the program of a Trainer declares for flags that have a price and are not set; none
+    where its file is missing."""
     name = started.launch.program
     if framework.reads != "hf" or not name.endswith(".py"):
         return {}
@@ -309,8 +316,8 @@ def _declared(framework: Framework, started: Started, reading: FileReading) -> d
 
 
 def _of_settings(started: Started, reading: FileReading) -> Framework | None:
-    """Return the framework of the settings that a program is given as its one word, of `train.py settings.yaml`, or
-    by a flag, of `train.py --config settings.yaml`."""
+    """Return the framework of the file of settings that a program is given: `train.py settings.yaml`, or
+    `train.py --config settings.yaml`; None: unknown."""
     flag = next((name for name in ("config", "config_file", "config-file") if name in started.args), "")
     name = plain(str(started.args[flag])) if flag else started.positional[0] if len(started.positional) == 1 else ""
     if not BASES.search(name):
@@ -326,8 +333,8 @@ def _of_settings(started: Started, reading: FileReading) -> Framework | None:
 
 
 def _engine_file(started: Started, reading: FileReading) -> tuple[Framework, dict[str, Any]] | None:
-    """Return the configuration of DeepSpeed that a program of its own is given. Raises InputError where that is not
-    here."""
+    """Return DeepSpeed and the tables of its file, which a flag of an unknown program names; None without one. Raises
+    InputError where that file is missing."""
     stated = started.args.get("deepspeed_config", "")
     first = plain(str(stated[0] if isinstance(stated, list) and stated else stated))
     if first.startswith("$"):  # the flag is DeepSpeed's own, and the file is known to the shell alone
@@ -363,7 +370,7 @@ def _not_known(started: Started, path: Path) -> InputError:
 
 
 def known_kinds() -> str:
-    """Return the remedy for a file of which nothing tells the framework."""
+    """Return the remedy for a file whose framework is unknown."""
     return f"if it is one, name its framework with --kind: {', '.join(BY_KIND)}"
 
 
@@ -377,8 +384,8 @@ def _plain(value: Any) -> Any:
     return plain(value) if isinstance(value, str) else value
 
 
-def with_named(config: dict[str, Any], framework: Framework, directory: str, reading: FileReading) -> dict[str, Any]:
-    """Return tables with the tables of the files that they name."""
+def with_files(config: dict[str, Any], framework: Framework, directory: str, reading: FileReading) -> dict[str, Any]:
+    """Return tables completed by the tables of the files that they name (`named` of the framework)."""
     for path, place in framework.named.items():
         own, value = path.removeprefix("args."), cast(Any, config)
         alone = "args" not in config and own != path  # arguments without a launcher
@@ -397,5 +404,7 @@ def with_named(config: dict[str, Any], framework: Framework, directory: str, rea
 
 def as_tables(started: Started) -> dict[str, Any]:
     """Return {launch, env, args} of a training that is started."""
-    args = {name: _plain(settled(value, False)) for name, value in {**started.args, **started.assigned}.items()}
+    args = {
+        name: _plain(without_open_flags(value, False)) for name, value in {**started.args, **started.assigned}.items()
+    }
     return {"launch": _typed(started.launch.options), "env": _typed(started.environment), "args": args}

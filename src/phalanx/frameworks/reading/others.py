@@ -1,4 +1,5 @@
-"""What people give that no reader takes, each by its name with what to give in its place: rows of others.toml."""
+"""Files and programs that no reader is for, recognized so that an error can say what to give instead: rows of
+others.toml."""
 
 import re
 from collections.abc import Mapping
@@ -13,7 +14,7 @@ from phalanx.spec.rows import Rows, record
 
 @dataclass(frozen=True)
 class Unread:
-    """A row of others.toml, which says what its fields are."""
+    """A row of others.toml, which describes the fields."""
 
     title: str
     does: str
@@ -24,7 +25,7 @@ class Unread:
     least: int = 1
 
     def error(self, file: str) -> InputError:
-        """The refusal of a file."""
+        """Return the error about such a file."""
         return InputError("file", file, self.does, self.give.format(file=file))
 
 
@@ -34,22 +35,19 @@ def _rows() -> tuple[Unread, ...]:
 
 
 def program(name: str, words: tuple[str, ...], args: Mapping[str, Any]) -> Unread | None:
-    """Return what a program is that is not read, by its name, the word behind it or its flags; None for others."""
+    """Return the row of a program, by its name, its name with the first word behind it, or its flags; None for a
+    program that is not listed."""
     last = re.sub(r"\.py$", "", name.rpartition("/")[2])
-    called = {name, last, last.rpartition(".")[2], *([f"{last} {words[0]}"] if words else [])}
-    return next(
-        (
-            row
-            for row in _rows()
-            if any(re.fullmatch(pattern, one) for pattern in row.programs for one in called)
-            or any(re.fullmatch(pattern, str(args.get(flag, ""))) for flag, pattern in row.flags.items())
-        ),
-        None,
-    )
+    names = {name, last, last.rpartition(".")[2], *([f"{last} {words[0]}"] if words else [])}
+    for row in _rows():
+        by_name = any(re.fullmatch(pattern, one) for pattern in row.programs for one in names)
+        if by_name or any(re.fullmatch(pattern, str(args.get(flag, ""))) for flag, pattern in row.flags.items()):
+            return row
+    return None
 
 
 def tables(config: Mapping[str, Any]) -> Unread | None:
-    """Return what tables are that are not read, by keys at their top or by paths; None for others."""
+    """Return the row of tables, by dotted paths of their keys; None for tables that are not listed."""
     return next((row for row in _rows() if row.keys and sum(_has(config, k) for k in row.keys) >= row.least), None)
 
 

@@ -1,8 +1,8 @@
-"""The parts of a framework's folder, loaded when they are used, so that no list of frameworks stands anywhere.
+"""The modules of a framework's folder, imported when they are used: so no file lists the frameworks.
 
 read.py           `read(config, world)`: its configuration as a Configuration
 read_python.py    `tables(file)`: a configuration in Python as tables, None for one of another framework
-write.py          `program(subject)`: a plan in its words
+write.py          `program(subject)`: a plan as its program
 lints.toml, .py   mistakes that its own loader accepts (frameworks/lints.py)
 """
 
@@ -18,7 +18,7 @@ from phalanx.frameworks.writing.subject import Subject
 
 
 def reader(framework: Framework) -> Callable[[Config, int | None], Configuration]:
-    """Return what reads a configuration; `world`: ranks, where the file leaves them open."""
+    """Return the function that reads a configuration: (tables, number of ranks where the file does not state it)."""
 
     def read(config: Config, world: int | None = None) -> Configuration:
         result: Configuration = _part(framework, "read").read(config, world)
@@ -28,7 +28,8 @@ def reader(framework: Framework) -> Callable[[Config, int | None], Configuration
 
 
 def writer(framework: Framework) -> Callable[[Subject], TrainingProgram]:
-    """Return what writes a plan in the framework's words; it raises InputError for what has none."""
+    """Return the function that writes a plan as a program of the framework; it raises InputError for a plan that the
+    framework cannot run."""
 
     def program(subject: Subject) -> TrainingProgram:
         result: TrainingProgram = _part(framework, "write").program(subject)

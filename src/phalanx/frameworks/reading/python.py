@@ -33,7 +33,8 @@ _COMPARED = {ast.Eq: operator.eq, ast.NotEq: operator.ne, ast.Is: operator.is_, 
 
 @dataclass
 class PythonObject:
-    """What a call makes. `name`: as it is called, with dots; `fields`: named arguments and what was set later."""
+    """The result of a call. `name`: of the function, with dots; `fields`: named arguments, and attributes that were
+    set later; `line`: of the call."""
 
     name: str
     positional: list[Any] = field(default_factory=list)
@@ -51,7 +52,7 @@ class PythonObject:
 
 
 def plain(value: Any) -> Any:
-    """Return a value with objects as tables, of their name where they have no fields."""
+    """Return a value with objects as tables; an object without fields as its name."""
     if isinstance(value, PythonObject):
         return value.tables() or value.last
     if isinstance(value, list | tuple):
@@ -61,19 +62,19 @@ def plain(value: Any) -> Any:
 
 @dataclass
 class FollowedProgram:
-    """What a program made, in order, and what was assumed on the way."""
+    """The objects that a program made, in order, and what was assumed."""
 
     objects: list[PythonObject] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
     def named(self, *ends: str) -> list[PythonObject]:
-        """Return what was made by calls whose last name is one of these, or begins as `ends*` says."""
+        """Return the objects whose last name is one of `names`; `*Trainer` is any name that ends so."""
         return [m for m in self.objects if any(m.last == e or (e[0] == "*" and m.last.endswith(e[1:])) for e in ends)]
 
 
 @dataclass(frozen=True)
 class PythonFile:
-    """A file in Python, on its way to tables. `function`: the one of it that is meant, "" for the whole program."""
+    """A file in Python. `function`: the function that makes the configuration, "" for the whole program."""
 
     module: ast.Module
     name: str
@@ -96,7 +97,7 @@ def parsed(text: str, name: str) -> ast.Module:
 
 
 def declared(module: ast.Module) -> dict[str, Any]:
-    """Return the defaults that a file's dataclasses declare for their fields, where they are numbers or texts."""
+    """Return the defaults that a file's dataclasses declare for their fields: those that are numbers or texts."""
     defaults: dict[str, Any] = {}
     for owner in (x for x in module.body if isinstance(x, ast.ClassDef)):
         if not any(ast.unparse(by).partition("(")[0].endswith("dataclass") for by in owner.decorator_list):

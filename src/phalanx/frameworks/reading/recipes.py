@@ -1,6 +1,6 @@
-"""Recipes that a framework ships by name, which a launch line or a program names: their layout as tables.
+"""Recipes that a framework ships and a launch line or a program names: their layout as tables.
 
-A row is of a folder's recipes.toml: the model's name, degrees, tokens of a sequence, sequences of a step and of a
+A row of a folder's recipes.toml has the model's name, degrees, tokens of a sequence, sequences of a step and of a
 micro-batch. `llama3_70b(num_nodes=2)` is a recipe with arguments."""
 
 import re
@@ -10,11 +10,11 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from phalanx.frameworks.tables import overlaid
+from phalanx.frameworks.tables import merge_tables
 from phalanx.spec.model.presets import PRESETS
 
 MODEL, RECIPE = "_model", "_recipe"
-"""Keys of tables that name a recipe's model, and a recipe that no row has."""
+"""Keys of tables: the name of a recipe's model, and the name of a recipe that is not known."""
 _DEGREES = {
     "tp": "tensor_model_parallel_size",
     "pp": "pipeline_model_parallel_size",
@@ -40,8 +40,9 @@ def _rows(folder: str) -> dict[str, dict[str, dict[str, Any]]]:
 
 
 def recipe(folder: str, name: str, *words: str) -> tuple[dict[str, Any], str] | None:
-    """Return the tables of a recipe with its source; None where no row is of that name. `words`: words of the command
-    before it; rows are of pre-training, where they do not say what they train in their name."""
+    """Return the tables of a recipe with its source; None for an unknown name. `words`: words of the command before
+    it, which choose between recipes of one name (`llama3_8b` with `sft` is `llama3_8b_sft_config`); NeMo's rows are
+    recipes of pre-training."""
     called = re.fullmatch(r"([\w.]+)(?:\((.*)\))?", name.strip(), re.S)
     last = called[1].rpartition(".")[2] if called else ""
     for dialect, rows in _rows(folder).items():
@@ -51,12 +52,12 @@ def recipe(folder: str, name: str, *words: str) -> tuple[dict[str, Any], str] | 
         if called and row is not None:
             own = _of_nemo(row) if dialect == "nemo" else _of_bridge(row)
             given = dict(re.findall(r"(\w+)\s*=\s*([\w.-]+)", called[2] or ""))
-            return overlaid(own, arguments(given)), str(row["source"])
+            return merge_tables(own, arguments(given)), str(row["source"])
     return None
 
 
 def model_of(folder: str, name: str) -> str:
-    """Return the model of the recipes that begin with a name, or that is called so; "" for none."""
+    """Return the model of the recipes whose names begin with `name`, else the model of that name; "": neither."""
     every = [pair for rows in _rows(folder).values() for pair in rows.items()]
     called = next((str(row["model"]) for title, row in every if f"{title}_".startswith(f"{name}_")), "")
     dashed = name.replace("_", "-")

@@ -1,4 +1,4 @@
-"""A user's file as it is read: as tables, or as the training that it starts; and which framework it is of.
+"""A user's file as tables or as the training that it starts, and the framework that it is for.
 
 JSON, YAML and TOML are parsed as data; scripts, command lines and manifests are read as text (launchers/), Python by
 its syntax tree. Nothing is run.
@@ -18,7 +18,7 @@ from phalanx.frameworks.launchers.launcher import ProgramLaunch
 from phalanx.frameworks.launchers.manifest import is_manifest
 from phalanx.frameworks.launchers.started import Started, in_manifest, in_script
 from phalanx.frameworks.reading.dialects import dialect_of
-from phalanx.frameworks.reading.dumps import dumped, flagscale_launch, logged
+from phalanx.frameworks.reading.dumps import flagscale_launch, settings_in_log, unwrapped_settings
 from phalanx.frameworks.reading.parts import python_tables
 from phalanx.frameworks.reading.python import PythonFile, parsed
 from phalanx.frameworks.registry import FRAMEWORKS
@@ -31,29 +31,29 @@ BY_KIND = {framework.reads: framework for framework in FRAMEWORKS.values() if fr
 IN_PYTHON = tuple(framework for framework in FRAMEWORKS.values() if framework.python)
 """The frameworks that are configured in Python."""
 _MANIFEST = re.compile(r"\A(?:[ \t]*(?:#.*)?\n|---.*\n)*apiVersion: ")
-"""What a manifest begins with, whatever its file is called."""
+"""How a manifest begins, whatever its file is called."""
 _MAGIC = re.compile(r"\A\s*%%\w.*\n|^!(?=[A-Za-z])", re.M)
-"""What a notebook's cell has before a text that it writes, and before a command."""
+"""Marks of a notebook's cell: the line above a file that it writes, and `!` in front of a command."""
 DATA = (".json", ".yaml", ".yml", ".toml")
 """Suffixes of files that are data."""
 
 
 @dataclass(frozen=True)
 class FileSource:
-    """A file on its way to a configuration. `started`: what it launches, None for tables."""
+    """What a file holds: tables in `config`, or the training that it starts."""
 
     path: Path
     config: Config
     started: Started | None = None
     kind: str | None = None
-    """Its framework, where that is known."""
+    """Its framework, where the file's form tells it."""
     notes: tuple[str, ...] = ()
-    """What is assumed of it."""
+    """What was assumed."""
 
 
 def source_of(path: Path, files: Companions) -> FileSource:
-    """Return a file as tables, or as what it starts. Raises InputError where it cannot be read."""
-    file, function = named(path)
+    """Return a file's tables, or the training that it starts. Raises InputError where it cannot be read."""
+    file, function = split_function(path)
     text = _MAGIC.sub("", read_text(file, "file", LARGEST))
     suffix = file.suffix.lower()
     where = str(file)
@@ -73,8 +73,8 @@ def source_of(path: Path, files: Companions) -> FileSource:
             raise InputError("file", where, "is not a table of settings")
         if (experiment := flagscale_launch(tables[0])) is not None:
             return _experiment(path, files, *experiment)
-        return FileSource(path, logged(tables[0]))
-    if args := dumped(text):
+        return FileSource(path, unwrapped_settings(tables[0]))
+    if args := settings_in_log(text):
         return FileSource(path, {"launch": {}, "env": {}, "args": texts(args)} if _is_flat(args) else texts(args))
     started = _located(where, partial(in_script, text, files.text, _knows, file.name))
     if (hydra := _named_experiment(started, files)) is not None:
@@ -82,23 +82,25 @@ def source_of(path: Path, files: Companions) -> FileSource:
     if not started.args and not started.assigned and _looks_like_yaml(text):
         tables = documents(text, ".yaml", where)
         if tables and isinstance(tables[0], dict):
-            return FileSource(path, logged(tables[0]))
+            return FileSource(path, unwrapped_settings(tables[0]))
     return FileSource(path, {}, started)
 
 
 def _experiment(
     path: Path, files: Companions, name: str, launch: dict[str, Any], environment: dict[str, Any]
 ) -> FileSource:
-    """Return FlagScale's experiment with the settings that it names. Raises InputError where they are not here."""
+    """Return FlagScale's experiment with the tables of the file that it names. Raises InputError without that
+    file."""
     text = files.text(name)
     tables = documents(text, ".yaml", name) if text is not None else []
     if not tables or not isinstance(tables[0], dict):
         raise InputError("file", str(path), f"starts a training whose settings are in {name}", files.why(name))
-    return FileSource(path, {**logged(tables[0]), "launch": launch, "env": environment})
+    return FileSource(path, {**unwrapped_settings(tables[0]), "launch": launch, "env": environment})
 
 
 def _named_experiment(started: Started, files: Companions) -> FileSource | None:
-    """Return the experiment that a command of hydra's names by folder and name, if it is FlagScale's (run.py)."""
+    """Return FlagScale's experiment that a command names by hydra's --config-path and --config-name (run.py); None
+    for other commands."""
     folder, name = (started.args.get(key) for key in ("config-path", "config-name"))
     if not isinstance(folder, str) or not isinstance(name, str):
         return None
@@ -110,7 +112,7 @@ def _named_experiment(started: Started, files: Companions) -> FileSource | None:
 
 
 def _located(where: str, make: Callable[[], Started]) -> Started:
-    """Return what a text starts; an error about it names its file."""
+    """Return make(), with the file named in an error about its text."""
     try:
         return make()
     except InputError as error:
@@ -156,15 +158,15 @@ def _knows(launch: ProgramLaunch) -> bool:
 
 
 def framework_of(program: str, args: Mapping[str, Any]) -> Framework | None:
-    """Return the framework of a program's flags, or of the program by its name; by its name first for one whose
-    scripts have flags of their own."""
-    by_name = called(program)
+    """Return the framework of a program: by its flags, else by its name; by its name first where the framework's
+    scripts rename flags; None: unknown."""
+    by_name = framework_named(program)
     by_flags = kind_of({"launch": {}, "args": dict(args)})
     return by_name if by_flags is None or (by_name and by_name.renamed) else BY_KIND[by_flags]
 
 
-def called(program: str) -> Framework | None:
-    """Return the framework that a program is of by its name, or by most of it."""
+def framework_named(program: str) -> Framework | None:
+    """Return the framework with the longest pattern that a program's name ends with; None: no pattern fits."""
     name = re.sub(r"\.py$", "", program)
     lengths = [
         (len(match[0]), -framework.position, framework)
@@ -175,15 +177,13 @@ def called(program: str) -> Framework | None:
     return max(lengths, key=lambda each: each[:2])[2] if lengths else None
 
 
-def named(path: Path) -> tuple[Path, str]:
-    """Split `config_registry.py::llama3_8b` into a file and the function of it that is meant."""
+def split_function(path: Path) -> tuple[Path, str]:
+    """Split `config_registry.py::llama3_8b` into the file and the function; "" for a path without one."""
     file, _, function = str(path).partition(".py::")
     return (Path(f"{file}.py"), function) if function else (path, "")
 
 
 def kind_of(config: Config) -> str | None:
-    """Return the framework that a configuration is of, by its keys; None if it is of none."""
-    clues = sorted(
-        ((c.order, i, c, f) for i, f in enumerate(FRAMEWORKS.values()) for c in f.clues), key=lambda x: x[:2]
-    )
-    return next((framework.reads for *_, clue, framework in clues if clue.holds(config)), None)
+    """Return the kind of a configuration by its keys; None for an unknown one."""
+    clues = sorted(((clue, f.reads) for f in FRAMEWORKS.values() for clue in f.clues), key=lambda pair: pair[0].order)
+    return next((kind for clue, kind in clues if clue.holds(config)), None)

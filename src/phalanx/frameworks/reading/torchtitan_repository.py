@@ -1,5 +1,5 @@
-"""What torchtitan's repository ships and people name, where it is not here: configurations, and run_train.sh, the
-script that starts one."""
+"""Files of torchtitan's repository that people name and do not give: configurations, and run_train.sh, the script
+that starts one."""
 
 import re
 import tomllib
@@ -17,7 +17,8 @@ def _rows() -> dict[str, dict[str, Any]]:
 
 
 def shipped(name: str) -> dict[str, Any] | None:
-    """Return the tables of a configuration by the end of its path; None for another name."""
+    """Return the tables of a configuration of the repository, by the last three parts of its path; None for
+    others."""
     row = _rows().get("/".join(name.removesuffix(".toml").split("/")[-3:]))
     if row is None:
         return None
@@ -38,10 +39,11 @@ def shipped(name: str) -> dict[str, Any] | None:
     }
 
 
-def started(
+def script_launch(
     program: str, args: Mapping[str, Any], environment: Mapping[str, str]
 ) -> tuple[dict[str, Any], int] | None:
-    """Return what run_train.sh starts torchtitan.train with: its flags, and ranks; None for another script."""
+    """Return the flags and the number of ranks with which run_train.sh starts torchtitan.train; None for another
+    script."""
     file = environment.get("CONFIG_FILE", "")
     of_titan = file.endswith(".toml") or any(re.match(r"(training|parallelism|job|model)\.", name) for name in args)
     if program.rpartition("/")[2] != "run_train.sh" or not of_titan:

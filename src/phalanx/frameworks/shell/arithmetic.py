@@ -18,11 +18,11 @@ _LONGEST, _LARGEST = 400, 10**15
 
 
 class Open(Exception):
-    """A part of the expression is not known, or it is none."""
+    """The value of an expression is not known."""
 
 
 def evaluate(text: str, value: Value, assign: Assign) -> int | None:
-    """Return an expression's value; None where a part is open or what it says is no expression."""
+    """Return an expression's value, a whole number; None where a variable of it is open, or where it is malformed."""
     if len(text) > _LONGEST:
         return None
     try:

@@ -1,5 +1,8 @@
-"""Conditions, cases and loops of a script, and what a branch leaves open: what both leave alike is known, the rest is
-not."""
+"""Conditions, cases and loops of a script.
+
+Where the script does not decide which of two branches is taken, both are followed: variables that have one value
+behind both are known, the others are open.
+"""
 
 import fnmatch
 import re
@@ -21,7 +24,7 @@ def attempt(m: Follower, node: Node, scope: Scope) -> bool | None:
 
 def merge(m: Follower, scope: Scope, taken: Scope, other: Scope, line: int, reason: str) -> None:
     """Leave open what differs between two branches, and note it."""
-    differing = differing_names(m, taken, other)
+    differing = differing_names(taken, other)
     for name in differing:
         scope.variables[name] = [unknown(name)]
     for name, values in taken.variables.items():
@@ -30,16 +33,17 @@ def merge(m: Follower, scope: Scope, taken: Scope, other: Scope, line: int, reas
     scope.exported |= taken.exported | other.exported
     scope.functions |= other.functions | taken.functions
     if differing:
-        m.forks.append(Fork(line, reason, *_shown(m, differing, taken, other)))
+        m.forks.append(Fork(line, reason, *_texts(differing, taken, other)))
 
 
-def differing_names(m: Follower, a: Scope, b: Scope) -> list[str]:
+def differing_names(a: Scope, b: Scope) -> list[str]:
     """Return the variables that differ between two shells."""
     names = {*a.variables, *b.variables}
     return sorted(n for n in names if a.variables.get(n) != b.variables.get(n))
 
 
-def _shown(m: Follower, names: list[str], a: Scope, b: Scope) -> tuple[dict[str, str], dict[str, str]]:
+def _texts(names: list[str], a: Scope, b: Scope) -> tuple[dict[str, str], dict[str, str]]:
+    """Return some variables of two shells, as a note shows them."""
     first, second = ({n: plain(" ".join(s.variables.get(n, []))) for n in names} for s in (a, b))
     return first, second
 
@@ -75,7 +79,7 @@ def conditional(m: Follower, node: If, scope: Scope) -> bool | None:
 
 
 def _silently(m: Follower, node: Node, scope: Scope) -> None:
-    """Follow a branch that is not taken, for the variables that it would set."""
+    """Follow a branch that is not taken, for the variables that it would set: no program of it is recorded."""
     kept = len(m.invocations), len(m.forks), len(m.notes), dict(m.files)
     attempt(m, node, scope)
     del m.invocations[kept[0] :], m.forks[kept[1] :], m.notes[kept[2] :]
@@ -83,14 +87,15 @@ def _silently(m: Follower, node: Node, scope: Scope) -> None:
 
 
 def _note_unset(m: Follower, line: int, unset: set[str], scope: Scope, untaken: Scope | None) -> None:
-    if untaken is None or not (differing := differing_names(m, scope, untaken)):
+    """Note what the branch that is not taken would set otherwise, where variables that are not set decided."""
+    if untaken is None or not (differing := differing_names(scope, untaken)):
         return
     places = [f"${name}" for name in sorted(unset) if name.isdigit()]
     names = [name for name in sorted(unset) if not name.isdigit()]
     whose = [f"{', '.join(names)} of the environment"] if names else []
     whose += [f"{', '.join(places)} of the command line"] if places else []
     reason = f"{' and '.join(whose)} decides, taken as unset"
-    m.forks.append(Fork(line, reason, *_shown(m, differing, scope, untaken)))
+    m.forks.append(Fork(line, reason, *_texts(differing, scope, untaken)))
 
 
 def for_loop(m: Follower, node: For, scope: Scope) -> bool | None:
@@ -129,7 +134,7 @@ def while_loop(m: Follower, node: While, scope: Scope) -> bool | None:
     """Follow `while` or `until`; its body is a branch where the condition depends on the machine."""
     for _ in range(LONGEST_LOOP):
         status = m.chain(node.condition, scope)
-        if status is None or _reads(m, node.condition):
+        if status is None or _reads_input(node.condition):
             before = scope.copy()
             attempt(m, node.body, scope)
             merge(m, scope, scope.copy(), before, node.line, "the loop depends on the machine")
@@ -141,7 +146,8 @@ def while_loop(m: Follower, node: While, scope: Scope) -> bool | None:
     return None
 
 
-def _reads(m: Follower, condition: Chain) -> bool:
+def _reads_input(condition: Chain) -> bool:
+    """Whether a condition takes lines of its input, `while read line`."""
     return any(
         isinstance(part, SimpleCommand) and part.words[:1] == ("read",)
         for _, line in condition.links

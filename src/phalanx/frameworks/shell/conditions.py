@@ -56,7 +56,8 @@ def test_holds(words: list[str], scope: Scope) -> TestOutcome:
 
 
 class _Expression:
-    """Words of a condition, from left to right; `double`: of `[[ ]]`, whose words are not expanded yet."""
+    """Words of a condition, read from left to right. `double`: they are those inside `[[ ]]`, which are expanded
+    here."""
 
     def __init__(self, words: list[str], scope: Scope, double: bool) -> None:
         self.words, self.scope, self.double = words, scope, double
@@ -115,7 +116,7 @@ class _Expression:
 
     def text(self, word: str, of_first: bool = False) -> str | None:
         """Return a word's text, in which variables of the environment are empty; None where it stays open.
-        `of_first`: it is the first process, of rank 0."""
+        `of_first`: a rank is 0, as the first process has it."""
         value = text_of(word, self.scope) if self.double else word
         value = _RANK.sub("0", value) if of_first else value
         if is_open(value):

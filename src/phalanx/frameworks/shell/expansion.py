@@ -1,7 +1,7 @@
 """What words of a shell script expand to (bash(1), EXPANSION), where the script itself decides it.
 
-What only the running shell could tell (a variable of the environment, `$(hostname)`) is open: the mark OPEN and the
-text that represents it. No reader takes it for a value, and `plain` shows it as it was written.
+What only the running shell could tell (a variable of the environment, `$(hostname)`) is open: such a part is the mark
+OPEN with the text of the script behind it. No reader takes it for a value, and `plain` shows it as it was written.
 """
 
 import fnmatch

@@ -17,12 +17,12 @@ _LONGEST = 2**16
 _MOST = 10_000
 
 
-def printed(words: list[str], given: str | None) -> str | None:
+def program_output(words: list[str], given: str | None) -> str | None:
     """Return what a program prints for its words and its input (None: open); None where only a shell could tell."""
     name = words[0].rpartition("/")[2]
     if name not in PRINTS or (any(map(is_open, words[1:])) and name not in ("echo", "printf")):
         return None
-    if given is not None and is_open(given) and name not in ("cat",):
+    if given is not None and is_open(given) and name != "cat":
         return None
     try:
         result = PRINTS[name](words[1:], given)
@@ -158,18 +158,23 @@ def _wc(words: list[str], given: str | None) -> str | None:
 
 
 def _cut(words: list[str], given: str | None) -> str | None:
+    """Print fields of each line: `-f2`, `-f1,3`, `-f2-`, with or without `-d`."""
     text = " ".join(words)
-    between = re.search(r"-d\s?(\S| (?= ))", text)
-    fields = re.search(r"-f\s?(\d+)(-?)(\d*)", text)
+    between, fields = re.search(r"-d\s?(\S| (?= ))", text), re.search(r"-f\s?([\d,-]+)", text)
     if given is None or not fields:
         return None
     mark = between[1] if between else "\t"
-    first, last = int(fields[1]), int(fields[3]) if fields[3] else None
+    ranges = [re.fullmatch(r"(\d*)(-?)(\d*)", part) for part in fields[1].split(",")]
     lines = []
     for line in given.splitlines():
         parts = line.split(mark)
-        stop = (last if last else len(parts)) if fields[2] else first
-        lines.append(mark.join(parts[first - 1 : stop]) if mark in line else line)
+        places: set[int] = set()
+        for match in ranges:
+            if not match or not match[0].strip("-"):
+                return None
+            first = int(match[1] or 1)
+            places |= {*range(first - 1, (int(match[3] or len(parts)) if match[2] else first))}
+        lines.append(mark.join(p for i, p in enumerate(parts) if i in places) if mark in line else line)
     return "\n".join(lines) + "\n"
 
 
@@ -194,15 +199,28 @@ def _awk(words: list[str], given: str | None) -> str | None:
     return "\n".join(lines) + "\n"
 
 
-def _head(words: list[str], given: str | None, end: bool = False) -> str | None:
-    number = re.search(r"\d+", " ".join(words))
-    lines = None if given is None else given.splitlines(keepends=True)
-    size = int(number[0]) if number else 10
-    return None if lines is None else "".join(lines[-size:] if end else lines[:size])
+def _line_count(words: list[str]) -> str | None:
+    """Return the number of `-n 5`, `-n5`, `-5` or `--lines=5`, with its sign, as head and tail take it; None for
+    other options (`-c`) and for files."""
+    match = re.fullmatch(r"(?:-n ?|--lines[= ]|-)([+-]?\d+)", " ".join(words) or "-10")
+    return match[1] if match else None
+
+
+def _head(words: list[str], given: str | None) -> str | None:
+    """Print the first lines; of `-n -2`, all but the last two."""
+    if given is None or (count := _line_count(words)) is None:
+        return None
+    lines = given.splitlines(keepends=True)
+    return "".join(lines[: max(len(lines) + int(count), 0) if count.startswith("-") else int(count)])
 
 
 def _tail(words: list[str], given: str | None) -> str | None:
-    return _head(words, given, end=True)
+    """Print the last lines; of `-n +2`, those from the second on."""
+    if given is None or (count := _line_count(words)) is None:
+        return None
+    lines = given.splitlines(keepends=True)
+    first = int(count) - 1 if count.startswith("+") else len(lines) - abs(int(count))
+    return "".join(lines[max(first, 0) :])
 
 
 def _cat(words: list[str], given: str | None) -> str | None:

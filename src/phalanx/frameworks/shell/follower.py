@@ -1,4 +1,5 @@
-"""What a script comes to, as the parts of the machine that follows it record it, and their recursion into it."""
+"""The base of what follows a script: its records (programs started, files written, open decisions), and the methods
+by which commands, branches and programs follow one another."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
@@ -16,7 +17,9 @@ Submitted = Callable[[str], Mapping[str, str]]
 
 @dataclass
 class Follower(ABC):
-    """The records of machine.py; `prefix`: launchers in front of the shell that runs commands."""
+    """Records of a script that is followed. `include`, `submitted`: as script.follow has them; `batch`: scripts that
+    a batch system gets; `prefix`: launchers in front of the shell that runs commands; `depth`: scripts, functions and
+    substitutions inside one another."""
 
     include: Include
     submitted: Submitted
@@ -28,9 +31,9 @@ class Follower(ABC):
     prefix: tuple[str, ...] = ()
     depth: int = 0
     references: dict[str, set[str]] = field(default_factory=dict)
-    """Variable -> variables that its value was made of."""
+    """Variable -> variables that its value refers to."""
     outer: set[str] = field(default_factory=set)
-    """Variables that the text of the present shell was made of."""
+    """Variables that the command which started the present shell refers to."""
     unset: set[str] = field(default_factory=set)
     """Variables of the environment that the latest condition took as unset."""
 
@@ -51,14 +54,14 @@ class Follower(ABC):
         """Set a variable or an array."""
 
     def contents(self, name: str, scope: Scope) -> str | None:
-        """Return the text of a file that the script wrote, or that lies where it is named from; None for another."""
+        """Return the text of a file that the script wrote, or that lies at this path; None where there is none."""
         name = plain(name)
         text = self.files.get(name)
         inside = not name.startswith("/") and scope.directory
         return self.include(f"{scope.directory}/{name}" if inside else name) if text is None else text
 
     def closure(self, names: set[str]) -> frozenset[str]:
-        """Return the variables that some depend on, themselves included."""
+        """Return some variables with all that their values refer to, directly or not."""
         closed = names | self.outer
         waiting = list(closed)
         while waiting:

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 _PLACES = re.compile(r"RANK|MASTER|PORT$|HOST|ADDR|RDZV|SOCKET|LOG|_ID$|PATH|DIR$")
-"""Names of variables that tell parts of one training from one another, or places."""
+"""Variables that differ between processes of one training, or that name places: they decide nothing."""
 
 _LONGEST = 80
 """Characters from which a value is cut."""
@@ -13,8 +13,9 @@ _LONGEST = 80
 
 @dataclass(frozen=True)
 class Invocation:
-    """A program that the script starts. `environment`: what it exports for it; `names`: variables that its words
-    depend on; `pasted`: the last of the lines below it that are taken for its rest, 0 without any."""
+    """A program that the script starts. `words`: with its launchers in front; `environment`: variables that the
+    script exports to it; `line`: of the script, from 1; `directory`: where it starts; `names`: variables that its
+    words depend on; `pasted`: the last of the lines below it that are taken for its rest, 0 without any."""
 
     words: tuple[str, ...]
     environment: Mapping[str, str]
@@ -44,7 +45,7 @@ class Fork:
 
 
 def _differing_words(a: str, b: str) -> tuple[str, str]:
-    """Return two values; of long ones what follows the words that both begin with, cut."""
+    """Return two values; long ones without the words that both begin with, cut to 80 characters."""
     if len(a) <= _LONGEST >= len(b):
         return a, b
     x, y = a.split(), b.split()

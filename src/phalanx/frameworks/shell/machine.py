@@ -106,7 +106,7 @@ class ScriptFollower(Follower):
                         self.text(given, inner)
                         continue
                     status = self.command(part, inner, given)
-                    given = output.printed(self, words, part.redirects, given, inner)
+                    given = output.command_output(self, words, part.redirects, given, inner)
                     if words[:1] == ["tee"] and given is not None and len(words) > 1:
                         self.files[plain(words[-1])] = given
                 else:
@@ -150,7 +150,7 @@ class ScriptFollower(Follower):
         if words[:1] and words[0] in output.WRITERS:
             targets = [(plain(text_of(r.target, scope)), r.operator == ">>") for r in writes]
             targets += [(plain(words[-1]), False)] if words[0] == "sed" and "-i" in words else []
-            text = output.printed(self, words, node.redirects, given, scope) if targets else None
+            text = output.command_output(self, words, node.redirects, given, scope) if targets else None
             for target, appends in targets:
                 if text is not None:
                     earlier = self.files.get(target, "") if appends else ""

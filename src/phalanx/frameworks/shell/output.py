@@ -55,12 +55,12 @@ def _output(m: Follower, part: Node, given: str | None, scope: Scope) -> str | N
             return _outputs(m, links, inner)
         if words[0] in ("cd", "set", "true", ":", *DECLARES):
             return ""
-        return printed(m, words, part.redirects, given, scope)
+        return command_output(m, words, part.redirects, given, scope)
     finally:
         m.depth -= 1
 
 
-def printed(
+def command_output(
     m: Follower, words: list[str], redirects: tuple[Redirection, ...], given: str | None, scope: Scope
 ) -> str | None:
     """Return what a command prints for its words, its redirections and its input."""
@@ -84,4 +84,4 @@ def printed(
     if words[0] == "envsubst":
         return given if given is None else _VARIABLE.sub(lambda v: scope.value(v[1] or v[2]) or v[0], given)
     scope.budget.spend(len(given or "") + sum(map(len, words)))
-    return filters.printed(words, given)
+    return filters.program_output(words, given)

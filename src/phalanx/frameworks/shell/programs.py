@@ -54,7 +54,7 @@ def _text_in(words: list[str]) -> int | None:
 
 
 def _options_of(words: list[str], at: int) -> list[str]:
-    """Return a launcher with its options, without its subcommands and the text at a place that it starts."""
+    """Return a launcher with its options: without its subcommands, and without the command at `at` that it runs."""
     rest = [word for word in (*words[1:at], *words[at + 1 :]) if word != "--command"]
     first = next((i for i, word in enumerate(rest) if word.startswith("-")), len(rest))
     return [words[0], *rest[first:]]
@@ -75,7 +75,7 @@ def start(m: Follower, words: list[str], names: set[str], node: SimpleCommand, s
                 return _in_its_own_shell(m, text, words[:place], arguments, names, scope, file)
             if shell:
                 continue
-    if words[0] in ("ssh",) and (given := document_of(node, scope)):
+    if words[0] == "ssh" and (given := document_of(node, scope)):
         return _in_its_own_shell(m, given, (), [], names, scope, "ssh")
     if (at := _text_in(words)) is not None:
         sent = words[0].rpartition("/")[2] in _SENDERS
@@ -199,7 +199,8 @@ def _in_its_own_shell(
     scope: Scope,
     name: str,
 ) -> bool | None:
-    """Follow a script in a shell of its own, behind what launches it."""
+    """Follow a script in a shell of its own. `prefix`: launchers before it, which come before every program that it
+    starts."""
     if m.depth >= DEEPEST:
         raise InputError("script", None, f"runs scripts more than {DEEPEST} deep", "does one run itself?")
     inner = scope.copy()

@@ -14,15 +14,12 @@ _ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "\\": "\\", "'": "'", '"': '"', "e"
 
 
 def closing(raw: str, start: int) -> int:
-    """Return the place behind what begins at `start`, a bracket or a quote; the end where it does not close, as in a
-    here-document."""
+    """Return the place behind the bracket or quotation that begins at `start`; the end of the text where it does not
+    close, as in a here-document."""
     text = ScriptText(raw)
+    closes = {"(": ")", "{": "}"}.get(raw[start])
     try:
-        return (
-            text.nested(start, raw[start], ")" if raw[start] == "(" else "}")
-            if raw[start] in "({"
-            else text.piece(start)
-        )
+        return text.nested(start, raw[start], closes) if closes else text.piece(start)
     except InputError:
         return len(raw)
 

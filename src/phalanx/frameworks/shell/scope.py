@@ -4,25 +4,25 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from phalanx.frameworks.shell.nodes import Node
 from phalanx.spec.errors import InputError
 
 OPEN = "\ue000"
-"""Begins a part that only the running shell could tell."""
+"""The mark in front of a part that only the running shell could tell."""
 DEEPEST = 12
-"""Scripts, functions and substitutions in one another."""
+"""Scripts, functions and substitutions inside one another."""
 LONGEST_LOOP = 1_000
 """Rounds of a loop that are followed, and places of an array."""
 LARGEST_WORK = 2**24
-"""Characters that expansions may copy: a variable can be twice the one before it."""
+"""Characters that expansions may copy in all; a script that doubles a variable in a loop would need any number."""
 WORD = 100
 """Work of making a word beyond its characters, in characters copied."""
 _SHIFT = 0xE100
 _OPAQUE = {ord(c): _SHIFT + ord(c) for c in map(chr, range(128)) if not (c.isalnum() or c == "_")}
-"""Characters inside such a part that a shell would take for its own: the part is one word, however often it is read
-again, as by `bash -c "$COMMAND"`."""
+"""Punctuation and blanks inside an open part, as characters that no shell reads: so it stays one word when its text
+is read again, as by `bash -c "$COMMAND"`."""
 _SHOWN = {ord(OPEN): "$"} | {mark: chr(character) for character, mark in _OPAQUE.items()}
 
 
@@ -65,18 +65,13 @@ class Scope:
         """Return a shell of its own, with the same budget."""
         variables = {name: list(value) for name, value in self.variables.items()}
         self.budget.spend(16 * len(variables))
-        return Scope(
-            variables,
-            set(self.exported),
-            list(self.arguments),
-            dict(self.functions),
-            self.directory,
-            self.name,
-            self.capture,
-            self.budget,
-            self.environment,
-            set(self.tables),
-            self.called,
+        return replace(
+            self,
+            variables=variables,
+            exported=set(self.exported),
+            arguments=list(self.arguments),
+            functions=dict(self.functions),
+            tables=set(self.tables),
         )
 
     def keys(self, name: str) -> list[str]:
@@ -95,7 +90,7 @@ class Scope:
 
 
 def unknown(text: str) -> str:
-    """Return the open part that represents a text."""
+    """Return an open part, written as `text` in the script."""
     return OPEN + re.sub(r"\s+", " ", plain(text)).translate(_OPAQUE)
 
 

@@ -22,14 +22,16 @@ _PROMPT = re.compile(r"[ \t]*(?:\([\w.-]+\)[ \t]*)*(?:\[?[\w.-]+@[\w.-]+[: ][^\s
 """What a shell prints before a line that is typed: `(env) user@host:~/path$ `, `[user@host path]# `, `$ `."""
 
 _QUOTED = re.compile("\ufeff?>(>>)?( |\r?$)")
-"""What a mail and an interpreter write before a line."""
+"""`> ` and `>>> `, which a mail and an interpreter put in front of a line."""
 _TRACED = re.compile(r"^\++ (\S.*)$", re.M)
 """Lines of `set -x`."""
 
 
 @dataclass(frozen=True)
 class Script:
-    """What a script starts, the files that it writes, and what was assumed."""
+    """What a script comes to. `invocations`: programs that it starts, in order; `files`: that it writes, text by
+    path; `variables`: words by name, as it leaves them; `forks`: where it does not decide; `notes`: what was
+    assumed."""
 
     invocations: tuple[Invocation, ...]
     files: Mapping[str, str]
@@ -41,8 +43,8 @@ class Script:
 
 
 def _without_prompts(text: str) -> str:
-    """Return what was typed in a session that was pasted, without what was printed; of `set -x`, the commands as they
-    ran; what a fence or marks of quotation frame; other texts unchanged."""
+    """Return the commands of a text: of a pasted session, the lines behind prompts; of the output of `set -x`, its
+    `+` lines; of a Markdown fence or a quoted mail, what is inside; other texts unchanged."""
     if text.lstrip().startswith("```"):
         text = re.sub(r"(?m)^[ \t]*```.*$", "", text)
     if text.startswith((">", "\ufeff>")) and all(_QUOTED.match(line) for line in text.split("\n") if line.strip()):
@@ -65,9 +67,9 @@ def follow(
     arguments: Iterable[str] = (),
     submitted: Submitted = lambda text: {},
 ) -> Script:
-    """Follow a script or a command line. `given`: variables that its batch system sets; `include`: the text of a
-    script that it calls, None where there is none; `submitted`: as `given`, of a script that it
-    submits. Raises InputError for what a shell would refuse."""
+    """Follow a script or a command line. `given`: variables that its batch system sets; `include`: path -> text of a
+    script that it calls, None where there is none; `submitted`: text of a script that it submits -> the variables
+    that the batch system sets for it. Raises InputError for what a shell would refuse."""
     text = _without_prompts(text)
     machine = ScriptFollower(include, submitted)
     scope = Scope({k: [v] for k, v in (given or {}).items()}, name=name, arguments=list(arguments))

@@ -18,16 +18,18 @@ PLACEHOLDER = re.compile(
     rf"<(?=[A-Za-z])(?:[A-Z0-9_-]+|(?i:your|my|path|num|insert)[\w-]*|{_INSIDE}(?:[ \t]+{_INSIDE})+)>"
     r"(?=[\s\"'/,:.\\]|\Z)"
 )
-"""What its author left to be filled in, `<PATH TO gpt-vocab.json>`, which a shell would take for redirections."""
+"""A blank that the author leaves to the reader, `<PATH TO gpt-vocab.json>`; a shell would take it for
+redirections."""
 STOP = frozenset(" \t\n;|&()<>")
 _WORD = re.compile(r"[a-z]+(?=[\s;|&()<>]|\Z)|[{}!](?=[\s;|&()<>]|\Z)")
-"""A word as reserved ones are."""
+"""A word that could be a reserved one: lower-case letters, a brace or `!`."""
 _BLANKS = re.compile(r"(?:[ \t\r]|\\\n)*(?:#[^\n]*)?")
 
 
 @dataclass
 class ScriptText:
-    """A script's text, and how far it is read."""
+    """A script's text. `at`: where the next token begins; `depth`: of brackets and compound commands; `count`: words
+    read."""
 
     text: str
     at: int = 0
@@ -58,7 +60,8 @@ class ScriptText:
         self.at = self.documents.get(self.at, self.at + 1)
 
     def document(self, end: str, tabs: bool) -> str:
-        """Return the here-document that the present line is followed by. `tabs`: those at the start of lines go."""
+        """Return the here-document that follows the present line. `tabs`: tabs at the start of its lines are
+        removed."""
         line = self.text.find("\n", self.at)
         at = self.documents.get(line, line + 1)
         taken: list[str] = []

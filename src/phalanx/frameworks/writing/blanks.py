@@ -1,4 +1,4 @@
-"""What no plan can know of a run: its data, its folders, and lr and steps where the plan has none."""
+"""Blanks of a run, which no plan can know: its data, its folders, and lr and steps where the plan has none."""
 
 from phalanx.frameworks.writing.program import FILL_IN, Blank
 from phalanx.frameworks.writing.subject import Subject
@@ -11,7 +11,8 @@ def blanks(
     folder: str = "checkpoints",
     final: bool = False,
 ) -> tuple[Blank, ...]:
-    """Return the blanks of train.sh. `data`: what form it has; `final`: with the learning rate after its decay."""
+    """Return the blanks of train.sh. `data`: the form of the data; `folder`: what its folder is for; `final`: whether
+    the learning rate at the end of its decay is one."""
     t = x.training
     lr, steps = (FILL_IN if known is None else f"{known:.12g}" for known in (t.lr, t.steps))
     end = (Blank("MIN_LR", "Learning rate at the end of its decay.", x.final_lr),) if final else ()

@@ -1,4 +1,4 @@
-"""A training program in a framework's own words: groups of settings, each with the reason for it, and what starts it.
+"""A training program of a framework: groups of settings, each with the reason for it, and the command that starts it.
 
 Setting    a flag or a key, with its value
 Group      settings that belong together, and why the plan has them
@@ -11,12 +11,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 FILL_IN = "FILL-IN"
-"""What stands in place of a blank."""
+"""The value of a blank that is not filled in."""
 
 
 @dataclass(frozen=True)
 class Setting:
-    """A flag or key, and its value: True for a flag without one; a tuple for several words."""
+    """A flag or key with its value; True for a flag that takes none, a tuple for several words."""
 
     key: str
     value: Any
@@ -24,7 +24,7 @@ class Setting:
 
 @dataclass(frozen=True)
 class Group:
-    """Settings that belong together. `why`: one or more sentences, of the plan's figures where it has them."""
+    """Settings that belong together. `why`: one or more sentences, with figures of the plan where it has them."""
 
     title: str
     why: str
@@ -42,7 +42,8 @@ class Variable:
 
 @dataclass(frozen=True)
 class Blank:
-    """A shell variable to be filled in. `default`: what it is where the plan knows it, else FILL_IN."""
+    """A shell variable for the user to fill in. `what`: a sentence that describes it; `default`: its value where the
+    plan knows one."""
 
     name: str
     what: str
@@ -51,7 +52,7 @@ class Blank:
 
 @dataclass(frozen=True)
 class TrainingProgram:
-    """A plan in a framework's words."""
+    """A plan as a program of a framework."""
 
     title: str
     """The framework and its release."""
@@ -65,7 +66,7 @@ class TrainingProgram:
     arguments: bool = False
     """Whether the settings are arguments in train.sh (else they stand in one of the files)."""
     notes: tuple[str, ...] = ()
-    """What a user should know who expects all of the plan to take effect."""
+    """Parts of the plan that do not take effect, and other things that a user should know."""
 
 
 def settings(*pairs: tuple[str, Any]) -> tuple[Setting, ...]:

@@ -16,12 +16,12 @@ _WIDTH = 100
 
 
 def filled(template: Path, **values: object) -> str:
-    """Return a template's text with values in place of `{{ name }}`. Raises KeyError for one that is not given."""
+    """Return a template's text with values in place of `{{ name }}`. Raises KeyError for a name without a value."""
     return re.sub(r"\{\{ (\w+) \}\}", lambda match: str(values[match[1]]), template.read_text())
 
 
 def comment(text: str, indent: str = "") -> str:
-    """Write a text as lines of shell or YAML comments; what ends a line in either ends none of them."""
+    """Write a text as lines of shell or YAML comments. Characters that end a line in either become blanks."""
     text = "".join(c if c.isprintable() else " " for c in text)
     return "".join(f"{indent}# {line}\n" for line in textwrap.wrap(text, _WIDTH - len(indent) - 2))
 

@@ -1,7 +1,7 @@
-"""The file that a plan improves, in the plan: its arguments as they stand there, and the settings that change.
+"""The user's file that a plan improves, as the plan's JSON holds it: its arguments, and the settings to change.
 
-An export to the file's own framework writes the file's arguments with these changes, and nothing of its own: what
-trains the model (learning rate and its schedule, data, tokenizer, checkpoints, seeds) stays as the file has it.
+An export to the file's own framework writes the file's arguments with these changes and adds nothing: learning rate,
+schedule, data, tokenizer, checkpoints and seeds stay as the file has them.
 """
 
 import json
@@ -27,7 +27,7 @@ class Edit:
 
 @dataclass(frozen=True)
 class SourceFile:
-    """Arguments of a file by name, its environment, and the settings that change."""
+    """A user's file: its arguments by name, its environment, and the settings to change."""
 
     name: str
     kind: str
@@ -37,17 +37,11 @@ class SourceFile:
     edits: tuple[Edit, ...]
 
 
-def recorded(name: str, kind: str, config: Mapping[str, Any], edits: Sequence[Edit]) -> dict[str, Any] | None:
-    """Return a SourceFile as a plan's JSON has it."""
+def file_entry(name: str, kind: str, config: Mapping[str, Any], edits: Sequence[Edit]) -> dict[str, Any]:
+    """Return the entry of a plan's JSON for a file. `config`: its tables."""
     environment = config.get("env")
     env = dict(environment) if isinstance(environment, Mapping) else {}
-    return {
-        "name": name,
-        "kind": kind,
-        "arguments": arguments_of(config),
-        "environment": env,
-        "edits": [asdict(edit) for edit in edits],
-    }
+    return asdict(SourceFile(name, kind, arguments_of(config), env, tuple(edits))) | {"edits": [*map(asdict, edits)]}
 
 
 def source_of(choices: Mapping[str, Any]) -> SourceFile | None:
@@ -70,7 +64,7 @@ def plain(key: str) -> str:
 
 
 def as_in_file(program: TrainingProgram, source: SourceFile) -> TrainingProgram:
-    """Return a program of arguments with the file's own in place of the export's, but for the changes."""
+    """Return a program with the arguments of the file, changed as `source.edits` says, in place of its own."""
     given = {name: value for name, value in source.arguments.items() if value is not None and value is not False}
     own = {plain(name): Setting(f"--{name}", _written(value)) for name, value in given.items()}
     changed = {plain(edit.key) for edit in source.edits}
@@ -104,8 +98,8 @@ def as_in_file(program: TrainingProgram, source: SourceFile) -> TrainingProgram:
 
 
 def with_training(program: TrainingProgram, source: SourceFile, t: StatedTraining, to: str) -> TrainingProgram:
-    """Return a program with what the file says of its training: in its blanks, and among TrainingArguments. Data are
-    named where `to` reads the same form of it."""
+    """Return a program whose blanks and TrainingArguments have the values of the file (`t`). Its data are named only
+    where the framework `to` reads data of the same form."""
     blanks = {blank: what for what, blank in table()["blanks"].items()}
     stated = {b.name: getattr(t, blanks[b.name]) for b in program.blanks if b.name in blanks}
     if _DATA.get(source.kind) != _DATA.get(to):
@@ -129,7 +123,8 @@ def with_training(program: TrainingProgram, source: SourceFile, t: StatedTrainin
 
 
 def _of_training(source: SourceFile, own: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Yield the file's TrainingArguments that change no step, and those that the export does not set."""
+    """Yield (name, value) of the file's TrainingArguments that have no effect on a step, and of those that the export
+    does not set."""
     keys, changed = key_table("hugging_face"), {plain(edit.key) for edit in source.edits}
     for name, value in source.arguments.items():
         key = plain(name)
@@ -146,13 +141,11 @@ _DATA = {
     **dict.fromkeys(("hf", "accelerate", "deepspeed", "torchtitan"), "hub"),
     **{name: name for name in ("nanotron", "maxtext")},
 }
-"""What form of data a framework names, by what `read` and `export` call it."""
+"""Form of the data that a framework reads, by the name that `read` and `export` have for the framework."""
 _PLAIN = r"[\w./:+~-]+"
 """Values that need no quotes in a shell."""
-
-
 _ALLOCATOR = "PYTORCH_CUDA_ALLOC_CONF"
-"""What an export sets for every plan, and a file as its owner likes."""
+"""A variable that every export sets; the file's own value, or none, is kept."""
 
 
 def _written(value: Any) -> Any:

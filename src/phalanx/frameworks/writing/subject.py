@@ -1,8 +1,8 @@
-"""What is exported: a plan under the row of a stack (frameworks/), checked against it.
+"""What is exported: a plan, checked against the stack that is to run it.
 
-`canonical` is the strategy as a configuration of the stack can hold it: fields without effect and fields that the
-stack fixes are at their defaults, a pipeline's blocks are listed where they are not the same for every chunk. Reading
-an export gives this strategy, exactly.
+The strategy is `canonical`, as a configuration of the stack can express it: fields without effect and fields that the
+stack fixes are at their defaults, and a pipeline's blocks are listed only where chunks differ. Reading an export
+gives exactly this strategy.
 """
 
 from collections.abc import Mapping
@@ -38,13 +38,13 @@ class Subject:
     s: Strategy
     """The strategy in canonical form."""
     options: StackOptions
-    """With the products that the plan's precision says."""
+    """Options of the plan, with the format of products that its precision states."""
     compute: str
     """bf16, fp16 or fp32: the type of parameters and activations."""
     blocks: tuple[int, ...]
     """Blocks of each chunk; empty without a pipeline, and where options shape its first or last stage."""
     training: StatedTraining
-    """How it trains, in the words of a file that the plan improves, or of its job."""
+    """Learning rate, steps and the like, of the file that the plan improves, else of its job."""
 
     @property
     def model(self) -> ModelSpec:
@@ -56,7 +56,7 @@ class Subject:
 
     @property
     def optimizer(self) -> Optimizer:
-        """The job's optimizer, or the one that the options say."""
+        """The job's optimizer, or Muon where the options say so."""
         return replace(self.job.optimizer, name="muon") if self.options.optimizer == "muon" else self.job.optimizer
 
     @property
@@ -79,7 +79,7 @@ class Subject:
 
     @property
     def micro_batches(self) -> int:
-        """Of a step and replica."""
+        """Micro-batches of a step and replica."""
         return self.s.accumulation(self.job)
 
     @property
@@ -88,7 +88,8 @@ class Subject:
         return len(set(self.blocks)) <= 1
 
     def schedule_in(self, words: Mapping[str, str], otherwise: str) -> str:
-        """Return a framework's word for how the learning rate falls; `otherwise`: where it has none for it."""
+        """Return a framework's word for the schedule of the learning rate. `words`: schedule -> word; `otherwise`:
+        its word for any other schedule."""
         return words.get(self.training.schedule or "", otherwise)
 
     @property
@@ -104,8 +105,8 @@ class Subject:
 
 
 def require_plain(m: ModelSpec, title: str) -> None:
-    """Require what has arguments in every framework: blocks of attention and an MLP or experts, with weights in their
-    norms, one residual stream, nothing beyond. Raises InputError."""
+    """Require a model that every framework has arguments for: blocks of attention and an MLP or experts, norms with
+    weights, one residual stream, nothing else. Raises InputError."""
     latent, experts = m.latent, m.experts
     for name, plain in (
         ("pattern", m.pattern is None),
@@ -128,8 +129,8 @@ def require_plain(m: ModelSpec, title: str) -> None:
 
 
 def subject(plan: Plan, stack: Stack, training: StatedTraining | None = None) -> Subject:
-    """Return a plan as an export of this stack has it. `training`: how the file that it improves trains. Raises
-    InputError for what the stack does not run."""
+    """Return a plan for an export to a stack. `training`: of the file that the plan improves. Raises InputError for a
+    plan that the stack does not run."""
     s = plan.strategy
     per_node = plan.cluster.ranks_per_node
     if s.world > per_node and s.world % per_node:
@@ -179,7 +180,7 @@ def subject(plan: Plan, stack: Stack, training: StatedTraining | None = None) ->
 
 
 def _of_job(plan: Plan) -> StatedTraining:
-    """Return how a job file trains: its decay is a cosine."""
+    """Return the training of the plan's job file; its learning rate decays as a cosine."""
     t = plan.train
     if not t.name:
         return StatedTraining(seed=t.seed)
@@ -192,8 +193,8 @@ _OF_STAGES = ("first_stage_layers", "last_stage_layers", "embedding_as_layer", "
 
 
 def _blocks(plan: Plan) -> tuple[int, ...]:
-    """Return the blocks of each chunk: as the strategy lists them, else as the plan was priced with; without a
-    price, the same for all where they divide evenly."""
+    """Return the blocks of each chunk: those that the strategy lists, else those that the plan was priced with;
+    without a price, equal numbers where they divide evenly."""
     s, layers = plan.strategy, plan.model.layers
     chunks = len(rank_of(s))
     planned = (plan.choices.get("chunks") or {}).get("blocks") if s.layers == "auto" else None
@@ -207,10 +208,9 @@ def _blocks(plan: Plan) -> tuple[int, ...]:
 def canonical(
     s: Strategy, stack: Stack, blocks: tuple[int, ...] = (), options: StackOptions = AS_RELEASED
 ) -> Strategy:
-    """Return a strategy as a configuration of a stack can hold it.
-
-    At their defaults: what has no effect (a schedule without a pipeline, ZeRO of one replica), and what the stack
-    fixes or has no key for."""
+    """Return a strategy as a configuration of a stack can express it: fields without effect (a schedule without a
+    pipeline, ZeRO of one replica) and fields that the stack fixes or has no key for are at their defaults. `blocks`:
+    of each chunk."""
     changes: dict[str, Any] = {}
     for name, entry in stack.strategy.items():
         if not entry.written and name not in ("dp", "schedule"):

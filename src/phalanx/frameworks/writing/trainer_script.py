@@ -20,8 +20,8 @@ from phalanx.spec.model.spec import MODEL_FIELDS
 
 
 def arguments(x: Subject, **more: Any) -> dict[str, Any]:
-    """Return TrainingArguments of a plan, and the kernel of attention, which train.py gives to the model. Raises
-    InputError for recomputation of some blocks."""
+    """Return TrainingArguments of a plan, `more` among them, and attn_implementation, which train.py hands to the
+    model. Raises InputError for recomputation of some of the blocks."""
     s, a, t = x.s, x.job.optimizer, x.training
     kernels = [word for word, kernel in ATTENTION.items() if kernel == x.options.attention]
     if s.recompute not in ("none", "full", "uniform:1"):
@@ -105,15 +105,12 @@ def files(x: Subject, given: dict[str, Any], more: str = "", from_first_rank: bo
 
 
 def _require_whole(x: Subject, config: dict[str, Any]) -> None:
-    """Require that config.json builds the model: what a reader makes of it is the same."""
+    """Require that config.json describes the whole model: read back, it gives the same fields. Raises InputError."""
     row = family_of(x.model.family)
     back = complete({"family": x.model.family, **read(row, Config(config, Path("config.json")))})
     for name in MODEL_FIELDS:
-        if (
-            name in back
-            and name not in ("experts", "latent", "rope_scaling")
-            and back[name] != getattr(x.model, name)
-        ):
+        nested = name in ("experts", "latent", "rope_scaling")
+        if name in back and not nested and back[name] != getattr(x.model, name):
             reason = f"transformers' {x.model.family} has {back[name]}"
             raise InputError(f"model.{name}", getattr(x.model, name), reason, "use another family")
 

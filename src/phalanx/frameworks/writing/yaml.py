@@ -13,13 +13,14 @@ from phalanx.frameworks.writing.script import comment
 
 
 class Unquoted(str):
-    """A blank of which a number will take the place, so that it stands without quotes."""
+    """A blank for a number, which is written without quotes."""
 
     __slots__ = ()
 
 
 def document(groups: Iterable[Group], head: str = "") -> str:
-    """Write groups as one document; every top-level key may stand in one group only."""
+    """Write groups as one document. `head`: its first comment. Raises ValueError for a top-level key in two
+    groups."""
     parts, seen = [comment(head)] if head else [], set[str]()
     for group in groups:
         tree: dict[str, Any] = {}

@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from phalanx.frameworks import verdicts
 from phalanx.frameworks.companions import Companions
-from phalanx.frameworks.launchers.started import arguments, settled
+from phalanx.frameworks.launchers.started import arguments, without_open_flags
 from phalanx.frameworks.shell.scope import is_open, plain
 from phalanx.frameworks.shell.script import follow
 from phalanx.frameworks.verdicts import Verdict
@@ -210,7 +210,7 @@ def _line(program: Program, words: list[str], number: int, pods: ServerPods) -> 
         if verdict is not None and verdict.switch and not isinstance(value, bool):
             rest = value if isinstance(value, list) else [value]
             positional, value = (*positional, *(plain(str(word)) for word in rest)), True
-        flags[full] = settled(value, verdict is not None and verdict.switch)
+        flags[full] = without_open_flags(value, verdict is not None and verdict.switch)
         written[full] = f"--{name}" if len(name) > 1 else f"-{name}"
         left |= {plain(str(w)) for w in (value if isinstance(value, list) else [value]) if is_open(str(w))} - {
             plain(str(flags[full]))
