@@ -154,19 +154,6 @@ def test_megatrons_adapters_of_ms_swift_are_on_each_expert(tmp_path: Path) -> No
     assert wide < 0.4 * none
 
 
-def test_a_method_without_bits_quantises_nothing(tmp_path: Path) -> None:
-    """hiyouga/LLaMA-Factory issue 10367: 27 billion parameters in 16 bits on three L40S, meant to be in four."""
-    lora = (
-        "model_name_or_path: Qwen/Qwen3.5-27B\nstage: sft\nfinetuning_type: lora\nbf16: true\ncutoff_len: 8192\n"
-        "per_device_train_batch_size: 1\nquantization_method: bnb\n"
-    )
-    (tmp_path / "lora.yaml").write_text(lora)
-    said = "quantization_method quantises nothing without quantization_bit"
-    assert said in phalanx(tmp_path, "lint", "lora.yaml")[1]
-    (tmp_path / "lora.yaml").write_text(f"{lora}quantization_bit: 4\n")
-    assert said not in phalanx(tmp_path, "lint", "lora.yaml")[1]
-
-
 HEADER = """\
 #!/bin/bash
 #SBATCH --nodes={nodes}
@@ -207,3 +194,56 @@ def test_a_batch_script_starts_ranks_on_its_first_node_alone(
     (tmp_path / "run.sbatch").write_text(f"{HEADER.format(nodes=nodes)}{start} {flags}{closes}\n")
     said = text_of(tmp_path, "read", "run.sbatch")
     assert ("starts 8 of 64 ranks, which wait for the others" in " ".join(said.split())) == waits
+
+
+MASON = """\
+uv run python mason.py --cluster ai2/jupiter ai2/saturn --priority normal --num_nodes 8 --gpus 8 -- \
+    {before}accelerate launch --mixed_precision bf16 --num_processes 8 --use_deepspeed \
+    --deepspeed_config_file stage3.conf open_instruct/finetune.py --model_name_or_path allenai/OLMo-2-1124-13B-SFT \
+    --max_seq_length 4096 --per_device_train_batch_size 1 --gradient_accumulation_steps 2 --gradient_checkpointing
+"""
+
+
+@pytest.mark.parametrize("before", ["", "source env.sh \\&\\& "])
+def test_what_mason_submits_stands_behind_its_dashes(tmp_path: Path, before: str) -> None:
+    """AI2's open-instruct, which was refused. accelerate fills in `auto`: in fp32 a step took twelve times that."""
+    (tmp_path / "stage3.conf").write_text('{"bf16": {"enabled": "auto"}, "zero_optimization": {"stage": 3}}')
+    (tmp_path / "run.sh").write_text(MASON.format(before=before))
+    p = json_of(tmp_path, "predict", "run.sh", "--cluster", "dgx-h100", "--json")
+    assert p["strategy"] == "dp=64,zero=3,recompute=full"
+    assert (p["question"]["global_batch"], p["question"]["precision"]) == (128, "bf16")
+    grpo = "python mason.py --num_nodes 2 --gpus 8 -- python open_instruct/grpo_fast.py --beta 0.01\n"
+    (tmp_path / "run.sh").write_text(grpo)
+    assert "is of open-instruct on OLMo-core, or its GRPO" in phalanx(tmp_path, "read", "run.sh")[2]
+
+
+RECIPES = """\
+from torchtitan.config import ParallelismConfig, TrainingConfig
+from torchtitan.models.deepseek_v3 import model_registry
+from torchtitan.trainer import Trainer
+
+
+def deepseek_v3_671b() -> Trainer.Config:
+    return Trainer.Config(
+        model_spec=model_registry("671B"),
+        training=TrainingConfig(local_batch_size=4, seq_len=4096),
+        parallelism=ParallelismConfig(expert_parallel_degree=2),
+    )
+"""
+
+
+def test_a_module_of_ones_own_is_looked_for_where_python_does(tmp_path: Path) -> None:
+    """pytorch/torchtitan pull 3360: DeepSeek-V3 with 8 sequences a rank on 256 GB200 fits with whole blocks again."""
+    (tmp_path / "run.sh").write_text(
+        "torchrun --nnodes 64 --nproc-per-node 4 -m torchtitan.train --module own.deepseek_v3 "
+        "--config deepseek_v3_671b --training.local_batch_size 8 "
+        "--parallelism.expert_parallel_degree 64 --activation_checkpoint.mode=full\n"
+    )
+    assert (
+        "own/deepseek_v3/config_registry.py" in phalanx(tmp_path, "predict", "run.sh", "--cluster", "gb200-nvl72")[2]
+    )
+    (tmp_path / "own/deepseek_v3").mkdir(parents=True)
+    (tmp_path / "own/deepseek_v3/config_registry.py").write_text(RECIPES)
+    p = json_of(tmp_path, "predict", "run.sh", "--cluster", "gb200-nvl72", "--json")
+    assert p["strategy"] == "dp=256,zero=3,ep=64,micro_batch=8,recompute=full"
+    assert p["fits"]

@@ -109,7 +109,7 @@ def test_what_a_missing_file_would_say_is_no_mistake(tmp_path: Path) -> None:
         ("a.yaml", "model: x\ndist_config: {name: fsdp2}\ntrain_dataset: y\n", "v1"),
         ("a.yaml", "model_name_or_path: x\nexport_dir: y\n", "trains nothing"),
         ("a.sh", "torchrun src/scripts/train/OLMo3-7B.py --num_gpus 8\n", "OLMo-core"),
-        ("a.sh", "python mason.py --cluster x -- accelerate launch a.py\n", "Beaker"),
+        ("a.sh", "python mason.py --cluster x -- torchrun open_instruct/olmo_core_finetune.py\n", "OLMo-core"),
         ("a.sh", "torchrun --no_python fast-llm train gpt --config c.yaml", "Fast-LLM"),
         ("a.sh", "python -m dapo.main_dapo trainer.strategy=megatron trainer.policy.model.path=a/b", "SkyRL"),
         ("a.sh", "python training/main_async_ppo.py allocation_mode=sglang.d4p1m1+d2p2m1", "AReaL"),

@@ -131,6 +131,7 @@ def read(config: Config, world: int | None = None) -> Configuration:
         part.take(deepspeed.KEYS["strategy.micro_batch"], "strategy.micro_batch")  # as the Trainer's, or refused
         part.take(deepspeed.KEYS["accumulation"], "accumulation")
         part.take(deepspeed.KEYS["job.global_batch"], "job.global_batch")
+        half = half or (launched.layout.precision if launched is not None else None)  # which fills in `auto`
         type_ = half if half in ("bf16", "fp16") and type_ in (None, "tf32") else type_
         base = "deepspeed_json" if nested else f"{at}deepspeed"
         for name, meaning in part.understood.items():

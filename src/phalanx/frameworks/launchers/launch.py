@@ -42,6 +42,9 @@ def launch(
             row = None
         if row is not None:
             rest = rest[1 + (1 if row.subcommands and subcommand.strip() else 0) :]
+            if row.handed:
+                started, rest = _on_each_node(ranks, row, rest, started)
+                continue
             if row.itself:
                 if row.behind and "--" in rest:
                     started, rest = _with_handed_options(ranks, row, rest, started)
@@ -76,6 +79,24 @@ def launch(
         else:
             return ranks.result(replace(started, program=word, words=tuple(rest[1:])))
     return ranks.result(started)
+
+
+def _on_each_node(
+    ranks: RankCounts, row: Launcher, words: list[str], started: ProgramLaunch
+) -> tuple[ProgramLaunch, list[str]]:
+    """Take what a submitter asks for and return the last command behind its --, with accelerate's processes of a node
+    times its nodes (allenai/open-instruct e6c3044a, mason.py:534)."""
+    at = words.index("--") if "--" in words else len(words)
+    own = dict(zip((word.lstrip("-") for word in words[:at]), [*words[1:at], ""], strict=True))
+    ranks.add(row, {name: value for name, value in own.items() if name in row.counts})
+    rest = words[at + 1 :]
+    while "&&" in rest:
+        rest = rest[rest.index("&&") + 1 :]
+    place = rest.index("--num_processes") + 1 if "--num_processes" in rest[:-1] else 0
+    nodes = ranks.nodes or 1
+    if place and nodes > 1 and rest[place].isdigit():
+        rest[place : place + 1] = [str(int(rest[place]) * nodes), "--num_machines", str(nodes)]
+    return replace(started, launchers=(*started.launchers, row.title)), rest
 
 
 def _without_assignments(words: list[str], variables: dict[str, str]) -> list[str]:

@@ -31,6 +31,7 @@ class Launcher:
     itself: bool = False
     """Whether it is also the program: its options are the program's."""
     behind: str = ""
+    handed: bool = False
     allocation: bool = False
     """Whether it starts ranks on the nodes of its batch job."""
     keeps_options: bool = False

@@ -275,7 +275,9 @@ def _base_of(framework: Framework, args: dict[str, Any], started: Started) -> st
         if isinstance(args.get(name), str) and ("" not in framework.base or BASES.search(args[name])):
             return str(args.pop(name))
     if framework.python_base and isinstance(args.get("config"), str):
-        return framework.python_base.format(module=args.pop("module", ""), config=args.pop("config"))
+        module, config = str(args.pop("module", "")), args.pop("config")
+        own = f"{plain(module).replace('.', '/')}/{framework.python_base.rpartition('/')[2]}"
+        return (own if "." in plain(module) else framework.python_base).format(module=module, config=config)
     positional = [word for word in started.positional if BASES.search(word)]
     return positional[-1] if "" in framework.base and positional else ""
 

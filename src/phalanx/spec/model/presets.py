@@ -36,8 +36,8 @@ PUBLISHED: Mapping[str, dict[str, Any]] = Rows(_FILE, _fields, _is_published)
 """Published models by Hugging Face name, without the suffixes of tuning and quantisation."""
 
 _TUNED = re.compile(
-    r"-(instruct|thinking|chat|base|it|hf|fp8|fp4|nvfp4|mxfp4|awq|gptq|int4|w4a16|bf16|dynamic|terminus|exp|v[01]\.\d"
-    r"|\d{4}|\d+[ek])(?=-|$)"
+    r"-(instruct|thinking|chat|base|it|hf|sft|dpo|fp8|fp4|nvfp4|mxfp4|awq|gptq|int4|w4a16|bf16|dynamic|terminus|exp"
+    r"|v[01]\.\d|\d{4}|\d+[ek])(?=-|$)"
 )
 _SAME = {
     r"llama3\.3": "llama3.1",
