@@ -13,17 +13,17 @@ from collections import defaultdict
 
 import numpy as np
 
-from phalanx.cost.analytic.chips import calibrated, system
+from phalanx.cost.analytic.chips import system, with_calibration
 from phalanx.cost.analytic.profile import profile
 from phalanx.cost.analytic.step import step
 from phalanx.cost.hardware.columns import gather, take
-from phalanx.cost.ledger.model_shape import side_by_side
+from phalanx.cost.ledger.model_shape import gather_shapes
 from phalanx.spec.cluster.calibration import Calibration
 from phalanx.validate.calibrate import Floats, Price, calibrate
 from phalanx.validate.from_row import Case, cases
 from phalanx.validate.prediction_error import kinds_of, left_out_constants
 from phalanx.validate.records import RUNS, load
-from phalanx.validate.systems import benched, description, measured
+from phalanx.validate.systems import benchmarks_of, corrected_system, description
 
 
 def price_of(some: list[Case]) -> Price:
@@ -32,11 +32,11 @@ def price_of(some: list[Case]) -> Price:
     rows = np.arange(len(some))
     stacks = take([profile(c.profile, constants[id(c)]) for c in some], rows)
     systems = take([system(*description(c.row), constants=constants[id(c)]) for c in some], rows)
-    systems = measured(systems, gather([benched(c.row) for c in some]))
-    shapes, layouts = side_by_side([c.shape for c in some]), gather([c.layout for c in some])
+    systems = corrected_system(systems, gather([benchmarks_of(c.row) for c in some]))
+    shapes, layouts = gather_shapes([c.shape for c in some]), gather([c.layout for c in some])
 
     def price(by: Calibration) -> Floats:
-        return np.asarray(step(shapes, layouts, calibrated(systems, by), stacks).seconds, dtype=float)
+        return np.asarray(step(shapes, layouts, with_calibration(systems, by), stacks).seconds, dtype=float)
 
     return price
 

@@ -24,11 +24,11 @@ from phalanx.cost.analytic.profile import Profile, profile
 from phalanx.cost.analytic.step import step
 from phalanx.cost.hardware.columns import gather, take
 from phalanx.cost.hardware.system import System
-from phalanx.cost.ledger.model_shape import side_by_side
+from phalanx.cost.ledger.model_shape import gather_shapes
 from phalanx.frameworks.registry import STACKS
 from phalanx.spec.cluster.chips import CHIPS
 from phalanx.validate.from_row import Case
-from phalanx.validate.systems import benched, description, measured
+from phalanx.validate.systems import benchmarks_of, corrected_system, description
 
 Floats = npt.NDArray[np.float64]
 GENERATIONS = frozenset(chip.generation for chip in CHIPS.values())
@@ -139,16 +139,18 @@ class Data:
     weight: Floats
 
     def __post_init__(self) -> None:
-        self.shape = side_by_side([c.shape for c in self.cases])
+        self.shape = gather_shapes([c.shape for c in self.cases])
         self.layout = gather([c.layout for c in self.cases])
-        self.benched = gather([benched(c.row) for c in self.cases])
+        self.benched = gather([benchmarks_of(c.row) for c in self.cases])
         self.kinds = sorted({description(c.row) for c in self.cases})
         self.which = np.array([self.kinds.index(description(c.row)) for c in self.cases])
         self.names = sorted({c.profile for c in self.cases})
         self.stack = np.array([self.names.index(c.profile) for c in self.cases])
 
     def systems(self, constants: Mapping[str, float]) -> System:
-        return measured(take([system(*kind, constants=constants) for kind in self.kinds], self.which), self.benched)
+        return corrected_system(
+            take([system(*kind, constants=constants) for kind in self.kinds], self.which), self.benched
+        )
 
     def stacks(self, constants: Mapping[str, float]) -> Profile:
         return take([profile(name, constants) for name in self.names], self.stack)

@@ -15,8 +15,8 @@ import numpy as np
 from phalanx.cost.analytic.fitted_constants import fitted_constants
 from phalanx.spec.cluster.chips import CHIPS
 from phalanx.validate.from_row import Case
-from phalanx.validate.intervals import DATASHEET, GENERIC, SHARE, kinds, of_a_trainer
-from phalanx.validate.prediction_error import blind, launch_shares, priced
+from phalanx.validate.intervals import DATASHEET, GENERIC, SHARE, is_trainer_stack, kinds_of_step
+from phalanx.validate.prediction_error import launch_shares, left_out_predictions, predicted_columns
 from phalanx.validate.records import RUNS, RUNS_2026, RUNS_OWN, Row, load
 from phalanx.validate.stacks import PricingStack, generic_stack
 
@@ -26,7 +26,7 @@ HELD = 0.75
 
 def _kinds(c: Case, launches: float) -> tuple[str, ...]:
     narrow = not c.row["precision"].startswith(("bf16", "fp16", "fp32"))
-    return kinds(c.model, launches, "lora" in c.row["task"], narrow, trainer=of_a_trainer(c.profile))
+    return kinds_of_step(c.model, launches, "lora" in c.row["task"], narrow, trainer=is_trainer_stack(c.profile))
 
 
 def rows() -> list[Row]:
@@ -49,8 +49,8 @@ def ratios(usable: Sequence[Case]) -> list[Ratio]:
     timed = [c for c in usable if c.measured_s and c.row.completed]
     known = [c for c in timed if not c.generic]
     # Left out by family where constants were fitted without it.
-    without = blind(known)
-    seconds = dict(zip(map(id, known), map(float, priced(known)[0]), strict=True))
+    without = left_out_predictions(known)
+    seconds = dict(zip(map(id, known), map(float, predicted_columns(known)[0]), strict=True))
     result = [
         Ratio(kind, c.row.family, float(c.measured_s or 0) / without.get(id(c.row), seconds[id(c)]))
         for c, launches in zip(known, launch_shares(known), strict=True)
@@ -61,7 +61,7 @@ def ratios(usable: Sequence[Case]) -> list[Ratio]:
     rates = {f"{chip.generation}." for chip in CHIPS.values()}
     shared = {k: v for k, v in fitted_constants().items() if not k.startswith(tuple(rates))}
     for kind, those, constants in ((GENERIC, as_generic, None), (DATASHEET, known, shared)):
-        times = priced(those, constants)[0]
+        times = predicted_columns(those, constants)[0]
         result += [
             Ratio(kind, c.row.family, float(c.measured_s or 0) / float(s)) for c, s in zip(those, times, strict=True)
         ]

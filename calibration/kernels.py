@@ -19,7 +19,7 @@ from calibration.write import rounded, save
 from phalanx.cost.hardware.columns import take
 from phalanx.cost.kernels import chip as shipped
 from phalanx.cost.kernels.chip import COMMON
-from phalanx.validate.kernel_rows import Measured, measured
+from phalanx.validate.kernel_rows import MeasuredKernels, shipped_rows
 from phalanx.validate.kernels import KINDS, LEFT_OUT, chips_of
 
 Floats = npt.NDArray[np.float64]
@@ -31,7 +31,7 @@ MOST = 700
 class Problem:
     """Rows of one kind, and where each of its constants stands in x."""
 
-    def __init__(self, rows: Measured) -> None:
+    def __init__(self, rows: MeasuredKernels) -> None:
         self.kind = KINDS[rows.kind]
         self.rows = rows
         self.chip, self.generations = chips_of(rows)
@@ -106,7 +106,7 @@ class Problem:
         return minimise(self.residuals, self.jacobian, start, self.spread, np.ones(len(self.rows)), steps, near=0.05)
 
 
-def thinned(rows: Measured) -> Measured:
+def thinned(rows: MeasuredKernels) -> MeasuredKernels:
     """Return at most MOST rows of each GPU, evenly taken."""
     keep = []
     for gpu in np.unique(rows.gpus):
@@ -117,7 +117,7 @@ def thinned(rows: Measured) -> Measured:
 
 def main() -> None:
     """Fit each kind, then without each GPU, and write both."""
-    by_kind = measured().by_kind
+    by_kind = shipped_rows().by_kind
     chips: dict[str, Any] = {}
     libraries: dict[str, Any] = {}
     without: dict[str, Any] = {}

@@ -11,7 +11,7 @@ from phalanx.cost.analytic.memory import memory
 from phalanx.cost.analytic.profile import profile
 from phalanx.cost.analytic.step import step
 from phalanx.cost.hardware.columns import gather, take
-from phalanx.cost.ledger.model_shape import side_by_side
+from phalanx.cost.ledger.model_shape import gather_shapes
 from phalanx.validate.from_row import Case, cases
 from phalanx.validate.prediction_error import memory_kind
 from phalanx.validate.records import GIB, RUNS, SMALL_RUNS, load
@@ -71,7 +71,7 @@ def _fit_stack(
     """Fit some fields of one stack on its own rows, with all other constants known."""
     names = sorted({c.profile for c in own})
     which = np.array([names.index(c.profile) for c in own])
-    shapes, layouts = side_by_side([c.shape for c in own]), gather([c.layout for c in own])
+    shapes, layouts = gather_shapes([c.shape for c in own]), gather([c.layout for c in own])
     measured = np.array([(c.row.number("peak_mem_gb") or 0) * GIB for c in own])
     steady = np.array([(c.row.number("mem_allocated_gb") or np.nan) * GIB for c in own])
     published = np.isfinite(steady)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from phalanx import predict
-from phalanx.cost.analytic.option_effects import extended
+from phalanx.cost.analytic.option_effects import extended_shape
 from phalanx.cost.ledger.magnitudes import AdaptedWeights
 from phalanx.cost.ledger.model_shape import shape
 from phalanx.planning.lookup import model_named
@@ -32,9 +32,9 @@ def test_sizes_are_of_the_weights_that_have_adapters(
     targets: Any, number: int, inputs: int, shared: int, outputs: int
 ) -> None:
     sizes = shape(model_named("llama3-8b")[0])
-    adapted = extended(sizes, StackOptions(lora=8, lora_targets=targets)).adapted
+    adapted = extended_shape(sizes, StackOptions(lora=8, lora_targets=targets)).adapted
     assert (adapted.number, adapted.inputs, adapted.shared, adapted.outputs) == (number, inputs, shared, outputs)
-    assert extended(sizes, StackOptions()).adapted == AdaptedWeights()
+    assert extended_shape(sizes, StackOptions()).adapted == AdaptedWeights()
 
 
 def test_bytes_by_hand() -> None:
@@ -53,7 +53,7 @@ def test_adapters_are_a_term_of_their_own() -> None:
     assert 0 < few < p.terms_s["adapters"] / 2
     assert "adapters" not in predict(**ASKED, **strategy).terms_s
     # 4,096 tokens in 8 micro-batches, and 32 blocks; of 2,039 GB/s a share is reached.
-    forward, backward = extended(shape(model_named("llama3-8b")[0]), StackOptions(lora=8)).adapted.traffic(1.0)
+    forward, backward = extended_shape(shape(model_named("llama3-8b")[0]), StackOptions(lora=8)).adapted.traffic(1.0)
     least = 8 * 4096 * 32 * (forward + backward) / 2.039e12
     assert least < p.terms_s["adapters"] < 1.5 * least
 

@@ -20,7 +20,7 @@ from phalanx.cost.ledger.compressed import SPARSE, Compressed
 from phalanx.cost.ledger.flops import forward_per_token, hardware_flops, model_flops
 from phalanx.cost.ledger.live_bytes import block_bytes
 from phalanx.cost.ledger.model_shape import shape
-from phalanx.cost.ledger.pipeline_formulas import bubble, in_flight, number_of
+from phalanx.cost.ledger.pipeline_formulas import bubble, micro_batches_in_flight, schedule_number
 from phalanx.cost.ledger.policy import Policy
 from phalanx.cost.ledger.rank_layout import FORMAT_INDEX, layout
 from phalanx.cost.pipeline_time import Costs, price
@@ -404,7 +404,7 @@ def test_chips_that_are_not_known_are_refused() -> None:
 def test_activations_in_flight_are_those_of_the_schedules(name: str, ranks: int, m: int) -> None:
     run = price(build(name, ranks, m), Costs.equal(ranks * (2 if SCHEDULES[name].v_shaped else 1)))
     each = 2 if SCHEDULES[name].v_shaped else 1
-    first, last = (float(n) for n in in_flight(number_of(name), m, ranks))
+    first, last = (float(n) for n in micro_batches_in_flight(schedule_number(name), m, ranks))
     if name == "1f1b":
         first, last = min(ranks, m), 1
     assert (first, last) == (run.peak[0] / each, run.peak[-1] / each)
@@ -421,7 +421,9 @@ def test_bubbles_of_equal_chunks_are_those_of_the_schedules(name: str, ranks: in
         costs = Costs([1.0] * ranks * facts.chunks, [1.0] * ranks * facts.chunks, [1.0] * ranks * facts.chunks)
         run = price(build(name, ranks, m), costs)
         idle = run.makespan - 3 * m * facts.chunks
-        assert 3 * (ranks - 1) * float(bubble(number_of(name), m, ranks, facts.chunks)) == pytest.approx(idle), m
+        assert 3 * (ranks - 1) * float(bubble(schedule_number(name), m, ranks, facts.chunks)) == pytest.approx(
+            idle
+        ), m
 
 
 @pytest.mark.parametrize("schedule", ["zb-h1", "zb-v", "dualpipe-v"])

@@ -22,7 +22,7 @@ from phalanx.spec.files.job_file import make_model
 from phalanx.spec.job import Job, Precision
 from phalanx.spec.strategy.mesh import mesh
 from phalanx.spec.strategy.spec import Strategy, parse
-from phalanx.validate.systems import Benched, measured
+from phalanx.validate.systems import Benched, corrected_system
 
 N = 4e9
 
@@ -70,8 +70,11 @@ def test_ranks_that_nvlink_does_not_join_hold_their_pipeline_up() -> None:
     spec = make_model({"preset": "llama2-7b"}, Path())[0]
     job, stack = Job(64, 4096, Precision("bfloat16")), profile("nanotron")
     known = system("H100", 8, 50e9)
-    apart = measured(known, Benched(32, 44e9, 40e9, 45e9, 42e9))
-    assert (float(apart.cut_off), float(measured(known, Benched(32, 154e9, 97e9, 425e9, 242e9)).cut_off)) == (1, 0)
+    apart = corrected_system(known, Benched(32, 44e9, 40e9, 45e9, 42e9))
+    assert (float(apart.cut_off), float(corrected_system(known, Benched(32, 154e9, 97e9, 425e9, 242e9)).cut_off)) == (
+        1,
+        0,
+    )
     for line, messages in (("dp=4,pp=8", 2 * (16 + 7)), ("dp=32", 0)):
         laid = layout(Strategy(**parse(line)), job, spec.layers)
         whole, free = (step(shape(spec), laid, on, stack).seconds for on in (apart, replace(apart, cut_off=0.0)))

@@ -61,7 +61,7 @@ def test_zero_3_alone_is_no_faster_than_zero_1(stack: str) -> None:
 def test_the_formula_of_a_zero_bubble_schedule_is_its_makespan(schedule: str, micro_batches: int) -> None:
     pricing = Pricing(_model("gpt3-175b"), preset("dgx-a100", 128), Job(16 * micro_batches, 2048, BF16), "phalanx")
     s = Strategy(dp=16, zero=1, tp=8, sp=True, pp=8, schedule=schedule)  # type: ignore[arg-type]
-    (formula,), ((timed, _),) = price(pricing, [s]), refine.refined(pricing, [s])
+    (formula,), ((timed, _),) = price(pricing, [s]), refine.refine(pricing, [s])
     assert formula.seconds == pytest.approx(timed.seconds, rel=0.02)
 
 

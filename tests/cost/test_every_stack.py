@@ -20,18 +20,19 @@ import numpy as np
 import pytest
 from support.sizes import examples
 
-from phalanx.cost.analytic.estimate import priced
+from phalanx.cost.analytic.estimate import estimate_columns
 from phalanx.cost.analytic.memory import memory
 from phalanx.cost.analytic.step import step
 from phalanx.cost.hardware.system import System
 from phalanx.cost.ledger.flops import hardware_flops
 from phalanx.cost.ledger.flow import some_blocks
 from phalanx.cost.ledger.gradient_flows import Types, gradient_flows
+from phalanx.cost.ledger.pipeline_formulas import schedule_number
 from phalanx.cost.ledger.policy import sharding
 from phalanx.frameworks.registry import STACKS
 from phalanx.planning.search import space
 from phalanx.planning.search.column_pricing import Pricing
-from phalanx.planning.search.strategy_columns import Strategies, of
+from phalanx.planning.search.strategy_columns import Strategies, columns_of
 from phalanx.spec.cluster.presets import preset
 from phalanx.spec.files.job_file import make_model
 from phalanx.spec.job import Job, Precision
@@ -61,7 +62,7 @@ def _drawn(p: Pricing, count: int, seed: int) -> Strategies:
 
     rows = some(space.cores(p.model, p.job, GPUS, p.options), count)
     rows = some(space.pipelines(space.experts(rows, p.model, p.job, p.options), p.model, p.job, p.options), count)
-    rows = some(space.recomputing(rows, p.model, p.job, p.options), count)
+    rows = some(space.recomputations(rows, p.model, p.job, p.options), count)
     return some(space.sharding(rows, p.job, p.options), count)
 
 
@@ -94,7 +95,7 @@ for _i in (0, 1):
 def test_slower_links_between_nodes_never_help_shards_inside_one() -> None:
     """Gathers of 4 ranks in a node are not held up by the ports that replicas use (llm-foundry's contention)."""
     p = _pricing("llm-foundry-pure", "llama3-8b")
-    _monotone(p, of([Strategy(dp=32, zero=3, shard=4, micro_batch=2)]))
+    _monotone(p, columns_of([Strategy(dp=32, zero=3, shard=4, micro_batch=2)]))
 
 
 @examples(2, 60)
@@ -115,7 +116,7 @@ def test_what_holds_of_any_strategy(model: str, examples: int) -> None:
 
 def _whole(p: Pricing, rows: Strategies) -> None:
     how = p.layout(rows)
-    e = priced(p.shape, how, p.system, p.profile)
+    e = estimate_columns(p.shape, how, p.system, p.profile)
     for name, seconds in e.step.terms.items():
         assert np.all(np.asarray(seconds) >= 0), (p.stack, name)
     for name, size in e.memory.terms.items():
@@ -198,14 +199,14 @@ def _bounds(p: Pricing, rows: Strategies) -> None:
     assert np.all(p.least_bytes(plain, complete=False) <= size * NEAR), p.stack
 
 
-_ONE_F_ONE_B = space.number_of("1f1b")
+_ONE_F_ONE_B = schedule_number("1f1b")
 
 
 @pytest.mark.parametrize("recompute", ["full", "selective:mlp"])
 def test_what_a_repetition_leaves_out_takes_neither_flops_nor_seconds(recompute: str) -> None:
     """The MLP's last product, one of three matrices of one size: as much of the seconds as of FLOPs."""
     p = _pricing("fsdp2", "llama3-8b")
-    how = p.layout(of([Strategy(dp=GPUS, zero=3, recompute=recompute)]))
+    how = p.layout(columns_of([Strategy(dp=GPUS, zero=3, recompute=recompute)]))
     policies = [replace(p.profile.policy, repeats_last=n) for n in (0.0, 1.0)]
     stops, repeats = (step(p.shape, how, p.system, replace(p.profile, policy=policy)) for policy in policies)
     seconds = float(np.ravel(repeats.terms["recompute"] - stops.terms["recompute"])[0])

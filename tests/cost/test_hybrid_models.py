@@ -13,7 +13,7 @@ from phalanx.cost.analytic.profile import profile
 from phalanx.cost.ledger.flops import active_params, forward_per_token, seen_keys
 from phalanx.cost.ledger.layer_flows import layer_flows, messages
 from phalanx.cost.ledger.live_bytes import block_bytes, live_bytes
-from phalanx.cost.ledger.model_shape import kinds_of_blocks, shape, side_by_side
+from phalanx.cost.ledger.model_shape import gather_shapes, kinds_of_blocks, shape
 from phalanx.cost.ledger.policy import PLAIN
 from phalanx.cost.ledger.rank_layout import layout
 from phalanx.planning.lookup import model_named
@@ -90,7 +90,7 @@ def test_terms_of_a_hybrid_sum_to_its_step(line: str) -> None:
 
 def test_models_of_unlike_blocks_are_priced_side_by_side() -> None:
     models = [next_80b(), mamba(), make_model({"preset": "llama3-8b"}, Path())[0]]
-    shapes = side_by_side([shape(m) for m in models])
+    shapes = gather_shapes([shape(m) for m in models])
     for i, m in enumerate(models):
         assert float(shapes.params[i]) == m.parameter_count
         assert forward_per_token(shapes, 4096)[0][i] == pytest.approx(forward_per_token(shape(m), 4096)[0])

@@ -14,11 +14,11 @@ from support.sizes import examples
 from support.strategies import cases, evenly
 
 from phalanx.cost.analytic.memory import memory
-from phalanx.cost.analytic.option_effects import typed
+from phalanx.cost.analytic.option_effects import with_number_types
 from phalanx.cost.analytic.profile import profile
 from phalanx.cost.ledger.flow import whole_model
 from phalanx.cost.ledger.gradient_flows import expert_ranks, experts_apart, parameters_of
-from phalanx.cost.ledger.live_bytes import end_bytes, flights, live_bytes, sliced_head, state_bytes
+from phalanx.cost.ledger.live_bytes import end_bytes, held_micro_batches, live_bytes, sliced_head, state_bytes
 from phalanx.cost.ledger.model_shape import shape
 from phalanx.cost.ledger.policy import sharding
 from phalanx.cost.ledger.rank_layout import layout
@@ -100,7 +100,7 @@ def test_state_of_experts_that_one_rank_has() -> None:
 def _state(case: Case) -> None:
     model, job, s = case
     s = replace(s, grad_sync=None, reshard=None, compression="none")
-    sizes, how, by = shape(model), layout(s, job, model.layers), typed(PHALANX, job)
+    sizes, how, by = shape(model), layout(s, job, model.layers), with_number_types(PHALANX, job)
     sharded = sharding(how, by.policy)
     held = parameters_of(sizes, how, whole_model(sizes.kinds))
     own = np.where(experts_apart(how), np.where(sharded.state, expert_ranks(how), 1.0), sharded.shards)
@@ -125,7 +125,7 @@ def test_interleaved_in_flight(ranks: int) -> None:
             except InputError:
                 continue
             s = Strategy(pp=ranks, virtual=virtual, schedule="interleaved")
-            found = flights(layout(s, Job(m, 128), int(sizes.layers)), PHALANX.policy)
+            found = held_micro_batches(layout(s, Job(m, 128), int(sizes.layers)), PHALANX.policy)
             assert found == pytest.approx((_held(actions[0]) / virtual, _held(actions[-1]) / virtual)), (virtual, m)
 
 

@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn import functional
 
 from phalanx import predict
-from phalanx.cost.analytic.option_effects import adapter_params, extended
+from phalanx.cost.analytic.option_effects import adapter_params, extended_shape
 from phalanx.cost.ledger.magnitudes import KEPT_RESULTS
 from phalanx.cost.ledger.model_shape import shape
 from phalanx.planning.lookup import model_named
@@ -64,10 +64,10 @@ def test_a_magnitude_is_trained_for_every_output() -> None:
     plain, more = StackOptions(lora=8), StackOptions(lora=8, dora="on")
     outputs = 2 * 4096 + 2 * 1024 + 2 * 14336 + 4096
     assert adapter_params(sizes, more) - adapter_params(sizes, plain) == outputs
-    x = extended(sizes, more).magnitudes
+    x = extended_shape(sizes, more).magnitudes
     assert (x.outputs, x.most_weights, x.most_square) == (outputs, 4096 * 14336, 14336**2)
     assert x.weights == 2 * 4096**2 + 2 * 4096 * 1024 + 3 * 4096 * 14336
-    assert extended(sizes, replace(more, lora_targets="attention")).magnitudes.most_square == 4096**2
+    assert extended_shape(sizes, replace(more, lora_targets="attention")).magnitudes.most_square == 4096**2
 
 
 def test_magnitudes_without_adapters_are_refused() -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from phalanx.cost.analytic.estimate import estimate
-from phalanx.cost.analytic.option_effects import typed
+from phalanx.cost.analytic.option_effects import with_number_types
 from phalanx.cost.analytic.profile import profile
 from phalanx.cost.memory.state import model_state
 from phalanx.cost.step.predict import predict
@@ -45,7 +45,9 @@ def test_state_is_that_of_the_runtime(types: str) -> None:
         job, s = Job(64, 8192, TYPES[types], optimizer), Strategy(**parse(line))
         exact = model_state(Layout(MODEL, job, s).stage_view())
         own = exact.parameters + exact.master + exact.gradients + exact.optimizer
-        state = float(Pricing(MODEL, CLUSTER, job, "phalanx").memory(strategy_columns.of([s])).terms["state"][0])
+        state = float(
+            Pricing(MODEL, CLUSTER, job, "phalanx").memory(strategy_columns.columns_of([s])).terms["state"][0]
+        )
         apart = job.precision.reduce_dtype != job.precision.accumulate_dtype and s.zero >= 2
         # Where gradients are reduced in another type than they are accumulated in, a sharded level holds that type in
         # buffers; the formulas count it as a shard.
@@ -58,7 +60,7 @@ def test_the_first_pass_prices_products_in_the_job_s_type() -> None:
     for types, most in (("mixed", 0.10), ("single", 0.25)):
         job = Job(64, 8192, TYPES[types])
         exact = float(predict(MODEL, CLUSTER, job, s).step_time_s)
-        first = float(Pricing(MODEL, CLUSTER, job, "phalanx").seconds(strategy_columns.of([s]))[0])
+        first = float(Pricing(MODEL, CLUSTER, job, "phalanx").seconds(strategy_columns.columns_of([s]))[0])
         alone = float(estimate(MODEL, CLUSTER, job, s, "phalanx").seconds)
         assert first == pytest.approx(exact, rel=most), types
         assert alone == pytest.approx(first, rel=1e-9)
@@ -67,7 +69,7 @@ def test_the_first_pass_prices_products_in_the_job_s_type() -> None:
 @pytest.mark.parametrize("stack", STACKS)
 def test_mixed_precision_is_what_constants_are_for(stack: str) -> None:
     by, job = profile(stack), Job(64, 8192, Precision("bfloat16"))
-    assert typed(by, job) is by
-    wide = typed(by, replace(job, precision=Precision("float32")))
+    assert with_number_types(by, job) is by
+    wide = with_number_types(by, replace(job, precision=Precision("float32")))
     assert wide.parameter_bytes == by.parameter_bytes + 2
     assert wide.shard_bytes == by.shard_bytes - 4

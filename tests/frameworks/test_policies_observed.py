@@ -24,7 +24,7 @@ import pytest
 from support.fresh_process import in_fresh_process
 from support.stack_programs import Program
 
-from phalanx.cost.analytic.option_effects import typed
+from phalanx.cost.analytic.option_effects import with_number_types
 from phalanx.cost.analytic.profile import Profile, profile
 from phalanx.cost.ledger.flow import Held, totals, whole_model
 from phalanx.cost.ledger.gradient_flows import Types, gradient_flows, parameters_of, summed_copies
@@ -114,7 +114,7 @@ def sent(ranks: list[RankObservation]) -> dict[tuple[str, str], tuple[int, int]]
 
 def policy_of(program: Program) -> Profile:
     """Return the constants of the stack that runs a program: accelerate's accumulation reduces once."""
-    return typed(profile("accelerate" if program.once else "fsdp2"), program.job)
+    return with_number_types(profile("accelerate" if program.once else "fsdp2"), program.job)
 
 
 def ledger(program: Program) -> dict[tuple[str, str], tuple[float, float]]:

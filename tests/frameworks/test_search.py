@@ -20,7 +20,7 @@ from phalanx.planning.search.column_pricing import Pricing
 from phalanx.planning.search.limits import conditions
 from phalanx.planning.search.planner import answer, best_on
 from phalanx.planning.search.priced import price
-from phalanx.planning.search.refine import refined
+from phalanx.planning.search.refine import refine
 from phalanx.planning.search.strategy_columns import ORDERS, Options
 from phalanx.planning.search.variations import compare, condition_costs
 from phalanx.report.predict import heading
@@ -47,7 +47,7 @@ def pricing(stack: str, model: str = "llama3-8b", gpus: int = 16, line: str = ""
 @examples(60, 2000)
 def test_nothing_is_offered_that_the_stack_refuses(stack: str, model: str, examples: int) -> None:
     p = pricing(stack, model)
-    rows = space.everything(p.model, p.job, 16, p.options)
+    rows = space.all_strategies(p.model, p.job, 16, p.options)
     chosen = np.random.default_rng(7).integers(0, len(rows), examples)
     for s in rows.take(chosen).strategies():
         about = facts(p.model, p.job, s)
@@ -61,8 +61,8 @@ def test_what_is_left_out_is_refused(stack: str) -> None:
     p, free = pricing(stack, gpus=8), replace(pricing(stack, gpus=8), free=True, stack="any")
     kinds = p.options.recompute
     options = Options(recompute=kinds, orders=p.options.orders)
-    everything = space.everything(free.model, free.job, 8, options)
-    offered = set(space.everything(p.model, p.job, 8, p.options).strategies())
+    everything = space.all_strategies(free.model, free.job, 8, options)
+    offered = set(space.all_strategies(p.model, p.job, 8, p.options).strategies())
     for i in np.random.default_rng(3).integers(0, len(everything), 400):
         s = everything.strategy(int(i))
         refused = DOCUMENTED[stack].refusal(s, None, facts(p.model, p.job, s)) is not None
@@ -80,7 +80,7 @@ def test_what_is_left_out_is_refused(stack: str) -> None:
 )
 def test_conditions_hold_of_all_that_is_found(line: str) -> None:
     p = pricing("megatron-core", line=line)
-    rows = space.everything(p.model, p.job, 16, p.options)
+    rows = space.all_strategies(p.model, p.job, 16, p.options)
     counted = space.size(space.cores(p.model, p.job, 16, p.options), p.model, p.job, p.options).sum()
     assert 0 < len(rows) <= counted
     for s in rows.take(np.random.default_rng(1).integers(0, len(rows), 40)).strategies():
@@ -237,7 +237,7 @@ def test_shorter_ends_keep_less_on_the_first_rank() -> None:
     p = pricing("megatron-core", "llama3-70b", 64)
     p = replace(p, extra=StackOptions(first_stage_layers=40, last_stage_layers=40))
     with pytest.raises(InputError, match="leaves 0 of 80 blocks for 2 other ranks"):
-        refined(p, [Strategy(**parse(DENSE))])
+        refine(p, [Strategy(**parse(DENSE))])
 
 
 def test_chunks_without_blocks_are_not_searched() -> None:
@@ -251,7 +251,7 @@ def test_chunks_without_blocks_are_not_searched() -> None:
 
 
 def _some(p: Pricing) -> list[Strategy]:
-    rows = space.everything(p.model, p.job, 16, replace(p.options, recompute=("none",)))
+    rows = space.all_strategies(p.model, p.job, 16, replace(p.options, recompute=("none",)))
     return rows.take(np.arange(0, len(rows), max(len(rows) // 300, 1))).strategies()
 
 

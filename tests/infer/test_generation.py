@@ -19,7 +19,7 @@ from support.saved_models import tokenizer
 from support.sizes import examples, sampled
 
 from phalanx.answers.runs import train
-from phalanx.cost.step.generation import generating
+from phalanx.cost.step.generation import generation_layout
 from phalanx.infer import text, worker
 from phalanx.infer.generate import BatchedGeneration, experts_span_replicas, require_context, room_of
 from phalanx.infer.sampling import Sampling, choose, uniform
@@ -263,7 +263,7 @@ def test_logits_that_are_no_numbers_are_refused(temperature: float, bad: float) 
 )
 def test_what_does_not_generate(model: ModelSpec, line: dict[str, Any], words: str) -> None:
     with pytest.raises(InputError) as refused:
-        generating(model, Strategy(**line), "float64")
+        generation_layout(model, Strategy(**line), "float64")
     assert words in str(refused.value)
 
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from support.in_process_cli import error_of, json_of, phalanx
 from support.strategies import models, with_experts
 
-from phalanx.cost.ledger.pipeline_formulas import number_of
+from phalanx.cost.ledger.pipeline_formulas import schedule_number
 from phalanx.cost.pipeline_time import Costs
 from phalanx.cost.pipeline_time import price as schedule_price
 from phalanx.planning.explain.exact import ExactSubject
@@ -68,10 +68,10 @@ def _cluster(beside: bool, usable: float) -> ClusterSpec:
 )
 def test_nothing_that_fits_is_faster(model, batch, worlds, beside, tight, data):
     job, cluster = Job(batch, 8, Precision("float32")), _cluster(beside, 1e12)
-    rows = [space.everything(model, job, n, OPTIONS) for n in worlds if batch % n == 0 or n < 3]
+    rows = [space.all_strategies(model, job, n, OPTIONS) for n in worlds if batch % n == 0 or n < 3]
     if not rows:
         return
-    every = strategy_columns.joined(rows)
+    every = strategy_columns.concatenate(rows)
     picked = every.take(data.draw(st.lists(st.integers(0, len(every) - 1), min_size=5, max_size=5)))
     if tight:  # so little memory that of these the smallest fits, and hardly more
         sizes = [int(price(model, cluster, job, s).prediction.memory_bytes) for s in picked.strategies()]
@@ -79,7 +79,7 @@ def test_nothing_that_fits_is_faster(model, batch, worlds, beside, tight, data):
     bounds = Bounds(model, cluster, job)
     others = [price(model, cluster, job, s) for s in picked.strategies()]
     for c, least, state in zip(others, bounds.of_rows(picked), bounds.bytes_of_rows(picked), strict=True):
-        assert least <= bounds.of(c.as_requested) <= c.seconds
+        assert least <= bounds.of_strategy(c.as_requested) <= c.seconds
         assert state <= float(c.prediction.memory_bytes)
     found = search(model, cluster, job, worlds)
     assert found.legal == len(every)
@@ -103,7 +103,7 @@ def test_no_pipeline_on_shared_cores_is_faster_than_its_bound(name: str, slower:
     each = p / s.chunks / 3  # T is p: a rank's part of a micro-batch takes 1
     costs = Costs(*[[each] * s.chunks] * 3)
     makespan = schedule_price(s, replace(costs, pace=speeds)).makespan
-    columns = (np.array([n]) for n in (m, p, v, number_of(name)))
+    columns = (np.array([n]) for n in (m, p, v, schedule_number(name)))
     least = float(_least(np.array([float(p)]), corners[None], *columns)[0])
     assert least <= makespan * (1 + 1e-9)
     if name == "1f1b" and p == 2 and speeds[0] <= 2:  # one rank does no more than two
@@ -125,8 +125,8 @@ def test_a_pipeline_that_might_be_a_little_faster_hides_nothing_simpler():
     """Hundreds of pipelines promise some hundredths less than the best has, and none keeps it."""
     model, job = make_model({"preset": "gpt2-xl"}, Path())[0], Job(64, 1024)
     found = search(model, clusters.preset("dgx-h100", 1), job, [8])
-    kinds = branch_and_bound.family(strategy_columns.of([c.as_requested for c in found.candidates]))
-    assert {*kinds} == {*branch_and_bound.family(space.everything(model, job, 8, OPTIONS))}  # each says why not
+    kinds = branch_and_bound.family(strategy_columns.columns_of([c.as_requested for c in found.candidates]))
+    assert {*kinds} == {*branch_and_bound.family(space.all_strategies(model, job, 8, OPTIONS))}  # each says why not
     for s in (Strategy(dp=8, zero=1, micro_batch=8), Strategy(dp=4, zero=1, cp=2, micro_batch=8)):
         assert found.best.seconds <= price(model, clusters.preset("dgx-h100", 1), job, s).seconds
 
@@ -135,7 +135,7 @@ def test_where_memory_is_short_what_fits_is_found():
     """Two dozen strategies of one rank, of which the smallest alone fits; the fastest are priced first."""
     model, job = make_model({"preset": "gpt2", "layers": 2}, Path())[0], Job(32, 64)
     every = [
-        price(model, _cluster(True, 1e12), job, s) for s in space.everything(model, job, 1, OPTIONS).strategies()
+        price(model, _cluster(True, 1e12), job, s) for s in space.all_strategies(model, job, 1, OPTIONS).strategies()
     ]
     least = min(every, key=lambda c: int(c.prediction.memory_bytes))
     found = search(model, _cluster(True, int(least.prediction.memory_bytes)), job, [1])

@@ -33,7 +33,7 @@ def llama() -> Pricing:
 
 
 def test_columns_price_as_single_strategies_do(llama):
-    rows = space.everything(llama.model, llama.job, 32, strategy_columns.Options(("1f1b", "interleaved")))
+    rows = space.all_strategies(llama.model, llama.job, 32, strategy_columns.Options(("1f1b", "interleaved")))
     some = rows.take(np.random.default_rng(0).integers(0, len(rows), 60))
     seconds = llama.seconds(some)
     for i, s in enumerate(some.strategies()):
@@ -50,7 +50,7 @@ def test_columns_price_as_single_strategies_do(llama):
 def test_rows_whose_blocks_are_alike_are_priced_as_each_alone(model, stack):
     p = _pricing(model, 2, 24, 4096, stack)
     kinds = ("none", "selective", "selective:layernorm", "selective:mlp")
-    rows = space.everything(p.model, p.job, 16, replace(p.options, recompute=kinds))
+    rows = space.all_strategies(p.model, p.job, 16, replace(p.options, recompute=kinds))
     starts = np.random.default_rng(0).integers(0, len(rows) - 40, 60)
     some = rows.take((starts[:, None] + np.arange(40)).reshape(-1))
     few = alike.FEW - 1
@@ -70,7 +70,7 @@ def test_rows_whose_blocks_are_alike_are_priced_as_each_alone(model, stack):
 def test_no_core_is_faster_than_its_blocks(model, stack, seq):
     p = _pricing(model, 8, 48, seq, stack)
     cores = space.cores(p.model, p.job, 64, p.options)
-    kinds, place = space.kinds(cores)
+    kinds, place = space.cores_by_block(cores)
     of_kind, kind = space.with_experts(kinds, p.model, p.options)
     bounds = {
         (k, ep, etp): bound
@@ -88,11 +88,11 @@ def test_no_core_is_faster_than_its_blocks(model, stack, seq):
 
 
 def test_only_what_is_certainly_slower_is_left_untimed(llama):
-    rows = space.everything(llama.model, llama.job, 32)
+    rows = space.all_strategies(llama.model, llama.job, 32)
     some = [s for s in rows.take(np.arange(0, len(rows), 20000)).strategies() if s.world == 32]
-    all_ = refine.refined(llama, some)
+    all_ = refine.refine(llama, some)
     below = float(np.median([p.seconds for p, _ in all_]))
-    kept = refine.refined(llama, some, below)
+    kept = refine.refine(llama, some, below)
     assert {p.strategy for p, _ in kept} >= {p.strategy for p, _ in all_ if p.seconds <= below}
     assert len(kept) < len(all_)
     assert (
@@ -112,7 +112,7 @@ def test_only_what_is_certainly_slower_is_left_untimed(llama):
 def test_branch_and_bound_finds_what_pricing_everything_finds(model, nodes, batch, seq):
     p = _pricing(model, nodes, batch, seq)
     options = strategy_columns.Options(("1f1b", "interleaved", "zb-v", "naive"), ("none", "full"))
-    everything = space.everything(p.model, p.job, 8 * nodes, options)
+    everything = space.all_strategies(p.model, p.job, 8 * nodes, options)
     rows = everything.take(p.bytes_(everything) <= p.usable)
     seconds = p.seconds(rows)
     close = branch_and_bound.explore(p, 8 * nodes, options, keep=1, families=0.25)
@@ -165,7 +165,7 @@ def test_what_is_known_before_changes_no_answer(model, nodes, batch, seq, kinds)
 def test_the_whole_front_misses_no_point(nodes, batch, seq):
     p = _pricing("llama3-8b", nodes, batch, seq)
     options = strategy_columns.Options(("1f1b", "interleaved"), ("none", "full", "every:2"))
-    rows = space.everything(p.model, p.job, 8 * nodes, options)
+    rows = space.all_strategies(p.model, p.job, 8 * nodes, options)
     bytes_ = p.bytes_(rows)
     wanted = _points(p.seconds(rows)[bytes_ <= p.usable], bytes_[bytes_ <= p.usable])
     found = branch_and_bound.explore(p, 8 * nodes, options, front=1.5)
@@ -190,7 +190,7 @@ def test_bounds_are_below_all_that_they_stand_for(llama):
     assert (fits == (llama.least_bytes(cores, complete=False) <= llama.usable)).all()
     for core in np.random.default_rng(1).integers(0, len(cores), 12):
         own = cores.take([core])
-        rows = space.recomputing(
+        rows = space.recomputations(
             space.pipelines(own, llama.model, llama.job, options), llama.model, llama.job, options
         )
         full = space.sharding(rows, llama.job, options)
@@ -219,7 +219,7 @@ def test_bounds_are_below_all_that_they_stand_for(llama):
 def test_bubbles_are_those_of_the_schedules(schedule, virtual, micro_batch, near):
     p = _pricing("gpt3-175b", 128, 1536, 2048)
     s = Strategy(dp=16, zero=1, tp=8, sp=True, pp=8, schedule=schedule, virtual=virtual, micro_batch=micro_batch)
-    (found,), ((timed, _),) = price(p, [s]), refine.refined(p, [s])
+    (found,), ((timed, _),) = price(p, [s]), refine.refine(p, [s])
     assert timed.seconds == pytest.approx(found.seconds, rel=near)
 
 
@@ -227,6 +227,6 @@ def test_few_rounds_stand_for_many(llama, monkeypatch):
     """What is added at the slowest rank's pace is what running on would have shown."""
     kinds = (("1f1b", 1), ("interleaved", 4), ("zb-v", 1))
     given = [Strategy(tp=2, pp=4, cp=4, virtual=v, schedule=name) for name, v in kinds]
-    few = [run.makespan for _, run in refine.refined(llama, given)]
+    few = [run.makespan for _, run in refine.refine(llama, given)]
     monkeypatch.setattr(pipeline_formulas, "ROUNDS", 16)
-    assert [run.makespan for _, run in refine.refined(llama, given)] == pytest.approx(few, rel=1e-9)
+    assert [run.makespan for _, run in refine.refine(llama, given)] == pytest.approx(few, rel=1e-9)

@@ -11,7 +11,7 @@ from support.in_process_cli import error_of
 from support.in_process_cli import phalanx as command
 
 import phalanx
-from phalanx.planning.expense.expense import Expense, expense_of, over, within
+from phalanx.planning.expense.expense import Expense, expense_of, expense_of_hours, with_interval
 from phalanx.planning.expense.rates import CHIP_RATES, FIGURES, PROVIDERS, rates_on, read_rates
 from phalanx.spec.errors import InputError
 
@@ -134,8 +134,8 @@ def test_an_interval_of_time_is_one_of_money() -> None:
     assert p.expense.money_low == pytest.approx(low * (p.expense.money or 0))
     assert p.expense.carbon_low_kg == pytest.approx(low * (p.expense.carbon_kg or 0))
     hour = expense_of("an hour", 8, rates_on(_H100), {"training": 8.0})
-    assert over(hour, "a day", 24) == expense_of("a day", 192, rates_on(_H100), {"training": 192.0})
-    unknown = within(expense_of("an hour", 8, rates_on("MI300X-192GB"), {}), 0.5, 2)
+    assert expense_of_hours(hour, "a day", 24) == expense_of("a day", 192, rates_on(_H100), {"training": 192.0})
+    unknown = with_interval(expense_of("an hour", 8, rates_on("MI300X-192GB"), {}), 0.5, 2)
     assert (unknown.money_low is None, unknown.energy_low_kwh) == (unknown.money is None, None)
 
 

@@ -30,14 +30,14 @@ def _bounds_are_below(seed: int) -> None:
     cores, draw = space.cores(p.model, p.job, 16, p.options), np.random.default_rng(seed)
     for core in draw.integers(0, len(cores), 4):
         own = cores.take([core])
-        rows = space.recomputing(space.pipelines(own, p.model, p.job, p.options), p.model, p.job, p.options)
+        rows = space.recomputations(space.pipelines(own, p.model, p.job, p.options), p.model, p.job, p.options)
         full = space.sharding(rows, p.job, p.options)
         for least, of in ((p.least_seconds, p.seconds), (p.least_bytes, p.bytes_)):
             of_rows = least(rows, complete=True)
             assert least(own, complete=False)[0] <= of_rows.min() * _ONE, own.strategy(0)
             assert of_rows.min() <= of(full).min() * _ONE, own.strategy(0)
         assert p.may_fit(own, complete=False)[0] == (p.least_bytes(own, complete=False)[0] <= p.usable)
-    kinds, _ = space.kinds(cores)
+    kinds, _ = space.cores_by_block(cores)
     of_kind, kind = space.with_experts(kinds, p.model, p.options)
     without, each = p.block_seconds(kinds, spread=False), p.block_seconds(of_kind)
     assert np.all(without[kind] <= each * (1 + 1e-9))
@@ -45,7 +45,7 @@ def _bounds_are_below(seed: int) -> None:
 
 def _columns_price_as_single_strategies(seed: int) -> None:
     p = _pricing(seed)
-    rows = space.everything(p.model, p.job, 16, strategy_columns.Options(("1f1b",), ("none", "full")))
+    rows = space.all_strategies(p.model, p.job, 16, strategy_columns.Options(("1f1b",), ("none", "full")))
     some = rows.take(np.random.default_rng(seed).integers(0, len(rows), 6))
     for s, seconds in zip(some.strategies(), p.seconds(some), strict=True):
         found = step(p.shape, layout(s, p.job, p.model.layers), p.system, p.profile)
@@ -68,7 +68,7 @@ def test_columns_of_hybrids_price_as_single_strategies_do(examples: int) -> None
 def test_the_search_of_a_hybrid_finds_what_pricing_everything_finds(seed: int) -> None:
     p = _pricing(seed, 1)
     options = strategy_columns.Options(("1f1b", "interleaved", "zb-v"), ("none", "full"))
-    everything = space.everything(p.model, p.job, 8, options)
+    everything = space.all_strategies(p.model, p.job, 8, options)
     rows = everything.take(p.bytes_(everything) <= p.usable)
     found = branch_and_bound.explore(p, 8, options, keep=100)
     assert found.seconds[found.order][:100] == pytest.approx(np.sort(p.seconds(rows))[:100], rel=1e-12)

@@ -23,7 +23,7 @@ from phalanx.planning.lengths.steps import UnevenSteps
 from phalanx.planning.lookup import cluster_named, model_named, pricing_by_gpus
 from phalanx.planning.search.column_pricing import Pricing
 from phalanx.planning.search.limits import conditions
-from phalanx.planning.search.refine import refined
+from phalanx.planning.search.refine import refine
 from phalanx.schedule.packing import deal, first_fit, spread
 from phalanx.schedule.pipeline.given_layout import listed
 from phalanx.spec.errors import InputError
@@ -74,7 +74,7 @@ def test_equal_documents_take_the_step_of_their_length(s: Strategy, tmp_path: Pa
     file.write_text(f"{length}\n")
     steps = _steps(s, f"{file}+longest")
     cut = replace(s, layers=listed(steps.blocks)) if s.pp > 1 else s
-    short = refined(_pricing("fsdp2" if s.zero == 3 else "megatron-core", seq=length), [cut])[0][0].seconds
+    short = refine(_pricing("fsdp2" if s.zero == 3 else "megatron-core", seq=length), [cut])[0][0].seconds
     assert steps.step("longest", False).step_s == pytest.approx(short, rel=1e-9)
 
 

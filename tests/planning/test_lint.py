@@ -185,7 +185,7 @@ def test_flows_are_the_taught_volumes():
 def test_time_of_data_parallel_flows_is_that_of_its_term():
     """Without overlap the flows of the data axis take what the price says."""
     x = _subject(_LLAMA8, "dp=64,zero=1")
-    of = x.pricing.step(strategy_columns.of([x.strategy])).of["dp"]
+    of = x.pricing.step(strategy_columns.columns_of([x.strategy])).of["dp"]
     alone = sum(float(np.max(of[name])) for name in ("scatter_s", "again_s", "gather_s"))
     whole = sum(f.seconds for f in x.flows if f.axis == "dp")
     assert whole == pytest.approx(alone, rel=1e-6)

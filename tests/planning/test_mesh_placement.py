@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.in_process_cli import error_of, phalanx
 
-from phalanx.planning.placement import axis_groups, axis_names, groups_of, in_order
+from phalanx.planning.placement import axis_groups, axis_names, default_placement, groups_of
 from phalanx.report.gallery.mesh import cube, nodes, slices
 from phalanx.report.pictures.files import svg, text
 from phalanx.spec.cluster.part import ranges
@@ -43,7 +43,7 @@ def strategies(draw):
 @settings(max_examples=60, deadline=None)
 def test_groups_of_every_axis_partition_the_ranks_and_talk_over_the_innermost_common_tier(strategy, name):
     node = preset(name, 1).ranks_per_node
-    p = in_order(strategy, preset(name, -(-strategy.world // node)))
+    p = default_placement(strategy, preset(name, -(-strategy.world // node)))
     for row in axis_groups(p):
         groups, tiers = groups_of(p, row.axis)
         assert sum(row.tiers.values()) == row.groups == len(groups)
@@ -62,7 +62,7 @@ def test_groups_of_every_axis_partition_the_ranks_and_talk_over_the_innermost_co
 
 
 def test_the_svg_has_every_rank_and_is_well_formed():
-    p = in_order(Strategy(tp=4, pp=3, dp=4), preset("dgx-h100", 6))
+    p = default_placement(Strategy(tp=4, pp=3, dp=4), preset("dgx-h100", 6))
     for picture in (nodes(p, "tp", 37), slices(p, "pp")):
         drawn = {t.text for t in ElementTree.fromstring(svg(picture)).iter("{http://www.w3.org/2000/svg}text")}
         assert {str(rank) for rank in range(48)} <= drawn
@@ -71,7 +71,7 @@ def test_the_svg_has_every_rank_and_is_well_formed():
 
 
 def test_a_rank_and_its_peers_are_outlined():
-    p = in_order(Strategy(tp=4, pp=3, dp=4), preset("dgx-h100", 6))
+    p = default_placement(Strategy(tp=4, pp=3, dp=4), preset("dgx-h100", 6))
     cells = [cell for grid in nodes(p, "tp", 37).panels[0].grids for row in grid.rows for cell in row]
     assert [cell.text for cell in cells if cell.bold] == ["37"]
     peers = {int(r) for axis in ("pp", "dp_replicate", "tp") for r in p.mesh.group_of(37, axis)}
@@ -116,7 +116,7 @@ def test_wrong_input_is_one_line(tmp_path, words, what):
 
 
 def test_axis_names_leave_out_axes_of_one_rank():
-    p = in_order(Strategy(dp=8, zero=3, ep=4), preset("dgx-h100", 1))
+    p = default_placement(Strategy(dp=8, zero=3, ep=4), preset("dgx-h100", 1))
     assert axis_names(p) == ["dp_shard", "ep", "edp"]
 
 

@@ -18,8 +18,8 @@ from phalanx.frameworks.writing.subject import subject
 from phalanx.planning.explain.analytic import AnalyticSubject
 from phalanx.planning.search import space
 from phalanx.planning.search.column_pricing import Pricing
-from phalanx.planning.search.refine import GAIN, RefinedPrices, as_cut, refined
-from phalanx.planning.search.strategy_columns import of
+from phalanx.planning.search.refine import GAIN, RefinedPrices, refine, with_listed_blocks
+from phalanx.planning.search.strategy_columns import columns_of
 from phalanx.schedule.pipeline.given_layout import equal_blocks, listed
 from phalanx.schedule.pipeline.stages import rank_of
 from phalanx.spec.strategy.spec import Strategy
@@ -42,7 +42,7 @@ def drawn(stack: str, seed: int, count: int) -> tuple[Pricing, list[Strategy]]:
     rows = rows.take(np.flatnonzero(rows.pp > 1))
     for expanded in (
         lambda some: space.pipelines(some, p.model, p.job, p.options),
-        lambda some: space.recomputing(some, p.model, p.job, p.options),
+        lambda some: space.recomputations(some, p.model, p.job, p.options),
         lambda some: space.sharding(some, p.job, p.options),
     ):
         rows = expanded(rows.take(np.array(rng.choices(range(len(rows)), k=count))))
@@ -52,19 +52,19 @@ def drawn(stack: str, seed: int, count: int) -> tuple[Pricing, list[Strategy]]:
 
 def check(stack: str, seed: int, count: int) -> None:
     p, strategies = drawn(stack, seed, count)
-    everything = refined(p, strategies)
-    bound, own = p.least_reserved(of(strategies)), np.array([priced.bytes_ for priced, _ in everything])
+    everything = refine(p, strategies)
+    bound, own = p.least_reserved(columns_of(strategies)), np.array([priced.bytes_ for priced, _ in everything])
     assert np.all(bound <= own * (1 + 1e-12)), strategies[int(np.argmax(bound / own))]
     for s, (together, run) in zip(strategies, everything, strict=True):
         cut = replace(s, layers=listed(run.blocks))
-        ((as_listed, listed_run),) = refined(p, [cut])
+        ((as_listed, listed_run),) = refine(p, [cut])
         assert as_listed.seconds == pytest.approx(together.seconds, rel=1e-9), cut
         assert as_listed.bytes_ == pytest.approx(together.bytes_, rel=1e-12), cut
         assert as_listed.memory_terms == pytest.approx(together.memory_terms, rel=1e-12), cut
         assert listed_run.blocks == run.blocks
-        assert as_cut(p, s) == cut
+        assert with_listed_blocks(p, s) == cut
         equal = replace(s, layers=listed(equal_blocks(int(p.shape.layers), len(rank_of(s)))))
-        ((other, other_run),) = refined(p, [equal])
+        ((other, other_run),) = refine(p, [equal])
         if not p.lists_blocks or run.blocks == other_run.blocks:
             continue
         # Balanced chunks are worth a line, and leave free what a search does or need less memory than equal ones.
@@ -87,12 +87,12 @@ def test_what_nothing_lists_is_priced_as_its_cut_listed_in_many(stack: str) -> N
 def test_equal_chunks_stand_in_where_balanced_ones_do_not_fit() -> None:
     """Llama 3 8B in two stages, on cards with less and less memory: equal chunks have their own time."""
     p, s = pricing("megatron-core", "llama3-8b", 64, 8192), Strategy(dp=32, zero=1, pp=2)
-    ((balanced, run),) = refined(p, [s])
+    ((balanced, run),) = refine(p, [s])
     assert run.blocks == (17, 15)
     assert balanced.fits
     device = replace(p.cluster.device, usable_bytes=int(balanced.bytes_ / 0.95) - 2**20)
     smaller = replace(p, cluster=replace(p.cluster, device=device))
-    ((equal, equal_run),) = refined(smaller, [s])
+    ((equal, equal_run),) = refine(smaller, [s])
     assert equal_run.blocks == (16, 16)
     assert equal.seconds > balanced.seconds
     assert equal.bytes_ < 0.95 * device.usable_bytes < balanced.bytes_
@@ -104,7 +104,7 @@ def test_recomputation_that_makes_room_for_balanced_chunks_is_found() -> None:
     p = read(Query(None, "llama3-8b", "dgx-h100", 8, 64, 8192, None, "megatron-core", "bf16"), True).pricing
     stages = Strategy(dp=4, zero=1, pp=2, virtual=8, schedule="interleaved")
     others = [stages, Strategy(dp=4, zero=1, tp=2, sp=True)]
-    (tight, run), (wide, _), (balanced, _) = refined(p, [*others, replace(stages, recompute="selective:layernorm")])
+    (tight, run), (wide, _), (balanced, _) = refine(p, [*others, replace(stages, recompute="selective:layernorm")])
     assert run.unbalanced
     assert balanced.seconds < wide.seconds < tight.seconds
     assert RefinedPrices(p).descend(others)[0].seconds <= balanced.seconds

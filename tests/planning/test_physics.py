@@ -55,7 +55,7 @@ def questions(draw: st.DrawFn) -> tuple[Pricing, Strategy]:
 
 
 def _seconds(p: Pricing, s: Strategy) -> float:
-    return float(RefinedPrices(p).of([s])[0].priced.seconds)
+    return float(RefinedPrices(p).price([s])[0].priced.seconds)
 
 
 def _tier(cluster: ClusterSpec, i: int, **changes: float) -> ClusterSpec:
@@ -84,10 +84,10 @@ def test_physics(examples: int) -> None:
     @given(questions())
     def holds(question: tuple[Pricing, Strategy]) -> None:
         p, s = question
-        found = RefinedPrices(p).of([s])[0]
+        found = RefinedPrices(p).price([s])[0]
         if s.pp > 1:  # blocks are cut for the slowest rank, which on another machine is another one
             s = replace(s, layers=listed(found.run.blocks))
-            cut, found = found, RefinedPrices(p).of([s])[0]
+            cut, found = found, RefinedPrices(p).price([s])[0]
             assert found.seconds == pytest.approx(cut.seconds, rel=1e-9), (p.stack, s)
             assert found.priced.terms == pytest.approx(cut.priced.terms, rel=1e-9), (p.stack, s)
         assert 0 < found.mfu <= 1

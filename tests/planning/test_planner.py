@@ -15,7 +15,7 @@ from phalanx.planning.search import priced, refine, space
 from phalanx.planning.search.neighbours import neighbours
 from phalanx.planning.search.planner import answer
 from phalanx.planning.search.priced import price
-from phalanx.planning.search.stack_options import that_run
+from phalanx.planning.search.stack_options import runnable_strategies
 from phalanx.schedule.pipeline.stages import check
 from phalanx.spec.files import plan as plans
 from phalanx.spec.strategy.spec import Strategy, parse
@@ -140,7 +140,7 @@ def test_no_strategy_of_an_answer_is_refused_with_the_options_that_others_are_fa
     found = _ask("deepseek-v3", "dgx-h800", 2048, 15360, 4096)
     assert found.pricing.extra.overlap_experts == "on"
     every = [r.strategy for r in (*found.ranked, *found.families, *found.front)]
-    assert that_run(found.pricing, every) == every
+    assert runnable_strategies(found.pricing, every) == every
 
 
 def test_a_model_with_an_operator_that_a_stack_lacks_is_not_searched(tmp_path):
@@ -177,7 +177,7 @@ def test_a_stack_gets_the_schedules_that_it_has():
         (megatron, "dp=8,cp=2,ulysses=2", titan),
     ):
         s = Strategy(**parse(line))
-        rows = space.everything(pricing.model, pricing.job, 16, pricing.options)
+        rows = space.all_strategies(pricing.model, pricing.job, 16, pricing.options)
         assert s in rows.take((rows.pp == s.pp) & (rows.cp == s.cp) & (rows.dp == s.dp)).strategies()
         assert not other.options.allows(s, s.accumulation(other.job))
 
@@ -209,7 +209,7 @@ def test_nothing_that_is_shown_beats_the_best():
     """Few micro-batches on a stack with zero-bubble schedules: there the first pass errs most."""
     found = answer(pricing_by_gpus(model_named("llama3-8b")[0], cluster_named("dgx-a100"), 16, 512, "phalanx"), 16)
     best = found.best
-    near = refine.refined(found.pricing, [s for _, s in neighbours(best.strategy, found.pricing)])
+    near = refine.refine(found.pricing, [s for _, s in neighbours(best.strategy, found.pricing)])
     assert len(near) > 10
     others = [*found.ranked, *found.families, *found.front]
     assert best.seconds == min([r.seconds for r in others] + [p.seconds for p, _ in near if p.fits])

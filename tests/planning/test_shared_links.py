@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from support.in_process_cli import error_of, json_of, phalanx
 
 from phalanx.answers.simulation import simulate
-from phalanx.cost.hardware.bent import at_shares
+from phalanx.cost.hardware.bent import cluster_at_shares
 from phalanx.cost.step.predict import predict
 from phalanx.planning.lookup import cluster_named, model_named, pricing_by_gpus
 from phalanx.planning.stragglers.links import SlowLink, sending_groups
@@ -248,7 +248,7 @@ def test_our_own_step_over_slow_links_is_that_of_a_slower_cluster(s: Strategy) -
     fits = [CollectiveFit("all_reduce", 2, 1e-4, 2e-10, 0.0, "native", hosts=2, points=((1024, 2e-4),))]
     cluster = replace(cluster, collectives=tuple(fits))
     slow = own_pipelines(model, cluster, job, s, (SlowLink("node", 1, 0.25),)).delayed(np.ones(16))
-    expected = predict(model, at_shares(cluster, [1.0, 0.25]), job, s).step_time_s
+    expected = predict(model, cluster_at_shares(cluster, [1.0, 0.25]), job, s).step_time_s
     assert slow.step_s == pytest.approx(expected, rel=1e-9)
     assert slow.undisturbed_s == pytest.approx(predict(model, cluster, job, s).step_time_s, rel=1e-9)
     parts = slow.own_s + slow.inside_s + slow.stages_s + slow.replicas_s + slow.update_s + sum(slow.links_s.values())
@@ -259,7 +259,7 @@ def test_a_measured_collective_keeps_its_latency_over_a_slower_link() -> None:
     fit = CollectiveFit("all_reduce", 2, 1e-4, 2e-10, 0.0, "native", hosts=2, points=((1000, 3e-4), (10**6, 5e-4)))
     inner = replace(fit, hosts=1)
     cluster = replace(preset("dgx-h100", 2), collectives=(fit, inner))
-    slower, same = at_shares(cluster, [1.0, 0.5]).collectives
+    slower, same = cluster_at_shares(cluster, [1.0, 0.5]).collectives
     assert same == inner
     assert slower.seconds(10**6) - fit.seconds(10**6) == pytest.approx(2e-10 * 10**6)
     assert slower.alpha_s == fit.alpha_s

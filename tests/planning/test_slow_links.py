@@ -17,7 +17,7 @@ from support.in_process_cli import json_of, phalanx
 from phalanx.cost.step.predict import predict
 from phalanx.planning.lookup import cluster_named, model_named, pricing_by_gpus
 from phalanx.planning.search.column_pricing import Pricing
-from phalanx.planning.search.refine import refined
+from phalanx.planning.search.refine import refine
 from phalanx.planning.stragglers.links import Links, SlowLink, kept_rates
 from phalanx.planning.stragglers.own import own_pipelines
 from phalanx.planning.stragglers.priced import priced_pipelines
@@ -61,9 +61,9 @@ def test_if_all_links_are_slow_the_step_is_that_of_a_slower_cluster(s: Strategy,
     slower = _cluster(s.world, bandwidth_bytes_per_s_per_gpu_per_direction=share * outer)
     found = priced_pipelines(pricing, s, tuple(links)).delayed(np.ones(s.world))
     s = replace(s, layers="auto")
-    expected = refined(_pricing(s, slower), [s])[0][0].seconds
+    expected = refine(_pricing(s, slower), [s])[0][0].seconds
     assert found.step_s == pytest.approx(expected, rel=1e-9)
-    assert found.undisturbed_s == pytest.approx(refined(pricing, [s])[0][0].seconds, rel=1e-12)
+    assert found.undisturbed_s == pytest.approx(refine(pricing, [s])[0][0].seconds, rel=1e-12)
 
 
 @given(st.sampled_from(LINES), st.data())

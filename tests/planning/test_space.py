@@ -96,7 +96,7 @@ def test_columns_are_what_the_checks_allow(examples):
         options = strategy_columns.Options(schedules, ("none", "full"), local=local)
         brute = _brute(model, job, ranks, options)
         try:
-            found = space.everything(model, job, ranks, options).strategies()
+            found = space.all_strategies(model, job, ranks, options).strategies()
         except InputError:
             found = []
         assert len(found) == len(set(found))
@@ -107,7 +107,7 @@ def test_columns_are_what_the_checks_allow(examples):
 
 def test_replicas_that_step_alone_have_whole_groups_of_their_experts():
     model, job, options = _model(4, 2, 1, 8, 4), Job(8, 16), strategy_columns.Options(recompute=("none",), local=5)
-    found = space.everything(model, job, 8, options).strategies()
+    found = space.all_strategies(model, job, 8, options).strategies()
     assert set(found) == set(_brute(model, job, 8, options))
     assert {(4, 4), (4, 2), (2, 4)} <= {(s.dp_shard, s.ep) for s in found}
 
@@ -116,22 +116,24 @@ def test_recomputation_that_means_the_same_is_there_once():
     """Of fewer than four blocks there is no every:4, of one no every:2: jobs that say so are refused."""
     job = Job(2, 8)
     for layers, kinds in ((1, 3), (2, 4), (3, 4), (4, 5)):
-        found = space.everything(_model(2, 2, layers, 8, 0), job, 1).strategies()
+        found = space.all_strategies(_model(2, 2, layers, 8, 0), job, 1).strategies()
         assert len({s.recompute for s in found}) == kinds
         for s in found:
             legality.check(s, _model(2, 2, layers, 8, 0), job, 1)
 
 
 def test_columns_and_strategies_are_the_same():
-    found = space.everything(_model(4, 2, 4, 8, 4), Job(8, 16), 8, strategy_columns.Options(recompute=("none",)))
-    again = strategy_columns.of(found.strategies())
+    found = space.all_strategies(_model(4, 2, 4, 8, 4), Job(8, 16), 8, strategy_columns.Options(recompute=("none",)))
+    again = strategy_columns.columns_of(found.strategies())
     assert all((getattr(again, name) == getattr(found, name)).all() for name in strategy_columns.COLUMNS)
 
 
 @pytest.mark.parametrize("experts", [0, 4])
 def test_sizes_are_those_of_the_rows(experts):
     model, job, options = _model(4, 2, 4, 8, experts), Job(8, 16), strategy_columns.Options()
-    assert space.size(space.cores(model, job, 8), model, job, options).sum() == len(space.everything(model, job, 8))
+    assert space.size(space.cores(model, job, 8), model, job, options).sum() == len(
+        space.all_strategies(model, job, 8)
+    )
 
 
 @pytest.mark.parametrize("kind", range(len(FAMILIES)))

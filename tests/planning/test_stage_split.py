@@ -10,7 +10,7 @@ from support.fitted_cluster import laptop
 from phalanx.cost.pipeline_time import Costs, price
 from phalanx.cost.step.expand import expand
 from phalanx.cost.step.predict import predict
-from phalanx.cost.step.predict_pipeline import Pipelined, price_pipeline
+from phalanx.cost.step.predict_pipeline import PricedPipeline, price_pipeline
 from phalanx.cost.step.terms import terms
 from phalanx.planning.auto import stage_split
 from phalanx.planning.search import best_first
@@ -38,7 +38,7 @@ def _strategy(line: str) -> Strategy:
     return found
 
 
-def _priced(s: Strategy) -> Pipelined:
+def _priced(s: Strategy) -> PricedPipeline:
     views = Layout(LLAMA, JOB, s).stage_views()
     return price_pipeline(views, [terms(view) for view in views], CLUSTER)
 
@@ -122,7 +122,7 @@ def test_the_plan_says_what_each_chunk_costs() -> None:
     found = best_first.price(LLAMA, CLUSTER, JOB, _strategy("pp=4,tp=2"))
     assert found.strategy.layers != "auto"
     assert found.as_requested == replace(_strategy("pp=4,tp=2"), bucket=found.as_requested.bucket)
-    said = stage_split.explained(LLAMA, CLUSTER, JOB, found.strategy, found.layers_reason)
+    said = stage_split.explanation(LLAMA, CLUSTER, JOB, found.strategy, found.layers_reason)
     assert said is not None
     chunks = said["chunks"]
     assert [c["rank"] for c in chunks] == [0, 1, 2, 3]

@@ -14,7 +14,7 @@ from support.in_process_cli import error_of, phalanx
 from phalanx.cost.pipeline_time import Costs, price
 from phalanx.planning.lookup import cluster_named, model_named, pricing_by_gpus
 from phalanx.planning.search.column_pricing import Pricing
-from phalanx.planning.search.refine import chunk_costs, refined
+from phalanx.planning.search.refine import chunk_costs, refine
 from phalanx.planning.stragglers.lockstep import lockstep
 from phalanx.planning.stragglers.priced import priced_pipelines
 from phalanx.schedule.gradients.sharding import sharding_of
@@ -45,7 +45,7 @@ def test_lost_time_is_the_sum_of_its_parts(s: Strategy, data: st.DataObject) -> 
     x = priced_pipelines(pricing, s)
     factor = np.ones(s.world)
     same = x.delayed(factor)
-    assert same.step_s == same.undisturbed_s == pytest.approx(refined(pricing, [s])[0][0].seconds, rel=1e-12)
+    assert same.step_s == same.undisturbed_s == pytest.approx(refine(pricing, [s])[0][0].seconds, rel=1e-12)
     for rank in data.draw(st.lists(st.integers(0, s.world - 1), min_size=1, max_size=4)):
         factor[rank] = data.draw(st.floats(1.01, 3.0))
     d = x.delayed(factor)
@@ -59,7 +59,7 @@ def test_lost_time_is_the_sum_of_its_parts(s: Strategy, data: st.DataObject) -> 
 
 def _makespan(pricing: Pricing, s: Strategy, stages: np.ndarray) -> float:
     """The schedule of a pipeline with these factors of its stages, run one action at a time."""
-    c = chunk_costs(pricing, s, refined(pricing, [s])[0][1].blocks)
+    c = chunk_costs(pricing, s, refine(pricing, [s])[0][1].blocks)
     of_chunk = stages[np.arange(s.pp * s.virtual) % s.pp]
     costs = Costs(*(np.array(p) * of_chunk for p in (c.forward, c.input_grad, c.weight_grad)))
     m = s.accumulation(pricing.job)

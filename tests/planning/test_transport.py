@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from support.fitted_cluster import cluster, fit
 
 from phalanx.cost.collectives import measured
-from phalanx.planning.auto.transport import allowed, choose, decide
+from phalanx.planning.auto.transport import choose, cluster_for_transport, decide
 from phalanx.spec.cluster.collective_choice import Choice, pick
 from phalanx.spec.strategy.mesh import mesh
 from phalanx.spec.strategy.spec import Strategy
@@ -43,7 +43,7 @@ def test_a_transport_that_was_asked_for() -> None:
     assert {c.transport for c in decide(here, "native")} == {"native"}
     forced = decide(here, "shm")
     assert {(c.op, c.transport) for c in forced} >= {("all_reduce", "shm"), ("all_to_all", "shm")}
-    assert allowed(here, "native").collectives == (EARLY,)
+    assert cluster_for_transport(here, "native").collectives == (EARLY,)
 
 
 @given(st.floats(1, 1e12))

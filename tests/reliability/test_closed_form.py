@@ -16,8 +16,8 @@ from phalanx.reliability.closed_form import (
     best_interval,
     daly,
     expected_wait,
+    interval_with_recovery,
     shares,
-    with_recovery,
     young,
 )
 from phalanx.reliability.monte_carlo import simulate
@@ -59,7 +59,7 @@ def test_formulas_for_the_best_interval_agree(mttf: float, stalls: float, recove
     stall = stalls * mttf
     tau = daly(stall, mttf)
     assert (mttf - tau) * math.exp((tau + stall) / mttf) == pytest.approx(mttf, rel=3e-4)
-    after = with_recovery(stall, mttf, recovery) - stall
+    after = interval_with_recovery(stall, mttf, recovery) - stall
     assert after**2 - stall**2 == pytest.approx(young(stall, mttf + recovery) ** 2)
 
 

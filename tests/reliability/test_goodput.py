@@ -22,7 +22,6 @@ from phalanx.reliability.conditions import (
     _own_state_bytes,
     premise_of,
     require_progress,
-    share_kept,
 )
 from phalanx.reliability.conditions_by_name import conditions_of
 from phalanx.reliability.presets import (
@@ -355,7 +354,7 @@ def test_an_elastic_job_waits_with_the_share_of_a_replica() -> None:
         for n, elastic in ((10, False), (1, True), (10, True))
     ]
     assert waits == [pytest.approx(3600.0), pytest.approx(3600.0), pytest.approx(360.0)]
-    assert [share_kept(premise_of(_SMALL, replace(few, elastic=e))) for e in (False, True)] == [0.0, 0.9]
+    assert [premise_of(_SMALL, replace(few, elastic=e)).share_kept for e in (False, True)] == [0.0, 0.9]
 
 
 @pytest.mark.parametrize(

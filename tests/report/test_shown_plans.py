@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from phalanx.answers import presets
 from phalanx.planning.expense.expense import Expense
 from phalanx.planning.lookup import cluster_named
-from phalanx.planning.placement import axis_groups, in_order
+from phalanx.planning.placement import axis_groups, default_placement
 from phalanx.planning.stragglers.timelines import SimulatedRank, SimulatedSpan
 from phalanx.report import expense, mesh, models, plan, read
 from phalanx.report.gallery.collectives import _crossing, family
@@ -34,7 +34,7 @@ from phalanx.spec.strategy.spec import Strategy, parse
 @pytest.mark.parametrize("width", [34, 50, 80, 200])
 @pytest.mark.parametrize(("line", "axis"), [("tp=4,dp=8", "tp"), ("tp=8,pp=2,dp=2", "pp")])
 def test_all_ranks_of_a_node_are_drawn_whatever_the_width(line: str, axis: str, width: int) -> None:
-    placed = in_order(Strategy(**parse(line)), cluster_named("dgx-h100")(32))
+    placed = default_placement(Strategy(**parse(line)), cluster_named("dgx-h100")(32))
     lines = mesh.nodes(placed, axis, width).plain.splitlines()
     hosts = [placed.topology.hosts[host] for host, _ in placed.ranks_by_host()]
     of_hosts: list[str] = []
@@ -58,7 +58,7 @@ def test_all_ranks_of_a_node_are_drawn_whatever_the_width(line: str, axis: str, 
 
 @pytest.mark.parametrize("line", ["tp=3,dp=8", "tp=4,dp=6", "dp=3,tp=2,pp=4", "cp=6,pp=4"])
 def test_links_of_an_axis_are_all_named_and_count_its_groups(line: str) -> None:
-    placed = in_order(Strategy(**parse(line)), cluster_named("dgx-h100")(24))
+    placed = default_placement(Strategy(**parse(line)), cluster_named("dgx-h100")(24))
     for shown, row in zip(mesh.axes(placed).rows, axis_groups(placed), strict=True):
         links = str(shown[3])
         counts = [int(n) for n in re.findall(r" \((\d+) groups?\)", links)]

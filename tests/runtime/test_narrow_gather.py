@@ -19,7 +19,7 @@ from torch import Tensor
 from phalanx.cost.step.expand import expand
 from phalanx.cost.step.predict import predict
 from phalanx.observation.trainer.verify import verify
-from phalanx.planning.search.space import everything
+from phalanx.planning.search.space import all_strategies
 from phalanx.planning.search.strategy_columns import Options
 from phalanx.runtime.comm.communicator import Comm
 from phalanx.runtime.process.environment import World
@@ -139,7 +139,7 @@ def test_what_it_is_not_made_for_is_refused(line: str, precision: Precision, exp
 
 def test_the_search_has_what_gathers() -> None:
     model, job, _ = _case("llama", "dp=4,zero=3", True)
-    rows = everything(model, job, 4, Options())
+    rows = all_strategies(model, job, 4, Options())
     assert len(rows)
     assert set(rows.zero[rows.sp == 0].tolist()) == {3}
     for s in rows.strategies():

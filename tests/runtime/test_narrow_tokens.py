@@ -19,7 +19,7 @@ from phalanx.cost.step.predict import predict
 from phalanx.cost.step.program import StepProgram
 from phalanx.observation.parity.parity import gradient_errors
 from phalanx.observation.trainer.verify import verify
-from phalanx.planning.search.space import everything
+from phalanx.planning.search.space import all_strategies
 from phalanx.planning.search.strategy_columns import Options
 from phalanx.runtime.autograd import narrow_product, recompute
 from phalanx.runtime.autograd.layer_comm import LayerComm
@@ -205,8 +205,8 @@ def test_the_program_gathers_tokens_in_half_the_bytes_after_a_reduction_of_their
 
 def test_the_search_has_what_gathers() -> None:
     model, job, _ = _case("llama", "tp=2,sp=1,dp=2")
-    rows = everything(model, job, 4, Options())
-    every = everything(model, replace(job, precision=replace(NARROW, gather="compute")), 4, Options())
+    rows = all_strategies(model, job, 4, Options())
+    every = all_strategies(model, replace(job, precision=replace(NARROW, gather="compute")), 4, Options())
 
     def gathers(s: Strategy) -> bool:
         return s.sp or sharding_of(s).parameters

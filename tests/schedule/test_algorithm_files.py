@@ -13,7 +13,7 @@ from support.in_process_cli import phalanx
 
 from phalanx.answers.answer import plain
 from phalanx.answers.schedules.collectives import collectives, proof_of, show
-from phalanx.planning.auto.transport import allowed, decide
+from phalanx.planning.auto.transport import cluster_for_transport, decide
 from phalanx.schedule.collectives.ir import Schedule
 from phalanx.schedule.collectives.proof import prove
 from phalanx.schedule.collectives.registry import ALGORITHMS, build, of_file
@@ -100,8 +100,8 @@ def test_a_file_serves_groups_of_its_ranks_alone(tmp_path: Path) -> None:
         chosen = pick(choices, op, ranks, 2**20)
         wanted = ("p2p", path) if (op, ranks) == ("all_reduce", 4) else ("native", "")
         assert (chosen.transport, chosen.algorithm) == wanted
-        assert bool(allowed(cluster, path).fits(op, ranks)) == (wanted[0] == "p2p")
-    (fit,) = allowed(cluster, path).fits("all_reduce", 4)
+        assert bool(cluster_for_transport(cluster, path).fits(op, ranks)) == (wanted[0] == "p2p")
+    (fit,) = cluster_for_transport(cluster, path).fits("all_reduce", 4)
     rows = {row.algorithm: row for row in collectives("all_reduce", "1MiB", 4).rows}
     assert float(fit.seconds(2**20)) == pytest.approx(rows["ring"].seconds, rel=1e-9)
     measured = Choice("all_reduce", 8, 0, "shm")

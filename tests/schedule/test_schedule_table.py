@@ -8,7 +8,7 @@ from typing import Any, get_args
 import numpy as np
 import pytest
 
-from phalanx.cost.ledger.pipeline_formulas import bubble, by_schedule, in_flight
+from phalanx.cost.ledger.pipeline_formulas import bubble, evaluate_by_schedule, micro_batches_in_flight
 from phalanx.schedule.pipeline.actions import splits
 from phalanx.schedule.pipeline.schedules import SCHEDULES, ScheduleFacts, build, table
 from phalanx.schedule.pipeline.stages import rank_of, splits_backward
@@ -55,8 +55,8 @@ def test_the_facts_of_a_row_are_those_of_the_schedule_that_it_builds(name: Any) 
     for columns in ((12, 4, 2), (np.array([12, 3]), np.array([4, 4]), np.array([2, 2]))):
         number = list(SCHEDULES).index(name)
         m_, p, v = columns
-        waits = by_schedule(number, "least_wait", m_, p, v)
+        waits = evaluate_by_schedule(number, "least_wait", m_, p, v)
         for fact, values in (("bubble", bubble(number, m_, p, v)), ("least_wait", waits)):
             np.testing.assert_array_equal(values, getattr(facts, fact)(m_, p, v) + 0 * p)
-        for rank, held in zip(facts.in_flight(m_, p), in_flight(number, m_, p), strict=True):
+        for rank, held in zip(facts.in_flight(m_, p), micro_batches_in_flight(number, m_, p), strict=True):
             np.testing.assert_array_equal(held, rank + 0 * p)

@@ -22,7 +22,7 @@ from phalanx.planning.explain.lint import lint
 from phalanx.planning.lookup import model_named
 from phalanx.planning.search.column_pricing import Pricing
 from phalanx.planning.search.priced import price
-from phalanx.planning.search.refine import refined
+from phalanx.planning.search.refine import refine
 from phalanx.schedule.pipeline.stages import check
 from phalanx.shared_cluster.placement import descent, search
 from phalanx.shared_cluster.placement.alternatives import PlacedAlternative, shape
@@ -192,7 +192,7 @@ def test_ranks_in_order_cost_what_predict_says(name, strategy):
     # With every GPU in use, as the engine assumes of shared links; the pipeline timed with its real chunks.
     others = np.arange(strategy.world, topology.gpus)
     priced = job.seconds(topology, in_order, others)[0]
-    assert priced == pytest.approx(refined(job.question(cluster), [strategy])[0][0].seconds, rel=1e-12)
+    assert priced == pytest.approx(refine(job.question(cluster), [strategy])[0][0].seconds, rel=1e-12)
 
 
 @st.composite
@@ -223,7 +223,7 @@ def test_any_even_mesh_in_order_costs_what_predict_says(case):
         topology = of_cluster(cluster)
         others = np.arange(strategy.world, topology.gpus)
         priced = placed.seconds(topology, np.arange(strategy.world)[None], others)[0]
-        expected = refined(placed.question(cluster), [strategy])[0][0].seconds
+        expected = refine(placed.question(cluster), [strategy])[0][0].seconds
     except InputError:  # no such layout of this model, or not under this stack
         assume(False)
     assert priced == pytest.approx(expected, rel=1e-9)

@@ -157,7 +157,7 @@ def predicted(spec: ModelSpec, job: Job, s: Strategy, rank: int, split: bool) ->
 
 def flops_of(spec: ModelSpec, job: Job, s: Strategy, unit: str, t: int) -> dict[Phase, int]:
     p = RankPass(t, job.seq, DTYPE_BYTES[job.precision.compute], s, rows_of(spec, s, unit, t))
-    again = unit_work.recomputed(spec, unit, repeat_of(s, unit), p).flops
+    again = unit_work.recomputed_work(spec, unit, repeat_of(s, unit), p).flops
     return {
         "F": unit_work.forward(spec, unit, p).flops,
         "B": unit_work.backward(spec, unit, p).flops + again,

@@ -26,7 +26,7 @@ def test_what_was_used_is_legal(case):
 @pytest.mark.parametrize("case", _MEASURED, ids=[c.name for c in _MEASURED])
 def test_what_was_used_takes_what_was_measured(case):
     p = question(case)
-    ((used, _),) = refine.refined(p, [strategy(case)])
+    ((used, _),) = refine.refine(p, [strategy(case)])
     experts = p.model.experts is not None  # of which predictions are off by 15 to 20 % (docs/prediction.md)
     assert used.seconds == pytest.approx(case.measured_s, rel=0.20 if experts else 0.10)
     assert used.fits or experts
@@ -46,7 +46,7 @@ def test_palm_had_the_published_share_of_the_peak():
     """238,300 tokens/s on 6,144 TPU v4 of 275 TFLOP/s were 46.2 % (Chowdhery et al. 2022, table 3)."""
     case = next(c for c in CASES if c.model == "palm-540b")
     p = question(case)
-    flops = float(model_flops(p.shape, p.layout(strategy_columns.of([Strategy(dp=case.batch)])))[0])
+    flops = float(model_flops(p.shape, p.layout(strategy_columns.columns_of([Strategy(dp=case.batch)])))[0])
     mfu = flops / (case.batch * case.seq) * 238_300 / (6144 * 275e12)
     assert mfu == pytest.approx(0.462, abs=0.003)
 

@@ -16,7 +16,7 @@ from phalanx.answers.plan import decide
 from phalanx.answers.question.query import Query
 from phalanx.answers.question.resolution import read
 from phalanx.cli.app import app
-from phalanx.cost.analytic.chips import calibrated
+from phalanx.cost.analytic.chips import with_calibration
 from phalanx.cost.analytic.step import step
 from phalanx.frameworks.step_logs import step_time
 from phalanx.spec.cluster.calibration import Calibration
@@ -37,7 +37,9 @@ def _price(lines: tuple[str, ...] = _LAYOUTS) -> Callable[[Calibration], Floats]
     ]
 
     def price(by: Calibration) -> Floats:
-        return np.array([float(step(e.shape, e.layout, calibrated(e.system, by), e.profile).seconds) for e in asked])
+        return np.array(
+            [float(step(e.shape, e.layout, with_calibration(e.system, by), e.profile).seconds) for e in asked]
+        )
 
     return price
 

@@ -23,12 +23,12 @@ from phalanx.validate.choices import (
     PublishedSweep,
     _question,
     _scaled,
-    differing,
-    option,
+    differences,
+    is_timed,
+    memory_option,
     options_of,
     overlaps_experts,
     question_name,
-    ran,
     recipes,
     sweeps,
 )
@@ -68,14 +68,14 @@ def test_the_choice_among_measured_strategies(questions: list[PublishedSweep], f
 
 def test_a_sweep_is_one_question(questions: list[PublishedSweep]) -> None:
     for s in questions:
-        assert len({c.strategy for c in s.runs if ran(c)}) >= MANY
+        assert len({c.strategy for c in s.runs if is_timed(c)}) >= MANY
         for field in ("model", "job", "profile") if s.family == "vtrain" else ("model", "job"):
             assert len({getattr(c, field) for c in s.runs}) == 1
         assert len({c.row["gpus"] for c in s.runs}) == 1
 
 
 def test_a_jobs_links_stand_in_for_those_of_jobs_that_measured_none(questions: list[PublishedSweep]) -> None:
-    sweep = next(s for s in questions if s.family == "hf-ultrascale" and not all(ran(c) for c in s.runs))
+    sweep = next(s for s in questions if s.family == "hf-ultrascale" and not all(is_timed(c) for c in s.runs))
     assert all(np.any(b.gather) for b in sweep.benchmarks())
     blind = PublishedSweep(tuple(replace(c, row=_without_links(c.row)) for c in sweep.runs))
     assert not any(np.any(b.gather) for b in blind.benchmarks())
@@ -112,7 +112,7 @@ def test_a_chosen_strategy_that_ran_out_of_memory_counts(questions: list[Publish
 
 def test_recipes_are_what_experts_tuned(usable: list[Case]) -> None:
     tuned, others = recipes(usable)
-    assert len(tuned) + len(others) == sum(ran(c) for c in usable)
+    assert len(tuned) + len(others) == sum(is_timed(c) for c in usable)
     assert len(tuned) >= 80
     assert {c.row.moe for c in tuned} == {False, True}
     reasons = {reason for _, reason in others}
@@ -158,8 +158,8 @@ def test_a_row_may_state_that_experts_are_overlapped(usable: list[Case]) -> None
 
 def test_strategies_differ_in_what_somebody_chose() -> None:
     one, other = Strategy(dp=4, tp=2, layers="3/1"), Strategy(dp=2, tp=2, pp=2, layers="2/2")
-    assert differing(one, other) == {"pp": (1, 2)}
-    assert differing(one, one) == {}
+    assert differences(one, other) == {"pp": (1, 2)}
+    assert differences(one, one) == {}
 
 
 def test_what_experts_ran_is_said_to_fit(usable: list[Case]) -> None:
@@ -181,11 +181,11 @@ def test_what_experts_ran_is_said_to_fit(usable: list[Case]) -> None:
 
 
 def test_options_beyond_the_layout(usable: list[Case]) -> None:
-    options = {option(c.row) for c in recipes(usable)[0]}
+    options = {memory_option(c.row) for c in recipes(usable)[0]}
     assert options == {"", MODULES, OFFLOAD, SOME_BLOCKS}
-    assert option(records.Row({"act_ckpt": "selective: norm, act"})) == MODULES
-    assert option(records.Row({"options": "cpu-offload"})) == OFFLOAD
-    assert not option(records.Row({"notes": "act. recompute/offload not in table"}))
+    assert memory_option(records.Row({"act_ckpt": "selective: norm, act"})) == MODULES
+    assert memory_option(records.Row({"options": "cpu-offload"})) == OFFLOAD
+    assert not memory_option(records.Row({"notes": "act. recompute/offload not in table"}))
     named, _ = options_of(records.Row({"act_ckpt": "selective: norm, act"}), Strategy())
     assert named.recompute == "selective:layernorm+moe_act"
 

@@ -90,18 +90,21 @@ def test_kinds_are_of_layers_launches_and_what_is_priced_from_less(model: str, l
         (intervals.WAITS + 1e-9, False, intervals.WAITING),
         (1.0, True, intervals.WAITING),
     ):
-        assert intervals.kinds(spec, launches, adapters, False) == (first,)
+        assert intervals.kinds_of_step(spec, launches, adapters, False) == (first,)
         for at, name in enumerate((intervals.NARROW, intervals.GENERIC, intervals.DATASHEET)):
             given_less = [n == at for n in range(3)]
-            assert intervals.kinds(spec, launches, adapters, *given_less) == (first, name)
+            assert intervals.kinds_of_step(spec, launches, adapters, *given_less) == (first, name)
 
 
 def test_people_s_own_scripts_have_their_own_interval() -> None:
     """They had that of any run priced as a generic stack, which few of them are in."""
     spec = model_named("llama3-8b")[0]
-    assert intervals.kinds(spec, 0.0, True, False, True, False, True) == (intervals.TRAINERS,)
-    assert intervals.kinds(spec, 1.0, True, False, True, True, True) == (intervals.WAITING, intervals.DATASHEET)
-    assert [intervals.of_a_trainer(name) for name in ("accelerate", "deepspeed", "fsdp2", "megatron-core")] == [
+    assert intervals.kinds_of_step(spec, 0.0, True, False, True, False, True) == (intervals.TRAINERS,)
+    assert intervals.kinds_of_step(spec, 1.0, True, False, True, True, True) == (
+        intervals.WAITING,
+        intervals.DATASHEET,
+    )
+    assert [intervals.is_trainer_stack(name) for name in ("accelerate", "deepspeed", "fsdp2", "megatron-core")] == [
         True,
         True,
         False,

@@ -12,13 +12,19 @@ import pytest
 from support.in_process_cli import json_of, phalanx, text_of
 
 from phalanx.cost.kernels.all_reduce import AllReduceLibrary, LinkConstants, node_all_reduce_s
-from phalanx.cost.kernels.attention import AttentionLibrary, DecodeConstants, Heads, decode_attention_s, pairs_of
+from phalanx.cost.kernels.attention import (
+    AttentionLibrary,
+    DecodeConstants,
+    Heads,
+    decode_attention_s,
+    query_key_pairs,
+)
 from phalanx.cost.kernels.chip import constants, generation_of, kernel_chip, library
 from phalanx.cost.kernels.product import ProductConstants, product_s
 from phalanx.spec.cluster.chips import CHIPS
 from phalanx.spec.errors import InputError
-from phalanx.validate.kernel_rows import KERNELS, measured
-from phalanx.validate.kernels import kernel_scores, predicted
+from phalanx.validate.kernel_rows import KERNELS, shipped_rows
+from phalanx.validate.kernels import kernel_scores, predicted_seconds
 from phalanx.validate.scores import errors
 
 LEFT_OUT = {"product": 13, "prompt attention": 15, "decode attention": 18, "mla prompt": 13, "mla decode": 13}
@@ -31,7 +37,7 @@ def test_errors_left_out_by_gpu_stay_where_they_are() -> None:
         assert scores["by_kind"][kind]["left_out"]["median"] < most, kind
         assert scores["by_kind"][kind]["median"] < scores["by_kind"][kind]["left_out"]["median"] + 1
     assert scores["kernels"]["left_out"]["median"] < 15
-    rows = sum(len(r) for r in measured().by_kind.values())
+    rows = sum(len(r) for r in shipped_rows().by_kind.values())
     assert rows == scores["kernels"]["n"] + scores["by_kind"]["all-reduce"]["n"]
     for of in (lambda each: each, lambda each: each["left_out"]):  # a mean error is that of its parts
         kinds = {kind: each for kind, each in scores["by_kind"].items() if kind != "all-reduce"}
@@ -47,10 +53,10 @@ def test_errors_left_out_by_gpu_stay_where_they_are() -> None:
 
 
 def test_a_row_is_priced_alike_alone_and_among_others() -> None:
-    for rows in measured().by_kind.values():
+    for rows in shipped_rows().by_kind.values():
         some = rows.only(np.arange(0, len(rows), len(rows) // 7))
-        alone = [predicted(some.only(np.array([i])))[0] for i in range(len(some))]
-        assert alone == pytest.approx(list(predicted(some)), rel=1e-12)
+        alone = [predicted_seconds(some.only(np.array([i])))[0] for i in range(len(some))]
+        assert alone == pytest.approx(list(predicted_seconds(some)), rel=1e-12)
 
 
 @pytest.mark.parametrize("name", sorted(CHIPS))
@@ -89,7 +95,7 @@ def test_pairs_of_queries_and_keys() -> None:
     """Counted one by one."""
     for tokens, past, window in ((5, 0, 0), (5, 3, 0), (7, 0, 3), (1, 9, 4)):
         counted = sum(min(past + i + 1, window or past + i + 1) for i in range(tokens))
-        assert float(pairs_of(tokens, past, window)) == counted
+        assert float(query_key_pairs(tokens, past, window)) == counted
 
 
 def test_unknown_names_are_refused() -> None:
@@ -124,8 +130,8 @@ def test_a_file_of_shipped_rows_is_scored_as_they_are(tmp_path: Path) -> None:
     assert sum(each["n"] for each in of.values()) + scores["not_modelled"] == len(some) > 50
     assert {gpu for each in of.values() for gpu in each["by_gpu"]} == known
     assert scores["refused"] == {}
-    whole = measured().by_kind["product"]
-    every = errors(predicted(whole), whole.seconds)
+    whole = shipped_rows().by_kind["product"]
+    every = errors(predicted_seconds(whole), whole.seconds)
     assert of["product"]["median"] == pytest.approx(every["median"], abs=10)  # a draw of a thousandth
 
 

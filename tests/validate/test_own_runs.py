@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from phalanx.validate.from_row import Case, cases
-from phalanx.validate.prediction_error import priced
+from phalanx.validate.prediction_error import predicted_columns
 from phalanx.validate.records import RUNS_OWN, load
 
 
@@ -16,7 +16,7 @@ from phalanx.validate.records import RUNS_OWN, load
 def off() -> list[tuple[Case, float]]:
     """Each timed run, with its measured over its predicted seconds."""
     timed = [c for c in cases(load(RUNS_OWN))[0] if c.measured_s and c.row.completed]
-    seconds = np.asarray(priced(timed)[0])
+    seconds = np.asarray(predicted_columns(timed)[0])
     return [(c, float(c.measured_s or 0) / float(s)) for c, s in zip(timed, seconds, strict=True)]
 
 

@@ -26,7 +26,7 @@ from phalanx.validate.from_row import cases
 from phalanx.validate.prediction_error import compare, scores
 from phalanx.validate.scores import errors, fit
 from phalanx.validate.stacks import _is_of, stack_of
-from phalanx.validate.systems import Benched, measured
+from phalanx.validate.systems import Benched, corrected_system
 
 
 def test_all_reduces() -> None:
@@ -206,11 +206,11 @@ def test_a_machine_that_its_owners_measured_is_as_they_say() -> None:
     known = system("B200", 8, 50e9)
     by = Benched(8, 668e9, 606e9, 668e9, 606e9, product_flops_per_s=1067e12, memory_bytes_per_s=5.33e12)
     for gemm in (known.gemm, 0.5 * known.gemm):
-        found = measured(replace(known, gemm=gemm), by)
+        found = corrected_system(replace(known, gemm=gemm), by)
         seconds = product_s(4096, 57344, 8192, found, found.peak_bf16 * found.gemm, 2)
         assert 2 * 4096 * 57344 * 8192 / float(seconds) == pytest.approx(1067e12, rel=1e-9)
         assert float(found.memory_bytes_per_s * found.memory) == pytest.approx(5.33e12)
-    assert float(measured(known, Benched()).gemm) == known.gemm
+    assert float(corrected_system(known, Benched()).gemm) == known.gemm
 
 
 def test_the_share_of_held_up_jobs_is_that_of_the_rows() -> None:
@@ -225,7 +225,7 @@ def test_the_share_of_held_up_jobs_is_that_of_the_rows() -> None:
 def test_a_jobs_own_bandwidths_say_whether_its_cpus_hold_it_up() -> None:
     """All-gather over 8 nodes at 55 GB/s beside 242 inside of one: 0.37 ms for each rank beyond; at 125: 0.1."""
     known = system("H100", 8, 50e9, True)
-    slow, fast = (measured(known, Benched(64, 95e9, rate, 425e9, 242e9)) for rate in (55e9, 125e9))
+    slow, fast = (corrected_system(known, Benched(64, 95e9, rate, 425e9, 242e9)) for rate in (55e9, 125e9))
     assert (float(slow.held_up), float(fast.held_up)) == (1, 0)
     assert float(slow.tiers[0].bytes_per_s_per_gpu_per_direction) == 242e9
     assert float(slow.reduce_gain) == pytest.approx(425 / 242)

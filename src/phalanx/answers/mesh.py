@@ -9,7 +9,7 @@ import numpy as np
 
 from phalanx.answers.answer import DRAWN, Answer, plain
 from phalanx.planning.lookup import cluster_named, model_named
-from phalanx.planning.placement import Placement, axis_groups, axis_names, groups_of, in_order
+from phalanx.planning.placement import Placement, axis_groups, axis_names, default_placement, groups_of
 from phalanx.schedule.pipeline.stages import chunks, rank_of, require_chunks
 from phalanx.spec.cluster.presets import preset
 from phalanx.spec.cluster.spec import ClusterSpec, Device, Tier
@@ -170,7 +170,7 @@ def placement(source: Path | None, line: str | None, cluster: str | None, model:
         described = cluster_named(cluster or DEFAULT_CLUSTER)(strategy.world)
     if model is not None:
         trained = model_named(model)[0]
-    return in_order(strategy, described, trained)
+    return default_placement(strategy, described, trained)
 
 
 def _cluster_of(choice: job_file.ClusterChoice, strategy: Strategy) -> ClusterSpec:

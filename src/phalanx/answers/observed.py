@@ -242,7 +242,7 @@ def price(o: Observation, query: Query) -> ObservedPrice:
     if query.cluster is None:
         raise InputError("cluster", None, "is missing", "an observation is priced on one, such as dgx-h100")
     cluster = cluster_on(query.cluster, query.calibration)(o.world)
-    return ObservedPrice(o.program, str(query.cluster), o.world, _steps(observed.priced(o, cluster)))
+    return ObservedPrice(o.program, str(query.cluster), o.world, _steps(observed.price_observation(o, cluster)))
 
 
 def _steps(ranks: tuple[observed.PricedRank, ...]) -> tuple[ObservedStep, ...]:
@@ -295,7 +295,7 @@ def improve(o: Observation, query: Query, wishes: Wishes) -> ObservedImprovement
     return ObservedImprovement(
         program=o.program,
         axes=dict(o.axes),
-        now=_steps(observed.priced(o, cluster)),
+        now=_steps(observed.price_observation(o, cluster)),
         findings=tuple(observed_lint.lint(o, cluster)),
         better=None if missing else model_plan(search, wishes),
     )

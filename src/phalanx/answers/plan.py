@@ -13,12 +13,12 @@ from phalanx.answers.question.file_query import query_by
 from phalanx.answers.question.query import Query
 from phalanx.answers.question.read import Reading
 from phalanx.answers.question.resolution import resolve
-from phalanx.cost.hardware.bent import bent
+from phalanx.cost.hardware.bent import scaled_cluster
 from phalanx.frameworks.writing.source_file import file_entry
 from phalanx.measure.this_machine import default_ranks, local_cluster
 from phalanx.planning.auto import stage_split, transport
 from phalanx.planning.auto.bucket_size import GIVEN, has_buckets
-from phalanx.planning.auto.transport import allowed
+from phalanx.planning.auto.transport import cluster_for_transport
 from phalanx.planning.budget import Goal
 from phalanx.planning.expense.expense import Expense
 from phalanx.planning.expense.rates import ExpenseRates, rates_on, read_rates
@@ -189,8 +189,8 @@ def decide(
         check(strategy, file.model, file.job, size)
     else:
         require_runnable(Strategy(), file.job)
-    cluster = allowed(resolve_cluster(file, world, announce), file.train.transport)
-    cluster = cluster if by is None else bent(cluster, by)
+    cluster = cluster_for_transport(resolve_cluster(file, world, announce), file.train.transport)
+    cluster = cluster if by is None else scaled_cluster(cluster, by)
     if file.train.transport == "shm" and cluster.device.kind != "cpu":
         raise InputError("train.transport", "shm", "is for CPU ranks", "use auto")
     needed = size or (strategy.world if strategy else 1)
@@ -249,7 +249,7 @@ def _plan(file: JobFile, cluster: ClusterSpec, chosen: Candidate, tokens: str, b
         "bucket": {"bytes": chosen.strategy.bucket_bytes, "reason": chosen.bucket_reason or GIVEN}
         if has_buckets(chosen.strategy)
         else None,
-        "chunks": stage_split.explained(
+        "chunks": stage_split.explanation(
             file.model, cluster, file.job, chosen.strategy, chosen.layers_reason or GIVEN
         ),
         "peak_flops_per_s": rates.peak_flops_per_s,

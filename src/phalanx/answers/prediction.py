@@ -12,7 +12,7 @@ from phalanx.answers.question.resolution import read
 from phalanx.cost.analytic.compression import Payment
 from phalanx.cost.analytic.estimate import Estimate, compression_payment
 from phalanx.cost.analytic.state_parts import StatePerParameter
-from phalanx.planning.expense.expense import Expense, within
+from phalanx.planning.expense.expense import Expense, with_interval
 from phalanx.planning.expense.rates import ExpenseRates
 from phalanx.planning.explain.analytic import state_in
 from phalanx.planning.explain.exact import ExactExplanation
@@ -138,7 +138,7 @@ def with_expense(
     training = training_of(q, p.tokens_per_s * p.step_time_s, p.step_time_s, tokens)
     cost = expense(q, p.tokens_per_s, rates, training)
     if p.step_time_low_s is not None and p.step_time_high_s is not None:
-        cost = within(cost, p.step_time_low_s / p.step_time_s, p.step_time_high_s / p.step_time_s)
+        cost = with_interval(cost, p.step_time_low_s / p.step_time_s, p.step_time_high_s / p.step_time_s)
     said_by = "tokens" if tokens is not None else q.training.counted_by if training and q.training else ""
     return replace(p, training=training, training_from=said_by, expense=cost, rates=rates)
 

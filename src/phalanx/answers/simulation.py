@@ -228,7 +228,7 @@ class Simulation:
         at_s = kill.at * step.step_s if kill.is_share else kill.at
         if at_s > step.step_s:
             raise InputError("kill", f"{at_s:g}s", f"is after the end of the step, {step.step_s:.4g} s", "use 40%")
-        price: Callable[..., KilledStep] = import_module("phalanx.reliability.losses").killed  # a vertical: named
+        price: Callable[..., KilledStep] = import_module("phalanx.reliability.losses").kill_cost  # a vertical: named
         meet = at.pipeline * len(self.pipelines.busy_s) + at.stage
         dead = meet[kill.first_rank : kill.first_rank + kill.ranks]
         return price(self.question, kill, step.step_s, at_s, int(np.isin(meet, dead).sum()), float(step.ends_s.max()))

@@ -82,7 +82,7 @@ def memory(source: Source = None, **fields: Unpack[QueryFields]) -> Tables:
 def state_memory(params: str | float, bytes_per_parameter: int = 16, card_gb: float = 80.0) -> Tables:
     """Tabulate the state of a number of parameters (7e9, "7B") by level of ZeRO, the bytes of a parameter by kind,
     and what ZeRO saves. Raises InputError."""
-    count = textbook.counted(str(params))
+    count = textbook.parse_count(str(params))
     sheets = _state(count, bytes_per_parameter, card_gb)
     return Tables(None, sheets, (textbook.FOLLOWS,), ("state", count, bytes_per_parameter))
 
@@ -133,7 +133,7 @@ def gradient_traffic(
     require_positive(rate=rate_gb_s, compute=compute_s, top_k=top_k)
     if top_k is not None and top_k > 1:
         raise InputError("top_k", top_k, "is more than all", "use a share such as 0.01")
-    count, rate = textbook.counted(str(params)), rate_gb_s * 1e9
+    count, rate = textbook.parse_count(str(params)), rate_gb_s * 1e9
     sheets = [textbook.gradient_traffic(count, RANKS, rate)]
     sheets += [] if compute_s is None else [textbook.step_share(count, RANKS, rate, compute_s)]
     sheets += [] if top_k is None else [textbook.top_k(count, RANKS, top_k)]
@@ -158,7 +158,7 @@ def communication_intensity(params: str | float, cluster: str = "dgx-h100", seq:
     """Tabulate the FLOP per byte sent by batch size, for `params` parameters, over the links inside a node and those
     between nodes. Raises InputError."""
     require_positive(seq=seq)
-    count, node = textbook.counted(str(params)), lookup.cluster_named(cluster)(1)
+    count, node = textbook.parse_count(str(params)), lookup.cluster_named(cluster)(1)
     pair = lookup.cluster_named(cluster)(2 * node.ranks_per_node)
     peak = float(system_of(pair).peak_bf16)
     rates = {t.name: t.bandwidth_bytes_per_s_per_gpu_per_direction for t in (pair.tiers[0], pair.tiers[-1])}
@@ -210,8 +210,8 @@ def training_days(
     `tflops`: TFLOP/s that each GPU achieves. Raises InputError."""
     if not 1e-6 <= tflops <= 1e6:
         raise InputError("tflops", tflops, "must be from 1e-6 to 1,000,000 (a GPU reaches some hundreds)")
-    count = textbook.counted(str(params))
-    sheet = textbook.training(count, textbook.counted(str(tokens), "tokens"), tflops * 1e12, _counts(gpus))
+    count = textbook.parse_count(str(params))
+    sheet = textbook.training(count, textbook.parse_count(str(tokens), "tokens"), tflops * 1e12, _counts(gpus))
     return Tables(None, (sheet,))
 
 

@@ -25,7 +25,7 @@ from phalanx.planning.search.column_pricing import Pricing
 from phalanx.planning.search.limits import conditions
 from phalanx.planning.search.planner import best_on
 from phalanx.planning.search.priced import PricedStrategy
-from phalanx.planning.search.refine import refined
+from phalanx.planning.search.refine import refine
 from phalanx.spec.cluster.chips import CHIPS
 from phalanx.spec.cluster.spec import ClusterSpec, Tier
 from phalanx.spec.errors import InputError, nearest
@@ -34,21 +34,21 @@ from phalanx.spec.strategy.stack_options import StackOptions
 from phalanx.validate import prediction_error
 from phalanx.validate.choices import (
     PublishedSweep,
-    by_strategy,
-    differing,
-    expert,
-    option,
+    canonical_strategy,
+    differences,
+    is_timed,
+    median_by_strategy,
+    memory_option,
     options_of,
     overlaps_experts,
     question_name,
-    ran,
     recipes,
     sweeps,
 )
 from phalanx.validate.collectives import NEEDED, link_scores, scores_by_chip
 from phalanx.validate.from_row import Case, cases
 from phalanx.validate.kernels import kernel_scores as score_kernels
-from phalanx.validate.prediction_error import PredictionError, compare, kinds_of, priced, scores
+from phalanx.validate.prediction_error import PredictionError, compare, kinds_of, predicted_columns, scores
 from phalanx.validate.records import COLLECTIVES, RUNS, SMALL_RUNS, Row, load
 from phalanx.validate.scores import spearman
 from phalanx.validate.stacks import number_format
@@ -144,16 +144,16 @@ def score(rows: Sequence[Row], announce: Callable[[str], None] = lambda _: None)
 def score_sweep(sweep: PublishedSweep, links: str) -> SweepScore:
     """Score the order of one question's strategies, with links as measured or of the datasheets."""
     benchmarks = sweep.benchmarks() if links == "cluster" else [Benched()] * len(sweep.runs)
-    predicted, (memory, _, room) = priced(sweep.runs, benchmarks=benchmarks)
-    seconds = by_strategy(sweep, predicted)
-    measured = by_strategy(sweep, [c.measured_s or np.nan for c in sweep.runs])
+    predicted, (memory, _, room) = predicted_columns(sweep.runs, benchmarks=benchmarks)
+    seconds = median_by_strategy(sweep, predicted)
+    measured = median_by_strategy(sweep, [c.measured_s or np.nan for c in sweep.runs])
     strategies = list(measured)
     fits = np.asarray(memory.reserved) <= room
     candidates = np.flatnonzero(fits)
     chosen = sweep.runs[int(candidates[np.argmin(predicted[candidates])])] if len(candidates) else None
     kind = kinds_of(sweep.runs[0].row)
     without = next((by for kinds, by in prediction_error.left_out_constants() if kind in kinds), None)
-    blind = by_strategy(sweep, priced(sweep.runs, without, benchmarks)[0]) if without else None
+    blind = median_by_strategy(sweep, predicted_columns(sweep.runs, without, benchmarks)[0]) if without else None
     return SweepScore(
         question=sweep.name,
         family=sweep.family,
@@ -163,7 +163,7 @@ def score_sweep(sweep: PublishedSweep, links: str) -> SweepScore:
         regret_left_out=_regret(blind, measured) if blind else None,
         chosen=str(chosen.strategy) if chosen else "",
         chosen_out_of_memory=bool(chosen and not chosen.row.completed),
-        refused=sum(ran(c) and not fit for c, fit in zip(sweep.runs, fits, strict=True)),
+        refused=sum(is_timed(c) and not fit for c, fit in zip(sweep.runs, fits, strict=True)),
     )
 
 
@@ -174,7 +174,7 @@ def _regret(predicted: dict[Strategy, float], measured: dict[Strategy, float]) -
 def score_recipe(c: Case) -> RecipeScore:
     """Search an expert's question and compare the best strategy with the expert's. Raises InputError for a layout
     that cannot be run."""
-    pricing, (theirs, _) = question(c), options_of(c.row, expert(c))
+    pricing, (theirs, _) = question(c), options_of(c.row, canonical_strategy(c))
     own = price_expert(c, pricing)
     best = best_on(pricing, c.strategy.world)
     return RecipeScore(
@@ -186,21 +186,21 @@ def score_recipe(c: Case) -> RecipeScore:
         best=str(best.strategy) if best else "",
         ratio=best.seconds / own.seconds if best else None,
         expert_error=own.seconds / (c.measured_s or np.nan) - 1,
-        option=option(c.row),
+        option=memory_option(c.row),
         fits=own.fits,
         share_of_memory=own.bytes_ / own.usable,
-        differs=differing(best.strategy, theirs) if best else {},
+        differs=differences(best.strategy, theirs) if best else {},
     )
 
 
 def price_expert(c: Case, pricing: Pricing) -> PricedStrategy:
     """Price the strategy of a recipe on its question. Raises InputError for a layout that cannot be run."""
-    theirs, options = options_of(c.row, expert(c))
+    theirs, options = options_of(c.row, canonical_strategy(c))
     with_options = replace(pricing, extra=replace(options, overlap_experts=pricing.extra.overlap_experts))
     try:
-        return refined(with_options, [theirs])[0][0]
+        return refine(with_options, [theirs])[0][0]
     except InputError:  # a strategy that the search would not name, such as one of unequal chunks
-        return refined(with_options, [options_of(c.row, c.strategy)[0]])[0][0]
+        return refine(with_options, [options_of(c.row, c.strategy)[0]])[0][0]
 
 
 def question(c: Case) -> Pricing:

@@ -1,4 +1,4 @@
-"""The price of a pipeline schedule: when every action runs, the bubble, and the activations that ranks hold.
+"""The price of a pipeline schedule: the time of every action, the bubble, and the activations that ranks hold.
 
     bubble fraction   idle time over the step:    1 - work / (ranks x makespan)
     bubble overhead   idle time over the ideal:   makespan / (work / ranks) - 1
@@ -18,9 +18,9 @@ from phalanx.schedule.pipeline.simulate import Times, run, run_on_shared_cores
 
 @dataclass(frozen=True)
 class Costs:
-    """Seconds of F, I and W of every chunk for a micro-batch, and of a transfer between two ranks; `overhead` of them
-    keep sender and receiver from computing. `pace`: the speed with 1, 2, ... active ranks over the speed with all, if
-    ranks share cores, where a transfer is all overhead; empty if each has its own."""
+    """Seconds of F, I and W of every chunk for a micro-batch, and of a transfer between two ranks, for `overhead` of
+    which sender and receiver cannot compute. `pace`: the speed with 1, 2, ... active ranks over the speed with all,
+    if ranks share cores (then a transfer is all overhead); empty if each rank has its own."""
 
     forward: Sequence[float]
     input_grad: Sequence[float]

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
-from phalanx.cost.step.generation import generating
+from phalanx.cost.step.generation import generation_layout
 from phalanx.infer.replica import Replica
 from phalanx.infer.sampling import Sampling
 from phalanx.nn.weight_source import Weights
@@ -64,7 +64,7 @@ class BatchedGeneration:
         how: Sampling,
         policy: BatchingPolicy,
     ) -> None:
-        layout = generating(model, strategy, dtype)
+        layout = generation_layout(model, strategy, dtype)
         self.comm, self.how, self.number = comm, how, 0
         self.view = layout.rank_view(comm.world.rank)
         self.replica_index = layout.mesh.replica(comm.world.rank)

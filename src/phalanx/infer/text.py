@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from phalanx.cost.step.generation import generating
+from phalanx.cost.step.generation import generation_layout
 from phalanx.infer.generate import BatchedGeneration, require_context
 from phalanx.infer.sampling import Sampling
 from phalanx.nn.hugging_face import files
@@ -62,7 +62,7 @@ def question(
     """Read a folder's model and tokenizer, encode the prompts, and check that all can be generated. `precision`: the
     type to compute in; None: that of the weights. Raises InputError, CheckpointError."""
     model = model_of(folder)
-    generating(model, strategy, "float32")  # refuses a strategy that does not split it
+    generation_layout(model, strategy, "float32")  # refuses a strategy that does not split it
     tokenizer = tokenizer_of(folder, model)
     weights = weights_of(folder, model)
     stops = () if sampling.past_end else _ends(folder)

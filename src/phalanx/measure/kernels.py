@@ -172,7 +172,7 @@ class _Bench:
         }
         if sliced(t, spec.vocab, spec.hidden, e):
             work["F", "head"] += unit_work.head_products(spec, whole)
-            work["B", "head"] = unit_work.normed_input_grad(spec, whole)
+            work["B", "head"] = unit_work.head_norm_input_grad(spec, whole)
         return [
             UnitTime(phase, unit, work[phase, unit], median(times)) for (phase, unit), times in self.times.items()
         ]

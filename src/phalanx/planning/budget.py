@@ -1,4 +1,4 @@
-"""From the time of a step to a complete training: tokens, days, GPU-hours."""
+"""Numbers of training tokens: parsing, writing, and the goal of a training."""
 
 import re
 from dataclasses import dataclass
@@ -30,7 +30,7 @@ def tokens(text: str, model: ModelSpec) -> float:
     return number
 
 
-def shortened(number: float) -> str:
+def short_number(number: float) -> str:
     """Write a large number as `tokens` reads it: 300B, 1.4T."""
     scales = (item for item in reversed(_SCALE.items()) if item[1] <= number)
     name, scale = next(scales, ("", 1.0))

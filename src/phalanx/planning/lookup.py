@@ -46,8 +46,8 @@ def model_named(name: str) -> tuple[ModelSpec, list[str]]:
     return make_model({"config" if name.endswith(".json") else "preset": name}, Path())
 
 
-def changed(model: ModelSpec, changes: Sequence[str]) -> ModelSpec:
-    """Return a model with single fields set, by lines such as model.max_seq=32768. Raises InputError."""
+def with_changes(model: ModelSpec, changes: Sequence[str]) -> ModelSpec:
+    """Return a model with the fields of lines such as model.max_seq=32768 set. Raises InputError."""
     tables = job_file.override({"model": {}}, changes)
     if others := [name for name in tables if name != "model"]:
         line = next(line for line in changes if line.startswith(others[0]))
@@ -64,7 +64,7 @@ def changed(model: ModelSpec, changes: Sequence[str]) -> ModelSpec:
 def cluster_named(name: str) -> Callable[[int], ClusterSpec]:
     """Look up a cluster by preset name or TOML file; return a function from a number of GPUs to the cluster.
 
-    A preset gets as many nodes as the GPUs need; racks and pods are taken in equal parts where that is possible.
+    A preset gets as many nodes as the GPUs need; of racks and pods, an equal part each if the GPUs divide evenly.
     Raises InputError for an unknown name or an unusable file."""
     if name.lower().endswith(".toml"):
         cluster = cluster_from_toml(Path(name))
@@ -84,7 +84,7 @@ def cluster_named(name: str) -> Callable[[int], ClusterSpec]:
     return on
 
 
-def calibrated(cluster: ClusterSpec, file: Path | None) -> ClusterSpec:
+def with_calibration(cluster: ClusterSpec, file: Path | None) -> ClusterSpec:
     """Return a cluster with the factors of a calibration's file. Raises InputError."""
     return cluster if file is None else replace(cluster, calibration=calibration_of(file))
 
@@ -101,19 +101,17 @@ def stack_on(cluster: str | ClusterSpec | None) -> str:
 
 
 def cluster_on(cluster: str | ClusterSpec | None, calibration: Path | None = None) -> Callable[[int], ClusterSpec]:
-    """Return a function from a number of GPUs to the cluster: by name, or a ClusterSpec itself; with the factors of a
-    `calibration`'s file.
-
-    Raises InputError."""
+    """Return a function from a number of GPUs to the cluster, which is given by name or as a ClusterSpec; with the
+    factors in the file `calibration`. Raises InputError."""
     if isinstance(cluster, ClusterSpec):
         require_plausible(cluster)
-        own = calibrated(cluster, calibration)
+        own = with_calibration(cluster, calibration)
         return lambda gpus: _with_gpus(own, gpus)
     on = cluster_named(str(cluster))
     if calibration is None:
         return on
-    calibrated(on(1), calibration)  # so that a wrong file is refused before anything is searched
-    return lambda gpus: calibrated(on(gpus), calibration)
+    with_calibration(on(1), calibration)  # so that a wrong file is refused before anything is searched
+    return lambda gpus: with_calibration(on(gpus), calibration)
 
 
 def _with_gpus(cluster: ClusterSpec, gpus: int) -> ClusterSpec:
@@ -125,7 +123,7 @@ def _with_gpus(cluster: ClusterSpec, gpus: int) -> ClusterSpec:
 def pricing_by_gpus(
     model: ModelSpec, cluster: Callable[[int], ClusterSpec], batch: int, seq: int, stack: str, headroom: float = 0.0
 ) -> Callable[[int], Pricing]:
-    """Return a function from a number of GPUs to the question on that many, as a Pricing.
+    """Return a function from a number of GPUs to the Pricing on that many.
 
     `headroom` is for searches: the share of a device's memory that a strategy must leave free.
     Raises InputError for impossible counts, an unknown stack, or a device without published rates."""
@@ -153,7 +151,7 @@ def require_counts(*given: tuple[str, int]) -> None:
 
 
 def require_plausible(cluster: ClusterSpec) -> None:
-    """Raise InputError if a link is faster than the device allows: a rate of both directions, or in bits."""
+    """Raise InputError if a link is faster than the device allows: its rate may be of both directions, or in bits."""
     name = chip_name(cluster.device.name)
     inside, chip = cluster.tiers[0], CHIPS[name]
     card = chip.link_bytes_per_s <= _PCIE
@@ -171,7 +169,8 @@ def require_plausible(cluster: ClusterSpec) -> None:
 
 
 def pricing_of_plan(plan: Plan, stack: str) -> Callable[[int], Pricing]:
-    """Return a plan's question, on any number of GPUs. Raises InputError for a device without published rates."""
+    """Return a function from any number of GPUs to a plan's own Pricing. Raises InputError for a device without
+    published rates."""
     profile(stack)
     system_of(plan.cluster)
     return lambda gpus: Pricing(plan.model, plan.cluster, plan.job, stack)

@@ -26,7 +26,7 @@ class Placement:
     gpu: Ints
     """GPU of each rank, (world,)."""
     model: ModelSpec | None = None
-    """What is trained, if it is known: then its stages have layers, and `embed` groups a tied embedding."""
+    """The trained model, if known: it determines the layers of stages, and whether `embed` groups exist."""
 
     @property
     def mesh(self) -> Mesh:
@@ -86,11 +86,9 @@ class AxisGroups:
         return next(reversed(self.tiers))
 
 
-def in_order(strategy: Strategy, cluster: ClusterSpec, model: ModelSpec | None = None) -> Placement:
-    """Return the placement of ranks in their order: rank 0 on the first GPU of the first host.
-
-    Raises InputError if the cluster has fewer GPUs than the strategy has ranks.
-    """
+def default_placement(strategy: Strategy, cluster: ClusterSpec, model: ModelSpec | None = None) -> Placement:
+    """Return the placement of ranks in their order: rank 0 on the first GPU of the first host. Raises InputError if
+    the cluster has fewer GPUs than the strategy has ranks."""
     if strategy.world > cluster.ranks:
         raise InputError(
             "strategy", str(strategy), f"has {strategy.world} ranks, but {cluster.name} has {cluster.ranks} GPUs"
@@ -99,17 +97,15 @@ def in_order(strategy: Strategy, cluster: ClusterSpec, model: ModelSpec | None =
 
 
 def axis_names(p: Placement) -> list[str]:
-    """Name the axes of a mesh larger than 1, then the groups that follow from them: fused and expert axes, and the
-    ends of a pipeline, which share a tied embedding (where the model is not known, it may be)."""
-    of = p.mesh
-    sizes = dict(of.axes)
-    names = [name for name, size in of.axes if size > 1]
-    fused = of.gradient_axis
-    names += [fused] if "+" in fused else []
-    names += [of.shard_axis] if "+" in of.shard_axis and of.shard_axis != fused else []
-    names += ["ring", "ulysses"] if sizes["cp"] > of.ulysses > 1 else []
-    names += [name for name in ("ep", "etp") if getattr(of, name) > 1]
-    names += ["edp"] if of.ep * of.etp > 1 and of.size("edp") > 1 else []
+    """Name the axes of a mesh larger than 1, then the groups that follow from them: fused and expert axes, and
+    `embed`, the ends of a pipeline that share a tied embedding (an unknown model is taken to have one)."""
+    m = p.mesh
+    sizes = dict(m.axes)
+    names = [name for name, size in m.axes if size > 1]
+    names += [axis for axis in dict.fromkeys((m.gradient_axis, m.shard_axis)) if "+" in axis]
+    names += ["ring", "ulysses"] if sizes["cp"] > m.ulysses > 1 else []
+    names += [name for name in ("ep", "etp") if getattr(m, name) > 1]
+    names += ["edp"] if m.ep * m.etp > 1 and m.size("edp") > 1 else []
     return names + (["embed"] if sizes["pp"] > 2 and (p.model is None or p.model.tied) else [])
 
 

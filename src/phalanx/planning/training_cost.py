@@ -1,25 +1,24 @@
-"""From the time of a step to the whole training: days, GPU-hours and what they cost, with failures where they are
-asked for."""
+"""From the time of a step to the whole training: days, GPU-hours and what they cost, with failures if asked for."""
 
 from dataclasses import dataclass
 
-from phalanx.planning.budget import Goal, shortened
+from phalanx.planning.budget import Goal, short_number
 from phalanx.planning.expense.expense import A_MILLION, Expense, expense_of
 from phalanx.planning.expense.rates import ExpenseRates
 
 
 @dataclass(frozen=True)
 class TrainingLosses:
-    """What failures, restarts and saves take of a training with one layout, by the closed form."""
+    """Shares of a training's time with one layout, by the closed form, and its checkpoints."""
 
     effective_share: float
-    """Of the time, in which the training advances."""
+    """Share of the time in which the training advances."""
     saving_share: float
-    """Stopped by saves."""
+    """Share in which saves stop it."""
     again_share: float
-    """Work done again."""
+    """Share of work that is done again."""
     down_share: float
-    """Detection, restarts, waits for nodes, maintenance."""
+    """Share of detection, restarts, waits for nodes and maintenance."""
     checkpoint_bytes: float
     stall_s: float
     """For how long a save stops the training."""
@@ -31,7 +30,7 @@ class TrainingLosses:
 
 @dataclass(frozen=True)
 class TrainingCost:
-    """A whole training at the speed of a step, with failures where they are asked for."""
+    """A whole training at the speed of a step; with failures if `losses` are given."""
 
     tokens: float
     steps: float
@@ -55,8 +54,8 @@ def training_cost(
 def expense_on(
     gpus: int, tokens_per_s: float, rates: ExpenseRates, over_nodes: bool, training: TrainingCost | None = None
 ) -> Expense:
-    """Return what a million tokens cost on GPUs that train `tokens_per_s` together, or a whole training. Its spares
-    and whoever waits for a restart draw what an idle node draws."""
+    """Return the cost of a million tokens on GPUs that train `tokens_per_s` together, or of a whole `training`, whose
+    spare nodes and nodes that wait for a restart draw the power of idle ones."""
     if training is None:
         hours = 1e6 / tokens_per_s / 3600 * gpus
         return expense_of(A_MILLION, hours, rates, {"training": hours}, over_nodes)
@@ -64,4 +63,4 @@ def expense_on(
     if lost is not None:
         idle = hours * (gpus * lost.down_share + lost.spare_gpus) / (gpus + lost.spare_gpus)
     phases = {"training": hours - idle} | ({"idle": idle} if idle else {})
-    return expense_of(f"{shortened(training.tokens)} tokens", hours, rates, phases, over_nodes)
+    return expense_of(f"{short_number(training.tokens)} tokens", hours, rates, phases, over_nodes)

@@ -10,18 +10,18 @@ import numpy as np
 from phalanx.answers.answer import Answer
 from phalanx.answers.question.query import QueryFields, Source, query_of
 from phalanx.answers.question.question import Premises
-from phalanx.planning.budget import shortened
+from phalanx.planning.budget import short_number
 from phalanx.planning.expense.expense import Expense, expense_of
 from phalanx.planning.expense.rates import ExpenseRates, Taken
 from phalanx.reliability import closed_form
+from phalanx.reliability.closed_form import Floats
 from phalanx.reliability.conditions import (
     MOST_SPARES,
     Conditions,
     Premise,
+    job_of_query,
     premise_of,
     require_progress,
-    share_kept,
-    trained_of,
 )
 from phalanx.reliability.monte_carlo import Trials, simulate
 from phalanx.spec.errors import InputError
@@ -31,6 +31,7 @@ _DAY = 86_400.0
 _IDLE = ("detection", "restart", "waiting", "planned")
 """Parts of the time in which nodes draw what idle ones draw; so do spares."""
 _QUANTILES = (10, 90)
+"""Percentiles of the trials between which four of five lie."""
 _MOST_TRIALS = 20_000
 
 
@@ -46,7 +47,7 @@ class IntervalLoss:
 
 @dataclass(frozen=True)
 class SpareLoss:
-    """What a number of spare nodes gives, by the closed form."""
+    """The effective share and the cost with a number of spare nodes, by the closed form."""
 
     spares: int
     effective_share: float
@@ -73,9 +74,9 @@ class Goodput(Answer):
     restart: str
     storage: str
     effective_share: float
-    """Time in which the training advances over all of it, both the means of the trials."""
+    """Time in which the training advances over all its time, both means of the trials."""
     effective_low_share: float
-    """A tenth of the trials is below: where few trials have long waits, the mean may be too."""
+    """A tenth of the trials is below it, and so may be the mean if a few trials have long waits."""
     effective_high_share: float
     effective_closed_form_share: float
     days: float
@@ -135,7 +136,7 @@ def goodput(
     seed: int = 0,
     **fields: Unpack[QueryFields],
 ) -> Goodput:
-    """Price a training with its failures, for `days` or until `tokens` are trained.
+    """Predict the time, money and energy of a training with failures, over `days` or until `tokens` are trained.
 
         phalanx.goodput("plan.json", tokens=15e12, given=Conditions(restart="manual"))
 
@@ -147,12 +148,12 @@ def goodput(
             raise InputError(name, value, f"must be positive and at most {most:g}")
     require_seed(seed)
     given = given or Conditions()
-    trained, question = trained_of(query_of(source, fields), given.checkpoint_bytes)
+    trained, question = job_of_query(query_of(source, fields), given.checkpoint_bytes)
     return goodput_of(premise_of(trained, given), question.premises, days, tokens, trials, seed)
 
 
-def simulated(p: Premise, days: float | None, tokens: float | None, trials: int, seed: int) -> Trials:
-    """Simulate a training. Stops for maintenance make all of it longer. Raises InputError if it hardly advances."""
+def trials_of(p: Premise, days: float | None, tokens: float | None, trials: int, seed: int) -> Trials:
+    """Simulate a training without its stops for maintenance. Raises InputError if it hardly advances."""
     work = None if tokens is None else tokens / p.trained.tokens_per_step * p.trained.step_s
     wall = None if days is None else days * _DAY / (1 + p.planned)
     share = float(p.shares().useful)
@@ -166,7 +167,7 @@ def simulated(p: Premise, days: float | None, tokens: float | None, trials: int,
         wall_s=wall,
         spares=p.spares,
         repair_s=p.given.repair_s,
-        share_kept=share_kept(p),
+        share_kept=p.share_kept,
         trials=trials,
         seed=seed,
     )
@@ -177,10 +178,13 @@ def goodput_of(
 ) -> Goodput:
     """Answer for a resolved training. Raises InputError."""
     t = p.trained
-    drawn = simulated(p, days, tokens, trials, seed)
+    drawn = trials_of(p, days, tokens, trials, seed)
     wall = drawn.wall_s * (1 + p.planned)
     share, per_work = drawn.useful_s / wall, t.tokens_per_step / t.step_s
-    low, high = (float(np.percentile(share, q)) for q in _QUANTILES)
+    low, high = _ends(share)
+    days_low, days_high = _ends(wall / _DAY)
+    tokens_low, tokens_high = _ends(drawn.useful_s * per_work)
+    failures_low, failures_high = _ends(drawn.failures)
     shares = p.shares()
     best = p.shares(p.best_interval_s)
     total = wall.sum()
@@ -213,20 +217,20 @@ def goodput_of(
         effective_high_share=high,
         effective_closed_form_share=float(shares.useful),
         days=float(wall.mean()) / _DAY,
-        days_low=float(np.percentile(wall, _QUANTILES[0])) / _DAY,
-        days_high=float(np.percentile(wall, _QUANTILES[1])) / _DAY,
+        days_low=days_low,
+        days_high=days_high,
         tokens=tokens_trained,
-        tokens_low=float(np.percentile(drawn.useful_s, _QUANTILES[0])) * per_work,
-        tokens_high=float(np.percentile(drawn.useful_s, _QUANTILES[1])) * per_work,
+        tokens_low=tokens_low,
+        tokens_high=tokens_high,
         tokens_per_day=mean * per_work * _DAY,
         step_time_s=t.step_s,
         gpu_hours=gpu_hours,
-        expense=expense_of(f"{shortened(tokens_trained)} tokens", gpu_hours, p.rates, phases, t.nodes > 1),
+        expense=expense_of(f"{short_number(tokens_trained)} tokens", gpu_hours, p.rates, phases, t.nodes > 1),
         rates=p.rates,
         mttf_s=mttf,
         interruptions=float(drawn.failures.mean()),
-        interruptions_low=float(np.percentile(drawn.failures, _QUANTILES[0])),
-        interruptions_high=float(np.percentile(drawn.failures, _QUANTILES[1])),
+        interruptions_low=failures_low,
+        interruptions_high=failures_high,
         shares=spent,
         checkpoint_bytes=t.checkpoint_bytes,
         save_s=p.save_s,
@@ -236,7 +240,7 @@ def goodput_of(
         best_interval_s=p.best_interval_s,
         young_interval_s=closed_form.young(stall, mttf),
         daly_interval_s=closed_form.daly(stall, mttf),
-        recovery_interval_s=closed_form.with_recovery(stall, mttf, recovery) - stall,
+        recovery_interval_s=closed_form.interval_with_recovery(stall, mttf, recovery) - stall,
         interval_loss=1 - float(shares.useful / best.useful),
         spares=p.spares,
         intervals=tuple(_intervals(p)),
@@ -247,15 +251,20 @@ def goodput_of(
     )
 
 
+def _ends(trials: Floats) -> tuple[float, float]:
+    """Return the ends of the interval that holds four of five trials."""
+    low, high = np.percentile(trials, _QUANTILES)
+    return float(low), float(high)
+
+
 def _effective(p: Premise, **changes: Any) -> float:
     """Return the effective share by the closed form with conditions changed, at its best interval unless one is
     given."""
-    q = premise_of(p.trained, replace(p.given, **changes)) if changes else p
-    return float(q.shares().useful)
+    return float(premise_of(p.trained, replace(p.given, **changes)).shares().useful)
 
 
 def _intervals(p: Premise) -> Iterator[IntervalLoss]:
-    """Yield what other intervals cost, around the best one."""
+    """Yield the cost of intervals around the best one; nothing if the job never fails."""
     if not np.isfinite(p.best_interval_s):
         return
     best = float(p.shares(p.best_interval_s).useful)
@@ -274,8 +283,8 @@ def _spares(p: Premise) -> Iterator[SpareLoss]:
 
 
 def _helps(p: Premise) -> Iterator[Help]:
-    """Yield the changes that one could make, each alone."""
-    given, now = p.given, _effective(p)
+    """Yield the changes that would help, each made alone."""
+    given, now = p.given, float(p.shares().useful)
     storage = {f"{w}_bytes_per_s": 2 * getattr(p.storage, w)(p.trained.nodes) for w in ("write", "read")}
     changes: dict[str, dict[str, Any]] = {
         "save at the best interval": {"interval_s": None},

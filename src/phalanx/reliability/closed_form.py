@@ -27,7 +27,7 @@ Floats = npt.NDArray[np.float64]
 
 @dataclass(frozen=True)
 class FailureCause:
-    """A kind of failure of a job."""
+    """A kind of failure of a job, with its rate and what one failure costs in seconds."""
 
     name: str
     per_s: float
@@ -38,19 +38,19 @@ class FailureCause:
     """Expected wait for a spare node, before the restart."""
     takes_node: bool = False
     count: int | None = None
-    """Failures that the rate was counted from; None: taken as known."""
+    """Number of failures from which the rate was estimated; None: the rate is taken as exact."""
 
 
 @dataclass(frozen=True)
 class Saving:
-    """How a training saves."""
+    """How a training saves its checkpoints."""
 
     stall_s: float
     """For how long a save stops the training."""
     lag_s: float = 0.0
-    """How much later it is durable."""
+    """From the end of that stall until the save is durable."""
     shared_every: int = 1
-    """Number of saves of which one survives the loss of a node."""
+    """One save in this many survives the loss of a node."""
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ def daly(stall_s: float, mttf_s: float) -> float:
     return float(np.sqrt(2 * stall_s * mttf_s) * (1 + np.sqrt(x) / 3 + x / 9) - stall_s)
 
 
-def with_recovery(stall_s: float, mttf_s: float, recovery_s: float) -> float:
+def interval_with_recovery(stall_s: float, mttf_s: float, recovery_s: float) -> float:
     """Return the best seconds between the starts of saves, S + sqrt(2 (F + R) S + S^2) (arXiv 2410.18124)."""
     return float(stall_s + np.sqrt(2 * (mttf_s + recovery_s) * stall_s + stall_s**2))
 
@@ -89,8 +89,8 @@ def with_recovery(stall_s: float, mttf_s: float, recovery_s: float) -> float:
 def shares(
     interval_s: float | Floats, causes: Sequence[FailureCause], saving: Saving, planned: float = 0.0
 ) -> TimeShares:
-    """Return where the time goes. `interval_s`: work between saves, a number or a column; `planned`: seconds stopped
-    for maintenance per second of training."""
+    """Return the shares of a training's time. `interval_s`: work between saves, a number or a column; `planned`:
+    seconds stopped for maintenance per second of training."""
     rate = sum(cause.per_s for cause in causes)
     tau = np.asarray(interval_s, dtype=float)
     period = tau + saving.stall_s
@@ -119,7 +119,8 @@ def shares(
 
 
 def best_interval(causes: Sequence[FailureCause], saving: Saving, step_s: float) -> float:
-    """Return the seconds of work between saves with the largest useful share, whole steps."""
+    """Return the seconds of work between saves, in whole steps, with the largest useful share; infinity if the job
+    never fails."""
     rate = sum(cause.per_s for cause in causes)
     if rate == 0:
         return float("inf")
@@ -131,9 +132,8 @@ def best_interval(causes: Sequence[FailureCause], saving: Saving, step_s: float)
 def expected_wait(spares: int, per_s: float, repair_s: float) -> float:
     """Return the expected wait for a node after a failure that takes one, in seconds.
 
-    Nodes in repair are about Poisson; who finds n of them there, and no spare left, waits for the first
-    n - spares + 1 repairs of n + 1 under way. While it waits none fails, so that they
-    fail every 1 / per_s + wait."""
+    The number of nodes in repair is about Poisson. A failure that meets n of them, and no spare left, waits for the
+    first n - spares + 1 of n + 1 repairs. While the job waits no node fails: failures come every 1 / per_s + wait."""
     if per_s == 0:
         return 0.0
     most = per_s * repair_s
@@ -147,7 +147,7 @@ def expected_wait(spares: int, per_s: float, repair_s: float) -> float:
         near = slice(max(0, int(load - reach)), int(load + reach))
         return float(np.sum(np.exp(n[near] * np.log(load) - load - log_factorials[near]) * waits[near]))
 
-    low, high = 0.0, repair_s  # the more it is thought to wait, the less it does
+    low, high = 0.0, repair_s  # wait_at falls as the assumed wait grows: bisect for where the two are equal
     for _ in range(60):
         middle = (low + high) / 2
         low, high = (middle, high) if wait_at(middle) > middle else (low, middle)

@@ -26,12 +26,13 @@ from phalanx.spec.strategy.spec import Strategy
 _COPY_BYTES_PER_S = 20e9
 """From a GPU to its host's memory: PCIe 4.0 with pinned memory, estimated."""
 _PAUSE_S = 0.4
-"""What an asynchronous save stops a training for in addition to that copy: 0.5 s in all, for 1.5 and 2.25 GB a GPU
+"""How long an asynchronous save stops a training in addition to that copy: 0.5 s in all, for 1.5 and 2.25 GB a GPU
 (DLRover, megatron_flash_checkpoint.md)."""
 _TO_PEER_BYTES_PER_S = 5e9
 _LEAST_SHARE = 0.01
+"""Useful share of the time below which a training is refused."""
 _MOST_FAILURES = 200_000
-"""Of a training that is still simulated."""
+"""Number of failures above which a training is refused: its simulation takes a step for each."""
 MOST_SPARES = 100_000
 _SHARED_EVERY = 10
 """Saves on a node's own disks for each one that goes to shared storage."""
@@ -39,7 +40,7 @@ _SHARED_EVERY = 10
 
 @dataclass(frozen=True)
 class Conditions:
-    """What is given; None where a preset decides."""
+    """Failures, restarts, checkpoints and spares as the user gives them; None where a preset decides."""
 
     failures: str | None = None
     """A preset of failure rates, or a log of one's own job (.csv)."""
@@ -105,6 +106,8 @@ class Premise:
     save_s: float
     load_s: float
     spares: int
+    share_kept: float
+    """Share of its speed at which an elastic job works on while it waits for a node; 0 if it stops."""
     rates: ExpenseRates
     taken: tuple[Taken, ...] = field(default=())
 
@@ -118,30 +121,32 @@ class Premise:
         return shares(self.interval_s if interval_s is None else interval_s, self.causes, self.saving, self.planned)
 
 
-def trained_of(query: Query, checkpoint_bytes: float | None) -> tuple[TrainingJob, Question]:
+def job_of_query(query: Query, checkpoint_bytes: float | None) -> tuple[TrainingJob, Question]:
     """Price a question's step and count the bytes of its checkpoints, unless they are given. Raises InputError."""
     from phalanx.answers.prediction import prediction_of
 
     question = read(query)
-    return trained_in(question, prediction_of(question).step_time_s, checkpoint_bytes), question
+    return job_of_question(question, prediction_of(question).step_time_s, checkpoint_bytes), question
 
 
-def trained_in(question: Question, step_s: float, checkpoint_bytes: float | None) -> TrainingJob:
+def job_of_question(question: Question, step_s: float, checkpoint_bytes: float | None) -> TrainingJob:
     """Return the training of a question whose step is priced. Raises InputError."""
     exact, s = question.exact, question.strategy
     assert s is not None
     if exact is None:
-        return trained_on(question.pricing, s, step_s, checkpoint_bytes)
+        return job_of_strategy(question.pricing, s, step_s, checkpoint_bytes)
     bytes_ = _own_state_bytes(exact.model, exact.job) if checkpoint_bytes is None else checkpoint_bytes
-    return _trained(exact.job, exact.cluster, s, step_s, bytes_)
+    return _training(exact.job, exact.cluster, s, step_s, bytes_)
 
 
-def trained_on(p: Pricing, s: Strategy, step_s: float, checkpoint_bytes: float | None) -> TrainingJob:
+def job_of_strategy(p: Pricing, s: Strategy, step_s: float, checkpoint_bytes: float | None) -> TrainingJob:
     """Return the training of a strategy whose step is priced. Raises InputError."""
-    return _trained(p.job, p.cluster, s, step_s, _state_bytes(p, s) if checkpoint_bytes is None else checkpoint_bytes)
+    return _training(
+        p.job, p.cluster, s, step_s, _state_bytes(p, s) if checkpoint_bytes is None else checkpoint_bytes
+    )
 
 
-def _trained(job: Job, cluster: ClusterSpec, s: Strategy, step_s: float, bytes_: float) -> TrainingJob:
+def _training(job: Job, cluster: ClusterSpec, s: Strategy, step_s: float, bytes_: float) -> TrainingJob:
     return TrainingJob(
         step_s=step_s,
         tokens_per_step=job.global_batch * job.seq,
@@ -177,7 +182,8 @@ def _state_bytes(p: Pricing, s: Strategy) -> float:
 
 
 def premise_of(trained: TrainingJob, given: Conditions) -> Premise:
-    """Resolve the conditions of a training. Raises InputError for what cannot be."""
+    """Complete the conditions of a training from presets. Raises InputError for impossible ones, such as saves that
+    take longer than the interval between them."""
     _require(given, trained)
     taken: list[Taken] = []
 
@@ -200,32 +206,26 @@ def premise_of(trained: TrainingJob, given: Conditions) -> Premise:
     save_s = given.save_s if given.save_s is not None else trained.checkpoint_bytes / write
     load_s = given.load_s if given.load_s is not None else trained.checkpoint_bytes / read_
     copy_s = trained.checkpoint_bytes / trained.writers / _COPY_BYTES_PER_S
-    stall_s = (
-        given.stall_s
-        if given.stall_s is not None
-        else save_s
-        if given.synchronous
-        else min(_PAUSE_S + copy_s, save_s)
-    )
-    if not given.synchronous and given.stall_s is None:
+    stall_s = save_s if given.synchronous else min(_PAUSE_S + copy_s, save_s)
+    if given.stall_s is not None:
+        stall_s = given.stall_s
+    elif not given.synchronous:
         take("a save's stall", f"{stall_s:.3g} s", "asynchronous: 0.4 s and a copy at 20 GB/s a GPU (DLRover)")
     saving = Saving(stall_s, max(save_s - stall_s, 0.0), _SHARED_EVERY if given.checkpoint == "local" else 1)
     causes = _causes(trained, given, counts, kind, load_s)
     planned_s = given.restart_s if given.restart_s is not None else kind.software_s
     planned = counts.rate("planned", trained.gpus, trained.nodes) * (planned_s + load_s + stall_s)
     nodes_per_s = sum(c.per_s for c in causes if c.takes_node)
+    kept = _share_kept(given, trained)
     spares = given.spares
     if spares is None:
-        kept = 1 - 1 / trained.replicas if _shrinks(given, trained) else 0.0
         spares = _cheapest(nodes_per_s, given.repair_s, trained.nodes, kept)
         take(
             "spares",
             f"{spares} nodes, repaired in {given.repair_s / 3600:g} h",
             "the least GPU-hours for the work, theirs included",
         )
-    wait = expected_wait(spares, nodes_per_s, given.repair_s) * (
-        1 / trained.replicas if _shrinks(given, trained) else 1
-    )
+    wait = expected_wait(spares, nodes_per_s, given.repair_s) * (1 - kept)
     causes = tuple(replace(c, wait_s=wait) if c.takes_node else c for c in causes)
     best = best_interval(causes, saving, trained.step_s)
     if given.interval_s is None:
@@ -238,13 +238,13 @@ def premise_of(trained: TrainingJob, given: Conditions) -> Premise:
         take("silent corruption", f"found after {given.silent_s / 3600:g} h", "estimated: no figure is published")
     rates = rates_on(trained.device, given.rates, ("training", "idle"))
     return Premise(
-        trained, given, counts, kind, storage, causes, planned, saving, interval, best, save_s, load_s, spares, rates,
-        tuple(taken),
+        trained, given, counts, kind, storage, causes, planned, saving, interval, best, save_s, load_s, spares, kept,
+        rates, tuple(taken),
     )  # fmt: skip
 
 
 def _chip(device: str) -> str:
-    """The chip of a device, or the device itself where no rates of it are published, such as a processor."""
+    """Return the chip of a device, or the device itself if no such chip is known, as with a CPU."""
     try:
         return chip_name(device)
     except InputError:
@@ -252,8 +252,8 @@ def _chip(device: str) -> str:
 
 
 def _cheapest(nodes_per_s: float, repair_s: float, nodes: int, kept: float) -> int:
-    """Return the number of spares with the least GPU-hours for the work, theirs included. `kept`: the share of a wait
-    in which the job works."""
+    """Return the number of spares with which the work takes the least GPU-hours, the spares' included. `kept`: as
+    `_share_kept` returns it."""
 
     def paid(spares: int) -> float:
         return (1 + spares / nodes) * (1 + nodes_per_s * (1 - kept) * expected_wait(spares, nodes_per_s, repair_s))
@@ -304,13 +304,9 @@ def _storage(given: Conditions, take: Callable[[str, str, str], None]) -> Storag
     return replace(storage, **rates, **each) if rates else storage
 
 
-def _shrinks(given: Conditions, trained: TrainingJob) -> bool:
-    return given.elastic and trained.replicas > 1
-
-
-def share_kept(p: Premise) -> float:
-    """Return the share of a wait for a node in which an elastic job works on, without one replica."""
-    return 1 - 1 / p.trained.replicas if _shrinks(p.given, p.trained) else 0.0
+def _share_kept(given: Conditions, trained: TrainingJob) -> float:
+    """Return the share of its speed at which a job works on, without one replica, while it waits for a node."""
+    return 1 - 1 / trained.replicas if given.elastic else 0.0
 
 
 def _require(given: Conditions, trained: TrainingJob) -> None:
@@ -326,7 +322,7 @@ def _require(given: Conditions, trained: TrainingJob) -> None:
 
 
 def require_progress(p: Premise, share: float, failures: float = 0.0) -> None:
-    """Require that a training advances, and fails seldom enough to be simulated. Raises InputError."""
+    """Raise InputError if the useful `share` of the time is too small, or `failures` too many to be simulated."""
     if share > _LEAST_SHARE and failures <= _MOST_FAILURES:
         return
     reason = f"a job that fails every {1 / p.per_s:,.0f} s spends {share:.1%} of its time on work"

@@ -32,7 +32,8 @@ _NAMES = (*_WORDS, *_DURATIONS, *_SIZES, *_SWITCHES, "spares")
 
 
 def conditions_of(given: Mapping[str, str | bool | int | None]) -> Conditions:
-    """Read conditions by their names, `restart-time` or `restart_time`; None is not given. Raises InputError."""
+    """Return the conditions with these values by name, `restart-time` or `restart_time`; a value of None counts as
+    not given. Raises InputError."""
     read: dict[str, Any] = {}
     for name, value in ((name.replace("_", "-"), value) for name, value in given.items()):
         if value is None:

@@ -1,8 +1,9 @@
-"""What failures take: a kill within a step, by kind of restart; and of a training, layout by layout, for a search
-that weighs days with failures, not steps.
+"""What failures cost: a kill within a step, by kind of restart; and a whole training by layout, for a search that
+compares days with failures in place of step times.
 
-On the same GPUs all layouts fail alike. They lose unlike: ZeRO spreads a checkpoint over more writers, parameters
-that are their own masters make it smaller, an elastic job of many replicas waits less for a node.
+On the same GPUs all layouts fail equally often, but lose different amounts of time: ZeRO spreads a checkpoint over
+more writers, parameters that are their own masters make it smaller, an elastic job of many replicas waits less for a
+node.
 """
 
 from phalanx.answers.disturbances import Kill
@@ -12,18 +13,18 @@ from phalanx.answers.simulation import KilledStep, Restart
 from phalanx.planning.search.column_pricing import Pricing
 from phalanx.planning.training_cost import TrainingLosses
 from phalanx.reliability import presets
-from phalanx.reliability.conditions import Conditions, premise_of, require_progress, trained_in, trained_on
+from phalanx.reliability.conditions import Conditions, job_of_question, job_of_strategy, premise_of, require_progress
 from phalanx.reliability.conditions_by_name import conditions_in
 from phalanx.spec.strategy.spec import Strategy
 
 
-def killed(
+def kill_cost(
     question: Question, kill: Kill, step_s: float, at_s: float, stopped_ranks: int, last_end_s: float
 ) -> KilledStep:
-    """Return what a kill costs; the restart is of software where a process dies, of hardware where a node does. Saves
-    come at the best interval of the restart's kind, and the kill at any moment between two of them. Raises
+    """Return what a kill costs under each kind of restart: one of software if a process dies, of hardware if a node
+    does. Saves come at the best interval of that kind, and the kill at a random moment between two of them. Raises
     InputError."""
-    trained = trained_in(question, step_s, None)
+    trained = job_of_question(question, step_s, None)
     restarts, interval, taken = [], 0.0, dict[str, str]()
     for kind in presets.RESTARTS.values():
         premise = premise_of(trained, Conditions(restart=kind.name))
@@ -50,20 +51,19 @@ _SAID = ("failures", "storage", "spares")
 
 
 def losses_under(given: Conditions | str) -> Losses:
-    """Return what gives a layout's losses. `given`: conditions, or a line of them. Raises InputError."""
+    """Return a function from a layout to its losses. `given`: conditions, or a line of them. Raises InputError."""
     conditions = conditions_in(given) if isinstance(given, str) else given
 
     def losses(p: Pricing, s: Strategy, step_s: float) -> TrainingLosses:
-        t = trained_on(p, s, step_s, conditions.checkpoint_bytes)
+        t = job_of_strategy(p, s, step_s, conditions.checkpoint_bytes)
         premise = premise_of(t, conditions)
-        of = premise.shares()
-        require_progress(premise, float(of.useful))
-        down = of.detection + of.restart + of.waiting + of.planned
+        shares = premise.shares()
+        require_progress(premise, float(shares.useful))
         return TrainingLosses(
-            effective_share=float(of.useful),
-            saving_share=float(of.saving),
-            again_share=float(of.lost),
-            down_share=float(down),
+            effective_share=float(shares.useful),
+            saving_share=float(shares.saving),
+            again_share=float(shares.lost),
+            down_share=float(shares.detection + shares.restart + shares.waiting + shares.planned),
             checkpoint_bytes=t.checkpoint_bytes,
             stall_s=premise.saving.stall_s,
             load_s=premise.load_s,

@@ -1,6 +1,7 @@
-"""A training with its failures, many times at once: each step of the loop is the next failure of every trial.
+"""Simulation of a training with its failures, all trials at once: each pass of the loop is the next failure of every
+trial.
 
-Failures are exponential; each trial draws how often its components fail from what their counts leave open (a gamma
+Times between failures are exponential. Each trial draws its failure rates from the posterior of the counts (a gamma
 distribution, Jeffreys' prior). A failed node is repaired in a fixed time, and a spare takes its place.
 """
 
@@ -14,7 +15,8 @@ from phalanx.reliability.closed_form import FailureCause, Floats, Saving
 
 @dataclass(frozen=True)
 class Trials:
-    """Trials: columns of their wall time and of where it went, in seconds."""
+    """Simulated trainings as columns, one entry a trial: wall time, its parts in seconds, and the number of
+    failures."""
 
     wall_s: Floats
     useful_s: Floats
@@ -39,10 +41,11 @@ def simulate(
     trials: int = 200,
     seed: int = 0,
 ) -> Trials:
-    """Simulate trainings that advance at all until `work_s` seconds of work are done, or for `wall_s` seconds.
+    """Simulate trainings until `work_s` seconds of work are done, or for `wall_s` seconds. With `work_s` the caller
+    has checked that the training advances: one that does not never ends.
 
-    `spares`: spare nodes; None: always enough. `share_kept`: the part of a wait in which the job works on
-    without a replica."""
+    `spares`: spare nodes; None: always enough. `share_kept`: the share of its speed at which a job works on while it
+    waits for a node."""
     random = np.random.default_rng(seed)
     n = trials
     rates = np.array(

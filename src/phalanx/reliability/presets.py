@@ -1,5 +1,5 @@
-"""What is published of failures, restarts and storage: rows of data/*.toml, and how often the parts of a job fail by
-them, or by a log of one's own job.
+"""Published failure counts, restart times and storage rates (data/*.toml), and the failure rates of a job by them or
+by a log of the user's own job.
 """
 
 import csv
@@ -59,7 +59,7 @@ class FailureCounts:
 
 @dataclass(frozen=True)
 class RestartKind:
-    """How a job comes back: seconds to detect, and until it begins to load its checkpoint."""
+    """How a job comes back: seconds until a failure is detected, and then until its checkpoint begins to load."""
 
     name: str
     note: str
@@ -72,7 +72,7 @@ class RestartKind:
 
 @dataclass(frozen=True)
 class StorageRates:
-    """Where checkpoints go: bytes/s of a node alone and of all together, and how nodes get in each other's way."""
+    """Where checkpoints go: bytes/s of one node alone and of all together, and how nodes slow each other down."""
 
     name: str
     source: str
@@ -117,8 +117,8 @@ def storage_named(name: str) -> StorageRates:
 
 
 def failures_for(device: str, without: Callable[[FailureCounts], bool] = lambda _: False) -> FailureCounts:
-    """Return the preset for a device: the middle one of those counted on its chip, else the largest job's, else the
-    middle one of all that `without` does not leave out."""
+    """Return the preset for a device, among those for which `without` is false: the one of median rate counted on its
+    chip, else DEFAULT_FAILURES, else the one of median rate of all."""
     others = [row for row in FAILURES.values() if not without(row)]
     same = [row for row in others if row.chip and device.upper().startswith(row.chip)]
     default = [row for row in others if row.name == DEFAULT_FAILURES]
@@ -137,8 +137,8 @@ def failures_named(name: str, gpus: int, nodes: int) -> FailureCounts:
 
 
 def _of_log(path: Path, gpus: int, nodes: int) -> FailureCounts:
-    """Count the events of a log: `hours` since the start and the `component`; a last row `end` says how long it
-    is."""
+    """Count the events of a log with the columns `hours` (since the start) and `component`; a last row with the
+    component `end` gives the log's length. Raises InputError."""
     with csv_of(path, "failures"):
         rows = list(csv.DictReader(StringIO(read_packed(path, "failures"), newline="")))
     if not rows or not {"hours", "component"} <= set(rows[0]):

@@ -1,8 +1,8 @@
-"""How a training with its failures is shown."""
+"""The view of a training with its failures, and of the scores of such predictions."""
 
 from collections.abc import Iterator
 
-from phalanx.planning.budget import shortened
+from phalanx.planning.budget import short_number
 from phalanx.planning.tables.table import Sheet, columns
 from phalanx.reliability.answer import Goodput
 from phalanx.reliability.scored import GoodputScores, ScoredFigure
@@ -79,8 +79,10 @@ def _figures(a: Goodput) -> Iterator[tuple[str, str, str]]:
     spread = f"{a.days_low:,.{digits}f} to {a.days_high:,.{digits}f}{skew}"
     spread = spread if skew or a.days_low != a.days_high else "as asked"
     yield "days", f"{a.days:,.{digits}f}", f"{spread}; {seconds(a.step_time_s)} a step without failures"
-    ends = f"{shortened(a.tokens_low)} to {shortened(a.tokens_high)}{_skew(a.tokens_low, a.tokens, a.tokens_high)}"
-    yield "tokens", shortened(a.tokens), f"{ends}; {shortened(a.tokens_per_day)} a day"
+    ends = (
+        f"{short_number(a.tokens_low)} to {short_number(a.tokens_high)}{_skew(a.tokens_low, a.tokens, a.tokens_high)}"
+    )
+    yield "tokens", short_number(a.tokens), f"{ends}; {short_number(a.tokens_per_day)} a day"
     yield "GPU-hours", f"{a.gpu_hours:,.0f}", f"{counted(a.spares, 'spare node')} included"
     if a.expense.money is not None:
         yield "money", number(a.expense.money), f"at {a.rates.price:g} a GPU-hour"
@@ -94,7 +96,7 @@ def _figures(a: Goodput) -> Iterator[tuple[str, str, str]]:
 
 
 def _skew(low: float, mean: float, high: float) -> str:
-    """Say why a mean is outside what four of five trials have."""
+    """Return the words for a mean outside the interval of four of five trials; "" if it is inside."""
     side = "below" if mean < low * (1 - 1e-9) else "above" if mean > high * (1 + 1e-9) else ""
     return f", and the mean {side} by a few trials" if side else ""
 

@@ -1,4 +1,4 @@
-"""Published figures with their predictions."""
+"""An answer: published figures of failures and checkpoints with their predictions."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -19,9 +19,9 @@ class ScoredFigure:
     bound: bool
     """Whether the source gives a lower bound."""
     error: float
-    """Relative, of shares their difference; 0 where a bound holds."""
+    """Relative error; for shares the difference, predicted less published; 0 if a bound holds."""
     why: str
-    """What was taken from presets, and what explains a miss."""
+    """What was taken from presets, and what would explain the error."""
 
 
 @dataclass(frozen=True)

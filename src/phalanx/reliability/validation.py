@@ -1,8 +1,8 @@
-"""Published jobs, checkpoints and failure rates against what is predicted for them from what is not the result.
+"""Published jobs, checkpoints and failure rates compared with predictions that do not use the published result.
 
-A figure is predicted from the other cells of its row; what these do not state is taken from presets, never from one
-that was counted in the row's own source, and said. Jobs of one source that differ in how they restart are a pair: one
-input changed.
+A figure is predicted from the other cells of its row. What these do not state is taken from presets, never from one
+that was counted in the row's own source, and listed with the figure. Two jobs of one source that differ in how they
+restart are a pair: one input changed.
 """
 
 import re
@@ -25,11 +25,12 @@ from phalanx.validate.scores import errors
 
 PUBLISHED = Path(__file__).parent / "data" / "goodput.csv"
 _STEP_S = 10.0
-"""Of a step whose length is not stated: it only rounds the best interval."""
+"""Assumed seconds of a step: it only rounds the best interval."""
 _HOURS_OF = {"month": 720.0, "day": 24.0, "year": 8760.0}
 _STATE_BYTES = 14.0
-"""Of a parameter: weights of 2 bytes, masters and two moments of 4 (MLPerf Storage's checkpoints have as much)."""
+"""A checkpoint's bytes a parameter: weights of 2 bytes, masters and two moments of 4 each, as in MLPerf Storage."""
 _NEAR = 0.25
+"""Relative error up to which a prediction needs no explanation."""
 
 
 def goodput_scores(path: Path | None = None) -> GoodputScores:
@@ -56,6 +57,7 @@ def goodput_scores(path: Path | None = None) -> GoodputScores:
 
 
 def _why_none(row: Row) -> str:
+    """Return why a row has no figure that can be predicted."""
     if row["record"] == "cause":
         return "a cause's count or share: what failure rates are made of"
     if row["record"] in ("restart", "detection"):
@@ -79,16 +81,9 @@ def _figure(
 ) -> ScoredFigure:
     off = predicted - published if quantity in ("effective time", "uptime") else predicted / published - 1
     error = 0.0 if bound and predicted >= published else float(off)
+    reasons = "; ".join(filter(None, why))
     return ScoredFigure(
-        row.name,
-        row.family,
-        row["job"],
-        quantity,
-        published,
-        float(predicted),
-        bound,
-        error,
-        "; ".join(filter(None, why)),
+        row.name, row.family, row["job"], quantity, published, float(predicted), bound, error, reasons
     )
 
 
@@ -121,12 +116,13 @@ def _effective(row: Row) -> Iterator[ScoredFigure]:
 
 
 def _up(shares: TimeShares) -> float:
-    """Uptime counts saves and work done again; only detection, restarts and waiting are not up."""
+    """Return the uptime, which counts saves and work done again but no detection, restart or wait."""
     return float(shares.useful + shares.saving + shares.lost)
 
 
 def _miss(figure: ScoredFigure, p: Premise, shares: TimeShares) -> str:
-    """Say which seconds a failure would have to cost, or how often it would have to fail, for the published share."""
+    """Return the minutes that a failure would have to cost, or how often the job would have to fail, for the
+    published share; as words."""
     down = float(shares.detection + shares.restart + shares.waiting)
     left = 1 - figure.published - (1 - figure.predicted - down)
     each = down / p.per_s / (1 - down) if p.per_s else 0.0
@@ -138,8 +134,8 @@ def _miss(figure: ScoredFigure, p: Premise, shares: TimeShares) -> str:
 
 
 def _premise(row: Row, said: list[str]) -> Premise | None:
-    """Return what a row's job runs under, with what its cells do not say from presets; None without a size or a
-    rate."""
+    """Return the training of a row, completed from presets, which are noted in `said`; None if the row states
+    neither GPUs nor a failure rate."""
     gpus, failed = row.count("gpus"), _stated_mttf(row)
     if not gpus and failed is None:
         return None
@@ -148,8 +144,7 @@ def _premise(row: Row, said: list[str]) -> Premise | None:
     text = _text(row)
     kind = _restart_kind(text)
     detect, recover, restart = (row.number(f"{c}_s") for c in ("detect", "recover", "restart"))
-    if restart is None and recover is not None:
-        restart = recover
+    restart = recover if restart is None else restart
     if detect is None or restart is None:
         said.append(f"restart {kind}")
     if failed is None:
@@ -178,7 +173,7 @@ def _scaled(value: float | None, by: float) -> float | None:
 
 
 def _stated_mttf(row: Row) -> float | None:
-    """Return the hours between a job's unexpected failures, as its own row counts them."""
+    """Return the mean hours between a job's failures as its own row states them; None if it does not."""
     days, gpus = row.number("days"), row.number("gpus")
     number = row.number("interruptions_unexpected") or row.number("interruptions") or row.number("restarts")
     if number and days:
@@ -191,7 +186,7 @@ def _stated_mttf(row: Row) -> float | None:
 
 
 def _restart_kind(text: str) -> str:
-    """Return the kind of restart that a row's words name; by default in-job: by now they are automatic."""
+    """Return the kind of restart that a row's words name; by default in-job, as most restarts now are automatic."""
     if "in-process" in text or "in process" in text:
         return "in-process"
     if re.search(r"\bmanual|by hand|no fault tolerance", text):
@@ -232,7 +227,7 @@ def _trained(row: Row, gpus: int, said: list[str]) -> TrainingJob:
 
 
 def _counts(row: Row) -> FailureCounts:
-    """Return the preset that `goodput` takes for a row's hardware, of those not counted on the row's own job."""
+    """Return the preset that `goodput` would use for a row's hardware, if not counted on the row's own job."""
     job = re.sub(r"[^a-z0-9]", "", (row["job"] + row["model"]).lower())
     return presets.failures_for(
         row["hardware"], lambda r: bool(r.family) and (r.family == row.family or r.family in job)
@@ -240,7 +235,7 @@ def _counts(row: Row) -> FailureCounts:
 
 
 def _failures(row: Row) -> Iterator[ScoredFigure]:
-    """Yield counts of interruptions, times between failures and rates, from presets of other sources."""
+    """Yield the row's failure counts, times between failures and rates, predicted from presets of other sources."""
     counts, why = _counts(row), ["published rates differ tenfold"]
     gpus, nodes, days = row.count("gpus"), _nodes(row), row.number("days")
     said = [f"failures of {counts.name}"]
@@ -273,11 +268,11 @@ def _failures(row: Row) -> Iterator[ScoredFigure]:
             yield scored("share that fails", share, 100 * known() * 3600 * _HOURS_OF[unit[1]])
 
 
-# Checkpoints: how large they are, how long they take, for how long they stop a training.
+# Checkpoints: their size, how long they take, for how long they stop a training.
 
 
 def _checkpoint_bytes(row: Row, said: list[str]) -> float | None:
-    """Return the bytes of a row's checkpoint: as stated, else of its model's parameters."""
+    """Return the bytes of a row's checkpoint: as stated, else from its number of parameters; None without either."""
     if gb := row.number("checkpoint_gb"):
         return gb * 1e9
     if (count := _parameters(row)) is None:
@@ -301,14 +296,7 @@ def _asynchronous(text: str, row: Row) -> bool:
 
 def _storage(row: Row, said: list[str]) -> str:
     words = row["storage"].lower()
-    known = {
-        "tectonic": "tectonic",
-        "gpfs": "gpfs",
-        "nas": "nas",
-        "local": "local",
-        "nvme": "local",
-        "nfs": "nfs-b200",
-    }
+    known = {name: name for name in ("tectonic", "gpfs", "nas", "local")} | {"nvme": "local", "nfs": "nfs-b200"}
     name = next((name for word, name in known.items() if word in words), "shared")
     families = {"tectonic": "llama3", "gpfs": "bloom", "nfs-b200": "lablup-b200"}
     if families.get(name) == row.family:
@@ -319,7 +307,7 @@ def _storage(row: Row, said: list[str]) -> str:
 
 
 def _checkpoint(row: Row) -> Iterator[ScoredFigure]:
-    """Yield a checkpoint's size, and how long it takes to save and to load and stops a training, each without its own
+    """Yield a checkpoint's size, and its seconds to save, to load and of stall, each predicted without its own
     cell."""
     stated = {name: row.number(f"checkpoint_{name}") for name in ("gb", "save_s", "load_s", "stall_s")}
     if (gb := stated["gb"]) and (count := _parameters(row)) is not None:

@@ -1,6 +1,6 @@
 """Money, energy and carbon in words."""
 
-from phalanx.planning.budget import shortened
+from phalanx.planning.budget import short_number
 from phalanx.planning.expense.expense import Expense
 from phalanx.planning.expense.rates import ExpenseRates
 from phalanx.planning.tables.table import Sheet, columns
@@ -18,7 +18,7 @@ def in_days(t: TrainingCost) -> str:
     """Write the length of a whole training: `300B tokens: 71,526 steps, 28.2 days, 86,752 GPU-hours`."""
     failing = "" if t.losses is None else f" with failures, {t.losses.effective_share:.1%} of them work"
     takes = f"{duration(t)}{failing}, {number(t.gpu_hours)} GPU-hours"
-    return f"{shortened(t.tokens)} tokens: {t.steps:,.0f} steps, {takes}"
+    return f"{short_number(t.tokens)} tokens: {t.steps:,.0f} steps, {takes}"
 
 
 def duration(t: TrainingCost) -> str:

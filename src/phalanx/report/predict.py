@@ -10,7 +10,7 @@ from phalanx.answers.prediction import Prediction
 from phalanx.answers.question.question import Premises
 from phalanx.cost.analytic.compression import MOST, Payment
 from phalanx.cost.analytic.step import FORMULAS, TERM_NAMES
-from phalanx.planning.budget import shortened
+from phalanx.planning.budget import short_number
 from phalanx.planning.search import HEADROOM
 from phalanx.planning.tables.table import Sheet, Unit, columns
 from phalanx.report.expense import duration, in_words, number, origins
@@ -109,7 +109,7 @@ def _figures(p: Prediction) -> Iterator[tuple[str, str, str]]:
         yield "MFU", f"{p.mfu:.1%}", how
         yield "HFU", f"{p.hfu:.1%}", "including what recomputation repeats"
     if (t := p.training) is not None:
-        how = f"{t.steps:,.0f} steps, {shortened(t.tokens)} tokens (by {p.training_from})"
+        how = f"{t.steps:,.0f} steps, {short_number(t.tokens)} tokens (by {p.training_from})"
         how += f": {number(t.gpu_hours)} GPU-hours"
         yield "whole training", duration(t), how
     share = p.memory_bytes / p.usable_bytes
@@ -124,7 +124,7 @@ def _figures(p: Prediction) -> Iterator[tuple[str, str, str]]:
         yield "compression", "a bound", "gradients decide what is sent; priced at the most, one in dp x cp"
     if p.compression is not None and p.estimate is not None:
         c, g = p.estimate.layout.compressed, float(p.estimate.profile.gradient_bytes)
-        each, rest = c.values, c.beside
+        each, rest = c.values, c.extra_bytes
         formula = f"2 g / (v g + x) = 2 x {g:g} / ({each:g} x {g:g} + {rest:g}), g bytes of a gradient"
         yield from _payment(p.compression, formula)
 

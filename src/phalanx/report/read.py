@@ -11,7 +11,7 @@ from phalanx.answers.findings import Findings
 from phalanx.answers.question.read import Reading, origins
 from phalanx.frameworks.configuration import Configuration, shown
 from phalanx.frameworks.registry import DOCUMENTED
-from phalanx.planning.budget import shortened
+from phalanx.planning.budget import short_number
 from phalanx.planning.tables.table import Sheet, columns
 from phalanx.report.expense import in_days, in_words
 from phalanx.report.expense import number as amount
@@ -111,7 +111,7 @@ def tried(x: TriedChanges) -> View:
         days = () if now.training is None else (t.training and t.training.days,)
         figures = (t.tokens_per_s_per_gpu, t.memory_bytes, fits, *days, "" if cost is None else amount(cost))
         rows.append((t.change, t.step_time_s, more, *figures, t.reason))
-    tokens = "1M" if now.training is None else shortened(now.training.tokens)
+    tokens = "1M" if now.training is None else short_number(now.training.tokens)
     names = columns(
         "change | step [s] | of the step [change] | tokens/s, GPU [count] | memory [bytes] | fits "
         f"{' | days [number]' * (now.training is not None)} | money, {tokens} tokens | "

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from phalanx.answers.answer import DRAWN, Answer
-from phalanx.planning.expense.expense import A_MILLION, Expense, over, within
+from phalanx.planning.expense.expense import A_MILLION, Expense, expense_of_hours, with_interval
 from phalanx.planning.expense.rates import ExpenseRates
 from phalanx.serving.cost.checkpoint import taken_of_checkpoint
 from phalanx.serving.cost.layout import ServingLayout
@@ -196,9 +196,9 @@ def as_request(fields: Mapping[str, Any]) -> ServingRequest:
 
 def expense(q: ServingQuestion, c: ServingCandidate, ranges: Sequence[LikelyRange] = ()) -> Expense:
     """Return what a million generated tokens cost, within the range of tokens/s where that is known."""
-    cost = over(c.expense(q), f"{A_MILLION} generated", 1e6 / c.tokens_per_s / 3600)
+    cost = expense_of_hours(c.expense(q), f"{A_MILLION} generated", 1e6 / c.tokens_per_s / 3600)
     rate = next((r for r in ranges if r.figure == "tokens_per_s"), None)
-    return cost if rate is None else within(cost, c.tokens_per_s / rate.high, c.tokens_per_s / rate.low)
+    return cost if rate is None else with_interval(cost, c.tokens_per_s / rate.high, c.tokens_per_s / rate.low)
 
 
 def cache_of(answered: ServingAnswer) -> tuple[float, float, int]:

@@ -82,7 +82,7 @@ def study(case: CaseStudy) -> CaseResult:
     if case.used:
         s = strategy(case)
         check(s, pricing.model, pricing.job, case.gpus)
-        ((used, _),) = refine.refined(pricing, [s])
+        ((used, _),) = refine.refine(pricing, [s])
         seconds = used.seconds
     best = best_on(pricing, case.gpus)
     if best is None:

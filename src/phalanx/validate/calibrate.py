@@ -1,4 +1,4 @@
-"""A few factors of a prediction, from steps that a user has measured.
+"""Correction factors of a prediction, fitted to steps that a user has measured.
 
 Each factor θ_j multiplies the seconds of one part of a step (spec/cluster/calibration.py). With y_i the measured and
 f_i(θ) the predicted seconds of configuration i, the fit minimises
@@ -27,19 +27,19 @@ Price = Callable[[Calibration], Floats]
 _NOISES = np.geomspace(0.015, 0.25, 16)
 """Values of s that are tried."""
 _USUAL, _SURE = 0.06, 0.7
-"""s before any step is seen: its median, and the spread of its logarithm. Families' fitted errors are about that."""
+"""Prior of s: its median, and the spread of its logarithm, about as the fitted errors of families."""
 _WIDER, _SELDOM = (1.0, 1.5, 2.0, 3.0), 0.5
-"""Numbers that multiply all s_j, and the spread of their logarithm before any step is seen."""
+"""Numbers that multiply all s_j, and the prior spread of their logarithm."""
 PRIORS = {"products": 0.10, "attention": 0.15, "memory": 0.15, "inside": 0.2, "between": 0.3, "host": 0.2}
 """s_j: relative spread of each part's factor."""
 _STEP, _ROUNDS, _NEAR, _FAR = 0.02, 12, 1e-3, 3.5
-"""Step of a difference in ln θ; rounds, and the move that ends them; the most of s_j by which a factor moves."""
+"""Step of a finite difference in ln θ; most rounds; the move below which they end; the most s_j that ln θ_j moves."""
 
 
 @dataclass(frozen=True)
 class Fit:
-    """The factors, and the error in per cent of each configuration before, after, and predicted from the others (by
-    the slopes at the fit, so that no step is priced again for each that is left out)."""
+    """The factors, and the error of each configuration in percent: before the fit, after it, and with factors fitted
+    to the others alone (linearised at the fit, so that no step is priced again)."""
 
     calibration: Calibration
     before: tuple[float, ...]
@@ -50,7 +50,8 @@ class Fit:
 
 
 def calibrate(price: Price, measured_s: Sequence[float] | Floats, stack: str = "", left_out: bool = True) -> Fit:
-    """Fit the factors. Raises InputError without a measured step, or with seconds that are not positive."""
+    """Fit the factors of `stack` to measured steps; `left_out`: also each without its own configuration. Raises
+    InputError without a step, or with seconds that are not positive."""
     y = np.asarray(measured_s, dtype=float)
     if not len(y):
         raise InputError("steps", None, "none were measured", "name a log, or FILE=SECONDS")
@@ -91,7 +92,8 @@ def _factors(price: Price, y: Floats) -> tuple[Floats, Floats]:
 
 
 def _posterior(slopes: Floats, off: Floats) -> tuple[Floats, Floats]:
-    """Return ln θ and its covariance where `off` = `slopes` ln θ, under the likeliest s and s_j."""
+    """Return the posterior mean and covariance of ln θ given `off` = `slopes` ln θ + noise, at the likeliest s and
+    s_j."""
     one, eye = np.diag([PRIORS[part] ** 2 for part in PARTS]), np.eye(len(off))
 
     def unlikely(wider: float, s: float) -> float:

@@ -23,7 +23,7 @@ from phalanx.spec.strategy.stack_options import AS_RELEASED, StackOptions
 from phalanx.validate.from_row import Case
 from phalanx.validate.records import Row
 from phalanx.validate.stacks import named_modules
-from phalanx.validate.systems import Benched, benched
+from phalanx.validate.systems import Benched, benchmarks_of
 
 MODULES = "recomputation by module"
 SOME_BLOCKS = "recomputation of some blocks"
@@ -32,7 +32,7 @@ OFFLOAD = "offloading"
 
 @dataclass(frozen=True)
 class _Recipes:
-    """Recipes of one framework with the same options. Empty fields say nothing; the first that has a row counts."""
+    """Recipes of one framework with the same options. An empty field matches any row; a row takes the first match."""
 
     framework: str
     """How the framework's name begins."""
@@ -46,7 +46,7 @@ class _Recipes:
     chips: tuple[str, ...] = ()
     formats: tuple[str, ...] = ()
     sharding: str = ""
-    """A word of the column."""
+    """A word in the row's column `sharding`."""
     unknown: str = ""
     """The option that it is known to use, where its value is not known."""
 
@@ -65,7 +65,7 @@ _KNOWN = Rows(Path(__file__).with_name("recipe_options.toml"), record(_Recipes, 
 
 
 def options_of(row: Row, s: Strategy) -> tuple[Strategy, StackOptions]:
-    """Return a row's strategy with what its recipe recomputes, and its other options, as far as these are known."""
+    """Return a row's strategy with its recipe's recomputation, and the recipe's other options, as far as known."""
     if named := named_modules(row):
         return replace(s, recompute=named), AS_RELEASED
     recipe = _recipe(row)
@@ -74,7 +74,7 @@ def options_of(row: Row, s: Strategy) -> tuple[Strategy, StackOptions]:
     return (replace(s, recompute=recipe.recompute) if recipe.recompute else s), recipe.options
 
 
-def option(row: Row) -> str:
+def memory_option(row: Row) -> str:
     """Name the option that a recipe uses beyond its layout to save memory; empty if there is none, or none that is
     known."""
     if row["act_ckpt"].startswith("selective:"):
@@ -141,7 +141,7 @@ class PublishedSweep:
     def benchmarks(self) -> list[Benched]:
         """Return the microbenchmarks run along with each run by its own job; for jobs without, the median of the
         question's other jobs; empty if there are none."""
-        own = [benched(c.row) for c in self.runs]
+        own = [benchmarks_of(c.row) for c in self.runs]
         known = [b for b in own if np.any(b.ranks)]
         if not known:
             return own
@@ -149,7 +149,7 @@ class PublishedSweep:
         return [b if np.any(b.ranks) else typical for b in own]
 
 
-def ran(case: Case) -> bool:
+def is_timed(case: Case) -> bool:
     """Whether a run completed and its time counts."""
     return case.measured_s is not None and case.row.completed
 
@@ -166,42 +166,41 @@ def sweeps(cases: Iterable[Case]) -> list[PublishedSweep]:
     questions: dict[Any, list[Case]] = defaultdict(list)
     for c in cases:
         questions[_question(c)].append(c)
-    groups = (runs for runs in questions.values() if len({c.strategy for c in runs if ran(c)}) >= MANY)
+    groups = (runs for runs in questions.values() if len({c.strategy for c in runs if is_timed(c)}) >= MANY)
     return [PublishedSweep(tuple(runs)) for runs in groups]
 
 
 def recipes(cases: Iterable[Case]) -> tuple[list[Case], list[tuple[Row, str]]]:
-    """Return the runs whose strategy experts tuned, one for each question, and all others with the reason why they
-    are not. A layout that was also run at other scales or under other releases counts once, at the smallest scale."""
+    """Return the runs whose strategy experts tuned, one for each question, and the rows of all others with the reason
+    why they do not count. A layout run at several scales or releases counts once, at the smallest scale."""
     by_question: dict[Any, Case] = {}
     rejected: list[tuple[Row, str]] = []
     cases = list(cases)
     in_sweeps = {id(c) for sweep in sweeps(cases) for c in sweep.runs}
-    for c in sorted((c for c in cases if ran(c)), key=lambda c: (c.strategy.world, c.measured_s or 0.0)):
+    for c in sorted((c for c in cases if is_timed(c)), key=lambda c: (c.strategy.world, c.measured_s or 0.0)):
         reason = "one of a sweep" if id(c) in in_sweeps else _not_tuned(c)
-        question = _question(c)
-        for key, why in (
-            (question, "a slower strategy of the same question"),
-            (_scaled(c), "a recipe at another scale or release"),
-        ):
-            if not reason and key in by_question:
-                reason = why
+        question, scaled = _question(c), _scaled(c)
+        if not reason and question in by_question:
+            reason = "a slower strategy of the same question"
+        elif not reason and scaled in by_question:
+            reason = "a recipe at another scale or release"
         if reason:
             rejected.append((c.row, reason))
         else:
-            by_question[question] = by_question[_scaled(c)] = c
+            by_question[question] = by_question[scaled] = c
     kept = {id(c): c for c in by_question.values()}
     return list(kept.values()), rejected
 
 
 def _question(c: Case) -> tuple[Any, ...]:
+    """Return what runs of one question have in common."""
     row = c.row
     source = tuple(row[name] for name in ("source_family", "framework", "framework_version", "task"))
     return (*source, c.model, row["gpu"], row["gpus"], row["precision"], c.job)
 
 
 def _scaled(c: Case) -> tuple[Any, ...]:
-    """Return a question and its strategy, without the release and the numbers of GPUs, replicas and sequences."""
+    """Return what recipes have in common that differ only in release and numbers of GPUs, replicas and sequences."""
     s, row = c.strategy, c.row
     source = tuple(row[name] for name in ("source_family", "framework", "task", "model"))
     degrees = (s.tp, s.cp, s.pp, s.virtual, s.ep, s.etp, s.micro_batch, s.recompute, s.zero)
@@ -225,13 +224,13 @@ def _not_tuned(c: Case) -> str:
     return ""
 
 
-def expert(c: Case) -> Strategy:
-    """Return a recipe's strategy in the canonical form of a search."""
+def canonical_strategy(c: Case) -> Strategy:
+    """Return a recipe's strategy as a search writes it: 1F1B with several chunks per rank is `interleaved`."""
     s = c.strategy
     return replace(s, schedule="interleaved") if s.virtual > 1 and s.schedule == "1f1b" else s
 
 
-def differing(best: Strategy, other: Strategy) -> dict[str, tuple[Any, Any]]:
+def differences(best: Strategy, other: Strategy) -> dict[str, tuple[Any, Any]]:
     """Return the fields in which two strategies differ, as (best's, other's). `dp` is left out, as it follows from
     the rest."""
     names = [name for name in vars(best) if name not in ("dp", "layers", "bucket", "prefetch")]
@@ -239,10 +238,10 @@ def differing(best: Strategy, other: Strategy) -> dict[str, tuple[Any, Any]]:
     return {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
 
 
-def by_strategy(sweep: PublishedSweep, values: Sequence[float]) -> dict[Strategy, float]:
+def median_by_strategy(sweep: PublishedSweep, values: Sequence[float]) -> dict[Strategy, float]:
     """Return the median of `values`, one per run, over the completed runs of each strategy."""
     groups: dict[Strategy, list[float]] = defaultdict(list)
     for c, value in zip(sweep.runs, values, strict=True):
-        if ran(c):
+        if is_timed(c):
             groups[c.strategy].append(value)
     return {s: float(np.median(group)) for s, group in groups.items()}

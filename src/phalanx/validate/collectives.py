@@ -17,7 +17,7 @@ from phalanx.validate.records import Row, readable
 from phalanx.validate.scores import errors
 
 NEEDED = ("hardware", "collective", "bytes", "gpus")
-"""Columns that a file of collectives has at least."""
+"""Columns that a file of collectives must have."""
 _OPS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
 _CHIPS = ("A100-SXM-40GB", "A100-SXM-80GB", "H100", "H200", "B200", "GB200", "GB300")
 _NAMES = {"A100-SXM-40GB": "A100-40GB", "A100-SXM-80GB": "A100"}
@@ -53,10 +53,8 @@ class MeasuredCollective:
 
 
 def point(row: Row, chips_known: Iterable[str] = _CHIPS) -> MeasuredCollective:
-    """Read the measured collective of a row, on one of the chips known.
-
-    Raises Unspecified for unknown hardware or links, and if no time can be derived.
-    """
+    """Return the measured collective of a row. Raises Unspecified if its chip is not one of `chips_known`, its links
+    between nodes are not stated, or no time can be derived."""
     chips = [name for name in chips_known if row["hardware"].startswith(name)]
     if not chips:
         raise Unspecified(f"hardware {row['hardware'][:40] or 'not stated'} is not modelled, or of unknown make")

@@ -3,8 +3,9 @@ why that is not possible."""
 
 import re
 from dataclasses import dataclass, replace
+from math import prod
 
-from phalanx.cost.analytic.option_effects import extended, laid_out
+from phalanx.cost.analytic.option_effects import extended_shape, layout_with_options
 from phalanx.cost.hardware.system import System
 from phalanx.cost.ledger.model_shape import Shape, shape
 from phalanx.cost.ledger.rank_layout import Layout, layout
@@ -73,11 +74,11 @@ _SHAPES: dict[ModelSpec, Shape] = {}
 
 
 _TASKS = ("", "pretrain", "pretrain (resumed)", "sft", "lora", "rl-train", "rl-train lora")
-"""Tasks whose step is one of training; reinforcement learning's is that of its trainer alone."""
+"""Tasks whose step is a training step; in reinforcement learning, the trainer's alone."""
 
 
 def _unstated_zero(row: Row) -> str:
-    """Return ZeRO's level where a source leaves it out. NeMo's recipes shard the optimizer's state:
+    """Return the ZeRO level of a row that does not state it. NeMo's recipes shard the optimizer's state:
     mcore_distributed_optim (NeMo-Framework-Launcher 26e42fa,
     launcher_scripts/conf/training/llama/llama2_7b.yaml:150)."""
     if row["framework"] in ("MaxText", "PAX") or "FSDP" in row["sharding"]:
@@ -95,9 +96,7 @@ def case(row: Row) -> Case:
     if not gpus:
         raise Unspecified("the number of GPUs is not stated")
     degrees = {name: row.count(name) for name in ("tp", "pp", "cp", "dp")}
-    stated = 1
-    for degree in degrees.values():
-        stated *= 1 if degree is None else degree
+    stated = prod(1 if degree is None else degree for degree in degrees.values())
     if degrees["dp"] is None and stated and gpus % stated == 0 and degrees["tp"]:
         degrees["dp"], stated = gpus // stated, gpus
     if stated != gpus and not any(degrees.values()):
@@ -165,10 +164,20 @@ def case(row: Row) -> Case:
         except InputError as error:
             raise Unspecified(str(error)) from None
     options = _options(row)
-    sizes = extended(_SHAPES[model], replace(options, mtp=depths_of(row)))
+    sizes = extended_shape(_SHAPES[model], replace(options, mtp=depths_of(row)))
     system = systems.system_of_row(row)
     return Case(
-        row, model, job, strategy, sizes, laid_out(placed, options), system, stack, measured_s, timed, options
+        row,
+        model,
+        job,
+        strategy,
+        sizes,
+        layout_with_options(placed, options),
+        system,
+        stack,
+        measured_s,
+        timed,
+        options,
     )
 
 
@@ -181,7 +190,7 @@ _BASE = re.compile(r"\bbase (nf4-double|nf4|int8|gptq)\b")
 _TARGETS = re.compile(r"target_modules: \[([^]]*)\]")
 _OF_MLPS = re.compile(r"fc|mlp|gate|up_|down_|all")
 _QKV_ALONE = ("llama3-70b",)
-"""Models of which Megatron-Bridge's tables leave out what has adapters: `linear_qkv`, as its recipes say (573cd8b,
+"""Models with adapters on `linear_qkv` alone, which Megatron-Bridge's recipes say and its tables leave out (573cd8b,
 scripts/performance/configs/llama/llama3_llm_finetune.py, llama3_70b_lora_config_h100)."""
 
 
@@ -190,7 +199,7 @@ _OVERLAPPED = re.compile("overlap_moe_expert_parallel_comm|1f1b EP overlap", re.
 
 
 def _targets(row: Row) -> str:
-    """Return what has adapters in a row that names it."""
+    """Return the modules that have adapters: `qkv`, `attention` or `linear`, the default."""
     named = _TARGETS.search(row["peft"])
     if named is None:
         alone = row["framework"] == "Megatron-Bridge" and row["model"] in _QKV_ALONE
@@ -199,20 +208,19 @@ def _targets(row: Row) -> str:
 
 
 def _options(row: Row) -> StackOptions:
-    """Return how experts are loaded and whether their exchanges overlap, what CUDA graphs capture, which attention
-    runs, whether documents are packed and what has adapters, by the columns `routing`, `options`, `cuda_graphs`,
-    `packing`, `peft` and `task`. A benchmark's pretraining balances its experts where the row does not say; who
-    trains on data does not. Packed documents are taken to fill a sequence each, as rows do not tell their lengths."""
+    """Return the options stated in a row's columns `routing`, `cuda_graphs`, `options`, `packing`, `task` and `peft`.
+    If `routing` is blank, a benchmark's pretraining is taken to balance its experts, other tasks to use a learned
+    router. Packed documents are taken to fill a sequence each, as rows do not state their lengths."""
     trains = row["routing"] == "real router" or (not row["routing"] and not row["task"].startswith("pretrain"))
     captured = row["cuda_graphs"]
     graphs = "full" if "full_iteration" in captured else "modules" if captured not in ("", "none") else captured
     flash = _FLASH.search(row["options"])
     rank, base = _RANK.search(row["peft"]), _BASE.search(row["peft"])
-    packed = row["packing"] in ("offline", "in_batch")
+    packed, adapters = row["packing"] in ("offline", "in_batch"), row["task"].endswith("lora")
     return StackOptions(
         overlap_experts="on" if _OVERLAPPED.search(row["options"]) else "auto",
-        lora=(int(rank[1]) if rank else 16) if row["task"].endswith("lora") else 0,
-        lora_targets=_targets(row) if row["task"].endswith("lora") else "linear",  # type: ignore[arg-type]
+        lora=(int(rank[1]) if rank else 16) if adapters else 0,
+        lora_targets=_targets(row) if adapters else "linear",  # type: ignore[arg-type]
         base=base[1] if base else "auto",  # type: ignore[arg-type]
         document=(row.count("seq_len") or 0) if packed else 0,
         attention=f"flash{flash[1] or flash[2]}" if flash else "auto",  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""How sure a predicted step time is: intervals that held four of five published runs of its kind.
+"""The interval of a predicted step time, which held four of five published runs of its kind.
 
 Each run is predicted with constants fitted without its family, where such constants exist; families that were never
 fitted are predicted with all. `python -m calibration --intervals` writes quantiles of measured / predicted times by
@@ -24,12 +24,12 @@ SHARE = 0.8
 DENSE, EXPERTS, MIXED, ADAPTERS = "dense models", "experts", "layers of several kinds", "adapters"
 TRAINERS = "people's own, of transformers' models"
 _TRAINERS = {"accelerate", "deepspeed"}
-"""Stacks on which nothing is fitted, and whose runs are people's own (records.RUNS_OWN)."""
+"""Stacks on whose runs no constant is fitted: people posted them (records.RUNS_OWN)."""
 NARROW, GENERIC, DATASHEET = "8 bits or less", "priced as a generic stack", "priced from a datasheet"
 _SHARED = {"any", "eager", "compiled", "nvidia"}
 """Owners of constants that stacks, or chips, without runs of their own inherit."""
 WAITING, WAITS = "steps that wait for launches", 0.15
-"""Steps of which the GPU waits this share for the host, whose speed no datasheet states."""
+"""The kind of steps in which the GPU waits for the host, whose speed no datasheet states, and its least share."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class Interval:
         return f"{SHARE:.0%} of {self.runs:,} published runs ({self.kind})"
 
 
-def kinds(
+def kinds_of_step(
     model: ModelSpec,
     launches: float,
     adapters: bool,
@@ -55,8 +55,8 @@ def kinds(
     datasheet: bool = False,
     trainer: bool = False,
 ) -> tuple[str, ...]:
-    """Return the kinds that a prediction belongs to; the widest of their intervals is its own. `launches`: the share
-    of the step that waits for them; `trainer`: whether one of `_TRAINERS` runs it."""
+    """Return the kinds that a predicted step belongs to. `launches`: the share of the step in which the GPU waits for
+    launches; `narrow`: products in 8 bits or less; `trainer`: whether one of `_TRAINERS` runs it."""
     mixed = bool(model.pattern) or (model.latent is not None and model.latent.index is not None)
     layers = ADAPTERS if adapters else MIXED if mixed else EXPERTS if model.experts else DENSE
     each = ((NARROW, narrow), (GENERIC, generic and not trainer), (DATASHEET, datasheet))
@@ -64,8 +64,8 @@ def kinds(
     return (first, *(name for name, holds in each if holds))
 
 
-def of_a_trainer(stack: str) -> bool:
-    """Whether a stack is one that trains models of transformers in people's own scripts."""
+def is_trainer_stack(stack: str) -> bool:
+    """Whether a stack is one of `_TRAINERS`."""
     return not _TRAINERS.isdisjoint(priced_stack(stack).lineage)
 
 
@@ -74,7 +74,7 @@ def _table() -> dict[str, Interval]:
     return {kind: Interval(kind, **fields) for kind, fields in json.loads(FILE.read_text()).items()}
 
 
-def interval(of: Iterable[str]) -> Interval:
+def widest_interval(of: Iterable[str]) -> Interval:
     """Return the widest interval of a prediction's kinds."""
     return max((_table()[kind] for kind in of), key=lambda i: i.high / i.low)
 
@@ -82,13 +82,13 @@ def interval(of: Iterable[str]) -> Interval:
 def interval_of(
     model: ModelSpec, terms: Mapping[str, float], adapters: bool, products: str, stack: str, device: str
 ) -> Interval:
-    """Return the interval of a predicted step: its `terms` in seconds, the format of its `products`, the names of its
-    stack and its device."""
+    """Return the interval of a predicted step. `terms`: its parts in seconds; `products`: the number format of its
+    matrix products. Raises InputError for an unknown device."""
     launches = terms.get("launch", 0.0) / sum(terms.values())
     generic = not _with_runs().intersection(priced_stack(stack).lineage)
     narrow = NUMBER_FORMATS[products].narrow
-    datasheet, trainer = not has_runs(device), of_a_trainer(stack)
-    return interval(kinds(model, launches, adapters, narrow, generic, datasheet, trainer))
+    datasheet, trainer = not has_runs(device), is_trainer_stack(stack)
+    return widest_interval(kinds_of_step(model, launches, adapters, narrow, generic, datasheet, trainer))
 
 
 def has_runs(device: str) -> bool:

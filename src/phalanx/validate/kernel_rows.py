@@ -1,7 +1,7 @@
-"""Kernels that were measured alone, as rows of a CSV file by kind: those that ship, or a user's in the same columns.
+"""Kernels measured in isolation, as columns by kind, from the CSV file that ships or a user's with the same columns.
 
-A row of a user's file that cannot be predicted is left out with the reason: which column, what stands there, what it
-would have to be.
+A row of a user's file that cannot be predicted is left out, and the reason names its column, the cell, and what is
+needed there.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _KINDS: dict[str, tuple[str, tuple[str, ...]]] = {
     "moe": ("experts", ("tokens", "hidden", "inter", "topk", "experts", "moe_tp", "moe_ep")),
     "all_reduce": ("all-reduce", ("m", "batch")),
 }
-"""Kinds as the file names them: kind, and the columns whose numbers it needs."""
+"""By the file's name of a kind: its name here, and the columns whose numbers it needs."""
 _MAY_BE_ZERO = ("past",)
 _WORDS = ("gpu", "kind", "framework", "dtype", "kv_dtype", "kernel", "distribution")
 """Columns of words; all others hold numbers."""
@@ -54,8 +54,8 @@ _OTHER_TYPES = ("half", "float16", "int8")
 
 
 @dataclass(frozen=True)
-class Measured:
-    """Rows of one kind as columns."""
+class MeasuredKernels:
+    """Measured kernels of one kind as columns."""
 
     kind: str
     cells: Mapping[str, npt.NDArray[Any]]
@@ -66,7 +66,7 @@ class Measured:
 
     @property
     def seconds(self) -> Floats:
-        """Measured."""
+        """Measured seconds of each row."""
         return np.asarray(self.cells["time_us"], float) * 1e-6
 
     @property
@@ -74,9 +74,9 @@ class Measured:
         """Chips by name, of each row."""
         return self.cells["gpu"]
 
-    def only(self, keep: npt.NDArray[Any]) -> Measured:
-        """Return some of the rows: a mask, or their places."""
-        return Measured(self.kind, {name: column[keep] for name, column in self.cells.items()})
+    def only(self, keep: npt.NDArray[Any]) -> MeasuredKernels:
+        """Return the rows selected by a mask or by indices."""
+        return MeasuredKernels(self.kind, {name: column[keep] for name, column in self.cells.items()})
 
     def __getitem__(self, name: str) -> npt.NDArray[Any]:
         return self.cells[name]
@@ -86,7 +86,7 @@ class Measured:
 class KernelRows:
     """A file's measurements."""
 
-    by_kind: Mapping[str, Measured]
+    by_kind: Mapping[str, MeasuredKernels]
     other_rows: int
     """Rows of products in types that are not modelled."""
     refused: Mapping[str, int]
@@ -99,13 +99,13 @@ def chip_of(gpu: str) -> str:
 
 
 @cache
-def measured() -> KernelRows:
+def shipped_rows() -> KernelRows:
     """Return the shipped measurements."""
     return rows_of(KERNELS)
 
 
 def rows_of(path: Path) -> KernelRows:
-    """Read a file of measurements, .csv or .csv.xz. Raises InputError for one that is none."""
+    """Read a file of measurements, .csv or .csv.xz. Raises InputError if it is not one."""
     with csv_of(path, "kernels"):
         reader = csv.DictReader(StringIO(read_packed(path, "kernels"), newline=""))
         names = reader.fieldnames or []
@@ -117,8 +117,8 @@ def rows_of(path: Path) -> KernelRows:
     text = {name: np.array([(row[name] or "").strip() for row in rows]) for name in _WORDS}
     cells = text | {name: np.array([_number(row[name]) for row in rows]) for name in _NUMBERS}
     reasons: dict[int, tuple[str, str]] = {}
-    for at, *reason in _refusals(cells):
-        reasons.setdefault(at, (reason[0], reason[1]))
+    for at, column, wanted in _refusals(cells):
+        reasons.setdefault(at, (column, wanted))
     whole = np.array([n not in reasons for n in range(len(rows))])
     out, other_rows = {}, 0
     for name, (kind, _) in _KINDS.items():
@@ -128,7 +128,7 @@ def rows_of(path: Path) -> KernelRows:
             other_rows = int((keep & ~modelled).sum())
             keep &= modelled
         if keep.any():
-            out[kind] = Measured(kind, {column: values[keep] for column, values in cells.items()})
+            out[kind] = MeasuredKernels(kind, {column: values[keep] for column, values in cells.items()})
     refused = {}
     for (column, wanted), count in Counter(reasons.values()).most_common():
         first = next(at for at, reason in sorted(reasons.items()) if reason == (column, wanted))
@@ -145,7 +145,7 @@ def _number(text: str | None) -> float:
 
 
 def _refusals(cells: Mapping[str, npt.NDArray[Any]]) -> Iterator[tuple[int, str, str]]:
-    """Yield (row, column, what it would have to be) for rows that cannot be predicted."""
+    """Yield (row's index, column, what is needed there) for each reason why a row cannot be predicted."""
 
     def where(bad: npt.NDArray[Any], column: str, wanted: str) -> Iterator[tuple[int, str, str]]:
         return ((at, column, wanted) for at in np.flatnonzero(bad).tolist())

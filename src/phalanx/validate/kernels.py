@@ -1,7 +1,8 @@
 """Kernels measured in isolation compared with the kernel model: by kind, chip and library, as columns.
 
-A kind is predicted with constants of the chip's generation and of the library that ran it. Left out by GPU: with
-constants fitted without any row of that GPU; if no other GPU of its generation was measured, with common ones.
+A kind is predicted with constants of the chip's generation and of the library that ran it. Scores called `left_out`
+use constants fitted without any row of the GPU in question: the common ones if no other GPU of its generation was
+measured.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ from phalanx.cost.kernels.product import (
     experts_s,
     product_s,
 )
-from phalanx.validate.kernel_rows import BYTES, SKEW, Measured, chip_of, measured, rows_of
+from phalanx.validate.kernel_rows import BYTES, SKEW, MeasuredKernels, chip_of, rows_of, shipped_rows
 from phalanx.validate.records import FOLDER
 from phalanx.validate.scores import errors
 
@@ -55,16 +56,16 @@ Floats = npt.NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Kind:
-    """Prediction of one kind of kernels."""
+    """How one kind of kernel is predicted."""
 
     constants: type[Any]
-    libraries: tuple[tuple[str, type[Any], Callable[[Measured], list[str]]], ...]
+    libraries: tuple[tuple[str, type[Any], Callable[[MeasuredKernels], list[str]]], ...]
     """Tables of libraries' constants: name in the fitted file, class, and the library of each row."""
     seconds: Callable[..., Any]
     """(rows, chip, constants, *libraries) -> seconds."""
 
 
-def _attention_library(rows: Measured) -> list[str]:
+def _attention_library(rows: MeasuredKernels) -> list[str]:
     def name(kernel: str) -> str:
         if "triton" in kernel:
             return "triton"
@@ -79,7 +80,7 @@ def _attention_library(rows: Measured) -> list[str]:
     return [name(k) for k in rows["kernel"]]
 
 
-def _expert_library(rows: Measured) -> list[str]:
+def _expert_library(rows: MeasuredKernels) -> list[str]:
     names = {
         **{"deepgemm": "deepgemm", "min_latency": "trtllm low latency", "marlin": "marlin", "triton": "triton"},
         **{"trtllm_": "trtllm-gen", "cutlass": "cutlass", "fused_moe": "triton", "nongated": "cutlass"},
@@ -87,18 +88,18 @@ def _expert_library(rows: Measured) -> list[str]:
     return [next((name for part, name in names.items() if part in k), "trtllm") for k in rows["kernel"]]
 
 
-def _product_library(rows: Measured) -> list[str]:
+def _product_library(rows: MeasuredKernels) -> list[str]:
     def name(engine: str, dtype: str) -> str:
         return "plain" if dtype == "bfloat16" else f"{engine} {dtype}"
 
     return [name(e, d) for e, d in zip(rows["framework"], rows["dtype"], strict=True)]
 
 
-def _expert_type(rows: Measured) -> list[str]:
+def _expert_type(rows: MeasuredKernels) -> list[str]:
     return [f"{lib} {d}" for lib, d in zip(_expert_library(rows), rows["dtype"], strict=True)]
 
 
-def _reduce_library(rows: Measured) -> list[str]:
+def _reduce_library(rows: MeasuredKernels) -> list[str]:
     def name(library: str, implementation: str) -> str:
         if library == "nccl":
             return "nccl"
@@ -109,21 +110,21 @@ def _reduce_library(rows: Measured) -> list[str]:
     return [name(a, b) for a, b in zip(rows["framework"], rows["kernel"], strict=True)]
 
 
-def _sizes(rows: Measured, column: str) -> Floats:
+def _sizes(rows: MeasuredKernels, column: str) -> Floats:
     return np.array([BYTES.get(d, 2.0) for d in rows[column]])
 
 
-def _peak(rows: Measured, chip: KernelChip) -> Any:
+def _peak(rows: MeasuredKernels, chip: KernelChip) -> Any:
     dtype = rows["dtype"]
     eight = np.isin(dtype, ("fp8", "fp8_block", "w4a8_mxfp4_mxfp8"))
     return np.where(dtype == "nvfp4", chip.fp4, np.where(eight, chip.fp8, chip.half))
 
 
-def _products(rows: Measured, chip: KernelChip, c: Any, lib: Any) -> Any:
+def _products(rows: MeasuredKernels, chip: KernelChip, c: Any, lib: Any) -> Any:
     return product_s(rows["m"], rows["n"], rows["k"], chip, c, _sizes(rows, "dtype"), _peak(rows, chip), lib)
 
 
-def _heads(rows: Measured) -> Heads:
+def _heads(rows: MeasuredKernels) -> Heads:
     if rows.kind == "mla prompt":  # attention over expanded keys of 192 and values of 128
         return Heads(rows["heads"], rows["heads"], 192.0, 128.0, rows["heads"] * 320.0)
     if rows.kind == "mla decode":
@@ -132,17 +133,17 @@ def _heads(rows: Measured) -> Heads:
     return Heads(rows["heads"], kv, d, d, 2 * kv * d, rows["window"])
 
 
-def _prompts(rows: Measured, chip: KernelChip, c: Any, lib: Any) -> Any:
+def _prompts(rows: MeasuredKernels, chip: KernelChip, c: Any, lib: Any) -> Any:
     sizes = (_sizes(rows, "dtype"), _sizes(rows, "kv_dtype"))
     return prompt_attention_s(rows["batch"], rows["seq"], rows["past"], _heads(rows), chip, c, lib, sizes)
 
 
-def _decoding(rows: Measured, chip: KernelChip, c: Any, lib: Any) -> Any:
+def _decoding(rows: MeasuredKernels, chip: KernelChip, c: Any, lib: Any) -> Any:
     context = rows["past"] + rows["seq"]
     return decode_attention_s(rows["batch"], context, _heads(rows), chip, c, lib, _sizes(rows, "kv_dtype"))
 
 
-def _experts(rows: Measured, chip: KernelChip, c: Any, lib: Any, of_type: Any) -> Any:
+def _experts(rows: MeasuredKernels, chip: KernelChip, c: Any, lib: Any, of_type: Any) -> Any:
     matrices = np.where([("nongated" in k) for k in rows["kernel"]], 2.0, 3.0)
     of = [rows[k] for k in ("hidden", "inter", "topk", "experts")]
     x = ExpertLayer(of[0], of[1], of[2], of[3], rows["moe_tp"], rows["moe_ep"], matrices)
@@ -150,7 +151,7 @@ def _experts(rows: Measured, chip: KernelChip, c: Any, lib: Any, of_type: Any) -
     return experts_s(rows["tokens"], x, chip, c, lib, of_type, _sizes(rows, "dtype"), _peak(rows, chip), skew)
 
 
-def _reductions(rows: Measured, chip: KernelChip, c: Any, lib: Any) -> Any:
+def _reductions(rows: MeasuredKernels, chip: KernelChip, c: Any, lib: Any) -> Any:
     return node_all_reduce_s(rows["m"], rows["batch"], chip, c, lib)
 
 
@@ -173,7 +174,7 @@ KINDS: dict[str, Kind] = {
 }
 
 
-def chips_of(rows: Measured) -> tuple[KernelChip, list[str]]:
+def chips_of(rows: MeasuredKernels) -> tuple[KernelChip, list[str]]:
     """Return the chips of rows as columns, and the generations whose constants they have."""
     names, places = np.unique(rows.gpus, return_inverse=True)
     known = [chip_of(str(n)) for n in names]
@@ -187,7 +188,7 @@ def columns_of(cls: type[Any], table: Rows, keys: Sequence[str]) -> Any:
     return take([cls(**table.get(str(n), table.get(COMMON, {}))) for n in names], places)
 
 
-def predicted(rows: Measured, fitted: KernelConstants | None = None) -> Floats:
+def predicted_seconds(rows: MeasuredKernels, fitted: KernelConstants | None = None) -> Floats:
     """Return the predicted seconds of rows of one kind, by default with the shipped constants."""
     kind, fitted = KINDS[rows.kind], fitted or kernel_constants()
     chip, generations = chips_of(rows)
@@ -197,22 +198,22 @@ def predicted(rows: Measured, fitted: KernelConstants | None = None) -> Floats:
 
 
 def kernel_scores(path: Path | None = None) -> dict[str, Any]:
-    """Score the kernel model as `phalanx validate kernels --json` prints it: by kind and GPU, in percent, on what
-    ships or on a file; `left_out`: with constants fitted without the row's GPU, which are the shipped ones where no
-    fitted row is of it. Raises InputError."""
-    file = measured() if path is None else rows_of(path)
+    """Score the kernel model on the shipped rows or a file's, as `phalanx validate kernels --json` prints it: errors
+    in percent by kind and GPU. `left_out`: with constants fitted without the row's GPU; the shipped ones if none of
+    its rows was fitted. Raises InputError."""
+    file = shipped_rows() if path is None else rows_of(path)
     without = json.loads(LEFT_OUT.read_text())
     out: dict[str, Any] = {"by_kind": {}, "by_gpu": {}}
     by_gpu: dict[str, list[tuple[Floats, Floats, Floats]]] = {}
     every = []
     # Each kind, with the constants that ship and with those fitted without the row's GPU.
     for kind, rows in file.by_kind.items():
-        prediction = predicted(rows)
+        prediction = predicted_seconds(rows)
         blind = prediction.copy()
         for gpu in np.unique(rows.gpus):
             mine = rows.gpus == gpu
             if str(gpu) in without:
-                blind[mine] = predicted(rows.only(mine), KernelConstants(*without[str(gpu)]))
+                blind[mine] = predicted_seconds(rows.only(mine), KernelConstants(*without[str(gpu)]))
             if kind != "all-reduce":
                 by_gpu.setdefault(str(gpu), []).append((prediction[mine], blind[mine], rows.seconds[mine]))
         out["by_kind"][kind] = _scored(prediction, blind, rows.seconds)

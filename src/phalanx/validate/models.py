@@ -18,7 +18,7 @@ _SIZES = ("layers", "hidden", "ffn", "heads", "kv_heads", "vocab", "experts", "t
 _VOCAB = 51200
 """Vocabulary of rows that leave it out: GPT-2's, padded as in Megatron's tests."""
 _VOCABULARIES = {"vtrain/single-node": 50257}
-"""Vocabularies of groups whose table assumes another: GPT-2's, not padded (VIA-Research/vTrain f8dda84,
+"""Vocabularies of groups whose table states another: GPT-2's, not padded (VIA-Research/vTrain f8dda84,
 src/config.py:43, which no configuration of its runs overrides)."""
 _HYBRIDS: Mapping[str, dict[str, Any]] = tomllib.loads(Path(__file__).with_name("hybrid_models.toml").read_text())
 """Models whose blocks are of several kinds."""
@@ -30,8 +30,8 @@ def is_hybrid(row: Row) -> bool:
 
 
 def depths_of(row: Row) -> int:
-    """Return the depths of multi-token prediction of a hybrid model's row; 0 for others, whose tables leave them
-    out."""
+    """Return the number of multi-token prediction depths of a hybrid model's row; 0 for other models, whose tables
+    leave it out."""
     known = _HYBRIDS.get(row["model"].lower())
     return 0 if known is None else row.count("mtp_layers") or int(known["depths"])
 
@@ -94,9 +94,8 @@ def _model(name: str, arch: str, sizes: tuple[int | None, ...], seq: int, untied
         raise Unspecified(f"hidden = {hidden} is not a multiple of heads = {heads}")
     if experts:
         width = ffn or 4 * hidden
-        if (
-            fields["family"] == "gpt2"
-        ):  # ungated: gated experts of 2/3 the width have the same parameters, FLOPs and activations
+        if fields["family"] == "gpt2":
+            # Ungated experts: gated ones of 2/3 the width have the same parameters, FLOPs and activations.
             fields["activation"], width = "swiglu", round(width * 2 / 3)
         fields["experts"] = Experts(experts, top_k or 1, width)
     if experts and "mla" in arch and "deepseek" not in name:
@@ -105,8 +104,7 @@ def _model(name: str, arch: str, sizes: tuple[int | None, ...], seq: int, untied
         fields |= {"latent": Latent(**PRESETS["deepseek-v3"]["latent"]), "ffn": 18432, "head_dim": 192}
     if "deepseek-v3" in name or "deepseek-v2" in name:
         known = PRESETS["deepseek-v3" if "v3" in name else "deepseek-v2"]
-        fields |= {
-            "experts": Experts(**{**known["experts"], "dense_layers": tuple(known["experts"]["dense_layers"])})
-        }
-        fields |= {"latent": Latent(**known["latent"]), "ffn": known["ffn"], "head_dim": 192}
+        known_experts = known["experts"] | {"dense_layers": tuple(known["experts"]["dense_layers"])}
+        fields |= {"experts": Experts(**known_experts), "latent": Latent(**known["latent"])}
+        fields |= {"ffn": known["ffn"], "head_dim": 192}
     return ModelSpec(**complete(fields))

@@ -1,7 +1,7 @@
 """Predictions compared with measurements, row by row, and their scores.
 
-Constants fitted without the rows of one family, for the prediction of these rows as if they had not been
-published. Written by `python -m calibration --leave-out`; families that no constant is fitted on have none.
+A row is also predicted with constants fitted without its family, as if the family had not been published.
+`python -m calibration --leave-out` writes these; families on which no constant is fitted have none.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ import numpy as np
 from phalanx.cost.analytic.chips import system
 from phalanx.cost.analytic.fitted_constants import fitted_constants
 from phalanx.cost.analytic.memory import memory
-from phalanx.cost.analytic.option_effects import effective
+from phalanx.cost.analytic.option_effects import with_options
 from phalanx.cost.analytic.profile import Profile, profile
 from phalanx.cost.analytic.step import Step, step
 from phalanx.cost.hardware.columns import Column, gather, take
 from phalanx.cost.hardware.system import System
-from phalanx.cost.ledger.model_shape import Shape, side_by_side
+from phalanx.cost.ledger.model_shape import Shape, gather_shapes
 from phalanx.cost.ledger.rank_layout import Layout
 from phalanx.validate.from_row import Case, cases
 from phalanx.validate.models import is_hybrid
 from phalanx.validate.records import GIB, Row
 from phalanx.validate.scores import errors, fit
-from phalanx.validate.systems import Benched, benched, description, measured
+from phalanx.validate.systems import Benched, benchmarks_of, corrected_system, description
 
 FILE = Path(__file__).parent / "data" / "left_out.json"
 """By name: the kinds of runs left out together (prediction_error.kinds_of), and the resulting constants that differ
@@ -47,8 +47,8 @@ def left_out_constants() -> tuple[tuple[frozenset[str], dict[str, float]], ...]:
 
 
 Kind = str
-"""Meaning of a published memory figure: peak allocated (`peak`), the same on the last rank (`last`); reserved by the
-allocator (`reserved`), the same on the first rank (`first`); shown by the driver (`shown`)."""
+"""Meaning of a published memory figure: peak allocated (`peak`; `last`: on the last pipeline rank); reserved by the
+allocator (`reserved`; `first`: on the first pipeline rank); shown by the driver (`shown`)."""
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,7 @@ class PredictionError:
     """Pairs of rows priced with a generic stack; they are in no other field."""
 
 
-def priced(
+def predicted_columns(
     cases: Sequence[Case], constants: Mapping[str, float] | None = None, benchmarks: Sequence[Benched] | None = None
 ) -> tuple[Column, Any]:
     """Predict all cases at once, in columns of one entry per case. `benchmarks`: microbenchmarks run along with
@@ -94,7 +94,7 @@ def priced(
 
     Returns (seconds of a step, (Memory, bytes of the card, bytes of the card less the stack's context)).
     """
-    predicted, shapes, layouts, systems, stacks = _priced(cases, constants, benchmarks)
+    predicted, shapes, layouts, systems, stacks = _predicted_step(cases, constants, benchmarks)
     room = np.asarray(systems.memory_bytes - stacks.context_bytes)
     predicted_memory = memory(shapes, layouts, stacks, predicted.ahead, room)
     return np.asarray(predicted.seconds), (predicted_memory, np.asarray(systems.memory_bytes), room)
@@ -102,11 +102,11 @@ def priced(
 
 def launch_shares(cases: Sequence[Case]) -> Column:
     """Return the share of each predicted step in which the GPU waits for launches."""
-    predicted = _priced(cases, None, None)[0]
+    predicted = _predicted_step(cases, None, None)[0]
     return np.asarray(predicted.terms["launch"] / predicted.seconds)
 
 
-def _priced(
+def _predicted_step(
     cases: Sequence[Case], constants: Mapping[str, float] | None, benchmarks: Sequence[Benched] | None
 ) -> tuple[Step, Shape, Layout, System, Profile]:
     # What adapters leave of a parameter's state depends on the model.
@@ -114,20 +114,20 @@ def _priced(
     first = {key: c for key, c in zip(reversed(keys), reversed(cases), strict=True)}
     names = sorted(first)
     stacks = take(
-        [effective(profile(name[0], constants), first[name].shape, first[name].options) for name in names],
+        [with_options(profile(name[0], constants), first[name].shape, first[name].options) for name in names],
         np.array([names.index(key) for key in keys]),
     )
     kinds = sorted({description(c.row) for c in cases})
     which = np.array([kinds.index(description(c.row)) for c in cases])
     systems = take([system(*kind, constants=constants) for kind in kinds], which)
-    systems = measured(systems, gather(benchmarks or [benched(c.row) for c in cases]))
-    shapes, layouts = side_by_side([c.shape for c in cases]), gather([c.layout for c in cases])
+    systems = corrected_system(systems, gather(benchmarks or [benchmarks_of(c.row) for c in cases]))
+    shapes, layouts = gather_shapes([c.shape for c in cases]), gather([c.layout for c in cases])
     return step(shapes, layouts, systems, stacks), shapes, layouts, systems, stacks
 
 
 def compare(rows: Sequence[Row], constants: Mapping[str, float] | None = None) -> PredictionError:
-    """Predict every row that is specified well enough, and pair predictions with measurements. Rows of unknown
-    frameworks are compared separately."""
+    """Predict every row that is specified well enough, and pair predictions with measurements. Rows priced with a
+    generic stack are in the field `generic` alone."""
     usable, skipped = cases(list(rows))
     known = _compared([c for c in usable if not c.generic], constants)
     generic = [c for c in usable if c.generic]
@@ -139,7 +139,7 @@ def compare(rows: Sequence[Row], constants: Mapping[str, float] | None = None) -
 def _compared(usable: Sequence[Case], constants: Mapping[str, float] | None) -> PredictionError:
     if not usable:
         return PredictionError([], [], [], [], [], [], 0, {}, Counter())
-    seconds, (memory_of, card, room) = priced(usable, constants)
+    seconds, (memory_of, card, room) = predicted_columns(usable, constants)
     time: list[Pair] = []
     allocated: list[Pair] = []
     reserved: list[Pair] = []
@@ -160,16 +160,21 @@ def _compared(usable: Sequence[Case], constants: Mapping[str, float] | None) -> 
             into.append(Pair(row, float(predicted), peak * GIB))
         if not ran or peak:
             fits.append((row, bool(memory_of.reserved[i] <= room[i]), ran, float(memory_of.reserved[i] / card[i])))
-    return PredictionError(time, allocated, reserved, shown, fits, [], len(usable), blind(usable), Counter())
+    return PredictionError(
+        time, allocated, reserved, shown, fits, [], len(usable), left_out_predictions(usable), Counter()
+    )
 
 
-def blind(usable: Sequence[Case]) -> dict[int, float]:
-    """Predict each case with constants fitted without its family, where such constants exist."""
+def left_out_predictions(usable: Sequence[Case]) -> dict[int, float]:
+    """Return the seconds of each timed case, by `id` of its row, predicted with constants fitted without its family;
+    cases without such constants are left out."""
     seconds: dict[int, float] = {}
     for kinds, constants in left_out_constants():
         members = [c for c in usable if kinds_of(c.row) in kinds and c.measured_s and c.row.completed]
         if members:
-            seconds |= {id(c.row): float(s) for c, s in zip(members, priced(members, constants)[0], strict=True)}
+            seconds |= {
+                id(c.row): float(s) for c, s in zip(members, predicted_columns(members, constants)[0], strict=True)
+            }
     return seconds
 
 
@@ -193,7 +198,6 @@ def scores(c: PredictionError) -> dict[str, Any]:
     )
     groups = sorted({p.row.group for p in c.time} | {f[0].group for f in c.fits})
     kinds = sorted({kinds_of(p.row) for p in c.time})
-    # Count the reasons for skipped rows.
     reasons: dict[str, Counter[str]] = {}
     for row, why in c.skipped:
         reasons.setdefault(row.family or row["hardware"], Counter())[why] += 1
@@ -233,7 +237,7 @@ def kinds_of(row: Row) -> str:
 
 
 def _one_of(name: str, group: Callable[[Row], str]) -> Callable[[Row], bool]:
-    """Return whether a row's group has this name."""
+    """Return a test of whether a row's group has this name."""
     return lambda row: group(row) == name
 
 

@@ -15,7 +15,7 @@ FOLDER = Path(__file__).parent / "data"
 RUNS = FOLDER / "training_runs.csv"
 RUNS_2026 = FOLDER / "training_runs_2026.csv"
 RUNS_OWN = FOLDER / "training_runs_own.csv"
-"""Runs that people posted: of their own machines and scripts, few of them tuned."""
+"""Runs that people posted of their own machines and scripts; few are tuned."""
 COLLECTIVES = FOLDER / "collectives.csv"
 SMALL_RUNS = FOLDER / "megatron_ci_memory.csv"
 GIB = 2**30
@@ -100,7 +100,7 @@ def load(
 def readable(
     rows: Iterable[Row], read: Callable[[Row], T], *refusals: type[Exception]
 ) -> tuple[list[T], list[tuple[Row, str]]]:
-    """Return what `read` makes of rows, and the rows for which it raises one of `refusals`, with the reason."""
+    """Return `read(row)` of each row, and the rows for which it raises one of `refusals`, with the reason."""
     usable, refused = [], []
     for row in rows:
         try:

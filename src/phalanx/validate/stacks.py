@@ -20,7 +20,7 @@ _BF16_GRADIENTS = ("nemotron-340b", "nemotron4-340b", "mixtral")
 """Name prefixes of models whose recipes reduce gradients in bf16 where a stack offers both types."""
 
 _REPEATED_NOTHING = ("vtrain/single-node",)
-"""Groups of runs whose recomputation the table assumes and whose times exclude it. Of vTrain's runs in one node, a
+"""Groups of runs whose table states recomputation, but whose times do not include it. Of vTrain's runs in one node, a
 block of h = 2,048 takes 16.5 ms for 8 sequences of 1,024 tokens (the slope over layers, at two and at four stages).
 Repeated, its forward pass would make the products 3.3e12 FLOP, and scores, masks and norms take 5 ms of the 16.5:
 products at 290 of an A100's 312 TFLOP/s. Without it they run at 220. vTrain's own predictor repeats nothing on a
@@ -98,9 +98,9 @@ def _profile_name(row: Row) -> str | None:
 
 
 def _is_of(row: Row, run: Mapping[str, Sequence[str]]) -> bool:
-    """Whether a row matches patterns: `column` or `not_column` with a pattern of its cell; `since`, the earliest
-    version; `several`, an axis of several ranks. `release`: the naming of its stacks by release, and the release to
-    assume for an unparsable version, if its framework counts releases."""
+    """Whether a row matches a stack's patterns. Keys: `column` or `not_column`, with patterns of the cell; `since`,
+    the earliest version; `several`, axes with more than one rank. `release` (prefix of the stack's name, release to
+    assume for a version without one) matches every row."""
     tests: dict[str, Callable[[str], bool]] = {
         "since": lambda earliest: row["framework_version"] >= earliest,
         "several": lambda axis: (row.count(axis) or 1) > 1,
@@ -129,12 +129,10 @@ def number_format(row: Row) -> str:
         return "bfloat16"
     if precision == "nvfp4":
         return precision
-    if precision.startswith("fp8-mx"):
-        return "mxfp8"
-    if precision.startswith(("fp8-block", "fp8-row")):
-        return "float8-block" if precision.startswith("fp8-block") else "float8-row"
-    if precision.startswith("fp8"):
-        return "float8"
+    formats = {"fp8-mx": "mxfp8", "fp8-block": "float8-block", "fp8-row": "float8-row", "fp8": "float8"}
+    for prefix, name in formats.items():
+        if precision.startswith(prefix):
+            return name
     raise Unspecified(f"precision {precision} is not modelled" if precision else "the precision is not stated")
 
 
@@ -143,7 +141,7 @@ _MODULES = {"norm": "layernorm", "act": "moe_act", "shared_expert": "shared_expe
 
 
 def named_modules(row: Row) -> str:
-    """Return the `recompute` of a row that names the modules that run again; "" for one that does not."""
+    """Return the `recompute` of a row that names the recomputed modules; "" for one that does not."""
     kind, colon, words = row["act_ckpt"].partition(":")
     if kind != "selective" or not colon:
         return ""
@@ -152,9 +150,7 @@ def named_modules(row: Row) -> str:
 
 def recomputation(row: Row) -> str:
     """Return the `recompute` of a row's strategy. Blank counts as none: NVIDIA's tables leave it out for tuned runs.
-
-    Raises Unspecified for kinds that are not modelled.
-    """
+    Raises Unspecified for kinds that are not modelled."""
     words = row["act_ckpt"]
     if words in ("", "none") or row.group in _REPEATED_NOTHING:
         return "none"

@@ -103,7 +103,7 @@ _MACHINES = {
 """Benchmarks of the machine, for families whose rows all ran on one machine that its owners measured."""
 
 
-def benched(row: Row) -> Benched:
+def benchmarks_of(row: Row) -> Benched:
     """Return the microbenchmarks of a row: by its own job, else on its family's machine, else empty."""
     names = ("busbw_ar_gbs", "busbw_ag_gbs", "busbw_ar_intra_gbs", "busbw_ag_intra_gbs")
     rates = [row.number(name) for name in names]
@@ -118,17 +118,16 @@ tensor-parallel collectives over the same nodes."""
 
 
 _CPU_S = 2.5e-4
-"""Seconds per rank beyond a node above which the CPU, inside a node too, must be the cause: no network is as slow."""
+"""Seconds per rank beyond a node above which the CPU must be the cause: no network is as slow."""
 _CUT_OFF = 0.25
 """Share of NVLink's bandwidth below which traffic cannot have gone over NVLink."""
 
 
-def measured(system: System, by: Benched) -> System:
-    """Correct a system by a row's microbenchmarks (columns, one entry per row). Links: the rate inside a node; the
+def corrected_system(system: System, by: Benched) -> System:
+    """Return a system corrected by microbenchmarks (columns, one entry per row). Links: the rate inside a node; the
     rate of all-reduce between nodes, less its tree's hops; whether CPUs hold up all-gather, which has a hop to each
     node (n / busbw - n / busbw inside a node = the cost of ranks beyond it); whether the ranks of a node are cut off
-    from each other. Matrix products and memory: their shares of the peak.
-    """
+    from each other. Matrix products and memory: their shares of the peak."""
     # Rows without measured links get neutral values, and keep the system's.
     inner, outer = system.tiers
     has_links = np.asarray(by.gather_inside) > 0
@@ -149,19 +148,12 @@ def measured(system: System, by: Benched) -> System:
     # Products: measured over predicted.
     predicted_flops_per_s = 2.0 * np.prod(_PRODUCT) / product_s(*_PRODUCT, system, system.peak_bf16 * system.gemm, 2)
     has_product = np.asarray(by.product_flops_per_s) > 0
+    node_rate = np.where(has_links, inside, inner.bytes_per_s_per_gpu_per_direction)
     return replace(
         system,
         gemm=system.gemm * np.where(has_product, by.product_flops_per_s / predicted_flops_per_s, 1.0),
         memory=np.where(has_product, by.memory_bytes_per_s / system.memory_bytes_per_s, system.memory),
-        tiers=(
-            replace(
-                inner,
-                bytes_per_s_per_gpu_per_direction=np.where(
-                    has_links, inside, inner.bytes_per_s_per_gpu_per_direction
-                ),
-            ),
-            outer,
-        ),
+        tiers=(replace(inner, bytes_per_s_per_gpu_per_direction=node_rate), outer),
         reduce_gain=np.where(has_links, reduce_inside / inside, system.reduce_gain),
         reduce_across=np.where(beyond_node, across, system.reduce_across),
         observed=1.0 * has_links,
@@ -172,4 +164,4 @@ def measured(system: System, by: Benched) -> System:
 
 def system_of_row(row: Row) -> System:
     """Return the system of a row, corrected by its microbenchmarks. Raises Unspecified."""
-    return measured(system(*description(row)), benched(row))
+    return corrected_system(system(*description(row)), benchmarks_of(row))

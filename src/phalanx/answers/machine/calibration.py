@@ -16,10 +16,10 @@ import numpy as np
 from phalanx.answers.answer import Answer
 from phalanx.answers.question.query import Query
 from phalanx.answers.question.resolution import OWN_STACK, read
-from phalanx.cost.analytic.chips import calibrated
+from phalanx.cost.analytic.chips import with_calibration
 from phalanx.cost.analytic.estimate import Estimate
 from phalanx.cost.analytic.step import step
-from phalanx.cost.hardware.bent import bent
+from phalanx.cost.hardware.bent import scaled_cluster
 from phalanx.cost.step.predict import predict
 from phalanx.frameworks.step_logs import step_time
 from phalanx.spec.cluster.calibration import PARTS, Calibration
@@ -173,7 +173,9 @@ def _run(name: str, measured: str, query: Query) -> _Run:
         raise InputError("steps", name, reason, "name runs that were planned without")
 
     def priced(by: Calibration) -> float:
-        return float(predict(exact.model, bent(exact.cluster, by), exact.job, exact.chosen.strategy).step_time_s)
+        return float(
+            predict(exact.model, scaled_cluster(exact.cluster, by), exact.job, exact.chosen.strategy).step_time_s
+        )
 
     return _Run(name, OWN_STACK, exact.cluster.name, exact.strategy.world, seconds, note, priced)
 
@@ -183,7 +185,7 @@ def _formula_price(e: Estimate) -> Callable[[Calibration], float]:
     unequal blocks of its pipeline lengthen the estimate."""
 
     def formula(by: Calibration) -> float:
-        return float(step(e.shape, e.layout, calibrated(e.system, by), e.profile).seconds)
+        return float(step(e.shape, e.layout, with_calibration(e.system, by), e.profile).seconds)
 
     added = float(e.seconds) / formula(Calibration())
     return lambda by: added * formula(by)

@@ -71,7 +71,7 @@ def query_by(path: Path, asked: Query, reading: Reading | None = None) -> tuple[
     # The model, with what the stack makes of it.
     named = asked.model
     model, notes = (named, []) if isinstance(named, ModelSpec) else model_of(c, named)
-    model = names.changed(model, asked.changes)
+    model = names.with_changes(model, asked.changes)
     if c.kind in _OPEN_KERNEL and model.position == "rotary" and seq > model.max_seq:
         notes = [*notes, f"sequences are longer than the model's {model.max_seq:,}: rotary positions let them"]
         model = replace(model, max_seq=seq)

@@ -88,7 +88,7 @@ def resolve(query: Query, configured: Configured, searched: bool = False, any_st
     lookup.require_counts(("gpus", gpus))
     spec = query.model
     model, notes = (spec, []) if isinstance(spec, ModelSpec) else lookup.model_named(str(spec))
-    model = lookup.changed(model, query.changes)
+    model = lookup.with_changes(model, query.changes)
     on = lookup.cluster_on(query.cluster, query.calibration)
     precision = precision_on(query.precision, on(gpus))
     larger = lookup.pricing_by_gpus(model, on, query.batch or 0, query.seq or 0, stack)
@@ -188,7 +188,7 @@ def _of_plan(query: Query, path: Path, notes: tuple[str, ...]) -> Question:
             about, unpriced, gpus, exact.strategy, rule, OWN_STACK, word, (), saved, exact, training=training
         )
     stack = query.stack or planned_stack
-    cluster = lookup.calibrated(saved.cluster, query.calibration)
+    cluster = lookup.with_calibration(saved.cluster, query.calibration)
     larger = lookup.pricing_of_plan(replace(saved, cluster=cluster), stack)
     precision = query.precision or saved.choices.get("precision") or OF_COMPUTE.get(saved.job.precision.compute)
     if precision is None:

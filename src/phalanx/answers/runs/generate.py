@@ -6,7 +6,7 @@ from pathlib import Path
 from phalanx.answers.answer import Answer
 from phalanx.answers.machine.this_machine import require_local
 from phalanx.cost.memory.state import cache_bytes
-from phalanx.cost.step.generation import generating
+from phalanx.cost.step.generation import generation_layout
 from phalanx.infer.generate import experts_span_replicas, room_of
 from phalanx.infer.sampling import Sampling
 from phalanx.infer.text import TextQuery, answer, question
@@ -91,7 +91,7 @@ def _cache(asked: TextQuery) -> tuple[int, int]:
     """Return a replica's pages and the bytes that its largest rank caches. Raises InputError if these are more than
     the rank's device or, without a GPU, this machine has."""
     policy, strategy = asked.policy, asked.strategy
-    layout = generating(asked.model, strategy, asked.dtype)
+    layout = generation_layout(asked.model, strategy, asked.dtype)
     schedulers = [Scheduler(asked.requests[i :: strategy.dp], policy) for i in range(strategy.dp)]
     room = room_of(schedulers, policy, experts_span_replicas(asked.model, layout.mesh))
     pages, most = room.pages, max(cache_bytes(v.local, room, asked.dtype) for v in layout.stage_views())

@@ -23,7 +23,7 @@ from phalanx.observation.diff import Difference, slack
 from phalanx.observation.trainer.verify import ProvedClass
 from phalanx.observation.trainer.verify import verify as verify_classes
 from phalanx.planning.auto.bucket_size import has_buckets
-from phalanx.planning.auto.transport import allowed
+from phalanx.planning.auto.transport import cluster_for_transport
 from phalanx.planning.explain.program_traffic import differing_axes
 from phalanx.planning.lookup import cluster_on, model_named
 from phalanx.planning.search.best_first import price
@@ -281,7 +281,7 @@ def _of_job(file: JobFile, strategy: Strategy) -> VerifiedJob:
             size = write_bytes(strategy.bucket_bytes)
             notes.append(f"buckets of {size}: this machine is not measured for that; name a cluster with --cluster")
         return VerifiedJob(file.model, file.job, strategy, None, tuple(notes))
-    cluster = allowed(_large_enough(file.cluster, strategy), file.train.transport)
+    cluster = cluster_for_transport(_large_enough(file.cluster, strategy), file.train.transport)
     if cluster.nodes > file.cluster.nodes and file.cluster.nodes > 1:
         notes.append(f"{strategy.world} ranks take {cluster.nodes} nodes, not {file.cluster.nodes}")
     priced = price(file.model, cluster, file.job, strategy)

@@ -9,7 +9,7 @@ from phalanx.answers.answer import DRAWN, Answer
 from phalanx.answers.machine.this_machine import Announce
 from phalanx.answers.tables import require_positive
 from phalanx.planning.lookup import cluster_named, require_counts
-from phalanx.planning.tables.collectives import AlgorithmComparison, compare, of_links
+from phalanx.planning.tables.collectives import AlgorithmComparison, cluster_of_links, compare
 from phalanx.progress import in_progress
 from phalanx.schedule.collectives import proof
 from phalanx.schedule.collectives.compositions import composed
@@ -225,7 +225,7 @@ def on_links(
         raise InputError("rate" if rate_gb_s is None else "alpha", None, "is missing", "give both --alpha and --rate")
     require_counts(("ranks", ranks))
     require_positive(alpha=alpha_us, rate=rate_gb_s)
-    return collectives(op, size, ranks, of_links(ranks, alpha_us * 1e-6, rate_gb_s * 1e9), files)
+    return collectives(op, size, ranks, cluster_of_links(ranks, alpha_us * 1e-6, rate_gb_s * 1e9), files)
 
 
 def measured(op: str, size: str, ranks: int, announce: Announce = lambda _: None) -> CollectiveMeasurement:

@@ -24,7 +24,7 @@ from phalanx.cost.analytic.state_parts import StatePerParameter
 from phalanx.planning import lookup
 from phalanx.planning.budget import Goal
 from phalanx.planning.budget import tokens as token_count
-from phalanx.planning.expense.expense import Expense, within
+from phalanx.planning.expense.expense import Expense, with_interval
 from phalanx.planning.expense.rates import ExpenseRates, rates_on, require_counted
 from phalanx.planning.explain.analytic import AnalyticSubject, state_in
 from phalanx.planning.lengths.distribution import parse_lengths
@@ -416,6 +416,6 @@ def _planned(
         memory_terms=r.priced.memory_terms,
         state=state_in(result.pricing, r.strategy),
         training=training,
-        expense=within(expense, sure.low, sure.high),
+        expense=with_interval(expense, sure.low, sure.high),
         lengths=lengths,
     )

@@ -1,6 +1,6 @@
-"""Sharing of prices between strategies with equal blocks: a search prices many that differ only in fields irrelevant
-to a block (replicas, virtual stages, schedules, micro-batches of a step, ZeRO), and prices one block for all of
-them."""
+"""Sharing of prices between strategies with equal blocks: many strategies of a search differ only in fields that do
+not affect a block (replicas, virtual stages, schedules, micro-batches of a step, ZeRO), so that one price serves all.
+"""
 
 from collections.abc import Callable
 from dataclasses import fields, is_dataclass, replace
@@ -28,9 +28,9 @@ _SINGLE = (float, int, str)
 T = TypeVar("T")
 
 
-def once(price: Callable[[Layout], T], layout: Layout, unseen: frozenset[str], *others: Any) -> T:
-    """Return the `price` of each row, computed once for all rows that differ only in the fields `unseen`. Rows are
-    priced one by one where `others`, which `price` reads too, have columns of their own."""
+def price_distinct_rows(price: Callable[[Layout], T], layout: Layout, unseen: frozenset[str], *others: Any) -> T:
+    """Return `price(layout)`, computed once for all rows that differ only in the fields `unseen`, which `price` does
+    not read. All rows are priced if `others`, which `price` reads too, have columns of their own."""
     columns = [c for f in fields(layout) if f.name not in unseen for c in _columns(getattr(layout, f.name))]
     rows = max((len(column) for column in columns), default=0)
     if rows < FEW or any(_columns(other) for other in others):
@@ -43,23 +43,24 @@ def once(price: Callable[[Layout], T], layout: Layout, unseen: frozenset[str], *
     _, first, place = np.unique(code, return_index=True, return_inverse=True)
     if 2 * len(first) > rows or any(np.any(column[first[place]] != column) for column in columns):
         return price(layout)
-    return taken(price(taken(layout, first)), place)  # type: ignore[no-any-return]
+    return take_rows(price(take_rows(layout, first)), place)  # type: ignore[no-any-return]
 
 
-def taken(part: Any, rows: npt.NDArray[np.int64]) -> Any:
-    """Select rows of a dataclass of columns, or of a column; numbers stay."""
+def take_rows(part: Any, rows: npt.NDArray[np.int64]) -> Any:
+    """Select rows of a column, or of the columns of a tuple or dataclass; numbers stay."""
     if isinstance(part, np.ndarray):
         return part[rows] if part.ndim else part
     if isinstance(part, _SINGLE):
         return part
     if isinstance(part, tuple):
-        return tuple(taken(each, rows) for each in part)
+        return tuple(take_rows(each, rows) for each in part)
     if is_dataclass(part) and not isinstance(part, type):
-        return replace(part, **{f.name: taken(getattr(part, f.name), rows) for f in fields(part)})
+        return replace(part, **{f.name: take_rows(getattr(part, f.name), rows) for f in fields(part)})
     return part
 
 
 def _columns(part: Any) -> list[Column]:
+    """Return the columns in a value, a tuple or a dataclass; numbers are left out."""
     if isinstance(part, np.ndarray):
         return [part] if part.ndim else []
     if isinstance(part, _SINGLE):

@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from phalanx.cost.analytic import kernels
-from phalanx.cost.analytic.alike import OF_EXPERTS, WITHOUT_EXPERTS, once
-from phalanx.cost.analytic.expert_parallel import expert_parallel, permuted
+from phalanx.cost.analytic.alike import OF_EXPERTS, WITHOUT_EXPERTS, price_distinct_rows
+from phalanx.cost.analytic.expert_parallel import expert_parallel, permutation_s
 from phalanx.cost.analytic.flow_times import FlowTimer, seconds_of
 from phalanx.cost.analytic.kernels import Passes
 from phalanx.cost.analytic.profile import Profile
@@ -24,8 +24,8 @@ from phalanx.cost.ledger.rank_layout import FORMATS, Layout
 
 @dataclass(frozen=True)
 class BlockSeconds:
-    """Seconds of one block and micro-batch, forward and backward, by cause; `again`: seconds of the modules
-    recomputed in the backward pass; `unread`: of what a repetition of the whole block leaves out."""
+    """Seconds of one block and micro-batch, forward and backward, by cause; `again`: forward seconds of the modules
+    that are recomputed; `unread`: forward seconds of products that recomputation of the whole block leaves out."""
 
     matmul: Passes
     attention: Passes
@@ -34,7 +34,7 @@ class BlockSeconds:
     cp: Passes
     ep: Passes
     recurrence: Passes | None = None
-    """None where the model has no linear recurrence."""
+    """None if the model has no linear recurrence."""
     again: Column = 0.0
     unread: Column = 0.0
 
@@ -42,15 +42,8 @@ class BlockSeconds:
     def parts(self) -> dict[str, Passes]:
         """The passes by term."""
         recurrence = {} if self.recurrence is None else {"recurrence": self.recurrence}
-        return {
-            "matmul": self.matmul,
-            "attention": self.attention,
-            **recurrence,
-            "memory": self.memory,
-            "tp": self.tp,
-            "cp": self.cp,
-            "ep": self.ep,
-        }
+        after = {"memory": self.memory, "tp": self.tp, "cp": self.cp, "ep": self.ep}
+        return {"matmul": self.matmul, "attention": self.attention, **recurrence, **after}
 
     @property
     def forward(self) -> Column:
@@ -63,30 +56,27 @@ class BlockSeconds:
         return sum(p.backward for p in self.parts.values())
 
 
-_Flows = Sequence[Flow]
-
-
 @dataclass(frozen=True)
 class _Sent:
-    """Seconds that the collectives of a block take over tp, forward and backward; `beside`: seconds of the backward
+    """Seconds of a block's collectives over tp, forward and backward; `weight_gathers`: seconds of the backward
     pass's collectives that only weight gradients wait for."""
 
     forward: Column
     backward: Column
-    beside: Column
+    weight_gathers: Column
 
 
 def _gathered_bytes(layout: Layout, profile: Profile) -> Column:
-    """Return the bytes of tokens that tensor parallelism gathers, relative to activations'."""
+    """Return the bytes of tokens that tensor parallelism gathers, relative to activations' bytes."""
     narrow = (np.asarray(profile.tp_narrow) > 0) & np.choose(np.asarray(layout.format, dtype=int), _GATHERED)
     return np.where(narrow, 1 / layout.activation_bytes, 1.0)
 
 
-def _sent(flows: _Flows, layout: Layout, timer: FlowTimer, profile: Profile) -> _Sent:
+def _sent(flows: Sequence[Flow], layout: Layout, timer: FlowTimer, profile: Profile) -> _Sent:
     """Return the seconds of tensor parallelism's collectives."""
     forward: Column = 0.0
     backward: Column = 0.0
-    beside: Column = 0.0
+    weight_gathers: Column = 0.0
     for flow in flows:
         each = timer.one(flow) + profile.joined * profile.list_s * (np.asarray(flow.ranks) > 1)
         if flow.op == "all_gather":
@@ -94,9 +84,9 @@ def _sent(flows: _Flows, layout: Layout, timer: FlowTimer, profile: Profile) -> 
             if np.any(narrow < 1):
                 each = seconds_of(replace(flow, bytes=flow.bytes * narrow), timer.system)
         forward = forward + flow.count("F") * each
-        backward = backward + (flow.count("B") - flow.beside) * each
-        beside = beside + flow.beside * each
-    return _Sent(forward, backward, beside)
+        backward = backward + (flow.count("B") - flow.weight_gathers) * each
+        weight_gathers = weight_gathers + flow.weight_gathers * each
+    return _Sent(forward, backward, weight_gathers)
 
 
 def _exposed(sent: _Sent, layout: Layout, system: System, profile: Profile, products: Passes) -> Passes:
@@ -112,7 +102,7 @@ def _exposed(sent: _Sent, layout: Layout, system: System, profile: Profile, prod
         sent.forward - np.minimum(share * sent.forward, products.forward / 2),
         sent.backward
         - np.minimum(backward * sent.backward, products.backward / 2)
-        + np.maximum(sent.beside - products.backward, 0.0),
+        + np.maximum(sent.weight_gathers - products.backward, 0.0),
     )
 
 
@@ -138,12 +128,14 @@ _GATHERED = tuple(f.gathers for f in FORMATS)
 """By FORMATS: whether tokens can be gathered in it."""
 
 _COPIES = 3
-"""Number of copies of tensors exchanged by Ulysses: heads are moved to the front, and on the receiving side two
+"""Number of copies of the tensors that Ulysses exchanges: heads are moved to the front, and on the receiving side two
 copies restore the order of sequences (TransformerEngine, attention/dot_product_attention/context_parallel.py,
 flash_attn_a2a_communicate)."""
 
 
-def _context_parallel(flows: _Flows, layout: Layout, system: System, profile: Profile, core: Passes) -> Passes:
+def _context_parallel(
+    flows: Sequence[Flow], layout: Layout, system: System, profile: Profile, core: Passes
+) -> Passes:
     """Return exposed seconds of context parallelism in one block. Ring: keys and values travel while attention runs
     over the part received before; the rest is exposed, and so is the gradients' last hop, which no compute overlaps.
     Ulysses: exposed all-to-alls of queries, keys and values before attention and of its result after it."""
@@ -177,10 +169,9 @@ _NONE = Passes(0.0, 0.0)
 
 @dataclass(frozen=True)
 class KindParts:
-    """Seconds of a kind of block that do not depend on the spread of experts: of attention's core and what context
-    parallelism sends; of a recurrence; of the products `around` both; of the `inner` ones of an MLP and of shared
-    experts; of memory-bound kernels; of collectives over tp; `again`: of recomputed modules, see _again; `unread`: of
-    the last product, where a repetition leaves it out."""
+    """Seconds of a kind of block that do not depend on the spread of experts. `core`: attention's core; `cp`: exposed
+    context parallelism; `around`: products around the mixer; `inner`: products of an MLP and of shared experts;
+    `memory`: memory-bound kernels; `sent`: collectives over tp; `again`, `unread`: as in BlockSeconds."""
 
     core: Passes
     cp: Passes
@@ -214,8 +205,8 @@ def _products(layout: Layout, system: System, profile: Profile) -> kernels.Produ
 def block_kinds(
     shape: Shape, layout: Layout, system: System, profile: Profile, common: Common | None = None
 ) -> list[tuple[BlockSeconds, Column]]:
-    """Return a block of each kind with how many the model has, in the order of Shape.kinds. `common`: the parts
-    independent of the spread of experts, if already computed."""
+    """Return (a block, the number of them in the model) for each kind, in the order of Shape.kinds. `common`: the
+    parts independent of the spread of experts, if already computed."""
     common = common or common_parts(shape, layout, system, profile)
     blocks = []
     for place, (kind, parts) in enumerate(zip(shape.kinds, common.kinds, strict=True)):
@@ -229,8 +220,8 @@ def block_kinds(
 def least_block_kinds(
     shape: Shape, layout: Layout, system: System, profile: Profile
 ) -> list[tuple[BlockSeconds, Column]]:
-    """Return a block of each kind with a lower bound over all spreads of experts: each rank has one expert, with all
-    FLOPs of its products at full tensor-core rate, and no tokens travel."""
+    """Return (a block, the number of them) for each kind, with lower bounds over all spreads of experts: each rank
+    has one expert, with all FLOPs of its products at full tensor-core rate, and no tokens travel."""
     common = common_parts(shape, layout, system, profile)
     blocks = []
     for kind, parts in zip(shape.kinds, common.kinds, strict=True):
@@ -241,7 +232,7 @@ def least_block_kinds(
             forward = 2 * rows * kind.expert_dim * kind.mlp_matrices * kind.expert_ffn / (by.rate * profile.grouped)
             routed = _routed(kind, Passes(forward, forward * (2 - layout.frozen)))
             inner = _both(inner, routed)
-            each, fixed = profile.expert_s, permuted(rows, kind, system, profile)
+            each, fixed = profile.expert_s, permutation_s(rows, kind, system, profile)
             ep = _routed(kind, Passes(fixed + each, fixed + 2 * each))
             again = np.where(np.asarray(kind.experts) > 0, 0.0, again)
         blocks.append((_whole_block(parts, layout, system, profile, inner, ep, again), kind.count))
@@ -264,6 +255,7 @@ def _routed(kind: BlockKind, passes: Passes) -> Passes:
 def _whole_block(
     parts: KindParts, layout: Layout, system: System, profile: Profile, inner: Passes, ep: Passes, again: Column
 ) -> BlockSeconds:
+    """Return a block with these products of its MLP or experts (`inner`), expert parallelism and recomputation."""
     products = _both(parts.around, inner)
     return BlockSeconds(
         matmul=products,
@@ -280,7 +272,9 @@ def _whole_block(
 
 def common_parts(shape: Shape, layout: Layout, system: System, profile: Profile) -> Common:
     """Return the seconds that do not depend on the spread of experts."""
-    return once(lambda some: _common(shape, some, system, profile), layout, WITHOUT_EXPERTS, shape, system, profile)
+    return price_distinct_rows(
+        lambda some: _common(shape, some, system, profile), layout, WITHOUT_EXPERTS, shape, system, profile
+    )
 
 
 def _common(shape: Shape, layout: Layout, system: System, profile: Profile) -> Common:
@@ -341,8 +335,8 @@ def _common(shape: Shape, layout: Layout, system: System, profile: Profile) -> C
 
 
 _Mixer = tuple[Passes, Passes, Passes | None, Passes, Passes]
-"""Seconds of a mixer: attention's core, context parallelism, recurrence, the products around it, of those the ones
-that expand latents."""
+"""Seconds of a mixer: attention's core, context parallelism, recurrence, the products around it, and the products
+among these that expand latents."""
 _OF_MIXER = (
     *("heads", "kv_heads", "head_dim", "value_dim", "kv_width", "core_dim", "q_rank", "kv_rank", "rope_dim"),
     *("window_share", "window", "top", "ratio", "gate", "index", "index_pair", "result_low", "result_rank"),
@@ -362,7 +356,7 @@ def experts_block(
         by = _products(layout, system, profile)
         return kernels.experts(kind, layout, replace(by, rate=by.rate * profile.grouped, parts=1.0))
 
-    routed = _routed(kind, once(of_experts, layout, OF_EXPERTS, kind, system, profile))
+    routed = _routed(kind, price_distinct_rows(of_experts, layout, OF_EXPERTS, kind, system, profile))
     compute = _both(_both(parts.around, parts.core), routed)
     flows = expert_flows(kind, place, layout, profile.policy)
     ep = _routed(kind, expert_parallel(flows, kind, layout, system, profile, routed, compute))

@@ -58,7 +58,7 @@ class Generation:
 _TREE_AMPERE = 4 * 23.6e9 / 2
 _TREE_VOLTA = 4 * 18.5e9 / 2
 _REDUCING = ("hopper", "blackwell", "blackwell-ultra", "rubin")
-"""Generations whose switches reduce. Those without published runs, other makers' too, are assumed to reach the
+"""Generations whose switches reduce. Generations without published runs, other makers' too, are assumed to reach the
 average shares of NVIDIA's datasheets, without such switches."""
 _FLASH_2 = {"attention": 0.63, "portable_attention": 0.63}
 _ATTENTION = dict.fromkeys(("ampere", "ampere-gddr", "ada", "blackwell-gddr"), _FLASH_2) | {
@@ -67,13 +67,13 @@ _ATTENTION = dict.fromkeys(("ampere", "ampere-gddr", "ada", "blackwell-gddr"), _
     "rubin": {"attention": 0.54},
     "blackwell-ultra": {"attention": 0.65},
 }
-"""Attention as kernels timed alone have it, the median of prompts of 2,048 tokens and more with heads of 128, by the
-libraries that serve with FlashAttention or cuDNN (validate/data/kernels.csv.xz; tests/validate/test_kernels.py).
+"""Shares of attention from kernels timed alone: the median of prompts of 2,048 tokens and more with heads of 128, by
+the libraries that serve with FlashAttention or cuDNN (validate/data/kernels.csv.xz; tests/validate/test_kernels.py).
 FlashAttention 2's instructions (mma.sync) reach tensor cores whole on Ampere, Ada and chips with GDDR. Backward over
 forward in FLOP/s (`portable_backward`, `attention_backward`): figures of Dao 2023 (A100) and Shah et al. 2024 (H100)
 for causal prompts of 16,384."""
 _VENDOR_FIRST = {"hopper": 0.5, "blackwell": 1.0, "blackwell-ultra": 1.0, "rubin": 1.0}
-"""Generations on which torch takes the vendor's attention by itself, for values of Profile.portable up to this."""
+"""Highest value of Profile.portable for which torch itself chooses the vendor's attention, by generation; else 0."""
 _PARENTS = {"blackwell-ultra": "blackwell", "rubin": "blackwell"}
 _DERIVED = frozenset({"gemm", "gemm8", "gemm4", "attention", "portable_attention"})
 """Shares of a System that the clock scales too."""
@@ -82,7 +82,7 @@ _DEFAULTS = {f.name: float(f.default) for f in fields(Generation)}  # type: igno
 
 
 def chain(name: str) -> tuple[str, ...]:
-    """Return a generation and those it inherits constants from, in order."""
+    """Return a generation, then the owners from which it inherits constants, nearest first."""
     if name == "nvidia":
         return (name,)
     return (name, *((_PARENTS[name],) if name in _PARENTS else ()), "nvidia")
@@ -97,9 +97,9 @@ def generation(name: str, constants: Mapping[str, float] | None = None) -> Gener
 
 
 def shares(chip: Chip, constants: Mapping[str, float] | None = None) -> Generation:
-    """Return what kernels reach on a chip: as its generation was fitted. No training on other makers' chips was, and
-    power limits clocks that datasheets promise: their products and attention reach the H100's shares, times the best
-    measured product over the H100's, each as a share of its datasheet."""
+    """Return the rates that kernels reach on a chip: its generation's fitted ones. No training on other makers' chips
+    was fitted, and power keeps clocks below the datasheet's: their products and attention reach the H100's shares,
+    times the best measured product over the H100's, each as a share of its datasheet."""
     g, known = generation(chip.generation, constants), CHIPS["H100"]
     if not chip.product or chip.generation == known.generation:
         return g
@@ -120,7 +120,7 @@ def system(
     clock = resolve({"clock": chip.clock}, (name,), constants)["clock"]
     portable = g.portable_attention
     if g.vendor_first == 1:
-        # Instructions of before: a multiprocessor does with them what one of Hopper does.
+        # Kernels with older instructions: a multiprocessor is as fast with them as one of Hopper.
         old, rate = CHIPS["H100"], generation("hopper", constants).portable_attention
         portable = rate * old.half / old.processors * chip.processors / chip.half
     return System(
@@ -186,7 +186,7 @@ def system_of(cluster: ClusterSpec) -> System:
     observed = float(cluster.tiers[-1].origin == "measured")
     result = replace(base, memory_bytes=device.usable_bytes, tiers=tuple(tiers), observed=observed)
     if device.origin == "measured":
-        return calibrated(_as_measured(result, cluster), cluster.calibration)
+        return with_calibration(_as_measured(result, cluster), cluster.calibration)
     half = device.dense_flops_per_s.get("bfloat16", base.peak_bf16)
     result = replace(
         result,
@@ -196,10 +196,10 @@ def system_of(cluster: ClusterSpec) -> System:
         peak_fp32=device.dense_flops_per_s.get("float32", base.peak_fp32),
         peak_fp64=device.dense_flops_per_s.get("float64", base.peak_fp64),
     )
-    return calibrated(result, cluster.calibration)
+    return with_calibration(result, cluster.calibration)
 
 
-def calibrated(nominal: System, by: Calibration | None) -> System:
+def with_calibration(nominal: System, by: Calibration | None) -> System:
     """Return `nominal` with its rates divided by the factors of a calibration."""
     if by is None:
         return nominal
@@ -230,8 +230,8 @@ def _slower(tier: TierRates, factor: float) -> TierRates:
 
 
 def _as_measured(nominal: System, cluster: ClusterSpec) -> System:
-    """Return `nominal` scaled so that its products reach the measured rate, all other rates in proportion. Where the
-    links in a node were measured, their rate is that of an all-reduce, so no gain by switches is added."""
+    """Return `nominal` scaled so that its products reach the measured rate, attention in proportion. If the links in
+    a node were measured, their rate is that of an all-reduce, so no gain by switches is added."""
     result = nominal
     rates = [k.peak_flops_per_s for k in cluster.kernels if k.dtype in ("bfloat16", "float16")]
     if rates:

@@ -1,4 +1,4 @@
-"""Compressed gradients of a step: the collective that each kind needs, the cost of coding, and where it stops paying.
+"""Compressed gradients of a step: the collective that each kind needs, the cost of coding, and when it saves time.
 
     dense        all-reduce of n g bytes, g of an element               2 (p-1)/p n g / busbw
     codes        fp16, bf16, int8, int4: all-to-all, and at zero=0      2 (p-1)/p n x / busbw
@@ -24,12 +24,12 @@ from phalanx.cost.hardware.system import System
 from phalanx.cost.ledger.compressed import CODES, Compressed
 
 MOST = 4096
-"""The largest group for which `payment` asks whether compression pays."""
+"""The largest group for which `payment` computes whether compression pays."""
 
 
 def coding_s(c: Compressed, n: Column, g: Column, p: Column, system: System) -> Column:
-    """Return seconds of coding n elements of g bytes and decoding the received ones; if sparse, the elements of all p
-    ranks are added one by one."""
+    """Return seconds of coding n elements of g bytes and decoding the received ones; if sparse, the elements from all
+    p ranks are added one by one."""
     received = np.where(c.sparse, p * (c.sent(g) + 2 * c.values * g), 0.0)
     return n * (c.passes * g + received) / (system.memory_bytes_per_s * system.memory)
 
@@ -39,7 +39,7 @@ Over = Callable[[str, Column, Column, Column, Column], Column]
 by which buckets are cut."""
 
 
-def reduced(
+def compressed_reduction(
     c: Compressed,
     over: Over,
     g: Column,
@@ -48,9 +48,9 @@ def reduced(
     shards: tuple[Column, Column],
     replicas: tuple[Column, Column],
 ) -> tuple[Column, Column]:
-    """Return seconds until each shard has its sums, and seconds until all its replicas have them. Groups are (ranks,
-    distance). Codes are reduced as ZeRO's gradients are; sparse and smaller gradients are reduced unsharded, and each
-    rank keeps its shard."""
+    """Return seconds of reduction among shards, and among all replicas. Groups are (ranks, distance). Codes are
+    reduced as ZeRO's gradients are; sparse and smaller gradients are reduced unsharded, and each rank keeps its
+    shard."""
     size, unsharded = c.sent(g), ~np.asarray(sharded)
     parts = np.where(unsharded, 1, shards[0])
     ranks, distance = (np.where(unsharded, a, r) for a, r in zip(all_ranks, replicas, strict=True))
@@ -65,9 +65,9 @@ def reduced(
 
 @dataclass(frozen=True)
 class Payment:
-    """Savings of compression in a step's gradient exchange: seconds dense, seconds compressed, seconds of coding.
-    `ranks`: the fewest and the most ranks, from 2 to MOST, with which it pays, or None. `by_bytes`: the most ranks
-    with which sparse pays by bytes alone."""
+    """The gradient exchange of a step, compressed or not. `dense_s`: without compression; `sent_s`, `coding_s`: with
+    it. `ranks`: the fewest and the most ranks, from 2 to MOST, with which it pays, or None. `by_bytes`: for sparse
+    kinds, the most ranks with which it pays by bytes alone."""
 
     dense_s: float
     sent_s: float
@@ -86,7 +86,7 @@ def payment(c: Compressed, n: float, p: int, stride: float, system: System, prof
 
     def all_of(ranks: Column) -> tuple[Column, Column, Column]:
         group = (ranks, stride)
-        _, sent = reduced(c, over, g, False, group, group, group)
+        _, sent = compressed_reduction(c, over, g, False, group, group, group)
         return over("all_reduce", g, *group, g), sent, coding_s(c, n, g, ranks, system)
 
     many = np.arange(2, MOST + 1)

@@ -12,14 +12,14 @@ import numpy as np
 from phalanx.cost.analytic.chips import system_of
 from phalanx.cost.analytic.compression import Payment, payment
 from phalanx.cost.analytic.memory import Memory, allocatable_bytes, memory
-from phalanx.cost.analytic.option_effects import constants, extended, laid_out, require_priced
+from phalanx.cost.analytic.option_effects import constants, extended_shape, layout_with_options, require_priced
 from phalanx.cost.analytic.profile import Profile
 from phalanx.cost.analytic.step import Step, step
 from phalanx.cost.hardware.columns import Column, gather
 from phalanx.cost.hardware.system import System
 from phalanx.cost.ledger.compressed import compressed_changes, compressed_gradients
 from phalanx.cost.ledger.flops import active_params, hardware_flops, model_flops
-from phalanx.cost.ledger.model_shape import Shape, kinds_of_blocks, padded, shape
+from phalanx.cost.ledger.model_shape import Shape, kinds_of_blocks, padded_shape, shape
 from phalanx.cost.ledger.pipeline_formulas import makespan
 from phalanx.cost.ledger.rank_layout import Layout, PlacedLayout, layout
 from phalanx.cost.pipeline_time import Costs
@@ -81,22 +81,21 @@ class Estimate:
 
 
 def require_modelled(s: Strategy, stack: str) -> None:
-    """Require that every field of a strategy has a term here, and that the stack can run it. Raises InputError naming
-    a field without a term or that the stack cannot run."""
+    """Raise InputError if a field of a strategy has no term here, or the stack cannot run the strategy."""
     _require_default(s, _AS_DEFAULT)
     require_compressible(s, "float32")
     _require_priced(stack, s)
 
 
 def require_policy(s: Strategy, stack: str) -> None:
-    """Require that the stack can run a strategy, and that the strategy does not set fields that the stack's policy
-    decides. Raises InputError naming a field."""
+    """Raise InputError if the stack cannot run a strategy, or the strategy sets a field that the stack's policy
+    decides."""
     _require_default(s, _BY_POLICY)
     _require_priced(stack, s)
 
 
 def _require_priced(name: str, s: Strategy) -> None:
-    """Require that a stack's constants price a strategy. Raises InputError naming the field that they do not."""
+    """Raise InputError if a stack's constants cannot price a strategy, naming the field."""
     refusal = priced_stack(name).as_priced.refusal(s)
     if refusal is not None:
         raise refusal.error(name)
@@ -105,13 +104,9 @@ def _require_priced(name: str, s: Strategy) -> None:
 def _require_default(s: Strategy, names: Sequence[str]) -> None:
     for name in names:
         if getattr(s, name) != FIELDS[name].default:
+            remedy = "leave it out; `phalanx plan JOB.toml` prices it for our own runtime"
             reason = "is not modelled for published stacks"
-            raise InputError(
-                f"strategy.{name}",
-                getattr(s, name),
-                reason,
-                "leave it out; `phalanx plan JOB.toml` prices it for our own runtime",
-            )
+            raise InputError(f"strategy.{name}", getattr(s, name), reason, remedy)
 
 
 def estimate(
@@ -127,15 +122,17 @@ def estimate(
     modelled."""
     require_modelled(s, stack)
     require_priced(options, cluster.device.kind)
-    how = laid_out_strategy(model, job, s, options, number_format)
+    how = layout_of_strategy(model, job, s, options, number_format)
     size = shape(model)
-    result = priced(extended(size, options), how, system_of(cluster), constants(stack, job, size, options))
+    result = estimate_columns(
+        extended_shape(size, options), how, system_of(cluster), constants(stack, job, size, options)
+    )
     if splits_backward(s):
         _run_schedule(result.step, s, model)
     return result
 
 
-def laid_out_strategy(
+def layout_of_strategy(
     model: ModelSpec, job: Job, s: Strategy, options: StackOptions = AS_RELEASED, number_format: str = "bfloat16"
 ) -> Layout:
     """Return the layout of one strategy with its compression, its stack's options and the blocks that they
@@ -147,7 +144,7 @@ def laid_out_strategy(
         changes=compressed_changes(model, s),
     )
     given_blocks(s, options, layers)  # raises for parts that do not add up
-    return laid_out(even, options, ends_of(s, options, layers))
+    return layout_with_options(even, options, ends_of(s, options, layers))
 
 
 def estimate_placed(
@@ -160,21 +157,21 @@ def estimate_placed(
     number_format: str = "bfloat16",
     options: StackOptions = AS_RELEASED,
 ) -> Estimate:
-    """Price one strategy on placed ranks: `distances` by the names of PlacedLayout, each a number or a column with an
-    element for each placement. Raises InputError as `estimate` does."""
+    """Price one strategy with its ranks placed on GPUs. `distances`: fields of PlacedLayout by name, each a number or
+    a column with an element for each placement. Raises InputError as `estimate` does."""
     require_modelled(s, stack)
     _require_default(s, ("local",))
-    even = laid_out_strategy(model, job, s, options, number_format)
+    even = layout_of_strategy(model, job, s, options, number_format)
     given = {field.name: getattr(even, field.name) for field in fields(Layout)}
     given |= {"compressed": compressed_gradients(model, s), "changes": compressed_changes(model, s)}
     how = PlacedLayout(**given | dict(distances))
     size = shape(model)
-    return priced(extended(size, options), how, system, constants(stack, job, size, options))
+    return estimate_columns(extended_shape(size, options), how, system, constants(stack, job, size, options))
 
 
 def _run_schedule(result: Step, s: Strategy, model: ModelSpec) -> None:
-    """Set the bubble of a schedule that splits the backward pass (half of it each for input and weight gradients), by
-    running its actions over chunks as equal as whole blocks allow."""
+    """Set the bubble of a schedule that splits the backward pass (half of it each for input and weight gradients),
+    from a run of its actions over chunks as equal as whole blocks allow."""
     ranks, passes = rank_of(s), [kind for _, kind in result.blocks]
     kinds = [passes[place] for place in kinds_of_blocks(model)]
     chunk_passes = [[kinds[i] for i in kind] for kind in np.array_split(np.arange(model.layers), len(ranks))]
@@ -189,8 +186,8 @@ def _run_schedule(result: Step, s: Strategy, model: ModelSpec) -> None:
 
 
 def compression_payment(e: Estimate) -> Payment | None:
-    """Return the savings of gradient compression, or None without compression or if the bytes depend on the
-    gradients."""
+    """Return the gradient exchange with and without compression; None without compression, or if the bytes depend on
+    the gradients."""
     c = e.layout.compressed
     if not c.kind or c.bound:
         return None
@@ -206,19 +203,19 @@ def estimate_all(
     InputError as `estimate` does."""
     for s in strategies:
         require_modelled(s, stack)
-    columns = gather([laid_out_strategy(model, job, s) for s in strategies])
+    columns = gather([layout_of_strategy(model, job, s) for s in strategies])
     size = shape(model)
-    return priced(size, columns, system_of(cluster), constants(stack, job, size, AS_RELEASED))
+    return estimate_columns(size, columns, system_of(cluster), constants(stack, job, size, AS_RELEASED))
 
 
-def priced(model: Shape, layout: Layout, on: System, by: Profile) -> Estimate:
+def estimate_columns(model: Shape, layout: Layout, on: System, by: Profile) -> Estimate:
     """Apply the formulas to numbers, or to columns of any of the four arguments."""
     result = step(model, layout, on, by)
     return Estimate(
         result,
         memory(model, layout, by, result.ahead),
         model_flops(model, layout),
-        hardware_flops(padded(model, layout.tp, by.vocab_multiple), layout, by.policy),
+        hardware_flops(padded_shape(model, layout.tp, by.vocab_multiple), layout, by.policy),
         active_params(model),
         model,
         layout,

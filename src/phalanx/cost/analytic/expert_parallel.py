@@ -32,7 +32,7 @@ def expert_parallel(
     forward: Column = 0.0
     backward: Column = 0.0
     for flow in flows:
-        each = seconds_of(dispatched(flow, kind, layout, system, profile), system)
+        each = seconds_of(dispatch_flow(flow, kind, layout, system, profile), system)
         forward, backward = forward + flow.count("F") * each, backward + flow.count("B") * each
     if np.any(profile.overlaps_experts):
         # Another micro-batch's products run meanwhile; the uncovered part is exposed, and the products are slowed.
@@ -43,7 +43,7 @@ def expert_parallel(
         )
     # Where an expert is cut over etp ranks, each of them permutes the rows that all of them gathered.
     rows = routed_rows(kind, layout, np.maximum(kind.experts, 1)) * (1 + np.asarray(layout.etp)) / 2
-    fixed = permuted(rows, kind, system, profile)
+    fixed = permutation_s(rows, kind, system, profile)
     each = profile.expert_s * np.maximum(kind.experts / layout.ep, 1)
     shown, waits = 1 - profile.ep_overlap, np.where(np.asarray(layout.ep) > 1, profile.imbalance, 0.0)
     most = most_loaded(kind, layout, profile)
@@ -54,7 +54,7 @@ def expert_parallel(
 
 
 def most_loaded(kind: BlockKind, layout: Layout, profile: Profile) -> Column:
-    """Return by how much the tokens of the rank whose experts get the most exceed the mean, as a share of it.
+    """Return the excess over the mean of the tokens of the most loaded rank's experts, as a share of the mean.
 
     With n = experts / ep experts on a rank, independent, each of relative standard deviation `spread`, a rank's
     tokens deviate by spread / sqrt(n); the largest of ep such deviations is E[max of ep normal ones] of them. That is
@@ -67,16 +67,16 @@ def most_loaded(kind: BlockKind, layout: Layout, profile: Profile) -> Column:
     return profile.spread * largest / np.sqrt(np.maximum(kind.experts / layout.ep, 1))
 
 
-def permuted(rows: Column, kind: BlockKind, system: System, profile: Profile) -> Column:
-    """Return the seconds of the router, and of permuting these rows to their experts or back."""
+def permutation_s(rows: Column, kind: BlockKind, system: System, profile: Profile) -> Column:
+    """Return the seconds of the router, and of permuting `rows` rows to their experts or back."""
     moved = profile.token_bytes * rows * kind.expert_dim
     return moved / (system.memory_bytes_per_s * system.memory) + profile.router_s
 
 
-def dispatched(flow: Flow, kind: BlockKind, layout: Layout, system: System, profile: Profile) -> Flow:
-    """Return the operation that carries tokens to their experts, or back, if it is not an all-to-all with one copy
-    per expert: one copy for each node, or rank of a node, that has one of them (DeepEP; of `k` experts drawn from `n`
-    nodes, n (1 - (1 - 1/n)^k) are distinct); or all tokens for every rank."""
+def dispatch_flow(flow: Flow, kind: BlockKind, layout: Layout, system: System, profile: Profile) -> Flow:
+    """Return the operation that carries tokens to their experts, or back, as the stack sends it: an all-to-all with
+    one copy per expert, or per node (within a node: per rank) that has any (DeepEP; of `k` experts drawn from `n`
+    nodes, n (1 - (1 - 1/n)^k) are distinct); or all tokens to every rank."""
     if flow.op != "all_to_all" or flow.axis != "ep":
         return flow
     k = np.maximum(kind.top_k, 1)

@@ -27,9 +27,8 @@ def fitted_constants() -> Mapping[str, float]:
 def resolve(
     defaults: Mapping[str, float], chain: Sequence[str], constants: Mapping[str, float] | None
 ) -> dict[str, float]:
-    """Return each field's constant: from the first owner in `chain` that has one, else the default. Without
-    `constants`, the shipped ones.
-    """
+    """Return each field's constant: from the first owner in `chain` that has one, else the default. `constants`: by
+    `owner.field`; None: the shipped ones."""
     constants = fitted_constants() if constants is None else constants
     result = dict(defaults)
     for field in defaults:

@@ -1,5 +1,5 @@
-"""Memory of hosts that model state takes there: master weights, moments and gradients of an optimizer that updates on
-the host, and parameters that wait there between uses."""
+"""Host memory of offloaded model state: master weights, moments and gradients of an optimizer that updates on the
+host, and parameters that are kept there between uses."""
 
 import numpy as np
 
@@ -17,8 +17,8 @@ estimate has before its margin of a half (deepspeed/runtime/zero/stage3.py, esti
 
 
 def host_bytes(model: Shape, layout: Layout, by: Profile, options: StackOptions, ranks_per_node: int) -> float:
-    """Return the bytes that a node's host holds of the model's state, at least: without pinned copies, activations,
-    data and the program itself. 0 where all of it is on the devices."""
+    """Return the least bytes of model state that a node's host holds: without pinned copies, activations, data and
+    the program itself. 0 if all of it is on the devices."""
     zero = sharding(layout, by.policy)
     shards = float(np.where(zero.state, zero.shards, 1.0))
     of_experts = float(expert_ranks(layout)) if zero.state and np.any(experts_apart(layout)) else shards
@@ -40,5 +40,5 @@ def host_bytes(model: Shape, layout: Layout, by: Profile, options: StackOptions,
 
 
 def _copies(layout: Layout, shards: float) -> float:
-    """Return how often state is held over the ranks that compute the same parameters."""
+    """Return the number of copies of the state among the ranks that compute the same parameters."""
     return float(layout.dp * layout.cp) / shards

@@ -10,15 +10,15 @@ from phalanx.cost.hardware.columns import Column
 from phalanx.cost.hardware.system import System
 from phalanx.cost.kernels.tiles import Tiles, whole_waves_s
 from phalanx.cost.ledger.flops import seen_keys
-from phalanx.cost.ledger.kind import BlockKind, copied
-from phalanx.cost.ledger.layer_flows import kv_heads, routed_rows, shared_here
+from phalanx.cost.ledger.kind import BlockKind, groups_on_rank
+from phalanx.cost.ledger.layer_flows import group_elements_on_rank, kv_heads, routed_rows
 from phalanx.cost.ledger.model_shape import Shape
 from phalanx.cost.ledger.rank_layout import FORMATS, NARROW, Layout
 
 _FINE = tuple(f.scales == "block" for f in FORMATS)
-"""Whether a cast to each of FORMATS computes many scales."""
+"""By FORMATS: whether a cast computes a scale for each block of elements."""
 _ROUNDED = tuple(f.peak == "tf32" for f in FORMATS)
-"""By FORMATS: whether every product of fp32 is rounded to it, attention's and the head's too."""
+"""By FORMATS: whether every product in fp32 is rounded to TF32, attention's and the head's too."""
 _TILES = Tiles(((256, 128), (128, 128), (128, 64), (64, 64)))
 """Tiles of cuBLAS's kernels for 2-byte types."""
 _SHARES = (1.0, 0.93, 0.80, 0.60)
@@ -28,8 +28,8 @@ _SHARES = (1.0, 0.93, 0.80, 0.60)
 def product_s(
     m: Column, n: Column, k: Column, system: System, rate: Column, e: Column, batch: Column = 1.0
 ) -> Column:
-    """Return seconds of `batch` products (m, k) x (k, n) at `rate` FLOP/s that fill the chip together, or of moving
-    their operands, of `e` bytes per element, if that takes longer."""
+    """Return seconds of `batch` products (m, k) x (k, n) that fill the chip together, at `rate` FLOP/s, or of moving
+    their operands of `e` bytes per element if that takes longer."""
     seconds = whole_waves_s(m, n, k, _TILES, _SHARES, system.processors, rate, system.gemm_half, batch)
     traffic = e * batch * (m * k + k * n + m * n)
     return np.maximum(seconds, traffic / (system.memory_bytes_per_s * system.memory))
@@ -69,16 +69,16 @@ class Passes:
 
 @dataclass(frozen=True)
 class Products:
-    """Matrix products of a rank: at `rate` FLOP/s, in elements of `e` bytes; `frozen`: 1 where weights have no
-    gradients."""
+    """Times matrix products on a rank, at `rate` FLOP/s and with elements of `e` bytes; `frozen`: 1 if weights have
+    no gradients."""
 
     system: System
     rate: Column
     e: Column
     frozen: Column = 0.0
     parts: Column = 1.0
-    """Kernels that a product is cut into so that it overlaps the tensor-parallel collective of its operand or result.
-    They are launched on streams in turn, and where the tiles of one do not fill a wave, the next kernel's do
+    """Number of kernels into which a product is cut to overlap the tensor-parallel collective of its operand or
+    result. They are launched on streams in turn, and where the tiles of one do not fill a wave, the next kernel's do
     (TransformerEngine, common/comm_gemm_overlap/comm_gemm_overlap.cpp, split_overlap_ag and split_overlap_rs:
     `_stream_compute[i % _stream_compute.size()]`)."""
 
@@ -105,7 +105,7 @@ def projections(kind: BlockKind, layout: Layout, by: Products) -> Passes:
     width = q + kv_heads(kind, layout) * kind.kv_width + kind.gate / layout.tp
     out = kind.result / layout.tp
     if np.any(kind.mixed):
-        width = width + kind.mixed / layout.tp + shared_here(kind, layout) + kind.mixed_whole
+        width = width + kind.mixed / layout.tp + group_elements_on_rank(kind, layout) + kind.mixed_whole
         out = out + kind.mixed_out / layout.tp
     if not np.any(out):
         return Passes(0.0, 0.0)
@@ -153,7 +153,7 @@ def up_projections(kind: BlockKind, layout: Layout, by: Products) -> Passes:
 
 
 def mlp(kind: BlockKind, layout: Layout, width: Column, by: Products) -> Passes:
-    """Return seconds of the products of a dense MLP of this width, zero where that is; the gate is part of the first
+    """Return seconds of the products of a dense MLP of this width, 0 if the width is 0; the gate is part of the first
     product."""
     if not np.any(width):
         return Passes(0.0, 0.0)
@@ -164,8 +164,9 @@ def mlp(kind: BlockKind, layout: Layout, width: Column, by: Products) -> Passes:
 
 
 def last_products(kind: BlockKind, layout: Layout, by: Products) -> tuple[Column, Column]:
-    """Return forward seconds of what ends a block and only its residual stream reads: the MLP's last product; with a
-    parallel residual or without an MLP, the one after the mixer. Zero where a norm reads the result."""
+    """Return forward seconds of the products whose results only the residual stream at the end of a block reads: of
+    the MLP's last product, and of the one after the mixer, which is such with a parallel residual or without an MLP.
+    0 if a norm reads the result."""
     m, h = layout.tokens, kind.hidden
     ffn = np.asarray(kind.ffn + kind.shared_ffn) / layout.tp
     alone = (np.asarray(kind.ffn) == 0) & (np.asarray(kind.experts) == 0)
@@ -180,8 +181,8 @@ def last_products(kind: BlockKind, layout: Layout, by: Products) -> tuple[Column
 
 
 def every_second(kind: BlockKind) -> Column:
-    """Return the share of a block's products that recomputation by operation repeats: the second, fourth and sixth,
-    which are keys, the projection after attention and the MLP's second (torchtitan, parallelize_llama.py)."""
+    """Return the share of a block's products that recomputation by operation repeats: the second, fourth and sixth in
+    order, which are keys, the projection after attention and the MLP's second (torchtitan, parallelize_llama.py)."""
     q, kv = kind.heads * kind.head_dim, kind.kv_heads * kind.head_dim
     ffn = kind.ffn + kind.top_k * kind.expert_ffn + kind.shared_ffn
     mixed = kind.mixed + kind.mixed_shared
@@ -207,7 +208,7 @@ def experts(kind: BlockKind, layout: Layout, by: Products) -> Passes:
 
 def keys_per_query(kind: BlockKind, layout: Layout) -> Column:
     """Return the mean number of keys per query under a causal mask, over blocks of a kind: half of the sequence or
-    document, a window, or as many as an index chooses."""
+    document, a window, or the number that an index selects."""
     reach: Column = np.where(np.asarray(layout.document) > 0, np.minimum(layout.document, layout.seq), layout.seq)
     window = np.minimum(np.maximum(kind.window, 1), reach / 2)
     keys = (1 - kind.window_share) * reach / 2 + kind.window_share * window
@@ -215,8 +216,8 @@ def keys_per_query(kind: BlockKind, layout: Layout) -> Column:
 
 
 _SCAN_SLOWDOWN = 4.5
-"""Seconds of the kernels of a recurrence relative to its products at a library's rates. One number for Mamba-2 and
-the gated delta rule, which the published steps of Nemotron 3 and Qwen3-Next imply; no kernel was timed."""
+"""Seconds of a recurrence's kernels relative to its products at a library's rates. One number for Mamba-2 and the
+gated delta rule, implied by published steps of Nemotron 3 and Qwen3-Next; no kernel was timed."""
 
 
 def recurrence(kind: BlockKind, layout: Layout, system: System, profile: Profile) -> Passes:
@@ -230,7 +231,7 @@ def recurrence(kind: BlockKind, layout: Layout, system: System, profile: Profile
     n, p, c = (np.maximum(x, 1) for x in (kind.scan_state, kind.scan_dim, kind.scan_chunk))
     chunks = layout.tokens / c
     heads = chunks * kind.scan_heads / layout.tp
-    groups = chunks * np.where(np.asarray(kind.scan_groups) > 0, copied(kind.scan_groups, layout.tp), 0.0)
+    groups = chunks * np.where(np.asarray(kind.scan_groups) > 0, groups_on_rank(kind.scan_groups, layout.tp), 0.0)
     by = (system, _peak(layout, system) * system.gemm * profile.gemm, layout.activation_bytes)
     # Products of pairs in a chunk are of value heads in a delta rule, whose keys are repeated to them.
     delta = np.asarray(kind.scan_pairs) > 0
@@ -328,8 +329,8 @@ there (8 each) and a cast back (6), less 4."""
 
 
 def unfused(kind: BlockKind, layout: Layout, profile: Profile) -> Column:
-    """Return 1 where scores are written and their masked softmax is not a single kernel, since torch's own operations
-    are it, or since a rank's heads and sequences are not a multiple of four."""
+    """Return 1 if scores are written and their masked softmax is not a single kernel, because the stack uses torch's
+    own operations or a rank's heads x sequences are not a multiple of four."""
     matrices = layout.micro_batch * kind.heads / (layout.tp * layout.ulysses)
     apart = (matrices % _FUSED_BATCHES != 0) | (np.asarray(profile.plain) > 0)
     return 1.0 * ((np.asarray(profile.flash) == 0) & apart)
@@ -344,8 +345,8 @@ def _aligned(d: Column, otherwise: Column) -> Column:
 
 
 def _rows_aligned(n: Column, odd: Column) -> Column:
-    """Return the share of the rate that products reach with rows of `n` 2-byte elements: `odd` where single elements
-    are loaded, and on the way to it where two or four are; all of it where they are 16 bytes (NVIDIA, "Matrix
+    """Return the share of the rate that products reach with rows of `n` 2-byte elements: 1 if rows are a multiple of
+    16 bytes, `odd` if n is odd, and in between if two or four elements are loaded at a time (NVIDIA, "Matrix
     multiplication background", tensor core requirements)."""
     together = np.gcd(np.asarray(n, dtype=np.int64), 8)
     return np.asarray(odd) ** (1 - np.log2(together) / 3)
@@ -372,7 +373,8 @@ def traffic(kind: BlockKind, layout: Layout, width: Column, system: System, prof
 
 
 def recast(weights: Column, profile: Profile) -> Column:
-    """Return how many of these weights a pass casts: all, unless they were gathered narrow, or are kept so."""
+    """Return the number of `weights` that a pass casts: all if the stack casts in every pass, unless they are
+    gathered in 8 bits."""
     return profile.recasts * (profile.parameter_bytes > 1) * weights
 
 
@@ -385,9 +387,9 @@ def cast_s(elements: Column, layout: Layout, system: System, profile: Profile) -
 
 
 def mixed_traffic(kind: BlockKind) -> Column:
-    """Return the widths of the stream that n hyper-connected streams read and write around a sublayer, beyond the
-    three of a plain residual: read for the weights, joined to one, and read with the sublayer's result to be written
-    mixed: 4 n + 2 (Xie et al. 2025, table 2, with its kernels joined as section 4.3.1 has them)."""
+    """Return the traffic of n hyper-connected streams around a sublayer, in hidden states read or written, beyond the
+    three of a plain residual. Streams are read for the weights, joined into one, and read with the sublayer's result
+    to be written mixed: 4 n + 2 (Xie et al. 2025, table 2, with kernels joined as in section 4.3.1)."""
     return np.where(np.asarray(kind.streams) > 1, 4 * kind.streams + 2 - 3, 0.0)
 
 

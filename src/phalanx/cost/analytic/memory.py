@@ -3,9 +3,9 @@
     start of a backward pass   state + activations in flight + logits + gathered parameters
     update                     state + temporaries of the update
 
-The allocator reserves that, its fragmentation, and memory that is free but cannot be reused yet. With a pipeline, the
-fuller of the first rank (most micro-batches in flight, the embedding) and the last (head, logits) counts. Bytes kept
-by blocks, and bytes of state, come from the ledger (cost/ledger/live_bytes.py).
+The allocator reserves that maximum, its fragmentation, and memory that is free but cannot be reused yet. With a
+pipeline, the fuller of the first rank (most micro-batches in flight, the embedding) and the last (head, logits)
+counts. Bytes kept by blocks, and bytes of state, come from the ledger (cost/ledger/live_bytes.py).
 """
 
 from collections.abc import Callable
@@ -21,14 +21,14 @@ from phalanx.cost.ledger.kind import BlockKind
 from phalanx.cost.ledger.live_bytes import (
     cast_weight_bytes,
     end_bytes,
-    flights,
     gathered_key_bytes,
+    held_micro_batches,
     live_bytes,
     sliced_head,
     state_bytes,
     whole_gradient_bytes,
 )
-from phalanx.cost.ledger.model_shape import Shape, padded
+from phalanx.cost.ledger.model_shape import Shape, padded_shape
 from phalanx.cost.ledger.policy import sharding
 from phalanx.cost.ledger.rank_layout import Layout, stages, stages_by_work
 from phalanx.schedule.gradients.sharding import Sharding
@@ -40,9 +40,9 @@ QUEUE = 1024
 
 @dataclass(frozen=True)
 class Memory:
-    """Bytes of the fullest rank. `steady`: allocated between steps. `peak`: allocated at most; `last`: the same on
-    the last pipeline rank. `reserved`: reserved by the allocator; `first`: the same on the first pipeline rank, in a
-    run that completed. `shown`: shown by the driver. `terms`: the parts of the peak, which they sum to."""
+    """Bytes of the fullest rank. `steady`: allocated between steps. `peak`: most allocated; `last`: the same on the
+    last pipeline rank. `reserved`: reserved by the allocator; `first`: the same on the first pipeline rank, in a run
+    that completed. `shown`: shown by the driver. `terms`: parts that sum to the peak."""
 
     steady: Column
     peak: Column
@@ -52,7 +52,7 @@ class Memory:
     shown: Column
     terms: dict[str, Column]
     by_rank: Callable[[int], list[dict[str, Column]]]
-    """Return the terms of each of `pp` pipeline ranks."""
+    """From the number of pipeline ranks to the terms of each."""
 
 
 def allocatable_bytes(usable: Column, profile: Profile) -> Column:
@@ -94,14 +94,13 @@ def _two_matrices(shape: Shape, layout: Layout, apart: Column) -> Column:
 
 
 _WHOLE_UNITS = 3
-"""Units as they compute: gathered, that and the next; and, unless it is frozen, the gradient of one before it is
-reduced."""
+"""Whole units at a time: the one that computes and the next, both gathered, and the unreduced gradient of one."""
 
 
 def _adapter_bytes(profile: Profile, zero: Sharding, ranks: Column) -> Column:
-    """Return bytes of state per parameter of adapters on a rank: a weight of 2, a gradient of 4 and an optimizer of
-    12 bytes, or as its moments are, which ZeRO shards over `ranks` and offloads as it does a whole model's. FSDP
-    gives adapters units of their own (huggingface/peft/src/peft/utils/other.py, fsdp_auto_wrap_policy)."""
+    """Return bytes of state per parameter of adapters on a rank: a weight of 2, a gradient of 4 and the optimizer's
+    state, which ZeRO shards over `ranks` and offloads as it does a whole model's. FSDP gives adapters units of their
+    own (huggingface/peft/src/peft/utils/other.py, fsdp_auto_wrap_policy)."""
     shards = np.where(zero.state, ranks, 1.0)
     level3, each = np.asarray(zero.by_unit, dtype=float), np.asarray(zero.reduces_each, dtype=float)
     on_host = profile.parameters_on_host * level3
@@ -111,8 +110,8 @@ def _adapter_bytes(profile: Profile, zero: Sharding, ranks: Column) -> Column:
 
 
 class _Rank(NamedTuple):
-    """Bytes of a pipeline rank: `state`, persistent from step to step; `transient`, above it at the peak; and the
-    parts of that peak, where `held` is the state in use at the time, and `update` is 0 unless the peak is there."""
+    """Bytes of a pipeline rank: `state`, persistent from step to step; `transient`, in addition at the peak; and the
+    parts of that peak. `held`: the state in use at that time; `update`: 0 unless the peak is in the update."""
 
     state: Column
     transient: Column
@@ -130,7 +129,8 @@ def _fuller(one: _Rank, other: _Rank) -> _Rank:
 
 
 def _parameters_of_block(shape: Shape, layout: Layout) -> tuple[Column, Column]:
-    """Return the parameters of a block on a rank, averaged over blocks: of all but routed experts, and of those."""
+    """Return the parameters of a block on a rank, averaged over blocks: without routed experts, and of these
+    alone."""
     dense = shape.mean(lambda kind: kind.on_rank(layout.tp))
     return dense, shape.mean(lambda kind: kind.expert_params) / (layout.ep * layout.etp)
 
@@ -146,8 +146,8 @@ class _Ends(NamedTuple):
 
 
 def _ends(shape: Shape, layout: Layout) -> _Ends:
-    """Return the parameters of the ends. Where chunks lie in a V, the first rank holds the first and the last chunk.
-    Else the last rank has the head, for a tied embedding a copy."""
+    """Return the parameters of the ends. If chunks lie in a V, the first rank holds the first and the last chunk;
+    else the last rank has the head, or a copy of a tied embedding."""
     one_stage = layout.pp == 1
     both = one_stage | (np.asarray(layout.v_shaped) > 0)
     head = np.where(shape.tied > 0, shape.vocab * shape.hidden, shape.head_params)
@@ -178,14 +178,14 @@ def _loss_bytes(shape: Shape, layout: Layout, profile: Profile, last_norm: Colum
 
 @dataclass(frozen=True)
 class _Share:
-    """A rank's unit costs: per block, per parameter of the ends, and per micro-batch in flight. `dense_params`,
+    """A rank's costs per block, per parameter of the ends, and per micro-batch in flight. `dense_params`,
     `expert_params`: parameters of a block. Bytes: `block_state`, of a block's state; `end_state`, of the state per
     parameter of the ends; `stored`, `stream`, kept of a micro-batch by a block and by the rest; `recomputed`,
-    restored by the backward pass of a block; `unit`, gathered by a pass where units have no buffers;
-    `root_gradient`, of a root that is reduced as the backward pass ends; `reduced`, gradients of a block before they
-    are reduced. `of_blocks`, `in_buckets`: elements of the buffers in which units
-    take turns, of parameters and of gradients. `narrow`: 1 where blocks are gathered in 8 bits. `updated`: elements
-    of a block that the rank updates; `end_shards`: ranks that share the ends."""
+    restored by the backward pass of a block; `unit`, gathered by a pass if units have no buffers; `root_gradient`, of
+    a root that is reduced as the backward pass ends; `reduced`, gradients of a block before they are reduced.
+    `of_blocks`, `in_buckets`: elements of the buffers in which units take turns, of parameters and of gradients.
+    `narrow`: 1 if blocks are gathered in 8 bits. `updated`: elements of a block that the rank updates; `end_shards`:
+    ranks that share the ends."""
 
     how: Sharding
     profile: Profile
@@ -241,9 +241,8 @@ class _Share:
         )
 
     def _gathered(self, blocks: Column, ends: Column, params: Column) -> Column:
-        """Return the bytes of gathered parameters and of gradients that are being reduced.
-
-        Units may take turns in buffers: the larger end's and two blocks'; three of separately sharded experts."""
+        """Return the bytes of gathered parameters and of gradients that are being reduced. Units may take turns in
+        buffers: of the larger end and two blocks; three of separately sharded experts."""
         how, profile = self.how, self.profile
         turns, e = np.asarray(profile.unit_buffers), profile.parameter_bytes
         of_blocks = np.where(self.narrow > 0, 1.0, e)
@@ -257,7 +256,7 @@ class _Share:
 
 
 def _share(shape: Shape, layout: Layout, profile: Profile, ends: _Ends, stream: Column) -> _Share:
-    """Return a rank's unit costs; `stream`: bytes of a micro-batch that no block keeps."""
+    """Return a rank's costs; `stream`: bytes of a micro-batch that no block keeps."""
     dense_params, expert_params = _parameters_of_block(shape, layout)
     params = dense_params + expert_params
     zero = sharding(layout, profile.policy)
@@ -314,7 +313,7 @@ def _share(shape: Shape, layout: Layout, profile: Profile, ends: _Ends, stream: 
 def _constant_bytes(
     shape: Shape, layout: Layout, profile: Profile, share: _Share, most_params: Column
 ) -> tuple[Column, Column]:
-    """Return bytes that every rank holds permanently, and the share of compression among them."""
+    """Return bytes that every rank holds permanently, and the part of them that compression holds."""
     # Products that accumulate their weights' gradients in place return a placeholder, kept for each shape; the head's
     # goes with the loss.
     of_expert = shape.mean(lambda kind: kind.expert_params / np.maximum(kind.experts, 1))
@@ -333,14 +332,14 @@ def _constant_bytes(
 def memory(shape: Shape, layout: Layout, profile: Profile, ahead: Column = 1.0, room: Column = np.inf) -> Memory:
     """Return the Memory of the fullest rank, as numbers or columns. `ahead`: Step.ahead; the default, 1, has the most
     memory waiting. `room`: bytes of the device that the allocator can have."""
-    shape = padded(shape, layout.tp, profile.vocab_multiple)
+    shape = padded_shape(shape, layout.tp, profile.vocab_multiple)
     parts = stages(shape, layout, profile.balanced)
     if np.any(profile.by_work):
         parts = stages_by_work(shape, layout)
     ends = _ends(shape, layout)
     stream, last_norm = end_bytes(shape, layout, profile)
     share = _share(shape, layout, profile, ends, stream)
-    flight, flight_last = flights(layout, profile.policy)
+    flight, flight_last = held_micro_batches(layout, profile.policy)
     # Exchanges that overlap another micro-batch run one chunk ahead; without a pipeline one block, whose forward pass
     # goes with another's backward pass (Megatron-LM d98e8a64, megatron/core/pipeline_parallel/combined_1f1b.py:48,
     # schedules.py:966).

@@ -66,7 +66,7 @@ def per_parameter(p: Precision, optimizer: Optimizer) -> PerParameter:
 MIXED = per_parameter(Precision("bfloat16"), Optimizer())
 
 
-def typed(by: Profile, job: Job) -> Profile:
+def with_number_types(by: Profile, job: Job) -> Profile:
     """Return a stack's constants under the number types and the optimizer of a job: every count of bytes shifted by
     its difference from AdamW in mixed precision."""
     sizes, usual = per_parameter(job.precision, job.optimizer), MIXED
@@ -109,18 +109,18 @@ _FOREACH = 4.0
 """Bytes per updated element of torch's AdamW without a fused kernel, which makes the roots of all fp32 moments at
 once (torch 2.13, torch/optim/adam.py:645, `exp_avg_sq_sqrt = torch._foreach_sqrt(device_exp_avg_sqs)`)."""
 _TABLE_LOOKUPS = 4.0
-"""Time of making 16 bits of nf4 over that of the bytes it moves: bitsandbytes looks each weight up. QLoRA in place of
-LoRA lengthens a sample of 7.7 billion parameters by 0.18 s and of 14.2 billion by 0.35 s in three passes on an A100
-(modelscope/ms-swift 4692215, docs/source_en/LLM/Benchmark.md), 6 times the bytes' time; 7 billion on two RTX 4090 by
-0.2 s (AnswerDotAI/fsdp_qlora 05ed9f2, benchmarks_03_2024.md), 4 times."""
+"""Time to convert nf4 to 16 bits over the time of the bytes it moves: bitsandbytes looks each weight up. QLoRA in
+place of LoRA lengthens a sample of 7.7 billion parameters by 0.18 s and of 14.2 billion by 0.35 s in three passes on
+an A100 (modelscope/ms-swift 4692215, docs/source_en/LLM/Benchmark.md), 6 times the bytes' time; 7 billion on two RTX
+4090 by 0.2 s (AnswerDotAI/fsdp_qlora 05ed9f2, benchmarks_03_2024.md), 4 times."""
 _UNPACKED = 16.5
-"""Bytes that GPTQ's layer moves for a weight in 4 bits, by torch's operations one by one, where it multiplies 128
-tokens or more (AutoGPTQ c80855e, auto_gptq/nn_modules/qlinear/qlinear_cuda_old.py, QuantLinear.forward): shifted to
-32 bits (4.5), cast to 8 (5), masked (2), less its zero (2), times its scale (3)."""
+"""Bytes that GPTQ's layer moves for a weight in 4 bits, by separate torch operations, if it multiplies 128 tokens or
+more (AutoGPTQ c80855e, auto_gptq/nn_modules/qlinear/qlinear_cuda_old.py, QuantLinear.forward): shifted to 32 bits
+(4.5), cast to 8 (5), masked (2), less its zero (2), times its scale (3)."""
 _BYTEWISE = 1.9
-"""Time of these operations over that of the bytes, since most are of single bytes, which leave memory idle: between
-1.8 and 2.0 say 18 published steps of 7.7 to 72 billion parameters, which last longer than with frozen weights in 16
-bits by the same seconds at 2,048, 4,096 and 8,192 tokens (QwenLM/Qwen 2df8e8a, README.md)."""
+"""Time of these operations over the time of their bytes: most operations are on single bytes, which use little of the
+memory's rate. 18 published steps of 7.7 to 72 billion parameters imply 1.8 to 2.0: they last longer than with frozen
+weights in 16 bits by the same seconds at 2,048, 4,096 and 8,192 tokens (QwenLM/Qwen 2df8e8a, README.md)."""
 BASE_BYTES = {
     "auto": 2.0,
     "nf4": (4 + 32 / 64) / 8,
@@ -130,20 +130,21 @@ BASE_BYTES = {
 }
 """Bytes of a frozen weight of a block, with its share of the scales."""
 _EXPERT_LAUNCHES = 110.0
-"""Kernels that a block with experts launches beyond an MLP's where no graph captures its router and permutation.
-Megatron-Bridge's constants are of recipes that capture them. Eleven published steps of 2,048 to 4,096 tokens a rank
-without graphs, which wait for launches, need 60 to 162 of them, and one 350; 114 in the median."""
+"""Kernels that a block with experts launches beyond an MLP's if no graph captures its router and permutation.
+Megatron-Bridge's constants are from recipes that capture them. Eleven published steps of 2,048 to 4,096 tokens a rank
+without graphs, which wait for launches, imply 60 to 162 kernels, and one 350; the median is 114."""
 SPREAD = 1.0
-"""Relative standard deviation of an expert's tokens under a learned router: with it 16 pretraining steps published
-with their real router are 18 % off in the median (24 % without it), most of them too short still. Public logs of
-loads are rare, so it is one number for all models."""
+"""Relative standard deviation of an expert's tokens under a learned router: with it the median error of 16
+pretraining steps published with their real router is 18 % (24 % without), most of them still predicted too short.
+Public logs of loads are rare, so it is one number for all models."""
 _SCORED = {"none": 0.0, "copy": 1.0, "base": 1.0, "copy-kl": 3.0, "base-kl": 3.0}
-"""Forward passes that score a sequence, by what scores it: KTO's reference takes it and one of another prompt, which
-the model takes too, without gradients (huggingface/trl trl/trainer/kto_trainer.py: get_batch_loss_metrics)."""
+"""Additional forward passes per sequence, by the reference that scores it: KTO's reference scores the sequence and
+one of another prompt, which the model scores too, without gradients (huggingface/trl trl/trainer/kto_trainer.py:
+get_batch_loss_metrics)."""
 _PORTABLE = {"flash2": 2.0, "flash3": 0.0, "flex": 3.0}
 """Profile.portable by the kernel of attention."""
 _OVERLAPPED_STACK = "nemo-24.11"
-"""The stack whose fitted overlap represents userbuffers and async tensor parallelism: NVIDIA's recipes had it on."""
+"""The stack whose fitted overlap represents userbuffers and async tensor parallelism: NVIDIA's recipes use them."""
 
 
 def constants(stack: str, job: Job, model: Shape, options: StackOptions) -> Profile:
@@ -153,13 +154,13 @@ def constants(stack: str, job: Job, model: Shape, options: StackOptions) -> Prof
     entry = row.options.get("optimizer") if row else None
     if under is not options and row and not (entry and entry.allows(under.optimizer)):
         raise InputError("job.optimizer.name", job.optimizer.name, f"is not in {row.title}", "use adamw")
-    by = effective(typed(profile(stack), job), model, under)
+    by = with_options(with_number_types(profile(stack), job), model, under)
     if under.update != "foreach" or under.second_moment != "auto":
         return by
     return replace(by, update_bytes=by.update_bytes * DTYPE_BYTES[job.precision.master_dtype] / _FOREACH)
 
 
-def effective(by: Profile, model: Shape, options: StackOptions) -> Profile:
+def with_options(by: Profile, model: Shape, options: StackOptions) -> Profile:
     """Return constants with the options of their stack."""
     if not options.changed():
         return by
@@ -217,7 +218,7 @@ _WEIGHT = 2.0
 
 
 def moment_bytes(model: Shape, o: StackOptions) -> Column:
-    """Return bytes a parameter of the moments that options say: of AdamW, or of Muon, which has one of matrices."""
+    """Return bytes per parameter of the moments with these options: AdamW's two, or Muon's, one for matrices."""
     of_second = model.ends / model.params if o.optimizer == "muon" else 1.0
     return BYTES[o.first_moment] + BYTES[o.second_moment] * of_second
 
@@ -287,12 +288,10 @@ def _adapted(kind: BlockKind, o: StackOptions) -> list[tuple[Column, Column, Col
 
 
 def adapter_params(model: Shape, o: StackOptions) -> float:
-    """Return the parameters of a block's adapters: r (inputs + outputs) for each product that has one, and its
-    magnitudes."""
-    if not o.lora:
-        return 0.0
-    each = o.lora, float(o.dora != "none")
-    return float(model.mean(lambda k: sum(n * (each[0] * (x + y) + each[1] * y) for x, y, n in _adapted(k, o))))
+    """Return the parameters of a block's adapters, averaged over blocks: r (inputs + outputs) for each product that
+    has one, and its magnitudes; 0 without adapters."""
+    dora = float(o.dora != "none")
+    return float(model.mean(lambda k: sum(n * (o.lora * (x + y) + dora * y) for x, y, n in _adapted(k, o))))
 
 
 def _expert_adapter_params(model: Shape, o: StackOptions) -> float:
@@ -338,7 +337,7 @@ def _magnitudes(model: Shape, o: StackOptions) -> Magnitudes:
     )
 
 
-def extended(model: Shape, o: StackOptions) -> Shape:
+def extended_shape(model: Shape, o: StackOptions) -> Shape:
     """Return the sizes of a model with its further depths of multi-token prediction, its units and its adapters."""
     if o.mtp:
         # A depth is a block like the last ones, a product of two hidden states, and the head once more.
@@ -363,9 +362,9 @@ def extended(model: Shape, o: StackOptions) -> Shape:
     )
 
 
-def laid_out(layout: Layout, o: StackOptions, blocks: Sequence[Column] | None = None) -> Layout:
-    """Return a layout with its options: documents, adapters, and where given the blocks of the first, the fullest and
-    the last pipeline rank, and the place of the fullest."""
+def layout_with_options(layout: Layout, o: StackOptions, blocks: Sequence[Column] | None = None) -> Layout:
+    """Return a layout with options for documents, adapters and products, and if given with `blocks`: the blocks of
+    the first, the fullest and the last pipeline rank, and the place of the fullest."""
     changes: dict[str, Column] = {}
     if o.document:
         changes["document"] = float(o.document)
@@ -379,8 +378,7 @@ def laid_out(layout: Layout, o: StackOptions, blocks: Sequence[Column] | None = 
 
 
 def require_priced(o: StackOptions, kind: str) -> None:
-    """Require that options have a price on a device of this kind. Raises InputError for options that need an unknown
-    host link."""
+    """Raise InputError if options need a link to the host that a device of this kind does not have."""
     uses_host = o.optimizer_offload or o.parameter_offload or o.activation_offload
     if uses_host and kind != "cuda":
         raise InputError("options", str(o), f"a {kind} device has no link to a host", "leave offloading out")

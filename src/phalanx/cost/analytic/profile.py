@@ -37,7 +37,7 @@ class Profile(Keeps):
     """1: a rank's part of the vocabulary is rounded up so that its products are aligned (Megatron-LM,
     --make-vocab-size-divisible-by 128)."""
     vocab_multiple: Column = 0.0
-    """What rows of a rank's part of the vocabulary are rounded up to a multiple of; 0: they are not rounded."""
+    """The rows of a rank's part of the vocabulary are rounded up to a multiple of this; 0: they are not rounded."""
     gemm: Column = 1.0
     """Rate of matrix products relative to the chip's best."""
     gemm8: Column = 1.0
@@ -45,11 +45,11 @@ class Profile(Keeps):
     grouped: Column = 0.8
     """Rate of grouped products of experts relative to plain ones."""
     portable: Column = 0.0
-    """Flash attention. 0: cuDNN's, or FlashAttention 3; 2: FlashAttention 2; 3: FlexAttention; 1: torch's choice,
-    which is FlashAttention 2 but on Blackwell (torchtitan b5bcd76, torchtitan/models/attention.py, `_init_backend`:
-    cuDNN first), where it takes keys and values of one width alone (pytorch/torchtitan#1610); 0.5: since torch 2.10
-    with cuDNN 9.15, which takes its own on Hopper too (pytorch/pytorch 001f694, aten/src/ATen/native/transformers/
-    cuda/sdp_utils.cpp:75)."""
+    """Kind of flash attention. 0: cuDNN's, or FlashAttention 3; 2: FlashAttention 2; 3: FlexAttention; 1: torch's
+    choice, which is FlashAttention 2 except on Blackwell (torchtitan b5bcd76, torchtitan/models/attention.py,
+    `_init_backend`: cuDNN first), where it takes keys and values of one width alone (pytorch/torchtitan#1610); 0.5:
+    since torch 2.10 with cuDNN 9.15, which takes its own on Hopper too (pytorch/pytorch 001f694,
+    aten/src/ATen/native/transformers/ cuda/sdp_utils.cpp:75)."""
     plain: Column = 0.0
     """1: products are plain library calls, not tuned for the chip's generation."""
     attention: Column = 1.0
@@ -114,17 +114,17 @@ class Profile(Keeps):
     """1: parameters are gathered and gradients reduced matrix by matrix, as a compiler that partitions each product
     does, in place of whole units."""
     copies_units: Column = 0.0
-    """1: what a unit gathered is copied into its parameters, and its gradients into a buffer to be reduced, on the
-    stream of its kernels (torch 2.13, torch/distributed/fsdp/_fully_shard/_fsdp_collectives.py:489, 603)."""
+    """1: a unit's gathered buffer is copied into its parameters, and its gradients into a buffer to be reduced, on
+    the stream of its kernels (torch 2.13, torch/distributed/fsdp/_fully_shard/_fsdp_collectives.py:489, 603)."""
     contention: Column = 1.13
-    """Slowdown of compute that overlaps communication: near 1.13 as Galvatron measured it (Miao et al. 2022); fitted
+    """Slowdown of compute that overlaps communication: near 1.13 as measured for Galvatron (Miao et al. 2022); fitted
     for stacks with runs at ZeRO-3."""
     parameter_bytes: Column = 2.0
     """Bytes per gathered parameter element."""
     dequantised_bytes: Column = 0.0
-    """Traffic per frozen parameter of a block, and use of it, that turns it into a 16-bit weight."""
+    """Traffic per frozen parameter of a block each time that it is converted into a 16-bit weight."""
     wide_adapters: Column = 1.0
-    """1: adapters are in fp32, and so is what they touch (peft's autocast_adapter_dtype)."""
+    """1: adapters are in fp32, and so are their inputs and results (peft's autocast_adapter_dtype)."""
     adapter_state_bytes: Column = 12.0
     """Master weight and moments of an adapter's parameter."""
     optimizer_bytes: Column = 30.0
@@ -155,19 +155,18 @@ class Profile(Keeps):
     """1: the same by our own partition, for memory (times assume equal chunks until a strategy is timed action by
     action)."""
     idle_bytes: Column = 0.0
-    """Bytes per parameter of the state that are free at the activations' peak: allocated during or after the
-    update."""
+    """Bytes per parameter of the state that are not allocated at the peak of activations, but by the update."""
     update_bytes: Column = 0.0
     """Bytes of temporaries of the update per element that it updates, beyond the state."""
     cast_gradient: Column = 0.0
-    """The same of gradients that are cast for it in addition to what stays, where a level-3 shard keeps them narrower
-    than its masters."""
+    """Bytes of temporaries per updated element for gradients that are cast for the update, if a level-3 shard keeps
+    them narrower than its masters."""
     update_elements: Column = np.inf
-    """Elements that are updated at a time, at most."""
+    """Most elements that are updated at a time."""
     kept_logit: Column = 8.0
     """Bytes per logit at the loss."""
     unit_buffers: Column = 0.0
-    """1: from ZeRO-2 on units are gathered and reduced in buffers that last, which they take in turn."""
+    """1: from ZeRO-2 on, units take turns in permanent buffers to be gathered and reduced."""
     buffers: Column = 0.0
     """Unsharded hidden states that tensor parallelism gathers into, kept from step to step."""
     stand_in: Column = 0.0
@@ -197,7 +196,7 @@ class Profile(Keeps):
     orthogonal: Column = 0.0
     """1: the update of matrices is orthogonalised (Muon), by five iterations of three products."""
     scored: Column = 0.0
-    """1: each micro-batch has a forward pass more, of a reference."""
+    """Additional forward passes of each micro-batch, which score it (by a reference)."""
     overlaps_experts: Column = 0.0
     """1: exchanges of tokens overlap the compute of another micro-batch."""
     sends_once: Column = 0.0
@@ -211,9 +210,8 @@ FIELDS = {f.name: float(f.default) for f in fields(Profile) if f.name not in ("n
 
 
 def profile(name: str, constants: Mapping[str, float] | None = None) -> Profile:
-    """Return the Profile of a stack by name, with these fitted constants in place of the shipped ones.
-
-    Raises InputError for an unknown stack."""
+    """Return the Profile of a stack by name, with these fitted constants in place of the shipped ones. Raises
+    InputError for an unknown stack."""
     stack = priced_stack(name)
     values = resolve(FIELDS, stack.lineage, constants) | dict(stack.constants)
     return Profile(name=name, policy=Policy(**stack.policy), **values)

@@ -1,7 +1,5 @@
-"""What "state" is made of, in bytes a parameter: weights, gradients, master weights, moments, and over how many ranks
-each of them is sharded.
-
-The sum of each part over its shards is what live_bytes.state_bytes prices, whatever the parts are called.
+"""The parts of the model state in bytes per parameter: weights, gradients, master weights, moments, and the number of
+ranks over which each is sharded. The parts, each over its shards, sum to live_bytes.state_bytes.
 """
 
 from dataclasses import dataclass, replace
@@ -20,12 +18,12 @@ from phalanx.spec.strategy.stack_options import StackOptions
 
 ADAPTERS = "adapters"
 _NOTHING = 0.005
-"""Bytes a parameter below which a part is none."""
+"""Bytes per parameter up to which a part is left out."""
 
 
 @dataclass(frozen=True)
 class StatePart:
-    """Bytes of each parameter that a rank computes with, before they are sharded over `shards` ranks."""
+    """A part of the state: bytes per parameter that a rank computes with, before sharding over `shards` ranks."""
 
     what: str
     bytes_per_parameter: float
@@ -36,24 +34,25 @@ class StatePart:
 
 @dataclass(frozen=True)
 class StatePerParameter:
-    """What every step leaves to the next on a rank."""
+    """The state that a rank keeps from step to step."""
 
     line: str
-    """All of it, as people read it."""
+    """All of it in words."""
     parts: tuple[StatePart, ...]
     expert_shards: int
     """Ranks that share the state of routed experts."""
     on_host: float
-    """Share of master weights and moments that lies in the host's memory, in addition to these."""
+    """Share of master weights and moments that is in the host's memory, not in `parts`."""
     gradients_on_host: float
-    """Share of the gradients that lies there too."""
+    """Share of the gradients there."""
     weights_on_host: bool
-    """Whether the weights do, between their uses."""
+    """Whether the weights are there between their uses."""
     idle_bytes: float
-    """Bytes a parameter of it that are free while activations are at their fullest."""
+    """Bytes per parameter, among the parts, that are not allocated at the peak of activations."""
 
 
 def _line(s: StatePerParameter, over: str) -> str:
+    """Return the state in words. `over`: the axes and the level of ZeRO that shard it."""
     groups: dict[tuple[str, int], list[str]] = {}
     for part in s.parts:
         groups.setdefault((part.of, part.shards), []).append(f"{part.what} {part.bytes_per_parameter:.4g}")
@@ -73,10 +72,9 @@ def _line(s: StatePerParameter, over: str) -> str:
 
 
 def state_of(model: Shape, layout: Layout, by: Profile, job: Job, options: StackOptions) -> StatePerParameter:
-    """Return what the state of one strategy is. `by`: the stack's constants with these options."""
-    zero, shards = sharding(layout, by.policy), 1
-    if zero.state:
-        shards = int(zero.shards)
+    """Return the state of one strategy. `by`: the stack's constants with these options."""
+    zero = sharding(layout, by.policy)
+    shards = int(zero.shards) if zero.state else 1
     frozen, here = bool(options.lora), 1 - options.optimizer_offload
     sizes = per_parameter(job.precision, job.optimizer)
     apart = job.precision.master_dtype != job.precision.compute

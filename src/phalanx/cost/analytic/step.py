@@ -17,22 +17,22 @@ from phalanx.cost.analytic.block import BlockSeconds, block_kinds, common_parts
 from phalanx.cost.analytic.flow_times import seconds_of
 from phalanx.cost.analytic.kernels import Passes
 from phalanx.cost.analytic.profile import Profile
-from phalanx.cost.analytic.update import reduced, synchronised, updated
+from phalanx.cost.analytic.update import outer_synchronisation, reduction, update
 from phalanx.cost.collectives.nccl_model import collective_s
 from phalanx.cost.hardware.columns import Column
 from phalanx.cost.hardware.system import System
 from phalanx.cost.ledger.kind import BlockKind
 from phalanx.cost.ledger.layer_flows import carried_bytes, messages
 from phalanx.cost.ledger.live_bytes import live_bytes
-from phalanx.cost.ledger.model_shape import Shape, padded
+from phalanx.cost.ledger.model_shape import Shape, padded_shape
 from phalanx.cost.ledger.rank_layout import Layout, stages
 from phalanx.spec.strategy.zero_levels import level_columns
 
 
 @dataclass
 class Step:
-    """Seconds by term along the critical path of the slowest rank. `of`: factors of each term by name, for printing
-    its formula in FORMULAS."""
+    """Seconds by term along the critical path of the slowest rank. `of`: by term, the values of the symbols in its
+    formula (FORMULAS), for printing."""
 
     terms: dict[str, Column] = field(default_factory=dict)
     of: dict[str, dict[str, Column]] = field(default_factory=dict)
@@ -41,7 +41,7 @@ class Step:
     head: Passes = field(default_factory=lambda: Passes(0.0, 0.0))
     """A micro-batch's passes of the head and the loss."""
     ahead: Column = 1.0
-    """1 where the CPU launches ahead of the GPU, 0 where the GPU waits for the CPU; in between if they are equally
+    """1 if the CPU launches ahead of the GPU, 0 if the GPU waits for the CPU, in between if they are about as
     fast."""
 
     @property
@@ -53,18 +53,18 @@ class Step:
 _TERMS = tomllib.loads(Path(__file__).with_name("terms.toml").read_text())
 FORMULAS: dict[str, str] = {name: row["formula"] for name, row in _TERMS.items() if "formula" in row}
 TERM_NAMES: dict[str, str] = {name: row["title"] for name, row in _TERMS.items() if "title" in row}
-"""Terms for people."""
+"""Titles of terms for people."""
 
 
 _UNEVEN = 0.5
-"""Variation of the lead of the GPU over its launches within a pass: at most this share of the slower one's time. At
-equal rates a pass takes an eighth longer than either."""
+"""Most by which the difference of GPU and CPU time varies within a pass, as a share of the longer one. If both are
+equal, a pass takes an eighth longer than either."""
 
 
 def _slower(gpu: Column, cpu: Column) -> Column:
-    """Return the seconds of a pass that takes the GPU `gpu` and its launches `cpu`: the slower one's, and more where
-    both are nearly equal, since kernels and launches last unequally long and each waits where the other is behind.
-    With a difference d of both that varies evenly by u either way, E max = max + (u - d)^2 / (4 u)."""
+    """Return the seconds of a pass whose kernels take `gpu` and whose launches take `cpu`: the longer of the two, and
+    more if both are nearly equal, since durations vary and each waits while the other is behind. If the difference d
+    varies uniformly by u either way, E max = max + (u - d)^2 / (4 u)."""
     most = np.maximum(gpu, cpu)
     near = np.maximum(np.minimum(gpu, cpu) / np.maximum(most, 1e-30) - (1 - _UNEVEN), 0.0)
     return most * (1 + near**2 / (4 * _UNEVEN))
@@ -72,7 +72,7 @@ def _slower(gpu: Column, cpu: Column) -> Column:
 
 def step(shape: Shape, layout: Layout, system: System, profile: Profile, replicas: bool = True) -> Step:
     """Return the terms of one step; without `replicas`, omit `dp` and `coding`, the exchange between replicas."""
-    shape, layout = padded(shape, layout.tp, profile.vocab_multiple), layout.on_nodes(system.tiers[0].ranks)
+    shape, layout = padded_shape(shape, layout.tp, profile.vocab_multiple), layout.on_nodes(system.tiers[0].ranks)
     out = Step()
     terms = out.terms
     common = common_parts(shape, layout, system, profile)
@@ -156,10 +156,10 @@ def step(shape: Shape, layout: Layout, system: System, profile: Profile, replica
     terms["bubble"] = np.where(layout.pp > 1, layout.bubble * (through - slowest) / layout.virtual, 0.0)
 
     _transfers(out, shape, layout, system, profile)
-    once_a_step = [updated(shape, layout, system, profile, blocks)]
+    once_a_step = [update(shape, layout, system, profile, blocks)]
     if replicas:
-        once_a_step.insert(0, reduced(shape, layout, system, profile, blocks, Passes(forward, backward)))
-        once_a_step.append(synchronised(shape, layout, system, profile, blocks, m * (forward + backward)))
+        once_a_step.insert(0, reduction(shape, layout, system, profile, blocks, Passes(forward, backward)))
+        once_a_step.append(outer_synchronisation(shape, layout, system, profile, blocks, m * (forward + backward)))
     for more in once_a_step:
         terms |= more.seconds
         out.of |= more.of
@@ -180,7 +180,7 @@ deepspeed/runtime/zero/partition_parameters.py:893, `_no_gather_coalesced`), ove
 
 
 def _hooked(kind: BlockKind, shape: Shape, layout: Layout, profile: Profile) -> Column:
-    """Return the host's seconds around the modules of a block's pass, under ZeRO-3 that fetches for each of them."""
+    """Return the host's seconds in the hooks around a block's modules in a pass, if ZeRO-3 fetches by such hooks."""
     modules = _MODULES + _OF_SUBLAYER * kind.sublayers + _OF_ADAPTER * shape.adapted.number
     gathers = np.where(layout.dp * layout.cp > 1, 1.0, _ALONE)
     return profile.hook_s * gathers * modules * level_columns(np.asarray(layout.zero)).parameters
@@ -195,8 +195,8 @@ _UP_LAUNCHES = 2
 
 
 def _launched_again(kind: BlockKind, layout: Layout, profile: Profile) -> Column:
-    """Return the kernels that the backward pass of a block launches again for the parts that run again. Recomputation
-    by operation repeats all but the products and attention that it keeps."""
+    """Return the number of kernels that the backward pass of a block launches for recomputed parts. Recomputation by
+    operation repeats all but the products and attention that it keeps."""
     core = np.where(profile.flash > 0, 1, _CORE_LAUNCHES)
     core = kind.attends * (core + profile.unfused_launches * kernels.unfused(kind, layout, profile))
     # Of two products of attention and two or three of the MLP one in two is kept, and attention.
@@ -215,14 +215,14 @@ def _launched_again(kind: BlockKind, layout: Layout, profile: Profile) -> Column
 
 
 def _blocks_of(shape: Shape, kind: BlockKind) -> str:
-    """Return the blocks of a kind in words, for names of formulas."""
+    """Return the name of a kind of block in the factors of a step."""
     plain = all(np.all(k.heads) for k in shape.kinds) and len(shape.kinds) == 2
     return "dense blocks" if plain else kind.label
 
 
 def _transfers(out: Step, shape: Shape, layout: Layout, system: System, profile: Profile) -> None:
-    """Add the messages of a pipeline. Where each tp rank sends its part of an unsplit stream, the receivers gather it
-    within their node (scatter/gather, Narayanan et al. 2021, section 4.1)."""
+    """Add the messages of a pipeline to a step. If each tp rank sends its part of an unsplit stream, the receivers
+    gather it within their node (scatter/gather, Narayanan et al. 2021, section 4.1)."""
     message = messages(shape, layout, profile.policy, 1.0)
     sent = seconds_of(message, system) + profile.stalled_s * system.cut_off
     whole = carried_bytes(shape, layout)
@@ -241,7 +241,7 @@ def _transfers(out: Step, shape: Shape, layout: Layout, system: System, profile:
 
 def _adapters(shape: Shape, layout: Layout, system: System, profile: Profile) -> Column:
     """Return seconds of a block's adapters in both passes: three times their forward FLOPs, and the bytes that they
-    move; of magnitudes, the norms of each forward pass, the scales, and the frozen weights' products done again."""
+    move; with magnitudes also the norms of each forward pass, the scales, and repeated products of frozen weights."""
     if not np.any(shape.adapters):
         return 0.0
     x, forwards, wide = shape.magnitudes, 1 + layout.full, profile.wide_adapters
@@ -256,8 +256,8 @@ def _adapters(shape: Shape, layout: Layout, system: System, profile: Profile) ->
 
 
 def _dequantised(shape: Shape, layout: Layout, system: System, profile: Profile) -> Column:
-    """Return seconds of making 16-bit weights of a block's frozen ones: for the forward pass, for its repetition, and
-    for the gradient of the input, unless they were kept for it."""
+    """Return seconds of converting a block's frozen weights to 16 bits: for the forward pass, its recomputation, and
+    the gradient of the input unless the converted weights were kept for it."""
     if not np.any(profile.dequantised_bytes):
         return 0.0
     times = 2 + layout.full - (np.asarray(profile.kept_weights) > 0)

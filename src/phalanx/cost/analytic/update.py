@@ -1,5 +1,5 @@
-"""Processing of gradients and parameters once a step, or overlapped with each pass: reduction over the replicas,
-gathers of sharded parameters, coding of compressed gradients, and the update."""
+"""Seconds of what happens to gradients and parameters: reduction over the replicas, gathers of sharded parameters,
+coding of compressed gradients, and the update."""
 
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -10,7 +10,7 @@ from phalanx.cost.analytic import compression
 from phalanx.cost.analytic.flow_times import seconds_of
 from phalanx.cost.analytic.kernels import Passes
 from phalanx.cost.analytic.profile import FIELDS, Profile
-from phalanx.cost.collectives.nccl_model import collective_s, together
+from phalanx.cost.collectives.nccl_model import collective_s, ranks_per_block
 from phalanx.cost.hardware.columns import Column
 from phalanx.cost.hardware.system import System
 from phalanx.cost.ledger.flow import Held, some_blocks
@@ -43,15 +43,15 @@ class Terms:
 
 
 def _held(shape: Shape, layout: Layout, blocks: Column) -> Held:
-    """Return the units of the fullest rank, with `blocks` blocks: the embedding, and the head too without a pipeline
-    or where chunks lie in a V."""
+    """Return the units of the fullest rank: `blocks` blocks and the embedding, and the head too without a pipeline or
+    with chunks in a V."""
     both = (np.asarray(layout.pp) == 1) | (np.asarray(layout.v_shaped) > 0)
     return some_blocks(shape.kinds, blocks, 1.0, 1.0 * both)
 
 
 class _Once(NamedTuple):
     """Seconds of one reduction over the shards, of one over their replicas, of one gather of parameters, and of one
-    for the backward pass, which has the root's still."""
+    for the backward pass, which still has the root's parameters."""
 
     scatter: Column
     replicate: Column
@@ -59,24 +59,22 @@ class _Once(NamedTuple):
     again: Column
 
 
-def reduced(shape: Shape, layout: Layout, system: System, profile: Profile, blocks: Column, passes: Passes) -> Terms:
-    """Return `dp`: gradient reduction over dp x cp ranks (experts': over the ranks with the same experts) and the
-    gathers of parameters after the update or for every pass, as far as a micro-batch's `passes`
-    through the rank's blocks do not hide them; and `coding`."""
+def reduction(
+    shape: Shape, layout: Layout, system: System, profile: Profile, blocks: Column, passes: Passes
+) -> Terms:
+    """Return the term `dp`: exposed seconds of gradient reduction over dp x cp ranks (experts': over the ranks with
+    the same experts) and of the gathers of parameters after the update or for every pass; and the term `coding`.
+    `passes`: of a micro-batch through the rank's blocks."""
     ranks, m, grad = layout.dp * layout.cp, layout.micro_batches, profile.gradient_bytes
     zero, held = sharding(layout, profile.policy), _held(shape, layout, blocks)
     params = parameters_of(shape, layout, held)
-    # Seconds of one reduction and one gather.
     once = _once(shape, layout, system, profile, held)
     c = layout.compressed
     # Compressed gradients replace the dense reduction.
     if np.any(c.kind):
         scatter, replicate = _compressed(layout, system, profile, blocks, params)
-        once = _Once(
-            np.where(c.kind, scatter, once.scatter),
-            np.where(c.kind, replicate, once.replicate),
-            once.gather,
-            once.again,
+        once = once._replace(
+            scatter=np.where(c.kind, scatter, once.scatter), replicate=np.where(c.kind, replicate, once.replicate)
         )
     # What the passes do not hide, and the factors of the formula.
     alone = 1 / np.maximum(params.units, 1)
@@ -120,7 +118,7 @@ def reduced(shape: Shape, layout: Layout, system: System, profile: Profile, bloc
 
 
 def _copied(zero: Sharding, params: Parameters, layout: Layout, system: System, profile: Profile) -> Column:
-    """Return seconds of copying level 3's gathered parameters out of a buffer, and gradients into one."""
+    """Return seconds of copying ZeRO-3's gathered parameters out of a buffer, and gradients into one."""
     if not np.any(profile.copies_units):
         return 0.0
     m = layout.micro_batches
@@ -179,7 +177,9 @@ def _compressed(
 
     distance = _replica_distance(layout, zero, system)
     groups = ((layout.dp * layout.cp, stride), (shards, stride), (zero.replicas, distance))
-    scatter, replicate = compression.reduced(layout.compressed, over, profile.gradient_bytes, zero.state, *groups)
+    scatter, replicate = compression.compressed_reduction(
+        layout.compressed, over, profile.gradient_bytes, zero.state, *groups
+    )
     return scatter, replicate
 
 
@@ -190,18 +190,18 @@ def _replica_distance(layout: Layout, zero: Sharding, system: System) -> Column:
 
 
 _OF_PROCESSORS = FIELDS["contention"]
-"""Slowdown by the processors that a collective's kernels hold for as long as it lasts."""
+"""Slowdown of compute because a collective's kernels occupy processors."""
 
 
 def _contention(ranks: Column, stride: Column, system: System, profile: Profile) -> Column:
-    """Return the slowdown of compute that overlaps a collective over `ranks` at distance `stride`. What exceeds the
-    processors' share is for the memory that copies and kernels read and write as fast as the links of a node carry;
-    a group with few ranks in each node is held up by its ports, and moves that much less at a time."""
+    """Return the slowdown of compute that overlaps a collective over `ranks` at distance `stride`. The part beyond
+    the processors' is due to memory traffic at the rate of the links in a node; a group with few ranks in each node
+    is limited by its ports, and has proportionally less traffic."""
     inner, *outer = system.tiers
     least = np.minimum(profile.contention, _OF_PROCESSORS)
     if not outer:
         return profile.contention
-    members = together(ranks, stride, inner)
+    members = ranks_per_block(ranks, stride, inner)
     ports = members * outer[0].bytes_per_s_per_gpu_per_direction / inner.bytes_per_s_per_gpu_per_direction
     pace = np.where(np.asarray(ranks) > members, np.minimum(ports, 1.0), 1.0)
     return least + (profile.contention - least) * pace
@@ -210,8 +210,8 @@ def _contention(ranks: Column, stride: Column, system: System, profile: Profile)
 def _exposed(
     once: _Once, zero: Sharding, profile: Profile, passes: Passes, m: Column, alone: Column, contention: Column
 ) -> tuple[Column, Column]:
-    """Return the exposed seconds per step of reductions and gathers of `m` micro-batches, and the hidden seconds of
-    those that happen once a step. `alone`: share of the parameters in the unit gathered first and reduced last."""
+    """Return the exposed seconds per step of reductions and gathers with `m` micro-batches, and the hidden seconds if
+    these happen once a step. `alone`: share of the parameters in the unit gathered first and reduced last."""
     (scatter, replicate, gather, again), (forward, backward) = once, (passes.forward, passes.backward)
     replicates = np.asarray(zero.replicates_each)
     forward_room = profile.dp_overlap * forward / contention
@@ -236,8 +236,8 @@ def _exposed(
     return np.where(every, each, scatter + replicate + gather - hidden), hidden
 
 
-def updated(shape: Shape, layout: Layout, system: System, profile: Profile, blocks: Column) -> Terms:
-    """Return `optimizer`: the update of a rank's shards."""
+def update(shape: Shape, layout: Layout, system: System, profile: Profile, blocks: Column) -> Terms:
+    """Return the term `optimizer`: the update of a rank's shards."""
     zero, params = sharding(layout, profile.policy), parameters_of(shape, layout, _held(shape, layout, blocks))
     expert_shards = np.where(zero.state, expert_ranks(layout), 1)
     updated_params = params.dense / zero.shards + params.experts / expert_shards
@@ -253,11 +253,11 @@ def updated(shape: Shape, layout: Layout, system: System, profile: Profile, bloc
     return Terms({"optimizer": (1 - layout.frozen) * each_s * updated_params}, {"optimizer": factors})
 
 
-def synchronised(
+def outer_synchronisation(
     shape: Shape, layout: Layout, system: System, profile: Profile, blocks: Column, passes_s: Column
 ) -> Terms:
-    """Return `outer`: a step's part of what brings replicas together that step alone (strategy.local). What is sent
-    travels behind the passes, `passes_s` of each step, that follow before it is applied (job.outer.delay)."""
+    """Return the term `outer`: a step's share of synchronising replicas that step alone (strategy.local). Messages
+    overlap the passes, `passes_s` in each step, that follow before they are applied (job.outer.delay)."""
     if not np.any(layout.local):
         return Terms({}, {})
     zero, held = sharding(layout, profile.policy), _held(shape, layout, blocks)

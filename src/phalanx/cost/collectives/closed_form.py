@@ -14,10 +14,9 @@ from phalanx.spec.rows import Rows, record
 
 
 def best_segments(op: str, algorithm: str, p: int, n: float, alpha: float, beta: float) -> int:
-    """Return the power of two nearest to the best number of segments m for n bytes over p ranks, at most 1,024.
-
-    Where the algorithm takes (c + d m)(α + n β / e m), the best m is sqrt(c n β / (d e α)). 1 for algorithms that do
-    not cut the buffer."""
+    """Return the power of two nearest to the best number of segments m for n bytes over p ranks, at most 1,024: if an
+    algorithm takes (c + d m)(α + n β / e m), the best m is sqrt(c n β / (d e α)). 1 for algorithms that do not cut
+    the buffer."""
     if (op, algorithm) == ("broadcast", "chain"):
         fixed, per, parts = p - 2, 1, 1
     elif (op, algorithm) == ("all_reduce", "double_tree"):
@@ -36,11 +35,9 @@ _POWERS = {("all_gather", "doubling"), ("reduce_scatter", "halving"), ("all_to_a
 def closed_form(
     op: str, algorithm: str, p: int, n: float, alpha: float, beta: float, gamma: float, segments: int = 8
 ) -> float | None:
-    """Return the published time in seconds for n bytes, or None if no formula applies.
-
-    Formulas assume that p, and the segments of a pipelined algorithm, divide n. None for hierarchies, or if a
-    condition fails, such as p being a power of two. Sources: Thakur et al. 2005, Rabenseifner 2004; MPICH's file
-    comments; Sanders, Speck & Träff 2009, see `_double_tree`."""
+    """Return the published time in seconds for n bytes; None for hierarchies, or if a condition fails, such as p
+    being a power of two. Formulas assume that p, and the segments of a pipelined algorithm, divide n. Sources: Thakur
+    et al. 2005, Rabenseifner 2004; MPICH's file comments; Sanders, Speck & Träff 2009, see `_double_tree`."""
     lg = math.ceil(math.log2(p))
     m = 1 << (p.bit_length() - 1)
     if m != p and (op, algorithm) in _POWERS:
@@ -80,13 +77,12 @@ def closed_form(
 
 
 def _double_tree(p: int, n: float, alpha: float, beta: float, gamma: float, k: int) -> float | None:
-    """(4 k + 4 lg p - 5)(α + n β / 2k), or 2 hops less if lg p is odd: a rank forwards 4 k pieces of n / 2k, and the
-    first goes up lg p edges and down again, waiting its turn (every other round) at nearly each. With k =
+    """Return (4 k + 4 lg p - 5)(α + n β / 2k), or 2 hops less if lg p is odd: a rank forwards 4 k pieces of n / 2k,
+    and the first goes up lg p edges and down again, waiting its turn (every other round) at nearly each. With k =
     `best_segments` that is 2 n β + 4 lg p α + O(sqrt(lg p α n β)).
 
     Holds for p a power of two, k > 1, and adding a piece (n γ / 2k) no slower than sending it; otherwise None: any
-    other p takes less than 4 k + 4 lg p hops, with lg p rounded up.
-    """
+    other p takes less than 4 k + 4 lg p hops, with lg p rounded up."""
     if p == 1:
         return 0.0
     if p & (p - 1) or k == 1:

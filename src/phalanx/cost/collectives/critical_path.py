@@ -27,10 +27,7 @@ _CELLS = 60_000_000  # (rank, chunk) times kept at once, at most
 @dataclass(frozen=True)
 class LinkCosts:
     """The links of a cluster. `tiers`, innermost first: (ranks that it joins, α in s, β in s per byte). γ in s per
-    byte added.
-
-    `shared`, innermost first: (neighbouring ranks that share an uplink, its β in s per byte).
-    """
+    byte added. `shared`, innermost first: (neighbouring ranks that share an uplink, its β in s per byte)."""
 
     tiers: tuple[tuple[int, float, float], ...]
     gamma_s_per_byte: float = 0.0
@@ -105,7 +102,7 @@ class Path:
         sends, receives = np.zeros(ranks), np.zeros(ranks)
         queues = _Queues(self._links, ranks)
         for r in self._rounds:
-            # Ready times of the sent data, and of the data to which it is added.
+            # The times at which the sent data is ready, and the data to which it is added.
             sent_ready, local_ready = np.zeros(ranks), np.zeros(ranks)
             np.maximum.at(sent_ready, r.source, ready[r.source, r.atom])
             if r.adds.any():
@@ -121,6 +118,7 @@ class Path:
 
 
 def _round(s: Schedule, edges: Ints, rows: slice, links: LinkCosts) -> _Round:
+    """Return the round of a schedule's transfers `rows`, whose buffer is cut into atoms at `edges`."""
     source, destination, length, adds = s.source[rows], s.destination[rows], s.length[rows], s.reduces[rows]
     transfer, atom = atoms(edges, s.offset[rows], length)
     # A rank sends one message in a round, of one or more transfers, and receives one.
@@ -137,7 +135,7 @@ def _round(s: Schedule, edges: Ints, rows: slice, links: LinkCosts) -> _Round:
 
 
 class _Queues:
-    """Shared links of all hosts, and the time until which each is busy."""
+    """The shared links of all hosts, with the time until which each is busy."""
 
     def __init__(self, links: LinkCosts, ranks: int) -> None:
         up = [(below, beta, np.zeros(-(-ranks // below))) for below, beta in links.shared]
@@ -145,8 +143,8 @@ class _Queues:
         self.path = [(True, *link) for link in up] + [(False, *link) for link in down]
 
     def passed(self, source: Ints, destination: Ints, head: Floats, tail: Floats, size: Floats) -> Floats:
-        """Return when the last byte of each message has passed all shared links. `head`, `tail`: when its first and
-        its last byte could leave. Changes `head` and `tail` in place."""
+        """Return the times at which the last byte of each message has passed all shared links. `head`, `tail`: the
+        times at which its first and its last byte could leave; changed in place."""
         for up, below, beta, free in self.path:
             out = np.nonzero(source // below != destination // below)[0]
             if len(out):
@@ -157,7 +155,8 @@ class _Queues:
 
 
 def _in_turn(link: Ints, head: Floats, work: Floats, free: Floats) -> Floats:
-    """Return when each message starts on its link, first come, first served. Advances `free`, by link, in place."""
+    """Return the time at which each message starts on its link, first come, first served. `free`: the time from which
+    each link is free; advanced in place."""
     order = np.lexsort((head, link))
     place = np.arange(len(order)) - np.searchsorted(link[order], link[order])  # in its link's queue
     start = head.copy()
@@ -169,7 +168,7 @@ def _in_turn(link: Ints, head: Floats, work: Floats, free: Floats) -> Floats:
 
 
 def lower_bound(op: str, p: int, n: float, links: LinkCosts) -> float:
-    """Return a bound in seconds below every schedule on these links, for n bytes. It is the largest of: ceil(lg p) α,
+    """Return a lower bound in seconds on every schedule for n bytes on these links: the largest of ceil(lg p) α,
     since each round at best doubles the ranks that have the data; the least bytes through some rank's port, over the
     fastest link; and the least bytes that must enter or leave some host, over all its ports together or over their
     shared uplink."""

@@ -1,9 +1,9 @@
 """The α (seconds per message) and β (seconds per byte, one direction, one rank) of a group's links.
 
-A message crosses one link, so `link` gives it one port. NCCL's ring consists of several parallel rings: the r ranks
-of a group in a node leave it through r ports, each with its part of the buffer. So `ring_link` gives a group r times
-the port's rate, at most the rate inside the node; and of the p - 1 hops of a chunk only one out of each node takes
-the network's latency.
+A message crosses one link, so `link` has the rate of one port. NCCL's ring consists of several parallel rings: the r
+ranks of a group in a node leave it through r ports, each with its part of the buffer. So `ring_link` has r times the
+port's rate, at most the rate inside the node; and of the p - 1 hops of a chunk only one out of each node takes the
+network's latency.
 """
 
 from dataclasses import dataclass
@@ -23,8 +23,8 @@ class Link:
 
 
 def link(cluster: ClusterSpec, mesh: Mesh, axis: str) -> Link:
-    """Return the link of the innermost tier that spans the axis's groups. Where ranks share an uplink, each gets a
-    part of it: a ring leaves each host once, and all groups of the axis communicate at once."""
+    """Return the link of the innermost tier that spans the axis's groups. If ranks share an uplink, each gets a part
+    of it: a ring leaves each host once, and all groups of the axis communicate at once."""
     tier = mesh.tier(axis, cluster)
     beta = 1 / tier.bandwidth_bytes_per_s_per_gpu_per_direction
     below = 1  # ranks that share an uplink to a tier
@@ -39,8 +39,8 @@ def link(cluster: ClusterSpec, mesh: Mesh, axis: str) -> Link:
 
 
 def ring_link(cluster: ClusterSpec, mesh: Mesh, axis: str) -> Link:
-    """Return the mean link of a hop in ring collectives over the axis's groups: on GPUs as NCCL builds rings between
-    nodes, over the ports of all ranks that a group has in a node; elsewhere as `link`."""
+    """Return the mean link of a hop in ring collectives over the axis's groups: on GPUs over the ports of all ranks
+    that a group has in a node, as NCCL builds rings between nodes; elsewhere as `link`."""
     over = link(cluster, mesh, axis)
     outermost = mesh.tier(axis, cluster)
     if cluster.device.kind != "cuda" or outermost.ranks <= cluster.ranks_per_node:

@@ -1,7 +1,7 @@
-"""The time of a collective on a measured machine: the cheapest fit for such a group, else the ring's formula.
+"""The time of a collective on a measured machine: the fastest fit for such a group, else the ring's formula.
 
-Ring all-reduce of n bytes over p ranks: 2(p-1) α + 2n(p-1)/p β; all-gather and reduce-scatter half of that
-(Thakur et al. 2005), and so does a pairwise all-to-all. n counts the buffer, as Event.bytes does.
+A ring all-reduce of n bytes over p ranks takes 2(p-1) α + 2n(p-1)/p β; all-gather, reduce-scatter (Thakur et al.
+2005) and a pairwise all-to-all take half of that. n counts the buffer, as Event.bytes does.
 """
 
 import numpy as np
@@ -16,12 +16,11 @@ _PASSES = {"all_reduce": 2, "all_gather": 1, "reduce_scatter": 1, "all_to_all": 
 
 def ring_seconds(op: str, p: int, count: Column, total_bytes: Column, over: Link) -> Column:
     """Return seconds of `count` ring collectives with `total_bytes` in total over p ranks; 0 for one rank."""
-    passes = _PASSES[op]
-    steps = passes * (p - 1)
-    return steps * over.alpha_s * count + passes * (p - 1) / p * over.beta_s_per_byte * total_bytes
+    hops = _PASSES[op] * (p - 1)
+    return hops * over.alpha_s * count + hops / p * over.beta_s_per_byte * total_bytes
 
 
-def measured(cluster: ClusterSpec, mesh: Mesh, op: str, axis: str) -> list[CollectiveFit]:
+def measured_fits(cluster: ClusterSpec, mesh: Mesh, op: str, axis: str) -> list[CollectiveFit]:
     """Return the fits measured for an operation over groups like an axis's; empty if none was measured."""
     if not any(fit.op == op for fit in cluster.collectives):
         return []
@@ -32,7 +31,7 @@ def measured(cluster: ClusterSpec, mesh: Mesh, op: str, axis: str) -> list[Colle
 def seconds(cluster: ClusterSpec, mesh: Mesh, op: str, axis: str, count: Column, total_bytes: Column) -> Column:
     """Return seconds of `count` collectives along a mesh axis with `total_bytes` in total."""
     p = mesh.size(axis)
-    fits = measured(cluster, mesh, op, axis)
+    fits = measured_fits(cluster, mesh, op, axis)
     if fits:
         size = total_bytes / np.maximum(count, 1)
         return count * np.minimum.reduce([fit.seconds(size) for fit in fits])

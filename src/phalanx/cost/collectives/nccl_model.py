@@ -11,11 +11,11 @@ communicate at once:
     + hops x latency             p-1 hops of a ring; the slowest chunk takes one out of every block; from
                                  block to block of a tree
 
-Where switches do not reduce, the ring or the tree is taken, as NCCL does, whichever is faster: of two nodes with slow
-ports the tree, with fast ones the ring, because a tree's channel carries little (NCCL, src/graph/tuning.cc,
-perChMaxTreeBws). A hop of a small chunk (n/p) takes `hop_s`, of a large one `bulk_hop_s`: NCCL's protocols for small
-messages (LL) and for large ones (Simple), which waits for a receiver's memory at every hop. A large message starts
-`start_s` later, two ranks' as eight ranks'.
+If switches do not reduce, the faster of ring and tree is used, as NCCL does: between two nodes with slow ports the
+tree, with fast ones the ring, because a tree's channel carries little (NCCL, src/graph/tuning.cc, perChMaxTreeBws). A
+hop of a small chunk (n/p) takes `hop_s`, of a large one `bulk_hop_s`: NCCL's protocols for small messages (LL) and
+for large ones (Simple), which waits for a receiver's memory at every hop. A large message starts `start_s` later,
+whatever the number of ranks.
 """
 
 import itertools
@@ -26,7 +26,7 @@ from phalanx.cost.hardware.columns import Column
 from phalanx.cost.hardware.system import System, TierRates
 
 
-def together(p: Column, stride: Column, tier: TierRates) -> Column:
+def ranks_per_block(p: Column, stride: Column, tier: TierRates) -> Column:
     """Return the number of ranks of a group of p at distance `stride` in one block of a tier."""
     return np.minimum(p, np.maximum(np.floor(tier.ranks / stride), 1))
 
@@ -42,15 +42,14 @@ def collective_s(op: str, n: Column, p: Column, stride: Column, system: System) 
 
 
 def _spanning(op: str, n: Column, p: Column, stride: Column, system: System) -> Column:
-    """Return the seconds of a collective over several blocks, with an all-reduce by switches or a tree where
-    faster."""
+    """Return the seconds of a collective over one or several blocks; an all-reduce by switches, or by a tree."""
     p = np.maximum(p, 1)
     share, chunk = (p - 1) / p, n / p
     reduces = op == "all_reduce"
     passes = 2 if reduces else 1
     # Inside the innermost tier.
     inner = system.tiers[0]
-    members = per_block = together(p, stride, inner)
+    members = per_block = ranks_per_block(p, stride, inner)
     gain = np.where(per_block >= 4, system.reduce_gain, 1.0) if reduces else 1.0
     seconds = passes * n * share / (inner.bytes_per_s_per_gpu_per_direction * gain)
     latency = (
@@ -63,7 +62,7 @@ def _spanning(op: str, n: Column, p: Column, stride: Column, system: System) -> 
         blocks = np.ceil(p / members)
         crossing = blocks > 1
         if not np.any(crossing):  # as for most groups of tensor parallelism
-            members = together(p, stride, tier)
+            members = ranks_per_block(p, stride, tier)
             continue
         rate = tier.bytes_per_s_per_gpu_per_direction
         if op == "all_to_all":
@@ -77,7 +76,7 @@ def _spanning(op: str, n: Column, p: Column, stride: Column, system: System) -> 
         hops = np.minimum(blocks - 1, 2 * np.log2(blocks)) if reduces else _leaving(blocks, p)
         seconds = np.where(crossing, np.maximum(seconds, across), seconds)
         latency = latency + passes * hops * _hop_s(tier, chunk, reduces, system)
-        members = together(p, stride, tier)
+        members = ranks_per_block(p, stride, tier)
     start = system.start_s * n / (n + system.bulk_reduce_bytes) if np.any(system.start_s) else 0.0
     return np.where(p > 1, seconds + latency + start, 0.0)
 
@@ -96,8 +95,8 @@ def _hop_s(tier: TierRates, chunk: Column, reduces: bool, system: System) -> Col
 
 
 def message_s(n: Column, stride: Column, system: System, chain: Column = 1) -> Column:
-    """Return seconds of n bytes from one rank to the one `stride` away, over the slowest hop of a chain of `chain`
-    ranks, `stride` apart: a chain longer than a block leaves it somewhere, however close neighbours are."""
+    """Return seconds of a message of n bytes between ranks `stride` apart, over the slowest hop of a chain of `chain`
+    such ranks: a chain longer than a block leaves it somewhere, however close neighbours are."""
     inner = system.tiers[0]
     result = _sent(n, inner, system)
     for below, tier in itertools.pairwise(system.tiers):

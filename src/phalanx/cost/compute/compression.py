@@ -14,7 +14,7 @@ from phalanx.spec.strategy.spec import Strategy
 
 
 def held_bytes(c: Compression, cut: Sequence[Bucket], s: Strategy, e: int) -> int:
-    """Return bytes held throughout the step: residuals, messages of two neighbouring buckets, scratch."""
+    """Return the bytes held throughout the step: residuals, messages of two neighbouring buckets, scratch."""
     gradients, row = reduction(cut, s, e), c.row
     residual = sum(gradients.padded) * e * c.feedback
     if isinstance(row, Codes):

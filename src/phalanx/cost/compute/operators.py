@@ -1,7 +1,6 @@
 """The work of every operator of a block (spec/model/blocks/operators.py) in each part of a pass: forward, gradients
-of inputs, gradients of weights. One `match` for each part; what a part does not name has no work in it.
-
-Rows of experts assume balanced routing (schedule/layers/routing.py)."""
+of inputs, gradients of weights. One `match` for each part; an operator that it does not name has no work there. Rows
+of experts assume balanced routing (schedule/layers/routing.py)."""
 
 from dataclasses import dataclass, field
 
@@ -48,26 +47,27 @@ from phalanx.spec.strategy.spec import Strategy
 
 @dataclass(frozen=True)
 class RankPass:
-    """What a pass is over, on one rank."""
+    """The sizes of a pass on one rank."""
 
     tokens: Column
     """Tokens of a micro-batch on the rank."""
     seq: int
-    """Tokens of an entire sequence; 0: what tokens read of others is counted elsewhere (generation)."""
+    """Tokens of an entire sequence; 0 in generation, where attention between tokens is counted elsewhere."""
     e: int
     """Bytes of an element."""
     strategy: Strategy = field(default_factory=Strategy)
-    """Its degrees divide the operators."""
+    """The strategy whose degrees divide the operators."""
     rows: Routed | None = None
-    """Rows of experts, where a block has them."""
+    """Rows of experts, if the block has experts."""
     narrow: Narrow | None = None
-    """Parameters of a block's products of a narrow format, if it has them."""
+    """Parameters of a block's products of a narrow format, if it has such products."""
     packed: bool = False
-    """Whether a rank has entire sequences without boundaries, so that long ones attend in bands of a window."""
+    """Whether a rank has entire sequences without document boundaries, so that attention with a window can work on
+    bands of long ones."""
 
     @property
     def keys(self) -> int:
-        """Keys of a query: all of the sequence, or on a ring the average over its rectangles."""
+        """Keys per query: all of the sequence, or on a ring the mean over its rectangles."""
         return keys_per_query(self.seq, self.strategy.ring)
 
     @property
@@ -203,7 +203,7 @@ def _format(op: Linear, p: RankPass) -> Narrow | None:
 
 
 def _rows(rows: str, p: RankPass) -> Column:
-    """Return how many rows a rank has of a tensor's."""
+    """Return the number of rows of a tensor on a rank; `rows`: the kind of its rows (Output.rows)."""
     if rows == "own" and p.strategy.sp:
         return p.tokens // p.strategy.tp
     if rows == "routed":
@@ -212,7 +212,7 @@ def _rows(rows: str, p: RankPass) -> Column:
 
 
 def _rows_of(op: Linear, y: Output, p: RankPass) -> Column:
-    """Return how many rows a rank computes of a product: all tokens where ranks' results are then summed."""
+    """Return the number of rows of a product that a rank computes: all tokens if ranks' results are then summed."""
     return p.tokens if op.into.axis == "tp" else _rows(y.rows, p)
 
 
@@ -261,15 +261,15 @@ def _pads(op: Attend) -> bool:
 
 
 def _laid_out(op: Expand, p: RankPass) -> int:
-    """Return the elements of a token that latent attention's keys and values are read from and written to."""
+    """Return the elements per token that are read and written when latent attention lays out keys and values."""
     laid_out: int = sum(out.dim.here(p.strategy) for out in op.y)
     return laid_out + int(op.y[0].dim.groups(p.strategy)) * (op.nope + op.value)
 
 
 def _index(op: Index, p: RankPass) -> Work:
-    """Return the forward work of an index, whole on every tp rank: its products; and where there are more keys than
-    it may choose, for each of them the products of the heads' scores, and their weighted sum. It learns nothing, so
-    no gradient passes through its scores (nn/index.py)."""
+    """Return the forward work of an index, whole on every tp rank: its products; and if there are more keys than it
+    selects, the products of the heads' scores and their weighted sum for each key. It is not trained, so no gradient
+    passes through its scores (nn/index.py)."""
     work = _index_products(op, p)
     if p.keys <= op.top:
         return work
@@ -288,7 +288,7 @@ def _activated(op: Activate, p: RankPass) -> Column:
 
 
 def _moved(s: Sublayer, p: RankPass) -> Column:
-    """Return the rows that are copied: laid out to leave, and on arrival sorted by expert and back."""
+    """Return the number of rows that dispatch copies: to be sent, and on arrival sorted by expert and back."""
     r, experts = p.routed, next(op.experts for op in s.operators if isinstance(op, Linear) and op.experts)
     here = experts.here(p.strategy)
     return r.rows * r.copies + (2 * r.received * (here > 1) if here < experts.count or r.copies > 1 else 0)

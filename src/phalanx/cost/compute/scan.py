@@ -1,15 +1,15 @@
 """The work of recurrences in chunks, and of the convolution before them.
 
-Over ranks that share sequences each has whole sequences of a part of the heads (schedule/layers/context.py). FLOPs
-are of matrix products: forward, of a chunk of c tokens, K groups and H heads with states of n x p,
+Ranks that share sequences (cp) each process whole sequences for a part of the heads (schedule/layers/context.py).
+FLOPs are of matrix products: forward, of a chunk of c tokens, K groups and H heads with states of n x p,
 
     ssd, lightning   c² (2 n K + 2 p H) + c 4 n p H     scores; results inside the chunk; the state read, written
     delta            c² (4 n K + 2 p H) + c 6 n p H     scores of keys and of queries; inside; seen, read, written
     channel_delta    the same, with c (c - 1) / 2 for c² in the scores (schedule/layers/halves.py)
 
-and backward these again, then two for each. Triangular systems (delta) are solved outside of products and have none.
-Elements and kernels were counted in plain torch, where they fit the operands and results of all operations of drawn
-sizes within 20 %.
+and backward these again, then two for each. Triangular systems (delta) are solved outside of products and count none.
+Elements and kernels were counted in plain torch; they match the operands and results of all operations, at drawn
+sizes, within 20 %.
 """
 
 from typing import NamedTuple
@@ -22,9 +22,9 @@ from phalanx.spec.strategy.spec import Strategy
 
 
 class _Pass(NamedTuple):
-    """A pass of a recurrence. FLOPs: n K and p H for each pair of tokens of a chunk (n K of channel_delta: for each
-    token and an earlier one), n p H for each token and for each one before the last chunk. Elements: p H and n K for
-    each token, H and K for each pair, n p H for each chunk."""
+    """Coefficients of the work of a recurrence's pass. FLOPs: of n K and p H for each pair of tokens of a chunk (of
+    n K in channel_delta: for each token and an earlier one), of n p H for each token, and for each token before the
+    last chunk. Elements: of p H and n K for each token, of H and K for each pair, of n p H for each chunk."""
 
     flops: tuple[int, int, int, int]
     elements: tuple[int, int, int, int, int]
@@ -32,29 +32,17 @@ class _Pass(NamedTuple):
 
 
 _PASSES = {
-    "ssd": (
-        _Pass((2, 2, 4, 0), (22, 6, 9, 2, 8), 29),
-        _Pass((6, 6, 10, 2), (73, 35, 15, 4, 22), 94),
-    ),
-    "delta": (
-        _Pass((4, 2, 6, 0), (28, 24, 14, 2, 9), 45),
-        _Pass((12, 6, 20, 0), (86, 107, 60, 9, 30), 158),
-    ),
-    "lightning": (
-        _Pass((2, 2, 4, 0), (34, 0, 10, 0, 7), 29),
-        _Pass((6, 4, 8, 2), (89, 0, 21, 0, 15), 60),
-    ),
-    "channel_delta": (
-        _Pass((4, 2, 6, 0), (142, 0, 11, 0, 7), 118),
-        _Pass((14, 6, 18, 0), (512, 0, 39, 0, 23), 405),
-    ),
+    "ssd": (_Pass((2, 2, 4, 0), (22, 6, 9, 2, 8), 29), _Pass((6, 6, 10, 2), (73, 35, 15, 4, 22), 94)),
+    "delta": (_Pass((4, 2, 6, 0), (28, 24, 14, 2, 9), 45), _Pass((12, 6, 20, 0), (86, 107, 60, 9, 30), 158)),
+    "lightning": (_Pass((2, 2, 4, 0), (34, 0, 10, 0, 7), 29), _Pass((6, 4, 8, 2), (89, 0, 21, 0, 15), 60)),
+    "channel_delta": (_Pass((4, 2, 6, 0), (142, 0, 11, 0, 7), 118), _Pass((14, 6, 18, 0), (512, 0, 39, 0, 23), 405)),
 }
-"""Forward and backward by kind; delta with the norms of its queries and keys."""
+"""Forward and backward pass by kind; delta includes the norms of its queries and keys."""
 
 
 def recurrence(op: Scan, tokens: Column, seq: int, e: int, s: Strategy, backward: bool) -> Work:
-    """Return the work of a pass of a recurrence over `tokens` of a rank. Raises InputError for kinds that are only
-    described."""
+    """Return the work of a pass of a recurrence over `tokens` tokens of a rank. Raises InputError for kinds without
+    coefficients."""
     if op.kind not in _PASSES:
         raise InputError(
             "model.mixers", op.kind, "is a recurrence whose step is not priced yet", f"use {', '.join(_PASSES)}"

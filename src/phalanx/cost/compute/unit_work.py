@@ -86,18 +86,18 @@ def input_grad(spec: ModelSpec, unit: str, p: RankPass) -> Work:
 
 
 def head_products(spec: ModelSpec, p: RankPass) -> Work:
-    """Return the work of the two products of the head's backward pass, and of scaling the logits' gradient."""
+    """Return the work of the two products of the head's backward pass."""
     h, vocab = spec.hidden, architecture(spec).vocab.here(p.strategy)
     return gemm(p.tokens, h, vocab, p.e) + gemm_weight(p.tokens, vocab, h, p.e)
 
 
-def normed_input_grad(spec: ModelSpec, p: RankPass) -> Work:
-    """Return the work of a head's backward pass whose products are done: scaling them, and the norm."""
+def head_norm_input_grad(spec: ModelSpec, p: RankPass) -> Work:
+    """Return the work of the head's backward pass after its products: scaling their results, and the norm."""
     vocab = architecture(spec).vocab.here(p.strategy)
     return _last_norm(spec, p, backward=True) + memory(2 * (p.tokens + vocab) * spec.hidden, p.e, 2)
 
 
-def recomputed(spec: ModelSpec, unit: str, repeat: Recompute, p: RankPass) -> Work:
+def recomputed_work(spec: ModelSpec, unit: str, repeat: Recompute, p: RankPass) -> Work:
     """Return the forward work that a block's backward pass recomputes (runtime/autograd/recompute.py): with `full`,
     all but the products whose results are not needed; with `selective`, cores of attention and recurrences."""
     if repeat == "none":
@@ -116,8 +116,8 @@ def recomputed(spec: ModelSpec, unit: str, repeat: Recompute, p: RankPass) -> Wo
 
 
 def shared_expert(spec: ModelSpec, unit: str, p: RankPass, backward: bool) -> Work:
-    """Return the work of the MLP that all tokens share, forward or `backward`, which overlaps the dispatch of
-    rows: of the operators between it and the experts."""
+    """Return the work of the shared expert, forward or `backward`, which overlaps the dispatch of rows: of the
+    operators between the dispatch and the experts."""
     wide, work = replace(p, narrow=None), NO_WORK
     for s in block_of(spec, unit).sublayers:
         after = dropwhile(lambda op: not isinstance(op, Dispatch), s.operators)
@@ -127,8 +127,8 @@ def shared_expert(spec: ModelSpec, unit: str, p: RankPass, backward: bool) -> Wo
 
 
 def mask(spec: ModelSpec, unit: str, p: RankPass) -> Work:
-    """Return the work of reading a mask between documents, in attention whose window has no mask already. Rates are
-    fitted without masks, so they do not reflect that attention then cannot skip hidden keys."""
+    """Return the work of reading a mask between documents, in attention that has no mask for a window already. Rates
+    are fitted without masks, so they do not reflect that attention with a mask cannot skip hidden keys."""
     if not unit.startswith("blocks"):
         return NO_WORK
     reads = sum(not operators.masked(op, p.seq) for op in block_of(spec, unit).all(Attend))
@@ -157,7 +157,7 @@ def _last_norm(spec: ModelSpec, p: RankPass, backward: bool = False) -> Work:
 
 
 def _last(s: Sublayer) -> Iterator[Operator]:
-    """Yield the operators of a sublayer whose results nothing but the residual stream reads."""
+    """Yield the operators of a sublayer whose results only the residual stream reads."""
     if s.after is None:
         products = (op for op in s.operators if isinstance(op, Linear) and op.y[0].name == "y" and not op.experts)
         yield from (op for op in products if not (s.scaled and op.y[0].rows == "own"))

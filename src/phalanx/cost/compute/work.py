@@ -31,6 +31,7 @@ class Work:
     """The narrow format; "": no such products."""
 
     def __add__(self, other: Work) -> Work:
+        """Return the sum; both may not have products of different narrow formats."""
         return Work(
             self.gemm_flops + other.gemm_flops,
             self.attention_flops + other.attention_flops,
@@ -99,8 +100,8 @@ class Narrow(NamedTuple):
 
 def narrow_gemm(m: Column, n: int, k: int, e: int, narrow: Narrow, times: int = 1) -> Work:
     """Return the work of a product (m, k) x (k, n) in a narrow format, from and to elements of e bytes: each operand
-    is read for its scales, and read and written again where it is rounded (runtime/autograd/narrow_product.py).
-    `times`: matrices among which the rows are divided."""
+    that is rounded is read for its scales, and then read and written (runtime/autograd/narrow_product.py). `times`:
+    number of matrices among which the rows are divided."""
     each = narrow.format.bytes_per_value
     rounded = 2 * e + 2 * each
     weight = {"rounded": rounded, "gathered": each, "transposed": 3 * each}[narrow.weights]
@@ -120,14 +121,14 @@ def gemm_weight(m: Column, n: int, k: int, e: int) -> Work:
 
 
 def rms_norm(elements: Column, e: int, norms: int = 1) -> Work:
-    """Return the work of the forward pass of RMS norms over `elements` elements: several passes in fp32, or, where it
-    is one kernel, reading and writing them once."""
+    """Return the work of the forward pass of RMS norms over `elements` elements: several passes in fp32, or one that
+    reads and writes them once if the norm is a single kernel."""
     return Work(0, 0, 5 * elements * e, 7 * norms, 0, 3 * elements * e, 6 * norms)
 
 
 def rms_norm_grad(elements: Column, e: int, norms: int = 1) -> Work:
-    """Return the work of their backward passes. With one kernel for the input and two for the weight, x and its
-    gradient are read twice, and the input's gradient is written."""
+    """Return the work of the backward pass of RMS norms. With one kernel for the input and two for the weight, x and
+    its gradient are read twice, and the input's gradient is written."""
     return Work(0, 0, 16 * elements * e, 12 * norms, 0, 11 * elements * e, 9 * norms)
 
 

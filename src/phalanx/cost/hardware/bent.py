@@ -1,5 +1,4 @@
-"""A measured cluster with other rates, for the exact engine, which prices by them alone: bent by a calibration, or
-with links that are slower."""
+"""A measured cluster with other rates, for the exact engine: scaled by a calibration, or with slower links."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -8,7 +7,7 @@ from phalanx.spec.cluster.calibration import Calibration
 from phalanx.spec.cluster.spec import ClusterSpec, CollectiveFit, KernelRates, Rates, Tier
 
 
-def bent(cluster: ClusterSpec, by: Calibration) -> ClusterSpec:
+def scaled_cluster(cluster: ClusterSpec, by: Calibration) -> ClusterSpec:
     """Return a cluster whose kernels and links take the factors of `by` times as long."""
     inside, *between = cluster.tiers
     return replace(
@@ -19,30 +18,26 @@ def bent(cluster: ClusterSpec, by: Calibration) -> ClusterSpec:
     )
 
 
-def at_shares(cluster: ClusterSpec, shares: Sequence[float]) -> ClusterSpec:
-    """Return a cluster whose tiers have a share each of their rates; latencies stay. A collective measured between
-    hosts takes all that grows with its bytes from the slowest of the tiers between them."""
-    inside = min(
-        (x for x, t in zip(shares, cluster.tiers, strict=True) if t.ranks <= cluster.ranks_per_node), default=1
-    )
-    between = min(
-        (x for x, t in zip(shares, cluster.tiers, strict=True) if t.ranks > cluster.ranks_per_node), default=1
-    )
+def cluster_at_shares(cluster: ClusterSpec, shares: Sequence[float]) -> ClusterSpec:
+    """Return a cluster whose tiers keep these shares of their rates, and all of their latencies. The part of a
+    measured collective's time that grows with its bytes is divided by the least share inside a host, or between
+    hosts."""
+    tiers = list(zip(shares, cluster.tiers, strict=True))
+    inside = min((x for x, t in tiers if t.ranks <= cluster.ranks_per_node), default=1)
+    between = min((x for x, t in tiers if t.ranks > cluster.ranks_per_node), default=1)
     return replace(
         cluster,
-        tiers=tuple(_with_rates(tier, 1 / share) for tier, share in zip(cluster.tiers, shares, strict=True)),
+        tiers=tuple(_with_rates(tier, 1 / share) for share, tier in tiers),
         collectives=tuple(_at_share(fit, inside if fit.hosts == 1 else between) for fit in cluster.collectives),
     )
 
 
 def _at_share(fit: CollectiveFit, share: float) -> CollectiveFit:
-    def seconds(size: float, measured: float) -> float:
-        return measured + fit.beta_s_per_byte * size * (1 / share - 1)
-
+    slower = 1 / share - 1
     return replace(
         fit,
         beta_s_per_byte=fit.beta_s_per_byte / share,
-        points=tuple((size, seconds(size, measured)) for size, measured in fit.points),
+        points=tuple((size, seconds + fit.beta_s_per_byte * size * slower) for size, seconds in fit.points),
     )
 
 

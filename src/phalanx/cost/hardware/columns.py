@@ -1,6 +1,6 @@
 """Turn many dataclasses of numbers into one dataclass of NumPy columns.
 
-Every formula of cost/analytic takes either, so the same lines explain one strategy and price 1e5.
+Every formula of cost/analytic takes numbers or columns, so the same lines explain one strategy and price 1e5.
 """
 
 from collections.abc import Sequence

@@ -61,10 +61,11 @@ class System:
     """Backward over forward, in FLOP/s."""
     attention_half: Column
     vendor_first: Column
-    """1: torch, left to choose, takes the vendor's attention and not FlashAttention 2."""
+    """Highest value of Profile.portable for which torch itself chooses the vendor's attention; else FlashAttention
+    2."""
     memory: Column
     reduce_gain: Column
-    """In the innermost tier, all-reduce by the switch (NVLS) against a ring: busbw over the ring's."""
+    """In the innermost tier, the busbw of an all-reduce by the switch (NVLS) over that of a ring."""
     reduce_across: Column
     """Between nodes, the all-reduce's rate over the NICs' rate."""
     tree: Column
@@ -77,12 +78,13 @@ class System:
     """1: a job's own measurements show that the ranks of a node do not reach each other over NVLink."""
     bulk_bytes: Column
     bulk_reduce_bytes: Column
-    """Chunk bytes at which a hop takes the mean of a small and a large chunk's; `bulk_bytes`: the same in gathers."""
+    """Bytes of a chunk at which a hop takes the mean of a small and a large chunk's time, in all-reduces;
+    `bulk_bytes`: the same in gathers."""
     tiers: tuple[TierRates, ...]
     host: Column = 1.0
     """Seconds of a launch relative to the stack's own constant, as calibrated."""
     start_s: Column = 0.0
-    """Seconds before the ranks of a collective of many bytes move the first of them, whatever their number."""
+    """Seconds from the start of a large collective until the first byte moves, whatever the number of ranks."""
     host_bytes_per_s: Column = 64e9
     """Bytes/s of a GPU's link to its host, in one direction."""
     host_memory_bytes_per_s: Column = 77e9

@@ -1,9 +1,10 @@
-"""All-reduces among GPUs of a node: in one step, each reading all others' buffers, or in two (scattered, gathered).
+"""All-reduces among GPUs of a node: in one step, in which each reads all others' buffers, or in two (reduce-scatter,
+all-gather).
 
     one = (n - 1) S / rate1          two = sync + 2 (n - 1)/n S / rate2 + S0/rate2 S / (S + S0)
     t   = start + hop log2(n) + (one^-4 + two^-4)^(-1/4)
 
-`rate` is a share of NVLink's or PCIe's rate in one direction; switches that reduce make more than 8 GPUs would get.
+`rate` is a share of NVLink's or PCIe's rate in one direction; with switches that reduce it may exceed 1.
 """
 
 from dataclasses import dataclass

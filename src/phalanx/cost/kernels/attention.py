@@ -4,8 +4,7 @@ Prompts: tiles of 128 queries of a head against all keys that they see, on P pro
 
     t = start + waves (P 2 x 128 keys (d + dv) / (share FLOP/s) + tile) + bytes / (share bytes/s)
 
-Decoding: each request and key head reads its cache, cut into parts of some keys so that all processors
-read:
+Decoding: each request and key head reads its cache, cut into parts of some keys so that all processors read:
 
     t = start + waves tile + (read^p + compute^p)^(1/p)      read: bytes of cache / (share bytes/s)
 """
@@ -38,7 +37,7 @@ class PromptConstants:
     """Rates of prompt attention on a generation of chips."""
 
     rate16: Column = 0.6
-    """Share of FLOP/s, of 16 bits and of 8."""
+    """Share of the peak FLOP/s reached in 16 bits; `rate8`: in 8."""
     rate8: Column = 0.5
     memory: Column = 0.8
     idle: Column = 0.5
@@ -91,12 +90,13 @@ class AttentionLibrary:
     """Factor of the time with a cache in 8 bits."""
 
 
-def _wide(waves: Any, idle: Any) -> Any:
+def _rounded_waves(waves: Any, idle: Any) -> Any:
+    """Return waves with the last one rounded up by the share `idle` of its idle processors."""
     return waves + idle * (np.ceil(waves) - waves)
 
 
-def pairs_of(tokens: Any, past: Any, window: Any) -> Any:
-    """Return pairs of queries and keys of one prompt's `tokens` after `past`, under a causal mask and a window."""
+def query_key_pairs(tokens: Any, past: Any, window: Any) -> Any:
+    """Return the query-key pairs of one prompt's `tokens` after `past` tokens, under a causal mask and a window."""
     w = np.where(window > 0, window, past + tokens)
     short = np.clip(w - past, 0, tokens)  # queries whose window covers all keys before them
     return short * past + short * (short + 1) / 2 + (tokens - short) * w
@@ -112,15 +112,15 @@ def prompt_attention_s(
     lib: AttentionLibrary,
     bytes_: Any = (2.0, 2.0),
 ) -> Any:
-    """Return seconds of `prompts` of `tokens` each, after `past` cached ones. `bytes_`: of a query's and a
-    cached element; queries of 8 bits are multiplied in 8."""
+    """Return seconds of `prompts` prompts of `tokens` tokens each, after `past` cached ones. `bytes_`: of an element
+    of queries, and of the cache; queries of 8 bits are multiplied in 8."""
     query, cache = bytes_
     d = x.key_dim
     share = np.where(query < 2, c.rate8 * chip.fp8 * lib.rate8, c.rate16 * chip.half * lib.rate)
     share = share * np.where(d < 128, (d / 128) ** c.narrow, np.where(d > 128, (128 / d) ** c.wide, 1.0))
     both = d + x.value_dim
-    waves = _wide(prompts * np.maximum(x.heads * np.ceil(tokens / 128), 1) / chip.processors, c.idle)
-    keys = pairs_of(tokens, past, x.window) / tokens + c.fill * np.minimum(1, tokens / 128)
+    waves = _rounded_waves(prompts * np.maximum(x.heads * np.ceil(tokens / 128), 1) / chip.processors, c.idle)
+    keys = query_key_pairs(tokens, past, x.window) / tokens + c.fill * np.minimum(1, tokens / 128)
     tile = 2 * 128 * np.minimum(1, (tokens + c.rows) / (128 + c.rows)) * keys * both
     compute = waves * (chip.processors * tile / share + c.tile_s * lib.tile)
     moved = prompts * (cache * (past + tokens) * x.cached + 2 * tokens * x.heads * both)
@@ -138,13 +138,14 @@ def decode_attention_s(
     lib: AttentionLibrary,
     cache: Any = 2.0,
 ) -> Any:
-    """Return seconds of a token of each of some sequences, with `context` tokens each. `cache`: bytes an element."""
+    """Return seconds of decoding one token for each of `sequences` sequences of `context` tokens. `cache`: bytes of a
+    cached element."""
     seen = np.where(x.window > 0, np.minimum(x.window, context), context)
     moved = sequences * (seen * x.cached * cache + 2 * x.heads * (x.key_dim + x.value_dim))
     units = sequences * x.kv_heads
     parts = np.maximum(1.0, np.minimum(chip.processors / units, seen / c.keys))
     waves = units * parts / chip.processors
-    lost = np.where(waves > 1, _wide(waves, c.idle) / waves, np.minimum(waves, 1.0) ** -c.parallel)
+    lost = np.where(waves > 1, _rounded_waves(waves, c.idle) / waves, np.minimum(waves, 1.0) ** -c.parallel)
     narrow = cache < 2
     read = moved / (chip.memory_bytes_per_s * c.memory * lib.rate) * np.where(narrow, lib.cache8, 1.0) * lost
     rows = np.maximum(x.heads / x.kv_heads, c.rows)

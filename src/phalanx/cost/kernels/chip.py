@@ -2,7 +2,8 @@
 
 A constant is common to all chips, times a factor of the chip's generation; a library's constants are common to all
 chips. They are fitted on kernels measured in isolation (`python -m calibration.kernels`), in logarithms, with priors
-that pull factors to 1: a chip of an unmeasured generation gets the common ones. The kernels' files document each.
+that pull factors to 1: a chip of an unmeasured generation gets the common constants. The kernels' files document
+each.
 """
 
 import json
@@ -18,7 +19,7 @@ from phalanx.spec.errors import InputError, nearest
 
 FILE = Path(__file__).with_name("fitted.json")
 COMMON = "common"
-"""Row of chips of an unmeasured generation."""
+"""Key of the constants for chips of an unmeasured generation."""
 Rows = Mapping[str, Mapping[str, float]]
 
 
@@ -57,7 +58,8 @@ _CACHE_BYTES = {
     "blackwell-ultra": 126e6,
     "blackwell-gddr": 128e6,
 }
-"""Level-2 cache assumed in the fit of the constants: NVIDIA's architecture whitepapers. Others have their own."""
+"""Level-2 cache assumed in the fit of the constants, by generation (NVIDIA's architecture whitepapers); other chips
+have their datasheet's."""
 
 
 @dataclass(frozen=True)
@@ -81,15 +83,9 @@ def kernel_chip(name: str) -> KernelChip:
     if name not in CHIPS:
         raise InputError("chip", name, "is not a chip that Phalanx knows", nearest(name, CHIPS))
     x = CHIPS[name]
-    return KernelChip(
-        x.half,
-        x.fp8,
-        x.fp4,
-        x.bandwidth_bytes_per_s,
-        float(x.processors),
-        _CACHE_BYTES.get(x.generation, x.l2_bytes),
-        x.link_bytes_per_s,
-    )
+    cache_bytes = _CACHE_BYTES.get(x.generation, x.l2_bytes)
+    rates = (x.half, x.fp8, x.fp4, x.bandwidth_bytes_per_s)
+    return KernelChip(*rates, float(x.processors), cache_bytes, x.link_bytes_per_s)
 
 
 def generation_of(name: str) -> str:
@@ -105,7 +101,7 @@ def constants(kind: type[T], kernel: str, generation: str) -> T:
 
 
 def library(kind: type[T], kernel: str, name: str) -> T:
-    """Return the constants of a library's kernel. Raises InputError for one that was not measured."""
+    """Return the constants of a library's kernel. Raises InputError if it was not measured."""
     rows = kernel_constants().libraries[kernel]
     if name not in rows:
         raise InputError("library", name, f"has no measured kernels of kind {kernel}", nearest(name, rows))

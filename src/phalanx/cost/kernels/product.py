@@ -5,8 +5,8 @@ read    = bytes / (share bytes/s), faster where all operands fit in a share of t
 t       = start + (compute^p + read^p)^(1/p) + quantising the input
 
 Routed experts are grouped products, with routing, permuting and summing of tokens, on the busiest rank. Of a layer's
-E experts a rank has E / ep, each cut by tp. Of n tokens, that choose k, n k / ep reach it in the mean, and `hot`
-times that where routing is skewed. They touch h of its experts, each with r rows, padded to tiles:
+E experts a rank has E / ep, each cut by tp. If n tokens choose k experts each, n k / ep rows reach the mean rank, and
+`hot` times as many the busiest if routing is skewed. They reach h of its experts, each with r rows, padded to tiles:
 
     t = start + h expert + passes over tokens + (compute^p + read^p)^(1/p)
     compute = 2 h (r + padding) 3 hidden f / (share FLOP/s)      f: the expert's width on a rank, at f / (f + inner)
@@ -36,13 +36,13 @@ class ProductConstants:
     cache_gain: Column = 2.0
     """Rate of reads from the level-2 cache over the rate from memory."""
     rate16: Column = 0.8
-    """Share of FLOP/s that the largest tiles reach, of 16 bits; then of 8 and of 4."""
+    """Share of the peak FLOP/s that the largest tiles reach in 16 bits; `rate8`, `rate4`: in 8 and 4."""
     rate8: Column = 0.7
     rate4: Column = 0.55
     fill: Column = 200.0
     """k0: cost of filling and draining a tile's pipeline, as an inner size."""
     sharpness: Column = 2.5
-    """Exponent by which computing and reading add: large, the longer hides the other."""
+    """Exponent p of the sum of computing and reading: if large, the longer of the two hides the other."""
     small_tile: Column = 0.65
     """Share of the largest tiles' rate that tiles of 64 x 64 reach."""
     medium_tile: Column = 0.9
@@ -64,7 +64,7 @@ class ProductLibrary:
     rate: Column = 1.0
     """Share of the type's rate that this library reaches."""
     launch_s: Column = 1e-6
-    """Seconds that the host takes to launch it without CUDA graphs: never faster."""
+    """Seconds that the host takes to launch it without CUDA graphs: it is never faster."""
 
 
 _TILES = Tiles(((256, 128), (128, 256), (128, 128), (128, 64), (64, 128), (64, 64)))
@@ -80,10 +80,8 @@ def product_s(
     peak: Any,
     lib: ProductLibrary | None = None,
 ) -> Any:
-    """Return seconds of a product with weights of `e` bytes per element, at a datasheet's `peak` FLOP/s.
-
-    Without a library: 16 bits, nothing quantised.
-    """
+    """Return seconds of a product with weights of `e` bytes per element, at a datasheet's `peak` FLOP/s. Without a
+    library: 16 bits, nothing quantised."""
     share = np.where(peak < 1.5 * chip.half, c.rate16, np.where(peak < 3 * chip.half, c.rate8, c.rate4))
     share = share if lib is None else share * lib.rate
     middle = np.sqrt(c.small_tile)
@@ -120,21 +118,21 @@ class ExpertConstants:
     """Rates of grouped products on a generation of chips."""
 
     rate16: Column = 0.5
-    """Share of FLOP/s, of 16, 8 and 4 bits."""
+    """Share of the peak FLOP/s reached in 16 bits; `rate8`, `rate4`: in 8 and 4."""
     rate8: Column = 0.5
     rate4: Column = 0.4
     memory: Column = 0.9
     """Share of memory bandwidth."""
     sharpness: Column = 2.0
     cache_share: Column = 0.5
-    """Exponent by which computing and reading add, as for products."""
     cache_gain: Column = 2.0
+    """These three: as in ProductConstants."""
     rows: Column = 30.0
-    """Rows that an expert's tokens are padded by, at most, times the library's."""
+    """Most rows by which an expert's tokens are padded, before the library's factor `padding`."""
     inner: Column = 100.0
     """Width of an expert on a rank at which products reach half of their rate."""
     hot1: Column = 2.0
-    """Load of the busiest of many ranks over the mean, where experts are chosen by a power law of exponent 1.01."""
+    """Load of the busiest of many ranks over the mean, if experts are chosen by a power law of exponent 1.01."""
     hot12: Column = 2.2
     """The same load for an exponent of 1.2."""
     expert_s: Column = 1e-7
@@ -148,9 +146,9 @@ class ExpertLibrary:
     start_s: Column = 3e-5
     """Seconds of routing, and of launches."""
     quantised: Column = 1.2
-    """Factor of that time with weights of 8 or 4 bits."""
+    """Factor of `start_s` with weights of 8 or 4 bits."""
     memory: Column = 0.8
-    """Factor of the chip's share."""
+    """Factor of the chip's `memory`."""
     passes: Column = 4.0
     """Passes over the tokens that a rank computes."""
     all_passes: Column = 5.0
@@ -178,8 +176,8 @@ def experts_s(
     peak: Any,
     skew: Any = 0.0,
 ) -> Any:
-    """Return seconds of one layer's routed experts. `e`: bytes per element of weights; `peak`: a datasheet's FLOP/s
-    in which they are multiplied; `skew`: exponent of the power law by which tokens choose (0, 1.01, 1.2)."""
+    """Return seconds of one layer's routed experts. `e`: bytes per element of weights; `peak`: the datasheet's FLOP/s
+    of their products; `skew`: exponent of the power law by which tokens choose experts (0, 1.01, 1.2)."""
     local, routed = x.count / x.moe_ep, tokens * x.top_k / x.moe_ep
     over = np.where(skew > 1.1, c.hot12, np.where(skew > 0, c.hot1, 1.0))
     hot = np.minimum(1 + (over - 1) * (1 - 1 / x.moe_ep), x.moe_ep)

@@ -1,15 +1,15 @@
 """Matrix products (m, k) x (k, n) cut into tiles: one model, used for training and for kernels measured in isolation.
 
-Each of the chip's P processors takes one tile of a x b at a time, so that time comes in waves, and the library takes
-the best of some sizes (NVIDIA, "Matrix multiplication background", tile and wave quantisation):
+Each of the chip's P processors computes one tile of a x b at a time, so that tiles are done in waves, and the library
+chooses the best of some sizes (NVIDIA, "Matrix multiplication background", tile and wave quantisation):
 
     t = min over tiles  waves 2 a b (k + k0) P / (share rate)       waves = ceil(m/a) ceil(n/b) / P, rounded up
 
 k0 is the cost of filling and draining a tile's pipeline, as an inner size; `share` is a tile's rate relative to the
 largest tiles. There are two sets of constants because they were fitted on different data. Training constants come
-from whole published steps, which show neither partial waves nor splits along k (cost/analytic/kernels.py). Library
+from whole published steps, which reveal neither partial waves nor splits along k (cost/analytic/kernels.py). Library
 constants come from kernels measured in isolation, which do: the last wave's idle processors cost a part of their
-time, and where tiles are few, each is split along k (product.py).
+time, and if there are few tiles, each is split along k (product.py).
 """
 
 from dataclasses import dataclass
@@ -69,7 +69,7 @@ def split_waves_s(
     part: Column,
 ) -> Column:
     """Return seconds of a product at `rate` FLOP/s: the last wave costs the share `idle` of its idle processors, and
-    tiles are split into parts of k, of at least `part`, where processors would have none."""
+    tiles are split into parts of k, of at least `part`, if processors would have none."""
     best: Column = np.inf
     for (a, b), share in zip(tiles.sizes, shares, strict=True):
         count = np.ceil(m / a) * np.ceil(n / b)

@@ -1,4 +1,4 @@
-"""From the operators of a block to a BlockKind: what each operator adds to its columns."""
+"""From the operators of a block to a BlockKind: the columns to which each operator contributes."""
 
 import math
 from collections.abc import Iterator
@@ -30,7 +30,7 @@ _DELTA = ("delta", "channel_delta")
 
 
 def kind_of(block: Block, count: int, hidden: int, windowed: float, window: int) -> BlockKind:
-    """Return the columns of `count` equal blocks, a share `windowed` of which attends within `window` tokens. Raises
+    """Return the kind of `count` equal blocks, of which the share `windowed` attends within `window` tokens. Raises
     InputError for a mechanism without a price."""
     columns: dict[str, Any] = {}
     for s in block.sublayers:
@@ -95,8 +95,8 @@ def _attention(s: Sublayer) -> dict[str, Any]:
 
 
 def _compressed(s: Sublayer, attend: Attend) -> dict[str, Any]:
-    """Return the columns of attention to compressed keys (DeepSeek-V4): products whose results are pooled to further
-    keys, results in low rank by groups of heads."""
+    """Return the columns of attention to compressed keys (DeepSeek-V4): products whose results are pooled into
+    compressed keys, and low-rank results by groups of heads."""
     low = next(p for p in products_of(s) if p.grouped)
     pooled = [p for p in products_of(s) if any(out.name.endswith(".kv") or out.name.endswith(".gate") for out in p.y)]
     outs = [out.dim.size for p in pooled for out in p.y]
@@ -154,13 +154,13 @@ def _mixer(s: Sublayer) -> dict[str, Any]:
 
 @dataclass
 class _Kept:
-    """Elements that a mixer keeps of each token for its backward pass, each tensor once: what its operators save.
+    """Elements per token that a mixer's operators save for its backward pass, each tensor once.
 
     ssd             the first product's results and its own result; convolution and states run again
                     (state-spaces/mamba e9594ce, ops/triton/ssd_combined.py:888)
     delta           queries and keys of every value head, values, decay in fp32, the write strength, the inverse
                     of each chunk's triangle (fla-org/flash-linear-attention 0315a70, ops/gated_delta_rule/chunk.py)
-    others          what they read"""
+    others          their inputs"""
 
     of: Sublayer
     elements: float = 0
@@ -258,7 +258,7 @@ def _inner(s: Sublayer) -> dict[str, Any]:
 
 
 def _parameters(block: Block) -> dict[str, float]:
-    """Return the counts of parameters, by how tp splits them and gathers in 8 bits treat them."""
+    """Return the columns that count parameters, by how tp splits them and whether they may be gathered in 8 bits."""
     out = dict.fromkeys(
         (
             *("params", "expert_params", "whole", "kv", "own", "matrices", "expert_matrices"),
@@ -290,8 +290,8 @@ def _parameters(block: Block) -> dict[str, float]:
 
 
 def counted_kinds(blocks: tuple[Block, ...], hidden: int) -> tuple[tuple[BlockKind, ...], tuple[int, ...]]:
-    """Return the kinds of a model's blocks, those with experts last, and the place of each block's kind among them.
-    Blocks that differ in whether they have a window, and nothing else, are one kind."""
+    """Return the kinds of a model's blocks, those with experts last, and for each block the index of its kind. Blocks
+    that differ only in whether they have a window are one kind."""
     seen: dict[tuple[Block, int | None], list[int]] = {}
     windows = {block: (_unwindowed(block), _window(block)) for block in dict.fromkeys(blocks)}
     sizes: dict[Block, set[int]] = {}

@@ -22,12 +22,12 @@ DENSE, CODES, SPARSE, SMALLER = range(4)
 @dataclass(frozen=True)
 class Compressed:
     """Traffic of gradients per element, as numbers or columns. `kind`: DENSE, CODES, SPARSE or SMALLER. `values`,
-    `beside`: v and x above. `passes`: passes over the gradients to code and decode them. `kept`: elements of residual
-    (error feedback)."""
+    `extra_bytes`: v and x above. `passes`: passes over the gradients to code and decode them. `kept`: elements of
+    residual (error feedback)."""
 
     kind: Column = DENSE
     values: Column = 1.0
-    beside: Column = 0.0
+    extra_bytes: Column = 0.0
     passes: Column = 0.0
     kept: Column = 0.0
     bound: Column = 0.0
@@ -40,11 +40,11 @@ class Compressed:
 
     def sent(self, g: Column) -> Column:
         """Return the bytes that a rank sends per gradient element of g bytes."""
-        return self.values * g + self.beside
+        return self.values * g + self.extra_bytes
 
     def messages(self, g: Column, p: Column) -> list[tuple[str, Column]]:
-        """Return the (collective, bytes per element) that take the place of an all-reduce of g bytes over p ranks;
-        of one kind."""
+        """Return (collective, bytes per element) for each collective that replaces an all-reduce of g bytes over p
+        ranks; `kind` must be a number."""
         size = self.sent(g)
         of_kind: dict[int, list[tuple[str, Column]]] = {
             DENSE: [("all_reduce", g)],
@@ -68,7 +68,7 @@ DENSELY = Compressed()
 
 
 def compressed_changes(spec: ModelSpec, s: Strategy) -> Compressed:
-    """Return the traffic of the changes of replicas that take steps alone."""
+    """Return the traffic of the changes that replicas which step alone exchange (strategy.local)."""
     return compressed_gradients(spec, Strategy(dp=s.dp_local, compression=s.compression))
 
 

@@ -1,8 +1,9 @@
 """FLOPs of a step, exact per layer: 2 per multiply-add, backward twice forward, attention over the full square.
 
     model      of one process: nothing repeated, nothing computed on several ranks (the numerator of MFU)
-    hardware   executed by ranks under a stack's policy, including recomputation, and work repeated on every tp rank
-               (latents, key heads that several ranks hold, in our runtime padded values), by capacity no more rows
+    hardware   executed by ranks under a stack's policy, including recomputation and work repeated on every tp rank
+               (latents, key heads that several ranks hold, padded values in our runtime), without rows beyond an
+               expert's capacity
 
 6N per token is the cross-check: it counts embeddings, which multiply nothing, and leaves attention out.
 """
@@ -13,17 +14,17 @@ import numpy as np
 
 from phalanx.cost.hardware.columns import Column
 from phalanx.cost.ledger.flow import Held, whole_model
-from phalanx.cost.ledger.kind import BlockKind, copied
-from phalanx.cost.ledger.layer_flows import kv_heads, routed_rows, shared_here
+from phalanx.cost.ledger.kind import BlockKind, groups_on_rank
+from phalanx.cost.ledger.layer_flows import group_elements_on_rank, kv_heads, routed_rows
 from phalanx.cost.ledger.model_shape import Shape
 from phalanx.cost.ledger.policy import Policy
 from phalanx.cost.ledger.rank_layout import Layout
 
 
 def forward_per_token(shape: Shape, seq: Column) -> tuple[Column, Column]:
-    """Return forward FLOPs per token of the whole model, as (blocks, heads; a depth of multi-token prediction joins
-    two hidden states by a product). Of the experts, only those that a token is routed to count; latent attention
-    counts as it trains, with keys and values expanded; recurrences token by token."""
+    """Return forward FLOPs per token of the whole model, as (blocks, heads); heads include the product that joins two
+    hidden states at each depth of multi-token prediction. Only the experts to which a token is routed count; latent
+    attention counts as in training, with keys and values expanded; recurrences count token by token."""
     blocks = sum(kind.count * (_products_per_token(kind) + _core_per_token(kind, seq)) for kind in shape.kinds)
     return blocks, 2 * shape.hidden * (shape.vocab * (1 + shape.depths) + shape.depths * 2 * shape.hidden)
 
@@ -58,7 +59,7 @@ def _core_per_token(kind: BlockKind, seq: Column) -> Column:
 
 
 def seen_keys(kind: BlockKind, reach: Column, near: Column) -> Column:
-    """Return the keys of a query that an index or compression leaves of `reach`: `near` without either."""
+    """Return the keys per query that an index or compression leaves of `reach` keys; `near` without either."""
     chosen = np.maximum(kind.top, 1)
     keys = np.where(np.asarray(kind.top) > 0, np.minimum(near, chosen), near)
     if not np.any(kind.ratio):
@@ -91,7 +92,7 @@ class Flops:
 
 
 def rank_flops(shape: Shape, layout: Layout, policy: Policy, units: Held) -> Flops:
-    """Return the FLOPs of a rank with these units (with several ranks' units, of all together)."""
+    """Return the FLOPs of a rank with these units, or of several ranks together with theirs."""
     per_pass = 2.0 * layout.tokens * layout.micro_batches
     pads = np.asarray(policy.pads_core) > 0
     products: Column = 0.0
@@ -102,8 +103,8 @@ def rank_flops(shape: Shape, layout: Layout, policy: Policy, units: Held) -> Flo
         around, last_around = _mixer_products(kind, layout)
         mlp, last, shared = _inner_products(kind, layout)
         forward = around + mlp
-        # The end of a repeated block: with a parallel residual, attention's last product too; without an MLP, only
-        # that.
+        # Products at the end of a recomputed block that are not needed: the MLP's last; with a parallel residual,
+        # attention's last product too; without an MLP, only that.
         alone = (np.asarray(kind.ffn) == 0) & (np.asarray(kind.experts) == 0)
         left_out = (1 - policy.repeats_last) * (np.asarray(kind.after_norms) == 0)  # whose norm would read it
         unread = last + np.where((np.asarray(kind.parallel) > 0) | alone, last_around, 0.0)
@@ -133,7 +134,7 @@ def recurrence_macs(kind: BlockKind, layout: Layout) -> Column:
     if not np.any(kind.mixed):
         return 0.0
     heads, n, p, c = kind.scan_heads / layout.tp, kind.scan_state, kind.scan_dim, kind.scan_chunk
-    groups = np.where(np.asarray(kind.scan_groups) > 0, copied(kind.scan_groups, layout.tp), 0.0)
+    groups = np.where(np.asarray(kind.scan_groups) > 0, groups_on_rank(kind.scan_groups, layout.tp), 0.0)
     plain = groups * c * n + heads * (c * p + 2 * n * p)
     delta = heads * (3 * n * p + c * (3 * n + 2 * p) + c * c / 6)
     chunked = np.where(np.asarray(kind.scan_pairs) > 0, delta, plain)
@@ -141,8 +142,8 @@ def recurrence_macs(kind: BlockKind, layout: Layout) -> Column:
 
 
 def _mixer_products(kind: BlockKind, layout: Layout) -> tuple[Column, Column]:
-    """Return multiply-adds per token of the products around attention or a recurrence on a rank; and of the last of
-    them."""
+    """Return multiply-adds per token of the products around attention or a recurrence on a rank, and of the last one
+    alone."""
     h, tp = kind.hidden, layout.tp
     q = kind.heads * kind.head_dim / tp
     out = (kind.result + kind.mixed_out) / tp * h
@@ -156,7 +157,11 @@ def _mixer_products(kind: BlockKind, layout: Layout) -> tuple[Column, Column]:
     plain = plain + kind.index + kind.heads * kind.value_dim * kind.result_rank / tp
     plain = plain + kind.mixing / np.where(layout.sp > 0, tp, 1)
     if np.any(kind.mixed):
-        plain = plain + h * (kind.mixed / tp + shared_here(kind, layout) + kind.mixed_whole) + kind.mixed_low / tp
+        plain = (
+            plain
+            + h * (kind.mixed / tp + group_elements_on_rank(kind, layout) + kind.mixed_whole)
+            + kind.mixed_low / tp
+        )
     return plain + out, out
 
 
@@ -168,8 +173,8 @@ def _expanding(kind: BlockKind, layout: Layout) -> Column:
 
 
 def _inner_products(kind: BlockKind, layout: Layout) -> tuple[Column, Column, Column]:
-    """Return multiply-adds per token of a block's MLP or experts: all; the last product that all tokens go through;
-    and only the shared expert."""
+    """Return multiply-adds per token of a block's MLP or experts: of all; of the last product that all tokens go
+    through; and of the shared expert."""
     h, f = kind.hidden, (kind.ffn + kind.shared_ffn) / layout.tp
     dense = kind.mlp_matrices * h * kind.ffn / layout.tp
     if not np.any(kind.experts):
@@ -187,5 +192,5 @@ def hardware_flops(shape: Shape, layout: Layout, policy: Policy) -> Column:
 
 
 def active_params(shape: Shape) -> Column:
-    """Return the parameters that take part in a token's forward pass: of the experts, `top_k` per layer."""
+    """Return the parameters that take part in a token's forward pass, `top_k` experts per layer."""
     return sum(kind.count * kind.active_params for kind in shape.kinds) + shape.ends

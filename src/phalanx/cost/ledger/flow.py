@@ -28,15 +28,14 @@ class Flow:
     """Distance in ranks from one member of the group to the next."""
     bytes: Column
     counts: Mapping[str, Column]
-    beside: Column = 0.0
-    """Number of B's operations whose result is read only by a weight gradient, overlapped with the preceding
-    product."""
+    weight_gathers: Column = 0.0
+    """Number of B's operations whose result only a weight gradient reads, overlapped with the preceding product."""
     chain: Column = 1.0
-    """Ranks of the chain that messages pass along, `stride` apart; the slowest hop sets the pace of them all. 1: the
-    stride is already the slowest hop's."""
+    """Ranks of the chain along which messages pass, `stride` apart; the slowest hop sets the pace of all. 1: `stride`
+    is already the slowest hop's."""
 
     def count(self, phases: str = "FBR") -> Column:
-        """Return the operations of some phases."""
+        """Return the number of operations in some phases."""
         return sum((self.counts.get(phase, 0.0) for phase in phases), 0.0)
 
 

@@ -5,13 +5,12 @@ policy.
     sharded     reduce-scatter over the shards, all-reduce of each shard over its replicas (HSDP), all-gather of
                 parameters over the shards
 
-each as often as the Sharding says (schedule/gradients/sharding.py). Blocks' parameters may be gathered in 8 bits at
-level 3; their scales, and parameters that are not matrices, are then reduced once a step
-(schedule/gradients/sharding.py).
+each as often as the Sharding states (schedule/gradients/sharding.py). Blocks' parameters may be gathered in 8 bits at
+level 3; their scales, and parameters that are not matrices, are then reduced once a step.
 
-Experts reduce and shard over the ranks with the same experts, edp = dp cp tp / (ep etp), if those are others than the
-rest's. The head stays gathered from its forward to its backward pass. tp ranks sum partial gradients; the first and
-the last pipeline rank sum the gradient of a tied embedding.
+Experts reduce and shard over the ranks with the same experts, edp = dp cp tp / (ep etp), if these are not the ranks
+of the other parameters. The head stays gathered from its forward to its backward pass. tp ranks sum partial
+gradients; the first and the last pipeline rank sum the gradient of a tied embedding.
 """
 
 from dataclasses import dataclass
@@ -27,7 +26,7 @@ from phalanx.schedule.gradients.buckets import NUMBER_BYTES
 from phalanx.schedule.gradients.sharding import Sharding
 
 ROOT = "parameters of the root"
-"""What is gathered once for both passes: the unit around all others, or the head."""
+"""Name of the data that is gathered once for both passes: the unit around all others, or the head."""
 
 
 @dataclass(frozen=True)
@@ -41,8 +40,8 @@ class Types:
 
 @dataclass(frozen=True)
 class Parameters:
-    """Parameters on a rank. `dense`: all but experts; `blocks`: the part of these in blocks; `kept`: the root's or
-    the head's, gathered once for both passes. `units`, `kept_units`: number of units that contain them; a tied
+    """Parameters on a rank. `dense`: all but experts; `blocks`: the part of `dense` in blocks; `kept`: the root's or
+    the head's, gathered once for both passes. `units`: number of units in all; `kept_units`: of `kept`; a tied
     embedding is a separate unit."""
 
     dense: Column
@@ -59,8 +58,8 @@ class Parameters:
 
 
 def parameters_of(shape: Shape, layout: Layout, rank_units: Held) -> Parameters:
-    """Return the parameters of a rank with these units (with several ranks' units, of all together)."""
-    each = [(count, kind) for count, kind in zip(rank_units.blocks, shape.kinds, strict=True)]
+    """Return the parameters of a rank with these units, or of several ranks together with theirs."""
+    each = list(zip(rank_units.blocks, shape.kinds, strict=True))
     blocks = sum(count * kind.on_rank(layout.tp) for count, kind in each)
     vocab = np.ceil(shape.vocab / layout.tp) * shape.hidden
     positions = np.where(shape.embedding_params > 0, shape.embedding_params - shape.vocab * shape.hidden, 0.0)
@@ -83,7 +82,8 @@ def parameters_of(shape: Shape, layout: Layout, rank_units: Held) -> Parameters:
 
 
 def _scales(shape: Shape, layout: Layout, held: Held) -> tuple[Column, Column]:
-    """Return the number of elements reduced to gather blocks in 8 bits: for all but experts, and for experts."""
+    """Return the number of elements that are reduced so that blocks can be gathered in 8 bits, scales among them: for
+    all but experts, and for experts."""
     dense: Column = 0.0
     experts: Column = 0.0
     for count, kind in zip(held.blocks, shape.kinds, strict=True):
@@ -106,7 +106,7 @@ class _Group:
     replicas: Column
     replica_stride: Column
     units: Column
-    """Number of units in which they are gathered and reduced, if that is by unit."""
+    """Number of units in which they are gathered and reduced, if that is done by unit."""
     kept_units: Column
     narrow: Column
     """Number of `params` gathered in 8 bits, and of their units."""
@@ -118,7 +118,7 @@ class _Group:
 
 
 def experts_apart(layout: Layout) -> Column:
-    """Return the mask of rows whose experts reduce over ranks other than the rest's."""
+    """Return the mask of rows whose experts reduce over other ranks than the rest of the model."""
     return layout.tp * layout.ep * layout.etp > 1
 
 
@@ -128,15 +128,15 @@ def expert_ranks(layout: Layout) -> Column:
 
 
 def _expert_units(shape: Shape, rank_units: Held) -> Column:
-    """Return the blocks of a rank that have experts."""
+    """Return the number of a rank's blocks that have experts."""
     return sum((n * kind.routes for n, kind in zip(rank_units.blocks, shape.kinds, strict=True)), start=np.zeros(()))
 
 
 def gradient_flows(
     shape: Shape, layout: Layout, zero: Sharding, types: Types, rank_units: Held, stride: Column, bucket_bytes: Column
 ) -> list[Flow]:
-    """Return the collectives of gradients and parameters of a rank with these units. `stride`: ranks' distance along
-    dp and cp together. `bucket_bytes`: bytes of gradients reduced together, if not by unit."""
+    """Return the collectives of gradients and parameters of a rank with these units. `stride`: distance in ranks
+    along dp and cp together. `bucket_bytes`: bytes of gradients reduced together, if not by unit."""
     p = parameters_of(shape, layout, rank_units)
     apart = experts_apart(layout)
     ranks, edp = layout.dp * layout.cp, expert_ranks(layout)
@@ -147,10 +147,7 @@ def gradient_flows(
     numbers, of_experts = _scales(shape, layout, rank_units) if np.any(narrow) else (0.0, 0.0)
     blocks = narrow * (p.blocks + np.where(apart, 0.0, p.experts))
     numbers = numbers + np.where(apart, 0.0, of_experts)
-    units, over = (
-        narrow * rank_units.all_blocks,
-        (ranks, stride, zero.shards, zero.replicas, replica_stride),
-    )
+    units, over = narrow * rank_units.all_blocks, (ranks, stride, zero.shards, zero.replicas, replica_stride)
     # A tied embedding is reduced by two chunks if the rank has both ends of a V.
     both_ends = (
         (np.minimum(rank_units.embed, rank_units.head) > 0)
@@ -173,6 +170,7 @@ def gradient_flows(
 
 
 def _of_group(g: _Group, m: Column, zero: Sharding, types: Types, bucket_bytes: Column) -> list[Flow]:
+    """Return the collectives of a group's parameters and gradients in a step of `m` micro-batches."""
     by_unit = zero.by_unit > 0
 
     def flow(
@@ -189,16 +187,8 @@ def _of_group(g: _Group, m: Column, zero: Sharding, types: Types, bucket_bytes: 
         cut = np.maximum(np.ceil(params * e / bucket_bytes), 1.0)
         pieces = np.where(by_unit, np.maximum(units, 1.0), cut)
         count = np.where(params > 0, pieces * times, 0.0)
-        return Flow(
-            g.axis,
-            op,
-            payload,
-            "rank",
-            ranks,
-            stride,
-            params * e / pieces,
-            {"B" if "grad" in payload else "F": count},
-        )
+        counts = {"B" if "grad" in payload else "F": count}
+        return Flow(g.axis, op, payload, "rank", ranks, stride, params * e / pieces, counts)
 
     # Gradients: all-reduced, or scattered to shards and summed over their replicas.
     sharded = 1.0 * (np.asarray(g.shards) > 1)
@@ -210,21 +200,14 @@ def _of_group(g: _Group, m: Column, zero: Sharding, types: Types, bucket_bytes: 
     scatter = flow("reduce_scatter", "gradients", g.params, types.gradient, g.shards, g.stride, reductions * sharded)
     again = m * sharded * zero.reduces_each
     tied = flow("reduce_scatter", "gradients", g.twice, types.gradient, g.shards, g.stride, again, 1.0)
-    across = flow(
-        "all_reduce",
-        "gradients of shards",
-        g.params / g.shards,
-        types.accumulated,
-        g.replicas,
-        g.replica_stride,
-        replications * zero.state,
-    )
+    each, over = g.params / g.shards, (g.replicas, g.replica_stride)
+    across = flow("all_reduce", "gradients of shards", each, types.accumulated, *over, replications * zero.state)
     # Parameters: by unit, the head's once for both passes, and blocks in 8 bits with their scales.
-    over = (types.parameter, g.shards, g.stride)
+    e, over = types.parameter, (g.shards, g.stride)
     rest = g.units - g.narrow_units - g.kept_units * zero.regathers
-    gather = flow("all_gather", "parameters", g.params - g.narrow - head_params, *over, gathers * sharded, rest)
-    once = flow("all_gather", ROOT, head_params, *over, m * sharded, g.kept_units)
-    eight = flow("all_gather", "8-bit parameters", g.narrow, 1.0, *over[1:], gathers * sharded, g.narrow_units)
+    gather = flow("all_gather", "parameters", g.params - g.narrow - head_params, e, *over, gathers * sharded, rest)
+    once = flow("all_gather", ROOT, head_params, e, *over, m * sharded, g.kept_units)
+    eight = flow("all_gather", "8-bit parameters", g.narrow, 1.0, *over, gathers * sharded, g.narrow_units)
     size, one = g.numbers * NUMBER_BYTES, sharded * (np.asarray(g.numbers) > 0)
     scales = Flow(g.axis, "all_reduce", "scales", "rank", g.shards, g.stride, size, {"F": one})
     return [f for f in (unsharded, scatter, tied, across, gather, once, eight, scales) if np.any(f.count())]
@@ -233,9 +216,9 @@ def _of_group(g: _Group, m: Column, zero: Sharding, types: Types, bucket_bytes: 
 def outer_flows(
     shape: Shape, layout: Layout, zero: Sharding, types: Types, rank_units: Held, bucket_bytes: Column
 ) -> list[Flow]:
-    """Return the all-reduces that bring replicas together which step alone, once in `layout.local` steps: of the
-    change of each shard, in the type of accumulated gradients, in the buckets of the gradients; compressed, what
-    takes their place."""
+    """Return the all-reduces, once in `layout.local` steps, that synchronise replicas which step alone: of the change
+    of each shard, in the type of accumulated gradients, in the buckets of the gradients; if changes are compressed,
+    the collectives that replace them."""
     p, edp = parameters_of(shape, layout, rank_units), expert_ranks(layout)
     stride, once = layout.dp_stride * layout.dp, (np.asarray(layout.local) > 0) / np.maximum(layout.local, 1)
     apart = experts_apart(layout)
@@ -257,8 +240,8 @@ def outer_flows(
 
 def summed_copies(shape: Shape, layout: Layout, policy: Policy, zero: Sharding, types: Types, units: Held) -> Flow:
     """Return the all-reduce over tp of partial gradients: under sequence parallelism of all replicated parameters;
-    else of those that see only a rank's heads or tokens; and of key heads with copies. In one operation of
-    accumulated gradients, or parameter by parameter whenever gradients are reduced."""
+    else of replicated parameters whose gradient covers only a rank's heads or tokens; and of key heads with copies.
+    It is one operation on accumulated gradients, or one for each parameter whenever gradients are reduced."""
     split = np.asarray(layout.sp) > 0
     elements: Column = 0.0
     norms = np.minimum(units.head, 1.0)

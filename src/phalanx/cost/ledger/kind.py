@@ -1,5 +1,5 @@
-"""A kind of block as plain numbers (BlockKind): what its operators multiply, keep and hold, zero where it has no such
-operator."""
+"""A kind of block as plain numbers (BlockKind): sizes of its operators' products, activations and parameters; zero
+for operators that it does not have."""
 
 from dataclasses import dataclass
 
@@ -10,8 +10,8 @@ from phalanx.cost.hardware.columns import Column
 
 @dataclass(frozen=True)
 class BlockKind:
-    """Equal blocks of a model, and how many there are. Sizes in elements. Blocks that differ in nothing but an
-    attention window are one kind, with the share of those that have it."""
+    """Equal blocks of a model, and their number. Sizes in elements. Blocks that differ only in whether attention has
+    a window are one kind, with the share that has it."""
 
     label: str
     """Its sublayers in words."""
@@ -20,9 +20,9 @@ class BlockKind:
     sublayers: Column = 2.0
     """Mixers and MLPs that add to the stream."""
     norms: Column = 2.0
-    """Norms of the stream before them: fewer where some share one, or have none."""
+    """Norms of the stream before the sublayers: fewer than these if some share one, or have none."""
     after_norms: Column = 0.0
-    """Norms of what they add."""
+    """Norms of sublayers' results."""
     streams: Column = 1.0
     """Residual streams, which hyper-connections mix around each sublayer; 1: a plain residual."""
     rms: Column = 1.0
@@ -36,9 +36,9 @@ class BlockKind:
     head_dim: Column = 0.0
     value_dim: Column = 0.0
     kv_width: Column = 0.0
-    """Elements that a key head's products write: of keys and values, or of keys that are the values too."""
+    """Elements that a key head's products write: keys and values, or only keys if these are the values too."""
     core_dim: Column = 0.0
-    """Width of a head in attention's core: of keys or values, whichever is wider."""
+    """Width of a head in attention's core: that of keys or values, whichever is wider."""
     q_rank: Column = 0.0
     kv_rank: Column = 0.0
     rope_dim: Column = 0.0
@@ -46,40 +46,40 @@ class BlockKind:
     """Share of these blocks with an attention window, of `window` tokens."""
     window: Column = 0.0
     top: Column = 0.0
-    """Most keys of a query, as an index chooses them; 0: all."""
+    """Most keys per query that an index selects; 0: all."""
     ratio: Column = 0.0
-    """Tokens that one compressed key represents, which queries see in addition to the nearest `window`; infinite:
-    there are none; 0: other attention."""
+    """Tokens per compressed key; queries see these keys in addition to the nearest `window`. Infinite: there are
+    none; 0: other attention."""
     normed_heads: Column = 0.0
     """1: queries and keys are normed."""
     gate: Column = 0.0
     """Elements of an output gate."""
     result_low: Column = 0.0
-    """Width of attention's result in low rank, before the last product; 0: it is not."""
+    """Width of attention's low-rank result, before the last product; 0: the result is not in low rank."""
     result_rank: Column = 0.0
-    """The part of it that each of a group's heads is multiplied to."""
+    """The part of that width which a group of heads is projected to."""
     index: Column = 0.0
-    """Multiply-adds per token of products that every tp rank computes: an index's, and those that pool keys."""
+    """Multiply-adds per token of products that every tp rank computes: an index's, and products that pool keys."""
     index_pair: Column = 0.0
-    """The same for each pair of a query and a key of the index."""
+    """Multiply-adds of an index for each pair of a query and a key."""
     index_kept: Column = 0.0
-    """Elements per token that these keep."""
+    """Elements per token that these products keep."""
 
     scan_heads: Column = 0.0
     """Heads of a linear recurrence; 0: there is none."""
     scan_dim: Column = 0.0
-    """Width of one's value; its state is `scan_state` times that."""
+    """Width of a head's value; its state is `scan_state` times as large."""
     scan_state: Column = 0.0
     scan_groups: Column = 0.0
     """Groups of heads that share keys and queries."""
     scan_in: Column = 0.0
-    """Elements that the recurrence reads, without `scan_shared`, what its groups share."""
+    """Elements per token that the recurrence reads, without `scan_shared`, which heads of a group share."""
     scan_shared: Column = 0.0
     scan_chunk: Column = 1.0
     """Tokens of a chunk."""
     scan_pairs: Column = 0.0
-    """Products of pairs in a chunk beyond queries by keys and those by values: 1 with a delta rule, which solves a
-    triangle for what it writes."""
+    """1: the recurrence is a delta rule, which has more products of pairs in a chunk and solves a triangular
+    system."""
     scan_flops: Column = 0.0
     """FLOPs per token, token by token, as Megatron-LM counts a model's."""
     scan_sums: Column = 0.0
@@ -93,11 +93,11 @@ class BlockKind:
     mixed_shared: Column = 0.0
     mixed_whole: Column = 0.0
     mixed_low: Column = 0.0
-    """Multiply-adds per token of its further products from those parts."""
+    """Multiply-adds per token of the mixer's products from those parts."""
     mixed_out: Column = 0.0
-    """Elements that its last product reads."""
+    """Elements that the mixer's last product reads."""
     mixed_kept: Column = 0.0
-    """Elements that it keeps, of 2 bytes; those in copies are among `mixed_shared_kept`."""
+    """Elements of 2 bytes that the mixer keeps; elements in copies are in `mixed_shared_kept`."""
     mixed_shared_kept: Column = 0.0
 
     ffn: Column = 0.0
@@ -105,11 +105,11 @@ class BlockKind:
     mlp_matrices: Column = 2.0
     """3 with a gate, else 2, in experts too."""
     experts: Column = 0.0
-    """Experts; 0: there are none."""
+    """Number of experts; 0: there are none."""
     top_k: Column = 0.0
     expert_ffn: Column = 0.0
     expert_dim: Column = 0.0
-    """Width of the rows that experts take: the stream's, or of their latent space."""
+    """Width of the experts' input: the stream's, or of their latent space."""
     shared_ffn: Column = 0.0
     shared_gate: Column = 0.0
     """1: a gate of one number scales the shared expert."""
@@ -118,15 +118,15 @@ class BlockKind:
     experts_choose: Column = 0.0
     """1: experts choose tokens."""
     gathers_choices: Column = 0.0
-    """Bytes per token that ranks sharing sequences gather where a choice depends on a sequence's other tokens; 0: no
-    choice does."""
+    """Bytes per token that ranks sharing sequences gather if a choice depends on a sequence's other tokens; else
+    0."""
     router_scores: Column = 0.0
     """Numbers per token that a router keeps as scores and weights."""
     router_places: Column = 0.0
     """Bytes per token kept by a router for choices and destinations."""
 
     params: Column = 0.0
-    """Parameters of a block but routed experts."""
+    """Parameters of a block without routed experts."""
     expert_params: Column = 0.0
     """Parameters of all its routed experts."""
     whole: Column = 0.0
@@ -137,13 +137,13 @@ class BlockKind:
     """Number of `whole` whose gradient on a tp rank covers only its own heads or tokens: latent projections, norms
     inside attention, the router."""
     matrices: Column = 0.0
-    """Matrices of the block's products, which may be gathered in 8 bits, without experts'; `expert_`: of one
-    expert."""
+    """Number of matrices of a block's products, which may be gathered in 8 bits, without experts';
+    `expert_matrices`: of one expert."""
     expert_matrices: Column = 0.0
     others: Column = 0.0
     """Number of `params` outside of these matrices: norms, biases, the router."""
     expert_others: Column = 0.0
-    """The same for all experts."""
+    """The same among `expert_params`."""
     others_whole: Column = 0.0
     """Number of `others` replicated over tp."""
     others_kv: Column = 0.0
@@ -176,7 +176,7 @@ class BlockKind:
 
     @property
     def active_params(self) -> Column:
-        """Parameters that take part in a token's forward pass: of the experts, `top_k`."""
+        """Parameters that take part in a token's forward pass, with `top_k` of the experts."""
         return self.params + self.expert_params * self.top_k / np.maximum(self.experts, 1)
 
     @property
@@ -191,14 +191,14 @@ class BlockKind:
 
     @property
     def mixing(self) -> Column:
-        """Multiply-adds per token that make the weights of hyper-connections: n^2 + 2 n of n streams (Xie et al.
-        2025, section 4.2), for each sublayer."""
+        """Multiply-adds per token that compute the weights of hyper-connections: n^2 + 2 n weights of n streams (Xie
+        et al. 2025, section 4.2), for each sublayer."""
         n = np.where(np.asarray(self.streams) > 1, self.streams, 0.0)
         return self.sublayers * (n + 2) * n * n * self.hidden
 
     @property
     def copied_groups(self) -> Column:
-        """Key heads, or groups of a recurrence, that ranks beyond them hold copies of."""
+        """Number of key heads, or groups of a recurrence, of which ranks hold copies if there are more ranks."""
         return np.where(np.asarray(self.heads) > 0, self.kv_heads, self.scan_groups)
 
     def on_rank(self, tp: Column) -> Column:
@@ -206,7 +206,7 @@ class BlockKind:
         return on_rank(self.params, self.whole, self.kv, self, tp)
 
     def others_on_rank(self, tp: Column) -> Column:
-        """Return the same of `others`."""
+        """Return the number of `others` on each of `tp` ranks."""
         return on_rank(self.others, self.others_whole, self.others_kv, self, tp)
 
 
@@ -215,6 +215,6 @@ def on_rank(params: Column, whole: Column, kv: Column, kind: BlockKind, tp: Colu
     return (params - whole - kv) / tp + kv / np.minimum(tp, np.maximum(kind.copied_groups, 1)) + whole
 
 
-def copied(groups: Column, tp: Column) -> Column:
-    """Return the groups that a tp rank has: with fewer than ranks, neighbours hold copies of one."""
+def groups_on_rank(groups: Column, tp: Column) -> Column:
+    """Return the number of groups on a tp rank: if there are fewer than ranks, neighbours hold copies of one."""
     return np.maximum(np.floor(groups / tp), 1.0)

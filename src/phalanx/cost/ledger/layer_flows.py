@@ -22,7 +22,7 @@ import numpy as np
 
 from phalanx.cost.hardware.columns import Column
 from phalanx.cost.ledger.flow import Flow, Unit
-from phalanx.cost.ledger.kind import BlockKind, copied
+from phalanx.cost.ledger.kind import BlockKind, groups_on_rank
 from phalanx.cost.ledger.model_shape import Shape
 from phalanx.cost.ledger.policy import Policy
 from phalanx.cost.ledger.rank_layout import Layout
@@ -77,19 +77,25 @@ def stream_bytes(shape: Shape, layout: Layout) -> Column:
 
 
 def carried_bytes(shape: Shape, layout: Layout) -> Column:
-    """Return the same of all residual streams, which is what blocks hand on."""
+    """Return the bytes of all residual streams of a micro-batch, which blocks pass on."""
     return stream_bytes(shape, layout) * shape.most(lambda kind: kind.streams)
 
 
 def _halves(layout: Layout, policy: Policy) -> Column:
-    """Return the number of operations of a collective of sequence parallelism."""
+    """Return the number of operations into which a collective of sequence parallelism is cut."""
     return np.where((policy.halves_stream > 0) & (layout.tokens % (2 * layout.tp) == 0), 2.0, 1.0)
 
 
 def _tp(
-    what: str, op: str, unit: Unit, layout: Layout, size: Column, counts: dict[str, Column], beside: Column
+    what: str,
+    op: str,
+    unit: Unit,
+    layout: Layout,
+    size: Column,
+    counts: dict[str, Column],
+    weight_gathers: Column = 0.0,
 ) -> Flow:
-    return Flow("tp", op, what, unit, layout.tp, layout.tp_stride, size, counts, beside)
+    return Flow("tp", op, what, unit, layout.tp, layout.tp_stride, size, counts, weight_gathers)
 
 
 def _stream(kind: BlockKind, layout: Layout, policy: Policy, stream: _Stream, unit: int) -> list[Flow]:
@@ -109,8 +115,8 @@ def _stream(kind: BlockKind, layout: Layout, policy: Policy, stream: _Stream, un
             split, np.where(routed, kind.sublayers - 1 + shared, sums), np.where(routed, kind.sublayers, sums)
         )
         inputs = np.where(split, kind.sublayers - 1 + shared, kind.sublayers)
-    # The last collective of a repeated forward pass, unless a norm reads its result; experts without a shared one end
-    # in their own all-to-all.
+    # A recomputed block may leave out its last collective, unless a norm reads the result; experts without a shared
+    # one end in their own all-to-all.
     last = (1 - policy.repeats_last) * np.where(split, shared, 1.0) * (np.asarray(kind.after_norms) == 0)
     repeats = layout.full
     reduce = {"F": plain * sums, "B": plain * inputs, "R": plain * repeats * (sums - last)}
@@ -120,9 +126,7 @@ def _stream(kind: BlockKind, layout: Layout, policy: Policy, stream: _Stream, un
     scatters = {"F": s * sums, "B": s * inputs, "R": s * repeats * (sums - last)}
     flows = []
     if np.any(plain):
-        flows.append(
-            _tp("outputs of layers, gradients of inputs", "all_reduce", unit, layout, stream.whole, reduce, 0.0)
-        )
+        flows.append(_tp("outputs of layers, gradients of inputs", "all_reduce", unit, layout, stream.whole, reduce))
     if np.any(split):
         narrow = np.asarray(layout.narrow_gathers) > 0
         part = np.where(narrow, stream.part / layout.activation_bytes, stream.part)
@@ -130,13 +134,13 @@ def _stream(kind: BlockKind, layout: Layout, policy: Policy, stream: _Stream, un
         if np.any(narrow):
             once = split * narrow * 1.0
             scales = {"F": once * inputs, "B": once * sums, "R": once * repeats * inputs}
-            flows.append(_tp("scales of inputs", "all_reduce", unit, layout, SCALE_BYTES, scales, 0.0))
-        flows.append(_tp("outputs of layers", "reduce_scatter", unit, layout, stream.part, scatters, 0.0))
+            flows.append(_tp("scales of inputs", "all_reduce", unit, layout, SCALE_BYTES, scales))
+        flows.append(_tp("outputs of layers", "reduce_scatter", unit, layout, stream.part, scatters))
     return flows
 
 
 def head_slices(shape: Shape, layout: Layout, policy: Policy) -> Column:
-    """Return the number of slices into which tp ranks cut the head's tokens; 1: they hold all logits."""
+    """Return the number of slices into which tp ranks cut the head's tokens; 1: all logits exist at once."""
     rows = np.ceil(shape.vocab / layout.tp)
     n = slices_over_ranks(layout.tokens, rows, shape.hidden, layout.activation_bytes)
     return np.where((np.asarray(policy.slices_head) > 0) & (layout.tp > 1) & (np.asarray(layout.splits) == 0), n, 1)
@@ -149,42 +153,42 @@ def _ends(shape: Shape, layout: Layout, policy: Policy, stream: _Stream) -> list
     plain, s, what = 1 - split, split * stream.parts, "embedding, head"
     again = s * (slices == 1) * (1 - np.asarray(policy.keeps_gathered))
     flows = [
-        _tp(what, "all_reduce", "embed", layout, stream.whole, {"F": plain}, 0.0),
-        _tp(what, "reduce_scatter", "embed", layout, stream.part, {"F": s}, 0.0),
+        _tp(what, "all_reduce", "embed", layout, stream.whole, {"F": plain}),
+        _tp(what, "reduce_scatter", "embed", layout, stream.part, {"F": s}),
         _tp(what, "all_gather", "embed", layout, stream.part, {"B": s}, s),
-        _tp(what, "all_reduce", "head", layout, stream.whole, {"B": plain}, 0.0),
+        _tp(what, "all_reduce", "head", layout, stream.whole, {"B": plain}),
         _tp(what, "all_gather", "head", layout, stream.part, {"F": s, "B": again}, again),
-        _tp(what, "reduce_scatter", "head", layout, stream.part, {"B": s}, 0.0),
+        _tp(what, "reduce_scatter", "head", layout, stream.part, {"B": s}),
     ]
     flows = [flow for flow in flows if np.any(flow.count())]
     numbers = np.maximum(SCALAR_BYTES, layout.activation_bytes) * layout.tokens
     # Each token's largest logit; its sum of exponentials and its target's logit.
     apart = np.asarray(policy.loss_apart)
     for k, n in ((1, 1 + 2 * apart), (2, 1 - apart)):
-        flows.append(_tp("loss", "all_reduce", "head", layout, k * numbers / slices, {"F": n * slices}, 0.0))
+        flows.append(_tp("loss", "all_reduce", "head", layout, k * numbers / slices, {"F": n * slices}))
     return flows
 
 
 def kv_heads(kind: BlockKind, layout: Layout) -> Column:
-    """Return the key heads that a tp rank has; latent attention has one for each query head."""
-    return copied(np.where(np.asarray(kind.kv_rank) > 0, kind.heads, kind.kv_heads), layout.tp)
+    """Return the number of key heads on a tp rank; latent attention has one for each query head."""
+    return groups_on_rank(np.where(np.asarray(kind.kv_rank) > 0, kind.heads, kind.kv_heads), layout.tp)
 
 
-def shared_here(kind: BlockKind, layout: Layout) -> Column:
-    """Return the elements on a tp rank of what the groups of a recurrence share, from its first product."""
+def group_elements_on_rank(kind: BlockKind, layout: Layout) -> Column:
+    """Return the elements of a recurrence's first product that heads of a group share, on a tp rank."""
     groups = np.maximum(kind.scan_groups, 1)
-    return kind.mixed_shared / groups * copied(groups, layout.tp)
+    return kind.mixed_shared / groups * groups_on_rank(groups, layout.tp)
 
 
 def _sums(kind: BlockKind, layout: Layout, unit: int) -> list[Flow]:
-    """Return the all-reduces inside a recurrence: of what it reads and every rank has a part of, and of its
-    gradient."""
+    """Return the all-reduces inside a recurrence: of the inputs that are sums over tp ranks, and of their
+    gradients."""
     if not np.any(kind.scan_sums):
         return []
     size = layout.tokens * layout.activation_bytes * kind.scan_sums
     some = 1.0 * (np.asarray(kind.scan_sums) > 0)
     counts = {"F": some, "B": some, "R": some * layout.full}
-    return [_tp("sums inside recurrences", "all_reduce", unit, layout, size, counts, 0.0)]
+    return [_tp("sums inside recurrences", "all_reduce", unit, layout, size, counts)]
 
 
 def _core(kind: BlockKind, layout: Layout, unit: int) -> list[Flow]:
@@ -196,12 +200,12 @@ def _core(kind: BlockKind, layout: Layout, unit: int) -> list[Flow]:
 
 
 def _recurrence(kind: BlockKind, layout: Layout, unit: int) -> list[Flow]:
-    """Return the all-to-alls of a recurrence over all ranks of cp: of what it reads, to whole sequences of a part of
-    its heads, and of its result back. Where ranks are more than groups, each gets its group (Megatron-LM d98e8a6,
-    core/ssm/mamba_context_parallel.py:119-133)."""
+    """Return the all-to-alls of a recurrence over all ranks of cp: of its inputs, so that each rank has whole
+    sequences for a part of the heads, and of its result back. If there are more ranks than groups, each gets its
+    group (Megatron-LM d98e8a6, core/ssm/mamba_context_parallel.py:119-133)."""
     e = layout.tokens * layout.activation_bytes
     groups = np.maximum(kind.scan_groups, 1)
-    here = copied(groups, layout.tp)
+    here = groups_on_rank(groups, layout.tp)
     width = kind.scan_in / layout.tp + kind.scan_shared / groups * here * np.maximum(np.floor(layout.cp / here), 1.0)
     twice = {phase: kind.recurs * n for phase, n in {"F": 1.0, "B": 1.0, "R": layout.full}.items()}
     over = (layout.cp, layout.apart(layout.cp, layout.cp_stride))
@@ -213,6 +217,7 @@ def _recurrence(kind: BlockKind, layout: Layout, unit: int) -> list[Flow]:
 
 
 def _attention_core(kind: BlockKind, layout: Layout, unit: int) -> list[Flow]:
+    """Return the hops of the ring and the all-to-alls of Ulysses."""
     again = np.minimum(layout.full + layout.selective, 1.0)
     ring, u = layout.cp / layout.ulysses, layout.ulysses
     head = layout.tokens * kind.core_dim * layout.activation_bytes
@@ -221,27 +226,18 @@ def _attention_core(kind: BlockKind, layout: Layout, unit: int) -> list[Flow]:
     out, back = head * (heads + 2 * kv * u), head * heads
     twice = {phase: kind.attends * n for phase, n in {"F": 1.0, "B": 1.0, "R": again}.items()}
     counts = {"F": hops, "B": 2 * hops, "R": again * hops}
-    near = layout.apart(u, layout.cp_stride)
+    near, far = layout.apart(u, layout.cp_stride), layout.apart(ring, layout.ring_stride)
+    size, links = head * u * 2 * kv, layout.chain(ring)
     return [
-        Flow(
-            "ring",
-            "send",
-            "keys and values",
-            unit,
-            ring,
-            layout.apart(ring, layout.ring_stride),
-            head * u * 2 * kv,
-            counts,
-            chain=layout.chain(ring),
-        ),
+        Flow("ring", "send", "keys and values", unit, ring, far, size, counts, chain=links),
         Flow("ulysses", "all_to_all", "queries, keys, values", unit, u, near, out, twice),
         Flow("ulysses", "all_to_all", "attention's results", unit, u, near, back, twice),
     ]
 
 
 def routed_rows(kind: BlockKind, layout: Layout, held: Column) -> Column:
-    """Return the rows that `held` experts take of the tokens that a rank routes, each token's choices in perfect
-    balance and no expert beyond its capacity (schedule/layers/routing.py)."""
+    """Return the number of rows that `held` experts get from the tokens that a rank routes, with perfectly balanced
+    choices and no expert beyond its capacity (schedule/layers/routing.py)."""
     tokens, count = layout.tokens / layout.tp, np.maximum(kind.experts, 1)
     limit = np.minimum(tokens, np.ceil(np.maximum(kind.capacity, 0) * kind.top_k * tokens / count))
     limit = np.where(np.asarray(kind.capacity) > 0, limit, np.inf)
@@ -254,15 +250,11 @@ def routed_rows(kind: BlockKind, layout: Layout, held: Column) -> Column:
 
 def expert_flows(kind: BlockKind, unit: int, layout: Layout, policy: Policy) -> list[Flow]:
     """Return the traffic of routing: rows to experts and back, counts, choices."""
-    # Rows to experts and back.
     copies = np.where(policy.sends_copies > 0, layout.etp, 1.0)
     ranks = layout.ep * copies
     axis = "ep" if not np.any((policy.sends_copies > 0) & (np.asarray(layout.etp) > 1)) else "ep+etp"
-    row, stride = (
-        kind.expert_dim * layout.activation_bytes,
-        np.where(copies > 1, layout.expert_stride / layout.etp, 1.0),
-    )
-    stride = layout.apart(ranks, np.where(copies > 1, stride, layout.expert_stride))
+    row = kind.expert_dim * layout.activation_bytes
+    stride = layout.apart(ranks, layout.expert_stride / np.where(copies > 1, layout.etp, 1.0))
     count = np.maximum(kind.experts, 1)
     sent = routed_rows(kind, layout, count) * copies * row
     received = routed_rows(kind, layout, count / layout.ep) * ranks * row
@@ -296,22 +288,13 @@ def messages(shape: Shape, layout: Layout, policy: Policy, boundaries: Column) -
     backward, in a step."""
     whole = carried_bytes(shape, layout)
     parts = np.where((np.asarray(layout.sp) > 0) | (policy.scatters_messages > 0), layout.tp, 1.0)
-    n = layout.micro_batches * boundaries
-    return Flow(
-        "pp",
-        "send",
-        "activations and gradients",
-        "rank",
-        layout.pp,
-        layout.apart(layout.pp, layout.pp_stride),
-        whole / parts,
-        {"F": n, "B": n},
-        chain=layout.chain(layout.pp),
-    )
+    n, stride = layout.micro_batches * boundaries, layout.apart(layout.pp, layout.pp_stride)
+    what, counts, links = "activations and gradients", {"F": n, "B": n}, layout.chain(layout.pp)
+    return Flow("pp", "send", what, "rank", layout.pp, stride, whole / parts, counts, chain=links)
 
 
 def boundaries(layout: Layout) -> Column:
-    """Return the boundaries between chunks that lie on different ranks, over a whole pipeline: in a V its two middle
-    chunks are neighbours on one rank."""
+    """Return the number of boundaries between chunks on different ranks in a whole pipeline; in a V the two middle
+    chunks are on one rank."""
     chunks = layout.pp * layout.virtual
     return np.where(np.asarray(layout.pp) > 1, chunks - 1 - (np.asarray(layout.v_shaped) > 0), 0.0)

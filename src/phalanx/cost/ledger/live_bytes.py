@@ -2,11 +2,11 @@
 
 A block keeps, for t tokens and e bytes per element (Korthikanti et al. 2022, section 4.1; here by width):
 
-    stream       what enters it, what enters its MLP, and both norms' results       t h, over tp ranks with `sp`
+    stream       inputs of the block and of its MLP, and both norms' results        t h, over tp ranks with `sp`
     attention    queries, keys, values and the result; latents that they come from  over tp ranks
-    recurrences  what its convolution, its scan, its gated norm and its last product read
-    MLP          what its products and its activation read                          over tp ranks
-    experts      rows that arrive, what is inside, rows that return; a router's scores and places
+    recurrences  inputs of the convolution, the scan, the gated norm and the last product
+    MLP          inputs of its products and its activation                          over tp ranks
+    experts      rows that arrive, inner activations, rows that return; a router's scores and places
 
 Recomputation keeps less: the input of a block, or of a group of them; all but attention's core; all but the named
 modules. For our own runtime every tensor is counted (`Keeps.every_tensor`), and a drawn test requires the bytes to
@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from phalanx.cost.hardware.columns import Column
-from phalanx.cost.ledger.kind import BlockKind, copied
+from phalanx.cost.ledger.kind import BlockKind, groups_on_rank
 from phalanx.cost.ledger.layer_flows import carried_bytes, head_slices, kv_heads, routed_rows, stream_bytes
 from phalanx.cost.ledger.magnitudes import KEPT_RESULTS
 from phalanx.cost.ledger.model_shape import Shape
@@ -48,7 +48,8 @@ class Keeps:
     gradients_on_host: Column = 0.0
     """Share of the accumulated gradients that ZeRO-2 shards, and that lie on the host."""
     reduced_bytes: Column = 0.0
-    """Bytes of a gradient element in the type in which it is reduced, where below ZeRO-2 it is kept in that too."""
+    """Bytes of a gradient element in the type in which it is reduced, if below ZeRO-2 it is also kept in that
+    type."""
     gradient_bytes: Column = 4.0
     """Bytes per sent gradient element."""
     shard_bytes: Column = 12.0
@@ -69,17 +70,17 @@ class Keeps:
     kept_cast: Column = 0.0
     """1: products in 8 bits or less keep cast operands for the backward pass, not 16-bit ones."""
     cast_parameters: Column = 0.0
-    """1: parameters of products in 8 bits are 8-bit values themselves (both ways round); else these are kept in
-    addition."""
+    """1: parameters of products in 8 bits are themselves stored in 8 bits (in both orders); 0: 8-bit copies are kept
+    in addition."""
     kept_routed: Column = 4.0
-    """Bytes per routed token and hidden element: the experts' input, and their result where the router's
-    probabilities multiply it."""
+    """Bytes per routed token and hidden element: the experts' input, and their result if the router's probabilities
+    multiply it."""
     kept_inside: Column = 1.0
     """Share of experts' inner activations that is kept; less if their activation is recomputed."""
     per_op: Column = 0.0
     """1: selective recomputation chooses among a block's operations, not just attention's core."""
     result_again: Column = 0.0
-    """1: where attention's core is computed again, so is the product after it, and the core's result is not kept."""
+    """1: recomputing attention's core repeats the product after it too, so that the core's result is not kept."""
     every_tensor: Column = 0.0
     """1: small tensors and copies count each: norms' and attention's sums, a router's scores and places, the result
     that Ulysses returns; 0: they are part of the constants above."""
@@ -88,17 +89,16 @@ class Keeps:
 
 
 _OPERAND_BYTES = tuple(float(f.bytes_per_value) if f.narrow else 2.0 for f in FORMATS)
-"""Bytes per element of a product's operand by FORMATS, including scales of blocks; where it is no cast, in 2-byte
-elements."""
+"""By FORMATS: bytes per element of a product's operand, including scales of blocks; 2 if it is not cast."""
 _PARAMETERS = tuple(f.bits == 8 for f in FORMATS)
-"""Whether parameters can be values of each of FORMATS themselves."""
+"""By FORMATS: whether parameters can be stored in it."""
 
 
 def state_bytes(layout: Layout, keeps: Keeps, zero: Sharding, shards: Column) -> Column:
-    """Return bytes of state per computed parameter of a rank, over `shards` ranks. Weights and gradients are
-    unsharded at ZeRO-1; accumulated gradients are sharded where every micro-batch reduces them; at ZeRO-3 everything
-    is, except the gradients of a stack that reduces them once a step, which it adds up in the type in which it
-    reduces them."""
+    """Return bytes of state for each parameter that a rank computes with, sharded over `shards` ranks. Weights and
+    gradients are unsharded at ZeRO-1; accumulated gradients are sharded if every micro-batch reduces them; at ZeRO-3
+    everything is sharded, except the gradients of a stack that reduces them once a step and accumulates them in the
+    type in which it does."""
     accumulated = keeps.accumulated_bytes
     one = keeps.kept_bytes + keeps.shard_bytes / shards
     two = (
@@ -118,8 +118,8 @@ def state_bytes(layout: Layout, keeps: Keeps, zero: Sharding, shards: Column) ->
 
 
 def whole_gradient_bytes(keeps: Keeps, zero: Sharding) -> Column:
-    """Return bytes per parameter of the unsharded gradients that a level-3 rank adds up where they are reduced once a
-    step: in the type in which it reduces them."""
+    """Return bytes per parameter of the unsharded gradients that a rank at ZeRO-3 accumulates if they are reduced
+    once a step, in the type in which they are reduced; else 0."""
     sent = np.minimum(keeps.accumulated_bytes, keeps.gradient_bytes)
     sent = np.where(np.asarray(keeps.reduced_bytes) > 0, keeps.reduced_bytes, sent)
     return np.asarray(zero.by_unit) * sent * (1 - zero.reduces_each)
@@ -146,7 +146,7 @@ def _ways(layout: Layout) -> Column:
 
 
 def _gathered_share(layout: Layout, keeps: Keeps) -> Column:
-    """Return the share of the stream kept in addition to a rank's own tokens, where gathered inputs stay."""
+    """Return the share of the stream kept in addition to a rank's own tokens, if gathered inputs are kept."""
     return np.asarray(keeps.policy.keeps_gathered) * (1 - 1 / _ways(layout))
 
 
@@ -168,6 +168,7 @@ class _Widths:
 
 
 def _widths(kind: BlockKind, layout: Layout, keeps: Keeps) -> _Widths:
+    """Return the widths of attention on a rank."""
     pads = np.asarray(keeps.policy.pads_core) > 0
     key, value = (np.where(pads, kind.core_dim, d) for d in (kind.head_dim, kind.value_dim))
     heads, kv = kind.heads / layout.tp, kv_heads(kind, layout)
@@ -176,8 +177,8 @@ def _widths(kind: BlockKind, layout: Layout, keeps: Keeps) -> _Widths:
 
 
 def _attention_bytes(kind: BlockKind, layout: Layout, keeps: Keeps) -> tuple[Column, Column]:
-    """Return bytes per token of attention in 2-byte elements: kept regardless of recomputation (queries, keys, values
-    and their sources), and of its core (the result, sums, tensors exchanged by Ulysses)."""
+    """Return bytes per token that attention keeps, for 2-byte elements: of its core's inputs (queries, keys, values
+    and their sources), and of the core (the result, sums, tensors exchanged by Ulysses)."""
     w = _widths(kind, layout, keeps)
     every = np.asarray(keeps.every_tensor)
     sums = every * _wide(layout) * 2 / layout.activation_bytes
@@ -197,8 +198,9 @@ def _attention_bytes(kind: BlockKind, layout: Layout, keeps: Keeps) -> tuple[Col
 
 
 def _experts_bytes(kind: BlockKind, layout: Layout, keeps: Keeps, inside: Column, saved: Column) -> Column:
-    """Return bytes of a micro-batch's rows in 2-byte elements: as they arrive, inside experts, as they return, and
-    the router's bytes for each token that a rank routes. `inside`: bytes per row and element inside."""
+    """Return bytes that experts keep of a micro-batch, for 2-byte elements: rows as they arrive, inside experts, and
+    as they return, and the router's bytes. `inside`: bytes per row and inner element; `saved`: bytes per element of
+    the input that a cast saves."""
     count = np.maximum(kind.experts, 1)
     sent = routed_rows(kind, layout, count)
     arriving = routed_rows(kind, layout, count / layout.ep) * layout.ep * layout.etp
@@ -218,12 +220,12 @@ def mixer_kept(kind: BlockKind, layout: Layout) -> Column:
     if not np.any(kind.mixed):
         return 0.0
     groups = np.maximum(kind.scan_groups, 1)
-    return kind.mixed_kept / layout.tp + kind.mixed_shared_kept / groups * copied(groups, layout.tp)
+    return kind.mixed_kept / layout.tp + kind.mixed_shared_kept / groups * groups_on_rank(groups, layout.tp)
 
 
 def block_bytes(kind: BlockKind, layout: Layout, keeps: Keeps) -> Column:
-    """Return the bytes that a block's forward pass keeps for its backward pass without recomputation, the input
-    counted, not the output."""
+    """Return the bytes that a block's forward pass keeps for its backward pass without recomputation, including its
+    input but not its output."""
     moe = kind.routes
     # Both norms' results are operands; experts get the second one unquantised.
     operand = operand_bytes(layout, keeps)
@@ -258,22 +260,22 @@ def block_bytes(kind: BlockKind, layout: Layout, keeps: Keeps) -> Column:
 
 
 def _mixed(kind: BlockKind) -> Column:
-    """Return the widths of the stream that hyper-connections keep in addition: all streams but the one that a plain
-    residual has, what they are joined to, and what the sublayer adds (Xie et al. 2025, section 4.3)."""
+    """Return the number of hidden states per sublayer that hyper-connections keep in addition to a plain residual:
+    all streams but one, their joined stream, and the sublayer's result (Xie et al. 2025, section 4.3)."""
     return np.where(np.asarray(kind.streams) > 1, kind.streams + 1, 0.0)
 
 
 def freed_bytes(kind: BlockKind, layout: Layout, keeps: Keeps) -> Column:
-    """Return the bytes of a block freed by recomputed parts. Attention's core: nothing more than its scores, unless
-    the product after it is computed again too. Modules:
+    """Return the bytes of a block that recomputation of its parts frees. Of attention's core: nothing but its scores,
+    unless the product after it is repeated too. Of modules:
 
         layernorm       the norms' results, which are operands; experts get theirs unquantised
         mla_up_proj     queries, keys and values, from their latents; attention's result stays
         moe_act         the activation's result inside experts
         mlp_act         the activation's result inside the dense MLP
-        mlp, moe        what is inside, and operands cast in addition to the input, which stays
-        shared_experts  what is inside them
-        mhc             residual streams and what they are joined to, but not what sublayers add
+        mlp, moe        inner activations, and cast operands, but not the input
+        shared_experts  their inner activations
+        mhc             residual streams and their joined stream, but not sublayers' results
 
     (Megatron-Core 0.19, megatron/core/transformer/transformer_config.py:546)."""
     m, size = layout.modules, layout.activation_bytes / 2
@@ -303,8 +305,8 @@ def freed_bytes(kind: BlockKind, layout: Layout, keeps: Keeps) -> Column:
 
 
 def operation_bytes(kind: BlockKind, layout: Layout) -> Column:
-    """Return the bytes that a block keeps where recomputation chooses among operations: its input, attention's result
-    and every second product (queries, values, one of the MLP's first two, its last)."""
+    """Return the bytes that a block keeps if recomputation selects operations: its input, attention's result, and the
+    results of every second product (queries, values, one of the MLP's first two, its last)."""
     q, v = kind.heads * kind.head_dim, kind.kv_heads * kind.value_dim
     ffn = kind.ffn + kind.top_k * kind.expert_ffn + kind.shared_ffn
     wide = kind.heads * kind.value_dim + q + v + ffn + kind.hidden
@@ -314,8 +316,8 @@ def operation_bytes(kind: BlockKind, layout: Layout) -> Column:
 
 @dataclass(frozen=True)
 class BlockBytes:
-    """Bytes of a block and micro-batch. `kept`: without recomputation; `freed`: of these, freed by recomputed parts;
-    `stored`: left on the device or the host from the forward to the backward pass."""
+    """Bytes of a block and micro-batch. `kept`: without recomputation; `freed`: the part of `kept` that recomputed
+    parts free; `stored`: kept on the device or the host from the forward to the backward pass."""
 
     kept: Column
     freed: Column
@@ -337,9 +339,9 @@ def live_bytes(shape: Shape, layout: Layout, keeps: Keeps) -> BlockBytes:
 
 
 def sliced_head(shape: Shape, layout: Layout, keeps: Keeps) -> tuple[Column, Column]:
-    """Return (1 where the head goes through its tokens in slices, else 0; bytes that it then keeps from its forward
-    to its backward pass in place of logits: the gradient of its weight and, where the stream is split, of other
-    ranks' tokens)."""
+    """Return (1 if the head processes its tokens in slices, else 0; the bytes that it then keeps from its forward to
+    its backward pass in place of logits: the gradient of its weight and, if the stream is split, of other ranks'
+    tokens)."""
     e, t = layout.activation_bytes, layout.tokens
     rows = np.ceil(shape.vocab / layout.tp)
     wide = rows * shape.hidden * np.maximum(e, 4)
@@ -352,7 +354,7 @@ def sliced_head(shape: Shape, layout: Layout, keeps: Keeps) -> tuple[Column, Col
 
 def end_bytes(shape: Shape, layout: Layout, keeps: Keeps) -> tuple[Column, Column]:
     """Return the bytes kept by embedding and head in addition to logits: the stream that enters the first block, and
-    tensors of the last norm. Zero where these are part of the constants."""
+    tensors of the last norm. 0 if these are part of the stack's constants."""
     stream = stream_bytes(shape, layout) / _ways(layout)
     sums = np.where(np.asarray(shape.rms) > 0, _wide(layout), 2 * layout.activation_bytes)
     every = np.asarray(keeps.every_tensor)
@@ -361,8 +363,7 @@ def end_bytes(shape: Shape, layout: Layout, keeps: Keeps) -> tuple[Column, Colum
 
 
 def gathered_key_bytes(shape: Shape, layout: Layout, keeps: Keeps) -> Column:
-    """Return the bytes of a block's keys and values over the whole sequence, where context parallelism gathers
-    them."""
+    """Return the bytes of a block's keys and values over the whole sequence, if context parallelism gathers them."""
     if not np.any(keeps.gathers_keys):
         return 0.0
     ring = layout.cp / layout.ulysses
@@ -374,8 +375,8 @@ def gathered_key_bytes(shape: Shape, layout: Layout, keeps: Keeps) -> Column:
     return np.where(ring > 1, keeps.gathers_keys * shape.most(whole), 0.0)
 
 
-def flights(layout: Layout, policy: Policy) -> tuple[Column, Column]:
-    """Return the micro-batches whose activations the first and the last pipeline rank hold at once, with m of them on
+def held_micro_batches(layout: Layout, policy: Policy) -> tuple[Column, Column]:
+    """Return the number of micro-batches whose activations the first and the last pipeline rank hold at once, of m on
     p ranks of v chunks each. 1f1b: min(m, p) and 1; interleaved, in rounds of g: the first rank runs ahead by
     2 (p - 1) + (v - 1) g chunks, the last by (v - 1) g (Narayanan et al. 2021, section 2.2; Megatron-LM,
     megatron/core/pipeline_parallel/schedules.py), and a chunk is a v-th of what a rank holds."""

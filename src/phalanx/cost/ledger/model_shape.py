@@ -35,15 +35,15 @@ class Shape:
     depths: Column = 0.0
     """Depths of multi-token prediction, each of which computes the head again; their blocks are among `kinds`."""
     adapters: Column = 0.0
-    """Parameters of a block's adapters on average, where only these are trained."""
+    """Parameters of a block's adapters on average, if only these are trained; else 0."""
     expert_adapters: Column = 0.0
-    """The same of all its routed experts, which these ranks divide as they do the experts."""
+    """Parameters of the adapters of all routed experts of a block on average, which expert parallelism divides."""
     adapted: AdaptedWeights = NO_ADAPTERS
-    """Sizes of the weights that have them."""
+    """Sizes of the weights that have adapters."""
     magnitudes: Magnitudes = NO_MAGNITUDES
     """Sizes of adapted weights whose magnitudes are trained."""
     root_params: Column = -1.0
-    """Parameters of the unit around all others, where FSDP wraps other modules than blocks (units.py); -1: blocks."""
+    """Parameters of the unit around all others, if FSDP wraps other modules than blocks (units.py); -1: blocks."""
     unit_params: Column = 0.0
     """Parameters of the largest other unit."""
     unit_count: Column = 0.0
@@ -51,7 +51,7 @@ class Shape:
 
     @property
     def layers(self) -> Column:
-        """Blocks."""
+        """Number of blocks."""
         return sum(kind.count for kind in self.kinds)
 
     @property
@@ -118,15 +118,15 @@ def shape(spec: ModelSpec) -> Shape:
 
 @lru_cache(maxsize=64)  # as above
 def kinds_of_blocks(spec: ModelSpec, depths: int = 0) -> tuple[int, ...]:
-    """Return the place of each block's kind among `Shape.kinds`; further depths are of the last kind."""
+    """Return for each block the index of its kind in `Shape.kinds`; `depths` further blocks are of the last kind."""
     model = architecture(spec)
     kinds, places = counted_kinds(model.blocks, model.hidden)
     return (*places, *[len(kinds) - 1] * depths)
 
 
-def padded(shape: Shape, tp: Column, multiple: Column) -> Shape:
-    """Return sizes with the embedding's and the head's rows on each of tp ranks rounded up to a multiple; 0: not
-    rounded."""
+def padded_shape(shape: Shape, tp: Column, multiple: Column) -> Shape:
+    """Return a Shape whose rows of embedding and head on each of tp ranks are rounded up to a multiple; 0: they are
+    not rounded."""
     if not np.any(multiple):
         return shape
     rounded = np.maximum(multiple, 1) * tp
@@ -140,9 +140,9 @@ def padded(shape: Shape, tp: Column, multiple: Column) -> Shape:
     )
 
 
-def side_by_side(shapes: Sequence[Shape]) -> Shape:
-    """Return one Shape of columns over models, whose kinds are as many as the most of any model: others have none of
-    their last kind."""
+def gather_shapes(shapes: Sequence[Shape]) -> Shape:
+    """Return one Shape of columns over models. It has as many kinds as the model with most; a model with fewer kinds
+    has its last one again, with a count of 0."""
     most = max(len(s.kinds) for s in shapes)
     equal: dict[int, Shape] = {}
     for s in shapes:

@@ -1,13 +1,13 @@
 """Pipeline schedules in the price of a step: their bubble relative to 1f1b, and the activations that ranks hold. Each
 schedule's formulas, for equal chunks, are in its row of schedule/pipeline/schedules.py; here they are evaluated on
-columns of strategies. One strategy whose schedule splits the backward pass is run action by action: once it is filled
-a pipeline repeats itself, so of many micro-batches a few rounds are run, and the rest is added at the pace of the
-slowest rank.
+columns of strategies. A strategy can also be run action by action: once it is filled a pipeline repeats itself, so of
+many micro-batches a few rounds are run, and the rest is added at the pace of the slowest rank.
 
-Makespans of one schedule under the costs of many strategies at once: dependencies between actions do not depend on
-durations. So the actions are sorted once into rounds, the instants at which they would start if each took one second:
-everything an action needs, including the action before it on its rank, has ended before its round. Then a round is a
-few operations on arrays, over its ranks and all strategies, with the sums that simulate.py adds one by one.
+The makespans of one schedule under the costs of many strategies are computed at once, because dependencies between
+actions do not depend on durations. The actions are sorted once into rounds, by the instants at which they would start
+if each took one second: everything that an action needs, including the action before it on its rank, has ended before
+its round. A round is then a few operations on arrays, over its ranks and all strategies, with the same sums as in
+simulate.py.
 """
 
 from collections.abc import Sequence
@@ -36,9 +36,9 @@ _ROOM = 2_000_000
 
 @dataclass(frozen=True)
 class ActionRound:
-    """Independent actions of different ranks. Each action's `rank`; its `cost`, the place of its seconds; its
-    `micro_batch`; and the outputs of chunks that it `needs` and `gives`: the last but one is available from the
-    start, the last is never read."""
+    """Independent actions of different ranks, as columns: each one's `rank`; `cost`, the index of its seconds; its
+    `micro_batch`; and the indices of the outputs of chunks that it `needs` and `gives`: the last output but one is
+    available from the start, the last is never read."""
 
     rank: Ints
     cost: Ints
@@ -57,10 +57,9 @@ class ActionRounds:
     rounds: tuple[ActionRound, ...]
 
     def makespans(self, seconds: Floats, transfer: Floats) -> Floats:
-        """Seconds until the last rank has finished, (strategies,). `seconds`: how long an action takes,
-        (kinds, chunks, strategies), kinds in the order of KINDS; `transfer`: how long a message between ranks takes,
-        (strategies,)."""
-        each = max(1, _ROOM // (self.outputs))
+        """Return seconds until the last rank has finished, (strategies,). `seconds`: of an action, (kinds, chunks,
+        strategies), kinds in the order of KINDS; `transfer`: of a message between ranks, (strategies,)."""
+        each = max(1, _ROOM // self.outputs)
         count = seconds.shape[2]
         parts = [slice(start, start + each) for start in range(0, count, each)]
         return np.concatenate([self._run(seconds[..., part], transfer[part]) for part in parts])
@@ -74,13 +73,12 @@ class ActionRounds:
             end = np.maximum(free[r.rank], arrived[r.needs]) + costs[r.cost]
             free[r.rank] = end
             arrived[r.gives] = end + transfer
-        latest: Floats = free.max(axis=0)
-        return latest
+        return np.asarray(free.max(axis=0))
 
     def uneven_makespans(self, seconds: Floats, weights: Floats) -> Floats:
-        """As makespans, of micro-batches that differ and without messages: `seconds` of actions by what they are
-        weighed with, (kinds x chunks, weights), and the weights of each pipeline's micro-batches, (pipelines,
-        micro-batches, weights)."""
+        """Return seconds until the last rank has finished, (pipelines,), if micro-batches differ and messages take no
+        time. The seconds of an action are a weighted sum of `seconds`, (kinds x chunks, points), with the `weights`
+        of its micro-batch, (pipelines, micro-batches, points)."""
         free = np.zeros((self.ranks, len(weights)))
         arrived = np.full((self.outputs, len(weights)), -np.inf)
         pipelines, micro_batches, width = weights.shape
@@ -95,11 +93,11 @@ class ActionRounds:
 @lru_cache(maxsize=128)
 def rounds(name: str, ranks: int, micro_batches: int, virtual: int | None) -> ActionRounds:
     """Build a schedule by name (schedules.py) and sort its actions into rounds."""
-    return in_rounds(build(name, ranks, micro_batches, virtual))
+    return sort_into_rounds(build(name, ranks, micro_batches, virtual))
 
 
-def in_rounds(s: PipelineSchedule) -> ActionRounds:
-    """Sort a schedule's actions into rounds. Raises Unproved for one that cannot run."""
+def sort_into_rounds(s: PipelineSchedule) -> ActionRounds:
+    """Sort a schedule's actions into rounds. Raises Unproved if the schedule cannot run."""
     # Start times if every action takes a second: actions that start together form a round.
     alike: Sequence[float] = [1.0] * s.chunks
     times = run(s, dict.fromkeys(KINDS, alike))
@@ -110,7 +108,7 @@ def in_rounds(s: PipelineSchedule) -> ActionRounds:
     micro_batch = np.array([action.micro_batch for action in chain(*s.actions)], dtype=np.int64)
     forward, weights = kind == KINDS.index("F"), kind == KINDS.index("W")
     cells = s.chunks * s.micro_batches
-    # What each action reads and writes, as indices of outputs.
+    # The output that each action reads and the one that it writes, as indices.
     here = chunk * s.micro_batches + micro_batch + np.where(forward, 0, cells)
     before = chunk + np.where(forward, -1, 1)  # the chunk whose output is read
     inside = (before >= 0) & (before < s.chunks) & ~weights
@@ -119,16 +117,11 @@ def in_rounds(s: PipelineSchedule) -> ActionRounds:
     needs = np.where(sent, here + np.where(forward, -1, 1) * s.micro_batches, 2 * cells)
     gives = np.where(weights, 2 * cells + 1, here)
     cost = kind * s.chunks + chunk
-    # Sort into rounds.
     order = np.lexsort((rank, start))
-    bounds = np.flatnonzero(np.diff(start[order])) + 1
-    parts = np.split(order, bounds)
-    return ActionRounds(
-        s.ranks,
-        s.chunks,
-        2 * cells + 2,
-        tuple(ActionRound(rank[part], cost[part], micro_batch[part], needs[part], gives[part]) for part in parts),
-    )
+    parts = np.split(order, np.flatnonzero(np.diff(start[order])) + 1)
+    columns = (rank, cost, micro_batch, needs, gives)
+    each = tuple(ActionRound(*(column[part] for column in columns)) for part in parts)
+    return ActionRounds(s.ranks, s.chunks, 2 * cells + 2, each)
 
 
 _ROWS = list(SCHEDULES.values())
@@ -138,18 +131,18 @@ ROUNDS = 3
 """Micro-batches per rank to simulate: by then every schedule repeats itself."""
 
 
-def number_of(name: str) -> int:
+def schedule_number(name: str) -> int:
     """Return the number of a schedule in columns. Raises InputError for an unknown one."""
     if name not in SCHEDULES:
-        facts = facts_of(name)  # also of a file that has its number, which may have changed
+        facts = facts_of(name)  # a file is read again even if it has a number, since it may have changed
         if name not in _NUMBERS:
             _NUMBERS[name] = len(_ROWS)
             _ROWS.append(facts)
     return _NUMBERS[name]
 
 
-def names() -> tuple[str, ...]:
-    """Return the schedules by their number in columns."""
+def schedule_names() -> tuple[str, ...]:
+    """Return the names of schedules, in the order of their numbers in columns."""
     return tuple(_NUMBERS)
 
 
@@ -162,17 +155,19 @@ def v_shaped(schedule: Column) -> Column:
     return _mask(schedule, "v_shaped")
 
 
-def splits(schedule: Column) -> Column:
+def splits_backward(schedule: Column) -> Column:
     """Return the mask of rows whose backward passes are split in two."""
     return _mask(schedule, "split_backward")
 
 
 def chunks_per_rank(schedule: Column, virtual: Column) -> Column:
-    """Return the chunks per rank: 2 where they lie in a V."""
+    """Return the number of chunks per rank: 2 if they lie in a V, else `virtual`."""
     return np.where(v_shaped(schedule) > 0, 2.0, virtual)
 
 
-def by_schedule(schedule: Column, fact: Literal["bubble", "least_wait"], m: Column, p: Column, v: Column) -> Column:
+def evaluate_by_schedule(
+    schedule: Column, fact: Literal["bubble", "least_wait"], m: Column, p: Column, v: Column
+) -> Column:
     """Evaluate a formula of the table on columns, each row by its schedule: m micro-batches, p ranks, v chunks."""
     usual = getattr(SCHEDULES[Strategy.schedule], fact)
     column: Column = np.asarray(usual(m, p, v), dtype=float)
@@ -184,14 +179,14 @@ def by_schedule(schedule: Column, fact: Literal["bubble", "least_wait"], m: Colu
 
 
 def bubble(schedule: Column, m: Column, p: Column, v: Column) -> Column:
-    """Return the bubble with equal chunks over the bubble of 1f1b with equally many per rank: m micro-batches, p
-    ranks, v chunks each."""
-    return by_schedule(schedule, "bubble", m, p, v)
+    """Return the bubble with equal chunks over that of 1f1b with the same number per rank: m micro-batches, p ranks,
+    v chunks each."""
+    return evaluate_by_schedule(schedule, "bubble", m, p, v)
 
 
-def in_flight(schedule: Column, m: Column, p: Column) -> tuple[Column, Column]:
-    """Return the micro-batches whose activations the first and the last pipeline rank hold at once; 0 means 1f1b's
-    formula."""
+def micro_batches_in_flight(schedule: Column, m: Column, p: Column) -> tuple[Column, Column]:
+    """Return the number of micro-batches whose activations the first and the last pipeline rank hold at once; 0 means
+    1f1b's formula."""
     usual = SCHEDULES[Strategy.schedule].in_flight
     first, last = (np.full(np.shape(np.minimum(p, m)), of_rank) for of_rank in usual(m, p))
     for number, facts in enumerate(_ROWS):
@@ -220,8 +215,9 @@ def makespans(
     slowest: Sequence[float],
     most: int = ROUNDS,
 ) -> list[float]:
-    """Return the seconds of pipelines that differ in their micro-batches and their chunks' costs; those with equal
-    actions run together. `most`: micro-batches a rank that are run; the rest follows at the slowest rank's pace."""
+    """Return the seconds of pipelines that differ in their micro-batches and their chunks' costs; pipelines with
+    equal actions are run in one call. `slowest`: as for `makespan`. `most`: micro-batches per rank that are run; the
+    rest follows at the slowest rank's pace."""
     facts, seconds = facts_of(name), [0.0] * len(m)
     few = [min(n, most * ranks) if facts.repeats else n for n in m]
     for count in sorted(set(few)):
@@ -231,7 +227,7 @@ def makespans(
         )
         for i, end in zip(alike, ended.tolist(), strict=True):
             c = costs[i]
-            # Without overlap a micro-batch goes all the way before the next one starts.
+            # Without overlap a micro-batch passes all ranks before the next one starts.
             through = sum(c.forward) + sum(c.input_grad) + sum(c.weight_grad)
             pace = slowest[i] if facts.overlaps else through
             seconds[i] = end + (m[i] - count) * pace

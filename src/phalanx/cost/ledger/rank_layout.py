@@ -9,8 +9,8 @@ import numpy as np
 from phalanx.cost.hardware.columns import Column
 from phalanx.cost.ledger.compressed import DENSELY, Compressed
 from phalanx.cost.ledger.model_shape import Shape
-from phalanx.cost.ledger.pipeline_formulas import bubble, chunks_per_rank, in_flight, number_of
-from phalanx.cost.ledger.recomputed import NO_MODULES, Modules, recomputed
+from phalanx.cost.ledger.pipeline_formulas import bubble, chunks_per_rank, micro_batches_in_flight, schedule_number
+from phalanx.cost.ledger.recomputed import NO_MODULES, Modules, recomputation_of
 from phalanx.schedule.pipeline.schedules import facts_of
 from phalanx.spec.cluster.spec import LARGEST_HOST
 from phalanx.spec.job import DTYPE_BYTES, Job
@@ -30,7 +30,7 @@ FORMAT_INDEX = {
 
 @dataclass(frozen=True)
 class Layout:
-    """One rank's share of a step. `shards`: ranks over which ZeRO shards. `format`: index into FORMATS.
+    """The sizes of a strategy and a job. `shards`: ranks over which ZeRO shards. `format`: index into FORMATS.
     `activation_bytes`: bytes of an activation element. `full`, `selective`: share of the blocks whose forward pass,
     or attention core, is recomputed. Strides: see `strides`."""
 
@@ -64,9 +64,9 @@ class Layout:
     in_flight_last: Column = 1.0
     """The same on the last pipeline rank."""
     v_shaped: Column = 0.0
+    """1: the chunks of a pipeline lie in a V."""
     splits: Column = 0.0
     """1: the schedule runs gradients of inputs and of weights as separate actions."""
-    """1: the chunks of a pipeline lie in a V."""
     frozen: Column = 0.0
     """1: weights have no gradients (only adapters are trained)."""
     compressed: Compressed = DENSELY
@@ -76,10 +76,10 @@ class Layout:
     modules: Modules = NO_MODULES
     """Recomputed modules of every block."""
     narrow_gathers: Column = 0.0
-    """1: products of blocks get their operands in 8 bits (job.precision.gather): parameters under level 3 of ZeRO,
+    """1: operands of blocks' products are gathered in 8 bits (job.precision.gather): parameters at level 3 of ZeRO,
     tokens under sequence parallelism."""
     document: Column = 0.0
-    """Mean tokens of a document that attention stays inside; 0: the whole sequence."""
+    """Mean tokens of the documents to which attention is confined; 0: the whole sequence."""
     first_blocks: Column = -1.0
     """Prescribed blocks of the first pipeline rank; -1: as spread by `stages`."""
     most_blocks: Column = -1.0
@@ -89,7 +89,7 @@ class Layout:
     most_place: Column = -1.0
     """Place of the first fullest rank, if blocks are prescribed."""
     dp_local: Column = 1.0
-    """Replicas that step alone; `dp` counts the ranks of one."""
+    """Number of replicas that step alone (strategy.local); `dp` is the degree inside one."""
     local: Column = 0.0
     """Steps between their synchronisations; 0: gradients are reduced in every step."""
     outer_bytes: Column = 0.0
@@ -97,9 +97,9 @@ class Layout:
     changes: Compressed = DENSELY
     """Traffic of the changes of replicas that take steps alone."""
     outer_cover: Column = 0.0
-    """Share of all steps in which changes of replicas that take steps alone are under way."""
+    """Share of all steps in which changes of replicas that step alone are in transit."""
     outer_traffic: Column = 0.0
-    """Bytes per parameter that its update reads and writes."""
+    """Bytes per parameter that the outer optimizer's update reads and writes."""
     node: Column = 0.0
     """Ranks of a node; 0: not known."""
 
@@ -115,8 +115,8 @@ class Layout:
 
     def data_stride(self, node: Column) -> Column:
         """Return the distance in ranks to the next rank with the same part of the model, over dp and cp together. If
-        the mesh has other axes between these two, it is the stride that puts as many of them in a node of `node`
-        ranks."""
+        the mesh has other axes between these two, it is the stride with which as many of these ranks are in a node of
+        `node` ranks."""
         between = np.where(self.cp_stride < self.dp_stride, node / self.cp, node / self.dp)
         near, far = np.minimum(self.cp_stride, self.dp_stride), np.maximum(self.cp_stride, self.dp_stride)
         inner = np.where(self.cp_stride < self.dp_stride, self.cp, self.dp)
@@ -124,9 +124,9 @@ class Layout:
         return np.where(np.asarray(self.cp) == 1, self.dp_stride, np.where(self.dp == 1, self.cp_stride, both))
 
     def on_nodes(self, node: Column) -> Layout:
-        """Return the layout on nodes of `node` ranks: groups that straddle them, as of tp=3 on nodes of 8, have a
-        stride with as few ranks per node as the worst group. Racks and pods are taken in equal parts where that is
-        possible: 256 ranks on racks of 72 are 64 on each of 4."""
+        """Return the layout on nodes of `node` ranks: groups that straddle them, such as tp=3 on nodes of 8, get a
+        stride with as few ranks per node as the worst group has. If possible, ranks are spread equally over racks and
+        pods: 256 ranks on racks of 72 are 64 on each of 4."""
         each = self.world / np.ceil(self.world / np.asarray(node))
         equal = (np.asarray(node) > LARGEST_HOST) & (each == np.floor(each))
         on = replace(self, node=np.where(equal, each, node))
@@ -140,7 +140,7 @@ class Layout:
         return stride if corrected is None else corrected
 
     def chain(self, ranks: Column) -> Column:
-        """Return the ranks of a chain of neighbours whose stride is that between any two of them."""
+        """Return Flow.chain for messages along `ranks` ranks with the stride of their axis."""
         return ranks
 
     @property
@@ -172,8 +172,8 @@ class Layout:
 
 @dataclass(frozen=True)
 class PlacedLayout(Layout):
-    """A Layout with ranks placed on GPUs: each axis has the distance at which an even mesh has equally many ranks of
-    a group in every block. `cp_stride` is that of ulysses."""
+    """A Layout with ranks placed on GPUs: each axis has the stride with which an even mesh has as many ranks of a
+    group in every block. `cp_stride` is that of ulysses."""
 
     data: Column = 1.0
     """Stride over dp and cp together."""
@@ -195,7 +195,7 @@ class PlacedLayout(Layout):
         return self.data
 
     def chain(self, ranks: Column) -> Column:
-        """Return 1: the strides of pipelines and rings already are their slowest hops."""
+        """Return 1: a stride of a pipeline or a ring is already its slowest hop's."""
         return 1.0
 
     @property
@@ -220,10 +220,9 @@ class PlacedLayout(Layout):
 
 
 def _straddling(size: Column, stride: Column, node: Column, world: Column) -> Column | None:
-    """Return the strides of an axis on nodes of `node` ranks; None if no row's groups straddle nodes.
-
-    Groups fill blocks of size x stride neighbouring ranks. If these neither divide a node nor are whole nodes, some
-    group has only gcd(block, node) / stride ranks in a node."""
+    """Return the strides of an axis on nodes of `node` ranks; None if no row's groups straddle nodes. Groups fill
+    blocks of size x stride neighbouring ranks. If these neither divide a node nor are whole nodes, some group has
+    only gcd(block, node) / stride ranks in a node."""
     block = np.asarray(size * stride)
     straddles = (np.asarray(size) > 1) & (np.asarray(world) > node) & (block % node != 0) & (node % block != 0)
     if not np.any(straddles):
@@ -234,14 +233,14 @@ def _straddling(size: Column, stride: Column, node: Column, world: Column) -> Co
 
 @dataclass(frozen=True)
 class Stages:
-    """Blocks per pipeline rank: the most on any rank, those on the first, which has the embedding, and those on the
-    last, which has the head."""
+    """Blocks on a pipeline rank: on the fullest (`most`), on the first, which has the embedding, and on the last,
+    which has the head."""
 
     most: Column
     last: Column
     first: Column
     fullest: Column = 1.0
-    """Place of the first rank with most, where the first has fewer; else 1."""
+    """Index of the first rank with `most` blocks if the first has fewer; else 1."""
 
 
 def stages(shape: Shape, layout: Layout, balanced: Column) -> Stages:
@@ -275,22 +274,22 @@ def _whole(blocks: Column) -> Column:
 
 
 def blocks_by_work(shape: Shape, pp: int) -> tuple[int, ...]:
-    """Return the blocks of each pipeline rank where every rank takes blocks until it has its share of the work
-    (nanotron, src/nanotron/models/base.py:187); every one between the ends has at least one."""
+    """Return the blocks of each pipeline rank if every rank takes blocks until it has its share of the work
+    (nanotron, src/nanotron/models/base.py:187); each rank between the ends has at least one."""
     layers, each = int(shape.layers), float(_work(shape)) / pp
     ends = [min(int(_whole(rank * each)), layers - max(pp - 1 - rank, 0)) for rank in range(1, pp)]
     return tuple(np.diff([0, *ends, layers]).tolist())
 
 
 def _head_in_blocks(shape: Shape) -> Column:
-    """Return the head in blocks, by multiplied weights, of the routed experts too."""
+    """Return the head's weights over a block's active ones."""
     return shape.vocab * shape.hidden / shape.mean(lambda kind: kind.active_params)
 
 
 def stages_by_work(shape: Shape, layout: Layout) -> Stages:
     """Return the spread of blocks over pipeline ranks by our own partition (schedule/partition/balance.py): the
-    fewest possible on the fullest rank, counting the head as blocks by multiplied weights, including routed experts';
-    the head's rank (the first one in a V) has the remainder. Prescribed blocks stay."""
+    fewest possible on the fullest rank, with the head counted in blocks; the head's rank (the first one in a V) has
+    the remainder. Prescribed blocks stay."""
     head, p = _head_in_blocks(shape), layout.pp
     fewer = np.floor((shape.layers + head) / p)
 
@@ -319,10 +318,10 @@ _HEAVIER = np.array([1.5 * max(16 / f.bits, 1.0) for f in FORMATS])
 stay in 16 bits where a block's are narrow."""
 
 
-def under_any_cut(shape: Shape, layout: Layout) -> Layout:
+def least_cut_layout(shape: Shape, layout: Layout) -> Layout:
     """Return layouts with at most as many blocks on each rank as under any balanced or equal cut, for a lower bound
-    on the memory of both: on the fullest rank the mean rounded up, on the first one at most the mean, and on the
-    head's rank that less the blocks for which the head may count. Prescribed blocks stay."""
+    on the memory of all cuts: on the fullest rank the mean rounded up, on the first one at most the mean, and on the
+    head's rank the mean less the blocks for which the head may count. Prescribed blocks stay."""
     p, mean = layout.pp, shape.layers / layout.pp
     head = _HEAVIER[np.asarray(layout.format, dtype=int)] * _head_in_blocks(shape)
     with_head = np.maximum(np.floor(mean - head * (p - 1) / p) - 1, 0.0)
@@ -351,11 +350,10 @@ def strides(s: Strategy) -> dict[str, int]:
 
 def layout(s: Strategy, job: Job, layers: int, number_format: str = "bfloat16") -> Layout:
     """Return the Layout of one strategy. Raises KeyError for a number format without a price."""
-    # Fields that follow from the schedule and from recomputation.
-    m, number, stride = s.accumulation(job), number_of(s.schedule), strides(s)
-    first, last = in_flight(number, m, s.pp)
+    m, number, stride = s.accumulation(job), schedule_number(s.schedule), strides(s)
+    first, last = micro_batches_in_flight(number, m, s.pp)
     chunks = float(chunks_per_rank(number, s.virtual)) if s.pp > 1 else s.virtual
-    again = recomputed(encode(s.recompute), layers, s.pp * chunks)
+    again = recomputation_of(encode(s.recompute), layers, s.pp * chunks)
     return Layout(
         tp=s.tp,
         sp=float(s.sp),

@@ -1,7 +1,7 @@
 """Effect of a strategy's `recompute` on the blocks of a rank, as numbers or columns.
 
-`full`: the share of blocks that run again as a whole: ceil(L/k)/L of every:k; min(n, c)/c of block:n, over chunks
-of c blocks. The named modules run again in every block. `group`: blocks between two inputs that are kept, n of
+`full`: the share of blocks that run again as a whole: ceil(L/k)/L with every:k; min(n, c)/c with block:n, over chunks
+of c blocks. The named modules run again in every block. `group`: blocks between two inputs that are kept, n with
 uniform:n.
 """
 
@@ -19,7 +19,7 @@ _SELECTIVE, _FULL, _EVERY, _BLOCK, _UNIFORM = (
 
 @dataclass(frozen=True)
 class Modules:
-    """1 where a module of every block is recomputed in the backward pass, in addition to attention's core."""
+    """Modules of every block: 1 if it is recomputed in the backward pass."""
 
     mlp: Column = 0.0
     moe: Column = 0.0
@@ -32,7 +32,7 @@ class Modules:
 
     @property
     def any(self) -> bool:
-        """Whether any row recomputes any of them."""
+        """Whether any row recomputes any module."""
         return any(bool(np.any(part)) for part in vars(self).values())
 
 
@@ -40,17 +40,17 @@ NO_MODULES = Modules()
 
 
 @dataclass(frozen=True)
-class Recomputed:
+class Recomputation:
     """Recomputation of blocks, as fields of Layout."""
 
     full: Column
     selective: Column
-    """1 where attention's core is recomputed."""
+    """1 if attention's core is recomputed."""
     group: Column
     modules: Modules
 
 
-def recomputed(codes: Column, layers: Column, chunks: Column) -> Recomputed:
+def recomputation_of(codes: Column, layers: Column, chunks: Column) -> Recomputation:
     """Decode `recompute` (spec/strategy/recompute.py) for a model of `layers` blocks in `chunks` chunks over all
     pipeline ranks."""
     kind, count, bits = decode(codes)
@@ -64,4 +64,4 @@ def recomputed(codes: Column, layers: Column, chunks: Column) -> Recomputed:
     if np.any(bits > 1):
         flags = {name: 1.0 * (bits >> i & 1) for i, name in enumerate(MODULES) if name != "core_attn"}
         modules = Modules(**flags)
-    return Recomputed(full, core, np.where(kind == _UNIFORM, count, 1.0), modules)
+    return Recomputation(full, core, np.where(kind == _UNIFORM, count, 1.0), modules)

@@ -1,4 +1,4 @@
-"""Units of FSDP: parameters that are gathered at once, by the policy that wraps modules.
+"""Units of FSDP, the parameters that are gathered at once, by the policy that wraps modules.
 
     block      a unit each; the root has embedding, head and the last norm
     model      the root has everything
@@ -6,8 +6,8 @@
                (torch 2.13, torch/distributed/fsdp/wrap.py, size_based_auto_wrap_policy)
     module     modules with more than `least` parameters in all (accelerate 1.15, utils/fsdp_utils.py:948, FSDP2)
 
-The root is gathered for the forward pass, and stays for the backward pass. So is a unit around the list of blocks,
-which counts as part of it.
+The root is gathered for the forward pass and stays gathered for the backward pass. So does a unit around the list of
+blocks, which counts as part of the root.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Wrapping = Literal["remainder", "module"]
 
 @dataclass(frozen=True)
 class UnitParams:
-    """Parameters of the root; of the largest other unit; and how many others there are."""
+    """Parameters of the root and of the largest other unit; number of other units."""
 
     root: float
     largest: float
@@ -32,7 +32,7 @@ class UnitParams:
 
 @dataclass(frozen=True)
 class _Module:
-    """A module: its own parameters, and its children. `listed`: a list of modules, which is no unit itself."""
+    """A module: its own parameters, and its children. `listed`: whether it is a list of modules, which is no unit."""
 
     own: float = 0.0
     children: tuple[_Module, ...] = ()
@@ -40,11 +40,12 @@ class _Module:
 
     @property
     def all(self) -> float:
+        """Parameters of the module and its children."""
         return self.own + sum(child.all for child in self.children)
 
 
 def units(shape: Shape, how: Wrapping | Literal["model"], least: float = 0.0) -> UnitParams:
-    """Return the units of a model, with the modules of a decoder of transformers."""
+    """Return the units of a model with the modules of a transformers decoder."""
     if how == "model":
         return UnitParams(float(shape.params), 0.0, 0.0)
     sizes: list[float] = []
@@ -54,7 +55,7 @@ def units(shape: Shape, how: Wrapping | Literal["model"], least: float = 0.0) ->
 
 
 def _wrap(module: _Module, how: Wrapping, least: float, sizes: list[float]) -> float:
-    """Append the sizes of a module's units, and return how many of its parameters are in them."""
+    """Append the sizes of a module's units to `sizes`, and return the number of its parameters in these units."""
     enough = module.all >= least if how == "remainder" else module.all > least
     if not enough:
         return 0.0

@@ -1,5 +1,5 @@
-"""Live bytes of attention's core along the passes: on one rank, or over several (attention_core.py). Where values are
-narrower than the core, which has one width for all, the result is a copy."""
+"""Live bytes of attention's core along the passes: on one rank, or over several (attention_core.py). The core has one
+width for all tensors; if values are narrower, the result is a copy."""
 
 from phalanx.cost.compute.unit_work import Column
 from phalanx.cost.memory.live_bytes import Walk
@@ -9,12 +9,12 @@ from phalanx.spec.model.blocks.operators import Attend, Dim
 
 def heads(p: PassSizes, op: Attend) -> tuple[Column, Column]:
     """Return the bytes of queries, and of keys or values, in the core's width."""
-    return p.of(Dim(op.y.dim.count, op.core)), p.of(Dim(op.kv.count, op.core))
+    return p.bytes_of(Dim(op.y.dim.count, op.core)), p.bytes_of(Dim(op.kv.count, op.core))
 
 
 def copies_result(p: PassSizes, op: Attend) -> bool:
-    """Whether the result that the next product reads is a copy of the core's: of narrower values, or as Ulysses
-    returned it."""
+    """Whether the result that the next product reads is a copy of the core's: because values are narrower, or because
+    Ulysses has returned it."""
     return op.value < op.core or p.ulysses
 
 
@@ -23,19 +23,19 @@ def forward(p: PassSizes, walk: Walk, op: Attend) -> None:
     q, k = heads(p, op)
     _attended(p, walk, op)
     if op.value < op.core:
-        walk.alloc(p.of(op.y.dim))
+        walk.alloc(p.bytes_of(op.y.dim))
         if p.ulysses:
             walk.touch(q + 2 * k)  # queries, keys and values before the exchange
             walk.free(q)
 
 
 def without_graph(p: PassSizes, walk: Walk, op: Attend) -> None:
-    """Walk the core without an autograd graph. All of it is freed, the result too, which callers allocate. The
+    """Walk the core without an autograd graph. Everything is freed, including the result, which callers allocate. The
     log-sum-exp is freed before values are copied."""
     inside = Walk()
     _attended(p, inside, op)
     walk.touch(inside.highest)
-    walk.touch((heads(p, op)[0] + p.of(op.y.dim)) * (op.value < op.core))
+    walk.touch((heads(p, op)[0] + p.bytes_of(op.y.dim)) * (op.value < op.core))
 
 
 def recompute(p: PassSizes, walk: Walk, op: Attend) -> None:
@@ -54,7 +54,7 @@ def backward(p: PassSizes, walk: Walk, op: Attend, keeps_result: bool) -> None:
     held = p.sp and repeats  # the result, by the recomputation
     if narrow:
         walk.alloc(q)  # padded with zeros
-        walk.free(p.of(op.y.dim) * (not held))
+        walk.free(p.bytes_of(op.y.dim) * (not held))
     if p.core is None:
         walk.alloc(q + 2 * k)
         walk.free(q)
@@ -63,7 +63,7 @@ def backward(p: PassSizes, walk: Walk, op: Attend, keeps_result: bool) -> None:
         p.core.backward(walk)
         walk.free((q + 2 * k) * (repeats and p.ulysses))
     if narrow:
-        walk.free(p.of(op.y.dim) * held)
+        walk.free(p.bytes_of(op.y.dim) * held)
     walk.masked = walk.highest
     if keeps_result and not copies_result(p, op):
         walk.alloc(q)
@@ -71,7 +71,7 @@ def backward(p: PassSizes, walk: Walk, op: Attend, keeps_result: bool) -> None:
 
 def gradients_in_one_buffer(p: PassSizes, op: Attend) -> bool:
     """Whether the gradients of queries, keys and values stay in one receive buffer: if Ulysses leaves a rank one
-    head, unless the core is recomputed, for then they are copied."""
+    head, unless the core is recomputed, because then they are copied."""
     return p.core is not None and p.ulysses and p.core.part.ulysses == op.kv.count and p.repeat != "selective"
 
 

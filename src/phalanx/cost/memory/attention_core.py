@@ -18,8 +18,8 @@ class Core:
     """The tensors of a context-parallel attention core, in bytes, for `t` tokens of a rank. `spec`: the rank's part
     of the model. `ring_index`: its index in the ring, or None for the rank that holds the most.
 
-    Q    queries of the rank's tokens, or with Ulysses of its group's, of a part of the heads; attention's result
-    K    keys of the rank's tokens          A    keys of its group's tokens, of the heads that Ulysses leaves it
+    Q    queries of the rank's tokens, with Ulysses of its group's for part of the heads; attention's result
+    K    keys of the rank's tokens          A    keys of its group's tokens, for the heads that Ulysses leaves it
     """
 
     def __init__(self, spec: ModelSpec, job: Job, t: Column, part: Context, ring_index: int | None) -> None:
@@ -76,7 +76,6 @@ class Core:
         """Walk the backward pass. The result's gradient is replaced by the gradients of queries, keys and values;
         tensors kept by the forward pass are freed, except the copy of the result that Ulysses has returned."""
         Q, K, A = self.Q, self.K, self.A
-        # Scatter heads of the result's gradient.
         if self.part.ulysses > 1:
             self._all_to_all(walk, Q)
         # Blocks of the ring, followed by their gradients.
@@ -154,7 +153,7 @@ class Core:
 def first_visible_bytes(
     spec: ModelSpec, part: Context, sequences: Column, separate: bool, blocks: Sequence[int] | None = None
 ) -> dict[int, Column]:
-    """Return bytes of the first visible position of each query, by the block whose backward pass is the last to use
+    """Return the bytes of each query's first visible position, by the block whose backward pass is the last to use
     them. They are created for every micro-batch with `separate` documents, else once. `blocks`: a chunk's blocks; by
     default all."""
     last: dict[int | None, int] = {}

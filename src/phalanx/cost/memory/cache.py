@@ -1,6 +1,6 @@
-"""What a layer keeps of a sequence that is generated: keys and values, latents, keys of an index, the state of a
-recurrence, the last inputs of a convolution. Numbers of elements, on all tensor-parallel ranks together; of a rank's
-part of a model, on that rank."""
+"""What a layer caches of a sequence in generation: keys and values, latents, keys of an index, the state of a
+recurrence, the last inputs of a convolution. In elements, on all tensor-parallel ranks together; for a rank's part of
+a model, on that rank."""
 
 from dataclasses import dataclass
 
@@ -10,22 +10,22 @@ from phalanx.spec.model.blocks.operators import Attend, Conv, Expand, Index, Sca
 
 @dataclass(frozen=True)
 class LayerCache:
-    """What one sublayer keeps of a sequence."""
+    """The elements that one sublayer caches of a sequence."""
 
     token: int = 0
-    """Elements of a token in attention."""
+    """Elements per token in attention."""
     window: int | None = None
-    """Most tokens of which these are kept, the last ones; None: all."""
+    """Number of last tokens that are cached; None: all."""
     heads: int = 1
-    """Groups that tensor parallelism deals them in; 1: every rank has all."""
+    """Number of groups of `token` that tensor parallelism divides among ranks; 1: every rank has all elements."""
     state: int = 0
     """Elements of a recurrence's state, whatever the length."""
     inputs: int = 0
-    """Elements of a convolution's last inputs: one tap less than it has."""
+    """Elements of a convolution's last inputs: one input fewer than it has taps."""
 
 
-def of_layer(s: Sublayer) -> LayerCache | None:
-    """Return what a sublayer keeps; None: nothing, as it mixes no tokens."""
+def layer_cache(s: Sublayer) -> LayerCache | None:
+    """Return the cache of a sublayer; None if it mixes no tokens and caches nothing."""
     state = inputs = 0
     for op in s.operators:
         match op:
@@ -39,8 +39,8 @@ def of_layer(s: Sublayer) -> LayerCache | None:
 
 
 def latents(s: Sublayer) -> tuple[int, int]:
-    """Return (elements of the latent that a token's keys and values come from, of its rotary part); (0, 0) where
-    these are cached themselves."""
+    """Return the elements per token of the latent from which keys and values come, and of its rotary part; (0, 0) if
+    keys and values themselves are cached."""
     attend, expand, index = s.first(Attend), s.first(Expand), s.first(Index)
     if attend is None or expand is None:
         return 0, 0

@@ -1,4 +1,4 @@
-"""Which blocks the walks know. What is not understood is refused by name, never priced."""
+"""The blocks whose live bytes the walks know. Other blocks are refused by name, never priced."""
 
 from phalanx.cost.memory.pass_sizes import PassSizes
 from phalanx.cost.memory.recurrence import WALKED
@@ -35,6 +35,7 @@ def require_derived(block: Block, p: PassSizes) -> None:
 
 
 def _unknown(op: Operator, s: Sublayer, p: PassSizes) -> bool:
+    """Whether the live bytes of an operator in its sublayer are not known."""
     scan = s.first(Scan)
     if scan is not None or s.first(Conv) is not None:
         return (op == scan and scan.kind not in WALKED) or (isinstance(op, Activate) and op.kind == "silu_gate")

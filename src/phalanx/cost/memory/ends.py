@@ -4,7 +4,7 @@ import numpy as np
 
 from phalanx.cost.compute.unit_work import Column
 from phalanx.cost.memory.attention_core import Core
-from phalanx.cost.memory.live_bytes import Footprint, Parts, Pass, Walk, normed, statistics
+from phalanx.cost.memory.live_bytes import Footprint, Parts, Pass, Walk, norm_temporaries, statistics
 from phalanx.schedule.layers.head import LOGITS_AT_ONCE, rows_of_slice, sliced, slices_over_ranks
 from phalanx.spec.job import DTYPE_BYTES, DType, Job
 from phalanx.spec.model.spec import ModelSpec, StageSpec
@@ -21,7 +21,7 @@ def embed(
     core: Core | None = None,
     in_parts: bool = False,
 ) -> Footprint:
-    """Return the bytes of the embedding of `t` tokens; arguments as for `footprint`."""
+    """Return the bytes of the embedding for `t` tokens; arguments as for `footprint`."""
     h, e = spec.hidden, DTYPE_BYTES[job.precision.compute]
     own_tokens = t // tp if sp else t
     stream = own_tokens * h * e  # the residual stream, and its gradient
@@ -80,7 +80,7 @@ def head(
     core: Core | None = None,
     in_parts: bool = False,
 ) -> Footprint:
-    """Return the bytes of the head and the loss of `t` tokens; arguments as for `footprint`."""
+    """Return the bytes of the head and the loss for `t` tokens; arguments as for `footprint`."""
     h, v, e = spec.hidden, spec.vocab, DTYPE_BYTES[job.precision.compute]
     own_tokens = t // tp if sp else t
     id_copies = 0 if core is not None else _contiguous_ids(t, seq)
@@ -100,18 +100,17 @@ def head(
     norm = 2 * own_tokens * h * wide - stream - t * v * e if e < 4 and spec.norm == "rms" else 0
     # backward: gradients of input and weight of the projection, or the norm's own temporaries, when the
     # normed input (one stream) has given way to its gradient
-    last = normed(spec, own_tokens, e) - t * v * e
-    loss = cast + 3 * rows * wide
-    if tp > 1:
-        loss = _loss_over_ranks(t, v, e)
+    last = norm_temporaries(spec, own_tokens, e) - t * v * e
+    loss = _loss_over_ranks(t, v, e) if tp > 1 else cast + 3 * rows * wide
+    weight, parts = v * h * e, None
+    if in_parts:
+        parts = _head_parts(spec, t, own_tokens, e, stream, together, weight * (sp or not in_place))
     return Footprint(
         kept=activations,
         forward=np.maximum(np.maximum(id_copies + loss, norm), together),
-        backward=np.maximum(stream + 2 * together + v * h * e * (tp > 1 or not in_place), last + tied_bytes),
+        backward=np.maximum(stream + 2 * together + weight * (tp > 1 or not in_place), last + tied_bytes),
         leaves=stream + tied_bytes,
-        parts=_head_parts(spec, t, own_tokens, e, stream, together, v * h * e * (sp or not in_place))
-        if in_parts
-        else None,
+        parts=parts,
     )
 
 
@@ -122,15 +121,13 @@ def _sliced_head(spec: ModelSpec, t: int, e: int, tied_bytes: int, id_copies: Co
     stream, gradient, narrow = t * h * e, v * h * wide, e < 4
     rows = int(rows_of_slice(t, v))
     loss = rows * v * wide * narrow + 3 * rows * wide
-    slice_ = (
-        stream + rows * v * e + max(loss, v * h * e * narrow)
-    )  # the normed input; a slice of logits, or a product
+    slice_ = stream + rows * v * e + max(loss, v * h * e * narrow)  # the normed input, logits; the loss or a product
     norm = 2 * t * h * wide - stream - gradient if narrow and spec.norm == "rms" else 0
     return Footprint(
         kept=stream + statistics(spec, t, e) + gradient,
         forward=max(id_copies + slice_, norm),
         # the weight's gradient in its own type; the norm's own temporaries, when the wide one is gone
-        backward=max(v * h * e * narrow, normed(spec, t, e) - gradient + tied_bytes, 0),
+        backward=max(v * h * e * narrow, norm_temporaries(spec, t, e) - gradient + tied_bytes, 0),
         leaves=stream + tied_bytes,
     )
 
@@ -138,8 +135,8 @@ def _sliced_head(spec: ModelSpec, t: int, e: int, tied_bytes: int, id_copies: Co
 def _head_over_ranks(
     spec: ModelSpec, t: int, rows: int, own_tokens: int, e: int, tied_bytes: int, id_copies: Column, sp: bool
 ) -> Footprint:
-    """Return the bytes of the sliced head of tp ranks, each with its rows of the vocabulary, in slices of `rows`
-    tokens. With sequence parallelism the input is gathered, and its gradient kept, of all tokens."""
+    """Return the bytes of a sliced head over tp ranks, each with its rows of the vocabulary, in slices of `rows`
+    tokens. With sequence parallelism the input of all tokens is gathered, and its gradient kept."""
     h, v, wide = spec.hidden, spec.vocab, max(e, 4)
     stream, every, gradient, narrow = own_tokens * h * e, t * h * e, v * h * wide, e < 4
     slice_ = rows * v * e + max(_loss_over_ranks(rows, v, e), v * h * e * narrow)
@@ -149,7 +146,9 @@ def _head_over_ranks(
         kept=every + statistics(spec, own_tokens, e) + gradient,
         forward=max(id_copies + stream + every * sp + slice_, norm),
         backward=max(
-            scattered + v * h * e * narrow, normed(spec, own_tokens, e) + (stream - every) - gradient + tied_bytes, 0
+            scattered + v * h * e * narrow,
+            norm_temporaries(spec, own_tokens, e) + (stream - every) - gradient + tied_bytes,
+            0,
         ),
         leaves=stream + tied_bytes,
     )
@@ -157,14 +156,15 @@ def _head_over_ranks(
 
 def _loss_over_ranks(t: Column, v: int, e: int) -> Column:
     """Return bytes of the cross-entropy of t tokens over tp ranks, in addition to the logits of v rows of the
-    vocabulary: each token's place, three sums, whether it is local, and the loss; or slices of logits."""
+    vocabulary: each token's row, three sums, whether it is local, and the loss; or slices of logits."""
     wide, rows = max(e, 4), np.minimum(t, max(1, LOGITS_AT_ONCE // v))
     cast = rows * v * wide if e < 4 else 0
     return np.maximum(t * wide + t * e, cast + np.maximum(rows * wide, t * e)) + _lookup_bytes(t) + 3 * t * wide
 
 
 def _lookup_bytes(t: Column) -> Column:
-    """Return bytes of the rows of t tokens in a rank's part of the vocabulary, and of the mask of local ones."""
+    """Return bytes of the row indices of t tokens in a rank's part of the vocabulary, and of the mask of local
+    ones."""
     return t * 9
 
 
@@ -174,8 +174,8 @@ def _contiguous_ids(t: Column, seq: int) -> Column:
 
 
 def _shared_bytes(spec: ModelSpec, e: int) -> int:
-    """Return the bytes of the head's share of a tied weight's gradient, which waits for the embedding's in one
-    backward pass."""
+    """Return the bytes of the head's part of a tied weight's gradient, which is kept until the embedding's part is
+    computed, if both are in one backward pass."""
     return spec.vocab * spec.hidden * e if spec.tied and not isinstance(spec, StageSpec) else 0
 
 
@@ -191,10 +191,10 @@ def _embed_parts(
     rows: Column | None,
     ids: Column,
 ) -> Parts:
-    """Return the split backward pass of the embedding, in bytes. Its input needs no gradient, so I keeps the incoming
-    one. `placed`: bytes per element of gradient memory. `index`: bytes of token ids, where they are copied. `rows`:
-    rows of the position embedding's gradient where it is summed over sequences, else None. `ids`: bytes of position
-    ids that the forward pass keeps."""
+    """Return the bytes of the embedding's split backward pass. Its input needs no gradient, so I keeps the incoming
+    one. `placed`: bytes per element of gradient memory. `index`: bytes of token ids, if they are copied. `rows`: rows
+    of the position embedding's gradient if it is summed over sequences, else None. `ids`: bytes of position ids that
+    the forward pass keeps."""
     inputs, weights, h = Walk(), Walk(), spec.hidden
     wider = h * placed if placed != e else 0
     if spec.position == "learned":
@@ -211,26 +211,26 @@ def _embed_parts(
     else:
         weights.touch(index + t * wider)
     weights.free(own_tokens * h * e)
-    return Parts(Pass.of(inputs), Pass.of(weights))
+    return Parts(Pass.from_walk(inputs), Pass.from_walk(weights))
 
 
 def _head_parts(
     spec: ModelSpec, t: Column, own_tokens: Column, e: int, stream: Column, together: Column, weight: int
 ) -> Parts:
-    """Return the split backward pass of the head, in bytes. The gradient of the logits reuses their memory. `weight`:
+    """Return the bytes of the head's split backward pass. The gradient of the logits reuses their memory. `weight`:
     bytes of the projection's weight gradient before it is written to gradient memory; 0 if it is computed there."""
     logits = t * spec.vocab * e
     inputs, weights = Walk(), Walk()
     inputs.alloc(stream)
     inputs.touch(together)
     inputs.alloc(_norm_weights(spec, e))
-    inputs.touch(normed(spec, own_tokens, e))
+    inputs.touch(norm_temporaries(spec, own_tokens, e))
     inputs.free(statistics(spec, own_tokens, e) + stream)
     weights.alloc(together)
     weights.touch(weight)
     weights.free(together)
     weights.free(logits + stream + _norm_weights(spec, e))
-    return Parts(Pass.of(inputs), Pass.of(weights))
+    return Parts(Pass.from_walk(inputs), Pass.from_walk(weights))
 
 
 def _norm_weights(spec: ModelSpec, e: int) -> int:

@@ -1,5 +1,5 @@
-"""Live bytes of routing and of experts along a sublayer's passes, in the order of nn/experts/moe.py, whose autograd
-functions lay out rows, exchange them and run all experts of a rank."""
+"""Live bytes of routing and of experts along a sublayer's passes, in the order of the autograd functions of
+nn/experts/moe.py, which lay out rows, exchange them and run all experts of a rank."""
 
 import numpy as np
 
@@ -12,10 +12,10 @@ from phalanx.schedule.layers.routing import padded
 class ExpertsWalk:
     """The tensors of a router, of rows and of experts, in bytes.
 
-    N (own tokens, hidden)   the tokens that the rank routes       P (own tokens, count)   scores, in fp32 or fp64
-    R (rows, hidden)         their rows, each once                 I (own tokens, width)   8 bytes for each choice
-    D (rows, hidden)         the rows when sent             w (own tokens, width)   routing weights, as scores
-    C (received, hidden)     the rows that are received            F (received, ffn)       inside the local experts
+    N (own tokens, hidden)   the tokens that the rank routes    P (own tokens, count)   scores, in fp32 or fp64
+    R (rows, hidden)         their rows, each once              I (own tokens, width)   8 bytes for each choice
+    D (rows, hidden)         the rows as sent, with copies      w (own tokens, width)   routing weights, typed as P
+    C (received, hidden)     the rows that are received         F (received, ffn)       inside the local experts
     Z (own tokens, count)    the router's logits
     """
 
@@ -32,7 +32,7 @@ class ExpertsWalk:
         self.n_w, self.w, self.I = (rows.tokens * width * b for b in (1, p.wide, 8))
         self.dW_expert, self.dW_experts, self.dW_router = x.ffn * h * e, x.here * x.ffn * h * e, x.count * h * e
         self.sent = rows.copies > 1 or x.here < x.count
-        """Whether rows are sent: some experts are on other ranks."""
+        """Whether rows are sent, because some experts are on other ranks."""
         # Rounded operands of one expert's weight gradients in products of a narrow format.
         self.both = 0
         if p.operands is not None:
@@ -48,7 +48,7 @@ class ExpertsWalk:
     # Forward.
 
     def choose(self, walk: Walk, graph: bool) -> None:
-        """Walk from the router's logits to the destinations of rows."""
+        """Walk from the router's logits to the rows' destinations and weights."""
         p, x, P, ids = self.p, self.x, self.P, self.I
         cast = P if p.e < p.wide else 0
         walk.alloc(cast)
@@ -78,7 +78,7 @@ class ExpertsWalk:
         walk.free(self.kept_choice * (not graph))
 
     def dispatch(self, walk: Walk) -> None:
-        """Walk laying out rows and sending them."""
+        """Walk the layout of rows and their exchange."""
         walk.alloc(self.rows.rows * 8)
         walk.alloc(self.R)
         walk.free(self.rows.rows * 8)
@@ -88,7 +88,7 @@ class ExpertsWalk:
         walk.alloc(self.C * self.sent)
 
     def run(self, walk: Walk, graph: bool) -> None:
-        """Walk the local experts, from sorting the received rows to sending results back, which replace the rows."""
+        """Walk the local experts, from the sort of received rows to the return of results, which replace the rows."""
         if self.sent:
             walk.free(self.D)
             walk.touch(self.in_order)
@@ -105,7 +105,7 @@ class ExpertsWalk:
             walk.free(self.C)
 
     def combine(self, walk: Walk, graph: bool) -> None:
-        """Walk summing each token's results by routing weight."""
+        """Walk the weighted sum of each token's results."""
         cast = self.n_w * self.p.e if self.p.e < self.p.wide else 0
         walk.alloc(cast)
         walk.alloc(self.copied_rows)  # in order
@@ -116,8 +116,8 @@ class ExpertsWalk:
         walk.free((self.D + self.w + self.I * (1 + self.chosen) + self.order) * (not graph))
 
     def complete(self, walk: Walk) -> None:
-        """Walk from the routed tokens' sums to all tokens' sums, with the shared expert's result. With sequence
-        parallelism, that is computed here."""
+        """Walk from the routed tokens' sums to all tokens' sums, with the shared expert's result, which with sequence
+        parallelism is computed here."""
         p = self.p
         if p.sp:
             walk.alloc(p.stream * self.shared)
@@ -152,8 +152,8 @@ class ExpertsWalk:
             walk.free(self.D)
 
     def run_backward(self, walk: Walk, whole: bool) -> None:
-        """Walk the experts' backward pass, or its part I; then send the gradient of received rows back. Activations
-        are computed again."""
+        """Walk the experts' backward pass, or with not `whole` its part I, and the return of the received rows'
+        gradient. Activations are computed again."""
         C, F, dW = self.C, self.F, self.dW_experts
         at_once = whole and not self.p.defers
         walk.alloc(F)
@@ -229,19 +229,20 @@ class ExpertsWalk:
         walk.free(self.Z)
 
     def _sum_rows(self, walk: Walk, weighted: bool) -> None:
-        """Walk adding each token's rows to its sum."""
+        """Walk the sum of each token's rows."""
         if self.chosen:
             walk.touch(np.minimum(self.x.top_k * self.rows.copies, 2) * self.N)
         else:
             walk.touch(self.rows.rows * (8 + 8 * weighted + self.p.e * weighted) + self.R * weighted)
 
     def _into(self, weights: bool = True) -> Column:
-        """Bytes of rounded operands of narrow products to an expert's width: rows, and with `weights` a matrix."""
+        """Return the bytes of rounded operands of narrow products into an expert's width."""
         return self._rounded(self.p.hidden, weights)
 
     def _out_of(self, weights: bool = True) -> Column:
-        """Bytes of rounded operands of narrow products from an expert's width."""
+        """Return the bytes of rounded operands of narrow products out of an expert's width."""
         return self._rounded(self.x.ffn, weights)
 
     def _rounded(self, width: int, weights: bool) -> Column:
+        """Return the bytes of rounded rows of this width, and with `weights` of a matrix."""
         return (self.rows.most * width + self.x.ffn * self.p.hidden * weights) * self.p.operand_bytes

@@ -1,9 +1,9 @@
 """Live tensor bytes, as a maximum over instants and never as a sum of maxima.
 
 Model state lives through the whole step. A unit's forward pass keeps what its backward pass needs; the backward pass
-frees that, and while it runs holds temporaries above what was live when it started. So every unit has three numbers:
-the bytes it keeps, and its temporaries forward and backward (ends.py for the embedding and the head with its loss,
-passes.py for blocks). The walk over the step's events (cost/step/program.py) adds them up.
+frees that, and in the meantime has temporaries in addition to what was live when it began. So every unit has three
+numbers: the bytes that it keeps, and its temporaries forward and backward (ends.py for the embedding and the head
+with its loss, passes.py for blocks). The walk over the step's events (cost/step/program.py) adds them up.
 """
 
 from collections.abc import Sequence
@@ -28,10 +28,10 @@ from phalanx.spec.strategy.spec import Recompute
 def documents(
     spec: ModelSpec, job: Job, tokens: Column, part: Context | None = None, blocks: Sequence[int] | None = None
 ) -> dict[int, Column]:
-    """Return bytes of the separation of documents in a micro-batch, by the block whose backward pass is the last to
-    use it: a mask for each attention window, and every token's rotary angles; with context parallelism, the first
-    visible positions in place of masks, and for recurrences the positions of entire sequences. `blocks`: a chunk's
-    blocks, which have their own masks; by default all."""
+    """Return the bytes that separate a micro-batch's documents, by the block whose backward pass is the last to use
+    them: a mask for each attention window, and every token's rotary angles; with context parallelism, first visible
+    positions in place of masks, and for recurrences the positions of entire sequences. `blocks`: a chunk's blocks,
+    which have their own masks; by default all."""
     blocks = spec.held_blocks if blocks is None else blocks
     if not job.separate:
         return {}
@@ -69,11 +69,11 @@ def footprint(
 ) -> Footprint:
     """Return the bytes of a unit for `tokens` tokens of one micro-batch.
 
-    `unit`: `embed`, `head`, or a block such as `blocks.3`; `blocks`: the first one. `spec`: one rank's part of the
-    model. `sp`: the residual stream has only this rank's tokens. `placed`: dtype of the memory that gradients are
-    written to. `repeat`: recomputation of a block. `core`: attention over ranks that share sequences. `in_parts`:
-    layers can defer weight gradients, which are then computed directly into their memory where dtypes allow.
-    `routed`: rows of a block with experts. `gathered`: weights are gathered in 8 bits."""
+    `unit`: `embed`, `head`, a block such as `blocks.3`, or `blocks`, the first one. `spec`: one rank's part of the
+    model. `sp`: whether the residual stream has only this rank's tokens. `placed`: dtype of the memory to which
+    gradients are written. `repeat`: recomputation of a block. `core`: attention over ranks that share sequences.
+    `in_parts`: whether layers can defer weight gradients, which are then computed directly in their memory if dtypes
+    allow. `routed`: rows of a block with experts. `gathered`: whether weights are gathered in 8 bits."""
     if unit in ("embed", "head"):
         return (embed if unit == "embed" else head)(spec, tokens, seq, job, placed, tp, sp, core, in_parts)
     e = DTYPE_BYTES[job.precision.compute]

@@ -1,4 +1,4 @@
-"""Live bytes along a pass, as tensors are allocated and freed (Walk), bytes of a unit (Footprint), and bytes of
+"""Live bytes along a pass while tensors are allocated and freed (Walk), the bytes of a unit (Footprint), and of
 norms."""
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from phalanx.spec.model.spec import ModelSpec
 
 @dataclass
 class Walk:
-    """Live bytes above those at the start of a pass, and their peak so far."""
+    """Live bytes since the start of a pass (`live`), and their peak so far (`highest`)."""
 
     live: Column = 0
     highest: Column = 0
@@ -37,23 +37,22 @@ class Walk:
 
 @dataclass(frozen=True)
 class Pass:
-    """Live bytes of a pass above those at its start: the peak (`highest`) and those at its end (`change`). `masked`:
-    the peak until masks are no longer needed."""
+    """Live bytes of a pass less those at its start: at the peak (`highest`) and at its end (`change`). `masked`: the
+    peak until masks are no longer needed."""
 
     highest: Column
     change: Column
     masked: Column = 0
 
     @classmethod
-    def of(cls, walk: Walk) -> Pass:
+    def from_walk(cls, walk: Walk) -> Pass:
         """Return the Pass of a finished walk."""
         return cls(walk.highest, walk.live, walk.masked)
 
 
 @dataclass(frozen=True)
 class Parts:
-    """A backward pass split in two, I and W. The gradient of the output is live when I begins, that of the input when
-    it ends."""
+    """A backward pass split into I and W. The output's gradient is live when I begins, the input's when it ends."""
 
     inputs: Pass
     weights: Pass
@@ -61,12 +60,11 @@ class Parts:
 
 @dataclass(frozen=True)
 class Footprint:
-    """Bytes of one unit and micro-batch.
-
-    `kept`: allocated forward, freed backward. `forward`: peak of the forward pass's temporaries above `kept`.
-    `backward`: temporaries above the live bytes at the beginning of the backward pass. `leaves`: bytes left after the
-    backward pass (the gradient that flows on, a shared weight's partial gradient). `masked`: for a block, `backward`
-    until masks are no longer needed.
+    """Bytes of one unit and micro-batch. `kept`: allocated by the forward pass, freed by the backward pass.
+    `forward`: peak of the forward pass's temporaries, in addition to `kept`. `backward`: peak of the backward pass's
+    temporaries, in addition to the live bytes at its beginning. `leaves`: bytes left after the backward pass (the
+    gradient that is passed on, a shared weight's partial gradient). `masked`: for a block, `backward` until masks are
+    no longer needed.
     """
 
     kept: Column
@@ -83,13 +81,13 @@ def statistics(spec: ModelSpec, t: Column, e: int) -> Column:
     return t * (max(e, 4) if spec.norm == "rms" else 2 * e)
 
 
-def normed(spec: ModelSpec, t: Column, e: int) -> Column:
-    """Return the bytes that a norm of the residual stream holds in its backward pass, with its result, once the
+def norm_temporaries(spec: ModelSpec, t: Column, e: int) -> Column:
+    """Return the bytes of temporaries and result of a norm of the residual stream in its backward pass, once the
     normed input has been replaced by its gradient."""
     return rms_temporaries(t, spec.hidden, e) if spec.norm == "rms" else t * spec.hidden * e
 
 
 def rms_temporaries(rows: Column, width: int, e: int) -> Column:
-    """Return the bytes that an RMSNorm's backward pass holds, with its result (nn/norms.py)."""
+    """Return the bytes of an RMSNorm's temporaries and result in its backward pass (nn/norms.py)."""
     wide = max(e, 4)
     return 3 * rows * width * wide if e < 4 else 2 * rows * width * wide + rows * wide

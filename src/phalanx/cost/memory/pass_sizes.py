@@ -1,4 +1,4 @@
-"""What the live bytes of a block's passes depend on, in addition to its operators."""
+"""The sizes and choices that determine the live bytes of a block's passes, in addition to its operators."""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -14,12 +14,8 @@ from phalanx.spec.strategy.spec import Recompute
 
 @dataclass(frozen=True)
 class PassSizes:
-    """The tokens of a micro-batch on one of `tp` ranks, whose part of the block has Dims of its own, and how they are
-    computed. Sizes of tensors are in bytes.
-
-    stream   (own tokens, hidden): the residual stream, its norms, their gradients
-    whole    (t, hidden): the same of all tokens, while they are summed
-    """
+    """The tokens of a micro-batch on one of `tp` ranks, and how a block is computed on them. Sizes of tensors are in
+    bytes; operators have the Dims of the rank's part of the block."""
 
     t: Column
     """Tokens."""
@@ -34,12 +30,12 @@ class PassSizes:
     core: Core | None = None
     """Attention's core over ranks that share sequences."""
     operands: NumberFormat | None = None
-    """The products' narrow format."""
+    """The products' narrow format; None: products are in the compute type."""
     gathered: bool = False
-    """Whether weights are gathered in it, so that forward passes do not round them; backward passes transpose
-    them."""
+    """Whether weights are gathered in the narrow format, so that forward passes do not round them; backward passes
+    transpose them."""
     narrow_stream: bool = False
-    """Whether gathers of sequence parallelism are in it, too."""
+    """Whether sequence parallelism gathers in the narrow format too."""
     mask: Column = 0
     """Bytes of the masks between documents, without rotary angles."""
     in_place: bool | None = None
@@ -47,7 +43,7 @@ class PassSizes:
     defer weight gradients."""
     experts: Experts | None = None
     rows: Routed | None = None
-    """Rows of its experts."""
+    """Rows of the block's experts."""
     seq: int = 0
     """Tokens of a sequence, for recurrences."""
 
@@ -58,15 +54,17 @@ class PassSizes:
 
     @cached_property
     def stream(self) -> Column:
+        """Bytes of the residual stream, (own tokens, hidden), of a norm of it, or of their gradients."""
         return self.own_tokens * self.hidden * self.e
 
     @cached_property
     def whole(self) -> Column:
+        """Bytes of the stream of all tokens, (t, hidden), while it is summed over ranks."""
         return self.t * self.hidden * self.e
 
     @cached_property
     def together(self) -> Column:
-        """Bytes of the stream of all tokens while they are gathered."""
+        """Bytes of the stream of all tokens while it is gathered."""
         return self.t * self.hidden if self.narrow_stream else self.whole
 
     @property
@@ -82,7 +80,7 @@ class PassSizes:
 
     @property
     def copied(self) -> int:
-        """0 where a product's weight gradient is computed in its final memory, without a copy; else 1."""
+        """0 if a product's weight gradient is computed in its final memory, without a copy; else 1."""
         return int(not self.in_place or self.operands is not None)
 
     @property
@@ -95,7 +93,7 @@ class PassSizes:
         """Whether attention scatters heads and gathers tokens."""
         return self.core is not None and self.core.part.ulysses > 1
 
-    def of(self, dim: Dim) -> Column:
+    def bytes_of(self, dim: Dim) -> Column:
         """Return the bytes of a tensor of all tokens."""
         return self.t * dim.size * self.e
 

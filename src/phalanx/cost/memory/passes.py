@@ -4,9 +4,9 @@ F       forward; with full recomputation without a graph, and again in the backw
 B       backward
 I, W    B in two parts: gradients of inputs, then of weights (runtime/autograd/deferred_weight_grads.py)
 
-R4  With sequence parallelism, what sublayers add is computed when it is scattered: with parallel residuals one sum
-    for all of them, in the backward pass first.
-R5  A gradient is added in place, unless W or who recomputes holds it.
+R4  With sequence parallelism, sublayers' results are computed when they are scattered: with parallel residuals one
+    sum for all of them, which comes first in the backward pass.
+R5  A gradient is added in place, unless W or recomputation still holds it.
 """
 
 from collections.abc import Sequence
@@ -49,21 +49,20 @@ class BlockWalk:
         for line in reversed(self.lines):
             line.weights(weights)
         biases = [line.bias_of_sum for line in self.lines]
-        small = (
-            max(biases) if self.one_sum else sum(biases)
-        ) * self.p.sp  # with sequence parallelism I computes them
+        # With sequence parallelism I computes the gradients of biases.
+        small = (max(biases) if self.one_sum else sum(biases)) * self.p.sp
         inputs.alloc(small)
         weights.free(small)
         if self.full:
             inputs.masked = inputs.highest
-        return Parts(Pass.of(inputs), Pass.of(weights))
+        return Parts(Pass.from_walk(inputs), Pass.from_walk(weights))
 
     def _forward(self, walk: Walk, graph: bool = True, output: bool = True) -> None:
-        """Walk the forward pass. With a `graph`, tensors live at its end are kept for the backward pass, including
-        the output, not the input; else only the output is. `output`: also compute the output, and its exclusive
-        inputs."""
+        """Walk the forward pass. With a `graph`, the tensors live at its end are kept for the backward pass,
+        including the output but not the input; without, only the output is live. `output`: whether to compute the
+        output, and what only it needs."""
         stream = self.p.stream
-        waiting: list[SublayerWalk] = []  # for the sum of what they add
+        waiting: list[SublayerWalk] = []  # sublayers whose results are not summed yet
         for line in self.lines:
             more = line is not self.lines[-1]
             wanted = output or (self.serial and more)
@@ -78,14 +77,14 @@ class BlockWalk:
                 continue
             walk.touch(stream)  # + the input; the sum takes the place of what is added
             walk.free(stream * (line.after is not None and not graph))
-            # What entered it; or what other sublayers have added.
+            # Its input; or the sum of other sublayers' results.
             walk.free(stream * (not line.first and (not graph if self.serial else not self.p.sp)))
             waiting = []
         if not graph and not self.serial:
             walk.free(stream)  # the first norm's result
 
     def _sum(self, walk: Walk, lines: Sequence[SublayerWalk], graph: bool) -> None:
-        """Walk the sum over ranks of what sublayers add to the stream."""
+        """Walk the sum over ranks of sublayers' results."""
         p, last = self.p, lines[-1]
         read = p.stream * (last.frees_normed and not graph)  # the norm's result
         if p.sp and last.experts is None:
@@ -98,8 +97,8 @@ class BlockWalk:
         walk.free(read, *(line.added_size for line in lines if p.sp and not graph))
 
     def _scattered(self, walk: Walk, lines: Sequence[SublayerWalk]) -> None:
-        """Walk the products of one sum over ranks; with selective recomputation, attention's core is computed for it
-        and not kept."""
+        """Walk the products whose results are summed over ranks; with selective recomputation, attention's core is
+        computed for them and not kept."""
         p, held = self.p, self.p.whole
         for line in lines:
             if line.repeats is not None:
@@ -110,9 +109,9 @@ class BlockWalk:
         walk.free(held)
 
     def _sum_backward(self, walk: Walk, lines: Sequence[SublayerWalk], whole: bool) -> None:
-        """Walk the backward pass of products of one sum over ranks, or with not `whole` its first part, I. Weight
-        gradients wait for their sublayer's turn, as do the gradients of attention's result or, where the core was
-        recomputed, of queries, keys and values."""
+        """Walk the backward pass of products whose results are summed over ranks, or with not `whole` its first part,
+        I. Weight gradients stay live until their sublayer's backward pass, as do the gradients of attention's result
+        or, if the core was recomputed, of queries, keys and values."""
         p, lines = self.p, [line for line in lines if line.added is not None]
         if not lines:
             return

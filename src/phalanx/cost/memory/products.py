@@ -2,9 +2,9 @@
 
 R2  On one rank, products of one input have backward passes of their own, last one first; their input gradients are
     summed two by two, while the last weight's gradient lives (with a bias it is freed first).
-R3  Over tp, or where layers can defer weight gradients, they have one input gradient; over tp it is reduced while all
+R3  Over tp, or if layers can defer weight gradients, they have one input gradient; over tp it is reduced while all
     weights' gradients are computed.
-R4  With sequence parallelism, what they read is gathered for them, again in the backward pass, and what they write is
+R4  With sequence parallelism, their input is gathered for them, again in the backward pass, and their result is
     scattered.
 """
 
@@ -15,12 +15,12 @@ from phalanx.schedule.layers.collectives import chunks
 from phalanx.spec.model.blocks.operators import Linear
 
 Part = tuple[Column, int]
-"""Bytes of the gradient of a product's result, and of its weight's gradient."""
+"""(Bytes of the gradient of a product's result, bytes of its weight's gradient)."""
 
 
-def rounded(p: PassSizes, walk: Walk, read: Column, result: Column, weights: bool = True) -> None:
-    """Touch the tensors of a product of a narrow format: its rounded operands, with `weights` its matrix too, and the
-    result. `read`, `result`: bytes of the tensors of all tokens."""
+def round_operands(p: PassSizes, walk: Walk, read: Column, result: Column, weights: bool = True) -> None:
+    """Touch the tensors of a product in a narrow format: its rounded operands, with `weights` its matrix too, and the
+    result. `read`, `result`: bytes of its input and its result for all tokens."""
     if p.operand_bytes:
         row = p.t * p.e
         m, k, n = p.t, read // row, result // row
@@ -28,8 +28,8 @@ def rounded(p: PassSizes, walk: Walk, read: Column, result: Column, weights: boo
 
 
 def weight_gradient(p: PassSizes, walk: Walk, weight: Column, g: Column, x: Column) -> None:
-    """Touch the gradient of a weight, of `weight` bytes, from the gradient g of a result and the x it read, in
-    bytes; in products of a narrow format with their operands."""
+    """Touch the gradient of a weight, of `weight` bytes, computed from the gradient of a result and the input, of `g`
+    and `x` bytes; in a narrow format with the rounded operands."""
     walk.touch(weight)
     if p.operand_bytes:
         row = p.t * p.e
@@ -38,9 +38,9 @@ def weight_gradient(p: PassSizes, walk: Walk, weight: Column, g: Column, x: Colu
 
 
 def in_chunks(p: PassSizes, walk: Walk, *others: Column, added: bool = False, weights: bool = True) -> None:
-    """Touch the tensors of narrow products computed chunk by chunk, with sequence parallelism: all rounded weights,
-    and a chunk of the inputs. The products map the stream to tensors of `others` bytes, or if `added` these to one
-    sum."""
+    """Touch the tensors of narrow products that are computed chunk by chunk, with sequence parallelism: all rounded
+    weights, and a chunk of the inputs. The products map the stream to tensors of `others` bytes, or if `added` these
+    tensors to one sum."""
     if not p.operand_bytes:
         return
     widths = [other // (p.t * p.e) for other in others]
@@ -52,7 +52,8 @@ def in_chunks(p: PassSizes, walk: Walk, *others: Column, added: bool = False, we
 
 
 def weights_of_one(p: PassSizes, walk: Walk, *parts: Part) -> None:
-    """Allocate weight gradients of products that share a factor of the stream's width, with sequence parallelism."""
+    """Allocate the weight gradients of products that share an operand of the stream's width, with sequence
+    parallelism."""
     shared = p.t * p.hidden * p.operand_bytes
     walk.alloc(shared)
     for size, weight in parts:
@@ -71,7 +72,7 @@ def add_gradients(p: PassSizes, walk: Walk, weight: Column, bias: bool) -> None:
 
 def columns(p: PassSizes, walk: Walk, op: Linear) -> None:
     """Walk products that read a norm's result."""
-    results = [p.of(y.dim) for y in op.y]
+    results = [p.bytes_of(y.dim) for y in op.y]
     if p.sp:
         walk.alloc(p.together)
         walk.alloc(*results)
@@ -79,7 +80,7 @@ def columns(p: PassSizes, walk: Walk, op: Linear) -> None:
         walk.free(p.together)
         return
     for result in results:
-        rounded(p, walk, p.stream, result, not p.gathered)
+        round_operands(p, walk, p.stream, result, not p.gathered)
         walk.alloc(result)
 
 
@@ -87,8 +88,8 @@ def columns_backward(
     p: PassSizes, walk: Walk, op: Linear, whole: bool, joint: bool = True, frees: bool = True, adds: bool = False
 ) -> None:
     """Walk the backward pass of products that read a norm's result, or with not `whole` its first part, I. `joint`:
-    over tp they have one input gradient; `frees`: no other sublayer needs the norm's result; `adds`: the result has a
-    gradient already."""
+    whether they have one input gradient over tp; `frees`: whether no other sublayer needs the norm's result; `adds`:
+    whether that result has a gradient already."""
     parts, biases = _parts(p, op), _biased(op)
     if not whole:
         _inputs(p, walk, op)
@@ -105,15 +106,15 @@ def columns_backward(
     if p.defers:
         _inputs(p, walk, op)
         if adds:
-            # The engine makes the products when it takes their gradients: by then autograd has added the gradient of
-            # the norm's result to the one it has, and the products still hold that result.
+            # Weight gradients are computed when the engine takes them: by then autograd has added the gradient of the
+            # norm's result to the one that it has, and the products still hold that result.
             add_gradients(p, walk, 0, bias=True)
         _one_by_one(p, walk, parts)
         walk.free(read)
         return
     for i in reversed(range(len(parts))):
         size, weight = parts[i]
-        rounded(p, walk, size, p.stream)
+        round_operands(p, walk, size, p.stream)
         walk.alloc(p.stream)
         weight_gradient(p, walk, weight, size, p.stream)
         walk.free(size)
@@ -125,7 +126,7 @@ def columns_backward(
 
 def _inputs(p: PassSizes, walk: Walk, op: Linear) -> None:
     """Walk I of products that read a norm's result."""
-    results = [p.of(y.dim) for y in op.y]
+    results = [p.bytes_of(y.dim) for y in op.y]
     if p.sp:
         walk.alloc(p.stream, p.whole)
         in_chunks(p, walk, *results, added=True)
@@ -146,7 +147,8 @@ def columns_weights(p: PassSizes, walk: Walk, op: Linear) -> None:
 
 
 def _parts(p: PassSizes, op: Linear) -> list[Part]:
-    return [(p.of(y.dim), p.weight(op, i)) for i, y in enumerate(op.y)]
+    """Return the Part of each matrix of a product."""
+    return [(p.bytes_of(y.dim), p.weight(op, i)) for i, y in enumerate(op.y)]
 
 
 def _biased(op: Linear) -> list[bool]:
@@ -156,6 +158,7 @@ def _biased(op: Linear) -> list[bool]:
 
 
 def _joint(p: PassSizes, walk: Walk, parts: list[Part]) -> None:
+    """Walk the backward pass of products with one input gradient."""
     results, weights = [size for size, _ in parts], [weight for _, weight in parts]
     if p.sp:  # the gradient of the input is live for all tokens before it is scattered
         walk.alloc(p.stream, p.together + p.whole)
@@ -171,15 +174,15 @@ def _joint(p: PassSizes, walk: Walk, parts: list[Part]) -> None:
 
 
 def _input_gradient(p: PassSizes, walk: Walk, results: list[Column]) -> None:
-    """Walk the gradient of an input of products from the gradients of their results, in sequence."""
-    rounded(p, walk, results[0], p.stream)
+    """Walk the gradient of the products' input, from the gradients of their results one after the other."""
+    round_operands(p, walk, results[0], p.stream)
     walk.alloc(p.stream)
     for size in results[1:]:
-        rounded(p, walk, size, p.stream)
+        round_operands(p, walk, size, p.stream)
 
 
 def _one_by_one(p: PassSizes, walk: Walk, parts: list[Part]) -> None:
-    """Walk computing weight gradients one by one, each when it is needed."""
+    """Walk the weight gradients, one by one."""
     for size, weight in reversed(parts):
         weight_gradient(p, walk, weight * p.copied, size, p.whole)
         walk.free(size)

@@ -2,16 +2,17 @@
 nn/recurrences/chunked.py and short_conv.py, and nn/gated_norm.py; over ranks that share sequences with the exchanges
 of runtime/model_parallel/whole_sequences.py.
 
-Kept: the projected parts that the recurrence reads and the gate z, the recurrence's result, one number for each token
-and group of the norm. The convolution, states and the inside of a chunk are computed again in the backward pass.
+Kept: the projected parts that the recurrence reads, the gate z, the recurrence's result, and one number for each
+token and group of the norm. The convolution, states and the inside of a chunk are computed again in the backward
+pass.
 
-A pass over chunks holds one chunk's work, of which one instant or another is the peak, whichever sizes are large.
-Numbers of a chunk of n tokens that are live then, at least fp32, in words such as `4X 6K`:
+A pass over chunks holds one chunk's tensors; which of the instants below is the peak depends on the sizes. The
+numbers live at an instant, at least in fp32, for a chunk of n tokens, are written in words such as `4X 6K`:
 
 X (n, channels of y)      K (n, channels of keys)    T (n, heads)    L (n, key heads)
-Q (heads, n, n)           R (key heads, n, n)        S one state    H one number for each head
-E, D: what filters of x and of keys see before the chunk's tokens    Y, Z: a number for each channel of these
-M, N: X and K where documents are separate    V: a number for each channel of x and sequence
+Q (heads, n, n)           R (key heads, n, n)        S one state     H one number for each head
+E, D: inputs of the filters of x and of keys before the chunk's tokens    Y, Z: a number for each channel of these
+M, N: X and K if documents are separate    V: a number for each channel of x and sequence
 P, O: the most that products of halves of a chunk hold, forward and backward (nn/recurrences/channel_delta.py)
 """
 
@@ -73,7 +74,7 @@ class RecurrenceWalk:
 
     result   the recurrence's result of the rank's tokens, the gate, the norm's result
     parts    the projected parts that the recurrence reads, of the rank's tokens
-    seen     the same as it reads them: of the rank's heads where it has entire sequences of these
+    seen     these parts as the recurrence reads them: entire sequences of the rank's heads
     """
 
     def __init__(self, p: PassSizes, s: Sublayer) -> None:
@@ -90,9 +91,9 @@ class RecurrenceWalk:
         # Numbers of each token and head, and of each token and channel.
         by_channel = scan.kind == "channel_delta"
         self.by_head = scan.gates - y.each * by_channel
-        self.result, self.gates = p.of(y), all_tokens * self.heads * self.by_head * p.e
+        self.result, self.gates = p.bytes_of(y), all_tokens * self.heads * self.by_head * p.e
         read = [out.dim for op in products_of(s) for out in op.y if out.name in scan.x]
-        self.parts = sum(p.of(dim) for dim in read) + p.t * y.count * scan.gates * p.e
+        self.parts = sum(p.bytes_of(dim) for dim in read) + p.t * y.count * scan.gates * p.e
         self.seen = all_tokens * (self.x * (1 + by_channel) + 2 * self.k) * p.e + self.gates
         self.sums = p.numbers(max(1, self.norm.y.dim.count // self.norm.spans))
         self.wide = self.result // p.e * p.wide
@@ -125,9 +126,9 @@ class RecurrenceWalk:
     # Backward.
 
     def backward(self, walk: Walk, whole: bool) -> None:
-        """Walk from the gradient of the normed result to the gradients of all projected parts; what `forward` kept is
-        freed, but for the normed result. `whole`: not only the first part, I, whose gradients of parameters W
-        delivers."""
+        """Walk from the gradient of the normed result to the gradients of all projected parts; everything that
+        `forward` kept is freed, except the normed result. With not `whole` it is the first part, I, and the gradients
+        of parameters stay for W."""
         result, seen = self.result, self.seen
         walk.touch(5 * self.wide + 2 * result + self.sums + self.of_norm)
         walk.alloc(2 * result, self.of_norm * (not whole))
@@ -146,7 +147,7 @@ class RecurrenceWalk:
             self._gathered(walk, seen, self.parts)
 
     def _gathered(self, walk: Walk, sent: Column, result: Column) -> None:
-        """Walk giving heads back for tokens: `sent` bytes become `result`."""
+        """Walk the exchange of heads for tokens: `sent` bytes become `result`."""
         walk.alloc(2 * sent + result)
         walk.free(3 * sent)
 
@@ -154,7 +155,7 @@ class RecurrenceWalk:
 
     @property
     def _sizes(self) -> dict[str, Column]:
-        """Bytes of what a chunk's words count."""
+        """Bytes by letter of a chunk's words."""
         rows, wide = self.batch * self.tokens, self.p.wide
         early = self.batch * (self.taps - 1)
         counts = {
@@ -179,7 +180,7 @@ class RecurrenceWalk:
         return {name: count * wide for name, count in counts.items()}
 
     def _filters(self, copies: int) -> int:
-        """Return the bytes of filters, in backward passes with their gradients."""
+        """Return the bytes of filters; with 2 `copies`, in backward passes, also of their gradients."""
         biases = (copies - (self.p.e == self.p.wide)) * self.biased
         return (copies * self.taps + biases) * self.channels * self.p.wide + self.copied
 
@@ -212,7 +213,7 @@ class ShortConvWalk:
         conv = s.first(Conv)
         assert conv is not None
         self.p, (dim,) = p, conv.channels
-        self.part, self.ranks = p.of(dim), _ranks(p)
+        self.part, self.ranks = p.bytes_of(dim), _ranks(p)
         core = p.core.part if p.core is not None else None
         self.pieces = 1 if core is None else pieces(core.ring, core.ulysses)
         early = p.t * self.ranks // p.seq * (conv.taps - 1) * dim.size
@@ -228,7 +229,7 @@ class ShortConvWalk:
         """Gradients of the filter."""
 
     def forward(self, walk: Walk, graph: bool) -> None:
-        """Walk from the projected parts to what the last product reads. Without a `graph` nothing else is left."""
+        """Walk from the projected parts to the last product's input. Without a `graph` nothing else is left."""
         inside = walk.live
         walk.alloc(self.taps + self.copied)
         walk.alloc(2 * self.part)  # the product, and the result

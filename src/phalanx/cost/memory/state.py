@@ -12,7 +12,7 @@ from math import prod
 
 from phalanx.cost.compute import compression
 from phalanx.cost.memory.attention_core import first_visible_bytes
-from phalanx.cost.memory.cache import of_layer
+from phalanx.cost.memory.cache import layer_cache
 from phalanx.schedule.generation import Room
 from phalanx.schedule.gradients.buckets import (
     NUMBER_BYTES,
@@ -58,7 +58,7 @@ class State:
     cache: int = 0
     """The KV cache of generation."""
     outer: int = 0
-    """Of replicas that take steps alone: their masters before those steps, and the outer optimizer's momentum."""
+    """For replicas that step alone: their masters before these steps, and the outer optimizer's momentum."""
 
     @property
     def total(self) -> int:
@@ -68,9 +68,9 @@ class State:
 
 
 def updated_elements(local: ModelSpec, s: Strategy, matrices: bool = False) -> int:
-    """Return the elements that a rank updates, without padding, if shards are equal; with `matrices`, those in
-    matrices of hidden layers. `local`: the rank's part of the model. Without ZeRO it updates all elements, even if
-    quantised gradients are summed part by part."""
+    """Return the number of elements that a rank updates, without padding, if shards are equal; with `matrices`, in
+    matrices of hidden layers only. `local`: the rank's part of the model. Without ZeRO it updates all elements, even
+    if quantised gradients are summed part by part."""
     held = [p for p in parameters(local) if p.matrices or not matrices]
     total = sum(p.numel for p in held)
     if s.shards == 1:
@@ -80,8 +80,8 @@ def updated_elements(local: ModelSpec, s: Strategy, matrices: bool = False) -> i
 
 
 def owned_elements(view: RankView, shard: tuple[int, int], matrices: bool = False) -> tuple[int, int]:
-    """Return (elements, pieces of parameters) that the rank with this shard updates: its parts of the buckets,
-    without padding; with `matrices`, those in matrices of hidden layers."""
+    """Return the numbers of elements, and of pieces of parameters, that the rank with this shard updates: its parts
+    of the buckets, without padding; with `matrices`, in matrices of hidden layers only."""
     s, elements, pieces = view.strategy, 0, 0
     for bucket in view.buckets:
         part = bucket.padded(s) // bucket.parts(s)
@@ -149,7 +149,7 @@ def model_state(view: RankView) -> State:
 
 
 def _under_way(view: RankView) -> int:
-    """Return the bytes of a fragment's changes that replicas send while they take further steps: the largest's."""
+    """Return the bytes of the changes that replicas send while they take further steps: of the largest fragment."""
     sizes = [0] * view.job.outer.fragments
     for b, size in zip(view.buckets, view.padded, strict=True):
         sizes[b.fragment] += size // b.parts(view.strategy) if view.strategy.shards > 1 else size
@@ -235,7 +235,7 @@ def cache_bytes(local: ModelSpec, room: Room, dtype: DType) -> int:
     """Return the bytes of a rank's cache, in elements of `dtype`; states of recurrences are of its widest type.
     `local`: the rank's part of the model."""
     blocks, e, total = architecture(local).blocks, DTYPE_BYTES[dtype], 0
-    for k in (of_layer(s) for i in local.held_blocks for s in blocks[i].sublayers):
+    for k in (layer_cache(s) for i in local.held_blocks for s in blocks[i].sublayers):
         if k is not None:
             rolling = room.last_tokens(k.window)
             total += k.token * e * (room.tokens if rolling is None else room.seats * rolling)

@@ -1,12 +1,12 @@
-"""Live bytes along the passes of one sublayer, derived from its operators. What is particular to our runtime stands
-in `_forward` and `_backward`, an operator each.
+"""Live bytes along the passes of one sublayer, derived from its operators. The particulars of our runtime are in
+`_forward` and `_backward`, by operator.
 
-A pass runs operators in order. Each allocates what it writes, and temporaries. With a graph, what an operator saves
-lives until its backward pass, and the backward pass runs them in reverse. Without one, a tensor lives until the
+A pass runs operators in order. Each allocates its results and temporaries. With a graph, tensors that an operator
+saves live until its backward pass; backward passes run in reverse order. Without one, a tensor lives until the
 statement of its last reader ends.
 
-R1  An argument lives until its function returns: the norm's result in all of the sublayer, a latent until keys are
-    laid out. Two results of one statement free their inputs together.
+R1  An argument lives until its function returns: the norm's result through the whole sublayer, a latent until keys
+    are laid out. Two results of one statement free their inputs together.
 R2 to R4 (products.py), R5 (passes.py)
 """
 
@@ -23,7 +23,7 @@ from phalanx.cost.memory.products import (
     columns,
     columns_backward,
     columns_weights,
-    rounded,
+    round_operands,
     weight_gradient,
 )
 from phalanx.cost.memory.recurrence import RecurrenceWalk, ShortConvWalk
@@ -52,8 +52,8 @@ class SublayerWalk:
 
     def __init__(self, s: Sublayer, p: PassSizes, residual: str, first: bool) -> None:
         self.p, self.norm, self.operators, self.first, self.residual = p, s.norm, s.operators, first, residual
-        self.made = {y.name: p.of(y.dim) for op in products_of(s) for y in op.y}
-        self.viewed = {y.name: p.of(y.dim) for op in s.operators if isinstance(op, Views) for y in op.parts}
+        self.made = {y.name: p.bytes_of(y.dim) for op in products_of(s) for y in op.y}
+        self.viewed = {y.name: p.bytes_of(y.dim) for op in s.operators if isinstance(op, Views) for y in op.parts}
         self.attend = s.first(Attend)
         self.added = next((op for op in products_of(s) if op.y[0].name == "y" and op.y[0].rows == "own"), None)
         self.experts = ExpertsWalk(p, s.shared) if s.first(Router) is not None else None
@@ -73,8 +73,8 @@ class SublayerWalk:
 
     @property
     def added_size(self) -> Column:
-        """Bytes of what the product reads that is added to the stream."""
-        return self.p.of(self.added.into) if self.added is not None else 0
+        """Bytes of the input of the product whose result is added to the stream."""
+        return self.p.bytes_of(self.added.into) if self.added is not None else 0
 
     @property
     def added_weight(self) -> int:
@@ -83,19 +83,19 @@ class SublayerWalk:
 
     @property
     def read_by_sum(self) -> Column:
-        """Bytes of what only this product has saved."""
+        """Bytes of this product's input, if no other operator has saved it."""
         shared = self.attend is not None and self.gate is None and not attention.copies_result(self.p, self.attend)
         return 0 if shared else self.added_size
 
     @property
     def bias_of_sum(self) -> int:
-        """Bytes of the gradient of a bias that is added to the stream."""
+        """Bytes of the gradient of this product's bias."""
         weights = self.added.weights if self.added is not None else ()
         return sum(w.shape[0].size for w in weights if w.role == "row_bias") * self.p.e
 
     @property
     def keeps_gradient(self) -> bool:
-        """Whether W needs the gradient of what is added to the stream."""
+        """Whether W needs the gradient of the sublayer's result."""
         return self.added is not None and not self.p.sp and self.after is None
 
     @property
@@ -106,8 +106,8 @@ class SublayerWalk:
     # Forward.
 
     def forward(self, walk: Walk, graph: bool, output: bool) -> None:
-        """Walk its forward pass to what it adds to the stream, with sequence parallelism to what the product reads
-        that is added. `output`: also compute what only the output needs."""
+        """Walk the forward pass to the sublayer's result, or with sequence parallelism to the input of the product
+        that computes it. `output`: whether to compute what only the output needs."""
         p, norm = self.p, self.norm
         if norm is not None:
             self._normed(walk, norm, graph)
@@ -122,7 +122,7 @@ class SublayerWalk:
                 dead = 0
 
     def after_forward(self, walk: Walk, graph: bool) -> None:
-        """Walk the norm of what it adds, which is kept."""
+        """Walk the norm of the sublayer's result, which is kept."""
         if self.after is not None:
             self._normed(walk, self.after, graph)
 
@@ -136,7 +136,8 @@ class SublayerWalk:
         walk.free(_statistics(p, norm) * (not graph))
 
     def _forward(self, walk: Walk, op: Operator, graph: bool) -> Column:
-        """Walk an operator; return the bytes of what is not read any more, if there is no graph."""
+        """Walk an operator; return the bytes of the tensors that are not read any more, to be freed without a
+        graph."""
         p = self.p
         if self.experts is not None and _of_experts(op):
             self._experts_forward(walk, self.experts, op, graph)
@@ -150,60 +151,62 @@ class SublayerWalk:
                 columns(p, walk, op)
                 return 0
             case Linear():
-                read, result = p.of(op.into), p.stream if op is self.added else p.of(op.y[0].dim)
-                rounded(p, walk, read, result, not p.gathered)
+                read, result = p.bytes_of(op.into), p.stream if op is self.added else p.bytes_of(op.y[0].dim)
+                round_operands(p, walk, read, result, not p.gathered)
                 walk.alloc(result)
                 return read
             case Norm():
                 walk.alloc(_sums(p, op))
                 _wide_norm(p, walk, p.t * op.y.dim.size)
-                walk.alloc(p.of(op.y.dim))
+                walk.alloc(p.bytes_of(op.y.dim))
                 walk.free(_sums(p, op) * (not graph))
                 return self.made[op.x] - self._looked_at(op.x)
             case Rotary() if op.apart:
-                walk.alloc(p.of(op.heads[0]))
+                walk.alloc(p.bytes_of(op.heads[0]))
                 return 0
             case Rotary():
-                walk.touch(*(p.of(dim) for dim in op.heads))  # all before one replaces what it was
+                walk.touch(*(p.bytes_of(dim) for dim in op.heads))  # all before one replaces what it was
                 return 0
             case Resize():
-                walk.alloc(p.of(op.y.dim))
+                walk.alloc(p.bytes_of(op.y.dim))
                 walk.free(self.made[op.x])
                 return 0
             case Expand():
-                walk.alloc(sum(p.of(y.dim) for y in op.y))
+                walk.alloc(sum(p.bytes_of(y.dim) for y in op.y))
                 walk.free(self.made[op.up] + self._rope + self._looked_at("kv_down") * (not graph))
                 return 0
             case Attend():
                 return self._attend(walk, op, graph)
             case Activate():
-                walk.touch(2 * p.of(op.y.dim) * _gates(op))  # the sigmoid, and the result
-                walk.alloc(p.of(op.y.dim))
-                return len(op.x) * p.of(op.y.dim)
+                walk.touch(2 * p.bytes_of(op.y.dim) * _gates(op))  # the sigmoid, and the result
+                walk.alloc(p.bytes_of(op.y.dim))
+                return len(op.x) * p.bytes_of(op.y.dim)
             case _:  # views
                 return 0
 
     def _attend(self, walk: Walk, op: Attend, graph: bool) -> Column:
+        """Walk attention's core; return as `_forward` does."""
         p, (q, k) = self.p, attention.heads(self.p, op)
         if not graph:
             attention.without_graph(p, walk, op)
-            walk.alloc(p.of(op.y.dim))
+            walk.alloc(p.bytes_of(op.y.dim))
             return q + 2 * k
         if p.repeat != "selective":
             attention.forward(p, walk, op)
         elif not p.sp:
             attention.without_graph(p, walk, op)
-            walk.touch(p.of(op.y.dim), p.stream)
+            walk.touch(p.bytes_of(op.y.dim), p.stream)
         return 0
 
     def _looked_at(self, name: str) -> Column:
-        """Bytes of a tensor that a view keeps until keys are laid out: a latent whose last part is not turned."""
+        """Return the bytes of a tensor that a view keeps until keys are laid out: a latent whose last part has no
+        rotary positions; else 0."""
         return self.made[name] if name in self.viewed and not self._rope else 0
 
     @property
     def _rope(self) -> Column:
         """Bytes of the rotated part of a latent."""
-        return sum(self.p.of(op.heads[0]) for op in self.operators if isinstance(op, Rotary) and op.apart)
+        return sum(self.p.bytes_of(op.heads[0]) for op in self.operators if isinstance(op, Rotary) and op.apart)
 
     def _experts_forward(self, walk: Walk, experts: ExpertsWalk, op: Operator, graph: bool) -> None:
         match op:
@@ -221,8 +224,8 @@ class SublayerWalk:
     # Backward.
 
     def backward(self, walk: Walk, whole: bool) -> None:
-        """Walk its backward pass, or with not `whole` its first part, I: what W needs, which is what products read
-        and their results' gradients, stays."""
+        """Walk the backward pass, or with not `whole` its first part, I, after which products' inputs and their
+        results' gradients stay for W."""
         for op in reversed(self.operators):
             self._backward(walk, op, whole)
         walk.free(self.late)
@@ -231,14 +234,15 @@ class SublayerWalk:
             self._norm_backward(walk, self.norm, whole)
 
     def _norm_backward(self, walk: Walk, norm: Norm, whole: bool) -> None:
-        """Walk the backward pass of a norm of the stream, whose gradient replaces that of its result."""
+        """Walk the backward pass of a norm of the stream: its input's gradient replaces its result's."""
         p = self.p
         walk.alloc(_weights(p, norm) * (not whole))
         walk.touch(rms_temporaries(p.own_tokens, p.hidden, p.e) if norm.kind == "rms" else p.stream)
         walk.free(_statistics(p, norm))
 
     def after_backward(self, walk: Walk, whole: bool) -> None:
-        """Walk the backward pass of the norm of what it adds. The residual needs the output's gradient too."""
+        """Walk the backward pass of the norm of the sublayer's result. The residual needs the output's gradient
+        too."""
         if self.after is not None:
             self._norm_backward(walk, self.after, whole)
             walk.alloc(self.p.stream)
@@ -260,7 +264,7 @@ class SublayerWalk:
                 if self.repeats is not None:
                     attention.recompute(p, walk, self.repeats)
                 size = self.added_size
-                rounded(p, walk, p.stream, size)
+                round_operands(p, walk, p.stream, size)
                 walk.alloc(size)
                 if whole:
                     weight_gradient(p, walk, self.added_weight * p.copied, p.stream, size)
@@ -270,29 +274,29 @@ class SublayerWalk:
                 frees = alone and (self.first or not one_norm)
                 columns_backward(p, walk, op, whole, alone, frees, adds=self.first and one_norm)
             case Linear():
-                read, result = p.of(op.into), p.of(op.y[0].dim)
-                rounded(p, walk, result, read)
+                read, result = p.bytes_of(op.into), p.bytes_of(op.y[0].dim)
+                round_operands(p, walk, result, read)
                 walk.alloc(read)
                 if whole:
                     weight_gradient(p, walk, p.weight(op) * p.copied, result, read)
                     walk.free(read + result)
                 walk.alloc(self._weights_of(op.x))
             case Activate() if _gates(op):
-                size = p.of(op.y.dim)
+                size = p.bytes_of(op.y.dim)
                 walk.alloc(5 * size)  # two gradients, the sigmoid and what multiplies it
                 copied = self.attend is not None and attention.copies_result(p, self.attend)
                 walk.free(size * (5 + copied))  # three of these, the result's gradient, the gate; the core's result
             case Activate():
-                size, more = p.of(op.y.dim), op.kind in GATED
+                size, more = p.bytes_of(op.y.dim), op.kind in GATED
                 walk.alloc(size * (len(op.x) + more))
                 walk.free(size * (len(op.x) + 1 + more))
             case Attend():
                 self._attend_backward(walk, op, whole)
             case Rotary() if op.apart:
-                walk.touch(p.of(op.heads[0]))
+                walk.touch(p.bytes_of(op.heads[0]))
             case Rotary():
                 # Queries are the most, and last: the angles outlive the masks until then.
-                walk.touch(p.of(op.heads[0]))
+                walk.touch(p.bytes_of(op.heads[0]))
                 walk.masked = np.maximum(walk.masked, walk.highest - p.mask)
                 walk.free(self.late + self._weights_of("latent") * whole)
                 self.late = 0
@@ -304,16 +308,16 @@ class SublayerWalk:
                 walk.free(self.made[op.x], _sums(p, op))
                 walk.free(_weights(p, op) * (whole and op.y.name == "q_latent"))
             case Views():
-                walk.alloc(p.of(op.x.dim))
-                walk.free(sum(p.of(part.dim) for part in op.parts))
+                walk.alloc(p.bytes_of(op.x.dim))
+                walk.free(sum(p.bytes_of(part.dim) for part in op.parts))
                 walk.free(self._weights_of("latent") * (whole and not self._rope))
             case Resize():
                 walk.alloc(self.made[op.x])
-                walk.free(p.of(op.y.dim) + self.late)
+                walk.free(p.bytes_of(op.y.dim) + self.late)
                 self.late = 0
             case Expand():
                 walk.alloc(self.made[op.up], self.viewed[op.rope])
-                both = sum(p.of(y.dim) for y in op.y)
+                both = sum(p.bytes_of(y.dim) for y in op.y)
                 in_one = self.attend is not None and attention.gradients_in_one_buffer(p, self.attend)
                 walk.free(both * (not in_one))
                 self.late = both * in_one
@@ -371,7 +375,7 @@ class SublayerWalk:
                 case Linear() if op.x == "n":
                     columns_weights(p, walk, op)
                 case Linear():
-                    read, result = p.of(op.into), p.of(op.y[0].dim)
+                    read, result = p.bytes_of(op.into), p.bytes_of(op.y[0].dim)
                     weight_gradient(p, walk, p.weight(op) * p.copied, result, read)
                     walk.free(read + result + self._weights_of(op.x))
         if self.norm is not None:
@@ -384,7 +388,7 @@ def _gates(op: Operator) -> bool:
 
 
 def _one_statement(op: Operator, after: Operator | None) -> bool:
-    """Whether our runtime computes both operators in one statement, so that what they read is freed together."""
+    """Whether our runtime computes both operators in one statement, so that their inputs are freed together."""
     if isinstance(op, Norm):
         return not (isinstance(after, Attend) or (isinstance(after, Rotary) and not after.apart))
     return isinstance(after, Expand) or (after is not None and _gates(after))

@@ -1,6 +1,6 @@
 """The order in which the engine issues the collectives of its buckets (runtime/data_parallel/engine.py).
 
-Reducing a bucket takes one collective, or several with compression. Each collective of a compressed bucket is
+A bucket is reduced by one collective, or by several if it is compressed. Each collective of a compressed bucket is
 issued once the previous one has finished, which the engine checks when it issues a later bucket and at the end of the
 backward pass. ZeRO-2 and ZeRO-3 complete a bucket before they issue the next one. With HSDP, a shard is reduced over
 its replicas as soon as the shard is complete.
@@ -14,29 +14,27 @@ from phalanx.schedule.event import Event
 
 @dataclass
 class _Open:
-    """A bucket whose reduction has started.
-
-    `remaining`: collectives still to be issued. `across`: collectives that reduce its shard over the replicas.
-    """
+    """A bucket whose reduction has started."""
 
     remaining: list[Event]
+    """Collectives that are yet to be issued."""
     across: list[Event]
+    """Collectives that reduce its shard over the replicas (HSDP)."""
     complete: bool = False
 
 
 @dataclass
 class BucketOrder:
-    """The buckets in flight and the order in which their collectives are issued.
-
-    `early`: complete each bucket before the next one is issued (ZeRO-2 and ZeRO-3).
-    """
+    """The buckets in flight and the order in which their collectives are issued."""
 
     early: bool
+    """Whether each bucket is completed before the next one is issued (ZeRO-2 and ZeRO-3)."""
     _open: list[_Open] = field(default_factory=list)
     _across: list[_Open] = field(default_factory=list)
 
     def issue(self, reduction: list[Event], across: list[Event]) -> Iterator[Event]:
-        """Issue the reduction of a bucket that is full; `across` is non-empty at its last reduction of the step."""
+        """Issue the reduction of a full bucket. `across`: collectives over its replicas; empty unless this is the
+        bucket's last reduction in the step."""
         if self.early and self._open:
             yield from self._complete(self._open[-1])
         for earlier in self._open:
@@ -46,19 +44,20 @@ class BucketOrder:
         yield from reduction[:1]  # empty over one rank
 
     def flush(self) -> Iterator[Event]:
-        """Complete every open bucket: a backward pass has ended."""
+        """Complete every open bucket, at the end of a backward pass."""
         for bucket in self._open:
             yield from self._complete(bucket)
         self._open.clear()
 
     def finish(self) -> Iterator[Event]:
-        """Complete everything, with the remaining reductions over replicas: the last backward pass has ended."""
+        """Complete everything, including reductions over replicas, at the end of the last backward pass."""
         yield from self.flush()
         for bucket in self._across:
             yield from bucket.across
         self._across.clear()
 
     def _complete(self, bucket: _Open) -> Iterator[Event]:
+        """Issue the rest of a bucket's reduction and, with HSDP, the first collective over its replicas."""
         if bucket.complete:
             return
         bucket.complete = True

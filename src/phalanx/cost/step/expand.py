@@ -1,7 +1,7 @@
 """Expand the terms of a strategy into the ordered events of one training step of one rank.
 
-The order is that of the runtime: the actions of the pipeline schedule, the units of each chunk, the gathers of
-ZeRO-3 ahead of their units, and buckets as they fill (bucket_order.py).
+The runtime has the same order: the actions of the pipeline schedule, the units of each chunk, the gathers of ZeRO-3
+before their units, and buckets as they fill (bucket_order.py).
 """
 
 from collections import Counter
@@ -21,8 +21,8 @@ from phalanx.cost.memory.state import (
 from phalanx.cost.step.bucket_order import BucketOrder
 from phalanx.cost.step.pass_terms import attention_core, boolean_mask_bytes
 from phalanx.cost.step.program import StepProgram
-from phalanx.cost.step.term import Term, highest
-from phalanx.cost.step.terms import OUTER, OUTER_METRICS, metrics, terms
+from phalanx.cost.step.term import Term
+from phalanx.cost.step.terms import OUTER, OUTER_METRICS, metrics_bytes, terms
 from phalanx.schedule.event import INSIDE, Event, Kind, Phase
 from phalanx.schedule.gradients.buckets import IN_8_BITS, PARAMETERS, SCALES, Bucket, gathered_narrow, of_chunks
 from phalanx.schedule.gradients.compression import (
@@ -42,9 +42,9 @@ from phalanx.spec.model.spec import blocks_among
 
 
 def expand(view: RankView, step_terms: Sequence[Term] | None = None, at: int | None = None) -> StepProgram:
-    """Return the ordered events of one step of a rank and the model state around them. A stage view uses the peers of
-    its first rank. `step_terms`: the rank's terms, if the caller has them. `at`: which of the steps that replicas
-    take alone, from 0; None: the last that sends changes."""
+    """Return the ordered events of one step of a rank and the model state around them. A stage view has the peers of
+    the stage's first rank. `step_terms`: the rank's terms, if the caller has them. `at`: the index of the step among
+    the steps that replicas take alone; None: the last step that sends changes."""
     at = view.job.outer.last_sent(view.strategy.local) if at is None else at
     return _Expansion(view, terms(view) if step_terms is None else step_terms, at).program()
 
@@ -66,7 +66,7 @@ class _Expansion:
         early = self.sharding.reduces_each
         sets = of_chunks(view.buckets, view.stage, order, early)
         self.ready = [
-            _completed([view.buckets[i] for i in indices], units)
+            _buckets_by_unit([view.buckets[i] for i in indices], units)
             for indices, units in zip(sets, view.chunks, strict=True)
         ]
         self.bucket_order = BucketOrder(early)
@@ -82,7 +82,7 @@ class _Expansion:
         self.masks = [
             documents(view.stage, self.job, view.tokens, view.context, blocks_among(u)) for u in view.chunks
         ]
-        # Templates: passes by term and bytes of masks, communication inside layers by unit class and phase.
+        # Events of any micro-batch: passes by term and bytes of masks, communication in layers by class and phase.
         self.passes: dict[tuple[str, str, int], Event] = {}
         self.inside: dict[tuple[str, Phase], tuple[Event, ...]] = {}
         self.log = EventLog()
@@ -112,14 +112,14 @@ class _Expansion:
         # Metrics, and the update.
         if (ranks := view.mesh.step_ranks) > 1:
             event = self.terms["all_reduce", "metrics"].event
-            log.add([replace(event, group_size=ranks, bytes=metrics(view.model, strategy) * 8)])
+            log.add([replace(event, group_size=ranks, bytes=metrics_bytes(view.model, strategy))])
         if strategy.local and self.at + 1 == strategy.local:
             term = self.terms["all_reduce", OUTER_METRICS]
             log.add([replace(term.event, unit="metrics", group_size=strategy.dp_local, bytes=term.bytes)])
         log.compute(_update(self.terms["optimizer", ""], view))
         for x in view.exchanges:
-            log.add(_exchanged(x, view))
-        # Replicas that took steps alone come together.
+            log.add(_matrix_exchange(x, view))
+        # The synchronisation of replicas that step alone.
         log.add(self._changes())
         # Gathers of updated parameters.
         if self.sharding.updates_gather:
@@ -132,7 +132,7 @@ class _Expansion:
         return StepProgram(log.events(), model_state(view), *log.before)
 
     def _changes(self) -> Iterator[Event]:
-        """Yield what replicas that took steps alone send each other of their changes."""
+        """Yield the collectives by which replicas that step alone reduce the changes of their parameters."""
         view, s = self.view, self.strategy
         sent = self.job.outer.sent(self.at, s.local) if s.local else None
         if s.outer_compressor is None:
@@ -160,8 +160,8 @@ class _Expansion:
             self.log.add(self._inside(unit, "F", m))
 
     def _backward(self, phase: Literal["B", "I", "W"], chunk: int, m: int, last: bool) -> None:
-        """Log a backward pass (B, I or W) of a chunk for micro-batch m, with the buckets that it fills. `last`: the
-        chunk's last one of the step."""
+        """Log a backward pass (B, I or W) of a chunk for micro-batch m, and reductions of the buckets that it fills.
+        `last`: whether it is the chunk's last backward pass in the step."""
         index = self.view.chunk_indices.index(chunk)
         last_use = {f"blocks.{i}": size for i, size in self.masks[index].items()} if phase != "W" else {}
         reduced = phase != "I" and (last or self.sharding.reduces_each)
@@ -178,8 +178,8 @@ class _Expansion:
             self.log.add(self.bucket_order.flush())
 
     def _message(self, kind: str, chunk: int, m: int) -> None:
-        """Log a message between pipeline ranks. A receive allocates its buffer; a send frees the buffer of the
-        previous send in its direction."""
+        """Log a message between pipeline ranks. A receive allocates a buffer; a send frees the buffer of the chunk's
+        previous send in the same direction."""
         op, _, way = kind.partition("_")
         if op == "RECV":
             self.log.hold(self.stream)
@@ -194,7 +194,7 @@ class _Expansion:
         self.log.add([replace(event, dtype=dtype, chunk=chunk, micro_batch=m, bytes=self.stream)])
 
     def _pass(self, op: str, unit: str, m: int, masks: int = 0) -> Event:
-        """Return one pass of a unit. `masks`: bytes of the masks that this pass is the last to need."""
+        """Return one pass of a unit. `masks`: bytes of masks that no later pass needs."""
         key = op, self.view.class_of[unit], masks
         if key not in self.passes:
             self.passes[key] = _template(self.terms[key[:2]], masks)
@@ -209,7 +209,7 @@ class _Expansion:
             yield event.at(unit, m)
 
     def _needed(self, unit: str, phase: Phase) -> list[str]:
-        """Return the units whose gather must have started when a pass of `unit` begins (ZeRO-3)."""
+        """Return the units whose gathers must have started when a pass of `unit` begins (ZeRO-3)."""
         s, order = self.strategy, self.gathers
         if not self.sharding.keeps_gathered or unit not in order:
             return _ahead(order, unit, 1 if phase == "F" else -1, s.prefetch)
@@ -217,7 +217,7 @@ class _Expansion:
         return [unit, *order[after : after + s.prefetch]] if phase == "F" else []
 
     def _gathered(self, names: Iterable[str], phase: Phase, m: int) -> Iterator[Event]:
-        """Yield the gathers of units that are not gathered yet (ZeRO-3)."""
+        """Yield the gathers of the units, except those gathered earlier and kept (ZeRO-3)."""
         for name in names:
             if name not in self.gathered_units or not self.sharding.keeps_gathered:
                 self.gathered_units.add(name)
@@ -226,7 +226,7 @@ class _Expansion:
                     yield from self._sent("all_gather", what, bucket, m, phase)
 
     def _sent(self, op: str, what: str, bucket: Bucket, m: int | None, phase: Phase | None = None) -> list[Event]:
-        """Return one collective of a bucket; none over one rank."""
+        """Return one collective of a bucket; empty over one rank. `what`: the key of its term (Bucket.kind)."""
         if bucket.ranks(self.strategy) == 1:
             return []
         return [_bucket(self.terms[op, bucket.kind(what)], bucket, self.view, m, phase)]
@@ -249,7 +249,7 @@ class _Expansion:
 
 
 class EventLog:
-    """Events in issue order. Memory taken or freed between two passes is attributed to the earlier one."""
+    """Events in issue order. Memory allocated or freed between two passes is attributed to the earlier one."""
 
     def __init__(self) -> None:
         self._events: list[Event] = []
@@ -268,14 +268,14 @@ class EventLog:
         self._highest = max(self._highest, self._live)
 
     def compute(self, event: Event) -> None:
-        """Append a pass with its own allocations."""
+        """Append a pass, which allocates and frees memory."""
         self._close()
         self._at = len(self._events)
         self._events.append(event)
         self._live, self._highest = event.alloc - event.free, event.alloc
 
     def _close(self) -> None:
-        """Attribute the memory taken since the last pass began to that pass."""
+        """Attribute to the last pass the memory allocated and freed since it began."""
         if self._at is None:
             self.before = self._live, self._highest
             return
@@ -289,8 +289,8 @@ class EventLog:
         return tuple(self._events)
 
 
-def _exchanged(x: Exchange, view: RankView) -> Iterator[Event]:
-    """Yield the all-to-alls of an exchange of matrices: pieces to their owners, and back."""
+def _matrix_exchange(x: Exchange, view: RankView) -> Iterator[Event]:
+    """Yield the all-to-alls that send the pieces of matrices to their owners and the updated ones back."""
     dtype = view.job.precision.compute
     event = Event("collective", "all_to_all", "opt", x.unit, x.axis, len(x.places), dtype=dtype)
     for elements in (x.held_elements, x.owned_elements) if x.axis else ():
@@ -298,7 +298,7 @@ def _exchanged(x: Exchange, view: RankView) -> Iterator[Event]:
 
 
 def _update(term: Term, view: RankView) -> Event:
-    """Return the optimizer's event, with the cast gradients of a specific rank's shard."""
+    """Return the optimizer's event. A specific rank casts the gradients of its own shard."""
     cast = term.alloc
     if view.strategy.shards > 1 and view.shard is not None:
         cast = update_bytes(view, owned_elements(view, view.shard)[0])
@@ -306,8 +306,8 @@ def _update(term: Term, view: RankView) -> Event:
 
 
 def _ahead(order: list[str], unit: str, way: int, prefetch: int) -> list[str]:
-    """Return the units whose gather starts when a pass of `unit` begins: the unit itself if no earlier pass
-    prefetched it, and the next one with prefetch. `way`: +1 forward, -1 backward."""
+    """Return the units whose gathers start when a pass of `unit` begins: the unit itself unless an earlier pass
+    prefetched it, and the next unit with prefetch. `way`: +1 forward, -1 backward."""
     if unit not in order:
         return []
     at, last = order.index(unit), len(order) - 1
@@ -316,14 +316,14 @@ def _ahead(order: list[str], unit: str, way: int, prefetch: int) -> list[str]:
     return current + ([order[at + way]] if prefetch and 0 <= at + way <= last else [])
 
 
-def _completed(cut: Sequence[Bucket], units: tuple[str, ...]) -> dict[str, list[Bucket]]:
-    """Return the buckets of a chunk that are full after the backward pass of each of its units. Buckets are issued in
-    order; none overtakes another."""
+def _buckets_by_unit(cut: Sequence[Bucket], units: tuple[str, ...]) -> dict[str, list[Bucket]]:
+    """Return by unit of a chunk the buckets that are issued after its backward pass: the full ones, in their order,
+    each after all buckets before it."""
     order = {unit: i for i, unit in enumerate(reversed(units))}
     full: dict[str, list[Bucket]] = {unit: [] for unit in order}
     at = 0
     for bucket in cut:
-        # A shared parameter (unit `model`) is complete after the pass of the first unit that has it, the last to run.
+        # The gradient of a shared parameter (unit `model`) is complete after the backward pass of the embedding.
         shared = len(order) - 1 if "embed" in order else 0
         at = max([at, *(order.get(p.unit, shared) for p in bucket.parameters)])
         full[list(order)[at]].append(bucket)
@@ -331,14 +331,14 @@ def _completed(cut: Sequence[Bucket], units: tuple[str, ...]) -> dict[str, list[
 
 
 def _template(term: Term, masks: int) -> Event:
-    """Return the event of every pass of a term that is the last to need `masks` bytes of masks."""
-    alloc = highest(term, masks)
+    """Return the event of one pass of a term, after which no pass needs `masks` bytes of masks."""
+    alloc = term.peak(masks)
     free = term.free + masks - (term.alloc - alloc)
     return replace(term.event, flops=term.work.flops // term.count, alloc=alloc, free=free)
 
 
 def _bucket(term: Term, bucket: Bucket, view: RankView, micro_batch: int | None, phase: Phase | None = None) -> Event:
-    """Return the collective of one bucket; of its shard only, where the term is of shards, over their replicas."""
+    """Return the collective of one bucket, or of its shard alone if the term reduces shards over replicas."""
     of_shard = term.event.unit in ("shards", bucket.kind(OUTER))
     numel = bucket.padded(view.strategy) // (bucket.parts(view.strategy) if of_shard else 1)
     return replace(
@@ -352,7 +352,7 @@ def _bucket(term: Term, bucket: Bucket, view: RankView, micro_batch: int | None,
 
 
 def _communication(view: RankView, unit: str, phase: Phase) -> Iterator[Event]:
-    """Yield the communication in the middle of a pass of a unit, of any micro-batch."""
+    """Yield the communication in the middle of a pass of a unit, for any micro-batch."""
     repeat, rows, splits = repeat_of(view.strategy, unit), view.rows_of(unit), view.splits_backward
     for x in collectives.communication(
         view.model, view.job, view.strategy, unit, phase, view.tokens, repeat, rows, splits
@@ -367,8 +367,7 @@ def _communication(view: RankView, unit: str, phase: Phase) -> Iterator[Event]:
 
 
 def _core(view: RankView, unit: str, phase: Phase, runs: collectives.CoreRuns) -> Iterator[Event]:
-    """Yield the communication of an attention core or a recurrence in a pass of a block: hops of the ring,
-    all-to-alls."""
+    """Yield the hops of a ring or the all-to-alls of an attention core or a recurrence in a pass of a block."""
     dtype, rank = view.job.precision.compute, view.representative
     for x in context.communication(runs.op, runs.sublayer, view.strategy, dtype, runs.way, view.tokens):
         group = view.mesh.group_of(rank, x.axis)

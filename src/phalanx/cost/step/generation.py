@@ -1,4 +1,4 @@
-"""A step of generation as a StepProgram: prefill, decode, or both, of one rank (schedule/generation.py).
+"""The StepProgram of one rank's step of generation: prefill, decode, or both (schedule/generation.py).
 
     recv       the stream, (tokens, hidden), from the stage before
     embed      of all tokens; over tp an all-reduce
@@ -6,13 +6,13 @@
                reads the cache
     head       of the tokens that yield another one; over tp an all-gather of their logits
     send       the stream to the stage after
-    tokens     an all-reduce of the sampled tokens, int64, over all ranks: so each rank knows the next step of all
+    tokens     an all-reduce of the sampled tokens, int64, over all ranks, so that each knows the next step of all
 
-Recurrences continue from a state for each request, chunk by chunk from the step's first token on.
-FLOPs of attention are 4 x heads x width for each query and key that are multiplied, masked or not: requests that
-decode attend together, as far as the longest of them. Latent attention decodes in the space of the latents, so that
-nothing is computed of cached tokens (DeepSeek-AI 2024a, section 2.1.2); a prefill computes keys and values of all
-that it sees.
+Recurrences continue from a state per request, chunk by chunk from the step's first token.
+FLOPs of attention are 4 x heads x width per query and key that are multiplied, masked or not: requests that decode
+attend together, up to the length of the longest. Latent attention decodes in the space of the latents and computes
+nothing for cached tokens (DeepSeek-AI 2024a, section 2.1.2); a prefill computes keys and values of all tokens that it
+attends to.
 """
 
 from collections.abc import Iterator
@@ -39,9 +39,9 @@ from phalanx.spec.strategy.generation import require_generation, serving_model
 from phalanx.spec.strategy.spec import Strategy
 
 
-def generating(model: ModelSpec, s: Strategy, dtype: DType) -> Layout:
-    """Lay a model out to generate in `dtype`. Raises InputError if the strategy does not split it, or has fields that
-    concern only training."""
+def generation_layout(model: ModelSpec, s: Strategy, dtype: DType) -> Layout:
+    """Return the layout of a model that generates in `dtype`. Raises InputError if the strategy does not divide the
+    model, or has fields for training alone."""
     require_generation(model, s)
     job = Job(s.dp, 1, Precision(compute=dtype))
     check(s, model, job, None)
@@ -49,18 +49,18 @@ def generating(model: ModelSpec, s: Strategy, dtype: DType) -> Layout:
 
 
 def generation_step(view: RankView, batch: Batch, sampled: int, room: Room) -> StepProgram:
-    """Return the program of a rank in a step. `batch`: its replica's; `sampled`: number of tokens sampled by all
-    replicas; `room`: of its cache."""
+    """Return the program of a rank's step. `batch`: its replica's batch; `sampled`: number of tokens that all
+    replicas sample; `room`: the room of its cache."""
     events = tuple(replace(e, micro_batch=0) if e.unit != TOKENS else e for e in _events(view, batch, sampled))
-    return StepProgram(events, state(view, room))
+    return StepProgram(events, _state(view, room))
 
 
 TOKENS = "tokens"
 """The unit of the all-reduce of sampled tokens."""
 
 
-def state(view: RankView, room: Room) -> State:
-    """Return the state of a rank between steps: weights, tables of angles and of experts' biases, and the cache."""
+def _state(view: RankView, room: Room) -> State:
+    """Return the state of a rank between steps: weights, tables of rotary angles, experts' biases, and the cache."""
     local, dtype = view.local, view.job.precision.compute
     e = DTYPE_BYTES[dtype]
     tables = local.max_seq * local.rotary_width * e if local.position == "rotary" else 0
@@ -69,15 +69,14 @@ def state(view: RankView, room: Room) -> State:
 
 
 def _events(view: RankView, batch: Batch, sampled: int) -> Iterator[Event]:
+    """Yield the events of a rank's step, in order."""
     s, place, spec = view.strategy, view.place, view.local
     dtype, tokens = view.job.precision.compute, batch.tokens
     e = DTYPE_BYTES[dtype]
     peers = view.mesh.group_of(view.representative, "pp")
     message = Event("p2p", "send", "F", f"chunk.{place}", "pp", s.pp, dtype=dtype, chunk=place)
     message = replace(message, bytes=tokens * spec.hidden * e)
-    if not tokens:
-        pass
-    elif place:
+    if tokens and place:
         yield replace(message, op="recv", peer=peers[place - 1])
     for unit in view.chunks[0] if tokens else ():
         kind = unit.split(".")[0]
@@ -114,8 +113,8 @@ def _pass(view: RankView, batch: Batch, unit: str, kind: str) -> Iterator[Event]
 
 
 def mixing_flops(block: Block, s: Strategy, batch: Batch) -> int:
-    """Return the FLOPs of a block's recurrences over new tokens on a rank, of its attention over cached ones, and of
-    the keys and values that latent attention computes of them in a prefill."""
+    """Return a rank's FLOPs in a block's recurrences over new tokens, its attention over cached tokens, and the keys
+    and values that latent attention computes for cached tokens in a prefill."""
     flops = 0
     for sublayer in block.sublayers:
         if (op := sublayer.first(Scan)) is not None:

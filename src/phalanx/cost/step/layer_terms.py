@@ -10,8 +10,8 @@ from phalanx.spec.job import DTYPE_BYTES
 
 
 def layer_terms(view: RankView) -> list[Term]:
-    """Return the terms of communication inside layers, in every pass of a unit: over tp ranks, over ranks that share
-    sequences (ring, Ulysses) and over ranks that share experts."""
+    """Return the terms of communication inside layers: over tp ranks, over ranks that share sequences (ring, Ulysses)
+    and over ranks that share experts."""
     phases: tuple[Phase, ...] = ("F", "B", "I", "W") if view.splits_backward else ("F", "B")
     terms = []
     for name, members in view.unit_classes.items():
@@ -21,7 +21,7 @@ def layer_terms(view: RankView) -> list[Term]:
 
 
 def _of_pass(view: RankView, name: str, member: str, phase: Phase) -> list[Term]:
-    """Return the terms of one phase of one unit class; `member`: a unit of the class."""
+    """Return the terms of one phase of the unit class `name`. `member`: a unit of the class."""
     job, s, t, rows = view.job, view.strategy, view.tokens, view.rows_of(member)
     compute, n = job.precision.compute, view.passes[phase, name]
     shared = RankPass(t, job.seq, DTYPE_BYTES[compute], s)
@@ -53,8 +53,8 @@ def partial_gradients(view: RankView) -> list[Term]:
 
 
 def pipeline_messages(view: RankView) -> list[Term]:
-    """Return the messages of a pipeline rank: the residual stream and its gradient, between chunks that lie on
-    different ranks; and the reduction of a tied embedding, which has copies on the first and the last rank."""
+    """Return the terms of a pipeline rank's messages to other ranks, the residual stream and its gradient, and of the
+    reduction of a tied embedding, of which the first and the last rank have a copy."""
     job, s, rank_of, m = view.job, view.strategy, view.layout.rank_of, view.layout.micro_batches
     if s.pp == 1:
         return []

@@ -29,7 +29,7 @@ def attention_core(view: RankView) -> Core | None:
 
 
 def pass_terms(view: RankView) -> Iterator[Term]:
-    """Yield the terms of each unit class in forward order: forward; input_grad and weight_grad, where the pipeline
+    """Yield the terms of each unit class, in forward order: forward; input_grad and weight_grad, if the schedule
     splits backward passes; backward."""
     core = attention_core(view)
     for name, members in view.unit_classes.items():
@@ -37,7 +37,7 @@ def pass_terms(view: RankView) -> Iterator[Term]:
 
 
 def _of_class(view: RankView, name: str, member: str, core: Core | None) -> Iterator[Term]:
-    """Yield the passes of one class; `member`: a unit of the class."""
+    """Yield the terms of the unit class `name`. `member`: a unit of the class."""
     job, s, spec, t = view.job, view.strategy, view.local, view.tokens
     dtype, e = job.precision.compute, DTYPE_BYTES[job.precision.compute]
     unit, repeat, rows = name.split(",")[0], repeat_of(s, member), view.rows_of(member)
@@ -69,9 +69,9 @@ def _of_class(view: RankView, name: str, member: str, core: Core | None) -> Iter
     mask_work = unit_work.mask(view.model, member, onward) if separate else NO_WORK
     route = block_of(view.model, member).first(Router) if unit == "blocks" else None
     depends_on_routing = route is not None and depends_on_router(route, s)
-    # The forward pass; a sliced head computes the products of its backward pass in it.
+    # The forward pass.
     forward = unit_work.forward(view.model, member, onward) + mask_work
-    products = NO_WORK  # of the backward pass, which a head in slices does in its forward pass
+    products = NO_WORK  # of the backward pass, which a head in slices computes in its forward pass
     if in_slices:
         products = unit_work.head_products(view.model, onward)
     n = view.passes["F", name]
@@ -83,8 +83,8 @@ def _of_class(view: RankView, name: str, member: str, core: Core | None) -> Iter
         alloc=int(memory.kept) + highest,
         free=highest - mask_bytes,
     )
-    # Work of the backward pass, with the repeated part of the forward pass.
-    recomputed = unit_work.recomputed(view.model, member, repeat, onward)
+    # Work of the backward pass, including recomputation.
+    recomputed = unit_work.recomputed_work(view.model, member, repeat, onward)
     recomputed += mask_work if repeat != "none" else NO_WORK
     freed = _freed(spec, unit, t // s.tp if s.sp else t, job, int(memory.kept))
     inputs = unit_work.input_grad(view.model, member, back) + mask_work + recomputed
@@ -113,7 +113,7 @@ def _of_class(view: RankView, name: str, member: str, core: Core | None) -> Iter
     yield Term(
         event,
         count=n,
-        work=(inputs + weights if products is NO_WORK else unit_work.normed_input_grad(view.model, back)) * n,
+        work=(inputs + weights if products is NO_WORK else unit_work.head_norm_input_grad(view.model, back)) * n,
         recomputed=recomputed * n,
         alloc=int(memory.backward),
         free=int(memory.backward - memory.leaves) + freed,
@@ -123,7 +123,7 @@ def _of_class(view: RankView, name: str, member: str, core: Core | None) -> Iter
 
 
 def _narrow(p: Precision, s: Strategy) -> tuple[unit_work.Narrow | None, unit_work.Narrow | None]:
-    """Return the parameters of narrow products in forward and backward passes; None: no such products."""
+    """Return how forward and backward passes compute products of 8-bit operands; None: they compute none."""
     if p.operands is None:
         return None, None
     if p.gathers_narrow and sharding_of(s).parameters:
@@ -132,8 +132,8 @@ def _narrow(p: Precision, s: Strategy) -> tuple[unit_work.Narrow | None, unit_wo
 
 
 def _first_masks(view: RankView, core: Core | None) -> tuple[int, int]:
-    """Return bytes of the masks between documents of the first chunk's blocks, which the embedding builds; and the
-    same including their inputs."""
+    """Return bytes of the masks between documents that the embedding builds for the first chunk's blocks, and the
+    bytes of the masks and their inputs."""
     masks = documents(view.local, view.job, view.tokens, view.context, blocks_among(view.chunks[0]))
     if not masks:
         return 0, 0
@@ -147,13 +147,13 @@ def boolean_mask_bytes(view: RankView, core: Core | None) -> int:
 
 
 def _gradient_dtype(s: Strategy, job: Job) -> DType:
-    """Return the dtype of the memory that a gradient is written to when it is ready."""
+    """Return the dtype of the buffer into which a ready gradient is written."""
     p = job.precision
     return p.reduce_dtype if sharding_of(s).reduces_each and not s.compressor else p.accumulate_dtype
 
 
 def _freed(spec: ModelSpec, unit: str, t: int, job: Job, kept: int) -> int:
-    """Return the activation bytes freed by a backward pass: those kept by its forward pass, with the input of the
-    unit in place of its output."""
+    """Return the activation bytes that a backward pass frees: the bytes that its forward pass kept, with the unit's
+    input in place of its output. `t`: tokens of the stream on the rank."""
     stream = t * spec.hidden * DTYPE_BYTES[job.precision.compute]
     return {"embed": kept - stream, "blocks": kept, "head": kept + stream}[unit]

@@ -1,14 +1,12 @@
-"""The price of a strategy on a cluster: step time, memory, traffic, from its terms.
+"""The price of a strategy on a cluster: step time, memory and traffic, from its terms.
 
-The memory peak, a walk over instants, has a closed form here; a property test requires it to equal the walk over the
-expanded events.
+Without a pipeline the memory peak has a closed form; a property test requires it to equal the peak of the expanded
+events.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from phalanx.cost.collectives.link import link
-from phalanx.cost.collectives.measured import seconds as collective_seconds
 from phalanx.cost.compute import unit_work
 from phalanx.cost.ledger.flops import model_flops as ledger_flops
 from phalanx.cost.ledger.model_shape import shape
@@ -17,14 +15,17 @@ from phalanx.cost.memory.footprint import documents
 from phalanx.cost.memory.state import model_state
 from phalanx.cost.step.expand import expand
 from phalanx.cost.step.predict_pipeline import (
+    collective_seconds,
     exposed_outside_layers,
     exposed_seconds,
+    message_seconds,
     outer_of_step,
     outer_seconds,
+    pass_seconds,
     price_pipeline,
     rates_of,
 )
-from phalanx.cost.step.term import Term, highest
+from phalanx.cost.step.term import Term
 from phalanx.cost.step.terms import terms
 from phalanx.schedule.event import INSIDE
 from phalanx.schedule.layout import Layout, RankView
@@ -38,9 +39,10 @@ from phalanx.spec.strategy.spec import Strategy
 class StepPrediction:
     """The price of one step on one rank: seconds, FLOPs, bytes.
 
-    With replicas that take steps alone, seconds are the mean over these steps and the one that synchronises; bytes
-    and memory are of the latter. With a pipeline: the seconds of the rank that computes longest, the memory of the
-    fullest rank, the bytes of the first rank, and the mean FLOPs of all ranks."""
+    If replicas step alone, seconds are the mean over the steps from one synchronisation to the next; bytes and memory
+    are of a step that synchronises. With a pipeline, passes have the seconds of the rank that computes longest, other
+    seconds are each the longest of any rank, memory is of the fullest rank, bytes are of the first rank, and FLOPs
+    are the mean of all ranks."""
 
     step_time_s: float
     forward_s: float
@@ -50,29 +52,29 @@ class StepPrediction:
     exposed_communication_s: float
     flops: int
     model_flops: int
-    """Model FLOPs of one process divided by the number of ranks: without recomputation, attention over the full
-    square."""
+    """FLOPs of the model on one process, without recomputation and with attention over the full square, divided by
+    the number of ranks."""
     bytes_per_axis: dict[str, int]
     memory_bytes: int
     activation_bytes: int
     state_bytes: int
     bubble_fraction: float = 0.0
-    """Share of all ranks' time, between the first and the last pass of a pipeline, in which they wait."""
+    """Share of time that ranks wait between the first and the last pass of a pipeline."""
 
 
 def predict(spec: ModelSpec, cluster: ClusterSpec, job: Job, s: Strategy) -> StepPrediction:
-    """Price one strategy. Raises InputError if the cluster has no rates for the job's compute dtype."""
+    """Return the price of a strategy. Raises InputError if the cluster has no rates for the job's compute dtype."""
     layout = Layout(spec, job, s)
     return _price_pipeline(layout, cluster) if s.pp > 1 else _price(layout.stage_view(), cluster)
 
 
 def _price(view: RankView, cluster: ClusterSpec) -> StepPrediction:
-    """Price one strategy without a pipeline."""
+    """Return the price of a strategy without a pipeline."""
     s, rates = view.strategy, rates_of(view.layout, cluster)
     forward = backward = communication = optimizer = 0.0
     inside_layers = 0.0  # seconds of communication in the middle of layers
     exposed_inside = 0.0  # the exposed part of it
-    outer: list[tuple[float, float]] = []  # of a synchronisation of replicas that take steps alone
+    outer: list[tuple[float, float]] = []  # seconds in a synchronisation of replicas that step alone
     sent: list[tuple[Term, float]] = []  # communication outside layers
     flops = 0
     traffic: dict[str, int] = {}
@@ -80,11 +82,9 @@ def _price(view: RankView, cluster: ClusterSpec) -> StepPrediction:
     for term in step_terms:
         kind, phase = term.event.kind, term.event.phase
         if kind == "compute" and phase == "F":
-            forward += term.work.seconds(rates.forward) * rates.pass_slowdown
+            forward += pass_seconds(term, rates)
         elif kind == "compute" and phase == "B":
-            # Recomputed forward passes run at forward rates.
-            difference = term.recomputed.seconds(rates.forward) - term.recomputed.seconds(rates.backward)
-            backward += (term.work.seconds(rates.backward) + difference) * rates.pass_slowdown
+            backward += pass_seconds(term, rates)
         elif term.event.op == "optimizer":
             optimizer = unit_work.optimizer_seconds(term.work, rates)
         elif term.event.axis == "dp_local":
@@ -96,7 +96,7 @@ def _price(view: RankView, cluster: ClusterSpec) -> StepPrediction:
             if kind == "p2p":
                 seconds, exposed_part = _ring_seconds(view, cluster, term, step_terms)
             else:
-                seconds = collective_seconds(cluster, view.mesh, term.event.op, axis, term.count, term.bytes)
+                seconds = collective_seconds(view, term, cluster)
                 exposed_part = exposed_seconds(cluster, rates, term, seconds)
             if axis in INSIDE:
                 inside_layers += seconds
@@ -130,7 +130,7 @@ def _price(view: RankView, cluster: ClusterSpec) -> StepPrediction:
 
 
 def _price_pipeline(layout: Layout, cluster: ClusterSpec) -> StepPrediction:
-    """Price one strategy with a pipeline: its schedule is run, and its memory read off the expanded steps."""
+    """Return the price of a strategy with a pipeline, whose memory is the peak of the expanded steps."""
     views = layout.stage_views()
     terms_of = [terms(view) for view in views]
     pipeline = price_pipeline(views, terms_of, cluster)
@@ -157,8 +157,8 @@ def _price_pipeline(layout: Layout, cluster: ClusterSpec) -> StepPrediction:
 
 
 def model_flops(layout: Layout) -> int:
-    """Return the model FLOPs of a step divided by the number of ranks: of one process, nothing repeated, padded or
-    computed on several ranks. The analytic engine's MFU has the same numerator."""
+    """Return StepPrediction.model_flops: the analytic engine's numerator of MFU over the number of ranks, in which
+    nothing is recomputed, padded or computed on several ranks."""
     s, job = layout.strategy, layout.job
     columns = ledger_layout(s, job, layout.model.layers)
     return int(ledger_flops(shape(layout.model), columns) / s.world)
@@ -167,14 +167,13 @@ def model_flops(layout: Layout) -> int:
 def _ring_seconds(
     view: RankView, cluster: ClusterSpec, term: Term, step_terms: Sequence[Term]
 ) -> tuple[float, float]:
-    """Return seconds of a ring's messages (keys and values, or their gradients), and the exposed part of them.
+    """Return the seconds of a ring's messages (keys and values, or their gradients), and their exposed seconds.
 
-    Each hop overlaps attention over the block received before. Of the R + 1 equal parts of attention over a ring of R
+    A hop overlaps attention over the block received before. Of the R + 1 equal parts of attention in a ring of R
     ranks, two are over the rank's own block; each of the others overlaps a hop. Receives overlap sends and cost 0."""
     if term.event.op == "recv":
         return 0.0, 0.0
-    over = link(cluster, view.mesh, term.event.axis)
-    seconds = over.alpha_s * term.count + over.beta_s_per_byte * term.bytes
+    seconds = message_seconds(view, term, cluster)
     if not cluster.device.own_communication_engine:
         return seconds, seconds
     event, rates, ring = term.event, rates_of(view.layout, cluster), view.strategy.ring
@@ -184,18 +183,18 @@ def _ring_seconds(
     forward = (pass_.work.attention_flops if event.phase == "F" else recomputed) * rates.forward.per_attention_flop
     backward = (pass_.work.attention_flops - recomputed) * (event.phase == "B") * rates.backward.per_attention_flop
     overlapping = (forward + backward) * rates.pass_slowdown * (ring - 1) / (ring + 1)
-    # No compute is left to overlap the gradients' last hop.
+    # The gradients' last hop overlaps nothing.
     hops = term.count / pass_.count
     last = seconds / hops if event.phase == "B" else 0.0
     return seconds, max(seconds - last - overlapping, 0.0) + last
 
 
 def _peak(view: RankView, step_terms: Sequence[Term]) -> int:
-    """Return the peak above the state, in closed form, for a rank with the entire model.
+    """Return the peak of live bytes above the state, for a rank with the entire model.
 
-    Blocks of a class have equal passes, so live bytes only grow from one to the next in the forward pass and only
-    fall in the backward pass. The peak is therefore at the last block of some class, or, where that block frees masks
-    between documents, at the one before it."""
+    Blocks of a class have equal passes, so live bytes grow from block to block in the forward pass and fall in the
+    backward pass. The peak is therefore at the last block of some class or, if that block frees masks between
+    documents, at the block before it."""
     masks = documents(view.stage, view.job, view.tokens, view.context)  # bytes by block
     t = {(term.event.phase, term.event.unit): term for term in step_terms if term.event.kind == "compute"}
     classes = {name: members for name, members in view.unit_classes.items() if name.startswith("blocks")}
@@ -203,8 +202,7 @@ def _peak(view: RankView, step_terms: Sequence[Term]) -> int:
     base = first.alloc - first.free
 
     def before(index: int) -> int:
-        """Return live bytes when the forward pass of block `index` begins. When the backward pass of the next block
-        has ended, the gradient of the output is live on top."""
+        """Return live bytes when the forward pass of block `index` begins."""
         counts = [
             (t["F", name], sum(int(u.split(".")[1]) < index for u in members)) for name, members in classes.items()
         ]
@@ -225,7 +223,7 @@ def _peak(view: RankView, step_terms: Sequence[Term]) -> int:
             at = int(unit.split(".")[1])
             freed = end - before(at + 1) + sum(size for block, size in masks.items() if block > at)
             peak = max(peak, before(at) + f.alloc)
-            peak = max(peak, live - freed + highest(b, masks.get(at, 0)))
+            peak = max(peak, live - freed + b.peak(masks.get(at, 0)))
             if at not in masks:
                 break
     # The embedding, and the update.

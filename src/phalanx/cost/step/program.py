@@ -1,7 +1,5 @@
-"""The StepProgram: the terms of one strategy, expanded into the ordered events of one training step.
-
-`verify` and the trainer's self-check compare it with the recorded step, event for event, byte for byte
-(observation/diff.py).
+"""The StepProgram: the ordered events of one step, which `verify` and the trainer's self-check compare with the
+recorded step event by event, byte by byte (observation/diff.py).
 """
 
 from __future__ import annotations
@@ -16,17 +14,17 @@ from phalanx.schedule.event import Event
 
 @dataclass(frozen=True)
 class StepProgram:
-    """The events of one step on one rank, in the order in which they are issued, and the state around them."""
+    """The events of one step on one rank, in the order in which the rank issues them, and its state between steps."""
 
     events: tuple[Event, ...]
     state: State
     first: int = 0
-    """Bytes above the state when the first pass begins: the first pass's input has been received by then."""
+    """Bytes above the state when the first pass begins: the input that it received, for example."""
     before: int = 0
-    """The peak above the state until then."""
+    """The peak above the state until the first pass begins."""
 
     def bytes_per_axis(self) -> dict[str, int]:
-        """Return bytes sent in the step by mesh axis."""
+        """Return the bytes sent in the step over each mesh axis."""
         totals: Counter[str] = Counter()
         for event in self.events:
             if event.axis:
@@ -49,15 +47,17 @@ class StepProgram:
 
 @dataclass(frozen=True)
 class Instant:
-    """Live bytes when an event begins (`live`), and their peak while it runs (`highest`)."""
+    """Live bytes around a compute event."""
 
     event: Event
     live: int
+    """Live bytes when the event begins."""
     highest: int
+    """The peak of live bytes while the event runs."""
 
 
 def instants(events: Iterable[Event], state: int) -> list[Instant]:
-    """Walk over the events of a step that begins with `state` bytes; return live bytes at every compute event."""
+    """Return live bytes at every compute event of a step that begins with `state` live bytes."""
     result = []
     for event in events:
         if event.kind == "compute":
@@ -67,7 +67,7 @@ def instants(events: Iterable[Event], state: int) -> list[Instant]:
 
 
 def flops_per_unit(events: Iterable[Event]) -> dict[tuple[str, str], int]:
-    """Return FLOPs of the model's passes by (phase, unit); the optimizer is left out."""
+    """Return FLOPs by (phase, unit), without the optimizer."""
     totals: Counter[tuple[str, str]] = Counter()
     for event in events:
         if event.kind == "compute" and event.phase != "opt":

@@ -8,28 +8,31 @@ from phalanx.schedule.event import Event
 
 @dataclass(frozen=True)
 class Term:
-    """`count` events like `event` in one step of one rank.
-
-    `bytes` and `work` are totals over all of them; `alloc` and `free` are bytes of each. `before`: bytes freed before
-    each, by passes whose own terms do not count them. `masked`: `alloc` until the masks are no longer needed."""
+    """`count` events like `event` in one step of one rank."""
 
     event: Event
     count: int
     bytes: int = 0
+    """Bytes that all events send."""
     work: Work = NO_WORK
+    """The work of all events."""
     alloc: int = 0
+    """Bytes that each event allocates: its peak above the live bytes when it begins."""
     free: int = 0
+    """Bytes that each event frees, out of `alloc` and of what it found."""
     before: int = 0
+    """Bytes freed before each event, by passes whose own terms do not count them."""
     masked: int = 0
+    """The part of `alloc` that is live before the event frees its masks between documents."""
     recomputed: Work = NO_WORK
-    """The part of `work` that repeats forward passes (recomputation)."""
+    """The part of `work` that repeats forward passes."""
     overlapping: Work = NO_WORK
-    """Compute of the same passes, overlapped with this communication."""
+    """Compute in the same passes that overlaps this communication."""
     coding: Work = NO_WORK
-    """The work of compressing the sent bytes, with the compressor `code`."""
+    """The work of compressing the sent bytes."""
     code: str = ""
+    """The compressor that `coding` is the work of."""
 
-
-def highest(term: Term, masks: int) -> int:
-    """Return the peak of a pass that is the last to need `masks` bytes of masks."""
-    return max(term.masked, term.alloc - masks)
+    def peak(self, masks: int) -> int:
+        """Return `alloc` of an event that frees `masks` bytes of masks before its end."""
+        return max(self.masked, self.alloc - masks)

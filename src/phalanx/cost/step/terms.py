@@ -1,7 +1,6 @@
-"""A training step of one rank, written once, as terms: here the reduction of gradients and the gathers of parameters.
+"""The terms of a rank's training step, and in particular of its collectives of gradients and parameters.
 
-A Term represents all events of one template in the step: count, bytes, work, and bytes that each allocates and frees.
-The price sums terms (predict.py); `expand.expand` turns the same terms into ordered events.
+Prices are sums over terms (predict.py); `expand.expand` expands the same terms into ordered events.
 """
 
 from collections.abc import Sequence
@@ -40,8 +39,8 @@ from phalanx.spec.strategy.spec import Strategy
 
 
 def data_parallel_terms(view: RankView) -> list[Term]:
-    """Return the terms of reducing gradients and, with ZeRO, of gathering parameters. Experts have buckets of their
-    own, reduced over their own ranks."""
+    """Return the terms of reducing gradients and, with ZeRO, of gathering parameters. Buckets of experts are reduced
+    over other ranks than the rest."""
     terms = []
     for experts in (False, True):
         sized = [(b, size) for b, size in zip(view.buckets, view.padded, strict=True) if b.experts == experts]
@@ -52,7 +51,8 @@ def data_parallel_terms(view: RankView) -> list[Term]:
 
 
 def _bucket_terms(view: RankView, cut: Sequence[Bucket], sizes: Sequence[int]) -> list[Term]:
-    """Return the terms of buckets that are reduced over the same ranks. `sizes`: their elements, padding included."""
+    """Return the terms of buckets that are reduced over the same ranks. `sizes`: their elements, including
+    padding."""
     s, p, m = view.strategy, view.job.precision, view.layout.micro_batches
     sharding, first = sharding_of(s), cut[0]
     axis, parts = first.axis(s), first.parts(s)
@@ -60,7 +60,7 @@ def _bucket_terms(view: RankView, cut: Sequence[Bucket], sizes: Sequence[int]) -
     numel, reduced = sum(sizes), sum(size * n for size, n in zip(sizes, filled, strict=True))
 
     def term(op: str, phase: Phase, unit: str, axis: str, dtype: DType, part: int = 1) -> Term:
-        """Return the term of one collective per bucket and step, of the bucket or one of its `part` equal parts."""
+        """Return the term of one collective per bucket and step, over the bucket or one of its `part` equal parts."""
         event = Event("collective", op, phase, first.kind(unit), axis, dtype=dtype)
         return Term(event, count=len(cut), bytes=numel // part * DTYPE_BYTES[dtype])
 
@@ -89,16 +89,17 @@ def _bucket_terms(view: RankView, cut: Sequence[Bucket], sizes: Sequence[int]) -
     elif sharding.parameters:
         narrow = [gathered_narrow(b, p) for b in cut]
         for eight in (False, True):
-            if those := [held for held, of in zip(zip(cut, sizes, strict=True), narrow, strict=True) if of == eight]:
+            pairs = zip(cut, sizes, strict=True)
+            if those := [pair for pair, is_narrow in zip(pairs, narrow, strict=True) if is_narrow == eight]:
                 terms.append(_gathers(those, s, "uint8" if eight else p.compute, m))
         if any(narrow):
-            terms.append(_scales([b for b, of in zip(cut, narrow, strict=True) if of], s, p))
+            terms.append(_scales([b for b, is_narrow in zip(cut, narrow, strict=True) if is_narrow], s, p))
     return terms
 
 
 def _times_filled(view: RankView, bucket: Bucket) -> int:
-    """Return the number of chunks of the rank that fill a bucket in their backward passes of one micro-batch: two for
-    a tied embedding, if the rank has both ends of a pipeline whose chunks lie in a V."""
+    """Return the number of times that a rank fills a bucket per micro-batch: twice a tied embedding's, if the rank
+    has both ends of a V-shaped pipeline."""
     if bucket.parameters[0].unit != "model":
         return 1
     return max(1, sum("embed" in units or "head" in units for units in view.chunks))
@@ -107,9 +108,9 @@ def _times_filled(view: RankView, bucket: Bucket) -> int:
 def _compressed_terms(
     c: Compression, s: Strategy, dtype: DType, held: Sequence[Bucket], cut: Sequence[Bucket], times_a_step: int
 ) -> list[Term]:
-    """Return the terms of reducing compressed gradients of the buckets in `cut`: the first collective of every
-    bucket, the second of every bucket that has one, then the same for the shards of the buckets `held` over their
-    replicas. The first term carries the work of coding."""
+    """Return the terms of reducing the compressed gradients of the buckets `cut`: the first collectives of all
+    buckets, their second collectives, and likewise for the shards of the buckets `held` over their replicas. The
+    first term has the work of coding. `cut` has a bucket as often as a micro-batch fills it."""
     terms: list[Term] = []
     bucket_sends = [bucket_collectives(c, b, s, dtype) for b in cut]
     shard_sends = [replica_collectives(c, b, s) for b in held]
@@ -126,10 +127,9 @@ def _compressed_terms(
 
 
 def _gathers(sized: Sequence[tuple[Bucket, int]], s: Strategy, dtype: str, m: int) -> Term:
-    """Return ZeRO-3's gathers: of every unit in every pass of every micro-batch, or once a step."""
+    """Return the term of ZeRO-3's gathers: of every unit in every pass of every micro-batch, or once a step."""
     total, first = sum(size for _, size in sized), sized[0][0]
-    # From the forward to the backward pass.
-    kept = [size for b, size in sized if b.unit in ("head", "model")]
+    kept = [size for b, size in sized if b.unit in ("head", "model")]  # from the forward to the backward pass
     what = IN_8_BITS if dtype == "uint8" else PARAMETERS
     event = Event("collective", "all_gather", "F", first.kind(what), first.axis(s), dtype=dtype)
     if sharding_of(s).gathers_each:
@@ -140,8 +140,8 @@ def _gathers(sized: Sequence[tuple[Bucket, int]], s: Strategy, dtype: str, m: in
 
 
 def _scales(cut: Sequence[Bucket], s: Strategy, p: Precision) -> Term:
-    """Return the all-reduce by which ranks find the scales of 8-bit gathers; its work reads masters for that, and
-    again to round them."""
+    """Return the term of the all-reduce that finds the scales of 8-bit gathers. Its work reads the master weights
+    twice: to find the scales, and to round them."""
     event = Event("collective", "all_reduce", "opt", cut[0].kind(SCALES), cut[0].axis(s), dtype="float32")
     part = sum(b.padded(s) // b.parts(s) for b in cut)
     rounding = Work(traffic_bytes=part * (2 * DTYPE_BYTES[p.master_dtype] + 2 * DTYPE_BYTES[p.compute] + 1))
@@ -165,28 +165,29 @@ def terms(view: RankView) -> tuple[Term, ...]:
     )
 
 
-def metrics(spec: ModelSpec, s: Strategy) -> int:
-    """Return the number of elements in the fused fp64 all-reduce of a step: loss sum, target tokens, stop flag,
-    non-finite flag; the squared gradient norm where ranks have parts of the gradients; and for each layer with
-    experts the load of every expert, dropped rows, and two losses."""
+def metrics_bytes(spec: ModelSpec, s: Strategy) -> int:
+    """Return the bytes of a step's fused fp64 all-reduce: loss sum, target tokens, stop flag, non-finite flag; the
+    squared gradient norm if ranks have parts of the gradients; and for each layer with experts the load of every
+    expert, dropped rows, and two losses."""
     loads = sum(n * (x.count + 3) for block, n in architecture(spec).kinds.items() for x in block.all(Router))
-    return 4 + s.gradients_differ_by_rank + loads
+    return 8 * (4 + s.gradients_differ_by_rank + loads)
 
 
 def _metrics(view: RankView) -> list[Term]:
+    """Return the term of reducing a step's metrics."""
     if view.mesh.step_ranks == 1:
         return []
     event = Event("collective", "all_reduce", "opt", "metrics", view.mesh.step_axis, dtype="float64")
-    return [Term(event, count=1, bytes=metrics(view.model, view.strategy) * 8)]
+    return [Term(event, count=1, bytes=metrics_bytes(view.model, view.strategy))]
 
 
 OUTER, OUTER_METRICS = "outer", "outer metrics"
-"""Units in terms of what replicas that take steps alone reduce when they synchronise."""
+"""Units of terms in which replicas that step alone synchronise: the changes of their parameters, and the metrics."""
 
 
 def _outer(view: RankView) -> list[Term]:
-    """Return the terms of a synchronisation of replicas that take steps alone: loss sum, target tokens and stop flag,
-    and the change of their parameters, in the memory and the type of the gradients."""
+    """Return the terms in which replicas that step alone synchronise: loss sum, target tokens and stop flag, and the
+    changes of their parameters, in the memory and the dtype of the gradients."""
     s, p = view.strategy, view.job.precision
     if not s.local:
         return []
@@ -205,7 +206,7 @@ def _outer(view: RankView) -> list[Term]:
 
 
 def _compressed_changes(view: RankView, c: Compression) -> list[Term]:
-    """Return the terms of the compressed changes of replicas that take steps alone. The first carries the work of the
+    """Return the terms of reducing the compressed changes of replicas that step alone. The first has the work of the
     outer optimizer and of coding."""
     (alone, cut), dtype = outer_reduction(view.buckets, view.strategy), view.job.precision.accumulate_dtype
     sends = [outer_collectives(b, alone, dtype) for b in cut]
@@ -221,6 +222,7 @@ def _compressed_changes(view: RankView, c: Compression) -> list[Term]:
 
 
 def _optimizer(view: RankView) -> Term:
+    """Return the term of the optimizer's update."""
     elements, local, s = updated_elements(view.local, view.strategy), view.local, view.strategy
     alloc = update_bytes(view, elements)
     event = Event("compute", "optimizer", "opt", dtype=view.job.precision.master_dtype)
@@ -232,7 +234,7 @@ def _optimizer(view: RankView) -> Term:
 
 
 def _matrices(view: RankView) -> list[Term]:
-    """Return the terms of gathering whole matrices for the update, and of scattering the results."""
+    """Return the terms of gathering whole matrices for their update and scattering the results."""
     dtype, terms = view.job.precision.compute, []
     for x in view.exchanges:
         if x.axis:

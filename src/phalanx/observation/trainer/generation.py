@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from phalanx.cost.step.generation import generating, generation_step
+from phalanx.cost.step.generation import generation_layout, generation_step
 from phalanx.cost.step.program import StepProgram
 from phalanx.infer.generate import experts_span_replicas
 from phalanx.infer.replica import Replica
@@ -90,7 +90,7 @@ def verify_generation(
 ) -> tuple[ProvedStage, ...]:
     """Verify the steps of `batches` on every pipeline stage, every replica with the same batch, and a cache that
     holds `slots` contexts. Raises InputError."""
-    layout = generating(model, strategy, dtype)
+    layout = generation_layout(model, strategy, dtype)
     spare = experts_span_replicas(model, layout.mesh)
     room = Room(slots * -(-context // page) + spare, page, slots + spare, min(chunk, context))
     stages = []

@@ -24,7 +24,7 @@ import math
 from dataclasses import dataclass, replace
 
 from phalanx.cost.collectives.link import ring_link
-from phalanx.cost.collectives.measured import measured, ring_seconds
+from phalanx.cost.collectives.measured import measured_fits, ring_seconds
 from phalanx.schedule.gradients.sharding import sharding_of
 from phalanx.schedule.layout import Layout
 from phalanx.spec.byte_sizes import write_bytes
@@ -64,9 +64,8 @@ def has_buckets(strategy: Strategy) -> bool:
 
 
 def resolve(model: ModelSpec, cluster: ClusterSpec, job: Job, strategy: Strategy) -> tuple[Strategy, str]:
-    """Replace `bucket = auto` by a size in MiB with two digits; return the strategy and the reason.
-
-    Returns the strategy unchanged and "" if the bucket is set or has no effect."""
+    """Replace `bucket = auto` by a size in MiB with two digits; return the strategy and the reason, or the strategy
+    unchanged and "" if the bucket is set or has no effect."""
     if strategy.bucket != "auto" or not has_buckets(strategy):
         return strategy, ""
     view = Layout(model, job, strategy).stage_view(0)  # the first of a pipeline; the others hold about as much
@@ -97,10 +96,10 @@ def _two_digits_up(x: float) -> float:
 
 
 def _line(cluster: ClusterSpec, grid: Mesh, op: str, axis: str, total: float) -> CollectiveTime:
-    """Return the collective's α and β: of the measured transport and algorithm that is fastest for `total` bytes in
-    its best buckets; of a ring if the collective was not measured."""
+    """Return the α and β of the measured transport and algorithm that is fastest for `total` bytes in its best
+    buckets; of a ring if the collective was not measured."""
     ranks = grid.size(axis)
-    if fits := measured(cluster, grid, op, axis):
+    if fits := measured_fits(cluster, grid, op, axis):
         lines = [CollectiveTime(fit.alpha_s, fit.beta_s_per_byte, fit.way) for fit in fits]
         sizes = [best_bytes(total, line.crossover_bytes) for line in lines]
         times = [total / size * float(fit.seconds(size)) for fit, size in zip(fits, sizes, strict=True)]

@@ -22,10 +22,9 @@ from phalanx.spec.strategy.spec import Strategy
 
 
 def resolve(model: ModelSpec, cluster: ClusterSpec, job: Job, s: Strategy) -> tuple[Strategy, str]:
-    """Replace `layers = auto` by the number of blocks of each chunk; return the strategy and the reason.
-
-    Returns the strategy unchanged and "" if the blocks are set or there is no pipeline. If no partition fits, memory
-    is ignored: the price of the strategy then reports the shortage."""
+    """Replace `layers = auto` by the number of blocks of each chunk; return the strategy and the reason, or the
+    strategy unchanged and "" if the blocks are set or there is no pipeline. If no partition fits, memory is ignored:
+    the price of the strategy then reports the shortage."""
     if s.pp == 1 or s.layers != "auto":
         return s, ""
     layout = Layout(model, job, s)
@@ -39,7 +38,7 @@ def resolve(model: ModelSpec, cluster: ClusterSpec, job: Job, s: Strategy) -> tu
     return replace(s, layers="/".join(map(str, split.blocks))), reason
 
 
-def explained(model: ModelSpec, cluster: ClusterSpec, job: Job, s: Strategy, reason: str) -> dict[str, Any] | None:
+def explanation(model: ModelSpec, cluster: ClusterSpec, job: Job, s: Strategy, reason: str) -> dict[str, Any] | None:
     """Return the blocks and cost of each chunk for a micro-batch, with the reason; None without a pipeline."""
     if s.pp == 1:
         return None
@@ -78,5 +77,6 @@ def _state(layout: Layout, unit: str) -> float:
 
 
 def _units(each: list[float]) -> Units:
+    """Split the values of all units into the first unit's, the blocks' and the last unit's."""
     first, *blocks, last = each
     return Units(first, tuple(blocks), last)

@@ -17,9 +17,9 @@ _FORCED = {"all_reduce": "ring", "all_gather": "ring", "reduce_scatter": "ring",
 _CLEARLY = 0.95  # switch only below this share of the time, so that noise does not flip neighbouring sizes
 
 
-def allowed(cluster: ClusterSpec, transport: str) -> ClusterSpec:
-    """Return the cluster with only one transport's measurements; with all of them for `auto`, and for a file, whose
-    algorithm takes the place of all others of its operation and number of ranks. Raises InputError."""
+def cluster_for_transport(cluster: ClusterSpec, transport: str) -> ClusterSpec:
+    """Return the cluster with the measurements of one transport alone; unchanged for `auto`. For an algorithm's file,
+    its predicted times replace the measurements of its operation and number of ranks. Raises InputError."""
     if transport == "auto":
         return cluster
     if is_algorithm_file(transport):
@@ -45,11 +45,9 @@ def _with_file(cluster: ClusterSpec, name: str) -> ClusterSpec:
 
 
 def decide(cluster: ClusterSpec, transport: str) -> tuple[Choice, ...]:
-    """Choose transport and algorithm of every collective on a cluster.
-
-    A transport other than `auto` runs every collective; if unmeasured, with the algorithms that send the fewest
-    bytes."""
-    choices = choose(allowed(cluster, transport).collectives)
+    """Choose transport and algorithm of every collective on a cluster. A transport other than `auto` runs them all;
+    if unmeasured, with the algorithms that send the fewest bytes."""
+    choices = choose(cluster_for_transport(cluster, transport).collectives)
     if choices or transport in ("auto", "native"):
         return choices
     names = {op: name if transport == "p2p" else "" for op, name in _FORCED.items()}
@@ -60,7 +58,8 @@ def decide(cluster: ClusterSpec, transport: str) -> tuple[Choice, ...]:
 
 
 def choose(fits: Iterable[CollectiveFit]) -> tuple[Choice, ...]:
-    """Return the fastest transport and algorithm, and why, by operation, kind of group and message size."""
+    """Return the fastest transport and algorithm, with the reason, by operation, size and hosts of the group, and
+    message size."""
     by_group: dict[tuple[str, int, int], list[CollectiveFit]] = {}
     for fit in fits:
         by_group.setdefault((fit.op, fit.group_size, fit.hosts), []).append(fit)

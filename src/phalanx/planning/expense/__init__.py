@@ -1,2 +1,1 @@
-"""What GPU-hours cost in money, energy and carbon: dated tables with their sources, which a user's own
-values override."""
+"""Cost of GPU-hours in money, energy and carbon: dated tables with their sources, which a user's values override."""

@@ -8,10 +8,10 @@ from phalanx.planning.expense.rates import ExpenseRates
 
 @dataclass(frozen=True)
 class Expense:
-    """What something costs; None where no figure is published and none was given."""
+    """Money, energy and carbon; None where no figure is published and none was given."""
 
     of: str
-    """What: a million tokens, or the tokens of a whole training."""
+    """What it pays for: a million tokens, or the tokens of a whole training."""
     gpu_hours: float
     money: float | None
     """In the currency of the price, or USD."""
@@ -20,8 +20,8 @@ class Expense:
     carbon_kg: float | None
     """CO2 equivalent, of the energy alone."""
     money_low: float | None = None
-    """From here to `money_high`, and so on: with the times between which four of five measured steps lie; None where
-    nothing is known of them."""
+    """`money_low` to `money_high`, and so on: at the step times between which four of five measured ones lie; None if
+    that interval is not known."""
     money_high: float | None = None
     energy_low_kwh: float | None = None
     energy_high_kwh: float | None = None
@@ -35,8 +35,8 @@ A_MILLION = "a million tokens"
 def expense_of(
     of: str, gpu_hours: float, rates: ExpenseRates, phases: Mapping[str, float], over_nodes: bool = False
 ) -> Expense:
-    """Return what `gpu_hours` cost. `phases`: hours of GPUs by phase of power (figures.toml); `over_nodes`: whether
-    the GPUs are of several nodes."""
+    """Return what `gpu_hours` cost. `of`: what they pay for; `phases`: GPU-hours by phase of power (figures.toml);
+    `over_nodes`: whether the GPUs are in several nodes."""
     money = None if rates.price is None else gpu_hours * rates.price
     if not rates.watts:
         return Expense(of, gpu_hours, money, None, None)
@@ -46,22 +46,24 @@ def expense_of(
     return Expense(of, gpu_hours, money, energy, energy * rates.g_per_kwh / 1e3)
 
 
-def over(e: Expense, of: str, hours: float) -> Expense:
-    """Return what some hours cost, of what an hour costs."""
+def expense_of_hours(e: Expense, of: str, hours: float) -> Expense:
+    """Return the expense of `hours` hours, given that of one hour."""
     money, energy, carbon = (value and value * hours for value in (e.money, e.energy_kwh, e.carbon_kg))
     return Expense(of, e.gpu_hours * hours, money, energy, carbon)
 
 
-def within(e: Expense, low: float, high: float) -> Expense:
-    """Return an expense with its interval, where its time may be `low` to `high` times as long."""
-    ends = {
-        f"{name}_{end}{unit}": value * times
-        for name, unit, value in (
-            ("money", "", e.money),
-            ("energy", "_kwh", e.energy_kwh),
-            ("carbon", "_kg", e.carbon_kg),
-        )
-        if value is not None
-        for end, times in (("low", low), ("high", high))
-    }
-    return replace(e, **ends)  # type: ignore[arg-type]
+def with_interval(e: Expense, low: float, high: float) -> Expense:
+    """Return an expense with its interval, if its time may be `low` to `high` times as long."""
+
+    def times(value: float | None, factor: float) -> float | None:
+        return None if value is None else value * factor
+
+    return replace(
+        e,
+        money_low=times(e.money, low),
+        money_high=times(e.money, high),
+        energy_low_kwh=times(e.energy_kwh, low),
+        energy_high_kwh=times(e.energy_kwh, high),
+        carbon_low_kg=times(e.carbon_kg, low),
+        carbon_high_kg=times(e.carbon_kg, high),
+    )

@@ -26,7 +26,7 @@ _NONE = "no published figure"
 
 @dataclass(frozen=True)
 class ChipExpense:
-    """What a chip costs to rent, and the power that it and its part of a node are rated at; None without a source."""
+    """A chip's rental prices and the rated power of it and its part of a node; None without a source."""
 
     name: str
     hyperscaler: tuple[float, ...] | None = None
@@ -37,7 +37,7 @@ class ChipExpense:
     price_source: str = ""
     chip_watts: float | None = None
     rated_watts: float | None = None
-    """A node's, divided among its GPUs."""
+    """The node's rated power, divided among its GPUs."""
     power_source: str = ""
 
 
@@ -50,9 +50,9 @@ class PublishedFigure:
     source: str
     value: float = 0.0
     chip_share: float = 0.0
-    """Of a phase: power drawn, of what the chip is rated at."""
+    """For a phase: power drawn by the chip over its rated power."""
     rest_share: float = 0.0
-    """Of a phase: power drawn, of what the rest of its node is rated at."""
+    """For a phase: power drawn by the rest of the node over its rated power."""
 
 
 CHIP_RATES = Rows(_HERE / "chips.toml", record(ChipExpense, "name"))
@@ -61,7 +61,7 @@ FIGURES = Rows(_HERE / "figures.toml", record(PublishedFigure, "name"))
 
 @dataclass(frozen=True)
 class Taken:
-    """Something that was not given."""
+    """A value that the user did not give, taken from a table or preset."""
 
     what: str
     value: str
@@ -113,7 +113,7 @@ AS_PUBLISHED = GivenRates()
 
 
 def read_rates(line: str | None, price: float | None = None) -> GivenRates:
-    """Read a line of a user's own values; `price` is that of an option of its own. Raises InputError."""
+    """Read a line of a user's own values, and the `price` that an option may give instead. Raises InputError."""
     values: dict[str, float | str] = {}
     for item in filter(None, (part.strip() for part in (line or "").split(","))):
         name, _, text = (part.strip() for part in item.partition("="))
@@ -133,25 +133,25 @@ def read_rates(line: str | None, price: float | None = None) -> GivenRates:
 
 
 def rates_on(device: str, given: GivenRates = AS_PUBLISHED, phases: Sequence[str] = ("training",)) -> ExpenseRates:
-    """Return the rates on a device, by its name, with the power of these phases (figures.toml)."""
-    own, row, taken = given, _row(device), list[Taken]()
+    """Return the rates on the device of this name, with the power of these phases (figures.toml)."""
+    row, taken = _row(device), list[Taken]()
     chip = device if row is None else row.name
 
     def take(what: str, value: str, dated: str = "", source: str = "") -> None:
         taken.append(Taken(what, value, f"{dated}: {source}" if dated else source or f"give {what}= in rates"))
 
-    price = own.price
+    price = given.price
     if price is None:
-        known: tuple[float, ...] | None = None if row is None else getattr(row, own.provider)
+        known: tuple[float, ...] | None = None if row is None else getattr(row, given.provider)
         if known is None or row is None:
-            take("price", f"{_NONE} of a {own.provider} provider of {chip}")
+            take("price", f"{_NONE} of a {given.provider} provider of {chip}")
         else:
             price = sum(known) / len(known)
             ends = f", the middle of {known[0]:g} to {known[-1]:g}" if known[0] != known[-1] else ""
-            take("price", f"{price:g} USD a GPU-hour, {own.provider}{ends}", row.priced, row.price_source)
+            take("price", f"{price:g} USD a GPU-hour, {given.provider}{ends}", row.priced, row.price_source)
     watts: dict[str, float] = {}
-    if own.watts is not None:
-        watts = dict.fromkeys(phases, own.watts)
+    if given.watts is not None:
+        watts = dict.fromkeys(phases, given.watts)
     elif row is None or row.rated_watts is None or row.chip_watts is None:
         take("watts", f"{_NONE} of a node of {chip}")
     else:
@@ -162,20 +162,20 @@ def rates_on(device: str, given: GivenRates = AS_PUBLISHED, phases: Sequence[str
              row.power_source)  # fmt: skip
         for phase in phases:
             take(f"power, {phase}", f"{watts[phase]:,.0f} W a GPU", *_said(phase))
-    network = 0.0 if own.watts is not None else FIGURES["network"].value
+    network = 0.0 if given.watts is not None else FIGURES["network"].value
     if watts and network:
         take("power, network", f"{network:g} W a GPU over several nodes", *_said("network"))
-    pue = own.pue if own.pue is not None else FIGURES["pue"].value
-    if own.pue is None:
+    pue = FIGURES["pue"].value if given.pue is None else given.pue
+    if given.pue is None:
         take("pue", f"{pue:g}", *_said("pue"))
-    grams, name, kind = _intensity(own.grid)
+    grams, name, kind = _intensity(given.grid)
     if kind:
         take("grid", f"{grams:g} g CO2e/kWh, {name}", *_said(kind))
     return ExpenseRates(price, watts, network, pue, grams, tuple(taken))
 
 
 def require_counted(rates: ExpenseRates, objective: str) -> None:
-    """Require that what an objective counts has a figure. Raises InputError."""
+    """Raise InputError if the quantity of a search's objective (money, energy, carbon) has no figure."""
     known = {"money": rates.price is not None, "energy": bool(rates.watts), "carbon": bool(rates.watts)}
     if not known.get(objective, True):
         missing, example = ("price", "2.5") if objective == "money" else ("watts", "980")
@@ -188,7 +188,7 @@ def _said(figure: str) -> tuple[str, str]:
 
 
 def _row(device: str) -> ChipExpense | None:
-    """Return what is known of a device such as H100-SXM5-80GB; a chip with less memory costs what its chip costs."""
+    """Return the row of a device such as H100-SXM5-80GB, or None; variants in memory share their chip's row."""
     try:
         name = chip_name(device)
     except InputError:
@@ -197,7 +197,8 @@ def _row(device: str) -> ChipExpense | None:
 
 
 def _intensity(grid: str | None) -> tuple[float, str, str]:
-    """Return (g CO2e/kWh, whose, kind of source; "" for a user's own) of a grid. Raises InputError."""
+    """Return (g CO2e/kWh, name of the grid with its year, key of the source in FIGURES) of a grid; the last two are
+    "" for a user's own number. Raises InputError."""
     if grid is None:
         return FIGURES["world"].value, "world average: name a grid", "world"
     try:

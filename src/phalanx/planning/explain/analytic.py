@@ -6,20 +6,22 @@ from functools import cached_property
 from itertools import product
 from typing import Any
 
-from phalanx.cost.analytic.estimate import laid_out_strategy, require_policy
+from phalanx.cost.analytic.estimate import layout_of_strategy, require_policy
 from phalanx.cost.analytic.host_memory import host_bytes
 from phalanx.cost.analytic.state_parts import StatePerParameter, state_of
 from phalanx.cost.ledger.flops import hardware_flops, model_flops
 from phalanx.cost.ledger.policy import sharding
+from phalanx.cost.ledger.rank_layout import Layout
 from phalanx.frameworks.registry import facts, row_of
 from phalanx.planning.explain.lint import changed_fields
 from phalanx.planning.explain.targets import BUBBLE, EXPOSED, IMBALANCE, MFU, OVERLAP, Target
 from phalanx.planning.explain.traffic import TrafficRow, flows, term_of
-from phalanx.planning.search import HEADROOM, strategy_columns
+from phalanx.planning.search import HEADROOM
 from phalanx.planning.search.column_pricing import Pricing
 from phalanx.planning.search.priced import PricedStrategy
 from phalanx.planning.search.refine import PipelineRun, RankedStrategy, RefinedPrices
 from phalanx.planning.search.stack_options import single_changes
+from phalanx.planning.search.strategy_columns import columns_of
 from phalanx.schedule.pipeline.given_layout import given_blocks, listed
 from phalanx.schedule.pipeline.stages import check
 from phalanx.spec.cluster.spec import ClusterSpec
@@ -35,20 +37,19 @@ _LESS_HELD: tuple[dict[str, Any], ...] = (
     {"optimizer_offload": 1.0},
     {"optimizer_offload": 1.0, "parameter_offload": True},
 )
-"""Options with which a device holds less of the model's state."""
+"""Options that take model state off a device."""
 
 
 @dataclass(frozen=True)
 class AnalyticSubject:
-    """A strategy of a question, with everything that explanations and lints need.
-
-    Raises InputError if the strategy is not legal for the model and job."""
+    """A strategy of a question, with everything that explanations and lints need. Raises InputError if the strategy
+    is not legal for the model and job."""
 
     larger: Callable[[int], Pricing]
-    """The question on any number of GPUs."""
+    """From a number of GPUs to the question on that many."""
     strategy: Strategy
     gpus: int
-    """Number of GPUs there are; the strategy may use fewer."""
+    """Number of available GPUs; the strategy may use fewer."""
     headroom: float = HEADROOM
     """Share of a device's memory that alternative strategies must leave free, as in a search."""
     known: RefinedPrices | None = None
@@ -85,7 +86,7 @@ class AnalyticSubject:
 
     @cached_property
     def _priced(self) -> RankedStrategy:
-        return (self.known or RefinedPrices(self.pricing)).of([self.strategy])[0]
+        return (self.known or RefinedPrices(self.pricing)).price([self.strategy])[0]
 
     @cached_property
     def _others(self) -> RefinedPrices:
@@ -119,10 +120,15 @@ class AnalyticSubject:
         """Traffic of a rank in a step, by axis and operation."""
         return flows(self.pricing, self.strategy)
 
+    @cached_property
+    def _layout(self) -> Layout:
+        """The strategy's layout, in columns of one row."""
+        return self.pricing.layout(columns_of([self.strategy]))
+
     @property
     def reduces_each(self) -> bool:
         """Whether every micro-batch reduces its gradients."""
-        how = sharding(self.pricing.layout(strategy_columns.of([self.strategy])), self.pricing.profile.policy)
+        how = sharding(self._layout, self.pricing.profile.policy)
         return bool(how.reduces_each[0] > 0 or how.replicates_each[0] > 0)
 
     @property
@@ -142,7 +148,8 @@ class AnalyticSubject:
 
     @cached_property
     def repeated_s(self) -> float:
-        """Exposed seconds of tensor parallelism that recomputation sends again: they are in its term."""
+        """Exposed seconds of the tensor-parallel communication that recomputation repeats: part of the step's term
+        `recompute`."""
         if self.strategy.recompute == "none" or self.strategy.tp == 1:
             return 0.0
         profile, once = self.pricing.profile, flows(self.pricing, replace(self.strategy, recompute="none"))
@@ -152,8 +159,9 @@ class AnalyticSubject:
         return again * (1 - float(profile.tp_overlap) * inside)  # it waits as the forward pass does
 
     def exposed_seconds(self, axis: str) -> float:
-        """Return the exposed seconds of an axis's communication in a step: its share of their term. That of expert
-        parallelism also has permutations and waiting, so there it is what the stack leaves of the messages."""
+        """Return the exposed seconds of an axis's communication in a step: its share of the term that it is in. The
+        term of expert parallelism also has permutations and waiting, so there it is the messages' seconds that the
+        stack does not overlap."""
         term, profile = term_of(axis), self.pricing.profile
         own_s = sum(f.seconds for f in self.flows if f.axis == axis)
         if term == "ep" and not profile.overlaps_experts:
@@ -191,7 +199,7 @@ class AnalyticSubject:
             return None
         if self._refused_for_a_change(s):
             return None
-        p = self._others.of([s])[0].priced
+        p = self._others.price([s])[0].priced
         return p if p.fits else None
 
     def sets(self, field: str) -> bool:
@@ -200,8 +208,8 @@ class AnalyticSubject:
         return row is None or (bool(row.strategy[field].key) and not row.strategy[field].in_code)
 
     def offloaded(self) -> Iterator[tuple[str, PricedStrategy]]:
-        """Yield options of the stack that take state off the device, at each level of ZeRO from the strategy's on,
-        with its recomputation or all of it, where it fits."""
+        """Yield (settings, price) with options of the stack that take state off the device, at each level of ZeRO
+        from the strategy's on, with its own recomputation or full, if it fits."""
         row, now = row_of(self.pricing.stack), self.strategy
         if not row.documented or self.cluster.device.kind != "cuda":
             return
@@ -214,7 +222,7 @@ class AnalyticSubject:
             if not has or row.refusal(s, options, facts(self.model, self.job, s)) or options == self.pricing.extra:
                 continue
             away_from = replace(self.pricing_of_others, extra=options)
-            p, host = RefinedPrices(away_from).of([s])[0].priced, self.cluster.host_memory_bytes
+            p, host = RefinedPrices(away_from).price([s])[0].priced, self.cluster.host_memory_bytes
             if p.fits and (host is None or host_bytes_in(away_from, s) <= host):
                 changed = {name: getattr(s, name) for name in ("zero", "recompute")}
                 changed = {name: value for name, value in changed.items() if value != getattr(now, name)}
@@ -222,8 +230,8 @@ class AnalyticSubject:
                 yield ",".join(line + [f"{name}={format_field(value)}" for name, value in away.items()]), p
 
     def gains(self) -> Iterator[tuple[str, str, PricedStrategy]]:
-        """Yield (field or option, the settings that change it, the price with them) of every neighbour that fits, and
-        of every other value of an option that a search sets; and products in 16 bits in place of fp32."""
+        """Yield (field or option, the settings that change it, the price with them) of every neighbour, of every
+        other value of an option that a search sets, and of products in 16 bits in place of fp32, if they fit."""
         s = self.strategy
         for what, p in self.neighbours:
             if p.fits and not self._refused_for_a_change(p.strategy):
@@ -231,20 +239,20 @@ class AnalyticSubject:
         for name, pricing in single_changes(self.pricing_of_others):
             row = pricing.row
             if row is not None and row.refusal(s, pricing.extra, facts(self.model, self.job, s)) is None:
-                p = RefinedPrices(pricing).of([s])[0].priced
+                p = RefinedPrices(pricing).price([s])[0].priced
                 if p.fits:
                     entry = row.options[name]
                     yield name, f"{name}={getattr(pricing.extra, name)} ({entry.key or entry.written})", p
         half = next((d for d in ("bfloat16", "float16") if d in self.cluster.device.dense_flops_per_s), None)
         if self.job.precision.compute == "float32" and half is not None and self.pricing.number_format == "bfloat16":
             job = replace(self.job, precision=replace(self.job.precision, compute=half))
-            p = RefinedPrices(replace(self.pricing, job=job)).of([s])[0].priced
+            p = RefinedPrices(replace(self.pricing, job=job)).price([s])[0].priced
             if p.fits:
                 yield "precision", f"precision={'bf16' if half == 'bfloat16' else 'fp16'}", p
 
     def _refused_for_a_change(self, s: Strategy) -> bool:
-        """Whether the stack refuses another strategy for a field in which it differs from this one. A refusal that
-        applies to both is reported along with the findings (answers/question/question.py), and hides none."""
+        """Whether the stack refuses another strategy because of a field in which it differs from this one. A refusal
+        that applies to both is reported along with the findings (answers/question/question.py)."""
         row, extra = self.pricing.row, self.pricing.extra
         refusal = None if row is None else row.refusal(s, extra, facts(self.model, self.job, s))
         return refusal is not None and getattr(s, refusal.field, None) != getattr(self.strategy, refusal.field, None)
@@ -257,13 +265,12 @@ class AnalyticSubject:
     @cached_property
     def model_flops(self) -> float:
         """FLOPs of a step required by the model, over all ranks."""
-        return float(model_flops(self.pricing.shape, self.pricing.layout(strategy_columns.of([self.strategy])))[0])
+        return float(model_flops(self.pricing.shape, self._layout)[0])
 
     @cached_property
     def hardware_flops(self) -> float:
         """FLOPs of a step executed by the chips, including recomputation, over all ranks."""
-        x = self.pricing
-        return float(hardware_flops(x.shape, x.layout(strategy_columns.of([self.strategy])), x.profile.policy)[0])
+        return float(hardware_flops(self.pricing.shape, self._layout, self.pricing.profile.policy)[0])
 
     @property
     def mfu(self) -> float:
@@ -296,33 +303,24 @@ class AnalyticSubject:
     def neighbours(self) -> list[tuple[str, PricedStrategy]]:
         """(change, price) of every strategy that differs in one decision, the fastest that fits first."""
         others = self._others.neighbours(self.strategy)
-        ranked = self._others.of([s for _, s in others])
+        ranked = self._others.price([s for _, s in others])
         named = [(what, r.priced) for (what, _), r in zip(others, ranked, strict=True)]
         return sorted(named, key=lambda item: (not item[1].fits, item[1].seconds))
 
-    def better(self, *words: str) -> PricedStrategy | None:
-        """Return the fastest neighbour that fits and is faster than the strategy, of all or of those that change one
-        of `words`."""
-        for what, p in self.neighbours:
-            if p.fits and p.seconds < self.priced.seconds and (not words or what.split(" ")[0] in words):
-                return p
-        return None
-
 
 def host_bytes_in(p: Pricing, s: Strategy) -> float:
-    """Return the bytes of a strategy's state that each node's host holds, at least; 0 where none is offloaded."""
+    """Return the least bytes of a strategy's state that each node's host holds; 0 if none is offloaded."""
     if not (p.extra.optimizer_offload or p.extra.parameter_offload):
         return 0.0
-    how = laid_out_strategy(p.model, p.job, s, p.extra, p.number_format)
+    how = layout_of_strategy(p.model, p.job, s, p.extra, p.number_format)
     return host_bytes(p.shape, how, p.profile, p.extra, p.cluster.ranks_per_node)
 
 
 def state_in(p: Pricing, s: Strategy) -> StatePerParameter:
-    """Return what the state of a strategy's rank is made of."""
-    how = laid_out_strategy(p.model, p.job, s, p.extra, p.number_format)
+    """Return the parts of the model state on a strategy's rank."""
+    how = layout_of_strategy(p.model, p.job, s, p.extra, p.number_format)
     state = state_of(p.shape, how, p.profile, p.job, p.extra)
     if p.stack != "phalanx":
         return state
-    return replace(
-        state, line=f"{state.line}; and buffers of buckets and units, tables, the batch"
-    )  # exactly counted
+    # Our own runtime's state is counted exactly, with these.
+    return replace(state, line=f"{state.line}; and buffers of buckets and units, tables, the batch")

@@ -32,13 +32,13 @@ class Facts:
     network_bytes_per_s: float
     """Bytes/s of a rank between nodes, in one direction."""
     sites: bool
-    """Whether a tier beyond the nodes' is ten times slower still."""
+    """Whether an outer tier is ten times slower than the network between nodes."""
     serving: bool = False
 
 
 @dataclass(frozen=True)
 class Leaf:
-    """A leaf of the tree: what to do."""
+    """A leaf of the tree: a rule for choosing the strategy."""
 
     rule: str
     line: str
@@ -47,7 +47,7 @@ class Leaf:
 
 @dataclass(frozen=True)
 class Branch:
-    """A question, and where yes and no lead."""
+    """A question, and the nodes to which yes and no lead."""
 
     question: str
     words: tuple[str, str]
@@ -86,7 +86,7 @@ def _rate(tier: Tier, ranks: int) -> float:
 
 def facts(model: ModelSpec, cluster: ClusterSpec, gpus: int, batch: int, seq: int) -> Facts:
     """Return the facts about a training that the tree reads."""
-    # What joins nodes, each tier with the ranks that its uplink serves.
+    # The tiers that join nodes, each with the ranks that its uplink serves.
     inside = cluster.ranks_per_node
     network = [(t, of) for t, of in zip(cluster.tiers[1:], cluster.tiers, strict=False) if t.ranks > inside]
     rates = [_rate(t, of.ranks) for t, of in network] or [_rate(cluster.tiers[-1], inside)]
@@ -114,7 +114,7 @@ def walk(f: Facts, node: Node = TREE) -> tuple[list[tuple[Branch, bool]], Leaf]:
 
 
 def as_json(f: Facts | None) -> dict[str, object]:
-    """Return the tree as plain data, with the answers of a job and where they lead, if one is given."""
+    """Return the tree as plain data, with a job's answers and the leaf that they lead to; null without a job."""
 
     def plain(node: Node) -> dict[str, object]:
         if isinstance(node, Leaf):
@@ -132,7 +132,7 @@ def as_json(f: Facts | None) -> dict[str, object]:
 
 
 def leaves(node: Node = TREE) -> Iterator[Leaf]:
-    """Yield every leaf, from the first yes on."""
+    """Yield every leaf, yes before no."""
     if isinstance(node, Leaf):
         yield node
     else:

@@ -50,7 +50,7 @@ class ExactExplanation:
 
     @property
     def memory_terms(self) -> dict[str, float]:
-        """Bytes by kind of occupant."""
+        """Bytes of model state and of activations."""
         p = self.chosen.prediction
         return {"model state": float(p.state_bytes), "activations": float(p.activation_bytes)}
 
@@ -90,12 +90,12 @@ class ExactSubject:
 
     @property
     def host_bytes(self) -> float:
-        """None: our own runtime offloads no state."""
+        """0: our own runtime offloads no state."""
         return 0.0
 
     @property
     def headroom(self) -> float:
-        """None: the memory of our own runtime is known to the byte, so its search needs no headroom."""
+        """0: the memory of our own runtime is known to the byte, so its search needs no headroom."""
         return 0.0
 
     @property
@@ -104,7 +104,7 @@ class ExactSubject:
         return float(self.chosen.prediction.memory_bytes), self.cluster.device.usable_bytes
 
     def exposed_seconds(self, axis: str) -> float:
-        """Return the seconds of an axis's collectives in a step, none of them hidden, as is the case for tp."""
+        """Return the seconds of an axis's collectives in a step, taken to be exposed, which is right for tp."""
         grid = mesh(self.strategy)
         times = (measured.seconds(self.cluster, grid, e.op, axis, 1, e.bytes) for e in self._events if e.axis == axis)
         return float(sum(times))
@@ -122,7 +122,7 @@ class ExactSubject:
     @property
     def imbalance(self) -> float:
         """Excess of the slowest pipeline rank over the mean, as a share of the mean."""
-        split = stage_split.explained(self.model, self.cluster, self.job, self.chosen.strategy, "")
+        split = stage_split.explanation(self.model, self.cluster, self.job, self.chosen.strategy, "")
         return float(split["imbalance"]) if split else 0.0
 
     @property
@@ -169,9 +169,7 @@ class ExactSubject:
 
 def subject_of_plan(plan: Plan, strategy: Strategy | None, gpus: int | None) -> ExactSubject:
     """Return the subject for a strategy of a plan's job on its cluster, by default the plan's own strategy as the
-    user wrote it.
-
-    Raises InputError if it is not legal for the job."""
+    user wrote it. Raises InputError if it is not legal for the job."""
     if strategy is None:
         strategy = plan.strategy
         if (plan.choices.get("bucket") or {}).get("reason"):

@@ -1,9 +1,9 @@
 """Explanation of a strategy's time and memory: both rooflines, what to change first, and why not its neighbours.
 
-Four regimes of communication, by the ratio of FLOP per byte sent to the FLOP per byte at which compute and
-communication take equally long. With perfect overlap a step takes the longer of the two, so that below a ratio of 1 a
-step computes for that share of its time. Near 1 neither hides the other in practice: overlap is never perfect, and
-both ends of the ratio jitter.
+Communication has four regimes, by the FLOP per byte sent over the FLOP per byte at which compute and communication
+take equally long (the ridge). With perfect overlap a step takes the longer of the two: below a ratio of 1 it computes
+for that share of its time. Near 1 neither hides the other in practice, because overlap is never perfect and both
+times vary.
 """
 
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ MEANING = "communication dominates below 0.2 of the ridge, bounds below 0.8, is 
 
 
 def regime(ratio: float) -> str:
-    """Return the regime of FLOP per byte sent over the ridge, of any positive ratio."""
+    """Return the regime of communication at a ratio of FLOP per byte sent to the ridge, any positive number."""
     return next((name for most, name in _BOUNDS if ratio < most), COMPUTE)
 
 
@@ -31,18 +31,18 @@ class Axis:
     tier: str
     """Tier of links spanned by the axis's groups."""
     sent: float
-    """Bytes."""
+    """Bytes sent by a rank."""
     intensity: float
     """FLOP per byte sent over the axis."""
     ridge: float
-    """FLOP per byte above which the links keep up with the chip."""
+    """FLOP per byte sent above which the links keep up with the chip."""
     exposed_s: float
     critical_batch: float | None
     """Sequences per step above which the data axis is compute-bound; None if its traffic grows with the batch."""
 
     @property
     def regime(self) -> str:
-        """One of the four regimes of communication (regimes.py)."""
+        """One of the four regimes of communication."""
         return regime(self.intensity / self.ridge)
 
 
@@ -61,7 +61,7 @@ class Lever:
 
 
 def axes(x: AnalyticSubject) -> list[Axis]:
-    """Place every axis that communicates on the roofline."""
+    """Return every axis that communicates, with its place on the communication roofline."""
     s, system = x.strategy, x.pricing.system
     flops = x.hardware_flops / s.world
     totals: dict[str, tuple[float, str]] = {}
@@ -102,7 +102,7 @@ def levers(x: AnalyticSubject) -> list[Lever]:
 
 
 def order_costs(x: AnalyticSubject) -> str:
-    """Return a sentence on the cost of the other mesh order; "" if there is none."""
+    """Return the other mesh order and its change of the step time, in words; "" if there is none."""
     for what, p in x.neighbours:
         if what.startswith("order "):
             return f"{what.removeprefix('order ')}: {p.seconds / x.priced.seconds - 1:+.1%}"

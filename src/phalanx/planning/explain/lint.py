@@ -20,7 +20,7 @@ _WORTH = 0.01
 
 
 def lint(subject: LintSubject) -> list[Finding]:
-    """Return the findings of every lint, in the order of LINTS, and then what else a single change saves."""
+    """Return the findings of every lint, in the order of LINTS, and then other single changes that save much."""
     listed = [finding for name in LINTS for finding in LINTS[name](subject)]
     return [*listed, *_savings(subject, listed)]
 
@@ -86,8 +86,8 @@ _WAYS = (2, 4, 8)
 
 
 def _smaller(x: LintSubject) -> str:
-    """Name the fastest one or two changes with which a strategy fits, and the fastest offloading of one that fits by
-    nothing else; "" where none does."""
+    """Return the fastest one or two changes with which a strategy fits, and the fastest offloading with which one
+    fits that does not fit otherwise; in words, "" if there is none."""
     s = x.strategy
     repeated: list[dict[str, Any]] = [{"recompute": "selective"}, {"recompute": "full"}]
     sharded: list[dict[str, Any]] = []
@@ -154,14 +154,14 @@ def _straddling(x: LintSubject) -> Iterator[Finding]:
 
 
 def _costs_now(x: LintSubject, axis: str) -> str:
-    """Return a sentence on the time of an axis's exposed communication; "" if none is exposed."""
+    """Return the time of an axis's exposed communication, in words; "" if none is exposed."""
     seconds = x.exposed_seconds(axis)
     return f", and its communication takes {seconds:.3g} s of a step of {x.comparable_seconds:.3g}" if seconds else ""
 
 
 def _inside(x: LintSubject, node: int) -> str:
-    """Return a sentence on the step time with tp reduced to the next divisor of a node, if the number of GPUs allows
-    it."""
+    """Return the step time with tp reduced to the next divisor of a node, in words; "" if the number of GPUs does not
+    allow it."""
     s = x.strategy
     for tp in (t for t in range(s.tp, 0, -1) if node % t == 0):
         ranks = s.dp * s.tp
@@ -310,7 +310,7 @@ def _idle(x: LintSubject) -> Iterator[Finding]:
 
 
 def _needless_recompute(x: LintSubject) -> Iterator[Finding]:
-    """Report recomputation without which the step fits too, or with less of it."""
+    """Report recomputation if the step also fits with none or less of it, and is faster."""
     for kind in ("none", "selective") if x.strategy.recompute != "none" else ():
         p = x.alternative(replace(x.strategy, recompute=kind))
         if p is not None and p.seconds < (1 - _WORTH) * x.comparable_seconds:

@@ -1,4 +1,4 @@
-"""What a lint reads of a strategy's price, and what it reports."""
+"""The interfaces of a lint: the priced strategy that it reads, and the finding that it reports."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -86,7 +86,7 @@ class LintSubject(Protocol):
         """Whether a configuration sets a field of the strategy; else the program's code does, or nothing."""
 
     def offloaded(self) -> Iterator[tuple[str, Alternative]]:
-        """Yield what goes to the host, as settings, and the price with it, where that fits."""
+        """Yield (settings that move state to the host, the price with them) for each that fits."""
 
     def gains(self) -> Iterator[tuple[str, str, Alternative]]:
         """Yield (field or option, the settings that change it, the price with them) of every single change that is

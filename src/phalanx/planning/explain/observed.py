@@ -34,13 +34,13 @@ from phalanx.spec.errors import InputError
 from phalanx.spec.files.plan import Plan
 
 _ALIKE = {"broadcast": "all_gather", "reduce": "reduce_scatter", "gather": "all_gather", "scatter": "reduce_scatter"}
-"""Collectives priced as others that send equally many bytes over a ring."""
+"""Collectives without a price of their own, and the one of equal traffic over a ring that prices each."""
 
 
 @dataclass(frozen=True)
 class ObservedFlow:
-    """A group of equal collectives or messages: their number, bytes of each, the links that they span, and total
-    seconds."""
+    """Equal collectives or messages: their number, the bytes of each, the innermost links that their group spans, and
+    their total seconds."""
 
     op: str
     axis: str
@@ -87,21 +87,18 @@ def read(path: Path) -> Observation | None:
     return from_json(text, str(path))
 
 
-def priced(o: Observation, cluster: ClusterSpec) -> tuple[PricedRank, ...]:
+def price_observation(o: Observation, cluster: ClusterSpec) -> tuple[PricedRank, ...]:
     """Price every observed rank on a cluster. Raises InputError if it has fewer ranks than the program."""
     if cluster.ranks < o.world:
         raise InputError("cluster", cluster.name, f"has {cluster.ranks} ranks, the program {o.world}")
     system = system_of(cluster)
     rate = float(np.asarray(system.peak_bf16 * system.gemm))
-    result = []
-    for r in o.ranks:
-        flops = sum(r.flops.values())
-        result.append(
-            PricedRank(
-                r, flops, flops / rate, tuple(_flows(r, cluster, system)), float(np.asarray(system.memory_bytes))
-            )
-        )
-    return tuple(result)
+    memory = float(np.asarray(system.memory_bytes))
+    flops = [sum(r.flops.values()) for r in o.ranks]
+    return tuple(
+        PricedRank(r, n, n / rate, tuple(_flows(r, cluster, system)), memory)
+        for r, n in zip(o.ranks, flops, strict=True)
+    )
 
 
 def _flows(r: RankObservation, cluster: ClusterSpec, system: System) -> list[ObservedFlow]:
@@ -138,7 +135,7 @@ _PHASES = {"F": "forward", "B": "backward", "I": "backward", "W": "backward", "o
 
 @dataclass(frozen=True)
 class PlanComparison:
-    """One kind of event, or one quantity, of a rank in the plan and in the program: its number, and total bytes or
+    """One kind of event, or one quantity, of a rank in the plan and in the program: counts, and total bytes or
     FLOPs."""
 
     rank: int
@@ -155,7 +152,7 @@ class PlanComparison:
 
 
 def compare_with_plan(o: Observation, plan: Plan) -> tuple[PlanComparison, ...]:
-    """Compare every observed rank with the same rank of a plan. Raises InputError where the worlds differ."""
+    """Compare every observed rank with the same rank of a plan. Raises InputError if the world sizes differ."""
     world = plan.strategy.world
     if o.world != world:
         raise InputError("plan", str(plan.strategy), f"is for {world} ranks, the program was observed at {o.world}")
@@ -179,11 +176,11 @@ def _of_rank(observed: RankObservation, program: StepProgram) -> tuple[PlanCompa
 
 
 def _kinds(events: tuple[Event, ...]) -> dict[tuple[str, int, str], tuple[int, int]]:
-    counts: Counter[tuple[str, int, str]] = Counter()
-    sizes: Counter[tuple[str, int, str]] = Counter()
+    """Return (number, total bytes) of communication events by (operation, group size, phase)."""
+    totals: dict[tuple[str, int, str], tuple[int, int]] = {}
     for e in events:
         if e.kind != "compute":
             kind = e.op, e.group_size, _PHASES[e.phase]
-            counts[kind] += 1
-            sizes[kind] += e.bytes
-    return {kind: (counts[kind], sizes[kind]) for kind in counts}
+            count, size = totals.get(kind, (0, 0))
+            totals[kind] = count + 1, size + e.bytes
+    return totals

@@ -1,10 +1,10 @@
 """Anti-patterns in an observed program, each with the line of the program, its cost and the remedy.
 
-Gradients and parameters are recognised by their number: the elements in the collectives of one operation over one
-axis in a pass are a whole multiple of the trained elements of the rank (times the group, if these are sharded).
-Traffic of tensor parallelism may be such a multiple by chance; unlike gradients it is in the forward pass too
-(Shoeybi et al. 2019, section 3: f and g). Costs are bytes or seconds of one rank and step; seconds need a cluster,
-and price each collective alone (cost/collectives/nccl_model.py).
+Collectives carry gradients or parameters if the elements of one operation over one axis in a pass are a whole
+multiple of the rank's trained elements (times the group, if these are sharded). Tensor-parallel traffic may be such a
+multiple by chance; unlike gradients it is in the forward pass too (Shoeybi et al. 2019, section 3: f and g). Costs
+are bytes or seconds of one rank and step; seconds need a cluster, and price each collective alone
+(cost/collectives/nccl_model.py).
 """
 
 from collections import Counter, defaultdict
@@ -26,8 +26,8 @@ from phalanx.spec.job import DTYPE_BYTES
 _PADDING = 0.02
 """The largest padding of a collective, as a share of the elements that it carries."""
 _SMALL, _BUCKET, _FEW = 2**20, 25 * 2**20, 8
-"""Average bytes below which reductions are small, and the number from which they are reported; DDP's default bucket
-is 25 MiB."""
+"""Mean bytes below which reductions are small; bytes of a bucket, DDP's default; number of reductions from which
+small ones are reported."""
 _PASS = {"F": "F", "B": "B", "I": "B", "W": "B", "opt": "opt"}
 """Phases, with the parts of a backward pass merged."""
 _SHARE = 0.05
@@ -37,7 +37,7 @@ _SHARE = 0.05
 @dataclass(frozen=True)
 class ProgramFinding:
     """One anti-pattern of a program. `where`: "file:line"; `bytes`: sent or stored needlessly by a rank in a step, 0
-    if the loss is of another kind; `seconds`: of communication lost in a step, None without a cluster."""
+    if the loss is of another kind; `seconds`: communication time lost in a step, None without a cluster."""
 
     name: str
     where: str
@@ -57,6 +57,7 @@ class StateFlow:
 
     @property
     def bytes(self) -> int:
+        """Bytes of all events."""
         return sum(o.event.bytes for o in self.events)
 
 
@@ -95,7 +96,7 @@ class LintedRank:
         return result
 
     def seconds(self, events: Iterable[Observed], share: float = 1.0) -> float | None:
-        """Return `share` of the seconds of some collectives, one after the other."""
+        """Return `share` of the seconds of some collectives, one after the other; None without a cluster."""
         if self.system is None:
             return None
         return share * sum(_price(o, o.event.bytes, self.system) for o in events)
@@ -231,7 +232,7 @@ def _replicated_state(x: LintedRank) -> Iterator[ProgramFinding]:
 
 
 def _kept(x: LintedRank) -> Iterator[ProgramFinding]:
-    """Report activations that stay alive after the backward pass, in the graph of an unused result."""
+    """Report activations that stay alive after the step, in the graph of a result without a backward pass."""
     by_place: Counter[str] = Counter()
     modules: dict[str, str] = {}
     for k in x.rank.kept:
@@ -250,7 +251,7 @@ def _kept(x: LintedRank) -> Iterator[ProgramFinding]:
 
 
 def _stays_gathered(x: LintedRank) -> Iterator[ProgramFinding]:
-    """Report parameters that a forward pass without a backward pass gathered, and nothing freed since."""
+    """Report parameters that a forward pass without a backward pass gathered, and that stay gathered."""
     for a in x.rank.allocations:
         if a.kind == STAY_GATHERED and a.peak_bytes > _SHARE * x.rank.peak:
             model, units = a.model or "model", ", ".join(a.units) or "the root"
@@ -273,18 +274,19 @@ def _straddling(x: LintedRank) -> Iterator[ProgramFinding]:
     for o in x.rank.communication:
         if o.event.kind == "collective" and len(o.ranks) > 1:
             groups[o.ranks].append(o)
-    inside = [sum(o.event.bytes for o in events) for ranks, events in groups.items() if _nodes(ranks, node) == [1]]
+    by_node = {ranks: _ranks_by_node(ranks, node) for ranks in groups}
+    inside = [sum(o.event.bytes for o in events) for ranks, events in groups.items() if len(by_node[ranks]) == 1]
     for ranks, events in groups.items():
-        counts = _nodes(ranks, node)
+        counts = by_node[ranks]
         e, sent = events[0].event, sum(o.event.bytes for o in events)
         uneven = max(counts) > min(counts)
-        if len(ranks) > node or counts == [1] or not (uneven or any(n < sent for n in inside)):
+        if len(ranks) > node or len(counts) == 1 or not (uneven or any(n < sent for n in inside)):
             continue
         lost = sum(_price(o, o.event.bytes, x.system) - _price(o, o.event.bytes, x.system, 1) for o in events)
         yield ProgramFinding(
             "straddling-groups",
             _where(events),
-            f"groups of {e.axis} ({len(ranks)} ranks) lie on {len(_members(ranks, node))} nodes of {node} and send "
+            f"groups of {e.axis} ({len(ranks)} ranks) lie on {len(counts)} nodes of {node} and send "
             f"{write_bytes(sent)} a step",
             f"make {e.axis} {f'a divisor of {node}' if uneven else 'the innermost axis of the DeviceMesh'}",
             0,
@@ -292,14 +294,9 @@ def _straddling(x: LintedRank) -> Iterator[ProgramFinding]:
         )
 
 
-def _members(ranks: tuple[int, ...], node: int) -> Counter[int]:
-    return Counter(r // node for r in ranks)
-
-
-def _nodes(ranks: tuple[int, ...], node: int) -> list[int]:
-    """Return the number of ranks of a group on each of its nodes; [1] if all are on one node."""
-    counts = _members(ranks, node)
-    return [1] if len(counts) == 1 else sorted(counts.values())
+def _ranks_by_node(ranks: tuple[int, ...], node: int) -> list[int]:
+    """Return the number of a group's ranks on each of its nodes, which have `node` ranks."""
+    return list(Counter(r // node for r in ranks).values())
 
 
 def _small_buckets(x: LintedRank) -> Iterator[ProgramFinding]:
@@ -352,13 +349,13 @@ def _wide_traffic(x: LintedRank) -> Iterator[ProgramFinding]:
 
 
 def _unmatched(x: LintedRank) -> Iterator[ProgramFinding]:
-    """Report the first collective of a group that two of its ranks do not issue alike: the group waits for ever."""
+    """Report the first collective of a group in which two of its ranks differ, so that the group waits forever."""
     for other in x.others:
         groups = {o.ranks for o in (*x.rank.communication, *other.communication) if o.event.kind == "collective"}
         for group in sorted(group for group in groups if {x.rank.rank, other.rank} <= set(group)):
             ours, theirs = ([o for o in r.communication if o.ranks == group] for r in (x.rank, other))
             for one, two in zip_longest(ours, theirs):
-                if one is None or two is None or _matched(one) != _matched(two):
+                if one is None or two is None or _signature(one) != _signature(two):
                     said = [f"rank {r.rank} {_issued(o)}" for r, o in ((x.rank, one), (other, two))]
                     yield ProgramFinding(
                         "unmatched-collectives",
@@ -370,10 +367,11 @@ def _unmatched(x: LintedRank) -> Iterator[ProgramFinding]:
 
 
 _EQUAL = ("all_reduce", "all_gather", "reduce_scatter", "broadcast")
-"""Collectives whose buffers are as large on every rank."""
+"""Collectives whose buffers are equally large on every rank."""
 
 
-def _matched(o: Observed) -> tuple[str, int]:
+def _signature(o: Observed) -> tuple[str, int]:
+    """Return what all ranks of a group must have in common: the operation, and its bytes if these must be equal."""
     return o.event.op, o.event.bytes if o.event.op in _EQUAL else 0
 
 

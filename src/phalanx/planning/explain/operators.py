@@ -13,9 +13,9 @@ import numpy as np
 from phalanx.cost.analytic import kernels
 from phalanx.cost.ledger.flops import recurrence_macs, seen_keys
 from phalanx.cost.ledger.kind import BlockKind
-from phalanx.cost.ledger.layer_flows import kv_heads, routed_rows, shared_here
+from phalanx.cost.ledger.layer_flows import group_elements_on_rank, kv_heads, routed_rows
 from phalanx.planning.search.column_pricing import Pricing
-from phalanx.planning.search.strategy_columns import of
+from phalanx.planning.search.strategy_columns import columns_of
 from phalanx.spec.strategy.spec import Strategy
 
 
@@ -62,7 +62,7 @@ def decoding(pricing: Pricing, s: Strategy, sequences: int, context: int) -> lis
 def _operators(
     pricing: Pricing, s: Strategy, tokens: float, sequences: float, keys: float, decode: bool
 ) -> Iterator[Operator]:
-    """Yield the operators of every kind of block, those that several have once, and of the head."""
+    """Yield the operators of all kinds of blocks, equal ones once, and of the head."""
     by = _Sizes(pricing, s)
     rows: dict[Operator, None] = {}
     for kind in pricing.shape.kinds:
@@ -72,11 +72,11 @@ def _operators(
 
 
 class _Sizes:
-    """Rates of a chip under a strategy, for the operators on it."""
+    """The chip's rates and the strategy's layout, from which operators are built."""
 
     def __init__(self, pricing: Pricing, s: Strategy) -> None:
         self.system, self.profile, self.s, self.top = pricing.system, pricing.profile, s, ridge(pricing)
-        self.layout = pricing.layout(of([s]))
+        self.layout = pricing.layout(columns_of([s]))
         self.element = float(self.layout.activation_bytes)
         self.memory = float(self.system.memory_bytes_per_s * self.system.memory)
         self.rate = kernels.rate_of(self.layout, self.system, self.profile)
@@ -91,7 +91,7 @@ class _Sizes:
         )
 
     def moved(self, name: str, elements: float, passes: float, flops: float) -> Operator:
-        """Return an operator that reads and writes elements, `passes` times in all."""
+        """Return an operator bound by memory that moves `elements` `passes` times, with `flops` for each."""
         size = self.element * passes * elements
         return Operator(name, f"{elements:,.0f}", flops * elements, size, size / self.memory, self.top)
 
@@ -160,7 +160,7 @@ def _attention(
             "index's scores",
             f"{tokens:,.0f} x {attended:,.0f} keys",
             pairs,
-            by.element * tokens * (kind.index_kept),
+            by.element * tokens * kind.index_kept,
             pairs / float(by.system.peak_bf16 * by.system.attention),
             by.top,
         )
@@ -183,9 +183,9 @@ def _attention(
 
 
 def _mixer(by: _Sizes, kind: BlockKind, tokens: float) -> Iterator[Operator]:
-    """Yield the operators of a recurrence or a convolution."""
+    """Yield the operators of a block with a recurrence or a convolution."""
     h, tp = float(kind.hidden), by.s.tp
-    width = kind.mixed / tp + float(np.max(shared_here(kind, by.layout))) + kind.mixed_whole
+    width = kind.mixed / tp + float(np.max(group_elements_on_rank(kind, by.layout))) + kind.mixed_whole
     yield by.product("recurrence in" if kind.scan_heads else "convolution in", tokens, width, h)
     if kind.mixed_low:
         yield by.product("gates", tokens, kind.mixed_low / tp / h, h)

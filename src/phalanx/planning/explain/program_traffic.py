@@ -52,8 +52,7 @@ def program_flows(model: ModelSpec, job: Job, s: Strategy) -> list[ProgramFlow]:
 
 
 def _share(e: Event, ranks: int) -> float:
-    """Return what a rank sends of an event's bytes: a ring's on the wire, so that an all-reduce sends as much as the
-    reduce-scatter and the all-gather that it is made of."""
+    """Return the bytes that a rank sends over a ring per byte of an event; for a message 1, or 0 if received."""
     if e.kind == "p2p":
         return float(e.op != "recv")
     return SENT.get(e.op, 1.0) * (ranks - 1) / ranks
@@ -73,9 +72,7 @@ def bytes_sent(events: Iterable[Event]) -> dict[str, float]:
 
 def differing_axes(pricing: Pricing, s: Strategy) -> Iterator[tuple[str, float, float]]:
     """Yield (axis, bytes sent by the job according to the stack's price, bytes sent by our program) where these
-    differ.
-
-    Axes over which dense gradients reduce are called dp; the few numbers of a step's metrics are left out."""
+    differ. Axes over which dense gradients reduce are called dp; the numbers of a step's metrics are left out."""
     priced: dict[str, float] = {}
     for row in job_flows(pricing, s):
         priced[row.flow.axis] = priced.get(row.flow.axis, 0.0) + row.job

@@ -1,4 +1,4 @@
-"""Good values for the figures of a training, with sources: the table by which `explain` rates and `lint` warns."""
+"""Target values for the figures of a training, with sources, by which `explain` rates them and `lint` warns."""
 
 from dataclasses import dataclass
 

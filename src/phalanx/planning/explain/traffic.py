@@ -4,8 +4,8 @@ payload     the buffer of one operation, as nccl-tests counts it: gathered size 
 sent        bytes that one rank sends in a step: 2 n (p-1)/p of all-reduce, n (p-1)/p of all-gather,
             reduce-scatter and all-to-all, n of a message: a ring's, whichever algorithm runs
 network     the part of `sent` that leaves the node through the rank's own port
-job         bytes that all ranks send: of a pipeline every unit and every boundary between chunks once, since its
-            inner ranks and its ends differ
+job         bytes that all ranks send: in a pipeline every unit and every boundary between chunks counts once, since
+            its inner ranks and its ends differ
 """
 
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from phalanx.cost.analytic.update import bucket_bytes
-from phalanx.cost.collectives.nccl_model import collective_s, message_s, together
+from phalanx.cost.collectives.nccl_model import collective_s, message_s, ranks_per_block
 from phalanx.cost.hardware.columns import Column
 from phalanx.cost.ledger import flow as ledger
 from phalanx.cost.ledger.flow import Held, some_blocks, whole_model
@@ -22,7 +22,7 @@ from phalanx.cost.ledger.layer_flows import boundaries, layer_flows, messages
 from phalanx.cost.ledger.policy import sharding
 from phalanx.cost.ledger.rank_layout import Layout
 from phalanx.planning.search.column_pricing import Pricing
-from phalanx.planning.search.strategy_columns import of
+from phalanx.planning.search.strategy_columns import columns_of
 from phalanx.spec.strategy.mesh import mesh
 from phalanx.spec.strategy.spec import Strategy
 
@@ -66,15 +66,15 @@ class JobFlow:
 
 
 def flows(pricing: Pricing, s: Strategy) -> list[TrafficRow]:
-    """Return the traffic of a rank according to its price, read from the ledger: layers and messages of a rank in the
-    middle of the pipeline, and gradients of one that also holds the embedding or the head, in a V both. Axes of one
+    """Return the traffic of a rank that its price covers, from the ledger: layers and messages of a rank in the
+    middle of the pipeline, and gradients of one that also holds the embedding or the head (in a V both). Axes of one
     rank are left out, and equal operations of different blocks are one row."""
     return _with_gradients_of(pricing, s, 1.0, 1.0 if _in_a_v(pricing, s) else 0.0)
 
 
 def _in_a_v(pricing: Pricing, s: Strategy) -> bool:
     """Whether the first rank of the pipeline has the model's first and last chunk."""
-    return bool(_number(pricing.layout(of([s])).v_shaped))
+    return bool(_number(pricing.layout(columns_of([s])).v_shaped))
 
 
 def _with_gradients_of(pricing: Pricing, s: Strategy, embed: float, head: float = 0.0) -> list[TrafficRow]:
@@ -120,10 +120,9 @@ def job_flows(pricing: Pricing, s: Strategy) -> list[JobFlow]:
 
 
 def _boundaries(pricing: Pricing, s: Strategy) -> tuple[float, float]:
-    """Return the number of boundaries between chunks over which an inner rank and an end of the pipeline send, in
-    each direction on average. With v chunks in turn an end sends one message less; in a V, half of an inner
-    rank's."""
-    layout = pricing.layout(of([s]))
+    """Return the number of boundaries between chunks over which an inner rank sends, and an end of the pipeline, on
+    average of both directions. With v chunks in turn an end sends one message less; in a V, half as many."""
+    layout = pricing.layout(columns_of([s]))
     v = _number(layout.virtual)
     return v, v / 2 if _number(layout.v_shaped) else v - 0.5
 
@@ -131,11 +130,11 @@ def _boundaries(pricing: Pricing, s: Strategy) -> tuple[float, float]:
 def _rows(
     pricing: Pricing, s: Strategy, units: Held, reduced: Held, crossed: float, tied: bool
 ) -> list[tuple[ledger.Flow, float]]:
-    """Return the ledger's flows of ranks with these units, and the number of times each is issued. `crossed`:
-    boundaries between chunks that they send over, in each direction; `tied`: they share the embedding with the other
-    end."""
+    """Return the ledger's flows of a rank that holds `units` and reduces the gradients of `reduced`, with the number
+    of times each is issued. `crossed`: boundaries between chunks over which it sends, in each direction; `tied`:
+    whether it shares the embedding with the other end."""
     shape, profile = pricing.shape, pricing.profile
-    layout: Layout = pricing.layout(of([s])).on_nodes(pricing.system.tiers[0].ranks)
+    layout: Layout = pricing.layout(columns_of([s])).on_nodes(pricing.system.tiers[0].ranks)
     stride = layout.data_stride(pricing.system.tiers[0].ranks)
     types = Types(profile.gradient_bytes, profile.parameter_bytes, profile.gradient_bytes)
     how = sharding(layout, profile.policy)
@@ -157,34 +156,22 @@ def _rows(
 def _of_rank(
     pricing: Pricing, s: Strategy, units: Held, reduced: Held, crossed: float, tied: bool = False
 ) -> list[TrafficRow]:
-    """Return the traffic of a rank with these units; equal operations of different blocks are one row."""
+    """Return the traffic of a rank as `_rows` describes it; equal operations of different blocks are one row."""
     merged: dict[tuple[str, str, str, float], list[tuple[ledger.Flow, float]]] = {}
     for row, count in _rows(pricing, s, units, reduced, crossed, tied):
         merged.setdefault((row.axis, row.op, row.what, _number(row.bytes)), []).append((row, count))
-    return [
-        _flow(
-            pricing,
-            s,
-            axis,
-            op,
-            what,
-            int(_number(same[0][0].ranks)),
-            int(_number(same[0][0].stride)),
-            _number(same[0][0].chain),
-            sum(n for _, n in same),
-            size,
-        )
-        for (axis, op, what, size), same in merged.items()
-    ]
+    return [_traffic(pricing, s, same[0][0], sum(n for _, n in same)) for same in merged.values()]
 
 
 def _job_bytes(pricing: Pricing, s: Strategy) -> dict[tuple[str, str, str], float]:
-    """Return the bytes sent by all ranks, by axis, operation and kind of data: the sum over one rank of every stage,
+    """Return the bytes sent by all ranks, by axis, operation and kind of data: the sum over one rank of each stage,
     times the ranks of a stage."""
     shape = pricing.shape
     whole = whole_model(shape.kinds)
     result: dict[tuple[str, str, str], float] = {}
-    for row, count in _rows(pricing, s, whole, whole, _number(boundaries(pricing.layout(of([s])))), tied=True):
+    for row, count in _rows(
+        pricing, s, whole, whole, _number(boundaries(pricing.layout(columns_of([s])))), tied=True
+    ):
         p = _number(row.ranks)
         both = 2.0 if row.axis == "embed" else 1.0  # the first and the last rank send it
         sent = both * _number(row.bytes) * (1.0 if row.op == "send" else SENT[row.op] * (p - 1) / p)
@@ -194,31 +181,23 @@ def _job_bytes(pricing: Pricing, s: Strategy) -> dict[tuple[str, str, str], floa
 
 
 def _number(column: Column) -> float:
-    """Return the number of a column of one row."""
+    """Return the number in a column of one row."""
     return float(np.max(column))
 
 
-def _flow(
-    pricing: Pricing,
-    s: Strategy,
-    axis: str,
-    op: str,
-    payload: str,
-    ranks: int,
-    stride: int,
-    chain: float,
-    count: float,
-    n: float,
-) -> TrafficRow:
+def _traffic(pricing: Pricing, s: Strategy, flow: ledger.Flow, count: float) -> TrafficRow:
+    """Return the traffic of `count` operations of a flow in a step."""
+    axis, op, n = flow.axis, flow.op, _number(flow.bytes)
+    ranks, stride = int(_number(flow.ranks)), int(_number(flow.stride))
     system, inner = pricing.system, pricing.system.tiers[0]
     if op == "send":
         sent, network = n, n if stride >= inner.ranks else 0.0
         if axis == "ring":
             # Only the last rank of a node sends to another one.
-            network = n / max(1, int(together(ranks, stride, inner)))
-        seconds = message_s(n, stride, system, chain)
+            network = n / max(1, int(ranks_per_block(ranks, stride, inner)))
+        seconds = message_s(n, stride, system, _number(flow.chain))
     else:
-        per_node = int(together(ranks, stride, inner))
+        per_node = int(ranks_per_block(ranks, stride, inner))
         nodes = -(-ranks // per_node)
         sent = SENT[op] * n * (ranks - 1) / ranks
         network = SENT[op] * n * (nodes - 1) / nodes / (1 if op == "all_to_all" else per_node)
@@ -226,7 +205,7 @@ def _flow(
     return TrafficRow(
         axis=axis,
         op=op,
-        what=payload,
+        what=flow.what,
         ranks=ranks,
         tier=_tier(pricing, s, axis, ranks, stride),
         count=count,
@@ -247,5 +226,5 @@ def _tier(pricing: Pricing, s: Strategy, axis: str, ranks: int, stride: int) -> 
 
 
 def term_of(axis: str) -> str:
-    """Return the term of a step that holds an axis's exposed communication; some axes share one."""
+    """Return the name of the step's term that has an axis's exposed communication; some axes share one."""
     return {"ring": "cp", "ulysses": "cp", "edp": "dp", "etp": "ep", "pp": "transfers"}.get(axis, axis)

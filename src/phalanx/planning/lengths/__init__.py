@@ -1,1 +1,1 @@
-"""Steps whose sequences have unequal lengths: how they are drawn, packed and dealt, and what they take."""
+"""Steps with sequences of unequal lengths: how these are drawn, packed and dealt to ranks, and their step times."""

@@ -2,11 +2,11 @@
 
 lognormal:1200,1.1               documents of 1,200 tokens in the mean, sigma of their logarithm 1.1
 lengths.txt                      one length a line
-+padded                          a document a sequence, padded to the full length (what nothing else says)
++padded                          a document a sequence, padded to the full length (the default)
 +longest                         padded to the longest of its micro-batch
 +packed, +packed:32k             several documents a sequence, attention inside each
-+balanced                        sequences dealt to ranks and micro-batches by what they cost
-+dynamic, +dynamic:8k            a document over just as many ranks as hold it, at most 8k tokens each (dynamic.py)
++balanced                        sequences dealt to ranks and micro-batches by their cost
++dynamic, +dynamic:8k            a document over as few ranks as can hold it, at most 8k tokens each (dynamic.py)
 """
 
 import re
@@ -42,11 +42,12 @@ class Lengths:
     """Lengths that a file lists, in place of mean and sigma."""
     way: Way = "padded"
     slot: int | None = None
-    """Tokens that documents are packed into, or of a document that a rank holds at most, where stated."""
+    """If stated: tokens of a packed sequence, or (dynamic) the most tokens of a document that a rank holds."""
     balanced: bool = False
 
     def document(self, seq: int) -> int:
-        """Return the tokens of equal documents with as many keys a query, where documents are whole; else 0."""
+        """Return the length in tokens of equal documents with as many keys per query on average, if attention stays
+        inside documents (packed, dynamic); else 0. `seq`: the longest length."""
         if self.way not in ("packed", "dynamic"):
             return 0
         lengths = np.minimum(self.draw(np.random.default_rng(0), _SAMPLE), seq).astype(float)
@@ -96,7 +97,7 @@ def parse_lengths(line: str) -> Lengths:
 
 
 def _in_file(path: Path) -> tuple[int, ...]:
-    """Read one length a line, after at most one heading. Raises InputError."""
+    """Read a file of one length per line, after at most one heading. Raises InputError."""
     rows = [line.strip() for line in read_packed(path, "lengths").splitlines() if line.strip()]
     for place, row in enumerate(rows):
         if not row.isdecimal() and place:

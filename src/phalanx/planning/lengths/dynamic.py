@@ -1,4 +1,4 @@
-"""Documents over just as many ranks as hold them: Megatron-Core's hybrid (later: dynamic) context parallelism.
+"""Each document over as few ranks as can hold it: Megatron-Core's hybrid (later: dynamic) context parallelism.
 
 The ranks of dp and cp are one pool. Each document is a micro-batch of its own on a group of them, whose width is the
 least power of two that leaves each rank at most N tokens (Megatron-LM 5be9626,
@@ -15,18 +15,18 @@ import numpy as np
 
 from phalanx.frameworks.registry import row_of
 from phalanx.planning.search.column_pricing import Pricing
-from phalanx.planning.search.refine import refined
+from phalanx.planning.search.refine import refine
 from phalanx.schedule.packing import Floats, Ints, spread
 from phalanx.spec.errors import InputError
 from phalanx.spec.strategy.spec import Strategy
 
 CONDITIONS = "pp=1, ep=1, zero<2, micro_batch=1, replicas>1"
-"""On strategies whose ranks can form such groups, for a search."""
+"""Conditions for a search on strategies whose ranks can form such groups."""
 
 
 def refusal(p: Pricing, s: Strategy, meets: bool) -> InputError | None:
-    """Return why ranks cannot form groups by documents, if they cannot. `meets`: replicas wait for each other in
-    every micro-batch."""
+    """Return why ranks cannot form groups by documents; None if they can. `meets`: whether replicas wait for each
+    other in every micro-batch."""
     row = row_of(p.stack)
     if not row.dynamic_context:
         reason = f"context parallelism of changing width is not in {row.title or row.name}"
@@ -46,12 +46,12 @@ def refusal(p: Pricing, s: Strategy, meets: bool) -> InputError | None:
 
 @dataclass(frozen=True)
 class Spread:
-    """One step: documents on groups of ranks."""
+    """One step's documents on groups of ranks."""
 
     ranks_s: Floats
     """Seconds that each of the pool's ranks computes, (dp x cp,)."""
     attention_ratio: float
-    """Keys and queries of the rank with the most, over the mean rank's."""
+    """Query-key pairs of the rank with the most, over the mean rank's."""
 
 
 @dataclass(frozen=True)
@@ -59,28 +59,28 @@ class DocumentGroups:
     """Seconds of documents by length and width of their group."""
 
     widths: Ints
-    """Of groups, in ranks: powers of two and the whole pool, (widths,)."""
+    """Widths of groups in ranks: powers of two and the whole pool, (widths,)."""
     seconds: Floats
-    """Of a document's passes, by the priced lengths, (widths, points)."""
+    """Seconds of a document's passes, by width and priced length, (widths, points)."""
     per_rank: int
-    """Tokens of a document that a rank holds at most."""
+    """The most tokens of a document that a rank holds."""
 
     def step(self, documents: Ints, weights: Floats) -> Spread:
-        """Spread the documents of a step: their tokens, and their places between the priced lengths (documents,
-        points)."""
+        """Assign the documents of a step to groups. `documents`: their tokens, (documents,); `weights`: of the
+        priced lengths between which each lies, (documents, points)."""
         least = np.searchsorted(self.widths, -(-documents // self.per_rank))
         ranks_s, taken, begins = spread(weights @ self.seconds.T, self.widths, least, int(self.widths[-1]))
         width = self.widths[taken]
         changes, pairs = np.zeros(len(ranks_s) + 1), documents.astype(float) ** 2 / width
-        np.add.at(changes, begins, pairs)  # a document's keys and queries, on each rank of its group
+        np.add.at(changes, begins, pairs)  # a document's query-key pairs, on each rank of its group
         np.add.at(changes, begins + width, -pairs)
         work = changes.cumsum()[:-1]
         return Spread(ranks_s, float(work.max() / work.mean()))
 
 
 def document_groups(p: Pricing, s: Strategy, lengths: Ints, per_rank: int | None) -> DocumentGroups:
-    """Price documents of these lengths on groups of every width. `per_rank`: as stated; else the strategy's tokens a
-    rank. Raises InputError where a document does not fit all ranks together."""
+    """Price documents of these lengths on groups of every width. `per_rank`: the most tokens that a rank holds; None:
+    the strategy's tokens per rank. Raises InputError if a document does not fit all ranks together."""
     ranks = s.dp * s.cp
     held = per_rank or math.ceil(p.job.seq / s.cp)
     if held * ranks < p.job.seq:
@@ -92,6 +92,6 @@ def document_groups(p: Pricing, s: Strategy, lengths: Ints, per_rank: int | None
     for column, length in enumerate(lengths.tolist()):
         job, extra = replace(p.job, seq=length, global_batch=ranks), replace(p.extra, document=length)
         at = replace(p, job=job, extra=extra)  # a packed row of one document
-        runs = refined(at, ways)
+        runs = refine(at, ways)
         seconds[:, column] = [run.makespan / w for (_, run), w in zip(runs, widths, strict=True)]
     return DocumentGroups(np.array(widths), seconds, held)

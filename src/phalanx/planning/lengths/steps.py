@@ -1,11 +1,11 @@
-"""What a step takes whose sequences are unequal: attention grows with the square of a document, ranks wait for those
-that got the long ones.
+"""The time of a step with sequences of unequal lengths: attention grows with the square of a document's length, and
+ranks wait for the ones with long documents.
 
-A micro-batch takes, in each chunk, the sum over its documents of tokens x seconds a token at that length, which the
-stack's formulas give for documents of one length (option `document`). Ranks meet as where some are slow
-(planning/stragglers/): after every micro-batch where parameters or experts are shared, else once a step. Pipelines
-run their schedule with each micro-batch's own seconds; of many micro-batches the first are run, and the rest counts
-as equally uneven. With equal documents a step is the predicted one.
+A micro-batch takes, in each chunk, the sum over its documents of tokens x seconds per token at that length, which the
+stack's formulas give for documents of one length (option `document`). Ranks wait for each other as where some are
+slow (planning/stragglers/): after every micro-batch if parameters or experts are shared, else once a step. Pipelines
+run their schedule with each micro-batch's own seconds; of many micro-batches the first are run, and the rest is taken
+to be as uneven. With equal documents a step is the predicted one.
 """
 
 from dataclasses import dataclass, replace
@@ -18,8 +18,8 @@ from phalanx.cost.pipeline_time import Costs
 from phalanx.planning.lengths.distribution import WAYS, Lengths, Way
 from phalanx.planning.lengths.dynamic import document_groups, refusal
 from phalanx.planning.search.column_pricing import Pricing
-from phalanx.planning.search.refine import chunk_costs, refined
-from phalanx.planning.search.strategy_columns import of
+from phalanx.planning.search.refine import chunk_costs, refine
+from phalanx.planning.search.strategy_columns import columns_of
 from phalanx.planning.stragglers.lockstep import lockstep
 from phalanx.schedule.packing import Floats, Ints, deal, first_fit
 from phalanx.schedule.pipeline.schedules import facts_of
@@ -46,38 +46,38 @@ class UnevenStep:
     """A tenth of the drawn steps is below."""
     step_high_s: float
     even_s: float
-    """The step if every micro-batch were the mean one."""
+    """Seconds of the step if every micro-batch were the mean one."""
     other_s: float
-    """Of it, not of passes: what data-parallel communication and the update take."""
+    """Seconds of it outside of passes: data-parallel communication and the update."""
     meeting_s: float
-    """Of the step, beyond the even one: for the slowest of the replicas that meet in every micro-batch."""
+    """Seconds beyond `even_s` of waiting for the slowest of the replicas that meet in every micro-batch."""
     turns_s: float
-    """For micro-batches of unequal cost in a pipeline; negative where short ones come last."""
+    """Seconds beyond that for micro-batches of unequal cost in a pipeline; negative if short ones come last."""
     replicas_s: float
-    """For the last pipeline, before gradients are reduced."""
+    """Seconds beyond that of waiting for the last pipeline, before gradients are reduced."""
     waiting_share: float
-    """Of the step: these three."""
+    """Share of the step of the last three."""
     tokens: float
-    """Trained a step, without padding."""
+    """Tokens trained per step, without padding."""
     padding_share: float
-    """Of the tokens that are computed."""
+    """Share of padding in the computed tokens."""
     documents: float
-    """A step."""
+    """Documents per step."""
     tokens_per_s: float
     attention_ratio: float
-    """Keys and queries of the rank with the most, over the mean rank's: what grows with the square."""
+    """Query-key pairs of the rank with the most, over the mean rank's."""
 
 
 @dataclass(frozen=True)
 class _Draws:
-    """Drawn steps, and means over them."""
+    """Drawn steps; numbers are means over them."""
 
     way: str
     passes_s: Floats
-    """From the first to the last pass, (draws, 3): with equal micro-batches in the mean pipeline, of the mean
-    pipeline, of the last one."""
+    """Seconds from the first to the last pass, (draws, 3): of the mean pipeline if its micro-batches were equal, of
+    the mean pipeline, of the last one."""
     even_s: float
-    """Of passes, if every micro-batch were the mean one."""
+    """Seconds of passes if every micro-batch were the mean one."""
     other_s: float
     trained: float
     """Tokens of documents."""
@@ -132,10 +132,10 @@ class UnevenSteps:
         self.pool: Ints = np.minimum(self.raw, seq)
         self.grid = np.unique(np.rint(np.geomspace(min(16, seq), seq, _POINTS))).astype(np.int64)
         self.micro_batches = s.accumulation(pricing.job)
-        ((self.priced, run),) = refined(self._at(lengths.document(seq)), [s])
+        ((self.priced, run),) = refine(self._at(lengths.document(seq)), [s])
         self.other_s = self.priced.seconds - run.makespan
         self.blocks = run.blocks
-        at = lockstep(s, stack_sharding(pricing.layout(of([s])), pricing.profile.policy))
+        at = lockstep(s, stack_sharding(pricing.layout(columns_of([s])), pricing.profile.policy))
         self.pipeline = at.pipeline[np.unique(at.replica, return_index=True)[1]]
         self.alone = refusal(pricing, s, len(np.unique(self.pipeline)) < len(self.pipeline))
         if lengths.way == "dynamic" and self.alone:
@@ -143,17 +143,17 @@ class UnevenSteps:
 
     @property
     def ways(self) -> tuple[tuple[Way, bool], ...]:
-        """Ways that the strategy can take, each dealt by cost or not."""
+        """The ways to make sequences that the strategy allows, each with whether sequences are dealt by cost."""
         fixed = tuple((way, by_cost) for way in WAYS[:-1] for by_cost in {False, way != "padded"})
         return fixed if self.alone else (*fixed, ("dynamic", False))
 
     def asked(self) -> UnevenStep:
-        """Draw steps as the line of lengths says."""
+        """Return the mean step in the way that the line of lengths states."""
         return self.step(self.lengths.way, self.lengths.balanced)
 
     @property
     def cut_share(self) -> float:
-        """Share of the documents' tokens beyond a sequence, which are not trained."""
+        """Share of the documents' tokens that exceed a sequence and are not trained."""
         stated = self.lengths.known or self.lengths.mean
         return 1 - float(self.pool.sum() / self.raw.sum()) if stated else 0.0
 
@@ -164,17 +164,17 @@ class UnevenSteps:
         """Seconds of a micro-batch of sequences of one length, by kind of pass and chunk: (kinds x chunks,)."""
         s = self.strategy
         if s.pp == 1:
-            return np.array([refined(p, [s])[0][1].makespan / self.micro_batches])
+            return np.array([refine(p, [s])[0][1].makespan / self.micro_batches])
         c = chunk_costs(p, s, self.blocks)
         both = [i + w for i, w in zip(c.input_grad, c.weight_grad, strict=True)]
         return np.concatenate([c.forward, c.input_grad, c.weight_grad, both])
 
     def _price(self, way: Way) -> None:
-        """Price a micro-batch of each length of the grid: full, of documents of that length (packed), or of sequences
-        of that length; and what a step of these takes in addition to its pipeline."""
+        """Set `seconds` (kinds x chunks, points) of a micro-batch at each length of the grid, whose documents
+        (packed) or sequences have that length, and `others` (points,), seconds of such a step outside of passes."""
         if way == "longest":
             by_length = [replace(self.pricing, job=replace(self.pricing.job, seq=int(g))) for g in self.grid]
-            runs = [refined(p, [self.strategy])[0] for p in by_length]
+            runs = [refine(p, [self.strategy])[0] for p in by_length]
             self.others = np.array([priced.seconds - run.makespan for priced, run in runs])
         else:
             packed = way == "packed"  # kernels of packed documents run, however long these are
@@ -183,7 +183,7 @@ class UnevenSteps:
         self.seconds = np.stack([self._of_micro_batch(p) for p in by_length], axis=-1)
 
     def _between(self, lengths: Ints) -> Floats:
-        """The priced lengths that each length lies between, as weights that sum to 1, (lengths, points)."""
+        """Return weights of the priced lengths for linear interpolation at each length, (lengths, points)."""
         if len(self.grid) == 1:  # sequences of a few tokens
             return np.ones((len(lengths), 1))
         right = np.clip(np.searchsorted(self.grid, lengths), 1, len(self.grid) - 1)
@@ -196,8 +196,8 @@ class UnevenSteps:
         return out
 
     def _sequences(self, way: Way) -> tuple[Floats, Floats, Ints]:
-        """Sequences of the pool: their parts of a micro-batch's weights (sequences, points), their tokens, and the
-        sequence of each document."""
+        """Return the pool's sequences: their parts of a micro-batch's weights (sequences, points), their tokens
+        (sequences,), and the sequence of each document (documents,)."""
         size, whole = self.strategy.micro_batch, np.full_like(self.pool, self.seq)
         if way != "packed":
             weights = self._between(whole if way == "padded" else self.pool) / size
@@ -210,7 +210,7 @@ class UnevenSteps:
         return weights, tokens, place
 
     def step(self, way: Way, balanced: bool) -> UnevenStep:
-        """Draw steps. `balanced`: sequences are dealt by cost."""
+        """Return the mean of drawn steps. `balanced`: whether sequences are dealt by cost."""
         if way == "dynamic":
             return self._dynamic()
         s, batch, size = self.strategy, self.pricing.job.global_batch, self.strategy.micro_batch
@@ -251,7 +251,8 @@ class UnevenSteps:
         return np.asarray((kinds[0] + kinds[3]).sum(axis=0))
 
     def _dynamic(self) -> UnevenStep:
-        """Draw steps of as many documents as packed sequences have, each on a group of ranks of its own."""
+        """Return the mean of drawn steps with the documents of as many packed sequences, each document on a group of
+        ranks of its own."""
         held = self.lengths.slot if self.lengths.way == "dynamic" else None
         groups = document_groups(self.pricing, self.strategy, self.grid, held)
         place = first_fit(self.pool, self.seq)
@@ -276,7 +277,7 @@ class UnevenSteps:
         ).mean
 
     def _run(self, weights: Floats) -> tuple[float, float, float]:
-        """Seconds from the first to the last pass of a step, of weights (turns, replicas, points): of the mean
+        """Return seconds from the first to the last pass, given weights (turns, replicas, points): of the mean
         pipeline if its micro-batches were equal, of the mean pipeline, and of the last."""
         turns, _, points = weights.shape
         cost = weights @ self._whole
@@ -290,7 +291,8 @@ class UnevenSteps:
         return float(equal.mean()), float(ends.mean()), float(ends.max())
 
     def _unevenness(self, weights: Floats) -> Floats:
-        """How much longer pipelines take than with equal micro-batches, of weights (pipelines, turns, points)."""
+        """Return the times of pipelines over their times with equal micro-batches, (pipelines,), given weights
+        (pipelines, turns, points)."""
         s = self.strategy
         if s.pp == 1:
             return np.ones(len(weights))
@@ -301,7 +303,7 @@ class UnevenSteps:
         return actions.uneven_makespans(self.seconds, first) / actions.uneven_makespans(self.seconds, mean)
 
     def _equal(self, weights: Floats) -> Floats:
-        """Seconds of pipelines whose micro-batches are equal, of weights (pipelines, points) -> (pipelines,)."""
+        """Return seconds of pipelines of equal micro-batches, (pipelines,), given weights (pipelines, points)."""
         s = self.strategy
         if s.pp == 1:
             return np.asarray(self.micro_batches * (weights @ self.seconds[0]))
@@ -313,5 +315,5 @@ class UnevenSteps:
 
 
 def _beyond(seconds: float, less: float) -> float:
-    """Return the difference of two times, 0 where they differ by rounding alone."""
+    """Return `seconds` - `less`, or 0 if they differ by rounding alone."""
     return seconds - less if abs(seconds - less) > 1e-12 * seconds else 0.0

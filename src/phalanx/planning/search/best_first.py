@@ -2,8 +2,8 @@
 step.
 
 An exact price comes from a StepProgram: milliseconds for most strategies, far more for a long pipeline. So a strategy
-is priced only once it may be among the best, judged by its lower bound. Rows wait
-in a heap, keyed by the best estimate so far:
+is priced only once it may be among the best, judged by its lower bound. Rows wait in a heap, keyed by the best
+estimate so far:
 
     expected seconds without recomputation  ->  expected seconds  ->  exact price
 
@@ -19,9 +19,9 @@ inside layers. With m micro-batches over p pipeline ranks and equal chunks, each
     1f1b, gpipe  (p-1) T/p     interleaved  (p-1) T/(p v)     naive           m (p-1) T/p
     zb-h1        (p-1) T/(3p)  zb-v, dualpipe-v               (p-1) T/(6p)
 
-which chunks of whole blocks hardly undercut: the bound allows for a few per cent, which `expected` removes again so
-that a pipeline is not priced before strategies that are likely as fast. Without a pipeline T is exact. Communication
-of gradients and parameters and the update are left out: they depend on ZeRO.
+which chunks of whole blocks hardly undercut: the bound allows for a few per cent, which `likely_seconds` removes
+again so that a pipeline is not priced before strategies that are likely as fast. Without a pipeline T is exact.
+Communication of gradients and parameters and the update are left out: they depend on ZeRO.
 
 T is timed with all ranks at work. Where they share cores, n of p go on at c(n) times that speed while the others wait
 (schedule/pipeline/simulate.py). If n are at work for a(n) T/p seconds, the step is no shorter than the least sum
@@ -47,14 +47,14 @@ from itertools import combinations
 
 import numpy as np
 
-from phalanx.cost.ledger.pipeline_formulas import by_schedule, number_of
+from phalanx.cost.ledger.pipeline_formulas import evaluate_by_schedule, schedule_number
 from phalanx.cost.step.pass_terms import pass_terms
 from phalanx.cost.step.predict import StepPrediction, predict
 from phalanx.cost.step.predict_pipeline import pace, unit_seconds
 from phalanx.planning.auto import stage_split
 from phalanx.planning.auto.bucket_size import resolve
 from phalanx.planning.search import branch_and_bound, space, strategy_columns
-from phalanx.planning.search.column_pricing import Floats, Pricing, published
+from phalanx.planning.search.column_pricing import Floats, Pricing, has_published_rates
 from phalanx.planning.search.strategy_columns import Ints, Options, Strategies
 from phalanx.schedule.layout import Layout, RankView
 from phalanx.spec.cluster.spec import GIB, ClusterSpec
@@ -87,9 +87,9 @@ class Bounds:
         own = own.reshape(-1)
         return _least(passes[own], corners[own], rows.micro_batches(self._job), rows.pp, rows.virtual, rows.schedule)
 
-    def of(self, s: Strategy) -> float:
+    def of_strategy(self, s: Strategy) -> float:
         """Lower bound on the seconds of one strategy, including its recomputation."""
-        own = (s.accumulation(self._job), s.pp, s.virtual, number_of(s.schedule))
+        own = (s.accumulation(self._job), s.pp, s.virtual, schedule_number(s.schedule))
         return float(_least(*_padded([self._timed(_alone(s), s.pp)]), *(np.array([n]) for n in own))[0])
 
     def bytes_of_rows(self, rows: Strategies) -> Floats:
@@ -112,7 +112,7 @@ class Bounds:
         return bytes_each
 
     def _timed(self, alone: Strategy, stages: int) -> tuple[float, Floats]:
-        """Return T, seconds, of a strategy without pipeline, and the corners for `stages` pipeline ranks."""
+        """Return T in seconds of a strategy without pipeline, and the corners for `stages` pipeline ranks."""
         passes, view = self._passes(alone)
         return passes, _corners(pace(view.layout, [pass_terms(view)], self._cluster, stages) or (1.0,) * stages)
 
@@ -123,10 +123,9 @@ class Bounds:
         return sum(seconds[name] * len(units) for name, units in view.unit_classes.items()), view
 
 
-def expected(least: Floats, p: Ints) -> Floats:
-    """Return the likely seconds for the lower bounds `least`, if `p` pipeline ranks have equal chunks."""
-    likely: Floats = least / np.where(p > 1, _UNEQUAL, 1.0)
-    return likely
+def likely_seconds(least: Floats, p: Ints) -> Floats:
+    """Return the likely seconds given the lower bounds `least`: for `p` pipeline ranks with equal chunks."""
+    return np.asarray(least / np.where(p > 1, _UNEQUAL, 1.0))
 
 
 def _alone(s: Strategy) -> Strategy:
@@ -153,17 +152,17 @@ def _corners(speeds: Sequence[float]) -> Floats:
 
 
 def _padded(timed: Sequence[tuple[float, Floats]]) -> tuple[Floats, Floats]:
-    """Return T and corners of several rows as arrays; rows of few corners are filled up with zeros."""
+    """Return T (rows,) and the corners (rows, most corners, 2) of several rows; missing corners are zeros."""
     most = max((len(corners) for _, corners in timed), default=1)
     filled = [np.pad(corners, ((0, most - len(corners)), (0, 0))) for _, corners in timed]
     return np.array([passes for passes, _ in timed]), np.array(filled).reshape(-1, most, 2)
 
 
 def _least(passes: Floats, corners: Floats, m: Ints, p: Ints, virtual: Ints, schedule: Ints) -> Floats:
-    bubble = by_schedule(schedule, "least_wait", m, p, virtual)
+    """Return the lower bound on the seconds of each row, by the formulas of the module's docstring."""
+    bubble = evaluate_by_schedule(schedule, "least_wait", m, p, virtual)
     waits = np.max(m[:, None] * corners[..., 0] + bubble[:, None] * corners[..., 1], axis=1)
-    seconds: Floats = passes * waits / p * np.where(p > 1, _UNEQUAL, _ROUNDING)
-    return seconds
+    return np.asarray(passes * waits / p * np.where(p > 1, _UNEQUAL, _ROUNDING))
 
 
 STACK = "phalanx"
@@ -186,7 +185,7 @@ class Candidate:
     """A strategy with its exact price."""
 
     strategy: Strategy
-    """With its bucket size and the blocks of its chunks resolved."""
+    """The strategy with its bucket size and the blocks of its chunks resolved."""
     prediction: StepPrediction
     reason: str = ""
     """Why the strategy was rejected; "" if it fits."""
@@ -227,10 +226,8 @@ class SearchResult:
 
 
 def search(model: ModelSpec, cluster: ClusterSpec, job: Job, worlds: Sequence[int]) -> SearchResult:
-    """Find the fastest strategies that fit, over any of the world sizes `worlds`.
-
-    Raises InputError if no strategy is legal, or if none fits: it then states the need of the smallest one.
-    """
+    """Find the fastest strategies that fit, over any of the world sizes `worlds`. Raises InputError if no strategy is
+    legal, or if none fits: it then states the need of the smallest one."""
     cores = _cores(model, job, worlds)
     if not len(cores):
         fewer = next((n for n in range(max(worlds) - 1, 0, -1) if len(_cores(model, job, [n]))), 1)
@@ -240,10 +237,10 @@ def search(model: ModelSpec, cluster: ClusterSpec, job: Job, worlds: Sequence[in
         raise InputError("strategy", "auto", reason, f"use {fewer} ranks, or another batch")
     # Price all strategies best first, or, of too many, those that the formulas choose.
     legal = int(space.size(cores, model, job, OPTIONS).sum())
-    exhaustive = legal <= _LARGE or not published(cluster)
+    exhaustive = legal <= _LARGE or not has_published_rates(cluster)
     if exhaustive:
         rows = space.pipelines(space.experts(cores, model, job, OPTIONS), model, job, OPTIONS)
-        rows = space.sharding(space.recomputing(rows, model, job, OPTIONS), job, OPTIONS)
+        rows = space.sharding(space.recomputations(rows, model, job, OPTIONS), job, OPTIONS)
         candidates, exhaustive = _best_first(model, cluster, job, rows)
     else:
         candidates = [price(model, cluster, job, s) for s in _first_pass(model, cluster, job, worlds)]
@@ -273,6 +270,7 @@ def price(model: ModelSpec, cluster: ClusterSpec, job: Job, strategy: Strategy) 
 
 
 def _cores(model: ModelSpec, job: Job, worlds: Sequence[int]) -> Strategies:
+    """Return the cores over all world sizes that have any."""
     parts = []
     for ranks in worlds:
         try:
@@ -280,7 +278,7 @@ def _cores(model: ModelSpec, job: Job, worlds: Sequence[int]) -> Strategies:
         except InputError as error:
             if error.field != "gpus":  # a fault of the job, whatever the world size
                 raise
-    return strategy_columns.joined(parts) if parts else strategy_columns.of([])
+    return strategy_columns.concatenate(parts) if parts else strategy_columns.columns_of([])
 
 
 def _first_pass(model: ModelSpec, cluster: ClusterSpec, job: Job, worlds: Sequence[int]) -> list[Strategy]:
@@ -300,20 +298,20 @@ def _others(rows: Strategies, seconds: Floats, candidates: Sequence[Candidate]) 
     """Return, for each family without a price, the strategy with the least expected seconds, so that a user can
     compare."""
     kinds = branch_and_bound.family(rows)
-    known = branch_and_bound.family(strategy_columns.of([c.as_requested for c in candidates]))
+    known = branch_and_bound.family(strategy_columns.columns_of([c.as_requested for c in candidates]))
     missing = (np.flatnonzero(kinds == kind) for kind in np.setdiff1d(kinds, known))
     return [rows.strategy(int(members[np.argmin(seconds[members])])) for members in missing]
 
 
 def _smallest(model: ModelSpec, cluster: ClusterSpec, job: Job, cores: Strategies) -> Strategy:
-    """Return the candidate of least estimated memory: everything sharded and recomputed."""
+    """Return the core of least estimated memory, with everything sharded and recomputed."""
     all_ = np.ones_like(cores.zero)
     sharded = np.where(cores.dp * cores.cp > 1, ALL_SHARDED, 0)
     rows = replace(cores, zero=sharded, shard=np.where(sharded, cores.dp, 1), recompute=encode("full") * all_)
-    return rows.strategy(int(np.argmin(_estimated(model, cluster, job, rows))))
+    return rows.strategy(int(np.argmin(_estimated_bytes(model, cluster, job, rows))))
 
 
-def _estimated(model: ModelSpec, cluster: ClusterSpec, job: Job, rows: Strategies) -> Floats:
+def _estimated_bytes(model: ModelSpec, cluster: ClusterSpec, job: Job, rows: Strategies) -> Floats:
     """Return the bytes on the fullest rank of each row, by the vectorised formulas."""
     return np.broadcast_to(Pricing(model, cluster, job, STACK).memory(rows).reserved, len(rows))
 
@@ -328,7 +326,7 @@ def _best_first(model: ModelSpec, cluster: ClusterSpec, job: Job, rows: Strategi
     least = bounds.of_rows(rows)
     # (seconds, missing precision, row). Ties go to the more precise: 0 has its exact price, and `row` is then an
     # index into `candidates`; 1 lacks only the price; 2 also lacks the time of recomputation.
-    heap = [(seconds, 2, row) for row, seconds in enumerate(expected(least, rows.pp).tolist())]
+    heap = [(seconds, 2, row) for row, seconds in enumerate(likely_seconds(least, rows.pp).tolist())]
     heapq.heapify(heap)
     fitting = 0
     while heap and fitting < SHOWN and len(candidates) < (_PATIENCE if fitting else _MOST):
@@ -338,19 +336,21 @@ def _best_first(model: ModelSpec, cluster: ClusterSpec, job: Job, rows: Strategi
             continue
         s = rows.strategy(row)
         if missing == 2 and s.recompute != "none":
-            least[row] = bounds.of(s)
-            heapq.heappush(heap, (float(expected(least[row], rows.pp[row])), 1, row))
+            least[row] = bounds.of_strategy(s)
+            heapq.heappush(heap, (float(likely_seconds(least[row], rows.pp[row])), 1, row))
             continue
         candidates.append(price(model, cluster, job, s))
         least[row] = np.inf
         heapq.heappush(heap, (candidates[-1].seconds, 0, len(candidates) - 1))
     fit = [c.seconds for c in candidates if not c.reason]
     if fit:
-        candidates += [price(model, cluster, job, s) for s in _others(rows, expected(least, rows.pp), candidates)]
+        candidates += [
+            price(model, cluster, job, s) for s in _others(rows, likely_seconds(least, rows.pp), candidates)
+        ]
         fit = [c.seconds for c in candidates if not c.reason]
     if fit or not heap:
         return candidates, bool(fit and min(fit) <= least.min(initial=np.inf))
-    for row in np.argsort(_estimated(model, cluster, job, rows), kind="stable")[:_MOST]:
+    for row in np.argsort(_estimated_bytes(model, cluster, job, rows), kind="stable")[:_MOST]:
         candidates.append(price(model, cluster, job, rows.strategy(int(row))))
         if not candidates[-1].reason:
             break

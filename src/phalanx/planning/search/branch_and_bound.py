@@ -2,9 +2,8 @@
 
 Rows are expanded step by step (planning/search/space.py). Before each step, a row is pruned if none of its
 completions can be among the best: its lower bound on memory does not fit, or its lower bound on seconds
-(planning/search/column_pricing.py) exceeds the incumbents, the strategies known to fit: the best of its own family,
-and the `keep` best of all. So every pruned strategy is provably worse; a test compares it with pricing every
-strategy.
+(planning/search/column_pricing.py) exceeds the incumbents, strategies known to fit: the best of its own family, and
+the `keep` best of all. So every pruned strategy is provably worse; a test compares the result with pricing them all.
 """
 
 from __future__ import annotations
@@ -58,7 +57,7 @@ class Exploration:
     priced: int
     """Number of strategies priced in full, including those that did not fit."""
     close: tuple[Strategy, ...] = ()
-    """Strategies that may fit, though by no formula of the first pass, fastest first."""
+    """Strategies that fit with unequal chunks at most, fastest first."""
 
     @cached_property
     def order(self) -> Ints:
@@ -75,11 +74,10 @@ def family(rows: Strategies) -> Ints:
 
 
 def may_become(cores: Strategies, families: Sequence[int]) -> npt.NDArray[np.bool_]:
-    """Whether cores with their experts spread may be sharded into a strategy of these families."""
+    """Return the mask of cores, experts spread, from which sharding may make a strategy of these families."""
     own = family(cores)
     pure = (own == _DDP) & bool(np.isin([_DDP, _ZERO, _HSDP], families).any())
-    possible: npt.NDArray[np.bool_] = np.isin(own, families) | pure
-    return possible
+    return np.asarray(np.isin(own, families) | pure)
 
 
 def explore(
@@ -98,13 +96,11 @@ def explore(
 
     The result contains the `keep` fastest strategies that fit, the fastest of each family that is slower than the
     fastest of all by at most the share `families`, and every strategy slower than those by at most the share `slack`;
-    those that take more than `below` seconds may be missing. With `front` > 0 it also contains the complete front of
-    time and memory up to `front` times the shortest step. `watch`: callback with the number of legal strategies
-    priced so far. `hints`: strategies that are likely among the best, such as the answer to a similar question; they
-    speed up the search and do not change the result.
-
-    Raises InputError if the job has no legal strategy over `ranks` ranks.
-    """
+    strategies that take more than `below` seconds may be missing. With `front` > 0 it also contains the complete
+    front of time and memory up to `front` times the shortest step. `watch`: callback with the number of strategies
+    priced so far and that of all legal ones. `hints`: strategies that are likely among the best, such as the answer
+    to a similar question; they speed up the search and do not change the result. Raises InputError if the job has no
+    legal strategy over `ranks` ranks."""
     options = options or Options()
     model, job = pricing.model, pricing.job
     cores = space.cores(model, job, ranks, options)
@@ -113,7 +109,7 @@ def explore(
         raise space.nothing_within(options, ranks)
     incumbents = _Incumbents(pricing, keep, slack, front, families, below)
     if hints and not front:
-        incumbents.bound_by([s for s in dict.fromkeys(hints) if space.contains(s, model, job, ranks, options)])
+        incumbents.bound_by([s for s in dict.fromkeys(hints) if space.has_strategy(s, model, job, ranks, options)])
     cores_first = _MANY if incumbents.bounded else _CORES
 
     def finish(rows: Strategies) -> None:
@@ -122,13 +118,13 @@ def explore(
         rows = space.pipelines(rows, model, job, options)
         if not front:  # a slower schedule may need less memory
             rows = rows.take(incumbents.may_win(family(rows), pricing.least_seconds(rows, complete=True)))
-        rows = space.recomputing(rows, model, job, options)
+        rows = space.recomputations(rows, model, job, options)
         rows = rows.take(pricing.may_fit(rows, complete=True))
         if watch is not None:
             watch(incumbents.priced, legal)
         incumbents.expand(rows, True, _ROWS, lambda r: incumbents.price(space.sharding(r, job, options)))
 
-    # Experts come before any memory: where they do not fit on every rank, they may fit spread over ranks.
+    # Experts are spread before any memory is bounded: if they do not fit on every rank, they may fit spread out.
     if front or model.experts is None:
         incumbents.expand(space.experts(cores, model, job, options), False, cores_first, finish)
         return incumbents.result(cores, legal)
@@ -136,17 +132,17 @@ def explore(
     first = by_blocks.first(_FIRST)
     for some in (first, ~first):
         rows = by_blocks.expanded(some, incumbents)
-        incumbents.expand(space.limited(rows, job, options, "experts"), False, cores_first, finish)
+        incumbents.expand(space.apply_limits(rows, job, options, "experts"), False, cores_first, finish)
     return incumbents.result(cores, legal)
 
 
 class _ByBlocks:
-    """Cores with their experts, and lower bounds on them by the passes of their blocks alone: priced once for all
-    cores with equal blocks, and with each spread of experts only where the best spread may win."""
+    """Cores with their experts, bounded by the passes of their blocks alone: these are priced once for all cores with
+    equal blocks, and with each spread of experts only if the best spread may win."""
 
     def __init__(self, pricing: Pricing, cores: Strategies, options: Options) -> None:
         self._pricing, self._options, self._cores, self._family = pricing, options, cores, family(cores)
-        self._kinds, self._kind = space.kinds(cores)
+        self._kinds, self._kind = space.cores_by_block(cores)
         self._least = pricing.block_seconds(self._kinds, spread=False)[self._kind]
 
     def first(self, count: int) -> npt.NDArray[np.bool_]:
@@ -159,8 +155,8 @@ class _ByBlocks:
         return chosen
 
     def expanded(self, some: npt.NDArray[np.bool_], incumbents: _Incumbents) -> Strategies:
-        """Return the strategies of some cores, with their experts, that may be among the best of all or of their
-        family."""
+        """Return the cores in the mask `some` with every spread of experts that may be among the best of all or of
+        its family."""
         apart = np.full_like(self._family, _EP)
         may = incumbents.may_win(self._family, self._least) | incumbents.may_win(apart, self._least)
         cores = np.flatnonzero(some & may)
@@ -169,7 +165,7 @@ class _ByBlocks:
         bound = self._pricing.block_seconds(ways)
         alone = ways.ep * ways.etp == 1
         kept = np.flatnonzero(alone | incumbents.may_win(np.full(len(ways), _EP), bound))
-        rows, core, way = space.spread(self._cores.take(cores), kind, ways.take(kept), of_kind[kept])
+        rows, core, way = space.spread_experts(self._cores.take(cores), kind, ways.take(kept), of_kind[kept])
         families = np.where(alone[kept][way], self._family[cores][core], _EP)
         return rows.take(incumbents.may_win(families, bound[kept][way]))
 
@@ -190,14 +186,14 @@ class _Incumbents:
 
     @property
     def bounded(self) -> bool:
-        """Whether enough strategies are known for the bounds to prune."""
+        """Whether enough strategies are known that bounds prune rows."""
         return bool(np.isfinite(self._overall_bound))
 
     def bound_by(self, strategies: Sequence[Strategy]) -> None:
-        """Tighten the bounds by strategies that the search has not met yet, each given once."""
+        """Tighten the bounds by distinct strategies that the search has not priced yet."""
         if not strategies:
             return
-        rows = strategy_columns.of(strategies)
+        rows = strategy_columns.columns_of(strategies)
         rows = rows.take(self._pricing.bytes_(rows) <= self._pricing.usable)
         seconds = self._pricing.seconds(rows) * _ROUNDING
         np.minimum.at(self._best_of_family, family(rows), seconds)
@@ -238,10 +234,9 @@ class _Incumbents:
     def expand(
         self, rows: Strategies, complete: bool, batch: int, continue_with: Callable[[Strategies], None]
     ) -> None:
-        """Expand rows in batches until no remaining row can beat the incumbents.
-
-        Each batch takes the rows of each family with the lowest bounds; batches double as the incumbents settle. Rows
-        that fit in a single batch need no bounds."""
+        """Call `continue_with` on batches of rows until no remaining row can beat the incumbents. Each batch takes
+        the rows of each family with the lowest bounds, and is twice as large as the one before. Rows that fit in a
+        single batch need no bounds. `complete`: as for `Pricing.least_seconds`."""
         families = family(rows)
         if np.bincount(families, minlength=1).max() <= batch:
             continue_with(rows)
@@ -267,32 +262,30 @@ class _Incumbents:
             batch *= 2
 
     def may_win(self, families: Ints, least: Floats) -> npt.NDArray[np.bool_]:
-        """Whether rows of these families with these lower bounds may still be among the best of all or of their
-        family.
-
-        Rows of plain data parallelism always may: sharding, which is expanded last, decides their family."""
+        """Return the mask of rows, given their families and lower bounds on seconds, that may still be among the best
+        of all or of their family. Rows of plain data parallelism always may: sharding, which is expanded last,
+        decides their family."""
         bound = self._best_of_family.copy()
         bound[_DDP] = np.inf
         fastest = self._fastest_seconds.min(initial=np.inf)
         bound = np.maximum(np.minimum(bound, (1 + self._families) * fastest), self._overall_bound)
         bound = np.minimum(bound, self._below)
-        possible: npt.NDArray[np.bool_] = least <= bound[families] * (1 + self._slack)
-        return possible
+        return np.asarray(least <= bound[families] * (1 + self._slack))
 
     @property
     def _fastest(self) -> float:
         return float(self._steps[0]) if len(self._steps) else np.inf
 
     def may_extend_front(self, least: Floats, bytes_: Floats) -> npt.NDArray[np.bool_]:
-        """Whether rows with these lower bounds need less memory than every incumbent that is at least as fast."""
+        """Return the mask of rows, given lower bounds on seconds and bytes, that need less memory than every
+        incumbent at least as fast."""
         faster = np.searchsorted(self._steps, least, side="right")
-        possible: npt.NDArray[np.bool_] = bytes_ < np.concatenate([[np.inf], self._least])[faster]
-        return possible
+        return np.asarray(bytes_ < np.concatenate([[np.inf], self._least])[faster])
 
     def result(self, cores: Strategies, legal: int) -> Exploration:
         """Collect everything priced so far."""
         parts = [(cores.take(slice(0)), np.zeros(0), np.zeros(0)), *self._parts]
-        rows = strategy_columns.joined([part[0] for part in parts])
+        rows = strategy_columns.concatenate([part[0] for part in parts])
         seconds, bytes_ = (np.concatenate([part[i] for part in parts]) for i in (1, 2))
         close = tuple(s for least, s in self._close if least <= self._overall_bound)
         return Exploration(rows, seconds, bytes_, family(rows), cores, legal, self.priced, close)

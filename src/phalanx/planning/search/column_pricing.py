@@ -11,7 +11,7 @@ import numpy.typing as npt
 from phalanx.cost.analytic.block import block_kinds, least_block_kinds
 from phalanx.cost.analytic.chips import system_of
 from phalanx.cost.analytic.memory import Memory, allocatable_bytes, memory
-from phalanx.cost.analytic.option_effects import constants, extended, laid_out
+from phalanx.cost.analytic.option_effects import constants, extended_shape, layout_with_options
 from phalanx.cost.analytic.profile import Profile
 from phalanx.cost.analytic.step import Step, step
 from phalanx.cost.hardware.columns import Column
@@ -20,19 +20,19 @@ from phalanx.cost.ledger.model_shape import Shape, shape
 from phalanx.cost.ledger.pipeline_formulas import (
     bubble,
     chunks_per_rank,
-    in_flight,
-    names,
-    number_of,
-    splits,
+    micro_batches_in_flight,
+    schedule_names,
+    schedule_number,
+    splits_backward,
     v_shaped,
 )
-from phalanx.cost.ledger.rank_layout import FORMAT_INDEX, Layout, under_any_cut
-from phalanx.cost.ledger.recomputed import recomputed
+from phalanx.cost.ledger.rank_layout import FORMAT_INDEX, Layout, least_cut_layout
+from phalanx.cost.ledger.recomputed import recomputation_of
 from phalanx.frameworks.registry import DOCUMENTED, facts, priced_stack
 from phalanx.frameworks.stack import Stack, counted
 from phalanx.planning.search import HEADROOM, limits
 from phalanx.planning.search.limits import SearchLimits
-from phalanx.planning.search.strategy_columns import ORDERS, SEARCHED, Ints, Options, Strategies, joined
+from phalanx.planning.search.strategy_columns import ORDERS, SEARCHED, Ints, Options, Strategies, concatenate
 from phalanx.schedule.pipeline.given_layout import ends_of
 from phalanx.schedule.pipeline.schedules import facts_of
 from phalanx.spec.cluster.spec import ClusterSpec
@@ -71,15 +71,14 @@ class Pricing:
     extra: StackOptions = AS_RELEASED
     """Options of the stack beyond the strategies."""
     free: bool = False
-    """Whether a search may offer layouts that the stack's row refuses: for constants of published runs, whose layouts
-    ran."""
+    """Whether a search may offer layouts that the stack's row refuses: for stacks of published runs, which ran."""
     headroom: float = 0.0
     """Share of a device's memory that stays free."""
 
     @cached_property
     def shape(self) -> Shape:
         """The model's sizes used by the formulas."""
-        return extended(shape(self.model), self.extra)
+        return extended_shape(shape(self.model), self.extra)
 
     @cached_property
     def system(self) -> System:
@@ -93,11 +92,9 @@ class Pricing:
 
     @cached_property
     def options(self) -> Options:
-        """Choices open to a search.
-
-        Levels of ZeRO, schedules and Ulysses are those that the stack runs. With flash attention, selective
-        recomputation frees nothing, unless the product after it is repeated too. The order of the mesh matters only
-        if links differ, and our runtime has one."""
+        """Choices open to a search: levels of ZeRO, schedules and Ulysses that the stack runs. With flash attention,
+        selective recomputation frees nothing, unless the product after it is repeated too. The order of the mesh
+        matters only if links differ, and our runtime has one."""
         row = self.row
         stack = priced_stack(self.stack).as_priced if row is None else row
         flash = bool(np.all(self.profile.flash)) and not np.any(self.profile.result_again)
@@ -129,26 +126,20 @@ class Pricing:
     @property
     def _constants(self) -> dict[str, Any]:
         """Constants read by limits: sizes of model and job, options, GPUs of a node."""
-        own = {name: getattr(self.extra, name) for name in OPTION_FIELDS}
-        return (
-            own
-            | facts(self.model, self.job)
-            | counted(self.extra, self.model.layers)
-            | {"gpus_per_node": self.cluster.ranks_per_node}
-        )
+        own = {name: getattr(self.extra, name) for name in OPTION_FIELDS} | facts(self.model, self.job)
+        return own | counted(self.extra, self.model.layers) | {"gpus_per_node": self.cluster.ranks_per_node}
 
     def layout(self, rows: Strategies) -> Layout:
-        """Translate rows into the columns that the formulas read."""
+        """Translate rows into the columns that the formulas read, as rank_layout.layout does for one strategy."""
 
         def as_float(column: Ints) -> Floats:
             return column.astype(np.float64)  # convert once, not in every operation
 
-        # As rank_layout.layout, for columns of strategies.
         m = rows.micro_batches(self.job)
-        first, last = in_flight(rows.schedule, m, rows.pp)
+        first, last = micro_batches_in_flight(rows.schedule, m, rows.pp)
         stride = _strides(rows)
         virtual = chunks_per_rank(rows.schedule, rows.virtual)
-        again = recomputed(rows.recompute, self.model.layers, rows.pp * virtual)
+        again = recomputation_of(rows.recompute, self.model.layers, rows.pp * virtual)
         even = Layout(
             tp=as_float(rows.tp),
             sp=as_float(rows.sp),
@@ -179,18 +170,18 @@ class Pricing:
             in_flight=first,
             in_flight_last=last,
             v_shaped=v_shaped(rows.schedule),
-            splits=splits(rows.schedule) * (rows.pp > 1),
+            splits=splits_backward(rows.schedule) * (rows.pp > 1),
             dp_local=as_float(rows.dp_local),
             local=as_float(rows.local),
             outer_bytes=np.where(rows.local, self.job.outer_bytes + self.job.under_way_bytes, 0.0),
             outer_cover=self.job.outer.cover(compressed=False) / np.maximum(rows.local, 1),
             outer_traffic=self.job.outer_traffic,
         )
-        return laid_out(even, self.extra, self._given_blocks(rows))
+        return layout_with_options(even, self.extra, self._given_blocks(rows))
 
     def _given_blocks(self, rows: Strategies) -> Sequence[Column] | None:
-        """Return the blocks of the first, the fullest and the last pipeline rank of each row and the place of the
-        fullest, -1 for rows without prescribed blocks; None if no row has any."""
+        """Return columns of the blocks of the first, the fullest and the last pipeline rank and of the place of the
+        fullest, -1 in rows without prescribed blocks; None if the options prescribe none."""
         o = self.extra
         if not (o.first_stage_layers or o.last_stage_layers or o.embedding_as_layer or o.loss_as_layer):
             return None
@@ -201,7 +192,7 @@ class Pricing:
         return [*columns.T]
 
     def _ends(self, pp: int, virtual: int, schedule: int) -> tuple[int, ...]:
-        s = Strategy(pp=pp, virtual=virtual, schedule=names()[schedule])
+        s = Strategy(pp=pp, virtual=virtual, schedule=schedule_names()[schedule])
         return ends_of(s, self.extra, self.model.layers + self.extra.mtp)
 
     def step(self, rows: Strategies) -> Step:
@@ -210,7 +201,7 @@ class Pricing:
 
     def seconds(self, rows: Strategies) -> Floats:
         """Step time of each row."""
-        return _sliced(rows, lambda part: self.step(part).seconds)
+        return _by_slices(rows, lambda part: self.step(part).seconds)
 
     def memory(self, rows: Strategies) -> Memory:
         """Bytes of the fullest rank by term, with the CPU launching ahead of the GPU."""
@@ -223,26 +214,25 @@ class Pricing:
     def bytes_(self, rows: Strategies) -> Floats:
         """Peak reserved bytes of the fullest rank, with equal chunks unless blocks are prescribed; a row fits if they
         do not exceed `usable`."""
-        return _sliced(rows, lambda part: self.memory(part).reserved)
+        return _by_slices(rows, lambda part: self.memory(part).reserved)
 
     def least_of_cuts(self, rows: Strategies) -> Memory:
-        """Lower bound on memory over all cuts into chunks, without memory that waits for the GPU: a row above
-        `usable` fits with no cut that `layers=auto` may mean."""
+        """Lower bound on memory over all cuts into chunks that `layers=auto` may mean, with the CPU not launching
+        ahead of the GPU."""
         how = self.layout(rows)
         if self.lists_blocks:
-            how = under_any_cut(self.shape, how)
+            how = least_cut_layout(self.shape, how)
         return memory(self.shape, how, self.profile, ahead=0.0)
 
     def least_reserved(self, rows: Strategies) -> Floats:
         """Reserved bytes of `least_of_cuts`."""
-        return _sliced(rows, lambda part: self.least_of_cuts(part).reserved)
+        return _by_slices(rows, lambda part: self.least_of_cuts(part).reserved)
 
     def least_seconds(self, rows: Strategies, complete: bool) -> Floats:
-        """Lower bound on the seconds of each row, however it is sharded.
-
-        Communication of gradients and parameters is left out, the update is divided over all shards, and the order of
-        the mesh is the better one: stages as neighbours, or replicas where that keeps experts together. For cores the
-        bubble is left out too, so no schedule or recomputation is faster either."""
+        """Lower bound on the seconds of each row over all shardings. Communication of gradients and parameters is
+        left out, the update is divided over all shards, and the order of the mesh is the better one: stages as
+        neighbours, or replicas where that keeps experts together. For cores the bubble is left out too, so that the
+        bound holds for all schedules and kinds of recomputation."""
         sharded = np.where(rows.dp * rows.cp > 1, 1, 0)
         best = replace(rows, zero=sharded, shard=rows.dp, order=np.ones_like(rows.order))
 
@@ -250,12 +240,12 @@ class Pricing:
             priced = step(self.shape, self.layout(part), self.system, self.profile, replicas=False)
             return priced.seconds - (0 if complete else priced.terms["bubble"])
 
-        seconds = _sliced(best, least)
+        seconds = _by_slices(best, least)
         spread = np.flatnonzero((rows.ep * rows.etp > rows.tp * rows.cp) & (rows.pp > 1) & (rows.dp > 1))
         if len(spread):
             other = best.take(spread)
             other = replace(other, order=np.zeros_like(other.order))
-            seconds[spread] = np.minimum(seconds[spread], _sliced(other, least))
+            seconds[spread] = np.minimum(seconds[spread], _by_slices(other, least))
         return seconds
 
     def block_seconds(self, rows: Strategies, spread: bool = True) -> Floats:
@@ -271,12 +261,11 @@ class Pricing:
             m = self.job.global_batch / (how.micro_batch * how.dp)  # of a pipeline's ranks together: not whole
             return m * sum(count * (block.forward + block.backward) for block, count in kinds)
 
-        return _sliced(best, passes)
+        return _by_slices(best, passes)
 
     def least_bytes(self, rows: Strategies, complete: bool, of_any_cut: bool = True) -> Floats:
-        """Lower bound on the bytes of each row over all shardings, and over all cuts unless `of_any_cut` is off.
-        Assumes the smallest sharding; for cores also one sequence per micro-batch and the recomputation that keeps
-        least."""
+        """Lower bound on the bytes of each row over all shardings, and over all cuts unless `of_any_cut` is off; for
+        cores also over all schedules and kinds of recomputation."""
         smallest = np.full(len(rows), np.inf)
         for zero, kind, schedule in self._least_ways(complete):
             has = np.flatnonzero(self._has_level(rows, zero))
@@ -286,7 +275,8 @@ class Pricing:
         return smallest
 
     def may_fit(self, rows: Strategies, complete: bool) -> npt.NDArray[np.bool_]:
-        """Whether the lower bound on memory fits; faster than `least_bytes`, since one way that fits is enough."""
+        """Whether the lower bound on memory of each row fits; faster than `least_bytes`, since one way that fits is
+        enough."""
         fits, hopeless = np.zeros(len(rows), dtype=bool), np.zeros(len(rows), dtype=bool)
         has = {zero: self._has_level(rows, zero) for zero in self._smallest}
         most = np.maximum.reduce([np.where(of_rows, zero, -1) for zero, of_rows in has.items()])
@@ -302,7 +292,7 @@ class Pricing:
                 own.append(those)
                 level.append(np.full(len(those), zero))
                 shape.append(np.full(len(those), schedule))
-            some, row, zeros, names = joined(parts), *(np.concatenate(each) for each in (own, level, shape))
+            some, row, zeros, names = concatenate(parts), *(np.concatenate(each) for each in (own, level, shape))
             for start in range(0, len(row), _SLICE):
                 part = slice(start, start + _SLICE)
                 needed = self.least_of_cuts(some.take(part))
@@ -319,8 +309,8 @@ class Pricing:
         return fits
 
     def _least_ways(self, complete: bool) -> list[tuple[int, str, str]]:
-        """(ZeRO level, recomputation, schedule) that contain the smallest, likely ones first; "" means the row's own.
-        Chunks in a V put both ends on the first rank, where others put one on each end."""
+        """(ZeRO level, recomputation, schedule) among which is the one of least memory, likely ones first; "" means
+        the row's own. Chunks in a V put both ends on the first rank, where others put one on each end."""
         if complete:
             return [(zero, "", "") for zero in self._smallest]
         kinds = sorted(self.options.recompute, key=lambda kind: kind != "full")
@@ -329,7 +319,7 @@ class Pricing:
 
     @cached_property
     def _smallest(self) -> tuple[int, ...]:
-        """ZeRO levels that contain the smallest over all ranks, likely ones first; 0 only if the stack's constants do
+        """ZeRO levels among which is the one of least memory, likely ones first; 0 only if the stack's constants do
         not say that two shards keep less."""
         p = self.profile
         levels = sorted({*self.options.zero, *self.options.zero_in_pipeline}, reverse=True)
@@ -338,9 +328,8 @@ class Pricing:
 
     def _has_level(self, rows: Strategies, zero: int) -> npt.NDArray[np.bool_]:
         """Whether the stack has a ZeRO level for each row; rows with nothing to shard over count with every level."""
-        of_rows = (zero in self.options.zero, zero in self.options.zero_in_pipeline)
-        has: npt.NDArray[np.bool_] = np.where(rows.pp > 1, of_rows[1], of_rows[0]) | (rows.dp * rows.cp == 1)
-        return has
+        alone, piped = zero in self.options.zero, zero in self.options.zero_in_pipeline
+        return np.asarray(np.where(rows.pp > 1, piped, alone) | (rows.dp * rows.cp == 1))
 
     @property
     def usable(self) -> int:
@@ -360,7 +349,7 @@ class Pricing:
 
 
 def _strides(rows: Strategies) -> dict[str, Ints]:
-    """Distance in ranks to the next rank along each axis, of each row's order."""
+    """Return the distance in ranks to the next rank along each axis, by axis, in each row's order."""
     sizes = {"pp": rows.pp, "dp": rows.dp, "cp": rows.cp, "tp": rows.tp}
     if not len(rows) or rows.order.max() < len(SEARCHED):  # as in every search: without a loop over orders
         inside, stages_inside = rows.tp * rows.cp, rows.order == SEARCHED.index("dp/pp/cp/tp")
@@ -377,8 +366,8 @@ def _strides(rows: Strategies) -> dict[str, Ints]:
     return result
 
 
-def published(cluster: ClusterSpec) -> bool:
-    """Whether the formulas know the rates of the cluster's device, as is rare for a measured machine."""
+def has_published_rates(cluster: ClusterSpec) -> bool:
+    """Whether the rates of the cluster's device are published; for a measured machine they rarely are."""
     try:
         system_of(cluster)
     except InputError:
@@ -387,17 +376,17 @@ def published(cluster: ClusterSpec) -> bool:
 
 
 def _smallest_of(rows: Strategies, zero: int, recompute: str, schedule: str) -> Strategies:
-    """Shard rows over all ranks with this zero; give cores this recomputation, and the least micro-batches at a time
-    of schedules like this one. Empty: the rows' own."""
+    """Return rows sharded over all ranks at this level of ZeRO; with a `schedule`, also with this recomputation and
+    schedule ("": the rows' own)."""
     one, pipelined = np.ones_like(rows.dp), rows.pp > 1
     best = replace(rows, zero=zero * one, shard=rows.dp if zero else one)
     if not schedule:
         return best
-    number = np.where(pipelined, number_of(schedule), number_of("naive")) * one
+    number = np.where(pipelined, schedule_number(schedule), schedule_number("naive")) * one
     return replace(best, schedule=number, recompute=encode(recompute) * one)
 
 
-def _sliced(rows: Strategies, price: Column) -> Floats:
+def _by_slices(rows: Strategies, price: Column) -> Floats:
     """Apply `price` to slices of the rows that fit the cache."""
     result = np.empty(len(rows))
     for start in range(0, len(rows), _SLICE):

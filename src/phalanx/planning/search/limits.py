@@ -1,4 +1,4 @@
-"""Limits of a search: refusals of a stack (frameworks/), and exclusions by a user's conditions (`where`).
+"""Limits of a search: what a stack refuses (frameworks/), and what a user's conditions (`where`) exclude.
 
 Limits are conditions on columns (spec/strategy/where.py). A row is dropped as soon as the columns read by a limit are
 chosen, before the next step of the search multiplies it:
@@ -49,8 +49,8 @@ _Due: TypeAlias = tuple[list[Condition], list[tuple[Condition, ...]], list[str],
 
 @dataclass(frozen=True)
 class SearchLimits:
-    """`row`: the stack; `wanted`: the user's conditions; `constants`: values of model, job and options that rules
-    read."""
+    """The limits of a search. `row`: the stack; `wanted`: the user's conditions; `constants`: values of model, job
+    and options that rules read."""
 
     row: Stack | None = None
     wanted: tuple[Condition, ...] = ()
@@ -82,13 +82,25 @@ class SearchLimits:
 
     def keeps(self, columns: Mapping[str, Any], stage: str, rows: int) -> npt.NDArray[np.bool_]:
         """Return the mask of rows that satisfy the limits due after a step of the search."""
+        return self._mask(
+            self._wanted_at[stage], self._refused_at[stage], self._legal_at[stage], columns, np.ones(rows, dtype=bool)
+        )
+
+    def _mask(
+        self,
+        wanted: Iterable[Condition],
+        rules: Iterable[tuple[Condition, ...]],
+        legal: Iterable[str],
+        columns: Mapping[str, Any],
+        keep: npt.NDArray[np.bool_],
+    ) -> npt.NDArray[np.bool_]:
+        """Clear in `keep` the rows that violate a condition, satisfy a rule, or have an illegal value in a field."""
         values = {**self.constants, **columns}
-        keep = np.ones(rows, dtype=bool)
-        for condition in self._wanted_at[stage]:
+        for condition in wanted:
             keep &= np.asarray(condition.holds(values), dtype=bool)
-        for rule in self._refused_at[stage]:
+        for rule in rules:
             keep &= ~np.asarray(where.holds(rule, values), dtype=bool)
-        for name in self._legal_at[stage]:
+        for name in legal:
             keep &= self._legal(name, values)
         return keep
 
@@ -101,26 +113,13 @@ class SearchLimits:
         wanted, rules, legal, read = self._due_on[names]
         key = (names, *(values[name] for name in read))
         if key not in self._judged:
-            given = {**self.constants, **values}
-            self._judged[key] = (
-                all(bool(c.holds(given)) for c in wanted)
-                and not any(bool(where.holds(rule, given)) for rule in rules)
-                and all(bool(np.all(self._legal(n, given))) for n in legal)
-            )
+            self._judged[key] = bool(self._mask(wanted, rules, legal, values, np.ones(1, dtype=bool))[0])
         return self._judged[key]
 
     def keeps_ways(self, own: tuple[str, ...], columns: Mapping[str, Any], count: int) -> npt.NDArray[np.bool_]:
-        """Vectorized `way`: boolean mask of the `count` rows of `columns` that satisfy the limits."""
+        """Return the mask of the `count` rows of `columns` that satisfy the limits, as `way` does for scalars."""
         wanted, rules, legal, _ = self._due_of(own, columns.keys())
-        given = {**self.constants, **columns}
-        keep = np.ones(count, dtype=bool)
-        for condition in wanted:
-            keep &= np.asarray(condition.holds(given), dtype=bool)
-        for rule in rules:
-            keep &= ~np.asarray(where.holds(rule, given), dtype=bool)
-        for name in legal:
-            keep &= self._legal(name, given)
-        return keep
+        return self._mask(wanted, rules, legal, columns, np.ones(count, dtype=bool))
 
     def _due_of(self, own: tuple[str, ...], columns: Iterable[str]) -> _Due:
         """Return the conditions, rules and restricted fields that concern `own` and read only fields in `columns`."""
@@ -207,23 +206,23 @@ def steps_alone(wanted: Sequence[Condition]) -> int:
 
 
 def schedule_files(wanted: Sequence[Condition]) -> tuple[str, ...]:
-    """Return the pipeline schedules of one's own that conditions name: files, which no search finds by itself."""
+    """Return the files of pipeline schedules that conditions name; a search uses no others."""
     return tuple(name for c in wanted if "schedule" in c.fields for name in re.findall(r"[^\s,()=!]+\.csv", c.text))
 
 
-def without(wanted: Sequence[Condition], text: str) -> tuple[Condition, ...]:
+def conditions_without(wanted: Sequence[Condition], text: str) -> tuple[Condition, ...]:
     """Return the conditions except those written as `text`."""
     return tuple(c for c in wanted if c.text != text)
 
 
 UNDOCUMENTED = ("none", "selective", "full", "every:2", "every:4")
-"""Default for an unknown stack."""
+"""Kinds of recomputation that a search offers for a stack without a row."""
 _COUNTED = ("block:1", "block:2", "block:4", "block:8")
 
 
 def recompute_kinds(stack: Stack | None, model: ModelSpec, flash: bool, by_operation: bool) -> tuple[str, ...]:
-    """Return the kinds that a search chooses from. With `flash` attention, whose core keeps nothing, plain selective
-    recomputation frees nothing, unless the stack recomputes `by_operation`."""
+    """Return the kinds of recomputation that a search chooses from. With `flash` attention, whose core keeps nothing,
+    plain selective recomputation frees nothing, unless the stack recomputes `by_operation`."""
     if stack is None:
         return tuple(kind for kind in UNDOCUMENTED if not (flash and kind == "selective"))
     entry = stack.strategy["recompute"]

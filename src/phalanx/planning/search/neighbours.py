@@ -14,10 +14,9 @@ from phalanx.spec.strategy.zero_levels import ZERO_LEVELS
 
 
 def neighbours(s: Strategy, pricing: Pricing) -> list[tuple[str, Strategy]]:
-    """Return (change, strategy) for every legal strategy that differs from `s` in a single decision.
-
-    The world size stays the same: the data axis takes the ranks that another axis gives up or needs. `change` reads
-    like `tp 4 -> 8`. Only strategies that the search may choose under `pricing` are returned."""
+    """Return (change, strategy) for every strategy that differs from `s` in a single decision and that the search may
+    choose under `pricing`. The world size stays the same: the data axis takes the ranks that another axis gives up or
+    needs. `change` reads like `tp 4 -> 8`."""
     changes_by_strategy: dict[Strategy, str] = {}
     for change, fields in _changes(s, pricing.options.recompute):
         try:
@@ -30,6 +29,7 @@ def neighbours(s: Strategy, pricing: Pricing) -> list[tuple[str, Strategy]]:
 
 
 def _changes(s: Strategy, recompute: Sequence[str]) -> Iterator[tuple[str, dict[str, object]]]:
+    """Yield (change, the fields that it sets), legal or not."""
     for axis in ("tp", "pp", "cp", "ulysses", "ep", "micro_batch"):
         degree = getattr(s, axis)
         for other in (2 * degree, degree // 2):
@@ -59,7 +59,8 @@ def _changes(s: Strategy, recompute: Sequence[str]) -> Iterator[tuple[str, dict[
 
 
 def _completed(s: Strategy, changes: dict[str, object]) -> dict[str, object]:
-    """Complete a change by its consequences: dp takes the remaining ranks, fields without effect their defaults."""
+    """Complete a change by its consequences: dp takes the remaining ranks, fields without effect their defaults.
+    Raises InputError if no ranks remain."""
     new = {f: changes.get(f, getattr(s, f)) for f in ("tp", "pp", "cp", "sp", "zero", "virtual", "schedule", "order")}
     dp, remainder = divmod(s.world, int(new["tp"]) * int(new["pp"]) * int(new["cp"]))  # type: ignore[call-overload]
     if remainder or not dp:

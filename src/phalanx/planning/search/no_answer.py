@@ -62,11 +62,12 @@ def _option_to_blame(error: InputError, pricing: Pricing, gpus: int) -> InputErr
 
 
 def misfits(pricing: Pricing, cores: Strategies, has: set[str], options: Options) -> list[tuple[PricedStrategy, str]]:
-    """For each family not in `has`, its strategy of least memory, if that does not fit; cp = micro_batch = 1."""
+    """Return (price, family) of the strategy of least memory with cp = micro_batch = 1, if it does not fit, of each
+    family not in `has`."""
     missing = [kind for kind, name in enumerate(FAMILIES) if name not in has]
     rows = cores.take((cores.cp == 1) & (cores.micro_batch == 1))
     rows = rows.take(branch_and_bound.may_become(rows, missing))
-    rows = space.sharding(space.recomputing(rows, pricing.model, pricing.job, options), pricing.job, options)
+    rows = space.sharding(space.recomputations(rows, pricing.model, pricing.job, options), pricing.job, options)
     rows = rows.take(np.isin(branch_and_bound.family(rows), missing))
     kinds, bytes_ = branch_and_bound.family(rows), pricing.bytes_(rows)
     smallest: dict[str, int] = {}
@@ -82,7 +83,7 @@ def misfits(pricing: Pricing, cores: Strategies, has: set[str], options: Options
 
 
 def lacks_operators(pricing: Pricing) -> Refusal | None:
-    """Return why the stack does not run the model, whatever the strategy; None where it has all operators."""
+    """Return why the stack cannot run the model with any strategy; None if it has all operators."""
     row = pricing.row
     refusal = None if row is None else row.refusal(Strategy(), pricing.extra, facts(pricing.model))
     return refusal if refusal and refusal.field == "pattern" else None
@@ -93,10 +94,8 @@ def nothing_fits(
 ) -> InputError:
     """Return the error for a question whose legal strategies need more memory than a device has: the smallest of
     them, its needs, and the fewest GPUs that suffice."""
-    smallest_of_family: dict[str, PricedStrategy] = {
-        kind: p for p, kind in misfits(pricing, explored.cores, set(), options)
-    }
-    smallest = min(smallest_of_family.values(), key=lambda p: p.bytes_, default=None)
+    each = [p for p, _ in misfits(pricing, explored.cores, set(), options)]
+    smallest = min(each, key=lambda p: p.bytes_, default=None)
     needs = f": {smallest.strategy} {priced.why_not(smallest, None, pricing)}" if smallest else ""
     enough = least_ranks(larger, gpus, pricing.cluster.ranks_per_node, options)
     device = f"{pricing.cluster.device.name}, {pricing.cluster.device.usable_bytes / GIB:.1f} GiB each"
@@ -113,7 +112,7 @@ _ON_HOST: tuple[dict[str, Any], ...] = (
 
 
 def _offloading(pricing: Pricing, gpus: int) -> str:
-    """Return the options of the stack with which a strategy fits, since state lies on the host; "" without any."""
+    """Return the stack's options that put state on the host with which a strategy fits; "" if there are none."""
     row = pricing.row
     if row is None or pricing.cluster.device.kind != "cuda":
         return ""
@@ -146,7 +145,7 @@ def fits_somewhere(pricing: Pricing, ranks: int, options: Options) -> bool:
     fitting = np.flatnonzero(least <= pricing.usable)
     fitting = fitting[np.argsort(least[fitting])][:_CORES]
     rows = space.pipelines(cores.take(fitting), pricing.model, pricing.job, options)
-    rows = space.recomputing(rows, pricing.model, pricing.job, options)
+    rows = space.recomputations(rows, pricing.model, pricing.job, options)
     if options.local:  # replicas that step alone are never sharded over all ranks, as the bound is
         rows = space.sharding(rows, pricing.job, options)
         return bool(len(rows) and np.any(pricing.bytes_(rows) <= pricing.usable))
@@ -154,11 +153,10 @@ def fits_somewhere(pricing: Pricing, ranks: int, options: Options) -> bool:
 
 
 def least_ranks(larger: Callable[[int], Pricing], above: int, node: int, options: Options) -> int | None:
-    """Return approximately the fewest GPUs, more than `above`, on which a strategy fits, or None: a divisor or a
-    multiple of `node`.
-
-    Memory per rank falls with the number of ranks, but not every number divides the batch. So the number doubles
-    until something fits, then seven numbers spaced evenly above the last one that did not are tried."""
+    """Return approximately the fewest GPUs, more than `above`, on which a strategy fits: a divisor or a multiple of
+    `node`; None if no number up to `_MOST` suffices. Memory per rank falls with the number of ranks, but not every
+    number divides the batch. So the number doubles until something fits, then seven numbers spaced evenly above the
+    last one that did not are tried."""
     for part in range(above + 1, node):
         if node % part == 0 and fits_somewhere(larger(part), part, options):
             return part

@@ -14,8 +14,13 @@ from phalanx.planning.search.branch_and_bound import FAMILIES, Exploration
 from phalanx.planning.search.column_pricing import Pricing
 from phalanx.planning.search.priced import PricedStrategy
 from phalanx.planning.search.refine import RankedStrategy, RefinedPrices, best_of_each_family
-from phalanx.planning.search.stack_options import NarrowerTypes, narrower_types, that_run, with_best_options
-from phalanx.planning.search.stage_lengths import StageLengths, lengths, that_fit
+from phalanx.planning.search.stack_options import (
+    NarrowerTypes,
+    narrower_types,
+    runnable_strategies,
+    with_best_options,
+)
+from phalanx.planning.search.stage_lengths import StageLengths, fitting_cuts, lengths
 from phalanx.planning.search.strategy_columns import ORDERS, Options
 from phalanx.spec.errors import InputError
 from phalanx.spec.strategy.spec import Strategy
@@ -30,7 +35,7 @@ _FRONT = 1.5
 """The front of time and memory extends to this many times the shortest step."""
 _EACH, _ALIKE = 6, 2
 """Strategies of the first pass for each one kept, since they come in two mesh orders and with many numbers of chunks;
-and the number kept of those that differ only in the number of chunks, since they are neighbours of each other."""
+and how many of those that differ only in the number of chunks are kept, since they are each other's neighbours."""
 _FIRST = 64
 """Number of strategies of the first pass that an answer keeps for the next question."""
 _POINTS, _CLEARLY = 8, 0.98
@@ -117,11 +122,10 @@ def answer(
     without it, the front covers what the search for the best strategy met. `fewer`: whether smaller numbers of GPUs
     are tried too. `watch`: callback with the number of legal strategies priced so far. `hints`: strategies that are
     likely among the best, such as the `first` of an answer to a similar question; they do not change the answer.
-    `weigh`: what makes a candidate of the second pass worse, in place of its step; `weighed`: how many it is
-    asked of, the fastest.
+    `weigh`: the quantity that ranks candidates of the second pass in place of their step time, least first;
+    `weighed`: the number of fastest candidates that it ranks, None: all.
 
-    Raises InputError if no strategy is legal, or if none fits: then it names the fewest GPUs that suffice.
-    """
+    Raises InputError if no strategy is legal, or if none fits: then it names the fewest GPUs that suffice."""
     start = time.perf_counter()
     pricing = larger(gpus)
     options = pricing.options
@@ -139,7 +143,7 @@ def answer(
         raise no_answer.nothing_fits(pricing, explored, larger, gpus, options)
     # Candidates of the second pass: the fastest, each family's, the front, and the smallest in memory.
     fastest, family_rows = fastest_rows(explored, keep), best_of_each_family(explored)
-    front = _promising(explored, whole_front)
+    front = _first_front(explored, whole_front)
     if objective == "memory" and len(explored.rows):
         near = explored.order[explored.seconds[explored.order] <= (1 + _SLACK) * explored.seconds[explored.order[0]]]
         fastest += [int(row) for row in near[np.argsort(explored.bytes_[near], kind="stable")][:keep]]
@@ -148,12 +152,12 @@ def answer(
     pricing = with_best_options(pricing, [explored.rows.strategy(row) for row in fastest])
     prices = RefinedPrices(pricing)
     chosen = [*(explored.rows.strategy(row) for row in rows), *explored.close]
-    candidates = prices.descend(that_run(pricing, chosen))  # not all with options that others are faster with
+    candidates = prices.descend(runnable_strategies(pricing, chosen))  # the new options exclude some
     if not candidates:
         raise no_answer.nothing_fits(pricing, explored, larger, gpus, options)
     costs = [(r.seconds, r.priced.bytes_) for r in candidates]
     candidates = [candidates[i] for i in _distinct([r.strategy for r in candidates], costs)]
-    candidates = [*that_fit(prices, candidates), *candidates]
+    candidates = [*fitting_cuts(prices, candidates), *candidates]
     # Rank by the objective.
     each_best = {r.family: r for r in reversed(candidates)}
     families = tuple(each_best[name] for name in FAMILIES if name in each_best)
@@ -161,7 +165,7 @@ def answer(
     if weigh is not None:
         most = len(candidates) if weighed is None else weighed
         by_wish = sorted(candidates[:most], key=lambda r: weigh(r, pricing)) + candidates[most:]
-    ranked = [by_wish[i] for i in _unlike([r.strategy for r in by_wish])][:keep]
+    ranked = [by_wish[i] for i in _without_variants([r.strategy for r in by_wish])][:keep]
     if objective == "memory":
         near_best = [r for r in candidates if r.seconds <= (1 + _SLACK) * candidates[0].seconds]
         ranked = sorted(near_best, key=lambda r: r.priced.bytes_)[:keep]
@@ -199,10 +203,10 @@ def fastest_rows(explored: Exploration, keep: int) -> list[int]:
     strategies = [explored.rows.strategy(row) for row in order]
     costs = [(explored.seconds[row], explored.bytes_[row]) for row in order]
     distinct = _distinct(strategies, costs)
-    return [order[distinct[i]] for i in _unlike([strategies[i] for i in distinct])][:keep]
+    return [order[distinct[i]] for i in _without_variants([strategies[i] for i in distinct])][:keep]
 
 
-def _unlike(strategies: Sequence[Strategy]) -> list[int]:
+def _without_variants(strategies: Sequence[Strategy]) -> list[int]:
     """Return the indices of strategies, keeping the first `_ALIKE` of those that differ only in the number of
     chunks."""
     met: Counter[Strategy] = Counter()
@@ -229,9 +233,8 @@ def _distinct(strategies: Sequence[Strategy], costs: Sequence[tuple[float, float
 
 
 def _fewer(larger: Callable[[int], Pricing], gpus: int, best: RankedStrategy) -> FewerGpus | None:
-    """Return a smaller number of GPUs that is equally fast, or None.
-
-    A step takes at least its FLOPs at the best rate that kernels reach, so a search is rarely needed."""
+    """Return the number of fewer GPUs with the fastest step, if that is as fast as on all; else None. A step takes at
+    least its FLOPs at the best rate of kernels, so a search is rarely needed."""
     pricing, fewest = larger(gpus), None
     node = pricing.cluster.ranks_per_node
     for n in sorted({gpus // 4, gpus // 2, (gpus - 1) // node * node} - {0}):
@@ -243,7 +246,7 @@ def _fewer(larger: Callable[[int], Pricing], gpus: int, best: RankedStrategy) ->
     return fewest
 
 
-def _promising(explored: Exploration, whole: bool) -> list[int]:
+def _first_front(explored: Exploration, whole: bool) -> list[int]:
     """Return the rows of the front of time and memory, by the first pass."""
     order = explored.order
     if not len(order):
@@ -256,9 +259,8 @@ def _promising(explored: Exploration, whole: bool) -> list[int]:
 
 
 def _front(candidates: Sequence[RankedStrategy], whole: bool) -> list[RankedStrategy]:
-    """Return the front of the strategies priced by the second pass, fastest first.
-
-    With `whole`, each point needs less memory than all faster ones; without it, clearly less, and points are few."""
+    """Return the front of the strategies priced by the second pass, fastest first. With `whole`, each point needs
+    less memory than all faster ones; without it, clearly less, and points are few."""
     points = [candidates[0]]
     for r in candidates:
         if r.priced.bytes_ < (1.0 if whole else _CLEARLY) * points[-1].priced.bytes_:
@@ -275,7 +277,7 @@ def _rejected(
     for p, kind in no_answer.misfits(pricing, explored.cores, has, options):
         yield Rejected(kind, p, priced.why_not(p, best.priced, pricing))
     close = prices.neighbours(replace(best.strategy, layers="auto"))
-    for (what, _), other in zip(close, prices.of([s for _, s in close]), strict=True):
+    for (what, _), other in zip(close, prices.price([s for _, s in close]), strict=True):
         if other.priced.fits and other.seconds < best.seconds:
             continue  # faster, but needs more memory, and memory is the objective
         yield Rejected(other.family, other.priced, f"{what}: {priced.why_not(other.priced, best.priced, pricing)}")
@@ -297,7 +299,7 @@ def best_on(pricing: Pricing, gpus: int, below: float = np.inf) -> RankedStrateg
 
 
 def first_pass(pricing: Pricing, gpus: int, below: float = np.inf) -> Exploration | None:
-    """Return the strategies chosen by the formulas on `gpus` GPUs; None if nothing is legal or fits, or takes at most
+    """Return the strategies chosen by the formulas on `gpus` GPUs; None if none is legal, fits and takes at most
     `below` seconds."""
     try:
         explored = branch_and_bound.explore(pricing, gpus, pricing.options, keep=1, families=_CLOSE, below=below)
@@ -307,13 +309,13 @@ def first_pass(pricing: Pricing, gpus: int, below: float = np.inf) -> Exploratio
 
 
 def best_of(pricing: Pricing, explored: Exploration) -> RankedStrategy | None:
-    """Return the best of a first pass by the second, with the options of the stack that make it faster; None if
-    nothing fits."""
+    """Return the best strategy of a first pass by the prices of the second, with the options of the stack that make
+    it faster; None if nothing fits."""
     fastest = [explored.rows.strategy(row) for row in fastest_rows(explored, FOR_OPTIONS)]
     pricing = with_best_options(pricing, fastest)
     prices = RefinedPrices(pricing)
     # With the options, the fastest by the formulas may not fit; one of those with which they were tried does.
     of_families = [explored.rows.strategy(row) for row in best_of_each_family(explored)]
-    chosen = that_run(pricing, dict.fromkeys([*fastest, *of_families, *explored.close]))
+    chosen = runnable_strategies(pricing, dict.fromkeys([*fastest, *of_families, *explored.close]))
     candidates = prices.descend(chosen, slower=False)
-    return next(iter([*that_fit(prices, candidates), *candidates]), None)
+    return next(iter([*fitting_cuts(prices, candidates), *candidates]), None)

@@ -1,5 +1,5 @@
-"""The price of a strategy under a software stack: step time by term, memory by kind of occupant; and why it is not
-the best: the memory it lacks, or the term that costs more.
+"""The price of a strategy under a software stack: step time by term, memory by kind of data; and the reason why it is
+not the best: the memory it lacks, or the term that costs more.
 """
 
 from collections.abc import Mapping, Sequence
@@ -34,11 +34,11 @@ class PricedStrategy:
     seconds: float
     """Step time, the sum of `terms`."""
     bytes_: float
-    """Reserved memory of the fullest rank; the strategy fits if it does not exceed `usable`."""
+    """Reserved bytes on the fullest rank; the strategy fits if they do not exceed `usable`."""
     terms: dict[str, float]
     """Seconds of the step by term."""
     memory_terms: dict[str, float]
-    """Bytes by kind of occupant: parameters, gradients, activations, ..."""
+    """Bytes by kind of data: parameters, gradients, activations, ..."""
     usable: int
     """Usable bytes of the device."""
 
@@ -54,14 +54,16 @@ class PricedStrategy:
 
 
 def price(pricing: Pricing, strategies: Sequence[Strategy]) -> list[PricedStrategy]:
-    """Price strategies term by term. Raises InputError for a `recompute` or `order` that is never searched."""
+    """Return the prices of strategies, in their order. Raises InputError for a `recompute` or `order` that is never
+    searched."""
     return price_with_step(pricing, strategies)[0] if strategies else []
 
 
 def price_with_step(
     pricing: Pricing, strategies: Sequence[Strategy], cuts: Sequence[Blocks | None] = ()
 ) -> tuple[list[PricedStrategy], Step]:
-    """Price strategies, at least one; with the columns of their steps. `cuts`: as for `layout_of`."""
+    """Return the prices of strategies, of which there must be at least one, and their steps as columns of one row
+    each. `cuts`: as for `layout_of`."""
     how = layout_of(pricing, strategies, cuts)
     step = step_of(pricing.shape, how, pricing.system, pricing.profile)
     memory = memory_of(pricing.shape, how, pricing.profile, step.ahead)
@@ -75,22 +77,24 @@ def price_with_step(
     return priced, step
 
 
-def price_under(
+def price_under_each(
     each: Sequence[Pricing], strategies: Sequence[Strategy], cuts: Sequence[Blocks | None] = ()
 ) -> tuple[dict[str, Floats], Floats]:
-    """Price strategies under questions that differ only in the constants of their stacks, all in one call: the terms
-    of a step, with blocks cut as for `layout_of`, and the reserved bytes, first question first."""
+    """Price strategies under each of several questions that differ only in the constants of their stacks, in one
+    call. Return the seconds of a step by term, and the reserved bytes, each of (questions x strategies,). `cuts`: as
+    for `layout_of`."""
     pricing, rows = each[0], len(each) * len(strategies)
     everything = [*strategies] * len(each)
-    by = _joined([one.profile for one in each], len(strategies))
+    by = _join_profiles([one.profile for one in each], len(strategies))
     how = layout_of(pricing, everything, [*cuts] * len(each))
     step = step_of(pricing.shape, how, pricing.system, by)
     reserved = np.broadcast_to(memory_of(pricing.shape, how, by, step.ahead).reserved, rows)
     return {name: np.broadcast_to(term, rows) for name, term in step.terms.items()}, reserved
 
 
-def _joined(profiles: Sequence[Profile], each: int) -> Profile:
-    """Join the constants of several questions into columns, `each` elements of each; equal constants stay numbers."""
+def _join_profiles(profiles: Sequence[Profile], each: int) -> Profile:
+    """Join the constants of several profiles into columns that repeat each profile's value `each` times; constants
+    equal in all profiles stay numbers."""
     changes: dict[str, Any] = {}
     for f in fields(Profile):
         values = [getattr(p, f.name) for p in profiles]
@@ -100,10 +104,10 @@ def _joined(profiles: Sequence[Profile], each: int) -> Profile:
 
 
 def layout_of(pricing: Pricing, strategies: Sequence[Strategy], cuts: Sequence[Blocks | None] = ()) -> Layout:
-    """Translate strategies into the columns that the formulas read, with the blocks of the first, the fullest and the
-    last pipeline rank where `layers` lists them, which columns of a search do not hold, or else `cuts`: the blocks of
-    each chunk of each strategy."""
-    even = pricing.layout(strategy_columns.of(strategies))
+    """Translate strategies into the columns that the formulas read, including the blocks of the first, the fullest
+    and the last pipeline rank if a strategy's `layers` lists blocks, or `cuts` does: for each strategy the blocks of
+    each chunk, or None."""
+    even = pricing.layout(strategy_columns.columns_of(strategies))
     if all(s.layers == "auto" for s in strategies) and not any(cuts):
         return even
     layers = pricing.model.layers + pricing.extra.mtp
@@ -119,10 +123,8 @@ def _per_row(columns: Mapping[str, Column], count: int) -> list[dict[str, float]
 
 
 def why_not(p: PricedStrategy, best: PricedStrategy | None, pricing: Pricing) -> str:
-    """Return a sentence with numbers on why `p` is not the best strategy: its memory if it does not fit, else the
-    term that grew most.
-
-    `best` may be None only if `p` does not fit."""
+    """Return the reason, with numbers, why `p` is not the best strategy: its memory if it does not fit, else the term
+    that grew most. `best` may be None only if `p` does not fit."""
     if not p.fits:
         name, most = max(p.memory_terms.items(), key=lambda item: item[1])
         free = f" ({pricing.allocatable / GIB:.1f} less {pricing.headroom:.0%})" if pricing.headroom else ""
@@ -143,7 +145,7 @@ def _seconds(s: float) -> str:
 
 
 def _wider_than_node(s: Strategy, pricing: Pricing) -> str:
-    """Name the axis with communication in every layer that is wider than a node; "" if there is none."""
+    """Return, in words, an axis with communication in every layer whose groups span nodes; "" if there is none."""
     node = pricing.cluster.ranks_per_node
     grid = mesh(s)
     for axis, degree in (("tp", s.tp), ("ep", s.ep), ("cp", s.cp)):

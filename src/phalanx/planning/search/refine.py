@@ -28,7 +28,7 @@ from phalanx.planning.search.branch_and_bound import FAMILIES, Exploration
 from phalanx.planning.search.column_pricing import Floats, Pricing
 from phalanx.planning.search.neighbours import neighbours
 from phalanx.planning.search.priced import PricedStrategy, price_with_step
-from phalanx.planning.search.strategy_columns import ORDERS, SEARCHED, of
+from phalanx.planning.search.strategy_columns import ORDERS, SEARCHED, columns_of
 from phalanx.schedule.partition.balance import Explained, Units, explain, partition
 from phalanx.schedule.pipeline import stages
 from phalanx.schedule.pipeline.given_layout import Blocks, equal_blocks, given_blocks, listed
@@ -36,20 +36,8 @@ from phalanx.schedule.pipeline.schedules import build as build_schedule
 from phalanx.schedule.pipeline.schedules import facts_of
 from phalanx.spec.strategy.spec import Strategy
 
-PIPELINED = (
-    "matmul",
-    "attention",
-    "recurrence",
-    "memory",
-    "tp",
-    "cp",
-    "ep",
-    "recompute",
-    "adapters",
-    "launch",
-    "head",
-    "bubble",
-)
+_BLOCK_TERMS = ("matmul", "attention", "recurrence", "memory", "tp", "cp", "ep", "recompute", "adapters", "launch")
+PIPELINED = (*_BLOCK_TERMS, "head", "bubble")
 """Terms of a step that a pipeline's makespan replaces."""
 GAIN = 0.001
 """Share of the step by which chunks of unequal length must shorten it to be worth a line of configuration."""
@@ -57,7 +45,7 @@ _ROUNDING = 1e-9
 """Relative tolerance for sums in another order."""
 
 
-def beside_pipeline(terms: Mapping[str, float]) -> float:
+def seconds_outside_pipeline(terms: Mapping[str, float]) -> float:
     """Return the seconds of a step's terms that its pipeline's makespan does not contain."""
     return sum(value for name, value in terms.items() if name not in PIPELINED)
 
@@ -80,33 +68,30 @@ class PipelineRun:
     """Whether these blocks replace balanced ones, which do not fit."""
 
     def seconds(self, terms: Mapping[str, float]) -> float:
-        """Seconds of a step with these terms, the makespan in place of the terms that it replaces."""
-        return self.makespan + beside_pipeline(terms)
+        """Return the seconds of a step with these terms, the makespan in place of the ones in PIPELINED."""
+        return self.makespan + seconds_outside_pipeline(terms)
 
     def terms(self, formula: Mapping[str, float]) -> dict[str, float]:
-        """Correct a formula's terms by this run; they sum to `seconds`.
-
-        The blocks' terms become a mean rank's, `head` the excess of the slowest rank, `bubble` its waiting."""
+        """Return a formula's terms corrected by this run, so that they sum to `seconds`: the blocks' terms become a
+        mean rank's, `head` the excess of the slowest rank, `bubble` its waiting."""
         if self.mean is None:
             return dict(formula)
-        block_terms = {
-            name: formula[name] for name in PIPELINED if name in formula and name not in ("head", "bubble")
-        }
+        block_terms = {name: formula[name] for name in _BLOCK_TERMS if name in formula}
         share = self.mean / sum(block_terms.values())
         waits = {"head": self.makespan - self.bubble - self.mean, "bubble": self.bubble}
         return dict(formula) | {name: share * value for name, value in block_terms.items()} | waits
 
 
-def refined(
+def refine(
     pricing: Pricing, strategies: Sequence[Strategy], below: float = np.inf
 ) -> list[tuple[PricedStrategy, PipelineRun]]:
-    """Price strategies term by term, with their pipelines timed action by action; those that certainly take longer
-    than `below` seconds are left out, untimed.
+    """Return the price and the pipeline run of each strategy, its pipeline timed action by action; strategies that
+    certainly take longer than `below` seconds are left out.
 
-    A pipeline without listed blocks (`layers=auto`) has the time and memory of one cut, as if that were listed: equal
-    chunks, or balanced ones if they fit and are worth a line of configuration (`_chosen`); the stack's own cut if it
-    accepts no list. Strategies that differ only in sharding share the run of a cut; so do both orders of stages and
-    replicas without experts: they move no group of tp or cp."""
+    A pipeline without listed blocks (`layers=auto`) is priced with one cut, as if that were listed: equal chunks, or
+    balanced ones if they fit and are worth a line of configuration (`_best_cut`); the stack's own cut if it accepts
+    no list. Strategies that differ only in sharding share the run of a cut; so do both orders of stages and replicas
+    without experts, since they move no group of tp or cp."""
     if not strategies:
         return []
     alike = SEARCHED if pricing.model.experts is None else ()
@@ -116,18 +101,22 @@ def refined(
     bounded = below < np.inf and not np.any(pricing.profile.offloaded_blocks)
     shortest = _least_makespans(pricing, strategies, step) if bounded else np.zeros(len(strategies))
     limit = (1 + _ROUNDING) * below
-    rows = [i for i, p in enumerate(priced) if shortest[i] + (p.strategy.pp == 1) * beside_pipeline(p.terms) <= limit]
+    rows = [
+        i
+        for i, p in enumerate(priced)
+        if shortest[i] + (p.strategy.pp == 1) * seconds_outside_pipeline(p.terms) <= limit
+    ]
     cuts = _cuts(pricing, [alone[i] for i in rows], _rows_of(step, rows, len(priced)))
     ways = [(i, cut) for i, of_row in zip(rows, cuts, strict=True) for cut in of_row]
     if not ways:
         return []
     priced, step = price_with_step(pricing, [strategies[i] for i, _ in ways], [cut for _, cut in ways])
-    fitting: list[list[int]] = []  # of each strategy, the cuts to time
-    unbalanced: set[int] = set()  # cuts of strategies with another cut that does not fit
+    fitting: list[list[int]] = []  # for each strategy, the cuts to time
+    unbalanced: set[int] = set()  # cuts of strategies that have another cut, which does not fit
     for i, own in groupby(range(len(ways)), lambda k: ways[k][0]):
         places = list(own)
-        if any(shortest[i] + beside_pipeline(priced[k].terms) <= limit for k in places):
-            fitting.append(_that_fit(pricing, priced, places))
+        if any(shortest[i] + seconds_outside_pipeline(priced[k].terms) <= limit for k in places):
+            fitting.append(_cuts_to_time(pricing, priced, places))
             unbalanced |= set(fitting[-1]) if len(fitting[-1]) < len(places) else set()
     first: dict[tuple[Strategy, Blocks | None], int] = {}
     for k in chain(*fitting):
@@ -140,17 +129,17 @@ def refined(
         pipeline = replace(pipeline, unbalanced=k in unbalanced)
         return replace(p, seconds=pipeline.seconds(p.terms), terms=pipeline.terms(p.terms)), pipeline
 
-    return [_chosen([timed(k) for k in places]) for places in fitting]
+    return [_best_cut([timed(k) for k in places]) for places in fitting]
 
 
-def _that_fit(pricing: Pricing, priced: Sequence[PricedStrategy], places: Sequence[int]) -> list[int]:
+def _cuts_to_time(pricing: Pricing, priced: Sequence[PricedStrategy], places: Sequence[int]) -> list[int]:
     """Return the places of a strategy's cuts that leave the headroom of a search; if none does, the place of the
     smallest."""
     fitting = [k for k in places if priced[k].bytes_ <= pricing.usable_by_default]
     return fitting or [min(places, key=lambda k: priced[k].bytes_)]
 
 
-def _chosen(cuts: Sequence[tuple[PricedStrategy, PipelineRun]]) -> tuple[PricedStrategy, PipelineRun]:
+def _best_cut(cuts: Sequence[tuple[PricedStrategy, PipelineRun]]) -> tuple[PricedStrategy, PipelineRun]:
     """Return the first cut (equal chunks if they fit), unless another one clearly shortens the step."""
     best, *others = cuts
     for other in others:
@@ -159,14 +148,14 @@ def _chosen(cuts: Sequence[tuple[PricedStrategy, PipelineRun]]) -> tuple[PricedS
     return best
 
 
-def as_cut(pricing: Pricing, s: Strategy) -> Strategy:
+def with_listed_blocks(pricing: Pricing, s: Strategy) -> Strategy:
     """Return a strategy with its pipeline split made explicit; unchanged without a pipeline."""
     given = s.pp == 1 or given_blocks(s, pricing.extra, int(pricing.shape.layers)) is not None
-    return s if given else replace(s, layers=listed(refined(pricing, [s])[0][1].blocks))
+    return s if given else replace(s, layers=listed(refine(pricing, [s])[0][1].blocks))
 
 
 def _rows_of(step: Step, rows: list[int], count: int) -> Step:
-    """Return some of a step's `count` rows, with the inputs of a pipeline's run."""
+    """Return some of a step's `count` rows, reduced to the terms and passes that a pipeline's run reads."""
 
     def taken(column: Column) -> Column:
         return np.broadcast_to(column, count)[rows]
@@ -180,21 +169,20 @@ def _rows_of(step: Step, rows: list[int], count: int) -> Step:
 
 
 def _least_makespans(pricing: Pricing, strategies: Sequence[Strategy], step: Step) -> Floats:
-    """Return a lower bound on the seconds over all cuts into chunks: some rank does at least the mean rank's work,
-    and at least its share of the blocks of each kind, in whole blocks."""
+    """Return a lower bound on each strategy's makespan over all cuts into chunks: some rank does at least the mean
+    rank's work, and at least its share of the blocks of each kind, in whole blocks."""
     pp = np.array([s.pp for s in strategies])
     m = np.array([s.accumulation(pricing.job) for s in strategies])
     each = [(np.asarray(count), passes.forward + passes.backward) for count, passes in step.blocks]
     mean = (sum(count * seconds for count, seconds in each) + step.head.forward + step.head.backward) / pp
     of_kind = [np.ceil(count / pp) * seconds for count, seconds in each]
     work = sum(step.terms.get(name, 0.0) for name in PIPELINED)
-    least: Floats = np.where(pp > 1, m * np.maximum.reduce([mean, *of_kind]), work)
-    return least
+    return np.asarray(np.where(pp > 1, m * np.maximum.reduce([mean, *of_kind]), work))
 
 
 def run_placed(pricing: Pricing, s: Strategy, step: Step, count: int) -> list[float]:
-    """Return the seconds of a strategy's step under `count` placements, one element of `step` each, with the pipeline
-    timed action by action; its blocks are listed."""
+    """Return the seconds of a strategy's step under `count` placements, with its pipeline timed action by action.
+    `step`: columns of one row per placement; the strategy lists its blocks."""
     columns = {name: np.broadcast_to(term, count) for name, term in step.terms.items()}
     runs = _runs(pricing, [s] * count, step)
     return [run.seconds({name: float(term[i]) for name, term in columns.items()}) for i, run in enumerate(runs)]
@@ -203,7 +191,7 @@ def run_placed(pricing: Pricing, s: Strategy, step: Step, count: int) -> list[fl
 def _chunks(
     pricing: Pricing, strategies: Sequence[Strategy], step: Step, cuts: Sequence[Blocks | None] = ()
 ) -> dict[int, _Chunks]:
-    """Return the costs of chunks of strategies with a pipeline, by their place; `cuts`: the blocks of each chunk
+    """Return the costs of the chunks of each strategy with a pipeline, by its index; `cuts`: the blocks of each chunk
     unless prescribed."""
     count = len(strategies)
     kinds = [_rows(passes, count) for _, passes in step.blocks]
@@ -250,7 +238,7 @@ def _runs(
         i: (chunks, strategies[i].accumulation(pricing.job))
         for i, chunks in _chunks(pricing, strategies, step, cuts).items()
     }
-    runs = _timed(list(dict.fromkeys(pipelines.values())))
+    runs = _time_pipelines(list(dict.fromkeys(pipelines.values())))
     return [
         runs[pipelines[i]] if i in pipelines else PipelineRun(float(work[i]), (pricing.model.layers,), 0.0, 0.0)
         for i in range(count)
@@ -266,14 +254,15 @@ def timeline(pricing: Pricing, s: Strategy, blocks: tuple[int, ...], micro_batch
 
 
 def chunk_costs(pricing: Pricing, s: Strategy, blocks: tuple[int, ...]) -> Costs:
-    """Return the seconds of each chunk's passes, without transfers between stages."""
-    step = pricing.step(of([s]))
+    """Return the seconds of each chunk's passes, without transfers between stages. `blocks`: as for `timeline`."""
+    step = pricing.step(columns_of([s]))
     kinds = [_rows(passes, 1)[0] for _, passes in step.blocks]
     passes = [kinds[place] for place in kinds_of_blocks(pricing.model, pricing.extra.mtp)]
     return _costs(passes, _rows(step.head, 1)[0], blocks)
 
 
 def _rows(passes: Passes, count: int) -> list[tuple[float, float]]:
+    """Return (forward, backward) seconds of each of `count` rows."""
     forward, backward = (np.broadcast_to(part, count) for part in (passes.forward, passes.backward))
     return [(float(f), float(b)) for f, b in zip(forward, backward, strict=True)]
 
@@ -291,8 +280,9 @@ class _Chunks:
     given: tuple[int, ...] | None
 
 
-def _timed(pipelines: Sequence[tuple[_Chunks, int]]) -> dict[tuple[_Chunks, int], PipelineRun]:
-    """Time pipelines, given with their numbers of micro-batches; those with equal actions together."""
+def _time_pipelines(pipelines: Sequence[tuple[_Chunks, int]]) -> dict[tuple[_Chunks, int], PipelineRun]:
+    """Return the run of each pipeline with its number of micro-batches; pipelines of equal actions are timed in one
+    call."""
     same: dict[tuple[str, int, int], list[tuple[_Chunks, int]]] = {}
     for chunks, m in pipelines:
         same.setdefault((chunks.schedule, chunks.pp, chunks.virtual), []).append((chunks, m))
@@ -365,15 +355,17 @@ class RefinedPrices:
     @cached_property
     def _flops(self) -> float:
         """FLOPs of the model in a step: the same for all strategies."""
-        return float(np.max(model_flops(self.pricing.shape, self.pricing.layout(strategy_columns.of([Strategy()])))))
+        return float(
+            np.max(model_flops(self.pricing.shape, self.pricing.layout(strategy_columns.columns_of([Strategy()]))))
+        )
 
-    def of(self, strategies: Sequence[Strategy], below: float = np.inf) -> list[RankedStrategy]:
+    def price(self, strategies: Sequence[Strategy], below: float = np.inf) -> list[RankedStrategy]:
         """Price each strategy, in the order of `strategies`, leaving out those that certainly take longer than
         `below` seconds."""
         new = [s for s in dict.fromkeys(strategies) if s not in self._known]
         if new:
-            kinds = dict(zip(new, branch_and_bound.family(strategy_columns.of(new)), strict=True))
-            for p, run in refined(self.pricing, new, below):
+            kinds = dict(zip(new, branch_and_bound.family(strategy_columns.columns_of(new)), strict=True))
+            for p, run in refine(self.pricing, new, below):
                 mfu = self._flops / (p.seconds * p.strategy.world * float(self.pricing.system.peak_bf16))
                 self._known[p.strategy] = RankedStrategy(FAMILIES[kinds[p.strategy]], p, run, mfu)
         return [self._known[s] for s in strategies if s in self._known]
@@ -393,25 +385,23 @@ class RefinedPrices:
         return list(self._known.values())
 
     def descend(self, strategies: Sequence[Strategy], slower: bool = True) -> list[RankedStrategy]:
-        """Descend from the fastest of `strategies` to faster neighbours until none is faster.
+        """Descend from the fastest of `strategies` to faster neighbours until none is faster. Where balanced chunks
+        do not fit, neighbours that recompute more are tried too: they may be faster with balanced chunks.
 
-        Where balanced chunks do not fit, a strategy that recomputes more may be faster with them than this one is
-        with equal chunks: those neighbours are tried too.
-
-        Returns every fitting strategy met on the way, fastest first; empty if none of `strategies` fits. Without
+        Return every fitting strategy met on the way, fastest first; empty if none of `strategies` fits. Without
         `slower`, neighbours that are certainly slower than the fastest are left out."""
-        fitting = {r.strategy: r for r in self.of(strategies) if r.priced.fits}
+        fitting = {r.strategy: r for r in self.price(strategies) if r.priced.fits}
         if not fitting:
             return []
         fastest = min(r.seconds for r in fitting.values())
         again = [s for r in fitting.values() if r.run.unbalanced for s in self._recomputing(r.strategy)]
-        fitting |= {r.strategy: r for r in self.of(again, fastest) if r.priced.fits}
+        fitting |= {r.strategy: r for r in self.price(again, fastest) if r.priced.fits}
         expanded: Strategy | None = None
         while (best := min(fitting, key=lambda s: fitting[s].seconds)) != expanded:
             expanded = best
             close = [s for _, s in self.neighbours(best)]
             below = np.inf if slower else fitting[best].seconds
-            fitting |= {r.strategy: r for r in self.of(close, below) if r.priced.fits}
+            fitting |= {r.strategy: r for r in self.price(close, below) if r.priced.fits}
         return sorted(fitting.values(), key=lambda r: r.seconds)
 
 

@@ -1,7 +1,7 @@
-"""A strategy whose replicas step alone, at other numbers of steps and with its changes in fewer bits.
+"""A strategy whose replicas step alone (`local`), with other numbers of steps and its changes sent in fewer bits.
 
-Fewer synchronisations and fewer bits save time and cost learning, by how much no price says. So each is weighed by
-the tokens that the same loss may take in addition before it is no faster than a strategy of no such steps.
+Fewer synchronisations and fewer bits save time and cost learning, which no price covers. So each way is given with
+the share of tokens that the same loss may take in addition before it is no faster than synchronising every step.
 """
 
 from dataclasses import dataclass, replace
@@ -18,17 +18,17 @@ _IN_BITS = ("none", "int8", "int4")
 
 @dataclass(frozen=True)
 class StepsAlone:
-    """A number of steps and a type of the changes."""
+    """A strategy with a number of steps alone and a type of the changes that are sent."""
 
     strategy: Strategy
     step_time_s: float
     more_tokens: float | None
-    """Share of tokens that the same loss may take in addition; None: nothing fits that synchronises every step."""
+    """Share of tokens that the same loss may take in addition; None if nothing that synchronises every step fits."""
 
 
 def steps_alone_around(pricing: Pricing, s: Strategy, plain_s: float | None) -> tuple[StepsAlone, ...]:
-    """Return `s` with several numbers of steps and types of its changes, where that fits and runs, the rarest last.
-    `plain_s`: seconds of the best step that synchronises each time."""
+    """Return `s` with several numbers of steps alone, in ascending order, and types of its changes, if they fit and
+    run. `plain_s`: seconds of the best step that synchronises each time."""
     ways = []
     for local in sorted({s.local, *_STEPS}):
         for compression in _IN_BITS:
@@ -36,15 +36,8 @@ def steps_alone_around(pricing: Pricing, s: Strategy, plain_s: float | None) -> 
             try:
                 check(way, pricing.model, pricing.job, s.world)
                 require_runnable(way, pricing.job)
-                price = estimate(
-                    pricing.model,
-                    pricing.cluster,
-                    pricing.job,
-                    way,
-                    pricing.stack,
-                    pricing.number_format,
-                    pricing.extra,
-                )
+                p = pricing
+                price = estimate(p.model, p.cluster, p.job, way, p.stack, p.number_format, p.extra)
             except InputError:
                 continue
             seconds = float(price.seconds)

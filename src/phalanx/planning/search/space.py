@@ -1,14 +1,14 @@
 """All legal strategies of a model over a number of ranks, each once, as NumPy columns.
 
-A strategy is chosen in five steps, each of which multiplies the rows:
+A strategy is chosen in five steps, each of which expands every row into several:
 
     core       dp, tp, sp, cp, ulysses, pp, micro_batch     the computation of every rank
     experts    ep, etp                                      and its experts
-    pipeline   schedule, virtual                            when
+    pipeline   schedule, virtual                            the order of passes
     recompute  none, selective, full, every:k               recomputation in the backward pass
     sharding   zero, shard, order                           placement of model state, and order of ranks
 
-so that a search can drop a row before the next step multiplies it (planning/search/branch_and_bound.py). No two rows
+so that a search can drop a row before the next step expands it (planning/search/branch_and_bound.py). No two rows
 are equivalent: fields without effect keep their defaults (`zero` is set only where there is something to shard over,
 `order` only where stages and replicas can change places).
 """
@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from phalanx.cost.ledger.pipeline_formulas import names, number_of
+from phalanx.cost.ledger.pipeline_formulas import schedule_names, schedule_number
 from phalanx.frameworks.stack import given_ends
 from phalanx.planning.search.strategy_columns import COLUMNS, ORDERS, Ints, Options, Strategies, named_columns
 from phalanx.schedule.pipeline.given_layout import given_blocks
@@ -38,20 +38,20 @@ from phalanx.spec.strategy.where import Condition, Words
 from phalanx.spec.strategy.zero_levels import ZERO_LEVELS
 
 Ways = Sequence[tuple[int, ...]]
-_DEFAULT = number_of(Strategy.schedule)
+_DEFAULT = schedule_number(Strategy.schedule)
 _OF_CORES = ("dp", "tp", "sp", "cp", "ulysses", "pp", "micro_batch")
 _MOST_SHOWN = 12
-"""Values of a field in one line."""
+"""Most values of a field that an error lists."""
 
 
-def everything(model: ModelSpec, job: Job, ranks: int, options: Options | None = None) -> Strategies:
+def all_strategies(model: ModelSpec, job: Job, ranks: int, options: Options | None = None) -> Strategies:
     """Enumerate every legal strategy, all five steps. Raises InputError if there is none over `ranks` ranks."""
     options = options or Options()
     rows = pipelines(experts(cores(model, job, ranks, options), model, job, options), model, job, options)
-    return sharding(recomputing(rows, model, job, options), job, options)
+    return sharding(recomputations(rows, model, job, options), job, options)
 
 
-def limited(rows: Strategies, job: Job, options: Options, stage: str) -> Strategies:
+def apply_limits(rows: Strategies, job: Job, options: Options, stage: str) -> Strategies:
     """Drop the rows excluded by the limits that read only columns chosen up to a step of the search."""
     if not options.limits or not len(rows):
         return rows
@@ -60,18 +60,16 @@ def limited(rows: Strategies, job: Job, options: Options, stage: str) -> Strateg
 
 def cores(model: ModelSpec, job: Job, ranks: int, options: Options | None = None) -> Strategies:
     """Enumerate degrees and micro-batch sizes: the first step, without experts, schedules, recomputation and ZeRO.
-
-    Raises InputError if the job has no strategy over `ranks` ranks, or none within the limits.
-    """
+    Raises InputError if the job has no strategy over `ranks` ranks, or none within the limits."""
     options = options or Options()
     row = options.limits.row
     if options.local and row is not None and not row.strategy["local"].allows(options.local):
         raise nothing_within(options, ranks)
     every = _cores(model, job, ranks, options.ulysses)
-    within = limited(every, job, options, "core")
+    within = apply_limits(every, job, options, "core")
     if not len(within):
         free = replace(options, limits=replace(options.limits, wanted=()))
-        raise nothing_within(options, ranks, limited(every, job, free, "core"))
+        raise nothing_within(options, ranks, apply_limits(every, job, free, "core"))
     return within
 
 
@@ -82,7 +80,6 @@ def _cores(model: ModelSpec, job: Job, ranks: int, ulysses: bool) -> Strategies:
         reason = f"is longer than model.max_seq = {model.max_seq}"
         raise InputError("job.seq", job.seq, reason, f"shorten seq, or set model.max_seq={job.seq}")
     parts: dict[str, list[Ints]] = {name: [] for name in _OF_CORES}
-    # Enumerate degrees; micro-batches and Ulysses parts as arrays.
     for tp, cp in _pairs(ranks):
         degrees = divisors(cp) if ulysses else [1]
         ways = np.array([u for u in degrees if _splits(model, job, tp, cp, u)], dtype=np.int64)
@@ -101,7 +98,6 @@ def _cores(model: ModelSpec, job: Job, ranks: int, ulysses: bool) -> Strategies:
                 parts["ulysses"].append(np.tile(ways, len(fits)))
                 for name, value in (("dp", dp), ("tp", tp), ("sp", sp), ("cp", cp), ("pp", pp)):
                     parts[name].append(np.full(len(fits) * len(ways), value, dtype=np.int64))
-    # Columns, with defaults for later steps.
     columns = {name: np.concatenate(pieces) if pieces else np.zeros(0, np.int64) for name, pieces in parts.items()}
     if not len(columns["dp"]):
         reason = f"no split of {ranks} ranks divides global_batch = {job.global_batch} and the model's sizes"
@@ -112,8 +108,8 @@ def _cores(model: ModelSpec, job: Job, ranks: int, ulysses: bool) -> Strategies:
 
 
 def nothing_within(options: Options, ranks: int, free: Strategies | None = None) -> InputError:
-    """Return the error for limits that leave no strategy: about a condition that conflicts with the stack by itself,
-    or with all of `free`, the degrees that there are without conditions; about all conditions, or about the stack."""
+    """Return the error for limits that leave no strategy: about a single condition, if it conflicts with the stack or
+    with all of `free`, the degrees that are possible without conditions; else about all conditions, or the stack."""
     limits = options.limits
     row, conditions = limits.row, ", ".join(dict.fromkeys(c.text for c in limits.wanted))
     stack = (row.title if row else "") or "the model"
@@ -166,13 +162,13 @@ def may_choose(s: Strategy, model: ModelSpec, job: Job, ranks: int, options: Opt
         check(s, model, job, ranks)
     except InputError:
         return False
-    m, way = s.accumulation(job), (number_of(s.schedule), s.virtual)
+    m, way = s.accumulation(job), (schedule_number(s.schedule), s.virtual)
     if not options.allows(s, m) or way not in pipeline_ways(model.layers, s.pp, m):
         return False
     return not options.extra.changed() or _adds_up((s.pp, *way), model, options)
 
 
-def contains(s: Strategy, model: ModelSpec, job: Job, ranks: int, options: Options) -> bool:
+def has_strategy(s: Strategy, model: ModelSpec, job: Job, ranks: int, options: Options) -> bool:
     """Whether the search space over `ranks` ranks contains a strategy in the canonical spelling of its
     recomputation."""
     kinds = _distinct(options.recompute, model.layers, -(-model.layers // (s.pp * s.virtual)))
@@ -184,12 +180,12 @@ def experts(rows: Strategies, model: ModelSpec, job: Job, options: Options) -> S
     spread = _by_experts(rows, model, options).rows
     if (operands := job.precision.operands) is not None and model.experts is not None:
         spread = spread.take(np.flatnonzero(model.experts.ffn // spread.etp % operands.multiple == 0))
-    return limited(spread, job, options, "experts")
+    return apply_limits(spread, job, options, "experts")
 
 
-def kinds(cores: Strategies) -> tuple[Strategies, Ints]:
-    """Return the cores with distinct blocks, each as if it had no pipeline, and the index among them for each core:
-    pp and dp share the ranks that tp and cp leave, which makes no difference to a block."""
+def cores_by_block(cores: Strategies) -> tuple[Strategies, Ints]:
+    """Return the cores with distinct blocks, each without a pipeline, and for each core the index of its own: how the
+    other ranks are divided among pp and dp makes no difference to a block."""
     code = np.zeros_like(cores.tp)
     for column in (cores.tp, cores.sp, cores.cp, cores.ulysses, cores.micro_batch):
         code = code * (int(column.max(initial=0)) + 1) + column
@@ -199,15 +195,15 @@ def kinds(cores: Strategies) -> tuple[Strategies, Ints]:
 
 
 def with_experts(rows: Strategies, model: ModelSpec, options: Options) -> tuple[Strategies, Ints]:
-    """Return rows with every way to spread experts over their ranks, including those that limits exclude, and the
-    index of each one's original row."""
+    """Return rows with every way to spread experts over their ranks, including ways that the limits exclude, and the
+    index of each result's original row."""
     expansion = _by_experts(rows, model, options)
     return expansion.rows, np.repeat(np.arange(len(rows)), expansion.times)
 
 
-def spread(rows: Strategies, kind: Ints, ways: Strategies, of_kind: Ints) -> tuple[Strategies, Ints, Ints]:
-    """Return rows with every (ep, etp) of `ways` of their kind (in ascending `of_kind`) that divides their ranks, and
-    each one's indices into `rows` and `ways`."""
+def spread_experts(rows: Strategies, kind: Ints, ways: Strategies, of_kind: Ints) -> tuple[Strategies, Ints, Ints]:
+    """Return rows with every (ep, etp) in `ways` of their kind that divides their ranks, and each result's indices
+    into `rows` and `ways`. `kind`: of each row; `of_kind`: of each way, ascending."""
     number = np.bincount(of_kind, minlength=int(kind.max(initial=-1)) + 1)
     times, starts = number[kind], (np.cumsum(number) - number)[kind]
     row = np.repeat(np.arange(len(rows)), times)
@@ -220,17 +216,17 @@ def spread(rows: Strategies, kind: Ints, ways: Strategies, of_kind: Ints) -> tup
 
 def pipelines(rows: Strategies, model: ModelSpec, job: Job, options: Options) -> Strategies:
     """Expand each row by every legal schedule (schedule/pipeline/stages.py refuses the others)."""
-    return limited(_by_pipeline(rows, model, job, options).rows, job, options, "pipeline")
+    return apply_limits(_by_pipeline(rows, model, job, options).rows, job, options, "pipeline")
 
 
-def recomputing(rows: Strategies, model: ModelSpec, job: Job, options: Options) -> Strategies:
+def recomputations(rows: Strategies, model: ModelSpec, job: Job, options: Options) -> Strategies:
     """Expand each row by every kind of recomputation."""
-    return limited(_by_recompute(rows, model, options).rows, job, options, "recompute")
+    return apply_limits(_by_recompute(rows, model, options).rows, job, options, "recompute")
 
 
 def sharding(rows: Strategies, job: Job, options: Options) -> Strategies:
     """Expand each row by every value of zero, number of shards, and order of the mesh."""
-    return limited(_by_sharding(rows, job, options).rows, job, options, "sharding")
+    return apply_limits(_by_sharding(rows, job, options).rows, job, options, "sharding")
 
 
 def _one_by_one(ways: Callable[[int, int], Ways], columns: int) -> Callable[[Sequence[tuple[int, int]]], list[Ints]]:
@@ -239,8 +235,8 @@ def _one_by_one(ways: Callable[[int, int], Ways], columns: int) -> Callable[[Seq
 
 
 class _Expansion:
-    """Repeats each row once for every way that its two keys allow; a way is the values of the columns `into`, and
-    `tables` returns the ways of each of many pairs of keys."""
+    """Rows, each to be repeated once for every way that its two keys `first` and `second` allow. A way is a tuple of
+    values for the columns `into`; `tables` returns the ways of each pair of keys, (ways, columns)."""
 
     def __init__(
         self,
@@ -263,6 +259,7 @@ class _Expansion:
 
     @property
     def rows(self) -> Strategies:
+        """The expanded rows."""
         if not len(self._given):
             return self._given
         times = self.times
@@ -317,7 +314,7 @@ def _legal_pipelines(
         columns = {
             "pp": pp,
             "micro_batches": m,
-            "schedule": Words(schedule, names()),
+            "schedule": Words(schedule, schedule_names()),
             "virtual": virtual,
             "chunks": pp * virtual,
             "middle_chunks": (pp - given_ends(options.extra)) * virtual,
@@ -334,7 +331,7 @@ def _adds_up(way: Sequence[int], model: ModelSpec, options: Options) -> bool:
     """Whether the blocks prescribed by options for the ends of a pipeline (pp, schedule, virtual) leave enough for
     the other ranks."""
     pp, schedule, virtual = way
-    s = Strategy(pp=pp, virtual=virtual, schedule=names()[schedule])
+    s = Strategy(pp=pp, virtual=virtual, schedule=schedule_names()[schedule])
     try:
         given_blocks(s, options.extra, model.layers + options.extra.mtp)
     except InputError:
@@ -348,7 +345,7 @@ def pipeline_ways(layers: int, pp: int, m: int, schedules: Sequence[str] = tuple
         return [(_DEFAULT, 1)]
     ways = []
     for name in schedules:
-        number, facts = number_of(name), facts_of(name)
+        number, facts = schedule_number(name), facts_of(name)
         if facts.refusal(pp, m):
             continue
         if facts.takes_virtual:
@@ -359,7 +356,7 @@ def pipeline_ways(layers: int, pp: int, m: int, schedules: Sequence[str] = tuple
 
 
 def _by_recompute(rows: Strategies, model: ModelSpec, options: Options) -> _Expansion:
-    """Return the kinds of recomputation per row. Of kinds that recompute the same blocks, one is kept: `every:k` of k
+    """Expand rows by kinds of recomputation. Of kinds that recompute the same blocks, one is kept: `every:k` of k
     blocks is the first block alone, `block:n` of chunks of at most n blocks is full."""
 
     def ways(chunks: int, _: int) -> Ways:

@@ -1,9 +1,9 @@
 """Options of a stack that a search sets by itself: those that change neither the results of a step nor its number
 types, and so have no downside for the user.
 
-Strategies are found first, with the release's default for every option; then options are set one after another,
-whichever makes the fastest of them faster by the formulas, until none does; then the second pass prices the
-candidates with them (planning/search/refine.py). How blocks are cut into chunks is no option here: see
+The first pass searches strategies with the release's default for every option. Then options are set one after
+another, each time the one that shortens the fastest step most by the formulas, until none does; then the second pass
+prices the candidates with them (planning/search/refine.py). How blocks are cut into chunks is no option here: see
 stage_lengths.py. Options that a user fixed (`where`) stay; options hard-coded in a program, which no configuration
 sets, are left out. Offloading to the host, adapters, documents, optimizers and multi-token prediction are left to the
 user.
@@ -25,8 +25,8 @@ import numpy as np
 from phalanx.frameworks.registry import facts
 from phalanx.frameworks.stack import Stack
 from phalanx.planning.search.column_pricing import Pricing
-from phalanx.planning.search.priced import price_under
-from phalanx.planning.search.refine import RankedStrategy, RefinedPrices, refined
+from phalanx.planning.search.priced import price_under_each
+from phalanx.planning.search.refine import RankedStrategy, RefinedPrices, refine
 from phalanx.spec.number_formats import NUMBER_FORMATS
 from phalanx.spec.strategy.spec import Strategy
 from phalanx.spec.strategy.stack_options import DEFAULTS, StackOptions
@@ -45,18 +45,17 @@ SEARCHED_OPTIONS = ("context", "cross_entropy", "tp_overlap", "dp_overlap", "dis
 _GAIN = 0.002
 """Share of the step by which an option must shorten it to be set: less is not worth a line of configuration."""
 _CANDIDATES = 6
-"""Strategies that an option is tried with."""
+"""Number of strategies with which an option is tried."""
 
 
 def with_best_options(pricing: Pricing, strategies: Sequence[Strategy]) -> Pricing:
-    """Return a question with the options of its stack that make the fastest of `strategies` faster.
-
-    A question without a row, or whose stack has none of these options, is returned unchanged."""
+    """Return a question with the options of its stack that make the fastest of `strategies` faster; unchanged if the
+    stack has no row, or none of these options."""
     row = pricing.row
     if row is None or not strategies:
         return pricing
     some = list(strategies[:_CANDIDATES])
-    # Gathering keys has no effect where heads are exchanged, often the faster choice without it.
+    # `context=all_gather` has no effect with Ulysses, often the faster choice without that option: try both.
     some = list(dict.fromkeys([*some, *(replace(s, ulysses=1) for s in some)]))
     pinned = pricing.extra.changed()
     open_changes = [change for change in _settable(row) if not pinned.keys() & change.keys()]
@@ -75,7 +74,7 @@ def with_best_options(pricing: Pricing, strategies: Sequence[Strategy]) -> Prici
 
 
 def _settable(row: Stack) -> list[dict[str, Any]]:
-    """Return the changes whose options a configuration of a stack sets to these values."""
+    """Return the changes in `_CHANGES` that a configuration of the stack can make."""
     return [
         change
         for change in _CHANGES
@@ -85,8 +84,8 @@ def _settable(row: Stack) -> list[dict[str, Any]]:
 
 
 def single_changes(pricing: Pricing) -> Iterator[tuple[str, Pricing]]:
-    """Yield (option, the question with it) for each other value of an option that a search sets: those that it tries,
-    and the release's default where the question departs from it."""
+    """Yield (option, the question with another value of it) for each value that a search tries, and for the release's
+    default if the question departs from it."""
     row, given = pricing.row, pricing.extra
     if row is None:
         return
@@ -106,18 +105,18 @@ def _least(each: Sequence[Pricing], strategies: Sequence[Strategy]) -> list[floa
     """Return, for each question, the shortest step of the fitting strategies that the stack runs with its options;
     infinity if there is none."""
     shape = (len(each), len(strategies))
-    terms, reserved = price_under(each, strategies)
+    terms, reserved = price_under_each(each, strategies)
     usable = np.array([[pricing.usable] for pricing in each])
     seconds = np.where(reserved.reshape(shape) <= usable, np.array(sum(terms.values())).reshape(shape), np.inf)
     least = []
     for pricing, row in zip(each, seconds, strict=True):
         fastest_first = (i for i in np.argsort(row, kind="stable").tolist() if row[i] < np.inf)
-        allowed = (i for i in fastest_first if that_run(pricing, [strategies[i]]))
+        allowed = (i for i in fastest_first if runnable_strategies(pricing, [strategies[i]]))
         least.append(next((float(row[i]) for i in allowed), np.inf))
     return least
 
 
-def that_run(pricing: Pricing, strategies: Iterable[Strategy]) -> list[Strategy]:
+def runnable_strategies(pricing: Pricing, strategies: Iterable[Strategy]) -> list[Strategy]:
     """Return the strategies that the stack runs with a question's options."""
     options, job = pricing.options, pricing.job
     return [s for s in strategies if options.allows(s, s.accumulation(job))]
@@ -140,7 +139,7 @@ _SETS: tuple[dict[str, Any], ...] = (
 _GAIN_OF_TYPES = 0.002
 """Share of the step by which a set must shorten it to be offered."""
 _BEST, _TOO_LARGE = 4, 12
-"""Strategies that each set is priced with."""
+"""Number of strategies with which each set is priced: the best, and faster ones that do not fit without it."""
 
 
 @dataclass(frozen=True)
@@ -162,8 +161,8 @@ class NarrowerTypes:
 
 
 def narrower_types(prices: RefinedPrices, best: Sequence[RankedStrategy]) -> tuple[NarrowerTypes, ...]:
-    """Return the sets of number types that shorten the step of the best strategy, the shortest step first; of sets
-    with equal gain, the one that changes least."""
+    """Return the sets of number types that shorten the step of the best strategy, the shortest step first; without
+    sets that contain another one and gain hardly more."""
     pricing, limit = prices.pricing, best[0].seconds
     sets = list(_sets(pricing))
     if not sets:
@@ -176,35 +175,31 @@ def narrower_types(prices: RefinedPrices, best: Sequence[RankedStrategy]) -> tup
         if offer is None:
             continue
         offer = _cut_anew(there, offer, limit)
-        if all(offer.seconds < (1 - _GAIN_OF_TYPES) * o.seconds or not _part(o, offer) for o in offers):
+        within = (o for o in offers if o.types.items() <= offer.types.items())
+        if all(offer.seconds < (1 - _GAIN_OF_TYPES) * o.seconds for o in within):
             offers.append(offer)
     return tuple(sorted(offers, key=lambda o: o.seconds))
 
 
 def _cut_anew(there: Pricing, offer: NarrowerTypes, limit: float) -> NarrowerTypes:
-    """Return an offer with its pipeline cut anew under the types, where more fits."""
-    ((p, _),) = refined(there, [offer.strategy])
+    """Return an offer with its pipeline cut anew: with its types, a faster cut may fit."""
+    ((p, _),) = refine(there, [offer.strategy])
     return replace(offer, seconds=p.seconds, bytes_=p.bytes_, gain=1 - p.seconds / limit)
 
 
 def _with_fewer_chunks(
     prices: RefinedPrices, too_large: Sequence[RankedStrategy], limit: float
 ) -> list[RankedStrategy]:
-    """Return strategies that a search for the fastest misses: with one chunk fewer on each rank, which takes less
-    memory and may fit with fewer of the types."""
+    """Return strategies with one chunk fewer on each rank than those that are too large, if faster than `limit`
+    seconds: they take less memory and may fit with fewer narrow types."""
     pricing, known = prices.pricing, [r.strategy for r in too_large]
     fewer = [replace(s, virtual=s.virtual - 1) for s in known if s.virtual > 2]
-    fewer = that_run(pricing, (s for s in fewer if s not in known))
-    return sorted((r for r in prices.of(fewer, limit) if r.seconds < limit), key=lambda r: r.seconds)
-
-
-def _part(one: NarrowerTypes, other: NarrowerTypes) -> bool:
-    """Whether one set of types is a subset of another."""
-    return one.types.items() <= other.types.items()
+    fewer = runnable_strategies(pricing, (s for s in fewer if s not in known))
+    return sorted((r for r in prices.price(fewer, limit) if r.seconds < limit), key=lambda r: r.seconds)
 
 
 def _sets(pricing: Pricing) -> Iterator[dict[str, Any]]:
-    """Yield the sets that the stack offers and the user has not fixed, small ones first."""
+    """Yield the sets of types that the stack offers and the user has not fixed, small ones first."""
     row = pricing.row
     if row is None or "exp_avg_sq" not in pricing.job.optimizer.row.others.moments:
         return
@@ -221,11 +216,11 @@ def _sets(pricing: Pricing) -> Iterator[dict[str, Any]]:
 def _least_types(
     pricing: Pricing, sets: Sequence[dict[str, Any]], tried: Sequence[RankedStrategy], limit: float
 ) -> Iterator[tuple[Pricing, NarrowerTypes | None]]:
-    """Yield the question with each set of types, and its fastest strategy or None where none is faster than `limit`:
-    the formulas anew, for all sets in one call, the pipelines as they were timed."""
+    """Yield the question with each set of types, and the fastest strategy under it that is faster than `limit`, or
+    None. Formulas are evaluated for all sets in one call; pipelines keep their times."""
     strategies = [r.strategy for r in tried]
     each = [replace(pricing, extra=StackOptions(**pricing.extra.changed() | types)) for types in sets]
-    terms, reserved = price_under(each, strategies, [r.run.blocks if r.strategy.pp > 1 else None for r in tried])
+    terms, reserved = price_under_each(each, strategies, [r.run.blocks if r.strategy.pp > 1 else None for r in tried])
     for k, (types, there) in enumerate(zip(sets, each, strict=True)):
         least: NarrowerTypes | None = None
         for i, r in enumerate(tried, k * len(tried)):

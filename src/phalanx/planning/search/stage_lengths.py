@@ -4,9 +4,9 @@ The first pass prices strategies with equal numbers of blocks on all pipeline ra
 balances their times, since the last rank has the head as well. Neither takes the least memory, since the first rank
 keeps the activations of the most micro-batches. So after the second pass:
 
-    a faster strategy that does not fit    is tried with a shorter first rank, and with the embedding and the loss
-                                           counted as blocks; memory for all of them in one call
-    the best strategy                      is timed with equal chunks too, for the gain of its own
+    faster strategies that do not fit    are tried with a shorter first rank, and with the embedding and the loss
+                                         counted as blocks; memory for all of them in one call
+    the best strategy                    is also timed with equal chunks, so that its gain can be stated
 
 The choice becomes the strategy's `layers`, and is exported in the stack's form.
 """
@@ -20,7 +20,7 @@ import numpy as np
 from phalanx.planning.search.column_pricing import Pricing
 from phalanx.planning.search.priced import layout_of
 from phalanx.planning.search.refine import GAIN, RankedStrategy, RefinedPrices
-from phalanx.planning.search.stack_options import that_run
+from phalanx.planning.search.stack_options import runnable_strategies
 from phalanx.schedule.pipeline.given_layout import equal_blocks, listed
 from phalanx.schedule.pipeline.stages import rank_of
 from phalanx.spec.strategy.spec import Strategy
@@ -36,7 +36,7 @@ _PINNED = ("first_stage_layers", "last_stage_layers", "embedding_as_layer", "los
 
 @dataclass(frozen=True)
 class StageLengths:
-    """A strategy with the blocks of each chunk listed, against equal chunks."""
+    """A strategy with the blocks of each chunk listed, compared with equal chunks."""
 
     listed: RankedStrategy
     equal_seconds: float | None
@@ -65,7 +65,7 @@ def can_list(pricing: Pricing) -> bool:
     return pricing.row is not None and pricing.lists_blocks and not any(getattr(pricing.extra, n) for n in _PINNED)
 
 
-def that_fit(prices: RefinedPrices, candidates: Sequence[RankedStrategy]) -> list[RankedStrategy]:
+def fitting_cuts(prices: RefinedPrices, candidates: Sequence[RankedStrategy]) -> list[RankedStrategy]:
     """Return strategies faster than the best of `candidates` that fit only with unequal chunks, fastest first;
     `prices` has the strategies that do not fit."""
     pricing = prices.pricing
@@ -75,12 +75,12 @@ def that_fit(prices: RefinedPrices, candidates: Sequence[RankedStrategy]) -> lis
     too_large = [r for r in prices.met() if not r.priced.fits and r.strategy.pp > 1 and r.strategy.layers == "auto"]
     too_large = sorted((r for r in too_large if r.seconds < best), key=lambda r: r.seconds)[:_TRIED]
     cuts = [replace(r.strategy, layers=listed(cut)) for r in too_large for cut in cuts_of(r.strategy, pricing)]
-    cuts = that_run(pricing, dict.fromkeys(cuts))
+    cuts = runnable_strategies(pricing, dict.fromkeys(cuts))
     if not cuts:
         return []
     reserved = np.broadcast_to(pricing.held(layout_of(pricing, cuts)), len(cuts))
     fitting = [s for s, bytes_ in zip(cuts, reserved, strict=True) if bytes_ <= pricing.usable]
-    timed = [r for r in prices.of(fitting[:_TIMED]) if r.priced.fits and r.seconds < (1 - GAIN) * best]
+    timed = [r for r in prices.price(fitting[:_TIMED]) if r.priced.fits and r.seconds < (1 - GAIN) * best]
     return sorted(timed, key=lambda r: r.seconds)
 
 
@@ -93,12 +93,13 @@ def lengths(prices: RefinedPrices, best: RankedStrategy) -> StageLengths | None:
     if s.pp == 1 or len(set(best.run.blocks)) == 1 or not can_list(pricing):
         return None
     cuts = (equal_blocks(int(pricing.shape.layers), len(rank_of(s))), best.run.blocks)
-    equal, chosen = prices.of([replace(s, layers=listed(cut)) for cut in cuts])
+    equal, chosen = prices.price([replace(s, layers=listed(cut)) for cut in cuts])
     return StageLengths(chosen, equal.seconds if equal.priced.fits else None)
 
 
 def cuts_of(s: Strategy, pricing: Pricing) -> Iterator[tuple[int, ...]]:
-    """Yield the blocks of each chunk with a shorter first rank, or with both ends counted as blocks."""
+    """Yield candidate cuts, the blocks of each chunk: with the ends counted as blocks, or with a shorter first
+    rank."""
     ranks, layers = rank_of(s), pricing.model.layers + pricing.extra.mtp
     chunks = len(ranks)
     for ends in ((1, 1), (0, 1)):

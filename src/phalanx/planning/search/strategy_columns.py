@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from phalanx.cost.ledger.pipeline_formulas import names, number_of
+from phalanx.cost.ledger.pipeline_formulas import schedule_names, schedule_number
 from phalanx.frameworks.stack import given_ends
 from phalanx.planning.search.limits import UNLIMITED, SearchLimits
 from phalanx.schedule.pipeline.schedules import SCHEDULES
@@ -33,7 +33,7 @@ RECOMPUTE = ("none", "selective", "full", "every:2", "every:4")
 
 @dataclass(frozen=True)
 class Options:
-    """The schedules, recomputation and mesh orders that a search may choose: a stack may have fewer than all."""
+    """The values of each field that a search may choose: a stack may have fewer than all."""
 
     schedules: tuple[str, ...] = tuple(SCHEDULES)
     recompute: tuple[str, ...] = RECOMPUTE
@@ -43,7 +43,7 @@ class Options:
     zero_in_pipeline: tuple[int, ...] = (0, 1, 2, 3)
     ulysses: bool = True
     local: int = 0
-    """Steps that replicas take alone, of every strategy."""
+    """Steps that replicas take alone, the same for all strategies."""
     limits: SearchLimits = UNLIMITED
     """Refusals of the stack and exclusions of the user."""
     extra: StackOptions = AS_RELEASED
@@ -109,7 +109,7 @@ class Strategies:
             | {
                 "shard": None if whole else fields["shard"],
                 "sp": bool(fields["sp"]),
-                "schedule": names()[fields["schedule"]],
+                "schedule": schedule_names()[fields["schedule"]],
                 "recompute": recomputation.to_text(fields["recompute"]),
                 "order": ORDERS[fields["order"]],
             }
@@ -125,12 +125,12 @@ class Strategies:
 
     @property
     def dp_shard(self) -> Ints:
-        """Replicas that share one model state, 1 without ZeRO."""
+        """Number of replicas that share one model state, 1 without ZeRO."""
         return np.where(level_columns(self.zero).state, self.shard, 1)
 
     @property
     def dp_local(self) -> Ints:
-        """Replicas that step alone, 1 unless `local` is set."""
+        """Number of groups of replicas that step alone, 1 unless `local` is set."""
         return np.where(self.local > 0, self.dp // self.dp_shard, 1)
 
     @property
@@ -142,14 +142,14 @@ class Strategies:
 COLUMNS = tuple(f.name for f in fields(Strategies))
 
 
-def of(strategies: Sequence[Strategy]) -> Strategies:
+def columns_of(strategies: Sequence[Strategy]) -> Strategies:
     """Turn strategies into columns; fields that a search does not choose are dropped."""
     columns: dict[str, list[int]] = {name: [] for name in COLUMNS}
     for s in strategies:
         row = {name: getattr(s, name) for name in COLUMNS} | {
             "shard": s.dp_shard,
             "sp": int(s.sp),
-            "schedule": number_of(s.schedule),
+            "schedule": schedule_number(s.schedule),
             "recompute": recomputation.encode(s.recompute),
             "order": ORDERS.index(s.order),
         }
@@ -158,18 +158,18 @@ def of(strategies: Sequence[Strategy]) -> Strategies:
     return Strategies(**{name: np.array(column, dtype=np.int64) for name, column in columns.items()})
 
 
-def joined(parts: Sequence[Strategies]) -> Strategies:
+def concatenate(parts: Sequence[Strategies]) -> Strategies:
     """Concatenate the rows of all parts."""
     return Strategies(**{name: np.concatenate([getattr(part, name) for part in parts]) for name in COLUMNS})
 
 
 def named_columns(rows: Strategies, job: Job, extra: StackOptions) -> dict[str, Any]:
-    """Return rows in the form read by limits: fields by name, words as Words, with products of fields."""
+    """Return the columns that limits read, by name: the fields, words among them as Words, and products of fields."""
     columns: dict[str, Any] = {name: getattr(rows, name) for name in COLUMNS}
     codes, places = np.unique(rows.recompute, return_inverse=True)
     kinds = tuple(recomputation.to_text(int(code)) for code in codes)
     return columns | {
-        "schedule": Words(rows.schedule, names()),
+        "schedule": Words(rows.schedule, schedule_names()),
         "order": Words(rows.order, ORDERS),
         "recompute": Words(places.reshape(-1), kinds),
         "world": rows.dp * rows.tp * rows.cp * rows.pp,

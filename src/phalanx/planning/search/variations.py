@@ -1,12 +1,12 @@
 """A question with one thing changed: another stack, fewer GPUs, without some of its conditions.
 
-Every stack that has a row: what each would run, and how long its step takes. Rows that differ only in options, such
-as two releases, share the first pass of a search, which sets no options; so does one that refuses more, unless it
-refuses the best. The groups are searched side by side in processes.
+Stacks: the best strategy and its step time on every stack that has a row. Rows that differ only in options, such as
+two releases, share the first pass of a search, which sets no options; so does a row that refuses more, unless it
+refuses the best. The groups are searched in parallel processes.
 
-Fewer GPUs: days against money. They take fewer GPU-hours, since they wait less, but more days.
+Fewer GPUs: they take fewer GPU-hours, since they wait less, but more days.
 
-Conditions: the step with them over the step without, all together and one by one.
+Conditions: the step time with them over the time without, for all together and for each one.
 """
 
 import os
@@ -24,7 +24,7 @@ from phalanx.frameworks.stack import OPERATORS, Stack
 from phalanx.planning.search import space
 from phalanx.planning.search.branch_and_bound import Exploration
 from phalanx.planning.search.column_pricing import Pricing
-from phalanx.planning.search.limits import steps_alone, without
+from phalanx.planning.search.limits import conditions_without, steps_alone
 from phalanx.planning.search.no_answer import lacks_operators
 from phalanx.planning.search.planner import FOR_OPTIONS, best_of, best_on, fastest_rows, first_pass
 from phalanx.planning.search.priced import PricedStrategy
@@ -41,7 +41,7 @@ _HARMLESS = ("signs of life",)
 
 
 @dataclass(frozen=True)
-class OfStack:
+class StackAnswer:
     """A stack's best strategy, its step in seconds and its MFU; or why it has none."""
 
     name: str
@@ -56,32 +56,32 @@ class OfStack:
         return DOCUMENTED[self.name]
 
 
-def compare(pricing: Callable[[str], Pricing], gpus: int) -> list[OfStack]:
+def compare(pricing: Callable[[str], Pricing], gpus: int) -> list[StackAnswer]:
     """Return every stack's best strategy on `gpus` GPUs, the fastest first. `pricing`: the question under a stack."""
     groups: list[list[str]] = []
     model = pricing(next(iter(DOCUMENTED))).model
     operators = {name: count for name, count in facts(model).items() if name in OPERATORS}
     for name, row in DOCUMENTED.items():
-        same = next((g for g in groups if _alike(DOCUMENTED[g[0]], row, operators)), None)
+        same = next((g for g in groups if _share_first_pass(DOCUMENTED[g[0]], row, operators)), None)
         groups.append([name]) if same is None else same.append(name)
     questions = [[replace(pricing(name), stack=name) for name in group] for group in groups]
     answers_by_stack = [answer for answers in _each(questions, gpus) for answer in answers]
     return sorted(answers_by_stack, key=lambda f: (f.seconds, list(DOCUMENTED).index(f.name)))
 
 
-def _each(questions: list[list[Pricing]], gpus: int) -> Iterator[list[OfStack]]:
-    """Search each group's strategies, in any order: in processes where this one has no other threads, which a fork
-    would lose."""
+def _each(questions: list[list[Pricing]], gpus: int) -> Iterator[list[StackAnswer]]:
+    """Yield the answers of each group, in any order; searched in processes, unless this one has other threads, which
+    a fork would lose."""
     workers = min(_WORKERS, os.cpu_count() or 1)
     others = [t for t in threading.enumerate() if t is not threading.main_thread() and t.name not in _HARMLESS]
     if workers == 1 or others or "fork" not in get_all_start_methods():
-        yield from (_of(group, gpus) for group in questions)
+        yield from (_search_group(group, gpus) for group in questions)
         return
     # The longest first, lest one worker be left alone with it at the end.
     order = sorted(range(len(questions)), key=lambda i: _cores(questions[i][0], gpus), reverse=True)
-    with ProcessPoolExecutor(workers, get_context("fork"), _take, (questions, gpus)) as pool:
+    with ProcessPoolExecutor(workers, get_context("fork"), _inherit, (questions, gpus)) as pool:
         try:
-            yield from pool.map(_taken, order)
+            yield from pool.map(_search_inherited, order)
         except BaseException:  # Ctrl-C above all: stop the searches at once
             pool.shutdown(wait=False, cancel_futures=True)
             for worker in active_children():
@@ -101,22 +101,23 @@ _GIVEN: list[tuple[list[list[Pricing]], int]] = []
 """In a worker: the questions inherited by fork, since their conditions are functions, which cannot be pickled."""
 
 
-def _take(questions: list[list[Pricing]], gpus: int) -> None:
+def _inherit(questions: list[list[Pricing]], gpus: int) -> None:
+    """Keep the questions in a new worker."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends this process
     _GIVEN[:] = [(questions, gpus)]
 
 
-def _taken(index: int) -> list[OfStack]:
+def _search_inherited(index: int) -> list[StackAnswer]:
     questions, gpus = _GIVEN[0]
-    return _of(questions[index], gpus)
+    return _search_group(questions[index], gpus)
 
 
-def _alike(one: Stack, other: Stack, operators: Mapping[str, Any]) -> bool:
+def _share_first_pass(one: Stack, other: Stack, operators: Mapping[str, Any]) -> bool:
     """Whether two rows may share the first pass of a search: `other` may differ in options, and refuse more.
-    `operators`: how many blocks of the model have each."""
+    `operators`: the number of the model's blocks with each."""
 
     def refused(row: Stack) -> set[str]:
-        """Return the conditions of rules that are about the model's operators, or about none."""
+        """Return the rules that may apply to a model with these operators."""
         kept = ((r, [c for c in each if c.fields <= operators.keys()]) for r, each in row.conditions)
         return {rule.when for rule, of_model in kept if where.holds(of_model, operators)}
 
@@ -128,33 +129,36 @@ def _alike(one: Stack, other: Stack, operators: Mapping[str, Any]) -> bool:
     )
 
 
-def _of(group: list[Pricing], gpus: int) -> list[OfStack]:
-    """Search once for a group of compatible rows, and set each one's options."""
+def _search_group(group: list[Pricing], gpus: int) -> list[StackAnswer]:
+    """Return the answers of a group of compatible rows: one first pass for all, then each one's options."""
     rows = [DOCUMENTED[p.stack] for p in group]
     lacking = [_lacking(row, p) for row, p in zip(rows, group, strict=True)]
     first = next((p for p, reason in zip(group, lacking, strict=True) if not reason), None)
     try:
         explored = None if first is None else first_pass(first, gpus)
     except InputError as error:
-        return [OfStack(row.name, reason=reason or error.reason) for row, reason in zip(rows, lacking, strict=True)]
+        return [
+            StackAnswer(row.name, reason=reason or error.reason) for row, reason in zip(rows, lacking, strict=True)
+        ]
     answers = []
     for row, p, reason in zip(rows, group, lacking, strict=True):
         if reason or explored is None:
-            answers.append(OfStack(row.name, reason=reason or "nothing fits, or nothing is within the conditions"))
+            answers.append(
+                StackAnswer(row.name, reason=reason or "nothing fits, or nothing is within the conditions")
+            )
         else:
             own = explored if p is first or _runs_best(p, explored) else first_pass(p, gpus)
             best = None if own is None else best_of(p, own)
             answers.append(
-                OfStack(row.name, reason="nothing that it runs fits")
+                StackAnswer(row.name, reason="nothing that it runs fits")
                 if best is None
-                else OfStack(row.name, best.priced, best.seconds, best.mfu)
+                else StackAnswer(row.name, best.priced, best.seconds, best.mfu)
             )
     return answers
 
 
 def _runs_best(p: Pricing, explored: Exploration) -> bool:
-    """Whether a row can run the start of the second pass: the best strategies of another row's first pass, with which
-    options are tried."""
+    """Whether a row can run the best strategies of another row's first pass, with which the second pass starts."""
     rows = [*fastest_rows(explored, FOR_OPTIONS), *best_of_each_family(explored)]
     strategies = [*(explored.rows.strategy(int(row)) for row in rows), *explored.close]
     return all(p.options.allows(s, s.accumulation(p.job)) for s in strategies)
@@ -212,8 +216,8 @@ _PATIENCE_S = 4.0
 
 @dataclass(frozen=True)
 class ConditionCost:
-    """The price of some conditions. `share`: the step with them over the step without, minus 1; None if nothing fits
-    without them either, or time ran out."""
+    """The cost of some conditions. `share`: the step time with them over the time without, minus 1; None if nothing
+    fits without them either, or time ran out."""
 
     text: str
     share: float | None
@@ -237,11 +241,12 @@ def condition_costs(
         if time.perf_counter() - start > _PATIENCE_S:
             each.append(ConditionCost(text, None))
             continue
-        each.append(_cost(replace(pricing, wanted=without(pricing.wanted, text)), gpus, text, seconds))
+        each.append(_cost(replace(pricing, wanted=conditions_without(pricing.wanted, text)), gpus, text, seconds))
     return whole, tuple(each)
 
 
 def _cost(pricing: Pricing, gpus: int, text: str, seconds: float) -> ConditionCost:
+    """Return the cost of the conditions `text`, without which the question is `pricing`."""
     best = best_on(pricing, gpus)
     if best is None:
         return ConditionCost(text, None)

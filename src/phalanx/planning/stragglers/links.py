@@ -1,9 +1,9 @@
-"""Links that are slower than their tier: the rate that each group of ranks keeps.
+"""Slow links: the share of its rate that each group of ranks keeps.
 
 The groups of an axis communicate at once, each at one rate through all of its ports: a group of r ranks in a block
 leaves it through their r ports, each with its part of the data, and shares the block's uplink, where there is one,
-with the others. Rates are max-min fair: all grow alike until a link is full; its groups stop there, the others go on.
-A group's share is its rate over its rate with healthy links, at most 1: what others leave unused makes none faster.
+with the others. Rates are max-min fair: all grow equally until a link is full; its groups stop there, the others go
+on. A group's share is its rate over its rate with healthy links, at most 1.
 """
 
 from collections.abc import Sequence
@@ -23,28 +23,28 @@ Ints = npt.NDArray[np.int64]
 
 @dataclass(frozen=True)
 class SlowLink:
-    """A link at a `share` of its rate: of a rank's port out of its node, of all links of a node, or of a tier."""
+    """Links at a `share` of their rate: a rank's port out of its node, all links of a node, or a whole tier."""
 
     of: Literal["nic", "node", "tier"]
     number: int
-    """Of the rank, the node, or the tier in ClusterSpec.tiers."""
+    """Index of the rank, the node, or the tier in ClusterSpec.tiers."""
     share: float
 
 
 @dataclass(frozen=True)
 class KeptRates:
-    """Shares of their rate that messages keep, by tier."""
+    """Shares of the full rate that groups keep, by tier."""
 
     layers: Floats
-    """Of each rank's groups inside layers (tp, cp, ep), (world, tiers)."""
+    """The least share of each rank's groups inside layers (tp, cp, ep), (world, tiers)."""
     messages: Floats
-    """Of each rank's messages between pipeline stages, (world, tiers)."""
+    """The share of each rank's messages between pipeline stages, (world, tiers)."""
     gradients: Floats
-    """Of the slowest group that reduces gradients or gathers parameters, (tiers,)."""
+    """The share of the slowest group that reduces gradients or gathers parameters, (tiers,)."""
 
 
 def kept_rates(cluster: ClusterSpec, s: Strategy, slow: tuple[SlowLink, ...]) -> KeptRates:
-    """Return what groups keep of their rates where links are slow."""
+    """Return the shares of their rates that a strategy's groups keep with these slow links."""
     of = sending_groups(s)
     shape = (s.world, len(cluster.tiers))
     layers, messages, gradients = np.ones(shape), np.ones(shape), np.ones(len(cluster.tiers))
@@ -61,7 +61,7 @@ def kept_rates(cluster: ClusterSpec, s: Strategy, slow: tuple[SlowLink, ...]) ->
 
 @dataclass(frozen=True)
 class SendingGroups:
-    """Groups of ranks that send to each other, each (groups, ranks): inside layers, between stages, of gradients."""
+    """Groups of ranks that communicate, each (groups, ranks): inside layers, between stages, for gradients."""
 
     layers: tuple[Ranks, ...]
     messages: tuple[Ranks, ...]
@@ -69,7 +69,7 @@ class SendingGroups:
 
 
 def sending_groups(s: Strategy) -> SendingGroups:
-    """Return the groups of a strategy's axes, of those over 1 rank."""
+    """Return the groups of a strategy's axes that have more than 1 rank."""
     m = mesh(s)
     reducing = [axis for axis in dict.fromkeys((m.gradient_axis, "edp" * (s.ep > 1))) if axis and m.size(axis) > 1]
     return SendingGroups(
@@ -80,7 +80,7 @@ def sending_groups(s: Strategy) -> SendingGroups:
 
 
 def _hops(m: Mesh, s: Strategy) -> Ranks:
-    """Pairs of ranks that send messages to each other, (pairs, 2)."""
+    """Return the pairs of ranks that send messages between stages, (pairs, 2)."""
     stages = m.groups("pp")
     pairs = [stages[:, [i, i + 1]] for i in range(s.pp - 1)]
     if s.virtual > 1 and s.pp > 2:  # from a rank's last chunk to the first rank's next one
@@ -117,8 +117,8 @@ class Links:
         self.world = world
 
     def shares(self, groups: Ranks) -> Floats:
-        """Return the share of its rate that each rank's group keeps, (world,): 1 for ranks in no group that leaves a
-        block. `groups`: (groups, ranks); a rank in several has the least."""
+        """Return the share of its rate that each rank's group keeps, (world,): the least if a rank is in several, 1
+        if in none that leaves a block. `groups`: (groups, ranks)."""
         result = np.ones(self.world)
         groups = self._leaving(groups)
         if not len(groups) or (self.left == self.healthy).all():
@@ -128,8 +128,8 @@ class Links:
         return result
 
     def among(self, jobs: Sequence[Sequence[Ranks]]) -> Floats:
-        """Return the least share of its rate alone that a group of each job keeps while all of these groups send,
-        (jobs,). `jobs`: of each its groups, (groups, ranks)."""
+        """Return for each job the least share of its rate alone that one of its groups keeps while the groups of all
+        jobs send, (jobs,). `jobs`: the groups of each job, (groups, ranks)."""
         leaving = [[g for g in map(self._leaving, groups) if len(g)] for groups in jobs]
         sharing = [i for i, groups in enumerate(leaving) if groups]
         result = np.ones(len(jobs))
@@ -142,13 +142,13 @@ class Links:
         return np.minimum(result, 1.0)
 
     def _leaving(self, groups: Ranks) -> Ranks:
-        """The groups that leave a block."""
+        """Return the groups that have ranks in several blocks."""
         leave = (groups // self.block != groups[:, :1] // self.block).any(axis=1)
         return np.asarray(groups[leave])
 
     def _rates(self, several: Sequence[Ranks], capacity: Floats) -> Floats:
-        """Return the max-min fair rate of each group out of its blocks, bytes/s. `several`: groups of several sizes,
-        each (groups, ranks)."""
+        """Return the max-min fair rate of each group out of its blocks, in bytes/s, (all groups,). `several`: groups
+        by size, each (groups, ranks); `capacity`: bytes/s of each link."""
         of_group, of_link, loads, count = list[Ints](), list[Ints](), list[Floats](), 0
         for groups in several:
             block = groups // self.block

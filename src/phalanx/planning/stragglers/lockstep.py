@@ -1,4 +1,4 @@
-"""Which ranks go at one pace: those that meet inside layers, or after every micro-batch."""
+"""The ranks that advance at one pace: they wait for each other inside layers, or after every micro-batch."""
 
 from dataclasses import dataclass
 
@@ -14,7 +14,7 @@ Ints = npt.NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Lockstep:
-    """Which ranks go at one pace: of each rank its pipeline, its stage and its replica, (world,)."""
+    """The pipeline, stage and replica of each rank, (world,); ranks of one pipeline and stage advance at one pace."""
 
     pipeline: Ints
     stage: Ints
@@ -22,12 +22,13 @@ class Lockstep:
 
     @property
     def pipelines(self) -> int:
-        """Number of pipelines that wait for each other once a step only."""
+        """Number of pipelines, which wait for each other only once a step."""
         return int(self.pipeline.max()) + 1
 
 
 def lockstep(s: Strategy, sharding: Sharding) -> Lockstep:
-    """Return the pipelines of a strategy: replicas that meet inside layers, or after every micro-batch, are one."""
+    """Return the pipelines of a strategy: replicas that wait for each other inside layers or after every micro-batch
+    count as one pipeline."""
     m = mesh(s)
     place = dict(
         zip((n for n, _ in m.axes), np.unravel_index(np.arange(m.world), [k for _, k in m.axes]), strict=True)
@@ -48,7 +49,7 @@ def lockstep(s: Strategy, sharding: Sharding) -> Lockstep:
 
 
 def _meeting_axes(m: Mesh, sharding: Sharding) -> list[str]:
-    """The axes over which replicas meet before the end of a step; tp and cp never leave a replica."""
+    """Return the axes over which replicas wait for each other before the end of a step; tp and cp stay inside one."""
     axes = ["ep+etp"] if m.ep * m.etp > 1 else []
     axes += ["dp_shard"] if np.any(sharding.gathers_each) or np.any(sharding.reduces_each) else []
     return axes + (["dp_shard+dp_replicate"] if np.any(sharding.replicates_each) else [])

@@ -1,17 +1,17 @@
 """A step of our own runtime, priced by its program, as pipelines that can be run with slow ranks and slow links.
 
-Its collectives are measured whole, so a slow link slows a tier for all: by the least share of its rate that a group
-keeps there, for which the others wait in the end.
+Its collectives are measured whole, so a slow link slows a whole tier: to the least share of its rate that any group
+keeps there, because all groups wait for that one in the end.
 """
 
 from dataclasses import dataclass, replace
 
 import numpy as np
 
-from phalanx.cost.hardware.bent import at_shares
+from phalanx.cost.hardware.bent import cluster_at_shares
 from phalanx.cost.pipeline_time import Costs, PricedSchedule, price
 from phalanx.cost.step.predict import predict
-from phalanx.cost.step.predict_pipeline import Pipelined, price_pipeline
+from phalanx.cost.step.predict_pipeline import PricedPipeline, price_pipeline
 from phalanx.cost.step.terms import terms
 from phalanx.planning.stragglers.links import SlowLink, kept_rates
 from phalanx.planning.stragglers.lockstep import lockstep
@@ -27,12 +27,12 @@ from phalanx.spec.strategy.spec import Strategy
 
 @dataclass(frozen=True)
 class OwnPipelines:
-    """The passes of the pipelines of our own runtime, all alike."""
+    """The passes of our own runtime's pipelines, which have equal costs."""
 
-    priced: Pipelined
+    priced: PricedPipeline
 
     def scheduled(self, _: int, factors: Floats) -> PricedSchedule:
-        """Run the schedule with these factors of its stages, (pp,)."""
+        """Return the schedule run with these factors of its stages' seconds, (pp,)."""
         s, c = self.priced.priced.schedule, self.priced.costs
         of_chunk = factors[np.array(s.rank_of)]
         forward, inputs, weights = (
@@ -41,8 +41,8 @@ class OwnPipelines:
         return price(s, Costs(forward, inputs, weights, c.transfer, c.overhead, c.pace))
 
     def ends(self, factors: Floats) -> Floats:
-        """Return when pipelines have ended their passes and what they send outside of them, (pipelines, pp) ->
-        (pipelines,)."""
+        """Return when pipelines with these factors, (pipelines, pp), end their passes and the communication exposed
+        after them, (pipelines,)."""
         rows, place = np.unique(factors, axis=0, return_inverse=True)
         ends = [
             max(
@@ -57,16 +57,16 @@ class OwnPipelines:
 def own_pipelines(
     model: ModelSpec, cluster: ClusterSpec, job: Job, s: Strategy, slow: tuple[SlowLink, ...] = ()
 ) -> RunnablePipelines:
-    """Price a strategy of our own runtime and take it apart."""
+    """Return the priced pipelines of a strategy in our own runtime."""
     whole = _pipelines(model, cluster, job, s)
     if not slow:
         return whole
     kept = kept_rates(cluster, s, slow)
     least = np.min([kept.layers.min(axis=0), kept.messages.min(axis=0), kept.gradients], axis=0)
-    slower = _pipelines(model, at_shares(cluster, least.tolist()), job, s)
+    slower = _pipelines(model, cluster_at_shares(cluster, least.tolist()), job, s)
     return replace(
         whole,
-        delays=Delays(messages_s=slower.alone_s - whole.alone_s, rest_s={"all": slower.beside_s - whole.beside_s}),
+        delays=Delays(messages_s=slower.alone_s - whole.alone_s, rest_s={"all": slower.outside_s - whole.outside_s}),
     )
 
 

@@ -10,8 +10,8 @@ from phalanx.cost.ledger.policy import sharding as stack_sharding
 from phalanx.cost.pipeline_time import Costs, PricedSchedule, price
 from phalanx.planning.search.column_pricing import Pricing
 from phalanx.planning.search.priced import price_with_step
-from phalanx.planning.search.refine import beside_pipeline, chunk_costs, refined
-from phalanx.planning.search.strategy_columns import of
+from phalanx.planning.search.refine import chunk_costs, refine, seconds_outside_pipeline
+from phalanx.planning.search.strategy_columns import columns_of
 from phalanx.planning.stragglers.links import SlowLink, kept_rates
 from phalanx.planning.stragglers.lockstep import Lockstep, lockstep
 from phalanx.planning.stragglers.pipelines import Delays, Floats, RunnablePipelines
@@ -21,20 +21,20 @@ from phalanx.spec.strategy.spec import Strategy
 
 Ints = npt.NDArray[np.int64]
 _UNEVEN_ROUNDS = 64
-"""Micro-batches a rank that are run where stages differ: it may take that many until the slowest sets the pace."""
+"""Micro-batches per rank that are run if stages differ: it may take that many until the slowest sets the pace."""
 _INSIDE = ("tp", "cp", "ep")
 
 
 @dataclass(frozen=True)
 class PricedPipelines:
-    """A strategy's passes under one or several speeds of its links."""
+    """A strategy's passes, priced for one or several speeds of its links."""
 
     strategy: Strategy
     micro_batches: int
     passes_s: Floats
     """Seconds of F, I and W of each chunk in a micro-batch, (speeds, 3, chunks); speed 0 is that of healthy links."""
     speed: Ints
-    """Of the links of each stage, (pipelines, pp)."""
+    """Index of the speed of each stage's links, (pipelines, pp)."""
     whole_s: Floats
     """Seconds of all passes of a step without a pipeline, (speeds,)."""
 
@@ -53,13 +53,13 @@ class PricedPipelines:
         return np.asarray(self.micro_batches * np.array(by_stage))
 
     def costs(self, factors: Floats, speed: Ints) -> Costs:
-        """Return the seconds of the chunks of a pipeline with these factors and speeds of its stages, (pp,)."""
+        """Return the seconds of a pipeline's chunks, given the factors and speeds of its stages, (pp,) each."""
         of_chunk = self.stage_of_chunk
         each = self.passes_s[speed[of_chunk], :, np.arange(len(of_chunk))].T
         return Costs(*(each * factors[of_chunk]).tolist())
 
     def scheduled(self, pipeline: int, factors: Floats) -> PricedSchedule:
-        """Run a pipeline's schedule action by action, with these factors of its stages, (pp,)."""
+        """Return a pipeline's schedule run action by action, with these factors of its stages, (pp,)."""
         s, facts = self.strategy, facts_of(self.strategy.schedule)
         costs = self.costs(factors, self.speed[pipeline])
         if s.pp > 1:
@@ -73,7 +73,7 @@ class PricedPipelines:
         return price(build("gpipe", 1, self.micro_batches), Costs(forward, inputs, weights))
 
     def ends(self, factors: Floats) -> Floats:
-        """Return when pipelines end whose stages have these factors, (pipelines, pp) -> (pipelines,)."""
+        """Return the seconds at which pipelines end, (pipelines,), given the factors of stages, (pipelines, pp)."""
         if self.strategy.pp == 1:
             return np.asarray(self.whole_s[self.speed[:, 0]] * factors[:, 0])
         rows, place = np.unique(np.concatenate([factors, self.speed], axis=1), axis=0, return_inverse=True)
@@ -98,9 +98,9 @@ class PricedPipelines:
 
 
 def priced_pipelines(pricing: Pricing, s: Strategy, slow: tuple[SlowLink, ...] = ()) -> RunnablePipelines:
-    """Price a strategy's step and take it apart. Raises InputError where it cannot be priced."""
-    ((priced, run),) = refined(pricing, [s])
-    at = lockstep(s, stack_sharding(pricing.layout(of([s])), pricing.profile.policy))
+    """Return the priced pipelines of a strategy on any stack. Raises InputError if it cannot be priced."""
+    ((priced, run),) = refine(pricing, [s])
+    at = lockstep(s, stack_sharding(pricing.layout(columns_of([s])), pricing.profile.policy))
     terms = [priced.terms]
     passes = [_passes(pricing, s, run.blocks)]
     whole = [run.makespan]
@@ -122,7 +122,7 @@ def priced_pipelines(pricing: Pricing, s: Strategy, slow: tuple[SlowLink, ...] =
                 slower, own = at_share(share)
                 number[i] = len(passes)
                 passes.append(_passes(slower, s, run.blocks))
-                whole.append(refined(slower, [s])[0][1].makespan if s.pp == 1 else 0.0)
+                whole.append(refine(slower, [s])[0][1].makespan if s.pp == 1 else 0.0)
                 terms.append(own)
         speed = number[place.reshape(-1)].reshape(speed.shape)
         terms[0] = plain = at_share(np.ones(of_stage.shape[-1]))[1]
@@ -132,7 +132,7 @@ def priced_pipelines(pricing: Pricing, s: Strategy, slow: tuple[SlowLink, ...] =
         of_messages = reducing["transfers"] - plain["transfers"]
         delays = Delays(
             messages_s=sent[which.reshape(-1)],
-            rest_s={"dp": beside_pipeline(reducing) - beside_pipeline(plain) - of_messages},
+            rest_s={"dp": seconds_outside_pipeline(reducing) - seconds_outside_pipeline(plain) - of_messages},
         )
     pipelines = PricedPipelines(s, s.accumulation(pricing.job), np.array(passes), speed, np.array(whole))
     healthy = replace(pipelines, speed=np.zeros((1, s.pp), dtype=np.int64))
@@ -145,7 +145,7 @@ def priced_pipelines(pricing: Pricing, s: Strategy, slow: tuple[SlowLink, ...] =
         busy_s=busy[0],
         run=pipelines.ends,
         alone_s=float(healthy.ends(np.ones((1, s.pp)))[0]),
-        beside_s=priced.seconds - run.makespan,
+        outside_s=priced.seconds - run.makespan,
         update_s=float(priced.terms.get("optimizer", 0.0)),
         delays=delays,
         schedule=pipelines.scheduled,
@@ -153,13 +153,13 @@ def priced_pipelines(pricing: Pricing, s: Strategy, slow: tuple[SlowLink, ...] =
 
 
 def _passes(pricing: Pricing, s: Strategy, blocks: tuple[int, ...]) -> Floats:
-    """Seconds of F, I and W of each chunk in a micro-batch, (3, chunks)."""
+    """Return the seconds of F, I and W of each chunk in a micro-batch, (3, chunks)."""
     c = chunk_costs(pricing, s, blocks)
     return np.array([c.forward, c.input_grad, c.weight_grad])
 
 
 def _with_tiers(pricing: Pricing, share: Floats) -> Pricing:
-    """The same question with tiers of links at a share of their rate, (tiers,)."""
+    """Return a Pricing with the links of each tier at a share of their rate, (tiers,)."""
     tiers = tuple(
         replace(tier, bytes_per_s_per_gpu_per_direction=tier.bytes_per_s_per_gpu_per_direction * float(part))
         for tier, part in zip(pricing.system.tiers, share, strict=True)
@@ -168,14 +168,14 @@ def _with_tiers(pricing: Pricing, share: Floats) -> Pricing:
 
 
 def _least(at: Lockstep, of_rank: Floats, pp: int) -> Floats:
-    """The least of the ranks of each stage, (world, tiers) -> (pipelines, pp, tiers)."""
+    """Return the least value over the ranks of each stage, (world, tiers) -> (pipelines, pp, tiers)."""
     result = np.ones((at.pipelines, pp, of_rank.shape[1]))
     np.minimum.at(result, (at.pipeline, at.stage), of_rank)
     return result
 
 
 def _by_axis(terms: list[dict[str, float]], speed: Ints) -> dict[str, Floats]:
-    """The part of each axis in what a stage's passes take longer, (pipelines, pp)."""
+    """Return by axis its part of the seconds that slow links add to a stage's passes, (pipelines, pp)."""
     more = np.array([[t.get(axis, 0.0) - terms[0].get(axis, 0.0) for axis in _INSIDE] for t in terms])
     more = np.maximum(more, 0.0)
     parts = more / np.maximum(more.sum(axis=1, keepdims=True), 1e-300)

@@ -1,8 +1,8 @@
-"""Several jobs on one network: what each keeps of the links that they share, and how long its step then takes.
+"""Several jobs on one network: the share of its rate that each keeps on common links, and the step time that results.
 
-A job's step is a cycle of three phases: its passes, with what it sends inside layers and between stages; gradients
+A job's step is a cycle of three phases: its passes, with the messages inside layers and between stages; gradients
 and parameters; the update. Jobs that send at once share links max-min fairly (links.py). Passes send now and then, so
-only some messages of two jobs meet; of a job in some phase
+only some messages of two jobs coincide; for a job in some phase
 
     kept = sum over sets S of other jobs of P(exactly S sends) x (its share of its rate alone while S sends)
     P(a job sends) = its seconds on shared links at the rate that it keeps / seconds of its phase at that rate
@@ -37,28 +37,28 @@ class SecondsOfStep:
 
     passes_s: float
     gradients_s: float
-    """Of gradients and parameters, as far as nothing hides them."""
+    """Exposed seconds of gradients and parameters."""
     update_s: float
 
 
 @dataclass(frozen=True)
 class Phase:
-    """A phase of a job's step. `seconds` at each of `_TIMES_SLOWER`."""
+    """A phase of a job's step. `seconds`: at each of `_TIMES_SLOWER`."""
 
     name: str
     seconds: Floats
     sending_s: float
     """Seconds on the shared links at their full rate."""
     groups: tuple[Ranks, ...]
-    """That send, in GPUs of the cluster, each (groups, ranks)."""
+    """Groups that send, in GPUs of the cluster, each (groups, ranks)."""
 
     def at(self, share: float) -> float:
-        """Return its seconds with a share of the links."""
+        """Return the phase's seconds at a share of the links' rate."""
         beyond = max(1 / share - _TIMES_SLOWER[-1], 0.0)  # where nothing is hidden any more
         return float(np.interp(1 / share, _TIMES_SLOWER, self.seconds) + beyond * self.sending_s)
 
     def sends(self, share: float) -> float:
-        """Return the part of its time in which it sends, with a share of the links."""
+        """Return the share of the phase's time in which it sends, at a share of the links' rate."""
         seconds = self.at(share)
         return min(self.sending_s / share / seconds, 1.0) if seconds else 0.0
 
@@ -76,7 +76,8 @@ class SharedStep:
 
 
 def shared_step(price: Callable[[float], SecondsOfStep], of: SendingGroups, gpus: Ranks) -> SharedStep:
-    """Return the phases of a job on these GPUs, (ranks,), with the seconds of its step at each share of the links."""
+    """Return the phases of a job on these GPUs, (ranks,). `price`: from a share of the links' rate to the seconds of
+    the job's step; `of`: the groups that send, in ranks."""
     priced = [price(1 / times) for times in _TIMES_SLOWER]
     slow, slower = price(1 / _BARE), price(1 / (2 * _BARE))
     passes = np.array([p.passes_s for p in priced])
@@ -99,19 +100,19 @@ def shared_step(price: Callable[[float], SecondsOfStep], of: SendingGroups, gpus
 
 @dataclass(frozen=True)
 class StepsTogether:
-    """Steps of several jobs at once: seconds, by job."""
+    """Steps of several jobs that run at once."""
 
     mean_s: Floats
-    """Over a run from one drawn start, (draws, jobs)."""
+    """Mean seconds of a step in a run from each drawn start, (draws, jobs)."""
     by_phase_s: tuple[Floats, ...]
-    """Of each job the mean of its phases, (phases,)."""
+    """For each job the mean seconds of its phases, (phases,)."""
     kept: Floats
-    """Of its rate, while it sends: the mean over the time of its phases that send, (jobs,)."""
+    """Mean share of its rate that a job keeps while it sends, (jobs,)."""
 
 
 def shared_tiers(cluster: ClusterSpec, jobs: Sequence[Sequence[Ranks]]) -> tuple[int, ...]:
-    """Return the tiers on which a job keeps less than its rate alone while all send. `jobs`: of each its groups, in
-    GPUs of the cluster, each (groups, ranks)."""
+    """Return the tiers on which some job keeps less than its rate alone while all send. `jobs`: the groups of each,
+    in GPUs of the cluster, each (groups, ranks)."""
     every = range(len(cluster.tiers))
     return tuple(i for i in every if (Links(cluster, i, cluster.ranks).among(jobs) < 1 - 1e-9).any())
 
@@ -126,7 +127,8 @@ class SharedNetwork:
         self._paces: dict[tuple[int, ...], Floats] = {}
 
     def fair(self, phases: tuple[int, ...]) -> Floats:
-        """Return what each job keeps of its rate while all send that are in these phases, (jobs,); -1: sends not."""
+        """Return the share of its rate that each job keeps while all jobs send, (jobs,). `phases`: the phase of each
+        job; -1: it does not send."""
         if phases not in self._fair:
             groups = [job.phases[p].groups if p >= 0 else () for job, p in zip(self.jobs, phases, strict=True)]
             self._fair[phases] = np.min([links.among(groups) for links in self._links], axis=0)
@@ -161,8 +163,8 @@ class SharedNetwork:
         return kept
 
     def run(self, starts: Floats, steps: int) -> StepsTogether:
-        """Run all jobs until each has taken `steps` steps after its first end of one. `starts`: how far into their
-        cycles jobs are at the beginning, in shares of a step, (draws, jobs)."""
+        """Run all jobs until each has taken `steps` steps, counted from the first end of a step. `starts`: how far
+        into their cycles jobs are at the beginning, in shares of a step, (draws, jobs)."""
         count = len(self.jobs)
         mean = np.zeros(starts.shape)
         in_phase = [np.zeros(len(job.phases)) for job in self.jobs]
@@ -197,7 +199,7 @@ class SharedNetwork:
 
 
 def _at(job: SharedStep, start: float) -> tuple[int, float]:
-    """Return the phase of a job that is `start` steps into its cycle, and how much of that phase is left."""
+    """Return the phase of a job that is `start` steps into its cycle, and the share of that phase that is left."""
     at = start * job.alone_s
     for number, phase in enumerate(job.phases):
         seconds = phase.at(1.0)

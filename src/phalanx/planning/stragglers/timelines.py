@@ -1,4 +1,4 @@
-"""What ranks do in a simulated step, one rank for each class: passes, waits, gradients, update."""
+"""Timelines of ranks in a simulated step, one rank for each class: passes, waits, gradients, update."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from phalanx.planning.stragglers.pipelines import DelayedStep, Floats, RunnableP
 
 @dataclass(frozen=True)
 class SimulatedSpan:
-    """Something that a rank does, in seconds from the start of the step."""
+    """A span of a rank's timeline, in seconds from the start of the step; `waits`: whether the rank waits in it."""
 
     name: str
     waits: bool
@@ -21,7 +21,7 @@ class SimulatedSpan:
 
 @dataclass(frozen=True)
 class SimulatedRank:
-    """A rank, and how many others do the same at the same time."""
+    """A rank's timeline; `alike`: the number of ranks with the same one, itself included."""
 
     rank: int
     alike: int
@@ -29,8 +29,8 @@ class SimulatedRank:
 
 
 def classes(x: RunnablePipelines, factor: Floats, step: DelayedStep) -> dict[int, int]:
-    """Return one rank of each class, with the number of its ranks: equal factors of its own and of all stages of its
-    pipeline, equal ends. The classes with the fewest ranks come first."""
+    """Return the first rank of each class with the number of ranks in it, the smallest classes first. Ranks of one
+    class have equal factors, equal factors of their pipeline's stages, and pipelines that end together."""
     at = x.lockstep
     rows = np.concatenate([step.of_stage, step.ends_s[:, None]], axis=1)
     alike = np.unique(rows, axis=0, return_inverse=True)[1].reshape(-1)
@@ -43,7 +43,7 @@ def classes(x: RunnablePipelines, factor: Floats, step: DelayedStep) -> dict[int
 def timelines(
     x: RunnablePipelines, step: DelayedStep, ranks: Sequence[int], alike: dict[int, int]
 ) -> Iterator[SimulatedRank]:
-    """Yield what ranks do in a step."""
+    """Yield the timelines of `ranks` in a step. `alike`: as `classes` returns it."""
     at = x.lockstep
     last = float(step.ends_s.max())
     for pipeline in dict.fromkeys(at.pipeline[list(ranks)].tolist()):
@@ -71,6 +71,7 @@ def timelines(
 
 
 def count_of_spans(x: RunnablePipelines, ranks: Sequence[int]) -> int:
-    """Return the most spans that the timelines of ranks have: for each pass one and the wait before it."""
+    """Return the largest number of spans that the timelines of `ranks` can have: two for each pass, its own and the
+    wait before it, and four at the end of a step."""
     run = x.schedule(0, np.ones(len(x.busy_s)))
     return sum(2 * len(run.schedule.actions[x.lockstep.stage[rank]]) + 4 for rank in ranks)

@@ -1,1 +1,1 @@
-"""Tables of numbers that the command line prints: table.py has their form, every other file one kind of table."""
+"""Tables of numbers that the command line prints: table.py defines a table, every other file has one kind of them."""

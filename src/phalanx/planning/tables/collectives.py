@@ -11,11 +11,11 @@ from phalanx.planning.tables.table import Sheet, columns
 from phalanx.schedule.collectives.ir import Schedule
 from phalanx.schedule.collectives.registry import ALGORITHMS, SEGMENTED, build, least_size
 from phalanx.spec.cluster.presets import preset
-from phalanx.spec.cluster.spec import ClusterSpec
+from phalanx.spec.cluster.spec import ClusterSpec, Tier
 from phalanx.spec.errors import InputError, nearest
 
 _FOLLOWED = 256
-"""Maximum ranks for simulating messages one by one; the formulas hold for any number."""
+"""Most ranks for which messages are simulated one by one; the formulas hold for any number."""
 _SIZES = tuple(2.0**k for k in range(8, 33))  # 256 B .. 4 GiB
 
 
@@ -38,9 +38,8 @@ class AlgorithmRow:
 
 
 def busbw(op: str, ranks: int, size_bytes: float, seconds: float) -> float | None:
-    """Return the bytes/s of each rank's link if every rank sends as much, as nccl-tests has it (doc/PERFORMANCE.md):
-    size over time, times 2 (p-1)/p for an all-reduce, 1 for broadcast and reduce, (p-1)/p for others. None for a
-    barrier and for no time."""
+    """Return the bus bandwidth in bytes/s as nccl-tests defines it (doc/PERFORMANCE.md): size over time, times
+    2 (p-1)/p for an all-reduce, 1 for broadcast and reduce, (p-1)/p for others; None for a barrier or no time."""
     if op == "barrier" or not seconds:
         return None
     share = 1.0 if op in ("broadcast", "reduce") else (2.0 if op == "all_reduce" else 1.0) * (ranks - 1) / ranks
@@ -85,12 +84,9 @@ class _SizedSchedule:
 def compare(
     op: str, size_bytes: float, ranks: int, cluster: ClusterSpec, files: Sequence[str] = ()
 ) -> AlgorithmComparison:
-    """Price every algorithm of a collective of `size_bytes` over the first `ranks` ranks of a cluster, also those in
-    `files` (algorithm_file.py).
-
-    Beyond 256 ranks only the published formulas are used. A barrier ignores the size.
-
-    Raises InputError for an unknown collective or more ranks than the cluster has."""
+    """Price every algorithm of a collective of `size_bytes` over the first `ranks` ranks of a cluster, and the
+    algorithms in `files` (algorithm_file.py). Beyond 256 ranks only the published formulas are used. A barrier
+    ignores the size. Raises InputError for an unknown collective or more ranks than the cluster has."""
     if op not in ALGORITHMS:
         raise InputError("op", op, "is not a collective", nearest(op, ALGORITHMS))
     if not 1 <= ranks <= cluster.ranks:
@@ -99,7 +95,6 @@ def compare(
         if files:
             raise InputError("ranks", ranks, "is too many to follow an algorithm of a file", f"at most {_FOLLOWED}")
         return _by_formula(op, 0.0 if op == "barrier" else size_bytes, ranks, cluster)
-    # Links of the tiers in use.
     links = costs(cluster)
     tiers_used = next((i for i, t in enumerate(cluster.tiers) if t.ranks >= ranks), len(cluster.tiers) - 1) + 1
     priced = _pricing(op, ranks, cluster, links, links.tiers[tiers_used - 1][1:])
@@ -109,7 +104,6 @@ def compare(
     bound = lower_bound(op, ranks, n, links)
     rows = []
     algorithms = (*ALGORITHMS[op], *files)
-    # Each algorithm at this size.
     for algorithm in algorithms:
         timed = priced(algorithm, n)
         formula = closed_form(op, algorithm, ranks, n, alpha, beta, links.gamma_s_per_byte, timed.segments)
@@ -124,23 +118,29 @@ def compare(
             busbw_bytes_per_s=busbw(op, ranks, n, timed.seconds(n)),
         )
         rows.append(row)
-    # The fastest algorithm by size.
+    return _comparison(
+        op,
+        rows,
+        lambda size: min(algorithms, key=lambda a: priced(a, size).seconds(size)),
+        cluster.tiers[:tiers_used],
+    )
+
+
+def _comparison(
+    op: str, rows: Sequence[AlgorithmRow], fastest: Callable[[float], str], tiers: Sequence[Tier]
+) -> AlgorithmComparison:
+    """Return the comparison of rows. `fastest`: from a size in bytes to the fastest algorithm; `tiers`: in use."""
     winners: list[tuple[float, float, str]] = []
     for size in _SIZES if op != "barrier" else ():
-        best = min(algorithms, key=lambda a: priced(a, size).seconds(size))
-        if winners and winners[-1][2] == best:
-            winners[-1] = (winners[-1][0], size, best)
-        else:
-            winners.append((size, size, best))
-    crossovers = [
-        Crossover(t.name, t.latency_s * t.bandwidth_bytes_per_s_per_gpu_per_direction)
-        for t in cluster.tiers[:tiers_used]
-    ]
+        best = fastest(size)
+        low = winners.pop()[0] if winners and winners[-1][2] == best else size
+        winners.append((low, size, best))
+    crossovers = (Crossover(t.name, t.latency_s * t.bandwidth_bytes_per_s_per_gpu_per_direction) for t in tiers)
     return AlgorithmComparison(tuple(sorted(rows, key=lambda r: r.seconds)), tuple(winners), tuple(crossovers))
 
 
-def of_links(ranks: int, alpha_s: float, bytes_per_s: float) -> ClusterSpec:
-    """Return a cluster of one tier of links between all ranks, on which additions take no time, as texts assume."""
+def cluster_of_links(ranks: int, alpha_s: float, bytes_per_s: float) -> ClusterSpec:
+    """Return a cluster with one tier of links between all ranks, and additions that take no time, as texts assume."""
     base = preset("dgx-h100", 1)
     links = replace(
         base.tiers[0],
@@ -180,7 +180,6 @@ def _by_formula(op: str, n: float, ranks: int, cluster: ClusterSpec) -> Algorith
         return closed_form(op, algorithm, ranks, size, alpha, beta, links.gamma_s_per_byte, segments)
 
     rows = []
-    # Each algorithm at this size.
     for algorithm in ALGORITHMS[op]:
         seconds = priced(algorithm, n)
         if seconds is None:
@@ -192,20 +191,15 @@ def _by_formula(op: str, n: float, ranks: int, cluster: ClusterSpec) -> Algorith
         rows.append(
             AlgorithmRow(algorithm, shown, round(rounds), sent, seconds, bound, seconds, busbw(op, ranks, n, seconds))
         )
-    # The fastest algorithm by size.
-    winners: list[tuple[float, float, str]] = []
-    for size in _SIZES if op != "barrier" else ():
-        best = min((row.algorithm for row in rows), key=lambda a: priced(a, size) or math.inf)
-        low = winners.pop()[0] if winners and winners[-1][2] == best else size
-        winners.append((low, size, best))
-    crossovers = [Crossover(t.name, t.latency_s * t.bandwidth_bytes_per_s_per_gpu_per_direction) for t in tiers]
-    return AlgorithmComparison(tuple(sorted(rows, key=lambda r: r.seconds)), tuple(winners), tuple(crossovers))
+    names = [row.algorithm for row in rows]
+    return _comparison(op, rows, lambda size: min(names, key=lambda a: priced(a, size) or math.inf), tiers)
 
 
 def _pricing(
     op: str, ranks: int, cluster: ClusterSpec, links: LinkCosts, slowest: tuple[float, float]
 ) -> Callable[[str, float], _SizedSchedule]:
-    """Return a function (algorithm, bytes) -> schedule, in the best number of segments for the slowest link."""
+    """Return a function from algorithm and bytes to a schedule in the best number of segments for the slowest link,
+    (α in s, β in s per byte)."""
     inner = math.gcd(ranks, cluster.tiers[0].ranks)
 
     @cache

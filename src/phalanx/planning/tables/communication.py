@@ -12,7 +12,7 @@ from phalanx.spec.strategy.zero_levels import ZERO_LEVELS
 
 
 def sheet(x: AnalyticSubject) -> Sheet:
-    """Tabulate each kind of operation of a strategy in a step: for a rank, and for the job."""
+    """Tabulate the operations of a strategy in a step by kind: for a rank, and for the job."""
     rows = []
     for row in job_flows(x.pricing, x.strategy):
         f = row.flow

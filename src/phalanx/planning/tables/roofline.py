@@ -13,8 +13,8 @@ from phalanx.spec.strategy.spec import Strategy
 
 
 def ridges() -> Sheet:
-    """Tabulate the FLOP per byte at which memory and links keep up with each cluster's chip, if its rates are
-    known."""
+    """Tabulate the FLOP per byte from which compute, not memory or links, is the bound, for each preset of known
+    rates."""
     rows = []
     for name in PRESETS:
         cluster = preset(name, 2)
@@ -63,11 +63,10 @@ def rooflines(pricing: Pricing, s: Strategy) -> list[Sheet]:
 
 def memory_levels(cluster: ClusterSpec) -> Sheet:
     """Tabulate the contents of each level of a chip's memory. Raises InputError for an unknown chip."""
-    rows = [(name, size, what) for name, size, what in levels_of(cluster)]
     return Sheet(
         f"memory of {cluster.device.name}, inside out",
         columns("level | holds [bytes] | whose"),
-        rows,
+        levels_of(cluster),
         "whitepapers and drivers; fused kernels (attention, norms) live by what fits the inner levels",
     )
 
@@ -91,7 +90,6 @@ def level_of(size: float, levels: list[tuple[str, float, str]]) -> str:
 
 
 def _operators(title: str, operators_: list[Operator], levels: list[tuple[str, float, str]]) -> Sheet:
-    # One row per operator.
     rows = [
         (
             o.name,

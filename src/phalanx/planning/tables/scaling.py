@@ -18,8 +18,8 @@ Question = Callable[[int], Pricing]
 
 
 def by_gpus(question: Question, gpus: Sequence[int], weak: bool) -> Sheet:
-    """Tabulate strong scaling (one batch on more GPUs), or weak scaling (the batch grows with the GPUs, up to the
-    question's)."""
+    """Tabulate strong scaling (one batch on more GPUs), or weak scaling (the batch grows with the GPUs, to the
+    question's on the last number of them)."""
     full_batch, most = question(gpus[-1]).job.global_batch, gpus[-1]
     rows: list[tuple[object, ...]] = []
     base = computing = 0.0
@@ -63,7 +63,8 @@ def by_gpus(question: Question, gpus: Sequence[int], weak: bool) -> Sheet:
 
 
 def _why_above(p: Pricing, first: int, n: int, row: tuple[object, ...]) -> str:
-    """Return a sentence on why the best strategy on `n` GPUs is more efficient than on the `first` number of them."""
+    """Return the reason, in words, why the best strategy on `n` GPUs is more efficient than on `first` GPUs. `row`:
+    the table's row of `n`."""
     s = make_strategy(str(row[2]))
     assert s is not None
     dp = s.dp * first // n
@@ -150,7 +151,6 @@ def sensitivity(question: Question, gpus: int) -> Sheet:
         ("inside the node at half", 0.5, 1.0),
         ("inside the node at double", 2.0, 1.0),
     ):
-        # Scale the rates of the links, innermost tier or all others.
         tiers = tuple(
             replace(
                 t,
@@ -170,8 +170,8 @@ def sensitivity(question: Question, gpus: int) -> Sheet:
 
 
 def by_device(questions: Sequence[tuple[str, Question]], gpus: int) -> Sheet:
-    """Tabulate the best strategy for the same job on each of several clusters, and by which of its rates each is
-    faster than the first."""
+    """Tabulate the best strategy for the same job on each of several clusters, with speed and rates over the first
+    cluster's."""
     rows: list[tuple[object, ...]] = []
     first: tuple[float, ...] = ()
     for name, question in questions:

@@ -69,8 +69,8 @@ _HEADING = re.compile(r"(?P<name>.*?) ?(?:\[(?P<unit>\w+)\])?")
 
 
 def columns(*headings: str) -> tuple[Column, ...]:
-    """Build columns from headings as they stand over a table, the unit of numbers in brackets: "axis | sent [bytes]".
-    Raises ValueError for an unknown unit."""
+    """Build columns from headings separated by |, with the unit of numbers in brackets: "axis | sent [bytes]". Raises
+    ValueError for an unknown unit."""
     words = [_HEADING.fullmatch(word.strip()) for heading in headings for word in heading.split("|")]
     units = [(word["name"], word["unit"] or "") for word in words if word]
     for _, unit in units:

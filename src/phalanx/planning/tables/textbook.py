@@ -92,7 +92,7 @@ def savings(ranks: Sequence[int], policy: int) -> Sheet:
     )
 
 
-def counted(text: str, field: str = "params") -> float:
+def parse_count(text: str, field: str = "params") -> float:
     """Parse a number of parameters or tokens: `25M`, `7B`, `1.5T`, `2e12`. Raises InputError."""
     number = large_number(text)
     if number is None:
@@ -190,7 +190,7 @@ def gradient_traffic(params: float, ranks: Sequence[int], rate: float) -> Sheet:
 
 
 def step_share(params: float, ranks: Sequence[int], rate: float, seconds: float) -> Sheet:
-    """Tabulate the all-reduce of gradients of a step that computes for `seconds`: with no overlap, and with full."""
+    """Tabulate the all-reduce of gradients against a step that computes for `seconds`, without and with overlap."""
     rows = []
     for p in ranks:
         takes = 2 * params * _GRADIENT * (p - 1) / p / rate
@@ -213,8 +213,8 @@ PLACE_BYTES = 8
 
 
 def top_k(params: float, ranks: Sequence[int], share: float) -> Sheet:
-    """Tabulate the savings of sending the largest `share` of gradients: values and places travel by all-gather, since
-    ranks choose different ones, so that a rank sends its own to each of the others."""
+    """Tabulate the savings of sending only the largest `share` of gradients. Ranks choose different ones, so values
+    and indices travel by all-gather: a rank sends its own to each of the others."""
     rows = []
     for p in ranks:
         gathered = (p - 1) * share * params * (4 + PLACE_BYTES)
@@ -234,7 +234,8 @@ def top_k(params: float, ranks: Sequence[int], share: float) -> Sheet:
 
 
 def intensity(params: float, seq: int, batches: Sequence[int], peak: float, rate: float, link: str) -> Sheet:
-    """Tabulate data parallelism on the communication roofline: FLOP of a rank per byte that it sends."""
+    """Tabulate data parallelism on the communication roofline: a rank's FLOP per byte that it sends, by batch per
+    rank. `peak`: FLOP/s; `rate`: bytes/s of `link`."""
     rows: list[tuple[object, ...]] = []
     ridge = peak / rate
     for b in batches:

@@ -19,7 +19,7 @@ _SOURCE = "`phalanx tables memory`: bf16 weights, Adam's moments in fp32 (Rajbha
 def parameter_bytes(params: str = "7B", ranks: int = 8, policy: int = 16) -> Picture:
     """Draw the bytes of a parameter by policy, and those on a rank at each level of ZeRO. `policy`: their sum."""
     require_counts(("ranks", ranks))
-    count = textbook.counted(params)
+    count = textbook.parse_count(params)
     policies = [
         Bar(
             str(total),

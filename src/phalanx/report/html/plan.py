@@ -10,11 +10,11 @@ from phalanx.cost.analytic.memory import memory as memory_of
 from phalanx.cost.analytic.step import TERM_NAMES
 from phalanx.planning.explain import explanation, operators
 from phalanx.planning.explain.analytic import AnalyticSubject, state_in
-from phalanx.planning.placement import in_order
+from phalanx.planning.placement import default_placement
 from phalanx.planning.search.planner import SearchAnswer
 from phalanx.planning.search.priced import COMMUNICATION, layout_of
 from phalanx.planning.search.refine import RankedStrategy, timeline
-from phalanx.planning.search.strategy_columns import of
+from phalanx.planning.search.strategy_columns import columns_of
 from phalanx.report.gallery.mesh import nodes, one_of_each_stage
 from phalanx.report.html.page import Section, page
 from phalanx.report.pictures.figure import Bar, Bars, Lane, LaneBlock, Lines, PlotAxis, RuleLine, Series, Timeline
@@ -133,7 +133,7 @@ def _memory(a: SearchAnswer) -> Section:
 def _memory_by_rank(a: SearchAnswer) -> Section:
     s, p = a.best.strategy, a.pricing
     how = layout_of(p, [s], [a.to_run.run.blocks])
-    by_part = memory_of(p.shape, how, p.profile, p.step(of([s])).ahead)
+    by_part = memory_of(p.shape, how, p.profile, p.step(columns_of([s])).ahead)
     bars = {
         f"rank {rank}": {name: float(np.ravel(column)[0]) for name, column in parts.items()}
         for rank, parts in enumerate(by_part.by_rank(s.pp))
@@ -181,7 +181,7 @@ def _neighbours(x: AnalyticSubject) -> Section:
 
 
 def _layout(best: RankedStrategy, a: SearchAnswer) -> Section:
-    placed = in_order(best.strategy, a.pricing.cluster)
+    placed = default_placement(best.strategy, a.pricing.cluster)
     axis = next((name for name, count in reversed(placed.mesh.axes) if count > 1), placed.mesh.axes[-1][0])
     note = f"nodes, GPUs and ranks; colours: groups of {axis}. `phalanx mesh --rank R` outlines a rank's groups"
     drawn = None

@@ -9,7 +9,7 @@ from functools import cache
 from typing import Any
 
 from phalanx.cost.hardware.columns import Column
-from phalanx.cost.memory.cache import LayerCache, latents, of_layer
+from phalanx.cost.memory.cache import LayerCache, latents, layer_cache
 from phalanx.serving.cost.checkpoint import is_whole
 from phalanx.spec.errors import InputError
 from phalanx.spec.model.blocks.block import Sublayer, products_of
@@ -99,7 +99,7 @@ def _kind(s: Sublayer, w: Weight) -> str:
         return "expert"
     if not any(dim.axis for dim in w.shape):
         return "replicated"
-    return "mlp" if of_layer(s) is None else "attention"
+    return "mlp" if layer_cache(s) is None else "attention"
 
 
 _WHOLE = {"attention": "whole", "mlp": "whole_mlp", "expert": "whole_expert"}
@@ -107,7 +107,7 @@ _WHOLE = {"attention": "whole", "mlp": "whole_mlp", "expert": "whole_expert"}
 
 def _add(counts: dict[str, Any], s: Sublayer, n: int) -> None:
     """Add `n` equal sublayers to the sums."""
-    kept = of_layer(s)
+    kept = layer_cache(s)
     for w, elements in _matrices(s):
         counts[_kind(s, w)] += n * elements
     if (attend := s.first(Attend)) is not None:

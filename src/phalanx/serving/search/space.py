@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from functools import cache
 
-from phalanx.cost.memory.cache import of_layer
+from phalanx.cost.memory.cache import layer_cache
 from phalanx.serving.cost.checkpoint import cut_block
 from phalanx.serving.cost.layout import ServingLayout
 from phalanx.serving.simulation.engines import EngineRow
@@ -18,7 +18,7 @@ def _split_dims(model: ModelSpec, mixing: bool) -> tuple[Dim, ...]:
     distinct: dict[tuple[Dim, str], Dim] = {}
     for block in architecture(model).kinds:
         for s in block.sublayers:
-            if (of_layer(s) is not None) == mixing:
+            if (layer_cache(s) is not None) == mixing:
                 dims = [dim for _, w in s.weights() for dim in w.shape if dim.axis == "tp"]
                 distinct |= {(dim, dim.of): dim for dim in dims}
     return tuple(distinct.values())

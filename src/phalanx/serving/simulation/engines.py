@@ -9,7 +9,7 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
-from phalanx.cost.memory.cache import of_layer
+from phalanx.cost.memory.cache import layer_cache
 from phalanx.serving.cost.step import INPUT_BYTES, STATE_BYTES
 from phalanx.spec.errors import InputError, nearest
 from phalanx.spec.model.blocks.lowering import architecture
@@ -94,7 +94,7 @@ def page_tokens(row: EngineRow, model: ModelSpec, cache_bytes: float) -> int:
     """Return the tokens of a page: where an engine's pages hold recurrent states too, in multiples of 16, as many as
     one layer's state takes (vLLM 0144dd5, model_executor/models/config.py, HybridAttentionMambaModelConfig).
     `cache_bytes`: of an element."""
-    kept = [k for block in architecture(model).kinds for s in block.sublayers if (k := of_layer(s)) is not None]
+    kept = [k for block in architecture(model).kinds for s in block.sublayers if (k := layer_cache(s)) is not None]
     state = max((STATE_BYTES * k.state + INPUT_BYTES * k.inputs for k in kept), default=0.0)
     tokens = [cache_bytes * k.token for k in kept if k.token]
     if not (row.state_pages and state and tokens):

@@ -32,7 +32,7 @@ from phalanx.cost.analytic.estimate import estimate_placed
 from phalanx.cost.collectives.nccl_model import collective_s
 from phalanx.cost.hardware.system import System
 from phalanx.planning.search.column_pricing import Pricing
-from phalanx.planning.search.refine import as_cut, run_placed
+from phalanx.planning.search.refine import run_placed, with_listed_blocks
 from phalanx.spec.cluster.spec import ClusterSpec
 from phalanx.spec.cluster.topology import Ints, Topology
 from phalanx.spec.job import Job
@@ -104,7 +104,7 @@ class PlacedJob:
     def _cut(self) -> Strategy:
         """The strategy with the blocks of its pipeline chunks listed, as for ranks in order."""
         s = self.strategy
-        return s if s.compression != "none" else as_cut(self.question(self.cluster), s)
+        return s if s.compression != "none" else with_listed_blocks(self.question(self.cluster), s)
 
     @cached_property
     def groups(self) -> dict[str, Ints]:

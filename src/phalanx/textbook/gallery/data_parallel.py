@@ -16,7 +16,7 @@ from phalanx.cost.analytic.chips import system_of
 from phalanx.cost.collectives.nccl_model import collective_s
 from phalanx.cost.step.expand import expand
 from phalanx.planning.lookup import cluster_named, model_named
-from phalanx.planning.placement import axis_groups, in_order
+from phalanx.planning.placement import axis_groups, default_placement
 from phalanx.planning.tables import textbook
 from phalanx.report.pictures.figure import (
     Arrow,
@@ -188,7 +188,7 @@ def hsdp(cluster: str = "dgx-h100", gpus: int = 32) -> Picture:
         remedy = f"use {2 * node}, of nodes of 8 GPUs at most"
         raise InputError("gpus", gpus, f"is not 2 to 4 nodes of {node}", remedy)
     s = _strategy(f"dp={gpus},zero=3,shard={node}")
-    placed = in_order(s, cluster_named(cluster)(gpus))
+    placed = default_placement(s, cluster_named(cluster)(gpus))
     groups = {g.axis: g for g in axis_groups(placed)}
     shards, copies = placed.mesh.groups("dp_shard"), placed.mesh.groups("dp_replicate")
     items: list[Box | Arrow | Label] = []

@@ -6,7 +6,7 @@ from math import prod
 
 from phalanx.planning.explain.traffic import flows
 from phalanx.planning.lookup import cluster_named, model_named, pricing_by_gpus
-from phalanx.planning.placement import in_order
+from phalanx.planning.placement import default_placement
 from phalanx.report.pictures.figure import Arrow, Bar, Bars, Box, Diagram, Label, Picture
 from phalanx.report.pictures.numbers import short
 from phalanx.schedule.pipeline.stages import blocks_of, stream
@@ -120,7 +120,7 @@ def patterns(model: str = "mixtral-8x7b", cluster: str = "dgx-h100", batch: int 
 def levels(cluster: str = "dgx-h100") -> Picture:
     """Draw 16 ranks as pipeline stages around replicas around tensor-parallel ranks, on their nodes."""
     s = Strategy(pp=2, dp=2, tp=4, ep=2)
-    placed = in_order(s, cluster_named(cluster)(16))
+    placed = default_placement(s, cluster_named(cluster)(16))
     items: list[Box | Arrow | Label] = []
     experts = {int(rank): group for group in placed.mesh.groups("ep") for rank in group}
     for pp in range(2):
