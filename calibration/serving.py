@@ -141,8 +141,9 @@ def write(fitted: dict[str, dict[str, float]], without: dict[tuple[str, str, str
     LEFT_OUT.write_text(json.dumps(rows, indent=0) + "\n")
 
 
-FAMILIES = 2
-"""Of runs that a range takes at least: one says nothing of another."""
+FAMILIES, HOLDS = 2, 0.6
+"""Families of runs that a range takes at least, as one says nothing of another, and the share of those left out in
+turn that it holds: else it is not shipped."""
 
 
 def ratios(of: Sequence[Burst], steady: Sequence[ScoredPair]) -> dict[tuple[str, str], list[Ratio]]:
@@ -173,6 +174,8 @@ def likely() -> None:
             f"{kind:28s} {figure:11s} {len(some):5d} runs of {families:3d} families"
             f"  {low:.2f} to {high:.2f}, median {middle:.2f}  holds {holds:.0%}"
         )
+        if holds < HOLDS:
+            continue
         counts = {"runs": len(some), "families": families}
         content.setdefault(kind, {})[figure] = rounded({"low": low, "high": high}) | counts
     save(LIKELY, content)

@@ -12,7 +12,7 @@ import pytest
 from support.in_process_cli import json_of
 
 from calibration.intervals import Ratio, fitted
-from calibration.serving import FAMILIES, ratios
+from calibration.serving import FAMILIES, HOLDS, ratios
 from phalanx import serve_plan
 from phalanx.serving import likely
 from phalanx.serving.cost.engines import engine
@@ -55,11 +55,14 @@ def test_a_range_holds_most_of_a_sample_of_the_published_runs() -> None:
 def test_shipped_ranges_are_those_of_all_runs_and_hold_three_of_four_of_a_family_left_out() -> None:
     for (kind, figure), some in _found(ROWS).items():
         low, high, holds = fitted(some)
+        if holds < HOLDS:
+            assert figure not in SHIPPED.get(kind, {})
+            continue
         known = SHIPPED[kind][figure]
         assert (known["low"], known["high"]) == pytest.approx((low, high), rel=1e-3), (kind, figure)
         assert (known["runs"], known["families"]) == (len(some), len({r.family for r in some}))
         assert known["families"] >= FAMILIES
-        assert holds >= (0.75 if known["families"] > 10 else 0.6), (kind, figure)
+        assert holds >= (0.75 if known["families"] > 10 else HOLDS), (kind, figure)
 
 
 def test_a_release_that_parses_templates_for_each_request_is_predicted_so() -> None:
@@ -100,29 +103,28 @@ def test_a_row_that_cannot_be_read_is_listed_with_its_reason() -> None:
     bad = [
         Row({**good, "id": "model", "server": "vllm serve nobody/Nothing-7B"}),
         Row({**good, "id": "small", "server": "vllm serve deepseek-ai/DeepSeek-R1-0528"}),
-        Row({**good, "id": "slow", "benchmark": good["benchmark"] + " --request-rate 0.1"}),
     ]
     found, refused = bursts.bursts([ROWS[0], *bad])
     assert [b.row.name for b in found] == [ROWS[0].name]
     reasons = {row.name: why for row, why in refused}
     assert "not a model" in reasons["model"]
     assert "weights take" in reasons["small"]
-    assert "kept up with" in reasons["slow"]
     scored = bursts.scores(found, refused)
     assert scored["predicted"] == 1
-    assert set(scored["skipped"]) == {"model", "small", "slow"}
+    assert set(scored["skipped"]) == {"model", "small"}
 
 
 @pytest.mark.parametrize(
     ("more", "kind", "figures"),
     [
         ({"requests": 300, "rate": float("inf")}, "vllm, all at once", _ALL),
-        ({"requests": 300, "rate": 9e5}, "vllm, all at once", _ALL),
+        ({"requests": 300, "rate": 9e5}, "vllm, faster than answered", _ALL),
         ({"requests": 90, "concurrency": 8}, "vllm, a number at once", _ALL),
         ({"concurrency": 8}, "vllm, aggregated", ["ttft_s", "tpot_s"]),
         ({"requests": 90, "concurrency": 8, "engine": "trtllm"}, "", []),
-        ({"requests": 40, "rate": 1.0}, "", []),
-        ({"rate": 1.0}, "", []),
+        ({"requests": 40, "rate": 1.0}, "vllm, at a rate", _ALL),
+        ({"rate": 1.0}, "vllm, at a rate", ["ttft_s", "tpot_s"]),
+        ({"rate": 1.0, "engine": "trtllm"}, "", []),
         ({"requests": 90, "concurrency": 8, "speculate": "3:0.7"}, "", []),
         ({"requests": 90, "concurrency": 8, "adapters": "9:3"}, "", []),
         ({"requests": 90, "concurrency": 8, "reuse": 0.5}, "", []),
@@ -136,7 +138,7 @@ def test_an_answer_says_where_its_figures_lie_or_that_nobody_knows(
     plain = a.to_dict()
     assert plain["likely_basis"].startswith("80% of" if kind else "missing: ")
     assert kind in plain["likely_basis"]
-    said = likely.words(a.likely, a.likely_basis, a.search.question.finite, lambda s: f"{s:.3g} s")
+    said = likely.words(a.likely, a.likely_basis, likely.has_medians(a.search.question), lambda s: f"{s:.3g} s")
     assert said.startswith("likely: " if kind else "how far off these figures may be is missing: ")
     for r in a.likely:
         assert r.low < r.high

@@ -660,8 +660,8 @@ def test_a_table_of_sinfo_with_the_gpus_in_use(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("table", "reason"),
     [
-        ("PARTITION AVAIL TIMELIMIT NODES STATE NODELIST\nbig up 1 1 idle c1\ngpu up 1 1 idle g1\n",
-         "several partitions, and not which of them have GPUs; name one with --partition: big, gpu"),
+        ("PARTITION AVAIL TIMELIMIT NODES STATE NODELIST\nbig up 1 1 idle c1\nlong up 1 1 idle g1\n",
+         "several partitions, and not which of them have GPUs; name one with --partition: big, long"),
         ("PARTITION AVAIL TIMELIMIT NODES(A/I/O/T) NODELIST\ngpu up 1 1/1/0/2 g[1-2]\n",
          "counts the nodes of each state"),
         ("PARTITION AVAIL TIMELIMIT NODES STATE NODELIST\ngpu up 1 1 mix g1\n",
@@ -760,6 +760,7 @@ def test_the_nodes_of_a_partition_alone_are_taken(tmp_path: Path) -> None:
     "rows",
     [
         "cpu* up 1-00 12 idle c[01-12]\ngpu up 1-00 2 idle g[1-2]\ngpu up 1-00 1 mix g3",
+        "debug* up 1-00 4 idle e[1-4]\na100-long up 1-00 2 idle g[1-2]\nh100 up 1-00 1 mix g3",
         "all* up 1-00 4 idle cpu-[1-2],login1,bigmem4\nall* up 1-00 2 idle g[1-2]\nall* up 1-00 1 mix g3",
     ],
 )

@@ -2,8 +2,8 @@
 own figures.
 
 Quantiles of measured / predicted of published runs, as `python -m calibration.serving --likely` writes them: of
-benchmarks (validation/bursts.py) by whether all requests come at once, of closed loops without end
-(validation/predictions.py) by mode. No published run comes at a rate that is kept up with: of that nothing is said.
+benchmarks (validation/bursts.py) by whether all requests come at once, a number is under way, or they come at a rate
+that is kept up with or is not; of closed loops without end (validation/predictions.py) by mode.
 """
 
 import json
@@ -18,6 +18,7 @@ from phalanx.validate.intervals import SHARE
 
 FILE = Path(__file__).with_name("likely.json")
 AT_ONCE, LIMITED = "all at once", "a number at once"
+KEPT_UP, OUTRUN = "at a rate", "faster than answered"
 _KEPT_UP = 0.95
 """Share of the requests that come which are answered where a queue does not grow."""
 
@@ -35,11 +36,18 @@ class LikelyRange:
     """Models, GPUs and sources of the runs."""
 
 
-def figures(o: ServingOutcome) -> dict[str, float]:
-    """Return the predicted figures that published runs have: of a benchmark its makespan and medians, else means."""
-    if o.makespan_s is None:
+def figures(o: ServingOutcome, medians: bool = True) -> dict[str, float]:
+    """Return the predicted figures that published runs have: medians, and of a benchmark its makespan; or means, as
+    closed loops without end have them."""
+    if not medians:
         return {"ttft_s": o.ttft.mean, "tpot_s": o.tpot.mean}
-    return {"makespan_s": o.makespan_s, "ttft_s": o.ttft.p50, "tpot_s": o.tpot.p50}
+    whole = {} if o.makespan_s is None else {"makespan_s": o.makespan_s}
+    return whole | {"ttft_s": o.ttft.p50, "tpot_s": o.tpot.p50}
+
+
+def has_medians(q: ServingQuestion) -> bool:
+    """Whether published runs of a question's load have medians: of all but closed loops without end."""
+    return q.finite or q.open_load
 
 
 def _unlike(q: ServingQuestion) -> str:
@@ -60,11 +68,10 @@ def kind_of(q: ServingQuestion, c: ServingCandidate) -> str | None:
         return None
     if q.finite:
         grows = o.makespan_s is not None and q.rate * o.makespan_s > o.requests / _KEPT_UP
-        if q.rate and not grows:
-            return None
-        return f"{q.engine.name}, {LIMITED if 0 < q.concurrency < q.requests else AT_ONCE}"
+        limited = LIMITED if 0 < q.concurrency < q.requests else OUTRUN if q.rate else AT_ONCE
+        return f"{q.engine.name}, {KEPT_UP if q.rate and not grows else limited}"
     if q.open_load:
-        return None
+        return f"{q.engine.name}, {KEPT_UP if o.requests_per_s > _KEPT_UP * q.rate else OUTRUN}"
     return f"{q.engine.name}, {'disaggregated' if len(c.groups) > 1 else 'aggregated'}"
 
 
@@ -78,10 +85,9 @@ def likely(q: ServingQuestion, c: ServingCandidate) -> tuple[tuple[LikelyRange, 
     """Return the ranges of a candidate's figures, and what they are made of, or why there are none."""
     kind = kind_of(q, c)
     if kind is None or c.outcome is None:
-        load = _unlike(q) or "requests that come at a rate and are kept up with"
-        return (), f"missing: no published run has {load}"
+        return (), f"missing: no published run has {_unlike(q)}"
     known = _table().get(kind, {})
-    predicted, ranges = figures(c.outcome), []
+    predicted, ranges = figures(c.outcome, has_medians(q)), []
     for figure in (f for f in predicted if f in known):
         counts = int(known[figure]["runs"]), int(known[figure]["families"])
         low, high = known[figure]["low"], known[figure]["high"]
@@ -97,7 +103,7 @@ def likely(q: ServingQuestion, c: ServingCandidate) -> tuple[tuple[LikelyRange, 
 _WORDS = {"makespan_s": "makespan", "ttft_s": "TTFT", "tpot_s": "TPOT"}
 
 
-def words(ranges: tuple[LikelyRange, ...], basis: str, finite: bool, time: Callable[[float], str]) -> str:
+def words(ranges: tuple[LikelyRange, ...], basis: str, medians: bool, time: Callable[[float], str]) -> str:
     """Describe ranges in a sentence; `time` writes seconds."""
     if not ranges:
         return f"how far off these figures may be is {basis}"
@@ -106,6 +112,6 @@ def words(ranges: tuple[LikelyRange, ...], basis: str, finite: bool, time: Calla
         if r.figure == "tokens_per_s":
             parts.append(f"{r.low:,.0f} to {r.high:,.0f} tokens/s")
         else:
-            statistic = "" if r.figure == "makespan_s" else "median " if finite else "mean "
+            statistic = "" if r.figure == "makespan_s" else "median " if medians else "mean "
             parts.append(f"{statistic}{_WORDS[r.figure]} {time(r.low)} to {time(r.high)}")
     return f"likely: {', '.join(parts)}, as {basis} lay"

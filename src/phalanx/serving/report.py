@@ -6,7 +6,7 @@ from rich.table import Table
 
 from phalanx.report.style import empty_table
 from phalanx.serving.answer import RejectedNeighbour, ServingPlanAnswer
-from phalanx.serving.likely import words
+from phalanx.serving.likely import has_medians, words
 from phalanx.serving.search.answering import ServingAnswer
 from phalanx.serving.search.misses import NAMES, lost
 from phalanx.serving.search.question import ServingCandidate, ServingQuestion
@@ -117,7 +117,7 @@ def lines(a: ServingAnswer, sure: str, held: list[str], cost: str) -> list[str]:
 
 def likely(a: ServingPlanAnswer) -> str:
     """Say where the figures of the best deployment lie, as measured ones lay from predicted ones."""
-    return words(a.likely, a.likely_basis, a.search.question.finite, _time)
+    return words(a.likely, a.likely_basis, has_medians(a.search.question), _time)
 
 
 def cache(a: ServingPlanAnswer) -> list[str]:

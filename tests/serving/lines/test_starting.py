@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from support.in_process_cli import phalanx
+from support.in_process_cli import phalanx, text_of
 
 from phalanx.serving.answer import serve_plan
 from phalanx.serving.launch.arguments import published
@@ -85,3 +85,28 @@ def test_money_has_the_range_of_the_tokens(tmp_path: Path) -> None:
     assert cost.money_low * rate.high == pytest.approx(cost.money * burst.tokens_per_s)
     assert cost.money_high * rate.low == pytest.approx(cost.money * burst.tokens_per_s)
     assert serve_plan(**ask, rate=1.0).expense.money_low is None
+
+
+@pytest.mark.parametrize(
+    ("line", "cluster", "tokens", "said"),
+    [
+        # vllm-project/vllm#12569: 1,381 blocks of 16
+        (
+            "neuralmagic/Meta-Llama-3.1-70B-Instruct-quantized.w8a8 --max-model-len 2048 "
+            "--gpu-memory-utilization 0.98",
+            *("dgx-h100", 22_096, "weights of int8 take the bytes"),
+        ),
+        # vllm-project/vllm#34076: 24 GiB of 262,144 tokens
+        ("Qwen/Qwen3-Coder-30B-A3B-Instruct-FP8 -pp 2", "pcie-rtx5090", 289_000, "longest request of 262,144 tokens"),
+        ("Qwen/Qwen3-30B-A3B-Instruct-2507-FP8 -pp 2", "pcie-rtx5090", 289_000, "longest request of 262,144 tokens"),
+        ("Qwen/Qwen3-30B-A3B-FP8 -pp 2", "pcie-rtx5090", 289_000, "longest request of 40,960 tokens"),
+    ],
+)
+def test_a_checkpoint_by_name_has_its_own_types_and_context(
+    tmp_path: Path, line: str, cluster: str, tokens: int, said: str
+) -> None:
+    (tmp_path / "s.sh").write_text(f"vllm serve {line}\n")
+    out = text_of(tmp_path, f"serve plan --from s.sh --cluster {cluster}")
+    assert said in out
+    cached = int(out.partition("KV cache: ")[2].partition(" tokens")[0].replace(",", ""))
+    assert cached == pytest.approx(tokens, rel=0.05)

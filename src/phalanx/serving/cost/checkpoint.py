@@ -48,6 +48,7 @@ _BY_NAME = (
     (re.compile("gpt-oss(?!.*bf16)|mxfp4"), "mxfp4"),
     (re.compile("fp4"), "nvfp4"),
     (re.compile("awq|gptq|int4|w4a16|kimi-k2(-thinking|[.][56])"), "int4"),
+    (_INT8 := re.compile("int8|w8a(8|16)"), "fp8"),
     (re.compile("fp8|deepseek-(v3|r1)(?!.*distill)|kimi-k2|minimax-m2"), "fp8"),
 )
 """Parts of a name -> the type of weights: gpt-oss has its experts in MXFP4 (arXiv 2508.10925, 2.1), Kimi K2 from its
@@ -81,6 +82,8 @@ def as_published(name: str) -> tuple[str, ...]:
     kind = published_weights(name)
     if kind == "bf16" or _is_file(name) or _QUANTISED.search(name.lower()):
         return ()
+    if _INT8.search(name.lower()):
+        return ("assumed: weights of int8 take the bytes and, on Hopper and later, the time of fp8's",)
     of = "its experts in " if "gpt-oss" in name.lower() else ""
     return (f"assumed: weights in {kind}, the type of {of}the published checkpoint: --weights for another",)
 

@@ -126,7 +126,7 @@ def _of(
     accept = (each, float(constants.token_s)) if q.finite else (0.0, 0.0)
     history = simulate(Deployment(tuple(specs), link, *accept), load(q, users, stay, longer), q.seed)
     dp = first.layout.attention_dp if len(c.groups) == 1 else 1
-    seconds, steps = constants.way(0.0 if q.finite else q.input, dp, each=q.finite)
+    seconds, steps = constants.way(0.0 if q.finite else q.input, dp, each=q.finite or q.open_load)
     seen = outcome(history, way_s=seconds, way_steps=steps, finite=q.finite, limits=q.limits)
     if together:
         return seen

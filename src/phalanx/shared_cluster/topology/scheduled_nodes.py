@@ -3,6 +3,7 @@
 Read from `scontrol show nodes`, `sinfo` in any of its formats, and `kubectl describe nodes`.
 """
 
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
@@ -68,6 +69,8 @@ class FreeCount:
 ALL = -1
 """`used` of a full node whose number of GPUs is not in the list."""
 REMEDY = "sinfo -N -O NodeList:30,Gres:40,GresUsed:60,StateLong has them"
+_OF_GPUS = re.compile(r"gpu|[dh]gx|(?:^|[^a-z])g?[abhlv]\d00?s?(?![a-z\d])", re.I)
+"""The name of a partition with GPUs."""
 _UNSAID = "how many GPUs jobs have is not said"
 
 
@@ -97,13 +100,20 @@ def without_gpus(nodes: Sequence[ScheduledNode]) -> Iterator[str]:
             yield f"{compress(names)} {why if len(names) > 1 else why.replace('have', 'has').replace('their', 'its')}"
 
 
+def _without(node: ScheduledNode) -> ScheduledNode:
+    return replace(node, gpus=0, by_name=True)
+
+
 def of_partition(nodes: Sequence[ScheduledNode], partition: str | None, file: str) -> list[ScheduledNode]:
-    """Return the nodes of a partition; None: all. Raises InputError for a partition without nodes, and for None where
-    the list has several partitions and does not say which nodes have GPUs."""
+    """Return the nodes of a partition; None: all, of which nodes of partitions named for GPUs alone have some, where
+    the list does not say. Raises InputError for a partition without nodes, and for None where the list has several
+    partitions and nothing says which nodes have GPUs."""
     named = sorted({name for node in nodes for name in node.partitions})
     if partition is None:
         unsaid = [node.partitions for node in nodes if node.gpus is None]
         if named and unsaid and not frozenset.intersection(*unsaid):
+            if of_gpus := frozenset(name for name in named if _OF_GPUS.search(name)):
+                return [n if n.gpus is not None or n.partitions & of_gpus else _without(n) for n in nodes]
             reason = "lists nodes of several partitions, and not which of them have GPUs"
             remedy = f"name one with --partition: {', '.join(named)[:200]}; or give GRES, as {REMEDY}"
             raise InputError(file, None, reason, remedy)

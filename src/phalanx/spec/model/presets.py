@@ -36,9 +36,12 @@ PUBLISHED: Mapping[str, dict[str, Any]] = Rows(_FILE, _fields, _is_published)
 """Published models by Hugging Face name, without the suffixes of tuning and quantisation."""
 
 _TUNED = re.compile(
-    r"-(instruct|thinking|chat|base|it|hf|sft|dpo|fp8|fp4|nvfp4|mxfp4|awq|gptq|int4|w4a16|bf16|dynamic|terminus|exp"
-    r"|v[01]\.\d|\d{4}|\d+[ek])(?=-|$)"
+    r"-(instruct|thinking|chat|base|it|hf|sft|dpo|fp8|fp4|nvfp4|mxfp4|awq|gptq|int[48]|(quantized\.)?w\d+a\d+|bf16"
+    r"|dynamic|terminus|exp|v[01]\.\d|\d{4}|\d+[ek])(?=-|$)"
 )
+_LONGER = ((re.compile(r"qwen3-.*-2507|qwen3-coder-30b", re.I), 262144),)
+"""Names of models -> the tokens that they are trained for, more than the model whose sizes they have: their
+config.json."""
 _SAME = {
     r"llama3\.3": "llama3.1",
     "r1-671b": "deepseek-r1",
@@ -92,6 +95,7 @@ def preset(*names: str) -> dict[str, Any]:
         if name in PRESETS:
             return dict(PRESETS[name])
         if (known := published(name)) is not None:
-            return dict(PUBLISHED[known])
+            longer = [tokens for names, tokens in _LONGER if names.search(name)]
+            return PUBLISHED[known] | ({"max_seq": longer[0]} if longer else {})
     near = nearest(names[0], PUBLISHED if _is_published(names[0]) else (*PRESETS, *_by_plain()))
     raise InputError("model.preset", names[0], "is not a model that Phalanx knows", near)
