@@ -70,13 +70,15 @@ def one(line: str, name: str = "llama2-7b", stack: str = "megatron-core") -> Est
         ("NVIDIA A10", "A10"),
         ("NVIDIA A10G", "A10G"),
         ("NVIDIA RTX A6000", "RTX-A6000"),
+        ("NVIDIA RTX A5000", "RTX-A5000"),
+        ("NVIDIA RTX 6000 Ada Generation", "RTX-6000-Ada"),
         ("NVIDIA GeForce RTX 5090", "RTX-5090"),
         ("NVIDIA L4", "L4"),
     ],
 )
 def test_a_device_is_the_chip_that_its_driver_names(device: str, chip: str) -> None:
     assert chip_name(device) == chip
-    for other in ("Tesla P100-PCIE-16GB", "NVIDIA L40", "Intel(R) Xeon(R) Processor"):
+    for other in ("Tesla P100-PCIE-16GB", "NVIDIA L40", "Quadro RTX 6000", "Intel(R) Xeon(R) Processor"):
         with pytest.raises(InputError, match="is not a chip with known kernel rates"):
             chip_name(other)
 

@@ -47,6 +47,7 @@ def test_a_cluster_is_named_by_its_chip() -> None:
     assert {word: named(word) for word in words} == words
     assert [named(word) for word in ("h100-pcie", "pcie", "dgx", "rtx", "")] == [None] * 5
     assert preset("h100", 3) == preset("dgx-h100", 3)
+    assert chip_of("NVIDIA RTX 6000 Ada Generation") == chip_of("6000-ada") == "RTX-6000-Ada"
     assert [chip_of(word) for word in ("a6000", "NVIDIA A100-SXM4-80GB", "dgx-h100")] == ["RTX-A6000", "A100", None]
 
 

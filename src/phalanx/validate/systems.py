@@ -39,6 +39,7 @@ _NICS = {
     "400Gb/s": 50e9,
     "8x HDR": 25e9,
     "NVLink + EFA/IB": 50e9,
+    "10 GbE per node": 1.25e9 / 8,
 }
 _BY_CHIP = {"V100": 12.5e9, "V100-16GB": 12.5e9, "A100-40GB": 25e9, "A100": 25e9}
 """Bytes/s between nodes per GPU by chip, for sources that state nothing; 50e9 for any other chip."""

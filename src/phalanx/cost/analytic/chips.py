@@ -157,6 +157,7 @@ def chip_name(device: str) -> str:
     """Return the chip of a device's name, the longest match. Raises InputError if none is known."""
     name = re.sub(r"^(NVIDIA |Tesla |GeForce )+", "", device)
     name = name.replace("SXM4-", "").replace("SXM5-", "").replace("RTX ", "RTX-").replace("PRO ", "PRO-")
+    name = name.replace("6000 Ada", "6000-Ada")  # a Quadro RTX 6000 is another
     matches = [known for known in CHIPS if re.match(rf"{known}(?!\w)", name)]  # an A10G is no A10
     if not matches:
         raise InputError(
