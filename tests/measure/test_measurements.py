@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import replace
@@ -233,6 +234,7 @@ def test_disturbed_rounds_are_left_out_while_there_are_others() -> None:
         (0.0, 0.0, []),
         (0.5, 0.0, ["host gave 50% of its processors"]),
         (0.0, 2.1, []),  # two of four were free
+        (0.0, 2.21, ["other programs kept 2.2 of 4 processors busy"]),  # over a tenth of what is needed
         (0.0, 2.5, ["other programs kept 2.5 of 4 processors busy"]),
         (0.1, 4.0, ["host gave 10%", "kept 4.0 of 4"]),
     ],
@@ -242,7 +244,7 @@ def test_processors_that_others_had_are_spoken_of(
 ) -> None:
     """`stolen`: the share of four processors; `others`: processors, beside a measurement that needs two."""
     said: list[str] = []
-    clocks = {"stolen_s": (0.0, stolen * 40), "others_s": (0.0, others * 10), "time.monotonic": (0.0, 10.0)}
+    clocks = {"stolen_s": (70.0, 70 + stolen * 40), "others_s": (9.0, 9 + others * 10), "time.monotonic": (5.0, 15.0)}
     monkeypatch.setattr("phalanx.measure.steal_time.os.cpu_count", lambda: 4)
     for name, values in clocks.items():
         monkeypatch.setattr(f"phalanx.measure.steal_time.{name}", iter(values).__next__)
@@ -260,13 +262,43 @@ def test_a_rank_sees_whether_other_programs_disturb_it_and_the_ranks_beside_it(
     ranks: int, others: float, crowd: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of 2 processors; `others` are kept by all but the rank itself, one of them by each rank beside it."""
-    clocks = {"others_s": (0.0, 10 * others), "time.monotonic": (0.0, 10.0), "time.process_time": (0.0, 10.0)}
+    clocks = {"others_s": (7.0, 7 + 10 * others), "time.monotonic": (5.0, 15.0), "time.process_time": (3.0, 13.0)}
     monkeypatch.setattr("phalanx.measure.steal_time.os.cpu_count", lambda: 2)
     with monkeypatch.context() as patch:
         for name, readings in clocks.items():
             patch.setattr(f"phalanx.measure.steal_time.{name}", iter(readings).__next__)
         found = Neighbours(ranks, 1).crowd
     assert found is crowd
+
+
+@pytest.mark.parametrize(
+    ("stolen", "others", "quiet"), [(0.0, 0.0, True), (0.0, 2.1, True), (0.0, 2.5, False), (0.5, 0.0, False)]
+)
+def test_a_look_at_the_machine_says_whether_a_measurement_would_be_disturbed(
+    monkeypatch: pytest.MonkeyPatch, stolen: float, others: float, quiet: bool
+) -> None:
+    """As during one: `stolen` and `others` as above, over half a second that is slept."""
+    slept: list[float] = []
+    clocks = {"stolen_s": (70.0, 70 + stolen * 4 * 0.5), "others_s": (9.0, 9 + others * 0.5)}
+    monkeypatch.setattr("phalanx.measure.steal_time.os.cpu_count", lambda: 4)
+    monkeypatch.setattr(steal_time.time, "sleep", slept.append)
+    for name, values in clocks.items():
+        monkeypatch.setattr(steal_time, name, iter(values).__next__)
+    assert steal_time.quiet_now(2, 0.5) is quiet
+    assert slept == [0.5]
+
+
+def test_seconds_of_the_system_are_ticks_of_its_first_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Those of others are without this program's own; a system that counts none has none."""
+    monkeypatch.setattr(steal_time, "_STAT", tmp_path / "stat")
+    monkeypatch.setattr("phalanx.measure.steal_time.os.times", lambda: (1.0, 2.0, 3.0, 4.0, 99.0))
+    assert (steal_time.stolen_s(), steal_time.others_s()) == (0.0, 0.0)
+    ticks = os.sysconf("SC_CLK_TCK")
+    # user, nice, system, idle, waiting for a disk, interrupts (hard, soft), stolen, and guests, which user has too
+    seconds = (10, 20, 30, 1000, 500, 1, 2, 70, 5, 0)
+    (tmp_path / "stat").write_text(f"cpu  {' '.join(str(s * ticks) for s in seconds)}\ncpu0 1 1 1 1 1 1 1 9 1 1\n")
+    assert steal_time.stolen_s() == 70.0
+    assert steal_time.others_s() == 10 + 20 + 30 + 1 + 2 - 10.0
 
 
 def test_rates_of_a_busy_machine_say_so_whenever_they_are_used(

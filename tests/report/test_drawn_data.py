@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import fields, is_dataclass
 from functools import cache
-from itertools import pairwise
+from itertools import combinations, pairwise
 from typing import Any, get_args
 from xml.etree import ElementTree
 
@@ -435,3 +435,26 @@ def test_ticks_stand_evenly_between_the_ends(low: float, times: float, log: bool
 
 def _leading(value: float) -> float:
     return round(value / 10 ** math.floor(math.log10(value) + 1e-9), 6)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_boxes_of_a_diagram_nest_or_stand_apart(name: str) -> None:
+    """In characters, of which a diagram has 80 columns: what is in a box is inside it, and no box is on its edge."""
+    diagrams = [panel for panel in _picture(name).panels if isinstance(panel, Diagram)]
+    for panel in diagrams:
+        boxes = [item for item in panel.items if isinstance(item, Box)]
+        for box in boxes:
+            assert min(box.x, box.y) >= 0, box
+            assert box.x + box.w <= 80, box
+            assert all(len(line) <= box.w for line in box.lines), box
+        for a, b in combinations(boxes, 2):
+            apart = a.x + a.w <= b.x or b.x + b.w <= a.x or a.y + a.h <= b.y or b.y + b.h <= a.y
+            inner, outer = sorted((a, b), key=lambda box: box.w * box.h)
+            nested = (
+                outer.x <= inner.x
+                and inner.x + inner.w <= outer.x + outer.w
+                and outer.y <= inner.y
+                and inner.y + inner.h <= outer.y + outer.h
+            )
+            assert apart or nested, (a, b)
+    assert all(panel.items for panel in diagrams)

@@ -120,6 +120,26 @@ def test_a_fabric_is_read_from_its_switches():
         ibnetdiscover.read_topology(_FABRIC.replace("4xNDR", "4xFOO", 1), "ib.txt")
 
 
+@pytest.mark.parametrize(("leaves", "hosts", "links", "up"), [(1, 4, 1, 2), (2, 4, 1, 4), (3, 6, 2, 4), (2, 2, 1, 8)])
+def test_a_fabric_has_the_rate_of_a_hosts_links_and_as_many_tiers_as_switches_need(leaves, hosts, links, up):
+    """`hosts` under each leaf with `links` links, which add up, and `up` links to two spines: what they may send is
+    shared by the uplinks where these are fewer. One leaf needs no tier above it, whatever it is linked to."""
+    text = ""
+    for leaf in range(leaves):
+        text += f'Switch  40 "S-{leaf + 1:016x}"  # "leaf" base port 0 lid 1 lmc 0\n'
+        for n in range(hosts * links):
+            name = f"n{leaf}-{n // links}"
+            text += f'[{n}]  "H-{100 * leaf + n + 1:016x}"[1](1)   # "{name} mlx5_{n % links}" lid 2 4xNDR\n'
+        for n in range(up):
+            text += f'[{50 + n}]  "S-{200 + n % 2:016x}"[{leaf}]   # "spine" lid 3 4xNDR\n'
+        text += "\n"
+    tree, rate = ibnetdiscover.read_topology(text, "ib.txt")
+    assert rate == links * 50e9
+    assert sorted(map(len, tree.leaves.values())) == [hosts] * leaves
+    assert tree.oversubscription == max(1.0, hosts * links / up)
+    assert [sorted(under) for under in tree.above.values()] == [sorted(tree.leaves)] * (leaves > 1)
+
+
 def test_hosts_with_a_rail_at_every_switch_are_one_leaf():
     switches = [f'Switch  40 "S-{rail:016x}"  # "rail" base port 0 lid 1 lmc 0' for rail in range(1, 5)]
     ports = [

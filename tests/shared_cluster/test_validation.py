@@ -8,7 +8,8 @@ from statistics import median
 import pytest
 from support.in_process_cli import error_of, phalanx
 
-from phalanx.shared_cluster.validation.placements import MACHINES, port_of, scores, step_s
+from phalanx.shared_cluster.validation.placements import MACHINES, NAMES, PARAMETERS, Ratio, port_of, scores, step_s
+from phalanx.shared_cluster.validation.placements import machine as table_of_machine
 
 
 def test_a_step_waits_for_what_its_backward_pass_does_not_hide():
@@ -37,3 +38,22 @@ def test_the_command(tmp_path):
     assert (code, len(json.loads(out))) == (0, 4)
     assert "BERT base" in phalanx(tmp_path, "cluster validate")[1]
     error_of(tmp_path, "cluster validate --choices")
+
+
+def test_a_machine_shows_its_middle_batch_and_the_median_error_of_all():
+    """Of the batches of a model as many are smaller as are larger; a model without any has a row without numbers."""
+    rows = [
+        Ratio("m", model, gpus, batch, 1 + batch / 100, (1 + batch / 100) * (1 + 0.01 * k))
+        for model in ("bert", "yolov3")
+        for gpus in (2, 8)
+        for k, batch in enumerate((1, 2, 4, 8, 16), gpus)
+    ]
+    grid = table_of_machine(MACHINES["aws"], rows)
+    shown = dict(zip(grid.columns[0].cells, zip(*(c.cells for c in grid.columns[1:]), strict=True), strict=True))
+    for model in ("bert", "yolov3"):
+        size, two, four, eight, error = shown[NAMES[model]]
+        assert size == f"{4e-6 * PARAMETERS[model]:.0f} MB"
+        assert (two, four, eight) == ("1.04, 1.08", "", "1.04, 1.14")
+        assert error == f"{median([0.01 * k for gpus in (2, 8) for k in range(gpus, gpus + 5)]):.1%}"
+    assert shown[NAMES["cifar10"]][1:] == ("", "", "", "")
+    assert shown["all, 20 ratios"][-1] == error

@@ -6,6 +6,7 @@ import json
 import math
 import re
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from support.in_process_cli import phalanx
@@ -44,6 +45,9 @@ def test_answers_are_those_of_the_formulas(seed: int) -> None:
         elif "between nodes. With many data-parallel ranks" in e.question:
             peak, rate = numbers[:2]
             assert e.value == pytest.approx(peak * 1e12 / (rate * 1e9) / 1.5, rel=0.01)
+        elif "GB of activations has a rank" in e.question:
+            t, kept = int(re.search(r"tp = (\d)", e.question)[1]), "without sequence" in e.question  # type: ignore[index]
+            assert e.value == pytest.approx(96 * 2048 * 12288 * ((10 + 24 / t) if kept else 34 / t) / 1e9)
         elif "cards of" in e.question:
             card, n = numbers[:2]
             assert e.value == -(-16 * n // card)
@@ -58,7 +62,7 @@ def test_answers_are_those_of_the_formulas(seed: int) -> None:
         else:
             continue
         checked += 1
-    assert checked == 9
+    assert checked == 10
 
 
 def test_replies() -> None:
@@ -86,3 +90,33 @@ def test_the_command_asks(tmp_path: Path) -> None:
     assert phalanx(tmp_path, "learn quiz --seed 2")[1] != phalanx(tmp_path, "learn quiz --seed 3")[1]
     assert phalanx(tmp_path, "learn quiz --seed 0")[1] != phalanx(tmp_path, "learn quiz --seed 1")[1]
     assert phalanx(tmp_path, "learn quiz")[1] == phalanx(tmp_path, "learn quiz --seed 1")[1]
+
+
+@pytest.mark.parametrize("wrong", [0, 3, 10**6])
+def test_a_person_at_a_terminal_is_asked_in_order_and_told_how_many_were_right(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wrong: int
+) -> None:
+    """The first replies are wrong. What is answered in sentences is compared by the person, and not counted."""
+    drawn = [e for e in exercises(5) if e.level < 4]
+    checked = [e for e in drawn if e.value is not None or " " not in e.answer.partition(":")[0]]
+    asked: list[str] = []
+
+    def reply(question: str) -> str:
+        asked.append(question)
+        e = drawn[len(asked) - 1]
+        if e not in checked[wrong:]:
+            return "nothing"
+        return e.answer.partition(":")[0] if e.value is None else str(e.value)
+
+    monkeypatch.setattr("sys.stdin", SimpleNamespace(isatty=lambda: True))
+    monkeypatch.setattr("builtins.input", reply)
+    monkeypatch.setattr("phalanx.textbook.exercises.exercises", lambda seed, level: drawn if seed == 5 else [])
+    code, out, _ = phalanx(tmp_path, "learn quiz --seed 5")
+    assert code == 0
+    numbers = [int(question.partition(".")[0]) for question in asked]
+    assert numbers == list(range(1, len(drawn) + 1))
+    assert all(e.question in question for e, question in zip(drawn, asked, strict=True))
+    assert all(e.answer in out for e in drawn)
+    kept = max(0, len(checked) - wrong)
+    assert f"{kept} of {len(checked)} right; --seed 6 draws others" in out
+    assert out.count("   right: ") == kept

@@ -197,7 +197,7 @@ def hsdp(cluster: str = "dgx-h100", gpus: int = 32) -> Picture:
         items.append(Box(0, y, 79, 5))
         items.append(Label(2, y + 2, f"node {i}"))
         for j, rank in enumerate(ranks):
-            items.append(Box(11 + 8 * j, y + 1, 8, 3, (f"{rank}: s{j}",), j % 8))
+            items.append(Box(11 + 8 * j, y + 1, 8, 3, (f"{rank}: s{j}",), j))
     lowest = 5 * len(shards) + 1
     shard, replicate = groups["dp_shard"], groups["dp_replicate"]
     words = (
