@@ -11,17 +11,17 @@ from phalanx.spec.model.families import complete
 from phalanx.spec.model.spec import ModelSpec
 
 TRITON = "triton"
-"""FlashAttention 1 in Triton, which is no option: releases before v0.7 have it."""
+"""FlashAttention 1 in Triton, of releases before v0.7; no StackOptions has it."""
 _KERNELS = ATTENTION | {TRITON: TRITON, "flash": "flash2", "torch": "unfused"}
 _ACTIVATIONS = {("mptmlp", "gelu"): "gelu", ("mptglu", "gelu"): "geglu", ("mptgeglu", "gelu"): "geglu",
     ("mptglu", "silu"): "swiglu"}  # fmt: skip
-"""Of a spec, by ffn_type and its function, gelu where none is named."""
+"""(ffn_type, its function) -> activation of a ModelSpec."""
 _OF_MODEL = ("model.attn_config", "model.config_overrides.attn_config")
 
 
 def attention(keys: Keys, mpt: bool) -> str:
-    """Return attention's kernel, by the option that it is or TRITON; "": none is named, which is FlashAttention 2 in
-    MPT and the model's own choice in transformers."""
+    """Return attention's kernel, as a value of options.attention or TRITON; "" where transformers chooses it. `mpt`:
+    whether the model is an MPT, whose default is FlashAttention 2."""
     paths = tuple(f"{at}.attn_impl" for at in _OF_MODEL)
     named = keys.take((*paths, "model.attn_implementation"), "options.attention")
     flash = keys.truth("model.use_flash_attention_2", "options.attention")
@@ -31,7 +31,8 @@ def attention(keys: Keys, mpt: bool) -> str:
 
 
 def model(keys: Keys, seq: int | None) -> tuple[ModelSpec | None, str]:
-    """Return the model, or None with what is missing or has no ModelSpec."""
+    """Return the model, or None with the reason: a size that is not stated, or a part that a ModelSpec cannot
+    describe. `seq`: tokens of a sequence."""
 
     def of(name: str, default: Any = None) -> Any:
         return keys.take(f"model.{name}", f"model.{name.rpartition('.')[2]}", default)

@@ -1,4 +1,4 @@
-"""llm-foundry's YAML of a training, with the overrides behind it (mosaicml/llm-foundry 8c8dd48,
+"""llm-foundry's YAML of a training, with overrides of its command line (mosaicml/llm-foundry 8c8dd48,
 llmfoundry/command_utils/train.py, utils/config_utils.py: TrainConfig), and the run of MosaicML's platform that holds
 one under `parameters`. Composer 6405188 shards and recomputes (composer/utils/parallelism.py: FSDPConfig)."""
 
@@ -29,8 +29,8 @@ _ADAMW = ("decoupled_adamw", "adamw")
 
 
 def read(config: Config, world: int | None = None) -> Configuration:
-    """Read a training's tables. Each rank has an equal share of the global batch, in micro-batches of what a device
-    takes at once; `auto` is what fits, which the file leaves open. Without fsdp_config it is DDP."""
+    """Read a training's tables. Each rank has an equal share of the global batch, in micro-batches of a stated size;
+    `auto` is the size that fits, which is not known. Without fsdp_config replicas are DDP's."""
     if isinstance(inner := config.get("parameters"), Mapping):
         compute = config.get("compute")
         world = world or count(compute.get("gpus") if isinstance(compute, Mapping) else None)
@@ -87,17 +87,18 @@ def read(config: Config, world: int | None = None) -> Configuration:
 
 
 def _stack(core: str, pure: bool) -> str:
-    """Return the stack that prices attention's kernel: Triton's was in releases of the time of the published runs."""
+    """Return the stack with prices for attention's kernel; published runs with Triton's have stacks of their own.
+    `pure`: whether gradients are reduced in bf16."""
     return "llm-foundry-flash2" if core != mpt.TRITON else "llm-foundry-pure" if pure else "llm-foundry"
 
 
 def _stated(keys: Keys, path: str) -> Any:
-    """Return what stands at a path, which is not taken by that."""
+    """Return the value at a path without taking its key."""
     return Keys(keys.config).take(path, "")
 
 
 def _sharding(keys: Keys, world: int | None) -> tuple[int | None, int | None, str]:
-    """Return ZeRO's level, the ranks that share a copy where copies are named, and what is recomputed."""
+    """Return ZeRO's level, the ranks over which state is sharded (None: not stated), and recomputation."""
     table = keys.config.get("fsdp_config")
     if not isinstance(table, Mapping):
         if str(table).startswith("$"):  # a variable that the file leaves open
@@ -115,7 +116,7 @@ def _sharding(keys: Keys, world: int | None) -> tuple[int | None, int | None, st
 
 
 def _one_of(known: Mapping[str, T], key: str, value: Any) -> T | None:
-    """Return what a word of the file means, None where it is open. Raises InputError for another."""
+    """Return the meaning of a key's word; None where the value is None. Raises InputError for an unknown word."""
     if value is None or (word := str(value)) in known:
         return None if value is None else known[word]
     raise InputError(key, value, "is not a word of llm-foundry", nearest(word, known))

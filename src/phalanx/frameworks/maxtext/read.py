@@ -1,7 +1,7 @@
 """MaxText's YAML or its overrides on a command line (maxtext/configs/types.py): a degree per axis, inside a slice
-(ici) and between slices (dcn); -1 takes what the others leave of the devices.
+(ici) and between slices (dcn); -1 takes the devices that the other axes leave.
 
-A batch is counted per device there: of a replica's micro-batch each of its tp x cp x pp devices has a part, and a
+MaxText counts a batch per device: each of the tp x cp x pp devices of a replica has a part of its micro-batch, and a
 pipeline takes all micro-batches of a step at once. Expert parallelism is an axis of its own, over which parameters
 shard as over fsdp: dp = data x fsdp x expert.
 """
@@ -48,12 +48,14 @@ _AXES = {
 _PRODUCTS = {
     "fp8": "float8-delayed", "fp8_full": "float8-delayed", "fp8_gpu": "float8", "nanoo_fp8": "float8",
 }  # fmt: skip
-"""Further words of `quantization`; others are of integers, or of weights alone."""
+"""Words of `quantization` beyond the words of the stack's facts; others are of integers, or of weights alone."""
 
 
 def read(config: Config, world: int | None = None) -> Configuration:
-    """Read the degrees: an axis that is not named has 1, and fsdp what is left. Every tensor axis splits the residual
-    stream, over tokens or over features (activation_embed, src/maxtext/configs/base.yml:598)."""
+    """Read MaxText's tables. An axis that is not named has degree 1, and fsdp the devices that are left. Every tensor
+    axis splits the residual stream, over tokens or over features (activation_embed,
+    src/maxtext/configs/base.yml:598).
+    """
     keys = Keys(config, KEYS)
     degrees = _degrees(keys, world)
     fsdp, data, ep, cp = (degrees[axis] for axis in ("fsdp", "data", "ep", "cp"))
@@ -120,8 +122,8 @@ def _degrees(keys: Keys, world: int | None) -> dict[str, int | None]:
 
 
 def _left(keys: Keys, path: str) -> int:
-    """Return the degree of an axis that a file does not name: fsdp takes what is left of a slice (types:1246), unless
-    data does."""
+    """Return the degree of an axis that a file does not name: -1 of fsdp, which takes the rest of a slice
+    (types:1246) unless data does; else 1."""
     return -1 if path == "ici_fsdp_parallelism" and keys.config.get("ici_data_parallelism") != -1 else 1
 
 
@@ -142,7 +144,7 @@ def _batch(keys: Keys, world: int | None, replicas: int | None, pp: int) -> tupl
 
 
 def _options(keys: Keys, cp: int | None) -> dict[str, Any]:
-    """Return what is beyond the strategy."""
+    """Return the options of the stack."""
     assumed = keys.take("env.PHALANX_ASSUMES", "options")  # of the data, which no key states
     options: dict[str, Any] = stack_options.parse(str(assumed)) if assumed else {}
     options["products"] = keys.word("options.products") or _PRODUCTS.get(str(keys.field("options.products")))
@@ -165,7 +167,7 @@ def _options(keys: Keys, cp: int | None) -> dict[str, Any]:
 
 
 def _job(keys: Keys) -> dict[str, Any]:
-    """Return optimizer and clipping where the file states them (base.yml: AdamW, 0.9, 0.95, decay 0.1, norm 1)."""
+    """Return optimizer and clipping; the defaults are AdamW with 0.9 and 0.95, decay 0.1, norm 1 (base.yml)."""
 
     def of(field: str, default: float) -> float:
         return number(keys.field(field), default)
@@ -183,15 +185,15 @@ def _job(keys: Keys) -> dict[str, Any]:
 _DEFAULT_SIZES = {
     "hidden": 2048, "heads": 16, "kv_heads": 16, "ffn": 7168, "layers": 16, "head_dim": 128, "vocab": 32_000,
 }  # fmt: skip
-"""Of a file that names no model (types:516, types:1370)."""
+"""Sizes of the model where a file names none (types:516, types:1370)."""
 _NAMED_SIZES = ("model.hidden", "model.layers", "model.ffn")
 _DOUBLED = (("heads", "kv_heads", "ffn"), ("hidden",), ("layers",))
-"""What `global_parameter_scale` doubles, in turns."""
+"""Sizes that `global_parameter_scale` doubles, one group after the other."""
 
 
 def _sizes(keys: Keys) -> dict[str, Any]:
-    """Return the sizes of the model: the file's or the default's, times the powers of two into which
-    `global_parameter_scale` falls (types:2854)."""
+    """Return the sizes of the model, of the file or by default. `global_parameter_scale` of 2^n doubles n groups of
+    them (types:2854)."""
     named = keys.field("model.name", "default") not in ("default", None)
     sizes = {n: keys.field(f"model.{n}", None if named else default) for n, default in _DEFAULT_SIZES.items()}
     doublings = (keys.count("global_parameter_scale", "model", 1) or 1).bit_length() - 1
@@ -203,7 +205,7 @@ def _sizes(keys: Keys) -> dict[str, Any]:
 
 
 def _model(keys: Keys, seq: int | None) -> tuple[ModelSpec | None, str]:
-    """Return the model of a file that states its sizes, or None."""
+    """Return the model of a file that states its sizes, or None with the reason ("" where it states none)."""
     family = keys.word("model.family", "llama")
     names = ("norm_eps", "qk_norm", "tied", "qkv_bias")
     sizes = _sizes(keys) | {n: keys.field(f"model.{n}") for n in names}

@@ -1,8 +1,8 @@
-"""What a `remat_policy` of MaxText keeps of a block for the backward pass; all else is computed again.
+"""The results of a block that a `remat_policy` of MaxText keeps for the backward pass; others are computed again.
 
 Products and attention's result have names, and a policy is a set of names (src/maxtext/layers/decoders.py:346). Norms
-and activations have none; names of experts' products (moe_mlpwi_0) are in no set but `custom`. Words of the policies
-that keep whole parts are with the stack's facts.
+and activations have none; names of experts' products (moe_mlpwi_0) are in no set but `custom`. Policies that keep
+whole parts of a block are in the stack's facts.
 """
 
 from phalanx.frameworks.configuration import Keys
@@ -11,12 +11,13 @@ _AROUND = ("query_proj", "key_proj", "value_proj", "out_proj")
 _GATES = ("mlpwi_0", "mlpwi_1")
 _OTHERS = ("qkv_proj", "mlpwo", "decoder_layer_input")
 _OFFLOADED = {"minimal_offloaded": "minimal", "qkv_proj_offloaded": "save_qkv_proj"}
-"""Policies whose names are kept on the host (src/maxtext/utils/maxtext_utils.py:229) -> those that keep the same on
-the device."""
+"""Policies that keep results on the host (src/maxtext/utils/maxtext_utils.py:229) -> the policy that keeps the same
+results on the device."""
 
 
 def policy(keys: Keys, word: str | None) -> tuple[str | None, tuple[str, ...]]:
-    """Return the policy that keeps the same as the file's, all of it on the device, and what that assumes."""
+    """Return the policy that keeps the same results as the file's, all on the device, and a note where that differs
+    from the file. `word`: the file's policy."""
     hosted: tuple[str, ...] = ("its results",) if word in _OFFLOADED else ()
     if word == "custom":
         word, hosted = _custom(keys)
@@ -28,7 +29,8 @@ def policy(keys: Keys, word: str | None) -> tuple[str | None, tuple[str, ...]]:
 
 
 def _custom(keys: Keys) -> tuple[str, tuple[str, ...]]:
-    """Return the policy that keeps as many whole parts of a block as `custom` names, and the names on the host."""
+    """Return the policy of the whole parts of a block that `custom` keeps, and the names that it keeps on the
+    host."""
     names = (*_AROUND, *_GATES, *_OTHERS, "mlpwi", "context")
     where = {name: str(keys.take(name, "strategy.recompute", "remat")) for name in names}
     kept = {name for name, place in where.items() if place in ("device", "offload")}

@@ -15,9 +15,9 @@ from phalanx.spec.model.spec import ModelSpec
 
 KEYS = key_table("maxtext")
 _AXES = ("tensor", "tensor_sequence", "expert", "context", "fsdp", "data", "pipeline")
-"""Mesh axes from the innermost: in this order they fill a node."""
+"""Mesh axes from the innermost: the order in which they fill a node."""
 _COORDINATED = 'export JAX_COORDINATOR_IP="$MASTER_ADDR" JAX_COORDINATOR_PORT="$MASTER_PORT" NNODES NODE_RANK\n'
-"""Of GPUs; hosts of a slice of TPUs find each other."""
+"""Lines of a script for GPUs; hosts of a slice of TPUs need no coordinator."""
 _START = (
     "exec python3 -m maxtext.trainers.pre_train.train config.yml run_name=phalanx \\\n"
     '  base_output_directory="$CHECKPOINTS" tokenizer_path="$TOKENIZER" hf_train_files="$DATA_PATH" \\\n'
@@ -66,7 +66,7 @@ def _require_expressible(x: Subject) -> None:
 
 
 _MUON = ("deepseek", "qwen3", "llama2")
-"""Of the exported blocks those whose shapes Muon knows (types.py:4250)."""
+"""Kinds of exported blocks whose shapes Muon knows (types.py:4250)."""
 
 
 def _require_model(m: ModelSpec) -> None:
@@ -106,13 +106,13 @@ def _has_experts(m: ModelSpec, x: Experts) -> bool:
 
 
 def _piped(x: Subject) -> int:
-    """Return the blocks that a pipeline has: of the deepseek block, those with experts."""
+    """Return the number of blocks in the pipeline: all, but of DeepSeek's models only blocks with experts."""
     dense = len(x.model.experts.dense_layers) if x.model.experts and x.model.latent else 0
     return x.model.layers - dense
 
 
 def _per_device(x: Subject) -> float:
-    """Return sequences of a forward pass by GPU: a pipeline takes all micro-batches in one."""
+    """Return the sequences of a forward pass per GPU; a pipeline takes all micro-batches in one pass."""
     return x.s.micro_batch * x.s.dp * (x.micro_batches if x.s.pp > 1 else 1) / x.s.world
 
 
@@ -183,7 +183,8 @@ def _latent(m: ModelSpec, x: Latent) -> dict[str, Any]:
 
 
 def _degrees(x: Subject) -> dict[str, Any]:
-    """Spread the axes over nodes: from the innermost, each takes what a node has left."""
+    """Return the degrees of the axes inside and between nodes: from the innermost, each takes GPUs of a node that are
+    left."""
     s = x.s
     shards = s.dp_shard if s.level.parameters else 1
     degrees = {"tensor_sequence": s.tp, "expert": s.ep, "context": s.cp, "pipeline": s.pp}
@@ -262,7 +263,7 @@ def _memory(x: Subject) -> dict[str, Any]:
 
 
 def _tiles(x: Subject) -> int:
-    """Return in how many parts the loss is computed: a divisor of a GPU's tokens, 8 at most."""
+    """Return the number of parts in which the loss is computed: a divisor of a GPU's tokens, 8 at most."""
     tokens = _per_device(x) * x.job.seq
     tiles = next((n for n in (8, 4, 2) if tokens % n == 0), 1)
     if tiles == 1:

@@ -22,7 +22,8 @@ _FUSIONS = KEYS.values("options.cross_entropy")
 
 
 def program(x: Subject) -> TrainingProgram:
-    """Return a plan as Megatron-LM's arguments. Raises InputError for what has none."""
+    """Return a plan as Megatron-LM's arguments. Raises InputError for a part of the plan that no argument
+    expresses."""
     trainer = "pretrain_hybrid.py" if write_blocks.blocks_of(x.model).symbols else "pretrain_gpt.py"
     return TrainingProgram(
         x.stack.title,
@@ -72,7 +73,8 @@ def groups(x: Subject) -> tuple[Group, ...]:
 
 
 def _model(x: Subject) -> tuple[Setting, ...]:
-    """Return the arguments of the model, with the rows of its vocabulary as they are or to be padded."""
+    """Return the arguments of the model. The vocabulary is given with its exact rows, or is to be padded by Megatron
+    (options.vocab_multiple)."""
     every, exact = x.options.vocab_multiple, KEYS["model.vocab"]
     as_it_is = model_settings(x.model)
     if not every:
@@ -82,7 +84,7 @@ def _model(x: Subject) -> tuple[Setting, ...]:
 
 
 def _dynamic(x: Subject) -> tuple[Setting, ...]:
-    """Return a document's own width of context parallelism, and what it needs (arguments.py:1404-1409)."""
+    """Return the arguments of context parallelism whose width depends on each document (arguments.py:1404-1409)."""
     if x.job.documents != "dynamic":
         return ()
     return settings(
@@ -94,7 +96,7 @@ def _dynamic(x: Subject) -> tuple[Setting, ...]:
 
 
 def _pattern(x: Subject) -> tuple[Setting, ...]:
-    """Return the pattern of a hybrid model, which says the chunks of its pipeline too."""
+    """Return the argument of a hybrid model's pattern, which gives the chunks of its pipeline too."""
     b = write_blocks.blocks_of(x.model)
     if not b.symbols:
         return ()
@@ -126,8 +128,8 @@ def _tensor(x: Subject) -> tuple[Setting, ...]:
 
 
 def _overlaps_products(x: Subject) -> bool:
-    """Whether userbuffers overlap products with the collectives of sequence parallelism, which is what the price of a
-    plan assumes unless a flag says otherwise."""
+    """Whether userbuffers overlap products with the collectives of sequence parallelism: by the options, or because
+    the price of the plan assumes it."""
     assumed = x.s.sp and x.s.tp > 1 and x.options.tp_overlap == "auto" and x.stack.name != "megatron-fsdp"
     return assumed or x.options.tp_overlap == "userbuffers"
 
@@ -153,7 +155,7 @@ def _is_14(x: Subject) -> bool:
 
 
 def _require_expressible(x: Subject) -> None:
-    """Require what validate_args and TransformerConfig do of options together. Raises InputError."""
+    """Require combinations of options that validate_args and TransformerConfig accept. Raises InputError."""
     s, o, layers = x.s, x.options, x.model.layers
     ends = [n for n in (o.first_stage_layers, o.last_stage_layers) if n]
     if ends:
@@ -299,7 +301,7 @@ def _types(x: Subject) -> tuple[Setting, ...]:
 
 
 def _needs_distributed(x: Subject) -> bool:
-    """Return whether an option needs the distributed optimizer, of one rank too, where it shards nothing."""
+    """Return whether an option needs the distributed optimizer, even on one rank, where it shards nothing."""
     o = x.options
     state = {o.first_moment, o.second_moment, o.master} - {"auto", "float32"}
     return bool(state or o.gradients == "bfloat16" or o.optimizer_offload or o.narrow_parameters == "on")
@@ -330,7 +332,7 @@ def _optimizer(x: Subject) -> tuple[Setting, ...]:
 
 
 SAME_NAME = {name: name for name in ("cosine", "linear", "constant")}
-"""Schedules of a learning rate that are called here as in a StatedTraining."""
+"""Schedules of a learning rate that Megatron names as a StatedTraining does."""
 
 
 def _run(x: Subject) -> tuple[Setting, ...]:
@@ -352,13 +354,13 @@ def _run(x: Subject) -> tuple[Setting, ...]:
 
 
 def blanks(x: Subject) -> tuple[Blank, ...]:
-    """Return what a plan cannot know."""
+    """Return the blanks of train.sh."""
     data = "the common name of the .bin and .idx that tools/preprocess_data.py made"
     return (Blank("MEGATRON", "The folder of Megatron-LM."), *common.blanks(x, data, final=True))
 
 
 def variables(x: Subject) -> tuple[Variable, ...]:
-    """Return the environment that the layout needs."""
+    """Return the environment variables that the layout needs."""
     result = []
     old = not any(name in x.cluster.device.name for name in ("B200", "B300", "GB200", "GB300", "Rubin"))
     if (x.s.tp > 1 or x.s.cp > 1) and old and x.stack.name != "megatron-fsdp":

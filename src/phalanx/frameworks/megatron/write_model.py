@@ -1,4 +1,4 @@
-"""A model as Megatron-LM's arguments, or the reason why it has none for it."""
+"""A model as Megatron-LM's arguments, or the mechanism that has no argument."""
 
 from phalanx.frameworks.keys import key_table
 from phalanx.frameworks.megatron.write_blocks import Blocks, block_settings, blocks_of, compact, positionless
@@ -20,16 +20,15 @@ def model_settings(m: ModelSpec) -> tuple[Setting, ...]:
         raise _refuse("norm_bias", False, "its LayerNorm has a bias")
     if m.norms != "before":
         raise _refuse("norms", m.norms, "its norms are before attention and the MLP")
-    beyond = {
+    fixed = {
         "norm_weights": True,
         "embed_norm": False,
         "output_gate_over": "element",
         "head_bias": False,
         "streams": 1,
-        "only_priced": (),
     }
-    for name, plain in beyond.items():
-        if getattr(m, name) != plain:
+    for name, value in {**fixed, "only_priced": ()}.items():
+        if getattr(m, name) != value:
             raise _refuse(name, getattr(m, name), "it is of another decoder")
     if m.qk_norm and m.qk_norm_over != "head":
         raise _refuse("qk_norm_over", m.qk_norm_over, "queries and keys are normed over each head")
@@ -139,7 +138,8 @@ def _latent(m: ModelSpec, x: Latent) -> tuple[Setting, ...]:
 
 
 def frequency(blocks: Blocks) -> str | None:
-    """Return --moe-layer-freq: 1 for blocks with experts, as a Python list; None where a hybrid pattern says it."""
+    """Return the value of --moe-layer-freq, a list in Python with 1 for blocks with experts; None of a hybrid model,
+    whose pattern says so."""
     has = [word.endswith("experts") for word in blocks.words]
     return None if blocks.symbols else "1" if all(has) else f"({compact(has)})"
 

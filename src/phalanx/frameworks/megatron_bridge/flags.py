@@ -1,17 +1,17 @@
-"""The keys of Megatron-Bridge's ConfigContainer by the flag of Megatron-LM that each is (flags.toml)."""
+"""The keys of Megatron-Bridge's ConfigContainer by the flags of Megatron-LM that they are (flags.toml)."""
 
 import tomllib
 from pathlib import Path
 
 _TABLE = tomllib.loads(Path(__file__).with_suffix(".toml").read_text())
 KEYS: dict[str, str] = _TABLE["keys"]
-"""Flag -> key, for values that are the same in both."""
+"""Flag -> key with the same value."""
 IMPLIED: tuple[str, ...] = tuple(_TABLE["implied"])
-"""Flags without a key: what they say follows there from the others."""
+"""Flags without a key: in a ConfigContainer their meaning follows from other keys."""
 INVERTED: dict[str, str] = _TABLE["inverted"]
-"""Flag -> the key that is true where the flag is missing."""
+"""Flag -> the key that has the opposite truth value."""
 DTYPES = {"fp32": "torch.float32", "fp16": "torch.float16", "bf16": "torch.bfloat16", "fp8": "torch.uint8"}
-"""Word of the optimizer's dtype flags -> that of their keys."""
+"""Word of the optimizer's dtype flags -> word of the keys."""
 TARGETS = {
     "qkv": ("linear_qkv",),
     "attention": ("linear_qkv", "linear_proj"),

@@ -1,4 +1,4 @@
-"""NeMo's, Megatron-Bridge's and NeMo-RL's YAML: Megatron's names at places that differ by release."""
+"""YAML of NeMo, Megatron-Bridge and NeMo-RL: keys with Megatron's names, in tables that differ by release."""
 
 from __future__ import annotations
 
@@ -46,20 +46,20 @@ _WIDTHS = {
 _FIELDS_OF = {
     f"decoder_{end}_pipeline_num_layers": (f"num_layers_in_{end}_pipeline_stage",) for end in ("first", "last")
 }
-"""Arguments of Megatron-LM, and the fields of TransformerConfig that these files have in their place."""
+"""Argument of Megatron-LM -> fields of TransformerConfig that these files have in its place."""
 _TRAINERS = ("megatron_cfg", "dtensor_cfg")
 _SWAPPED = (
     "each example is a pair of sequences, which a reference scores too; its weights come from the host and the"
     " policy's return from there once a step, which is not priced"
 )
-"""Of DPO (nemo_rl/algorithms/dpo.py:336; nemo_rl/models/policy/workers/megatron_policy_worker.py:1971,
+"""A note about DPO (nemo_rl/algorithms/dpo.py:336; nemo_rl/models/policy/workers/megatron_policy_worker.py:1971,
 dtensor_policy_worker_v2.py:1007: use_reference_model)."""
 _RANK = 32
-"""Rank of LoRA where nothing says it (nemo/collections/llm/peft/lora.py, src/megatron/bridge/peft/lora.py)."""
+"""Default rank of LoRA (nemo/collections/llm/peft/lora.py, src/megatron/bridge/peft/lora.py)."""
 
 
 def _adapters(keys: Keys) -> dict[str, Any]:
-    """Return the rank of NeMo's adapters: `peft=lora` of NeMo 2 is on every linear layer of a block."""
+    """Return the options of NeMo's adapters; `peft=lora` of NeMo 2 puts them on every linear layer of a block."""
     first = "model.peft.lora_tuning"  # of NeMo 1 (conf/megatron_gpt_finetuning_config.yaml)
     if keys.take("model.peft.peft_scheme", "options.lora") == "lora":
         targets = keys.take(f"{first}.target_modules", "options.lora_targets", ["attention_qkv"])
@@ -75,8 +75,8 @@ def _adapters(keys: Keys) -> dict[str, Any]:
     return {"lora": rank or _RANK}
 
 
-def _generation(keys: Keys) -> tuple[str, tuple[str, ...]]:
-    """Return the stack that runs a configuration, and why: the trainer of NeMo 2 has the degrees on its strategy."""
+def _release(keys: Keys) -> tuple[str, tuple[str, ...]]:
+    """Return the stack of a configuration with the reason: files of NeMo 2 have the degrees in trainer.strategy."""
     trainer = keys.config.get("trainer")
     if not isinstance(trainer, Mapping) or not isinstance(trainer.get("strategy"), Mapping):
         return "megatron-bridge", ()
@@ -95,8 +95,8 @@ def _trainer(config: Config) -> str:
 
 
 def _quiet(config: Config, trainer: str) -> Iterator[str]:
-    """Yield the tables of trainers that do not run the policy, and of models that other ranks or other steps train
-    (nemo_rl/algorithms/ppo.py, on_policy_distillation.py)."""
+    """Yield the paths of tables without effect on the policy's step: of trainers that do not run it, and of models
+    that train on other ranks or in other steps (nemo_rl/algorithms/ppo.py, on_policy_distillation.py)."""
     policy = config.get("policy")
     if not isinstance(policy, Mapping):
         return
@@ -109,8 +109,8 @@ def _quiet(config: Config, trainer: str) -> Iterator[str]:
 
 
 def read(config: Config, world: int | None = None) -> Configuration:
-    """Read a file of the family: each name is looked for where its releases have it. One that has Megatron's names
-    and lacks a degree has 1, unless it is laid over a recipe that is not here."""
+    """Read a file of NeMo, Megatron-Bridge or NeMo-RL: each key is looked for in the tables of every release. A
+    degree that is not stated is 1, unless the file overrides a recipe that is missing."""
     if bridge.is_container(config):
         return bridge.read(config, world)
     trainer = _trainer(config)
@@ -132,7 +132,7 @@ def read(config: Config, world: int | None = None) -> Configuration:
     each = keys.count(("trainer.devices", "cluster.gpus_per_node", "devices"), "world")
     nodes, each = _of_policy(keys, nodes, each) if reinforced else (nodes, each)
     world = world or product(nodes, each) or keys.count("num_gpus", "world")
-    # A file that inherits (NeMo-RL's `defaults`) says nothing by what it lacks.
+    # A file may inherit keys that it lacks (NeMo-RL's `defaults`), so degrees have no default.
     tp = degree("strategy.tp", "tensor_model_parallel_size", "tensor_parallel_size")
     pp = degree("strategy.pp", "pipeline_model_parallel_size", "pipeline_parallel_size")
     cp = degree("strategy.cp", "context_parallel_size")
@@ -224,7 +224,7 @@ def read(config: Config, world: int | None = None) -> Configuration:
         )
     }
     sizes = {name: value for name, value in model.items() if value is not None}
-    stack, notes = _generation(keys)
+    stack, notes = _release(keys)
     if trainer == "dtensor_cfg":
         options, stack = _sharded(keys), "nemo-rl"
         notes = ("policy.dtensor_cfg is FSDP2 around transformers' modules, priced with accelerate's constants",)
@@ -249,8 +249,8 @@ def read(config: Config, world: int | None = None) -> Configuration:
 
 
 def _of_policy(keys: Keys, nodes: int | None, each: int | None) -> tuple[int | None, int | None]:
-    """Return the nodes of NeMo-RL's cluster, and GPUs of each, that train: servers and teachers may have their own
-    (nemo_rl/algorithms/grpo.py:782-910)."""
+    """Return the nodes of NeMo-RL's cluster that train and the GPUs of each: `nodes` and `each` without those that
+    servers and teachers have for themselves (nemo_rl/algorithms/grpo.py:782-910)."""
     teachers, place = "on_policy_distillation", "policy.generation.colocated"
     if nodes and keys.truth(f"{teachers}.non_colocated_teachers.enabled", "world"):
         models = keys.take(f"{teachers}.teacher_model_by_agent_name", "world")

@@ -17,15 +17,15 @@ _LAYOUT, _VIRTUAL = "pipeline-model-parallel-layout", "num-virtual-stages-per-pi
 
 
 def is_container(config: Config) -> bool:
-    """Whether tables are a ConfigContainer's: a model with Megatron's degrees, and other sections of one."""
+    """Whether tables are a ConfigContainer: `model` with Megatron's degrees, and at least two other sections."""
     model = config.get("model")
     sections = {"ddp", "dist", "mixed_precision", "optimizer", "train"} & set(config)
     return isinstance(model, Mapping) and "tensor_model_parallel_size" in model and len(sections) > 1
 
 
 def read(config: Config, world: int | None = None) -> Configuration:
-    """Read a ConfigContainer. Of a key that a container leaves out the default is Megatron-LM's; one with neither the
-    model's size nor its precision is laid over a recipe in Python, whose keys are open."""
+    """Read a ConfigContainer. A key that is not stated has Megatron-LM's default. But a container with neither the
+    model's size nor its precision overrides a recipe in Python: keys that it does not state are open."""
     over = "mixed_precision" not in config and "num_layers" not in config["model"]
     config = Partial(config) if over else config
     keys = Keys(config)
@@ -75,7 +75,7 @@ def read(config: Config, world: int | None = None) -> Configuration:
 
 
 def _with_others(keys: Keys) -> dict[str, Any]:
-    """Return the flags that stand in keys of another form."""
+    """Return the flags of Megatron-LM whose keys have another form than the flag."""
     args: dict[str, Any] = {}
     if keys.truth("model.gated_linear_unit", "model.activation"):
         args["swiglu"] = True
@@ -94,7 +94,7 @@ def _with_others(keys: Keys) -> dict[str, Any]:
 
 
 def _options(keys: Keys) -> dict[str, Any]:
-    """Return options that Megatron-LM has no flag for."""
+    """Return the options that Megatron-LM has no flag for."""
     options: dict[str, Any] = {}
     if keys.truth("model.cross_entropy_loss_fusion", "options.cross_entropy") is False:
         options["cross_entropy"] = "plain"

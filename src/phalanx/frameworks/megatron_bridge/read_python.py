@@ -1,5 +1,5 @@
-"""Programs of NeMo 2 and of Megatron-Bridge: a recipe of either with what is set on it, or its parts by hand
-(nl.Trainer, nl.MegatronStrategy, llm.pretrain; ConfigContainer)."""
+"""Programs of NeMo 2 and of Megatron-Bridge as tables: a recipe of either with attributes that are set on it, or its
+parts (nl.Trainer, nl.MegatronStrategy, llm.pretrain; ConfigContainer)."""
 
 import re
 from typing import Any
@@ -19,8 +19,8 @@ _CLASS = re.compile(r"(Llama|Qwen|Mistral|Mixtral|Gemma|DeepSeek)([\w]*?)Config_
 
 
 def tables(file: PythonFile) -> dict[str, Any] | None:
-    """Return the tables of a program that makes a recipe, a ConfigContainer, or a trainer of NeMo's; None of one that
-    makes none. Raises InputError where it makes two."""
+    """Return the tables of a program that makes a recipe, a ConfigContainer or a trainer of NeMo; None for others.
+    Raises InputError for a program that makes two."""
     program = file.program
     recipes = [m for m in program.objects if m.last in _NEMO or _BRIDGE.fullmatch(m.last)]
     recipes = [m for m in recipes if m.fields] or recipes
@@ -51,16 +51,13 @@ def _of_recipe(item: PythonObject) -> dict[str, Any]:
 
 
 def _by_hand(started: PythonObject, program: FollowedProgram) -> dict[str, Any]:
-    """Return the parts that llm.pretrain(...) is given."""
+    """Return the arguments of llm.pretrain(...) as tables, with the model that the program configures."""
     result = {n: plain(v) for n, v in started.fields.items() if n in _SECTIONS and isinstance(v, PythonObject)}
     for m in program.objects:
         if (match := _CLASS.fullmatch(m.last)) is not None:
             family, release, size = match[1], match[2].replace("1", ".1"), match[3]
-            for name in (
-                f"{family}-{release}-{size}",
-                f"Meta-{family}-{release}-{size}",
-                f"{family}{release}-{size}",
-            ):
+            dashed = f"{family}-{release}-{size}"
+            for name in (dashed, f"Meta-{dashed}", f"{family}{release}-{size}"):
                 if (known := presets.published(name)) is not None:
                     result[MODEL] = known
     return result

@@ -69,7 +69,7 @@ def groups(x: Subject) -> tuple[Group, ...]:
 
 
 def _keyed(flag: Setting, x: Subject) -> list[Setting]:
-    """Return what a flag is written as."""
+    """Return the settings of a ConfigContainer for a flag of Megatron-LM: one, several or none."""
     key, value = flag.key, flag.value
     if key in IMPLIED or key in _WITH_OTHERS:
         return []
@@ -101,11 +101,9 @@ def _keyed(flag: Setting, x: Subject) -> list[Setting]:
 
 
 _WITH_OTHERS = ("--swiglu", "--squared-relu", "--no-bias-gelu-fusion", "--grad-reduce-in-bf16", "--sft", "--seed")
-"""Flags that are written with others, below."""
-
-
+"""Flags that have no setting of their own: the functions below write their meaning."""
 _BY_BLOCK = ("--moe-layer-freq", "--linear-attention-freq", "--window-attn-skip-freq", "--no-rope-freq")
-"""Flags that list what each block has."""
+"""Flags with a value for each block."""
 _ACTIVATIONS = {"--swiglu": "torch.nn.functional.silu", "--squared-relu": "megatron.core.activations.squared_relu"}
 
 

@@ -64,7 +64,7 @@ def read(config: Config, world: int | None = None) -> Configuration:
 
 
 def _model(sizes: dict[str, Any]) -> tuple[ModelSpec | None, str]:
-    """Return the model of nanotron's LlamaConfig or Qwen2Config, or None with what is missing."""
+    """Return the model of nanotron's LlamaConfig or Qwen2Config, or None with the reason."""
     given = {field: sizes[key] for field, key in _SIZES.items() if sizes.get(key) is not None}
     missing = [_SIZES[field] for field in ("hidden", "ffn", "layers", "heads", "vocab") if field not in given]
     if missing:
@@ -96,7 +96,7 @@ def _experts(moe: dict[str, Any], layers: int) -> dict[str, Any]:
 
 
 def _options(keys: Keys) -> dict[str, Any]:
-    """Return what is beyond the strategy: gradients in bf16, asynchronous tensor parallelism."""
+    """Return the options of the stack: gradients in bf16, asynchronous tensor parallelism."""
     stated = {name: keys.word(f"options.{name}") for name in ("gradients", "tp_overlap")}
     return {name: value for name, value in stated.items() if value in ("bfloat16", "async")}
 

@@ -63,7 +63,7 @@ def _require_model(m: ModelSpec) -> None:
 
 
 def groups(x: Subject) -> tuple[Group, ...]:
-    """Return all sections."""
+    """Return all keys, section by section."""
     s, m = x.s, x.model
     return (
         group(

@@ -22,9 +22,8 @@ def read(config: Config, world: int | None = None) -> Configuration:
     keys = Keys(config, key_table("picotron"))
     degrees = {name: keys.count(f"distributed.{name}_size", f"strategy.{name}") for name in ("dp", "pp", "cp", "tp")}
     if missing := [name for name, degree in degrees.items() if degree is None]:
-        raise InputError(
-            f"distributed.{missing[0]}_size", None, "is missing, or no count", "picotron states each degree"
-        )
+        key = f"distributed.{missing[0]}_size"
+        raise InputError(key, None, "is missing, or no count", "picotron states each degree")
     dp, pp, cp, tp = degrees.values()
     micro = keys.count("training.micro_batch_size", "strategy.micro_batch")
     steps = keys.count("training.gradient_accumulation_steps", "accumulation")
@@ -59,9 +58,8 @@ def read(config: Config, world: int | None = None) -> Configuration:
     own = {"bf16": "bfloat16", "fp32": "float32"}[type_]
     summed = "float32" if (product(dp, cp) or 1) > 1 else own
     changed = spec is None and any(name.startswith("model.num_") for name in keys.understood)
-    notes = (
-        ((_CHANGED,) if changed else ()) + ((_RING,) if (cp or 1) > 1 else ()) + ((_WHOLE,) if (tp or 1) > 1 else ())
-    )
+    cases = ((_CHANGED, changed), (_RING, (cp or 1) > 1), (_WHOLE, (tp or 1) > 1))
+    notes = tuple(note for note, holds in cases if holds)
     return keys.configuration(
         "picotron",
         "picotron",
@@ -82,16 +80,10 @@ def read(config: Config, world: int | None = None) -> Configuration:
 
 
 def _model(keys: Keys, name: str, seq: int | None) -> tuple[ModelSpec | None, str]:
-    """Return the published model of a name with the sizes that the file changes, and a head of its own; None with
-    the reason for another. Raises InputError for heads that do not divide its width."""
-    sizes = {
-        field: keys.count(f"model.{theirs}", f"model.{field}")
-        for field, theirs in (
-            ("layers", "num_hidden_layers"),
-            ("heads", "num_attention_heads"),
-            ("kv_heads", "num_key_value_heads"),
-        )
-    }
+    """Return the published model of a name, with the sizes that the file changes and an untied head; None with the
+    reason for an unknown name. Raises InputError for heads that do not divide its width."""
+    named = {"layers": "num_hidden_layers", "heads": "num_attention_heads", "kv_heads": "num_key_value_heads"}
+    sizes = {field: keys.count(f"model.{theirs}", f"model.{field}") for field, theirs in named.items()}
     known = presets.published(name) if name else None
     if known is None:
         return None, f"it names {name or 'no model'}, whose sizes are not known here"

@@ -1,4 +1,4 @@
-"""The models that torchtitan has, by module and flavor: it has no others of their families."""
+"""The models of torchtitan that are known here, by module and flavor."""
 
 from phalanx.spec.model import presets
 

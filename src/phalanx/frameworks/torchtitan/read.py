@@ -31,9 +31,10 @@ _UNMIXED = "no FSDP: a release before 0.3 trains tp or pp alone in fp32"
 """v0.2.2, torchtitan/distributed/utils.py:253 (maybe_enable_amp); from 0.3 on fully_shard always sets the types
 (b5bcd76, torchtitan/models/llama3/parallelize.py:53)."""
 SCHEDULE_FILE = ("parallelism.pipeline_parallel_schedule_csv", "experimental.pipeline_parallel_schedule_csv")
-"""The key of a file of a pipeline's actions, which replaces the named schedule, and the same key to 2025."""
+"""Keys of a file of a pipeline's actions, which replaces the named schedule; the second is of releases to 2025."""
 _CONVERTERS = {"float8": "float8", "quantize.linear.float8": "float8", "mx": "mxfp8", "quantize.linear.mx": "mxfp8"}
-"""Converters' names to 0.2 (components/quantization/{float8,mx}.py), alone, listed or with commas between them."""
+"""Names of converters to 0.2 (components/quantization/{float8,mx}.py); a file has one, a list, or a text with
+commas."""
 _EIGHT, _SWITCH = "options.products", "float8.enable_float8_linear"
 _ATTENTION = {"flex": "flex", "varlen": "flash3", "sdpa": "flash2"}
 """Attention's kernel by attn_backend, since 0.3 (b5bcd76, torchtitan/models/common/attention.py)."""
@@ -140,7 +141,8 @@ def read(config: Config, world: int | None = None) -> Configuration:
 
 
 def _idle(keys: Keys) -> str:
-    """Return that a table of 8 bits does nothing, where no converter is named; "" where there is none or one is."""
+    """Return a note where a table configures products of 8 bits and no converter is named, so that it has no effect;
+    "" otherwise."""
     if keys.take(("model_spec.converters", "model.converters"), _EIGHT) or keys.truth(_SWITCH, _EIGHT):
         return ""
     tables = [name for name in ("float8", "quantize") if keys.take(name, _EIGHT)]
@@ -148,10 +150,9 @@ def _idle(keys: Keys) -> str:
 
 
 def _types(keys: Keys) -> dict[str, Any]:
-    """Return the types of weights, gradients and moments, and of reductions, where they are not float32.
-
-    In training.dtype the model is made (v0.2.0, torchtitan/train.py, `set_default_dtype`), so that AdamW's moments
-    are of that type too; FSDP reduces in mixed_precision_reduce."""
+    """Return the types (fields of Precision) of weights, gradients and moments, and of reductions, where they are not
+    float32. The model is made in training.dtype (v0.2.0, torchtitan/train.py, `set_default_dtype`), so AdamW's
+    moments have that type too; FSDP reduces in mixed_precision_reduce."""
     types: dict[str, str] = {}
     for name, parts in (("dtype", ("accumulate", "master")), ("mixed_precision_reduce", ("reduce",))):
         path = f"training.{name}"
@@ -163,9 +164,9 @@ def _types(keys: Keys) -> dict[str, Any]:
 
 
 def _release(keys: Keys, eight: bool) -> tuple[str, str]:
-    """Return the stack that runs a configuration, and why, by the keys that a release has and by what it compiles:
-    nothing unless a key says so (config/job_config.py, to 0.2), and with `components` these alone. `eight`: whether a
-    converter makes products of 8 bits; without one their tables do nothing."""
+    """Return the stack of a configuration with the reason: by keys that only some releases have, and by what is
+    compiled. To 0.2 nothing is unless a key says so (config/job_config.py), and with `components` only these.
+    `eight`: whether products are in 8 bits."""
     before = keys.take("training.compile", "stack")  # to August 2025
     enabled = truth(before if before is not None else keys.take("compile.enable", "stack"))
     components = keys.take("compile.components", "stack")
@@ -196,7 +197,8 @@ def _batch(keys: Keys, seq: int | None) -> tuple[int | None, int | None]:
 
 
 def _pieces(keys: Keys, local: int | None, pp: int) -> dict[str, Any]:
-    """Return the micro-batch of a pipeline, which cuts the local batch: into sequences if nothing else is said."""
+    """Return the field `micro_batch` of a pipeline, which divides the local batch into single sequences by
+    default."""
     size = keys.count("parallelism.pipeline_parallel_microbatch_size", "strategy.micro_batch", 1)
     old = ("parallelism.pipeline_parallel_microbatches", "experimental.pipeline_parallel_microbatches")
     if (number_of := keys.count(old, "strategy.micro_batch")) is not None:
@@ -205,20 +207,20 @@ def _pieces(keys: Keys, local: int | None, pp: int) -> dict[str, Any]:
 
 
 def _every(keys: Keys, mode: Any) -> dict[str, Any]:
-    """Return what `selective` recomputes where it is whole blocks, every n-th (to 0.2), not single operators."""
+    """Return the field `recompute` where `selective` means every n-th block (to 0.2) rather than single operators."""
     n = keys.count("activation_checkpoint.selective_ac_option", "strategy.recompute", "op")
     return {"recompute": "full" if n == 1 else f"every:{n}"} if n and mode == "selective" else {}
 
 
 def _blocks(parts: Any) -> tuple[int, ...]:
-    """Return the blocks of each chunk of a list of modules; empty where there is none."""
+    """Return the blocks of each chunk, by a list of the modules of each; () without such a list."""
     if not isinstance(parts, list) or not all(isinstance(part, list) for part in parts):
         return ()
     return tuple(sum(str(name).startswith("layers.") for name in part) for part in parts)
 
 
 def _model(keys: Keys) -> tuple[ModelSpec | None, dict[str, Any]]:
-    """Return the model of a known name and flavor, and the options that its converters set."""
+    """Return the model of a known module and flavor, and the options that its tables and converters set."""
     module = keys.take(("model_spec.module", "model.name"), "model")
     flavor = keys.take(("model_spec.flavor", "model.flavor"), "model")
     preset = PRESETS.get((str(module), str(flavor)))
@@ -256,7 +258,7 @@ def _model(keys: Keys) -> tuple[ModelSpec | None, dict[str, Any]]:
 
 
 def _options(keys: Keys, offload: bool) -> dict[str, Any]:
-    """Return what other tables set of StackOptions."""
+    """Return the options that other tables set."""
     options: dict[str, Any] = {"parameter_offload": True, "optimizer_offload": 1.0} if offload else {}
     overlapped = ("compile.enable_async_tensor_parallel", "parallelism.enable_async_tensor_parallel")
     if keys.truth(overlapped, "options.tp_overlap"):
@@ -265,7 +267,7 @@ def _options(keys: Keys, offload: bool) -> dict[str, Any]:
 
 
 def _job(keys: Keys) -> dict[str, Any]:
-    """Return optimizer, clipping and type, by torchtitan's defaults (AdamW, 0.9, 0.95, decay 0.1, norm 1)."""
+    """Return optimizer, clipping and type; the defaults are AdamW with 0.9 and 0.95, decay 0.1, norm 1."""
     betas = keys.take("optimizer.betas", "job.optimizer.betas")
     if not (isinstance(betas, list) and len(betas) == 2):
         named = ("optimizer.beta1", 0.9), ("optimizer.beta2", 0.95)
@@ -276,8 +278,4 @@ def _job(keys: Keys) -> dict[str, Any]:
         "weight_decay": keys.number("optimizer.weight_decay", "job.optimizer.weight_decay", 0.1),
     }
     type_ = keys.word("job.precision") or "bf16"
-    return {
-        "optimizer": optimizer,
-        "clip": number(keys.field("job.clip"), 1.0),
-        "compute": type_,
-    }
+    return {"optimizer": optimizer, "clip": number(keys.field("job.clip"), 1.0), "compute": type_}

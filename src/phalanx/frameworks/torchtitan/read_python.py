@@ -1,8 +1,8 @@
 """torchtitan's configurations of 0.3, which are Python: functions that return a `Trainer.Config`. Nothing is run.
 
-What is followed: keyword arguments of `....Config(...)`, names and attributes that a function sets
-(`config.training.steps = 10`), calls of other functions of the file, numbers and lists. Anything else (an environment
-variable, a call of the library) leaves its key open.
+Keyword arguments of `....Config(...)`, names and attributes that a function sets (`config.training.steps = 10`),
+calls of other functions of the file, numbers and lists are followed. Anything else (an environment variable, a call
+of the library) leaves its key open.
 """
 
 import ast
@@ -13,17 +13,16 @@ from phalanx.frameworks.reading.python import PythonFile
 from phalanx.spec.errors import InputError, nearest
 
 _OPEN = object()
-"""Represents a value that only a running program has."""
+"""A value that only a running program has."""
 _DEPTH = 20
+"""Calls inside calls at most."""
 _CALLS = 1000
-"""Calls of functions of the file that are followed: each may make ten of the one before it."""
+"""Calls at most: without a limit a chain of functions that each call the next ten times would not end."""
 
 
 def tables(file: PythonFile) -> dict[str, Any] | None:
-    """Return the tables that a function of a module sets; without a name, of its only configuration. None for a
-    file that has no function of them.
-
-    Raises InputError for several of which none is named."""
+    """Return the tables of the configuration that a function of the file returns: of `file.function`, or of the only
+    such function. None for a file without one. Raises InputError for several of which none is named."""
     module, name, function = file.module, file.name, file.function
     functions = {f.name: f for f in module.body if isinstance(f, ast.FunctionDef)}
     providers = [n for n, f in functions.items() if not n.startswith("_") and _returns_config(f, functions)]
@@ -43,7 +42,7 @@ def tables(file: PythonFile) -> dict[str, Any] | None:
 
 
 def _returns_config(f: ast.FunctionDef, functions: dict[str, ast.FunctionDef]) -> bool:
-    """Whether a function's signature or body says that it returns a Trainer.Config."""
+    """Whether a function returns a Trainer.Config, by its signature or its return statements."""
     if f.returns is not None and ast.unparse(f.returns).endswith("Trainer.Config"):
         return True
     returned = [x.value for x in ast.walk(f) if isinstance(x, ast.Return) and isinstance(x.value, ast.Call)]
@@ -51,7 +50,7 @@ def _returns_config(f: ast.FunctionDef, functions: dict[str, ast.FunctionDef]) -
 
 
 def _modules(module: ast.Module, path: Path) -> dict[str, str]:
-    """Return the module of torchtitan.models that each imported name is from, such as llama3."""
+    """Return imported name -> last part of the module that it is from, such as llama3 of torchtitan.models.llama3."""
     result: dict[str, str] = {}
     for line in module.body:
         if isinstance(line, ast.ImportFrom):
@@ -62,13 +61,13 @@ def _modules(module: ast.Module, path: Path) -> dict[str, str]:
 
 
 class _Reader:
-    """Follows the functions of one module. `modules`: where imported names are from."""
+    """Follows the functions of one module. `modules`: as _modules returns them."""
 
     def __init__(self, functions: dict[str, ast.FunctionDef], modules: dict[str, str]) -> None:
         self.functions, self.modules, self.depth, self.calls = functions, modules, 0, 0
 
     def value_of(self, name: str, arguments: tuple[Any, ...] = (), named: dict[str, Any] | None = None) -> Any:
-        """Return what a function returns for these arguments; others have their defaults."""
+        """Return the result of a function; arguments that are not given have their defaults."""
         self.depth += 1
         self.calls += 1
         if self.depth > _DEPTH:
@@ -132,7 +131,8 @@ class _Reader:
         return self._call(x, values) if isinstance(x, ast.Call) else _OPEN
 
     def _call(self, x: ast.Call, values: dict[str, Any]) -> Any:
-        """Follow a call: of a configuration's class, of the model's registry, or of a function of the file."""
+        """Return the result of a call of a configuration's class, the model's registry or a function of the file;
+        _OPEN of others."""
         called = ast.unparse(x.func)
         last = called.rpartition(".")[2]
         given = {k.arg: self._evaluate(k.value, values) for k in x.keywords if k.arg}

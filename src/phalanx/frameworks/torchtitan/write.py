@@ -108,7 +108,7 @@ def _pipeline(x: Subject) -> dict[str, Any]:
 
 
 def _actions(x: Subject) -> str:
-    """Return the schedule's actions as torch reads them; it inserts sends and receives itself."""
+    """Return the schedule's actions as torch's CSV, without sends and receives, which torch inserts."""
     return to_csv(build(x.s.schedule, x.s.pp, x.micro_batches, x.s.virtual if x.s.virtual > 1 else None))
 
 
@@ -132,14 +132,14 @@ _SECTIONS = {"parallelism": "ParallelismConfig", "training": "TrainingConfig", "
 
 
 def _literal(value: Any) -> str:
-    """Return a value as Python writes it; a list of lists with a line or more for each."""
+    """Return a value as a literal of Python; a list of lists on several lines."""
     if not (isinstance(value, list) and value and isinstance(value[0], list)):
         return repr(value)
     return "[\n" + "".join(indent(f"{pformat(v, width=84, compact=True)},\n", " " * 4) for v in value) + "]"
 
 
 def _module(x: Subject, parts: tuple[Group, ...]) -> str:
-    """Write the module."""
+    """Return the text of the module. `parts`: its settings."""
     m, a = x.model, x.job.optimizer
     module, flavor = FLAVORS[m.family, m.layers, m.hidden, m.vocab]
     arguments: dict[str, list[str]] = {name: [] for name in _SECTIONS}

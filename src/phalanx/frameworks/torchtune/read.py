@@ -13,12 +13,11 @@ from phalanx.spec.model.spec import ModelSpec
 _WHOLE, _SHARE = 1, -1
 _HALVES = {"bf16": "bfloat16", "fp16": "float16"}
 _SPOKEN = {"llama": "Llama-", "qwen": "Qwen", "gemma": "gemma-", "mistral": "Mistral-", "phi": "phi-"}
-"""Families as Hugging Face's names have them."""
+"""Families -> how the names of their models begin on Hugging Face."""
 
 
 def read(config: Config, world: int | None = None) -> Configuration:
-    """Read a recipe's tables. A shard degree of -1 takes what the other degrees leave of the world; the recipes of a
-    single device are started as one rank."""
+    """Read a recipe's tables. A shard degree of -1 takes the ranks that the other degrees leave."""
     keys = Keys(config, key_table("torchtune"))
 
     def degree(name: str, by_default: int | None) -> int | None:
@@ -56,7 +55,7 @@ def read(config: Config, world: int | None = None) -> Configuration:
         offload={"param": "cpu", "optimizer": "cpu"} if on_host else None,
     )
     component = str(keys.take("model._component_", "model", "") or "")
-    options, notes = _tuning(keys, component)
+    options, notes = _adapters(keys, component)
     if on_host:
         options |= {"parameter_offload": True, "optimizer_offload": 1.0}
     if "Linear" in str(keys.take("loss._component_", "options.cross_entropy")):
@@ -74,8 +73,8 @@ def read(config: Config, world: int | None = None) -> Configuration:
     )
 
 
-def _tuning(keys: Keys, component: str) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """Return the options of adapters, and what is assumed of them."""
+def _adapters(keys: Keys, component: str) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """Return the options of adapters, and what is assumed of them. `component`: the model's builder."""
     builder = component.rpartition(".")[2]
     rank = keys.count("model.lora_rank", "options.lora")
     if not re.match(r"q?lora_|q?dora_", builder) and rank is None:
@@ -92,7 +91,8 @@ def _tuning(keys: Keys, component: str) -> tuple[dict[str, Any], tuple[str, ...]
 
 
 def _job(keys: Keys, type_: str, whole: bool) -> dict[str, Any]:
-    """Return optimizer, clipping and types. `whole`: what trains is the model, which then has no copies in fp32."""
+    """Return optimizer, clipping and types. `whole`: whether the whole model trains; it then has no copies in
+    fp32."""
 
     def of(name: str, default: float) -> float:
         return keys.number(f"optimizer.{name}", "job.optimizer", default)
@@ -113,7 +113,8 @@ def _job(keys: Keys, type_: str, whole: bool) -> dict[str, Any]:
 
 
 def model_of(component: str) -> ModelSpec | None:
-    """Return the model that a builder's name says, `torchtune.models.llama3_1.lora_llama3_1_8b`; None for others."""
+    """Return the published model of a builder, such as `torchtune.models.llama3_1.lora_llama3_1_8b`; None for an
+    unknown one."""
     builder = re.sub(r"^(q?lora|q?dora)_", "", component.rpartition(".")[2])
     match = re.fullmatch(r"([a-z]+)(\d*(?:_\d+)?)_([\d_]+[bm])(?:_base|_instruct)?", builder)
     if not match:

@@ -1,7 +1,7 @@
 """verl's tables under hydra: the update of the actor, trained by PyTorch's FSDP or by Megatron-Core, or fine-tuning
 (verl/trainer/config/ppo_trainer.yaml, sft_trainer.yaml; verl/workers/fsdp_workers.py).
 
-What generates (`rollout`), the reference and the critic are said, and have no price here."""
+Generation (`rollout`), the reference and the critic have no price here; a note says so."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -13,8 +13,8 @@ from phalanx.frameworks.megatron import read as megatron
 
 _ROLE, _ACTOR = "actor_rollout_ref", "actor_rollout_ref.actor"
 _MINI, _PROMPT, _PER_GPU, _TOKENS = 256, 512, 8, 16384
-"""Sequences of an update before their repetition, tokens of a prompt and of a response, GPUs of a node, and tokens of
-a micro-batch where nothing says them (config/actor/actor.yaml:30, data/legacy_data.yaml, ppo_trainer.yaml)."""
+"""Defaults: prompts of an update, tokens of a prompt and of a response, GPUs of a node, tokens of a micro-batch
+(config/actor/actor.yaml:30, data/legacy_data.yaml, ppo_trainer.yaml)."""
 _TYPES = {"bf16": "bfloat16", "bfloat16": "bfloat16", "fp16": "float16", "float16": "float16"}
 _DEGREES = {
     "tensor_model_parallel_size": "tensor-model-parallel-size",
@@ -25,23 +25,17 @@ _DEGREES = {
     "expert_model_parallel_size": "expert-model-parallel-size",
     "expert_tensor_parallel_size": "expert-tensor-parallel-size",
 }
-_SWITCHES = {
-    "sequence_parallel": "sequence-parallel",
-    "use_distributed_optimizer": "use-distributed-optimizer",
-}
-"""Which are on where a file does not say."""
+_SWITCHES = {name: name.replace("_", "-") for name in ("sequence_parallel", "use_distributed_optimizer")}
+"""Switches that are on by default."""
 _RECOMPUTATION = ("recompute_granularity", "recompute_method", "recompute_num_layers", "recompute_modules")
 
-_OF_MEGATRON = tuple(
-    f"{at}.megatron.override_transformer_config."
-    for at in ("actor_rollout_ref.actor", "actor_rollout_ref.ref", "critic")
-)
+_OF_MEGATRON = tuple(f"{at}.megatron.override_transformer_config." for at in (_ACTOR, f"{_ROLE}.ref", "critic"))
 """Tables that hold fields of Megatron-Core's TransformerConfig."""
 
 
 def read(config: Config, world: int | None = None) -> Configuration:
-    """Read the tables of an actor, or of fine-tuning, which has none. Keys that are left out have the defaults of
-    verl's own files, which hydra lays the others over."""
+    """Read the tables of an actor, or of fine-tuning, which has no actor. Keys that are not stated have the values of
+    verl's own files, which hydra merges the user's into."""
     keys = Keys(config, key_table("verl"), dict.fromkeys(_OF_MEGATRON, key_table("megatron")))
     tuned = _ROLE not in config
     nodes = keys.count("trainer.nnodes", "world", 1)
@@ -61,8 +55,9 @@ def read(config: Config, world: int | None = None) -> Configuration:
 
 
 def _fsdp(keys: Keys, world: int | None, at: str, whole: str, repeated: int, length: str = "") -> Configuration:
-    """Read what FSDP trains. `at`: the table of its FSDP; `whole`: the sequences of an update, each of them
-    `repeated` times; `length`: the key of a sequence's tokens, "" where a prompt and its response make one."""
+    """Read a training by FSDP. `at`: the table with fsdp_config; `whole`: the key of the prompts of an update, each
+    of which makes `repeated` sequences; `length`: the key of a sequence's tokens, "" where it is a prompt and its
+    response."""
     model = "model" if at == "model" else f"{_ROLE}.model"
     table = f"{at}.fsdp_config"
     ulysses = (f"{place}ulysses_sequence_parallel_size" for place in (f"{at}.", f"{table}.", "", "engine."))
@@ -113,7 +108,8 @@ def _fsdp(keys: Keys, world: int | None, at: str, whole: str, repeated: int, len
 
 
 def _megatron(keys: Keys, world: int | None, repeated: int) -> Configuration:
-    """Read what Megatron-Core trains, as its flags; sequence parallelism and the distributed optimizer are on."""
+    """Read a training by Megatron-Core, as its flags. Sequence parallelism and the distributed optimizer are on by
+    default. `repeated`: sequences of a prompt."""
     at = f"{_ACTOR}.megatron"
     args: dict[str, Any] = {"bf16": True}
     for name, flag in _DEGREES.items():
@@ -157,7 +153,7 @@ def _megatron(keys: Keys, world: int | None, repeated: int) -> Configuration:
 
 
 def _sequence(keys: Keys, length: str) -> tuple[int | None, list[str]]:
-    """Return the tokens of the longest sequence, and what is assumed of the others."""
+    """Return the tokens of a sequence, and the note that all are as long as allowed. `length`: as in _fsdp."""
     if length:
         return keys.count(length, "job.seq", 1024), ["every sequence has max_length tokens: padded, or as long"]
     parts = [keys.count(f"data.max_{part}_length", "job.seq", _PROMPT) for part in ("prompt", "response")]
@@ -168,8 +164,8 @@ def _sequence(keys: Keys, length: str) -> tuple[int | None, list[str]]:
 def _micro(
     keys: Keys, at: str, dp: int | None, batch: int | None, seq: int | None, sp: int, notes: list[str]
 ) -> int | None:
-    """Return the sequences of a replica's micro-batch; by the tokens that one may have where it is filled by them,
-    and evenly, as verl balances them."""
+    """Return the sequences of a replica's micro-batch. Where micro-batches are filled by tokens, it is the largest
+    number that fits and divides a replica's sequences, as verl balances them; `notes` gets a line about that."""
     table, start = ("data", "") if at == "model" else (at, "ppo_")
     own = keys.count(f"{table}.{start}micro_batch_size_per_gpu", "strategy.micro_batch")
     every = keys.count(f"{table}.{start}micro_batch_size", "strategy.micro_batch")
@@ -183,7 +179,7 @@ def _micro(
 
 
 def _job(keys: Keys, table: str, clip: str) -> dict[str, Any]:
-    """Return optimizer and clipping, by verl's defaults (config/optim/fsdp.yaml)."""
+    """Return optimizer and clipping, with verl's defaults (config/optim/fsdp.yaml)."""
     optimizer = {
         "betas": keys.betas(f"{table}.betas", (0.9, 0.999)),
         "weight_decay": keys.number(f"{table}.weight_decay", "job.optimizer", 0.01),
@@ -197,7 +193,7 @@ def _model(keys: Keys, table: str) -> str:
 
 
 def _others(keys: Keys) -> tuple[str, ...]:
-    """Say what of a step has no price: the engine that generates, the reference and the critic."""
+    """Return notes about the parts of a step that have no price: generation, the reference and the critic."""
     role = keys.config.get(_ROLE)
     if not isinstance(role, Mapping):
         return ()
@@ -222,12 +218,13 @@ def _others(keys: Keys) -> tuple[str, ...]:
 
 
 _OFFLOADS = {"param_offload": "weights", "optimizer_offload": "moments"}
-"""Switches -> what they take off the GPUs while an engine generates (config/engine/fsdp.yaml:30, megatron.yaml:31;
-verl-project/verl#284, where the engine may have 0.9 of the memory with both)."""
+"""Switch -> state that it moves off the GPUs while an engine generates (config/engine/fsdp.yaml:30, megatron.yaml:31;
+verl-project/verl#284: with both the engine may have 0.9 of the memory)."""
 
 
 def _resident(actor: Any) -> str:
-    """Return what of an actor's state stays on the GPUs while an engine generates, in words."""
+    """Return the state of an actor that stays on the GPUs while an engine generates: "weights and moments",
+    "weights", "moments" or ""."""
     tables = [actor.get(name) for name in ("fsdp_config", "megatron")] if isinstance(actor, Mapping) else []
     own = [table for table in tables if isinstance(table, Mapping)]
     return " and ".join(what for switch, what in _OFFLOADS.items() if not any(truth(t.get(switch)) for t in own))
