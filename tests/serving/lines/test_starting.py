@@ -110,3 +110,23 @@ def test_a_checkpoint_by_name_has_its_own_types_and_context(
     assert said in out
     cached = int(out.partition("KV cache: ")[2].partition(" tokens")[0].replace(",", ""))
     assert cached == pytest.approx(tokens, rel=0.05)
+
+
+@pytest.mark.parametrize(
+    ("script", "said"),
+    [
+        (
+            "docker run --gpus all vllm/vllm-openai:v0.6.3 --model Qwen/Qwen3-8B",
+            "where the script has 0.6.3, whose prompts have steps of their own",
+        ),
+        ("pip install vllm==0.11.0\nvllm serve Qwen/Qwen3-8B", "where the script has 0.11.0\n"),
+        ('pip install "sglang[all]==0.4.6"\npython -m sglang.launch_server --model Qwen/Qwen3-8B', "has 0.4.6\n"),
+        ("docker run vllm/vllm-openai:latest --model Qwen/Qwen3-8B", ""),
+        (f"pip install vllm=={published('vllm').version}\nvllm serve Qwen/Qwen3-8B", ""),
+    ],
+)
+def test_an_older_release_is_said_whose_defaults_are_not_taken(tmp_path: Path, script: str, said: str) -> None:
+    (tmp_path / "s.sh").write_text(f"{script}\n")
+    out = text_of(tmp_path, "serve plan --from s.sh --cluster dgx-h100")
+    assert said in out
+    assert ("assumed: the defaults of" in out) == bool(said)

@@ -84,6 +84,8 @@ class Line:
     pods: ServerPods = field(default_factory=ServerPods)
     variables: tuple[str, ...] = ()
     """Variables of the engine's own that are set for it and may change what it does."""
+    release: str = ""
+    """Of its engine, as an image's tag or a pinned package says it; empty: not said."""
 
     @property
     def fields(self) -> dict[str, Any]:
@@ -148,7 +150,8 @@ def lines(
             alike = [w for i, w in enumerate(rest) if not _PLACES.match(w) and not (i and _PLACES.match(rest[i - 1]))]
             first = max((number for number in pods or {} if number <= invocation.line), default=0)
             line = _line(program, rest, invocation.line, (pods or {}).get(first, ServerPods()))
-            line = replace(line, variables=_variables(invocation.words, invocation.environment))
+            variables = _variables(invocation.words, invocation.environment)
+            line = replace(line, variables=variables, release=_release(text, program.engine))
             started.setdefault((program.title, *alike), line)
     return list(started.values())
 
@@ -159,6 +162,20 @@ _HARMLESS = re.compile(
     r"MULTIPROC_METHOD|USE_V1|HEARTBEAT|BOOTSTRAP|SLEEP|WAITING|METRICS|PROFILER"
 )
 """Parts of the names of variables that change neither layout nor time nor memory."""
+
+
+_RELEASE = {
+    "vllm": re.compile(r"\bvllm(?:-openai)?(?:\[[\w,]*\])?(?:==|:v?)(\d+\.\d+(?:\.\d+)?)"),
+    "sglang": re.compile(r"\bsglang(?:\[[\w,]*\])?(?:==|:v?)(\d+\.\d+(?:\.\d+)?)"),
+    "trtllm": re.compile(r"\btensorrt[_-]llm(?:/release:|==)(\d+\.\d+(?:\.\d+)?)"),
+}
+"""Pinned packages and tags of images by engine."""
+
+
+def _release(text: str, engine: str) -> str:
+    """Return the release of an engine that a text pins last; empty if it pins none."""
+    pinned = _RELEASE[engine].findall(text) if engine in _RELEASE else []
+    return pinned[-1] if pinned else ""
 
 
 def _variables(words: Sequence[str], environment: Mapping[str, str]) -> tuple[str, ...]:

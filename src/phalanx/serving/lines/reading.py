@@ -17,6 +17,7 @@ from phalanx.planning.lookup import cluster_named, model_named
 from phalanx.serving.cost.checkpoint import as_published, by_method, published_weights
 from phalanx.serving.cost.shape import shape_of
 from phalanx.serving.cost.workspace import prompt_tokens, step_limits
+from phalanx.serving.launch.arguments import published as arguments_of
 from phalanx.serving.lines.files import script_of
 from phalanx.serving.lines.programs import Line, lines, only
 from phalanx.spec.cluster.chips import CHIPS
@@ -119,6 +120,7 @@ def _served(server: Line | None, bench: Line | None, given: Mapping[str, Any]) -
         fields["engine"] = engine
     if server is None:
         return fields, ["assumed: the file starts no server: layout, batch and types are the best of the search"]
+    caveats += _older(server)
     fields |= {"mode": "aggregated"} | _layout(server, stated, str(fields["model"]))
     if server.pods.size > 1 or not _PARTS & server.flags.keys():
         caveats += _too_few(server, fields["layout"], fields["gpus"])
@@ -151,6 +153,20 @@ def _served(server: Line | None, bench: Line | None, given: Mapping[str, Any]) -
             "assumed: the tokens of a step, which the line leaves to the engine, are the best of those tried"
         )
     return fields, caveats
+
+
+_V1 = (0, 8)
+"""The release of vLLM from which its v1 engine is the default (vllm-project/vllm, releases, v0.8.0): before, prompts
+have steps of their own, whole up to 32,768 tokens of context, and 256 requests are under way at most."""
+
+
+def _older(server: Line) -> Iterator[str]:
+    """Yield whose defaults are taken of a server that is pinned to an older release."""
+    engine, known = server.program.engine, arguments_of(server.program.engine).version
+    pinned, latest = (tuple(map(int, re.findall(r"\d+", text)[:2])) for text in (server.release, known))
+    if pinned and pinned < latest:
+        old = ", whose prompts have steps of their own" if engine == "vllm" and pinned < _V1 else ""
+        yield f"assumed: the defaults of {engine} {known}, where the script has {server.release}{old}"
 
 
 def _layout(server: Line, stated: Mapping[str, Any], model: str) -> dict[str, Any]:
