@@ -61,7 +61,7 @@ class Companions:
         yield self.home / last  # a copy next to it, whatever folder it was in
 
     def text(self, name: str, directory: str = "") -> str | None:
-        """Return the text of a named file; None where it is not here."""
+        """Return the text of a named file; None where it is missing or cannot be read (`why` tells which)."""
         written = {str(Path(path)): text for path, text in self.written.items()}
         if (text := written.get(str(Path(name)))) is not None:
             return text

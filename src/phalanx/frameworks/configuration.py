@@ -150,8 +150,8 @@ class Keys:
         return self._default(default) if value is _ABSENT else self.table.value(name, value)
 
     def take(self, path: str | tuple[str, ...], meaning: str, default: Any = None) -> Any:
-        """Return the value at a dotted path, or at the first of several that has one, and note what it means; the
-        default where there is none. Keys may be written with - or _."""
+        """Return the value at a dotted path, or at the first of several paths that the file has, and record what the
+        key means; the default where the file has none of them. Keys may be written with - or _."""
         paths = (path,) if isinstance(path, str) else path
         for n, each in enumerate(paths):
             value, taken = _at(self.config, each.split("."))

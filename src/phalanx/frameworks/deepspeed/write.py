@@ -16,7 +16,8 @@ from phalanx.spec.errors import InputError
 
 
 def program(x: Subject) -> TrainingProgram:
-    """Return a plan as ds_config.json and train.py. Raises InputError for what stands in a model's code there."""
+    """Return a plan as ds_config.json and train.py. Raises InputError for a part of the plan that DeepSpeed leaves to
+    a model's code."""
     s = x.s
     if 0 < x.options.optimizer_offload < 1 and not s.level.parameters:
         reason = "a part of the optimizer is offloaded at ZeRO level 3 only"

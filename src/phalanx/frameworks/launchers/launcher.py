@@ -9,7 +9,7 @@ from pathlib import Path
 from phalanx.spec.rows import Rows, record
 
 OpenFile = Callable[[str], "str | None"]
-"""The text of a file that a command names; None where it is not here."""
+"""Name of a file that a command names -> its text; None where it is missing."""
 
 
 @dataclass(frozen=True)

@@ -118,7 +118,7 @@ def _dispatch(flag: Flag) -> dict[str, Any]:
 
 
 def _graphs(flag: Flag, experts: bool) -> str | None:
-    """Return what CUDA graphs capture, nothing by default; None: not stated, which is said with experts alone."""
+    """Return options.graphs; None where no flag states it and the model has no experts, whose price depends on it."""
     stated = flag("cuda_graph_impl", "options.graphs")
     impl = str(stated or "none")
     scopes = [str(flag(f"cuda_graph_{name}", "options.graphs", "")) for name in ("modules", "scope")]

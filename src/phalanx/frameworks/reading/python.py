@@ -209,7 +209,8 @@ class _Follower:
                 at[key] = value
 
     def _held(self, x: ast.expr, values: dict[str, Any]) -> dict[str, Any] | None:
-        """Return the fields of what an expression names, made where an object does not have it yet."""
+        """Return the fields of the object that `name` or `name.attribute` refers to, where a statement sets one of
+        them; an attribute that does not exist yet is created. None for other expressions."""
         if isinstance(x, ast.Name):
             value = values.get(x.id, self.globals.get(x.id))
             return value.fields if isinstance(value, PythonObject) else value if isinstance(value, dict) else None
@@ -224,7 +225,7 @@ class _Follower:
         return inner.fields if isinstance(inner, PythonObject) else inner
 
     def value(self, x: ast.expr, values: dict[str, Any]) -> Any:
-        """Return the value of an expression; a text that begins with `$` where only a run has it."""
+        """Return the value of an expression; a text that begins with `$` for one that only a run has."""
         known = self._known(x, values)
         return f"${ast.unparse(x)[:_LONGEST]}" if known is _OPEN else known
 
@@ -313,7 +314,8 @@ class _Follower:
         return self._make(PythonObject(name, positional, named, x.lineno))
 
     def _method(self, owner: PythonObject, name: str, positional: list[Any], named: dict[str, Any], line: int) -> Any:
-        """Follow a parser, whose arguments have their defaults; what else an object's method makes has its name."""
+        """Return the result of an object's method: of an argument parser the arguments with their defaults; of others
+        an object with the method's name."""
         if name == "add_argument" and positional and isinstance(positional[-1], str):
             by_default = False if named.get("action") == "store_true" else named.get("default")
             key = str(named.get("dest", str(positional[-1]).lstrip("-").replace("-", "_")))

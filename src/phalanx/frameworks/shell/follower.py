@@ -10,7 +10,7 @@ from phalanx.frameworks.shell.nodes import Assignment, Chain, Node
 from phalanx.frameworks.shell.scope import Scope, plain
 
 Include = Callable[[str], "str | None"]
-"""The text of a script that another one calls; None where it is not here."""
+"""Path of a script that another one calls -> its text; None where it is missing."""
 Submitted = Callable[[str], Mapping[str, str]]
 """The variables that a batch system sets for a script, by what it asks for."""
 

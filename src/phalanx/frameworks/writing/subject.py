@@ -94,7 +94,7 @@ class Subject:
 
     @property
     def final_lr_share(self) -> float:
-        """Learning rate at the end of its decay over its peak; 0 where nothing says how to train."""
+        """Learning rate at the end of its decay, as a share of its peak; 0 where the training states none."""
         t = self.training
         return t.min_lr / t.lr if t.lr and t.min_lr else 0.0
 

@@ -122,7 +122,8 @@ def stated_value(tensor: Tensor) -> Any:
 
 
 def array(tensor: Tensor) -> np.ndarray[Any, Any]:
-    """Return a NumPy array of a tensor's shape that holds its stated value, without memory of that size."""
+    """Return a NumPy view of a tensor's shape in which every element is its stated value; it takes the memory of one
+    element."""
     kind = {torch.bfloat16: torch.float32}.get(tensor.dtype, tensor.dtype)
     with unset_fake_temporarily():
         one = torch.tensor(stated_value(tensor), dtype=kind).numpy()

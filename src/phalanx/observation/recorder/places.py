@@ -46,8 +46,9 @@ def innermost() -> Site | None:
 
 
 def here(skip: tuple[str, ...] = OUTSIDE_PHALANX, main: int | None = None) -> Site:
-    """Return the innermost line that led here. On a thread of autograd that is the line of the main thread, which
-    waits in backward(); `main` is its identifier, by default that of the process."""
+    """Return the innermost line of the caller's program on the stack. On a thread of autograd it is the line at which
+    the main thread waits in backward(). `skip`: beginnings of paths whose lines do not count; `main`: identifier of that thread,
+    by default the process's main thread."""
     main = threading.main_thread().ident if main is None else main
     site = _site(sys._getframe(1), skip)
     if site is None and threading.get_ident() != main and main is not None:

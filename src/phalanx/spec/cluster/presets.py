@@ -87,8 +87,8 @@ def of_datasheet(name: str, device: Device, size: int, nodes: int, tiers: tuple[
 
 
 def named(text: str) -> str | None:
-    """Return the preset that a text names: by itself, however it is written, or by its chip, whose vendor's own node
-    comes first (h100, NVIDIA H200, rtx4090, a100-80gb). None for any other text."""
+    """Return the preset of a name in any spelling, or of a chip (h100, NVIDIA H200, rtx4090, a100-80gb): of its
+    vendor's own node first. None for any other text."""
     name = _plain(text)
     if name in PRESETS:
         return name

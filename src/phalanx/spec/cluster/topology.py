@@ -1,7 +1,7 @@
 """The topology of a cluster: the host, and the block of each tier of links, of every GPU.
 
-A ClusterSpec says how fast each tier is; its blocks are equal. A Topology holds real ones: hosts with names, hosts of
-unequal size, leaf switches with unequal numbers of hosts. GPUs are numbered from 0, host by host.
+A ClusterSpec has the speed of each tier, and equal blocks. A Topology has the blocks of a real cluster: hosts with
+names, hosts of unequal size, leaf switches with unequal numbers of hosts. GPUs are numbered from 0, host by host.
 """
 
 from collections.abc import Sequence

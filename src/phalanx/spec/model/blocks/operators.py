@@ -62,7 +62,7 @@ class Dim:
     pads: bool = False
     """Whether the last ranks hold padding where the groups do not divide evenly (the vocabulary)."""
     of: str = field(default="", compare=False)
-    """The field of a model that says `count`, for messages."""
+    """The field of a model that states `count`, for messages."""
 
     @property
     def size(self) -> int:
