@@ -47,8 +47,8 @@ def innermost() -> Site | None:
 
 def here(skip: tuple[str, ...] = OUTSIDE_PHALANX, main: int | None = None) -> Site:
     """Return the innermost line of the caller's program on the stack. On a thread of autograd it is the line at which
-    the main thread waits in backward(). `skip`: beginnings of paths whose lines do not count; `main`: identifier of that thread,
-    by default the process's main thread."""
+    the main thread waits in backward(). `skip`: beginnings of paths whose lines do not count; `main`: identifier of
+    that thread, by default the process's main thread."""
     main = threading.main_thread().ident if main is None else main
     site = _site(sys._getframe(1), skip)
     if site is None and threading.get_ident() != main and main is not None:
