@@ -281,6 +281,13 @@ def _require_known(request: ServingRequest) -> None:
     _require_share(request.memory)
 
 
+def _of_graphs(most: int | None) -> tuple[str, ...]:
+    words = (
+        f"CUDA graphs are priced for up to {most} sequences that decode: a plan's launch leaves them to the engine"
+    )
+    return () if most is None else (words,)
+
+
 def ask(request: ServingRequest) -> NamedQuestion:
     """Read a request as a question. Raises InputError."""
     gpus = request.gpus
@@ -349,5 +356,5 @@ def ask(request: ServingRequest) -> NamedQuestion:
         rates=rates,
     )
     reuse = (row.state_reuse,) if request.reuse and shape_of(spec).state else ()
-    notes = (*named_notes, *load.notes, *reuse)
+    notes = (*named_notes, *load.notes, *reuse, *_of_graphs(request.graphs))
     return NamedQuestion(q, request.model, request.cluster, str(request.trace or ""), fixed, notes, caveats)

@@ -130,3 +130,20 @@ def test_an_older_release_is_said_whose_defaults_are_not_taken(tmp_path: Path, s
     out = text_of(tmp_path, "serve plan --from s.sh --cluster dgx-h100")
     assert said in out
     assert ("assumed: the defaults of" in out) == bool(said)
+
+
+@pytest.mark.parametrize(
+    ("line", "most"),
+    [
+        ("sglang serve --model-path Qwen/Qwen3-8B --cuda-graph-max-bs 64", 64),
+        ("vllm serve Qwen/Qwen3-8B --max-cudagraph-capture-size 256", 256),
+        ("trtllm-serve Qwen/Qwen3-8B", 32),
+        ("vllm serve Qwen/Qwen3-8B", None),
+    ],
+)
+def test_a_line_says_how_many_sequences_graphs_are_captured_for(tmp_path: Path, line: str, most: int | None) -> None:
+    (tmp_path / "s.sh").write_text(f"{line}\n")
+    load = dict(input=500, output=50, concurrency=8, gpus=1)
+    answer = serve_plan(source=[tmp_path / "s.sh"], cluster="dgx-h100", **load)  # type: ignore[arg-type]
+    assert answer.search.question.graphs == most
+    assert any(f"graphs are priced for up to {most}" in note for note in answer.notes) == (most is not None)
