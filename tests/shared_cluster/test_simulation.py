@@ -8,6 +8,7 @@ import json
 import lzma
 import math
 from collections import defaultdict
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -116,6 +117,17 @@ def test_nobody_starves_under_a_reservation(trace, name, rule):
         rule = "topology"
     history = simulate(jobs, Nodes(sizes), SchedulingPolicy(name, rule))
     _check_promises(history)
+
+
+@drawn(50, 250, traces(), st.sampled_from(["first-fit", "best-fit", "scatter"]))
+def test_nobody_starves_behind_jobs_that_their_placement_slows(trace, rule):
+    """A job passes the first in the queue only if, at its speed on the GPUs that it gets, it ends in time."""
+    jobs, sizes = [replace(job, plan="p.json") for job in trace[0]], trace[1]
+
+    def speed(job, held):
+        return (0.25, 1.0, 0.6)[job.row % 3] / len(held) ** 0.5
+
+    _check_promises(simulate(jobs, Nodes(sizes), SchedulingPolicy("easy", rule), speed))
 
 
 def _check_promises(history):

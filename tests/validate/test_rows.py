@@ -147,3 +147,27 @@ def test_exchanges_that_overlap_are_priced_so() -> None:
     ratios = [pair.measured / pair.predicted for pair in compare(stated).time]
     assert len(ratios) == 14
     assert median(ratios) == pytest.approx(1, abs=0.05)  # 0.92 before
+
+
+def test_experts_are_divided_only_where_there_are_any_and_by_who_does_so_unasked() -> None:
+    """One published row of each framework, with experts and without, over tp > 1 ranks. What is stated is taken."""
+    firsts = {
+        (row["framework"], row.moe, bool(row.count("etp"))): row
+        for row in reversed([*load(RUNS), *load(RUNS_2026)])
+        if (row.count("tp") or 1) > 1
+    }
+    seen = set()
+    for (framework, moe, stated), row in firsts.items():
+        try:
+            strategy = case(row).strategy
+        except Unspecified:
+            continue
+        if not moe:
+            assert strategy.etp == 1, framework
+        elif stated:
+            assert strategy.etp == row.count("etp"), framework
+        else:
+            assert strategy.etp in (1, strategy.tp)
+            assert strategy.etp == 1 or "Megatron" in framework or "NeMo" in framework, framework
+        seen.add((moe, strategy.etp > 1))
+    assert seen >= {(False, False), (True, False), (True, True)}
