@@ -107,10 +107,11 @@ def _exposed(sent: _Sent, layout: Layout, system: System, profile: Profile, prod
 
 
 def _copied(kind: BlockKind, layout: Layout, system: System, profile: Profile) -> Passes:
-    """Return seconds of what collectives over the second dimension need: what is gathered and what is scattered is
-    copied whole, once for each sublayer and pass (torch 2.13, torch/distributed/_functional_collectives.py:223, 284);
-    a single sequence's parts are in order already. In the backward pass the gradients of an input that several
-    products read are added whole, before they are scattered (`hidden_bytes` has a rank's part of that)."""
+    """Return the seconds of copies around tensor parallelism's gathers and reduce-scatters of a stream that is split
+    by its tokens: each copies the whole stream once per sublayer and pass (torch 2.13,
+    torch/distributed/_functional_collectives.py:223, 284), unless the micro-batch is a single sequence, whose parts
+    are in order already. The backward pass also sums the gradients of an input that several products read, before it
+    scatters them (`hidden_bytes` has a rank's part of that)."""
     if not np.any(profile.tp_copies):
         return _NONE
     split = (np.asarray(layout.sp) > 0) & (np.asarray(layout.tp) > 1) & (np.asarray(profile.tp_overlap) == 0)

@@ -99,8 +99,8 @@ class Profile(Keeps):
     """1: where nothing else overlaps (`tp_overlap` 0), the collective of an input's gradient still travels during the
     product of its weight's gradient, so that only the others wait."""
     tp_copies: Column = 0.0
-    """1: collectives of a stream that is split by its tokens go through copies of the whole stream, since they join
-    and part tensors by their first dimension, which is the batch; not those that overlap (`tp_overlap`)."""
+    """1: the gathers and reduce-scatters of a stream that is split by its tokens copy the whole stream, since they
+    join and split tensors in their first dimension, which is the batch; not if they overlap (`tp_overlap`)."""
     dp_overlap: Column = 0.7
     gather_overlap: Column = 0.6
     """Overlap of the gather after the update (ZeRO-1, 2) with the next forward pass."""
